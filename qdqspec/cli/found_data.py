@@ -66,17 +66,18 @@ def find_data(path: Path, model: Model, base: Path) -> tuple[DataDraft, Inputs, 
         calibration, evaluation = _chosen(path, fits)
         data = fits.get(evaluation) or opened(model, evaluation)
         labels = None if data is None else data.labels
+        scored = next((model.shape(name) for name in model.outputs), None)
         draft = DataDraft(
             calibration=quoted(relative_text(calibration, base)),
             evaluation=quoted(relative_text(evaluation, base)),
             labelled=labels is not None,
-            metric="" if labels is None else fitting_metric(labels),
+            metric="" if labels is None else fitting_metric(labels, scored),
         )
         notes = [*_unfitting(model, files, fits), *_same(draft, path)]
         if labels is not None and not draft.metric:
             notes.append(
-                f"labels of {labels.dtype} {list(labels.shape)} fit no built-in metric: an accuracy check needs one of "
-                "your own (fixture qdq_metrics)"
+                f"labels of {labels.dtype} {list(labels.shape)} fit no built-in metric of the first output: an "
+                "accuracy check needs `output`, or a metric of your own (fixture qdq_metrics)"
             )
         return draft, Inputs(calibration=calibration, evaluation=evaluation), notes
     if (images := _images(files, model, path, base)) is not None:

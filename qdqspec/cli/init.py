@@ -20,39 +20,23 @@ from qdqspec.cli.found_data import DataDraft, find_data, quoted, relative_text
 from qdqspec.cli.models import judged
 from qdqspec.cli.output import conclude
 from qdqspec.collector import uncollected
-from qdqspec.config import Settings
-from qdqspec.config.hooks import declaration_of, declares
-from qdqspec.config.settings import DEFAULT_BACKEND
+from qdqspec.config import Settings, flags_given
+from qdqspec.config.hooks import declaration_of
 from qdqspec.errors import ConfigError, OutputError
 from qdqspec.files import create_file, unwritable
 from qdqspec.types import TRIALS, Inputs, QuantizeRules
 from qdqspec.units import plain
 
 if TYPE_CHECKING:
-    from qdqspec.backends.base import Capabilities
+    from qdqspec.backends.base import Backend, Capabilities
     from qdqspec.graph.model import Model
     from qdqspec.regions.inspect import Judged
 
 _IMAGE, _SEQUENCE, _SOUND, _OTHER = 224, 128, 16000, 16  # guesses for dimensions that a model leaves open
 _OF_SOUND = re.compile("sample|audio|sound|wav")
 _REASONS = 3  # shown for operators that stay float
+_FORMATS = 3  # beside the usual one, that are named
 _OF_COURSE = re.compile("^Constant:|quantized together with|folded into|from shapes or constants")
-
-
-_TAIL = """\
-# matrix: {{quant: [{formats}]}}   # a case for each; formats that operators of this model can have
-# patterns: {{deny: [{denied}], nodes: {{exclude: [{excluded}]}}}}   # operators and nodes that stay float
-# quantize: {{calibration: entropy, weights: per-channel}}
-
-tune: {{preset: default, minutes: 5, min_sqnr_db: 20}}   # no placement below 20 dB wins
-
-checks:
-  - {{kind: speedup, min: 1.1}}             # reference time over tuned time; fails if the model gains less
-  - {{kind: parity, min_sqnr_db: 20}}       # of its outputs on all data against the float model's
-{accuracy}  # - {{kind: latency, max_ms: {{{target}: 10}}}}
-  # - {{kind: regression, max: 5%}}         # against a committed baseline: pytest --qdq-update=new
-  # - {{kind: lint, target: [{lint}]}}
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +81,10 @@ def init(arguments: argparse.Namespace) -> int:
     if arguments.data is not None:
         data, inputs, remarks = find_data(arguments.data, model, output.absolute().parent)
     proposed, warned = _proposed(model, inputs), list(cautions(model))
-    _write_new(output, _spec_text(model, output, settings, data, proposed, warned))
+    chosen = flags_given(vars(arguments)).get("backend")
+    _write_new(
+        output, _spec_text(model, output, settings, data, proposed, warned, is_chosen=chosen is not None)
+    )
     notes = [*warned, *remarks, *_outside([model.path, arguments.data], settings)]
     shapes = {one.name: one.shape for one in proposed}
     known = {"calibration": data.calibration, "evaluation": data.evaluation, "labels": data.labelled}
@@ -145,31 +132,70 @@ def _spec_text(
     data: DataDraft,
     proposed: Sequence[InputDraft],
     warned: Sequence[str],
+    *,
+    is_chosen: bool,
 ) -> str:
-    """The text of the spec: facts of the model as comments, its inputs, and all other keys as comments."""
+    """The text of the spec: facts of the model as comments, its inputs, and all other keys as comments.
+
+    It names the backend if that is chosen on the command line.
+    """
     from qdqspec.backends.base import BuildOptions, backend_named
     from qdqspec.graph.model import require_path
 
     backend, options = backend_named(settings.backend), BuildOptions.of(settings)
-    found = judged(model, settings)
+    capabilities = backend.capabilities(options)
+    found, formats = judged(model, settings), _formats(model, capabilities)
     shapes = {one.name: one.shape for one in proposed if one.shape is not None}
     head = [f"# Written by qdqspec init {__version__}. Editors complete it from: qdqspec schema", "#"]
     for sentence in (*_facts(model, found, backend.target, shapes), *(f"Note: {one}" for one in warned)):
         head += textwrap.wrap(plain(sentence), 110, initial_indent="# ", subsequent_indent="#   ")
     head.append("# Each line below that is a comment can be used alone: remove its '# '.")
     path = relative_text(require_path(model), output.absolute().parent)
-    body = ["qdqspec: 1", f"model: {quoted(path)}", "", *_input_lines(proposed, data), ""]
-    excluded = next((node.name for node in reversed(model.nodes) if not node.is_marker), "/head/*")
-    is_linted = declares("lint_targets", backend.target)
-    tail = _TAIL.format(
-        formats=", ".join(_formats(model, backend.capabilities(options))),
-        target=backend.target,
-        lint=backend.target if is_linted else declaration_of(DEFAULT_BACKEND).lint_targets[0],
-        accuracy=f"  # - {{kind: accuracy, metric: {data.metric}, max_drop: 1%}}\n" if data.metric else "",
-        denied=_denied(model, found),
-        excluded=json.dumps(excluded, ensure_ascii=False),
-    )
-    return "\n".join([*head, *body]) + "\n" + tail
+    lines = [*head, "qdqspec: 1", f"model: {quoted(path)}"]
+    lines += [f"backend: {settings.backend}"] if is_chosen else []
+    lines += ["", *_input_lines(proposed, data), "", *_quantize_lines(model, found, formats)]
+    objective = "preset: default" if capabilities.has_clock else "objective: coverage"
+    lines += [f"tune: {{{objective}, minutes: 5, min_sqnr_db: 20}}   # no placement below 20 dB wins", ""]
+    checks = _check_lines(backend, data, is_timed=capabilities.has_clock, can_gain=bool(formats))
+    return "\n".join([*lines, "checks:", *checks]) + "\n"
+
+
+def _quantize_lines(model: Model, found: Judged, formats: Sequence[str]) -> Iterator[str]:
+    """Formats, and the operators that stay float; nothing if no operator can be quantized."""
+    usual = QuantizeRules().format
+    others = [name for name in formats if name != usual]
+    if not formats:
+        return
+    if usual in formats:
+        more = f"; also possible here: {', '.join(others[:_FORMATS])}" if others else ""
+        more += f" and {len(others) - _FORMATS} more" if len(others) > _FORMATS else ""
+        yield f"# matrix: {{quant: [{usual}]}}   # a case for each format{more}"
+    else:
+        yield f"quantize: {{format: {formats[0]}}}   # no operator of this model can have {usual} here"
+    denied = _denied(model, found)
+    excluded = next(node.name for node in reversed(model.nodes) if not node.is_marker)
+    nodes = f"nodes: {{exclude: [{json.dumps(excluded, ensure_ascii=False)}]}}"
+    patterns = f"deny: [{denied}], {nodes}" if denied else nodes
+    yield f"# patterns: {{{patterns}}}   # operators and nodes that stay float"
+    if usual in formats:
+        yield "# quantize: {calibration: entropy, weights: per-channel}"
+    yield ""
+
+
+def _check_lines(backend: Backend, data: DataDraft, *, is_timed: bool, can_gain: bool) -> Iterator[str]:
+    if not is_timed:
+        yield f"  - {{kind: builds, backend: {backend.name}}}   # the tuned model; nothing is timed here"
+    elif can_gain:
+        yield "  - {kind: speedup, min: 1.1}             # reference time over tuned time; fails if it gains less"
+    yield "  - {kind: parity, min_sqnr_db: 20}       # of its outputs on all data against the float model's"
+    if data.metric:
+        yield f"  # - {{kind: accuracy, metric: {data.metric}, max_drop: 1%}}"
+    if is_timed:
+        yield f"  # - {{kind: latency, max_ms: {{{backend.target}: 10}}}}"
+        yield "  # - {kind: regression, max: 5%}         # against a committed baseline: pytest --qdq-update=new"
+    own = declaration_of(backend.name).lint_targets
+    if target := backend.target if backend.target in own else next(iter(own), ""):
+        yield f"  # - {{kind: lint, target: [{target}]}}"
 
 
 def _input_lines(inputs: Sequence[InputDraft], data: DataDraft) -> Iterator[str]:
@@ -226,8 +252,8 @@ def _shape(one: InputDraft) -> str:
     return f"{quoted(one.name)}: {shape}  # {one.kind}, {origin}"
 
 
-def _formats(model: Model, capabilities: Capabilities) -> Sequence[str]:
-    """The backend's formats that some operator of the model can have; all of them if it has no such operator."""
+def _formats(model: Model, capabilities: Capabilities) -> list[str]:
+    """The backend's formats that some operator of the model can have."""
     from qdqspec.graph.fold import fold_weights
     from qdqspec.placement.space.search_space import SchemeSpace
 
@@ -236,14 +262,14 @@ def _formats(model: Model, capabilities: Capabilities) -> Sequence[str]:
         name: SchemeSpace(folded, capabilities, rules=QuantizeRules(format=name))
         for name in capabilities.formats
     }
-    return [name for name, space in spaces.items() if space.units] or capabilities.formats
+    return [name for name, space in spaces.items() if space.units]
 
 
 def _denied(model: Model, found: Judged) -> str:
     """An operator of the model that would be quantized without it, as an example of a pattern."""
     nodes = (model.by_name[name] for name, reason in found.reasons.items() if not reason)
     ops = Counter(node.op_type for node in nodes if re.fullmatch(r"[A-Z]\w+", node.op_type))
-    return "Softmax" if "Softmax" in ops or not ops else min(ops, key=lambda op: (ops[op], op))
+    return "Softmax" if "Softmax" in ops else min(ops, key=lambda op: (ops[op], op), default="")
 
 
 def _facts(model: Model, found: Judged, target: str, shapes: Mapping[str, Sequence[int]]) -> Iterator[str]:

@@ -374,7 +374,7 @@ def on_backends(cases: Sequence[Case], backends: Sequence[str], targets: Mapping
     for case in cases:
         if case.backend is not None:
             raise ConfigError(
-                "the matrix of this spec chooses backends already",
+                "this spec chooses its backend already",
                 where=case.name,
                 cure="leave --backend out",
             )

@@ -19,7 +19,7 @@ from pydantic_core import PydanticCustomError
 
 from qdqspec.spec.fields import Listed, Reason, SpecSection, Words
 from qdqspec.spec.inputs import InputsSection
-from qdqspec.spec.kinds import CheckEntry, Checks, check_ids, needs_labels, refused
+from qdqspec.spec.kinds import BackendName, CheckEntry, Checks, check_ids, needs_labels, refused
 from qdqspec.spec.matrix import AXES, Choice, MatrixSection
 from qdqspec.spec.messages import error_without_file
 from qdqspec.spec.paths import PathRules, SpecPath
@@ -48,6 +48,10 @@ class Spec(SpecSection):
     model: SpecPath = Field(description="The ONNX model, relative to the spec.")
     title: str = Field(default="", description="A text for reports.")
     tags: Listed[Words] = Field(default=(), description="Words that pytest -k matches.")
+    backend: BackendName | None = Field(
+        default=None,
+        description="The backend of all cases, in place of that of the run; matrix.backend replaces it.",
+    )
     inputs: InputsSection = Field(default=InputsSection(), description="Shapes and data.")
     matrix: MatrixSection | None = Field(default=None, description="One case for each combination of values.")
     patterns: PatternsSection = Field(
@@ -114,6 +118,7 @@ class Spec(SpecSection):
             line=self._case_line,
             title=self.title,
             tags=self.tags,
+            backend=self.backend,
             targets=targets,
             inputs=self.inputs.rules(),
             patterns=self.patterns.rules(),

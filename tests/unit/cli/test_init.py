@@ -8,6 +8,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ import pytest
 from odd import ODD_MODELS
 from PIL import Image
 
+from qdqspec.backends.fake import engine as fake
 from qdqspec.cases import load_cases
 from qdqspec.config import Settings
 from qdqspec.graph.cautions import cautions
@@ -137,7 +139,44 @@ def test_only_formats_that_operators_can_have_are_proposed(verb, tmp_path):
     proto.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((4, 1, 3, 3), np.float32), "w"))
     onnx.save(proto, tmp_path / "net.onnx")
     assert verb("init", "net.onnx").code == 0
-    assert "# matrix: {quant: [int8, uint8]}" in (tmp_path / "net.qdq.yaml").read_text()
+    (line,) = (one for one in (tmp_path / "net.qdq.yaml").read_text().splitlines() if "matrix:" in one)
+    assert line == "# matrix: {quant: [int8]}   # a case for each format; also possible here: uint8"
+
+
+def test_the_backend_of_the_command_line_is_that_of_the_spec(verb, project):
+    assert verb("init", "digits_resnet.onnx", *FAKE).code == 0
+    (case,) = load_cases(project / "digits_resnet.qdq.yaml", Settings(root=project))
+    assert case.backend == "fake"
+    assert verb("init", "digits_resnet.onnx", "-o", "other.qdq.yaml").code == 0
+    assert load_cases(project / "other.qdq.yaml", Settings(root=project))[0].backend is None
+
+
+def test_nothing_is_timed_on_a_backend_without_a_clock(verb, project, monkeypatch):
+    known = fake.FakeDevice.capabilities
+    monkeypatch.setattr(
+        fake.FakeDevice, "capabilities", lambda *words: replace(known(*words), has_clock=False)
+    )
+    assert verb("init", "digits_resnet.onnx", *FAKE).code == 0
+    (case,) = load_cases(project / "digits_resnet.qdq.yaml", Settings(root=project))
+    assert case.tune.objective == "coverage"
+    assert [check.kind for check in case.checks] == ["builds", "parity"]
+    text = (project / "digits_resnet.qdq.yaml").read_text()
+    assert not re.search("kind: (latency|regression|speedup)", text)
+
+
+def test_the_spec_of_tensorrt_for_rtx_has_its_lint_target(verb, project):
+    assert verb("init", "digits_resnet.onnx", "--backend", "tensorrt-rtx").code == 0
+    assert "{kind: lint, target: [tensorrt-rtx-1]}" in (project / "digits_resnet.qdq.yaml").read_text()
+
+
+def test_nothing_that_must_fail_is_proposed_for_a_model_without_quantizable_operators(verb, tmp_path):
+    text = '<ir_version: 8, opset_import: ["": 17]> net (float[4] x) => (float[4] y) { y = Cos(x) }'
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "net.onnx")
+    assert verb("init", "net.onnx", *FAKE).code == 0
+    written = (tmp_path / "net.qdq.yaml").read_text()
+    assert not re.search("speedup|quant: |deny|Softmax", written)
+    (case,) = load_cases(tmp_path / "net.qdq.yaml", Settings(root=tmp_path))
+    assert [check.kind for check in case.checks] == ["parity"]
 
 
 OPTION = re.compile(r"^( *)# (?=\S)")
@@ -217,9 +256,25 @@ def test_a_metric_is_proposed_only_for_labels_that_fit_it(verb, project, data):
     said = " ".join(result.out.split())  # lines break between words
     assert "labels of float32 [3, 24, 88] fit no built-in metric" in said
     assert "qdq_metrics" in said
-    np.savez(data / "rest.npz", **samples(3, labels=np.zeros((3, 16, 16), np.int64)))
-    assert verb("init", "digits_resnet.onnx", *FAKE, "--data", "data", "-o", "specs/e.qdq.yaml").code == 0
-    assert "metric: miou" in (project / "specs" / "e.qdq.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("output", "labels", "metric"),
+    [
+        ("n,5,16,16", (3, 16, 16), "miou"),
+        ("n,tokens,5", (3, 4), "top1"),
+        ("n,4,classes", (3, 4), "top1"),
+        ("n,10", (3, 16, 16), ""),
+        ("n,5,16,16", (3, 8, 8), ""),
+    ],
+)
+def test_the_proposed_metric_fits_labels_and_output(verb, tmp_path, output, labels, metric):
+    text = '<ir_version: 8, opset_import: ["": 17, "my": 1]> net (float[n,6] x) => (float[%s] y) { y = my.Op(x) }'
+    onnx.save(onnx.parser.parse_model(text % output), tmp_path / "net.onnx")
+    np.savez(tmp_path / "d.npz", x=np.ones((3, 6), np.float32), labels=np.zeros(labels, np.int64))
+    assert verb("init", "net.onnx", *FAKE, "--data", "d.npz").code == 0
+    proposed = re.findall("metric: ([a-z0-9]*)", (tmp_path / "net.qdq.yaml").read_text())
+    assert proposed == ([metric] if metric else [])
 
 
 def test_many_files_without_names_are_one_data_set(verb, project, data):

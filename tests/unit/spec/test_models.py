@@ -137,6 +137,15 @@ def test_the_matrix_sets_backends_and_ids_keep_their_order() -> None:
     assert Spec(model="m.onnx", checks=[SPEEDUP]).cases()[0].backend is None
 
 
+def test_one_backend_of_all_cases_is_a_key_of_the_spec() -> None:
+    spec = Spec(model="m.onnx", checks=[SPEEDUP], backend="fake", matrix={"batch": [1, 8]})
+    assert [(case.id, case.backend) for case in spec.cases()] == [("b1", "fake"), ("b8", "fake")]
+    replaced = Spec(model="m.onnx", checks=[SPEEDUP], backend="fake", matrix={"backend": ["openvino"]})
+    assert [case.backend for case in replaced.cases()] == ["openvino"]
+    with pytest.raises(SpecError, match="backend: unknown backend 'fakes'"):
+        Spec(model="m.onnx", checks=[SPEEDUP], backend="fakes")
+
+
 @pytest.mark.parametrize("targets", [["onnxruntime", {"openvino": 2}], {"onnxruntime": 1, "openvino": 2}])
 def test_targets_are_one_case_per_backend_with_the_weights_of_all(targets: object) -> None:
     spec = Spec(model="m.onnx", checks=[SPEEDUP], matrix={"batch": [1, 8]}, tune={"targets": targets})
