@@ -118,6 +118,11 @@ def culpable_output(params: ParityParams, parity: ParityEvidence) -> str | None:
     return next(found, None)
 
 
+def broken_limits(params: ParityParams, parity: ParityEvidence) -> tuple[str, ...]:
+    """A message for each exceeded limit: of the whole, of quantization and of the runtime."""
+    return tuple(failure.words for failure in _failures(params, parity))
+
+
 class _Failure(NamedTuple):
     """A limit that an output exceeds, and the step that causes it; empty if unknown."""
 

@@ -50,7 +50,8 @@ _JOURNAL, _SCHEME, _REFERENCE = "trials.jsonl", "scheme.json", "reference.onnx"
 
 @verb(
     "explain",
-    "qdqspec explain reports/squeezenet/default\n  qdqspec explain fp16.graph.json qat.graph.json",
+    "qdqspec explain reports/squeezenet/default\n  qdqspec explain model.onnx tuned.onnx\n"
+    "  qdqspec explain fp16.graph.json qat.graph.json",
     argument("what", "WHAT", nargs="+"),
     argument("--reference", "ORIGINAL", "Profile a MODEL against this model instead.", type=Path),
     argument("--layers", "N", "Differences that are shown (default: 12).", type=int, default=12),
@@ -63,11 +64,13 @@ _JOURNAL, _SCHEME, _REFERENCE = "trials.jsonl", "scheme.json", "reference.onnx"
 )
 def explain(arguments: argparse.Namespace) -> int:
     """Explain why a placement is faster or slower: time by layer, precision, lost fusions. WHAT is a case whose results
-    exist (its folder, or spec::case), a model, which is profiled against itself without Q/DQ, or layer information
+    exist (its folder, or spec::case), a model, which is profiled against itself without Q/DQ, MODEL TUNED (the same as
+    TUNED --reference MODEL), or layer information
     that a tool of the runtime exported: GRAPH[,PROFILE[,TIMES]]; beside NAME.graph.json, NAME.profile.json,
     NAME.times.json and NAME.profile.metadata.json are found. Several of these are ranked. Layer information without
     times, or the log of a build with its list of kernels, is described by counts.
     """
+    _take_pair(arguments)
     if arguments.culprits:
         return explain_culprits(arguments)
     from qdqspec.report.explain_text import explain_json, explain_text
@@ -75,6 +78,19 @@ def explain(arguments: argparse.Namespace) -> int:
     engines = _engines(arguments)
     answer(arguments, explain_json(engines), explain_text(engines, most=max(arguments.layers, 1)))
     return FINE
+
+
+def _take_pair(arguments: argparse.Namespace) -> None:
+    """Take ``MODEL TUNED`` as ``TUNED --reference MODEL``. Changes the arguments."""
+    what, models = arguments.what, [word for word in arguments.what if word.endswith(".onnx")]
+    if not models or len(what) == 1:
+        return
+    if len(what) != 2 or len(models) != 2 or arguments.reference is not None:
+        raise ConfigError(
+            "a model is explained alone, or with its original before it",
+            cure="qdqspec explain MODEL TUNED; rank exported layer information without models",
+        )
+    arguments.reference, arguments.what = Path(models[0]), models[1:]
 
 
 def _engines(arguments: argparse.Namespace) -> Sequence[ExplainedEngine]:

@@ -7,14 +7,25 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qdqspec.cli.arguments import ArgumentGroup, argument, data_given, input_options, settings_from, verb
+from qdqspec.cases import find_case, is_spec
+from qdqspec.cli.arguments import (
+    ArgumentGroup,
+    argument,
+    data_given,
+    input_options,
+    inputs_given,
+    settings_from,
+    verb,
+)
 from qdqspec.cli.output import FINE, WANTING, answer, note
+from qdqspec.config import find_folder
 from qdqspec.config.options import BUILD_OPTIONS
-from qdqspec.errors import ConfigError
-from qdqspec.types import Probe
+from qdqspec.errors import ConfigError, StateError
+from qdqspec.types import Case, Probe
 
 if TYPE_CHECKING:
     from qdqspec.checks.parity import ParityParams
+    from qdqspec.config import Settings
     from qdqspec.session import Session
 
 _LIMITS = ("min_sqnr_db", "min_cosine", "max_abs", "max_steps")
@@ -23,9 +34,16 @@ _LIMITS = ("min_sqnr_db", "min_cosine", "max_abs", "max_steps")
 @verb(
     "verify",
     "qdqspec verify model.onnx tuned.onnx --data data.npz --min-sqnr-db 25\n"
+    "  qdqspec verify specs/model.qdq.yaml::default\n"
     "  qdqspec verify model.onnx tuned.onnx --input reports/model/default/parity/parity.npz",
-    argument("model", "MODEL", "The original model.", type=Path),
-    argument("tuned", "TUNED", "A model with the same inputs.", type=Path),
+    argument("model", "MODEL|SPEC::CASE", "The original model, or a case of a spec."),
+    argument(
+        "tuned",
+        "TUNED",
+        "A model with the same inputs (default of a case: the tuned model in its results).",
+        type=Path,
+        nargs="?",
+    ),
     ArgumentGroup(
         "",
         (
@@ -55,38 +73,51 @@ _LIMITS = ("min_sqnr_db", "min_cosine", "max_abs", "max_steps")
 )
 def verify(arguments: argparse.Namespace) -> int:
     """Measure the error of a tuned model's outputs. The shares of quantization and of the runtime are separated.
-    Nothing is timed. Exits 1 where a limit is not kept.
+    Nothing is timed. A case of a spec is compared on its data, with the limits of its checks `parity` where the command
+    line has none. Exits 1 where a limit is not kept.
     """
+    from qdqspec.checks.parity import ParityParams, broken_limits
     from qdqspec.session import Session
 
-    limits = _limits(arguments)
     with Session(replace(settings_from(arguments), mode="verify")) as session:
+        case = _case(arguments, session)
+        tuned = arguments.tuned or _tuned_of(case, arguments.model, session.settings)
+        given = _limits(arguments)
+        limits = [given] if given else [c.params for c in case.checks if isinstance(c.params, ParityParams)]
         if arguments.input is not None:
-            probe = session.probe(
-                arguments.model,
-                arguments.tuned,
-                arguments.input,
-                limits,
-                values=arguments.values or {},
-            )
+            probe = session.probe(case.model, tuned, arguments.input, given, values=case.inputs.values)
         else:
-            probe = _compared(arguments, session, limits)
+            parity = session.work(case).parity_with(tuned.absolute())
+            broken = [words for one in limits for words in broken_limits(one, parity)]
+            probe = Probe(inputs=(), broken=(*dict.fromkeys(broken),), parity=parity)
     if probe.parity.data == "random" and not probe.inputs:
         note("inputs are random here, and errors on real data differ: give data with --data")
-    is_limited = limits is not None or bool(probe.inputs)
+    is_limited = bool(limits or probe.inputs)
     kept = "no limit is broken" if is_limited else "not judged: no limit is given, such as --min-sqnr-db 20"
     headline = probe.broken[0] if probe.broken else kept
     answer(arguments, _json(probe, headline), _text(probe, headline))
     return WANTING if probe.broken else FINE
 
 
-def _compared(arguments: argparse.Namespace, session: Session, limits: ParityParams | None) -> Probe:
-    """The comparison of the models on all of the data: exceeded limits, and the measured values."""
+def _case(arguments: argparse.Namespace, session: Session) -> Case:
+    """The case of a spec, or of a model, with the inputs of the command line."""
+    if is_spec(Path(arguments.model.partition("::")[0])):
+        case = find_case(arguments.model, session.settings, Path.cwd())
+        return replace(case, inputs=inputs_given(case.inputs, arguments, arguments.values))
     words = {"evaluation": arguments.data, "shapes": arguments.shapes, "values": arguments.values}
-    case = session.case(arguments.model, {word: value for word, value in words.items() if value is not None})
-    parity = session.work(case).parity_with(arguments.tuned.absolute())
-    broken = () if limits is None else limits.broken_by(parity.outputs, whole=True)
-    return Probe(inputs=(), broken=broken, parity=parity)
+    return session.case(arguments.model, {word: value for word, value in words.items() if value is not None})
+
+
+def _tuned_of(case: Case, what: str, settings: Settings) -> Path:
+    """The tuned model in the results of a case of a spec."""
+    if case.spec is None:
+        cure = "qdqspec verify MODEL TUNED, or qdqspec verify SPEC::CASE"
+        raise ConfigError("no tuned model is given", where=what, cure=cure)
+    tuned = find_folder(settings, case) / "tuned.onnx"
+    if not tuned.is_file():
+        cure = f"run it once: pytest {what}"
+        raise StateError(f"there is no tuned model of {case.name} yet", where=tuned, cure=cure)
+    return tuned
 
 
 def _limits(arguments: argparse.Namespace) -> ParityParams | None:

@@ -346,10 +346,36 @@ def test_a_model_without_its_original_is_ranked_against_itself_without_pairs(ver
     assert "random inputs are used" in result.out
 
 
-def test_pairs_of_two_models_are_not_ranked_together(verb):
-    result = verb("explain", "a.onnx", "b.onnx", "--culprits")
+def test_pairs_of_two_cases_are_not_ranked_together(verb):
+    result = verb("explain", "a.qdq.yaml", "b.qdq.yaml", "--culprits")
     assert result.code == 2
     assert "one case or model" in result.err
+
+
+@pytest.mark.parametrize("more", [(), ("--culprits", "--layers", "2")])
+def test_a_model_and_its_tuned_model_are_given_in_the_order_of_verify(verb, models, more):
+    original, tuned = models / "digits_resnet.onnx", DATA / "qdq_ort_u8s8_digits_resnet_b1.onnx"
+    words = ("--data", models.parent / "data" / "digits_calibration.npz", "--json", *more)
+    found, same = (
+        verb("explain", original, tuned, *words),
+        verb("explain", tuned, "--reference", original, *words),
+    )
+    assert (found.code, same.code) == (0, 0)
+    if more:
+        assert found.json == same.json
+    else:
+        names = [[layer["name"] for layer in engine["layers"]] for engine in found.json["engines"]]
+        assert names == [[layer["name"] for layer in engine["layers"]] for engine in same.json["engines"]]
+
+
+@pytest.mark.parametrize(
+    "words", [("a.onnx", "b.onnx", "c.onnx"), ("a.onnx", "b.json"), ("a.json", "b.onnx")]
+)
+def test_the_error_for_models_is_not_that_of_exported_layers(verb, words):
+    result = verb("explain", *words)
+    assert result.code == 2
+    assert "a model is explained alone, or with its original before it" in result.err
+    assert "qdqspec explain MODEL TUNED" in result.err
 
 
 def test_dynamic_dimensions_are_given_on_the_command_line(verb, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -285,3 +286,37 @@ def test_verify_accepts_images_as_tune_does(verb, tmp_path):
     data = "{images: '*.png', size: 8}"
     found = verb("verify", "net.onnx", "net.onnx", "--backend", "fake", "--data", data, "--json")
     assert (found.code, found.json["parity"]["samples"], found.json["parity"]["data"]) == (0, 2, "evaluation")
+
+
+def test_verify_compares_the_results_of_a_case_with_its_limits(verb, tmp_path, models):
+    shutil.copy(models / "digits_resnet.onnx", tmp_path / "digits.onnx")
+    data = models.parent / "data" / "digits_calibration.npz"
+    shutil.copy(data, tmp_path / "data.npz")
+    text = (
+        "qdqspec: 1\nmodel: digits.onnx\nbackend: fake\ninputs: {evaluation: data.npz}\nchecks:\n"
+        "  - {kind: parity, min_sqnr_db: %s}\n"
+    )
+    spec = tmp_path / "digits.qdq.yaml"
+    spec.write_text(text % 5)
+    missing = verb("verify", "digits.qdq.yaml::default")
+    assert missing.code == 2
+    assert "there is no tuned model of digits::default yet" in missing.err
+    assert "pytest digits.qdq.yaml::default" in missing.err
+    results = tmp_path / "reports" / "digits" / "default"
+    results.mkdir(parents=True)
+    shutil.copy(
+        Path(__file__).parents[2] / "data" / "qdq_ort_u8s8_digits_resnet_b1.onnx", results / "tuned.onnx"
+    )
+    found = verb("verify", "digits.qdq.yaml::default", "--json")
+    assert (found.code, found.json["parity"]["data"], found.json["broken"]) == (0, "evaluation", [])
+    spec.write_text(text % 300)
+    broken = verb("verify", "digits.qdq.yaml::default")
+    assert broken.code == 1
+    assert "< 300.0 dB" in broken.out
+    assert verb("verify", "digits.qdq.yaml::default", "--min-sqnr-db", "5").code == 0
+
+
+def test_verify_without_a_tuned_model_is_an_error(verb, models):
+    result = verb("verify", models / "digits_resnet.onnx")
+    assert result.code == 2
+    assert "no tuned model is given" in result.err
