@@ -24,7 +24,7 @@ from qdqspec.config import Settings, flags_given
 from qdqspec.config.hooks import declaration_of
 from qdqspec.errors import ConfigError, OutputError
 from qdqspec.files import create_file, unwritable
-from qdqspec.types import TRIALS, Inputs, QuantizeRules
+from qdqspec.types import TIMED_TRIALS, Inputs, QuantizeRules
 from qdqspec.units import plain
 
 if TYPE_CHECKING:
@@ -284,7 +284,7 @@ def _facts(model: Model, found: Judged, target: str, shapes: Mapping[str, Sequen
     yield from (f"stays float, {count}: {reason}" for reason, count in refused.most_common(_REASONS))
     if found.note:
         yield f"{found.backend}: {found.note}"
-    yield forecast_line(forecast_tuning(model, TRIALS["default"], shapes))
+    yield forecast_line(forecast_tuning(model, TIMED_TRIALS["default"], shapes))
 
 
 def _counted(counts: Mapping[str, int], most: int = 12) -> str:

@@ -28,7 +28,7 @@ from qdqspec.config import hooks
 from qdqspec.config.options import BUILD_OPTIONS
 from qdqspec.config.settings import DEFAULT_BACKEND
 from qdqspec.errors import ConfigError, ModelError, PlacementError
-from qdqspec.types import TRIALS, Inputs, RegionRules
+from qdqspec.types import TIMED_TRIALS, Inputs, RegionRules
 
 if TYPE_CHECKING:
     from qdqspec.config import Settings
@@ -87,7 +87,7 @@ def inspect(arguments: argparse.Namespace) -> int:
         regions,
         judged(model, settings_from(arguments)),
         bodies=find_bodies(model, regions, find),
-        forecast=forecast_tuning(model, TRIALS["default"], known),
+        forecast=forecast_tuning(model, TIMED_TRIALS["default"], known),
     )
     text = render_text(
         inspection,

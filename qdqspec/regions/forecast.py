@@ -124,11 +124,23 @@ def _product(model: Model, node: Node) -> int:
     return prod(_dims(model, node.outputs[0])) * shared
 
 
+def _recurrence(model: Model, node: Node) -> int:
+    # The weights of all directions and gates meet each step of each sample, in either layout.
+    weights = sum(prod(_dims(model, tensor)) for tensor in node.inputs[1:3])
+    return prod(_dims(model, node.inputs[0])[:2]) * weights
+
+
+def _blocked_product(model: Model, node: Node) -> int:
+    return prod(_dims(model, node.inputs[0])) * int(node.number("N", 0))
+
+
 _COUNTS: dict[str, Callable[[Model, Node], int]] = {
     "Conv": _convolution,
     "ConvTranspose": _convolution,
     "Gemm": _product,
     "MatMul": _product,
+    "MatMulNBits": _blocked_product,
+    **dict.fromkeys(("LSTM", "GRU", "RNN", "DynamicQuantizeLSTM"), _recurrence),
 }
 
 

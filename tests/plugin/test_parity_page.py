@@ -44,8 +44,9 @@ def test_the_blocks_of_the_parity_page_run(
         done = run(*words[1:])
         assert (done if isinstance(done, int) else done.ret) == int(code[0]), line
         printed.append(capsys.readouterr().out)
-    parity, compared, culprits, robust, again = printed
+    parity, of_case, compared, culprits, robust, again = printed
     assert "1 passed" in parity
+    assert of_case.startswith("no limit is broken\n")
     assert "quantization: float model > Q/DQ arithmetic" in compared
     assert "      exclude:\n" in culprits
     assert re.search(r"for an input found: output 'logits': SQNR \d+\.\d dB < 20\.0 dB", robust)

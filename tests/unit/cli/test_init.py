@@ -216,6 +216,15 @@ def assert_each_comment_can_be_removed(verb, tmp_path, path):
             require_inputs(model, case.inputs)
 
 
+def test_init_inspect_and_plan_name_one_number_of_builds(verb, project):
+    assert verb("init", "digits_resnet.onnx", *FAKE).code == 0
+    written = (project / "digits_resnet.qdq.yaml").read_text()
+    inspected = verb("inspect", "digits_resnet.onnx", *FAKE).out
+    planned = verb("tune", "digits_resnet.qdq.yaml", "--mode", "plan").out
+    found = [set(re.findall(r"(\d+) builds", text)) for text in (written, inspected, planned)]
+    assert found == [{"100"}] * 3
+
+
 def test_folders_of_the_output_are_created(verb, project):
     assert verb("init", "digits_resnet.onnx", *FAKE, "-o", "specs/vision/d.qdq.yaml").code == 0
     (case,) = load_cases(project / "specs" / "vision" / "d.qdq.yaml", Settings(root=project))

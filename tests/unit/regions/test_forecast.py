@@ -44,3 +44,26 @@ def test_a_negative_size_is_a_dynamic_dimension(model: Model) -> None:
     model.proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1
     found = forecast_tuning(model, 10, {"x": (4, 50, 64), "z": (4, 2)})
     assert found.macs == 4 * 50 * 64 * 128
+
+
+@pytest.mark.parametrize(("kind", "gates"), [("LSTM", 4), ("GRU", 3), ("RNN", 1)])
+@pytest.mark.parametrize(("direction", "directions"), [("forward", 1), ("bidirectional", 2)])
+def test_recurrent_layers_count_each_step(kind: str, gates: int, direction: str, directions: int) -> None:
+    proto = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["": 17]>
+        net (float[steps,batch,16] x) => (float[steps,{directions},batch,8] y) {{
+        y = {kind}<direction = "{direction}", hidden_size = 8>(x, w, r) }}"""
+    )
+    for name, width in (("w", 16), ("r", 8)):
+        weights = np.ones((directions, gates * 8, width), np.float32)
+        proto.graph.initializer.append(numpy_helper.from_array(weights, name))
+    found = forecast_tuning(Model(proto), 10, {"x": (20, 3, 16)})
+    assert found.macs == 20 * 3 * directions * gates * 8 * (16 + 8)
+
+
+def test_products_with_weights_in_blocks_of_bits_are_counted() -> None:
+    text = """<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]>
+        net (float[n,7,32] x, uint8[24,2,8] w, float[48] s) => (float[n,7,24] y) {
+        y = com.microsoft.MatMulNBits<K = 32, N = 24, bits = 4, block_size = 16>(x, w, s) }"""
+    found = forecast_tuning(Model(onnx.parser.parse_model(text)), 10, {"x": (2, 7, 32)})
+    assert found.macs == 2 * 7 * 32 * 24
