@@ -125,7 +125,7 @@ def _near_option(unknown: Sequence[str], verb: argparse.ArgumentParser) -> str:
     """`` (did you mean '--x'?)`` for an unknown option that resembles one of the verb's, or is its name elsewhere."""
     known = list(verb._option_string_actions)  # noqa: SLF001 - argparse has no other list of its options
     options = [word.partition("=")[0] for word in unknown if word.startswith("--")]
-    if "--data" in known and {"--calibration", "--evaluation"} & set(options):
+    if "--data" in known and "--calibration" in options:
         return " (did you mean '--data'?)"
     return next(filter(None, (did_you_mean(option, known) for option in options)), "")
 

@@ -32,8 +32,9 @@ class Argument:
 
     @property
     def key(self) -> str:
-        """Its name in the parsed arguments."""
-        return self.names[-1].lstrip("-").replace("-", "_")
+        """Its name in the parsed arguments: the first long one, as in `argparse`."""
+        long = (name for name in self.names if name.startswith("--"))
+        return next(long, self.names[0]).lstrip("-").replace("-", "_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,11 +253,11 @@ def values_option(of: str = "the model") -> Argument:
 def input_options(
     of: str = "the model", *, shapes_of: str = "inputs with dynamic dimensions", data: str = ""
 ) -> tuple[Argument, ...]:
-    """``--shapes``, ``--values``, and ``--data`` if there is a help for it."""
+    """``--shapes``, ``--values``, and ``--data`` (or ``--evaluation``) if there is a help for it."""
     forms = f"{data} The forms are those of `tune --evaluation`."
     return (
         shapes_option("--shapes", f"Shapes of {shapes_of}."),
-        *([argument("--data", "PATH", forms, type=data_given)] if data else []),
+        *([argument("--data --evaluation", "PATH", forms, type=data_given)] if data else []),
         values_option(of),
     )
 

@@ -32,7 +32,7 @@ GROUPS = (
         argument("--calibration", "PATH",
             "Data for the ranges of activations: .npz or .npy, a folder or a quoted glob of them, or a quoted"
             " table as in a spec, such as '{images: photos, size: 224}'.", type=data_given),
-        argument("--evaluation", "PATH",
+        argument("--evaluation --data", "PATH",
             "Data for accuracy: inputs, and 'labels' if --metric, --min or --max-drop is given.", type=data_given),
         shapes_option("--shapes", "Shapes of inputs whose dimensions are dynamic; several with commas."),
         argument("--values", "NAME:16000",

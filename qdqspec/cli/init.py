@@ -62,7 +62,12 @@ class InputDraft:
         "The spec to write; missing folders are created (default: <model>.qdq.yaml, here).",
         required=False,
     ),
-    argument("--data", "PATH", "A data file, or a folder that is searched for data of the model.", type=Path),
+    argument(
+        "--data --evaluation",
+        "PATH",
+        "A data file, or a folder that is searched for data of the model.",
+        type=Path,
+    ),
     options=("backend", "device", "backend-option", "allow-path"),
 )
 @uncollected()

@@ -48,7 +48,7 @@ _LIMITS = ("min_sqnr_db", "min_cosine", "max_abs", "max_steps")
         "",
         (
             argument(
-                "--data",
+                "--data --evaluation",
                 "PATH",
                 "Inputs to compare on, as `tune --evaluation` takes them (default: random ones).",
                 type=data_given,

@@ -197,10 +197,7 @@ def test_without_a_verb_each_verb_is_listed_on_a_line(capsys: pytest.CaptureFixt
             "'allways' is not one of auto, always, never (did you mean 'always'?)",
         ),
         (["tune", "net.onnx", "--bananas=3"], "unrecognized arguments: --bananas=3\n"),
-        (
-            ["verify", "a.onnx", "b.onnx", "--evaluation", "e.npz"],
-            "--evaluation (did you mean '--data'?)",
-        ),
+        (["verify", "a.onnx", "b.onnx", "--calibration", "e.npz"], "--calibration (did you mean '--data'?)"),
     ],
 )
 def test_a_misspelt_word_has_a_suggestion(
@@ -320,3 +317,19 @@ def test_verify_without_a_tuned_model_is_an_error(verb, models):
     result = verb("verify", models / "digits_resnet.onnx")
     assert result.code == 2
     assert "no tuned model is given" in result.err
+
+
+@pytest.mark.parametrize("words", [("--data", "d.npz"), ("--evaluation", "d.npz")])
+@pytest.mark.parametrize(
+    ("command", "key"),
+    [
+        ("tune a.onnx", "evaluation"),
+        ("init a.onnx", "data"),
+        ("inspect a.onnx", "data"),
+        ("explain a.onnx", "data"),
+        ("verify a.onnx b.onnx", "data"),
+    ],
+)
+def test_data_and_evaluation_are_the_same_option(words, command, key):
+    parsed = cli._parsed([*command.split(), *words])
+    assert str(getattr(parsed, key)) == "d.npz"
