@@ -18,7 +18,7 @@ from qdqspec.errors import DataError
 from qdqspec.graph.declared import allows, shape_text
 from qdqspec.graph.given import is_faithful
 from qdqspec.graph.model import Model
-from qdqspec.parity.shapes import InputSpec, input_specs, with_named_dimensions
+from qdqspec.parity.shapes import InputSpec, input_specs, lookups, with_named_dimensions
 from qdqspec.parity.sources import (
     LABELS,
     AnyMember,
@@ -229,7 +229,22 @@ class _Column:
                     where=member.file,
                     cure="take the sample out, or look at how it was made",
                 )
+            self._check_rows(cast, member, index)
             yield cast
+
+    def _check_rows(self, values: Array, member: AnyMember, index: int) -> None:
+        """Raise `DataError` for a value outside the table of the model that it indexes."""
+        rows = self.spec.rows
+        if rows is None:
+            return
+        wrong = values[(values < -rows) | (values >= rows)]
+        if wrong.size:
+            raise DataError(
+                f"array '{self.name}' has {wrong.flat[0]} in sample {index}, and the model looks its values up in a "
+                f"table of {rows} rows",
+                where=member.file,
+                cure="make the data with the tokenizer, or the numbering, of this model",
+            )
 
 
 def _check_names(members: Arrays, inputs: Collection[str]) -> None:
@@ -317,9 +332,6 @@ def _labels(path: Path, files: list[Arrays], inputs: Mapping[str, InputSpec], ro
 
 # upper bound of integers, unless the model indicates an index range: suits masks and segment numbers
 _FEW = 2
-_SAME_VALUES = frozenset(
-    {"Cast", "Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -373,15 +385,8 @@ def _draw(random: np.random.Generator, spec: InputSpec, limit: int) -> Array:
 def _integer_limit(model: Model, name: str) -> int:
     """The size of the smallest table that the input indexes, else `_FEW`."""
     sizes = []
-    tensors, seen = [name], {name}
-    while tensors:
-        for consumer in model.consumers.get(tensors.pop(), ()):
-            node = model.by_name[consumer.node]
-            if node.op_type == "Gather" and consumer.input == 1:
-                shape = model.shape(node.inputs[0])
-                size = None if shape is None else shape[node.number("axis", 0)]
-                sizes.append(size or 1)  # 1 is the only safe limit if it is not known
-            elif node.op_type in _SAME_VALUES and consumer.input == 0 and node.outputs[0] not in seen:
-                seen.add(node.outputs[0])
-                tensors.append(node.outputs[0])
+    for node in lookups(model, name):
+        shape = model.shape(node.inputs[0])
+        size = None if shape is None else shape[node.number("axis", 0)]
+        sizes.append(size or 1)  # 1 is the only safe limit if it is not known
     return min(sizes, default=_FEW)

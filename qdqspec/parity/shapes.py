@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -13,11 +13,14 @@ import onnx
 from qdqspec.arrays import Array, Shape
 from qdqspec.errors import ModelError, SpecError
 from qdqspec.graph.declared import allows, shape_text
-from qdqspec.graph.model import Model
+from qdqspec.graph.model import Model, Node
 from qdqspec.registry import did_you_mean
 from qdqspec.types import Inputs, InputShape, ShapeProfile
 
 _LARGEST = 1 << 31  # bytes of an input, which is created and sent whole
+_SAME_VALUES = frozenset(
+    {"Cast", "Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
+)
 _NO_NUMBERS = (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING)
 _NO_TENSORS = {
     "sequence_type": "is a sequence",
@@ -29,10 +32,14 @@ _NO_TENSORS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputSpec:
-    """The numpy dtype and the full shape, batch included, of one input of a case."""
+    """The numpy dtype and the full shape, batch included, of one input of a case.
+
+    ``rows`` is the size of the smallest constant table that its values index, if they index one.
+    """
 
     dtype: np.dtype[np.generic]
     shape: Shape
+    rows: int | None = None
 
 
 def resolve_shapes(model: Model, inputs: Inputs, profile: int = 0) -> dict[str, Shape]:
@@ -123,7 +130,33 @@ def shapes_text(shapes: Mapping[str, Shape]) -> str:
 
 def input_specs(model: Model, shapes: Mapping[str, Shape]) -> dict[str, InputSpec]:
     """Dtype and shape of each model input. Raises `ModelError` for an input that is not a numeric tensor."""
-    return {name: InputSpec(dtype=_dtype(model, name), shape=tuple(shapes[name])) for name in model.inputs}
+    return {
+        name: InputSpec(dtype=_dtype(model, name), shape=tuple(shapes[name]), rows=_rows(model, name))
+        for name in model.inputs
+    }
+
+
+def _rows(model: Model, name: str) -> int | None:
+    """The rows of the smallest constant table; without those in bodies, which may not run."""
+    found = [
+        model.constants[node.inputs[0]].dims[node.number("axis", 0)]
+        for node in lookups(model, name)
+        if node.inputs[0] in model.constants and not node.scope
+    ]
+    return min(found, default=None)
+
+
+def lookups(model: Model, name: str) -> Iterator[Node]:
+    """The Gather nodes that an input gives indices to."""
+    tensors, seen = [name], {name}
+    while tensors:
+        for consumer in model.consumers.get(tensors.pop(), ()):
+            node = model.by_name[consumer.node]
+            if node.op_type == "Gather" and consumer.input == 1:
+                yield node
+            elif node.op_type in _SAME_VALUES and consumer.input == 0 and node.outputs[0] not in seen:
+                seen.add(node.outputs[0])
+                tensors.append(node.outputs[0])
 
 
 def named_dims(model: Model, name: str) -> tuple[int | str | None, ...]:

@@ -5,11 +5,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from qdqspec.errors import DataError
+from qdqspec.graph.model import Model
 from qdqspec.parity.data import Dataset, data_warnings, open_data
-from qdqspec.parity.shapes import InputSpec
+from qdqspec.parity.shapes import InputSpec, input_specs
 from qdqspec.parity.sources import read_members
 
 IMAGE = {"x": InputSpec(dtype=np.dtype(np.float32), shape=(1, 2, 3))}
@@ -203,6 +205,27 @@ def test_an_integer_that_does_not_fit_is_not_wrapped(saved: Callable[..., Path])
     inputs = {"ids": InputSpec(dtype=np.dtype(np.int32), shape=(1, 2))}
     with pytest.raises(DataError, match="outside int32 in sample 1"):
         list(open_data(saved(ids=np.array([[1, 2], [3, 2**40]])), inputs))
+
+
+@pytest.mark.parametrize("value", [50, -51])
+def test_a_token_outside_the_table_names_file_array_sample_and_value(
+    saved: Callable[..., Path], value: int
+) -> None:
+    proto = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        net (int64[1,4] ids) => (float[1,4,3] y) { i = Cast<to = 6>(ids) y = Gather(table, i) }"""
+    )
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((50, 3), np.float32), "table"))
+    specs = input_specs(Model(proto), {"ids": (1, 4)})
+    ids = np.array([[0, 49, -50, 1], [0, value, 0, 0]])
+    assert len(list(open_data(saved(ids=ids[:1]), specs))) == 1
+    path = saved(ids=ids)
+    with pytest.raises(DataError) as caught:
+        list(open_data(path, specs))
+    said = str(caught.value)
+    assert f"array 'ids' has {value} in sample 1" in said
+    assert "a table of 50 rows" in said
+    assert str(path) in said
 
 
 def test_unequal_sample_counts_are_listed(saved: Callable[..., Path]) -> None:
