@@ -19,7 +19,8 @@ from qdqspec.graph.dynamic_kernels import with_pairs
 from qdqspec.graph.model import Node
 from qdqspec.lint import rules
 from qdqspec.lint.rules import Hit, formats_newer_than_opset, unequal_scales
-from qdqspec.lint.view import View, interpolates, type_name
+from qdqspec.lint.view import LAYOUT, View, interpolates, type_name
+from qdqspec.placement.read.recognize import is_op
 from qdqspec.quantize.formats import BLOCK_SIZES
 
 TARGETS = ("onnxruntime-cpu",)
@@ -28,6 +29,7 @@ _MEASURED_BEFORE = "measured, ONNX Runtime 1.31.1"
 _LEAVES_MISFITS = "1.32"  # from this version on, pairs that integer kernels do not support are not fused
 _SCALAR_ONLY = frozenset({"Add", "AveragePool", "Mul"})
 _LARGEST_OF_SEVEN_BITS = 64
+_INTEGER_PRODUCTS = frozenset({"QGemm", "QLinearConv", "QLinearMatMul"})  # data and weight are inputs 0 and 3
 _NO_KERNEL = frozenset({TensorProto.FLOAT4E2M1, TensorProto.INT2, TensorProto.UINT2})
 _BLOCKED = frozenset({TensorProto.INT4, TensorProto.UINT4, TensorProto.INT8})
 _FP8 = frozenset(
@@ -46,7 +48,11 @@ rule = partial(rules.rule, targets=TARGETS)
 )
 def bias_scales(view: View) -> Iterator[Hit]:
     """An int32 bias of a Gemm whose scales differ from the product of the other two by more than rounding."""
-    for node in view.of("Gemm"):
+    return _odd_biases(view, "Gemm", 1e-3)
+
+
+def _odd_biases(view: View, op_type: str, tolerance: float) -> Iterator[Hit]:
+    for node in view.of(op_type):
         if len(node.inputs) < 3:
             continue
         data, weight, bias = (view.dequantizer(tensor) for tensor in node.inputs)
@@ -61,7 +67,7 @@ def bias_scales(view: View) -> Iterator[Hit]:
             yield node, f"has {found.size} scales of a bias for {one.size} and {other.size} of the others"
             continue
         wanted = (one.reshape(-1) * other.reshape(-1)).reshape(-1)
-        if not np.allclose(found.reshape(-1), wanted, rtol=1e-3, atol=0):
+        if not np.allclose(found.reshape(-1), wanted, rtol=tolerance, atol=0):
             least = wanted.max()
             times = (
                 f"{found.max() / least:.3g} times that scale" if least else "a scale where the product is 0"
@@ -259,19 +265,42 @@ def unfused_blocks(view: View) -> Iterator[Hit]:
     source="ONNX Runtime, quantization documentation: U8S8 on AVX2 and AVX512",
 )
 def saturation(view: View) -> Iterator[Hit]:
-    """int8 weights above 7 bits with unsigned data. Reported once."""
-    wide = 0
+    """int8 weights above 7 bits with unsigned data, also behind operators that change the layout. Reported once."""
     model = with_pairs(view.model)
     pairs = view if model is view.model else View(model, view.target, view.capability)
-    for node, weight in pairs.quantized_weights():
-        data, stored = pairs.dequantizer(node.inputs[0]), model.constants.get(weight.inputs[0])
-        if data is None or pairs.numbers(data).elem_type != TensorProto.UINT8:
-            continue
-        if stored is not None and stored.data_type == TensorProto.INT8:
-            largest = np.abs(model.array(weight.inputs[0]).astype(np.int16)).max(initial=0)
-            wide += largest > _LARGEST_OF_SEVEN_BITS
+    wide = sum(
+        np.abs(model.array(weight).astype(np.int16)).max(initial=0) > _LARGEST_OF_SEVEN_BITS
+        for weight in _weights_of_unsigned_data(pairs)
+        if model.constants[weight].data_type == TensorProto.INT8
+    )
     if wide:
         yield None, f"{wide} operators multiply uint8 data by int8 weights of 8 bits"
+
+
+def _weights_of_unsigned_data(view: View) -> Iterator[str]:
+    """The stored integers that each operator multiplies by uint8 data, behind DQ or as its own input."""
+    for node in view.of("Conv", "ConvTranspose", "Gemm", "MatMul"):
+        data, weight = (view.maker(tensor, LAYOUT) for tensor in node.inputs[:2])
+        if data is None or weight is None or not all(is_op(dq, "DequantizeLinear") for dq in (data, weight)):
+            continue
+        if view.numbers(data).elem_type == TensorProto.UINT8:
+            yield from _stored(view, weight.inputs[0])
+    for node in view.model.nodes:
+        if node.op_type in _INTEGER_PRODUCTS:
+            zero_point = view.model.constants.get(node.input_at(2))
+            known = view.model.elem_type(node.inputs[0]) if zero_point is None else zero_point.data_type
+            if known == TensorProto.UINT8:
+                yield from _stored(view, node.inputs[3])
+
+
+def _stored(view: View, tensor: str) -> Iterator[str]:
+    """The constant that a tensor is, also behind operators that change the layout; nothing if it is computed."""
+    while tensor not in view.model.constants:
+        maker = view.model.producer.get(tensor)
+        if maker is None or maker.op_type not in LAYOUT:
+            return
+        tensor = maker.inputs[0]
+    yield tensor
 
 
 @rule(
@@ -424,6 +453,20 @@ def unfused_weights(view: View) -> Iterator[Hit]:
             if why := _cannot_take_weight(view, node):
                 yield dequantizer, f"'{node.name}' {why}"
                 break
+
+
+@rule(
+    "ORT018",
+    "slow",
+    "The scale of a convolution's bias is not input scale times weight scale: it runs in float",
+    cure="give each convolution its own bias, with the product of its two scales, or leave the bias in float",
+    source="measured, ONNX Runtime 1.32.0: not fused from a difference of 2 % on; "
+    "github.com/microsoft/onnxruntime-qnn issue 739",
+    since=_LEAVES_MISFITS,
+)
+def convolution_bias_scales(view: View) -> Iterator[Hit]:
+    """An int32 bias of a Conv, often shared by several, whose scales differ from the product of the other two."""
+    return _odd_biases(view, "Conv", 0.015)
 
 
 @rule(

@@ -33,6 +33,14 @@ def two(name: str, source: str, scale: str = "s", zero: str = "zu") -> str:
     return f"q{name} = QuantizeLinear({source}, {scale}, {zero})  {name} = DequantizeLinear(q{name}, {scale}, {zero}) "
 
 
+BIASED = (
+    QX
+    + DW
+    + "d = DequantizeLinear<axis = 0>(bi, bs)  c = Conv<pads = [1, 1, 1, 1]>(a, v, d) "
+    + two("o", "c")
+)
+
+
 def ids(model: Model) -> set[str]:
     return {finding.id for finding in lint_model(model, "onnxruntime-cpu")}
 
@@ -146,6 +154,11 @@ SLOW: dict[str, tuple[Case, Case, str]] = {
         (ROWS, "v = DequantizeLinear<axis = 0, block_size = 16>(h, t)  y = Gemm(x, v)",
          {"h": np.ones((16, 16), np.int8).astype(ml_dtypes.int4), "t": np.ones((1, 16), F32)}),
         "MatMulNBits",
+    ),
+    "ORT018": (
+        (IMAGE, BIASED + "y = Neg(o)", {"bs": np.full(16, 0.5, F32)}),
+        (IMAGE, BIASED + "y = Neg(o)", {}),
+        "QLinearConv",
     ),
     "ORT020": (
         (IMAGE, CONV + "y = Sigmoid(c)", {}),
@@ -328,6 +341,44 @@ def test_saturation_is_reported_once_and_only_for_8_bits(parsed: Callable[..., M
         "2 operators multiply uint8 data by int8 weights of 8 bits"
     ]
     assert "ORT013" not in ids(parsed(IMAGE, "y", text))
+
+
+WIDE = {"w": np.full((16, 16, 3, 3), 127, np.int8), "m": np.full((16, 16), 127, np.int8)}
+QUANTIZED_WEIGHTS = {
+    "transposed weight": (IMAGE, QX + "b = DequantizeLinear(w, s)  v = Transpose<perm = [1, 0, 2, 3]>(b)"
+                                 "c = Conv(a, v) " + two("y", "c")),
+    "reshaped integers": (IMAGE, QX + "i = Identity(w)  v = DequantizeLinear(i, s) c = Conv(a, v) " + two("y", "c")),
+    "moved data": (ROWS, QX + "t = Transpose(a)  v = DequantizeLinear(m, s) c = MatMul(t, v) " + two("y", "c")),
+    "QLinearConv": (IMAGE, QX + "c = QLinearConv(q, s, zu, w, s, z, s, zu)  y = DequantizeLinear(c, s, zu)"),
+    "QLinearMatMul": (ROWS, QX + "c = QLinearMatMul(q, s, zu, m, s, z, s, zu)  y = DequantizeLinear(c, s, zu)"),
+    "QGemm": (ROWS, QX + "n = Transpose(m) y = com.microsoft.QGemm(q, s, zu, n, s, z)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", QUANTIZED_WEIGHTS)
+def test_saturation_is_found_behind_layout_and_in_integer_operators(
+    parsed: Callable[..., Model], name: str
+) -> None:
+    inputs, text = QUANTIZED_WEIGHTS[name]
+    assert "ORT013" in ids(parsed(inputs, "y", text, **WIDE))
+    narrow = {key: (values // 2).astype(np.int8) for key, values in WIDE.items()}
+    assert "ORT013" not in ids(parsed(inputs, "y", text, **narrow))
+    assert "ORT013" not in ids(parsed(inputs, "y", text.replace("zu", "z"), **WIDE))
+
+
+def test_a_bias_that_convolutions_of_different_scales_share_is_slow_for_one(
+    parsed: Callable[..., Model],
+) -> None:
+    text = (
+        BIASED
+        + two("n", "x", "t")
+        + "u = Conv<pads = [1, 1, 1, 1]>(n, v, d) "
+        + two("e", "u")
+        + "y = Add(o, e)"
+    )
+    model = parsed(IMAGE, "y", text, t=np.array(0.75, F32))
+    found = [f.node for f in lint_model(model, "onnxruntime-cpu") if f.id == "ORT018"]
+    assert found == [node.name for node in model.nodes if "u" in node.outputs]
 
 
 def test_every_rule_has_a_model() -> None:
