@@ -223,8 +223,13 @@ def _row(out: TensorParity, shown: tuple[Limit, ...], top: str, width: int) -> t
     if not out.compared or not out.matches:
         why = plain(out.note or ("equal" if out.matches else "not equal"), width)
         return (plain(out.name), why, *("" for _ in shown[1:]))
-    values = ((limit, value_of(limit, out, top)) for limit in shown)
-    return (plain(out.name), *("" if value is None else limit.text(value) for limit, value in values))
+    return (plain(out.name), *(_text_of(limit, out, top) for limit in shown))
+
+
+def _text_of(limit: Limit, out: TensorParity, top: str = "") -> str:
+    """The value that a limit bounds; empty if there is none, and for the cosine of one number."""
+    value = value_of(limit, out, top)
+    return "" if value is None or (out.is_single and limit.fact == "cosine") else limit.text(value)
 
 
 def error_source(parity: ParityEvidence, output: str) -> str:
@@ -257,7 +262,7 @@ def steps_table(parity: ParityEvidence, output: str) -> tuple[Section, ...]:
         out = _named(outputs, output)
         assert out is not None
         share = "" if own is None or not 0 < whole < math.inf else share_text(own / whole)
-        rows.append((name, *(limit.text(getattr(out, limit.fact)) for limit in LIMITS), share))
+        rows.append((name, *(_text_of(limit, out) for limit in LIMITS), share))
     return (
         Section(
             title=f"Where the difference of '{plain(output, NAME_WIDTH)}' comes from",

@@ -142,6 +142,7 @@ class _Output:
     typical: Typical
     values: int = 0
     is_float: bool = True
+    is_single: bool = True
     note: str = ""  # of the first sample that cannot be compared
     unequal: int = 0
     signal: float = 0.0
@@ -154,6 +155,7 @@ class _Output:
     def add(self, reference: Array, tuned: Array | None) -> None:
         """Add one sample. Changes this output."""
         self.is_float = bool(np.issubdtype(reference.dtype, np.floating))
+        self.is_single = self.is_single and reference.size == 1
         self.note = self.note or _mismatch(reference, tuned)
         if self.note or tuned is None:
             return
@@ -195,6 +197,7 @@ class _Output:
             max_abs=self.max_abs,
             max_steps=_ratio(self.max_abs, (high - low) / _STEPS),
             agreement=self.agreement.result(),
+            is_single=self.is_single,
         )
 
 

@@ -237,7 +237,8 @@ class _Column:
         rows = self.spec.rows
         if rows is None:
             return
-        wrong = values[(values < -rows) | (values >= rows)]
+        indices = values.astype(np.int64)
+        wrong = indices[(indices < -rows) | (indices >= rows)]
         if wrong.size:
             raise DataError(
                 f"array '{self.name}' has {wrong.flat[0]} in sample {index}, and the model looks its values up in a "

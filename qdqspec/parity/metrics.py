@@ -110,7 +110,8 @@ class TopKAccuracy:
         if labels.ndim > 1:
             _require_places(labels, scores.shape[:-1])
             self._by_place = True
-            scores, labels = scores[labels >= 0], labels[labels >= 0]
+            counted = labels.astype(np.int64) >= 0
+            scores, labels = scores[counted], labels[counted]
         flat = scores.reshape(len(scores), -1).astype(np.float64)
         _check_classes(labels, flat.shape[1])
         order = np.argsort(-flat, axis=1, kind="stable")[:, : self._k]

@@ -307,7 +307,7 @@ def _parity_table(parity: ParityEvidence, search: SearchResult | None) -> Table:
         sorted(parity.outputs, key=lambda out: (out.matches, out.sqnr_db)),
         Column("output", lambda out: plain(out.name, 60)),
         Column("SQNR dB", sqnr, RIGHT),
-        Column("cosine", figure(lambda out: f"{out.cosine:.5f}"), RIGHT),
+        Column("cosine", figure(lambda out: "" if out.is_single else f"{out.cosine:.5f}"), RIGHT),
         Column("max difference", figure(lambda out: f"{out.max_abs:.3g}"), RIGHT),
         Column("in 8-bit steps", figure(lambda out: f"{out.max_steps:.3g}"), RIGHT),
         *steps,

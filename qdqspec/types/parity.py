@@ -18,7 +18,8 @@ class TensorParity:
     ``sqnr_db`` is ten times the log of signal power over noise power (infinite if equal), ``max_abs`` the
     largest absolute difference, ``max_steps`` the same in steps of an 8-bit grid over the reference's range.
     ``agreement`` is the share of the reference's best classes that are also its own, by `TopK.key`, if it has
-    that many classes.
+    that many classes. ``is_single`` is true if each sample has one number, whose cosine is always 1 or -1: tables leave
+    it out.
     """
 
     name: str
@@ -30,6 +31,7 @@ class TensorParity:
     matches: bool = True
     note: str = ""  # why it could not be compared, or did not match
     agreement: Mapping[str, float] = field(default_factory=dict)  # by `TopK.key`
+    is_single: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

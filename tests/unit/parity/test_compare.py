@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from qdqspec.checks.parity import comparison_sections
 from qdqspec.errors import DataError
 from qdqspec.parity.compare import (
     OutputComparison,
@@ -40,7 +41,12 @@ def f32(*values: float) -> np.ndarray:
 @given(signals)
 def test_equal_outputs_have_infinite_sqnr_and_no_difference(signal: np.ndarray) -> None:
     assert parity_of((signal, signal.copy())) == TensorParity(
-        name="y", sqnr_db=math.inf, cosine=pytest.approx(1.0), max_abs=0.0, max_steps=0.0
+        name="y",
+        sqnr_db=math.inf,
+        cosine=pytest.approx(1.0),
+        max_abs=0.0,
+        max_steps=0.0,
+        is_single=signal.size == 1,
     )
 
 
@@ -258,3 +264,15 @@ def test_the_typical_output_has_the_power_of_finite_values() -> None:
 def test_equal_outputs_have_a_cosine_of_exactly_one(values: tuple[float, ...]) -> None:
     same = compare_outputs([({"y": f32(*values)}, {"y": f32(*values)})], "random")
     assert (same.cosine, same.max_abs, same.sqnr_db) == (1.0, 0.0, 200.0)
+
+
+def test_an_output_of_one_number_is_known_as_such():
+    """The cosine of one number is 1 or -1, whatever the error."""
+    runs = [
+        ({"one": np.full((1, 1), 2.0), "two": np.ones(2)}, {"one": np.full((1, 1), 2.5), "two": np.ones(2)})
+    ] * 2
+    one, two = compare_outputs(runs, "evaluation").outputs
+    assert (one.is_single, two.is_single) == (True, False)
+    (table, *_) = comparison_sections(compare_outputs(runs, "evaluation"), "Outputs")
+    cosines = {row[0]: row[table.headers.index("cosine")] for row in table.rows}
+    assert cosines == {"one": "", "two": "1.0000"}
