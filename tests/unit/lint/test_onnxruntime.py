@@ -356,7 +356,7 @@ QUANTIZED_WEIGHTS = {
 
 
 @pytest.mark.parametrize("name", QUANTIZED_WEIGHTS)
-def test_saturation_is_found_behind_layout_and_in_integer_operators(
+def test_saturation_is_found_after_layout_changes_and_in_integer_operators(
     parsed: Callable[..., Model], name: str
 ) -> None:
     inputs, text = QUANTIZED_WEIGHTS[name]
