@@ -27,6 +27,7 @@ checks:
   - {kind: survival, through: [onnxscript, constant-folding]}
   - {kind: lint, target: [tensorrt-11, onnxruntime-cpu]}
   - {kind: size, max_bytes: 1MiB, max_ratio: 0.25}
+  - {kind: builds, backend: tensorrt-rtx, for: SM86}
 """
 
 CONFTEST = """\
@@ -37,7 +38,7 @@ from pathlib import Path
 from fake_session import FakeSession
 from qdqspec.registry import resolve
 from qdqspec.testing.records import cached_case, faster_case
-from sample_evidence import sample_lint, sample_survival
+from sample_evidence import sample_builds, sample_lint, sample_survival
 from qdqspec.testing.records import sample_regression
 from qdqspec.types import CheckResult
 
@@ -46,6 +47,7 @@ EVIDENCE = replace(
     accuracy=cached_case().evidence.accuracy,
     survival=sample_survival(24),
     lint=sample_lint("tensorrt-11"),
+    builds=sample_builds(),
     regression=sample_regression(0.098, looks=2),
     output=Path("reports/squeezenet/default"),
 )

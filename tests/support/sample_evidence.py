@@ -7,6 +7,7 @@ from dataclasses import replace
 from qdqspec.config.settings import DEFAULT_BACKEND
 from qdqspec.testing.records import sample_pairs, sample_parity
 from qdqspec.types import (
+    BuildEvidence,
     Consumer,
     Culprit,
     CulpritEvidence,
@@ -34,6 +35,15 @@ def sample_survival(pairs: int) -> dict[Optimizer, SurvivalEvidence]:
         ),
     )
     return {result.optimizer: result for result in found}
+
+
+def sample_builds() -> dict[str, BuildEvidence]:
+    """A build that the compiler refuses."""
+    refused = "the compiler refuses the model for SM86 at node 'fire2/concat_1': fp8 is not supported"
+    build = BuildEvidence(
+        backend="tensorrt-rtx", target="SM86", refused=refused, cure="leave the node in float"
+    )
+    return {"tensorrt-rtx:SM86": build}
 
 
 def sample_lint(refusing: LintTarget) -> dict[LintTarget, tuple[Finding, ...]]:
