@@ -12,6 +12,7 @@ import pytest
 from arrays import arrays_of
 from narrow import within_7_bits
 from onnx import numpy_helper
+from runs_models import RunsModels
 
 from qdqspec import verify
 from qdqspec.accuracy.parity import SideBySide
@@ -45,7 +46,7 @@ class Clipping(OnnxRuntime):
         return engine
 
 
-class Breaking:
+class Breaking(RunsModels):
     """A runtime for any file whose engines fail on inputs of ones and on all later inputs."""
 
     name = target = "breaking"
@@ -160,7 +161,7 @@ def test_a_failed_engine_is_built_again_for_the_next_input(tmp_path: Path) -> No
     assert backend.builds == 3  # the reference is built twice, the other model once
 
 
-class Counting:
+class Counting(RunsModels):
     """ONNX Runtime, with a count of the engines that are open."""
 
     name = ARITHMETIC

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from onnx import numpy_helper
+from runs_models import RunsModels
 
 from qdqspec.accuracy.probes import SavedProbe, read_probe, search_input, write_probe
 from qdqspec.arrays import Array
@@ -224,7 +225,7 @@ def test_searched_indices_are_valid_and_named_dimensions_are_equal(session: Sess
     assert found.found.within
 
 
-class Fragile:
+class Fragile(RunsModels):
     """A runtime whose quantized models fail on large values."""
 
     name = target = "fragile"
