@@ -134,9 +134,9 @@ def summary_table(record: RunRecord, *, width: int | None = None) -> str:
 
 
 def shown_columns(cases: Sequence[CaseRecord]) -> list[Column[CaseRecord]]:
-    """The columns with a value in some case; that of the backend only if cases differ in it."""
+    """The columns with a value in some case; that of the backend only if measured cases differ in it."""
     names = {id(case): plain(name, _NAME_WIDTH) for case, name in named_cases(cases)}
-    several = len({case.evidence.target for case in cases}) > 1
+    several = len({case.evidence.target for case in cases if not case.evidence.skipped}) > 1
     columns: list[Column[CaseRecord]] = [
         Column("case", lambda case: names[id(case)]),
         Column("backend", lambda case: plain(case.evidence.target, 24) if several else "", rank=4),
