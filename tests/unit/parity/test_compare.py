@@ -267,7 +267,7 @@ def test_equal_outputs_have_a_cosine_of_exactly_one(values: tuple[float, ...]) -
 
 
 def test_an_output_of_one_number_is_known_as_such():
-    """The cosine of one number is 1 or -1, whatever the error."""
+    """The cosine of one number is 1 or -1 for every error."""
     runs = [
         ({"one": np.full((1, 1), 2.0), "two": np.ones(2)}, {"one": np.full((1, 1), 2.5), "two": np.ones(2)})
     ] * 2
