@@ -61,9 +61,10 @@ _BOTH_NOTE = " Upper bar: the reference, lower bar: the selected model."
 _REFERENCE_NOTE = " Bars: the reference; the selected model has no profile."
 _GRAPH_NOTE = (
     "From the inputs at the top to the outputs; the frame scrolls. The coloured part of a box is the share of its "
-    "nodes in that format. Below: milliseconds in the reference and in the selected model, with a bar for the "
-    "reference's; and its share of the error of all blocks, each quantized alone. Point at a box for more."
+    "nodes in that format. Below: {times}its share of the error of all blocks, each quantized alone. Point at a box "
+    "for more."
 )
+_GRAPH_TIMES = "milliseconds in the reference and in the selected model, with a bar for the reference's; and "
 _SYMBOLS = {"FAIL": "\u2717", "WARN": "!", "inconclusive": "?", "pass": "\u2713"}
 _MOST_FAILURES = 50
 _BASELINE_NOTE = (
@@ -229,9 +230,11 @@ def _graph(found: Evidence) -> list[PageBlock]:
     folded = f"{count_text(nodes, 'node')} in {count_text(len(found.graph), 'part')}"
     styles = style_of(found.graph) | {"floating point": "float"}
     legend = "".join(f'<span><i class="{style}"></i>{_e(name)}</span>' for name, style in styles.items())
+    timed = any(part.reference_ms is not None or part.tuned_ms is not None for part in found.graph)
+    note = _GRAPH_NOTE.format(times=_GRAPH_TIMES if timed else "")
     drawn = (
         f'<figure class="drawn"><h3>Model <small>{folded}</small></h3>\n<p class="legend">{legend}</p>\n'
-        f'<div class="graph" tabindex="0">{drawing}</div>\n<figcaption>{_GRAPH_NOTE}</figcaption></figure>'
+        f'<div class="graph" tabindex="0">{drawing}</div>\n<figcaption>{note}</figcaption></figure>'
     )
     return [PageBlock(drawn, _note("The drawing of the model is left out: the page would be too long."))]
 

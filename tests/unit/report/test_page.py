@@ -27,7 +27,7 @@ from qdqspec.testing.records import (
     sample_pairs,
     sample_run,
 )
-from qdqspec.types import CaseRecord, Consumer, Outcome, Provenance, RunRecord, Severity
+from qdqspec.types import CaseRecord, Consumer, GraphPart, Outcome, Provenance, RunRecord, Severity
 
 PAGES = (markdown, html)
 
@@ -133,6 +133,22 @@ def test_several_targets_are_a_column_of_the_summary_table_and_one_is_below_it()
     assert both.splitlines()[0].split()[1] == "backend"
     assert "tensorrt on x86-64" in both
     assert "backend" not in summary_table(sample_run())
+    skipped = replace(other, evidence=replace(other.evidence, skipped="it is not installed"))
+    assert "backend" not in summary_table(replace(sample_run(), cases=(first, skipped))).splitlines()[0]
+
+
+@pytest.mark.parametrize("milliseconds", [None, 1.0])
+def test_the_note_of_a_drawing_describes_times_only_if_there_are_some(milliseconds: float | None) -> None:
+    pytest.importorskip("graph_layout")
+    parts = (
+        GraphPart(name="a", ops={"Conv": 1}, reference_ms=milliseconds),
+        GraphPart(name="b", ops={"Relu": 1}, inputs=(0,)),
+    )
+    case = faster_case()
+    drawn = replace(case, evidence=replace(case.evidence, graph=parts))
+    text = html.report_format.render(replace(sample_run(), cases=(drawn,)))
+    assert "The coloured part of a box" in text
+    assert ("milliseconds in the reference" in text) == (milliseconds is not None)
 
 
 @pytest.mark.parametrize(
