@@ -11,14 +11,10 @@ import math
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import partial
 
-from qdqspec.backends.base import Backend, BuildOptions
 from qdqspec.errors import BackendError, DataError
-from qdqspec.graph.model import require_path
 from qdqspec.measurement.admission import Admission
 from qdqspec.parity.gate import SAMPLES, AllData, HeldOutputs, NoiseBar, OutputGate, Runs
-from qdqspec.preparation.auxiliary_runs import runner
 from qdqspec.preparation.prepare import Prepared
 from qdqspec.programs import own_cores
 from qdqspec.search.select import reaches
@@ -143,23 +139,24 @@ class AccuracyConstraint:
         return " (the default limit)" if self.limits.source == "default" and not by_metric else ""
 
 
-def constraint_of(prepared: Prepared, backend: Backend, options: BuildOptions) -> AccuracyConstraint:
+def constraint_of(prepared: Prepared) -> AccuracyConstraint:
     """The constraints of a case's search; builds and runs the reference if there are any."""
     asked, limits = prepared.case.tune, prepared.case.tune.limits
     measures_db = asked.objective == "pareto" or limits.min_sqnr_db is not None
     if not measures_db and asked.accuracy is None:
         return AccuracyConstraint(limits)
-    build = partial(runner(backend, replace(options, hashed=False)), require_path(prepared.given))
     feeds, data = prepared.comparison_data()
-    with closing(build()) as reference:
+    with closing(prepared.build_expected()) as reference:
         gate = OutputGate(reference, feeds)
     admission = Admission(gate, limits.min_sqnr_db)
     admission.confirms_sqnr = measures_db
     if len(feeds) > SAMPLES:
         seconds = math.inf if asked.minutes is None else ALL_DATA_SHARE * 60 * asked.minutes
-        at_once = own_cores() > options.threads
+        at_once = own_cores() > prepared.options.threads
         held = HeldOutputs(gate.known)
-        admission.all_data = AllData(feeds, build, held, samples=len(feeds), seconds=seconds, at_once=at_once)
+        admission.all_data = AllData(
+            feeds, prepared.build_expected, held, samples=len(feeds), seconds=seconds, at_once=at_once
+        )
     if asked.accuracy is not None:
         _add_metric(admission, prepared, asked.accuracy)
     return AccuracyConstraint(limits, asked.accuracy, prepared.scores.samples, admission, data)

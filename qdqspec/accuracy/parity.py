@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from qdqspec.arrays import Array
@@ -12,12 +13,12 @@ from qdqspec.backends.base import Engine
 from qdqspec.checks.base import requests_of
 from qdqspec.closing import Closing
 from qdqspec.config.settings import DEFAULT_BACKEND
-from qdqspec.errors import BackendError
-from qdqspec.graph.model import require_path
-from qdqspec.measurement.isolate import Isolated
+from qdqspec.errors import BackendError, ModelError
+from qdqspec.graph.model import load_model, require_path
 from qdqspec.parity.compare import SampleOutputs, compare_outputs
-from qdqspec.preparation.auxiliary_runs import ARITHMETIC, runner, unfused
+from qdqspec.preparation.auxiliary_runs import ARITHMETIC, runner
 from qdqspec.preparation.case import CaseSetup
+from qdqspec.preparation.definition import Definition
 from qdqspec.preparation.resources import Resources
 from qdqspec.types import Case, ParityEvidence, TopK
 from qdqspec.types.requests import ParityRequest
@@ -28,10 +29,11 @@ HELD_BYTES = 64 * 2**20  # inputs and outputs that wait for the next engine
 class SideBySide(Closing):
     """The float model and the tuned model on the backend, and the tuned model as ONNX defines it, each built once.
 
-    The float model is also fed ``fixed``, for which the tuned model has no inputs. The third engine is the default
-    backend without optimization: every pair is computed, nothing is fused. If it cannot run the model, ``undivided``
-    states why from then on. Where the backend runs nothing, both models are computed as ONNX defines them. An engine
-    that fails on an input is rebuilt for the next one. If both models are one file, it runs once.
+    The float model is also fed ``fixed``, for which the tuned model has no inputs. ``expected`` builds what is compared
+    with in the place of the float model on the backend, if that does not compute the float model as ONNX defines it.
+    The third engine is `Definition`. If it cannot run the model, ``undivided`` states why from then on. Where the
+    backend runs nothing, both models are computed as ONNX defines them. An engine that fails on an input is rebuilt for
+    the next one. If both models are one file, it runs once.
     """
 
     def __init__(
@@ -41,27 +43,25 @@ class SideBySide(Closing):
         tuned: Path,
         fixed: Mapping[str, Array] | None = None,
         *,
+        expected: Callable[[], Engine] | None = None,
         divided: bool = True,
     ) -> None:
         self.undivided = "" if divided else "no check of parity asks for it"
-        self._fixed = dict(fixed or {})
+        self._fixed = {} if expected else dict(fixed or {})
         self._opened = ExitStack()
         options = replace(resources.options, hashed=False)
         build = runner(resources.backend, options)
-        self._reference = self._engine(lambda: build(reference))
+        self._reference = self._engine(expected or (lambda: build(reference)))
         self._tuned = self._engine(lambda: build(tuned))
-        self._is_same = tuned == reference and not self._fixed
+        self._is_same = tuned == reference and not self._fixed and not expected
         self._arithmetic: _Rebuilt | None = None
         if not resources.backend.capabilities(options).runs:
             self.undivided = (
                 f"{resources.backend.name} runs nothing on this machine: {ARITHMETIC} computed both models as ONNX "
                 "defines them"
             )
-        elif divided and tuned != reference:
-            arithmetic = resources.backend
-            if arithmetic.name != ARITHMETIC:
-                arithmetic = self._opened.enter_context(Isolated(ARITHMETIC))
-            self._arithmetic = self._engine(lambda: arithmetic.build(tuned, unfused(resources.options)))
+        elif divided and not self._is_same:
+            self._arithmetic = self._engine(partial(self._build_definition, resources, tuned))
 
     def run(self, feeds: Mapping[str, Array]) -> SampleOutputs:
         """The outputs for one input; raises `BackendError` if a model does not run on it."""
@@ -115,6 +115,10 @@ class SideBySide(Closing):
         """Close all engines."""
         self._opened.close()
 
+    def _build_definition(self, resources: Resources, model: Path) -> Engine:
+        self._definition = Definition(load_model(model), resources.backend, resources.options)
+        return self._definition.build()
+
     def _engine(self, build: Callable[[], Engine]) -> _Rebuilt:
         engine = _Rebuilt(build)
         self._opened.callback(engine.close)
@@ -125,7 +129,7 @@ class SideBySide(Closing):
             return None
         try:
             return self._arithmetic.run(feeds)
-        except BackendError as error:
+        except (BackendError, ModelError) as error:
             self.undivided = f"{DEFAULT_BACKEND} does not compute it unfused: {error.what}"
             self._arithmetic = None
             return None
@@ -165,11 +169,22 @@ def compare_models(setup: CaseSetup, tuned: Path, *, divided: bool = True) -> Pa
     """
     setup.resources.report_step("comparing outputs")
     feeds, kind = setup.prepared.comparison_data()
-    reference = setup.case.model.absolute() if setup.fixed else require_path(setup.given)
-    with SideBySide(setup.resources, reference, tuned, setup.fixed, divided=divided) as models:
+    with both_models(setup, tuned, divided=divided) as models:
         compared = compare_outputs(models.runs(feeds), kind, questions(setup.case))
         runs = setup.backend.capabilities(setup.resources.options).runs
-        return replace(compared, undivided=models.undivided, computed_by="" if runs else ARITHMETIC)
+        return replace(
+            compared,
+            undivided=models.undivided,
+            computed_by="" if runs else ARITHMETIC,
+            definition=setup.prepared.definition,
+        )
+
+
+def both_models(setup: CaseSetup, tuned: Path, *, divided: bool = True) -> SideBySide:
+    """The given model of a case, or its definition where the backend's run of it differs, and a tuned model."""
+    reference = setup.case.model.absolute() if setup.fixed else require_path(setup.given)
+    expected = setup.prepared.expected
+    return SideBySide(setup.resources, reference, tuned, setup.fixed, expected=expected, divided=divided)
 
 
 def questions(case: Case) -> tuple[TopK, ...]:
@@ -194,6 +209,6 @@ class BothModels:
     def outputs(self) -> Iterator[tuple[Mapping[str, Array], Mapping[str, Array], Mapping[str, Array]]]:
         """For each input: its arrays, the reference's outputs, and the tuned model's."""
         feeds, _ = self.setup.prepared.comparison_data()
-        with SideBySide(self.setup.resources, self.reference, self.tuned, divided=False) as models:
+        with both_models(self.setup, self.tuned, divided=False) as models:
             for given in feeds:
                 yield given, models.reference(given), models.tuned(given)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from qdqspec.accuracy.parity import SideBySide
+from qdqspec.accuracy.parity import SideBySide, both_models
 from qdqspec.arrays import Array, Feed
 from qdqspec.checks.base import Check
 from qdqspec.errors import BackendError, ConfigError, DataError
@@ -188,7 +188,7 @@ def search_input(setup: CaseSetup, tuned: Path, request: InputRequest, check_id:
     if tuned == require_path(setup.given):
         return ParitySearch(missing="the model is unchanged")
     searcher = _InputSearcher(setup, request)
-    with SideBySide(setup.resources, require_path(setup.given), tuned) as models:
+    with both_models(setup, tuned) as models:
         try:
             return searcher.search(models, tuned, file)
         except BackendError as error:

@@ -71,6 +71,7 @@ class ParityCheck:
             outcome,
             headline,
             _table(params, parity, judged),
+            *definition_section(parity),
             *steps_table(parity, judged[0].name),
             *(culprits_table(evidence.culprits) if culpable_output(params, parity) is not None else ()),
             *(search_sections(searched) if searched is not None else ()),
@@ -254,10 +255,12 @@ def steps_table(parity: ParityEvidence, output: str) -> tuple[Section, ...]:
         title = "Quantization error and runtime error were not measured separately"
         return (Section(title=title, text=plain(parity.undivided, 200)),)
     rows, whole = [], sum(noise)
+    definition = parity.definition
+    first = "float model" if definition is None or definition.holds else "definition of the given model"
     for name, outputs, own in (
-        ("quantization: float model > Q/DQ arithmetic", parity.quantization, noise[0]),
+        (f"quantization: {first} > Q/DQ arithmetic", parity.quantization, noise[0]),
         ("runtime: Q/DQ arithmetic > as it runs", parity.runtime, noise[1]),
-        ("both: float model > as it runs", parity.outputs, None),
+        (f"both: {first} > as it runs", parity.outputs, None),
     ):
         out = _named(outputs, output)
         assert out is not None
@@ -270,6 +273,19 @@ def steps_table(parity: ParityEvidence, output: str) -> tuple[Section, ...]:
             rows=tuple(rows),
         ),
     )
+
+
+def definition_section(parity: ParityEvidence) -> tuple[Section, ...]:
+    """A section if the backend does not compute the given model itself as ONNX defines it."""
+    found = parity.definition
+    if found is None or found.holds:
+        return ()
+    node = f", first at {plain(found.node, _WORDS_WIDTH)}" if found.node else ""
+    text = (
+        f"{found.sqnr_db:.1f} dB against its definition in ONNX at output '{plain(found.output, NAME_WIDTH)}' on "
+        f"{count_text(found.samples, 'sample')}{node}. All figures compare with the definition."
+    )
+    return (Section(title="The given model as it runs here", text=text),)
 
 
 def culprits_table(found: CulpritEvidence | None) -> tuple[Section, ...]:
@@ -434,7 +450,7 @@ def comparison_sections(parity: ParityEvidence, title: str) -> tuple[Section, ..
     ordered = sorted(parity.outputs, key=lambda out: (out.matches, out.sqnr_db))
     rows = tuple(_row(out, LIMITS, "", _WORDS_WIDTH) for out in ordered)
     outputs = Section(title=title, headers=("output", *(limit.title for limit in LIMITS)), rows=rows)
-    return (outputs, *steps_table(parity, ordered[0].name))
+    return (outputs, *definition_section(parity), *steps_table(parity, ordered[0].name))
 
 
 check = ParityCheck()

@@ -30,7 +30,7 @@ from qdqspec.config import find_folder
 from qdqspec.config.options import BUILD_OPTIONS
 from qdqspec.errors import BackendError, ConfigError, StateError
 from qdqspec.files import RESULT
-from qdqspec.types import Case, Inputs
+from qdqspec.types import Case, DefinitionEvidence, Inputs
 
 if TYPE_CHECKING:
     from qdqspec.config import Settings
@@ -183,7 +183,12 @@ def _from_folder(folder: Path, inputs: Inputs, settings: Settings) -> list[Expla
         )
     corrections = () if found.search is None else found.search.corrections
     reference, tuned = _two_engines(found, folder, inputs, settings)
-    notes = (*tuned.notes, *baseline_notes(found), *_recurrent(folder / "reference.onnx", settings))
+    parity = found.parity
+    differs = (
+        () if parity is None else _differing(parity.definition, settings, "the given model", parity.data)
+    )
+    recurrent = _recurrent(folder / "reference.onnx", settings)
+    notes = (*tuned.notes, *differs, *baseline_notes(found), *recurrent)
     return [reference, replace(tuned, notes=notes, corrections=corrections)]
 
 
@@ -315,6 +320,7 @@ def _profiled(models: Mapping[str, Path], inputs: Inputs, settings: Settings) ->
             raise availability.error(settings.backend)
         clock: Clock = "cpu" if settings.threads == 1 else "wall"
         found = profile_models(models, backend, options, inputs, clock=clock, seed=settings.seed)
+    data = "the given" if inputs.calibration or inputs.evaluation else "random"
     return [
         ExplainedEngine(
             name=name,
@@ -322,10 +328,21 @@ def _profiled(models: Mapping[str, Path], inputs: Inputs, settings: Settings) ->
             end_to_end_ms=one.median_ms,
             ops=ops,
             quantized=_quantized(loaded[name]),
-            notes=one.samples.notes,
+            notes=(*one.samples.notes, *_differing(one.definition, settings, f"the {name} model", data)),
         )
         for name, one in found.items()
     ]
+
+
+def _differing(
+    found: DefinitionEvidence | None, settings: Settings, model: str, data: str
+) -> tuple[str, ...]:
+    """A note on a model that the backend computes otherwise than ONNX defines it."""
+    from qdqspec.preparation.definition import difference_text
+
+    if found is None or found.holds:
+        return ()
+    return (difference_text(found, settings.backend, model, data),)
 
 
 def _quantized(model: Model) -> frozenset[str]:

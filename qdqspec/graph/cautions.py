@@ -23,7 +23,7 @@ _SHOWN = 3
 
 def cautions(model: Model) -> Iterator[str]:
     """Sentences, each with advice; none for an ordinary model."""
-    random = [node.name for node in model.nodes if _is_random(model, node)]
+    random = random_nodes(model)
     if random:
         yield f"its outputs are random ({_listed(random)}): comparing them proves little; export it for inference"
     present = [node.name for node in model.nodes if node.op_type in QDQ_OPS]
@@ -50,6 +50,11 @@ def cautions(model: Model) -> Iterator[str]:
     unseen = [output.name for output in model.proto.graph.output if not _is_numeric(output.type)]
     if unseen:
         yield f"outputs that are no tensors of numbers are not compared: {_listed(unseen)}"
+
+
+def random_nodes(model: Model) -> list[str]:
+    """The names of nodes that draw random numbers in each run."""
+    return [node.name for node in model.nodes if _is_random(model, node)]
 
 
 def _is_random(model: Model, node: Node) -> bool:

@@ -337,16 +337,18 @@ def _called(outputs: Mapping[str, Array], labels: Array) -> str:
 class Scores:
     """Scores engines by the metrics of a case: its own and the built-in ones.
 
-    ``reference`` is the user's model, ``open_data`` gives the evaluation data or ``None``, ``build`` an engine;
-    ``note`` receives notes for the user.
+    ``build_reference`` builds the engine whose scores limits refer to, ``open_data`` gives the evaluation data or
+    ``None``, ``build`` an engine of a file; ``note`` receives notes for the user.
     """
 
     case: Case
-    reference: Path
+    build_reference: Callable[[], Engine]
     open_data: Callable[[], Dataset | None]
     build: Callable[[Path], Engine]
     note: Callable[[str], None] = lambda _: None
-    _known: dict[tuple[Path, str, str | None], Score | QdqspecError] = field(default_factory=dict, init=False)
+    _known: dict[tuple[Path | None, str, str | None], Score | QdqspecError] = field(
+        default_factory=dict, init=False
+    )
 
     def require(self, metric: str, *, line: int | None = None) -> None:
         """Raise `QdqspecError` if a metric cannot be computed; ``line`` is the line of the spec that names it."""
@@ -424,11 +426,15 @@ class Scores:
 
     def of_file(self, path: Path, metric: str, output: str | None = None) -> Score:
         """Build a model and score it; each file once, errors included."""
+        return self._score(path, metric, output)
+
+    def _score(self, path: Path | None, metric: str, output: str | None) -> Score:
+        """The score of a file, or of the reference."""
         key = path, metric, output
         if key not in self._known:
             self.require(metric)
             try:
-                with closing(self.build(path)) as engine:
+                with closing(self.build_reference() if path is None else self.build(path)) as engine:
                     self._known[key] = self.of_engine(engine, metric, output)
             except QdqspecError as error:
                 self._known[key] = error
@@ -439,7 +445,7 @@ class Scores:
 
     def of_reference(self, metric: str, output: str | None = None) -> Score:
         """The score of the user's own model; raises `DataError` if it is not finite."""
-        score = self.of_file(self.reference, metric, output)
+        score = self._score(None, metric, output)
         if not math.isfinite(score.value):
             raise DataError(
                 f"metric '{metric}' gave {score.value} for the model itself, so that no limit can be applied",

@@ -12,13 +12,14 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from qdqspec.arrays import Array, Feed
-from qdqspec.backends.base import Backend, BuildOptions, Capabilities
+from qdqspec.backends.base import Backend, BuildOptions, Capabilities, Engine
 from qdqspec.config import hooks
 from qdqspec.corrections.find import FoundCorrections
 from qdqspec.corrections.judge import MIN_SAMPLES
 from qdqspec.errors import BackendError, PatternError
 from qdqspec.graph.cautions import cautions
 from qdqspec.graph.declared import with_types
+from qdqspec.graph.definition import is_quantized
 from qdqspec.graph.fold import fold_weights
 from qdqspec.graph.model import Model, require_path
 from qdqspec.graph.observe import observe
@@ -33,6 +34,7 @@ from qdqspec.placement.space.units import format_choices
 from qdqspec.preparation.auxiliary_runs import FusionBuild, Groups, Observing, groups_of_file, runner
 from qdqspec.preparation.branching import scaled_branches
 from qdqspec.preparation.correcting import Correcting, CorrectionSource
+from qdqspec.preparation.definition import Definition, compared_with_definition, definition_warning
 from qdqspec.preparation.start import KeptScales, kept_scales
 from qdqspec.quantize.calibrate import calibrate, given_ranges
 from qdqspec.quantize.corrections import Corrections
@@ -42,7 +44,15 @@ from qdqspec.quantize.saturation import saturations
 from qdqspec.regions.expressions import allowed_nodes, denied_nodes, parse, require_matches, unmatched
 from qdqspec.regions.search import find_regions
 from qdqspec.spec.problems import Problem, source_lines, spec_error
-from qdqspec.types import Case, DataSource, InputShape, PatternRules, Placement, Region
+from qdqspec.types import (
+    Case,
+    DataSource,
+    DefinitionEvidence,
+    InputShape,
+    PatternRules,
+    Placement,
+    Region,
+)
 from qdqspec.units import count_text
 
 RANDOM_SAMPLES = 8
@@ -175,9 +185,7 @@ class Prepared:
     def scores(self) -> Scores:
         """Task metrics on the evaluation data."""
         build = runner(self.backend, self.options)
-        return Scores(
-            self.case, require_path(self.given), lambda: self.evaluation, build, note=self.note_once
-        )
+        return Scores(self.case, self.build_expected, lambda: self.evaluation, build, note=self.note_once)
 
     def feeds(self) -> Iterator[Feed]:
         """Calibration inputs: the user's data, else random inputs from a seed, with a warning."""
@@ -199,6 +207,29 @@ class Prepared:
             if data is not None:
                 return data, kind
         return list(self.feeds()), "random"
+
+    @cached_property
+    def definition(self) -> DefinitionEvidence | None:
+        """The difference of the given model's run from its definition in ONNX; ``None`` if they cannot be compared."""
+        feeds, data = self.comparison_data()
+        found = compared_with_definition(self.given, feeds, self.backend, self.options)
+        if found is not None and not found.holds:
+            self.note_once(
+                definition_warning(found, self.backend.name, data, is_quantized=is_quantized(self.given))
+            )
+        return found
+
+    @cached_property
+    def expected(self) -> Callable[[], Engine] | None:
+        """Builds the model that computes the expected outputs, if the backend's run of the given model does not."""
+        if self.definition is None or self.definition.holds:
+            return None
+        return Definition(self.given, self.backend, self.options).build
+
+    def build_expected(self) -> Engine:
+        """An engine of the expected outputs: the given model on the backend, or its definition where that differs."""
+        options = replace(self.options, hashed=False)
+        return (self.expected or partial(runner(self.backend, options), require_path(self.given)))()
 
     @cached_property
     def sample(self) -> dict[str, Array]:

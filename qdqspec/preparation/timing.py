@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,17 +10,19 @@ from typing import TypeAlias
 
 import numpy as np
 
-from qdqspec.arrays import Array
+from qdqspec.arrays import Array, Feed
 from qdqspec.backends.base import Backend, BuildOptions, Engine
-from qdqspec.graph.model import load_model
+from qdqspec.graph.model import Model, load_model
 from qdqspec.measurement.bench import Bench
 from qdqspec.measurement.profiles import GivenFeeds
 from qdqspec.measurement.race import settle
 from qdqspec.parity.data import open_data, random_feeds, shaped_by_data
 from qdqspec.parity.shapes import input_specs, resolve_shapes
+from qdqspec.preparation.definition import SAMPLES, compared_with_definition
 from qdqspec.preparation.resources import Resources
 from qdqspec.types import (
     Clock,
+    DefinitionEvidence,
     Inputs,
     InputShape,
     LatencyEvidence,
@@ -72,11 +74,15 @@ PROFILE_ROUNDS = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profiled:
-    """Layers of a built model, and its end-to-end times on one clock; without a clock only its layers."""
+    """Layers of a built model, and its end-to-end times on one clock; without a clock only its layers.
+
+    ``definition`` is the difference of its outputs from its definition in ONNX.
+    """
 
     layers: tuple[LayerTime, ...]
     samples: Samples = field(default_factory=Samples)
     median_ms: float | None = None
+    definition: DefinitionEvidence | None = None
 
 
 def profile_models(
@@ -94,9 +100,14 @@ def profile_models(
     Raises `BackendError` if a model does not build.
     """
     random = np.random.default_rng(seed)
+    loaded = {name: load_model(path) for name, path in models.items()}
+    feeds = {name: _feeds(model, inputs, seed) for name, model in loaded.items()}
+    definitions = {
+        name: compared_with_definition(model, feeds[name], backend, options) for name, model in loaded.items()
+    }
     with ExitStack() as opened:
         engines = {
-            name: opened.enter_context(_built(path, backend, options, _feeds(path, inputs, seed)))
+            name: opened.enter_context(_built(path, backend, options, dict(next(iter(feeds[name])))))
             for name, path in models.items()
         }
         if not backend.capabilities(options).has_clock:
@@ -109,18 +120,22 @@ def profile_models(
                 name = names[position]
                 samples[name] += turns[name].sample(engines[name])
         return {
-            name: Profiled(layers=engine.layers(), samples=taken, median_ms=taken.median_ms(clock))
+            name: Profiled(
+                layers=engine.layers(),
+                samples=taken,
+                median_ms=taken.median_ms(clock),
+                definition=definitions[name],
+            )
             for (name, engine), taken in zip(engines.items(), samples.values(), strict=True)
         }
 
 
-def _feeds(path: Path, inputs: Inputs, seed: int) -> dict[str, Array]:
-    model = load_model(path)
+def _feeds(model: Model, inputs: Inputs, seed: int) -> Iterable[Feed]:
     shapes = resolve_shapes(model, shaped_by_data(model, inputs))
     data = inputs.calibration or inputs.evaluation
     if data is None:
-        return dict(next(iter(random_feeds(model, shapes, seed, 1))))
-    return dict(next(iter(open_data(data, input_specs(model, shapes), fixed=inputs.values))))
+        return random_feeds(model, shapes, seed, SAMPLES)
+    return open_data(data, input_specs(model, shapes), fixed=inputs.values)
 
 
 @contextmanager

@@ -151,8 +151,7 @@ class _Accuracy(Closing):
     @cached_property
     def constraint(self) -> AccuracyConstraint:
         """The limits as outputs decide them."""
-        resources = self._resources
-        return constraint_of(self.prepared, resources.backend, resources.options)
+        return constraint_of(self.prepared)
 
     def decides(self, placement: Placement, model: Path) -> bool:
         """Whether a placement meets the limits by the outputs of its model, from which rehearsals learn."""

@@ -11,7 +11,7 @@ from typing import Any, Unpack, cast
 
 from qdqspec import __version__
 from qdqspec.accuracy.culprits import MOST, culprits_of
-from qdqspec.accuracy.parity import SideBySide
+from qdqspec.accuracy.parity import both_models
 from qdqspec.accuracy.probes import Prober, read_probe
 from qdqspec.backends.base import Availability
 from qdqspec.baseline.store import Renewal
@@ -168,7 +168,7 @@ class Session(Closing):
         shapes = {name: list(array.shape) for name, array in kept.feeds.items()}
         case = inline_case(model, {"shapes": shapes, "values": values or {}})
         setup = self.work(case).setup
-        with SideBySide(setup.resources, case.model, Path(tuned).absolute(), setup.fixed) as models:
+        with both_models(setup, Path(tuned).absolute()) as models:
             return Prober(models, limits or kept.params, kept.typical).probe(kept.feeds, kept.inputs)
 
     def study(

@@ -89,7 +89,7 @@ def open_tuning(
     steps.report("calibrating")
     space = prepared.space
     steps.report("running the reference")
-    constraint = constraint_of(prepared, resources.backend, resources.options)
+    constraint = constraint_of(prepared)
     trials = trials_of(rules, space, make)
     starts = _starts(prepared, resources)
     problem = _Problem(prepared=prepared, resources=resources, constraint=constraint)
@@ -673,7 +673,7 @@ class TwinBench:
         if corrections is not None:
             write_text(path, corrections)
         prepared.keep_corrections(path, setup.journal_header, finds=False)
-        constraint = constraint_of(prepared, setup.resources.backend, setup.resources.options)
+        constraint = constraint_of(prepared)
         problem = _Problem(prepared=prepared, resources=setup.resources, constraint=constraint)
         self._bench = problem.bench(self._folder, np.random.default_rng())
         half_reference(prepared, self._folder)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from qdqspec.types.placement import Site
 
 EXACT_DB = 200.0  # the SQNR of equal outputs as a finite number
+DEFINED_DB = 40.0  # least SQNR of a run against ONNX's definition: below, its outputs are not relied on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +53,25 @@ class TopK:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DefinitionEvidence:
+    """The given model as the backend runs it, compared with its definition in ONNX on the first samples.
+
+    ``sqnr_db`` is that of the worst float ``output``, finite. ``node`` is the first node whose output differs so much;
+    empty if it is not known.
+    """
+
+    sqnr_db: float
+    output: str
+    samples: int
+    node: str = ""
+
+    @property
+    def holds(self) -> bool:
+        """Whether the backend computes what ONNX defines, but for rounding."""
+        return self.sqnr_db >= DEFINED_DB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ParityEvidence:
     """Parity of the tuned model with the reference, over ``samples`` inputs.
 
@@ -59,7 +79,8 @@ class ParityEvidence:
     between: ``quantization`` compares the float model with the tuned one computed as ONNX defines it, pair by
     pair and without fusion, and ``runtime`` compares this arithmetic with the result of the backend. Both are
     empty if that was not computed, and ``undivided`` is the reason. ``computed_by`` is the runtime that computed both
-    models as ONNX defines them, if the backend runs nothing on this machine.
+    models as ONNX defines them, if the backend runs nothing on this machine. ``definition`` is the given model's own
+    difference from its definition in ONNX; if that does not hold, the definition is in place of the float model above.
     """
 
     outputs: tuple[TensorParity, ...]
@@ -69,6 +90,7 @@ class ParityEvidence:
     runtime: tuple[TensorParity, ...] = ()
     undivided: str = ""
     computed_by: str = ""
+    definition: DefinitionEvidence | None = None
 
     @property
     def sqnr_db(self) -> float:
