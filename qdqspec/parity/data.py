@@ -343,7 +343,7 @@ class RandomFeeds:
     count: int
     random: bool = True
     labels: None = None
-    _inputs: Mapping[str, tuple[InputSpec, int]]  # with the upper bound of integers for each
+    _inputs: Mapping[str, tuple[InputSpec, tuple[int, int]]]  # with the bounds of integers for each
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -361,33 +361,38 @@ class RandomFeeds:
     def __iter__(self) -> Iterator[dict[str, Array]]:
         for number in range(self.count):
             random = np.random.default_rng((self.seed, number))
-            yield {name: _draw(random, spec, limit) for name, (spec, limit) in self._inputs.items()}
+            yield {name: _draw(random, spec, bounds) for name, (spec, bounds) in self._inputs.items()}
 
 
 def random_feeds(model: Model, shapes: Mapping[str, Shape], seed: int, count: int) -> RandomFeeds:
     """``count`` feeds of plausible values: floats from the standard normal, integers small and not negative.
 
-    Integers that index rows of a table (Gather) span the table; others are 0 or 1. ``shapes`` come from
-    `resolve_shapes`.
+    Integers that index rows of a table (Gather) span the table, and those that a DequantizeLinear reads span their
+    type, up to 16 bits; others are 0 or 1. ``shapes`` come from `resolve_shapes`.
     """
     specs = input_specs(model, shapes)
-    inputs = {name: (spec, _integer_limit(model, name)) for name, spec in specs.items()}
+    inputs = {name: (spec, _integer_bounds(model, name, spec)) for name, spec in specs.items()}
     return RandomFeeds(seed=seed, count=count, _inputs=inputs)
 
 
-def _draw(random: np.random.Generator, spec: InputSpec, limit: int) -> Array:
+def _draw(random: np.random.Generator, spec: InputSpec, bounds: tuple[int, int]) -> Array:
     if np.issubdtype(spec.dtype, np.integer):
-        return random.integers(0, limit, spec.shape).astype(spec.dtype)
+        return random.integers(*bounds, spec.shape).astype(spec.dtype)
     if spec.dtype == np.bool_:
         return random.integers(0, 2, spec.shape).astype(np.bool_)
     return random.standard_normal(spec.shape).astype(spec.dtype)
 
 
-def _integer_limit(model: Model, name: str) -> int:
-    """The size of the smallest table that the input indexes, else `_FEW`."""
+def _integer_bounds(model: Model, name: str, spec: InputSpec) -> tuple[int, int]:
+    """The smallest value, and a value above the largest: of an index the size of the smallest table that it indexes."""
+    readers = {model.by_name[end.node].op_type for end in model.consumers.get(name, ())}
+    if readers == {"DequantizeLinear"} and np.issubdtype(spec.dtype, np.integer):
+        limits = np.iinfo(str(spec.dtype))
+        widest = np.iinfo(np.int16)
+        return max(limits.min, widest.min), min(limits.max, widest.max) + 1
     sizes = []
     for node in lookups(model, name):
         shape = model.shape(node.inputs[0])
         size = None if shape is None else shape[node.number("axis", 0)]
         sizes.append(size or 1)  # 1 is the only safe limit if it is not known
-    return min(sizes, default=_FEW)
+    return 0, min(sizes, default=_FEW)

@@ -16,12 +16,13 @@ from qdqspec.graph.check import type_problem
 from qdqspec.graph.model import Model
 from qdqspec.graph.save import save_model
 from qdqspec.lint import lint_model
-from qdqspec.lint.loads import CHECKER, LOAD, RUN, named_node, with_refusals
+from qdqspec.lint.loads import CHECKER, LOAD, RUN, VALUES, named_node, with_refusals
 from qdqspec.measurement.isolate import Isolated
 from qdqspec.parity.data import random_feeds
 from qdqspec.parity.shapes import resolve_shapes, with_named_dimensions
+from qdqspec.preparation.definition import compared_with_definition
 from qdqspec.temporary import TemporaryFolder
-from qdqspec.types import Finding, Inputs, InputShape, LintTarget, ShapeProfile
+from qdqspec.types import DEFAULT_MIN_SQNR_DB, Finding, Inputs, InputShape, LintTarget, ShapeProfile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +43,8 @@ class Load:
         """The runtime that judged the model, or the reason why none did."""
         if self.missing:
             return f"static rules only, not loaded: {self.missing}"
+        if self.refusal is not None and self.refusal.id == VALUES.id:
+            return f"{self.runtime} loaded it, and computes other values"
         return f"{self.runtime} {'loaded' if self.loaded else 'refused'} it"
 
 
@@ -134,14 +137,19 @@ def _file_of(model: Model) -> Iterator[Path]:
 def _refusal(
     model: Model, path: Path, backend: Backend, options: BuildOptions, feed: Mapping[str, Array] | None
 ) -> Finding | None:
-    """The refusal of the runtime. A run is judged only if the same run without optimizations succeeds."""
+    """The refusal of the runtime. A run is judged only if the same run without optimizations succeeds.
+
+    Values that are far from ONNX's definition are a refusal too.
+    """
     plain = hooks.declaration_of(backend.name).as_defined
     error = _tried(backend, path, options, None)
     finding = LOAD
     if error is None and plain and feed is not None:
         error, finding = _tried(backend, path, options, feed), RUN
     if error is None:
-        return None
+        if not plain or feed is None:
+            return None
+        return _other_values(Model(model.proto, path=path), backend, options, feed)
     unoptimized = replace(options, extra={**options.extra, **plain})
     by_optimizer = bool(plain) and _tried(backend, path, unoptimized, feed) is None
     if finding is RUN and not by_optimizer:
@@ -149,6 +157,18 @@ def _refusal(
     cure = RUN.cure if by_optimizer else error.cure or finding.cure
     words = " ".join(error.what.replace(str(path), "the model").split())
     return replace(finding, node=named_node(model, words), message=words, cure=cure)
+
+
+def _other_values(
+    model: Model, backend: Backend, options: BuildOptions, feed: Mapping[str, Array]
+) -> Finding | None:
+    """A finding if the runtime computes other values than ONNX defines, on one input."""
+    found = compared_with_definition(model, [feed], backend, options)
+    if found is None or found.sqnr_db >= DEFAULT_MIN_SQNR_DB:
+        return None
+    node = named_node(model, found.node)
+    words = f"{found.sqnr_db:.1f} dB against its definition at output '{found.output}'"
+    return replace(VALUES, node=node, message=f"{words}{f', first at {found.node}' if found.node else ''}")
 
 
 def _tried(

@@ -65,3 +65,13 @@ def mixed_float_types(path: Path) -> Path:
       q = QuantizeLinear(x, s, z)  d = DequantizeLinear(q, s, z)
       w = DequantizeLinear<axis = 0>(wq, ws, wz)  y = Conv(d, w) }}"""
     return _saved(path, text, {**_weight(), "s": np.float16(0.03), "z": np.int8(0)})
+
+
+def integers_with_other_values(path: Path) -> Path:
+    """A DequantizeLinear of int32, Reshape, MatMul (onnxruntime#25001): ONNX Runtime 1.32 optimizes it to a model that
+    clips the values to 8 bits.
+    """
+    text = """<ir_version: 9, opset_import: ["": 17]> g (int32[4,16,16] x) => (float[4,32] y) {
+      d = DequantizeLinear(x, s)  r = Reshape(d, shape)  y = MatMul(r, w) }"""
+    weight = np.random.default_rng(7).normal(size=(256, 32)).astype(np.float32)
+    return _saved(path, text, {"s": np.float32(0.03), "shape": np.array([4, 256]), "w": weight})

@@ -56,6 +56,19 @@ def test_random_indices_cover_exactly_the_rows_of_their_table() -> None:
     assert set(np.unique(feeds[0]["mask"])) == {0, 1}
 
 
+def test_random_integers_that_are_dequantized_span_their_type() -> None:
+    nodes = [helper.make_node("DequantizeLinear", [name, "s"], [f"{name}_"]) for name in ("a", "b", "c")]
+    kinds = {"a": TensorProto.INT8, "b": TensorProto.UINT8, "c": TensorProto.INT32}
+    inputs = [helper.make_tensor_value_info(name, kind, [4000]) for name, kind in kinds.items()]
+    outputs = [helper.make_tensor_value_info(f"{name}_", TensorProto.FLOAT, [4000]) for name in kinds]
+    graph = helper.make_graph(nodes, "g", inputs, outputs, [numpy_helper.from_array(np.float32(1), "s")])
+    model = Model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9))
+    (feed,) = random_feeds(model, dict.fromkeys(kinds, (4000,)), seed=1, count=1)
+    assert (feed["a"].min(), feed["a"].max()) == (-128, 127)
+    assert (feed["b"].min(), feed["b"].max()) == (0, 255)
+    assert -(2**15) <= feed["c"].min() < -30000 < 30000 < feed["c"].max() < 2**15
+
+
 def test_the_seed_determines_the_feeds_and_samples_differ(models: Path) -> None:
     model = load_model(models / "digits_resnet.onnx")
     shapes = {"input": (2, 1, 16, 16)}

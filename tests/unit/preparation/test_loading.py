@@ -9,7 +9,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from refused_models import mixed_float_types, pad_that_no_run_survives, pair_that_no_build_takes
+from refused_models import (
+    integers_with_other_values,
+    mixed_float_types,
+    pad_that_no_run_survives,
+    pair_that_no_build_takes,
+)
 
 from qdqspec.backends.base import Availability, BuildOptions
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
@@ -51,6 +56,19 @@ def test_a_failure_of_the_optimized_model_alone_is_refused(
     assert str(tmp_path) not in finding.message
     assert "without the runtime's optimizations" in finding.cure
     assert finding.source.startswith("runtime: onnxruntime ")
+
+
+@pytest.mark.parametrize("target", [TARGET])
+def test_a_run_with_other_values_than_defined_is_refused(target: str, tmp_path: Path) -> None:
+    path = integers_with_other_values(tmp_path / "model.onnx")
+    found = refused(path, target)
+    if not found:
+        pytest.skip("this ONNX Runtime computes the model as ONNX defines it")
+    (finding,) = found
+    assert finding.id == "RUN003"
+    assert finding.node == "MatMul_y"
+    assert "dB against its definition at output 'y'" in finding.message
+    assert "computes other values" in lint_and_load(load_model(path), target).load.note
 
 
 @pytest.mark.parametrize("target", hooks.all_names("lint_targets"))
