@@ -110,17 +110,19 @@ def multiplications(model: Model, node: Node) -> int:
 
 
 def _convolution(model: Model, node: Node) -> int:
-    weight = _dims(model, node.inputs[1])
+    weight = _dims(model, node.inputs[_weight(node)])
     # Transposed or not, each weight meets each position of the smaller image.
     moved = _dims(model, node.inputs[0] if node.op_type == "ConvTranspose" else node.outputs[0])
     return prod(weight) * prod(moved[2:]) * (moved[0] if moved else 1)
 
 
 def _product(model: Model, node: Node) -> int:
-    left, right = (_dims(model, tensor) for tensor in node.inputs[:2])
+    left, right = (_dims(model, node.inputs[index]) for index in (0, _weight(node)))
     if not left or not right:
         return 0
-    shared = left[0] if node.op_type == "Gemm" and node.attributes.get("transA", 0) else left[-1]
+    shared = left[0] if node.attributes.get("transA", 0) else left[-1]
+    if model.shape(node.outputs[0]) is None:  # as of operators of other domains: the right operand counts as a matrix
+        return prod(left) * prod(right) // max(shared, 1)
     return prod(_dims(model, node.outputs[0])) * shared
 
 
@@ -134,11 +136,16 @@ def _blocked_product(model: Model, node: Node) -> int:
     return prod(_dims(model, node.inputs[0])) * int(node.number("N", 0))
 
 
+def _weight(node: Node) -> int:
+    """The index of the right operand. In operators on quantized tensors, the left one's scale and zero point precede it."""
+    return 3 if node.op_type in _QUANTIZED else 1
+
+
+_QUANTIZED = frozenset({"QGemm", "QLinearConv", "QLinearMatMul"})
 _COUNTS: dict[str, Callable[[Model, Node], int]] = {
-    "Conv": _convolution,
-    "ConvTranspose": _convolution,
-    "Gemm": _product,
-    "MatMul": _product,
+    **dict.fromkeys(("Conv", "ConvInteger", "ConvTranspose", "QLinearConv"), _convolution),
+    **dict.fromkeys(("Gemm", "MatMul", "MatMulInteger", "QGemm", "QLinearMatMul"), _product),
+    **dict.fromkeys(("DynamicQuantizeMatMul", "MatMulIntegerToFloat"), _product),
     "MatMulNBits": _blocked_product,
     **dict.fromkeys(("LSTM", "GRU", "RNN", "DynamicQuantizeLSTM"), _recurrence),
 }

@@ -67,3 +67,29 @@ def test_products_with_weights_in_blocks_of_bits_are_counted() -> None:
         y = com.microsoft.MatMulNBits<K = 32, N = 24, bits = 4, block_size = 16>(x, w, s) }"""
     found = forecast_tuning(Model(onnx.parser.parse_model(text)), 10, {"x": (2, 7, 32)})
     assert found.macs == 2 * 7 * 32 * 24
+
+
+_SCALES = "float s, uint8 z, float[12] t, uint8[12] u, float v, uint8 p"
+
+
+@pytest.mark.parametrize(
+    ("node", "weight"),
+    [
+        ("y = ConvInteger(q, w, z)", "uint8[12,4,3,3]"),
+        ("y = QLinearConv(q, s, z, w, t, u, v, p)", "uint8[12,4,3,3]"),
+        ("y = MatMulInteger(q, w, z)", "uint8[5,12]"),
+        ("y = QLinearMatMul(q, s, z, w, t, u, v, p)", "uint8[5,12]"),
+        ("y = com.microsoft.QGemm(q, s, z, w, t, u)", "uint8[5,12]"),
+        ("y = com.microsoft.QGemm<transB = 1>(q, s, z, w, t, u)", "uint8[12,5]"),
+        ("y = com.microsoft.DynamicQuantizeMatMul(q, w, t)", "uint8[5,12]"),
+        ("y = com.microsoft.MatMulIntegerToFloat(q, w, s, t)", "uint8[5,12]"),
+    ],
+)
+def test_products_of_integers_are_counted(node: str, weight: str) -> None:
+    is_image = "Conv" in node
+    left = "uint8[n,4,8,8] q" if is_image else "uint8[n,5] q"
+    text = f"""<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]>
+        net ({left}, {weight} w, {_SCALES}) => (y) {{ {node} }}"""
+    shape = (2, 4, 8, 8) if is_image else (2, 5)
+    found = forecast_tuning(Model(onnx.parser.parse_model(text)), 10, {"q": shape})
+    assert found.macs == (2 * 6 * 6 * 12 * 4 * 3 * 3 if is_image else 2 * 5 * 12)
