@@ -85,6 +85,15 @@ DATA_INPUTS: dict[str, tuple[int, ...]] = {
     ),
 }  # fmt: skip
 
+# Operators with inputs whose values set the size of an output: the indexes of these inputs.
+_SIZES: dict[str, tuple[int, ...]] = {
+    "Range": (0, 1, 2),
+    "Resize": (2, 3),
+    "Slice": (1, 2, 3, 4),
+    "ConstantOfShape": (0,),
+    **dict.fromkeys(("Expand", "OneHot", "Pad", "Reshape", "Split", "Tile", "TopK", "Upsample"), (1,)),
+}
+
 # Operators with a constant weight: the index of its input.
 WEIGHT_INPUT = {"Conv": 1, "ConvTranspose": 1, "Gemm": 1, "MatMul": 1}
 
@@ -167,11 +176,36 @@ def made_of_shapes(model: Model) -> frozenset[str]:
     """Tensors that are computed from shapes and constants alone, also in floating point."""
     found: set[str] = set()
     for node in model.nodes:
-        read = node.inputs
-        if model.has_bodies or model.subgraph_reads:
-            given = [name for end in model.bodies.get(node.name, ()) for name in end.inputs[:-1]]
-            read = (*read, *node.body_reads, *given)
-        operands = [name for name in read if name and name not in model.constants]
+        operands = [name for name in _read(model, node) if name and name not in model.constants]
         if node.op_type in SHAPE_SOURCES or (operands and found.issuperset(operands)):
             found.update(name for name in node.outputs if name)
     return frozenset(found)
+
+
+def setters_of_sizes(model: Model) -> frozenset[str]:
+    """The nodes whose values set the size of a tensor, as predicted lengths of sounds do.
+
+    Noise there gives outputs of another shape, which cannot be compared. A tensor of which only the shape is read sets
+    no size.
+    """
+    found: set[str] = set()
+    pending = [
+        node.input_at(index)
+        for node in model.nodes
+        if is_default(node)
+        for index in _SIZES.get(node.op_type, ())
+    ]
+    while pending:
+        maker = model.producer.get(pending.pop())
+        if maker is not None and maker.name not in found and maker.op_type not in SHAPE_SOURCES:
+            found.add(maker.name)
+            pending += _read(model, maker)
+    return frozenset(found)
+
+
+def _read(model: Model, node: Node) -> tuple[str, ...]:
+    """The inputs of a node, and what its bodies read and give."""
+    if not (model.has_bodies or model.subgraph_reads):
+        return node.inputs
+    given = [name for end in model.bodies.get(node.name, ()) for name in end.inputs[:-1]]
+    return (*node.inputs, *node.body_reads, *given)

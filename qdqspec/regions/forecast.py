@@ -121,7 +121,9 @@ def _product(model: Model, node: Node) -> int:
     if not left or not right:
         return 0
     shared = left[0] if node.attributes.get("transA", 0) else left[-1]
-    if model.shape(node.outputs[0]) is None:  # as of operators of other domains: the right operand counts as a matrix
+    if (
+        model.shape(node.outputs[0]) is None
+    ):  # as of operators of other domains: the right operand counts as a matrix
         return prod(left) * prod(right) // max(shared, 1)
     return prod(_dims(model, node.outputs[0])) * shared
 
@@ -137,7 +139,7 @@ def _blocked_product(model: Model, node: Node) -> int:
 
 
 def _weight(node: Node) -> int:
-    """The index of the right operand. In operators on quantized tensors, the left one's scale and zero point precede it."""
+    """The index of the right operand; in some operators the scale and zero point of the left one precede it."""
     return 3 if node.op_type in _QUANTIZED else 1
 
 

@@ -43,6 +43,7 @@ _UNKNOWN = "an unknown type"
 _FLOATS = frozenset(onnx.TensorProto.DataType.Name(kind) for kind in FLOATS)
 _RECURRENT_FLOAT = frozenset({"GRU", "RNN"})
 COMPUTED = "computed from shapes or constants alone"
+SIZING = "its values set the size of a tensor, which quantization would change"
 NOT_ASKED = "the spec must request it: quantize: {outputs: true}"
 
 
@@ -140,6 +141,8 @@ class _Reasons:
             yield f"{op_type}: rule {rule} leaves it in float"
         if op_type in NEVER:
             yield f"{op_type}: never quantized by itself"
+        if node.name in self._finder.sizing and any(is_float(self._model, tensor) for tensor in node.outputs):
+            yield SIZING
         types = {self._type(node.inputs[index]) for index in data_inputs(node)}
         if types and types.isdisjoint({*_FLOATS, _UNKNOWN}):
             yield f"{op_type}: no floating point input of 16 or 32 bits"

@@ -30,6 +30,7 @@ from qdqspec.graph.ops import (
     is_fused_attention,
     made_of_shapes,
     reads_data,
+    setters_of_sizes,
 )
 from qdqspec.quantize.formats import BIAS_FORMAT, RUN_TIME, NumberFormat, number_format
 from qdqspec.types import HALVES, Consumer, Kind, Label, QuantizeRules, Site, label_of
@@ -304,6 +305,7 @@ class UnitFinder:
         self._needs_weight = NEEDS_WEIGHT | capabilities.constant_weight
         self._is_computed = cache(lambda op_type: any(self._computes(op_type, choice) for choice in choices))
         self.of_shapes = made_of_shapes(model)
+        self.sizing = setters_of_sizes(model)
 
     def find(
         self, allowed: Collection[str] | None, known: Mapping[str, Unit] | None = None
@@ -345,6 +347,8 @@ class UnitFinder:
         return found
 
     def _unit(self, node: Node) -> Unit | None:
+        if node.name in self.sizing:
+            return None
         shape = self._shape(node) if self._is_computed(node.op_type) else None
         forms = tuple([form for form in self._forms(node, shape) if form.kinds])
         if not forms:

@@ -94,6 +94,12 @@ REASONS = {
         "a",
         "Add: its output is read as a bound, a scale or a shape",
     ),
+    "a size": (
+        f"""g ({IMAGE} x, int64 at, int64 by) => (int64[n] y, {IMAGE} z) {{
+            a = Conv(x, w) b = ReduceMax<keepdims = 0>(a) c = Cast<to = 7>(b) y = Range(at, c, by) z = Neg(a) }}""",
+        "a",
+        "its values set the size of a tensor, which quantization would change",
+    ),
     "a body": (
         f"""g ({IMAGE} x, bool c) => ({IMAGE} y) {{ a = Conv(x, w) b = Relu(a)
             y = If (c) <then_branch = t () => ({IMAGE} u) {{ u = Neg(b) }},

@@ -56,6 +56,59 @@ def test_shape_inputs_and_indices_are_not_offered() -> None:
     assert {"x", "c", "f"} <= offered
 
 
+# Each output has a size that is a sum of predicted lengths, as in models that make speech.
+_LENGTH = (
+    """a = Conv(x, w) b = ReduceSum<keepdims = 0>(a) c = Ceil(b) k = Cast<to = 7>(c) n = Reshape(k, one)"""
+)
+_SIZED = {
+    "ConstantOfShape": "y = ConstantOfShape(n)",
+    "Expand": "y = Expand(v, n)",
+    "OneHot": "y = OneHot(n, k, v)",
+    "Pad": "m = Concat<axis = 0>(n, n) y = Pad(v, m)",
+    "Range": "y = Range(zero, k, step)",
+    "Reshape": "y = Reshape(v, n)",
+    "Resize": "y = Resize(v, , , n)",
+    "Slice": "y = Slice(v, none, n)",
+    "Split": "m = Concat<axis = 0>(n, n) y, u = Split(v, m)",
+    "Tile": "y = Tile(v, n)",
+    "TopK": "y, u = TopK(v, n)",
+}
+
+
+@pytest.mark.parametrize("op_type", _SIZED)
+def test_operators_whose_values_set_a_size_are_not_offered(op_type: str) -> None:
+    text = f"""
+    g (float[1,4,6,6] x, float[4] v) => (y, float[1,4,6,6] z)
+    <int64[1] one = {{1}}, int64[1] none = {{0}}, int64 zero = {{0}}, int64 step = {{1}}>
+    {{ {_LENGTH} {_SIZED[op_type]} d = Conv(a, w) z = Sigmoid(d) }}
+    """
+    offered = {unit.id for unit in space_of(model_of(text)).units}
+    assert "d" in offered
+    assert offered.isdisjoint({"a", "b"})
+
+
+def test_a_shape_read_from_a_tensor_does_not_keep_its_makers_in_floating_point() -> None:
+    text = """
+    g (float[1,4,6,6] x) => (float[1,4,6,6] z)
+    { a = Conv(x, w) s = Shape(a) b = Reshape(a, s) c = Conv(b, w) z = Sigmoid(c) }
+    """
+    assert "a" in {unit.id for unit in space_of(model_of(text)).units}
+
+
+def test_a_size_that_a_body_computes_keeps_what_the_body_reads_in_floating_point() -> None:
+    text = """
+    g (float[1,4,6,6] x, bool c) => (y, float[1,4,6,6] z)
+    <int64[1] one = {1}, int64 zero = {0}, int64 step = {1}>
+    { a = Conv(x, w) h = Conv(a, w)
+      k = If (c) <then_branch = t () => (int64 u) { f = ReduceMax<keepdims = 0>(h) u = Cast<to = 7>(f) },
+                  else_branch = e () => (int64 v) { g = ReduceMin<keepdims = 0>(h) v = Cast<to = 7>(g) }>
+      y = Range(zero, k, step) d = Conv(x, w) z = Sigmoid(d) }
+    """
+    offered = {unit.id for unit in space_of(model_of(text)).units}
+    assert "d" in offered
+    assert "a" not in offered
+
+
 CONV_LAST = "g (float[1,4,6,6] x) => (float[1,4,6,6] y) { a = Conv(x, w)  y = Relu(a) }"
 OTHERS_LAST = "g (float[1,4,6,6] x) => (float[1,4,6,6] y) { a = Conv(x, w)  y = Sigmoid(a) }"
 
