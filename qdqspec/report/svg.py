@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 
 from qdqspec.types import GraphPart
@@ -64,7 +65,15 @@ def ticks(low: float, high: float) -> list[float]:
 # ---- the model ----------------------------------------------------------------------------------
 
 
-def model_graph(parts: Sequence[GraphPart]) -> str | None:
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """A picture of a model; ``start`` is the distance of its first part from the left side, in pixels."""
+
+    svg: str
+    start: float
+
+
+def model_graph(parts: Sequence[GraphPart]) -> Drawing | None:
     """The drawing, with a width and height of its own; ``None`` without the library of the extra ``report``."""
     try:
         from graph_layout import SugiyamaLayout
@@ -102,7 +111,8 @@ def model_graph(parts: Sequence[GraphPart]) -> str | None:
         for part, place, share in zip(parts, places, shares, strict=True)
     ]
     label = f"The model in {count_text(len(parts), 'part')}, from its inputs at the top to its outputs"
-    return frame(width, height, label, drawn, f' width="{width}" height="{height}"')
+    svg = frame(width, height, label, drawn, f' width="{width}" height="{height}"')
+    return Drawing(svg, moved(places[0])[0] - _WIDTH / 2)
 
 
 def style_of(parts: Sequence[GraphPart]) -> dict[str, str]:

@@ -234,7 +234,8 @@ def _graph(found: Evidence) -> list[PageBlock]:
     note = _GRAPH_NOTE.format(times=_GRAPH_TIMES if timed else "")
     drawn = (
         f'<figure class="drawn"><h3>Model <small>{folded}</small></h3>\n<p class="legend">{legend}</p>\n'
-        f'<div class="graph" tabindex="0">{drawing}</div>\n<figcaption>{note}</figcaption></figure>'
+        f'<div class="graph" tabindex="0"><i class="start" style="--from: {drawing.start:.0f}px"></i>'
+        f"{drawing.svg}</div>\n<figcaption>{note}</figcaption></figure>"
     )
     return [PageBlock(drawn, _note("The drawing of the model is left out: the page would be too long."))]
 
