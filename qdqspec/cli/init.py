@@ -286,7 +286,7 @@ def _facts(model: Model, found: Judged, target: str, shapes: Mapping[str, Sequen
     integer = Counter(model.by_name[name].op_type for name, reason in found.reasons.items() if not reason)
     yield f"{target} can run in integers: {_counted(integer) or 'nothing'}"
     refused = Counter(reason for reason in found.reasons.values() if reason and not _OF_COURSE.search(reason))
-    yield from (f"stays float, {count}: {reason}" for reason, count in refused.most_common(_REASONS))
+    yield from (f"not quantized, {count}: {reason}" for reason, count in refused.most_common(_REASONS))
     if found.note:
         yield f"{found.backend}: {found.note}"
     yield forecast_line(forecast_tuning(model, TIMED_TRIALS["default"], shapes))

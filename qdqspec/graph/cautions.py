@@ -25,7 +25,10 @@ def cautions(model: Model) -> Iterator[str]:
     """Sentences, each with advice; none for an ordinary model."""
     random = random_nodes(model)
     if random:
-        yield f"its outputs are random ({_listed(random)}): comparing them proves little; export it for inference"
+        yield (
+            f"its outputs are random ({_listed(random)}): comparing them proves little; export it for inference, or "
+            "if an input scales the random numbers, give data where it is 0"
+        )
     present = [node.name for node in model.nodes if node.op_type in QDQ_OPS]
     if present:
         yield (

@@ -34,6 +34,14 @@ def test_an_ordinary_model_has_no_warning(models: Path) -> None:
     assert list(cautions(load_model(models / "digits_resnet.onnx"))) == []
 
 
+def test_the_advice_about_random_outputs_covers_inputs_that_scale_them() -> None:
+    """Models that make speech have such an input, and draw random numbers in inference too."""
+    text = """<ir_version: 8, opset_import: ["": 17]>
+        g (float[1,4] x, float scale) => (float[1,4] y) { r = RandomNormalLike(x) n = Mul(r, scale) y = Add(x, n) }"""
+    (found,) = cautions(Model(onnx.parser.parse_model(text)))
+    assert found.endswith("or if an input scales the random numbers, give data where it is 0")
+
+
 def test_fused_attentions_are_noted() -> None:
     model = onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]>
