@@ -56,7 +56,7 @@ def culprits_of(
     left = [limit for limit in (seconds, setup.resources.seconds_left()) if limit is not None]
     feeds, data = setup.prepared.comparison_data()
     return find_culprits(
-        setup.given,
+        setup.prepared.base,
         pairs,
         feeds,
         data,

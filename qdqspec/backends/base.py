@@ -85,12 +85,13 @@ class Capabilities:
     ``one_processor`` is true if an engine of one thread computes on the processor of the thread that runs it,
     so that compared engines can be pinned to the same core; ``fuses_in_half`` is true if quantized kernels fuse
     like those of float16, so that fusion is read from a float16 build; ``computes_in_half`` if it has native
-    float16 kernels, so that a float16 model is timed for comparison; ``hardware`` names the device of engines,
-    if other backends may run on it too; only one run is timed there at a time. ``enforces_output_shapes`` if a
-    run fails where an output has another shape than the model declares. ``runs`` is false where engines can only be
-    built, because the machine has no device for them: then outputs are computed as ONNX defines them. ``has_clock`` is
-    false where nothing can be timed: then placements are selected by their coverage. ``needs_shapes`` if a build fails
-    where the shape of an input is not known.
+    float16 kernels, so that a float16 model is timed for comparison; ``quantizes_half`` is false if no integer kernel
+    takes pairs of float16 tensors, so that candidates of a float16 model are converted to float32; ``hardware`` names
+    the device of engines, if other backends may run on it too; only one run is timed there at a time.
+    ``enforces_output_shapes`` if a run fails where an output has another shape than the model declares. ``runs`` is
+    false where engines can only be built, because the machine has no device for them: then outputs are computed as ONNX
+    defines them. ``has_clock`` is false where nothing can be timed: then placements are selected by their coverage.
+    ``needs_shapes`` if a build fails where the shape of an input is not known.
     """
 
     formats: tuple[str, ...]
@@ -118,6 +119,7 @@ class Capabilities:
     hardware: str = ""  # cpu, gpu, npu; else the device is its own
     fuses_in_half: bool = False
     computes_in_half: bool = False
+    quantizes_half: bool = True
     enforces_output_shapes: bool = False
     runs: bool = True
     has_clock: bool = True

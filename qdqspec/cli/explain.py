@@ -187,20 +187,23 @@ def _from_folder(folder: Path, inputs: Inputs, settings: Settings) -> list[Expla
     differs = (
         () if parity is None else _differing(parity.definition, settings, "the given model", parity.data)
     )
-    recurrent = _recurrent(folder / "reference.onnx", settings)
-    notes = (*tuned.notes, *differs, *baseline_notes(found), *recurrent)
+    files = folder / _REFERENCE, folder / "tuned.onnx"
+    converted, recurrent = _conversion(*files), _recurrent(files[0], settings)
+    notes = (*tuned.notes, *differs, *baseline_notes(found), *converted, *recurrent)
     return [reference, replace(tuned, notes=notes, corrections=corrections)]
 
 
 def _two_engines(
     found: Evidence, folder: Path, inputs: Inputs, settings: Settings
 ) -> Sequence[ExplainedEngine]:
-    """The profiles taken by the search; if the winner was never profiled, both models are profiled now."""
+    """The profiles taken by the search; if it did not profile both models, they are profiled now."""
     trials = [trial for trial in _trials(folder / _JOURNAL) if not trial.subgraph]
     digest = None if found.search is None else found.search.winner.digest
     reference = next((t for t in trials if t.layers and not t.placement.sites), None)
     tuned = next((t for t in trials if t.layers and t.placement.digest == digest), None)
-    if reference is None or tuned is None:
+    # the first trial of a search whose candidates were converted is not the reference
+    is_converted = found.search is not None and bool(found.search.converted_from)
+    if reference is None or tuned is None or is_converted:
         files = {role: folder / f"{role}.onnx" for role in ("reference", "tuned")}
         return _profiled(files, inputs, settings)
     latency, engines = found.latency, {"reference": reference, "tuned": tuned}
@@ -244,6 +247,7 @@ def _from_model(
     path: Path, reference: Path | None, inputs: Inputs, settings: Settings
 ) -> list[ExplainedEngine]:
     """A quantized model and its float form: ``reference``, or the model without its pairs."""
+    from qdqspec.cli.models import judged
     from qdqspec.graph.dynamic_kernels import with_pairs
     from qdqspec.graph.model import QDQ_OPS, require_path
 
@@ -257,11 +261,14 @@ def _from_model(
         _require_shapes(model, inputs)
     else:
         model = model_given(path, inputs.values)
-        return _profiled({path.stem: require_path(model)}, inputs, settings)
+        (engine,) = _profiled({path.stem: require_path(model)}, inputs, settings)
+        about = judged(model, settings).note
+        return [replace(engine, notes=(*engine.notes, *filter(None, [about])))]
     with _float_model(model, None if original is None else require_path(original)) as file:
         # the user's file first: an error of both is that of its path
         tuned, first = _profiled({"tuned": require_path(model), "reference": file}, inputs, settings)
-        return [first, replace(tuned, notes=(*tuned.notes, *notes, *_recurrent(file, settings)))]
+        notes = (*tuned.notes, *notes, *_conversion(file, require_path(model)), *_recurrent(file, settings))
+        return [first, replace(tuned, notes=notes)]
 
 
 @contextmanager
@@ -279,6 +286,23 @@ def _float_model(model: Model, original: Path | None) -> Iterator[Path]:
         stripped = folder / _REFERENCE
         save_model(strip_qdq(model).proto, stripped, inputs=model.user_files, base=require_path(model).parent)
         yield stripped
+
+
+def _conversion(reference: Path, tuned: Path) -> tuple[str, ...]:
+    """A note on a tuned model that was converted from the float16 of its reference to float32."""
+    from qdqspec.graph.float32 import computes_in_float16, is_converted
+    from qdqspec.graph.model import load_model
+
+    if not (reference.is_file() and tuned.is_file() and is_converted(load_model(tuned))):
+        return ()
+    if not computes_in_float16(load_model(reference)):
+        return ()
+    return (
+        (
+            "the reference computes in float16, and the tuned model in float32, with casts at its float16 inputs and "
+            "outputs: differences include those of the type"
+        ),
+    )
 
 
 def _recurrent(reference: Path, settings: Settings) -> tuple[str, ...]:

@@ -259,10 +259,12 @@ def _shape(one: InputDraft) -> str:
 
 def _formats(model: Model, capabilities: Capabilities) -> list[str]:
     """The backend's formats that some operator of the model can have."""
+    from qdqspec.graph.float32 import with_integer_kernels
     from qdqspec.graph.fold import fold_weights
     from qdqspec.placement.space.search_space import SchemeSpace
 
-    folded = fold_weights(model).model
+    base, _ = with_integer_kernels(model, quantizes_half=capabilities.quantizes_half)
+    folded = fold_weights(base).model
     spaces = {
         name: SchemeSpace(folded, capabilities, rules=QuantizeRules(format=name))
         for name in capabilities.formats

@@ -103,12 +103,16 @@ def inspect(arguments: argparse.Namespace) -> int:
 def judged(model: Model, settings: Settings) -> Judged:
     """The operators that the backend may quantize, from its table if the backend does not work on this machine."""
     from qdqspec.backends.base import BuildOptions, backend_named
+    from qdqspec.graph.float32 import with_integer_kernels
     from qdqspec.placement.space.judging import judge
 
     backend, options = backend_named(settings.backend), BuildOptions.of(settings)
     here = backend.probe(options)
     note = "" if here.usable else f"{here.why}; from what is known of it"
-    return judge(model, backend.capabilities(options), backend=backend.name, note=note)
+    capabilities = backend.capabilities(options)
+    _, conversion = with_integer_kernels(model, quantizes_half=capabilities.quantizes_half)
+    note = "; ".join(filter(None, (note, conversion)))
+    return judge(model, capabilities, backend=backend.name, note=note)
 
 
 @verb(
@@ -245,6 +249,7 @@ def import_model(arguments: argparse.Namespace) -> int:
         IMPORTED,
         imported.positions,
         factors=imported.equalized,
+        is_converted=imported.is_converted,
     )
     activations = imported.placement.pairs
     counts = {"activations": activations, "weights": len(imported.pairs) - activations}

@@ -27,13 +27,15 @@ from qdqspec.types import (
     SearchResult,
 )
 
-STATE_VERSION = 9  # raised when the meaning of an entry changes, which invalidates older entries
+STATE_VERSION = 10  # raised when the meaning of an entry changes, which invalidates older entries
 MODEL, RAW_MODEL, SCHEME, PATTERNS = "tuned.onnx", "tuned_raw.onnx", "scheme.json", "patterns.yaml"
+FLOAT32_FILE = "float32.onnx"  # the user's float16 model in float32, without pairs
 CORRECTIONS = "corrections.json"  # those found, for other placements of the same search
 # Folders of models with the table in each: of a search with two objectives, and of strategy `region` on request.
 FRONT, REGIONS = "front", "regions"
 _CONCLUDED = "search.json"
-_FILES = (MODEL, f"{MODEL}.data", RAW_MODEL, f"{RAW_MODEL}.data", SCHEME, PATTERNS, CORRECTIONS, "layers.csv")
+_MODELS = (MODEL, RAW_MODEL, FLOAT32_FILE)
+_FILES = (*_MODELS, *(f"{name}.data" for name in _MODELS), SCHEME, PATTERNS, CORRECTIONS, "layers.csv")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The model files of candidates: whole models, parts of a model, and the reference in float16."""
+"""The model files of candidates: whole models, parts of a model, and the reference in other float types."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import onnx
 
 from qdqspec.arrays import Array
 from qdqspec.errors import BackendError, ModelError, PlacementError
-from qdqspec.graph.model import require_path
+from qdqspec.graph.model import Model, require_path
 from qdqspec.graph.ops import has_floats
 from qdqspec.graph.save import save_model
 from qdqspec.graph.weights import WeightStore
@@ -22,15 +22,16 @@ from qdqspec.measurement.profiles import Load, Part
 from qdqspec.placement.edit.excerpt import Excerpt, Excerpts, Spans, looks_like_shape
 from qdqspec.placement.edit.insert import Inserter
 from qdqspec.preparation.auxiliary_runs import half_model
+from qdqspec.preparation.cached import FLOAT32_FILE
 from qdqspec.preparation.prepare import Prepared
-from qdqspec.types import LatencyEvidence, Placement, ShapeProfile
+from qdqspec.types import FLOAT32, LatencyEvidence, Placement, ShapeProfile
 
 Nodes = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class CandidateFiles:
-    """Writes placements as model files to one folder. The file of the empty placement is the user's model."""
+    """Writes placements as model files to one folder. ``given`` is the file of the empty one: see `plain_file`."""
 
     folder: Path
     given: Path
@@ -137,7 +138,32 @@ class PartFiles:
 
 
 _HALF = "float16"  # a role
-_HALF_FILE = "reference_float16.onnx"
+_HALF_FILE, _GIVEN_FILE = "reference_float16.onnx", "reference.onnx"
+
+
+def plain_file(prepared: Prepared, folder: Path) -> Path:
+    """The file of a candidate without pairs: the user's model, or its copy in float32, written to a folder."""
+    if not prepared.is_converted:
+        return require_path(prepared.given)
+    return _written(prepared.base, folder / FLOAT32_FILE)
+
+
+def other_references(prepared: Prepared, folder: Path) -> dict[str, Path]:
+    """Files to time beside the placements of a search, by role; written to a folder.
+
+    That is the model in float16, of `half_reference`; and the user's model, as the reference, if its copy in float32
+    is the one without pairs.
+    """
+    found = half_reference(prepared, folder)
+    if prepared.is_converted:
+        found["reference"] = _written(prepared.given, folder / _GIVEN_FILE)
+    return found
+
+
+def _written(model: Model, path: Path) -> Path:
+    if not path.exists():
+        save_model(model.proto, path, base=require_path(model).parent)
+    return path
 
 
 def half_reference(prepared: Prepared, folder: Path) -> dict[str, Path]:
@@ -166,8 +192,8 @@ def half_reference(prepared: Prepared, folder: Path) -> dict[str, Path]:
     return {_HALF: path}
 
 
-def note_half(prepared: Prepared, latency: LatencyEvidence) -> None:
-    """Add a warning if the float16 model did not run, or is significantly faster than the tuned model."""
+def note_float_types(prepared: Prepared, latency: LatencyEvidence) -> None:
+    """Add a warning if the model in another float type did not run, or is significantly faster than the tuned model."""
     if why := latency.failures.get(_HALF):
         prepared.note_once(f"the float16 reference did not run: {why}")
     half, tuned = latency.tested.get(_HALF), latency.tested.get("tuned")
@@ -175,4 +201,10 @@ def note_half(prepared: Prepared, latency: LatencyEvidence) -> None:
         prepared.note_once(
             f"the model in float16 is faster than the tuned one: {half.mean.median:.2f} of the reference's time, "
             f"and the tuned one {tuned.mean.median:.2f}; convert it to float16 first, and tune that"
+        )
+    plain = latency.tested.get(FLOAT32)
+    if plain is not None and tuned is not None and plain.enclosing.high < tuned.enclosing.low:
+        prepared.note_once(
+            f"converted to float32, the model is faster without any pair: {plain.mean.median:.2f} of the reference's "
+            f"time; that is a gain of the type alone, and not selected. The model is {FLOAT32_FILE} among the results"
         )

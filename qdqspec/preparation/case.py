@@ -19,13 +19,13 @@ from qdqspec.measurement.lock import RunLock
 from qdqspec.parity.data import shaped_by_data
 from qdqspec.parity.shapes import shape_profiles
 from qdqspec.preparation.cached import data_digest, key_of
-from qdqspec.preparation.candidates import half_reference, note_half
+from qdqspec.preparation.candidates import half_reference, note_float_types, plain_file
 from qdqspec.preparation.files import REFERENCE
 from qdqspec.preparation.prepare import Prepared
 from qdqspec.preparation.resources import Resources
 from qdqspec.preparation.timing import BUILDS, ROUNDS, time_files
 from qdqspec.temporary import TemporaryFolder
-from qdqspec.types import Case, DeviceKey, LatencyEvidence
+from qdqspec.types import FLOAT32, Case, DeviceKey, LatencyEvidence
 
 
 class CaseSetup:
@@ -169,12 +169,14 @@ class CaseSetup:
     def timed(self, tuned: Path, builds: int = BUILDS, rounds: int = ROUNDS) -> LatencyEvidence:
         """Time the given model and another with the same inputs, interleaved, from fresh builds.
 
-        The given model in float16 is timed too, if `half_reference` can make it.
+        The given model in float16 is timed too, if `half_reference` can make it, and in float32 if candidates are.
         """
         files = {"reference": require_path(self.given), "tuned": tuned}
         loads, rules = self.prepared.loads, self.case.tune
         with TemporaryFolder() as folder:
             files |= half_reference(self.prepared, folder)
+            if self.prepared.is_converted:
+                files[FLOAT32] = plain_file(self.prepared, folder)
             measured = time_files(self.resources, files, loads, rules, builds=builds, rounds=rounds)
-        note_half(self.prepared, measured)
+        note_float_types(self.prepared, measured)
         return measured

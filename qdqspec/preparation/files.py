@@ -25,6 +25,7 @@ from qdqspec.placement.scheme.cache import gather, write_cache
 from qdqspec.placement.scheme.scheme_file import write_scheme
 from qdqspec.preparation.cached import (
     CORRECTIONS,
+    FLOAT32_FILE,
     FRONT,
     MODEL,
     PATTERNS,
@@ -37,7 +38,7 @@ from qdqspec.preparation.cached import (
 from qdqspec.preparation.prepare import Prepared
 from qdqspec.search.region import best_by_pattern
 from qdqspec.search.select import reaches
-from qdqspec.types import Interval, LayerTime, Placement, SearchResult, Trial
+from qdqspec.types import FLOAT32, Interval, LayerTime, Placement, SearchResult, Trial
 
 JOURNAL, HEADER, REFERENCE, LAYERS = "trials.jsonl", "trials.header.json", "reference.onnx", "layers.csv"
 LOGS = "logs"  # a folder, one file a build
@@ -142,17 +143,19 @@ def _set_aside(path: Path) -> Path:
 def write_results(
     prepared: Prepared, result: SearchResult, raw_winner: Placement, folder: Path, backend: str
 ) -> None:
-    """Write reference, tuned and raw tuned model, scheme and layer times.
+    """Write reference, tuned and raw tuned model, scheme and layer times; the copy in float32 if candidates are.
 
     The tuned model of an unchanged result is a copy of the reference. Raises `OutputError` if the folder cannot be
     written.
     """
     with staged(folder, prepared.given) as stage:
         _copy(prepared.given, stage / REFERENCE)
+        if prepared.is_converted:
+            _copy(prepared.base, stage / FLOAT32_FILE)
         write_placement(prepared, result.winner, stage / MODEL)
         write_placement(prepared, raw_winner, stage / RAW_MODEL)
         write_placed(prepared, result.winner, stage / SCHEME, backend)
-        write_text(stage / LAYERS, _layers(result.trials, result.winner))
+        write_text(stage / LAYERS, _layers(result))
         if result.front:
             _write_front(prepared, result, stage / FRONT)
         if prepared.case.tune.region_models:
@@ -227,7 +230,12 @@ def take_results(kept: FinishedSearch, given: Model, folder: Path) -> None:
     with staged(folder, given) as stage:
         _copy(given, stage / REFERENCE)
         for file in kept.folder.iterdir():
-            wanted = file.name.startswith("tuned") or file.name in (SCHEME, PATTERNS, LAYERS, JOURNAL)
+            wanted = file.name.startswith(("tuned", FLOAT32_FILE)) or file.name in (
+                SCHEME,
+                PATTERNS,
+                LAYERS,
+                JOURNAL,
+            )
             if wanted and not (file.name == JOURNAL and (folder / JOURNAL).exists()):
                 shutil.copyfile(file, stage / file.name)
         for name in (FRONT, REGIONS):
@@ -246,7 +254,8 @@ def write_placed(prepared: Prepared, placement: Placement, path: Path, backend: 
     pairs = prepared.numbers.placed(placement)
     factors = (*branches_of(prepared.folded), *prepared.equalized_for(placement))
     dq_dtype = prepared.case.quantize.dq_dtype
-    write_scheme(path, placement, pairs, backend, dq_dtype=dq_dtype, factors=factors)
+    converted = prepared.is_converted
+    write_scheme(path, placement, pairs, backend, dq_dtype=dq_dtype, factors=factors, is_converted=converted)
 
 
 def write_placement(prepared: Prepared, placement: Placement, path: Path) -> None:
@@ -279,14 +288,24 @@ def profiles_of(trials: tuple[Trial, ...], winner: Placement) -> dict[str, tuple
     return found if shipped is None else found | {"tuned": shipped.layers}
 
 
-def _layers(trials: tuple[Trial, ...], winner: Placement) -> str:
-    """Kernel times of the reference and of the selected model, as profiled in their first build."""
+def _layers(result: SearchResult) -> str:
+    """Kernel times of the selected model and of the one without pairs, as profiled in their first build."""
+    names = {"reference": FLOAT32} if result.converted_from else {}
     rows = [["model", "kernel", "op_type", "milliseconds", "nodes", "tensors", "boundary", "integer"]]
-    for role, layers in profiles_of(trials, winner).items():
+    for role, layers in profiles_of(result.trials, result.winner).items():
         for layer in layers:
-            names = [" ".join(layer.nodes), " ".join(layer.tensors)]
+            places = [" ".join(layer.nodes), " ".join(layer.tensors)]
             flags = [str(layer.boundary).lower(), str(layer.integer).lower()]
-            rows.append([role, layer.name, layer.op_type, f"{layer.milliseconds:.6f}", *names, *flags])
+            rows.append(
+                [
+                    names.get(role, role),
+                    layer.name,
+                    layer.op_type,
+                    f"{layer.milliseconds:.6f}",
+                    *places,
+                    *flags,
+                ]
+            )
     return _csv(rows)
 
 

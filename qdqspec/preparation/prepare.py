@@ -20,6 +20,7 @@ from qdqspec.errors import BackendError, PatternError
 from qdqspec.graph.cautions import cautions
 from qdqspec.graph.declared import with_types
 from qdqspec.graph.definition import is_quantized
+from qdqspec.graph.float32 import computes_in_float16, with_integer_kernels
 from qdqspec.graph.fold import fold_weights
 from qdqspec.graph.model import Model, require_path
 from qdqspec.graph.observe import observe
@@ -62,7 +63,8 @@ _GIVE_DATA = "random inputs may not suit this model: give it real ones (inputs.c
 class Prepared:
     """A case with its model, and everything derived from both; each attribute is computed on first access.
 
-    ``given`` is the user's model, ``folded`` the same with BatchNormalization folded, and with branches that have
+    ``given`` is the user's model, ``base`` the same in float32 if it computes in float16 and the backend has no integer
+    kernels for pairs of float16 tensors, ``folded`` that with BatchNormalization folded, and with branches that have
     factors; ``model`` is the one that pairs are inserted into, with scaled constants if equalization helps.
     ``warnings`` collects notes for the user.
     """
@@ -70,9 +72,12 @@ class Prepared:
     def __init__(self, case: Case, given: Model, backend: Backend, options: BuildOptions, seed: int) -> None:
         self.case = case
         self.given = given
-        self.warnings = [*cautions(given), *given.notes]
         self.backend = backend
         self.options = options
+        self.base, self.warnings = given, [*cautions(given), *given.notes]
+        if computes_in_float16(given):  # else the backend is not asked before its capabilities are needed
+            self.base, note = with_integer_kernels(given, quantizes_half=self.capabilities.quantizes_half)
+            self.warnings += [note] if note else []
         self._seed = seed
         self._source = CorrectionSource()
         self.calibration_seconds = 0.0  # of the calibration of the space, if it was made here
@@ -81,7 +86,7 @@ class Prepared:
                 f"input '{name}' is fixed to {value}: the tuned model has no such input; it is timed against the model "
                 "specialized to that value, and its outputs are compared with those of the file given"
             )
-        self._plain = fold_weights(given).model
+        self._plain = fold_weights(self.base).model
         if case.quantize.dq_dtype is not None:
             self._plain = with_types(self._plain, case.quantize.dq_dtype)
 
@@ -97,6 +102,11 @@ class Prepared:
                 "operators alone quantized, on held-out calibration samples"
             )
         return equalized(self._plain, found.changes)
+
+    @property
+    def is_converted(self) -> bool:
+        """Whether candidates are in float32, and the user's model in float16."""
+        return self.base is not self.given
 
     @cached_property
     def capabilities(self) -> Capabilities:

@@ -65,6 +65,7 @@ ROLES = {
     "everything": "everything quantized",
     "runner-up": "runner-up",
     "float16": "reference in float16",
+    "float32": "reference in float32",
 }
 _UTC = re.compile(r"(Z|\+00:00)$")
 _BASELINE_STATES = {

@@ -91,6 +91,7 @@ def choose(
     min_gain: float = 0.0,
     shortfall: str = "",
     ended_by: str = "",
+    plain: RatioTest | None = None,
 ) -> Selection:
     """The simplest placement inside the best interval, if its gain is proved.
 
@@ -98,7 +99,9 @@ def choose(
     holds slower ones. Proved means that the upper end of the 95 % interval of its mean time over the reference's is
     below ``1 - min_gain``, and below 1 in both conditions of the caches. ``barred`` are digests of placements that are
     not accurate enough. Parts of the reason of an unchanged model are ``shortfall``, how far faster candidates missed
-    the accuracy limit, and ``ended_by``, the limit that ended the search before it was done.
+    the accuracy limit, and ``ended_by``, the limit that ended the search before it was done. If candidates were
+    converted from another float type, ``plain`` is the ratio of the converted model without pairs: then no placement is
+    selected that is not faster than that one too.
     """
     reference = roles["reference"]
     proved = {
@@ -109,17 +112,32 @@ def choose(
     if not proved:
         ended = f"the search ended at {ended_by}, before it was done" if ended_by else ""
         rivals = _rivals(roles, ratios, barred, min_gain) or ([] if shortfall else [_NOTHING])
-        reason = "; ".join(part for part in (shortfall, *rivals, ended) if part)
+        reason = "; ".join(part for part in (shortfall, *rivals, ended, _converted(plain)) if part)
         return Selection(role="reference", placement=reference, unchanged=True, reason=reason)
     best = min(proved, key=lambda role: proved[role].median)
     most = min(proved[best].high, (1 + TIE) * proved[best].median)
+    if plain is not None and plain.mean.median <= most:
+        gain = f"{best} took {proved[best].median:.3f} of the reference's time"
+        reason = f"{gain}, and {_converted(plain)}: its pairs do not make it faster"
+        return Selection(role="reference", placement=reference, unchanged=True, reason=reason)
     inside = [role for role in proved if proved[role].median <= most]
     role = min(inside, key=lambda name: (roles[name].pairs, proved[name].median))
     ratio = proved[role]
     reason = f"{role}: {ratio.median:.3f} of the reference's time [{ratio.low:.3f}, {ratio.high:.3f}]"
     if role != best:
         reason += f"; as fast as {best} within its interval, with fewer Q/DQ pairs"
+    reason = "; ".join(filter(None, (reason, _converted(plain))))
     return Selection(role=role, placement=roles[role], unchanged=False, reason=reason)
+
+
+def _converted(plain: RatioTest | None) -> str:
+    """The time of the converted model without pairs; empty if candidates are not converted."""
+    if plain is None:
+        return ""
+    ratio = plain.mean
+    return (
+        f"converted to float32 without pairs it took {ratio.median:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
+    )
 
 
 _NOTHING = "no placement was faster than the reference in any race"

@@ -11,7 +11,16 @@ from qdqspec.accuracy.constraint import AccuracyConstraint
 from qdqspec.errors import BackendError
 from qdqspec.measurement.bench import CONFIRM_BUILDS, Bench
 from qdqspec.search.select import Selection, choose, finalists, front_of, reaches
-from qdqspec.types import EXACT_DB, FrontPoint, Interval, LatencyEvidence, Placement, RatioTest, Trial
+from qdqspec.types import (
+    EXACT_DB,
+    FLOAT32,
+    FrontPoint,
+    Interval,
+    LatencyEvidence,
+    Placement,
+    RatioTest,
+    Trial,
+)
 
 CLOSE_BUILDS = 2 * CONFIRM_BUILDS  # where the first confirmation does not decide
 CLOSE_SHARE = 1.5  # of the time of the first confirmation that this takes, if all finalists differ
@@ -64,19 +73,23 @@ def confirm(
     measured again while it ``has_spare`` time. That is repeated up to `MOST_TIMES` until it decides, with a ``wait``
     between, within spare time too, and all of these decide together. Everything quantized is timed for comparison,
     unless the search did not build it and there is no time for its builds. Model files in ``beside``, by role, are
-    timed too and never selected. ``ended_by`` is the limit that ended the search, if any. Raises `BackendError` if the
-    reference does not build again.
+    timed too and never selected. A ``reference`` among them is the model of the user, if that is not the one without
+    pairs: then the latter is timed as `FLOAT32`, and a selected placement is faster than both. ``ended_by`` is the
+    limit that ended the search, if any. Raises `BackendError` if the reference does not build again.
     """
     own = _Confirmation(trials, bench, constraint, ended_by)
     roles = finalists(trials, everything, fits=constraint.reaches, admits=own.admits)
     if not own.was_built(everything) and not has_time(own.least_seconds):
         roles.pop("everything", None)
     timed = {**roles, **(own.front_roles(roles) if pareto else {})}
+    files = dict(beside or {})
+    if "reference" in files:
+        timed[FLOAT32] = roles["reference"]
     started = time.monotonic()
     barred, min_gain = own.barred | {roles["reference"].digest}, constraint.limits.min_gain
     able = [role for role, each in timed.items() if each.digest not in barred]
     measured = bench.compare(
-        {**timed, **(beside or {}), "tuned": roles["winner"]},
+        {**timed, **files, "tuned": roles["winner"]},
         is_settled=lambda ratios: is_settled([ratios[role] for role in able if role in ratios], min_gain),
     )
     took = time.monotonic() - started
@@ -91,11 +104,12 @@ def confirm(
     is_likely = bool(close) and measured.tested[close].mean.median < 1 - min_gain
     if close and (has_time if is_likely else has_spare)(CLOSE_SHARE * took):
         decides = _Repeated(min_gain, has_spare, wait)
-        measured = _measured_again(measured, close, roles, bench, decides)
+        reference = files.get("reference", roles["reference"])
+        measured = _measured_again(measured, close, roles, reference, bench, decides)
         choice = own.choice(among, measured)
     return Confirmed(
         choice=choice,
-        latency=renamed(measured, choice.role, tuple(beside or ())),
+        latency=renamed(measured, choice.role, (FLOAT32, *files)),
         front=points,
         lines=tuple(
             (role, own.scored(_line(number, role, placement, measured)))
@@ -162,7 +176,13 @@ class _Confirmation:
         while True:
             short = self.constraint.shortfall(list(map(self.scored, self.trials)))
             choice = choose(
-                roles, ratios, barred=barred, min_gain=gain, shortfall=short, ended_by=self.ended_by
+                roles,
+                ratios,
+                barred=barred,
+                min_gain=gain,
+                shortfall=short,
+                ended_by=self.ended_by,
+                plain=measured.tested.get(FLOAT32),
             )
             if choice.unchanged or self.admits(choice.placement):
                 refused = self.constraint.refused(self.trials)
@@ -200,7 +220,10 @@ class _Confirmation:
         timed = {
             placement.digest: (measured.ratios[role], placement)
             for role, placement in roles.items()
-            if role in measured.ratios and measured.ratios[role].median < 1 and placement.digest in searched
+            if role in measured.ratios
+            and measured.ratios[role].median < 1
+            and placement.digest in searched
+            and placement.sites
         }
         points: list[FrontPoint] = []
         for ratio, placement in sorted(timed.values(), key=lambda each: each[0].median):
@@ -253,6 +276,7 @@ def _measured_again(
     measured: LatencyEvidence,
     role: str,
     roles: Mapping[str, Placement],
+    reference: Placement | Path,
     bench: Bench,
     repeated: _Repeated,
 ) -> LatencyEvidence:
@@ -260,7 +284,7 @@ def _measured_again(
     placement = roles[role]
     names = {role, *(name for name, other in roles.items() if other.digest == placement.digest)}
     again = bench.compare(
-        {"reference": roles["reference"], **dict.fromkeys(names, placement), "tuned": placement},
+        {"reference": reference, **dict.fromkeys(names, placement), "tuned": placement},
         builds=CLOSE_BUILDS,
         is_settled=lambda ratios: is_settled(
             [ratios["tuned"]] if "tuned" in ratios else [], repeated.min_gain

@@ -19,11 +19,12 @@ from qdqspec.accuracy.constraint import AccuracyConstraint, constraint_of
 from qdqspec.accuracy.oracle import RehearsalOracle, RehearsedMetric, Rehearser
 from qdqspec.closing import Closing
 from qdqspec.errors import BackendError, ConfigError, PlacementError
+from qdqspec.graph.float32 import FLOAT16
 from qdqspec.graph.model import require_path
 from qdqspec.graph.weights import WeightStore
 from qdqspec.placement.edit.insert import Inserter
 from qdqspec.preparation.auxiliary_runs import runner
-from qdqspec.preparation.candidates import CandidateFiles
+from qdqspec.preparation.candidates import CandidateFiles, plain_file
 from qdqspec.preparation.files import BuildLogs
 from qdqspec.preparation.prepare import Prepared
 from qdqspec.preparation.resources import Resources
@@ -95,6 +96,7 @@ def find_covering(prepared: Prepared, resources: Resources, journal: BuildLogs) 
             errors=() if accuracy.oracle is None else accuracy.oracle.errors,
             corrections=prepared.corrections.gains,
             coverage=coverage,
+            converted_from=FLOAT16 if prepared.is_converted else "",
         )
 
 
@@ -199,7 +201,9 @@ class _Builds:
         given = require_path(prepared.given)
         inserter = Inserter(prepared.model, prepared.numbers, store=WeightStore(folder, base=given.parent))
         self._files = CandidateFiles(
-            folder, given, lambda placement: inserter.insert(prepared.space.permitted(placement)).parts
+            folder,
+            plain_file(prepared, folder),
+            lambda placement: inserter.insert(prepared.space.permitted(placement)).parts,
         )
         shapes = {name: spec.shape for name, spec in prepared.inputs.items()}
         self._multiplications = multiplications_by_node(prepared.folded, shapes)

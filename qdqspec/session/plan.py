@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from qdqspec.graph.float32 import FLOAT16
 from qdqspec.preparation.prepare import Prepared
 from qdqspec.regions.forecast import Forecast, forecast_tuning
 from qdqspec.regions.inspect import forecast_line
@@ -18,8 +19,8 @@ class Plan:
     """The parts that a search may quantize, and an upper bound of its cost.
 
     ``pairs`` are those of everything quantized, ``builds`` the most builds of the search and ``confirming`` those after
-    it, without repetitions. ``samples`` are those on which ``metric`` is computed. With ``cached`` the cache has the
-    winner already.
+    it, without repetitions. ``samples`` are those on which ``metric`` is computed. ``converted_from`` is the float type
+    of a model whose candidates are in float32. With ``cached`` the cache has the winner already.
     """
 
     format: str
@@ -32,6 +33,7 @@ class Plan:
     minutes: float | None = None
     metric: str = ""
     samples: int = 0
+    converted_from: str = ""
     cached: bool = False
 
     @property
@@ -53,6 +55,11 @@ class Plan:
             f"at most {self.builds} builds and {self.confirming} to confirm ({more})",
             forecast_line(self.forecast),
         ]
+        if self.converted_from:
+            parts.append(
+                f"pairs are inserted into a copy in float32, since the backend has no integer kernels for pairs of "
+                f"{self.converted_from} tensors"
+            )
         if self.minutes is not None:
             parts.append(f"tune.minutes ends the search after {seconds_text(60 * self.minutes)}")
         if self.metric:
@@ -86,4 +93,5 @@ def plan_of(prepared: Prepared, rules: TuneRules) -> Plan:
         minutes=rules.minutes,
         metric="" if rules.accuracy is None else rules.accuracy.key,
         samples=samples,
+        converted_from=FLOAT16 if prepared.is_converted else "",
     )

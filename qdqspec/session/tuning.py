@@ -15,6 +15,7 @@ import numpy as np
 from qdqspec.accuracy.constraint import NO_PLACEMENT, AccuracyConstraint, constraint_of
 from qdqspec.accuracy.oracle import RehearsalOracle, RehearsedMetric, Rehearser, SecondsLeft
 from qdqspec.errors import QdqspecError
+from qdqspec.graph.float32 import FLOAT16
 from qdqspec.graph.model import require_path
 from qdqspec.graph.save import write_text
 from qdqspec.graph.weights import WeightStore, content_digest
@@ -28,7 +29,13 @@ from qdqspec.placement.scheme.cache import WarmStart
 from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.preparation.auxiliary_runs import is_arithmetic
 from qdqspec.preparation.cached import CORRECTIONS
-from qdqspec.preparation.candidates import CandidateFiles, PartFiles, half_reference, note_half
+from qdqspec.preparation.candidates import (
+    CandidateFiles,
+    PartFiles,
+    note_float_types,
+    other_references,
+    plain_file,
+)
 from qdqspec.preparation.case import CaseSetup
 from qdqspec.preparation.correcting import SECONDS, SHARE
 from qdqspec.preparation.files import BuildLogs
@@ -190,11 +197,11 @@ class Tuning:
             self.constraint,
             pareto=prepared.case.tune.objective == "pareto",
             ended_by=self.search.ended_by,
-            beside=half_reference(prepared, self.folder),
+            beside=other_references(prepared, self.folder),
             has_time=self._has_time,
             has_spare=partial(self._has_spare, time.monotonic()),
         )
-        note_half(prepared, confirmed.latency)
+        note_float_types(prepared, confirmed.latency)
         winner = next(trial.placement for role, trial in confirmed.lines if role == "winner")
         return Tuned(
             result=self._result(confirmed),
@@ -239,6 +246,7 @@ class Tuning:
             errors=errors,
             errors_missing=errors_missing,
             corrections=prepared.corrections.gains,
+            converted_from=FLOAT16 if prepared.is_converted else "",
         )
 
     def _block_errors(self) -> tuple[tuple[BlockError, ...], str]:
@@ -387,15 +395,14 @@ class _Problem:
     ) -> Bench:
         """A bench that writes candidates to ``folder``. With ``looks`` its intervals include their variation."""
         prepared, resources = self.prepared, self.resources
-        given = require_path(prepared.given)
-        store = WeightStore(folder, base=given.parent)
+        store = WeightStore(folder, base=require_path(prepared.given).parent)
         inserter = Inserter(prepared.model, prepared.numbers, store=store)
         clock = clock_for(prepared.case.tune, resources.settings.threads)
         return Bench(
             resources.backend,
             CandidateFiles(
                 folder,
-                given,
+                plain_file(prepared, folder),
                 lambda placement: inserter.insert(prepared.space.permitted(placement)).parts,
             ),
             prepared.loads,
@@ -676,7 +683,7 @@ class TwinBench:
         constraint = constraint_of(prepared)
         problem = _Problem(prepared=prepared, resources=setup.resources, constraint=constraint)
         self._bench = problem.bench(self._folder, np.random.default_rng())
-        half_reference(prepared, self._folder)
+        other_references(prepared, self._folder)
         return content_digest(self._bench.file_of(prepared.space.resolve(prepared.space.everything())))
 
     def close(self) -> None:

@@ -226,6 +226,7 @@ class AccuracyBound:
         object.__setattr__(self, "selected", self.shipped)
 
 
+FLOAT32 = "float32"  # role of the model without pairs where candidates are converted to float32
 FIRST = "first"  # phase of placements that are built before there are corrections
 
 # Phases whose builds are not candidates: they repeat one, quantize one block to measure its error, build a part of the
@@ -262,6 +263,8 @@ class SearchResult:
 
     ``float_runs`` is the search's cost: how many runs of the reference its duration is worth. ``ended_by`` is the
     limit that ended it, as text; empty if its strategy was done. A search with a ``coverage`` timed nothing.
+    If candidates were ``converted_from`` another float type, the first of the ``trials`` is the converted model without
+    pairs, to whose time the ratios of trials refer.
     """
 
     winner: Placement
@@ -284,6 +287,7 @@ class SearchResult:
     errors_missing: str = ""  # why there are no errors of single blocks
     corrections: tuple[CorrectionGain, ...] = ()  # those tried before the search
     coverage: Coverage | None = None
+    converted_from: str = ""  # the float type of the reference, if candidates were converted to float32
     provenance: Provenance = Provenance()
 
     @property

@@ -16,6 +16,7 @@ from packaging.version import Version
 
 from qdqspec.backends.onnxruntime.ops import ABSORBED, BLOCKED_AXES, LABELS, MOVING
 from qdqspec.graph.dynamic_kernels import with_pairs
+from qdqspec.graph.float32 import computes_in_float16
 from qdqspec.graph.model import Node
 from qdqspec.lint import rules
 from qdqspec.lint.rules import Hit, formats_newer_than_opset, unequal_scales
@@ -545,6 +546,33 @@ def staying_relu(view: View) -> Iterator[Hit]:
         behind = view.quantizers(node.outputs[0])
         if behind and view.dequantizer(node.inputs[0]) and not _folds_into_quantizer(view, node, behind[0]):
             yield node, f"is before '{behind[0].name}'"
+
+
+@rule(
+    "ORT029",
+    "slow",
+    "A pair of float16 tensors: no integer kernel takes it, and each Q and DQ runs between casts to float32",
+    cure="remove the pairs with `qdqspec strip`, and tune the float16 model: pairs are inserted into a copy in float32",
+    source="measured, ONNX Runtime 1.32.0, opset 19 and 21; only Concat fuses, into an invalid graph",
+)
+def float16_pairs(view: View) -> Iterator[Hit]:
+    """Each pair whose scale is float16."""
+    for node, _ in view.heads:
+        if view.model.elem_type(node.inputs[1]) == TensorProto.FLOAT16:
+            yield node, "has a float16 scale"
+
+
+@rule(
+    "ORT030",
+    "note",
+    "The model computes in float16: no integer kernel takes pairs of float16 tensors",
+    cure="tune it with qdqspec, which inserts pairs into a copy in float32, or convert it to float32",
+    source="measured, ONNX Runtime 1.32.0: on x86-64 all is computed in float32, with casts",
+)
+def computes_in_half(view: View) -> Iterator[Hit]:
+    """Operators that read or make float16 tensors. Reported once."""
+    if computes_in_float16(view.model):
+        yield None, "operators read or make float16 tensors"
 
 
 def _float_reader(view: View, node: Node) -> str:

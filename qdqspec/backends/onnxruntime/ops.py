@@ -19,6 +19,8 @@ activations, int8 weights) and verified entry by entry against the installed ver
 - Operators that move values, and MaxPool, need equal scale and zero point on both sides; Resize only
   in ``nearest`` mode, MaxPool from opset 12, which every model with pairs has.
 - A batch normalization between a quantized Conv and its Q prevents the fusion: it must be folded before.
+- Pairs of float16 tensors never fuse: Q, DQ and the operator run one by one, with casts to float32 between them. Only
+  those of Concat do, and the result is an invalid graph ("Type 'tensor(float16)' of input parameter").
 """
 
 from __future__ import annotations
@@ -93,6 +95,7 @@ def capabilities(blocked: tuple[str, ...]) -> Capabilities:
         builds_side_by_side=True,
         one_processor=True,
         hardware="cpu",
+        quantizes_half=False,
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TypeAlias
 
@@ -19,6 +19,7 @@ import numpy.typing as npt
 import onnx
 
 from qdqspec.arrays import Array
+from qdqspec.graph.float32 import converted_like
 from qdqspec.graph.fold import folded_like
 from qdqspec.graph.model import Model, Node
 from qdqspec.placement.edit.equalize import Equalization, ScaledConstant, equalizations_of, scaled
@@ -89,7 +90,12 @@ class QdqDiff:
 
 
 def diff_models(a: Model, b: Model) -> QdqDiff:
-    """Compare two models, either or both with Q/DQ, made by any tool."""
+    """Compare two models, either or both with Q/DQ, made by any tool.
+
+    A float16 model is converted to float32 if the other one was.
+    """
+    given = a, b
+    a, b = converted_like(a, b), converted_like(b, a)
     parts = aligned(strip_with_parts(a, activations=b), strip_with_parts(b, activations=a))
     sides = tuple(_Side.of(part) for part in parts)
     groups: dict[tuple[int, int], list[Consumer]] = {}
@@ -102,8 +108,9 @@ def diff_models(a: Model, b: Model) -> QdqDiff:
         removed=tuple(pair for pair in differing if pair.after is None),
         changed=tuple(pair for pair in differing if pair.before and pair.after),
         equal=len(found) - len(differing),
-        skeleton=compare_skeletons(
-            parts[0].stripped, parts[1].stripped, sides[0].half_steps, sides[1].half_steps
+        skeleton=replace(
+            compare_skeletons(parts[0].stripped, parts[1].stripped, sides[0].half_steps, sides[1].half_steps),
+            converted=(a, b) != given,
         ),
     )
 
@@ -387,6 +394,9 @@ def _skeleton(skeleton: SkeletonDiff, most: int | None) -> Iterator[str]:
     if skeleton.folded:
         yield ""
         yield f"{len(skeleton.folded)} BatchNormalization are folded into convolutions in one of them, as tuning does"
+    if skeleton.converted:
+        yield ""
+        yield "one of them was converted from float16 to float32, as tuning does; the other one is converted alike"
     for title, name in _KINDS.items():
         found: tuple[str, ...] = getattr(skeleton, name)
         yield from _section(title, [(plain(words, 200), "") for words in found], most)
@@ -401,8 +411,8 @@ _SLACK = 1e-6  # of the largest value: float32 rounding between integers and flo
 class SkeletonDiff:
     """Differences of the float models: node names, and sentences on nodes, constants and interface.
 
-    ``folded`` names BatchNormalization that only one of them has folded into its convolutions; that is not a
-    difference.
+    ``folded`` names BatchNormalization that only one of them has folded into its convolutions; ``converted`` is true if
+    only one of them was converted from float16 to float32. Both are no differences.
     """
 
     added: tuple[str, ...] = ()
@@ -411,6 +421,7 @@ class SkeletonDiff:
     constants: tuple[str, ...] = ()
     interface: tuple[str, ...] = ()
     folded: tuple[str, ...] = ()
+    converted: bool = False
 
     @property
     def differs(self) -> bool:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from qdqspec.graph.float32 import converted_like, is_converted
 from qdqspec.graph.fold import folded_like
 from qdqspec.graph.model import Model
 from qdqspec.graph.trt import DOMAIN
@@ -53,7 +54,7 @@ class Imported:
 
     ``model`` is the one that `strip_qdq` makes; tensor and node names are its own. ``positions`` of its nodes are for
     models with other names: see `qdqspec.placement.scheme.match`. The numbers are those of a model with the factors
-    ``equalized``.
+    ``equalized``, which was converted from float16 to float32 if it ``is_converted``.
     """
 
     model: Model
@@ -62,6 +63,7 @@ class Imported:
     equalized: tuple[Equalization, ...] = ()
     notes: tuple[str, ...] = ()
     positions: Mapping[str, str] = field(default_factory=dict)
+    is_converted: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,13 +105,18 @@ def import_placement(model: Model, reference: Model | None = None) -> Imported:
         equalized=equalizations_of(model.flat, apart.stripped.constants),
         notes=tuple(notes),
         positions=positions(apart.stripped),
+        is_converted=is_converted(model),
     )
 
 
 def _stripped(model: Model, reference: Model | None) -> StrippedModel:
-    """The stripped model, by the folded reference, or by the reference if that has float values of more weights."""
-    folded = None if reference is None else folded_like(reference, model)
-    references = [reference] if folded is None else [folded.model, reference]
+    """The stripped model, by the folded reference, or by the reference if that has float values of more weights.
+
+    The reference of a model that was converted from float16 is converted alike.
+    """
+    converted = None if reference is None else converted_like(reference, model)
+    folded = None if converted is None else folded_like(converted, model)
+    references = [converted] if folded is None else [folded.model, converted]
     found = (strip_with_parts(model, each) for each in references)
     return min(found, key=lambda apart: len(apart.found.weights.dequantized))
 

@@ -12,6 +12,7 @@ import onnx
 from onnx import TensorProto
 
 from qdqspec.graph.flat import closed
+from qdqspec.graph.float32 import converted_like
 from qdqspec.graph.fold import folded_like
 from qdqspec.graph.model import QDQ_OPS, Model, Node
 from qdqspec.graph.opset import opset_of, raise_opset
@@ -69,19 +70,24 @@ def strip_qdq(model: Model, reference: Model | None = None) -> Stripped:
     byte, except that a raised opset stays raised. If the result has exactly the nodes, weights and interface
     of the reference (at the model's opset), the reference itself is returned: tools reorder, raise the opset,
     and drop what nothing reads. So it is if that holds after BatchNormalization and computed weights are folded,
-    as tuning does first. Pairs that cannot be removed are kept and noted. External data refers to the folder of
-    ``model``, and may be outside it if it is the reference's: `save_model` includes it.
+    and float16 is converted to float32, as tuning does first. Pairs that cannot be removed are kept and noted.
+    External data refers to the folder of ``model``, and may be outside it if it is the reference's: `save_model`
+    includes it.
     """
-    stripped, is_equal = _stripped(model, reference)
-    if reference is None or is_equal:
-        return stripped
-    if (folded := folded_like(reference, model)) is not None:
+    if reference is None:
+        return _stripped(model, None)[0]
+    converted = converted_like(reference, model)
+    restored_types = () if converted is reference else ("with the float16 tensors of the reference",)
+    stripped, is_equal = _stripped(model, converted)
+    if is_equal:
+        return Stripped(_reachable(reference, model), (*stripped.notes, *restored_types))
+    if (folded := folded_like(converted, model)) is not None:
         other, is_equal = _stripped(model, folded.model)
         if is_equal:
             restored_nodes = (
                 f"with the nodes that quantizing folded into weights, {names_text(folded.missing)}"
             )
-            return Stripped(_reachable(reference, model), (*other.notes, restored_nodes))
+            return Stripped(_reachable(reference, model), (*other.notes, restored_nodes, *restored_types))
     return stripped
 
 

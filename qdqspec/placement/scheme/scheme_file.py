@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from qdqspec.errors import ConfigError, PlacementError, StateError
 from qdqspec.graph.declared import with_types
+from qdqspec.graph.float32 import FLOAT16, computes_in_float16, in_float32
 from qdqspec.graph.fold import fold_weights
 from qdqspec.graph.model import Model
 from qdqspec.graph.save import write_text
@@ -48,7 +49,7 @@ class SchemeFile:
 
     ``positions`` are those of the nodes that read the sites, if the file has them: see `match.positions`.
     ``dq_dtype`` is the type of tensors whose type the model does not state. The numbers are those of a model with the
-    factors ``equalized``.
+    factors ``equalized``, which was ``converted_from`` float16 to float32 if that is set.
     """
 
     backend: str
@@ -56,6 +57,7 @@ class SchemeFile:
     equalized: tuple[Equalization, ...] = ()
     positions: Mapping[str, str] = field(default_factory=dict)
     dq_dtype: str | None = None
+    converted_from: str | None = None
 
     @cached_property
     def placement(self) -> Placement:
@@ -72,12 +74,14 @@ def write_scheme(
     *,
     dq_dtype: str | None = None,
     factors: Sequence[Equalization] = (),
+    is_converted: bool = False,
 ) -> None:
     """Write a placement and the numbers of its sites atomically. One line per site.
 
     With ``positions`` of nodes, the sites can be matched in models with other names of tensors and nodes;
-    ``dq_dtype`` was assumed for tensors without a type. The numbers are those of a model with ``factors``. Raises
-    `PlacementError` if ``pairs`` are not those of the placement, `OutputError` if the file cannot be written.
+    ``dq_dtype`` was assumed for tensors without a type. The numbers are those of a model with ``factors``, which was
+    converted from float16 to float32 if it ``is_converted``. Raises `PlacementError` if ``pairs`` are not those of the
+    placement, `OutputError` if the file cannot be written.
     """
     if {pair.site for pair in pairs} != placement.sites:
         raise PlacementError("the numbers given are not those of the placement", where=path)
@@ -90,6 +94,7 @@ def write_scheme(
         "digest": placement.digest,
         "sum": _sum(backend, records, channels),
     } | ({} if dq_dtype is None else {"dq_dtype": dq_dtype})
+    head |= {"converted_from": FLOAT16} if is_converted else {}
     head |= {"equalized": channels} if channels else {}
     sites = ",\n  ".join(map(json.dumps, records))
     write_text(path, f'{json.dumps(head)[:-1]}, "sites": [\n  {sites}\n]}}\n')
@@ -113,13 +118,20 @@ def read_scheme(path: Path) -> SchemeFile:
 def apply_scheme(model: Model, scheme: Path | Mapping[str, object]) -> Inserted:
     """The model with the pairs and numbers of a scheme.
 
-    BatchNormalization is folded first, as in tuning, unless more sites fit the model without folding. Sites
-    are matched by their names, by the nodes that read them, and by the position of these: see
-    `qdqspec.placement.scheme.match`. Sites that do not fit are omitted and noted; if none fits, or the model cannot
-    have the factors of the scheme, `PlacementError` is raised. A damaged scheme raises `StateError`.
+    A float16 model is converted to float32 if the scheme was made for one that was. BatchNormalization is folded
+    first, as in tuning, unless more sites fit the model without folding. Sites are matched by their names, by the nodes
+    that read them, and by the position of these: see `qdqspec.placement.scheme.match`. Sites that do not fit are
+    omitted and noted; if none fits, or the model cannot have the factors of the scheme, `PlacementError` is raised. A
+    damaged scheme raises `StateError`.
     """
     known = read_scheme(scheme) if isinstance(scheme, Path) else _checked(scheme, "the scheme")
-    typed = model if known.dq_dtype is None else with_types(model, known.dq_dtype)
+    typed, converted = model, []
+    if known.converted_from is not None and computes_in_float16(model):
+        typed, converted = (
+            in_float32(model),
+            [f"converted from {known.converted_from} to float32, as tuning does"],
+        )
+    typed = typed if known.dq_dtype is None else with_types(typed, known.dq_dtype)
     prepared, notes = prepared_for(typed, known.pairs, known.positions, known.equalized)
     fitted = fit_pairs(prepared, known.pairs, known.positions)
     if known.pairs and not fitted.pairs:
@@ -133,7 +145,7 @@ def apply_scheme(model: Model, scheme: Path | Mapping[str, object]) -> Inserted:
     placement = Placement(sites=frozenset(pair.site for pair in fitted.pairs))
     floating = frozenset(pair.site for pair in fitted.pairs if not pair.stored)
     inserted = insert_qdq(prepared, placement, SchemeNumbers(prepared, fitted.pairs), floating=floating)
-    return replace(inserted, notes=(*notes, *inserted.notes))
+    return replace(inserted, notes=(*converted, *notes, *inserted.notes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -407,6 +419,9 @@ class _File(BaseModel):
     digest: str | None = None  # of the placement; after an edit by hand it must be deleted
     sum: str | None = None  # of everything including numbers; ignored without a digest
     dq_dtype: Literal["float32", "float16", "bfloat16"] | None = None  # of tensors without a type
+    converted_from: Literal["float16"] | None = (
+        None  # the float type of the model before its conversion to float32
+    )
 
 
 def _checked(content: object, where: Path | str) -> SchemeFile:
@@ -427,6 +442,7 @@ def _checked(content: object, where: Path | str) -> SchemeFile:
         equalized=factors,
         positions={end.node: end.position for end in ends if end.position is not None},
         dq_dtype=file.dq_dtype,
+        converted_from=file.converted_from,
     )
     if file.digest is not None and file.digest != known.placement.digest:
         raise StateError(

@@ -14,6 +14,7 @@ import onnx
 
 from qdqspec.backends.base import Capabilities
 from qdqspec.collector import uncollected
+from qdqspec.graph.float32 import with_integer_kernels
 from qdqspec.graph.fold import fold_weights
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import (
@@ -58,18 +59,22 @@ def judge(
 ) -> Judged:
     """The nodes of a model that a backend's search may quantize, and the reasons against the others.
 
-    BatchNormalization and computed weights are folded first, as in tuning. ``note``, a remark about the backend, is
+    BatchNormalization and computed weights are folded first, and a float16 model is converted to float32 if the backend
+    requires it, as in tuning. ``note``, a remark about the backend, is
     passed on.
     """
     rules = rules or QuantizeRules()
-    folded = fold_weights(model)
+    base, _ = with_integer_kernels(model, quantizes_half=capabilities.quantizes_half)
+    added = base.by_name.keys() - model.by_name.keys()  # casts
+    folded = fold_weights(base)
     missing = frozenset(folded.missing)
     carried = carried_of(folded.model)
     words = _Reasons(folded.model, capabilities, rules, carried)
     asked = _Reasons(folded.model, capabilities, replace(rules, outputs=True), carried, like=words)
     # Folding renumbers nodes without a name: they are matched by their order. Constant nodes may be folded too.
     ours_left = (node for node in model.nodes if node.name not in missing and not is_constant_node(node))
-    left = zip(ours_left, (node for node in folded.model.nodes if not is_constant_node(node)), strict=True)
+    theirs_left = (n for n in folded.model.nodes if not is_constant_node(n) and n.name not in added)
+    left = zip(ours_left, theirs_left, strict=True)
     reasons = {ours.name: words.reason(theirs) for ours, theirs in left if not ours.is_marker}
     reasons |= {
         name: f"{model.by_name[name].op_type}: folded into the operator before it" for name in folded.removed

@@ -185,6 +185,12 @@ SLOW: dict[str, tuple[Case, Case, str]] = {
         (IMAGE, CONV + "r = Relu(c) " + two("u", "r", zero="z0") + "y = Neg(u)", {}),
         "QLinearConv",
     ),
+    "ORT029": (
+        ("float16[1,16,8,8] x", CONV + two("o", "c") + "n = Neg(o)  y = Cast<to = 1>(n)",
+         {"s": np.array(0.05, np.float16), "ws": np.full(16, 0.01, np.float16)}),
+        (IMAGE, CONV + two("o", "c") + "y = Neg(o)", {}),
+        "QLinearConv",
+    ),
 }  # fmt: skip
 
 # rule: (a model that breaks it, a model that does not, the kernel that only the first one has)
@@ -267,6 +273,14 @@ def test_models_of_slow_findings_have_an_additional_kernel(
     assert name not in ids(made(parsed, good))
     assert kernel in kernels(made(parsed, bad), tmp_path)
     assert kernel not in kernels(made(parsed, good), tmp_path)
+
+
+def test_models_that_compute_in_float16_have_casts(parsed: Callable[..., Model], tmp_path: Path) -> None:
+    half = parsed("float16[4,16] x", "y", "h = Exp(x)  y = Cast<to = 1>(h)")
+    (finding,) = lint_model(half, "onnxruntime-cpu")
+    assert (finding.id, finding.severity) == ("ORT030", "note")
+    assert "Cast" in kernels(half, tmp_path)
+    assert not ids(parsed("float16[4,16] x", "y", "c = Cast<to = 1>(x)  y = Exp(c)"))
 
 
 def test_a_relu_before_a_q_with_a_nonzero_zero_point_is_a_kernel(
@@ -382,6 +396,12 @@ def test_a_bias_that_convolutions_of_different_scales_share_is_slow_for_one(
 
 
 def test_every_rule_has_a_model() -> None:
-    elsewhere = {"ORT013", "ORT015", "ORT016", "ORT026"}  # rules on several layers, or in test_dynamic.py
+    elsewhere = {
+        "ORT013",
+        "ORT015",
+        "ORT016",
+        "ORT026",
+        "ORT030",
+    }  # rules on several layers, or in test_dynamic.py
     tried = {"ORT014"} | REFUSED.keys() | MISFITS.keys() | SLOW.keys() | EXTRA.keys() | elsewhere
     assert {rule.id for rule in rules_for() if rule.targets == TARGETS} == tried

@@ -280,3 +280,28 @@ def test_the_reference_is_the_winner_if_no_candidate_is_accurate_enough_on_all_d
         "reference": REFERENCE,
         "winner": REFERENCE,
     }
+
+
+# ---- candidates that are converted from another float type --------------------------------------
+
+
+def test_a_placement_that_is_as_fast_as_the_converted_model_without_pairs_is_not_selected() -> None:
+    ratios = {"reference": ONE, "winner": ratio(0.7), "runner-up": ratio(0.75)}
+    chosen = choose(ROLES, ratios, plain=ratio(0.7))
+    assert (chosen.unchanged, chosen.placement) == (True, REFERENCE)
+    assert "winner took 0.700 of the reference's time" in chosen.reason
+    assert "converted to float32 without pairs it took 0.700 [0.680, 0.720]" in chosen.reason
+
+
+def test_a_placement_that_is_faster_than_the_converted_model_is_selected_and_states_its_time() -> None:
+    ratios = {"reference": ONE, "winner": ratio(0.5), "runner-up": ratio(0.6)}
+    chosen = choose(ROLES, ratios, plain=ratio(0.9))
+    assert chosen.role == "winner"
+    assert "converted to float32 without pairs it took 0.900" in chosen.reason
+
+
+def test_a_placement_that_is_slower_than_the_reference_is_not_selected_if_the_converted_model_is_slower() -> (
+    None
+):
+    ratios = {"reference": ONE, "winner": ratio(1.1), "runner-up": ratio(1.2)}
+    assert choose(ROLES, ratios, plain=ratio(1.5)).unchanged

@@ -1,0 +1,194 @@
+"""A float16 model on a backend without integer kernels for float16 pairs is tuned as a copy in float32."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, numpy_helper
+
+from qdqspec.backends.onnxruntime.optimize import everything
+from qdqspec.graph.float32 import computes_in_float16, is_converted
+from qdqspec.graph.model import Model, load_model
+from qdqspec.placement.read.diff import diff_models
+from qdqspec.placement.read.import_qdq import import_placement
+from qdqspec.placement.read.strip import strip_qdq
+from qdqspec.placement.scheme.scheme_file import apply_scheme, read_scheme, write_scheme
+from qdqspec.report.record import case_to_json
+from qdqspec.session import Session
+from qdqspec.session.study import Study
+from qdqspec.types import Case, CaseRecord, TuneRules
+from tests.support.arrays import arrays_of
+from tests.support.half_models import in_float16
+
+MODELS = {
+    "convolutions": """<ir_version: 8, opset_import: ["": 17]> g (float[1,16,16,16] x) => (float[1,16] y) {
+        c = Conv<pads = [1, 1, 1, 1]>(x, v)  n = BatchNormalization(c, one, zero, zero, one)  r = Relu(n)
+        d = Conv<pads = [1, 1, 1, 1]>(r, w)  s = Add(r, d)  t = Relu(s)  p = GlobalAveragePool(t)
+        f = Flatten(p)  y = Gemm(f, m, zero) }""",
+    "products": """<ir_version: 8, opset_import: ["": 17]> g (float[1,16,64] x) => (float[1,16,64] y) {
+        a = MatMul(x, k)  b = Relu(a)  e = MatMul(b, l)  y = Add(e, x) }""",
+}
+SHAPES = {"v": (16, 16, 3, 3), "w": (16, 16, 3, 3), "m": (16, 16), "k": (64, 256), "l": (256, 64)}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def half(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of a float16 model, whose nodes have no names."""
+    proto = onnx.parser.parse_model(MODELS[request.param])
+    random = np.random.default_rng(0)
+    read = {name for node in proto.graph.node for name in node.input}
+    values = {name: random.normal(size=shape) / np.sqrt(np.prod(shape[1:])) for name, shape in SHAPES.items()}
+    values |= {"one": np.ones(16), "zero": np.zeros(16)}
+    weights = {name: value.astype(np.float32) for name, value in values.items() if name in read}
+    proto.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in weights.items())
+    folder = tmp_path_factory.mktemp("half")
+    onnx.save(in_float16(proto), folder / "half.onnx")
+    shape = [dim.dim_value for dim in proto.graph.input[0].type.tensor_type.shape.dim]
+    np.savez(folder / "data.npz", x=random.normal(size=(8, *shape[1:])).astype(np.float16))
+    return folder / "half.onnx"
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+    root = tmp_path_factory.mktemp("root")
+    with Session(backend="onnxruntime", root=root, no_cache=True) as opened:
+        yield opened
+
+
+def study_of(session: Session, half: Path) -> Study:
+    return session.study(half, calibration=half.with_name("data.npz"), min_sqnr_db="none", corrections="none")
+
+
+@pytest.fixture(scope="module")
+def quantized(session: Session, half: Path) -> Path:
+    """The model with everything quantized; its scheme is beside it."""
+    with study_of(session, half) as study:
+        placement = study.space.resolve(study.space.everything())
+        study.export(half.with_name("scheme.json"), placement)
+        return study.export(half.with_name("tuned.onnx"), placement)
+
+
+def test_pairs_of_a_float16_model_run_in_integers(half: Path, quantized: Path, tmp_path: Path) -> None:
+    optimized = load_model(everything(quantized, tmp_path))
+    kernels = {node.op_type for node in optimized.nodes}
+    assert kernels & {"DynamicQuantizeMatMul", "MatMulIntegerToFloat", "QLinearConv", "QLinearMatMul"}
+    assert not kernels & {"Conv", "FusedConv", "Gemm", "MatMul"}
+    samples = arrays_of(half.with_name("data.npz"))["x"]
+    given, tuned = (outputs_of(path, samples) for path in (half, quantized))
+    assert given.dtype == tuned.dtype == np.float16
+    noise = tuned.astype(np.float64) - given
+    assert 10 * np.log10((given.astype(np.float64) ** 2).sum() / (noise**2).sum()) > 20
+
+
+def outputs_of(path: Path, samples: np.ndarray) -> np.ndarray:
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return np.concatenate([session.run(None, {"x": sample[None]})[0] for sample in samples])
+
+
+def test_the_conversion_is_reported(session: Session, half: Path) -> None:
+    with study_of(session, half) as study:
+        (note,) = [warning for warning in study.warnings if "float16" in warning]
+    assert (
+        "no integer kernels for pairs of float16 tensors: pairs are inserted into a copy in float32" in note
+    )
+
+
+def test_the_tuned_model_keeps_the_float16_inputs_and_outputs(half: Path, quantized: Path) -> None:
+    onnx.checker.check_model(str(quantized), full_check=True)
+    tuned, given = load_model(quantized), load_model(half)
+    assert list(tuned.proto.graph.input) == list(given.proto.graph.input)
+    assert list(tuned.proto.graph.output) == list(given.proto.graph.output)
+    assert is_converted(tuned)
+    assert not computes_in_float16(tuned)
+    pairs = [node for node in tuned.nodes if node.op_type == "DequantizeLinear"]
+    assert pairs
+    assert {tuned.elem_type(node.outputs[0]) for node in pairs} == {TensorProto.FLOAT}
+
+
+def test_strip_with_the_reference_restores_the_float16_model(half: Path, quantized: Path) -> None:
+    given = load_model(half)
+    stripped = strip_qdq(load_model(quantized), given)
+    assert stripped.proto.SerializeToString(deterministic=True) == given.proto.SerializeToString(
+        deterministic=True
+    )
+    assert "with the float16 tensors of the reference" in stripped.notes
+
+
+def test_strip_without_the_reference_gives_a_valid_float32_model(quantized: Path) -> None:
+    stripped = strip_qdq(load_model(quantized)).proto
+    onnx.checker.check_model(stripped, full_check=True)
+    assert {tensor.data_type for tensor in stripped.graph.initializer} == {TensorProto.FLOAT}
+
+
+def test_schemes_apply_to_the_float16_model(half: Path, quantized: Path) -> None:
+    scheme = quantized.with_name("scheme.json")
+    tuned, given = load_model(quantized), load_model(half)
+    assert json.loads(scheme.read_text())["converted_from"] == read_scheme(scheme).converted_from == "float16"
+    applied = apply_scheme(given, scheme)
+    assert applied.proto.SerializeToString(deterministic=True) == tuned.proto.SerializeToString(
+        deterministic=True
+    )
+    assert "converted from float16 to float32, as tuning does" in applied.notes
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_imported_schemes_apply_to_the_float16_model(half: Path, quantized: Path, named: bool) -> None:
+    tuned, given = load_model(quantized), load_model(half)
+    imported = import_placement(tuned, given if named else None)
+    file = half.with_name("imported.json")
+    write_scheme(
+        file,
+        imported.placement,
+        imported.pairs,
+        "imported",
+        imported.positions,
+        factors=imported.equalized,
+        is_converted=imported.is_converted,
+    )
+    assert diff_models(tuned, Model(apply_scheme(given, file).proto)).same
+
+
+def test_diff_converts_the_float16_model_too(half: Path, quantized: Path) -> None:
+    found = diff_models(load_model(half), load_model(quantized))
+    assert found.added
+    assert not found.removed
+    assert not found.skeleton.differs
+    assert found.skeleton.converted
+
+
+def test_the_result_compares_all_with_the_float16_model(session: Session, half: Path) -> None:
+    rules = TuneRules(trials=4, preset="quick")
+    evidence = session.evidence(Case(id="default", model=half, tune=rules), frozenset({"latency", "parity"}))
+    assert evidence.latency is not None
+    assert evidence.search is not None
+    assert evidence.parity is not None
+    assert {"reference", "tuned", "float32"} <= evidence.latency.samples.keys()
+    assert evidence.search.converted_from == "float16"
+    assert "converted to float32 without pairs it took" in evidence.search.reason
+    assert evidence.parity.sqnr_db >= 20
+    recorded = case_to_json(CaseRecord(evidence=evidence))
+    assert "float32" in {other["role"] for other in recorded["others"]}
+    output = evidence.output
+    assert output is not None
+    assert is_converted(load_model(output / "float32.onnx"))
+    assert (output / "reference.onnx").read_bytes() == half.read_bytes()
+    tuned = load_model(output / "tuned.onnx")
+    assert computes_in_float16(tuned) == evidence.search.unchanged
+    assert "float32," in (output / "layers.csv").read_text()
+
+
+def test_float16_models_stay_on_a_backend_with_kernels_for_them(tmp_path: Path, half: Path) -> None:
+    with (
+        Session(backend="fake", root=tmp_path, no_cache=True) as session,
+        session.study(half, min_sqnr_db="none") as study,
+    ):
+        placement = study.space.resolve(study.space.everything())
+        path = study.export(tmp_path / "tuned.onnx", placement)
+        assert not [warning for warning in study.warnings if "float16" in warning]
+    assert computes_in_float16(load_model(path))
