@@ -254,7 +254,7 @@ def write_placed(prepared: Prepared, placement: Placement, path: Path, backend: 
     pairs = prepared.numbers.placed(placement)
     factors = (*branches_of(prepared.folded), *prepared.equalized_for(placement))
     dq_dtype = prepared.case.quantize.dq_dtype
-    converted = prepared.is_converted
+    converted = prepared.is_converted and bool(placement.sites)  # without pairs it is the user's model
     write_scheme(path, placement, pairs, backend, dq_dtype=dq_dtype, factors=factors, is_converted=converted)
 
 

@@ -266,3 +266,20 @@ def test_an_unproved_gain_is_not_measured_again_without_time() -> None:
     found = confirmed(bench, has_time=lambda seconds: bool(asked.append(seconds)))
     assert found.choice.unchanged
     assert (len(bench.asked), len(asked)) == (1, 2)  # the first call is for the builds of full quantization
+
+
+# ---- candidates that are converted from the float type of the user's model ----------------------
+
+
+@pytest.mark.parametrize(("plain", "unchanged"), [(0.95, False), (0.8, True), (0.7, True)])
+def test_a_placement_must_be_faster_than_the_user_model_and_the_converted_one(
+    monkeypatch: pytest.MonkeyPatch, plain: float, unchanged: bool
+) -> None:
+    monkeypatch.setitem(SURE, "float32", ratio(plain - 0.01, plain, plain + 0.01))
+    bench = Bench(ratio(0.79, 0.8, 0.81))
+    found = confirmed(bench, beside={"reference": Path("given.onnx")})
+    ((roles, _),) = bench.asked
+    assert {"reference", "float32", "tuned"} <= roles
+    assert found.choice.unchanged == unchanged
+    assert found.latency.ratios["float32"].median == plain
+    assert found.latency.speedup.median == pytest.approx(1 if unchanged else 1.25)

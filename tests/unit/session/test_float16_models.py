@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -13,16 +14,17 @@ import pytest
 from onnx import TensorProto, numpy_helper
 
 from qdqspec.backends.onnxruntime.optimize import everything
-from qdqspec.graph.float32 import computes_in_float16, is_converted
+from qdqspec.graph.float32 import computes_in_float16, is_converted, with_integer_kernels
 from qdqspec.graph.model import Model, load_model
 from qdqspec.placement.read.diff import diff_models
 from qdqspec.placement.read.import_qdq import import_placement
 from qdqspec.placement.read.strip import strip_qdq
 from qdqspec.placement.scheme.scheme_file import apply_scheme, read_scheme, write_scheme
+from qdqspec.preparation.candidates import note_float_types
 from qdqspec.report.record import case_to_json
 from qdqspec.session import Session
 from qdqspec.session.study import Study
-from qdqspec.types import Case, CaseRecord, TuneRules
+from qdqspec.types import Case, CaseRecord, Interval, LatencyEvidence, RatioTest, TuneRules
 from tests.support.arrays import arrays_of
 from tests.support.half_models import in_float16
 
@@ -181,6 +183,8 @@ def test_the_result_compares_all_with_the_float16_model(session: Session, half: 
     tuned = load_model(output / "tuned.onnx")
     assert computes_in_float16(tuned) == evidence.search.unchanged
     assert "float32," in (output / "layers.csv").read_text()
+    applied = apply_scheme(load_model(half), output / "scheme.json").proto
+    assert is_converted(Model(applied)) != evidence.search.unchanged
 
 
 def test_float16_models_stay_on_a_backend_with_kernels_for_them(tmp_path: Path, half: Path) -> None:
@@ -192,3 +196,35 @@ def test_float16_models_stay_on_a_backend_with_kernels_for_them(tmp_path: Path, 
         path = study.export(tmp_path / "tuned.onnx", placement)
         assert not [warning for warning in study.warnings if "float16" in warning]
     assert computes_in_float16(load_model(path))
+
+
+@pytest.mark.parametrize(
+    ("plain", "tuned", "warns"), [(0.7, 1.0, True), (0.7, 0.5, False), (1.1, 1.0, False)]
+)
+def test_a_float32_copy_that_is_the_fastest_is_reported_with_its_file(
+    plain: float, tuned: float, warns: bool
+) -> None:
+    def tested(median: float) -> RatioTest:
+        reach = Interval(median=median, low=median - 0.01, high=median + 0.01)
+        return RatioTest(mean=reach, enclosing=reach)
+
+    notes: list[str] = []
+    one = Interval(median=1, low=1, high=1)
+    ratios = {"float32": tested(plain), "tuned": tested(tuned)}
+    latency = LatencyEvidence(clock="cpu", samples={}, ratios={}, tested=ratios, speedup=one, builds=1)
+    note_float_types(SimpleNamespace(note_once=notes.append), latency)
+    assert [("0.70 of the reference" in note, "float32.onnx" in note) for note in notes] == [
+        (True, True)
+    ] * warns
+
+
+def test_an_operator_of_a_plugin_is_named_if_it_prevents_the_conversion() -> None:
+    proto = onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["": 19, "mine": 1]> g (float16[2, 4] x) => (float16[2, 4] y)'
+        " { [turn] a = mine.Rotate(x)  y = Relu(a) }"
+    )
+    model = Model(proto)
+    base, note = with_integer_kernels(model, quantizes_half=False)
+    assert base is model
+    assert "it cannot be converted to float32: node 'turn' of operator mine:Rotate" in note
+    assert with_integer_kernels(model, quantizes_half=True) == (model, "")

@@ -1,0 +1,67 @@
+"""Verbs on a float16 model for a backend without integer kernels for pairs of float16 tensors."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from tests.support.half_models import in_float16
+
+TEXT = """<ir_version: 8, opset_import: ["": 17]> g (float[4,16] x) => (float[4,16] y) {
+    a = MatMul(x, w)  b = Relu(a)  y = MatMul(b, w) }"""
+REPORTED = (
+    "the model computes in float16, and the backend has no integer kernels for pairs of float16 tensors"
+)
+
+
+@pytest.fixture
+def half(tmp_path):
+    proto = onnx.parser.parse_model(TEXT)
+    weight = np.random.default_rng(0).normal(size=(16, 16)).astype(np.float32)
+    proto.graph.initializer.append(numpy_helper.from_array(weight / 4, "w"))
+    onnx.save(in_float16(proto), tmp_path / "half.onnx")
+    return tmp_path / "half.onnx"
+
+
+@pytest.mark.parametrize("words", [("inspect",), ("explain",)])
+def test_the_conversion_is_reported(verb, half, words):
+    result = verb(*words, half)
+    assert result.code == 0, result.err
+    assert REPORTED in " ".join(result.out.split())
+
+
+def test_init_reports_the_conversion_and_the_operators_that_run_in_integers(verb, half, tmp_path):
+    assert verb("init", half).code == 0
+    text = " ".join((tmp_path / "half.qdq.yaml").read_text().replace("#", "").split())
+    assert REPORTED in text
+    assert "onnxruntime-cpu can run in integers: MatMul 2" in text
+    assert "kind: speedup" in text
+
+
+def test_other_backends_have_kernels_for_float16(verb, half, tmp_path):
+    assert verb("init", half, "--backend", "fake").code == 0
+    assert REPORTED not in " ".join((tmp_path / "half.qdq.yaml").read_text().replace("#", "").split())
+
+
+def test_lint_notes_a_float16_model(verb, half):
+    result = verb("lint", half, "--target", "onnxruntime-cpu", "--strict")
+    assert result.code == 0
+    assert "note ORT030" in result.out
+
+
+def test_a_scheme_is_applied_in_float32_and_stripped_to_the_same_file(verb, half, tmp_path):
+    verb("tune", half, "-o", "out", "--trials", "2", "--min-sqnr-db", "none", "--preset", "quick")
+    out = tmp_path / "out"
+    applied = verb("apply", half, out / "scheme.json", "-o", "applied.onnx")
+    assert applied.code == 0
+    assert "converted from float16 to float32, as tuning does" in applied.out + applied.err
+    back = verb("strip", "applied.onnx", "--reference", half, "-o", "back.onnx")
+    assert back.code == 0
+    assert (tmp_path / "back.onnx").read_bytes() == half.read_bytes()
+    verified = verb("verify", half, "applied.onnx", "--min-sqnr-db", "10")
+    assert verified.code == 0, verified.out
+    different = verb("diff", half, out / "float32.onnx")
+    assert different.code == 0
+    assert "one of them was converted from float16 to float32" in different.out
