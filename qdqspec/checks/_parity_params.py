@@ -11,11 +11,11 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from qdqspec.checks.base import CheckParams, NotNegative, Whole, require_a_limit
+from qdqspec.parity.notes import NAME_WIDTH, slice_text
 from qdqspec.spec.fields import Fraction, Number
 from qdqspec.types import TensorParity, TopK
 from qdqspec.units import db_text, plain, share_text, texts_apart
 
-NAME_WIDTH = 30
 _WORST = 1e9  # the value used for NaN and infinity
 
 
@@ -50,14 +50,16 @@ LIMITS = (  # in the order of preference for headlines
     Limit("max_abs", "max_abs", "max difference", "", False, 3),
     Limit("max_steps", "max_steps", "max steps", "", False, 3),
 )
+SLICE = Limit("min_slice_sqnr_db", "slice_sqnr_db", "worst slice", " dB", True, 1)
 AGREEMENT = Limit("min_agreement", "agreement", "agreement", " %", True, 1)
+WHOLE = (SLICE, AGREEMENT)  # limits on all data together, which mean nothing for a single input
 
 
 class ParityLimits(BaseModel):
     """Limits on the difference of an output between two computations of one model."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    names: ClassVar[tuple[str, ...]] = tuple(limit.param for limit in (*LIMITS, AGREEMENT))
+    names: ClassVar[tuple[str, ...]] = tuple(limit.param for limit in (*LIMITS, *WHOLE))
 
     min_sqnr_db: Number | None = Field(
         None, description="Smallest signal to quantization-noise ratio, in dB."
@@ -69,6 +71,10 @@ class ParityLimits(BaseModel):
     max_steps: NotNegative | None = Field(
         None, description="Largest difference in steps of an 8-bit grid over the reference's range."
     )
+    min_slice_sqnr_db: Number | None = Field(
+        None,
+        description="Smallest SQNR of a slice of the output along an axis, such as one channel, in dB.",
+    )
     min_agreement: Annotated[Fraction, Field(ge=0, le=1)] | None = Field(
         None,
         description="Smallest share of the reference's `top_k` best classes that are among the tuned model's: 99%.",
@@ -76,27 +82,29 @@ class ParityLimits(BaseModel):
 
 
 def value_of(limit: Limit, out: TensorParity, top: str) -> float | None:
-    """The value that a limit bounds; ``None`` for the agreement of an output without classes."""
+    """The value that a limit bounds; ``None`` for the agreement of an output without classes, or without slices."""
     if limit is AGREEMENT:
         return out.agreement.get(top)
-    value: float = getattr(out, limit.fact)
+    value: float | None = getattr(out, limit.fact)
     return value
 
 
 def broken(limits: ParityLimits, out: TensorParity, top: str, *, whole: bool = True) -> Iterator[str]:
     """A message for each limit that an output exceeds.
 
-    For a single input, not ``whole`` data, agreement is not meaningful and is not checked.
+    For a single input, not ``whole`` data, slices and agreement are not meaningful and are not checked.
     """
     name = plain(out.name, NAME_WIDTH)
     if not out.matches:
         yield f"output '{name}': {out.note or 'not equal'}"
         return
-    for limit in (*LIMITS, *((AGREEMENT,) if whole else ())):
+    for limit in (*LIMITS, *(WHOLE if whole else ())):
         allowed, value = getattr(limits, limit.param), value_of(limit, out, top)
         if allowed is not None and value is not None and not limit.keeps(value, allowed):
             shown, bound = texts_apart(limit.text, value, allowed)
             title = f"{top} agreement" if limit is AGREEMENT else limit.title
+            if limit is SLICE and out.worst_slice is not None:
+                title = f"{slice_text(out.worst_slice)}:"
             yield f"output '{name}': {title} {shown} {'<' if limit.floor else '>'} {bound}"
 
 
@@ -187,7 +195,7 @@ class ParityParams(CheckParams, ParityLimits):
     def broken_by(self, outputs: tuple[TensorParity, ...], *, whole: bool = False) -> tuple[str, ...]:
         """A message for each limit that the outputs exceed: for one input, or for ``whole`` data.
 
-        Agreement is not checked for one input.
+        Slices and agreement are not checked for one input.
         """
         chosen = self.chosen(outputs)
         return tuple(words for out in chosen for words in broken(self, out, self.top.key, whole=whole))
@@ -219,12 +227,10 @@ class ParityParams(CheckParams, ParityLimits):
         named = (out for out in outputs if any(fnmatchcase(out.name, glob) for glob in globs))
         return sorted(named, key=_error_order)
 
-    @property
-    def asks_agreement(self) -> bool:
-        """Whether any of its limits is on classes."""
-        return any(
-            limits and limits.min_agreement is not None for limits in (self, self.quantization, self.runtime)
-        )
+    def asks(self, limit: Limit) -> bool:
+        """Whether any of its limits is this one."""
+        every = (self, self.quantization, self.runtime)
+        return any(limits and getattr(limits, limit.param) is not None for limits in every)
 
 
 def _error_order(out: TensorParity) -> tuple[bool, float]:

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
-from qdqspec.checks._parity_params import AGREEMENT, LIMITS, NAME_WIDTH, Limit, broken, value_of
+from qdqspec.checks._parity_params import (
+    AGREEMENT,
+    LIMITS,
+    WHOLE,
+    Limit,
+    broken,
+    value_of,
+)
+from qdqspec.checks._parity_params import SLICE as SLICE
 from qdqspec.checks._parity_params import ParityParams as ParityParams
 from qdqspec.checks._parity_params import SearchParams as SearchParams
 from qdqspec.checks.base import CheckParams
 from qdqspec.checks.verdicts import WIDTH, is_unchanged, unmeasured, verdict
+from qdqspec.parity.notes import NAME_WIDTH, slice_notes, slice_text, tail_text
 from qdqspec.types import (
     CulpritEvidence,
     Evidence,
@@ -44,7 +54,8 @@ class ParityCheck:
 
     def requests(self, params: ParityParams) -> tuple[Request, ...]:
         """The comparison, the pairs that cost most if quantization breaks a limit, and the search for an input."""
-        compared = ParityRequest(top=params.top, culpable=partial(culpable_output, params))
+        culpable, limits_slices = partial(culpable_output, params), params.asks(SLICE)
+        compared = ParityRequest(top=params.top, culpable=culpable, limits_slices=limits_slices)
         if params.search is None:
             return (compared,)
         search = {name: getattr(params.search, name) for name in SearchParams.model_fields}
@@ -72,6 +83,7 @@ class ParityCheck:
             headline,
             _table(params, parity, judged),
             *definition_section(parity),
+            *(() if params.asks(SLICE) else slice_sections(judged)),
             *steps_table(parity, judged[0].name),
             *(culprits_table(evidence.culprits) if culpable_output(params, parity) is not None else ()),
             *(search_sections(searched) if searched is not None else ()),
@@ -158,7 +170,12 @@ def _unknown(params: ParityParams, parity: ParityEvidence, judged: list[TensorPa
             "quantization and runtime errors were not measured separately",
             f"It was not possible: {plain(parity.undivided)}. Give limits of the total difference only.",
         )
-    if params.asks_agreement and not any(params.top.key in out.agreement for out in judged):
+    if params.asks(SLICE) and all(out.slice_sqnr_db is None for out in judged):
+        return unmeasured(
+            "no output has a slice with enough values",
+            "Give more samples (inputs.evaluation), or remove min_slice_sqnr_db.",
+        )
+    if params.asks(AGREEMENT) and not any(params.top.key in out.agreement for out in judged):
         return unmeasured(
             f"no output has more than {params.top_k} classes",
             "Name the output with the scores in outputs, and their axis in class_axis.",
@@ -167,8 +184,8 @@ def _unknown(params: ParityParams, parity: ParityEvidence, judged: list[TensorPa
 
 
 def _columns(params: ParityParams) -> tuple[Limit, ...]:
-    """The columns: the facts of each comparison, and agreement if requested."""
-    return (*LIMITS, AGREEMENT) if params.asks_agreement else LIMITS
+    """The columns: the facts of each comparison, and those of all data together that are limited."""
+    return (*LIMITS, *(limit for limit in WHOLE if params.asks(limit)))
 
 
 def _worst(limit: Limit, judged: list[TensorParity], top: str) -> float:
@@ -194,7 +211,7 @@ def _pass_headline(params: ParityParams, judged: list[TensorParity]) -> str:
     if judged[0].sqnr_db == math.inf:  # the worst output
         return "every output equals the reference's"
     kept = []
-    for limit in (*LIMITS, AGREEMENT):
+    for limit in (*LIMITS, *WHOLE):
         allowed = getattr(params, limit.param)
         if allowed is not None:
             shown, bound = texts_apart(limit.text, _worst(limit, judged, params.top.key), allowed)
@@ -204,9 +221,10 @@ def _pass_headline(params: ParityParams, judged: list[TensorParity]) -> str:
 
 def _table(params: ParityParams, parity: ParityEvidence, judged: list[TensorParity]) -> Section:
     shown, top = _columns(params), params.top.key
-    rows = [
-        (*_row(out, shown, top, 40), "fail" if any(broken(params, out, top)) else "pass") for out in judged
-    ]
+    rows: list[tuple[str, ...]] = []
+    for out in judged:
+        rows.append((*_row(out, shown, top, 40), "fail" if any(broken(params, out, top)) else "pass"))
+        rows += [(*row, "") for row in _tail_rows(parity, out, shown)]
     allowed = [(limit, getattr(params, limit.param)) for limit in shown]
     bounds = [
         "" if most is None else f"{'>=' if limit.floor else '<='} {limit.text(most)}"
@@ -227,10 +245,28 @@ def _row(out: TensorParity, shown: tuple[Limit, ...], top: str, width: int) -> t
     return (plain(out.name), *(_text_of(limit, out, top) for limit in shown))
 
 
+def _tail_rows(
+    parity: ParityEvidence, out: TensorParity, shown: tuple[Limit, ...]
+) -> Iterator[tuple[str, ...]]:
+    """The SQNR before trailing operators of an output, as rows below it."""
+    for tail in parity.tails_of(out.name):
+        some = f" ({count_text(tail.samples, 'input')})" if tail.samples < parity.samples else ""
+        yield (f"- {tail_text(tail)}{some}", LIMITS[0].text(tail.sqnr_db), *("" for _ in shown[1:]))
+
+
 def _text_of(limit: Limit, out: TensorParity, top: str = "") -> str:
     """The value that a limit bounds; empty if there is none, and for the cosine of one number."""
     value = value_of(limit, out, top)
-    return "" if value is None or (out.is_single and limit.fact == "cosine") else limit.text(value)
+    if value is None or (out.is_single and limit.fact == "cosine"):
+        return ""
+    where = f" ({slice_text(out.worst_slice)})" if limit is SLICE and out.worst_slice is not None else ""
+    return limit.text(value) + where
+
+
+def slice_sections(outputs: Iterable[TensorParity]) -> tuple[Section, ...]:
+    """The lines of `slice_notes` as sections."""
+    text = "\n".join(slice_notes(outputs))
+    return (Section(title="Slices far below their output", text=text),) if text else ()
 
 
 def error_source(parity: ParityEvidence, output: str) -> str:
@@ -443,14 +479,23 @@ def _range(one: TriedInput) -> str:
     return f"{one.known_low:.5g} to {one.known_high:.5g}"
 
 
-def comparison_sections(parity: ParityEvidence, title: str) -> tuple[Section, ...]:
-    """The difference of each output, with or without limits, and the origin of the largest."""
+def comparison_sections(parity: ParityEvidence, title: str, *, slices: bool = False) -> tuple[Section, ...]:
+    """The difference of each output, with or without limits, and the origin of the largest.
+
+    ``slices`` is whether those of the outputs have a limit: their SQNR is shown. Else those far below are.
+    """
     if not parity.outputs:
         return ()
     ordered = sorted(parity.outputs, key=lambda out: (out.matches, out.sqnr_db))
-    rows = tuple(_row(out, LIMITS, "", _WORDS_WIDTH) for out in ordered)
-    outputs = Section(title=title, headers=("output", *(limit.title for limit in LIMITS)), rows=rows)
-    return (outputs, *definition_section(parity), *steps_table(parity, ordered[0].name))
+    shown = (*LIMITS, SLICE) if slices else LIMITS
+    rows = [
+        row
+        for out in ordered
+        for row in (_row(out, shown, "", _WORDS_WIDTH), *_tail_rows(parity, out, shown))
+    ]
+    outputs = Section(title=title, headers=("output", *(limit.title for limit in shown)), rows=tuple(rows))
+    far = () if slices else slice_sections(ordered)
+    return (outputs, *definition_section(parity), *far, *steps_table(parity, ordered[0].name))
 
 
 check = ParityCheck()

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from qdqspec.config import Settings
     from qdqspec.session import Session
 
-_LIMITS = ("min_sqnr_db", "min_cosine", "max_abs", "max_steps")
+_LIMITS = ("min_sqnr_db", "min_cosine", "max_abs", "max_steps", "min_slice_sqnr_db")
 
 
 @verb(
@@ -76,7 +76,7 @@ def verify(arguments: argparse.Namespace) -> int:
     Nothing is timed. A case of a spec is compared on its data, with the limits of its checks `parity` where the command
     line has none. Exits 1 where a limit is not kept.
     """
-    from qdqspec.checks.parity import ParityParams, broken_limits
+    from qdqspec.checks.parity import SLICE, ParityParams, broken_limits
     from qdqspec.session import Session
 
     with Session(replace(settings_from(arguments), mode="verify")) as session:
@@ -85,6 +85,11 @@ def verify(arguments: argparse.Namespace) -> int:
         given = _limits(arguments)
         limits = [given] if given else [c.params for c in case.checks if isinstance(c.params, ParityParams)]
         if arguments.input is not None:
+            if arguments.min_slice_sqnr_db is not None:
+                raise ConfigError(
+                    "--min-slice-sqnr-db: a slice of one input has too few values to be judged",
+                    cure="give data with --data in place of --input",
+                )
             probe = session.probe(case.model, tuned, arguments.input, given, values=case.inputs.values)
         else:
             parity = session.work(case).parity_with(tuned.absolute())
@@ -95,7 +100,8 @@ def verify(arguments: argparse.Namespace) -> int:
     is_limited = bool(limits or probe.inputs)
     kept = "no limit is broken" if is_limited else "not judged: no limit is given, such as --min-sqnr-db 20"
     headline = probe.broken[0] if probe.broken else kept
-    answer(arguments, _json(probe, headline), _text(probe, headline))
+    limits_slices = any(one.asks(SLICE) for one in limits)
+    answer(arguments, _json(probe, headline), _text(probe, headline, limits_slices=limits_slices))
     return WANTING if probe.broken else FINE
 
 
@@ -138,7 +144,7 @@ def _limits(arguments: argparse.Namespace) -> ParityParams | None:
         raise ConfigError(f"{option}: {first['msg']}", cure="qdqspec verify --help") from None
 
 
-def _text(probe: Probe, headline: str) -> str:
+def _text(probe: Probe, headline: str, *, limits_slices: bool) -> str:
     from qdqspec.checks.parity import comparison_sections, probe_sections
     from qdqspec.report.tables import section_text
 
@@ -146,12 +152,13 @@ def _text(probe: Probe, headline: str) -> str:
         sections = probe_sections(probe)
     else:
         title = f"Outputs, worst first ({probe.parity.samples} samples of {probe.parity.data} data)"
-        sections = comparison_sections(probe.parity, title)
+        sections = comparison_sections(probe.parity, title, slices=limits_slices)
     return "\n\n".join((headline, *(section_text(section) for section in sections)))
 
 
 def _json(probe: Probe, headline: str) -> dict[str, Any]:
     from qdqspec.checks.parity import noise_shares
+    from qdqspec.parity.notes import slice_notes
     from qdqspec.report.record import parity_to_json
 
     return {
@@ -160,4 +167,5 @@ def _json(probe: Probe, headline: str) -> dict[str, Any]:
         "inputs": [asdict(one) for one in probe.inputs],
         "parity": parity_to_json(probe.parity),
         "noise": noise_shares(probe.parity),
+        "notes": [*slice_notes(probe.parity.outputs)],
     }

@@ -298,10 +298,10 @@ def _fixed_array(model: Model, name: str, value: FixedValue) -> Array:
 
 
 def is_faithful(given: Array, cast: Array) -> bool:
-    """Whether the cast is valid: floats may be rounded, not overflow; integers and truth values keep their value."""
+    """Whether the cast is valid: floats may be rounded and be infinite, not overflow; others keep their value."""
     if np.issubdtype(cast.dtype, np.integer) or cast.dtype == np.bool_:
         return bool((given == cast).all())
-    return bool(np.isfinite(cast).all())
+    return bool((np.isfinite(cast) | np.isinf(given)).all())
 
 
 # ---- branches ------------------------------------------------------------------------------------

@@ -6,16 +6,18 @@ Polygraphy computes the cosine of each sample; all other statistics are computed
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from qdqspec.arrays import Array, Floats
+from qdqspec.arrays import Array, Feed, Floats
 from qdqspec.errors import DataError
+from qdqspec.parity.slices import SliceComparison
 from qdqspec.types import ParityEvidence, TensorParity, TopK
+from qdqspec.units import count_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,9 +142,11 @@ class _Output:
     name: str
     agreement: Agreement
     typical: Typical
+    slices: SliceComparison = field(default_factory=SliceComparison)
     values: int = 0
     is_float: bool = True
     is_single: bool = True
+    is_odd: bool = False  # whether a value was NaN or infinite, in both outputs
     note: str = ""  # of the first sample that cannot be compared
     unequal: int = 0
     signal: float = 0.0
@@ -165,19 +169,24 @@ class _Output:
         self.agreement.add(reference, tuned)
         # Where both are the same infinity or both NaN, as in masked scores, there is nothing to compare.
         finite = np.isfinite(reference)
-        self._add_floats(reference[finite].astype(np.float64), tuned[finite].astype(np.float64))
+        if not finite.all():
+            reference, tuned = (np.where(finite, values, 0) for values in (reference, tuned))
+        self._add_floats(reference.astype(np.float64), tuned.astype(np.float64), finite)
 
-    def _add_floats(self, reference: Floats, tuned: Floats) -> None:
-        if not reference.size:
-            return
+    def _add_floats(self, reference: Floats, tuned: Floats, finite: npt.NDArray[np.bool_]) -> None:
+        """Add one sample, with zeros for values that are not finite."""
         difference = reference - tuned
-        self.values += reference.size
+        self.slices.add(reference, difference, finite)
+        self.is_odd = self.is_odd or not finite.all()
+        if not finite.any():
+            return
+        self.values += int(np.count_nonzero(finite))
         self.signal += _square_sum(reference)
         self.noise += _square_sum(difference)
         self.max_abs = max(self.max_abs, float(np.abs(difference).max()))
         self.low = min(self.low, float(reference.min()))
         self.high = max(self.high, float(reference.max()))
-        self.cosine = min(self.cosine, _cosine(reference, tuned))
+        self.cosine = min(self.cosine, _cosine(reference.ravel(), tuned.ravel()))
 
     def result(self) -> TensorParity:
         """The parity over all samples added."""
@@ -185,6 +194,8 @@ class _Output:
             note = self.note or (f"{self.unequal} values differ" if self.unequal else "")
             equal = TensorParity(name=self.name, sqnr_db=math.inf, cosine=1.0, max_abs=0.0, max_steps=0.0)
             return replace(equal, compared=False, matches=not note, note=note)
+        if self.is_odd and not self.values:
+            self.note = self.note or "NaN or infinite in every sample"
         if self.note:
             inf = math.inf
             worst = TensorParity(name=self.name, sqnr_db=-inf, cosine=-1.0, max_abs=inf, max_steps=inf)
@@ -198,7 +209,29 @@ class _Output:
             max_steps=_ratio(self.max_abs, (high - low) / _STEPS),
             agreement=self.agreement.result(),
             is_single=self.is_single,
+            worst_slice=self.slices.worst(max(high, -low)),
         )
+
+
+def require_numbers(runs: Collection[tuple[Feed, Outputs]]) -> None:
+    """Raise `DataError` if inputs with infinite values are the cause that an output has no number in any sample."""
+    odd = {name for feed, _ in runs for name, value in feed.items() if not _finite(value).all()}
+    outputs = {name for _, outputs in runs for name in outputs}
+    for output in sorted(outputs) if odd else ():
+        values = [outputs[output] for _, outputs in runs if output in outputs]
+        if any(value.size for value in values) and not any(_finite(value).any() for value in values):
+            names = ", ".join(f"'{name}'" for name in sorted(odd))
+            raise DataError(
+                f"output '{output}' of the model is NaN or infinite in each of {count_text(len(runs), 'sample')}, in "
+                f"which these inputs have infinite values: {names}",
+                cure="leave at least one value in each row of a mask, or use values that the model can compute with",
+            )
+
+
+def _finite(values: Array) -> npt.NDArray[np.bool_]:
+    """Where values are finite: everywhere if they are not floats."""
+    is_float = np.issubdtype(values.dtype, np.floating)
+    return np.isfinite(values) if is_float else np.ones(values.shape, np.bool_)
 
 
 def sqnr_db(signal: float, noise: float) -> float:

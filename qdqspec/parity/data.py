@@ -117,7 +117,8 @@ def open_data(
     order of name. A sample either has the shape of the input without its first axis, and then as many samples as the
     batch are stacked (samples from the beginning fill up the last batch, with a remark in ``notes``), or the shape of
     the whole input. Arrays for inputs that are ``fixed``, and arrays for no input, are not read; nor are labels, unless
-    ``labelled``. Raises `DataError` for anything else; NaN and infinity are detected while the samples are read.
+    ``labelled``. Values may be infinite, as in masks. Raises `DataError` for anything else; NaN, and values outside the
+    type of the input, are detected while the samples are read.
     """
     path = place_of(source)
     files = read_arrays(source, inputs)
@@ -224,8 +225,7 @@ class _Column:
                 cast = row.astype(self.spec.dtype)
             if not is_faithful(row, cast):
                 raise DataError(
-                    f"array '{self.name}' holds NaN, infinity or a value outside {self.spec.dtype} "
-                    f"in sample {index}",
+                    f"array '{self.name}' holds NaN or a value outside {self.spec.dtype} in sample {index}",
                     where=member.file,
                     cure="take the sample out, or look at how it was made",
                 )

@@ -114,13 +114,14 @@ def input_domains(
 
 
 def spans_of(feeds: Iterable[Mapping[str, Array]]) -> dict[str, Span]:
-    """The smallest and the largest value of each input in all feeds; empty arrays are skipped."""
+    """The smallest and the largest finite value of each input in all feeds; zero twice if an input has none."""
     found: dict[str, Span] = {}
     for feed in feeds:
         for name, array in feed.items():
             old = found.get(name, Span(math.inf, -math.inf))
-            if array.size:
-                low, high = float(array.min()), float(array.max())
+            values = array[np.isfinite(array)]
+            if values.size:
+                low, high = float(values.min()), float(values.max())
                 old = Span(min(old.low, low), max(old.high, high))
             found[name] = old
     return {name: span if span.low <= span.high else Span(0.0, 0.0) for name, span in found.items()}
@@ -164,12 +165,20 @@ class Recipe:
 
 
 def make(recipe: Recipe, domain: InputDomain, samples: Sequence[Array]) -> Array:
-    """The array of a recipe. All values are in the range to try; integers are whole."""
-    with np.errstate(over="ignore"):
+    """The array of a recipe. All values are in the range to try, or infinite as in the sample; integers are whole."""
+    with np.errstate(over="ignore", invalid="ignore"):
         values = _values(recipe, domain, samples)
         if not domain.is_float:
             values = np.rint(values)
-        return np.clip(values, domain.tried.low, domain.tried.high).astype(domain.dtype)
+        within = np.clip(values, domain.tried.low, domain.tried.high)
+        if recipe.kind == "sample":
+            sample = _sample_of(recipe, samples)
+            within = np.where(np.isinf(sample), sample, within)
+        return within.astype(domain.dtype)
+
+
+def _sample_of(recipe: Recipe, samples: Sequence[Array]) -> npt.NDArray[np.float64]:
+    return np.resize(samples[recipe.number % len(samples)], recipe.shape).astype(np.float64)
 
 
 def words(recipe: Recipe, domain: InputDomain) -> str:
@@ -198,7 +207,7 @@ def _values(recipe: Recipe, domain: InputDomain, samples: Sequence[Array]) -> np
     if recipe.kind == "normal":  # with the bounds three deviations from the middle
         return random.normal((first + second) / 2, abs(second - first) / 6, shape)
     if recipe.kind == "sample":
-        sample = np.resize(samples[recipe.number % len(samples)], shape).astype(np.float64)
+        sample = _sample_of(recipe, samples)
         return sample * first + second if domain.is_float else sample
     values = np.full(shape, first if recipe.kind == "constant" else 0.0)
     if recipe.kind == "denormal":

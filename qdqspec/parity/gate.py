@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from qdqspec.arrays import Array, Floats
-from qdqspec.parity.compare import noise_power, power_of, signal_power, sqnr_db
+from qdqspec.parity.compare import noise_power, power_of, require_numbers, signal_power, sqnr_db
 from qdqspec.types import EXACT_DB, Placement, Site, Trial
 
 SAMPLES = 8
@@ -70,6 +70,7 @@ class OutputGate:
 
     def __init__(self, reference: Runs, feeds: Iterable[Mapping[str, Array]], samples: int = SAMPLES) -> None:
         self._pairs = [(feed, reference.run(feed)) for feed in islice(feeds, samples)]
+        require_numbers(self._pairs)
         # SQNR on all samples minus that on the first ones, by the number of these
         self._differences: dict[int, list[float]] = {
             number: [] for number in STEPS if number < len(self._pairs)

@@ -348,7 +348,7 @@ class Prepared:
         if given is not None:
             return given_ranges(given, space.tensors, self.given.where, self.warnings.append)
         started = time.monotonic()
-        found = self.tensor_ranges(self.folded, space.tensors, note=self.warnings.append)
+        found = self.tensor_ranges(self.folded, space.tensors, note=self.note_once)
         self.calibration_seconds = time.monotonic() - started
         return found
 

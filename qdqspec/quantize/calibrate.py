@@ -196,9 +196,10 @@ def calibrate(
     ``feeds`` is called once for ``max`` and ``mean`` (of the smallest and the largest value of each sample), twice for
     the other methods (range first, then a histogram of fixed size per tensor), and its samples are never stored. The
     range of a tensor in a body of If, Loop or Scan is over all iterations. Omitted are integer tensors, those that no
-    feed produced, as in a branch never taken, and those that held NaN or infinity, as masked scores do; ``note`` gets
-    the latter two. Some tensors are never clipped: the model's outputs, input and output of a Softmax, the output of a
-    Sigmoid and similar operators. Raises `DataError` if there is no sample.
+    feed produced, as in a branch never taken, and those that held NaN, infinity or more than half of the largest
+    number of their type, as masked scores do; ``note`` gets the latter two. Some tensors are never clipped: the model's
+    outputs, input and output of a Softmax, the output of a Sigmoid and similar operators. Raises `DataError` if there
+    is no sample.
     """
     return calibrate_with(model, tensors, feeds, (method,), run, note=note)[method]
 
@@ -216,7 +217,10 @@ def calibrate_with(
     watch = _Watch.over(model, tensors, run)
     spans, means, unbounded = _spans(watch, feeds())
     for number, unusable in unbounded.items():
-        note(f"not finite in calibration sample {number}, so left in floating point: {_quoted(unusable)}")
+        note(
+            f"infinite, NaN or as large as the float type allows in calibration sample {number}, as masks are, so left "
+            f"in floating point: {_quoted(unusable)}"
+        )
     seen = {*spans}.union(*unbounded.values())
     for line in _without_values(model, watch.wanted - seen, seen):
         note(line)
@@ -294,7 +298,8 @@ def _spans(
     for number, feed in enumerate(feeds):
         for tensor, value in watch.values(feed, "extremes").items():
             low, high = float(value.min()), float(value.max())
-            if not (np.isfinite(low) and np.isfinite(high)):
+            largest = float(np.finfo(value.dtype).max)  # type: ignore[type-var]  # of floats only
+            if not max(-low, high) < largest / 2:  # also true for NaN
                 unbounded.setdefault(tensor, number)
                 continue
             seen = TensorRange(low, high)

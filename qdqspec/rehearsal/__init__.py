@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qdqspec.rehearsal.guiding import guiding_outputs
+from qdqspec.rehearsal.guiding import guiding_outputs, trailing_operators
 from qdqspec.rehearsal.rehearsal import (
     KnownOutputs,
     Rehearsal,
@@ -29,4 +29,5 @@ __all__ = [
     "quick_runs",
     "sites_by_label",
     "sites_of",
+    "trailing_operators",
 ]

@@ -33,28 +33,39 @@ def guiding_outputs(model: Model) -> dict[str, tuple[Edge, ...]]:
     only copy or convert values. A division by the norm of its own dividend counts as a normalization, one of
     exponentials by their sum as a Softmax.
     """
-    return {name: tuple(_edges(model, name)) for name in dict.fromkeys(model.outputs)}
+    ends = {name: (name, model.output_ends[name]) for name in dict.fromkeys(model.outputs)}
+    return {name: tuple(trailing_operators(model, name)) or (end,) for name, end in ends.items()}
 
 
-def _edges(model: Model, output: str) -> list[Edge]:
-    found: dict[Edge, None] = {}
+def trailing_operators(model: Model, output: str) -> dict[Edge, Node | None]:
+    """The edges before an output's trailing operators that saturate or select, each with the first such operator.
+
+    Empty if the output has none. An edge that leads to the output without one has ``None``.
+    """
+    found: dict[Edge, Node | None] = {}
     seen: set[str] = set()
-    pending: list[Edge] = [(output, model.output_ends[output])]
+    pending: list[tuple[Edge, Node | None]] = [((output, model.output_ends[output]), None)]
     saturated = False
     while pending:
-        tensor, end = pending.pop()
+        edge, operator = pending.pop()
+        tensor = edge[0]
         node = model.producer.get(tensor)
         sources = () if node is None or tensor in model.constants else _sources(model, node)
         if not sources or tensor in seen:
             if not sources:
-                found[tensor, end] = None
+                found[edge] = operator
             continue
         seen.add(tensor)
         assert node is not None  # a node with sources exists
-        saturated = saturated or _saturates(model, node)
-        pending += sources
-    real = [edge for edge in found if model.elem_type(edge[0]) in FLOATS and edge[0] not in model.constants]
-    return real if saturated and real else [(output, model.output_ends[output])]
+        if _saturates(model, node):
+            saturated, operator = True, node
+        pending += [(source, operator) for source in sources]
+    real = {
+        edge: operator
+        for edge, operator in found.items()
+        if model.elem_type(edge[0]) in FLOATS and edge[0] not in model.constants
+    }
+    return real if saturated else {}
 
 
 def _sources(model: Model, node: Node) -> tuple[Edge, ...]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from qdqspec.parity.notes import slice_text, tail_text
 from qdqspec.report.tables import (
     RIGHT,
     Column,
@@ -302,6 +303,16 @@ def _parity_table(parity: ParityEvidence, search: SearchResult | None) -> Table:
             return plain(out.note or ("equal" if out.matches else "not equal"), 60)
         return db_text(out.sqnr_db)
 
+    def slice_db(out: TensorParity) -> str:
+        worst = out.far_slice()
+        return "" if worst is None else f"{db_text(worst.sqnr_db)} ({slice_text(worst)})"
+
+    slices = [Column("worst slice dB", slice_db, RIGHT)] if any(map(slice_db, parity.outputs)) else []
+
+    def before(out: TensorParity) -> str:
+        return ", ".join(f"{db_text(t.sqnr_db)} {tail_text(t)}" for t in parity.tails_of(out.name))
+
+    tails = [Column("before it saturates dB", before)] if parity.before_tails else []
     by = f", computed by {parity.computed_by} as ONNX defines both models" if parity.computed_by else ""
     return Table.of(
         f"Parity with the reference ({count_text(parity.samples, 'input')} of {plain(parity.data)} data{by}{limit})",
@@ -311,6 +322,8 @@ def _parity_table(parity: ParityEvidence, search: SearchResult | None) -> Table:
         Column("cosine", figure(lambda out: "" if out.is_single else f"{out.cosine:.5f}"), RIGHT),
         Column("max difference", figure(lambda out: f"{out.max_abs:.3g}"), RIGHT),
         Column("in 8-bit steps", figure(lambda out: f"{out.max_steps:.3g}"), RIGHT),
+        *slices,
+        *tails,
         *steps,
     )
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from qdqspec.accuracy.culprits import culprits_of
 from qdqspec.accuracy.parity import BothModels, compare_models
 from qdqspec.accuracy.probes import search_input
+from qdqspec.accuracy.tails import with_tails
 from qdqspec.baseline.store import Renewal
 from qdqspec.checks.base import AnyRequest, needs_of, requested, requests_of
 from qdqspec.errors import QdqspecError
@@ -18,6 +19,7 @@ from qdqspec.graph.model import Model, load_model, require_path
 from qdqspec.measurement.race import MIXED_LAUNCHES
 from qdqspec.measurement.store import Store
 from qdqspec.parity.metrics import accuracy_evidence
+from qdqspec.parity.notes import slice_notes
 from qdqspec.placement.read.survival import check_survival
 from qdqspec.preparation.case import CaseSetup
 from qdqspec.preparation.files import profiles_of
@@ -173,17 +175,22 @@ class CaseWork:
     def parity(self) -> ParityEvidence:
         """Outputs of the tuned model compared with the reference's, on evaluation data if available.
 
-        The errors of quantization and of the runtime are measured separately if a check requests it, and if there
-        are no checks.
+        The errors of quantization and of the runtime are measured separately, and those before trailing operators that
+        saturate, if a check requests parity, and if there are no checks.
         """
         if self._parity is None:
             divided = not self.setup.case.checks or bool(self._requested(ParityRequest))
             self._parity = compare_models(self.setup, self.finder.tuned_path, divided=divided)
+            if divided:
+                self._parity = with_tails(self.setup, self.finder.tuned_path, self._parity)
+            if not any(request.limits_slices for request in self._requested(ParityRequest)):
+                for note in slice_notes(self._parity.outputs):
+                    self.setup.prepared.note_once(note)
         return self._parity
 
     def parity_with(self, tuned: Path) -> ParityEvidence:
         """Outputs of another model that takes the same inputs, compared with those of the given model."""
-        return compare_models(self.setup, tuned)
+        return with_tails(self.setup, tuned, compare_models(self.setup, tuned))
 
     def _requested(self, kind: type[AnyRequest]) -> list[AnyRequest]:
         """The requests of one type of all checks of the case, in their order."""

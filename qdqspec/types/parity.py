@@ -13,6 +13,15 @@ DEFINED_DB = 40.0  # least SQNR of a run against ONNX's definition: below, its o
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorstSlice:
+    """The slice of an output along an axis that has the lowest SQNR, over all samples."""
+
+    axis: int
+    index: int
+    sqnr_db: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TensorParity:
     """Difference of one output from the reference's.
 
@@ -20,7 +29,7 @@ class TensorParity:
     largest absolute difference, ``max_steps`` the same in steps of an 8-bit grid over the reference's range.
     ``agreement`` is the share of the reference's best classes that are also its own, by `TopK.key`, if it has
     that many classes. ``is_single`` is true if each sample has one number, whose cosine is always 1 or -1: tables leave
-    it out.
+    it out. ``worst_slice`` is the slice with the lowest SQNR; ``None`` if no slice has enough values and signal.
     """
 
     name: str
@@ -33,6 +42,38 @@ class TensorParity:
     note: str = ""  # why it could not be compared, or did not match
     agreement: Mapping[str, float] = field(default_factory=dict)  # by `TopK.key`
     is_single: bool = False
+    worst_slice: WorstSlice | None = None
+
+    @property
+    def slice_sqnr_db(self) -> float | None:
+        """The SQNR of the worst slice."""
+        return None if self.worst_slice is None else self.worst_slice.sqnr_db
+
+    def far_slice(self, far_db: float = 20.0) -> WorstSlice | None:
+        """The worst slice if its SQNR is ``far_db`` below that of the whole, and below ``far_db``; else ``None``.
+
+        With a smaller distance, outputs are reported whose slices differ only in the power of their signal; with a
+        larger one, fewer slices that share the scale of much larger values are.
+        """
+        found = self.worst_slice if self.compared and self.matches else None
+        is_far = found is not None and found.sqnr_db <= min(self.sqnr_db - far_db, far_db)
+        return found if is_far else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TailParity:
+    """The SQNR of the tensor before an output's trailing operators that saturate or select, such as a Softmax.
+
+    ``operator`` is the type of the first of them, ``node`` its name. Both models are run once more for it, each with
+    the tensor as its output, on the first ``samples`` inputs.
+    """
+
+    output: str
+    tensor: str
+    operator: str
+    node: str
+    sqnr_db: float
+    samples: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +122,8 @@ class ParityEvidence:
     empty if that was not computed, and ``undivided`` is the reason. ``computed_by`` is the runtime that computed both
     models as ONNX defines them, if the backend runs nothing on this machine. ``definition`` is the given model's own
     difference from its definition in ONNX; if that does not hold, the definition is in place of the float model above.
+    ``before_tails`` are the tensors before trailing operators that saturate or select: the SQNR of their results is
+    often far higher.
     """
 
     outputs: tuple[TensorParity, ...]
@@ -91,6 +134,11 @@ class ParityEvidence:
     undivided: str = ""
     computed_by: str = ""
     definition: DefinitionEvidence | None = None
+    before_tails: tuple[TailParity, ...] = ()
+
+    def tails_of(self, output: str) -> list[TailParity]:
+        """The tensors before trailing operators of an output."""
+        return [tail for tail in self.before_tails if tail.output == output]
 
     @property
     def sqnr_db(self) -> float:

@@ -83,11 +83,13 @@ class ParityRequest:
     """The outputs compared with ``top``, and the errors of quantization and runtime separately: ``Evidence.parity``.
 
     ``culpable`` selects the output whose error is attributed to Q/DQ pairs (``Evidence.culprits``), if any.
+    ``limits_slices`` is whether slices of outputs have a limit: without one, those far below are noted.
     """
 
     kind: ClassVar[EvidenceKind] = "parity"
     top: TopK = field(default_factory=TopK)
     culpable: Callable[[ParityEvidence], str | None] = _no_output
+    limits_slices: bool = False
 
 
 class InputLimits(Protocol):

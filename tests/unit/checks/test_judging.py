@@ -29,6 +29,7 @@ from qdqspec.types import (
     Samples,
     TensorParity,
     Verdict,
+    WorstSlice,
 )
 
 FASTER = faster_case().evidence
@@ -479,6 +480,57 @@ def test_agreement_is_judged_for_outputs_with_classes() -> None:
     verdict = judge("parity", evidence, top_k=7, min_agreement="98%")
     assert verdict.outcome == "inconclusive"
     assert verdict.headline == "no output has more than 7 classes: nothing to judge"
+
+
+def test_a_limit_on_slices_names_output_axis_and_slice() -> None:
+    worst = WorstSlice(axis=1, index=4, sqnr_db=1.13)
+    evidence = with_outputs(output("boxes", 52.8, worst_slice=worst), output("other", 31.0))
+    failed = judge("parity", evidence, min_slice_sqnr_db=20)
+    assert failed.outcome == "fail"
+    assert failed.headline == "output 'boxes': slice 4 of axis 1: 1.1 dB < 20.0 dB"
+    assert failed.numbers["slice_sqnr_db"] == pytest.approx(1.13)
+    assert failed.sections[0].headers[5] == "worst slice"
+    assert {row[0]: row[5] for row in failed.sections[0].rows} == {
+        "boxes": "1.1 dB (slice 4 of axis 1)",
+        "other": "",
+        "limit": ">= 20.0 dB",
+    }
+    assert judge("parity", evidence, min_slice_sqnr_db=1).headline == "worst slice 1.1 dB >= 1.0 dB"
+    assert judge("parity", evidence, min_slice_sqnr_db=1, outputs=["boxes"]).outcome == "pass"
+    missing = judge("parity", evidence, min_slice_sqnr_db=1, outputs=["other"])
+    assert (missing.outcome, missing.headline) == (
+        "inconclusive",
+        "no output has a slice with enough values: nothing to judge",
+    )
+
+
+def test_a_limit_on_slices_of_a_step_is_judged_at_this_step() -> None:
+    worst = WorstSlice(axis=1, index=4, sqnr_db=1.13)
+    outputs = (output("boxes", 52.8, worst_slice=worst),)
+    parity = ParityEvidence(
+        outputs=outputs, samples=4, data="evaluation", quantization=outputs, runtime=(output("boxes", 90.0),)
+    )
+    verdict = judge("parity", replace(FASTER, parity=parity), quantization={"min_slice_sqnr_db": 20})
+    assert verdict.headline == "quantization alone, output 'boxes': slice 4 of axis 1: 1.1 dB < 20.0 dB"
+
+
+@pytest.mark.parametrize(
+    ("slice_db", "limits", "is_noted"),
+    [(1.1, {}, True), (32.0, {}, False), (1.1, {"min_slice_sqnr_db": 1}, False)],
+)
+def test_a_slice_far_below_its_output_is_noted_unless_it_has_a_limit(
+    slice_db: float, limits: dict, is_noted: bool
+) -> None:
+    worst = WorstSlice(axis=1, index=4, sqnr_db=slice_db)
+    evidence = with_outputs(output("boxes", 52.8, worst_slice=worst))
+    verdict = judge("parity", evidence, min_sqnr_db=20, **limits)
+    assert verdict.outcome == "pass"
+    texts = [section.text for section in verdict.sections if section.text]
+    assert len(texts) == is_noted
+    for text in texts:
+        assert text.startswith("output 'boxes' has 52.8 dB over all, but slice 4 of axis 1 has 1.1 dB")
+        assert "\n" not in text
+        assert "min_slice_sqnr_db" in text
 
 
 def test_equal_outputs_pass_and_are_reported_as_equal() -> None:

@@ -51,6 +51,7 @@ from qdqspec.testing.records import params_of
         ("parity", {"runtime": {}}, "nothing to check"),
         ("parity", {"runtime": {"outputs": ["x"]}}, "Extra inputs"),
         ("parity", {"min_agreement": 1, "search": 9}, "nothing to search for"),
+        ("parity", {"min_slice_sqnr_db": 20, "search": 9}, "nothing to search for"),
         ("parity", {"min_cosine": 1, "search": 0}, "greater than or equal to 1"),
         ("parity", {"min_cosine": 1, "search": True}, "valid dictionary"),
         ("parity", {"min_cosine": 1, "search": {"seconds": 0}}, "greater than 0"),

@@ -10,6 +10,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from PIL import Image
@@ -311,6 +312,34 @@ def test_verify_compares_the_results_of_a_case_with_its_limits(verb, tmp_path, m
     assert broken.code == 1
     assert "< 300.0 dB" in broken.out
     assert verb("verify", "digits.qdq.yaml::default", "--min-sqnr-db", "5").code == 0
+
+
+def test_verify_finds_scores_that_share_the_scale_of_boxes(verb, tmp_path):
+    ends = "(float[1,6,200] x) => (float[1,6,200] y)"
+    head = '<ir_version: 9, opset_import: ["": 17]>'
+    step = f"float s = {{{600 / 255}}}, uint8 z = {{0}}"
+    texts = {
+        "given": f"{head} net {ends} {{ y = Identity(x) }}",
+        "tuned": f"{head} net {ends} <{step}> {{ q = QuantizeLinear(x, s, z) y = DequantizeLinear(q, s, z) }}",
+    }
+    for name, text in texts.items():
+        onnx.save(onnx.parser.parse_model(text), tmp_path / f"{name}.onnx")
+    random = np.random.default_rng(0)
+    parts = [random.uniform(0, most, size=(16, rows, 200)) for most, rows in ((600, 4), (1, 2))]
+    np.savez(tmp_path / "data.npz", x=np.concatenate(parts, 1).astype(np.float32))
+    words = ("verify", "given.onnx", "tuned.onnx", "--data", "data.npz", "--backend", "onnxruntime")
+    found = verb(*words, "--min-sqnr-db", "40", "--json")
+    worst = found.json["parity"]["outputs"][0]["worst_slice"]
+    assert (found.code, worst["axis"]) == (0, 1)
+    assert worst["index"] in (4, 5)
+    noted = verb(*words, "--min-sqnr-db", "40")
+    assert f"but slice {worst['index']} of axis 1 has 0.0 dB" in noted.out
+    broken = verb(*words, "--min-slice-sqnr-db", "20")
+    assert broken.code == 1
+    assert f"output 'y': slice {worst['index']} of axis 1: 0.0 dB < 20.0 dB, by quantization" in broken.out
+    np.savez(tmp_path / "one.npz", x=np.zeros((1, 1, 6, 200), np.float32))
+    single = verb("verify", "given.onnx", "tuned.onnx", "--input", "one.npz", "--min-slice-sqnr-db", "20")
+    assert (single.code, "too few values" in single.err) == (2, True)
 
 
 def test_verify_without_a_tuned_model_is_an_error(verb, models):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -40,7 +41,9 @@ def f32(*values: float) -> np.ndarray:
 
 @given(signals)
 def test_equal_outputs_have_infinite_sqnr_and_no_difference(signal: np.ndarray) -> None:
-    assert parity_of((signal, signal.copy())) == TensorParity(
+    found = parity_of((signal, signal.copy()))
+    assert found.slice_sqnr_db in (None, math.inf)
+    assert replace(found, worst_slice=None) == TensorParity(
         name="y",
         sqnr_db=math.inf,
         cosine=pytest.approx(1.0),
@@ -111,6 +114,15 @@ def test_infinities_and_nans_of_both_outputs_are_excluded() -> None:
     found = parity_of((f32(1, -np.inf, np.nan), f32(1, -np.inf, np.nan)))
     assert found.sqnr_db == math.inf
     assert found.matches
+
+
+def test_outputs_without_any_number_are_not_equal() -> None:
+    nothing = f32(-np.inf, np.nan)
+    found = parity_of((nothing, nothing), (nothing, nothing))
+    assert (found.sqnr_db, found.matches, found.note) == (-math.inf, False, "NaN or infinite in every sample")
+    assert parity_of((nothing, nothing), (f32(1, 2), f32(1, 2))).sqnr_db == math.inf
+    empty = np.zeros((0, 3), np.float32)
+    assert parity_of((empty, empty)).matches
 
 
 def test_an_infinity_with_another_counterpart_gives_the_lowest_sqnr() -> None:

@@ -193,12 +193,27 @@ def test_arrays_that_do_not_fit_the_inputs_are_named_on_opening(
     assert caught.value.cure
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, 1e300])
-def test_values_that_are_not_finite_name_array_and_sample(saved: Callable[..., Path], value: float) -> None:
+@pytest.mark.parametrize("value", [np.nan, 1e300, -1e300])
+def test_values_that_the_type_lacks_name_array_and_sample(saved: Callable[..., Path], value: float) -> None:
     bad = images(3).astype(np.float64)
     bad[2, 0, 0] = value
-    with pytest.raises(DataError, match=r"data\.npz: array 'x' holds NaN, infinity or .* in sample 2"):
+    with pytest.raises(DataError, match=r"data\.npz: array 'x' holds NaN or a value outside .* in sample 2"):
         list(open_data(saved(x=bad), IMAGE))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_values_may_be_infinite_as_in_masks(saved: Callable[..., Path], dtype: type) -> None:
+    masked = images(3).astype(dtype)
+    masked[1, 0] = -np.inf
+    masked[2, 1] = np.inf
+    feeds = [feed["x"] for feed in open_data(saved(x=masked), IMAGE)]
+    np.testing.assert_array_equal(np.concatenate(feeds), masked.astype(np.float32))
+
+
+def test_a_value_that_overflows_is_no_infinite_one(saved: Callable[..., Path]) -> None:
+    inputs = {"ids": InputSpec(dtype=np.dtype(np.float16), shape=(1, 2))}
+    with pytest.raises(DataError, match="outside float16 in sample 0"):
+        list(open_data(saved(ids=np.array([[1, 70000.0]])), inputs))
 
 
 def test_an_integer_that_does_not_fit_is_not_wrapped(saved: Callable[..., Path]) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from qdqspec.errors import BackendError
+from qdqspec.errors import BackendError, DataError
 from qdqspec.parity.gate import (
     FEW,
     KNOWN,
@@ -50,6 +50,25 @@ def runs(gate: OutputGate, few_db: float, others_db: float, limit_db: float) -> 
     engine = Noisy(few_db, others_db)
     gate.near(engine, limit_db)
     return engine.runs
+
+
+class Softmax:
+    """The float model of masked scores."""
+
+    def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        with np.errstate(invalid="ignore"):
+            powers = np.exp(feeds["mask"] - feeds["mask"].max())
+        return {"y": powers / powers.sum(), "label": np.array([3])}
+
+
+def test_inputs_with_infinite_values_must_have_numbers_in_each_output_in_a_sample() -> None:
+    masked, hidden = ({"mask": np.array(values)} for values in ([0, -np.inf], [-np.inf, -np.inf]))
+    assert OutputGate(Softmax(), [hidden, masked]).samples == 2
+    assert OutputGate(Softmax(), []).samples == 0
+    with pytest.raises(
+        DataError, match=r"output 'y' of the model is NaN or infinite in each of 2 samples.*: 'mask'"
+    ):
+        OutputGate(Softmax(), [hidden, hidden])
 
 
 def test_few_samples_decide_when_the_others_cannot_raise_the_sqnr_to_the_limit(gate: OutputGate) -> None:

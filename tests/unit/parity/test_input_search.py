@@ -18,6 +18,7 @@ from qdqspec.parity.domain import (
     AxisRange,
     InputDomain,
     InputResult,
+    Recipe,
     Span,
     input_domains,
     make,
@@ -323,5 +324,20 @@ def test_spans_reach_from_the_least_to_the_largest_value(values: list[float]) ->
     assert spans_of(feeds)["x"] == Span(min(values), max(values))
 
 
-def test_the_span_of_an_empty_input_is_zero() -> None:
-    assert spans_of([{"x": np.zeros((0, 3))}]) == {"x": Span(0, 0)}
+@pytest.mark.parametrize("values", [np.zeros((0, 3)), np.full((2, 2), -np.inf)])
+def test_the_span_of_an_input_without_finite_values_is_zero(values: np.ndarray) -> None:
+    assert spans_of([{"x": values}]) == {"x": Span(0, 0)}
+
+
+def test_spans_are_those_of_finite_values() -> None:
+    assert spans_of([{"x": np.array([-np.inf, -2, 1])}, {"x": np.array([3, np.inf])}]) == {"x": Span(-2, 3)}
+
+
+@pytest.mark.parametrize("gain", [1.0, -1.0, 0.5])
+def test_a_sample_keeps_its_infinite_values(gain: float) -> None:
+    mask = np.array([[0, -np.inf], [0, 0]], np.float32)
+    domain = InputDomain(
+        name="mask", dtype=np.dtype(np.float32), shapes=(), known=Span(0, 0), tried=Span(0, 0)
+    )
+    recipe = Recipe(kind="sample", shape=(2, 2), first=gain, second=0.5)
+    np.testing.assert_array_equal(make(recipe, domain, [mask]), mask)

@@ -9,7 +9,7 @@ import onnx
 import onnxruntime
 import pytest
 from arrays import arrays_of
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from qdqspec.arrays import MOST_SPACED, REDUCTIONS, Feed, Reduction
 from qdqspec.errors import DataError
@@ -141,7 +141,40 @@ def test_tensors_that_are_not_finite_stay_float_and_are_reported(method: str) ->
     notes: list[str] = []
     found = calibrate(model, ["root", "y"], feeds_of([1], [-1], [4]), method, run_on_cpu, note=notes.append)
     assert found.keys() == {"y"}
-    assert notes == ["not finite in calibration sample 1, so left in floating point: 'root'"]
+    (note,) = notes
+    assert note.endswith("in calibration sample 1, as masks are, so left in floating point: 'root'")
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+@pytest.mark.parametrize("masked", [-np.inf, np.inf, "smallest", "largest", "half"])
+def test_masked_scores_stay_float_and_other_tensors_keep_their_ranges(
+    method: str, dtype: type, masked: float | str
+) -> None:
+    limits = np.finfo(dtype)
+    values = {"smallest": limits.min, "largest": limits.max, "half": limits.min / 2}
+    mask = np.array([0, values.get(str(masked), masked), 0], dtype)
+    nodes = [
+        helper.make_node("Mul", ["x", "x"], ["s"]),
+        helper.make_node("Add", ["s", "mask"], ["m"]),
+        helper.make_node("Clip", ["m", "low", "high"], ["y"]),
+    ]
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    ends = [helper.make_tensor_value_info(name, kind, [3]) for name in ("x", "mask", "y")]
+    bounds = [
+        numpy_helper.from_array(np.array(bound, dtype), name) for name, bound in (("low", -1), ("high", 9))
+    ]
+    graph = helper.make_graph(nodes, "masked", ends[:2], ends[2:], bounds)
+    model = Model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9))
+    feeds = [{"x": np.array([1, 2, 3], dtype), "mask": mask}, {"x": np.array([2, 0, 1], dtype), "mask": mask}]
+    notes: list[str] = []
+    found = calibrate(
+        model, ["x", "mask", "s", "m", "y"], lambda: iter(feeds), method, run_on_cpu, note=notes.append
+    )
+    assert found.keys() == {"x", "s", "y"}
+    assert 0 < found["s"].high <= 9
+    (note,) = notes
+    assert note.endswith("so left in floating point: 'mask', 'm'")
 
 
 def test_no_sample_is_an_error_not_an_empty_result(absolute: Model) -> None:

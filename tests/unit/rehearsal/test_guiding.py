@@ -6,7 +6,7 @@ import onnx
 import pytest
 
 from qdqspec.graph.model import Model
-from qdqspec.rehearsal import guiding_outputs
+from qdqspec.rehearsal import guiding_outputs, trailing_operators
 
 
 def model_of(body: str, outputs: str = "float[1,8] y") -> Model:
@@ -93,3 +93,12 @@ def test_each_of_several_outputs_has_a_guide() -> None:
     body = "a = MatMul(x, w)  y = Softmax(a)  z = Relu(a)"
     assert guiding_outputs(model_of(body, "float[1,8] y, float[1,8] z")).keys() == {"y", "z"}
     assert guide(body, "float[1,8] y, float[1,8] z") == ["a", "z"]
+
+
+def test_the_first_trailing_operator_after_a_guide_is_named() -> None:
+    model = model_of("a = MatMul(x, w)  b = Transpose(a)  c = Softmax(b)  d = Sigmoid(c)  y = Identity(d)")
+    ((edge, operator),) = trailing_operators(model, "y").items()
+    assert edge[0] == "a"
+    assert operator is not None
+    assert operator.op_type == "Softmax"
+    assert trailing_operators(model_of("a = MatMul(x, w)  y = Identity(a)"), "y") == {}

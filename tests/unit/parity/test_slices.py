@@ -1,0 +1,180 @@
+"""The worst slice of an output: against a plain computation, and where no slice is to be reported."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from qdqspec.parity.compare import OutputComparison
+from qdqspec.parity.slices import SliceComparison
+from qdqspec.types import TensorParity, WorstSlice
+
+RANDOM = np.random.default_rng(5)
+
+
+def parity_of(*samples: tuple[np.ndarray, np.ndarray]) -> TensorParity:
+    comparison = OutputComparison()
+    for reference, tuned in samples:
+        comparison.add({"y": reference}, {"y": tuned})
+    return comparison.results()[0]
+
+
+def in_steps(values: np.ndarray, step: float) -> np.ndarray:
+    return (np.rint(values / step) * step).astype(np.float32)
+
+
+def plain_worst(
+    samples: list[tuple[np.ndarray, np.ndarray]], least_values: int, least_share: float
+) -> float | None:
+    """The lowest SQNR of all slices, computed slice by slice."""
+    shapes = [reference.shape for reference, _ in samples]
+    if len({len(shape) for shape in shapes}) > 1:
+        return None
+    finite_values = [r[np.isfinite(r)].astype(np.float64) for r, _ in samples]
+    largest = max((np.abs(values).max(initial=0.0) for values in finite_values), default=0.0)
+    found: list[float] = []
+    for axis in (
+        range(min(len(shapes[0]), 1), max(len(shapes[0]), 1)) if len(shapes[0]) > 1 else range(len(shapes[0]))
+    ):
+        lengths = {shape[axis] for shape in shapes}
+        if len(lengths) > 1 or lengths <= {0, 1}:
+            continue
+        for index in range(lengths.pop()):
+            parts = [(r.take(index, axis).ravel(), t.take(index, axis).ravel()) for r, t in samples]
+            reference, tuned = (np.concatenate(each).astype(np.float64) for each in zip(*parts, strict=True))
+            known = np.isfinite(reference)
+            reference, tuned = reference[known], tuned[known]
+            if reference.size < least_values or not np.any(reference):
+                continue
+            if np.abs(reference).max() < least_share * largest:
+                continue
+            noise = np.square(reference - tuned).sum()
+            found.append(10 * math.log10(np.square(reference).sum() / noise) if noise else math.inf)
+    return min(found, default=None)
+
+
+@st.composite
+def outputs(draw: st.DrawFn) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Samples of one rank, of which axes may differ in length, with infinite values that both outputs have."""
+    shape = draw(hnp.array_shapes(min_dims=0, max_dims=4, max_side=5))
+    free = draw(st.sampled_from([None, *range(len(shape))]))
+    elements = st.one_of(st.floats(-8, 8, width=16), st.just(-np.inf))
+    samples = []
+    for _ in range(draw(st.integers(1, 3))):
+        own = tuple(draw(st.integers(0, 3)) if axis == free else n for axis, n in enumerate(shape))
+        reference = draw(hnp.arrays(np.float32, own, elements=elements))
+        noise = draw(hnp.arrays(np.float32, own, elements=st.floats(-2, 2, width=16)))
+        samples.append((reference, np.asarray(reference + noise)))
+    return samples
+
+
+@given(outputs(), st.integers(1, 20), st.sampled_from([0.0, 1 / 4096, 0.5]))
+def test_the_worst_slice_is_that_of_a_plain_computation(
+    samples: list[tuple[np.ndarray, np.ndarray]], least_values: int, least_share: float
+) -> None:
+    compared, largest = SliceComparison(), 0.0
+    for reference, tuned in samples:
+        finite = np.isfinite(reference)
+        own, other = (np.where(finite, values, 0).astype(np.float64) for values in (reference, tuned))
+        compared.add(own, own - other, finite)
+        largest = max(largest, float(np.abs(own).max(initial=0.0)))
+    found = compared.worst(largest, least_values=least_values, least_share=least_share)
+    expected = plain_worst(samples, least_values, least_share)
+    assert (None if found is None else found.sqnr_db) == (
+        None if expected is None else pytest.approx(expected, abs=1e-6)
+    )
+
+
+def boxes_and_scores(samples: int = 16) -> list[np.ndarray]:
+    boxes = RANDOM.uniform(0, 600, size=(samples, 1, 4, 200))
+    scores = RANDOM.uniform(0, 1, size=(samples, 1, 2, 200))
+    return list(np.concatenate([boxes, scores], 2).astype(np.float32))
+
+
+def test_scores_that_share_the_scale_of_boxes_are_found() -> None:
+    found = parity_of(*((values, in_steps(values, 600 / 255)) for values in boxes_and_scores()))
+    assert found.sqnr_db > 50
+    assert found.cosine > 0.9999
+    worst = found.far_slice()
+    assert worst is not None
+    assert worst.axis == 1
+    assert worst.index in (4, 5)
+    assert worst.sqnr_db < 3
+
+
+def test_the_first_axis_counts_samples_unless_it_is_the_only_one() -> None:
+    reference = np.ones((2, 64), np.float32)
+    tuned = reference.copy()
+    tuned[1] += 0.5
+    found = parity_of((reference, tuned))
+    assert found.worst_slice is None  # the slices of axis 1 have two values
+    several = [(np.array([100, 1], np.float32), np.array([100, 2], np.float32))] * 16
+    assert parity_of(*several).worst_slice == WorstSlice(axis=0, index=1, sqnr_db=0.0)
+
+
+def test_axes_of_other_lengths_in_other_samples_are_left_out() -> None:
+    """Detections: as many rows as objects were found, six columns."""
+    samples = []
+    for rows in (5, 0, 12):
+        reference = RANDOM.normal(size=(1, rows, 6)).astype(np.float32) + 3
+        tuned = reference.copy()
+        tuned[..., 2] *= 0.5
+        samples.append((reference, tuned))
+    worst = parity_of(*samples).worst_slice
+    assert worst is not None
+    assert (worst.axis, worst.index) == (2, 2)
+    assert worst.sqnr_db == pytest.approx(20 * math.log10(2))
+
+
+def no_alarm() -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Outputs in which a slice has no SQNR, and nothing is wrong."""
+    ordinary = RANDOM.normal(size=(1, 8, 32, 32)).astype(np.float32)
+    padded = ordinary.copy()
+    padded[:, 6:] = 0
+    off = ordinary.copy()
+    off[:, 3] *= 1e-5
+    logits = 12 * np.eye(8, dtype=np.float32)[RANDOM.integers(0, 6, size=(32, 32))].transpose(2, 0, 1)[None]
+    powers = np.exp(logits)
+    classes = powers / powers.sum(axis=1, keepdims=True)  # classes 6 and 7 never occur
+    border = ordinary.copy()
+    border[..., 0] = border[..., -1] = 0
+    noisy = RANDOM.normal(size=ordinary.shape) * 0.01
+    found = {"padded channels": padded, "a channel that is off": off, "zeros at the border": border}
+    pairs = {name: (values, (values + noisy).astype(np.float32)) for name, values in found.items()}
+    return {
+        **pairs,
+        "classes that never occur": (classes, in_steps(classes, 1 / 255)),
+        "a nearly exact output": (ordinary, (ordinary * (1 + 1e-6)).astype(np.float32)),
+        "few values": (np.float32([[100, 1, 1]]), np.float32([[100, 2, 0]])),
+        "zeros only": (np.zeros_like(ordinary), noisy.astype(np.float32)),
+    }
+
+
+@pytest.mark.parametrize("name", no_alarm())
+def test_slices_without_a_signal_or_without_values_are_not_reported(name: str) -> None:
+    reference, tuned = no_alarm()[name]
+    assert parity_of((reference, tuned)).far_slice() is None
+
+
+def test_slices_that_differ_by_the_power_of_their_signal_are_not_far() -> None:
+    values = RANDOM.normal(size=(1, 6, 400)).astype(np.float32) * np.float32([1, 1, 2, 3, 4, 4])[:, None]
+    found = parity_of((values, in_steps(values, 0.1)))
+    assert found.worst_slice is not None
+    assert found.worst_slice.index in (0, 1)
+    assert found.far_slice() is None
+    assert found.far_slice(5.0) is None  # 30 dB is usable
+    assert parity_of((values, in_steps(values, 3.0))).far_slice(5.0) is not None
+
+
+def test_an_axis_with_too_many_slices_is_left_out() -> None:
+    values = np.ones((1, 40, 50), np.float64)
+    compared = SliceComparison(most_slices=40)
+    compared.add(values, values, np.ones(values.shape, np.bool_))
+    worst = compared.worst(1.0)
+    assert worst is not None
+    assert worst.axis == 1

@@ -1,0 +1,118 @@
+"""Attention masks with infinite values, or with the smallest ones of a float type, in the forms of exporters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from qdqspec import verify
+from qdqspec.errors import DataError
+from qdqspec.session import Session
+from qdqspec.spec.kinds import params_of
+from qdqspec.types import Case, CheckSpec, Inputs, TuneRules
+
+INF, SMALLEST = -np.inf, np.finfo(np.float32).min
+HIDDEN = np.triu(np.ones((16, 16), np.bool_), 1)  # a causal mask hides later positions
+# How the scores ``s`` become masked scores ``m``, the type of the mask, and its values.
+FORMS: dict[str, tuple[str, str, np.ndarray]] = {
+    "infinite input": ("m = Add(s, mask)", "float", np.where(HIDDEN, INF, 0).astype(np.float32)),
+    "smallest input": ("m = Add(s, mask)", "float", np.where(HIDDEN, SMALLEST, 0).astype(np.float32)),
+    "infinite choice": ("m = Where(mask, low, s)", "bool", HIDDEN),
+    "smallest choice": ("m = Where(mask, low, s)", "bool", HIDDEN),
+    "computed": ("f = Cast<to = 1>(mask)  n = Mul(f, low)  m = Add(s, n)", "int64", HIDDEN.astype(np.int64)),
+    "infinite half": ("m = Add(s, mask)", "float16", np.where(HIDDEN, INF, 0).astype(np.float16)),
+    "smallest half": ("m = Add(s, mask)", "float16", np.where(HIDDEN, -65504, 0).astype(np.float16)),
+}
+
+
+def attention(folder: Path, form: str, mask: np.ndarray | None = None) -> tuple[Path, Path]:
+    """A model with one attention head, and data for it."""
+    body, kind, usual = FORMS[form]
+    real = "float16" if kind == "float16" else "float"
+    dtype = np.dtype(np.float16 if real == "float16" else np.float32)
+    low = INF if form == "infinite choice" else SMALLEST
+    text = f"""<ir_version: 9, opset_import: ["": 17]>
+        net ({real}[b,16,64] x, {kind}[b,16,16] mask) => ({real}[b,16,64] y) {{
+          q = MatMul(x, w)  t = Transpose<perm = [0, 2, 1]>(q)  s = MatMul(q, t)  {body}
+          p = Softmax<axis = -1>(m)  a = MatMul(p, q)  y = MatMul(a, v) }}"""
+    proto = onnx.parser.parse_model(text)
+    random = np.random.default_rng(7)
+    for name in ("w", "v"):
+        weight = (random.normal(size=(64, 64)) * 0.1).astype(dtype)
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(weight, name))
+    if "low" in body:
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(low), "low"))
+    onnx.save(proto, folder / "net.onnx")
+    masks = np.broadcast_to(usual if mask is None else mask, (8, 16, 16))
+    np.savez(folder / "data.npz", x=random.normal(size=(8, 16, 64)).astype(dtype), mask=masks)
+    return folder / "net.onnx", folder / "data.npz"
+
+
+def case_of(model: Path, data: Path, tune: TuneRules, **limits: object) -> Case:
+    wanted = {"parity": {"min_sqnr_db": 20, **limits}, "lint": {"target": "onnxruntime-cpu"}}
+    checks = tuple(
+        CheckSpec(id=kind, kind=kind, params=params_of(kind).model_validate({"kind": kind, **values}))
+        for kind, values in wanted.items()
+    )
+    return Case(id="default", model=model, inputs=Inputs(calibration=data), tune=tune, checks=checks)
+
+
+COVERAGE = TuneRules(objective="coverage", trials=3)
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Iterator[Session]:
+    with Session(root=tmp_path, backend="onnxruntime") as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_masked_scores_stay_float_and_the_rest_is_quantized(
+    form: str, session: Session, tmp_path: Path
+) -> None:
+    case = case_of(*attention(tmp_path, form), COVERAGE)
+    assert session.judge(case, case.checks[0]).verdict.outcome == "pass"
+    work = session.work(case)
+    evidence = work.record.evidence
+    assert evidence.parity is not None
+    assert 20 < evidence.parity.sqnr_db < 80
+    paired = {pair.site.tensor for pair in evidence.pairs}
+    assert {"p", "q"} <= paired
+    assert paired.isdisjoint({"m", "mask", "n"})
+    ranges = work.setup.prepared.calibrated[1].ranges
+    assert "s" in ranges
+    assert ranges.keys().isdisjoint({"m", "mask", "n"})
+    assert all(span.largest < 1000 for span in ranges.values())
+    (note,) = [line for line in evidence.warnings if "'m'" in line]
+    assert "so left in floating point" in note
+
+
+def test_a_model_with_an_infinite_mask_is_tuned_verified_and_linted(session: Session, tmp_path: Path) -> None:
+    model, data = attention(tmp_path, "infinite input")
+    case = case_of(model, data, TuneRules(trials=2))
+    session.judge(case, case.checks[0])
+    work = session.work(case)
+    assert {pair.site.tensor for pair in work.record.evidence.pairs}.isdisjoint({"m", "mask"})
+    found = verify(model, work.finder.tuned_path, evaluation=data, backend="onnxruntime")
+    assert found.sqnr_db > 20
+    assert session.judge(case, case.checks[1]).verdict.outcome == "pass"
+
+
+def test_inputs_that_are_searched_keep_the_mask(session: Session, tmp_path: Path) -> None:
+    case = case_of(*attention(tmp_path, "infinite input"), COVERAGE, search={"examples": 30, "seconds": 60})
+    session.judge(case, case.checks[0])
+    (found,) = session.work(case).record.evidence.parity_search.values()
+    assert found.tried > 3
+    if found.found is not None:
+        assert all(np.isfinite([one.low, one.high]).all() for one in found.found.inputs)
+
+
+def test_a_mask_that_hides_everything_is_an_error(session: Session, tmp_path: Path) -> None:
+    everything = np.full((16, 16), INF, np.float32)
+    case = case_of(*attention(tmp_path, "infinite input", everything), COVERAGE)
+    with pytest.raises(DataError, match=r"'y' of the model is NaN or infinite in each of 8 samples.*'mask'"):
+        session.work(case).search  # noqa: B018 - it searches
