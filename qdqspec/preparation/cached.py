@@ -27,7 +27,7 @@ from qdqspec.types import (
     SearchResult,
 )
 
-STATE_VERSION = 9  # raised when the meaning of an entry changes, which invalidates older entries
+STATE_VERSION = 10  # raised when the meaning of an entry changes, which invalidates older entries
 MODEL, RAW_MODEL, SCHEME, PATTERNS = "tuned.onnx", "tuned_raw.onnx", "scheme.json", "patterns.yaml"
 CORRECTIONS = "corrections.json"  # those found, for other placements of the same search
 # Folders of models with the table in each: of a search with two objectives, and of strategy `region` on request.

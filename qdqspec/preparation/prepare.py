@@ -35,6 +35,7 @@ from qdqspec.preparation.auxiliary_runs import FusionBuild, Groups, Observing, g
 from qdqspec.preparation.branching import scaled_branches
 from qdqspec.preparation.correcting import Correcting, CorrectionSource
 from qdqspec.preparation.definition import Definition, compared_with_definition, definition_warning
+from qdqspec.preparation.float_form import float_form_of
 from qdqspec.preparation.start import KeptScales, kept_scales
 from qdqspec.quantize.calibrate import calibrate, given_ranges
 from qdqspec.quantize.corrections import Corrections
@@ -64,6 +65,7 @@ class Prepared:
 
     ``given`` is the user's model, ``folded`` the same with BatchNormalization folded, and with branches that have
     factors; ``model`` is the one that pairs are inserted into, with scaled constants if equalization helps.
+    ``quantized`` is the form of ``given`` whose model as given is a candidate, if the user's model has pairs.
     ``warnings`` collects notes for the user.
     """
 
@@ -73,6 +75,7 @@ class Prepared:
         self.warnings = [*cautions(given), *given.notes]
         self.backend = backend
         self.options = options
+        self.quantized = float_form_of(given)
         self._seed = seed
         self._source = CorrectionSource()
         self.calibration_seconds = 0.0  # of the calibration of the space, if it was made here

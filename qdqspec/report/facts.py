@@ -64,6 +64,7 @@ ROLES = {
     "tuned": "tuned",
     "everything": "everything quantized",
     "runner-up": "runner-up",
+    "given": "the model as given",
     "float16": "reference in float16",
 }
 _UTC = re.compile(r"(Z|\+00:00)$")

@@ -11,7 +11,7 @@ from qdqspec.accuracy.constraint import AccuracyConstraint
 from qdqspec.errors import BackendError
 from qdqspec.measurement.bench import CONFIRM_BUILDS, Bench
 from qdqspec.search.select import Selection, choose, finalists, front_of, reaches
-from qdqspec.types import EXACT_DB, FrontPoint, Interval, LatencyEvidence, Placement, RatioTest, Trial
+from qdqspec.types import EXACT_DB, GIVEN, FrontPoint, Interval, LatencyEvidence, Placement, RatioTest, Trial
 
 CLOSE_BUILDS = 2 * CONFIRM_BUILDS  # where the first confirmation does not decide
 CLOSE_SHARE = 1.5  # of the time of the first confirmation that this takes, if all finalists differ
@@ -286,7 +286,7 @@ def _measured_again(
 
 def renamed(measured: LatencyEvidence, role: str, beside: Sequence[str] = ()) -> LatencyEvidence:
     """The same measurement with role ``tuned`` for the selected model."""
-    others = ("runner-up", "everything", *beside)
+    others = ("runner-up", "everything", GIVEN, *beside)
     names = {"tuned": role, "reference": "reference"}
     names |= {name: name for name in others if name in measured.samples and name != role}
     return replace(
