@@ -126,7 +126,7 @@ def definition_warning(found: DefinitionEvidence, backend: str, data: str, *, is
     if found.sqnr_db >= DEFAULT_MIN_SQNR_DB and is_quantized:
         advice = "Values that are rounded to another step can cause a difference of this size"
     elif is_quantized:
-        advice = "Do not rely on its outputs here: quantize its float model on this processor (qdqspec strip, tune)"
+        advice = "Do not rely on its outputs here: tune it on this processor, from its float form (qdqspec tune)"
     else:
         advice = (
             "Do not rely on its outputs here: reduce the runtime's optimizations (--qdq-backend-option), or report it "
