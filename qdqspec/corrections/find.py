@@ -13,11 +13,11 @@ import numpy as np
 from qdqspec.corrections.equalization import LARGE_GAIN, LEAST_GAIN, WeightSteps, chosen_equalizations
 from qdqspec.corrections.judge import USABLE_DB, Errors, Judge, TensorKind, lower_bound_db
 from qdqspec.corrections.layers import LinearLayer, find_layers
+from qdqspec.corrections.overflow import PairMaxima
 from qdqspec.corrections.ranges import FACTORS, Ranges, chosen_ranges, widened
 from qdqspec.corrections.statistics import InputStatistics, Observe, observed_statistics
 from qdqspec.corrections.weights import (
     bias_shift,
-    overflow_free_scale,
     rounded_weight,
 )
 from qdqspec.errors import BackendError
@@ -126,8 +126,6 @@ def _attempts(search: _Search, allowed: Collection[str]) -> Iterator[tuple[str, 
     for name in CORRECTIONS:
         if name in allowed and name in _STEPS:
             yield name, partial(search.attempt, name, _STEPS[name])
-    if {"bits", "rounding"} <= {*allowed} and search.rejected("bits"):
-        yield "bits", partial(search.attempt, "bits", _Step(_with_rounded_bits))
 
 
 class _Search:
@@ -269,10 +267,6 @@ class _Search:
         self._record("equalization", self.errors, after, len(changes), taken=taken)
         if taken:
             self.question, self.errors, self.equalized = other, after[:-1], changes
-
-    def rejected(self, name: str) -> bool:
-        """Whether a correction was tried and not accepted."""
-        return any(gain.name == name and not gain.taken for gain in self.gains)
 
     def accepts(
         self,
@@ -520,18 +514,6 @@ def _with_ranges(search: _Search, taken: Corrections) -> tuple[Corrections, int]
     return chosen, sum(span != taken.ranges.get(tensor) for tensor, span in chosen.ranges.items())
 
 
-def _with_bits(search: _Search, taken: Corrections) -> tuple[Corrections, int]:
-    """Smaller scales for int8 weights that were reduced to 7 bits, such that no pair of weights overflows."""
-    weights = dict(taken.weights)
-    for site, layer in search.weights() if search.question.saturates else ():
-        if site.format == "int8":
-            params = search.question.numbers.params(site)
-            scale = overflow_free_scale(layer, search.question.model.array(site.tensor), params)
-            if (scale < params.scale).any():
-                weights[weight_key(site)] = WeightNumbers(scale=scale)
-    return replace(taken, weights=weights), len(weights)
-
-
 def _with_bias(search: _Search, taken: Corrections) -> tuple[Corrections, int]:
     """Biases without the mean shift of the layers' outputs that their quantized weights cause."""
     question, numbers = search.question, search.numbers(taken)
@@ -563,8 +545,9 @@ def _with_rounding(search: _Search, taken: Corrections) -> tuple[Corrections, in
         weight = question.model.array(layer.weight)
         for site in of_layer[layer.weight]:
             params = numbers.params(site)
-            saturates = question.saturates and site.format == "int8"
-            integers = rounded_weight(layer, weight, params, fit, held_out, saturates=saturates)
+            may_overflow = question.saturates and site.format == "int8"
+            bound = (numbers.sum_bound(site) or PairMaxima.of_any_input(layer)) if may_overflow else None
+            integers = rounded_weight(layer, weight, params, fit, held_out, bound=bound)
             if integers is not None:
                 weights[weight_key(site)] = WeightNumbers(scale=params.scale, integers=integers)
                 changed += 1
@@ -574,14 +557,6 @@ def _with_rounding(search: _Search, taken: Corrections) -> tuple[Corrections, in
         if search.is_over:
             break
     return replace(taken, weights=weights, biases=biases), changed
-
-
-def _with_rounded_bits(search: _Search, taken: Corrections) -> tuple[Corrections, int]:
-    """Smaller scales together with biases and rounding for these, where the scales alone were no gain."""
-    tried, changed = _with_bits(search, replace(taken, biases={}))
-    if changed and taken.biases:
-        tried, _ = _with_bias(search, tried)
-    return (_with_rounding(search, tried)[0], changed) if changed else (taken, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -598,7 +573,6 @@ class _Step:
 
 _STEPS = {
     "ranges": _Step(_with_ranges, numbers="activations"),
-    "bits": _Step(_with_bits),
     "bias": _Step(_with_bias, needs_inputs=True),
     "rounding": _Step(_with_rounding),
 }

@@ -18,7 +18,10 @@ from qdqspec.types import Site
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearLayer:
-    """A Conv, Gemm or MatMul with a constant weight. Columns are in the order (kernel position, input channel)."""
+    """A Conv, Gemm or MatMul with a constant weight. Columns are in the order (kernel position, input channel).
+
+    A weight of an LSTM is one too, with a group for each direction, where only its matrix is needed.
+    """
 
     node: Node
     weight: str
@@ -29,8 +32,9 @@ class LinearLayer:
     @property
     def columns(self) -> int:
         """The number of products in each output."""
-        is_conv = self.node.op_type == "Conv"
-        return int(np.prod(self.shape[1:])) if is_conv else self.shape[self._is_transposed]
+        if self.node.op_type == "Conv":
+            return int(np.prod(self.shape[1:]))
+        return self.shape[-1] if self.node.op_type == "LSTM" else self.shape[self._is_transposed]
 
     @property
     def is_depthwise(self) -> bool:
@@ -42,6 +46,8 @@ class LinearLayer:
         if self.node.op_type == "Conv":
             last = np.moveaxis(weight, 1, -1)
             return last.reshape(self.groups, self.shape[0] // self.groups, -1)
+        if self.node.op_type == "LSTM":
+            return weight
         return (weight if self._is_transposed else weight.T)[None]
 
     def weight_of(self, matrix: Array) -> Array:
@@ -49,6 +55,8 @@ class LinearLayer:
         if self.node.op_type == "Conv":
             last = matrix.reshape(self.shape[0], *self.shape[2:], self.shape[1])
             return np.ascontiguousarray(np.moveaxis(last, -1, 1))
+        if self.node.op_type == "LSTM":
+            return matrix
         return np.ascontiguousarray(matrix[0] if self._is_transposed else matrix[0].T)
 
     def patches(self, value: Array, most: int) -> Floats32 | None:

@@ -1,4 +1,4 @@
-"""Corrections of weights and biases: rounding, the mean shift of a layer, and 8-bit weights without overflow.
+"""Corrections of weights and biases: rounding, and the mean shift of a layer.
 
 GPTQ rounds each column to the nearest integer, and compensates its error in the columns not yet rounded, by the second
 moments of the layer's input. Columns of largest input power come first. Source: E. Frantar et al., "GPTQ: Accurate
@@ -7,10 +7,6 @@ Post-Training Quantization for Generative Pre-trained Transformers", arXiv 2210.
 Bias correction removes the mean shift of a layer's output due to its quantized weight. Source: M. Nagel et al.,
 "Data-Free Quantization Through Weight Equalization and Bias Correction", arXiv 1906.04721, section 4.2, with the means
 of calibration samples.
-
-Overflow: VPMADDUBSW adds the products of two neighbouring columns in 16 bits. With activations of up to 255 the sum
-cannot overflow if two weights of equal sign add up to at most 128; weights of opposite sign cannot overflow. The
-kernels read columns in the order (kernel position, input channel); a depthwise kernel adds no two products in 16 bits.
 """
 
 from __future__ import annotations
@@ -20,6 +16,7 @@ import numpy.typing as npt
 
 from qdqspec.arrays import Array, Floats
 from qdqspec.corrections.layers import LinearLayer
+from qdqspec.corrections.overflow import PairMaxima, without_overflow
 from qdqspec.corrections.statistics import InputStatistics, Means, Moments
 from qdqspec.quantize.corrections import MOST_STEPS
 from qdqspec.quantize.formats import QuantParams
@@ -29,9 +26,6 @@ DAMPING = 0.01  # of the mean diagonal of the second moments
 LEAST_NOISE, TINY = 1e-9, 1e-30  # of the mean diagonal, and in all, so that noisy moments can be inverted
 _BLOCK = 128  # columns after which errors are propagated to the rest
 _AT_ONCE = 1 << 22  # moments of groups that are rounded together
-MOST = 127  # the largest 8-bit weight
-PAIR = 128  # the largest sum of two neighbours of equal sign
-_REDUCED = 63  # the largest weight of 7 bits
 
 
 def gptq(matrix: Floats, moments: Floats, step: Floats, low: float, high: float) -> Floats:
@@ -92,14 +86,14 @@ def rounded_weight(
     fit: InputStatistics,
     held_out: InputStatistics,
     *,
-    saturates: bool = False,
+    bound: PairMaxima | None = None,
 ) -> Array | None:
     """The integers of a weight that change the layer's outputs least; ``None`` if those are the nearest ones.
 
     Each output channel gets the best of three, by the statistics that were ``held_out``: the nearest integers, those of
     `gptq`, and those of `gptq` for the weight that suits inputs with noise (`noise_aware`). None is larger than the
     largest nearest integer, or differs from its own by more than a scheme can state. If sums of two products saturate,
-    no pair overflows.
+    ``bound`` has the largest inputs, and no sum overflows with these.
     """
     fmt, middle = params.format, _middle(params)
     stored = quantize(weight.astype(np.float32, copy=False), params)
@@ -120,7 +114,8 @@ def rounded_weight(
     options = [nearest]
     for option in np.split(np.concatenate(found), 2, axis=1):
         integers = layer.weight_of(np.clip(option, nearest - MOST_STEPS, nearest + MOST_STEPS))
-        integers = without_overflow(layer, integers) if saturates else integers
+        if bound is not None:
+            integers = without_overflow(layer, integers, layer.weight_of(nearest), bound)
         options.append(np.asarray(layer.matrix(integers), np.float64))
     errors = [output_errors(held_out, matrix, option * step) for option in options]
     best = np.take_along_axis(np.stack(options), np.argmin(errors, axis=0)[None, ..., None], 0)[0]
@@ -179,47 +174,3 @@ def bias_shift(
     wrong = mean_shift(layer, weight, params, integers, held_out)
     is_less = float(((wrong - found) ** 2).sum()) < float((wrong**2).sum())
     return -found.astype(np.float32) if is_less else None
-
-
-def overflow_free_scale(layer: LinearLayer, weight: Array, reduced: QuantParams) -> npt.NDArray[np.float32]:
-    """The smallest scales, in the shape of those of 7 bits, with which no pair of weights overflows.
-
-    Rounding adds at most a half to each of two neighbours, so that their exact sum has to stay below 127.
-    """
-    matrix = layer.matrix(weight).astype(np.float64)
-    largest = np.abs(matrix).max(axis=-1)
-    wanted = largest / MOST if layer.is_depthwise else np.maximum(largest, _pair_sums(matrix)) / (PAIR - 1)
-    per_output = wanted.reshape(-1)
-    scale = per_output if reduced.scale.ndim else np.asarray(per_output.max(initial=0.0))
-    least = reduced.scale * (_REDUCED / MOST)
-    return np.asarray(np.minimum(reduced.scale, np.maximum(scale, least)), np.float32)
-
-
-def overflows(layer: LinearLayer, integers: Array) -> bool:
-    """Whether some pair of these weights can overflow."""
-    if layer.is_depthwise:
-        return False
-    return bool((_pair_sums(layer.matrix(integers).astype(np.float64)) > PAIR).any())
-
-
-def without_overflow(layer: LinearLayer, integers: Array) -> Array:
-    """The integers, with the smaller one of each pair that can overflow moved towards zero as far as necessary."""
-    if layer.is_depthwise:
-        return integers
-    matrix = layer.matrix(integers).astype(np.int64)
-    even = matrix.shape[-1] // 2 * 2
-    first, second = matrix[..., 0:even:2], matrix[..., 1:even:2]
-    beyond = np.maximum(np.abs(first) + np.abs(second) - PAIR, 0)
-    excess = np.where(np.sign(first) == np.sign(second), beyond, 0)
-    is_first = np.abs(first) < np.abs(second)
-    matrix[..., 0:even:2] -= np.sign(first) * np.where(is_first, excess, 0)
-    matrix[..., 1:even:2] -= np.sign(second) * np.where(is_first, 0, excess)
-    return layer.weight_of(matrix).astype(integers.dtype)
-
-
-def _pair_sums(matrix: Floats) -> Floats:
-    """The largest sum of the magnitudes of two neighbours of equal sign, by group and output channel."""
-    even = matrix.shape[-1] // 2 * 2
-    first, second = matrix[..., 0:even:2], matrix[..., 1:even:2]
-    sums = np.where(np.sign(first) == np.sign(second), np.abs(first) + np.abs(second), 0.0)
-    return np.asarray(sums.max(axis=-1, initial=0.0), np.float64)

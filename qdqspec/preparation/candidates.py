@@ -31,16 +31,22 @@ Nodes = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class CandidateFiles:
-    """Writes placements as model files to one folder. ``given`` is the file of the empty one: see `plain_file`."""
+    """Writes placements as model files to one folder. The file of the empty one is the ``reference``: see `plain_file`.
+
+    ``quantized`` is that of the placement with which the user's model is a candidate as given.
+    """
 
     folder: Path
-    given: Path
+    reference: Path
     insert: Callable[[Placement], Parts]
+    quantized: Path | None = None
 
     def __call__(self, placement: Placement) -> Path:
         """The file of a placement; written once."""
         if not placement.sites:
-            return self.given
+            return self.reference
+        if placement.given and self.quantized is not None:
+            return self.quantized
         path = self.folder / f"{placement.digest}.onnx"
         if not path.exists():
             save_model(self.insert(placement), path)

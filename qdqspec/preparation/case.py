@@ -21,6 +21,7 @@ from qdqspec.parity.shapes import shape_profiles
 from qdqspec.preparation.cached import data_digest, key_of
 from qdqspec.preparation.candidates import half_reference, note_float_types, plain_file
 from qdqspec.preparation.files import REFERENCE
+from qdqspec.preparation.float_form import float_form_of, with_float_form
 from qdqspec.preparation.prepare import Prepared
 from qdqspec.preparation.resources import Resources
 from qdqspec.preparation.timing import BUILDS, ROUNDS, time_files
@@ -29,20 +30,32 @@ from qdqspec.types import FLOAT32, Case, DeviceKey, LatencyEvidence
 
 
 class CaseSetup:
-    """Inputs of all work on a case. Each attribute is computed once, on first access."""
+    """Inputs of all work on a case. Each attribute is computed once, on first access.
 
-    def __init__(self, case: Case, resources: Resources, device: DeviceKey) -> None:
+    A quantized model is tuned from its float form, unless it is taken ``as_given``.
+    """
+
+    def __init__(
+        self, case: Case, resources: Resources, device: DeviceKey, *, as_given: bool = False
+    ) -> None:
         self.case = case
         self.device = device
         self.settings = resources.settings
         self.backend = resources.backend
         self._shared = resources
+        self._as_given = as_given
         self._prepared: Prepared | None = None
+
+    def as_given(self) -> CaseSetup:
+        """The same for comparisons with the model as it is, also if it is quantized."""
+        return CaseSetup(self.case, self._shared, self.device, as_given=True)
 
     @cached_property
     def given(self) -> Model:
-        """The model to tune: the user's, or a copy with fixed inputs or corrected output declarations."""
+        """The model to tune: the user's, or a copy: its float form, or with fixed inputs or corrected declarations."""
         model = given_model(self.case.model, self.case.inputs.values)
+        if not self._as_given:
+            model = with_float_form(model)
         if self.settings.mode == "plan" or not unconfirmed_outputs(model):
             return model
         if not self.backend.capabilities(self._shared.options).enforces_output_shapes:
@@ -61,8 +74,8 @@ class CaseSetup:
 
     @property
     def fixed(self) -> Mapping[str, Array]:
-        """Inputs with a fixed value, which the user's own model is fed in addition to the data."""
-        return fixed_in(self.given)
+        """Inputs with a fixed value, which the user's own model is fed in addition to the data if it is compared."""
+        return {} if float_form_of(self.given) else fixed_in(self.given)
 
     @property
     def reference(self) -> Path:
@@ -71,8 +84,12 @@ class CaseSetup:
 
     @cached_property
     def _shaped(self) -> Case:
-        """The case with all shapes that are declared or follow from its data."""
-        return replace(self.case, inputs=shaped_by_data(self.given, self.case.inputs))
+        """The case with all shapes that are declared or follow from its data, and the start that a given model is."""
+        case = replace(self.case, inputs=shaped_by_data(self.given, self.case.inputs))
+        own = float_form_of(self.given)
+        if own is None or case.tune.start_from:
+            return case
+        return replace(case, tune=replace(case.tune, start_from=(own.file,)))
 
     @cached_property
     def resources(self) -> Resources:

@@ -144,7 +144,7 @@ class Correcting:
             observe=partial(prepared.values_of, model),
             allowed=tuple(name for name in rules.allowed_corrections if name not in given),
             saturates=prepared.capabilities.reduce_range,
-            fixed=prepared.start_scales.tensors,
+            fixed=prepared.fixed_tensors,
             equalized=lambda other, tensors: self._question(
                 other, prepared.recalibrated(other, tensors), judge
             ),

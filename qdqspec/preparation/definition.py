@@ -34,7 +34,7 @@ from qdqspec.types import DEFAULT_MIN_SQNR_DB, DEFINED_DB, EXACT_DB, DefinitionE
 from qdqspec.units import count_text
 
 SAMPLES = 4  # of the data, on which the given model is compared with its definition
-KEPT = "definition.json"
+KEPT = "definition-{}.json"  # with the start of the hash of the model
 _MOST_BYTES = 1 << 16
 
 
@@ -93,7 +93,7 @@ def compared_with_definition(
     if not backend.capabilities(options).runs or random_nodes(model):
         return None
     samples = list(islice(feeds, SAMPLES))
-    kept = _Kept(options, {"model_sha256": model.sha256, **_digests(samples, backend, options)})
+    kept = _Kept(model, options, _digests(samples, backend, options))
     if (known := kept.read()) is not None:
         return known
     definition = Definition(model, backend, options)
@@ -126,7 +126,9 @@ def definition_warning(found: DefinitionEvidence, backend: str, data: str, *, is
     if found.sqnr_db >= DEFAULT_MIN_SQNR_DB and is_quantized:
         advice = "Values that are rounded to another step can cause a difference of this size"
     elif is_quantized:
-        advice = "Do not rely on its outputs here: quantize its float model on this processor (qdqspec strip, tune)"
+        advice = (
+            "Do not rely on its outputs here: tune it on this processor, from its float form (qdqspec tune)"
+        )
     else:
         advice = (
             "Do not rely on its outputs here: reduce the runtime's optimizations (--qdq-backend-option), or report it "
@@ -202,9 +204,9 @@ class _Content(BaseModel):
 class _Kept:
     """The result of an earlier run, in the state folder; one of another model, device or data is ignored."""
 
-    def __init__(self, options: BuildOptions, of: dict[str, object]) -> None:
-        self._file = options.state and options.state / KEPT
-        self._of = of
+    def __init__(self, model: Model, options: BuildOptions, of: dict[str, object]) -> None:
+        self._file = options.state and options.state / KEPT.format(model.sha256[:12])
+        self._of = {"model_sha256": model.sha256, **of}
 
     def read(self) -> DefinitionEvidence | None:
         if self._file is None or not self._file.is_file():

@@ -213,11 +213,13 @@ def write_patterns(
 ) -> None:
     """Write the pattern cache of a search, from which later searches can start.
 
-    Builds of parts of the model are left out, and so are placements that were not accurate enough.
+    Builds of parts of the model are left out, and so are a quantized model as given and placements that were not
+    accurate enough.
     """
     least_db = prepared.case.tune.limits.min_sqnr_db
     least = None if result.accuracy is None else result.accuracy.least
-    fit = [trial for trial in result.trials if not trial.subgraph and reaches(trial, least_db, least)]
+    own = (trial for trial in result.trials if not (trial.subgraph or trial.placement.given))
+    fit = [trial for trial in own if reaches(trial, least_db, least)]
     winner, built = result.winner, {trial.placement.digest for trial in result.trials if not trial.subgraph}
     if winner.digest not in built:  # only confirmed, not part of the search
         ratio = confirmed[winner.digest].median
@@ -251,15 +253,22 @@ def make_folder(folder: Path) -> None:
 
 def write_placed(prepared: Prepared, placement: Placement, path: Path, backend: str) -> None:
     """Write the scheme of a placement, with its numbers."""
+    own, dq_dtype = prepared.quantized, prepared.case.quantize.dq_dtype
+    if placement.given and own is not None:
+        write_scheme(path, Placement(sites=placement.sites), own.pairs, backend, factors=own.equalized)
+        return
     pairs = prepared.numbers.placed(placement)
     factors = (*branches_of(prepared.folded), *prepared.equalized_for(placement))
-    dq_dtype = prepared.case.quantize.dq_dtype
     converted = prepared.is_converted and bool(placement.sites)  # without pairs it is the user's model
     write_scheme(path, placement, pairs, backend, dq_dtype=dq_dtype, factors=factors, is_converted=converted)
 
 
 def write_placement(prepared: Prepared, placement: Placement, path: Path) -> None:
-    """Write the model with the pairs of a placement; without pairs, a copy of the user's model."""
+    """Write the model with the pairs of a placement: without pairs a copy of the reference, or the model as given."""
+    own = prepared.quantized
+    if own is not None and placement.given:
+        _copy(own.quantized, path)
+        return
     if not placement.sites:
         _copy(prepared.given, path)
         return

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from copy import copy
 from dataclasses import replace
 from functools import cached_property, partial
+from itertools import islice
 from pathlib import Path
 
 from qdqspec.arrays import Array, Feed
@@ -16,6 +17,7 @@ from qdqspec.backends.base import Backend, BuildOptions, Capabilities, Engine
 from qdqspec.config import hooks
 from qdqspec.corrections.find import FoundCorrections
 from qdqspec.corrections.judge import MIN_SAMPLES
+from qdqspec.corrections.overflow import SumLimit, observed_limits, overflows
 from qdqspec.errors import BackendError, PatternError
 from qdqspec.graph.cautions import cautions
 from qdqspec.graph.declared import with_types
@@ -35,8 +37,14 @@ from qdqspec.placement.space.units import format_choices
 from qdqspec.preparation.auxiliary_runs import FusionBuild, Groups, Observing, groups_of_file, runner
 from qdqspec.preparation.branching import scaled_branches
 from qdqspec.preparation.correcting import Correcting, CorrectionSource
-from qdqspec.preparation.definition import Definition, compared_with_definition, definition_warning
-from qdqspec.preparation.start import KeptScales, kept_scales
+from qdqspec.preparation.definition import (
+    Definition,
+    compared_with_definition,
+    definition_warning,
+    difference_text,
+)
+from qdqspec.preparation.float_form import float_form_of
+from qdqspec.preparation.start import KeptScales, kept_scales, without_overflows
 from qdqspec.quantize.calibrate import calibrate, given_ranges
 from qdqspec.quantize.corrections import Corrections
 from qdqspec.quantize.quantizer import Quantizer
@@ -53,6 +61,7 @@ from qdqspec.types import (
     PatternRules,
     Placement,
     Region,
+    Site,
 )
 from qdqspec.units import count_text
 
@@ -66,6 +75,7 @@ class Prepared:
     ``given`` is the user's model, ``base`` the same in float32 if it computes in float16 and the backend has no integer
     kernels for pairs of float16 tensors, ``folded`` that with BatchNormalization folded, and with branches that have
     factors; ``model`` is the one that pairs are inserted into, with scaled constants if equalization helps.
+    ``quantized`` is the form of ``given`` whose model as given is a candidate, if the user's model has pairs.
     ``warnings`` collects notes for the user.
     """
 
@@ -74,6 +84,7 @@ class Prepared:
         self.given = given
         self.backend = backend
         self.options = options
+        self.quantized = float_form_of(given)
         self.base, self.warnings = given, [*cautions(given), *given.notes]
         if computes_in_float16(given):  # else the backend is not asked before its capabilities are needed
             self.base, note = with_integer_kernels(given, quantizes_half=self.capabilities.quantizes_half)
@@ -227,6 +238,11 @@ class Prepared:
             self.note_once(
                 definition_warning(found, self.backend.name, data, is_quantized=is_quantized(self.given))
             )
+        if self.quantized is not None:
+            own = compared_with_definition(self.quantized.quantized, feeds, self.backend, self.options)
+            if own is not None and not own.holds:
+                model = "the quantized model as given"
+                self.note_once(difference_text(own, self.backend.name, model, data))
         return found
 
     @cached_property
@@ -297,7 +313,27 @@ class Prepared:
         space = self.candidates
         ranges = self._space_ranges(space)
         ranges |= {tensor: kept for tensor, kept in self.start_scales.ranges.items() if tensor in ranges}
-        return space.known(ranges.keys()), self.quantizer(space, ranges)
+        numbers = self.quantizer(space, ranges)
+        self._note_sum_limits(numbers)
+        return space.known(ranges.keys()), numbers
+
+    def _note_sum_limits(self, numbers: Quantizer) -> None:
+        """Note the weights that have more than 7 bits by calibration data, and not by a proof."""
+        known = self.sum_limits
+        sites = {site.tensor: site for site in self._int8_weights if site.tensor in known}
+        wide = sum(overflows(known[name].layer, numbers.integer_weight(site)) for name, site in sites.items())
+        if wide:
+            margin = max(limit.margin for limit in known.values())
+            self.note_once(
+                f"{count_text(wide, 'int8 weight')} could overflow on this processor, whose sums of two 8-bit products "
+                f"saturate, and {'has' if wide == 1 else 'have'} more than 7 bits: no sum overflows on calibration "
+                f"data, with a margin of {margin:.0%}. Inputs that are larger than these may saturate"
+            )
+
+    @property
+    def _int8_weights(self) -> list[Site]:
+        forms = (form for unit in self.candidates.units for form in unit.forms)
+        return [site for form in forms for site in form.constants if site.format == "int8"]
 
     def quantizer(
         self, space: SchemeSpace, ranges: Mapping[str, TensorRange], model: Model | None = None
@@ -308,15 +344,51 @@ class Prepared:
         """
         model = model or space.model
         tied = tie_ranges(model, ranges)
-        return Quantizer(
+        numbers = Quantizer(
             model,
             tied,
             reduce_range=self.capabilities.reduce_range,
             symmetric_activations=self.capabilities.symmetric_activations,
             biases=space.bias_sources,
-            corrections=Corrections(weights=self.start_scales.weights),
             saturations=saturations(model, tied, self._given_ranges(tied)),
+            sum_limits=self.sum_limits if model is self.folded else self._sum_limits(model),
         )
+        kept = self.start_scales.weights
+        if self.capabilities.reduce_range:
+            kept = without_overflows(kept, numbers, self.note_once)
+        return numbers.corrected(Corrections(weights=kept)) if kept else numbers
+
+    @cached_property
+    def sum_limits(self) -> Mapping[str, SumLimit]:
+        """The limits of int8 weights by the sums of two products, by weight: on calibration data, or by a proof.
+
+        None where such sums do not saturate, and without the correction ``bits``.
+        """
+        return self._sum_limits(self.folded)
+
+    def _sum_limits(self, model: Model, samples: int = 16) -> Mapping[str, SumLimit]:
+        """``samples`` are run at most: more of them show rarer sums, and take the time of a run each."""
+        if not self.capabilities.reduce_range or "bits" not in self.case.quantize.allowed_corrections:
+            return {}
+        data = self.calibration
+        formats: dict[str, set[str]] = {}
+        for unit in self.candidates.units:
+            own = {name for form in unit.forms if (name := form.choice.activation) in ("int8", "uint8")}
+            for tensor, _ in unit.edges:
+                formats.setdefault(tensor, set()).update(own)
+        step = max(1, (0 if data is None else len(data)) // samples)
+        find_limits = partial(
+            observed_limits,
+            model,
+            self._int8_weights,
+            observe=partial(self.values_of, model),
+            formats=lambda tensor: tuple(sorted(formats.get(tensor, ()))),
+        )
+        try:
+            return find_limits(islice(data or (), 0, step * samples, step))
+        except BackendError as error:
+            self.note_once(f"8-bit weights are used only where they are proved not to overflow: {error.what}")
+            return find_limits(())
 
     def _given_ranges(self, tensors: Collection[str]) -> Collection[str]:
         """The tensors whose ranges are the user's, or those of a quantized model that the search starts from."""
@@ -352,13 +424,18 @@ class Prepared:
         self.calibration_seconds = time.monotonic() - started
         return found
 
+    @property
+    def fixed_tensors(self) -> frozenset[str]:
+        """The tensors whose numbers are those of a quantized model that the search starts from."""
+        weights = self.calibrated[1].corrections.weights
+        return frozenset((*self.start_scales.ranges, *(tensor for tensor, _, _ in weights)))
+
     @cached_property
     def start_scales(self) -> KeptScales:
         """The scales of the quantized models that the search starts from, if the case keeps them."""
         if self.case.quantize.scales != "keep":
             return KeptScales()
-        saturates = self.capabilities.reduce_range
-        return kept_scales(self._plain, self.case.tune.start_from, self.note_once, saturates=saturates)
+        return kept_scales(self._plain, self.case.tune.start_from, self.note_once)
 
     def keep_corrections(
         self, path: Path | None, run: Mapping[str, object], *, read_only: bool = False, finds: bool = True

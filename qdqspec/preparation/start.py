@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from qdqspec.corrections.layers import find_layers
-from qdqspec.corrections.weights import overflows
+from qdqspec.corrections.overflow import layers_of, overflowing_outputs
 from qdqspec.errors import ConfigError, StateError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.measurement.journal import read_journal
@@ -23,6 +22,7 @@ from qdqspec.placement.scheme.scheme_file import read_scheme
 from qdqspec.placement.space.search_space import SchemeSpace, project
 from qdqspec.quantize.corrections import WeightKey, WeightNumbers, weight_key
 from qdqspec.quantize.formats import BIAS_FORMAT, number_format
+from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.quantize.ranges import TensorRange
 from qdqspec.types import PlacedPair, Site
 from qdqspec.units import count_text
@@ -140,18 +140,15 @@ class KeptScales:
         return frozenset((*self.ranges, *(tensor for tensor, _, _ in self.weights)))
 
 
-def kept_scales(
-    model: Model, paths: Iterable[Path], note: Callable[[str], None], *, saturates: bool
-) -> KeptScales:
+def kept_scales(model: Model, paths: Iterable[Path], note: Callable[[str], None]) -> KeptScales:
     """The scales that quantized models among these files have for tensors of ``model``; the first file wins.
 
-    Zero points are kept with the scales of activations. Two kinds of scales of weights are not kept, and noted: those
-    of weights that differ from the model's, as where a BatchNormalization is folded in one of both only; and those of
-    int8 weights that could overflow where sums of two products saturate (``saturates``).
+    Zero points are kept with the scales of activations. Scales of weights that differ from the model's, as where a
+    BatchNormalization is folded in one of both only, are not kept, and noted.
     """
     kept = KeptScales()
     for path in (path for path in paths if path.suffix.lower() == _SUFFIX):
-        before, refused, others = len(kept.tensors), 0, 0
+        before, others = len(kept.tensors), 0
         quantized = load_model(path)
         if any(prop.key == EQUALIZED for prop in quantized.flat.metadata_props):
             note(f"{path.name}: its scales are those of equalized channels, and are not kept")
@@ -162,8 +159,6 @@ def kept_scales(
                 kept.ranges.setdefault(site.tensor, _range(pair))
             elif not _is_same_weight(model.array(site.tensor), imported.model.array(pair.site.tensor)):
                 others += 1
-            elif saturates and _can_overflow(model, site, _scale(pair)):
-                refused += 1
             else:
                 kept.weights.setdefault(weight_key(site), WeightNumbers(scale=_scale(pair)))
         if new := len(kept.tensors) - before:
@@ -175,11 +170,6 @@ def kept_scales(
             note(
                 f"{path.name}: the scales of {count_text(others, 'weight')} are not kept: they are for other values, "
                 "as where BatchNormalization was not folded before quantizing"
-            )
-        if refused:
-            note(
-                f"{path.name}: {count_text(refused, 'weight')} would overflow with these scales on this processor, "
-                "whose sums of 8-bit products saturate, and are quantized to 7 bits"
             )
     return kept
 
@@ -213,13 +203,39 @@ def _scale(pair: PlacedPair) -> np.ndarray:
     return np.array(pair.scale, np.float32).reshape(() if pair.site.axis is None else (-1,))
 
 
-def _can_overflow(model: Model, site: Site, scale: np.ndarray) -> bool:
-    """Whether int8 weights with this scale can overflow; also true if the layout of the kernel is unknown."""
+def without_overflows(
+    weights: Mapping[WeightKey, WeightNumbers], numbers: Quantizer, note: Callable[[str], None]
+) -> dict[WeightKey, WeightNumbers]:
+    """The scales of int8 weights, with those of ``numbers`` for channels that can overflow, where sums saturate.
+
+    Inputs are judged by `Quantizer.sum_bound`: by those on calibration data, if known. Weights of which no channel
+    keeps its scale are left out. All that change are noted.
+    """
+    model, kept, changed = numbers.model, dict[WeightKey, WeightNumbers](), 0
+    for key, own in weights.items():
+        tensor, name, axis = key
+        ends = tuple(model.consumers.get(tensor, ()))
+        site = Site(tensor=tensor, consumers=ends, format=name, axis=axis, weight=True)
+        wrong = _overflowing(numbers, site, own.scale)
+        changed += bool(wrong.any())
+        if not wrong.all():
+            kept[key] = WeightNumbers(scale=np.where(wrong, numbers.params(site).scale, own.scale))
+    if changed:
+        note(
+            f"{count_text(changed, 'weight')} would overflow on this processor, whose sums of 8-bit products saturate, "
+            "with the scales of the quantized model that the search starts from; channels that would get larger steps"
+        )
+    return kept
+
+
+def _overflowing(numbers: Quantizer, site: Site, scale: np.ndarray) -> np.ndarray:
+    """The scales of an int8 weight with which it can overflow; all if the layout of the kernel is unknown."""
     if site.format != "int8":
-        return False
-    layer = find_layers(model, [site]).get(site.tensor)
+        return np.zeros(scale.shape, bool)
+    layer = layers_of(numbers.model, [site]).get(site.tensor)
     if layer is None:
-        return True
+        return np.ones(scale.shape, bool)
     step = along(scale, layer.shape, site.axis or 0, 0)
-    integers = np.clip(np.rint(model.array(site.tensor).astype(np.float32) / step), -128, 127)
-    return overflows(layer, integers)
+    integers = np.clip(np.rint(numbers.model.array(site.tensor).astype(np.float32) / step), -128, 127)
+    found = overflowing_outputs(layer, integers, numbers.sum_bound(site))
+    return found.reshape(scale.shape) if found.size == scale.size else np.full(scale.shape, found.any())

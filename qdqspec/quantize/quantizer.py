@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import InitVar, dataclass, field, replace
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +34,31 @@ from qdqspec.quantize.scales import (
 )
 from qdqspec.types import Consumer, PlacedPair, Placement, Site
 
+
+class SumLimit(Protocol):
+    """Limits the scale of an int8 weight by the inputs of its layer: see `qdqspec.corrections.overflow`."""
+
+    @property
+    def source(self) -> str:
+        """The tensor that the layer reads."""
+        ...
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """The formats that the tensor may be quantized in."""
+        ...
+
+    def maxima(self, params: Iterable[QuantParams]) -> Any:
+        """The largest inputs of the layer with any of these parameters."""
+        ...
+
+    def scale(
+        self, weight: Array, reduced: QuantParams, params: Iterable[QuantParams]
+    ) -> npt.NDArray[np.float32]:
+        """The smallest scale with which no sum of two products overflows."""
+        ...
+
+
 _Key = tuple[str, str, int | None, bool, tuple[Consumer, ...]]
 
 
@@ -42,7 +68,8 @@ class Quantizer:
 
     Format and axis are those of the site. ``ranges`` are those of calibration, already tied (`tie_ranges`).
     ``corrections`` replace them, and scales and integers of weights. No range exceeds the ``saturations``.
-    ``reduce_range`` uses 7 bits of an 8-bit weight; ``symmetric_activations`` places the zero point of unsigned
+    ``reduce_range`` uses 7 bits of an 8-bit weight, or up to 8 as its ``sum_limits`` allow, by tensor;
+    ``symmetric_activations`` places the zero point of unsigned
     activations with values of both signs in the middle. ``biases`` maps the consumer of an int32 bias to the sites of
     the activation and the weight whose product it is added to.
     """
@@ -54,6 +81,7 @@ class Quantizer:
     biases: InitVar[Mapping[Consumer, tuple[Site, Site]] | None] = None
     corrections: Corrections = NO_CORRECTIONS
     saturations: Mapping[str, Saturation] = field(default_factory=dict)
+    sum_limits: Mapping[str, SumLimit] = field(default_factory=dict)
     _params: dict[_Key, QuantParams] = field(default_factory=dict, init=False)
 
     def __post_init__(self, biases: Mapping[Consumer, tuple[Site, Site]] | None) -> None:
@@ -143,7 +171,27 @@ class Quantizer:
             return bias_params(self.params(activation), self.params(weight), fmt, site.axis or 0)
         params = weight_params(self._floats(site), fmt, site.axis, reduce_range=self.reduce_range)
         own = self.corrections.weights.get(weight_key(site))
-        return params if own is None else replace(params, scale=own.scale)
+        if own is not None:
+            return replace(params, scale=own.scale)
+        limit = self._sum_limit(site)
+        if limit is None:
+            return params
+        return replace(params, scale=limit.scale(self._floats(site), params, self._inputs_of(limit)))
+
+    def sum_bound(self, site: Site) -> Any:
+        """The largest inputs of the layer that reads an int8 weight, on calibration data; ``None`` if not limited."""
+        limit = self._sum_limit(site)
+        return None if limit is None else limit.maxima(self._inputs_of(limit))
+
+    def _sum_limit(self, site: Site) -> SumLimit | None:
+        return self.sum_limits.get(site.tensor) if self.reduce_range and site.format == "int8" else None
+
+    def _inputs_of(self, limit: SumLimit) -> list[QuantParams]:
+        """The parameters of a layer's input in each of its formats."""
+        span, middle = self._ranges.get(limit.source), self.symmetric_activations
+        if span is None:
+            return []
+        return [activation_params(span, number_format(name), symmetric=middle) for name in limit.formats]
 
     def _floats(self, site: Site) -> npt.NDArray[np.floating]:
         if site.tensor not in self.model.constants:

@@ -65,6 +65,7 @@ ROLES = {
     "tuned": "tuned",
     "everything": "everything quantized",
     "runner-up": "runner-up",
+    "given": "the model as given",
     "float16": "reference in float16",
     "float32": "reference in float32",
 }

@@ -120,7 +120,8 @@ class Search:
     A step is to ask, to evaluate a proposal, and to tell the strategy its trial. ``replay`` are trials of an earlier
     run of the same search: while the strategy asks for the same placements in the same order, the recorded trials are
     used and nothing is built. ``before`` are trials of the same models that were made before this search: each becomes
-    one of its own once it is asked for. The reference is always built first, whatever the strategy or the budget.
+    one of its own once it is asked for. The reference is always built first, whatever the strategy or the budget; then
+    ``given``, a proposal that is not the strategy's, which does not receive its trial.
     """
 
     def __init__(
@@ -133,10 +134,12 @@ class Search:
         case: str,
         replay: Sequence[Trial] = (),
         before: Sequence[Trial] = (),
+        given: Proposal | None = None,
         watch: Watch | None = None,
         twins: Twins | None = None,
     ) -> None:
         self.trials: list[Trial] = []
+        self._given = given
         self._twins = twins or Twins()
         self._strategy = strategy
         self._bench = bench
@@ -176,6 +179,9 @@ class Search:
 
     def ask(self, n: int = 1) -> Sequence[Proposal]:
         """At most ``n`` proposals; empty when the strategy has no more or the budget is spent."""
+        if self.trials and self._given is not None:
+            given, self._given = self._given, None
+            self.evaluate_also(given)
         if self.trials and self._budget.reached(self.trials):
             return ()
         self._report("choosing candidates")

@@ -150,7 +150,7 @@ def best_by_pattern(
             known = best.get(changed)
             if known is None or trial.incumbent or (not known.incumbent and trial.ratio < (known.ratio or 0)):
                 best[changed] = trial
-        held = labels if trial.incumbent else held
+        held = labels if trial.incumbent and not trial.placement.given else held
     return best
 
 

@@ -66,10 +66,12 @@ def repaired(
     """
     guide, spent = Guide(oracle, space), spent_by_unit(space, trials[0].layers)
     candidates = [trial for trial in trials if trial.phase not in NOT_CANDIDATES]
-    bound, missed = near_miss.bound(candidates), near_miss.of(candidates)[:CANDIDATES]
+    bound = near_miss.bound(candidates)
+    of_space = [trial for trial in candidates if not trial.placement.given]
+    missed = near_miss.of(of_space)[:CANDIDATES]
     if not missed:
         return
-    costs = CostModel.of(space, trials)
+    costs = CostModel.of(space, [trial for trial in trials if not trial.placement.given])
     bounded = Bounded.of(costs, guide)
     seen = {trial.placement for trial in trials}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from qdqspec.types import NOT_CANDIDATES, Placement, RatioTest, Trial
+from qdqspec.types import GIVEN, NOT_CANDIDATES, Placement, RatioTest, Trial
 from qdqspec.units import percent_text
 
 # largest number of race winners, and of fastest candidates, whose accuracy is measured on all data
@@ -33,11 +33,12 @@ def finalists(
     fits: Callable[[Trial], bool] = lambda _: True,
     admits: Callable[[Placement], bool] = lambda _: True,
 ) -> dict[str, Placement]:
-    """The roles to confirm: reference, winner, runner-up, and everything quantized.
+    """The roles to confirm: reference, winner, runner-up, everything quantized, and the model as given if it ran.
 
     Winner and runner-up are accurate enough: ``fits`` checks a trial's known values, ``admits`` measures a placement
     and is called for a few, the last race winner and the fastest first, none slower than the reference. Everything
-    quantized is confirmed for comparison, even if the search ended before building it, unless it failed.
+    quantized is confirmed for comparison, even if the search ended before building it, unless it failed. So is a
+    quantized model as given.
     """
     good = [t for t in trials if t.ok and t.phase not in NOT_CANDIDATES]
     champions = [t for t in trials if t.ok and t.incumbent and (not t.placement.sites or fits(t))]
@@ -53,6 +54,9 @@ def finalists(
     failed = {t.placement.digest for t in trials if not t.ok and not t.subgraph}
     if everything.sites and everything.digest not in failed:
         roles["everything"] = everything
+    given = next((trial.placement for trial in trials if trial.ok and trial.placement.given), None)
+    if given is not None:
+        roles[GIVEN] = given
     return roles
 
 
@@ -123,7 +127,7 @@ def choose(
     inside = [role for role in proved if proved[role].median <= most]
     role = min(inside, key=lambda name: (roles[name].pairs, proved[name].median))
     ratio = proved[role]
-    reason = f"{role}: {ratio.median:.3f} of the reference's time [{ratio.low:.3f}, {ratio.high:.3f}]"
+    reason = f"{_named(roles, role)}: {ratio.median:.3f} of the reference's time [{ratio.low:.3f}, {ratio.high:.3f}]"
     if role != best:
         reason += f"; as fast as {best} within its interval, with fewer Q/DQ pairs"
     reason = "; ".join(filter(None, (reason, _converted(plain))))
@@ -143,6 +147,11 @@ def _converted(plain: RatioTest | None) -> str:
 _NOTHING = "no placement was faster than the reference in any race"
 
 
+def _named(roles: Mapping[str, Placement], role: str) -> str:
+    """A role in a reason."""
+    return "the given model's own placement" if roles[role].given else role
+
+
 def _rivals(
     roles: Mapping[str, Placement],
     ratios: Mapping[str, RatioTest],
@@ -159,7 +168,8 @@ def _rivals(
     reasons = []
     for role in dict.fromkeys((*rivals[:1], *accurate[:1])):
         ratio = ratios[role].mean
-        took = f"{role} took {ratio.median:.3f} of the reference's time [{ratio.low:.3f}, {ratio.high:.3f}]"
+        name, reach = _named(roles, role), f"[{ratio.low:.3f}, {ratio.high:.3f}]"
+        took = f"{name} took {ratio.median:.3f} of the reference's time {reach}"
         if role not in accurate:
             took += ", but is not accurate enough"
         elif ratio.high < 1 - min_gain:

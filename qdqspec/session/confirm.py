@@ -14,6 +14,7 @@ from qdqspec.search.select import Selection, choose, finalists, front_of, reache
 from qdqspec.types import (
     EXACT_DB,
     FLOAT32,
+    GIVEN,
     FrontPoint,
     Interval,
     LatencyEvidence,
@@ -310,7 +311,7 @@ def _measured_again(
 
 def renamed(measured: LatencyEvidence, role: str, beside: Sequence[str] = ()) -> LatencyEvidence:
     """The same measurement with role ``tuned`` for the selected model."""
-    others = ("runner-up", "everything", *beside)
+    others = ("runner-up", "everything", GIVEN, *beside)
     names = {"tuned": role, "reference": "reference"}
     names |= {name: name for name in others if name in measured.samples and name != role}
     return replace(

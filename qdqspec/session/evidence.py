@@ -189,8 +189,13 @@ class CaseWork:
         return self._parity
 
     def parity_with(self, tuned: Path) -> ParityEvidence:
-        """Outputs of another model that takes the same inputs, compared with those of the given model."""
-        return with_tails(self.setup, tuned, compare_models(self.setup, tuned))
+        """Outputs of another model that takes the same inputs, compared with those of the given model.
+
+        A quantized model that no spec names is compared as it is, and not its float form.
+        """
+        is_named = self.setup.case.spec is not None
+        setup = self.setup if is_named else self.setup.as_given()
+        return with_tails(setup, tuned, compare_models(setup, tuned))
 
     def _requested(self, kind: type[AnyRequest]) -> list[AnyRequest]:
         """The requests of one type of all checks of the case, in their order."""

@@ -167,7 +167,7 @@ class Session(Closing):
         kept = read_probe(Path(file))
         shapes = {name: list(array.shape) for name, array in kept.feeds.items()}
         case = inline_case(model, {"shapes": shapes, "values": values or {}})
-        setup = self.work(case).setup
+        setup = self.work(case).setup.as_given()
         with both_models(setup, Path(tuned).absolute()) as models:
             return Prober(models, limits or kept.params, kept.typical).probe(kept.feeds, kept.inputs)
 

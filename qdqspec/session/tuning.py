@@ -14,7 +14,7 @@ import numpy as np
 
 from qdqspec.accuracy.constraint import NO_PLACEMENT, AccuracyConstraint, constraint_of
 from qdqspec.accuracy.oracle import RehearsalOracle, RehearsedMetric, Rehearser, SecondsLeft
-from qdqspec.errors import QdqspecError
+from qdqspec.errors import PlacementError, QdqspecError
 from qdqspec.graph.float32 import FLOAT16
 from qdqspec.graph.model import require_path
 from qdqspec.graph.save import write_text
@@ -44,7 +44,7 @@ from qdqspec.preparation.resources import Resources
 from qdqspec.preparation.start import Start, warm_starts
 from qdqspec.preparation.timing import clock_for
 from qdqspec.registry import resolve
-from qdqspec.search.base import Proposal, SearchSetup, Strategy
+from qdqspec.search.base import Proposal, SearchSetup, Strategy, profiled
 from qdqspec.search.first import FirstPlacement
 from qdqspec.search.loop import Budget, Search
 from qdqspec.search.repair import NearMiss, repaired
@@ -53,6 +53,7 @@ from qdqspec.session.confirm import FINALISTS, Confirmed, confirm
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import (
     FIRST,
+    GIVEN,
     TIMED_TRIALS,
     TRIALS,
     BlockError,
@@ -65,6 +66,7 @@ from qdqspec.types import (
     Trial,
     TuneRules,
 )
+from qdqspec.units import interval_text, ratio_text
 
 FIRST_SHARE = 0.15  # of the time limit, for the first placement that meets the limits
 OVERTIME_SHARE = 0.25  # of the time limit, for candidates that just missed the SQNR limit
@@ -112,7 +114,7 @@ def open_tuning(
             trials=trials,
             seconds=None if rules.minutes is None else 60 * rules.minutes,
             used=steps.used_seconds,  # for the first placement and corrections
-            confirming=CONFIRM_BUILDS * FINALISTS,
+            confirming=CONFIRM_BUILDS * (FINALISTS + (prepared.quantized is not None)),
             waited=resources.waited,
             run_left=resources.seconds_left,
         )
@@ -130,6 +132,7 @@ def open_tuning(
             case=prepared.case.name,
             replay=_replayed(journal.trials()),
             before=[trial for trial in first if trial.ok and not prepared.corrects(trial.placement)],
+            given=_given(prepared),
             watch=steps.watch,
             twins=resources.twins,
         )
@@ -203,11 +206,31 @@ class Tuning:
         )
         note_float_types(prepared, confirmed.latency)
         winner = next(trial.placement for role, trial in confirmed.lines if role == "winner")
+        self._note_given(confirmed)
         return Tuned(
             result=self._result(confirmed),
             latency=confirmed.latency,
             raw_winner=raw_winner(trials) or winner,
             confirmed=confirmed.lines,
+        )
+
+    def _note_given(self, confirmed: Confirmed) -> None:
+        """Note the time and the SQNR of the model as given, if it is quantized."""
+        trial = next((trial for trial in confirmed.trials if trial.placement.given), None)
+        if trial is None:
+            return
+        if not trial.ok:
+            self.prepared.note_once(f"the model as given did not run: {trial.error}")
+            return
+        role = "tuned" if confirmed.choice.placement.given else GIVEN
+        ratio, sqnr_db = confirmed.latency.ratios.get(role), self.constraint.sqnr_db(trial)
+        took = ratio_text(trial.ratio or 1.0 if ratio is None else ratio.median)
+        took += "" if ratio is None else f" (95 %: {interval_text(ratio)})"
+        error = "" if sqnr_db is None else f", with {sqnr_db:.1f} dB"
+        missed = "" if self.constraint.reaches(trial) else ", which misses the limits"
+        selected = "; it is selected" if confirmed.choice.placement.given else ""
+        self.prepared.note_once(
+            f"the given model's own placement takes {took} of the time of its float form{error}{missed}{selected}"
         )
 
     def _has_time(self, seconds: float) -> bool:
@@ -274,7 +297,7 @@ class Tuning:
             return ""
         if choice.unchanged:
             return self.oracle.refused_text(least)
-        return "" if least is None else self.oracle.text(choice.placement)
+        return "" if least is None or choice.placement.given else self.oracle.text(choice.placement)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -404,6 +427,7 @@ class _Problem:
                 folder,
                 plain_file(prepared, folder),
                 lambda placement: inserter.insert(prepared.space.permitted(placement)).parts,
+                None if prepared.quantized is None else prepared.quantized.file,
             ),
             prepared.loads,
             clock=clock,
@@ -616,6 +640,18 @@ def _starts(prepared: Prepared, resources: Resources) -> list[WarmStart]:
         space=prepared.space, backend=resources.backend.target, device=device, note=prepared.warnings.append
     )
     return list(warm_starts(prepared.case.tune.start_from, start))
+
+
+def _given(prepared: Prepared) -> Proposal | None:
+    """The model as given as a candidate, if it is quantized and the spec excludes nothing of what it quantizes."""
+    if prepared.quantized is None:
+        return None
+    placement = prepared.quantized.placement
+    try:
+        return profiled(prepared.space.permitted(placement), GIVEN)
+    except PlacementError as error:
+        prepared.note_once(f"the model as given is no candidate: {error.what}")
+        return None
 
 
 def named(strategy: str) -> MakeStrategy:

@@ -262,7 +262,9 @@ def unfused_blocks(view: View) -> Iterator[Hit]:
     "ORT013",
     "note",
     "On processors without VNNI the products of uint8 and int8 may saturate",
-    cure="use 7 bits for weights there (reduce range); `qdqspec doctor` states which path a processor has",
+    cure="use 7 bits for weights there (reduce range); `qdqspec tune` on such a processor uses more where no sum of "
+    "two products overflows on calibration data, which lint does not see; `qdqspec doctor` states which path a "
+    "processor has",
     source="ONNX Runtime, quantization documentation: U8S8 on AVX2 and AVX512",
 )
 def saturation(view: View) -> Iterator[Hit]:

@@ -508,32 +508,6 @@ def test_a_correction_that_fails_does_not_remove_the_others(
     assert "the correction 'ranges' could not be tried: the runtime ended" in work.warnings
 
 
-@pytest.mark.usefixtures("seven_bits")
-@pytest.mark.parametrize(("together", "taken"), [(33.0, True), (30.5, False)])
-def test_finer_steps_without_a_separate_gain_are_combined_with_rounding(
-    session: Session,
-    models: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    together: float,
-    taken: bool,
-) -> None:
-    totals = iter([30.0, 29.9, 31.0, together])  # without corrections, with bits, with rounding, with both
-
-    def errors(judge: Judge, numbers: object, **_: object) -> tuple[Errors, ...]:
-        noise = 10 ** (-next(totals) / 10)
-        return (Errors(np.tile([1.0, noise], (4, 1, 1))),) * len(judge.placements)
-
-    monkeypatch.setattr(Judge, "errors", errors)
-    monkeypatch.setattr(Judge, "compared", lambda judge, numbers, *_: errors(judge, numbers))
-    monkeypatch.setattr(find, "JUDGEMENTS", 1e9)  # these evaluations take no time
-    found = prepared(session, models, tmp_path, ("bits", "rounding")).corrections
-    assert {gain.name: gain.taken for gain in found.gains} == {"rounding": True, "bits": taken}
-    assert [gain.after_db for gain in found.gains] == pytest.approx([31.0, together])
-    assert len(found.corrections.weights) > 4
-    assert next(totals, None) is None
-
-
 WIDTH = 16
 
 

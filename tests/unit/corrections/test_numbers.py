@@ -10,16 +10,9 @@ from hypothesis import strategies as st
 from linear_models import layer_of, linear_model
 from onnx import TensorProto, helper, numpy_helper
 
+from qdqspec.corrections.overflow import PairMaxima, overflow_free_scale, overflows, without_overflow
 from qdqspec.corrections.statistics import InputStatistics, Means
-from qdqspec.corrections.weights import (
-    gptq,
-    noise_aware,
-    output_errors,
-    overflow_free_scale,
-    overflows,
-    rounded_weight,
-    without_overflow,
-)
+from qdqspec.corrections.weights import gptq, noise_aware, output_errors, rounded_weight
 from qdqspec.quantize.corrections import rounded, rounding_text
 from qdqspec.quantize.formats import number_format
 from qdqspec.quantize.scales import quantize, weight_params
@@ -80,12 +73,14 @@ def test_neighbours_in_a_convolution_are_channels_before_kernel_positions() -> N
 
 
 @given(seed=st.integers(0, 999), columns=st.integers(1, 9))
-def test_only_pairs_that_overflow_are_rounded_towards_zero(seed: int, columns: int) -> None:
-    integers = np.random.default_rng(seed).integers(-127, 128, (columns, 3)).astype(np.int8)
+def test_pairs_that_overflow_get_the_nearest_integers(seed: int, columns: int) -> None:
+    random = np.random.default_rng(seed)
+    integers = random.integers(-127, 128, (columns, 3)).astype(np.int8)
+    nearest = random.integers(-63, 64, (columns, 3)).astype(np.int8)
     layer = layer_of(linear_model("MatMul", integers.astype(np.float32), 2))
-    found = without_overflow(layer, integers)
+    found = without_overflow(layer, integers, nearest)
     assert not overflows(layer, found)
-    assert (np.abs(found.astype(int)) <= np.abs(integers.astype(int))).all()
+    assert ((found == integers) | (found == nearest)).all()
     if not overflows(layer, integers):
         np.testing.assert_array_equal(found, integers)
 
@@ -112,7 +107,8 @@ def test_rounding_by_correlated_inputs_has_a_smaller_output_error(*, saturates: 
     x, others = seen[:200], seen[200:]
     layer = layer_of(linear_model("MatMul", weight, 2))
     params = weight_params(weight, INT8, 1, reduce_range=saturates)
-    integers = rounded_weight(layer, weight, params, statistics(x), statistics(others), saturates=saturates)
+    bound = PairMaxima.of_any_input(layer) if saturates else None
+    integers = rounded_weight(layer, weight, params, statistics(x), statistics(others), bound=bound)
     assert integers is not None
     nearest = quantize(weight, params)
 

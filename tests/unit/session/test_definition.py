@@ -18,7 +18,7 @@ from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime, OnnxRuntimeEngine
 from qdqspec.cli import main
 from qdqspec.graph.model import load_model
-from qdqspec.preparation.definition import KEPT, compared_with_definition
+from qdqspec.preparation.definition import compared_with_definition
 from qdqspec.session import Session
 
 RANDOM = np.random.default_rng(11)
@@ -112,12 +112,13 @@ def test_the_result_is_kept_for_the_same_model_and_data(linear: Path, tmp_path: 
     options, data = BuildOptions(state=tmp_path / "state"), feeds()
     model = load_model(linear)
     first = compared_with_definition(model, data, Doubling(), options)
-    kept = json.loads((tmp_path / "state" / KEPT).read_text())
+    (file,) = (tmp_path / "state").iterdir()
+    kept = json.loads(file.read_text())
     assert kept["found"]["sqnr_db"] == first.sqnr_db  # type: ignore[union-attr]
-    (tmp_path / "state" / KEPT).write_text(json.dumps(kept | {"found": kept["found"] | {"samples": 3}}))
+    file.write_text(json.dumps(kept | {"found": kept["found"] | {"samples": 3}}))
     assert compared_with_definition(model, data, Doubling(), options).samples == 3  # type: ignore[union-attr]
     assert compared_with_definition(model, feeds(), Doubling(), options).samples == 4  # type: ignore[union-attr]
-    (tmp_path / "state" / KEPT).write_text("{")
+    file.write_text("{")
     assert compared_with_definition(model, data, Doubling(), options) == first
 
 

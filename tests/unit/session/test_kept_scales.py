@@ -20,7 +20,7 @@ from qdqspec.placement.edit.insert import insert_qdq
 from qdqspec.placement.read.import_qdq import placement_for
 from qdqspec.placement.read.strip import strip_qdq
 from qdqspec.preparation.prepare import Prepared
-from qdqspec.preparation.start import kept_scales
+from qdqspec.preparation.start import kept_scales, without_overflows
 from qdqspec.quantize.corrections import weight_key
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.session import Session
@@ -97,15 +97,15 @@ def test_weights_that_would_overflow_are_not_kept(
     save_model(insert_qdq(own.model, placement, numbers).parts, tmp_path / "q.onnx")
     notes: list[str] = []
     paths = [tmp_path / "q.onnx", tmp_path / "cache.yaml"]
-    kept = kept_scales(own.model, paths, notes.append, saturates=False)
+    kept = kept_scales(own.model, paths, notes.append)
     assert {
         weight_key(s) for s in placement.ordered if s.weight and s.format == "int8"
     } == kept.weights.keys()
     assert not any("overflow" in note for note in notes)
-    fewer = kept_scales(own.model, paths, notes.append, saturates=True)
-    assert len(fewer.weights) < len(kept.weights)
+    saturating = Quantizer(own.model, ranges_for(own.model), reduce_range=True)
+    fewer = without_overflows(kept.weights, saturating, notes.append)
+    assert len(fewer) < len(kept.weights)
     assert any("would overflow" in note for note in notes)
-    assert fewer.ranges == kept.ranges
 
 
 def test_scales_of_a_weight_with_other_values_are_not_kept(tmp_path: Path) -> None:
@@ -122,9 +122,9 @@ def test_scales_of_a_weight_with_other_values_are_not_kept(tmp_path: Path) -> No
     placement = Placement(sites=frozenset({site}))
     path, notes = tmp_path / "q.onnx", list[str]()
     save_model(insert_qdq(model, placement, Quantizer(model, {})).parts, path)
-    kept = kept_scales(model, [path], notes.append, saturates=False)
+    kept = kept_scales(model, [path], notes.append)
     assert kept.weights.keys() == {weight_key(site)}
-    assert not kept_scales(fold_weights(model).model, [path], notes.append, saturates=False).weights
+    assert not kept_scales(fold_weights(model).model, [path], notes.append).weights
     assert "q.onnx: the scales of 1 weight are not kept: they are for other values" in notes[-1]
 
 
@@ -140,7 +140,7 @@ def test_scales_of_a_weight_with_another_zero_point_are_not_kept(tmp_path: Path)
     path = tmp_path / "q.onnx"
     onnx.save(quantized.proto, path)
     model = Model(strip_qdq(quantized).proto)
-    assert not kept_scales(model, [path], [].append, saturates=False).weights
+    assert not kept_scales(model, [path], [].append).weights
 
 
 def test_tensors_without_a_match_in_the_model_are_listed_up_to_a_limit() -> None:

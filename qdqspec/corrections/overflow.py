@@ -1,0 +1,290 @@
+"""8-bit weights whose products with uint8 activations fit into 16 bits, on processors that add two of them there.
+
+VPMADDUBSW adds the products of two neighbouring columns in 16 bits, and saturates. The kernels read columns in the
+order (kernel position, input channel); a depthwise kernel adds no two products in 16 bits. With activations of up to
+255 the sum fits if two weights of equal sign add up to at most 128; weights of opposite sign always fit. Most inputs
+are far below that: few pairs of neighbours are both near 255 at the same position. So the largest integers of a
+layer's inputs are found on calibration data (`observed_limits`): of each column, and the largest sum of each two
+neighbours. For weights u <= v of a pair with inputs a and b the sum is at most u max(a + b) + (v - u) max(b).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from qdqspec.arrays import Array, Feed
+from qdqspec.corrections.layers import LinearLayer, find_layers
+from qdqspec.corrections.statistics import Observe
+from qdqspec.graph.model import Model
+from qdqspec.graph.ops import is_default
+from qdqspec.quantize.formats import QuantParams
+from qdqspec.types import Site
+
+_Floats: TypeAlias = npt.NDArray[np.floating]
+
+_LIMIT = 2**15 - 1  # of a sum in 16 bits
+_MOST = 255  # the largest uint8 activation
+_LARGEST, _REDUCED = 127, 63  # the largest weights of 8 and 7 bits
+_RECURRENT_INPUTS = (1, 2)  # weights of an LSTM: for its input, and for its hidden state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PairMaxima:
+    """The largest integers that columns of a layer read (group, column), and sums of neighbours (group, pair).
+
+    ``limit`` is the largest sum of two products that fits.
+    """
+
+    columns: _Floats
+    pairs: _Floats
+    limit: float = _LIMIT
+
+    @classmethod
+    def of_any_input(cls, layer: LinearLayer) -> PairMaxima:
+        """Those of any activations: what fits with them is proved to fit."""
+        columns = np.full((layer.groups, layer.columns), float(_MOST))
+        return cls(columns=columns, pairs=np.full((layer.groups, layer.columns // 2), 2.0 * _MOST))
+
+    def sums(self, matrix: _Floats) -> _Floats:
+        """A bound of each sum of two products (group, output, pair) with weights (group, output, column)."""
+        even = matrix.shape[-1] // 2 * 2
+        first, second = matrix[..., 0:even:2], matrix[..., 1:even:2]
+        one, other = np.abs(first), np.abs(second)
+        both, larger = np.minimum(one, other), np.maximum(one, other)
+        columns = np.where(one > other, self.columns[:, None, 0:even:2], self.columns[:, None, 1:even:2])
+        found = both * self.pairs[:, None] + (larger - both) * columns
+        return np.where(np.sign(first) == np.sign(second), found, 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class InputMaxima:
+    """The largest values of a layer's input: of channels (group, channel), and of sums of neighbours (group, pair).
+
+    ``columns`` and ``pairs`` are the same as integers if their range is found at run time.
+    """
+
+    values: _Floats
+    sums: _Floats
+    columns: _Floats
+    pairs: _Floats
+
+    @classmethod
+    def of(cls, rows: _Floats) -> InputMaxima:
+        """Those of rows (row, group, channel) that one kernel quantizes together. Zero, which pads, is among them."""
+        even = rows.shape[-1] // 2 * 2
+        values = rows.max(axis=0, initial=0.0)
+        sums = (rows[..., 0:even:2] + rows[..., 1:even:2]).max(axis=0, initial=0.0)
+        low, high = min(float(rows.min(initial=0.0)), 0.0), float(values.max(initial=0.0))
+        scale = (high - low) / _MOST or 1.0
+        columns, pairs = _integers(values, sums, scale, float(np.rint(-low / scale)))
+        return cls(values=values, sums=sums, columns=columns, pairs=pairs)
+
+    def joined(self, other: InputMaxima) -> InputMaxima:
+        """Those of both."""
+        return InputMaxima(
+            values=np.maximum(self.values, other.values),
+            sums=np.maximum(self.sums, other.sums),
+            columns=np.maximum(self.columns, other.columns),
+            pairs=np.maximum(self.pairs, other.pairs),
+        )
+
+    def quantized(self, params: Iterable[QuantParams]) -> tuple[_Floats, _Floats]:
+        """The largest integers of channels and of pairs, with any of these parameters, or ranges of a run."""
+        columns, pairs = self.columns, self.pairs
+        for each in params:
+            zero_point = float(each.zero_point) - each.format.low  # int8 activations are read as uint8
+            found = _integers(self.values, self.sums, float(each.scale), zero_point)
+            columns, pairs = np.maximum(columns, found[0]), np.maximum(pairs, found[1])
+        return columns, pairs
+
+
+def _integers(values: _Floats, sums: _Floats, scale: float, zero_point: float) -> tuple[_Floats, _Floats]:
+    """Bounds of the integers of channels and pairs."""
+    columns = np.clip(np.rint(values / scale) + zero_point, 0, _MOST)
+    even = columns.shape[-1] // 2 * 2
+    first, second = columns[..., 0:even:2], columns[..., 1:even:2]
+    pairs = np.floor(sums / scale + 2 * zero_point + 1)  # rounding adds at most a half to each of two
+    return columns, np.clip(pairs, np.maximum(first, second), first + second)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SumLimit:
+    """The limits of a layer's weights by the largest inputs on calibration data, or by a proof without ``inputs``.
+
+    ``formats`` are those that its input may be quantized in with known scales. A sum on other data may be larger by the
+    share ``margin``: more of it protects from rarer inputs, less of it leaves smaller steps to the weights.
+    """
+
+    layer: LinearLayer
+    inputs: InputMaxima | None
+    formats: tuple[str, ...] = ()
+    margin: float = 0.1
+
+    @property
+    def source(self) -> str:
+        """The tensor that the layer reads."""
+        return self.layer.source
+
+    def maxima(self, params: Iterable[QuantParams]) -> PairMaxima:
+        """The largest inputs of the layer's columns if its input is quantized by any of these, or at run time."""
+        if self.inputs is None:
+            return PairMaxima.of_any_input(self.layer)
+        columns, pairs = self.inputs.quantized(params)
+        channels = columns.shape[-1]
+        positions = self.layer.columns // channels
+        repeated = np.broadcast_to(
+            np.tile(columns, (1, positions)), (self.layer.groups, channels * positions)
+        )
+        if channels % 2 == 0:
+            neighbours = np.broadcast_to(
+                np.tile(pairs, (1, positions)), (self.layer.groups, self.layer.columns // 2)
+            )
+        else:  # neighbours may belong to two kernel positions
+            even = self.layer.columns // 2 * 2
+            neighbours = repeated[:, 0:even:2] + repeated[:, 1:even:2]
+        return PairMaxima(columns=repeated, pairs=neighbours, limit=_LIMIT / (1 + self.margin))
+
+    def scale(
+        self, weight: Array, reduced: QuantParams, params: Iterable[QuantParams]
+    ) -> npt.NDArray[np.float32]:
+        """The smallest scales with which all sums fit, in the shape of those of 7 bits."""
+        proved = overflow_free_scale(self.layer, weight, reduced)
+        return np.minimum(proved, overflow_free_scale(self.layer, weight, reduced, self.maxima(params)))
+
+
+def overflow_free_scale(
+    layer: LinearLayer, weight: Array, reduced: QuantParams, maxima: PairMaxima | None = None
+) -> npt.NDArray[np.float32]:
+    """The smallest scales, in the shape of those of 7 bits, with which no sum overflows; by default with any input.
+
+    Rounding adds at most a half to each of two neighbours.
+    """
+    matrix = layer.matrix(weight).astype(np.float64)
+    wanted = np.abs(matrix).max(axis=-1) / _LARGEST
+    if not layer.is_depthwise:
+        maxima = maxima or PairMaxima.of_any_input(layer)
+        rest = maxima.limit - maxima.pairs.max(initial=0.0) / 2
+        wanted = np.maximum(wanted, maxima.sums(matrix).max(axis=-1, initial=0.0) / rest)
+    if reduced.scale.size == wanted.size:
+        scale = wanted.reshape(reduced.scale.shape)
+    elif reduced.scale.size == len(wanted):  # one scale for each direction of an LSTM
+        scale = wanted.max(axis=-1).reshape(reduced.scale.shape)
+    else:
+        scale = np.full(reduced.scale.shape, wanted.max(initial=0.0))
+    least = reduced.scale * (_REDUCED / _LARGEST)
+    return np.asarray(np.minimum(reduced.scale, np.maximum(scale, least)), np.float32)
+
+
+def overflowing_outputs(
+    layer: LinearLayer, integers: Array, maxima: PairMaxima | None = None
+) -> npt.NDArray[np.bool_]:
+    """Whether some sum of two products of each output (group, output) can overflow; by default with any input."""
+    matrix = layer.matrix(integers).astype(np.float64)
+    if layer.is_depthwise:
+        return np.zeros(matrix.shape[:2], np.bool_)
+    maxima = maxima or PairMaxima.of_any_input(layer)
+    return np.asarray(maxima.sums(matrix).max(axis=-1, initial=0.0) > maxima.limit)
+
+
+def overflows(layer: LinearLayer, integers: Array, maxima: PairMaxima | None = None) -> bool:
+    """Whether some sum of two products of these weights can overflow; by default with any input."""
+    return bool(overflowing_outputs(layer, integers, maxima).any())
+
+
+def without_overflow(
+    layer: LinearLayer, integers: Array, nearest: Array, maxima: PairMaxima | None = None
+) -> Array:
+    """The integers, with the ``nearest`` ones in the place of pairs that can overflow; by default with any input."""
+    if layer.is_depthwise:
+        return integers
+    matrix = layer.matrix(integers).astype(np.float64)
+    maxima = maxima or PairMaxima.of_any_input(layer)
+    wrong = np.repeat(maxima.sums(matrix) > maxima.limit, 2, axis=-1)
+    even = wrong.shape[-1]
+    other = layer.matrix(nearest).astype(np.float64)
+    matrix[..., :even] = np.where(wrong, other[..., :even], matrix[..., :even])
+    return layer.weight_of(matrix).astype(integers.dtype)
+
+
+def layers_of(model: Model, sites: Sequence[Site]) -> dict[str, LinearLayer]:
+    """The layers whose weights these sites quantize, those of LSTM too, by weight."""
+    return {**find_layers(model, sites), **_recurrent(model, sites)}
+
+
+def observed_limits(
+    model: Model,
+    sites: Sequence[Site],
+    feeds: Iterable[Feed],
+    observe: Observe,
+    formats: Callable[[str], tuple[str, ...]],
+) -> dict[str, SumLimit]:
+    """The limits of the int8 weights among these sites, by weight, for the inputs in a run on each of the feeds.
+
+    Weights whose inputs are not observed are limited by a proof. ``formats`` gives those that a tensor may have.
+    """
+    layers = layers_of(model, sites)
+    sources = list(dict.fromkeys(layer.source for layer in layers.values() if layer.source))
+    found: dict[str, InputMaxima] = {}
+    lost: set[str] = set()
+    for values in observe(sources, feeds) if sources else ():
+        for weight, layer in layers.items():
+            value = values.get(layer.source)
+            if value is None or not value.size:
+                continue
+            parts = None if not np.isfinite(value).all() else _rows(layer, value)
+            if parts is None:
+                lost.add(weight)
+                continue
+            for rows in parts:
+                maxima = InputMaxima.of(rows)
+                found[weight] = found[weight].joined(maxima) if weight in found else maxima
+    return {
+        weight: SumLimit(
+            layer=layer,
+            inputs=None if weight in lost else found.get(weight),
+            formats=formats(layer.source),
+        )
+        for weight, layer in layers.items()
+    }
+
+
+def _rows(layer: LinearLayer, value: Array) -> Iterator[_Floats] | None:
+    """Inputs as (row, group, channel), in parts that a kernel quantizes together; ``None`` for another shape."""
+    data = value.astype(np.float32, copy=False)
+    if layer.node.op_type == "Conv":
+        channels = layer.shape[1] * layer.groups
+        if data.ndim != len(layer.shape) or data.shape[1] != channels:
+            return None
+        return iter([np.moveaxis(data, 1, -1).reshape(-1, layer.groups, layer.shape[1])])
+    if layer.node.op_type == "LSTM" and layer.source == layer.node.outputs[0]:
+        # Hidden states (step, direction, batch, state): those of one step are quantized together.
+        if data.ndim != 4 or data.shape[1] != layer.groups:
+            return None
+        return iter(data.transpose(0, 2, 1, 3))
+    if data.size % layer.columns:
+        return None
+    return iter([data.reshape(-1, 1, layer.columns)])
+
+
+def _recurrent(model: Model, sites: Iterable[Site]) -> dict[str, LinearLayer]:
+    """The weights of LSTM as layers, one group for each direction, by weight. Hidden states are seen as outputs."""
+    found = {}
+    for site in sites:
+        readers = model.consumers.get(site.tensor, ()) if site.weight else ()
+        if len(readers) != 1 or readers[0].input not in _RECURRENT_INPUTS:
+            continue
+        node = model.by_name[readers[0].node]
+        if not is_default(node) or node.op_type != "LSTM" or site.tensor not in model.constants:
+            continue
+        shape = tuple(model.constants[site.tensor].dims)
+        source = node.inputs[0] if readers[0].input == 1 else node.outputs[0]
+        if len(shape) == 3 and 0 not in shape:
+            found[site.tensor] = LinearLayer(
+                node=node, weight=site.tensor, shape=shape, source=source, groups=shape[0]
+            )
+    return found

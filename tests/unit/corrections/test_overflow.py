@@ -1,0 +1,253 @@
+"""8-bit weights by the largest sums of two products on calibration data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from arrays import arrays_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from linear_models import linear_model
+from onnx import numpy_helper
+
+from qdqspec.arrays import Array, Feed
+from qdqspec.backends.onnxruntime.engine import OnnxRuntime
+from qdqspec.corrections.overflow import PairMaxima, SumLimit, layers_of, observed_limits, overflows
+from qdqspec.graph.model import Model
+from qdqspec.preparation.prepare import Prepared
+from qdqspec.quantize.formats import number_format
+from qdqspec.quantize.ranges import TensorRange
+from qdqspec.quantize.scales import activation_params, quantize, weight_params
+from qdqspec.session import Session
+from qdqspec.types import Case, Consumer, Inputs, QuantizeRules, Site, TuneRules
+
+INT8, UINT8 = number_format("int8"), number_format("uint8")
+SITE = Site(tensor="w", consumers=(Consumer("n", 1),), format="int8", weight=True)
+MOST = 2**15 - 1
+
+
+def limits_of(model: Model, values: Mapping[str, Array], sites: Sequence[Site] = (SITE,)) -> SumLimit:
+    def observe(tensors: Sequence[str], feeds: object) -> Iterator[Mapping[str, Array]]:
+        yield {name: values[name] for name in tensors if name in values}
+
+    found = observed_limits(model, sites, list[Feed](), observe, lambda _: ("uint8",))
+    return found[sites[0].tensor]
+
+
+def largest_sum(columns: np.ndarray, weights: np.ndarray) -> int:
+    """The largest sum of two products as the kernel adds them, of inputs (row, column) and weights (output, column)."""
+    products = columns.astype(np.int64)[:, None] * weights.astype(np.int64)[None]
+    even = products.shape[-1] // 2 * 2
+    return int(np.abs(products[..., 0:even:2] + products[..., 1:even:2]).max(initial=0))
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 999), rows=st.integers(1, 9), columns=st.integers(1, 9))
+def test_the_bound_holds_for_all_inputs_that_it_was_made_of(seed: int, rows: int, columns: int) -> None:
+    random = np.random.default_rng(seed)
+    x = random.integers(0, 256, (rows, columns)).astype(np.int64)
+    weights = random.integers(-127, 128, (5, columns)).astype(np.int64)
+    even = columns // 2 * 2
+    maxima = PairMaxima(
+        columns=x.max(axis=0)[None].astype(float),
+        pairs=(x[:, 0:even:2] + x[:, 1:even:2]).max(axis=0, initial=0)[None].astype(float),
+    )
+    bound = maxima.sums(weights[None].astype(float)).max(initial=0.0)
+    assert largest_sum(x, weights) <= max(bound, 255 * 127)  # of opposite signs no sum is larger
+
+
+def skewed(random: np.random.Generator, *shape: int) -> np.ndarray:
+    """Values of which few are large at once."""
+    return (random.standard_normal(shape) ** 3).astype(np.float32)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 999), depth=st.integers(2, 40), per_channel=st.booleans())
+def test_weights_of_a_product_do_not_overflow_on_the_data(
+    seed: int, depth: int, *, per_channel: bool
+) -> None:
+    random = np.random.default_rng(seed)
+    weight, x = skewed(random, depth, 5), skewed(random, 2, 30, depth)
+    limit = limits_of(linear_model("MatMul", weight, 3), {"x": x})
+    reduced = weight_params(weight, INT8, 1 if per_channel else None, reduce_range=True)
+    static = activation_params(TensorRange(float(x.min()), float(x.max())), UINT8)
+    scale = limit.scale(weight, reduced, [static])
+    assert scale.shape == reduced.scale.shape
+    assert (scale <= reduced.scale).all()
+    integers = np.clip(np.rint(weight / scale), -127, 127)
+    for params in (static, activation_params(TensorRange(min(0.0, x.min()), max(0.0, x.max())), UINT8)):
+        assert largest_sum(quantize(x, params).reshape(-1, depth), integers.T) <= MOST
+
+
+@pytest.mark.parametrize(
+    ("channels", "groups", "pads"), [(4, 1, 1), (3, 1, 1), (6, 2, 0), (4, 4, 1), (1, 1, 0)]
+)
+@pytest.mark.parametrize("shift", [-2.0, 0.0, 2.0])
+def test_weights_of_a_convolution_do_not_overflow_on_the_data(
+    channels: int, groups: int, pads: int, shift: float
+) -> None:
+    random = np.random.default_rng(1)
+    weight = skewed(random, 8 if groups < 4 else 4, channels // groups, 3, 3)
+    x = skewed(random, 2, channels, 9, 9) + np.float32(shift)
+    model = linear_model("Conv", weight, 4, group=groups, pads=[pads] * 4)
+    limit = limits_of(model, {"x": x})
+    reduced = weight_params(weight, INT8, 0, reduce_range=True)
+    params = activation_params(TensorRange(min(0.0, float(x.min())), max(0.0, float(x.max()))), UINT8)
+    scale = limit.scale(weight, reduced, [params])
+    integers = np.clip(np.rint(weight / scale.reshape(-1, 1, 1, 1)), -127, 127)
+    patches = limit.layer.patches(x, 10_000)
+    assert patches is not None
+    columns, rows = limit.layer.grouped(patches), limit.layer.matrix(integers)
+    if not limit.layer.is_depthwise:
+        for group in range(groups):
+            assert largest_sum(quantize(columns[group], params), rows[group]) <= MOST
+    else:
+        np.testing.assert_allclose(scale, np.abs(weight).max(axis=(1, 2, 3)) / 127, rtol=1e-6)
+
+
+LSTM = """<ir_version: 8, opset_import: ["": 17]> g (float[5, 2, 6] x) => (float[5, 2, 2, 4] y) {
+  [n] y = LSTM <hidden_size = 4, direction = "bidirectional"> (x, w, r) }"""
+
+
+def test_weights_of_an_lstm_are_limited_by_its_input_and_its_hidden_states() -> None:
+    proto, random = onnx.parser.parse_model(LSTM), np.random.default_rng(0)
+    w, r = skewed(random, 2, 16, 6), skewed(random, 2, 16, 4)
+    proto.graph.initializer.extend([numpy_helper.from_array(w, "w"), numpy_helper.from_array(r, "r")])
+    model = Model(proto)
+    sites = [
+        replace(SITE, axis=0),
+        Site(tensor="r", consumers=(Consumer("n", 2),), format="int8", axis=0, weight=True),
+    ]
+    assert layers_of(model, sites)["r"].source == "y"
+    x, y = skewed(random, 5, 2, 6), np.tanh(skewed(random, 5, 2, 2, 4))
+    for site, weight, parts in (
+        (sites[0], w, [(direction, x.reshape(-1, 6)) for direction in range(2)]),
+        (sites[1], r, [(direction, y[step, direction]) for direction in range(2) for step in range(5)]),
+    ):
+        limit = limits_of(model, {"x": x, "y": y}, [site])
+        reduced = weight_params(weight, INT8, 0, reduce_range=True)
+        scale = limit.scale(weight, reduced, [])
+        assert scale.shape == (2,)
+        integers = np.clip(np.rint(weight / scale.reshape(2, 1, 1)), -127, 127)
+        for direction, rows in parts:
+            whole = (
+                rows if site.tensor == "w" else y[[np.flatnonzero((y[:, direction] == rows).all((1, 2)))[0]]]
+            )
+            own = activation_params(
+                TensorRange(min(0.0, float(whole.min())), max(0.0, float(whole.max()))), UINT8
+            )
+            assert largest_sum(quantize(rows, own), integers[direction]) <= MOST
+
+
+def test_a_wider_margin_leaves_larger_steps() -> None:
+    weight, x = np.ones((16, 5), np.float32), np.eye(16, dtype=np.float32)  # no two inputs are large at once
+    limit = limits_of(linear_model("MatMul", weight, 2), {"x": x})
+    reduced = weight_params(weight, INT8, 1, reduce_range=True)
+    steps = [replace(limit, margin=margin).scale(weight, reduced, []).sum() for margin in (0.0, 0.5, 5.0)]
+    assert steps == sorted(steps)
+    assert steps[0] < steps[1] < steps[2]
+
+
+def test_a_proof_limits_weights_whose_inputs_have_another_shape_or_are_not_finite() -> None:
+    model = linear_model("MatMul", np.ones((4, 2), np.float32), 2)
+    for value in (np.ones((3, 3), np.float32), np.full((3, 4), np.inf, np.float32)):
+        assert limits_of(model, {"x": value}).inputs is None
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Iterator[Session]:
+    with Session(root=tmp_path) as opened:
+        yield opened
+
+
+@pytest.fixture
+def saturates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums of 8-bit products saturate, on every processor."""
+    own = OnnxRuntime.capabilities
+    monkeypatch.setattr(
+        OnnxRuntime, "capabilities", lambda *given, **more: replace(own(*given, **more), reduce_range=True)
+    )
+
+
+def prepared(
+    session: Session,
+    models: Path,
+    folder: Path,
+    *,
+    data: bool = True,
+    start: tuple[Path, ...] = (),
+    bits: bool = True,
+) -> Prepared:
+    path = folder / "calibration.npz"
+    np.savez(path, input=arrays_of(models.parent / "data" / "digits_calibration.npz")["input"][:8])
+    case = Case(
+        id="default",
+        model=models / "digits_resnet.onnx",
+        inputs=Inputs(calibration=path if data else None),
+        quantize=QuantizeRules(corrections=("bits",) if bits else "none"),
+        tune=TuneRules(start_from=start),
+    )
+    return session.work(case).setup.prepared
+
+
+def largest(work: Prepared) -> list[int]:
+    placement = work.space.resolve(work.space.everything())
+    weights = [site for site in placement.ordered if site.weight and site.format == "int8"]
+    return [int(np.abs(work.numbers.integer_weight(site).astype(int)).max()) for site in weights]
+
+
+@pytest.mark.usefixtures("saturates")
+def test_weights_have_8_bits_where_calibration_data_permits_it(
+    session: Session, models: Path, tmp_path: Path
+) -> None:
+    work = prepared(session, models, tmp_path, data=True)
+    assert max(largest(work)) > 100
+    (note,) = (text for text in work.warnings if "could overflow on this processor" in text)
+    assert "with a margin of 10%" in note
+
+
+@pytest.mark.usefixtures("saturates")
+def test_a_proof_limits_weights_without_calibration_data(
+    session: Session, models: Path, tmp_path: Path
+) -> None:
+    work = prepared(session, models, tmp_path, data=False)
+    assert max(largest(work)) > 63
+    for site in work.space.resolve(work.space.everything()).ordered:
+        if site.weight and site.format == "int8":
+            assert not overflows(work.sum_limits[site.tensor].layer, work.numbers.integer_weight(site))
+    assert not any("could overflow" in text for text in work.warnings)
+
+
+@pytest.mark.usefixtures("saturates")
+def test_weights_have_7_bits_without_the_correction(session: Session, models: Path, tmp_path: Path) -> None:
+    work = prepared(session, models, tmp_path, bits=False)
+    assert max(largest(work)) <= 63
+
+
+@pytest.mark.usefixtures("saturates")
+def test_scales_of_a_start_are_kept_where_calibration_data_permits_it(
+    session: Session, models: Path, tmp_path: Path
+) -> None:
+    start = (Path(__file__).parents[2] / "data" / "qdq_ort_u8s8_digits_resnet_b1.onnx",)
+    by_data = prepared(session, models, tmp_path, data=True, start=start)
+    by_proof = prepared(session, models, tmp_path, data=False, start=start)
+    assert by_data.start_scales.weights.keys() == by_proof.start_scales.weights.keys()
+    kept = [work.calibrated[1].corrections.weights for work in (by_data, by_proof)]
+    assert len(kept[0]) > len(kept[1])
+
+
+def test_processors_that_do_not_saturate_are_not_limited(
+    session: Session, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = OnnxRuntime.capabilities
+    monkeypatch.setattr(
+        OnnxRuntime, "capabilities", lambda *given, **more: replace(own(*given, **more), reduce_range=False)
+    )
+    work = prepared(session, models, tmp_path, data=True)
+    assert not work.sum_limits
+    assert min(largest(work)) == 127
