@@ -15,6 +15,7 @@ from typing import Any
 
 from qdqspec.baseline.store import Entry, Figure, Name, read_baseline
 from qdqspec.errors import StateError
+from qdqspec.node_digests import changes_text
 from qdqspec.types import BaselineFigure, Case, Clock, Outcome, TimeChange
 
 USUAL_DRIFT = 0.05  # of the reference's time between runs, which leaves ratios alone
@@ -23,10 +24,14 @@ CONDITIONS_SHARE = 0.5  # of what is more, by which a ratio may change
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """The conditions under which a run's ratio was measured. ``recorded`` is an ISO 8601 time in UTC."""
+    """The conditions under which a run's ratio was measured. ``recorded`` is an ISO 8601 time in UTC.
+
+    ``nodes`` are the digests of the model's nodes: see `qdqspec.node_digests`.
+    """
 
     clock: Clock
     model_sha256: str
+    nodes: str = ""
     rules: Mapping[str, Any]
     scheme: str
     environment: Mapping[str, str]
@@ -58,17 +63,22 @@ def rules_of(case: Case) -> dict[str, Any]:
     }
 
 
-def why_incomparable(entry: Entry, now: Conditions) -> str:
-    """The reason why the entry and the run are not comparable; empty if they are."""
-    return next(_unlike(entry, now), "")
+def why_incomparable(entry: Entry, now: Conditions, nodes: str = "") -> str:
+    """The reason why the entry and the run are not comparable; empty if they are.
+
+    ``nodes`` are the digests of the nodes of the entry's model, if they are known.
+    """
+    return next(_unlike(entry, now, nodes), "")
 
 
-def _unlike(entry: Entry, now: Conditions) -> Iterator[str]:
+def _unlike(entry: Entry, now: Conditions, nodes: str) -> Iterator[str]:
     known = {"model": entry.model_sha256[:12], "clock": entry.clock, **entry.rules}
     found = {"model": now.model_sha256[:12], "clock": now.clock, **now.rules}
     for name in ("model", "clock", *sorted(entry.rules.keys() & now.rules.keys())):
         if known[name] != found[name]:
-            yield f"{name} was {_value_text(known[name])}, is {_value_text(found[name])}"
+            what = changes_text(nodes, now.nodes) if name == "model" else ""
+            values = f"{name} was {_value_text(known[name])}, is {_value_text(found[name])}"
+            yield f"{values}: {what}" if what else values
 
 
 def differences(entry: Entry, now: Conditions) -> tuple[str, ...]:
@@ -81,9 +91,9 @@ def differences(entry: Entry, now: Conditions) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def changes(entry: Entry, now: Conditions) -> tuple[str, ...]:
+def changes(entry: Entry, now: Conditions, nodes: str = "") -> tuple[str, ...]:
     """All differences that may explain why an entry was renewed."""
-    return (*_unlike(entry, now), *differences(entry, now))
+    return (*_unlike(entry, now, nodes), *differences(entry, now))
 
 
 def _value_text(value: object) -> str:

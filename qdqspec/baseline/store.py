@@ -132,11 +132,15 @@ class Entry(Figure):
 
 
 class Baseline(_Part):
-    """The content of one baseline file."""
+    """The content of one baseline file.
+
+    ``models``: the digests of the nodes of each entry's model, by its hash; see `qdqspec.node_digests`.
+    """
 
     schema_version: Literal[1] = SCHEMA_VERSION
     device: str
     cases: dict[str, dict[str, Entry]]
+    models: dict[str, str] = Field(default_factory=dict)
 
     def entry(self, name: Name) -> Entry | None:
         """The entry of a case's check."""
@@ -149,13 +153,14 @@ class Baseline(_Part):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Renewal:
-    """An entry to write, and the ratio it replaces."""
+    """An entry to write, the ratio it replaces, and the digests of its model's nodes."""
 
     file: Path
     device: str
     name: Name
     old: float | None
     entry: Entry
+    nodes: str = ""
 
 
 def baseline_file(case: Case, device: DeviceKey) -> Path | None:
@@ -210,9 +215,16 @@ def _sum(device: str, name: Name, entry: Mapping[str, Any]) -> str:
     return content_sum([device, *name, {key: value for key, value in entry.items() if key != _SUM}])
 
 
-def update_baseline(path: Path, device: str, put: Mapping[Name, Entry], drop: Iterable[Name] = ()) -> None:
+def update_baseline(
+    path: Path,
+    device: str,
+    put: Mapping[Name, Entry],
+    drop: Iterable[Name] = (),
+    models: Mapping[str, str] | None = None,
+) -> None:
     """Put entries into a file and drop others; a file without entries is removed.
 
+    ``models`` are the digests of nodes, by hash of the model; those of models without an entry are removed.
     ``device`` is that of the entries put; a file that only loses entries keeps its own. A damaged file is
     replaced by the entries put, and so is a file of another device. Processes that change one file wait for
     each other. Raises `OutputError` if it cannot be written.
@@ -230,7 +242,10 @@ def update_baseline(path: Path, device: str, put: Mapping[Name, Entry], drop: It
             cases.setdefault(case, {})[check] = entry
         kept = {case: checks for case, checks in cases.items() if checks}
         if kept:
-            text = _text(Baseline(device=known.device, cases=kept))
+            used = {entry.model_sha256 for checks in kept.values() for entry in checks.values()}
+            digests = {sha256: text for sha256, text in {**known.models, **(models or {})}.items() if text}
+            digests = {sha256: text for sha256, text in digests.items() if sha256 in used}
+            text = _text(Baseline(device=known.device, cases=kept, models=digests))
             write_whole(path, text, what="the baseline", make_folder=True)
         else:
             with explained("the baseline", path, "make the folder writable"):

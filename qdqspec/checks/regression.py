@@ -191,12 +191,19 @@ def _written(found: RegressionEvidence) -> Verdict:
     return verdict("pass", headline, numbers=numbers)
 
 
+def _unlike(reason: str) -> str:
+    """As much of a reason as the headline has room for: at least the rule that differs."""
+    rule, is_rule, values = reason.partition(" was ")
+    _, _, nodes = values.partition(": ")  # of the model: the nodes that changed
+    shorter = [f"{rule}: {text}" for text in (nodes, nodes.partition(":")[0]) if text]
+    texts = (reason, *shorter, f"{rule} differs" if is_rule else reason)
+    return next((text for text in texts if len(text) < _REASON_WIDTH), texts[-1])
+
+
 def _refused(found: RegressionEvidence, evidence: Evidence) -> Verdict:
     """The verdict without a baseline, or with one that is not comparable."""
     file = plain(found.file.rpartition("/")[2])  # named after the device: a long one is in the table only
-    rule, _, values = found.reason.partition(" was ")
-    # The values if the headline has room for them, else only the rule that differs.
-    unlike = f"{rule} differs" if values and len(found.reason) >= _REASON_WIDTH else found.reason
+    unlike = _unlike(found.reason)
     comparison = {
         "missing": "no baseline of this check on this device",
         "unlike": f"the baseline is not comparable: {plain(unlike)}",

@@ -98,7 +98,7 @@ def _list(arguments: argparse.Namespace, store: Store) -> int:
 
 
 def _row(entry: StoreEntry) -> dict[str, Any]:
-    from qdqspec.preparation.cached import about
+    from qdqspec.preparation.cached import NODES, about
 
     return {
         "key": entry.folder.name,
@@ -106,7 +106,7 @@ def _row(entry: StoreEntry) -> dict[str, Any]:
         "bytes": entry.size_bytes,
         "age_seconds": round(entry.age_seconds, 1),
         "damage": entry.damage,
-        **about(entry.folder),
+        **{name: text for name, text in about(entry.folder).items() if name != NODES},
     }
 
 

@@ -21,6 +21,7 @@ from qdqspec.cli.output import FINE, WANTING, answer, note
 from qdqspec.config import Settings, find_folder
 from qdqspec.errors import BackendUnavailableError, ConfigError, StateError
 from qdqspec.files import RESULT
+from qdqspec.node_digests import changes_text
 from qdqspec.types import Case, Evidence, Inputs, ShapeProfile, TuneRules, Upgrade, UpgradeCheck
 
 if TYPE_CHECKING:
@@ -90,7 +91,14 @@ def _compare_folders(folders: list[Path], arguments: argparse.Namespace) -> int:
     known = [_of_folder(folder.absolute(), arguments) for folder in folders]
     cure = "name one folder for each runtime, of the same model"
     if len({found.model_sha256 for _, found in known}) > 1:
-        raise ConfigError(f"these folders are of different models: {', '.join(map(str, folders))}", cure=cure)
+        first, other = next(
+            (known[0][1], found) for _, found in known if found.model_sha256 != known[0][1].model_sha256
+        )
+        what = changes_text(first.model_nodes, other.model_nodes)
+        raise ConfigError(
+            f"these folders are of different models: {', '.join(map(str, folders))}{what and f': {what}'}",
+            cure=cure,
+        )
     if len({found.backend for _, found in known}) < len(known):
         raise ConfigError(
             f"these folders are of one runtime: {', '.join(map(str, folders))}",

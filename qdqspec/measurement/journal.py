@@ -21,6 +21,7 @@ from qdqspec.closing import Closing
 from qdqspec.codec import from_data, to_data
 from qdqspec.errors import OutputError, StateError
 from qdqspec.files import unwritable, write_whole
+from qdqspec.node_digests import changes_text
 from qdqspec.types import Trial, kind_of
 
 
@@ -54,6 +55,7 @@ _SUM = re.compile(rb',"sum":"([0-9a-f]{16})"\}\n?')
 _SUM_BYTES = 26  # bytes of a line that `_SUM` matches, without the line end
 MOST_BYTES = 1 << 30  # a build takes a few hundred kilobytes at most
 _OTHER = "name the trials.jsonl of a tuning run, with trials.header.json beside it"
+_NODES = "model_nodes"  # digests, from which a message names what changed
 _AWAY = "move the journal away, or choose another output folder, to start anew"
 
 
@@ -192,9 +194,12 @@ def _check_header(path: Path, header: Mapping[str, Any]) -> None:
         return
     differences = [
         f"{key} was {_short(found.get(key))} and is {_short(header.get(key))}"
-        for key in sorted({*found, *header})
+        for key in sorted({*found, *header} - {_NODES})
         if found.get(key) != header.get(key)
     ]
+    if found.get(_NODES) != header.get(_NODES):
+        what = changes_text(str(found.get(_NODES)), str(header.get(_NODES)))
+        differences.append(what or f"{_NODES} is missing in one of them")
     raise StateError(f"this journal belongs to another run: {'; '.join(differences)}", where=path, cure=_AWAY)
 
 

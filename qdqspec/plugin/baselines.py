@@ -54,7 +54,9 @@ def write_baselines(config: pytest.Config) -> None:
         put = [renewal for renewal in renewals if renewal.file == file]
         dropped = sorted(name for other, name in state.obsolete if other == file) if dropping else []
         try:
-            update_baseline(file, device, {renewal.name: renewal.entry for renewal in put}, dropped)
+            renewed = {renewal.name: renewal.entry for renewal in put}
+            models = {renewal.entry.model_sha256: renewal.nodes for renewal in put}
+            update_baseline(file, device, renewed, dropped, models)
         except QdqspecError as error:
             state.troubles.append(str(error))
         else:

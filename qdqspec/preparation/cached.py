@@ -17,6 +17,7 @@ from pathlib import Path
 from qdqspec.codec import from_data, to_data
 from qdqspec.measurement.journal import trial_from_json, trial_to_json
 from qdqspec.measurement.store import Store, cache_key
+from qdqspec.node_digests import changes_text
 from qdqspec.parity.sources import all_files
 from qdqspec.types import (
     Case,
@@ -33,6 +34,7 @@ FLOAT32_FILE = "float32.onnx"  # the user's float16 model in float32, without pa
 CORRECTIONS = "corrections.json"  # those found, for other placements of the same search
 # Folders of models with the table in each: of a search with two objectives, and of strategy `region` on request.
 FRONT, REGIONS = "front", "regions"
+NODES = "nodes"  # the digests of the model's nodes, in the description of an entry
 _CONCLUDED = "search.json"
 _MODELS = (MODEL, RAW_MODEL, FLOAT32_FILE)
 _FILES = (*_MODELS, *(f"{name}.data" for name in _MODELS), SCHEME, PATTERNS, CORRECTIONS, "layers.csv")
@@ -132,6 +134,18 @@ def recall(store: Store, key: str) -> FinishedSearch | None:
         store.warn(f"{folder}: a cache entry cannot be read and was ignored ({error!r:.100})")
         store.discard(key)
         return None
+
+
+def other_winner(store: Store, wanted: Mapping[str, str]) -> str:
+    """How the newest cached search of the same case and device differs from the wanted one; empty if there is none."""
+    for entry in reversed(store.entries()):
+        known = about(entry.folder)
+        if all(known.get(name) == wanted[name] for name in ("case", "device", "target")):
+            if known.get(NODES) == wanted[NODES]:
+                return "the cache has one of other data, rules or options"
+            what = changes_text(known.get(NODES, ""), wanted[NODES])
+            return f"the cache has one of another model{what and f': {what}'}"
+    return ""
 
 
 def about(entry: Path) -> dict[str, str]:

@@ -13,12 +13,13 @@ from qdqspec.arrays import Array
 from qdqspec.config import claim_folder, find_folder
 from qdqspec.errors import QdqspecError
 from qdqspec.graph.declared import unconfirmed_outputs
+from qdqspec.graph.digests import digests_of
 from qdqspec.graph.given import OwnCopy, fixed_in, given_model, with_true_outputs
 from qdqspec.graph.model import Model, require_path
 from qdqspec.measurement.lock import RunLock
 from qdqspec.parity.data import shaped_by_data
 from qdqspec.parity.shapes import shape_profiles
-from qdqspec.preparation.cached import data_digest, key_of
+from qdqspec.preparation.cached import NODES, data_digest, key_of
 from qdqspec.preparation.candidates import half_reference, note_float_types, plain_file
 from qdqspec.preparation.files import REFERENCE
 from qdqspec.preparation.float_form import float_form_of, with_float_form
@@ -71,6 +72,12 @@ class CaseSetup:
         trial = Prepared(replace(self.case, inputs=inputs), model, self.backend, options, self.settings.seed)
         with closing(self.backend.build(require_path(model), options)) as engine:
             return engine.run(trial.sample)
+
+    @cached_property
+    def node_digests(self) -> str:
+        """The digests of the nodes of the model as given: with its pairs, if it is tuned from its float form."""
+        own = float_form_of(self.given)
+        return digests_of(self.given if own is None else own.quantized)
 
     @property
     def fixed(self) -> Mapping[str, Array]:
@@ -129,7 +136,8 @@ class CaseSetup:
     def about(self) -> dict[str, str]:
         """Names of case, model, device and target, for a cache entry."""
         device, target = self.device.key, self.target
-        return {"case": self.case.name, "model": self.given.where, "device": device, "target": target}
+        names = {"case": self.case.name, "model": self.given.where, "device": device, "target": target}
+        return names | {NODES: self.node_digests}
 
     @cached_property
     def key(self) -> str:
@@ -158,6 +166,7 @@ class CaseSetup:
         """The header of the search's journal; a journal with another header is not resumed."""
         return {
             "model_sha256": self.given.sha256,
+            "model_nodes": self.node_digests,
             "search": self.key,
             "backend": self.target,
             "device": self.device.key,

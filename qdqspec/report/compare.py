@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeAlias
 
 from qdqspec.errors import StateError
 from qdqspec.measurement.change import BuildTimes, builds_of, change_between
+from qdqspec.node_digests import changes_text
 from qdqspec.report.facts import day_text
 from qdqspec.report.tables import Column, Table, known, named_cases
 from qdqspec.types import Evidence, Interval, LatencyEvidence, RunRecord, TimeChange
@@ -212,7 +213,10 @@ def _word(change: TimeChange) -> SpeedWord:
 
 def _notes(before: Evidence, after: Evidence) -> tuple[str, ...]:
     """Other differences between the runs that may explain a change."""
-    notes = [] if before.model_sha256 == after.model_sha256 else ["the model is another one"]
+    notes = []
+    if before.model_sha256 != after.model_sha256:
+        what = changes_text(before.model_nodes, after.model_nodes)
+        notes.append(f"the model is another one{what and f': {what}'}")
     if before.search and after.search and before.search.winner.digest != after.search.winner.digest:
         notes.append("the placement is another one")
     old, new = before.device.details, after.device.details

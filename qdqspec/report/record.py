@@ -122,10 +122,14 @@ def _digest(placement: object) -> object:
 
 
 class ModelPart(RecordPart):
-    """The model's SHA-256, and its path relative to the spec, or its name if it is outside that folder."""
+    """The model's SHA-256, and its path relative to the spec, or its name if it is outside that folder.
+
+    ``nodes`` are digests of its nodes and constants, from which ``compare`` names what changed.
+    """
 
     sha256: str
     path: str
+    nodes: str = ""
 
 
 class SchemePart(RecordPart):
@@ -325,7 +329,11 @@ def case_to_json(record: CaseRecord) -> dict[str, Any]:
             "schema_version": SCHEMA_VERSION,
             "case": found.case.name,
             "spec": spec_path(found.case),
-            "model": {"sha256": found.model_sha256, "path": _model_path(found.case)},
+            "model": {
+                "sha256": found.model_sha256,
+                "path": _model_path(found.case),
+                "nodes": found.model_nodes,
+            },
             "scheme": search and {"digest": search.winner.digest},
             "reference": timed.pop("reference", None),
             "tuned": timed.pop("tuned", None),
@@ -515,6 +523,7 @@ def _case_from_part(part: CasePart) -> CaseRecord:
         part,
         case=Case(id=part.id, model=model, spec=spec, title=part.title, tags=part.tags, matrix=part.matrix),
         model_sha256=part.model.sha256,
+        model_nodes=part.model.nodes,
         search=_search_result(part, pairs),
         pairs=pairs,
         latency=_latency_evidence(part),

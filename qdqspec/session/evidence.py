@@ -94,15 +94,16 @@ class CaseWork:
         """The evidence of a case without a search, ended by an error or the time limit."""
         setup = self.setup
         try:
-            sha256 = setup.given.sha256
+            sha256, nodes = setup.given.sha256, setup.node_digests
         except QdqspecError:  # the error of the check states it
-            sha256 = ""
+            sha256 = nodes = ""
         return Evidence(
             case=setup.case,
             backend=setup.backend.name,
             target=setup.target,
             device=setup.device,
             model_sha256=sha256,
+            model_nodes=nodes,
             regression={} if self._gate is None else self._gate.evidence,
             output=None if setup.settings.mode == "plan" else setup.output,
             warnings=self.warnings,
@@ -320,7 +321,12 @@ class CaseWork:
         if latency is None:
             return Gate()
         now = conditions_of(
-            self.setup.case, self.setup.device, self.setup.given.sha256, self.search.winner.digest, latency
+            self.setup.case,
+            self.setup.device,
+            self.setup.given.sha256,
+            self.setup.node_digests,
+            self.search.winner.digest,
+            latency,
         )
         return Gatekeeper(
             case=self.setup.case,

@@ -100,7 +100,7 @@ class Gatekeeper:
         update, file = self.settings.update, baseline_file(self.case, self.device)
         if file is None or (self.settings.baseline == "off" and update is None):
             return RegressionEvidence(state="off", reason="" if file else "a case without a spec has none")
-        known, reason = self._known(file, (self.case.id, name))
+        known, reason, nodes = self._known(file, (self.case.id, name))
         if known is None or reason:
             if update is None or (update == "new" and reason):
                 return self._refused(name, file, known, reason)
@@ -109,7 +109,7 @@ class Gatekeeper:
             moved = judge_change(seen.change, allowed) != "pass" or is_stale(seen.change, allowed)
             if update != "changed" or not moved:
                 return self._compared(name, file, known, seen, allowed)
-        return self._written(name, file, known)
+        return self._written(name, file, known, nodes)
 
     def _refused(self, name: str, file: Path, known: Entry | None, reason: str) -> RegressionEvidence:
         return RegressionEvidence(
@@ -122,18 +122,21 @@ class Gatekeeper:
             ratio=ratio_interval(ratio_times(self.first)) if known else None,
         )
 
-    def _known(self, file: Path, name: Name) -> tuple[Entry | None, str]:
-        """The entry of a name, and why it cannot be compared with."""
+    def _known(self, file: Path, name: Name) -> tuple[Entry | None, str, str]:
+        """The entry of a name, why it cannot be compared with, and the digests of its model's nodes."""
         try:
             baseline = read_baseline(file)
         except StateError as error:  # reported by `damaged_baselines`, unless the file is rewritten
-            return None, error.what
+            return None, error.what, ""
         if baseline is None:
-            return None, ""
+            return None, "", ""
         if baseline.device != self.device.key:
-            return None, f"the file is of device {baseline.device}"
+            return None, f"the file is of device {baseline.device}", ""
         entry = baseline.entry(name)
-        return entry, "" if entry is None else why_incomparable(entry, self.conditions)
+        if entry is None:
+            return None, "", ""
+        nodes = baseline.models.get(entry.model_sha256, "")
+        return entry, why_incomparable(entry, self.conditions, nodes), nodes
 
     def _look(self, known: Entry, allowed: float) -> Look:
         first = self.first
@@ -168,12 +171,12 @@ class Gatekeeper:
             history=history_of(known, self.device.key),
         )
 
-    def _written(self, name: str, file: Path, known: Entry | None) -> RegressionEvidence:
+    def _written(self, name: str, file: Path, known: Entry | None, nodes: str) -> RegressionEvidence:
         """The entry to write when the run ends; several processes may have entries for one file."""
         latency = self._closely()
         entry = entry_from(latency, self.conditions)
         if known is not None:
-            entry = entry.after(known, changes(known, self.conditions))
+            entry = entry.after(known, changes(known, self.conditions, nodes))
         old = None if known is None else known.ratio
         self._renewals.append(
             Renewal(
@@ -182,6 +185,7 @@ class Gatekeeper:
                 name=(self.case.id, name),
                 old=old.median if old else None,
                 entry=entry,
+                nodes=self.conditions.nodes,
             )
         )
         return RegressionEvidence(
@@ -225,12 +229,13 @@ def damaged_baselines(case: Case, settings: Settings, device: DeviceKey) -> dict
 
 
 def conditions_of(
-    case: Case, device: DeviceKey, model_sha256: str, scheme: str, latency: LatencyEvidence
+    case: Case, device: DeviceKey, model_sha256: str, nodes: str, scheme: str, latency: LatencyEvidence
 ) -> Conditions:
     """The conditions under which a ratio of this case is measured now."""
     return Conditions(
         clock=latency.clock,
         model_sha256=model_sha256,
+        nodes=nodes,
         rules=rules_of(case),
         scheme=scheme,
         environment={"qdqspec": __version__, **device.details},

@@ -13,7 +13,7 @@ from qdqspec.graph.model import require_path
 from qdqspec.measurement.store import Store
 from qdqspec.placement.edit.equalize import Equalization
 from qdqspec.placement.scheme.scheme_file import SchemeFile, read_scheme
-from qdqspec.preparation.cached import CORRECTIONS, SCHEME, FinishedSearch, recall
+from qdqspec.preparation.cached import CORRECTIONS, SCHEME, FinishedSearch, other_winner, recall
 from qdqspec.preparation.case import CaseSetup
 from qdqspec.preparation.files import make_folder, take_results, write_results
 from qdqspec.preparation.timing import BUILDS, ROUNDS, Measure
@@ -123,8 +123,10 @@ class Finder:
         if settings.mode in ("measure", "verify"):
             if known is None:
                 case = self.setup.case
+                other = other_winner(self.store, self.setup.about)
                 raise StateError(
-                    f"no winner is known for {case.name} on this device, and mode '{settings.mode}' does not search",
+                    f"no winner is known for {case.name} on this device, and mode '{settings.mode}' does not search"
+                    f"{other and f'; {other}'}",
                     where=case.spec or case.model,
                     cure="run it once with --qdq-mode=run",
                 )

@@ -314,6 +314,7 @@ class Evidence:
     target: str  # backend and variant, joined by a hyphen
     device: DeviceKey
     model_sha256: str
+    model_nodes: str = ""  # digests of its nodes: see `qdqspec.node_digests`
     search: SearchResult | None = None
     pairs: tuple[PlacedPair, ...] = ()
     latency: LatencyEvidence | None = None

@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parents[2] / "qdqspec"
 LAYERS = {
     "errors": 0, "types": 0, "units": 0, "registry": 0, "config": 0, "codec": 0, "arrays": 0,
     "collector": 0, "files": 0, "closing": 0, "plain_json": 0, "temporary": 0, "wire": 0,
-    "programs": 0,
+    "programs": 0, "node_digests": 0,
     "spec": 1, "graph": 1,
     "regions": 2, "quantize": 2, "backends": 2, "baseline": 2,
     "placement": 3, "lint": 3, "measurement": 3, "parity": 3,
@@ -68,6 +68,7 @@ STANDARD_LIBRARY_ONLY = [
     "config",
     "files",
     "plain_json",
+    "node_digests",
     "cases",
     "progress",
 ]

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 
+import numpy as np
+import onnx
 import pytest
+from onnx import numpy_helper
 
 pytestmark = pytest.mark.usefixtures("engine_threads")
 SPEC = """\
@@ -133,6 +136,38 @@ def test_a_damaged_baseline_fails_in_every_mode(kept, monkeypatch, ci):
         result.stdout.fnmatch_lines(
             ["Restore it from version control*--qdq-update=changed.", "*regression FAIL*"]
         )
+
+
+def test_the_changed_nodes_of_a_model_are_named(kept):
+    """The file alone shows what changed: the model that was measured is not in the project any more."""
+    file = kept.path / "specs" / "digits_resnet.onnx"
+    model = onnx.load(file)
+    weight = next(tensor for tensor in model.graph.initializer if len(tensor.dims) == 4)
+    weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight) * np.float32(1.01), weight.name))
+    (node,) = [node for node in model.graph.node if weight.name in node.input]
+    onnx.save(model, file)
+    result = kept.runpytest_inprocess("specs", "--qdq-baseline=require")
+    result.assert_outcomes(failed=1)
+    name = f"{node.op_type} '{node.name}' (weights)"
+    result.stdout.fnmatch_lines(
+        [
+            "*the baseline is not comparable: model: 1 node changed*",
+            f"*why*model was *, is *: 1 node changed: {name}; 1 constant changed*",
+        ]
+    )
+    kept.runpytest_inprocess("specs", "--qdq-update=changed").assert_outcomes(passed=1)
+    found = json.loads(kept.file.read_text())
+    (changed,) = found["cases"]["default"]["regression"]["changed"]
+    assert name in changed
+    assert len(found["models"]) == 1
+
+
+def test_a_file_without_digests_is_still_compared(kept):
+    """Files of earlier versions have none."""
+    data = json.loads(kept.file.read_text())
+    del data["models"]
+    kept.file.write_text(json.dumps(data))
+    kept.runpytest_inprocess("specs").assert_outcomes(passed=1)
 
 
 def test_baseline_off_compares_nothing(kept):

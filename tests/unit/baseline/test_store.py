@@ -73,6 +73,24 @@ def test_an_update_keeps_other_entries(file: Path) -> None:
     assert known.names() == (("b8", "regression"), NAME)
 
 
+def test_digests_of_models_are_kept_as_long_as_an_entry_is_of_the_model(file: Path) -> None:
+    other = ENTRY.model_copy(update={"model_sha256": "cd" * 32})
+    update_baseline(
+        file,
+        "device",
+        {("b8", "regression"): other},
+        models={"cd" * 32: "of the other", "ef" * 32: "of none"},
+    )
+    update_baseline(file, "device", {NAME: ENTRY}, models={"ab" * 32: "of the first"})
+    known = read_baseline(file)
+    assert known is not None
+    assert known.models == {"ab" * 32: "of the first", "cd" * 32: "of the other"}
+    update_baseline(file, "", {}, [NAME])
+    known = read_baseline(file)
+    assert known is not None
+    assert known.models == {"cd" * 32: "of the other"}
+
+
 def test_dropping_the_last_entry_removes_the_file(file: Path) -> None:
     update_baseline(file, "", {}, [NAME, ("gone", "anyway")])
     assert not file.exists()

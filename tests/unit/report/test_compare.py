@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from qdqspec.errors import StateError
+from qdqspec.node_digests import NodeDigest, pack
 from qdqspec.report.compare import ComparedCase, compare_runs, comparison_text, comparison_to_json
 from qdqspec.testing.records import alone_case, cached_case, faster_case, sample_regression, sample_run
 from qdqspec.types import CaseRecord, DeviceKey, LatencyEvidence, RegressionEvidence, RunRecord, Samples
@@ -126,6 +127,18 @@ def test_another_model_and_another_placement_are_reported() -> None:
     assert compare_one(faster_case(), after).notes[:2] == (
         "the model is another one",
         "the placement is another one",
+    )
+
+
+def test_the_nodes_of_another_model_are_named() -> None:
+    def row(attributes: str) -> NodeDigest:
+        return NodeDigest("layer1/conv", "Conv", attributes, ("=0a0b0c",))
+
+    before = elsewhere(faster_case(), model_nodes=pack([row("01")]))
+    after = elsewhere(faster_case(), model_sha256="0" * 64, model_nodes=pack([row("02")]))
+    assert (
+        compare_one(before, after).notes[0]
+        == "the model is another one: 1 node changed: Conv 'layer1/conv' (attributes)"
     )
 
 

@@ -60,7 +60,7 @@ def test_result_json_has_the_keys_of_the_contract() -> None:
     assert data["schema_version"] == 1
     assert data["case"] == "squeezenet::default"
     assert data["device"]["key"]
-    assert data["model"] == {"path": "models/squeezenet.onnx", "sha256": "3f" * 32}
+    assert data["model"] == {"path": "models/squeezenet.onnx", "sha256": "3f" * 32, "nodes": ""}
     assert data["scheme"]["digest"] == faster_case().evidence.search.winner.digest
     assert data["speedup"]["ci95"][0] < data["speedup"]["median"] < data["speedup"]["ci95"][1]
     assert data["reference"]["median_ms"] > data["tuned"]["median_ms"] > 0

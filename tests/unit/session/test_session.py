@@ -474,7 +474,24 @@ def test_modes_that_do_not_search_need_a_known_winner(open_session: Open, case: 
     with pytest.raises(StateError, match="no winner is known") as caught:
         open_session(mode=mode).search(case)
     assert caught.value.where == str(case.model)
+    assert "the cache has" not in caught.value.what
     assert "--qdq-mode=run" in (caught.value.cure or "")
+
+
+def test_a_winner_of_another_model_is_named_with_the_changed_nodes(open_session: Open, case: Case) -> None:
+    open_session().search(case)
+    proto = onnx.load(case.model)
+    proto.graph.initializer[1].CopyFrom(chain_model(seed=1).graph.initializer[1])
+    onnx.save(proto, case.model)
+    with pytest.raises(StateError, match="no winner is known") as caught:
+        open_session(mode="measure").search(case)
+    assert caught.value.what.endswith(
+        "; the cache has one of another model: 1 node changed: Conv 'conv1' (weights); 1 constant changed"
+    )
+    onnx.save(chain_model(), case.model)
+    other = replace(case, tune=replace(case.tune, trials=3))
+    with pytest.raises(StateError, match="the cache has one of other data, rules or options"):
+        open_session(mode="measure").search(other)
 
 
 def test_mode_measure_times_the_cached_winner_again(open_session: Open, case: Case) -> None:
@@ -746,7 +763,11 @@ def test_the_journal_of_another_model_is_renamed_with_a_warning(
     onnx.save(chain_model(seed=1), case.model)
     resumed = open_session()
     evidence = resumed.evidence(case, frozenset())
-    assert any("set aside" in warning and "model_sha256" in warning for warning in evidence.warnings)
+    (warning,) = [text for text in evidence.warnings if "set aside" in text]
+    assert "model_sha256 was " in warning
+    assert (
+        "3 nodes changed: Conv 'conv0' (weights), Conv 'conv1' (weights), Conv 'conv2' (weights)" in warning
+    )
     assert (resumed.output(case) / "trials.previous.jsonl").read_bytes() == foreign
     assert "noise" in {line["phase"] for line in lines(resumed.output(case))}
 
