@@ -141,7 +141,7 @@ def _opened(model: Model, path: Path) -> Dataset:
     from qdqspec.parity.shapes import input_specs, resolve_shapes
 
     shaped = shaped_by_data(model, Inputs(calibration=path))
-    return open_data(path, input_specs(model, resolve_shapes(model, shaped)))
+    return open_data(path, input_specs(model, resolve_shapes(model, shaped), shaped.profiles))
 
 
 def _files(path: Path) -> list[Path]:

@@ -24,7 +24,7 @@ from qdqspec.config import Settings, flags_given
 from qdqspec.config.hooks import declaration_of
 from qdqspec.errors import ConfigError, OutputError
 from qdqspec.files import create_file, unwritable
-from qdqspec.types import TIMED_TRIALS, Inputs, QuantizeRules
+from qdqspec.types import TIMED_TRIALS, Inputs, InputShape, QuantizeRules
 from qdqspec.units import plain
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ _OF_COURSE = re.compile("^Constant:|quantized together with|folded into|from sha
 class InputDraft:
     """An input of a model. ``shape`` is the proposal of the spec, ``open_dims`` the dimensions that are not fixed.
 
-    ``from_data`` is true if data fixed those dimensions.
+    ``from_data`` is true if data fixed those dimensions, ``span`` the range of its samples.
     """
 
     name: str
@@ -51,6 +51,7 @@ class InputDraft:
     shape: tuple[int, ...] | None
     open_dims: tuple[int, ...] = ()
     from_data: bool = False
+    span: InputShape | None = None
 
 
 @verb(
@@ -126,7 +127,7 @@ def _proposed(model: Model, inputs: Inputs) -> list[InputDraft]:
     """The inputs of the model, with sizes for their dynamic dimensions."""
     from qdqspec.parity.data import shaped_by_data
 
-    known = shaped_by_data(model, inputs).profiles[0].opt()
+    known = shaped_by_data(model, inputs).profiles[0].shapes
     return _named_alike(model, [_input(model, name, known.get(name)) for name in model.inputs])
 
 
@@ -245,7 +246,9 @@ def _line(key: str, found: str) -> str:
 
 def _shape(one: InputDraft) -> str:
     assert one.shape is not None
-    shape = "[" + ", ".join(map(str, one.shape)) + "]"
+    shape = str(list(one.shape))
+    if one.span is not None and one.span.min != one.span.max:
+        shape = f"{{min: {list(one.span.min)}, opt: {shape}, max: {list(one.span.max)}}}"
     origin = "fixed"
     if one.open_dims:
         which = ", ".join(map(str, one.open_dims))
@@ -301,7 +304,7 @@ def _counted(counts: Mapping[str, int], most: int = 12) -> str:
     return ", ".join(f"{name} {count}" for name, count in ranked[:most]) + more
 
 
-def _input(model: Model, name: str, known: tuple[int, ...] | None) -> InputDraft:
+def _input(model: Model, name: str, known: InputShape | None) -> InputDraft:
     """An input with sizes for its dynamic dimensions: those of the data, else batch 1 and images of a common size."""
     import onnx
 
@@ -319,7 +322,9 @@ def _input(model: Model, name: str, known: tuple[int, ...] | None) -> InputDraft
     if 0 in open_dims and len(own) > 1:
         filled = (1, *filled[1:])
     if known is not None:
-        return InputDraft(name=name, kind=kind, shape=known, open_dims=open_dims, from_data=True)
+        return InputDraft(
+            name=name, kind=kind, shape=known.opt, open_dims=open_dims, from_data=True, span=known
+        )
     return InputDraft(name=name, kind=kind, shape=filled, open_dims=open_dims)
 
 

@@ -5,7 +5,8 @@ Samples are streamed: one feed is in memory at a time.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, islice, repeat
 from math import prod
@@ -79,8 +80,9 @@ class Dataset:
 def shaped_by_data(model: Model, inputs: Inputs) -> Inputs:
     """The inputs of a case, with shapes from its data where the model does not fix them.
 
-    Declared shapes are kept. Calibration data takes precedence over evaluation data; of a folder, the first
-    file is used. Inputs that share named dimensions with these follow them: see `with_named_dimensions`. Raises
+    Declared shapes are kept. Where the shapes of samples differ, the range is that of all samples, and the shape
+    that is timed is that of the file with samples of median size. Calibration data takes precedence over evaluation
+    data for this. Inputs that share named dimensions with these follow them: see `with_named_dimensions`. Raises
     `DataError` if the data has no array for an input, or one that cannot be the input.
     """
     source = inputs.calibration or inputs.evaluation
@@ -90,17 +92,28 @@ def shaped_by_data(model: Model, inputs: Inputs) -> Inputs:
     open_inputs = {name: shape for name, shape in own.items() if not all(shape[1:]) or shape == (None,)}
     if source is None or not open_inputs:
         return with_named_dimensions(model, inputs)
-    members = read_arrays(source, [name for name in model.inputs if name not in inputs.values])[0]
-    _check_names(members, open_inputs)
-    fixed = {n: InputShape.of(_shape_from(members[n], n, shape)) for n, shape in open_inputs.items()}
+    needed = [name for name in model.inputs if name not in inputs.values]
+    files = [_shapes_in(members, open_inputs) for members in read_arrays(source, needed)]
+    usual = sorted(files, key=lambda shapes: sum(map(prod, shapes.values())))[len(files) // 2]
+    if inputs.calibration and inputs.evaluation:
+        with suppress(DataError):  # reported when the data is opened
+            files += [_shapes_in(members, open_inputs) for members in read_arrays(inputs.evaluation, needed)]
+    fixed = {}
+    for name in open_inputs:
+        sizes = [*zip(*(shapes[name] for shapes in files), strict=True)]
+        fixed[name] = InputShape(min=tuple(map(min, sizes)), opt=usual[name], max=tuple(map(max, sizes)))
     profiles = (replace(profile, shapes={**fixed, **profile.shapes}) for profile in inputs.profiles)
     return with_named_dimensions(model, replace(inputs, profiles=tuple(profiles)))
 
 
+def _shapes_in(members: Arrays, inputs: Mapping[str, tuple[int | None, ...]]) -> dict[str, Shape]:
+    _check_names(members, inputs)
+    return {name: _shape_from(members[name], name, shape) for name, shape in inputs.items()}
+
+
 def _shape_from(member: AnyMember, name: str, own: tuple[int | None, ...]) -> Shape:
     """The shape that an input has by an array of data. Raises `DataError` if the model does not take it."""
-    is_short = len(member.shape) == len(own) - 1
-    sample = (as_samples(member, (1, *member.shape)) if is_short else member).shape[1:]
+    sample = as_samples(member, len(own)).shape[1:]
     shape = (1, *sample) if len(sample) == len(own) - 1 else sample
     takes = tuple(None if dim is not None and dim < 0 else dim for dim in own)
     if not allows((None, *takes[1:]), shape):
@@ -116,7 +129,8 @@ def open_data(
     A file has one array per model input, its first axis the samples, and may have ``labels``; several files are read in
     order of name. A sample either has the shape of the input without its first axis, and then as many samples as the
     batch are stacked (samples from the beginning fill up the last batch, with a remark in ``notes``), or the shape of
-    the whole input. Arrays for inputs that are ``fixed``, and arrays for no input, are not read; nor are labels, unless
+    the whole input. Samples of different files may have different shapes where the inputs allow it, each a feed of its
+    own. Arrays for inputs that are ``fixed``, and arrays for no input, are not read; nor are labels, unless
     ``labelled``. Values may be infinite, as in masks. Raises `DataError` for anything else; NaN, and values outside the
     type of the input, are detected while the samples are read.
     """
@@ -154,6 +168,13 @@ def open_data(
         _columns=columns,
         _feeds=feeds,
     )
+
+
+def feed_of_shapes(feeds: Callable[[], Iterable[Feed]], shapes: Mapping[str, Shape]) -> dict[str, Array]:
+    """The first of the feeds that has these shapes; the first of all if none has them."""
+    fits = (feed for feed in feeds() if all(feed[name].shape == shape for name, shape in shapes.items()))
+    found = next(fits, None)
+    return dict(next(iter(feeds())) if found is None else found)
 
 
 def data_warnings(data: Dataset) -> Iterator[str]:
@@ -260,7 +281,7 @@ def _check_names(members: Arrays, inputs: Collection[str]) -> None:
 
 
 def _column(name: str, spec: InputSpec, members: list[AnyMember]) -> _Column:
-    members = [as_samples(member, spec.shape) for member in members]
+    members = [as_samples(member, len(spec.shape)) for member in members]
     for member in members:
         if not np.can_cast(member.dtype, spec.dtype, "same_kind"):
             raise DataError(
@@ -268,15 +289,30 @@ def _column(name: str, spec: InputSpec, members: list[AnyMember]) -> _Column:
                 where=member.file,
                 cure=f"save it as {spec.dtype}",
             )
-        if member.shape[1:] not in (spec.shape, spec.shape[1:]):
-            raise _wrong_shape(name, spec.shape, member)
-    stacked = {bool(spec.shape) and member.shape[1:] == spec.shape[1:] for member in members}
+        if not spec.takes(member.shape[1:]):
+            raise _wrong_shape(name, spec.shape, member, spec)
+    stacked = {spec.is_stacked(member.shape[1:]) for member in members}
     if len(stacked) > 1:
         raise _wrong_shape(name, spec.shape, members[-1])
+    other = next((member for member in members if member.shape[1:] != members[0].shape[1:]), None)
+    if stacked == {True} and other is not None and spec.shape[0] > 1:
+        raise DataError(
+            f"samples of array '{name}' have shapes {list(members[0].shape[1:])} and {list(other.shape[1:])}, and a "
+            f"batch of {spec.shape[0]} is one array",
+            where=other.file,
+            cure="use a batch of 1, or give whole batches in one shape each",
+        )
     return _Column(name=name, spec=spec, members=tuple(members), stacked=stacked.pop())
 
 
-def _wrong_shape(name: str, takes: Sequence[int | None], member: AnyMember) -> DataError:
+def _wrong_shape(
+    name: str, takes: Sequence[int | None], member: AnyMember, spec: InputSpec | None = None
+) -> DataError:
+    if spec is not None:
+        sample = member.shape[1:]
+        shape = (*spec.shape[:1], *sample) if spec.is_stacked(sample) else sample
+        if spec.own is not None and allows(spec.own, shape):
+            return _out_of_range(name, spec, member, shape)
     samples, whole = (
         ", ".join("?" if dim is None else str(dim) for dim in ("N", *shape)) for shape in (takes[1:], takes)
     )
@@ -288,6 +324,23 @@ def _wrong_shape(name: str, takes: Sequence[int | None], member: AnyMember) -> D
         if isinstance(member, ImageMember)
         else f"give N samples as [{samples}], which are stacked, or N whole inputs as [{whole}]; the same form in "
         "every file",
+    )
+
+
+def _out_of_range(name: str, spec: InputSpec, member: AnyMember, whole: Shape) -> DataError:
+    """The error for a sample that the model takes, but not this case."""
+    spans = spec.ranges or (InputShape.of(spec.shape),)
+    texts = [
+        f"{list(span.min)} to {list(span.max)}" if span.min != span.max else str(list(span.min))
+        for span in spans
+    ]
+    low = [min(sizes) for sizes in zip(whole, spec.shape, strict=True)]
+    high = [max(sizes) for sizes in zip(whole, spec.shape, strict=True)]
+    return DataError(
+        f"array '{name}' has a sample of shape {list(whole)}, where the case has {' or '.join(texts)}",
+        where=member.file,
+        cure=f"declare a range that has all samples, as inputs: {{shapes: {{{name}: {{min: {low}, "
+        f"opt: {list(spec.shape)}, max: {high}}}}}}} in a spec (--min-shapes, --opt-shapes and --max-shapes)",
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -34,12 +34,32 @@ _NO_TENSORS = {
 class InputSpec:
     """The numpy dtype and the full shape, batch included, of one input of a case.
 
-    ``rows`` is the size of the smallest constant table that its values index, if they index one.
+    ``ranges``: shapes that samples of data may have too, each run in its own; the case is timed at ``shape``. ``own``
+    are the dimensions of the model, ``None`` for dynamic ones. ``rows`` is the size of the smallest constant table that
+    its values index, if they index one.
     """
 
     dtype: np.dtype[np.generic]
     shape: Shape
     rows: int | None = None
+    ranges: tuple[InputShape, ...] = ()
+    own: tuple[int | None, ...] | None = None
+
+    def is_stacked(self, sample: Shape) -> bool:
+        """Whether a sample has the shape of the input without its first axis, so that samples make a batch."""
+        return len(sample) == len(self.shape) - 1
+
+    def takes(self, sample: Shape) -> bool:
+        """Whether a sample, with or without the first axis, may be an input of this case."""
+        first = 1 if self.is_stacked(sample) else 0
+        return sample == self.shape[first:] or any(
+            len(sample) == len(span.min) - first
+            and all(
+                low <= size <= high
+                for low, size, high in zip(span.min[first:], sample, span.max[first:], strict=True)
+            )
+            for span in self.ranges
+        )
 
 
 def resolve_shapes(model: Model, inputs: Inputs, profile: int = 0) -> dict[str, Shape]:
@@ -128,10 +148,21 @@ def shapes_text(shapes: Mapping[str, Shape]) -> str:
     return ", ".join(f"{name} {'x'.join(map(str, shape)) or 'scalar'}" for name, shape in shapes.items())
 
 
-def input_specs(model: Model, shapes: Mapping[str, Shape]) -> dict[str, InputSpec]:
-    """Dtype and shape of each model input. Raises `ModelError` for an input that is not a numeric tensor."""
+def input_specs(
+    model: Model, shapes: Mapping[str, Shape], profiles: Sequence[ShapeProfile] = ()
+) -> dict[str, InputSpec]:
+    """Dtype and shape of each model input. Raises `ModelError` for an input that is not a numeric tensor.
+
+    ``profiles`` are those of a case, with ranges of shapes that samples may have.
+    """
     return {
-        name: InputSpec(dtype=_dtype(model, name), shape=tuple(shapes[name]), rows=_rows(model, name))
+        name: InputSpec(
+            dtype=_dtype(model, name),
+            shape=tuple(shapes[name]),
+            rows=_rows(model, name),
+            ranges=tuple(profile.shapes[name] for profile in profiles if name in profile.shapes),
+            own=model.shape(name),
+        )
         for name in model.inputs
     }
 

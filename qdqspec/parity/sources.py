@@ -287,7 +287,8 @@ def _described(member: StoredArray, held: int) -> StoredArray:
         raise DataError(
             f"{where} holds pickled objects, which are never loaded",
             where=file,
-            cure="store plain numbers: numpy.asarray(array, dtype=numpy.float32)",
+            cure="store plain numbers: numpy.asarray(array, dtype=numpy.float32); samples of several shapes as one "
+            ".npz file a sample, in a folder",
         )
     if not member.shape:
         raise DataError(
@@ -546,9 +547,9 @@ def _labels(file: Path) -> AnyMember:
     return TextMember(file=file, name=LABELS, values=whole if (whole == values).all() else values)
 
 
-def as_samples(member: AnyMember, shape: tuple[int, ...]) -> AnyMember:
-    """An array of an .npy file with the shape of one sample, as that sample."""
-    single = isinstance(member, StoredArray) and member.is_npy and member.shape == shape[1:] != ()
+def as_samples(member: AnyMember, rank: int) -> AnyMember:
+    """An array of an .npy file with the axes of one sample of an input of this rank, as that sample."""
+    single = isinstance(member, StoredArray) and member.is_npy and len(member.shape) == rank - 1 > 0
     return member.as_sample() if single and isinstance(member, StoredArray) else member
 
 

@@ -28,7 +28,7 @@ from qdqspec.graph.model import Model, require_path
 from qdqspec.graph.observe import observe
 from qdqspec.graph.wire import Parts
 from qdqspec.measurement.profiles import Load
-from qdqspec.parity.data import Dataset, data_warnings, open_data, random_feeds
+from qdqspec.parity.data import Dataset, data_warnings, feed_of_shapes, open_data, random_feeds
 from qdqspec.parity.metrics import Scores
 from qdqspec.parity.shapes import InputSpec, input_specs, resized, resolve_shapes, shape_profiles, shapes_text
 from qdqspec.placement.edit.equalize import Equalization, equalized, products_of, touched
@@ -127,7 +127,8 @@ class Prepared:
     @cached_property
     def inputs(self) -> dict[str, InputSpec]:
         """Type and shape of every input in this case."""
-        return input_specs(self.given, resolve_shapes(self.given, self.case.inputs))
+        inputs = self.case.inputs
+        return input_specs(self.given, resolve_shapes(self.given, inputs), inputs.profiles)
 
     @cached_property
     def regions(self) -> tuple[Region, ...]:
@@ -259,8 +260,8 @@ class Prepared:
 
     @cached_property
     def sample(self) -> dict[str, Array]:
-        """One input, in the shapes of the first profile."""
-        return dict(next(iter(self.feeds())))
+        """One input, in the shapes of the first profile: the first sample that has these, if one has them."""
+        return feed_of_shapes(self.feeds, {name: spec.shape for name, spec in self.inputs.items()})
 
     @cached_property
     def loads(self) -> tuple[Load, ...]:

@@ -16,7 +16,7 @@ from qdqspec.graph.model import Model, load_model
 from qdqspec.measurement.bench import Bench
 from qdqspec.measurement.profiles import GivenFeeds
 from qdqspec.measurement.race import settle
-from qdqspec.parity.data import open_data, random_feeds, shaped_by_data
+from qdqspec.parity.data import feed_of_shapes, open_data, random_feeds, shaped_by_data
 from qdqspec.parity.shapes import input_specs, resolve_shapes
 from qdqspec.preparation.definition import SAMPLES, compared_with_definition
 from qdqspec.preparation.resources import Resources
@@ -103,11 +103,12 @@ def profile_models(
     loaded = {name: load_model(path) for name, path in models.items()}
     feeds = {name: _feeds(model, inputs, seed) for name, model in loaded.items()}
     definitions = {
-        name: compared_with_definition(model, feeds[name], backend, options) for name, model in loaded.items()
+        name: compared_with_definition(model, feeds[name][0], backend, options)
+        for name, model in loaded.items()
     }
     with ExitStack() as opened:
         engines = {
-            name: opened.enter_context(_built(path, backend, options, dict(next(iter(feeds[name])))))
+            name: opened.enter_context(_built(path, backend, options, feeds[name][1]))
             for name, path in models.items()
         }
         if not backend.capabilities(options).has_clock:
@@ -130,12 +131,17 @@ def profile_models(
         }
 
 
-def _feeds(model: Model, inputs: Inputs, seed: int) -> Iterable[Feed]:
-    shapes = resolve_shapes(model, shaped_by_data(model, inputs))
+def _feeds(model: Model, inputs: Inputs, seed: int) -> tuple[Iterable[Feed], dict[str, Array]]:
+    """All inputs, and the one that is timed: the first in the shapes of the case."""
+    shaped = shaped_by_data(model, inputs)
+    shapes = resolve_shapes(model, shaped)
     data = inputs.calibration or inputs.evaluation
     if data is None:
-        return random_feeds(model, shapes, seed, SAMPLES)
-    return open_data(data, input_specs(model, shapes), fixed=inputs.values)
+        feeds: Iterable[Feed] = random_feeds(model, shapes, seed, SAMPLES)
+    else:
+        feeds = open_data(data, input_specs(model, shapes, shaped.profiles), fixed=inputs.values)
+    fed = {name: shape for name, shape in shapes.items() if name not in inputs.values}
+    return feeds, feed_of_shapes(lambda: feeds, fed)
 
 
 @contextmanager

@@ -50,9 +50,14 @@ class GivenFiles:
         return path
 
     def data(self, given: InMemory, name: str) -> Path:
-        """A folder of .npz files: one for arrays of samples, one a feed for an iterable of feeds."""
+        """A folder of .npz files: one for arrays of samples, one a feed for an iterable of feeds.
+
+        Lists of samples of several shapes are feeds.
+        """
         folder = self._new() / name
         folder.mkdir()
+        if isinstance(given, Mapping) and any(map(_has_several_shapes, given.values())):
+            given = _feeds_in(given, name)
         if isinstance(given, Mapping):
             _write(folder / _WHOLE, _arrays(given, name))
             return folder
@@ -185,9 +190,34 @@ def _iterated(given: object, name: str) -> Iterable[object]:
     return given
 
 
+def _has_several_shapes(value: object) -> bool:
+    """Whether it is a list, or an array of objects, of samples that are no array together."""
+    is_list = isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.dtype.hasobject)
+    if not is_list:
+        return False
+    try:
+        return len({np.shape(sample) for sample in value}) > 1  # type: ignore[attr-defined]
+    except ValueError:  # a sample is no array either
+        return False
+
+
+def _feeds_in(given: Mapping[str, Any], name: str) -> Iterator[Mapping[str, Any]]:
+    """The feeds in lists of samples. Raises `DataError` if their lengths differ."""
+    counts = {key: len(value) for key, value in given.items()}
+    if len(set(counts.values())) > 1:
+        listed = ", ".join(f"'{key}' {count}" for key, count in counts.items())
+        raise DataError(f"lists have unequal numbers of samples: {listed}", where=name, cure=_FORMS)
+    return ({key: value[row] for key, value in given.items()} for row in range(next(iter(counts.values()))))
+
+
 def _arrays(given: Mapping[str, Any], name: str) -> dict[str, np.ndarray[Any, Any]]:
     """The arrays of a mapping. Raises `DataError` for a value that is not an array of numbers."""
-    found = {str(key): np.asarray(value) for key, value in given.items()}
+    found = {}
+    for key, value in given.items():
+        try:
+            found[str(key)] = np.asarray(value)
+        except ValueError as error:  # lists of unequal lengths
+            raise DataError(f"'{key}' is no array of numbers ({error})", where=name, cure=_FORMS) from None
     for key, array in found.items():
         if array.dtype.hasobject or array.dtype.names is not None or array.dtype.kind in "USV":
             raise DataError(f"'{key}' is no array of numbers", where=name, cure=_FORMS)

@@ -27,7 +27,9 @@ class ShapeSection(SpecSection):
     """The shape of one input: the usual one, and its bounds where it is dynamic."""
 
     opt: Dims = Field(description="The shape at which the model is timed.")
-    min: Dims | None = Field(default=None, description="The smallest shape (default: opt).")
+    min: Annotated[Listed[Annotated[int, Field(ge=0, le=10**9)]], Field(max_length=32)] | None = Field(
+        default=None, description="The smallest shape (default: opt); 0 for an axis that may be empty."
+    )
     max: Dims | None = Field(default=None, description="The largest shape (default: opt).")
     weight: Positive | None = Field(default=None, description="Share of this profile in the objective.")
 

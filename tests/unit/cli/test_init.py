@@ -22,8 +22,8 @@ from qdqspec.cases import load_cases
 from qdqspec.config import Settings
 from qdqspec.graph.cautions import cautions
 from qdqspec.graph.model import load_model
-from qdqspec.parity.data import open_data
-from qdqspec.parity.shapes import InputSpec, require_inputs
+from qdqspec.parity.data import open_data, shaped_by_data
+from qdqspec.parity.shapes import InputSpec, input_specs, require_inputs, resolve_shapes
 from qdqspec.parity.sources import files_of
 from qdqspec.types import Data
 
@@ -240,6 +240,28 @@ def data(project):
 
 def samples(count, **more):
     return {"input": np.zeros((count, 1, 16, 16), np.float32), **more}
+
+
+def test_the_shape_of_data_with_several_lengths_is_a_range(verb, tmp_path):
+    """The spec takes its own data, an empty sample included."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[n,4,t] x) => (float[n,4,t] y) { y = Relu(x) }'
+    )
+    onnx.save(model, tmp_path / "net.onnx")
+    (tmp_path / "data").mkdir()
+    for number, length in enumerate((0, 30, *(8,) * 10)):
+        np.savez(tmp_path / "data" / f"{number}.npz", x=np.ones((1, 4, length), np.float32))
+    assert verb("init", "net.onnx", "--data", "data", "-o", "a.qdq.yaml").code == 0
+    text = (tmp_path / "a.qdq.yaml").read_text()
+    assert (
+        "    x: {min: [1, 4, 0], opt: [1, 4, 8], max: [1, 4, 30]}  # float, dimensions 0, 2 are dynamic"
+        in text
+    )
+    (case,) = load_cases(tmp_path / "a.qdq.yaml", Settings(root=tmp_path))
+    model = load_model(tmp_path / "net.onnx")
+    inputs = shaped_by_data(model, case.inputs)
+    specs = input_specs(model, resolve_shapes(model, inputs), inputs.profiles)
+    assert len(list(open_data(tmp_path / "data", specs))) == 12
 
 
 def test_data_in_a_folder_is_found_by_names_and_shapes(verb, project, data):

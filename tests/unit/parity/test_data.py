@@ -13,6 +13,7 @@ from qdqspec.graph.model import Model
 from qdqspec.parity.data import Dataset, data_warnings, open_data
 from qdqspec.parity.shapes import InputSpec, input_specs
 from qdqspec.parity.sources import read_members
+from qdqspec.types import InputShape
 
 IMAGE = {"x": InputSpec(dtype=np.dtype(np.float32), shape=(1, 2, 3))}
 
@@ -54,6 +55,51 @@ def test_samples_in_the_shape_of_the_input_are_not_batched(saved: Callable[..., 
     data = open_data(saved(x=images(4)[:, None]), IMAGE)
     assert [feed["x"].shape for feed in data] == [(1, 2, 3)] * 4
     np.testing.assert_array_equal(together(data), images(4))
+
+
+def lengths(batch: int = 1, most: int = 9) -> dict[str, InputSpec]:
+    span = InputShape(min=(1, 2, 0), opt=(1, 2, 3), max=(1, 2, most))
+    own = ("n", 2, "t")
+    return {
+        "x": InputSpec(
+            dtype=np.dtype(np.float32),
+            shape=(batch, 2, 3),
+            ranges=(span,),
+            own=tuple(None if isinstance(dim, str) else dim for dim in own),
+        )
+    }
+
+
+@pytest.mark.parametrize("form", ["samples", "whole inputs", "npy"])
+def test_samples_of_several_lengths_are_feeds_of_their_own_shapes(tmp_path: Path, form: str) -> None:
+    """An empty sample, as of a cache before the first token, is one of them."""
+    values = [np.arange(2 * length, dtype=np.float32).reshape(2, length) for length in (3, 0, 5)]
+    for number, value in enumerate(values):
+        if form == "npy":
+            np.save(tmp_path / f"{number}.npy", value)
+        else:
+            array = value[None] if form == "samples" else value[None, None]
+            np.savez(tmp_path / f"{number}.npz", x=array, labels=[number])
+    data = open_data(tmp_path, lengths())
+    assert (len(data), data.samples) == (3, 3)
+    for feed, value in zip(data, values, strict=True):
+        np.testing.assert_array_equal(feed["x"], value[None])
+    if form != "npy":
+        np.testing.assert_array_equal(data.require_labels(), [0, 1, 2])
+
+
+def test_samples_of_several_lengths_are_no_batch(tmp_path: Path) -> None:
+    for number, length in enumerate((3, 5)):
+        np.savez(tmp_path / f"{number}.npz", x=np.zeros((4, 2, length), np.float32))
+    with pytest.raises(DataError, match=r"shapes \[2, 3\] and \[2, 5\], and a batch of 2") as caught:
+        open_data(tmp_path, lengths(batch=2))
+    assert "batch of 1" in (caught.value.cure or "")
+
+
+def test_a_sample_outside_the_declared_range_names_a_range_that_has_it(saved: Callable[..., Path]) -> None:
+    with pytest.raises(DataError, match=r"a sample of shape \[1, 2, 12\], where the case has") as caught:
+        open_data(saved(x=np.zeros((1, 2, 12), np.float32)), lengths())
+    assert "{x: {min: [1, 2, 3], opt: [1, 2, 3], max: [1, 2, 12]}}" in (caught.value.cure or "")
 
 
 def test_the_last_batch_is_filled_up_from_the_beginning(saved: Callable[..., Path]) -> None:

@@ -55,6 +55,27 @@ def test_other_dynamic_dimensions_must_be_declared() -> None:
     assert resolve_shapes(model, declared(ids=(1, 128))) == {"ids": (1, 128)}
 
 
+def test_samples_of_several_lengths_give_a_range_of_shapes(tmp_path: Path) -> None:
+    """The shape that is timed is that of the file of median size, so not that of an empty cache."""
+    model = model_with(past=["b", 2, "past", 4], mask=["b", "total"])
+    for number, length in enumerate((0, 7, 3)):
+        past = np.zeros((1, 1, 2, length, 4), np.float32)
+        np.savez(tmp_path / f"{number}.npz", past=past, mask=np.ones((1, 1, length + 1), np.float32))
+    (profile,) = shaped_by_data(model, Inputs(calibration=tmp_path)).profiles
+    assert profile.shapes == {
+        "past": InputShape(min=(1, 2, 0, 4), opt=(1, 2, 3, 4), max=(1, 2, 7, 4)),
+        "mask": InputShape(min=(1, 1), opt=(1, 4), max=(1, 8)),
+    }
+
+
+def test_the_range_of_shapes_has_those_of_evaluation_data_too(tmp_path: Path) -> None:
+    for name, length in (("calibration", 8), ("evaluation", 16)):
+        np.savez(tmp_path / f"{name}.npz", audio=np.zeros((3, length), np.float32))
+    source = {name: tmp_path / f"{name}.npz" for name in ("calibration", "evaluation")}
+    (profile,) = shaped_by_data(model_with(audio=["n", "t"]), Inputs(**source)).profiles
+    assert profile.shapes == {"audio": InputShape(min=(1, 8), opt=(1, 8), max=(1, 16))}
+
+
 def test_the_dynamic_length_of_a_vector_is_not_the_batch() -> None:
     with pytest.raises(ModelError, match="dimension 0 of input 'audio'"):
         resolve_shapes(model_with(audio=["samples"]), Inputs())
@@ -96,7 +117,9 @@ def test_a_declared_name_that_is_no_input_is_an_error_with_a_suggestion() -> Non
 
 def test_input_specs_have_the_element_types_of_the_model() -> None:
     model = model_with(TensorProto.INT32, x=[1, 4])
-    assert input_specs(model, {"x": (1, 4)}) == {"x": InputSpec(dtype=np.dtype(np.int32), shape=(1, 4))}
+    assert input_specs(model, {"x": (1, 4)}) == {
+        "x": InputSpec(dtype=np.dtype(np.int32), shape=(1, 4), own=(1, 4))
+    }
 
 
 def test_inputs_of_strings_are_an_error() -> None:

@@ -16,7 +16,7 @@ from qdqspec.preparation.cached import data_digest
 from qdqspec.session import given_data
 from qdqspec.session.given_data import GivenFiles
 from qdqspec.spec.inline import inline_case
-from qdqspec.types import Data
+from qdqspec.types import Data, InputShape
 
 X = {"x": InputSpec(dtype=np.dtype(np.float32), shape=(1, 2, 3))}
 ROWS = np.arange(24, dtype=np.float32).reshape(4, 2, 3)
@@ -40,6 +40,24 @@ def test_arrays_and_feeds_give_the_same_samples(form):
     np.testing.assert_array_equal(data.require_labels(), np.arange(4))
 
 
+@pytest.mark.parametrize("form", ["lists", "objects", "feeds"])
+def test_samples_of_several_lengths_are_one_feed_each(form):
+    samples = [np.full((2, length), length, np.float32) for length in (3, 0, 5)]
+    objects = np.empty(3, dtype=object)
+    objects[:] = samples
+    given = {
+        "lists": {"x": samples, "labels": [1, 2, 3]},
+        "objects": {"x": objects, "labels": np.arange(1, 4)},
+        "feeds": ({"x": sample, "labels": number} for number, sample in enumerate(samples, 1)),
+    }[form]
+    span = InputShape(min=(1, 2, 0), opt=(1, 2, 3), max=(1, 2, 5))
+    spec = {"x": InputSpec(dtype=np.dtype(np.float32), shape=(1, 2, 3), ranges=(span,))}
+    files = GivenFiles()
+    data = open_data(files.data(given, "calibration"), spec)
+    assert [feed["x"].shape for feed in data] == [(1, 2, 3), (1, 2, 0), (1, 2, 5)]
+    np.testing.assert_array_equal(data.require_labels(), [1, 2, 3])
+
+
 def test_equal_content_has_an_equal_digest():
     one, other = GivenFiles(), GivenFiles()
     assert data_digest(one.data({"x": ROWS}, "c")) == data_digest(other.data({"x": ROWS.copy()}, "d"))
@@ -54,6 +72,8 @@ def test_equal_content_has_an_equal_digest():
         (ROWS, "this is no data but ndarray"),
         (7, "this is no data but int"),
         ({"x": ["a"]}, "'x' is no array of numbers"),
+        ({"x": [ROWS, ROWS[:2]], "labels": [1]}, "lists have unequal numbers of samples: 'x' 2, 'labels' 1"),
+        ([{"x": [[1], [2, 3]]}], "'x' is no array of numbers"),
         ([{"x": object()}], "'x' is no array of numbers"),
     ],
 )
