@@ -72,7 +72,7 @@ def _unmeasured(output: str, tensor: str, operator: Node) -> TailParity:
 
 
 def _counterpart(reference: Model, tuned: Model, edge: Edge) -> str | None:
-    """What an operator of the same type reads in the tuned model: the tensor, or its dequantized values."""
+    """The tensor that an operator of this type reads in the tuned model: the same one, or its dequantized values."""
     tensor, end = edge
     if tensor not in tuned.producer:
         return None

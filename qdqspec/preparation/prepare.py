@@ -206,8 +206,9 @@ class Prepared:
     @cached_property
     def scores(self) -> Scores:
         """Task metrics on the evaluation data."""
-        build = runner(self.backend, self.options)
-        return Scores(self.case, self.build_expected, lambda: self.evaluation, build, note=self.note_once)
+        return Scores(
+            self.case, self.build_expected, lambda: self.evaluation, self._runner, note=self.note_once
+        )
 
     def feeds(self) -> Iterator[Feed]:
         """Calibration inputs: the user's data, else random inputs from a seed, with a warning."""
@@ -255,8 +256,12 @@ class Prepared:
 
     def build_expected(self) -> Engine:
         """An engine of the expected outputs: the given model on the backend, or its definition where that differs."""
-        options = replace(self.options, hashed=False)
-        return (self.expected or partial(runner(self.backend, options), require_path(self.given)))()
+        return self.expected() if self.expected else self._runner(require_path(self.given))
+
+    @cached_property
+    def _runner(self) -> Callable[[Path], Engine]:
+        """Builds the engines of comparisons. Kept, because those of another runtime live as long as this function."""
+        return runner(self.backend, replace(self.options, hashed=False))
 
     @cached_property
     def sample(self) -> dict[str, Array]:
