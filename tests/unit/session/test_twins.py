@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,14 @@ import onnx
 import pytest
 from chains import chain_model
 
+from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.config import Settings
 from qdqspec.measurement.bench import NOISE_BUILDS
 from qdqspec.measurement.twins import LostTwinError, Twins
 from qdqspec.session import Session
 from qdqspec.session.tuning import TwinBench
 from qdqspec.types import Case, TuneRules
+from tests.support.half_models import in_float16
 
 TRIALS = 16
 
@@ -100,6 +103,20 @@ def test_a_search_with_twins_has_the_winner_of_a_search_without(tuned):
         "time",
     ]  # noise, and the pair of models by which devices are compared
     assert two.asked[-1] == "time"  # the confirmation
+
+
+def test_twins_time_a_float16_model_as_the_reference(tuned, case, monkeypatch):
+    known = FakeDevice.capabilities
+    monkeypatch.setattr(
+        FakeDevice, "capabilities", lambda *words: replace(known(*words), quantizes_half=False)
+    )
+    onnx.save(in_float16(chain_model()), case.model)
+    evidence, _, (one,) = tuned(one={})
+    assert evidence.search.converted_from == "float16"
+    last = one.requests[-1]
+    assert last["do"] == "time"
+    assert {"file": "reference.onnx"} in last["candidates"].values()
+    assert any("timed on 2 devices" in note for note in evidence.latency.samples["float32"].notes)
 
 
 def test_noise_and_confirmation_are_distributed_among_twins(tuned):
