@@ -326,7 +326,7 @@ class Prepared:
     def _note_sum_limits(self, numbers: Quantizer) -> None:
         """Note the weights that have more than 7 bits by calibration data, and not by a proof."""
         known = self.sum_limits
-        sites = {site.tensor: site for site in self._int8_weights if site.tensor in known}
+        sites = {site.tensor: site for site in _int8_weights(self.candidates) if site.tensor in known}
         wide = sum(overflows(known[name].layer, numbers.integer_weight(site)) for name, site in sites.items())
         if wide:
             margin = max(limit.margin for limit in known.values())
@@ -335,11 +335,6 @@ class Prepared:
                 f"saturate, and {'has' if wide == 1 else 'have'} more than 7 bits: no sum overflows on calibration "
                 f"data, with a margin of {margin:.0%}. Inputs that are larger than these may saturate"
             )
-
-    @property
-    def _int8_weights(self) -> list[Site]:
-        forms = (form for unit in self.candidates.units for form in unit.forms)
-        return [site for form in forms for site in form.constants if site.format == "int8"]
 
     def quantizer(
         self, space: SchemeSpace, ranges: Mapping[str, TensorRange], model: Model | None = None
@@ -357,7 +352,10 @@ class Prepared:
             symmetric_activations=self.capabilities.symmetric_activations,
             biases=space.bias_sources,
             saturations=saturations(model, tied, self._given_ranges(tied)),
-            sum_limits=self.sum_limits if model is self.folded else self._sum_limits(model),
+            # while `folded` is computed, its branches are judged by the numbers of other models
+            sum_limits=self.sum_limits
+            if self.__dict__.get("folded") is model
+            else self._sum_limits(model, space),
         )
         kept = self.start_scales.weights
         if self.capabilities.reduce_range:
@@ -370,15 +368,15 @@ class Prepared:
 
         None where such sums do not saturate, and without the correction ``bits``.
         """
-        return self._sum_limits(self.folded)
+        return self._sum_limits(self.folded, self.candidates)
 
-    def _sum_limits(self, model: Model, samples: int = 16) -> Mapping[str, SumLimit]:
+    def _sum_limits(self, model: Model, space: SchemeSpace, samples: int = 16) -> Mapping[str, SumLimit]:
         """``samples`` are run at most: more of them show rarer sums, and take the time of a run each."""
         if not self.capabilities.reduce_range or "bits" not in self.case.quantize.allowed_corrections:
             return {}
         data = self.calibration
         formats: dict[str, set[str]] = {}
-        for unit in self.candidates.units:
+        for unit in space.units:
             own = {name for form in unit.forms if (name := form.choice.activation) in ("int8", "uint8")}
             for tensor, _ in unit.edges:
                 formats.setdefault(tensor, set()).update(own)
@@ -386,7 +384,7 @@ class Prepared:
         find_limits = partial(
             observed_limits,
             model,
-            self._int8_weights,
+            _int8_weights(space),
             observe=partial(self.values_of, model),
             formats=lambda tensor: tuple(sorted(formats.get(tensor, ()))),
         )
@@ -554,6 +552,11 @@ class Prepared:
         """Add a warning unless it is already present."""
         if warning not in self.warnings:
             self.warnings.append(warning)
+
+
+def _int8_weights(space: SchemeSpace) -> list[Site]:
+    forms = (form for unit in space.units for form in unit.forms)
+    return [site for form in forms for site in form.constants if site.format == "int8"]
 
 
 def require_patterns(case: Case) -> None:

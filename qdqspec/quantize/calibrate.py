@@ -26,6 +26,7 @@ from qdqspec.arrays import REDUCTIONS, Array, Feed, Floats, Reduction
 from qdqspec.config import hooks
 from qdqspec.errors import DataError
 from qdqspec.graph.flat import find_scopes
+from qdqspec.graph.float32 import is_converted
 from qdqspec.graph.model import Model
 from qdqspec.graph.observe import Observer, observe
 from qdqspec.graph.wire import Parts
@@ -243,12 +244,16 @@ def calibrate_with(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Watch:
-    """Gives the values of the wanted tensors for one feed: from the feed itself, and from a run."""
+    """Gives the values of the wanted tensors for one feed: from the feed itself, and from a run.
+
+    ``was_half`` is true for a model that was converted from float16, whose masks have the largest numbers of that type.
+    """
 
     wanted: frozenset[str]
     inputs: frozenset[str]
     observer: Observer
     execute: Callable[[Feed], Mapping[str, Array]] | None
+    was_half: bool = False
 
     @classmethod
     def over(cls, model: Model, tensors: Iterable[str], run: OutputRunner) -> _Watch:
@@ -260,7 +265,12 @@ class _Watch:
             inputs=frozenset(wanted & set(model.inputs)),
             observer=observer,
             execute=run(observer.parts) if observer.names else None,
+            was_half=is_converted(model),
         )
+
+    def largest(self, value: Array) -> float:
+        """The largest number of the type in which the model was given."""
+        return float(np.finfo("float16" if self.was_half else str(value.dtype)).max)
 
     def values(self, feed: Feed, how: Reduction) -> dict[str, Array]:
         """Float values by tensor, reduced; none of those that are empty, as in bodies that did not run."""
@@ -298,8 +308,7 @@ def _spans(
     for number, feed in enumerate(feeds):
         for tensor, value in watch.values(feed, "extremes").items():
             low, high = float(value.min()), float(value.max())
-            largest = float(np.finfo(value.dtype).max)  # type: ignore[type-var]  # of floats only
-            if not max(-low, high) < largest / 2:  # also true for NaN
+            if not max(-low, high) < watch.largest(value) / 2:  # also true for NaN
                 unbounded.setdefault(tensor, number)
                 continue
             seen = TensorRange(low, high)

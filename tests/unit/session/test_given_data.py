@@ -164,7 +164,7 @@ def test_an_error_of_a_loader_is_reported_with_its_line(tmp_path, load):
     ("load", "where", "cure"),
     [
         (lambda: {"input": np.full((3, 1, 16, 16), np.nan)}, "data 'mine'", "take the sample out"),
-        (lambda: ({"input": np.full((1, 16, 16), n)} for n in (0.0, np.inf)), "data 'mine', feed 1", ""),
+        (lambda: ({"input": np.full((1, 16, 16), n)} for n in (0.0, np.nan)), "data 'mine', feed 1", ""),
         (
             lambda: [{"image": np.zeros((1, 16, 16))}],
             "data 'mine', feed 0",

@@ -430,10 +430,10 @@ def test_a_slower_cached_winner_is_kept_in_ci_without_retune(open_session: Open,
 def test_a_cached_winner_is_kept_after_one_slow_measurement(
     open_session: Open, case: Case, recovers: bool
 ) -> None:
-    """In the second measurement, the winner is as fast as before, or has exactly the gain of `tune.min_gain`."""
+    """In the second measurement, the winner is as fast as before, or has about the gain of `tune.min_gain`."""
     latency = open_session().evidence(case, frozenset({"latency"})).latency
     assert latency is not None
-    second = 1.0 if recovers else latency.speedup.median * (1 - case.tune.min_gain)
+    second = 1.0 if recovers else 0.998 * latency.speedup.median * (1 - case.tune.min_gain)
     source, warnings = found_again(with_tuned_scaled(open_session(), 3, second), case)
     assert source == "cached"
     is_open = "inconclusive: the cached winner is neither proved faster nor proved slower" in warnings
