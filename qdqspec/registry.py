@@ -39,6 +39,7 @@ _NOT_ENTRIES = frozenset(
         "requests",
         "select",
         "surrogate",
+        "rejected",
         "verdicts",
     }
 )

@@ -50,9 +50,14 @@ class AccuracyConstraint:
 
     def sqnr_db(self, trial: Trial) -> float | None:
         """The SQNR of a trial: on all data or a part of it if measured, else on a few samples."""
-        known = {} if self.admission is None else self.admission.confirmed_db
-        part = trial.sqnr_db if trial.all_data_db is None else trial.all_data_db
-        return known.get(trial.placement.digest, part)
+        digest, own = (
+            trial.placement.digest,
+            trial.sqnr_db if trial.all_data_db is None else trial.all_data_db,
+        )
+        if self.admission is None:
+            return own
+        few_db = self.admission.few_db.get(digest) if own is None else own
+        return self.admission.confirmed_db.get(digest, few_db)
 
     def reaches(self, trial: Trial) -> bool:
         """Whether a trial meets the constraints by the measurements so far."""
@@ -93,19 +98,69 @@ class AccuracyConstraint:
         )
 
     def shortfall(self, trials: Sequence[Trial]) -> str:
-        """The gaps by which candidates faster than the reference missed the constraints; empty if none did."""
-        fast = [t for t in trials if t.ok and not t.subgraph and t.ratio is not None and t.ratio < 1]
-        lost = [trial for trial in fast if not self.reaches(trial)]
-        if not lost:
+        """The gaps by which candidates faster than the reference missed the constraints; empty if none did.
+
+        Those that miss the limit of the SQNR are named apart from those that miss the limit of the task metric.
+        """
+        lost = {
+            trial.placement.digest: trial
+            for trial in trials
+            if trial.ok and not trial.subgraph and (trial.ratio or 1.0) < 1 and not self.reaches(trial)
+        }
+        noisy = [
+            t for t in lost.values() if not reaches(replace(t, sqnr_db=self.sqnr_db(t)), self.min_sqnr_db)
+        ]
+        scored = [trial for trial in lost.values() if trial not in noisy]
+        return "; ".join(self._missed(each) for each in (scored, noisy) if each)
+
+    def _missed(self, lost: Sequence[Trial]) -> str:
+        """The limit that these faster candidates miss, and how the most accurate and the fastest of them miss it."""
+        best = max(lost, key=lambda t: self._value(t) or -math.inf)
+        fastest = min(lost, key=lambda t: t.ratio or 1.0)
+        gap = self.gap(best)
+        also = "" if fastest is best else f", the fastest {self._found(fastest)}"
+        count = count_text(len(lost), "faster candidate")
+        which = "it has" if len(lost) == 1 else "the most accurate of them has"
+        verb = "misses" if len(lost) == 1 else "miss"
+        least = f" by {'at least ' if len(lost) > 1 else ''}{gap}" if gap else ""
+        return f"{count} {verb} {self.limit_text(best)}{least}: {which} {self._found(best)}{also}"
+
+    def _found(self, trial: Trial) -> str:
+        """The value that a limit judges, with the time that it costs."""
+        value = self._value(trial)
+        text = "an unknown SQNR" if value is None else self._unit(trial, value)
+        return f"{text} in {ratio_text(trial.ratio or 1.0)} of the reference's time"
+
+    def _judged_by_metric(self, trial: Trial) -> bool:
+        """Whether the limit of the task metric decides on a trial: it meets that of the SQNR, and has a value."""
+        known = replace(trial, sqnr_db=self.sqnr_db(trial))
+        return self.rules is not None and trial.accuracy is not None and reaches(known, self.min_sqnr_db)
+
+    def _value(self, trial: Trial) -> float | None:
+        return trial.accuracy if self._judged_by_metric(trial) else self.sqnr_db(trial)
+
+    def _unit(self, trial: Trial, value: float) -> str:
+        if self.rules is not None and self._judged_by_metric(trial):
+            return f"{self.rules.key} {metric_text(self.rules.metric, value)}"
+        return f"{value:.1f} dB"
+
+    def gap(self, trial: Trial) -> str:
+        """The distance of a trial to the limit that it misses: ``1.9 dB``; empty if that is unknown."""
+        by_metric, value = self._judged_by_metric(trial), self._value(trial)
+        least = self.min_accuracy if by_metric else self.min_sqnr_db
+        if value is None or least is None:
             return ""
-        scored = [trial for trial in lost if trial.accuracy is not None]
-        best = max(scored or lost, key=lambda t: (t.accuracy or 0.0, self.sqnr_db(t) or 0.0))
-        wanted = self._text(best, self.min_accuracy, self.min_sqnr_db)
-        reached = self._text(best, best.accuracy, self.sqnr_db(best))
-        return (
-            f"{count_text(len(lost), 'faster candidate')} did not meet {wanted}{self._origin(best)}; "
-            f"the best of them reached {reached}, in {ratio_text(best.ratio or 1.0)} of the reference's time"
-        )
+        if by_metric and self.rules is not None:
+            return metric_text(self.rules.metric, least - value)
+        return f"{least - value:.1f} dB"
+
+    def limit_text(self, trial: Trial) -> str:
+        """The limit that decides on a trial, with its value: ``the SQNR limit of 20 dB (the default)``."""
+        if self.rules is not None and self._judged_by_metric(trial) and self.min_accuracy is not None:
+            least = metric_text(self.rules.metric, self.min_accuracy)
+            return f"the limit of {self.rules.key} of {least}"
+        origin = " (the default)" if self.limits.source == "default" else ""
+        return f"the SQNR limit of {self.min_sqnr_db:g} dB{origin}"
 
     def refused(self, trials: Sequence[Trial]) -> str:
         """Candidates that met the SQNR limit on the samples of the search but not on all data; empty for none."""
@@ -128,15 +183,6 @@ class AccuracyConstraint:
             f"{count_text(len(found), 'candidate')} reached {least:g} dB on the first {SAMPLES} samples and "
             f"{max(found.values()):.1f} dB at most on {data} data"
         )
-
-    def _text(self, trial: Trial, accuracy: float | None, sqnr_db: float | None) -> str:
-        if self.rules is not None and trial.accuracy is not None and accuracy is not None:
-            return f"{self.rules.key} {metric_text(self.rules.metric, accuracy)}"
-        return "an SQNR" if sqnr_db is None else f"{sqnr_db:.1f} dB"
-
-    def _origin(self, trial: Trial) -> str:
-        by_metric = self.rules is not None and trial.accuracy is not None
-        return " (the default limit)" if self.limits.source == "default" and not by_metric else ""
 
 
 def constraint_of(prepared: Prepared) -> AccuracyConstraint:

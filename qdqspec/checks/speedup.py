@@ -8,6 +8,7 @@ from pydantic import Field
 
 from qdqspec.checks.base import CheckParams
 from qdqspec.checks.latency import measured_section
+from qdqspec.checks.rejected import candidates_section
 from qdqspec.checks.verdicts import faster_advice, is_unchanged, untimed, verdict
 from qdqspec.spec.fields import Positive
 from qdqspec.types import Evidence, EvidenceKind, Interval, LatencyEvidence, Outcome, Section, Verdict
@@ -74,6 +75,8 @@ def _unchanged(params: SpeedupParams, evidence: Evidence) -> Verdict:
     sections = [_budget("1.00", "the same model", params, outcome)]
     if evidence.latency is not None:
         sections.append(measured_section(evidence.latency, evidence.latency.clock))
+    if evidence.search is not None and outcome == "fail":
+        sections += candidates_section(evidence.search)
     return verdict(
         outcome,
         f"1.00x, unchanged: no faster placement was selected; asked {ratio_text(params.min)}x",

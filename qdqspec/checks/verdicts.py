@@ -107,8 +107,10 @@ def _faster_below_limit(search: SearchResult) -> int:
     own = next((trial for trial in search.trials if trial.placement == search.winner), None)
     bound = 1.0 if search.unchanged or own is None or own.ratio is None else own.ratio
     faster = [t for t in search.trials if t.ok and not t.subgraph and t.ratio is not None and t.ratio < bound]
-    found = [t.sqnr_db if t.all_data_db is None else t.all_data_db for t in faster]
-    return sum(db is not None and least is not None and db < least for db in found)
+    found = {t.placement.digest: t.sqnr_db if t.all_data_db is None else t.all_data_db for t in faster}
+    # everything quantized may have been timed by the confirmation alone
+    found |= {one.placement: one.sqnr_db for one in search.rejected if one.ratio.median < bound}
+    return sum(db is not None and least is not None and db < least for db in found.values())
 
 
 FAR = 1.5  # asked over found: more candidates of the same space do not close such a gap

@@ -87,7 +87,9 @@ GROUPS = (
         argument("--validate-groups", "true|false",
             "Whether strategy subgraph measures each step on the whole model (default: true); false adds all "
             "groups that won alone at once.", type=_truth, rare=True),
-        argument("--minutes", "M", "Time limit of the search: minutes, or 90s, 10m, 1h.", type=number),
+        argument("--minutes", "M",
+            "Time limit of the search: minutes, or 90s, 10m, 1h. Calibration before it, and the timing of its "
+            "finalists and the comparison of outputs after it, come on top.", type=number),
         argument("--objective", "latency|coverage|pareto",
             "latency: the fastest placement that meets the limits (default); pareto: also the front of "
             "latency and accuracy; coverage: the placement with the most multiplications in narrow formats, "

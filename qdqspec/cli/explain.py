@@ -35,10 +35,10 @@ from qdqspec.types import Case, DefinitionEvidence, Inputs
 if TYPE_CHECKING:
     from qdqspec.config import Settings
     from qdqspec.graph.model import Model
+    from qdqspec.measurement.explained import ExplainedEngine
     from qdqspec.placement.read.import_qdq import Imported
     from qdqspec.placement.scheme.scheme_file import SchemeFile
-    from qdqspec.report.explain import ExplainedEngine
-    from qdqspec.types import Clock, Evidence, FixedValue, Trial
+    from qdqspec.types import Clock, Evidence, FixedValue, SearchResult, Trial
 
 _GRAPH = ".graph.json"
 _EXPLAINED = (
@@ -75,8 +75,9 @@ def explain(arguments: argparse.Namespace) -> int:
         return explain_culprits(arguments)
     from qdqspec.report.explain_text import explain_json, explain_text
 
-    engines = _engines(arguments)
-    answer(arguments, explain_json(engines), explain_text(engines, most=max(arguments.layers, 1)))
+    engines, search = _engines(arguments)
+    text = explain_text(engines, most=max(arguments.layers, 1), search=search)
+    answer(arguments, explain_json(engines, search), text)
     return FINE
 
 
@@ -93,14 +94,15 @@ def _take_pair(arguments: argparse.Namespace) -> None:
     arguments.reference, arguments.what = Path(models[0]), models[1:]
 
 
-def _engines(arguments: argparse.Namespace) -> Sequence[ExplainedEngine]:
+def _engines(arguments: argparse.Namespace) -> tuple[Sequence[ExplainedEngine], SearchResult | None]:
+    """The engines to explain, and the search that they are of."""
     settings = settings_from(arguments)
     if len(arguments.what) > 1:
-        return _from_files(arguments.what)
+        return _from_files(arguments.what), None
     (what,) = arguments.what
     given = partial(inputs_given, arguments=arguments, values=arguments.values)
     if what.endswith(".onnx"):
-        return _from_model(Path(what), arguments.reference, given(Inputs()), settings)
+        return _from_model(Path(what), arguments.reference, given(Inputs()), settings), None
     if Path(what).is_dir():
         return _from_folder(Path(what), given(Inputs()), settings)
     if is_spec(Path(what.partition("::")[0])):
@@ -112,7 +114,7 @@ def _engines(arguments: argparse.Namespace) -> Sequence[ExplainedEngine]:
             )
         own = case.inputs if arguments.data is None else replace(case.inputs, calibration=None)
         return _from_folder(folder, given(own), settings)
-    return _from_files([what])
+    return _from_files([what]), None
 
 
 # ---- exported engines ---------------------------------------------------------------------------
@@ -138,7 +140,7 @@ def _require_text(path: Path) -> None:
 def _from_exported(name: str, files: Sequence[Path]) -> ExplainedEngine:
     """The engine in files of a runtime's tool; of the first backend that can read them."""
     from qdqspec.config import hooks
-    from qdqspec.report.explain import ExplainedEngine
+    from qdqspec.measurement.explained import ExplainedEngine
 
     refusal: BackendError | None = None
     for read in hooks.readers("exported"):
@@ -167,36 +169,71 @@ def _short_names(graphs: Sequence[Path]) -> list[str]:
 # ---- results of a run ---------------------------------------------------------------------------
 
 
-def _from_folder(folder: Path, inputs: Inputs, settings: Settings) -> list[ExplainedEngine]:
-    """Reference and tuned model of a run's folder, and the run's result against its committed baseline."""
+def _from_folder(
+    folder: Path, inputs: Inputs, settings: Settings
+) -> tuple[list[ExplainedEngine], SearchResult | None]:
+    """Reference and tuned model of a run's folder, and the run's result against its committed baseline.
+
+    Of an unchanged case, the candidates that were not selected are compared with the reference.
+    """
     from qdqspec.report.compare import baseline_notes
     from qdqspec.report.record import read_case
 
     record = read_case(folder)
     found, settings = record.evidence, replace(settings, backend=record.evidence.backend)
-    if found.search is None and not (folder / "tuned.onnx").is_file():
+    search = found.search
+    if search is None and not (folder / "tuned.onnx").is_file():
         first = next((result.verdict.headline for result in record.results), "its run was not completed")
         raise StateError(
             f"nothing was searched for this case: {first}",
             where=folder,
             cure="correct that, and run it again",
         )
-    corrections = () if found.search is None else found.search.corrections
-    reference, tuned = _two_engines(found, folder, inputs, settings)
-    parity = found.parity
+    corrections = () if search is None else search.corrections
+    engines = _candidates(found, folder) or list(_two_engines(found, folder, inputs, settings))
+    last, parity = engines[-1], found.parity
     differs = (
         () if parity is None else _differing(parity.definition, settings, "the given model", parity.data)
     )
     files = folder / _REFERENCE, folder / "tuned.onnx"
     converted, recurrent = _conversion(*files), _recurrent(files[0], settings)
-    notes = (*tuned.notes, *differs, *baseline_notes(found), *converted, *recurrent)
-    return [reference, replace(tuned, notes=notes, corrections=corrections)]
+    notes = (*last.notes, *differs, *baseline_notes(found), *converted, *recurrent)
+    return [*engines[:-1], replace(last, notes=notes, corrections=corrections)], search
+
+
+def _candidates(found: Evidence, folder: Path) -> list[ExplainedEngine]:
+    """The reference of an unchanged case, and the candidates whose profiles are in the journal, two at most.
+
+    Empty if there are no candidates or no profiles. If candidates were converted to another float type, no trial is
+    the reference.
+    """
+    search = found.search
+    if search is None or search.converted_from:
+        return []
+    profiled = {
+        trial.placement.digest: trial
+        for trial in _trials(folder / _JOURNAL)
+        if search.rejected and trial.layers and not trial.subgraph
+    }
+    known = [(one, trial) for one in search.rejected if (trial := profiled.get(one.placement)) is not None]
+    reference = next((trial for trial in profiled.values() if not trial.placement.sites), None)
+    if reference is None or not known or found.latency is None:
+        return []
+    reference_ms = found.latency.median_ms("reference")
+    engines = [_engine("reference", reference, reference_ms, found.node_ops)]
+    for one, trial in known[:2]:
+        engine = _engine(one.role, trial, reference_ms * one.ratio.median, found.node_ops)
+        engines.append(replace(engine, speedup=one.ratio.inverse))
+    return engines
 
 
 def _two_engines(
     found: Evidence, folder: Path, inputs: Inputs, settings: Settings
 ) -> Sequence[ExplainedEngine]:
-    """The profiles taken by the search; if it did not profile both models, they are profiled now."""
+    """The profiles taken by the search; if it did not profile both models, they are profiled now.
+
+    Their end-to-end times are those of the run, so that the speed-up is that of its table.
+    """
     trials = [trial for trial in _trials(folder / _JOURNAL) if not trial.subgraph]
     digest = None if found.search is None else found.search.winner.digest
     reference = next((t for t in trials if t.layers and not t.placement.sites), None)
@@ -205,24 +242,22 @@ def _two_engines(
     is_converted = found.search is not None and bool(found.search.converted_from)
     if reference is None or tuned is None or is_converted:
         files = {role: folder / f"{role}.onnx" for role in ("reference", "tuned")}
-        return _profiled(files, inputs, settings)
-    latency, engines = found.latency, {"reference": reference, "tuned": tuned}
-    medians = {} if latency is None else {role: latency.median_ms(role) for role in latency.samples}
-    return [_engine(role, trial, medians.get(role), found.node_ops) for role, trial in engines.items()]
+        before, after = _profiled(files, inputs, settings)
+    else:
+        before = _engine("reference", reference, None, found.node_ops)
+        after = _engine("tuned", tuned, None, found.node_ops)
+    latency = found.latency
+    if latency is None:
+        return [before, after]
+    before, after = (replace(one, end_to_end_ms=latency.median_ms(one.name)) for one in (before, after))
+    return [before, replace(after, speedup=latency.speedup)]
 
 
 def _engine(role: str, trial: Trial, median_ms: float | None, ops: Mapping[str, str]) -> ExplainedEngine:
-    from qdqspec.report.explain import ExplainedEngine
+    from qdqspec.session.kernels import engine_of
 
-    sites = (site for site in trial.placement.sites if not site.weight)
-    return ExplainedEngine(
-        name=role,
-        layers=trial.layers,
-        end_to_end_ms=median_ms,
-        ops=ops,
-        quantized=frozenset(end.node for site in sites for end in site.consumers),
-        notes=trial.samples.notes,
-    )
+    engine = engine_of(role, trial.placement, trial.layers, ops)
+    return replace(engine, end_to_end_ms=median_ms, notes=trial.samples.notes)
 
 
 def _trials(path: Path) -> Iterator[Trial]:
@@ -331,9 +366,9 @@ def _require_shapes(model: Model, inputs: Inputs) -> None:
 def _profiled(models: Mapping[str, Path], inputs: Inputs, settings: Settings) -> list[ExplainedEngine]:
     from qdqspec.backends.base import BuildOptions
     from qdqspec.graph.model import load_model
+    from qdqspec.measurement.explained import ExplainedEngine
     from qdqspec.measurement.isolate import Isolated
     from qdqspec.preparation.timing import profile_models
-    from qdqspec.report.explain import ExplainedEngine
 
     loaded = {name: load_model(path) for name, path in models.items()}
     ops = {node.name: node.op_type for model in loaded.values() for node in model.nodes}

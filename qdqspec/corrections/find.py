@@ -85,13 +85,15 @@ class Question:
 class FoundCorrections:
     """The accepted corrections, and the gain of each that was tried, also of rejected ones.
 
-    ``failures`` are the reasons why others could not be tried, by name. ``model`` and ``numbers`` are those of the
+    ``failures`` are the reasons why others could not be tried, by name; ``untried`` were not begun within the time.
+    ``model`` and ``numbers`` are those of the
     equalized model, ``None`` if no chain is ``equalized``.
     """
 
     corrections: Corrections = NO_CORRECTIONS
     gains: tuple[CorrectionGain, ...] = ()
     failures: Mapping[str, str] = field(default_factory=dict)
+    untried: tuple[str, ...] = ()
     equalized: tuple[Equalization, ...] = ()
     model: Model | None = None
     numbers: Quantizer | None = None
@@ -103,14 +105,18 @@ def find_corrections(question: Question) -> FoundCorrections:
     A correction for which the runtime fails is not used. Raises `BackendError` if that is before the first one.
     """
     search, failures = _Search(question), dict[str, str]()
+    untried = list[str]()
     for name, attempt in _attempts(search, question.allowed):
         if search.is_over:
-            break
+            untried += [name] if name not in untried else []
+            continue
         try:
             attempt()
         except BackendError as error:
             failures[name] = error.what
-    found = FoundCorrections(corrections=search.taken, gains=tuple(search.gains), failures=failures)
+    found = FoundCorrections(
+        corrections=search.taken, gains=tuple(search.gains), failures=failures, untried=tuple(untried)
+    )
     if not search.equalized:
         return found
     question = search.question

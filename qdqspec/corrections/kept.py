@@ -30,6 +30,7 @@ def write_found(path: Path, run: Mapping[str, object], found: FoundCorrections) 
     known = found.corrections
     content: dict[str, Any] = {
         "gains": [asdict(gain) for gain in found.gains],
+        "untried": list(found.untried),
         "equalized": [change.record for change in found.equalized],
         "ranges": {tensor: [span.low, span.high] for tensor, span in known.ranges.items()},
         "weights": [
@@ -70,5 +71,6 @@ def _found(content: Mapping[str, Any], model: Model) -> FoundCorrections | None:
             },
         ),
         gains=tuple(from_data(CorrectionGain, gain) for gain in content["gains"]),
+        untried=tuple(content.get("untried", ())),
         equalized=equalized,
     )

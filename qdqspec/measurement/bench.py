@@ -450,6 +450,11 @@ class Bench:
             with closing(self._open(placement)) as engine, self._several(placement, engine) as several:
                 admission.confirm(placement, several)
 
+    def layers_of(self, placement: Placement) -> tuple[LayerTime, ...]:
+        """Layer times of a build of a placement. Raises `BackendError` if it does not run or cannot be profiled."""
+        with closing(self._open(placement)) as engine, self._exclusive():
+            return profiled(engine, warmed(engine, self.clock).median_ms(self.clock))
+
     def close(self) -> None:
         """Close all open engines."""
         self._parts.close()

@@ -28,7 +28,7 @@ from qdqspec.types import (
     SearchResult,
 )
 
-STATE_VERSION = 10  # raised when the meaning of an entry changes, which invalidates older entries
+STATE_VERSION = 11  # raised when the meaning of an entry changes, which invalidates older entries
 MODEL, RAW_MODEL, SCHEME, PATTERNS = "tuned.onnx", "tuned_raw.onnx", "scheme.json", "patterns.yaml"
 FLOAT32_FILE = "float32.onnx"  # the user's float16 model in float32, without pairs
 CORRECTIONS = "corrections.json"  # those found, for other placements of the same search

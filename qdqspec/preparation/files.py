@@ -293,7 +293,8 @@ def _copy(given: Model, path: Path) -> None:
 def profiles_of(trials: tuple[Trial, ...], winner: Placement) -> dict[str, tuple[LayerTime, ...]]:
     """The kernels of the reference and, if it was built whole, of the selected model, in their first build."""
     found = {"reference": trials[0].layers}
-    shipped = next((t for t in trials if t.placement.digest == winner.digest and not t.subgraph), None)
+    whole = [t for t in trials if t.placement.digest == winner.digest and not t.subgraph]
+    shipped = next((t for t in whole if t.layers), next(iter(whole), None))
     return found if shipped is None else found | {"tuned": shipped.layers}
 
 

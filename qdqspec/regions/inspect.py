@@ -296,14 +296,15 @@ def _summary(inspection: Inspection) -> str:
 
 
 def forecast_line(guess: Forecast) -> str:
-    """The estimated time of tuning, as a sentence."""
+    """The estimated time of a search, as a sentence."""
     low, high = (seconds_text(seconds) for seconds in (guess.low_s, guess.high_s))
     assumed = _listed([plain(name) for name in guess.assumed], _ASSUMED)
     assumed = f" (unknown sizes taken as 1: {assumed})" if assumed else ""
     macs = f"{guess.macs / 1e6:,.0f} million" if guess.macs >= 1e6 else "less than a million"
     return (
-        f"tuning may take {low} to {high}: {guess.builds} builds, estimated from node count, weights and "
-        f"{macs} multiplications{assumed}; nothing was built"
+        f"the search may take {low} to {high}: {guess.builds} builds, estimated from node count, weights and "
+        f"{macs} multiplications{assumed}; nothing was built; calibration before it, and the "
+        "timing of its finalists and the comparison of outputs after it, come on top"
     )
 
 

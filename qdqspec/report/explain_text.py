@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, TypeAlias
 
-from qdqspec.report.explain import (
+from qdqspec.checks.rejected import candidates_section, kernel_lines
+from qdqspec.measurement.explained import (
     EngineComparison,
     ExplainedEngine,
     Row,
@@ -20,8 +21,8 @@ from qdqspec.report.explain import (
 )
 from qdqspec.report.explain_words import advice, paragraph, ranking, sentences, short_reason
 from qdqspec.report.facts import gains_table
-from qdqspec.report.tables import RIGHT, Column, Table, known
-from qdqspec.types import LayerTime
+from qdqspec.report.tables import RIGHT, Column, Table, known, section_text
+from qdqspec.types import LayerTime, SearchResult
 from qdqspec.units import ms_text, percent_text, plain, share_text
 
 SCHEMA_VERSION = 1
@@ -29,10 +30,13 @@ _NAME_WIDTH = 60
 _LISTED = 12  # most unfused Q and DQ that are listed
 
 
-def explain_text(engines: Sequence[ExplainedEngine], *, most: int = 12) -> str:
+def explain_text(
+    engines: Sequence[ExplainedEngine], *, most: int = 12, search: SearchResult | None = None
+) -> str:
     """Explanation of one, two or several engines; tables are cut after ``most`` rows.
 
-    If one of them has no times, the kernels of all are described without times.
+    If one of them has no times, the kernels of all are described without times. Engines of a ``search`` are its
+    reference and its selected model, or the candidates that were not selected, each of which is compared with it.
     """
     reference = find_reference(engines)
     if not all(engine.timed for engine in engines):
@@ -45,14 +49,14 @@ def explain_text(engines: Sequence[ExplainedEngine], *, most: int = 12) -> str:
         ]
     elif len(engines) == 1:
         parts = [_summary(engines), _slowest(reference, most), *_remarks(engines)]
-    elif len(engines) == 2:
+    elif len(engines) == 2 or search is not None:
         engines = sorted(engines, key=lambda engine: engine is not reference)
-        between = compare(*engines)
+        compared = [compare(reference, engine) for engine in engines[1:]]
         parts = [
             _summary(engines),
-            *_difference(between, most),
+            *(part for between in compared for part in _difference(between, most)),
             *_remarks(engines),
-            "\n".join(sentences(between)),
+            *("\n".join(sentences(between)) for between in compared),
         ]
     else:
         ordered = sorted(engines, key=lambda engine: engine.milliseconds)
@@ -68,7 +72,17 @@ def explain_text(engines: Sequence[ExplainedEngine], *, most: int = 12) -> str:
             "\n".join(sentences(between)),
             "\n".join([f"Reasons why {plain(slowest.name)} is slower:", *failings]) if failings else "",
         ]
+    parts = [*_of_search(search), *parts]
     return "\n".join(plain(line) for line in "\n\n".join(filter(None, parts)).split("\n"))
+
+
+def _of_search(search: SearchResult | None) -> list[str]:
+    """The reason of an unchanged model with its candidates; else the steps that a search did not reach."""
+    if search is None:
+        return []
+    if not search.unchanged:
+        return [f"{search.cut_short[:1].upper()}{search.cut_short[1:]}." if search.cut_short else ""]
+    return [f"Unchanged:\n{search.reason}", *map(section_text, candidates_section(search))]
 
 
 def _difference(between: EngineComparison, most: int) -> list[str]:
@@ -263,7 +277,7 @@ def _precision_text(layer: LayerTime) -> str:
 # ---- JSON ---------------------------------------------------------------------------------------
 
 
-def explain_json(engines: Sequence[ExplainedEngine]) -> dict[str, Any]:
+def explain_json(engines: Sequence[ExplainedEngine], search: SearchResult | None = None) -> dict[str, Any]:
     """The explanation as an object, never truncated."""
     ordered = sorted(engines, key=lambda engine: engine.milliseconds)
     reference = find_reference(engines)
@@ -277,7 +291,15 @@ def explain_json(engines: Sequence[ExplainedEngine]) -> dict[str, Any]:
         "comparisons": [_comparison_json(comparison) for comparison in compared],
         "words": paragraph(compared[0]) if len(compared) == 1 else None,
     }
-    if len(compared) < 2:
+    if search is not None:
+        found["search"] = {
+            "unchanged": search.unchanged,
+            "reason": search.reason,
+            "cut_short": search.cut_short,
+            "rejected": [asdict(candidate) for candidate in search.rejected],
+            "kernels": kernel_lines(search),
+        }
+    if search is not None or len(compared) < 2:
         return found
     between = compare(ordered[-1], ordered[0])
     steps = [

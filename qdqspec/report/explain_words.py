@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from qdqspec.report.explain import (
+from qdqspec.measurement.explained import (
     WEIGHTED_OPS,
     EngineComparison,
     ExplainedEngine,
@@ -18,7 +18,15 @@ from qdqspec.report.explain import (
     short_place,
 )
 from qdqspec.types import LayerTime
-from qdqspec.units import count_text, ms_text, ms_texts_apart, percent_text, ratio_text, share_text
+from qdqspec.units import (
+    count_text,
+    interval_text,
+    ms_text,
+    ms_texts_apart,
+    percent_text,
+    ratio_text,
+    share_text,
+)
 
 _SAME = 0.005  # relative difference below which times count as equal
 _NAMED = 3  # places named in a sentence
@@ -56,12 +64,16 @@ def verdict(comparison: EngineComparison) -> str:
     ours, theirs = comparison.reference, comparison.tuned
     before, after = ms_texts_apart(ours.milliseconds, theirs.milliseconds)
     how = "by the sum of its layers" if comparison.decided_by_sum else "end to end"
+    speedup = theirs.speedup
+    bounds = "" if speedup is None or speedup.low == speedup.high else f" (95 %: {interval_text(speedup)})"
+    times = f"{after} against {before} ms {how}"
     if not math.isfinite(comparison.ratio) or abs(comparison.ratio - 1) < _SAME:
-        return f"{theirs.name} is as fast as {ours.name}: {after} against {before} ms {how}."
+        return f"{theirs.name} is as fast as {ours.name}{bounds}: {times}."
     if comparison.ratio < 1:
-        return f"{theirs.name} is {_times(ours, theirs)} as fast as {ours.name}: {after} against {before} ms {how}."
+        return f"{theirs.name} is {_times(ours, theirs)} as fast as {ours.name}{bounds}: {times}."
     more = percent_text(comparison.ratio - 1).lstrip("+")
-    return f"{theirs.name} is {more} slower than {ours.name}: {after} against {before} ms {how}."
+    speed = f" (95 %: {interval_text(speedup)} times as fast)" if bounds and speedup is not None else ""
+    return f"{theirs.name} is {more} slower than {ours.name}{speed}: {times}."
 
 
 def reasons(comparison: EngineComparison) -> list[str]:
@@ -75,7 +87,7 @@ def reasons(comparison: EngineComparison) -> list[str]:
     text = ", ".join(
         f"{what} take {ms_text(abs(by))} ms {'less' if by < 0 else 'more'}" for what, by in spent
     )
-    sentences = [f"By layer, {text}.", _integers(ours, theirs)]
+    sentences = [f"By layer, in one profile of each, {text}.", _integers(ours, theirs)]
     left = theirs.left_in_float
     if left and theirs.integer:
         sentences.append(
@@ -171,14 +183,43 @@ def caveat(comparison: EngineComparison) -> str:
     engine = comparison.tuned
     if engine.end_to_end_ms is None or not engine.end_to_end_ms:
         return "No end-to-end time is known: sums of layers show where the time is spent, and prove no gain."
-    over = engine.sum_ms / engine.end_to_end_ms - 1
-    if over < _SAME:
-        return ""
+    over, outside = engine.sum_ms / engine.end_to_end_ms - 1, _beyond_speedup(comparison)
+    if outside or over < _SAME:
+        return outside
     return (
         f"The layers of {engine.name} add up to {ms_text(engine.sum_ms)} ms, {share_text(over)} more than end "
         f"to end, "
         "because a profiler prevents overlap: they show where the time is spent, not how much."
     )
+
+
+def _beyond_speedup(comparison: EngineComparison) -> str:
+    """That the sums of kernel times differ by another factor than the measured speed-up; empty if they agree."""
+    ours, theirs = comparison.reference, comparison.tuned
+    speedup = theirs.speedup
+    if speedup is None or comparison.decided_by_sum or not theirs.sum_ms:
+        return ""
+    factor = ours.sum_ms / theirs.sum_ms
+    is_single = speedup.low == speedup.high  # of one race
+    if speedup.low <= factor <= speedup.high or (is_single and abs(factor / speedup.median - 1) < 0.05):
+        return ""
+    measured = f"not the {ratio_text(speedup.median)} of one race"
+    if not is_single:
+        measured = (
+            f"outside the interval of the measured {ratio_text(speedup.median)} ({interval_text(speedup)})"
+        )
+    of_kernels = theirs.sum_ms - ours.sum_ms
+    end_to_end = theirs.milliseconds - ours.milliseconds
+    return (
+        f"Kernel times are of other runs, one profile of each model: by their sums, {ms_text(theirs.sum_ms)} against "
+        f"{ms_text(ours.sum_ms)} ms, {theirs.name} is {ratio_text(factor)} times as fast, {measured}. "
+        f"Kernels differ by {_signed(of_kernels)} ms, end to end by {_signed(end_to_end)} ms: "
+        "kernel times show where the time is spent, not how much."
+    )
+
+
+def _signed(milliseconds: float) -> str:
+    return f"{'+' if milliseconds > 0 else '-'}{ms_text(abs(milliseconds))}"
 
 
 def _cost(layers: Sequence[LayerTime], engine: ExplainedEngine) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from qdqspec.checks.rejected import HEADERS, candidate_row
 from qdqspec.parity.notes import slice_text, tail_text
 from qdqspec.report.tables import (
     RIGHT,
@@ -110,7 +111,7 @@ def _gain_line(case: CaseRecord) -> str:
     """The result of the case in one sentence."""
     found, latency = case.evidence, case.evidence.latency
     if found.status in ("unchanged", "untimed", "skipped"):
-        return f"{found.status.capitalize()}: {plain(found.reason, LONG)}."
+        return f"{found.status.capitalize()}: {plain(found.reason, 3 * LONG)}."
     if latency is None or "tuned" not in latency.samples:
         return "No latency was measured."
     before, after = ms_text(latency.median_ms("reference")), ms_text(latency.median_ms("tuned"))
@@ -126,9 +127,18 @@ def lead_lines(case: CaseRecord) -> list[str]:
     lines = [
         plain(case.evidence.case.title, LONG),
         _gain_line(case),
+        _cut_short_line(case.evidence),
         f"{older.capitalize()}." if older else "",
     ]
     return [line for line in lines if line]
+
+
+def _cut_short_line(found: Evidence) -> str:
+    """The steps that a search did not reach before its limit; the reason of an unchanged model has it."""
+    if found.search is None or found.status == "unchanged":
+        return ""
+    text = plain(found.search.cut_short, LONG)
+    return f"{text[0].upper()}{text[1:]}." if text else ""
 
 
 def checks_table(case: CaseRecord) -> Table:
@@ -213,6 +223,7 @@ def case_tables(found: Evidence) -> list[Table]:
     """The tables of a case that have content, in their order on a page."""
     latency, search = latency_of(found), found.search
     tables = [
+        *(_rejected_tables(search) if search else []),
         *([latency_table(latency)] if latency else []),
         *([_parity_table(found.parity, search)] if found.parity else []),
         ops_table(found),
@@ -245,19 +256,43 @@ def role_text(role: str, width: int | None = None) -> str:
 
 
 def ops_table(found: Evidence) -> Table:
-    """Number of nodes of each operator type that read quantized tensors."""
-    quantized = {end.node for pair in found.pairs for end in pair.site.consumers if not end.is_output}
+    """Number of nodes of each operator type that run in narrow formats; without known kernels, that read pairs."""
+    work = found.quantized
     whole = Counter(found.node_ops.values())
-    hit = Counter(found.node_ops.get(node, "unknown") for node in quantized)
+    hit = Counter(found.node_ops.get(node, "unknown") for node in (work.nodes if work else ()))
     ops = sorted(hit)
     pairs = sum(not pair.site.weight for pair in found.pairs)
+    placed = f"{count_text(pairs, 'activation pair')}, {len(found.pairs) - pairs} of weights"
+    runs = work is None or work.runs
+    heading = "Runs in narrow formats" if runs else "Placement"
+    unknown = "" if runs else "; operators that read them, their kernels are not known"
     return Table.of(
-        f"Quantized ({count_text(pairs, 'activation pair')}, {len(found.pairs) - pairs} of weights)",
+        f"{heading} ({placed}{unknown})",
         ops,
         Column("op", lambda op: plain(op)),
-        Column("quantized", lambda op: str(hit[op]), RIGHT),
+        Column("runs" if runs else "placed", lambda op: str(hit[op]), RIGHT),
         Column("of all", lambda op: str(whole.get(op, hit[op])), RIGHT),
     )
+
+
+def _rejected_tables(search: SearchResult) -> list[Table]:
+    """The candidates that were not selected, and for each the places where it gains and loses time."""
+    align = tuple(RIGHT if is_number else "left" for is_number in HEADERS.values())
+    rows = tuple(map(candidate_row, search.rejected))
+    candidates = Table("Candidates that were not selected", tuple(HEADERS), rows, align)
+    places = [
+        Table.of(
+            f"Largest differences of the candidate: {plain(one.role)} (one profile of each model)",
+            [*one.kernels.slower, *one.kernels.faster],
+            Column("place", lambda place: plain(place.place, 60)),
+            Column("reference ms", lambda place: ms_text(place.reference_ms), RIGHT),
+            Column("candidate ms", lambda place: ms_text(place.tuned_ms), RIGHT),
+            Column("change", lambda place: f"{place.tuned_ms - place.reference_ms:+.4f}", RIGHT),
+        )
+        for one in search.rejected[:2]
+        if one.kernels is not None
+    ]
+    return [candidates, *places]
 
 
 def pairs_table(found: Evidence) -> Table:

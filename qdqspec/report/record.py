@@ -50,6 +50,7 @@ from qdqspec.types import (
     PlacedPair,
     Placement,
     Provenance,
+    QuantizedWork,
     RegressionEvidence,
     RunRecord,
     RuntimeComparison,
@@ -268,6 +269,7 @@ class CasePart(RecordPart):
     size_bytes: Mapping[str, int]
     profiles: tuple[ShapeProfile, ...] = ()
     ops: Mapping[str, tuple[str, ...]]
+    quantized: QuantizedWork | None = None
     graph: tuple[GraphPart, ...] = ()
     checks: tuple[CheckPart, ...]
     warnings: tuple[str, ...]

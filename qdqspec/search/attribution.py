@@ -18,8 +18,9 @@ candidate is below the limit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice
+from typing import ClassVar
 
 import numpy as np
 
@@ -58,6 +59,13 @@ REFUSALS = 6  # consecutive rejections by the oracle before a phase ends
 
 class Attribution(FirstPlacements):
     """The phases as one generator: it yields proposals and receives their trials."""
+
+    steps: ClassVar[Mapping[str, str]] = {
+        "pure": "uniform placements",
+        "compose": "compositions of the fastest labels",
+        "surrogate": "proposals of the cost model",
+        "refine": "changes of single blocks",
+    }
 
     def __init__(self, setup: SearchSetup, random: np.random.Generator) -> None:
         self._random = random

@@ -108,7 +108,8 @@ class Strategy(Protocol):
     """Ask, build, tell, until done. Deterministic for one random generator and one sequence of trials.
 
     It may have a function ``refuse(space)`` that raises `ConfigError` if it cannot search a space: asked before any
-    data is read.
+    data is read. It may have ``steps``, a text for each phase of its trials in the order in which they begin: a
+    search that a limit ended names those that it did not reach.
     """
 
     def __init__(self, setup: SearchSetup, random: np.random.Generator) -> None: ...

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from qdqspec.types import GIVEN, NOT_CANDIDATES, Placement, RatioTest, Trial
-from qdqspec.units import percent_text
+from qdqspec.types import GIVEN, NOT_CANDIDATES, Interval, Placement, RatioTest, Trial
+from qdqspec.units import interval_text, ratio_text, share_text
 
 # largest number of race winners, and of fastest candidates, whose accuracy is measured on all data
 EXAMINED = 6
@@ -72,6 +72,13 @@ def reaches(trial: Trial, min_sqnr_db: float | None, min_accuracy: float | None 
     return min_sqnr_db is None or (trial.sqnr_db is not None and trial.sqnr_db >= min_sqnr_db)
 
 
+def is_candidate(trial: Trial) -> bool:
+    """Whether a trial timed a quantized candidate, a whole model with its final numbers."""
+    return (
+        trial.ok and bool(trial.placement.sites) and not trial.subgraph and trial.phase not in NOT_CANDIDATES
+    )
+
+
 def front_of(trials: Sequence[Trial], limit: int) -> list[Trial]:
     """The trials that no other beats in both latency and accuracy, fastest first.
 
@@ -94,7 +101,7 @@ def choose(
     barred: Collection[str] = (),
     min_gain: float = 0.0,
     shortfall: str = "",
-    ended_by: str = "",
+    slower: str = "",
     plain: RatioTest | None = None,
 ) -> Selection:
     """The simplest placement inside the best interval, if its gain is proved.
@@ -103,7 +110,7 @@ def choose(
     holds slower ones. Proved means that the upper end of the 95 % interval of its mean time over the reference's is
     below ``1 - min_gain``, and below 1 in both conditions of the caches. ``barred`` are digests of placements that are
     not accurate enough. Parts of the reason of an unchanged model are ``shortfall``, how far faster candidates missed
-    the accuracy limit, and ``ended_by``, the limit that ended the search before it was done. If candidates were
+    the accuracy limit, and ``slower``, that all accurate candidates are slower than the reference. If candidates were
     converted from another float type, ``plain`` is the ratio of the converted model without pairs: then no placement is
     selected that is not faster than that one too.
     """
@@ -114,9 +121,16 @@ def choose(
         if ratio.proves(min_gain) and roles[role].digest not in (reference.digest, *barred)
     }
     if not proved:
-        ended = f"the search ended at {ended_by}, before it was done" if ended_by else ""
-        rivals = _rivals(roles, ratios, barred, min_gain) or ([] if shortfall else [_NOTHING])
-        reason = "; ".join(part for part in (shortfall, *rivals, ended, _converted(plain)) if part)
+        rivals = {role: each for role, each in ratios.items() if roles[role].digest != reference.digest}
+        accurate = {role: each for role, each in rivals.items() if roles[role].digest not in barred}
+        inaccurate = {role: each for role, each in rivals.items() if role not in accurate}
+        is_close = any(ratio.mean.median < 1 for ratio in accurate.values())
+        reasons = (
+            shortfall or _inaccurate(roles, inaccurate),
+            slower if slower and not is_close else _not_faster(roles, accurate, min_gain),
+        )
+        parts = "; ".join(filter(None, reasons)) or _NOTHING
+        reason = "; ".join(filter(None, (parts, _converted(plain))))
         return Selection(role="reference", placement=reference, unchanged=True, reason=reason)
     best = min(proved, key=lambda role: proved[role].median)
     most = min(proved[best].high, (1 + TIE) * proved[best].median)
@@ -138,13 +152,16 @@ def _converted(plain: RatioTest | None) -> str:
     """The time of the converted model without pairs; empty if candidates are not converted."""
     if plain is None:
         return ""
-    ratio = plain.mean
-    return (
-        f"converted to float32 without pairs it took {ratio.median:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
-    )
+    bounds = interval_text(plain.mean)
+    return f"converted to float32 without pairs it takes {ratio_text(plain.mean.median)} (95 %: {bounds})"
 
 
-_NOTHING = "no placement was faster than the reference in any race"
+_NOTHING = "no quantized candidate ran"
+_NAMES = {
+    "winner": "the best candidate",
+    "runner-up": "the fastest other candidate",
+    "everything": "everything quantized",
+}
 
 
 def _named(roles: Mapping[str, Placement], role: str) -> str:
@@ -152,34 +169,35 @@ def _named(roles: Mapping[str, Placement], role: str) -> str:
     return "the given model's own placement" if roles[role].given else role
 
 
-def _rivals(
-    roles: Mapping[str, Placement],
-    ratios: Mapping[str, RatioTest],
-    barred: Collection[str],
-    min_gain: float,
-) -> list[str]:
-    """The reason why the fastest confirmed placement is not selected, and the fastest accurate one."""
-    reference = roles["reference"].digest
-    rivals = sorted(
-        (role for role in ratios if roles[role].digest != reference),
-        key=lambda role: ratios[role].mean.median,
-    )
-    accurate = [role for role in rivals if roles[role].digest not in barred]
-    reasons = []
-    for role in dict.fromkeys((*rivals[:1], *accurate[:1])):
-        ratio = ratios[role].mean
-        name, reach = _named(roles, role), f"[{ratio.low:.3f}, {ratio.high:.3f}]"
-        took = f"{name} took {ratio.median:.3f} of the reference's time {reach}"
-        if role not in accurate:
-            took += ", but is not accurate enough"
-        elif ratio.high < 1 - min_gain:
-            slowest = ratios[role].enclosing.high
-            took += (
-                f", and up to {slowest:.3f} in one of the conditions of the caches: not proved faster in both"
-            )
-        elif ratio.median < 1:
-            gain, low, high = (percent_text(1 - value) for value in (ratio.median, ratio.high, ratio.low))
-            asked = f"the {100 * min_gain:g} % of tune.min_gain" if min_gain else "a gain"
-            took += f": a gain of {gain} (95 %: {low} to {high}) does not prove {asked}"
-        reasons.append(took)
-    return reasons
+def _rival(roles: Mapping[str, Placement], role: str) -> str:
+    """A role that was not selected, in the reason of an unchanged model."""
+    name = _named(roles, role)
+    return _NAMES.get(name, name)
+
+
+def _inaccurate(roles: Mapping[str, Placement], ratios: Mapping[str, RatioTest]) -> str:
+    """The fastest of placements that are not accurate enough, if it is faster than the reference."""
+    role = min(ratios, key=lambda each: ratios[each].mean.median, default="")
+    if not role or ratios[role].mean.median >= 1:
+        return ""
+    return f"{_rival(roles, role)} {_takes(ratios[role].mean)}, but is not accurate enough"
+
+
+def _not_faster(roles: Mapping[str, Placement], ratios: Mapping[str, RatioTest], min_gain: float) -> str:
+    """The reason why the fastest of accurate placements is not selected; empty if there is none."""
+    if not ratios:
+        return ""
+    role = min(ratios, key=lambda each: ratios[each].mean.median)
+    ratio, name = ratios[role].mean, _rival(roles, role)
+    if ratio.high < 1 - min_gain:
+        worst = f"up to {ratios[role].enclosing.high:.3f} in one of the conditions of the caches"
+        return f"the gain is not proved: {name} {_takes(ratio)}, and {worst}"
+    if ratio.median >= 1:
+        return f"no candidate is faster: {name} {_takes(ratio)}"
+    gain, low, high = (share_text(1 - value) for value in (ratio.median, ratio.high, ratio.low))
+    asked = f", and tune.min_gain asks for {100 * min_gain:g} %" if min_gain else ""
+    return f"the gain is not proved: {name} saves {gain} of the time (95 %: {low} to {high}){asked}"
+
+
+def _takes(ratio: Interval) -> str:
+    return f"takes {ratio_text(ratio.median)} of the reference's time (95 %: {interval_text(ratio)})"

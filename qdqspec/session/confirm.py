@@ -10,7 +10,7 @@ from pathlib import Path
 from qdqspec.accuracy.constraint import AccuracyConstraint
 from qdqspec.errors import BackendError
 from qdqspec.measurement.bench import CONFIRM_BUILDS, Bench
-from qdqspec.search.select import Selection, choose, finalists, front_of, reaches
+from qdqspec.search.select import Selection, choose, finalists, front_of, is_candidate, reaches
 from qdqspec.types import (
     EXACT_DB,
     FLOAT32,
@@ -22,6 +22,7 @@ from qdqspec.types import (
     RatioTest,
     Trial,
 )
+from qdqspec.units import ratio_text
 
 CLOSE_BUILDS = 2 * CONFIRM_BUILDS  # where the first confirmation does not decide
 CLOSE_SHARE = 1.5  # of the time of the first confirmation that this takes, if all finalists differ
@@ -38,14 +39,15 @@ FRONT = 8  # placements of a Pareto front that are rebuilt and timed together
 class Confirmed:
     """The choice, the measurement behind it, and the Pareto front for two objectives.
 
-    ``lines`` are the finalists' trials for the journal, by role; ``trials`` are the trials of the search, with the
-    accuracies measured since.
+    ``lines`` are the finalists' trials for the journal, by role, and ``ratios`` their times over the reference's;
+    ``trials`` are the trials of the search, with the accuracies measured since.
     """
 
     choice: Selection
     latency: LatencyEvidence
     front: tuple[FrontPoint, ...]
     lines: tuple[tuple[str, Trial], ...]
+    ratios: Mapping[str, Interval]
     trials: tuple[Trial, ...]
 
 
@@ -61,7 +63,6 @@ def confirm(
     constraint: AccuracyConstraint,
     *,
     pareto: bool,
-    ended_by: str = "",
     beside: Mapping[str, Path] | None = None,
     has_time: Callable[[float], bool] = lambda _: True,
     has_spare: Callable[[float], bool] = lambda _: True,
@@ -75,10 +76,10 @@ def confirm(
     between, within spare time too, and all of these decide together. Everything quantized is timed for comparison,
     unless the search did not build it and there is no time for its builds. Model files in ``beside``, by role, are
     timed too and never selected. A ``reference`` among them is the model of the user, if that is not the one without
-    pairs: then the latter is timed as `FLOAT32`, and a selected placement is faster than both. ``ended_by`` is the
-    limit that ended the search, if any. Raises `BackendError` if the reference does not build again.
+    pairs: then the latter is timed as `FLOAT32`, and a selected placement is faster than both. Raises `BackendError` if
+    the reference does not build again.
     """
-    own = _Confirmation(trials, bench, constraint, ended_by)
+    own = _Confirmation(trials, bench, constraint)
     roles = finalists(trials, everything, fits=constraint.reaches, admits=own.admits)
     if not own.was_built(everything) and not has_time(own.least_seconds):
         roles.pop("everything", None)
@@ -116,6 +117,7 @@ def confirm(
             (role, own.scored(_line(number, role, placement, measured)))
             for number, (role, placement) in enumerate(roles.items(), len(trials))
         ),
+        ratios={role: measured.ratios[role] for role in roles if role in measured.ratios},
         trials=tuple(map(own.scored, trials)),
     )
 
@@ -141,7 +143,6 @@ class _Confirmation:
     trials: Sequence[Trial]
     bench: Bench
     constraint: AccuracyConstraint
-    ended_by: str
 
     @property
     def barred(self) -> set[str]:
@@ -175,15 +176,23 @@ class _Confirmation:
         ratios = {role: ratio for role, ratio in measured.tested.items() if role in roles}
         barred, gain = self.barred, self.constraint.limits.min_gain
         while True:
-            short = self.constraint.shortfall(list(map(self.scored, self.trials)))
+            also = (
+                _line(0, role, roles[role], measured)
+                for role in ratios
+                if roles[role].digest in barred and not self.was_built(roles[role])
+            )
+            # ratios of trials refer to the converted model, if candidates were converted
+            plain = measured.tested.get(FLOAT32)
+            searched = self.trials if plain is None else rescaled(self.trials, plain.mean.median)
+            timed = [self.scored(trial) for trial in (*searched, *also)]
             choice = choose(
                 roles,
                 ratios,
                 barred=barred,
                 min_gain=gain,
-                shortfall=short,
-                ended_by=self.ended_by,
-                plain=measured.tested.get(FLOAT32),
+                shortfall=self.constraint.shortfall(timed),
+                slower=slower_text(timed, self.constraint),
+                plain=plain,
             )
             if choice.unchanged or self.admits(choice.placement):
                 refused = self.constraint.refused(self.trials)
@@ -307,6 +316,24 @@ def _measured_again(
             for first, anew in zip(measured.profiles, again.profiles, strict=True)
         ),
     )
+
+
+def rescaled(trials: Sequence[Trial], factor: float) -> list[Trial]:
+    """The trials with their ratios times a factor: the time over the reference's of the model that they refer to."""
+    return [trial if trial.ratio is None else replace(trial, ratio=factor * trial.ratio) for trial in trials]
+
+
+def slower_text(trials: Sequence[Trial], constraint: AccuracyConstraint) -> str:
+    """That all candidates within the limits are slower than the reference, with the fastest; empty if one is faster."""
+    known = {t.placement.digest: t.ratio for t in trials if is_candidate(t) and constraint.reaches(t)}
+    ratios = [ratio for ratio in known.values() if ratio is not None]
+    if not ratios or min(ratios) < 1:
+        return ""
+    within = " within the limits" if constraint.admission is not None else ""
+    takes = f"takes {ratio_text(min(ratios))} of the reference's time"
+    if len(ratios) == 1:
+        return f"the only quantized candidate{within} is slower: it {takes}"
+    return f"all {len(ratios)} quantized candidates{within} are slower: the fastest {takes}"
 
 
 def renamed(measured: LatencyEvidence, role: str, beside: Sequence[str] = ()) -> LatencyEvidence:

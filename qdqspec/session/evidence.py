@@ -29,6 +29,7 @@ from qdqspec.regions.folding import fold_graph
 from qdqspec.regions.search import find_regions
 from qdqspec.session.builds import build_for
 from qdqspec.session.gate import Gate, Gatekeeper, conditions_of, damaged_baselines
+from qdqspec.session.kernels import quantized_work
 from qdqspec.session.winner import Finder
 from qdqspec.types import (
     AccuracyEvidence,
@@ -47,6 +48,7 @@ from qdqspec.types import (
     Optimizer,
     ParityEvidence,
     ParitySearch,
+    QuantizedWork,
     SearchResult,
     SurvivalEvidence,
     Verdict,
@@ -131,7 +133,8 @@ class CaseWork:
             builds=self.builds if "builds" in needs else {},
             figures=self.figures if "figures" in needs else {},
             profiles=setup.resources.options.profiles,
-            node_ops={node.name: node.op_type for node in setup.given.nodes},
+            node_ops=self.node_ops,
+            quantized=self.quantized,
             output=setup.output,
             warnings=self.warnings,
         )
@@ -350,6 +353,19 @@ class CaseWork:
             "reference": _size(require_path(self.setup.given), self.setup.given),
             "tuned": _size(self.finder.tuned_path),
         }
+
+    @cached_property
+    def node_ops(self) -> Mapping[str, str]:
+        """The operators of all nodes."""
+        return {node.name: node.op_type for node in self.setup.given.nodes}
+
+    @cached_property
+    def quantized(self) -> QuantizedWork | None:
+        """The nodes of the selected model that do quantized work; ``None`` if it is unchanged."""
+        if self.search.unchanged:
+            return None
+        layers = profiles_of(self.search.trials, self.search.winner).get("tuned", ())
+        return quantized_work(self.finder.pairs, self.node_ops, layers)
 
     @cached_property
     def graph(self) -> tuple[GraphPart, ...]:

@@ -61,7 +61,9 @@ class Plan:
                 f"{self.converted_from} tensors"
             )
         if self.minutes is not None:
-            parts.append(f"tune.minutes ends the search after {seconds_text(60 * self.minutes)}")
+            parts.append(
+                f"tune.minutes ends the search after {seconds_text(60 * self.minutes)}, without these steps"
+            )
         if self.metric:
             which = "the reference and of each candidate that has won its races"
             parts.append(f"{self.metric} on {self.samples} samples, of {which}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -14,7 +14,8 @@ import numpy as np
 
 from qdqspec.accuracy.constraint import NO_PLACEMENT, AccuracyConstraint, constraint_of
 from qdqspec.accuracy.oracle import RehearsalOracle, RehearsedMetric, Rehearser, SecondsLeft
-from qdqspec.errors import PlacementError, QdqspecError
+from qdqspec.checks.rejected import why_text
+from qdqspec.errors import BackendError, PlacementError, QdqspecError
 from qdqspec.graph.float32 import FLOAT16
 from qdqspec.graph.model import require_path
 from qdqspec.graph.save import write_text
@@ -50,9 +51,12 @@ from qdqspec.search.loop import Budget, Search
 from qdqspec.search.repair import NearMiss, repaired
 from qdqspec.search.select import Selection, raw_winner
 from qdqspec.session.confirm import FINALISTS, Confirmed, confirm
+from qdqspec.session.cut_short import cut_short_text
+from qdqspec.session.kernels import known_candidates, rejected_candidates
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import (
     FIRST,
+    FLOAT32,
     GIVEN,
     TIMED_TRIALS,
     TRIALS,
@@ -60,8 +64,10 @@ from qdqspec.types import (
     Clock,
     Interval,
     LatencyEvidence,
+    LayerTime,
     Placement,
     Progress,
+    RejectedCandidate,
     SearchResult,
     Trial,
     TuneRules,
@@ -142,6 +148,7 @@ def open_tuning(
             prepared=prepared,
             resources=resources,
             strategy=name or rules.strategy,
+            make=make,
             constraint=constraint,
             folder=folder,
             bench=bench,
@@ -155,12 +162,13 @@ def open_tuning(
 class Tuning:
     """A search that `open_tuning` has prepared: run ``search`` whole or step by step, then `repair`, then `confirm`.
 
-    ``strategy`` is the name of the strategy; candidates are written to ``folder``.
+    ``strategy`` is the name of the strategy that ``make`` makes; candidates are written to ``folder``.
     """
 
     prepared: Prepared
     resources: Resources
     strategy: str
+    make: MakeStrategy
     constraint: AccuracyConstraint
     folder: Path
     bench: Bench
@@ -199,12 +207,12 @@ class Tuning:
             self.bench,
             self.constraint,
             pareto=prepared.case.tune.objective == "pareto",
-            ended_by=self.search.ended_by,
             beside=other_references(prepared, self.folder),
             has_time=self._has_time,
             has_spare=partial(self._has_spare, time.monotonic()),
         )
         note_float_types(prepared, confirmed.latency)
+        confirmed = self._with_profiles(confirmed)
         winner = next(trial.placement for role, trial in confirmed.lines if role == "winner")
         self._note_given(confirmed)
         return Tuned(
@@ -233,6 +241,74 @@ class Tuning:
             f"the given model's own placement takes {took} of the time of its float form{error}{missed}{selected}"
         )
 
+    @property
+    def _cut_short(self) -> str:
+        """The steps that the search did not reach, if a limit ended it."""
+        rules, space = self.prepared.case.tune, self.prepared.space
+        return cut_short_text(
+            self.search.ended_by,
+            self.search.trials,
+            rules,
+            usual=trials_of(replace(rules, minutes=None), space, self.make),
+            steps=getattr(self.make, "steps", {}),
+            untried=self.prepared.corrections.untried,
+        )
+
+    def _with_profiles(self, confirmed: Confirmed) -> Confirmed:
+        """The same with layer times of the selected model, or of the best candidates if the reference is selected.
+
+        They are taken now if no trial has any. Without time for a build, or if they cannot be taken, there are none.
+        """
+        choice, trials = confirmed.choice, [*confirmed.trials, *(trial for _, trial in confirmed.lines)]
+        names = [choice.placement.digest]
+        if choice.unchanged:
+            names = [one.placement for one in self._rejected(confirmed)[:2]]
+        taken: dict[str, tuple[LayerTime, ...]] = {}
+        for digest in names:
+            built = [t for t in trials if t.ok and t.placement.digest == digest and not t.subgraph]
+            has_time = self.resources.seconds_left() != 0 and self._has_time(self._build_seconds)
+            if not built or any(trial.layers for trial in built) or not has_time:
+                continue
+            self.steps.report("timing the layers of a candidate")
+            with suppress(BackendError):
+                taken[digest] = self.bench.layers_of(built[0].placement)
+
+        def profiled(trial: Trial) -> Trial:
+            layers = None if trial.subgraph or not trial.ok else taken.get(trial.placement.digest)
+            return trial if layers is None else replace(trial, layers=layers)
+
+        trials, lines = list(map(profiled, confirmed.trials)), [(r, profiled(t)) for r, t in confirmed.lines]
+        for digest in taken:
+            line = next((trial for _, trial in lines if trial.placement.digest == digest), None)
+            trial = next((trial for trial in trials if trial.placement.digest == digest), None)
+            if trial is None and line is not None:  # everything quantized, which the search did not build
+                trials.append(line)
+            elif line is None and trial is not None:  # the journal has the trial without layers
+                number = len(confirmed.trials) + len(lines)
+                lines.append(("profiled", replace(trial, number=number, phase="confirm", incumbent=False)))
+        return replace(confirmed, trials=tuple(trials), lines=tuple(lines))
+
+    def _rejected(self, confirmed: Confirmed) -> tuple[RejectedCandidate, ...]:
+        """The candidates to compare with the reference, if that is selected."""
+        if not confirmed.choice.unchanged:
+            return ()
+        ops = {node.name: node.op_type for node in self.prepared.model.nodes}
+        plain = confirmed.latency.ratios.get(FLOAT32)
+        known = known_candidates(
+            confirmed.trials,
+            dict(confirmed.lines),
+            confirmed.ratios,
+            self.constraint,
+            scale=1.0 if plain is None else plain.median,
+        )
+        # the profile of a converted model is not that of the reference
+        layers = confirmed.trials[0].layers if plain is None else ()
+        return rejected_candidates(known, layers, self.constraint, ops)
+
+    @property
+    def _build_seconds(self) -> float:
+        return self.search.trials[0].build_seconds
+
     def _has_time(self, seconds: float) -> bool:
         """Whether one more measurement ends before twice the search's time limit."""
         minutes = self.prepared.case.tune.minutes
@@ -248,12 +324,13 @@ class Tuning:
     def _result(self, confirmed: Confirmed) -> SearchResult:
         prepared, choice = self.prepared, confirmed.choice
         errors, errors_missing = self._block_errors()
-        seconds = self.steps.total_seconds
+        seconds, rejected, cut_short = self.steps.total_seconds, self._rejected(confirmed), self._cut_short
+        reasons = (choice.reason, why_text(rejected), self._rehearsed(choice), cut_short)
         return SearchResult(
             winner=choice.placement,
             trials=confirmed.trials,
             unchanged=choice.unchanged,
-            reason=prepared.nothing or "; ".join(filter(None, (choice.reason, self._rehearsed(choice)))),
+            reason=prepared.nothing or "; ".join(filter(None, reasons)),
             strategy=self.strategy,
             seconds=seconds,
             cpu_seconds=self.steps.cpu_seconds,
@@ -263,6 +340,8 @@ class Tuning:
             patterns=len({region.pattern for region in prepared.regions}),
             float_runs=1e3 * seconds / confirmed.latency.samples["reference"].median_ms("wall"),
             ended_by=self.search.ended_by,
+            cut_short=cut_short,
+            rejected=rejected,
             front=confirmed.front,
             accuracy=self.constraint.bound(choice.placement),
             limits=self.constraint.limits,

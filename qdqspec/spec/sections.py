@@ -288,7 +288,9 @@ class TuneSection(SpecSection):
         description="Time limit of the search: minutes, or 90s, 10m, 1h. It includes corrections (no step begins "
         "after 15 % of it) and the builds that confirm the result, up to half of it. With one, the search tries "
         "more changes of its result before it ends by itself. A close result may "
-        "take twice the time. Calibration, the reference's metric and waiting for other runs do not count.",
+        "take twice the time. On top come calibration, the reference's runs and waiting for other runs, the timing of "
+        "the finalists where it takes longer than that (a model of 350 ms: a minute and a half), and the comparison "
+        "of outputs on all data.",
     )
     objective: Objective | None = Field(
         default=None,

@@ -30,13 +30,17 @@ from qdqspec.types import (
     Evidence,
     FrontPoint,
     Interval,
+    KernelComparison,
     LatencyEvidence,
     ParityEvidence,
+    PlaceChange,
     PlacedPair,
     Placement,
     Provenance,
+    QuantizedWork,
     Race,
     RegressionEvidence,
+    RejectedCandidate,
     RunRecord,
     Samples,
     SearchResult,
@@ -90,11 +94,52 @@ def sample_search(
         cpu_seconds=91.2,
         float_runs=2140.0,
         ended_by=f"its limit of {len(ratios)} builds",
+        cut_short=f"the search ended at its limit of {len(ratios)} builds, before it was done: {len(ratios) - 1} of "
+        f"about {len(ratios)} candidates built, give it more with --trials {2 * len(ratios)} (tune.trials)",
         eps=0.014,
         blocks=11,
         regions=14,
         patterns=6,
     )
+
+
+def sample_rejected() -> tuple[RejectedCandidate, ...]:
+    """Two candidates that were not selected: the fastest, whose kernels lose little, and everything quantized."""
+    fastest = RejectedCandidate(
+        role="fastest candidate",
+        placement="5d1c09b2aa41f3e7",
+        pairs=7,
+        ratio=Interval(median=1.01, low=1.01, high=1.01),
+        is_confirmed=False,
+        sqnr_db=34.2,
+        accuracy=None,
+        reason="slower",
+        kernels=KernelComparison(
+            kernels=64,
+            integer=9,
+            unfused=6,
+            left_in_float={"HardSwish": 2},
+            reference_ms=4.3,
+            tuned_ms=4.42,
+            conversions_ms=0.31,
+            slower_ms=0.12,
+            faster_ms=-0.31,
+            slower=(PlaceChange(place="fire3/conv + fire3/relu", reference_ms=0.42, tuned_ms=0.53),),
+            faster=(PlaceChange(place="fire7/conv + fire7/relu", reference_ms=0.61, tuned_ms=0.33),),
+        ),
+    )
+    everything = replace(
+        fastest,
+        role="everything quantized",
+        placement="0b77fe4410c9d2a5",
+        pairs=41,
+        ratio=_interval(5.38 / 4.12),
+        is_confirmed=True,
+        sqnr_db=18.9,
+        reason="1.1 dB below the SQNR limit of 20 dB (the default)",
+        kernels=None,
+    )
+    return fastest, everything
 
 
 def sample_accuracy() -> AccuracyEvidence:
@@ -321,7 +366,15 @@ def hostile_run() -> RunRecord:
         node_ops={HOSTILE: HOSTILE, **found.node_ops},
         parity=ParityEvidence(outputs=(sample_tensor(HOSTILE, 12.0),), samples=1, data=HOSTILE),
         accuracy={HOSTILE: AccuracyEvidence(metric=HOSTILE, reference=0.9, tuned=0.8, samples=10)},
-        search=replace(found.search, winner=winner, reason=HOSTILE, unchanged=True, strategy=HOSTILE),
+        quantized=QuantizedWork(nodes=(HOSTILE,), runs=True),
+        search=replace(
+            found.search,
+            winner=winner,
+            reason=HOSTILE,
+            unchanged=True,
+            strategy=HOSTILE,
+            rejected=tuple(replace(one, role=HOSTILE, reason=HOSTILE) for one in sample_rejected()),
+        ),
         warnings=(HOSTILE,),
     )
     results = tuple(
@@ -348,6 +401,7 @@ def faster_case() -> CaseRecord:
     evidence = _evidence(
         case,
         pairs=pairs,
+        quantized=QuantizedWork(nodes=tuple(f"fire{index}/conv" for index in range(11)), runs=True),
         search=sample_search(pairs, (1.0, 0.66, 0.93, 0.81, 0.575, None, 0.60, 0.574)),
         latency=sample_latency({"reference": 8.31, "tuned": 4.77, "everything": 5.48, "runner-up": 4.81}),
         parity=replace(sample_parity(("softmaxout_1", 31.4)), before_tails=(_before_softmax(),)),
@@ -362,7 +416,9 @@ def alone_case() -> CaseRecord:
     case = _case("ultraface", "Face detector", ("speedup", {"min": 1.0}), ("parity", {"min_sqnr_db": 40}))
     evidence = _evidence(
         case,
-        search=sample_search((), (1.0, 1.31, 1.12, 1.04, 1.02, 1.01), unchanged=True),
+        search=replace(
+            sample_search((), (1.0, 1.31, 1.12, 1.04, 1.02, 1.01), unchanged=True), rejected=sample_rejected()
+        ),
         latency=sample_latency({"reference": 4.12, "tuned": 4.12, "everything": 5.38}),
         parity=sample_parity(("scores", float("inf")), ("boxes", float("inf"))),
         size_bytes={"reference": 1_270_727, "tuned": 1_270_727},
@@ -385,6 +441,7 @@ def cached_case() -> CaseRecord:
     evidence = _evidence(
         case,
         pairs=pairs,
+        quantized=QuantizedWork(nodes=tuple(f"fire{index}/conv" for index in range(9)), runs=False),
         search=replace(
             sample_front(sample_search(pairs, (1.0, 0.71, 0.64, 0.95, 0.64))),
             provenance=cached,

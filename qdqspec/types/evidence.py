@@ -285,6 +285,19 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizedWork:
+    """The nodes of the selected model that do quantized work; nodes that only move data are none of them.
+
+    With ``runs``, these are the nodes that a kernel of the backend computes in a narrow format. Without, the backend
+    reports no kernels: these are the convolutions, matrix products and recurrent nodes that read a Q/DQ pair, which
+    may run in floating point.
+    """
+
+    nodes: tuple[str, ...]
+    runs: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GraphPart:
     """Nodes of the model that reports draw as one box: those of a kernel, or of a region with several.
 
@@ -333,6 +346,7 @@ class Evidence:
     figures: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # of `FigureRequest`, by its key
     profiles: tuple[ShapeProfile, ...] = ()  # the input shapes that were declared or follow from the data
     node_ops: Mapping[str, str] = field(default_factory=dict)  # op type of every node, without Q/DQ
+    quantized: QuantizedWork | None = None  # of a model that was tuned
     graph: tuple[GraphPart, ...] = ()  # the model in a few parts, for reports
     output: Path | None = None  # the folder of this case's files
     warnings: tuple[str, ...] = ()

@@ -259,11 +259,66 @@ class Coverage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceChange:
+    """Kernels of the same nodes, or the conversions before them: milliseconds in the profiles of two models."""
+
+    place: str
+    reference_ms: float
+    tuned_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelComparison:
+    """The kernels of a candidate beside those of the reference, each from one profile.
+
+    ``reference_ms`` and ``tuned_ms`` are the sums of all layers. Of their difference, ``conversions_ms`` are Q, DQ and
+    conversions, ``slower_ms`` the kernels that take longer than in the reference and ``faster_ms`` the others;
+    ``slower`` and ``faster`` are the places with the largest differences. ``unfused`` Q and DQ are kernels of their
+    own. ``left_in_float`` counts, by operator, the kernels that read quantized inputs and compute in float.
+    """
+
+    kernels: int
+    integer: int
+    unfused: int
+    left_in_float: Mapping[str, int]
+    reference_ms: float
+    tuned_ms: float
+    conversions_ms: float
+    slower_ms: float
+    faster_ms: float
+    slower: tuple[PlaceChange, ...] = ()
+    faster: tuple[PlaceChange, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RejectedCandidate:
+    """A quantized candidate of a search that selected the reference, and why it was not selected.
+
+    ``role`` names it: the fastest candidate, the fastest candidate within the limits, the most accurate faster
+    candidate, everything quantized.
+    ``ratio`` is its time over the reference's, from the confirmation if ``is_confirmed``, else from one race, without
+    an interval. ``kernels`` is ``None`` if it has no profile.
+    """
+
+    role: str
+    placement: str
+    pairs: int
+    ratio: Interval
+    is_confirmed: bool
+    sqnr_db: float | None
+    accuracy: float | None
+    reason: str
+    kernels: KernelComparison | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
     """The result of a search. ``unchanged`` is true if the reference itself is selected; ``reason`` states why.
 
     ``float_runs`` is the search's cost: how many runs of the reference its duration is worth. ``ended_by`` is the
-    limit that ended it, as text; empty if its strategy was done. A search with a ``coverage`` timed nothing.
+    limit that ended it, as text; empty if its strategy was done, and ``cut_short`` then states what it did not try and
+    how to continue. ``rejected`` are candidates that were not selected, if the result is unchanged. A search with a
+    ``coverage`` timed nothing.
     If candidates were ``converted_from`` another float type, the first of the ``trials`` is the converted model without
     pairs, to whose time the ratios of trials refer.
     """
@@ -281,6 +336,8 @@ class SearchResult:
     patterns: int
     float_runs: float | None = None
     ended_by: str = ""
+    cut_short: str = ""
+    rejected: tuple[RejectedCandidate, ...] = ()
     front: tuple[FrontPoint, ...] = ()  # of a search for latency and accuracy: fastest first
     accuracy: AccuracyBound | None = None  # if a task metric was a constraint
     limits: SearchLimits = field(default_factory=SearchLimits)

@@ -59,6 +59,7 @@ _LAYERS_NOTE = (
 )
 _BOTH_NOTE = " Upper bar: the reference, lower bar: the selected model."
 _REFERENCE_NOTE = " Bars: the reference; the selected model has no profile."
+_UNCHANGED_NOTE = " Bars: the reference, which is the selected model."
 _GRAPH_NOTE = (
     "From the inputs at the top to the outputs; the frame scrolls. The coloured part of a box is the share of its "
     "nodes in that format. Below: {times}its share of the error of all blocks, each quantized alone. Point at a box "
@@ -203,7 +204,8 @@ def _charts(found: Evidence) -> list[PageBlock]:
             ("Error by block", "one quantized at a time", errors_chart(search), _ERRORS_NOTE),
         ]
     both = any(part.tuned_ms is not None for part in found.graph)
-    note = _LAYERS_NOTE + (_BOTH_NOTE if both else _REFERENCE_NOTE)
+    alone = _UNCHANGED_NOTE if found.status == "unchanged" else _REFERENCE_NOTE
+    note = _LAYERS_NOTE + (_BOTH_NOTE if both else alone)
     made.append(("Time by layer", "one profile", layers_chart(found.graph), note))
     made += [
         ("Baseline", name, baseline_chart(seen), _BASELINE_NOTE) for name, seen in found.regression.items()

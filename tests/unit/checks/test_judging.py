@@ -237,6 +237,24 @@ def test_the_advice_names_the_sqnr_limit_that_faster_candidates_miss():
         assert ("ower tune.min_sqnr_db (1 faster candidate below it)" in found) == named
 
 
+def test_the_advice_counts_a_candidate_that_only_the_confirmation_timed():
+    evidence = ALONE
+    everything = evidence.search.rejected[-1]
+    fast = replace(everything, ratio=Interval(median=0.8, low=0.75, high=0.85))
+    for rejected, named in (((fast,), True), ((everything,), False)):
+        found = faster_advice(
+            replace(evidence, search=replace(evidence.search, rejected=rejected)), "lower min"
+        )
+        assert ("ower tune.min_sqnr_db (1 faster candidate below it)" in found) == named
+
+
+def test_the_failed_check_of_an_unchanged_model_lists_its_candidates():
+    sections = judge("speedup", ALONE, min=1.2).sections
+    (listed,) = [section for section in sections if section.title == "Candidates that were not selected"]
+    assert [row[0] for row in listed.rows] == ["fastest candidate", "everything quantized"]
+    assert "2 kernels with quantized inputs run in float (HardSwish)" in listed.text
+
+
 def test_a_budget_far_below_the_time_is_reported_as_a_factor():
     verdict = judge("latency", timed(4.5), max_ms=0.001)
     assert verdict.headline == "median 4.50 ms > budget 0.0010 ms (4500x)"

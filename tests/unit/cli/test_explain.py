@@ -17,11 +17,12 @@ from PIL import Image
 
 from qdqspec.backends.tensorrt.layers import parse_layers
 from qdqspec.graph.model import load_model
-from qdqspec.report.explain import ExplainedEngine
+from qdqspec.measurement.explained import ExplainedEngine
 from qdqspec.report.explain_text import explain_text
 from qdqspec.report.record import case_to_json
 from qdqspec.session import given_data
-from qdqspec.testing.records import faster_case, sample_corrections
+from qdqspec.testing.records import alone_case, faster_case, sample_corrections
+from qdqspec.types import Interval
 
 DATA = Path(__file__).parents[2] / "data"
 SAMPLES = DATA / "tensorrt" / "samples"
@@ -117,6 +118,31 @@ def test_a_log_with_a_list_of_kernels_is_explained(verb):
     assert re.search(r"integer kernels +0 +10\n", result.out)
     assert re.search(r"heavy operators in float +16 of 16 +6 of 16\n", result.out)
     assert "__myl_MulMinMaxRounCast_myl0_6: fp32 > int8, behind /layer1/layer1.1/conv2/Conv" in result.out
+
+
+def test_the_candidates_of_an_unchanged_model_are_compared_with_the_reference(golden):
+    """The kernel times of one agree with its speed-up, and those of the other do not."""
+    reference = ExplainedEngine(name="reference", layers=engine_layers("fp16"), end_to_end_ms=0.72)
+    candidates = [
+        ExplainedEngine(
+            name=name,
+            layers=engine_layers(placement),
+            end_to_end_ms=0.72 / ratio,
+            speedup=Interval(median=ratio, low=low, high=high),
+        )
+        for name, placement, ratio, low, high in (
+            ("fastest candidate", "qat-residual-qgap", 0.99, 0.99, 0.99),
+            ("everything quantized", "qat", 0.93, 0.90, 0.96),
+        )
+    ]
+    search = alone_case().evidence.search
+    golden("explain/unchanged.txt", explain_text([reference, *candidates], most=4, search=search))
+
+
+def engine_layers(placement):
+    parts = ("graph", "profile")
+    texts = [(SAMPLES / f"trt8-resnet18-a100-{placement}.{part}.json").read_text() for part in parts]
+    return parse_layers(*texts)
 
 
 def test_a_list_of_kernels_is_explained_in_the_names_of_its_model(golden):
@@ -259,6 +285,54 @@ def test_a_winner_without_a_profile_is_profiled_by_explain(verb, tmp_path, spec)
     (folder / "trials.jsonl").unlink()
     found = verb("explain", folder, "--json").json
     assert [engine["kernels"] for engine in found["engines"]] == [e["kernels"] for e in before["engines"]]
+
+
+@pytest.mark.parametrize("has_journal", [True, False])
+def test_the_speedup_of_a_case_is_that_of_its_table(verb, spec, tmp_path, has_journal):
+    """Also if both models are profiled again."""
+    assert verb("tune", spec, "--backend", "fake", "-o", "out").code == 0
+    folder = tmp_path / "out" / "default"
+    result = json.loads((folder / "result.json").read_text())
+    if not has_journal:
+        (folder / "trials.jsonl").unlink()
+    found = verb("explain", folder, "--json").json
+    assert found["comparisons"][0]["speedup"] == pytest.approx(result["speedup"]["median"])
+    times = [engine["end_to_end_ms"] for engine in found["engines"]]
+    assert times == [result["reference"]["median_ms"], result["tuned"]["median_ms"]]
+    low, high = result["speedup"]["ci95"]
+    assert f"(95 %: {low:.2f} to {high:.2f})" in verb("explain", folder).out
+
+
+@pytest.fixture
+def unchanged(verb, spec, tmp_path):
+    """The folder of a case in which no gain is enough."""
+    assert verb("tune", spec, "--backend", "fake", "-o", "out", "--min-gain", "90%").code == 0
+    return tmp_path / "out" / "default"
+
+
+def test_an_unchanged_case_is_explained_by_its_best_candidates(verb, unchanged):
+    result = json.loads((unchanged / "result.json").read_text())
+    assert result["status"] == "unchanged"
+    out = verb("explain", unchanged).out
+    assert out.startswith(f"Unchanged:\n{result['reason']}\n\nCandidates that were not selected\n")
+    found = verb("explain", unchanged, "--json").json
+    assert found["search"]["unchanged"]
+    assert found["search"]["rejected"] == result["search"]["rejected"]
+    names = [candidate["role"] for candidate in found["search"]["rejected"]]
+    reference, *engines = found["engines"]
+    assert reference["name"] == "reference"
+    assert [engine["name"] for engine in engines] == names[:2]
+    assert all(engine["integer_kernels"] for engine in engines)
+    assert [one["tuned"] for one in found["comparisons"]] == names[:2]
+    for name in names[:2]:
+        assert f"\n{name} is " in out
+
+
+def test_an_unchanged_case_without_a_journal_has_its_candidates(verb, unchanged):
+    (unchanged / "trials.jsonl").unlink()
+    out = verb("explain", unchanged).out
+    assert out.startswith("Unchanged:\n")
+    assert "Candidates that were not selected" in out
 
 
 def test_the_profile_of_a_part_is_not_used_for_the_tuned_model(verb, tmp_path, spec):

@@ -69,7 +69,7 @@ def test_inspect_prints_only_the_requested_parts(verb, model):
 
 
 def test_inspect_forecasts_without_building(verb, model):
-    assert "tuning may take" in verb("inspect", model).out
+    assert "the search may take" in verb("inspect", model).out
     forecast = verb("inspect", model, "--json").json["forecast"]
     assert 0 < forecast["low_seconds"] < forecast["high_seconds"]
 

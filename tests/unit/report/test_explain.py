@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqspec.report.explain import (
+from qdqspec.measurement.explained import (
     ExplainedEngine,
     compare,
     find_reference,

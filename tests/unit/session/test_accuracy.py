@@ -253,7 +253,11 @@ def test_a_metric_constraint_that_no_candidate_meets_keeps_the_model_unchanged(
     assert search.accuracy.selected == search.accuracy.reference
     assert search.accuracy.best == max(v for v in close.values[1:])
     best = f"{search.accuracy.best:.4g}"
-    assert f"did not meet close 1; the best of them reached close {best}, in 0." in search.reason
+    assert "faster candidates miss the limit of close of 1 by at least 0.00" in search.reason
+    assert f": the most accurate of them has close {best} in 0." in search.reason
+    (first, *_) = search.rejected
+    assert first.role.startswith("fastest")
+    assert first.reason.endswith(" below the limit of close of 1")
     assert (session.output(case) / "trials.jsonl").read_text().count('"accuracy"') >= search.accuracy.scored
 
 

@@ -172,7 +172,7 @@ def test_the_result_compares_all_with_the_float16_model(session: Session, half: 
     assert evidence.parity is not None
     assert {"reference", "tuned", "float32"} <= evidence.latency.samples.keys()
     assert evidence.search.converted_from == "float16"
-    assert "converted to float32 without pairs it took" in evidence.search.reason
+    assert "converted to float32 without pairs it takes" in evidence.search.reason
     assert evidence.parity.sqnr_db >= 20
     recorded = case_to_json(CaseRecord(evidence=evidence))
     assert "float32" in {other["role"] for other in recorded["others"]}

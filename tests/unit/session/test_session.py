@@ -539,7 +539,9 @@ def test_mode_plan_builds_nothing(open_session: Open, case: Case) -> None:
     built = count_builds(session)
     assert "4 units" in session.plan(case)
     assert "at most 6 builds" in session.plan(case)
-    assert re.search(r"tuning may take [\d.]+ s to [\d.]+ s: 6 builds, estimated from", session.plan(case))
+    assert re.search(
+        r"the search may take [\d.]+ s to [\d.]+ s: 6 builds, estimated from", session.plan(case)
+    )
     assert "and 24 to confirm (36 more if a gain is close to its limit" in session.plan(case)
     front = replace(case, tune=replace(case.tune, objective="pareto"))
     assert "and 48 to confirm" in session.plan(front)  # includes eight placements of the front

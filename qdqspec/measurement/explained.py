@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Literal, TypeAlias
 
 from qdqspec.measurement.change import kernel_groups
-from qdqspec.types import CorrectionGain, LayerTime
+from qdqspec.types import CorrectionGain, Interval, LayerTime
 from qdqspec.units import plain
 
 RowKind: TypeAlias = Literal["kernel", "conversion"]
@@ -35,6 +35,7 @@ class ExplainedEngine:
     name: str
     layers: tuple[LayerTime, ...]
     end_to_end_ms: float | None = None
+    speedup: Interval | None = None  # over the reference, if both were timed against each other
     ops: Mapping[str, str] = field(default_factory=dict)  # operators by node, if the model is known
     quantized: frozenset[str] = frozenset()  # nodes that read a dequantized activation, if the model is known
     notes: tuple[str, ...] = ()

@@ -1,0 +1,107 @@
+"""Candidates that a search did not select, as text: why they are slower, and what a limit costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from qdqspec.types import KernelComparison, RejectedCandidate, SearchResult, Section
+from qdqspec.units import count_text, db_text, interval_text, list_text, ms_text, plain, ratio_text
+
+SLOWER, UNPROVED = "slower", "gain not proved"  # reasons of candidates within the limits
+HEADERS = {  # and whether the column is of numbers
+    "candidate": False,
+    "of reference": True,
+    "95 % interval": False,
+    "SQNR dB": True,
+    "pairs": True,
+    "integer kernels": True,
+    "left in float": True,
+    "Q/DQ alone": True,
+    "not selected because": False,
+}
+
+
+def candidate_row(one: RejectedCandidate) -> tuple[str, ...]:
+    """A candidate under `HEADERS`; kernels are unknown without a profile."""
+    kernels = one.kernels
+    counts = ("", "", "")
+    if kernels is not None:
+        left = sum(kernels.left_in_float.values())
+        counts = (f"{kernels.integer} of {kernels.kernels}", str(left), str(kernels.unfused))
+    return (
+        one.role,
+        ratio_text(one.ratio.median),
+        interval_text(one.ratio) if one.is_confirmed else "one race",
+        "" if one.sqnr_db is None else db_text(one.sqnr_db),
+        str(one.pairs),
+        *counts,
+        plain(one.reason),
+    )
+
+
+def candidates_section(search: SearchResult) -> tuple[Section, ...]:
+    """The candidates that were not selected, with the kernels that make them slower; none without any."""
+    if not search.rejected:
+        return ()
+    return (
+        Section(
+            title="Candidates that were not selected",
+            headers=tuple(HEADERS),
+            rows=tuple(map(candidate_row, search.rejected)),
+            text="\n".join(kernel_lines(search)),
+        ),
+    )
+
+
+def kernel_lines(search: SearchResult) -> list[str]:
+    """A sentence for each candidate with a profile: what costs time in it, and what does not run in integers."""
+    return [
+        f"{one.role}: {text}."
+        for one in search.rejected
+        if one.kernels is not None and (text := slower_text(one.kernels))
+    ]
+
+
+def why_text(rejected: Sequence[RejectedCandidate]) -> str:
+    """The reason that candidates within the limits gain too little, by kernels of one of them; empty if unknown.
+
+    It is the fastest whose profile shows why: it takes longer than the reference's, or has parts that are not fused.
+    """
+    for one in rejected:
+        kernels = one.kernels
+        if kernels is None or one.reason not in (SLOWER, UNPROVED):
+            continue
+        is_shown = one.reason == SLOWER and kernels.tuned_ms > kernels.reference_ms
+        if text := slower_text(kernels) if is_shown else unfused_text(kernels):
+            return f"in the profile of {'the ' if 'candidate' in one.role else ''}{one.role}, {text}"
+    return ""
+
+
+def slower_text(kernels: KernelComparison) -> str:
+    """The kernels that cost time in a candidate beside the reference, and those that do not run in integers."""
+    places = list_text([plain(place.place) for place in kernels.slower], 1)
+    costs = [
+        (kernels.conversions_ms, "Q, DQ and conversions", ""),
+        (kernels.slower_ms, "slower kernels", f" ({places})"),
+    ]
+    least = 0.01 * kernels.reference_ms  # smaller differences are noise
+    parts = [
+        f"{what} take {ms_text(spent)} ms more{details}"
+        for spent, what, details in sorted(costs, reverse=True)
+        if spent > least
+    ]
+    if parts and -kernels.faster_ms > least:
+        parts.append(f"faster kernels take {ms_text(-kernels.faster_ms)} ms less")
+    return ", ".join(filter(None, [*parts, unfused_text(kernels)]))
+
+
+def unfused_text(kernels: KernelComparison) -> str:
+    """The Q and DQ of a candidate that were not fused, and its kernels in float between them; empty for none."""
+    parts = []
+    if kernels.unfused:
+        parts.append(f"{count_text(kernels.unfused, 'Q or DQ is', 'Q or DQ are')} not fused")
+    if left := sum(kernels.left_in_float.values()):
+        ops = list_text(sorted(kernels.left_in_float, key=lambda op: -kernels.left_in_float[op]), 3)
+        what = "kernel with quantized inputs runs" if left == 1 else "kernels with quantized inputs run"
+        parts.append(f"{left} {what} in float ({plain(ops)}): no integer kernel for these types")
+    return ", ".join(parts)

@@ -1,0 +1,292 @@
+"""Reasons of a search that selected the reference, the candidates that it did not select, and their kernels."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from qdqspec.accuracy.constraint import AccuracyConstraint
+from qdqspec.checks.rejected import kernel_lines
+from qdqspec.report.record import record_from_json, record_to_json
+from qdqspec.report.tables import summary_table
+from qdqspec.session import Session
+from qdqspec.session.cut_short import cut_short_text
+from qdqspec.session.kernels import KnownCandidate, quantized_work, rejected_candidates
+from qdqspec.types import (
+    Case,
+    Consumer,
+    Evidence,
+    Inputs,
+    Interval,
+    LayerTime,
+    PatternRules,
+    PlacedPair,
+    Placement,
+    RunRecord,
+    SearchLimits,
+    SearchResult,
+    Site,
+    Trial,
+    TuneRules,
+)
+
+TEXT = """<ir_version: 8, opset_import: ["": 19]> net (float[1,8,24,24] x) => (float[1,8,24,24] y) {
+  a = Conv<pads = [1, 1, 1, 1]>(x, w)  b = HardSwish(a)  c = Conv<pads = [1, 1, 1, 1]>(b, w)
+  s = Shape(x)  y = Reshape(c, s) }"""
+QUIET = ("fake.run_noise=0.002", "fake.wall_noise=0.002", "fake.build_noise=0.001")
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Case:
+    """Two convolutions with an activation function between, and operators that move data."""
+    proto, lots = onnx.parser.parse_model(TEXT), np.random.default_rng(0)
+    weights = lots.normal(0, 0.2, (8, 8, 3, 3)).astype(np.float32)
+    proto.graph.initializer.append(numpy_helper.from_array(weights, "w"))
+    onnx.save(proto, tmp_path / "net.onnx")
+    images = lots.normal(size=(3, 8, 24, 24)).astype(np.float32)
+    np.savez(tmp_path / "data.npz", x=images)
+    return Case(
+        id="default",
+        model=tmp_path / "net.onnx",
+        inputs=Inputs(calibration=tmp_path / "data.npz", evaluation=tmp_path / "data.npz"),
+        tune=TuneRules(trials=12),
+    )
+
+
+def tuned(case: Case, *, integer: float, **words: Any) -> tuple[RunRecord, Evidence, SearchResult]:
+    """The record of tuning the case on a device whose integer kernels take ``integer`` of the float time."""
+    options = (*QUIET, f"fake.integer={integer}")
+    with Session(backend="fake", root=case.model.parent, backend_option=options, **words) as session:
+        record = session.tune(case).record
+    found = record.cases[0].evidence
+    assert found.search is not None
+    return record, found, found.search
+
+
+# ---- the reasons ---------------------------------------------------------------------------------
+
+
+def test_the_reason_is_that_every_candidate_is_slower_with_its_kernels(case: Case) -> None:
+    record, found, search = tuned(case, integer=3.0)
+    assert found.status == "unchanged"
+    assert re.match(
+        r"(all \d+ quantized candidates within the limits are|the only quantized candidate within the limits is) "
+        r"slower: ",
+        found.reason,
+    )
+    assert "in the profile of the fastest candidate" in found.reason
+    assert "ms more" in found.reason
+    assert found.reason in summary_table(record).replace("\n  ", " ")
+    slowest = search.rejected[-1]
+    assert slowest.role.endswith(("everything quantized", "(everything quantized)"))
+    assert slowest.reason == "slower"
+    assert slowest.is_confirmed
+    assert slowest.kernels is not None
+    assert slowest.kernels.integer >= 2
+    assert slowest.kernels.tuned_ms > slowest.kernels.reference_ms
+    assert slowest.kernels.conversions_ms > 0
+    assert slowest.kernels.left_in_float == {"HardSwish": 1}
+    floats = "1 kernel with quantized inputs runs in float (HardSwish): no integer kernel for these types."
+    assert kernel_lines(search)[-1].endswith(floats)
+
+
+def test_the_reason_is_the_limit_with_what_it_costs(case: Case) -> None:
+    rules = replace(case.tune, min_sqnr_db=90.0)
+    _, found, search = tuned(replace(case, tune=rules), integer=0.5)
+    assert found.status == "unchanged"
+    missed = r"\d+ faster candidates? miss(es)? the SQNR limit of 90 dB by (at least )?\d+\.\d dB: "
+    assert re.match(missed, found.reason)
+    fastest = search.rejected[0]
+    assert fastest.role.startswith("fastest candidate")
+    assert fastest.ratio.median < 0.9
+    assert fastest.sqnr_db is not None
+    assert fastest.reason == f"{90 - fastest.sqnr_db:.1f} dB below the SQNR limit of 90 dB"
+
+
+def test_the_reason_is_that_the_gain_is_not_proved(case: Case) -> None:
+    _, found, search = tuned(replace(case, tune=replace(case.tune, min_gain=0.9)), integer=0.5)
+    assert found.status == "unchanged"
+    assert found.reason.startswith("the gain is not proved: ")
+    assert {one.reason for one in search.rejected} == {"gain not proved"}
+
+
+def test_the_reason_is_that_nothing_can_be_quantized(case: Case) -> None:
+    _, found, search = tuned(replace(case, patterns=PatternRules(deny=("*",))), integer=0.5)
+    assert found.reason.startswith("nothing in it can be quantized: ")
+    assert search.rejected == ()
+
+
+def test_the_candidates_of_an_unchanged_model_are_kept_in_its_record_and_in_the_cache(case: Case) -> None:
+    record, _, search = tuned(case, integer=3.0)
+    (read,) = record_from_json(record_to_json(record)).cases
+    assert read.evidence.search is not None
+    assert read.evidence.search.rejected == search.rejected
+    _, _, again = tuned(case, integer=3.0)
+    assert again.provenance.source == "cached"
+    assert again.rejected == search.rejected
+
+
+@pytest.mark.parametrize("strategy", ["exhaustive", "attribution"])
+def test_the_best_candidates_have_a_profile_with_each_strategy(case: Case, strategy: str) -> None:
+    _, _, search = tuned(replace(case, tune=replace(case.tune, strategy=strategy)), integer=3.0)
+    assert all(one.kernels is not None for one in search.rejected[:2])
+
+
+# ---- a search that a limit ended -------------------------------------------------------------------
+
+
+def test_a_search_that_a_limit_ended_names_what_it_did_not_reach(case: Case) -> None:
+    _, found, search = tuned(replace(case, tune=replace(case.tune, trials=2)), integer=0.5)
+    assert found.status == "tuned"
+    assert search.cut_short.startswith("the search ended at its limit of 2 builds, before it was done: ")
+    assert "not reached: " in search.cut_short
+    assert search.cut_short.endswith("--trials 4 (tune.trials)")
+    assert search.cut_short in found.reason
+
+
+def test_a_search_that_ended_by_itself_has_no_such_text(case: Case) -> None:
+    _, _, search = tuned(replace(case, tune=replace(case.tune, trials=200)), integer=0.5)
+    assert search.ended_by == ""
+    assert search.cut_short == ""
+
+
+def site(node: str, tensor: str = "x") -> Site:
+    return Site(tensor=tensor, consumers=(Consumer(node, 0),), format="uint8")
+
+
+def trial(number: int, phase: str = "pure", **more: Any) -> Trial:
+    sites = frozenset({site("conv", f"x{number}")} if number else ())
+    return Trial(number=number, phase=phase, placement=Placement(sites=sites), **more)
+
+
+STEPS = {"pure": "uniform placements", "compose": "compositions", "refine": "changes of single blocks"}
+
+
+def cut_short(
+    ended_by: str, *trials: Trial, minutes: float | None = 0.5, untried: tuple[str, ...] = ()
+) -> str:
+    rules = TuneRules(minutes=minutes)
+    return cut_short_text(ended_by, trials, rules, usual=40, steps=STEPS, untried=untried)
+
+
+@pytest.mark.parametrize(
+    ("built", "text"),
+    [
+        (
+            0,
+            "0 of about 40 candidates built, not reached: uniform placements, compositions, changes of single blocks",
+        ),
+        (14, "14 of about 40 candidates built, not reached: compositions, changes of single blocks"),
+    ],
+)
+def test_the_steps_after_the_last_one_with_a_build_were_not_reached(built: int, text: str) -> None:
+    found = cut_short("its limit of 30 s", *(trial(number) for number in range(built + 1)))
+    assert found.startswith(f"the search ended at its limit of 30 s, before it was done: {text}, ")
+
+
+@pytest.mark.parametrize(("built", "minutes"), [(0, "5"), (5, "4"), (14, "1.5"), (39, "1")])
+def test_the_advised_time_fits_the_candidates_that_are_left(built: int, minutes: str) -> None:
+    found = cut_short("its limit of 30 s", *(trial(number) for number in range(built + 1)))
+    assert found.endswith(f"give it more with --minutes {minutes} (tune.minutes)")
+
+
+def test_corrections_that_were_not_tried_are_named() -> None:
+    assert "corrections (bias, rounding)" in cut_short("its limit of 30 s", untried=("bias", "rounding"))
+
+
+def test_the_time_limit_of_the_run_is_its_own_option() -> None:
+    assert cut_short("the time limit of the run", trial(0)).endswith("give it more with --qdq-time-limit")
+
+
+def test_a_finished_search_was_not_cut_short() -> None:
+    assert cut_short("", trial(0)) == ""
+
+
+# ---- kernels ---------------------------------------------------------------------------------------
+
+OPS = {"conv": "Conv", "swish": "HardSwish", "shape": "Shape", "reshape": "Reshape", "gemm": "Gemm"}
+PAIRS = tuple(PlacedPair(site=site(node, node), scale=(0.1,), zero_point=(0,)) for node in OPS)
+
+
+def kernel(*nodes: str, ms: float = 1.0, integer: bool = False) -> LayerTime:
+    return LayerTime(name="+".join(nodes), op_type="K", milliseconds=ms, nodes=nodes, integer=integer)
+
+
+def test_only_operators_in_narrow_kernels_are_quantized_work() -> None:
+    layers = (kernel("conv", integer=True), kernel("swish"), kernel("reshape", integer=True), kernel("gemm"))
+    found = quantized_work(PAIRS, OPS, layers)
+    assert found.runs
+    assert found.nodes == ("conv",)
+
+
+def test_an_activation_function_fused_into_a_narrow_kernel_is_quantized_work() -> None:
+    found = quantized_work(PAIRS, OPS, (kernel("conv", "swish", integer=True),))
+    assert found.nodes == ("conv", "swish")
+
+
+def test_without_kernels_heavy_operators_that_read_pairs_are_a_placement() -> None:
+    found = quantized_work(PAIRS, OPS, ())
+    assert not found.runs
+    assert found.nodes == ("conv", "gemm")
+
+
+@pytest.mark.parametrize("strategy", ["exhaustive", "attribution"])
+def test_the_selected_model_has_the_operators_that_run_in_narrow_formats(case: Case, strategy: str) -> None:
+    _, found, _ = tuned(replace(case, tune=replace(case.tune, strategy=strategy)), integer=0.5)
+    assert found.status == "tuned"
+    assert found.quantized is not None
+    assert found.quantized.runs
+    ops = {found.node_ops[node] for node in found.quantized.nodes}
+    assert "Conv" in ops
+    assert not ops & {"Shape", "Reshape"}
+
+
+def candidate(
+    number: int, ratio: float, sqnr_db: float, layers: tuple[LayerTime, ...] = ()
+) -> KnownCandidate:
+    return KnownCandidate(
+        trial=replace(trial(number), ratio=ratio, sqnr_db=sqnr_db, layers=layers),
+        ratio=Interval(median=ratio, low=ratio, high=ratio),
+        is_confirmed=False,
+        is_everything=number == 9,
+        layers=layers,
+    )
+
+
+def test_candidates_on_both_sides_of_the_limit_are_compared() -> None:
+    known = [
+        candidate(1, 0.4, 12.0),
+        candidate(2, 0.7, 18.5),
+        candidate(9, 0.8, 15.0),
+        candidate(3, 1.1, 25.0),
+    ]
+    found = rejected_candidates(known, (), AccuracyConstraint(SearchLimits()), OPS)
+    assert [(one.role, one.ratio.median, one.reason) for one in found] == [
+        ("fastest candidate", 0.4, "8.0 dB below the SQNR limit of 20 dB (the default)"),
+        ("fastest candidate within the limits", 1.1, "slower"),
+        ("most accurate faster candidate", 0.7, "1.5 dB below the SQNR limit of 20 dB (the default)"),
+        ("everything quantized", 0.8, "5.0 dB below the SQNR limit of 20 dB (the default)"),
+    ]
+
+
+def test_the_time_of_a_candidate_is_divided_into_conversions_and_kernels() -> None:
+    before = (kernel("conv", ms=2.0), kernel("swish", ms=1.0), kernel("gemm", ms=1.0))
+    quantize = LayerTime(name="q", op_type="QuantizeLinear", milliseconds=0.5, tensors=("x1",), boundary=True)
+    after = (quantize, kernel("conv", ms=2.5), kernel("swish", ms=1.0), kernel("gemm", ms=0.25, integer=True))
+    (found,) = rejected_candidates(
+        [candidate(1, 1.1, 30.0, after)], before, AccuracyConstraint(SearchLimits()), OPS
+    )
+    kernels = found.kernels
+    assert kernels is not None
+    assert (kernels.kernels, kernels.integer, kernels.unfused) == (3, 1, 1)
+    assert kernels.left_in_float == {"Conv": 1}
+    assert (kernels.conversions_ms, kernels.slower_ms, kernels.faster_ms) == (0.5, 0.5, -0.75)
+    assert [place.place for place in kernels.slower] == ["conv"]
+    assert [place.place for place in kernels.faster] == ["gemm"]
