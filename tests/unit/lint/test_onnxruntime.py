@@ -464,6 +464,37 @@ def test_layout_operators_between_a_dq_and_its_operator_are_judged_as_the_runtim
     assert is_float == (finding not in ("", "ORT001"))
 
 
+ALONE = "v = DequantizeLinear(m, ws, z) "
+CHANNELS = "v = DequantizeLinear<axis = {axis}>(m, wc, zc) "
+# name: (nodes, whether the weight is dequantized in every run)
+WEIGHTS_ALONE: dict[str, tuple[str, bool]] = {
+    "MatMul": (ALONE + "y = MatMul(x, v)", False),
+    "channels along the last axis": (CHANNELS.format(axis=1) + "y = MatMul(x, v)", False),
+    "channels along the first axis": (CHANNELS.format(axis=0) + "y = MatMul(x, v)", True),
+    "behind Transpose": (ALONE + "t = Transpose(v) y = MatMul(x, t)", False),
+    "channels behind Transpose": (CHANNELS.format(axis=0) + "t = Transpose(v) y = MatMul(x, t)", True),
+    "Gemm": (ALONE + "y = Gemm(x, v, b)", False),
+    "transposed Gemm": (ALONE + "y = Gemm<transB = 1>(x, v)", True),
+    "Gemm with a factor": (ALONE + "y = Gemm<alpha = 2.0>(x, v)", True),
+    "two readers": (ALONE + "t = MatMul(x, v) y = MatMul(t, v)", True),
+    "on the left": (ALONE + "t = Transpose(x) y = MatMul(v, t)", True),
+    "three dimensions": ("v = DequantizeLinear(m1, ws, z) y = MatMul(x, v)", True),
+}  # fmt: skip
+
+
+@pytest.mark.skipif(not LEAVES_MISFITS, reason="before 1.32 only weights in blocks are read as integers")
+@pytest.mark.parametrize("name", WEIGHTS_ALONE)
+def test_a_weight_alone_is_slow_where_no_kernel_reads_its_integers(
+    parsed: Callable[..., Model], name: str, tmp_path: Path
+) -> None:
+    text, is_slow = WEIGHTS_ALONE[name]
+    constants = {"ws": np.array(0.01, F32), "wc": np.full(16, 0.01, F32), "z": np.array(0, np.int8)}
+    more = {"zc": np.zeros(16, np.int8), "m1": np.ones((1, 16, 16), np.int8)}
+    model = parsed(ROWS, "y", text, **constants, **more)
+    assert ("ORT023" in ids(model)) == is_slow
+    assert ("DequantizeLinear" in kernels(model, tmp_path)) == is_slow
+
+
 def test_every_rule_has_a_model() -> None:
     elsewhere = {
         "ORT013",
