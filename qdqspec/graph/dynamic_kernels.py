@@ -25,7 +25,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -313,6 +313,9 @@ class _Lowering:
         return kept[::-1]
 
 
+_STORED = frozenset({
+    TensorProto.INT8, TensorProto.UINT8, TensorProto.INT16, TensorProto.UINT16, TensorProto.INT4, TensorProto.UINT4,
+})  # fmt: skip
 _KERNELS = frozenset({"ConvInteger", "MatMulInteger", ATTENTION, LSTM})
 _CONVERTED = ("Cast", "Mul", "Add")  # behind a product of integers: to float, with the scales, and a bias
 _ROUNDED = frozenset({"Cast", "Floor", "Reshape"})  # of a bias in integers
@@ -327,13 +330,13 @@ def with_pairs(model: Model, reference: Model | None = None) -> Model:
     """
     if not any(n.op_type in _KERNELS or _is_gather(model, n.proto) or _is_sum(n.proto) for n in model.nodes):
         return model
-    proto = _Raising(model.flat, reference).proto()
+    proto = _Raising(model.flat, reference, model.shape).proto()
     return model if proto is model.flat else Model(proto, path=model.path)
 
 
 def _is_gather(model: Model, node: onnx.NodeProto) -> bool:
     constant = model.constants.get(node.input[0]) if node.op_type == "Gather" else None
-    return constant is not None and constant.data_type in (TensorProto.INT8, TensorProto.UINT8)
+    return constant is not None and constant.data_type in _STORED
 
 
 def _is_sum(node: onnx.NodeProto) -> bool:
@@ -344,9 +347,15 @@ def _is_sum(node: onnx.NodeProto) -> bool:
 class _Raising:
     """Examines every node; replacements are recorded in ``_instead`` and ``_removed``, by the index of the node."""
 
-    def __init__(self, flat: onnx.ModelProto, reference: Model | None) -> None:
+    def __init__(
+        self,
+        flat: onnx.ModelProto,
+        reference: Model | None,
+        shape: Callable[[str], tuple[int | None, ...] | None],
+    ) -> None:
         self._flat = flat
         self._reference = reference
+        self._shape = shape
         self._nodes = flat.graph.node
         self._names = FreeNames(flat.graph)
         self._producer = {name: i for i, node in enumerate(self._nodes) for name in node.output if name}
@@ -672,17 +681,32 @@ class _Raising:
             return []
         after = self._nodes[readers[0]]
         numbers = list(after.input[1:])
-        scalar = all(
-            name in self._constants and list(self._constants[name].dims) in ([], [1]) for name in numbers
-        )
-        if after.op_type != "DequantizeLinear" or after.input[0] != node.output[0] or not scalar:
+        if after.op_type != "DequantizeLinear" or after.input[0] != node.output[0]:
             return []
+        if not all(name in self._constants for name in numbers) or attribute_of(after, "block_size", 0):
+            return []
+        axis = None
+        if any(list(self._constants[name].dims) not in ([], [1]) for name in numbers):
+            axis = self._table_axis(node, attribute_of(after, "axis", 1))
+            if axis is None:
+                return []
         self._removed.add(readers[0])
-        weight = self._dequantize([node.input[0], *numbers], None, "")
+        weight = self._dequantize([node.input[0], *numbers], axis, "")
         gather = copied(node)
         gather.name = node.name.removesuffix("_quant")
         gather.input[0], gather.output[0] = weight.output[0], after.output[0]
         return [*self._pop_made(), gather]
+
+    def _table_axis(self, gather: onnx.NodeProto, axis: int) -> int | None:
+        """The axis of a Gather's table that is an axis of its result; ``None`` for one of the indices, or unknown."""
+        indices, rank = self._shape(gather.input[1]), len(self._constants[gather.input[0]].dims)
+        if indices is None:
+            return None
+        first = attribute_of(gather, "axis", 0) % rank  # in its place the result has the axes of the indices
+        axis %= rank - 1 + len(indices)
+        if axis < first:
+            return axis
+        return axis - len(indices) + 1 if axis >= first + len(indices) else None
 
     # ---- pairs ------------------------------------------------------------------------------------
 

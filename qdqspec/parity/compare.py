@@ -229,7 +229,7 @@ def require_numbers(runs: Collection[tuple[Feed, Outputs]]) -> None:
 
 
 def _finite(values: Array) -> npt.NDArray[np.bool_]:
-    """Where values are finite: everywhere if they are not floats."""
+    """A mask of finite values: all of them if they are not floats."""
     is_float = np.issubdtype(values.dtype, np.floating)
     return np.isfinite(values) if is_float else np.ones(values.shape, np.bool_)
 

@@ -137,7 +137,7 @@ def recall(store: Store, key: str) -> FinishedSearch | None:
 
 
 def other_winner(store: Store, wanted: Mapping[str, str]) -> str:
-    """How the newest cached search of the same case and device differs from the wanted one; empty if there is none."""
+    """The difference of the newest cached search of the same case and device; empty if there is none."""
     for entry in reversed(store.entries()):
         known = about(entry.folder)
         if all(known.get(name) == wanted[name] for name in ("case", "device", "target")):

@@ -18,6 +18,7 @@ from qdqspec.backends.onnxruntime.ops import ABSORBED, BLOCKED_AXES, LABELS, MOV
 from qdqspec.graph.dynamic_kernels import with_pairs
 from qdqspec.graph.float32 import computes_in_float16
 from qdqspec.graph.model import Node
+from qdqspec.graph.ops import is_constant_node
 from qdqspec.lint import rules
 from qdqspec.lint.rules import Hit, formats_newer_than_opset, unequal_scales
 from qdqspec.lint.view import LAYOUT, View, interpolates, type_name
@@ -56,7 +57,7 @@ def _odd_biases(view: View, op_type: str, tolerance: float) -> Iterator[Hit]:
     for node in view.of(op_type):
         if len(node.inputs) < 3:
             continue
-        data, weight, bias = (view.dequantizer(tensor) for tensor in node.inputs)
+        data, weight, bias = (_pair_of(view, tensor) for tensor in node.inputs)
         if data is None or weight is None or bias is None:
             continue
         one, other, found = (view.numbers(dq).scale for dq in (data, weight, bias))
@@ -378,6 +379,9 @@ def _sole_reader(view: View, node: Node, op_type: str) -> Node | None:
 # A Q after them is moved before them.
 _PASSED = frozenset({"MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
 _MAX_POOL_SINCE = 12
+_TURNED = frozenset({"Identity", "Transpose"})  # the DQ of a constant before them is moved behind them
+_RESHAPING = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
+_LINEAR = frozenset({"Conv", "Gemm", "MatMul"})
 _LOWEST: dict[int | None, int] = {
     TensorProto.UINT8: 0,
     TensorProto.INT8: -128,
@@ -445,15 +449,18 @@ def no_integer_kernel(view: View) -> Iterator[Hit]:
     "slow",
     "A weight is dequantized in every run",
     cure="keep the weight in float where its operator runs in float",
-    source=f"{_MEASURED_BEFORE}: a DequantizeLinear of a constant is not folded",
+    source=f"{_MEASURED_BEFORE}: a DequantizeLinear of a constant is not folded; with 1.32.0 an 8-bit weight of two "
+    "dimensions becomes a MatMulNBits",
 )
 def unfused_weights(view: View) -> Iterator[Hit]:
     """A stored weight without an integer kernel: of an unsupported operator, or with float data."""
     for dequantizer, numbers in view.dequantizers:
         if view.stored_weight(dequantizer) is None or numbers.block or numbers.elem_type == TensorProto.INT32:
             continue
-        for node in view.readers(dequantizer.outputs[0]):
-            if why := _cannot_take_weight(view, node):
+        for tensor, node in _final_readers(view, dequantizer.outputs[0]):
+            if _is_block_product(view, dequantizer, node, tensor):
+                continue
+            if why := _cannot_take_weight(view, node, tensor):
                 yield dequantizer, f"'{node.name}' {why}"
                 break
 
@@ -470,6 +477,30 @@ def unfused_weights(view: View) -> Iterator[Hit]:
 def convolution_bias_scales(view: View) -> Iterator[Hit]:
     """An int32 bias of a Conv, often shared by several, whose scales differ from the product of the other two."""
     return _odd_biases(view, "Conv", 0.015)
+
+
+@rule(
+    "ORT031",
+    "slow",
+    "The bias of a quantized operator has a form that no integer kernel takes: the operator runs in float",
+    cure="leave the bias in float as a constant, or store it as int32 directly behind a DequantizeLinear, with input "
+    "scale times weight scale",
+    source="measured, ONNX Runtime 1.32.0: an int8 bias, and a bias behind a Reshape",
+    since=_LEAVES_MISFITS,
+)
+def unfit_biases(view: View) -> Iterator[Hit]:
+    """A Conv with a quantized result, or a Gemm, whose bias is no float constant and no int32 behind a DQ."""
+    for node in view.of("Conv", "Gemm"):
+        tensor = node.input_at(2)
+        if not tensor or any(_pair_of(view, source) is None for source in node.inputs[:2]):
+            continue
+        if node.op_type == "Conv" and not view.quantizers(node.outputs[0]):
+            continue  # it runs in float in any case
+        dequantizer, maker = _pair_of(view, tensor), view.maker(tensor, {"Identity"})
+        if dequantizer is None and maker is not None and not is_constant_node(maker):
+            yield node, f"has a bias that is the result of {maker.op_type} '{maker.name}'"
+        elif dequantizer is not None and view.numbers(dequantizer).elem_type != TensorProto.INT32:
+            yield node, f"has a bias in {type_name(view.numbers(dequantizer).elem_type)}"
 
 
 @rule(
@@ -579,8 +610,7 @@ def computes_in_half(view: View) -> Iterator[Hit]:
 
 def _float_reader(view: View, node: Node) -> str:
     """The float reader of the result of an operator and of the nodes fused into it; empty if there is none."""
-    passed = _PASSED if view.model.opset >= _MAX_POOL_SINCE else _PASSED - {"MaxPool"}
-    chain = view.fused(node, ABSORBED | passed)
+    chain = view.fused(node, ABSORBED | _passed(view))
     result = chain[-1].outputs[0]
     readers = view.readers(result)
     quantizers = view.quantizers(result)
@@ -613,13 +643,66 @@ def _reads_integers(view: View, node: Node) -> bool:
     return bool(made) and all(dq is not None for dq in made.values())
 
 
-def _cannot_take_weight(view: View, node: Node) -> str:
+def _passed(view: View) -> frozenset[str]:
+    """The operators that copy values and that a Q or DQ is moved past."""
+    return _PASSED if view.model.opset >= _MAX_POOL_SINCE else _PASSED - {"MaxPool"}
+
+
+def _pair_of(view: View, tensor: str) -> Node | None:
+    """The DQ whose integers an integer kernel reads: it is moved behind operators that copy values.
+
+    That of a constant is moved behind a Transpose, and behind no other of them.
+    """
+    found = view.maker(tensor, _passed(view) | {"Identity"})
+    if found is None or not is_op(found, "DequantizeLinear"):
+        return None
+    is_weight = view.stored_weight(found) is not None
+    return None if is_weight and view.maker(tensor, _TURNED) is not found else found
+
+
+def _final_readers(view: View, tensor: str) -> Iterator[tuple[str, Node]]:
+    """The readers of a constant, through a Transpose too, each with the tensor that it reads."""
+    for node in view.readers(tensor):
+        if node.op_type in _TURNED and not view.quantizers(node.outputs[0]):
+            yield from _final_readers(view, node.outputs[0])
+        else:
+            yield tensor, node
+
+
+def _is_block_product(view: View, dequantizer: Node, node: Node, tensor: str) -> bool:
+    """Whether a product of float data and an 8-bit weight becomes a MatMulNBits, which reads integers."""
+    if node.op_type not in ("Gemm", "MatMul") or tensor != node.input_at(1):
+        return False
+    numbers, weight, bias = view.numbers(dequantizer), dequantizer.outputs[0], node.input_at(2)
+    rank = len(view.model.shape(weight) or ())
+    is_turned = any(reader.op_type == "Transpose" for reader in view.readers(weight))
+    has_plain_bias = not bias or (bias in view.model.constants and len(view.model.constants[bias].dims) == 1)
+    return (
+        numbers.elem_type in (TensorProto.INT8, TensorProto.UINT8)
+        and rank == 2
+        and numbers.scale is not None
+        and (numbers.scale.size == 1 or (numbers.axis in (-1, 1) and not is_turned))
+        and len(view.readers(weight)) == 1
+        and not view.is_seen(weight)
+        and has_plain_bias
+        and not (node.attributes.get("transA", 0) or node.attributes.get("transB", 0))
+        and node.attributes.get("alpha", 1) == node.attributes.get("beta", 1) == 1
+    )
+
+
+def _cannot_take_weight(view: View, node: Node, tensor: str) -> str:
     if node.op_type not in LABELS:
         return f"is a {node.op_type}"
-    if node.op_type not in ("Conv", "Gemm", "MatMul"):
+    if node.op_type in _RESHAPING and not view.quantizers(node.outputs[0]):
+        readers = view.readers(node.outputs[0])
+        if any(reader.op_type in _LINEAR and node.outputs[0] in reader.inputs[1:2] for reader in readers):
+            return f"is a {node.op_type} between the weight and its operator"
+    if node.op_type not in _LINEAR:
         return ""
-    if view.dequantizer(node.inputs[0]) is None and node.inputs[0] not in view.model.constants:
-        return f"reads '{node.inputs[0]}' in float"
+    if tensor in node.inputs[:2]:
+        data = node.inputs[0] if tensor == node.inputs[1] else node.inputs[1]
+        if _pair_of(view, data) is None and data not in view.model.constants:
+            return f"reads '{data}' in float"
     return ""
 
 

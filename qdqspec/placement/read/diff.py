@@ -81,6 +81,7 @@ class QdqDiff:
     removed: tuple[PairDiff, ...]
     changed: tuple[PairDiff, ...]
     equal: int  # pairs that are the same in both
+    left: int  # Q and DQ of the first that are no pairs, which count as nodes of the float model
     skeleton: SkeletonDiff
 
     @property
@@ -108,6 +109,7 @@ def diff_models(a: Model, b: Model) -> QdqDiff:
         removed=tuple(pair for pair in differing if pair.after is None),
         changed=tuple(pair for pair in differing if pair.before and pair.after),
         equal=len(found) - len(differing),
+        left=sum(map(len, parts[0].found.left.values())),
         skeleton=replace(
             compare_skeletons(parts[0].stripped, parts[1].stripped, sides[0].half_steps, sides[1].half_steps),
             converted=(a, b) != given,
@@ -335,6 +337,9 @@ def _headline(diff: QdqDiff) -> str:
     pairs = ", ".join(f"{len(found)} {word}" for word, found in counts.items() if found)
     equal = f"{count_text(diff.equal, 'equal Q/DQ pair')}; " if diff.equal else ""
     none = "" if pairs or equal else "no Q/DQ in either; "
+    if none and diff.left:
+        others = count_text(diff.left, "other Q or DQ", "other Q and DQ")
+        none = f"no Q/DQ pairs that can be removed in either, and {others}; "
     behind = "the float models differ" if diff.skeleton.differs else "the float models are the same"
     return f"{f'Q/DQ pairs: {pairs}; ' if pairs else ''}{equal}{none}{behind}"
 

@@ -160,6 +160,12 @@ SLOW: dict[str, tuple[Case, Case, str]] = {
         (IMAGE, BIASED + "y = Neg(o)", {}),
         "QLinearConv",
     ),
+    "ORT031": (
+        (IMAGE, BIASED.replace("DequantizeLinear<axis = 0>(bi, bs)", "DequantizeLinear(b8, s)") + "y = Neg(o)",
+         {"b8": np.ones(16, np.int8)}),
+        (IMAGE, BIASED + "y = Neg(o)", {}),
+        "QLinearConv",
+    ),
     "ORT020": (
         (IMAGE, CONV + "y = Sigmoid(c)", {}),
         (IMAGE, CONV + two("o", "c") + "y = Sigmoid(o)", {}),
@@ -393,6 +399,100 @@ def test_a_bias_that_convolutions_of_different_scales_share_is_slow_for_one(
     model = parsed(IMAGE, "y", text, t=np.array(0.75, F32))
     found = [f.node for f in lint_model(model, "onnxruntime-cpu") if f.id == "ORT018"]
     assert found == [node.name for node in model.nodes if "u" in node.outputs]
+
+
+BIAS = "d = DequantizeLinear(bi, bt) "  # int32, with the product of both scales, if that is .05 * .01
+BIASES = {
+    "bt": np.array(0.0005, F32),
+    "ws": np.array(0.01, F32),
+    "s": np.array(0.05, F32),
+    "z": np.array(0, np.int8),
+}
+WRONG = {"bt": np.array(0.0015, F32)}
+DV = "v = DequantizeLinear(w, ws, z) "
+END = two("o", "c") + "y = Neg(o)"
+ROW_V = "v = DequantizeLinear(m, ws, z) "
+# name: (inputs, nodes, constants, the finding if no integer kernel reads it, or reads it wrongly)
+LAYOUTS: dict[str, tuple[str, str, dict[str, np.ndarray], str]] = {
+    "bias": (IMAGE, DV + BIAS + "c = Conv(a, v, d) ", {}, ""),
+    "wrong bias": (IMAGE, DV + BIAS + "c = Conv(a, v, d) ", WRONG, "ORT018"),
+    "bias behind Identity": (IMAGE, DV + BIAS + "e = Identity(d) c = Conv(a, v, e) ", {}, ""),
+    "wrong bias behind Identity": (IMAGE, DV + BIAS + "e = Identity(d) c = Conv(a, v, e) ", WRONG, "ORT018"),
+    "bias behind Reshape": (IMAGE, DV + BIAS + "e = Reshape(d, r16) c = Conv(a, v, e) ", {}, "ORT031"),
+    "bias behind a pair": (IMAGE, DV + two("d", "b", "s", "z") + "c = Conv(a, v, d) ", {}, "ORT031"),
+    "float bias": (IMAGE, DV + "c = Conv(a, v, b) ", {}, ""),
+    "weight behind Transpose": (IMAGE, DV + BIAS + "t = Transpose<perm = [1, 0, 2, 3]>(v) c = Conv(a, t, d) ", {}, ""),
+    "weight behind Transpose, wrong bias":
+        (IMAGE, DV + BIAS + "t = Transpose<perm = [1, 0, 2, 3]>(v) c = Conv(a, t, d) ", WRONG, "ORT018"),
+    "weight behind Identity": (IMAGE, DV + "t = Identity(v) c = Conv(a, t) ", {}, ""),
+    "weight behind Reshape": (IMAGE, DV + "t = Reshape(v, same) c = Conv(a, t) ", {}, "ORT023"),
+    "data behind Transpose": (IMAGE, DV + "t = Transpose<perm = [0, 1, 3, 2]>(a) c = Conv(t, v) ", {}, ""),
+    "data behind Slice": (IMAGE, DV + "t = Slice(a, low, high) c = Conv(t, v) ", {}, ""),
+    "data behind DepthToSpace":
+        ("float[1,64,8,8] x", DV + "t = DepthToSpace<blocksize = 2>(a) c = Conv(t, v) ", {}, "ORT023"),
+    "Gemm": (ROWS, ROW_V + BIAS + "c = Gemm(a, v, d) ", {}, ""),
+    "Gemm, wrong bias behind Identity": (ROWS, ROW_V + BIAS + "e = Identity(d) c = Gemm(a, v, e) ", WRONG, "ORT001"),
+    "Gemm, weight behind Transpose, wrong bias":
+        (ROWS, ROW_V + BIAS + "t = Transpose(v) c = Gemm(a, t, d) ", WRONG, "ORT001"),
+    "Gemm, bias behind Reshape": (ROWS, ROW_V + BIAS + "e = Reshape(d, r16) c = Gemm(a, v, e) ", {}, "ORT031"),
+    "MatMul, weight behind Squeeze":
+        (ROWS, "v = DequantizeLinear(m1, ws, z) t = Squeeze(v, first) c = MatMul(a, t) ", {}, "ORT023"),
+    "MatMul, data behind Reshape": (ROWS, ROW_V + "t = Reshape(a, rows) c = MatMul(t, v) ", {}, ""),
+}  # fmt: skip
+
+
+@pytest.mark.skipif(not LEAVES_MISFITS, reason="before 1.32 other pairs were fused")
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_layout_operators_between_a_dq_and_its_operator_are_judged_as_the_runtime_fuses_them(
+    parsed: Callable[..., Model], name: str, tmp_path: Path
+) -> None:
+    inputs, text, changed, finding = LAYOUTS[name]
+    random = np.random.default_rng(1)
+    constants = {
+        "w": random.integers(-60, 60, (16, 16, 3, 3)).astype(np.int8),
+        "m": random.integers(-60, 60, (16, 16)).astype(np.int8),
+        "m1": random.integers(-60, 60, (1, 16, 16)).astype(np.int8),
+        "bi": random.integers(-3000, 3000, 16).astype(np.int32),
+        "r16": np.array([16]), "same": np.array([16, 16, 3, 3]), "rows": np.array([4, 16]), "first": np.array([0]),
+        "low": np.zeros(4, np.int64), "high": np.array([1, 16, 6, 6]),
+    }  # fmt: skip
+    model = parsed(inputs, "y", QX + text + END, **(BIASES | constants | changed))
+    found = ids(model) & {"ORT001", "ORT018", "ORT023", "ORT031"}
+    assert found == ({finding} if finding else set())
+    fused = kernels(model, tmp_path)
+    is_float = bool({"Conv", "Gemm", "MatMul", "FusedConv", "FusedGemm"}.intersection(fused))
+    assert is_float == (finding not in ("", "ORT001"))
+
+
+ALONE = "v = DequantizeLinear(m, ws, z) "
+CHANNELS = "v = DequantizeLinear<axis = {axis}>(m, wc, zc) "
+# name: (nodes, whether the weight is dequantized in every run)
+WEIGHTS_ALONE: dict[str, tuple[str, bool]] = {
+    "MatMul": (ALONE + "y = MatMul(x, v)", False),
+    "channels along the last axis": (CHANNELS.format(axis=1) + "y = MatMul(x, v)", False),
+    "channels along the first axis": (CHANNELS.format(axis=0) + "y = MatMul(x, v)", True),
+    "behind Transpose": (ALONE + "t = Transpose(v) y = MatMul(x, t)", False),
+    "channels behind Transpose": (CHANNELS.format(axis=0) + "t = Transpose(v) y = MatMul(x, t)", True),
+    "Gemm": (ALONE + "y = Gemm(x, v, b)", False),
+    "transposed Gemm": (ALONE + "y = Gemm<transB = 1>(x, v)", True),
+    "Gemm with a factor": (ALONE + "y = Gemm<alpha = 2.0>(x, v)", True),
+    "two readers": (ALONE + "t = MatMul(x, v) y = MatMul(t, v)", True),
+    "on the left": (ALONE + "t = Transpose(x) y = MatMul(v, t)", True),
+    "three dimensions": ("v = DequantizeLinear(m1, ws, z) y = MatMul(x, v)", True),
+}  # fmt: skip
+
+
+@pytest.mark.skipif(not LEAVES_MISFITS, reason="before 1.32 only weights in blocks are read as integers")
+@pytest.mark.parametrize("name", WEIGHTS_ALONE)
+def test_a_weight_alone_is_slow_where_no_kernel_reads_its_integers(
+    parsed: Callable[..., Model], name: str, tmp_path: Path
+) -> None:
+    text, is_slow = WEIGHTS_ALONE[name]
+    constants = {"ws": np.array(0.01, F32), "wc": np.full(16, 0.01, F32), "z": np.array(0, np.int8)}
+    more = {"zc": np.zeros(16, np.int8), "m1": np.ones((1, 16, 16), np.int8)}
+    model = parsed(ROWS, "y", text, **constants, **more)
+    assert ("ORT023" in ids(model)) == is_slow
+    assert ("DequantizeLinear" in kernels(model, tmp_path)) == is_slow
 
 
 def test_every_rule_has_a_model() -> None:

@@ -271,6 +271,17 @@ def test_a_folded_batch_normalization_is_reported_but_is_no_difference(models: P
     assert diff_models(given, given).skeleton.folded == ()
 
 
+def test_q_and_dq_that_are_no_pairs_are_counted() -> None:
+    """A DequantizeLinear of an input is part of both float models."""
+    text = "g (int8[4] x) => (float[4] y) { d = DequantizeLinear(x, s) y = Neg(d) }"
+    model = parsed(text, s=np.array(0.5, np.float32))
+    found = diff_models(model, model)
+    assert found.same
+    assert render_text(found) == (
+        "no Q/DQ pairs that can be removed in either, and 1 other Q or DQ; the float models are the same"
+    )
+
+
 def test_a_folded_weight_that_was_changed_is_a_difference(models: Path) -> None:
     given = load_model(models / "ultraface_rfb320.onnx")
     other = fold_batchnorm(given).model

@@ -216,6 +216,44 @@ def test_integer_weights_are_dequantized_as_the_operator_defines(kind: str) -> N
     )
 
 
+TABLES = {
+    "one scale": ("g = Gather(t, ids) y = DequantizeLinear(g, s, z)", ()),
+    "table dequantized before": ("d = DequantizeLinear(t, s, z) y = Gather(d, ids)", ()),
+    "scales of columns": ("g = Gather(t, ids) y = DequantizeLinear<axis = 2>(g, s, z)", (8,)),
+    "scales of columns from the end": ("g = Gather(t, ids) y = DequantizeLinear<axis = -1>(g, s, z)", (8,)),
+    "scales of rows": ("d = DequantizeLinear<axis = 0>(t, s, z) y = Gather(d, ids)", (6,)),
+    "columns gathered, scales of rows": (
+        "g = Gather<axis = 1>(t, ids) y = DequantizeLinear<axis = 0>(g, s, z)",
+        (6,),
+    ),
+}
+
+
+@pytest.mark.parametrize("form", TABLES)
+def test_tables_of_embeddings_are_dequantized(form: str) -> None:
+    text, shape = TABLES[form]
+    random = np.random.default_rng(0)
+    constants = {
+        "t": random.integers(-127, 127, (6, 8)).astype(np.int8),
+        "s": random.uniform(0.1, 1, shape).astype(np.float32),
+        "z": random.integers(-3, 3, shape).astype(np.int8),
+    }
+    model = parsed(f"g (int64[2,3] ids) => (float[a,b,c] y) {{ {text} }}", **constants)
+    stripped = strip_qdq(model)
+    assert [node.op_type for node in stripped.proto.graph.node] == ["Gather"]
+    feeds = {"ids": random.integers(0, 6, (2, 3))}
+    before, after = (ReferenceEvaluator(proto).run(None, feeds)[0] for proto in (model.proto, stripped.proto))
+    np.testing.assert_array_equal(before, after)
+
+
+def test_a_table_with_scales_of_the_places_of_indices_is_unchanged_and_reported() -> None:
+    constants = {"t": np.ones((6, 8), np.int8), "s": np.ones(3, np.float32), "z": np.zeros(3, np.int8)}
+    text = "g (int64[2,3] ids) => (float[a,b,c] y) { g = Gather(t, ids) y = DequantizeLinear<axis = 1>(g, s, z) }"
+    stripped = strip_qdq(parsed(text, **constants))
+    assert "not removed, 1" in "".join(stripped.notes)
+    assert [node.op_type for node in stripped.proto.graph.node] == ["Gather", "DequantizeLinear"]
+
+
 def test_blocked_weights_are_dequantized() -> None:
     scale = np.float32([[0.5, 2.0], [1.0, 4.0], [3.0, 1.0]])
     integers = RANDOM.integers(-8, 8, (3, 6)).astype(np.int8)
