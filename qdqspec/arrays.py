@@ -19,9 +19,27 @@ Reduction: TypeAlias = Literal["extremes", "spaced"]
 MOST_SPACED = 1 << 17  # values of one tensor in one sample that a histogram counts
 
 
+LOST_SHARE = 1 / 512  # of the largest magnitude: smaller values round to zero in 8 bits
+_FEW = 1 << 12  # values that are looked at first
+
+
 def extremes(values: Array) -> Array:
-    """The smallest and the largest value, or NaN twice if one is NaN; none of an empty array."""
-    return np.array([values.min(), values.max()], values.dtype) if values.size else values
+    """The smallest and the largest value, or NaN twice if one is NaN; none of an empty array.
+
+    Then, if there is one, a value below a quarter of the largest magnitude: one of at least `LOST_SHARE` of it, or else
+    the largest of the others, as where a mask is far beyond them.
+    """
+    if not values.size:
+        return values
+    low, high = values.min(), values.max()
+    largest = max(-float(low), float(high))
+    inner: Array = values[:0]
+    for some in (evenly_spaced(values, _FEW), values):
+        rest = some[np.abs(some) < largest / 4]
+        inner = rest[np.abs(rest).argmax() :][:1] if rest.size else rest
+        if (np.abs(inner) >= LOST_SHARE * largest).any():
+            break
+    return np.array([low, high, *inner], values.dtype)
 
 
 def evenly_spaced(values: Array, most: int = MOST_SPACED) -> Array:

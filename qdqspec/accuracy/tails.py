@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
 from qdqspec.accuracy.parity import SideBySide
+from qdqspec.backends.base import Engine
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model, Node, load_model, require_path
 from qdqspec.graph.observe import Observer, observe
@@ -46,14 +48,17 @@ def with_tails(setup: CaseSetup, tuned: Path, parity: ParityEvidence) -> ParityE
         with TemporaryFolder() as folder:
             files = folder / "reference.onnx", folder / "tuned.onnx"
             observers = _written(models, tails, files)
-            definition = Definition(load_model(files[0]), setup.backend, setup.resources.options)
-            expected = None if is_defined else definition.build
+            expected = None if is_defined else partial(_build_definition, setup, files[0])
             with SideBySide(setup.resources, *files, fixed, expected=expected, divided=False) as engines:
                 return replace(parity, before_tails=_compared(setup, tails, observers, engines))
     except BackendError as error:
         first = tail_text(tails[0][0])
         setup.prepared.note_once(f"the SQNR {first} was not measured: {error.what}")
         return parity
+
+
+def _build_definition(setup: CaseSetup, file: Path) -> Engine:
+    return Definition(load_model(file), setup.backend, setup.resources.options).build()
 
 
 def _tails(reference: Model, tuned: Model) -> Iterator[tuple[TailParity, str]]:

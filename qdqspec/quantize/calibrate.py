@@ -22,13 +22,14 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from qdqspec.arrays import REDUCTIONS, Array, Feed, Floats, Reduction
+from qdqspec.arrays import LOST_SHARE, REDUCTIONS, Array, Feed, Floats, Reduction
 from qdqspec.config import hooks
 from qdqspec.errors import DataError
 from qdqspec.graph.flat import find_scopes
 from qdqspec.graph.float32 import is_converted
 from qdqspec.graph.model import Model
 from qdqspec.graph.observe import Observer, observe
+from qdqspec.graph.ops import copies_values
 from qdqspec.graph.wire import Parts
 from qdqspec.plain_json import parse_json
 from qdqspec.quantize.ranges import TensorRange
@@ -198,7 +199,8 @@ def calibrate(
     the other methods (range first, then a histogram of fixed size per tensor), and its samples are never stored. The
     range of a tensor in a body of If, Loop or Scan is over all iterations. Omitted are integer tensors, those that no
     feed produced, as in a branch never taken, and those that held NaN, infinity or more than half of the largest
-    number of their type, as masked scores do; ``note`` gets the latter two. Some tensors are never clipped: the model's
+    number of their type, as masked scores do, and masked scores before a Softmax of which 8 bits would keep the mask
+    alone; ``note`` gets all but the first. Some tensors are never clipped: the model's
     outputs, input and output of a Softmax, the output of a Sigmoid and similar operators. Raises `DataError` if there
     is no sample.
     """
@@ -216,7 +218,7 @@ def calibrate_with(
 ) -> dict[Method, dict[str, TensorRange]]:
     """Calibrate by several methods, as `calibrate`, in two passes over the inputs."""
     watch = _Watch.over(model, tensors, run)
-    spans, means, unbounded = _spans(watch, feeds())
+    spans, means, unbounded, inner = _spans(watch, feeds())
     for number, unusable in unbounded.items():
         note(
             f"infinite, NaN or as large as the float type allows in calibration sample {number}, as masks are, so left "
@@ -239,7 +241,25 @@ def calibrate_with(
         for method in _FROM_HISTOGRAM.keys() & set(methods):
             choose = _FROM_HISTOGRAM[method]
             found[method] = spans | {tensor: choose(histogram) for tensor, histogram in histograms.items()}
-    return {method: found[method] for method in methods}
+    logits = _logits(model)
+    inner = {tensor: largest for tensor, largest in inner.items() if tensor in logits}
+    usable = {method: _without_masks(found[method], inner) for method in methods}
+    lost = sorted({tensor for method in methods for tensor in found[method].keys() - usable[method].keys()})
+    if lost:
+        note(
+            "in 8 bits all scores beside those of a mask would be zero before a Softmax, so left in floating point: "
+            f"{_quoted(lost)}"
+        )
+    return usable
+
+
+def _without_masks(ranges: Mapping[str, TensorRange], inner: Mapping[str, float]) -> dict[str, TensorRange]:
+    """The ranges that are not those of a mask alone: ``inner`` are the largest magnitudes of the other values."""
+    return {
+        tensor: span
+        for tensor, span in ranges.items()
+        if not 0 < inner.get(tensor, 0.0) < LOST_SHARE * span.largest
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,6 +306,19 @@ class _Watch:
         }
 
 
+def _logits(model: Model) -> set[str]:
+    """Tensors that a Softmax reads, directly or through copies: differences of their values count, not their sizes."""
+    found: set[str] = set()
+    for node in model.nodes:
+        reads = node if node.op_type in ("LogSoftmax", "Softmax") else None
+        while reads is not None:
+            found.add(reads.inputs[0])
+            before = model.producer.get(reads.inputs[0])
+            copies = before is not None and (copies_values(before) or before.op_type == "Cast")
+            reads = before if copies else None
+    return found
+
+
 def _deciding_tensors(model: Model) -> set[str]:
     """Tensors whose largest values decide the result.
 
@@ -298,12 +331,16 @@ def _deciding_tensors(model: Model) -> set[str]:
 
 def _spans(
     watch: _Watch, feeds: Iterable[Feed]
-) -> tuple[dict[str, TensorRange], dict[str, TensorRange], dict[int, list[str]]]:
-    """The range of each tensor, the mean of its ranges over samples, and by sample the tensors that are not finite."""
+) -> tuple[dict[str, TensorRange], dict[str, TensorRange], dict[int, list[str]], dict[str, float]]:
+    """The range of each tensor, the mean of its ranges over samples, and by sample the tensors that are not finite.
+
+    Then the largest magnitude of each tensor below a quarter of its largest one, as far as `extremes` has it.
+    """
     spans: dict[str, TensorRange] = {}
     sums: dict[str, npt.NDArray[np.float64]] = {}
     samples = Counter[str]()
     unbounded: dict[str, int] = {}
+    inner: dict[str, float] = {}
     number = -1
     for number, feed in enumerate(feeds):
         for tensor, value in watch.values(feed, "extremes").items():
@@ -312,7 +349,11 @@ def _spans(
                 unbounded.setdefault(tensor, number)
                 continue
             seen = TensorRange(low, high)
-            spans[tensor] = spans[tensor].union(seen) if tensor in spans else seen
+            known = spans.get(tensor, seen)
+            spans[tensor] = known.union(seen)
+            magnitudes = (inner.get(tensor, 0.0), known.largest, *np.abs(value).astype(np.float64).tolist())
+            below = (each for each in magnitudes if each < spans[tensor].largest / 4)
+            inner[tensor] = max(below, default=0.0)
             sums[tensor] = sums.get(tensor, 0.0) + np.array([seen.low, seen.high])
             samples[tensor] += 1
     if number < 0:
@@ -325,7 +366,7 @@ def _spans(
         spans.pop(tensor, None)
         by_sample.setdefault(first, []).append(tensor)
     means = {tensor: TensorRange(*(sums[tensor] / samples[tensor]).tolist()) for tensor in spans}
-    return spans, means, by_sample
+    return spans, means, by_sample, inner
 
 
 def _without_values(model: Model, missing: Iterable[str], seen: Iterable[str]) -> Iterator[str]:

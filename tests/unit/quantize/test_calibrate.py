@@ -9,9 +9,12 @@ import onnx
 import onnxruntime
 import pytest
 from arrays import arrays_of
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqspec.arrays import MOST_SPACED, REDUCTIONS, Feed, Reduction
+from qdqspec.arrays import LOST_SHARE, MOST_SPACED, REDUCTIONS, Feed, Reduction, extremes
 from qdqspec.errors import DataError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.observe import observe
@@ -175,6 +178,63 @@ def test_masked_scores_stay_float_and_other_tensors_keep_their_ranges(
     assert 0 < found["s"].high <= 9
     (note,) = notes
     assert note.endswith("so left in floating point: 'mask', 'm'")
+
+
+def masked_scores(*after: onnx.NodeProto) -> Model:
+    """Scores with a mask added, then other nodes that read them as ``m``."""
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [None]) for name in ("x", "mask", "y")]
+    nodes = [helper.make_node("Add", ["x", "mask"], ["m"]), *after]
+    graph = helper.make_graph(nodes, "scores", ends[:2], ends[2:])
+    return Model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9))
+
+
+@pytest.mark.parametrize("reduces", [False, True])
+@pytest.mark.parametrize("masked", [-1e4, -65504, -1e9])
+def test_scores_of_which_8_bits_keep_the_mask_alone_stay_float(masked: float, reduces: bool) -> None:
+    nodes = helper.make_node("Identity", ["m"], ["c"]), helper.make_node("Softmax", ["c"], ["y"])
+    mask = np.float32([0, masked, 0, 0])
+    feeds = [
+        {"x": np.float32([3, -4, 9, -8]) * gain, "mask": mask * hides} for gain, hides in ((1, 0), (0.5, 1))
+    ]
+    notes: list[str] = []
+    run = ReducingRuns if reduces else run_on_cpu
+    found = calibrate(
+        masked_scores(*nodes), ["x", "m", "c", "y"], lambda: iter(feeds), "max", run, note=notes.append
+    )
+    assert found.keys() == {"x", "y"}
+    (note,) = notes
+    assert note.endswith("so left in floating point: 'c', 'm'")
+
+
+@pytest.mark.parametrize("reduces", [False, True])
+@pytest.mark.parametrize(
+    ("masked", "op"),
+    [(-1000.0, "Softmax"), (-1e4, "Relu"), (0.0, "Softmax")],
+    ids=["near", "other reader", "none"],
+)
+def test_other_scores_keep_their_range(masked: float, op: str, reduces: bool) -> None:
+    """Scores up to 9 beside a mask of -1000 are more than a step; other operators compute with sizes."""
+    feeds = [{"x": np.float32([3, -4, 9, -8]), "mask": np.float32([0, masked, 0, 0])}]
+    run = ReducingRuns if reduces else run_on_cpu
+    model = masked_scores(helper.make_node(op, ["m"], ["y"]))
+    assert "m" in calibrate(model, ["m"], lambda: iter(feeds), "max", run)
+
+
+@given(
+    hnp.arrays(np.float32, hnp.array_shapes(max_dims=2, max_side=9), elements=st.floats(-1e6, 1e6, width=32))
+)
+def test_extremes_of_extremes_are_the_same_values(values: np.ndarray) -> None:
+    once = extremes(values)
+    assert (once.min(), once.max()) == (values.min(), values.max())
+    assert set(once.tolist()) <= set(values.ravel().tolist())
+    largest = np.abs(values).max()
+
+    def is_lost(some: np.ndarray) -> bool:
+        """Whether all values below a quarter of the largest round to zero."""
+        magnitudes = np.abs(some.ravel())
+        return bool(magnitudes[magnitudes < largest / 4].max(initial=0) < LOST_SHARE * largest)
+
+    assert is_lost(values) == is_lost(once) == is_lost(extremes(once))
 
 
 def test_no_sample_is_an_error_not_an_empty_result(absolute: Model) -> None:

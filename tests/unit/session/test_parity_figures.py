@@ -9,11 +9,27 @@ import onnx
 import pytest
 
 from qdqspec import verify
+from qdqspec.accuracy.parity import compare_models
+from qdqspec.accuracy.tails import with_tails
+from qdqspec.backends.base import BuildOptions
+from qdqspec.backends.onnxruntime.engine import OnnxRuntime, OnnxRuntimeEngine
+from qdqspec.config import Settings
+from qdqspec.preparation.case import CaseSetup
+from qdqspec.preparation.resources import Resources
 from qdqspec.report.facts import case_tables
 from qdqspec.report.record import case_to_json
 from qdqspec.session import Session
 from qdqspec.spec.kinds import params_of
-from qdqspec.types import Case, CaseRecord, CheckSpec, Inputs, ParityEvidence, QuantizeRules, TuneRules
+from qdqspec.types import (
+    Case,
+    CaseRecord,
+    CheckSpec,
+    DeviceKey,
+    Inputs,
+    ParityEvidence,
+    QuantizeRules,
+    TuneRules,
+)
 
 
 def coverage_case(model: Path, data: Path, **limits: float) -> Case:
@@ -167,3 +183,35 @@ def parity_rows(record: CaseRecord) -> list[tuple[str, ...]]:
         table for table in case_tables(record.evidence) if table.title.startswith("Parity with the reference")
     ]
     return [row for table in tables for row in table.rows]
+
+
+class Doubling(OnnxRuntime):
+    """A runtime whose optimized models return twice the defined values."""
+
+    def build(self, model: Path, options: BuildOptions) -> OnnxRuntimeEngine:
+        engine = super().build(model, options)
+        if options.extra.get("onnxruntime.optimization") != "off":
+            run = engine.run
+            engine.run = lambda feeds: {name: 2 * value for name, value in run(feeds).items()}  # type: ignore[method-assign]
+        return engine
+
+
+def test_the_definition_is_compared_before_a_softmax_if_the_given_model_runs_otherwise(
+    tmp_path: Path,
+) -> None:
+    """The tuned model's logits are doubled too, so that their noise is as large as the defined logits."""
+    onnx.save(classifier("y = Softmax(logits)"), tmp_path / "given.onnx")
+    onnx.save(rounded(classifier("y = Softmax(logits)")), tmp_path / "tuned.onnx")
+    np.savez(tmp_path / "data.npz", x=np.random.default_rng(4).normal(size=(8, 64)).astype(np.float32))
+    case = coverage_case(tmp_path / "given.onnx", tmp_path / "data.npz")
+    resources = Resources(
+        backend=Doubling(),  # type: ignore[arg-type]  # a backend in this process
+        options=BuildOptions(),
+        settings=Settings(root=tmp_path),
+    )
+    setup = CaseSetup(case, resources, DeviceKey(key="here"))
+    found = with_tails(setup, tmp_path / "tuned.onnx", compare_models(setup, tmp_path / "tuned.onnx"))
+    assert found.definition is not None
+    assert not found.definition.holds
+    (tail,) = found.before_tails
+    assert tail.sqnr_db == pytest.approx(0, abs=0.5)
