@@ -91,6 +91,7 @@ class Prepared:
             self.warnings += [note] if note else []
         self._seed = seed
         self._source = CorrectionSource()
+        self._limits: tuple[Model, Mapping[str, SumLimit]] | None = None
         self.calibration_seconds = 0.0  # of the calibration of the space, if it was made here
         for name, value in case.inputs.values.items():
             self.note_once(
@@ -352,10 +353,7 @@ class Prepared:
             symmetric_activations=self.capabilities.symmetric_activations,
             biases=space.bias_sources,
             saturations=saturations(model, tied, self._given_ranges(tied)),
-            # while `folded` is computed, its branches are judged by the numbers of other models
-            sum_limits=self.sum_limits
-            if self.__dict__.get("folded") is model
-            else self._sum_limits(model, space),
+            sum_limits=self._sum_limits(model, space),
         )
         kept = self.start_scales.weights
         if self.capabilities.reduce_range:
@@ -370,7 +368,13 @@ class Prepared:
         """
         return self._sum_limits(self.folded, self.candidates)
 
-    def _sum_limits(self, model: Model, space: SchemeSpace, samples: int = 16) -> Mapping[str, SumLimit]:
+    def _sum_limits(self, model: Model, space: SchemeSpace) -> Mapping[str, SumLimit]:
+        """The limits of a model; those of the model before are known."""
+        if self._limits is None or self._limits[0] is not model:
+            self._limits = model, self._find_sum_limits(model, space)
+        return self._limits[1]
+
+    def _find_sum_limits(self, model: Model, space: SchemeSpace, samples: int = 16) -> Mapping[str, SumLimit]:
         """``samples`` are run at most: more of them show rarer sums, and take the time of a run each."""
         if not self.capabilities.reduce_range or "bits" not in self.case.quantize.allowed_corrections:
             return {}
