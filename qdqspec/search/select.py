@@ -135,7 +135,7 @@ def choose(
     best = min(proved, key=lambda role: proved[role].median)
     most = min(proved[best].high, (1 + TIE) * proved[best].median)
     if plain is not None and plain.mean.median <= most:
-        gain = f"{best} took {proved[best].median:.3f} of the reference's time"
+        gain = f"{_rival(roles, best)} {_takes(proved[best])}"
         reason = f"{gain}, and {_converted(plain)}: its pairs do not make it faster"
         return Selection(role="reference", placement=reference, unchanged=True, reason=reason)
     inside = [role for role in proved if proved[role].median <= most]

@@ -281,7 +281,7 @@ def test_a_placement_that_is_as_fast_as_the_converted_model_without_pairs_is_not
     chosen = choose(ROLES, ratios, plain=ratio(0.7))
     assert (chosen.unchanged, chosen.placement) == (True, REFERENCE)
     assert chosen.reason == (
-        "winner took 0.700 of the reference's time, and "
+        "the best candidate takes 0.70 of the reference's time (95 %: 0.68 to 0.72), and "
         "converted to float32 without pairs it takes 0.70 (95 %: 0.68 to 0.72): its pairs do not make it faster"
     )
 
