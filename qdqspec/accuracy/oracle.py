@@ -411,7 +411,8 @@ class RehearsalOracle:
             rehearsal = self._rehearser.including(placement)
             if self._gate is None:
                 float_model = rehearsal.engine(_FLOAT, self._outputs)
-                self._gate = OutputGate(float_model, rehearsal.feeds())
+                # a list: an error of the gate would keep an iterator, and its data file, open
+                self._gate = OutputGate(float_model, list(rehearsal.feeds()))
             engine, limits = rehearsal.engine(placement, self._outputs), self._rehearsed_limits
             if roughly:
                 return self._gate.first(engine)

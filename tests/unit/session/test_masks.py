@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import io
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -119,6 +121,12 @@ def test_inputs_that_are_searched_keep_the_mask(session: Session, tmp_path: Path
 
 def test_a_mask_that_hides_everything_is_an_error(session: Session, tmp_path: Path) -> None:
     everything = np.full((16, 16), INF, np.float32)
-    case = case_of(*attention(tmp_path, "infinite input", everything), COVERAGE)
-    with pytest.raises(DataError, match=r"'y' of the model is NaN or infinite in each of 8 samples.*'mask'"):
+    model, data = attention(tmp_path, "infinite input", everything)
+    case = case_of(model, data, COVERAGE)
+    with pytest.raises(
+        DataError, match=r"'y' of the model is NaN or infinite in each of 8 samples.*'mask'"
+    ) as caught:
         session.work(case).search  # noqa: B018 - it searches
+    assert caught.value.__traceback__ is not None  # its frames keep no file open
+    files = [each for each in gc.get_objects() if issubclass(type(each), io.IOBase) and not each.closed]
+    assert str(data) not in [str(getattr(each, "name", "")) for each in files]
