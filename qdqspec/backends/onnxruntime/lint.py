@@ -591,7 +591,7 @@ def staying_relu(view: View) -> Iterator[Hit]:
 def float16_pairs(view: View) -> Iterator[Hit]:
     """Each pair whose scale is float16."""
     for node, _ in view.heads:
-        if view.model.elem_type(node.inputs[1]) == TensorProto.FLOAT16:
+        if view.model.elem_type(node.input_at(1)) == TensorProto.FLOAT16:
             yield node, "has a float16 scale"
 
 
