@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict
 from functools import cached_property
@@ -98,9 +98,8 @@ def compared_with_definition(
         return known
     definition = Definition(model, backend, options)
     try:
-        expected, seen = (_outputs(build, samples) for build in (
-            definition.build, lambda: backend.build(require_path(model), options)
-        ))  # fmt: skip
+        expected = _outputs(definition.build, samples)
+        seen = _outputs(lambda: backend.build(require_path(model), options), samples)
     except BackendError:  # the caller reports a model that does not run
         return None
     by_output = {
@@ -146,8 +145,8 @@ def difference_text(found: DefinitionEvidence, backend: str, model: str, data: s
     )
 
 
-def _outputs(build: object, samples: Sequence[Feed]) -> list[Mapping[str, Array]]:
-    with closing(build()) as engine:  # type: ignore[operator]
+def _outputs(build: Callable[[], Engine], samples: Sequence[Feed]) -> list[Mapping[str, Array]]:
+    with closing(build()) as engine:
         return [engine.run(feed) for feed in samples]
 
 

@@ -10,29 +10,19 @@ import numpy as np
 import onnx
 import pytest
 from arrays import arrays_of
+from doubling import Doubling
 from onnx import TensorProto, helper, numpy_helper
 from refused_models import integers_with_other_values
 
 from qdqspec.arrays import Array
 from qdqspec.backends.base import BuildOptions
-from qdqspec.backends.onnxruntime.engine import OnnxRuntime, OnnxRuntimeEngine
+from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.cli import main
 from qdqspec.graph.model import load_model
 from qdqspec.preparation.definition import compared_with_definition
 from qdqspec.session import Session
 
 RANDOM = np.random.default_rng(11)
-
-
-class Doubling(OnnxRuntime):
-    """A runtime whose optimized models return twice the defined values."""
-
-    def build(self, model: Path, options: BuildOptions) -> OnnxRuntimeEngine:
-        engine = super().build(model, options)
-        if options.extra.get("onnxruntime.optimization") != "off":
-            run = engine.run
-            engine.run = lambda feeds: {name: 2 * value for name, value in run(feeds).items()}  # type: ignore[method-assign]
-        return engine
 
 
 def saved(

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from doubling import Doubling
 
 from qdqspec import verify
 from qdqspec.accuracy.parity import compare_models
 from qdqspec.accuracy.tails import with_tails
 from qdqspec.backends.base import BuildOptions
-from qdqspec.backends.onnxruntime.engine import OnnxRuntime, OnnxRuntimeEngine
 from qdqspec.config import Settings
 from qdqspec.preparation.case import CaseSetup
 from qdqspec.preparation.resources import Resources
@@ -183,17 +183,6 @@ def parity_rows(record: CaseRecord) -> list[tuple[str, ...]]:
         table for table in case_tables(record.evidence) if table.title.startswith("Parity with the reference")
     ]
     return [row for table in tables for row in table.rows]
-
-
-class Doubling(OnnxRuntime):
-    """A runtime whose optimized models return twice the defined values."""
-
-    def build(self, model: Path, options: BuildOptions) -> OnnxRuntimeEngine:
-        engine = super().build(model, options)
-        if options.extra.get("onnxruntime.optimization") != "off":
-            run = engine.run
-            engine.run = lambda feeds: {name: 2 * value for name, value in run(feeds).items()}  # type: ignore[method-assign]
-        return engine
 
 
 def test_the_definition_is_compared_before_a_softmax_if_the_given_model_runs_otherwise(
