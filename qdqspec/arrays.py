@@ -31,10 +31,10 @@ def extremes(values: Array) -> Array:
     """
     if not values.size:
         return values
-    low, high = values.min(), values.max()
+    low, high, flat = values.min(), values.max(), values.reshape(-1)
     largest = max(-float(low), float(high))
-    inner: Array = values[:0]
-    for some in (evenly_spaced(values, _FEW), values):
+    inner: Array = flat[:0]
+    for some in (evenly_spaced(values, _FEW), flat):
         rest = some[np.abs(some) < largest / 4]
         inner = rest[np.abs(rest).argmax() :][:1] if rest.size else rest
         if (np.abs(inner) >= LOST_SHARE * largest).any():

@@ -116,6 +116,11 @@ def test_the_entropy_range_of_equal_magnitudes_clips_nothing() -> None:
     assert entropy_range(histogram_of(np.full(100, 3.0))) == TensorRange(0, 3)
 
 
+def test_extremes_of_a_single_number_without_axes():
+    """The scale that a DynamicQuantizeLinear makes, and each other scalar of a model."""
+    assert extremes(np.array(3.5, np.float32)).tolist() == [3.5, 3.5]
+
+
 def test_extremes_of_nan_are_nan_and_those_of_nothing_nothing() -> None:
     np.testing.assert_array_equal(extremes(np.array([[3, -1], [2, -3]], np.float32)), np.float32([-3, 3]))
     assert np.isnan(extremes(np.array([1, np.nan, 2], np.float32))).all()

@@ -42,7 +42,8 @@ def test_placements_whose_outputs_have_another_length_are_not_built(tmp_path: Pa
         found = session.search(case)
     assert found.unchanged
     assert "expected below 20 dB and not built" in found.reason
-    assert [trial.placement.sites for trial in found.trials] == [frozenset()]
+    searched = [trial for trial in found.trials if trial.phase != "confirm"]
+    assert [trial.placement.sites for trial in searched] == [frozenset()]
     assert any(gain.before_db == -MOST_DB for gain in found.corrections)
 
 
