@@ -29,6 +29,7 @@ from qdqspec.config.options import BUILD_OPTIONS
 from qdqspec.config.settings import DEFAULT_BACKEND
 from qdqspec.errors import ConfigError, ModelError, PlacementError
 from qdqspec.types import TIMED_TRIALS, Inputs, RegionRules
+from qdqspec.units import count_text
 
 if TYPE_CHECKING:
     from qdqspec.config import Settings
@@ -141,7 +142,7 @@ def apply(arguments: argparse.Namespace) -> int:
     notes = [*model.notes, *result.notes]
     pairs = _dequantized(Model(result.proto))
     found = {"pairs": pairs, "warnings": _warnings_of(arguments.output)}
-    return conclude(arguments, f"{pairs} dequantized tensors in it", notes, found)
+    return conclude(arguments, f"{count_text(pairs, 'dequantized tensor')} in it", notes, found)
 
 
 def _warnings_of(written: Path) -> list[str]:
@@ -189,7 +190,10 @@ def strip(arguments: argparse.Namespace) -> int:
     inputs = [file for one in given for file in one.user_files]
     save_model(result.proto, arguments.output, inputs=inputs, base=require_path(model).parent)
     notes = [*model.notes, *result.notes]
-    summary = f"{removed} dequantized tensors removed{f', {left} left' if left else ''}"
+    if removed or left:
+        summary = count_text(removed, "dequantized tensor") + " removed" + (f", {left} left" if left else "")
+    else:
+        summary = "a copy of the model, which has no Q/DQ pairs"
     found = {"pairs": removed, "left": left, "warnings": _warnings_of(arguments.output)}
     return conclude(arguments, summary, notes, found)
 

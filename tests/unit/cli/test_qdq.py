@@ -57,6 +57,12 @@ QUANTIZED_OPERATORS = {
 }
 
 
+def test_strip_of_a_float_model_says_that_it_is_a_copy(verb, tmp_path) -> None:
+    verb("strip", QAT, "-o", "float.onnx")
+    copied = verb("strip", "float.onnx", "-o", "copy.onnx")
+    assert copied.out == "copy.onnx: a copy of the model, which has no Q/DQ pairs\n"
+
+
 @pytest.mark.parametrize("name", QUANTIZED_OPERATORS)
 def test_strip_counts_what_it_removed_and_names_operators_that_it_keeps(verb, tmp_path, name) -> None:
     shape = "1,4,4,4" if name == "QLinearConv" else "4,4"
@@ -73,7 +79,7 @@ def test_strip_counts_what_it_removed_and_names_operators_that_it_keeps(verb, tm
     model.graph.initializer.extend(numpy_helper.from_array(np.asarray(v), n) for n, v in constants.items())
     onnx.save(model, tmp_path / "net.onnx")
     stripped = verb("strip", "net.onnx", "-o", "float.onnx")
-    assert "float.onnx: 1 dequantized tensors removed, 1 left" in stripped.out
+    assert "float.onnx: 1 dequantized tensor removed, 1 left" in stripped.out
     kept = f"operators that compute in integers themselves, {name}, 1: 'integers': left as they are"
     assert kept in stripped.out
     assert kept in verb("import", "net.onnx", "-o", "scheme.json").out
