@@ -315,7 +315,7 @@ def _capability(text: str) -> tuple[int, int]:
     argument(
         "--target",
         "T",
-        "A target for which a backend has rules; without one all targets are listed. Repeatable.",
+        "A target for which a backend has rules; without one, the error lists all. Repeatable.",
         action="append",
     ),
     switch("--strict", "Exit 1 also on findings of severity slow."),

@@ -15,7 +15,7 @@ from qdqspec.measurement.journal import read_journal
 from qdqspec.placement.edit.equalize import EQUALIZED
 from qdqspec.placement.read.import_qdq import Imported, import_placement, placement_for
 from qdqspec.placement.read.recognize import along
-from qdqspec.placement.scheme.cache import WarmStart, read_cache
+from qdqspec.placement.scheme.cache import read_cache
 from qdqspec.placement.scheme.cache import warm_starts as cached_starts
 from qdqspec.placement.scheme.match import Matcher
 from qdqspec.placement.scheme.scheme_file import read_scheme
@@ -24,7 +24,7 @@ from qdqspec.quantize.corrections import WeightKey, WeightNumbers, weight_key
 from qdqspec.quantize.formats import BIAS_FORMAT, number_format
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.quantize.ranges import TensorRange
-from qdqspec.types import PlacedPair, Site
+from qdqspec.types import PlacedPair, Placement, Site
 from qdqspec.units import count_text
 
 MOST = 2  # placements taken from a journal; each costs the next search a build
@@ -40,7 +40,7 @@ class Start:
     note: Callable[[str], None]
 
 
-def warm_starts(paths: Iterable[Path], start: Start) -> tuple[WarmStart, ...]:
+def warm_starts(paths: Iterable[Path], start: Start) -> tuple[Placement, ...]:
     """The placements in the files, each once. Raises for a file that is damaged or of another backend.
 
     Each is a placement of this model that the backend supports. It is a candidate like any other: a poor one costs one
@@ -48,18 +48,16 @@ def warm_starts(paths: Iterable[Path], start: Start) -> tuple[WarmStart, ...]:
 
     A file without a placement for this model is noted.
     """
-    found: dict[str, WarmStart] = {}
+    found: dict[str, Placement] = {}
     for path in paths:
-        starts = [known for known in _reader(path)(path, start) if known.placement.sites or known.proved]
+        starts = list(_reader(path)(path, start))
         if not starts:
             start.note(f"{path.name} contains no placement for this model")
-        for known in starts:
-            before = found.get(known.placement.digest, known)
-            found[known.placement.digest] = WarmStart(known.placement, known.proved or before.proved)
+        found |= {placement.digest: placement for placement in starts}
     return tuple(found.values())
 
 
-_Reader = Callable[[Path, Start], Iterable[WarmStart]]
+_Reader = Callable[[Path, Start], Iterable[Placement]]
 
 
 def _reader(path: Path) -> _Reader:
@@ -73,30 +71,32 @@ def _reader(path: Path) -> _Reader:
     return reader
 
 
-def _of_cache(path: Path, start: Start) -> Iterable[WarmStart]:
+def _of_cache(path: Path, start: Start) -> Iterable[Placement]:
     try:
         return cached_starts(read_cache(path), start.space.regions, start.space, start.backend, start.device)
     except StateError as error:
         raise StateError(error.what, where=error.where or path, cure=error.cure) from None
 
 
-def _of_scheme(path: Path, start: Start) -> Iterable[WarmStart]:
+def _of_scheme(path: Path, start: Start) -> Iterable[Placement]:
     known = read_scheme(path)
     _require_backend("scheme", known.backend, path, start)
-    return [WarmStart(project(start.space, known.placement), proved=False)]
+    return _projected([known.placement], start.space)
 
 
-def _of_journal(path: Path, start: Start) -> Iterable[WarmStart]:
+def _of_journal(path: Path, start: Start) -> Iterable[Placement]:
     """The best placements of an earlier search: by confirmation, or by races if it was interrupted."""
     header, trials = read_journal(path)
     _require_backend("journal", str(header.get("backend")), path, start)
     confirmed = [trial for trial in trials if trial.phase == "confirm" and trial.ok]
     ranked = sorted(confirmed or (t for t in trials if t.incumbent), key=lambda t: (t.ratio or 1.0, t.number))
     placements = dict.fromkeys(trial.placement for trial in ranked)
-    for rank, placement in enumerate(list(placements)[:MOST]):
-        found = project(start.space, placement)
-        fits = found.digest == placement.digest and header.get("device") == start.device
-        yield WarmStart(found, proved=bool(confirmed) and rank == 0 and fits)
+    return _projected(list(placements)[:MOST], start.space)
+
+
+def _projected(placements: Iterable[Placement], space: SchemeSpace) -> list[Placement]:
+    """What a space has of placements, those left out of which it has nothing."""
+    return [fitted for placement in placements if (fitted := project(space, placement)).sites]
 
 
 def _require_backend(what: str, backend: str, path: Path, start: Start) -> None:
@@ -108,11 +108,11 @@ def _require_backend(what: str, backend: str, path: Path, start: Start) -> None:
         )
 
 
-def _of_model(path: Path, start: Start) -> Iterable[WarmStart]:
+def _of_model(path: Path, start: Start) -> Iterable[Placement]:
     fitted = placement_for(start.space.model, load_model(path))
     for line in fitted.notes:
         start.note(f"{path.name}: {line}")
-    return [WarmStart(project(start.space, fitted.placement), proved=False)]
+    return _projected([fitted.placement], start.space)
 
 
 _READERS: Mapping[str, _Reader] = {

@@ -192,6 +192,8 @@ def _search_facts(search: SearchResult) -> list[tuple[str, str]]:
         ("strategy", plain(search.strategy)),
         ("candidates", f"{search.built} built, {search.failed} failed, in {spent}"),
     ]
+    if search.ended:
+        facts.append(("end", plain(search.ended)))
     if coverage := search.coverage:
         facts.append(("covered", _coverage_text(coverage)))
     if search.float_runs:

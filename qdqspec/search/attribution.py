@@ -4,9 +4,10 @@ P1 builds the model with one label everywhere, where neighbours agree as they wi
 operator's time under each label is measured with the least bias. P2 composes the best label of each fusion block, with
 several weights for the cost of crossing between float and integer, builds these, and learns from their profiles. P3
 proposes labellings drawn from the uncertainty of this cost model and of a Bayesian surrogate that learns from measured
-totals, while one is expected to gain more than the noise of builds. P4 flips single blocks and small groups of
-neighbours independently of their class. If a time limit ends the search, P4 is longer, and P2 to P4 are repeated while
-they find something faster.
+totals. P4 flips single blocks and small groups of neighbours. P2 to P4 are repeated until nothing new is proposed.
+
+P3 and P4 propose what the surrogate expects to save at least `LEAST_GAINS` of the time: the mean reduction below the
+time of the incumbent, increases counted as 0. So the search ends when it expects less of each further build.
 
 If an accuracy oracle predicts that the limit excludes everything quantized, placements by one rule that meet the limit
 come first, else one without the units that are noisiest by a rough analysis. Then P1 leaves out the units with the most
@@ -38,23 +39,20 @@ from qdqspec.search.surrogate import Surrogate
 from qdqspec.types import NOT_CANDIDATES, Placement, Trial, format_of, kind_of
 
 SHARES = (0.0, 0.5, 1.0, 2.0)  # weights of crossings in a composition
-SURROGATE_PATIENCE = 12  # builds without a won race before P3 ends
+PATIENCE = 2  # rounds of compositions without a won race before they end: each improves the cost model
 DRAWS = 30  # models drawn for one new proposal
 HEATING = 10  # draws after which the spread of the drawn cost models has doubled
-FLIPS, FLIP_LOSSES = 16, 10  # builds of P4, and how many losses in a row end it, ...
-TIMED_FLIPS, TIMED_LOSSES = 100, 20  # ... if a time limit ends the search
-FLIP_REFUSALS, TIMED_REFUSALS = 20, 100  # in P4, consecutive rejections by the oracle that end it
-PROVED_LOSSES = 3  # in P4 if a search of a similar model ended at the incumbent, ...
-SURPRISE = 0.97  # ... unless a candidate is faster than that by more
+LEAST_GAINS = {
+    "quick": 0.03,
+    "default": 0.01,
+    "extensive": 0.0,
+}  # expected of a build, as a share of the time
+REFUSALS = 20  # consecutive rejections by the oracle before a phase ends
 NEARLY_DB = 6.0  # below the limit, at most, where labellings are changed until they meet it, ...
 MUCH = 0.1  # ... and of the incumbent's time that these save, at least
-APPROACH_PREDICTIONS, TIMED_PREDICTIONS = 40, 200  # of labellings near those; with a time limit
+APPROACH_PREDICTIONS = 40  # of labellings near those
 APPROACH_BUILDS, RISE_DB = 4, 0.05  # of these, and the smallest rise of the SQNR that counts
 UNMEASURED_DB = 20.0  # assumed for a block that could not be measured alone
-ROUNDS = 5
-PROVED_SHARES = (1.0,)
-PATIENCE = 2  # rounds without a won race before P2 ends: each improves the cost model
-REFUSALS = 6  # consecutive rejections by the oracle before a phase ends
 
 
 class Attribution(FirstPlacements):
@@ -71,6 +69,7 @@ class Attribution(FirstPlacements):
         self._random = random
         self._measured: list[Trial] = []
         self._bounded: Bounded | None = None  # set once the noise of blocks is known
+        self._believed: tuple[int, Surrogate] | None = None  # after so many builds
         self._turn = 0  # which draws first: the cost model (0) or the surrogate (1)
         super().__init__(self._phases(), setup)
 
@@ -80,19 +79,13 @@ class Attribution(FirstPlacements):
         super().tell(trials)
 
     @property
-    def _incumbent(self) -> Trial:
-        return next(trial for trial in reversed(self._measured) if trial.incumbent)
+    def least_gain(self) -> float:
+        """The share of the incumbent's time that a build must be expected to save."""
+        return LEAST_GAINS[self._setup.preset]
 
     @property
-    def _is_proved(self) -> bool:
-        """Whether the incumbent is the result of a whole earlier search, or hardly faster than that.
-
-        Never in an extensive search, which is meant to go beyond earlier results.
-        """
-        if self._setup.preset == "extensive":
-            return False
-        known = [t.ratio for t in self._measured if t.ratio and t.placement.digest in self._setup.proved]
-        return bool(known) and (self._incumbent.ratio or 1.0) >= SURPRISE * min(known)
+    def _incumbent(self) -> Trial:
+        return next(trial for trial in reversed(self._measured) if trial.incumbent)
 
     def _phases(self) -> Steps[None]:
         reference = self._space.resolve({})
@@ -104,20 +97,35 @@ class Attribution(FirstPlacements):
         is_limited = self.is_limited and self.guide.has_noise
         trials += yield from self._thinned(trials) if is_limited else self._pure()
         costs = CostModel.of(self._space, trials)
-        if costs.blocks:
-            if is_limited:
-                self._bounded = Bounded.of(costs, self.guide)
-            best = None
-            while best is None or (self._setup.uses_time and self._incumbent.placement != best):
-                best = self._incumbent.placement
-                yield from self._compose(costs)
+        if not costs.blocks:
+            return
+        if is_limited:
+            self._bounded = Bounded.of(costs, self.guide)
+        built = -1
+        while built < len(self._measured):
+            built = len(self._measured)
+            yield from self._compose(costs)
+            yield from self._apply_accuracy(costs)
+            yield from self._approach_limit(costs)
+            yield from self._sample(costs)
+            if self._must_analyse:
                 yield from self._apply_accuracy(costs)
-                yield from self._approach_limit(costs)
-                yield from self._explore(costs)
-                if self._must_analyse:
-                    yield from self._apply_accuracy(costs)
-                    yield from self._explore(costs)
-                yield from self._refine(costs)
+            yield from self._flip(costs)
+
+    def _is_promising(self, costs: CostModel, codes: Codes) -> bool:
+        """Whether the build of a labelling is expected to save `least_gain` of the time or more."""
+        best = self._incumbent.ratio or 1.0
+        return self._posterior(costs).expected_gain(codes, best) >= self.least_gain
+
+    def _posterior(self, costs: CostModel) -> Surrogate:
+        """The belief about times after all builds so far."""
+        if self._believed is None or self._believed[0] != len(self._measured):
+            # eps is two standard deviations of a build; a ratio has the variance of two builds
+            surrogate = Surrogate(costs, noise=self.eps / 2**0.5)
+            for trial in self._measured:
+                surrogate.observe(costs.codes_of(trial.placement), trial.ratio or 1.0)
+            self._believed = len(self._measured), surrogate
+        return self._believed[1]
 
     def _pure(self) -> Steps[list[Trial]]:
         """P1 without a binding limit, or without the noise of labels."""
@@ -126,13 +134,7 @@ class Attribution(FirstPlacements):
             placements = [placement for placement in placements if self.is_worth_building(placement)]
         if not placements:
             return []
-        everything, *pure = (profiled(placement, "pure") for placement in placements)
-        if not self._setup.proved:
-            return (yield [everything, *pure])
-        trials = yield [everything]
-        if not self._is_proved:
-            trials += yield pure
-        return trials
+        return (yield [profiled(placement, "pure") for placement in placements])
 
     def _thinned(self, past: Sequence[Trial]) -> Steps[list[Trial]]:
         """P1 under a limit: simple and pure placements without the units with the most noise for their time.
@@ -143,7 +145,7 @@ class Attribution(FirstPlacements):
         trials += yield from self.recomposed(past, rough=False)
         for labels in simple:
             placement = self._space.resolve(self.thinned(labels, past))
-            if placement.sites and not self._is_proved:
+            if placement.sites:
                 trials += yield [profiled(placement, "pure")]
                 trials += yield from self.recomposed([*past, *trials], rough=False)
         return trials
@@ -180,16 +182,15 @@ class Attribution(FirstPlacements):
     def _compose(self, costs: CostModel) -> Steps[None]:
         """P2: compose the best labels with several weights of crossings, learn, and repeat while it wins."""
         winless = 0
-        for _ in range(ROUNDS):
-            shares = PROVED_SHARES if self._is_proved else SHARES
-            composed = (costs.placed(self.quickest(costs, self._bounded, share)) for share in shares)
+        while winless < PATIENCE:
+            composed = (costs.placed(self.quickest(costs, self._bounded, share)) for share in SHARES)
             trials = yield [
                 profiled(placement, "compose") for placement in composed if self.is_worth_building(placement)
             ]
+            if not trials:
+                return
             costs.learn(trials)
             winless = 0 if any(trial.incumbent for trial in trials) else winless + 1
-            if winless == PATIENCE or not trials or self._is_proved:
-                return
 
     def _sensitivity_analysis(self, costs: CostModel) -> Steps[BlockNoise]:
         """The noise of each block, from the SQNR with it alone in each format and with all quantized; untimed."""
@@ -267,32 +268,22 @@ class Attribution(FirstPlacements):
             return self._bounded.admits(codes, least, near)
         return not self._is_exceeded or self.guide.admits(costs.placed(codes), least)
 
-    def _explore(self, costs: CostModel) -> Steps[None]:
-        """P3: build the surrogate's proposals, until the expected gain is too small or there was no win for long."""
-        # eps is two standard deviations of a build; a ratio has the variance of two builds
-        surrogate = Surrogate(costs, noise=self.eps / 2**0.5)
-        for trial in self._measured:
-            surrogate.observe(costs.codes_of(trial.placement), trial.ratio or 1.0)
-        winless = 0
-        while winless < SURROGATE_PATIENCE and not self._must_analyse:
-            drawn = (self._drawn(costs, surrogate) for _ in range(self.width))
+    def _sample(self, costs: CostModel) -> Steps[None]:
+        """P3: build placements that a drawn model predicts to be fastest, while enough is expected of one."""
+        while not self._must_analyse:
+            drawn = (self._drawn(costs) for _ in range(self.width))
             proposals = dict.fromkeys(placement for placement in drawn if placement is not None)
             if not proposals:
                 return
-            for trial in (yield [profiled(placement, "surrogate") for placement in proposals]):
-                winless = 0 if trial.incumbent else winless + 1
-                costs.learn([trial])
-                if trial.ok:
-                    surrogate.observe(costs.codes_of(trial.placement), trial.ratio or 1.0)
+            costs.learn((yield [profiled(placement, "surrogate") for placement in proposals]))
 
-    def _drawn(self, costs: CostModel, surrogate: Surrogate) -> Placement | None:
-        """The new placement that a drawn model predicts to be fastest; ``None`` without a significant expected gain.
+    def _drawn(self, costs: CostModel) -> Placement | None:
+        """The new placement that a drawn model predicts to be fastest; ``None`` without enough of an expected gain.
 
         Cost model and surrogate alternate: the first models blocks and neighbours from profiles, the second classes
-        from measured totals. Both are evaluated by the surrogate: expected gains below ``eps`` are not built.
+        from measured totals.
         """
-        incumbent = costs.codes_of(self._incumbent.placement)
-        best, refusals = self._incumbent.ratio or 1.0, 0
+        surrogate, incumbent, refusals = self._posterior(costs), costs.codes_of(self._incumbent.placement), 0
         for number in range(DRAWS):
             if number % 2 == self._turn:
                 # larger spread while nothing new comes
@@ -302,8 +293,7 @@ class Attribution(FirstPlacements):
             if self._bounded is not None and self.least_db is not None:
                 codes = self._bounded.reduced(codes, self.least_db)
             placement = costs.placed(codes)
-            is_worth_it = surrogate.expected_gain(codes, best) >= self.eps
-            if is_worth_it and self.is_new(placement):
+            if self._is_promising(costs, codes) and self.is_new(placement):
                 if self._accurate(costs, codes) and self.keeps_metric(placement):
                     self._turn = 1 - self._turn
                     return placement
@@ -312,25 +302,12 @@ class Attribution(FirstPlacements):
                 break
         return None
 
-    def _refine(self, costs: CostModel) -> Steps[None]:
-        """P4: local search: flip single blocks and small groups, the most promising first; a win is the new start."""
-        losses = builds = refusals = 0
-        near: tuple[str, float | None] | None = None
-        most, patience = (TIMED_FLIPS, TIMED_LOSSES) if self._setup.uses_time else (FLIPS, FLIP_LOSSES)
-        while losses < (PROVED_LOSSES if self._is_proved else patience) and builds < most:
-            here = self._incumbent.placement.digest, self.least_db
-            if here != near:
-                near, ahead = here, self._flipped(costs)
-            placements = list(islice(ahead, self.width))
-            if not placements:
-                return
-            trials = yield [Proposal(placement=placement, phase="refine") for placement in placements]
-            refusals = 0 if trials else refusals + 1
-            if refusals == REFUSALS:
-                return
-            for trial in trials:
-                builds += 1
-                losses = 0 if trial.incumbent else losses + 1
+    def _flip(self, costs: CostModel) -> Steps[None]:
+        """P4: flip single blocks and small groups of neighbours, the most promising first; a win is the new start."""
+        placement = next(self._flipped(costs), None)
+        while placement is not None:
+            yield [Proposal(placement=placement, phase="refine")]
+            placement = next(self._flipped(costs), None)
 
     def _flipped(self, costs: CostModel) -> Iterator[Placement]:
         """New placements near the incumbent that are expected to be accurate enough, the most promising first.
@@ -338,18 +315,17 @@ class Attribution(FirstPlacements):
         Noise of neighbours that share a tensor does not add up, and the oracle decides more often than elsewhere. It
         ends after several rejections in a row.
         """
-        refusals, most = 0, TIMED_REFUSALS if self._setup.uses_time else FLIP_REFUSALS
-        here = costs.codes_of(self._incumbent.placement)
+        refusals, here = 0, costs.codes_of(self._incumbent.placement)
         for codes in flips(costs, here):
             placement = costs.placed(codes)
-            if not self.is_new(placement):
+            if not self.is_new(placement) or not self._is_promising(costs, codes):
                 continue
             if self._accurate(costs, codes, here):
                 refusals = 0
                 yield placement
             elif self.guide.has_oracle and self._is_near(codes, here):
                 refusals += 1
-                if refusals == most:
+                if refusals == REFUSALS:
                     return
 
     def _approach_limit(self, costs: CostModel) -> Steps[None]:
@@ -359,7 +335,7 @@ class Attribution(FirstPlacements):
         by a few decibels. Only those are built that are predicted to meet the limit.
         """
         least, bounded = self._setup.min_sqnr_db, self._bounded
-        if least is None or bounded is None or self._is_proved:
+        if least is None or bounded is None:
             return
         most = (1 - MUCH) * costs.predict(costs.codes_of(self._incumbent.placement))
         start = bounded.within(most)
@@ -381,7 +357,6 @@ class Attribution(FirstPlacements):
         The next change is the one with the least noise of blocks that raises the predicted SQNR.
         """
         codes, best_db = start, self.guide.predicted_db(costs.placed(start))
-        limit = TIMED_PREDICTIONS if self._setup.uses_time else APPROACH_PREDICTIONS
         known, has_risen = {start.tobytes()}, costs.predict(start) <= most
         while has_risen and best_db is not None:
             has_risen = False
@@ -391,7 +366,7 @@ class Attribution(FirstPlacements):
                 known.add(changed.tobytes())
                 placement = costs.placed(changed)
                 found_db = self.guide.predicted_db(placement)
-                if found_db is None or len(known) > limit:
+                if found_db is None or len(known) > APPROACH_PREDICTIONS:
                     return
                 if found_db >= aim and self.is_new(placement):
                     yield placement

@@ -77,15 +77,13 @@ class AccuracyOracle(Protocol):
 class SearchSetup:
     """All information that a strategy has before its first proposal.
 
-    ``seeds`` are placements to try first, and ``proved`` the digests of those that are the result of a whole search on
-    this device, on this model or a similar one. ``min_sqnr_db`` is the smallest SQNR that can win; with ``pareto``
+    ``seeds`` are placements to try first. ``min_sqnr_db`` is the smallest SQNR that can win; with ``pareto``
     accuracy is an objective of its own. ``min_accuracy`` is the same for a task metric, which is computed for race
     winners only: their trials carry it, and those below it do not become the incumbent. Without any of the three,
     trials carry no SQNR. ``accuracy`` predicts SQNRs without builds, if accuracy limits or guides the search and the
     model can be rehearsed. ``fused`` are nodes that run as one kernel, if the case requests them before the first
     build. ``trials_per_region`` limits strategy `region` for each pattern; without ``validate_groups`` strategy
-    `subgraph` combines all groups that won alone at once. With ``uses_time`` a time limit ends the search, so that it
-    tries more before it ends by itself.
+    `subgraph` combines all groups that won alone at once.
     """
 
     space: SchemeSpace
@@ -95,13 +93,11 @@ class SearchSetup:
     trials_per_region: int | None = None
     validate_groups: bool = True
     seeds: tuple[Placement, ...] = ()
-    proved: frozenset[str] = frozenset()
     min_sqnr_db: float | None = None
     min_accuracy: float | None = None
     pareto: bool = False
     fused: tuple[tuple[str, ...], ...] = ()
     accuracy: AccuracyOracle | None = None
-    uses_time: bool = False
 
 
 class Strategy(Protocol):
@@ -109,7 +105,8 @@ class Strategy(Protocol):
 
     It may have a function ``refuse(space)`` that raises `ConfigError` if it cannot search a space: asked before any
     data is read. It may have ``steps``, a text for each phase of its trials in the order in which they begin: a
-    search that a limit ended names those that it did not reach.
+    search that a limit ended names those that it did not reach. It may have ``least_gain``, the share of the time that
+    a build must be expected to save: a search that it ended says so.
     """
 
     def __init__(self, setup: SearchSetup, random: np.random.Generator) -> None: ...

@@ -89,8 +89,9 @@ class CostModel:
     share of the float time: that of measured blocks of the same operators, averaged by their float times with an
     assumed share that has the weight of the block itself. So a small block hardly changes what is assumed of a large
     one. Times are in milliseconds per run, at the speed at which the reference was profiled: the machine's speed
-    changes between profiles, and a trial's ratio to the reference was measured beside it. A tensor that is produced in
-    one domain and read in another costs a conversion (`Conversions`).
+    changes between profiles, and a trial's ratio to the reference was measured beside it. Without profiles each block
+    is assumed to take the same share of one millisecond. A tensor that is produced in one domain and read in another
+    costs a conversion (`Conversions`).
     """
 
     def __init__(self, space: SchemeSpace, blocks: Sequence[UnitBlock]) -> None:
@@ -106,6 +107,7 @@ class CostModel:
         self._seen_times: list[dict[int, list[float]]] = [{} for _ in blocks]
         self._kinds = [_kind(space, block) for block in blocks]
         self.times = np.zeros((len(blocks), len(space.labels)))  # by block and code
+        self.is_measured = np.zeros(self.times.shape, dtype=bool)  # whether a profile has it
         self.converting = self._conversions.costs()  # by edge and pair of domains
         self._domains = domains
         self._descent = self.descent([block.codes for block in self.blocks])
@@ -129,6 +131,11 @@ class CostModel:
         for known, kind in zip(medians, self._kinds, strict=True):
             for code in known.keys() - {FP} if FP in known else ():
                 totals[kind, code] = totals.get((kind, code), 0.0) + np.array([known[code], known[FP]])
+        if not self.reference_ms:
+            medians = [{FP: 1 / len(self.blocks)} for _ in self.blocks]
+        else:
+            for index, known in enumerate(medians):
+                self.is_measured[index, list(known)] = True
         for times, known, kind in zip(self.times, medians, self._kinds, strict=True):
             own = known.get(FP, 0.0)
             for code, label in enumerate(self.space.labels):

@@ -94,7 +94,7 @@ class Budget:
 
     def reached(self, trials: Sequence[Trial]) -> str:
         """The limit that these trials have reached, as text; empty if another build is allowed."""
-        if _candidates(trials) >= self.trials:
+        if candidates_of(trials) >= self.trials:
             return f"its limit of {count_text(self.trials, 'build')}"
         own = self._own_left
         if self.seconds is not None and own is not None and own <= 0 and self._were_late >= self.late:
@@ -177,6 +177,11 @@ class Search:
         is_done = self._strategy.done() and not self._held
         return "" if is_done else self._budget.reached(self.trials)
 
+    @property
+    def least_gain(self) -> float | None:
+        """The share of the time that the strategy must expect of a build; ``None`` if it estimates nothing."""
+        return getattr(self._strategy, "least_gain", None)
+
     def ask(self, n: int = 1) -> Sequence[Proposal]:
         """At most ``n`` proposals; empty when the strategy has no more or the budget is spent."""
         if self.trials and self._given is not None:
@@ -215,7 +220,7 @@ class Search:
         if self._recorded:
             twins = takewhile(lambda trial: trial.twin, islice(self._recorded, 1, None))
             return 1 + sum(1 for _ in twins)
-        left = self._budget.trials - _candidates(self.trials)
+        left = self._budget.trials - candidates_of(self.trials)
         return max(1, min(1 + len(self._twins.idle()), left))
 
     def _evaluate_all(self, proposals: Sequence[Proposal]) -> list[Trial]:
@@ -295,7 +300,7 @@ class Search:
         if self._watch is None:
             return
         trials, budget = self.trials, self._budget
-        spent, done = budget.spent_seconds, _candidates(trials)
+        spent, done = budget.spent_seconds, candidates_of(trials)
         limits = [budget.run_left(), None if budget.allowed is None else budget.allowed - spent]
         if done >= ESTIMATING:
             limits.append(spent / len(trials) * (budget.trials - done))
@@ -410,5 +415,6 @@ def _key(asked: Proposal | Trial) -> _Key:
     return asked.placement.digest, asked.subgraph
 
 
-def _candidates(trials: Sequence[Trial]) -> int:
+def candidates_of(trials: Sequence[Trial]) -> int:
+    """The number of builds that count in a budget."""
     return sum(trial.phase not in NOT_CANDIDATES for trial in trials)

@@ -24,7 +24,8 @@ from qdqspec.regions.pattern import PatternMaker
 from qdqspec.search.blocks import CostModel, UnitBlock
 from qdqspec.search.crossings import FP, Codes
 
-PRIOR_DOUBT = 0.5  # standard deviation of the prior, relative to its mean
+# standard deviations of the prior, relative to its mean: of times in profiles, and of assumed ones
+MEASURED_DOUBT, ASSUMED_DOUBT = 0.15, 0.5
 LEAST_DOUBT = 0.002  # lower bound of the standard deviation, relative to the reference's time
 
 
@@ -56,13 +57,13 @@ class Surrogate:
             self._members[number].append(block)  # the blocks of each class
         self._labels = costs.times.shape[1]
         self._cells = len(self._members) * self._labels
-        self._reference_ms = max(costs.reference_ms, 1e-9)
+        self._reference_ms = costs.reference_ms or float(costs.times[:, FP].sum()) or 1.0
         self._descent = costs.descent(
             [costs.blocks[blocks[-1]].codes for blocks in self._members], self._members
         )
         self._noise = noise
         self._prior = self._prior_mean()
-        self._doubt: Floats = np.maximum(LEAST_DOUBT, PRIOR_DOUBT * np.abs(self._prior))
+        self._doubt: Floats = np.maximum(LEAST_DOUBT, self._relative_doubt() * np.abs(self._prior))
         self._mean = self._prior
         self._covariance: Floats = np.diag(self._doubt**2)
         self._learnt: list[tuple[Floats, Floats, float]] = []  # features, gain and ratio of each observation
@@ -117,6 +118,15 @@ class Surrogate:
         unexplained = max(0.0, 1 - float(self._costs.times[:, FP].sum()) / whole)
         factors = np.ones(self._costs.converting.shape[1])
         return np.concatenate([(sums / np.maximum(members, 1)).ravel(), factors, [unexplained]])
+
+    def _relative_doubt(self) -> Floats:
+        """The standard deviation of each number of the prior, relative to it."""
+        measured = np.zeros((len(self._members), self._labels), dtype=bool)
+        np.logical_or.at(measured, self._classes, self._costs.is_measured)
+        doubt = np.where(measured, MEASURED_DOUBT, ASSUMED_DOUBT)
+        return np.concatenate(
+            [doubt.ravel(), np.full(self._costs.converting.shape[1], ASSUMED_DOUBT), [ASSUMED_DOUBT]]
+        )
 
     def _features(self, codes: Codes) -> Floats:
         columns = self._classes * self._labels + codes

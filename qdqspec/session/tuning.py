@@ -26,7 +26,6 @@ from qdqspec.measurement.together import Looks
 from qdqspec.measurement.twins import Twins, answer
 from qdqspec.parity.gate import AllDataDifference
 from qdqspec.placement.edit.insert import Inserter
-from qdqspec.placement.scheme.cache import WarmStart
 from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.preparation.auxiliary_runs import is_arithmetic
 from qdqspec.preparation.cached import CORRECTIONS
@@ -47,7 +46,7 @@ from qdqspec.preparation.timing import clock_for
 from qdqspec.registry import resolve
 from qdqspec.search.base import Proposal, SearchSetup, Strategy, profiled
 from qdqspec.search.first import FirstPlacement
-from qdqspec.search.loop import Budget, Search
+from qdqspec.search.loop import Budget, Search, candidates_of
 from qdqspec.search.repair import NearMiss, repaired
 from qdqspec.search.select import Selection, raw_winner
 from qdqspec.session.confirm import FINALISTS, Confirmed, confirm
@@ -72,7 +71,7 @@ from qdqspec.types import (
     Trial,
     TuneRules,
 )
-from qdqspec.units import interval_text, ratio_text
+from qdqspec.units import count_text, interval_text, ratio_text
 
 FIRST_SHARE = 0.15  # of the time limit, for the first placement that meets the limits
 OVERTIME_SHARE = 0.25  # of the time limit, for candidates that just missed the SQNR limit
@@ -110,7 +109,7 @@ def open_tuning(
     problem = _Problem(prepared=prepared, resources=resources, constraint=constraint)
     steps.begin()
     first, near = _find_corrections(problem, journal, for_first, starts, trials, steps)
-    starts = [*(WarmStart(placement, proved=False) for placement in near), *starts]
+    starts = [*near, *starts]
     with ExitStack() as opened:
         folder = opened.enter_context(TemporaryFolder())
         bench = opened.enter_context(
@@ -254,6 +253,17 @@ class Tuning:
             untried=self.prepared.corrections.untried,
         )
 
+    @property
+    def _ended(self) -> str:
+        """Why the search ended, if no limit ended it and its strategy estimates what a build gains."""
+        least_gain = self.search.least_gain
+        if self.search.ended_by or not least_gain:
+            return ""
+        built = count_text(candidates_of(self.search.trials), "build")
+        return (
+            f"the search ended after {built}: less than {least_gain:.0%} of the time is expected of another"
+        )
+
     def _with_profiles(self, confirmed: Confirmed) -> Confirmed:
         """The same with layer times of the selected model, or of the best candidates if the reference is selected.
 
@@ -325,7 +335,7 @@ class Tuning:
         prepared, choice = self.prepared, confirmed.choice
         errors, errors_missing = self._block_errors()
         seconds, rejected, cut_short = self.steps.total_seconds, self._rejected(confirmed), self._cut_short
-        reasons = (choice.reason, why_text(rejected), self._rehearsed(choice), cut_short)
+        reasons = (choice.reason, why_text(rejected), self._rehearsed(choice), cut_short or self._ended)
         return SearchResult(
             winner=choice.placement,
             trials=confirmed.trials,
@@ -341,6 +351,7 @@ class Tuning:
             float_runs=1e3 * seconds / confirmed.latency.samples["reference"].median_ms("wall"),
             ended_by=self.search.ended_by,
             cut_short=cut_short,
+            ended=self._ended,
             rejected=rejected,
             front=confirmed.front,
             accuracy=self.constraint.bound(choice.placement),
@@ -554,7 +565,7 @@ class _Problem:
         )
 
     def setup(
-        self, clock: Clock, trials: int, oracle: RehearsalOracle | None, starts: Sequence[WarmStart]
+        self, clock: Clock, trials: int, oracle: RehearsalOracle | None, starts: Sequence[Placement]
     ) -> SearchSetup:
         """The setup of a strategy, which starts from these placements."""
         rules = self.prepared.case.tune
@@ -565,14 +576,12 @@ class _Problem:
             trials=trials,
             trials_per_region=rules.trials_per_region,
             validate_groups=rules.validate_groups,
-            seeds=tuple(dict.fromkeys(known.placement for known in starts if known.placement.sites)),
-            proved=frozenset(known.placement.digest for known in starts if known.proved),
+            seeds=tuple(dict.fromkeys(placement for placement in starts if placement.sites)),
             min_sqnr_db=self.constraint.min_sqnr_db,
             min_accuracy=self.constraint.min_accuracy,
             pareto=rules.objective == "pareto",
             fused=self.prepared.fused,
             accuracy=oracle,
-            uses_time=rules.minutes is not None,
         )
 
 
@@ -580,7 +589,7 @@ def _find_corrections(
     problem: _Problem,
     journal: BuildLogs,
     random: np.random.Generator,
-    starts: Sequence[WarmStart],
+    starts: Sequence[Placement],
     trials: int,
     steps: TimedSteps,
 ) -> tuple[list[Trial], list[Placement]]:
@@ -630,7 +639,7 @@ def _first_trials(
     problem: _Problem,
     journal: BuildLogs,
     random: np.random.Generator,
-    starts: Sequence[WarmStart],
+    starts: Sequence[Placement],
     trials: int,
     steps: TimedSteps,
 ) -> tuple[list[Trial], frozenset[str]]:
@@ -712,7 +721,7 @@ def _has_begun(trials: Iterable[Trial]) -> bool:
     return any(trial.number and trial.phase not in (FIRST, "noise") for trial in trials)
 
 
-def _starts(prepared: Prepared, resources: Resources) -> list[WarmStart]:
+def _starts(prepared: Prepared, resources: Resources) -> list[Placement]:
     """The placements that the case starts from."""
     device = resources.backend.device(resources.options).key
     start = Start(

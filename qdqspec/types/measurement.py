@@ -316,11 +316,11 @@ class SearchResult:
     """The result of a search. ``unchanged`` is true if the reference itself is selected; ``reason`` states why.
 
     ``float_runs`` is the search's cost: how many runs of the reference its duration is worth. ``ended_by`` is the
-    limit that ended it, as text; empty if its strategy was done, and ``cut_short`` then states what it did not try and
-    how to continue. ``rejected`` are candidates that were not selected, if the result is unchanged. A search with a
-    ``coverage`` timed nothing.
-    If candidates were ``converted_from`` another float type, the first of the ``trials`` is the converted model without
-    pairs, to whose time the ratios of trials refer.
+    limit that ended it, as text; empty if its strategy was done. Of a search that a limit ended, ``cut_short``
+    states what it did not try and how to continue; of another, ``ended`` states why it ended. ``rejected`` are
+    candidates that were not selected, if the result is unchanged. A search with a ``coverage`` timed nothing.
+    If candidates were ``converted_from`` another float type, the first of the ``trials`` is the converted model
+    without pairs, to whose time the ratios of trials refer.
     """
 
     winner: Placement
@@ -337,6 +337,7 @@ class SearchResult:
     float_runs: float | None = None
     ended_by: str = ""
     cut_short: str = ""
+    ended: str = ""
     rejected: tuple[RejectedCandidate, ...] = ()
     front: tuple[FrontPoint, ...] = ()  # of a search for latency and accuracy: fastest first
     accuracy: AccuracyBound | None = None  # if a task metric was a constraint

@@ -146,13 +146,6 @@ def _entry(scheme: Scheme, trial: Trial, confirmed: Mapping[str, Interval]) -> C
 # ---- into a search ------------------------------------------------------------------------------
 
 
-class WarmStart(NamedTuple):
-    """A placement to begin with. ``proved`` if this device measured the best scheme of each region in it."""
-
-    placement: Placement
-    proved: bool
-
-
 class _Known(NamedTuple):
     """The entries for one region, and the index of the frames that they refer to."""
 
@@ -162,7 +155,7 @@ class _Known(NamedTuple):
 
 def warm_starts(
     cache: PatternCache, regions: Sequence[Region], space: SchemeSpace, backend: str, device: str
-) -> tuple[WarmStart, ...]:
+) -> tuple[Placement, ...]:
     """Placements to begin with: the best known scheme of each pattern, then the second best.
 
     Entries of this device take precedence over those of others; if it has entries for each region, only the
@@ -182,17 +175,16 @@ def warm_starts(
         for region in frames[0].leaves
         if (entries := _known(usable, frames, region.id)) is not None
     }
-    starts: dict[str, WarmStart] = {}
+    starts: dict[str, Placement] = {}
     unknown = {unit.id: unit.full for unit in space.units if frames[0].leaf_of.get(unit.id) not in known}
     patterns = [frames[found.frames].of(region_id).pattern for region_id, found in known.items()]
-    is_own = all(Key(backend, device, pattern) in cache.entries for pattern in patterns)
-    proved = not unknown and is_own
-    ranks = 1 if proved else _STARTS
+    is_own = not unknown and all(Key(backend, device, pattern) in cache.entries for pattern in patterns)
+    ranks = 1 if is_own else _STARTS
     for rank in range(ranks if known else 0):
         labels = _composed(frames, space, known, rank)
         for start in (space.resolve({**labels, **(unknown if rank == 0 else {})}), space.resolve(labels)):
-            if start.sites or proved:  # an empty start records that a similar model stays float
-                starts.setdefault(start.digest, WarmStart(start, proved))
+            if start.sites or is_own:  # an empty start records that a similar model stays float
+                starts.setdefault(start.digest, start)
     return tuple(starts.values())
 
 

@@ -57,7 +57,7 @@ QUANTIZED_OPERATORS = {
 }
 
 
-def test_strip_of_a_float_model_says_that_it_is_a_copy(verb, tmp_path) -> None:
+def test_strip_of_a_float_model_makes_a_copy(verb, tmp_path) -> None:
     verb("strip", QAT, "-o", "float.onnx")
     copied = verb("strip", "float.onnx", "-o", "copy.onnx")
     assert copied.out == "copy.onnx: a copy of the model, which has no Q/DQ pairs\n"

@@ -298,10 +298,10 @@ def test_the_time_of_the_reference_is_that_of_the_first_trial() -> None:
     assert costs.reference_ms == 5.0
 
 
-def test_a_trial_without_a_profile_adds_no_cost() -> None:
+def test_without_profiles_each_block_takes_the_same_share_of_the_time() -> None:
     costs = costs_of(trial(SPACE.resolve({})))
-    assert not costs.times.any()
-    assert costs.predict(costs.compose(1.0)) == 0.0
+    assert costs.times[:, FP] == pytest.approx(1 / len(costs.blocks))
+    assert not costs.is_measured.any()
 
 
 def test_conversions_cost_the_measured_time_else_an_estimate_by_size() -> None:

@@ -13,10 +13,8 @@ from qdqspec.parity.compare import power_of
 from qdqspec.parity.gate import NoiseBar
 from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.search._bounded import measured_noise, priced
-from qdqspec.search._steps import Steps
 from qdqspec.search.attribution import Attribution
 from qdqspec.search.base import SearchSetup
-from qdqspec.search.blocks import CostModel
 from qdqspec.search.select import front_of, reaches
 from qdqspec.search.surrogate import Surrogate, classes_of
 from qdqspec.testing.strategies import Oracle, drive, small_space
@@ -80,102 +78,59 @@ def test_the_winner_is_close_to_the_best_of_all_labellings(seed: int) -> None:
     assert found <= 1.05 * best
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_a_search_with_a_time_limit_refines_longer_and_ends_with_a_winner_as_fast(seed: int) -> None:
+@pytest.mark.parametrize("seed", range(6))
+def test_a_preset_that_expects_less_of_a_build_builds_more_and_is_not_slower(seed: int) -> None:
     space = small_space()
-    tried, times = {}, {}
-    for uses_time in (False, True):
-        setup = SearchSetup(space=space, clock="cpu", uses_time=uses_time)
+    built, times = [], []
+    for preset in ("quick", "default", "extensive"):
         oracle = Oracle(space, seed)
-        trials = drive(Attribution(setup, np.random.default_rng(seed)), oracle)
-        tried[uses_time] = [trial.placement for trial in trials if trial.phase == "refine"]
-        times[uses_time] = oracle.cost([t.placement for t in trials if t.incumbent][-1])
-    assert tried[True][: len(tried[False])] == tried[False]
-    assert len(tried[True]) > len(tried[False])
-    assert times[True] <= times[False]
-
-
-class Cycles(Attribution):
-    """Notes the incumbent at the beginning of each cycle of compositions, draws and local search."""
-
-    def __init__(self, setup: SearchSetup) -> None:
-        self.started: list[Placement] = []
-        super().__init__(setup, np.random.default_rng(0))
-
-    def _compose(self, costs: CostModel) -> Steps[None]:
-        self.started.append(self._incumbent.placement)
-        yield from super()._compose(costs)
-
-
-@pytest.mark.parametrize("uses_time", [False, True])
-def test_with_a_time_limit_phases_are_repeated_while_they_improve_the_result(*, uses_time: bool) -> None:
-    cycles = []
-    for seed in range(8, 20):
-        space = small_space()
-        strategy = Cycles(SearchSetup(space=space, clock="cpu", uses_time=uses_time))
-        trials = drive(strategy, Oracle(space, seed))
-        found = [trial.placement for trial in trials if trial.incumbent][-1]
-        cycles.append(len(strategy.started))
-        assert all(one != other for one, other in itertools.pairwise(strategy.started))
-        assert not uses_time or strategy.started[-1] == found, "the last cycle found nothing better"
-    assert (max(cycles) > 1) == uses_time
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_a_proved_seed_needs_fewer_builds(seed: int) -> None:
-    space = small_space()
-    cold = drive(
-        Attribution(SearchSetup(space=space, clock="cpu"), np.random.default_rng(seed)), Oracle(space, seed)
-    )
-    best = [trial.placement for trial in cold if trial.incumbent][-1]
-    builds = {}
-    for name, known in (("seed", frozenset[str]()), ("proved", frozenset({best.digest}))):
-        setup = SearchSetup(space=space, clock="cpu", seeds=(best,) if best.sites else (), proved=known)
-        oracle = Oracle(space, seed)
-        trials = drive(Attribution(setup, np.random.default_rng(seed)), oracle)
-        builds[name] = len(trials)
-        assert oracle.cost([t.placement for t in trials if t.incumbent][-1]) <= oracle.cost(best)
-        assert space.resolve(space.everything()).digest in {t.placement.digest for t in trials}
-    assert builds["proved"] <= 11
-    assert builds["proved"] <= 0.6 * builds["seed"]
-
-
-def test_the_extensive_preset_ignores_that_a_seed_is_proved() -> None:
-    space = small_space()
-    best = space.resolve(space.everything())
-    counts = [
-        len(
-            drive(
-                Attribution(
-                    SearchSetup(
-                        space=space,
-                        clock="cpu",
-                        seeds=(best,),
-                        proved=frozenset({best.digest}),
-                        preset=preset,
-                    ),
-                    np.random.default_rng(0),
-                ),
-                Oracle(space),
-            )
+        strategy = Attribution(
+            SearchSetup(space=space, clock="cpu", preset=preset), np.random.default_rng(seed)
         )
-        for preset in ("default", "extensive")
-    ]
-    assert counts[0] < 0.6 * counts[1]
+        trials = drive(strategy, oracle)
+        assert strategy.done()
+        built.append(len(trials))
+        times.append(oracle.cost([t.placement for t in trials if t.incumbent][-1]))
+    assert built == sorted(built)
+    assert built[1] < built[2]
+    assert times[2] <= times[1] <= times[0]
 
 
-def test_a_proved_seed_that_is_much_slower_starts_a_full_search() -> None:
-    """The proof is from a similar model, on which this placement was best."""
+@pytest.mark.parametrize("seed", range(6))
+def test_the_search_ends_within_a_hundredth_of_what_many_more_builds_find(seed: int) -> None:
+    space = small_space()
+    found = {}
+    for preset in ("default", "extensive"):
+        oracle = Oracle(space, seed)
+        setup = SearchSetup(space=space, clock="cpu", preset=preset)
+        trials = drive(Attribution(setup, np.random.default_rng(seed)), oracle, trials=100)
+        found[preset] = min(oracle.cost(trial.placement) for trial in trials)
+    assert found["default"] <= 1.01 * found["extensive"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_search_that_starts_from_its_result_builds_no_more(seed: int) -> None:
+    space = small_space()
+
+    def built(*seeds: Placement) -> list[Trial]:
+        setup = SearchSetup(space=space, clock="cpu", seeds=seeds)
+        return drive(Attribution(setup, np.random.default_rng(seed)), Oracle(space, seed))
+
+    cold = built()
+    best = [trial.placement for trial in cold if trial.incumbent][-1]
+    warm = built(best)
+    assert len(warm) <= len(cold)
+    assert [trial.placement for trial in warm if trial.incumbent][-1] == best
+    assert space.resolve(space.everything()).digest in {trial.placement.digest for trial in warm}
+
+
+def test_a_seed_that_is_much_slower_starts_a_full_search() -> None:
     space = small_space()
     worse = space.resolve({space.units[-1].id: space.units[-1].full})
-    setup = SearchSetup(space=space, clock="cpu", seeds=(worse,), proved=frozenset({worse.digest}))
-    trials, without = (
-        drive(Attribution(one, np.random.default_rng(1)), Oracle(space, 1))
-        for one in (setup, SearchSetup(space=space, clock="cpu", seeds=(worse,)))
-    )
+    setup = SearchSetup(space=space, clock="cpu", seeds=(worse,))
+    trials = drive(Attribution(setup, np.random.default_rng(1)), Oracle(space, 1))
     ratios = {trial.placement.digest: trial.ratio or 1.0 for trial in trials}
     assert min(ratios.values()) < 0.9 * ratios[worse.digest]
-    assert len(trials) >= len(without) - 3
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -253,7 +208,7 @@ def test_the_winner_meets_the_metric_and_is_close_to_the_best_that_does(seed: in
 def test_few_candidates_are_scored_and_none_twice(seed: int) -> None:
     trials, oracle = scored_search(seed, 0.78)
     assert len(oracle.scored) == len({placement.digest for placement in oracle.scored})
-    assert len(oracle.scored) <= len(trials) / 2.5
+    assert len(oracle.scored) <= max(6, len(trials) / 2)
 
 
 def test_a_block_measured_separately_may_still_be_raced() -> None:
@@ -363,23 +318,6 @@ def test_similar_blocks_are_one_class(learnt) -> None:
     assert (
         len({c for c, kind in zip(classes.tolist(), kinds, strict=True) if kind == "Conv"}) == 2
     )  # with and without a Relu
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_an_expected_gain_below_the_variation_between_builds_is_not_built(seed: int) -> None:
-    """The searches differ only in the variation between builds that the trials report."""
-    space = small_space()
-    drawn = {}
-    for eps in (0.002, 0.01, 0.1):
-        strategy = Attribution(SearchSetup(space=space, clock="cpu"), np.random.default_rng(seed))
-        oracle = Oracle(space, seed)
-        trials: list[Trial] = []
-        while len(trials) < 60 and (proposals := strategy.ask()):
-            trials.append(replace(oracle.answer(proposals[0]), eps=eps))
-            strategy.tell(trials[-1:])
-        drawn[eps] = [trial.phase for trial in trials].count("surrogate")
-    assert drawn[0.002] >= drawn[0.01] >= drawn[0.1] == 0
-    assert drawn[0.002] > 0
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -88,7 +88,7 @@ def searched(
 @pytest.mark.parametrize("strategy", names("strategy"))
 def test_a_resumed_search_has_the_trials_of_an_uninterrupted_one(strategy: str, at_once: bool) -> None:
     whole, device, log = searched(strategy)
-    assert len(device.built) > 5
+    assert len(device.built) > 3
     for cut in range(1, len(log) + 1):
         again, resumed, added = searched(strategy, log[:cut], at_once=at_once)
         assert again.trials == whole.trials

@@ -707,24 +707,6 @@ def test_the_random_numbers_of_a_strategy_are_independent_of_measurements(
     assert drawn[1][:2] == drawn[0][:2]
 
 
-@pytest.mark.parametrize(("minutes", "uses_time"), [(None, False), (1.0, True)])
-def test_the_setup_of_a_strategy_has_whether_a_time_limit_ends_the_search(
-    open_session: Open, case: Case, monkeypatch: pytest.MonkeyPatch, minutes: float | None, uses_time: bool
-) -> None:
-    from qdqspec.search.attribution import Attribution
-
-    known = list[bool]()
-
-    class Noted(Attribution):
-        def __init__(self, setup, random) -> None:
-            known.append(setup.uses_time)
-            super().__init__(setup, random)
-
-    monkeypatch.setattr("qdqspec.search.attribution.strategy", Noted)
-    open_session().search(replace(case, tune=replace(case.tune, trials=2, minutes=minutes)))
-    assert known == [uses_time]
-
-
 def test_a_search_whose_results_could_not_be_written_is_not_repeated(
     open_session: Open, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:

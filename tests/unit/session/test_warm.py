@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -55,11 +54,6 @@ def numbers(space: SchemeSpace) -> Quantizer:
     return Quantizer(space.model, ranges_for(space.model), biases=space.bias_sources)
 
 
-def seeds(paths: list[Path], start: Start) -> tuple[Placement, ...]:
-    """The placements of the warm starts."""
-    return tuple(known.placement for known in warm_starts(paths, start))
-
-
 def cache_at(path: Path, space: SchemeSpace, placement: Placement, target: str = HERE[0]) -> Path:
     trial = Trial(number=0, phase="pure", placement=placement, ratio=0.5)
     write_cache(path, gather([trial], space, target, HERE[1]))
@@ -69,7 +63,7 @@ def cache_at(path: Path, space: SchemeSpace, placement: Placement, target: str =
 def test_a_scheme_is_a_warm_start_with_its_placement(start: Start, half: Placement, tmp_path: Path) -> None:
     path = tmp_path / "scheme.json"
     write_scheme(path, half, numbers(start.space).placed(half), HERE[0])
-    assert seeds([path], start) == (half,)
+    assert warm_starts([path], start) == (half,)
 
 
 @pytest.mark.parametrize("weights", ["integer", "float"])
@@ -86,7 +80,7 @@ def test_a_quantized_model_is_a_warm_start_with_its_placement(
         ).proto,
         path,
     )
-    (found,) = seeds([path], start)
+    (found,) = warm_starts([path], start)
     assert found == half
     assert found.labels == half.labels
 
@@ -94,7 +88,7 @@ def test_a_quantized_model_is_a_warm_start_with_its_placement(
 def test_a_pattern_cache_is_a_warm_start_with_its_best_placement(start: Start, tmp_path: Path) -> None:
     everything = start.space.resolve(start.space.everything())
     path = cache_at(tmp_path / "patterns.yaml", start.space, everything)
-    assert seeds([path], start) == (everything,)
+    assert warm_starts([path], start) == (everything,)
 
 
 def test_placements_of_several_files_are_ordered_and_distinct(
@@ -104,7 +98,7 @@ def test_placements_of_several_files_are_ordered_and_distinct(
     scheme = tmp_path / "scheme.json"
     write_scheme(scheme, half, numbers(start.space).placed(half), HERE[0])
     cache = cache_at(tmp_path / "patterns.yml", start.space, everything)
-    assert seeds([scheme, cache, scheme], start) == (half, everything)
+    assert warm_starts([scheme, cache, scheme], start) == (half, everything)
 
 
 def test_files_of_another_model_are_noted(
@@ -113,12 +107,12 @@ def test_files_of_another_model_are_noted(
     model = load_model(models / "squeezenet10.onnx")
     other = SchemeSpace(model, backend().capabilities(), regions=find_regions(model))
     path = cache_at(tmp_path / "patterns.yaml", other, other.resolve(other.everything()))
-    assert seeds([path], start) == ()
+    assert warm_starts([path], start) == ()
     assert notes == ["patterns.yaml contains no placement for this model"]
 
 
 def test_a_float_model_is_no_warm_start(start: Start, notes: list[str], models: Path) -> None:
-    assert seeds([models / "digits_resnet.onnx"], start) == ()
+    assert warm_starts([models / "digits_resnet.onnx"], start) == ()
     assert "digits_resnet.onnx contains no placement for this model" in notes
 
 
@@ -130,7 +124,7 @@ def test_files_of_another_backend_are_an_error_with_the_path(
     cache = cache_at(tmp_path / "patterns.yaml", start.space, half, "tensorrt-10")
     for path in (scheme, cache):
         with pytest.raises(StateError, match=r"made on tensorrt-10, not on onnxruntime-cpu") as caught:
-            seeds([path], start)
+            warm_starts([path], start)
         assert caught.value.where == str(path)
 
 
@@ -138,7 +132,7 @@ def test_files_of_other_types_are_an_error_with_the_supported_ones(start: Start,
     with pytest.raises(
         ConfigError, match=r"pattern caches \(.yaml\), journals \(.jsonl\), schemes"
     ) as caught:
-        seeds([tmp_path / "notes.txt"], start)
+        warm_starts([tmp_path / "notes.txt"], start)
     assert caught.value.where == str(tmp_path / "notes.txt")
 
 
@@ -154,7 +148,7 @@ def test_missing_and_damaged_files_are_an_error_with_the_path(
     if data is not None:
         path.write_bytes(data)
     with pytest.raises(error, match=name):
-        seeds([path], start)
+        warm_starts([path], start)
 
 
 def test_a_quantized_model_with_renamed_pairs_is_a_warm_start(
@@ -166,7 +160,7 @@ def test_a_quantized_model_with_renamed_pairs_is_a_warm_start(
             node.name = f"another_tool/{node.name}"
     path = tmp_path / "other.onnx"
     onnx.save(proto, path)
-    assert seeds([path], start) == (half,)
+    assert warm_starts([path], start) == (half,)
 
 
 # ---- journals -----------------------------------------------------------------------------------
@@ -200,23 +194,16 @@ def test_a_journal_is_a_warm_start_with_the_fastest_confirmed_placement(
     everything = searched[1].placement
     path = journal_at(tmp_path / "trials.jsonl", searched)
     before = path.read_bytes()
-    assert warm_starts([path], start) == ((everything, True), (half, False))
+    assert warm_starts([path], start) == (everything, half)
     assert path.read_bytes() == before
 
 
-def test_an_unfinished_journal_is_a_warm_start_with_unproved_placements(
+def test_an_unfinished_journal_is_a_warm_start(
     start: Start, searched: list[Trial], half: Placement, tmp_path: Path
 ) -> None:
     path = journal_at(tmp_path / "trials.jsonl", searched[:3])
     path.write_bytes(path.read_bytes() + b'{"trial": 3, "pha')  # an incomplete line
-    assert warm_starts([path], start) == ((half, False), (searched[1].placement, False))
-
-
-def test_placements_confirmed_on_another_device_are_not_proved(
-    start: Start, searched: list[Trial], tmp_path: Path
-) -> None:
-    path = journal_at(tmp_path / "trials.jsonl", searched, device="another")
-    assert [known.proved for known in warm_starts([path], start)] == [False, False]
+    assert warm_starts([path], start) == (half, searched[1].placement)
 
 
 def test_a_journal_of_another_backend_is_an_error(
@@ -243,46 +230,16 @@ def test_the_error_of_a_journal_without_its_header_names_the_missing_file(
 # ---- results of complete searches ---------------------------------------------------------------
 
 
-def test_the_cached_result_of_a_search_on_this_device_is_proved(
-    start: Start, half: Placement, tmp_path: Path
-) -> None:
-    (known,) = warm_starts([cache_at(tmp_path / "patterns.yaml", start.space, half)], start)
-    assert known.proved
-
-
-def test_a_cached_float_result_of_a_similar_model_is_proved(
+def test_a_cached_float_result_of_a_similar_model_needs_no_note(
     start: Start, notes: list[str], tmp_path: Path
 ) -> None:
     reference = start.space.resolve({})
-    (known,) = warm_starts([cache_at(tmp_path / "patterns.yaml", start.space, reference)], start)
-    assert known == (reference, True)
+    assert warm_starts([cache_at(tmp_path / "patterns.yaml", start.space, reference)], start) == (reference,)
     assert notes == []
 
 
-def test_results_of_a_part_of_the_model_or_of_other_sources_are_not_proved(
-    start: Start, half: Placement, models: Path, tmp_path: Path
-) -> None:
-    """Partial caches, caches of other devices, schemes and quantized models are not proved."""
-    cache = gather([Trial(number=0, phase="pure", placement=half, ratio=0.5)], start.space, *HERE)
-    some = dict(list(cache.entries.items())[:1])
-    write_cache(tmp_path / "some.yaml", replace(cache, entries=some))
-    elsewhere = gather(
-        [Trial(number=0, phase="pure", placement=half, ratio=0.5)], start.space, HERE[0], "another"
-    )
-    write_cache(tmp_path / "elsewhere.yaml", elsewhere)
-    write_scheme(tmp_path / "scheme.json", half, numbers(start.space).placed(half), HERE[0])
-    save_model(insert_qdq(start.space.model, half, numbers(start.space)).proto, tmp_path / "half.onnx")
-    for name in ("some.yaml", "elsewhere.yaml", "scheme.json", "half.onnx"):
-        known = warm_starts([tmp_path / name], start)
-        assert known
-        assert not any(one.proved for one in known)
-
-
-def test_a_placement_proved_by_one_of_several_files_is_proved(
-    start: Start, half: Placement, tmp_path: Path
-) -> None:
+def test_a_placement_of_several_files_is_one_start(start: Start, half: Placement, tmp_path: Path) -> None:
     scheme, cache = tmp_path / "scheme.json", tmp_path / "patterns.yaml"
     write_scheme(scheme, half, numbers(start.space).placed(half), HERE[0])
     cache_at(cache, start.space, half)
-    for paths in ([scheme, cache], [cache, scheme]):
-        assert [known.proved for known in warm_starts(paths, start)] == [True]
+    assert warm_starts([scheme, cache], start) == warm_starts([cache, scheme], start) == (half,)

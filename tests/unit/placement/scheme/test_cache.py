@@ -19,7 +19,6 @@ from qdqspec.placement.scheme.cache import (
     CacheEntry,
     Key,
     PatternCache,
-    WarmStart,
     cache_text,
     gather,
     pruned,
@@ -193,9 +192,8 @@ def searched(space: SchemeSpace) -> list[Trial]:
 def test_the_first_warm_start_is_the_winner_of_the_last_search(space: SchemeSpace) -> None:
     cache = gather(searched(space), space, *HERE)
     starts = warm_starts(cache, space.regions, space, *HERE)
-    assert starts[0].placement.digest == everything(space).digest
-    assert starts[0].placement.labels == everything(space).labels
-    assert [start.proved for start in starts] == [True, *(False for _ in starts[1:])]
+    assert starts[0].digest == everything(space).digest
+    assert starts[0].labels == everything(space).labels
 
 
 def test_failed_trials_are_not_cached(space: SchemeSpace) -> None:
@@ -221,7 +219,7 @@ def test_patterns_of_a_model_of_other_shapes_match_by_structure(space: SchemeSpa
     regions = find_regions(other)
     assert {r.pattern for r in regions}.isdisjoint({r.pattern for r in space.regions})
     sister = SchemeSpace(other, backend().capabilities(), regions=regions)
-    assert warm_starts(cache, regions, sister, *HERE)[0].placement.digest == everything(space).digest
+    assert warm_starts(cache, regions, sister, *HERE)[0].digest == everything(space).digest
 
 
 def test_a_cache_of_another_backend_is_refused(space: SchemeSpace) -> None:
@@ -233,26 +231,25 @@ def test_a_cache_of_another_backend_is_refused(space: SchemeSpace) -> None:
 def test_entries_of_this_device_take_precedence(space: SchemeSpace) -> None:
     own = gather([trial(0, space.resolve({}), 1.0)], space, *HERE)
     other = gather([trial(1, everything(space), 0.2)], space, HERE[0], "another-machine")
-    assert warm_starts(other, space.regions, space, *HERE) == ((everything(space), False),)
+    assert warm_starts(other, space.regions, space, *HERE) == (everything(space),)
     here = warm_starts(PatternCache(entries={**own.entries, **other.entries}), space.regions, space, *HERE)
-    assert here == ((space.resolve({}), True),)  # on this device the float model was fastest
+    assert here == (space.resolve({}),)  # on this device the float model was fastest
 
 
 def test_a_second_best_entry_is_a_warm_start_if_its_ratio_is_close(space: SchemeSpace) -> None:
-    def starts(ratio: float, device: str) -> list[WarmStart]:
+    def starts(ratio: float, device: str) -> list[Placement]:
         trials = [trial(1, everything(space), 0.6), trial(2, space.resolve(space.uniform("in+out")), ratio)]
         return list(warm_starts(gather(trials, space, HERE[0], device), space.regions, space, *HERE))
 
     assert [len(starts(ratio, "another-machine")) for ratio in (0.62, 0.9)] == [2, 1]
-    assert starts(0.62, HERE[1]) == [(everything(space), True)]  # no second start beside a proved one
+    assert starts(0.62, HERE[1]) == [everything(space)]  # no second start beside one of this device
 
 
 def test_regions_of_unknown_patterns_are_float_or_fully_quantized(space: SchemeSpace) -> None:
     cache = gather(searched(space), space, *HERE)
     known = next(key for key, rows in cache.entries.items() if key.pattern == most_common(space))
     starts = warm_starts(PatternCache(entries={known: cache.entries[known]}), space.regions, space, *HERE)
-    whole, alone = (start.placement for start in starts[:2])
-    assert not any(start.proved for start in starts)
+    whole, alone = starts[:2]
     assert alone.sites < whole.sites
     units = {unit.id for unit in space.units}
     assert len(dict(whole.labels)) > len(dict(alone.labels)) > 0
