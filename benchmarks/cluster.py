@@ -1,18 +1,10 @@
 """Measures a cluster on this machine: overhead of cases and trials, transfer rates, time to recover from a lost worker.
 
     python benchmarks/cluster.py [--megabytes 500] [--tls] [--trials 12] [--turns 3]
-    python benchmarks/cluster.py --twins MODEL [--backend fake] [--build-seconds 5] [--trials 12] [--turns 3]
-        [--workers 1 2 4]
 
 A scheduler and two workers are started on this machine, so that client, scheduler and workers share its processors and
 the network is the loopback interface. The overhead of a trial is the time between two trials of a small model on the
 simulated device, measured in the client, minus that of the same search without a cluster, in turns.
-
-With ``--twins`` one case is searched in turns by one worker and by several of one key. Printed are the seconds until
-the noise of builds is known, until the last trial and until all files are written, measured in the client, and the
-number of trials timed by twins. All devices are this machine, so that the overhead and the distribution of work are
-measured, not a gain. A build of the simulated device takes no time; ``--build-seconds`` adds a wait to each build, to
-represent a compiler.
 """
 
 from __future__ import annotations
@@ -20,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import signal
 import statistics
 import subprocess
@@ -31,12 +22,10 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import onnx
-from tabulate import tabulate
 
 from qdqspec.cluster.address import Address
 from qdqspec.cluster.case_process import Answer
@@ -82,10 +71,8 @@ class Listener:
 
 
 @contextmanager
-def cluster(
-    folder: Path, *, tls: bool, workers: int = 2, backend: str = "fake", twins: bool = True
-) -> Iterator[tuple[Address, Path]]:
-    """A scheduler and workers with devices of one key, or, without ``twins``, with one shared device."""
+def cluster(folder: Path, *, tls: bool) -> Iterator[tuple[Address, Path]]:
+    """A scheduler and two workers that share one device."""
     program = (
         "import sys\nfrom qdqspec.cli import main\nif __name__ == '__main__': sys.exit(main(sys.argv[1:]))"
     )
@@ -112,10 +99,9 @@ def cluster(
         host = "tls://127.0.0.1" if tls else "127.0.0.1"
         address = start("cluster", "start", "--host", host, "--port", "0")
         begin = time.perf_counter()
-        for number in range(workers):
-            device = ("--device", str(number)) if backend == "fake" and twins else ()
-            start("worker", address, "--backend", backend, "--folder", str(folder / str(number)), *device)
-        print(f"{workers} workers connected after {time.perf_counter() - begin:.1f} s", file=sys.stderr)
+        for name in ("0", "1"):
+            start("worker", address, "--backend", "fake", "--folder", str(folder / name))
+        print(f"2 workers connected after {time.perf_counter() - begin:.1f} s", file=sys.stderr)
         yield Address.parse(address), certificates
     finally:
         for process in reversed(started):
@@ -128,21 +114,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--megabytes", type=int, default=500)
     parser.add_argument("--tls", action="store_true")
-    parser.add_argument("--twins", type=Path, metavar="MODEL")
-    parser.add_argument("--backend", default="fake")
     parser.add_argument("--trials", type=int, default=12)
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--build-seconds", type=float, help="seconds per build of the simulated device")
     asked = parser.parse_args()
-    if asked.twins is not None:
-        options = () if asked.build_seconds is None else (f"fake.build_s={asked.build_seconds}",)
-        settings = partial(Settings, backend=asked.backend, backend_option=options)
-        compare_twins(asked.twins.absolute(), settings, asked.trials, asked.turns, asked.workers)
-        return
     with (
         tempfile.TemporaryDirectory() as place,
-        cluster(Path(place), tls=asked.tls, twins=False) as (address, tls),
+        cluster(Path(place), tls=asked.tls) as (address, tls),
     ):
         small, big = Path(place) / "small.bin", Path(place) / "big.bin"
         small.write_bytes(os.urandom(1000))
@@ -196,40 +173,6 @@ def compare_trials(place: Path, address: Address, tls: Path, trials: int, turns:
         print(f"{what}: {alone:.3f} s alone, {there:.3f} s on the cluster, {more:+.3f} s (median of {turns})")
 
 
-def compare_twins(
-    model: Path, settings: partial[Settings], trials: int, turns: int, counts: list[int]
-) -> None:
-    """Print the searches by these numbers of workers, in turns."""
-    rows = []
-    for _ in range(turns):
-        for workers in counts:
-            with (
-                tempfile.TemporaryDirectory() as place,
-                cluster(Path(place), tls=False, workers=workers, backend=settings.keywords["backend"]) as (
-                    address,
-                    _,
-                ),
-            ):
-                given = settings(root=Path(place) / "client", cluster=str(address))
-                rows.append((workers, *figures(*searched(model, given, trials))))
-                print(rows[-1], file=sys.stderr)
-    heads = (
-        "workers",
-        "noise s",
-        "trials s",
-        "all s",
-        "trials",
-        "of twins",
-        "lines of the confirmation",
-        "devices",
-    )
-    print(tabulate(rows, heads, floatfmt=".1f"))
-    for name, column in (("noise", 1), ("trials", 2), ("all", 3)):
-        middle = {n: statistics.median([row[column] for row in rows if row[0] == n]) for n in counts}
-        ratios = (f"{n} workers {seconds / middle[counts[0]]:.2f}" for n, seconds in middle.items())
-        print(f"{name}: {', '.join(ratios)} of the time of {counts[0]}")
-
-
 def searched(
     model: Path, settings: Settings, trials: int
 ) -> tuple[list[tuple[dict[str, Any], float]], float]:
@@ -250,26 +193,6 @@ def searched(
         lines = [json.loads(line) for line in journal.read_text(encoding="utf-8").splitlines()]
     seen += [end] * (len(lines) - len(seen))
     return list(zip(lines, seen, strict=True)), end
-
-
-def figures(
-    lines: list[tuple[dict[str, Any], float]], end: float
-) -> tuple[float, float, float, int, int, int, int]:
-    """Seconds until the noise, the last trial and the end; numbers of trials and of those by twins; confirmed ratio."""
-    at = [(line["phase"], seconds) for line, seconds in lines]
-    races = [line for line, _ in lines if line["phase"] not in ("noise", "confirm")]
-    confirmed = [line for line, _ in lines if line["phase"] == "confirm"]
-    notes = (note for line in confirmed for note in line["samples"]["notes"])
-    found = (re.fullmatch(r"timed on (\d+) devices of one key.*", note) for note in notes)
-    return (
-        next((seconds for phase, seconds in at if phase == "noise"), end),
-        max((seconds for phase, seconds in at if phase != "confirm"), default=end),
-        end,
-        len(races),
-        sum(bool(line["twin"]) for line in races),
-        len(confirmed),
-        max((int(each[1]) for each in found if each), default=1),
-    )
 
 
 def recovery(connection: Cluster, device: Any, fault: signal.Signals, place: str) -> float:

@@ -6,11 +6,10 @@ Several backends on one command line: ``--backend A,B`` makes a case for each of
 from __future__ import annotations
 
 import argparse
-import math
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -44,21 +43,6 @@ if TYPE_CHECKING:
 _WRITTEN = ("reference.onnx", "tuned.onnx", "tuned_raw.onnx")  # the models that a run writes
 
 
-def weights(text: str) -> dict[str, float]:
-    """Parse ``A:2,B``: a weight for each backend, 1 if not stated."""
-    found: dict[str, float] = {}
-    for part in text.split(","):
-        name, _, weight = part.strip().partition(":")
-        try:
-            value = float(weight or 1)
-        except ValueError:
-            value = 0.0
-        if not name or not 0 < value < math.inf or name in found:
-            raise argparse.ArgumentTypeError(f"'{text}' is no list of backends with weights, as A:2,B")
-        found[name] = value
-    return found
-
-
 @verb(
     "tune",
     "qdqspec tune model.onnx --calibration data.npz --minutes 5 -o tuned/",
@@ -67,14 +51,6 @@ def weights(text: str) -> dict[str, float]:
         "DIR|FILE.onnx",
         "Folder of models and results. For a model it may be a file: the tuned model is copied to it.",
         required=False,
-    ),
-    argument(
-        "--targets",
-        "A:2,B",
-        "Backends, each with a weight (default: 1). Tune on each, and select one placement for all: it is slower than "
-        "float on none, and has the least weighted geometric mean of ratios.",
-        type=weights,
-        rare=True,
     ),
     switch(
         "--reduce-failures",
@@ -113,7 +89,7 @@ def tune(arguments: argparse.Namespace) -> int:
     if arguments.output is not None and model_file is None:
         settings = replace(settings, output=arguments.output.absolute(), layout="" if single else "case")
     cases = [case_as_asked(case, arguments) for case in _cases(arguments.what, settings, is_model=is_model)]
-    cases = on_backends(cases, backends, arguments.targets or {})
+    cases = on_backends(cases, backends)
     _prepare_output(cases, settings)
     if settings.report:
         from qdqspec.report.write import refuse_unknown_formats
@@ -251,11 +227,10 @@ def _run(cases: list[Case], session: Session) -> list[str]:
 
 
 def _compare_runtimes(session: Session) -> list[str]:
-    """Time the runtimes of one model together; find one placement for targets. Return the error, if any."""
+    """Time the runtimes of one model together; return the error, if any."""
     with _watched(session):
         try:
             session.compare_runtimes()
-            session.find_common()
         except QdqspecError as error:
             complain(f"qdqspec: {error}")
             return [str(error)]
@@ -309,7 +284,7 @@ def _report(
 
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() and not arguments.json else None
     lines = [summary_table(record, width=width), *_verdict_lines(record), *warning_lines(record)]
-    if record.runtimes or record.common:
+    if record.runtimes:
         lines.append(f"\n{runtimes_text(record)}\n")
     lines += [f"Models and measurements: {folder}" for _, folder in folders if folder is not None]
     if model_file is not None and not errors:
@@ -339,18 +314,11 @@ def _is_failed(result: CheckResult, settings: Settings) -> bool:
 
 
 def backends_asked(arguments: argparse.Namespace) -> tuple[str, ...]:
-    """The backends of ``--targets``, or of ``--backend`` if it names several, and ``arguments`` get the first.
+    """The backends of ``--backend`` if it names several, and ``arguments`` get the first; none otherwise.
 
-    None otherwise. Raises `ConfigError` for an unknown name, for one that occurs twice, for both options, and for a
-    single target.
+    Raises `ConfigError` for an unknown name, and for one that occurs twice.
     """
     given = tuple(name.strip() for name in (arguments.qdq_backend or "").split(","))
-    if arguments.targets is not None:
-        if arguments.qdq_backend is not None:
-            raise ConfigError("--targets and --backend are both given", cure="leave --backend out")
-        if len(arguments.targets) < 2:
-            raise ConfigError("--targets: one placement for several runtimes needs two backends or more")
-        given = tuple(arguments.targets)
     if len(given) == 1:
         return ()
     known = registry.names("backend")
@@ -364,8 +332,8 @@ def backends_asked(arguments: argparse.Namespace) -> tuple[str, ...]:
     return given
 
 
-def on_backends(cases: Sequence[Case], backends: Sequence[str], targets: Mapping[str, float]) -> list[Case]:
-    """Each case on each backend, with these ``targets``; the cases themselves without backends.
+def on_backends(cases: Sequence[Case], backends: Sequence[str]) -> list[Case]:
+    """Each case on each backend; the cases themselves without backends.
 
     Raises `ConfigError` for a case whose spec chooses its backend.
     """
@@ -384,7 +352,6 @@ def on_backends(cases: Sequence[Case], backends: Sequence[str], targets: Mapping
             id=backend if case.id == "default" else f"{case.id}-{backend}",
             backend=backend,
             matrix={**case.matrix, "backend": backend},
-            targets=targets,
         )
         for case in cases
         for backend in backends

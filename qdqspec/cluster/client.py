@@ -197,8 +197,7 @@ class Cluster:
     ) -> None:
         started = self._jobs[job] = _Started(threading.Event())
         package = listener.package()
-        twins = self._with(device, ())
-        request = json.dumps(to_data(package.request(job, self._topic, self._lease, twins)))
+        request = json.dumps(to_data(package.request(job, self._topic, self._lease)))
         future = self._client.submit(
             run_case,
             request,

@@ -18,15 +18,11 @@ ANNOUNCED = "qdqspec"  # key of a worker's announcement, and of its free disk sp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """A backend on a worker and its device key; formats and facts are those of `Capabilities` and `Availability`.
-
-    ``lock`` is the name of the lock under which one run is timed at a time.
-    """
+    """A backend on a worker and its device key; formats and facts are those of `Capabilities` and `Availability`."""
 
     backend: str
     target: str
     key: str
-    lock: str = ""
     formats: tuple[str, ...] = ()
     lacking: Mapping[str, str] = field(default_factory=dict)
     facts: Mapping[str, str] = field(default_factory=dict)
@@ -98,7 +94,6 @@ def _device(name: str, settings: Settings) -> Device | None:
             backend=name,
             target=backend.target,
             key=known.device.key,
-            lock=known.lock,
             formats=capabilities.formats,
             lacking=dict(capabilities.lacking),
             facts=dict(available.facts),

@@ -1,8 +1,7 @@
 """The jobs of a worker: receives files, runs each case in a process, and answers the client's questions.
 
 The client asks a running job for news every second (`ask`), which is also its lease: a job whose client does not ask
-any more is stopped. Requests arrive on the worker's event loop, the case runs in its task thread and a process. While
-no task runs, the worker may help a case of another worker (`help`), in a thread of its own; a task ends that.
+any more is stopped. Requests arrive on the worker's event loop, the case runs in its task thread and a process.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +22,6 @@ from typing import Any
 from qdqspec import __version__
 from qdqspec.cluster.case_process import ANSWER, LOG, REQUEST, Answer, Failure
 from qdqspec.cluster.content import ContentStore, read_chunk, write_chunk
-from qdqspec.cluster.inventory import Announcement
 from qdqspec.cluster.request import CACHE, INPUTS, OUTPUT, CaseRequest, FileEntry
 from qdqspec.codec import from_data, to_data
 from qdqspec.config import Settings
@@ -57,28 +55,6 @@ class Job:
     stopped: bool = False
     taken: bool = False  # the client has the results
     corrections: FileEntry | None = None  # those found by the case, for another attempt
-    device: str = ""  # host and lock of the device
-    messages: list[Any] = field(default_factory=list)  # of the job's process, for the case that it helps
-    to_twins: dict[str, list[Any]] = field(default_factory=dict)  # by address
-    process: subprocess.Popen[bytes] | None = None
-    writing: threading.Lock = field(default_factory=threading.Lock)
-
-    def send(self, message: Any) -> None:
-        """Write a message to the job's process, or only renew its lease (``None``)."""
-        line = b"" if message is None else json.dumps(message).encode()
-        with self.writing, suppress(OSError, ValueError):  # it has just ended
-            if self.process is not None and self.process.stdin is not None:
-                self.process.stdin.write(line + b"\n")
-                self.process.stdin.flush()
-
-    def receive(self, message: Mapping[str, Any]) -> None:
-        """Store a message of the job's process by its kind."""
-        if "progress" in message:
-            self.progress = message["progress"]
-        elif "twin" in message:
-            self.to_twins.setdefault(message["twin"], []).append(message["message"])
-        else:
-            self.messages.append(message)
 
     def require_client(self) -> None:
         """Raise `StoppedError` if the client has not asked for the time of the lease."""
@@ -87,25 +63,14 @@ class Job:
 
 
 class Jobs:
-    """The jobs of one worker process, whose command line gave the ``settings``.
-
-    ``report`` sends a message to a topic; ``announced`` is the announcement of the worker. ``connect`` connects
-    a running job to its twins, and returns a function that ends that.
-    """
+    """The jobs of one worker process. Its command line gave ``settings``; ``report`` sends a message to a topic."""
 
     def __init__(
-        self,
-        folder: Path,
-        settings: Settings,
-        report: Callable[[str, dict[str, Any]], None],
-        announced: Announcement,
-        connect: Callable[[Job], Callable[[], None]],
+        self, folder: Path, settings: Settings, report: Callable[[str, dict[str, Any]], None]
     ) -> None:
         self._folder = folder
         self._settings = settings
         self._report = report
-        self._announced = announced
-        self._connect = connect
         self._store = ContentStore(folder / "content")
         self._jobs: dict[str, Job] = {}
         self._partial: dict[tuple[str, str], Path] = {}  # by job and digest
@@ -123,37 +88,9 @@ class Jobs:
         request = from_data(CaseRequest, json.loads(text))
         if request.version != __version__:
             raise ConfigError(f"the client has qdqspec {request.version}, this worker {__version__}")
-        job = self._enter(request)
-        while guests := [each for each in list(self._jobs.values()) if each.request.helps]:
-            for guest in guests:
-                guest.stopped = True
-            time.sleep(_STEP / 4)
-        self._report(request.topic, {"job": request.id})
-        return self._served(job)
-
-    async def help(self, request: str) -> bool:
-        """Begin to help a case of another worker, on another device of the same key; false if this one is not idle."""
-        asked = from_data(CaseRequest, json.loads(request))
-        is_other = asked.helps not in ("", self._device(asked))
-        if self._jobs or asked.version != __version__ or not is_other:
-            return False
-        threading.Thread(target=self._served, args=(self._enter(asked),), daemon=True).start()
-        return True
-
-    def _enter(self, request: CaseRequest) -> Job:
         name = "".join(sign for sign in request.id if sign.isalnum())
-        folder = self._folder / "jobs" / f"{os.getpid()}-{name}"
-        job = self._jobs[request.id] = Job(request, folder, device=self._device(request))
-        return job
-
-    def _device(self, request: CaseRequest) -> str:
-        """The host, and the lock of the device that a request is about."""
-        backend = request.case.get("backend") or request.settings.get("backend")
-        locks = {each.backend: each.lock for each in self._announced.devices}
-        return f"{self._announced.host} {locks.get(str(backend), '')}"
-
-    def _served(self, job: Job) -> str:
-        request = job.request
+        job = self._jobs[request.id] = Job(request, self._folder / "jobs" / f"{os.getpid()}-{name}")
+        self._report(request.topic, {"job": request.id})
         try:
             self._receive(job)
             job.phase = "running"
@@ -211,10 +148,9 @@ class Jobs:
                 env=env,
                 start_new_session=True,
             )
-        job.process = process
-        disconnect = self._connect(job)
         try:
             threading.Thread(target=_read_progress, args=(process, job), daemon=True).start()
+            assert process.stdin is not None
             renewed = time.monotonic()
             while process.poll() is None:
                 job.require_client()
@@ -223,11 +159,12 @@ class Jobs:
                     raise StoppedError
                 if silent > min(_RENEWAL, job.request.lease / 4):
                     renewed = time.monotonic()
-                    job.send(None)
+                    with suppress(OSError):  # it has just ended
+                        process.stdin.write(b"\n")
+                        process.stdin.flush()
                 job.corrections = job.corrections or _corrections(job.folder / OUTPUT)
                 time.sleep(_STEP)
         finally:
-            disconnect()
             end_program(process)
             for stream in (process.stdin, process.stdout):
                 with suppress(OSError):
@@ -252,18 +189,6 @@ class Jobs:
             "corrections": None if done else to_data(found.corrections),
             "answer": found.answer if done else None,
             "files": to_data(found.files) if done else [],
-        }
-
-    async def exchange(self, job: str, received: int, messages: list[Any]) -> dict[str, Any]:
-        """Pass messages to the process of a job that helps another, and return its own after the first ``received``."""
-        found = self._known(job)
-        for message in messages:
-            await asyncio.to_thread(found.send, message)
-        return {
-            "phase": found.phase,
-            "need": list(found.need),
-            "messages": found.messages[received:],
-            "name": found.device,
         }
 
     async def put(self, job: str, digest: str, offset: int, data: bytes, last: bool) -> bool:
@@ -304,7 +229,7 @@ def _read_progress(process: subprocess.Popen[bytes], job: Job) -> None:
     assert process.stdout is not None
     with suppress(OSError, ValueError):
         for line in process.stdout:
-            job.receive(json.loads(line))
+            job.progress = json.loads(line)
 
 
 def _read_answer(job: Job, code: int) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
@@ -56,8 +56,7 @@ class CaseRequest:
     """A request to a worker: a case as JSON data, settings, and the files that both need.
 
     ``topic`` is where the worker reports that it has begun; ``lease`` is after how many seconds without a question of
-    the client it stops. ``twins`` are addresses of workers with the same device key. A request with ``helps`` is that
-    of a worker whose device, which it names, asks a twin for help.
+    the client it stops.
     """
 
     id: str
@@ -67,8 +66,6 @@ class CaseRequest:
     case: Mapping[str, Any]
     settings: Mapping[str, Any]
     files: tuple[FileEntry, ...] = ()
-    twins: tuple[str, ...] = ()
-    helps: str = ""
 
 
 @dataclass(slots=True)
@@ -129,7 +126,7 @@ class Package:
                 self.add(f"{place}/{Path(name).relative_to(base).as_posix()}", Path(name))
         return Path(place) / path.relative_to(base)
 
-    def request(self, name: str, topic: str, lease: float, twins: Iterable[str] = ()) -> CaseRequest:
+    def request(self, name: str, topic: str, lease: float) -> CaseRequest:
         """The request of one attempt."""
         return CaseRequest(
             id=name,
@@ -139,7 +136,6 @@ class Package:
             case=self.case,
             settings=self.settings,
             files=tuple(self.files),
-            twins=tuple(twins),
         )
 
 

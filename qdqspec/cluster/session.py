@@ -266,8 +266,7 @@ class _CaseRun:
     def _write(self, entry: dict[str, Any], host: str) -> None:
         assert self._journal is not None
         role = {"role": entry["role"]} if "role" in entry else {}
-        twin = str(entry.get("twin", "")).partition(" ")[0]
-        self._journal.append(trial_from_json(entry), **role, host=twin or host)
+        self._journal.append(trial_from_json(entry), **role, host=host)
         self._written += 1
 
     def corrections(self, file: Path) -> None:

@@ -11,14 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import onnx
 from onnx import TensorProto, numpy_helper
 from onnx.helper import tensor_dtype_to_np_dtype
 
 from qdqspec.arrays import Array
 from qdqspec.errors import ModelError
 from qdqspec.files import unwritable
-from qdqspec.graph.protos import is_external, map_tensors, refer, size_of
+from qdqspec.graph.protos import is_external, refer, size_of
 
 # Shape inference reads shapes and axes, and that of a runtime may fail if these are external data ("Cannot parse
 # data from external tensors"). They are 32 or 64 bits wide, and weights never are.
@@ -80,19 +79,6 @@ class WeightStore:
                 file.write(data)
         offset, self._cursor = self._cursor, _aligned(self._cursor + len(data))
         return offset
-
-
-def content_digest(path: Path) -> str:
-    """The SHA-256 of a model's graph and tensors, wherever the bytes of these are stored."""
-    found = hashlib.sha256()
-
-    def added(tensor: TensorProto) -> TensorProto:
-        found.update(tensor_bytes(tensor, path.parent))
-        return bare(tensor)
-
-    graph = map_tensors(onnx.load(path, load_external_data=False), added)
-    found.update(graph.SerializeToString(deterministic=True))
-    return found.hexdigest()
 
 
 def tensor_bytes(tensor: TensorProto, base: Path | None = None) -> bytes:

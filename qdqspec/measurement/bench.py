@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from threading import Lock
-from typing import Any, Self, TypeAlias
+from typing import Self, TypeAlias
 
 import numpy as np
 
@@ -22,7 +22,6 @@ from qdqspec.backends.base import Backend, BuildOptions, Engine
 from qdqspec.errors import BackendError, PlacementError, QdqspecError
 from qdqspec.measurement.admission import Admission
 from qdqspec.measurement.engines import Engines
-from qdqspec.measurement.journal import trial_from_json
 from qdqspec.measurement.memory import HasMemory, has_memory
 from qdqspec.measurement.profiles import GivenFeeds, Load, Part, attach, loads_of, profile_latencies
 from qdqspec.measurement.race import (
@@ -46,16 +45,9 @@ from qdqspec.measurement.together import (
     Together,
     common_clock,
     joined,
+    merged,
     predictions_between,
     ratio_tests_between,
-)
-from qdqspec.measurement.twins import (
-    Twins,
-    builds_on_each,
-    merged,
-    timing_request,
-    together_of,
-    trial_request,
 )
 from qdqspec.parity.gate import Runs
 from qdqspec.types import (
@@ -149,8 +141,8 @@ class Bench:
     candidates' files, and is removed from recorded messages. With ``looks`` it times reference and incumbent
     from time to time, and the intervals of `compare` include the variation of the ratio between these times.
     ``jobs`` is the number of parallel builds while no measurement is pending; if ``memory`` reports that not
-    all of them fit at once, they are opened one after the other. ``twins`` are devices of the same key that
-    share the work. ``report`` is given the steps of measurements of fresh builds, as text.
+    all of them fit at once, they are opened one after the other. ``report`` is given the steps of measurements
+    of fresh builds, as text.
 
     While ``eps`` is assumed, ``settle`` sets it from measured builds. A race that proves a gain calls it, unless the
     gain is clearly larger than the assumed ``eps``.
@@ -172,12 +164,10 @@ class Bench:
         jobs: int = 1,
         engines: int = 1,
         memory: HasMemory = has_memory,
-        twins: Twins | None = None,
         looks: Looks | None = None,
         report: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.clock: Clock = clock
-        self.twins = twins or Twins()
         self.eps = FLOOR_EPS
         self.settle: Callable[[], None] | None = None
         self._backend = backend
@@ -281,33 +271,6 @@ class Bench:
         notes = (*trial.samples.notes, f"layers were not timed: {self._reason(error)}")
         return replace(trial, samples=replace(trial.samples, notes=notes)) if trial.ok else trial
 
-    def trials(self, asked: Sequence[Mapping[str, Any]]) -> list[Trial]:
-        """Several trials, one made here and the others on twins, each raced against the same incumbent.
-
-        ``asked`` has the arguments of `trial` for each. Of those that won, the fastest becomes the incumbent.
-        """
-        members = self.twins.idle()
-        pending = [
-            (member, self.twins.ask(member, trial_request(**each)))
-            for member, each in zip(members, asked[1:], strict=False)
-        ]
-        start = time.monotonic()
-        found = [self.trial(**asked[0])]
-        spent = time.monotonic() - start
-        for (member, future), each in zip(pending, asked[1:], strict=False):
-            answered = self.twins.answer(member, future, spent)
-            trial = None if answered is None else trial_from_json(answered["trial"])
-            if trial is None or trial.placement != each["placement"]:
-                found.append(self.trial(**each))
-            else:
-                member.measured.add(trial.placement.digest)
-                # it replaces the incumbent if it won and no other of the round is faster
-                is_best = (trial.ratio or 1.0) < (self.best or 1.0)
-                trial = replace(trial, twin=member.twin.name, incumbent=trial.incumbent and is_best)
-                self.recall(trial)
-                found.append(trial)
-        return [*found, *(self.trial(**each) for each in asked[1 + len(pending) :])]
-
     def recall(self, trial: Trial) -> None:
         """Restore a trial of an earlier run as if it had been measured now, without building anything."""
         if trial.ok and trial.ratio is not None and not trial.subgraph:
@@ -328,22 +291,20 @@ class Bench:
         Fewer rounds, then fewer builds, are made where more would take longer than ``seconds``; the deviation of few
         builds is combined with a usual one (`likely_build_deviation`). Where even these take longer, nothing is built,
         and `ASSUMED_EPS` is used.
-        Raises `BackendError` if it does not build again. Twins that are prepared build the same placement, and the
-        deviations on all devices are pooled.
+        Raises `BackendError` if it does not build again.
         """
         candidates = {"noise": Candidate.of(placement)}
         builds, rounds = self._noise_plan(seconds)
         if not builds:
             self.eps = ASSUMED_EPS
             return Samples()
-        blocks = self._spread(candidates, builds, rounds, Turn.sample, _noise_builds, compared=False)
-        if blocks[0].failures:
-            why = self._reason(blocks[0].failures["noise"])
+        built = self._together(candidates, builds, rounds, Turn.sample)
+        if built.failures:
+            why = self._reason(built.failures["noise"])
             raise BackendError(f"the model was built once and then not again: {why}")
-        times = [[build.on(self.clock) for build in block.samples["noise"]] for block in blocks]
-        freedom = sum(len(each) - 1 for each in times)
-        self.eps = significant(likely_build_deviation(build_deviation(*times), freedom))
-        return joined(blocks[0].samples["noise"])
+        times = [build.on(self.clock) for build in built.samples["noise"]]
+        self.eps = significant(likely_build_deviation(build_deviation(times), builds - 1))
+        return joined(built.samples["noise"])
 
     def _noise_plan(self, seconds: float | None) -> tuple[int, int]:
         """The builds and rounds of `measure_noise` that fit in the time; zero where none do."""
@@ -358,11 +319,6 @@ class Bench:
             if builds * (self._build_seconds + (WARMUP + rounds) * round_s) <= seconds
         )
         return next(fitting, (0, 0))
-
-    def recall_noise(self, samples: Samples) -> None:
-        """Set ``eps`` from samples that `measure_noise` returned, without twins."""
-        builds = np.asarray(samples.on(self.clock)).reshape(NOISE_BUILDS, -1)
-        self.eps = significant(build_deviation(builds))
 
     def compare(
         self,
@@ -388,31 +344,30 @@ class Bench:
             if reference not in found.samples:
                 return {}
             clock, times = common_clock(self.clock, found.samples), (deviation, freedom)
-            ratios = ratio_tests_between(found.samples, reference, clock, found.devices, times)
+            ratios = ratio_tests_between(found.samples, reference, clock, found.measurements, times)
             return {role: ratios[each.id] for role, each in candidates.items() if each.id in ratios}
 
         def decides(so_far: Together) -> bool:
             tested = tests(so_far)
             return bool(tested) and is_settled(tested)
 
-        spread = partial(self._spread, distinct, builds, rounds, Turn.both, builds_on_each)
-        blocks, repetitions = spread(is_settled=decides), 1
+        found = self._together(distinct, builds, rounds, is_settled=decides)
         deviation, freedom = times = (0.0, 0) if self._looks is None else self._looks.deviation
-        found = merged(blocks)
         tested = tests(found, deviation, freedom)
+        measurements = [found]
         while tested and again(tested):
-            more = spread()
-            if any(block.samples.keys() != found.samples.keys() for block in more):
+            more = self._together(distinct, builds, rounds)
+            if more.samples.keys() != found.samples.keys():
                 break  # a model does not build any more
-            blocks, repetitions = [*blocks, *more], repetitions + 1
-            found = merged(blocks, repetitions)
-            tested = tests(found, deviation / math.sqrt(repetitions), freedom)
+            measurements.append(more)
+            found = merged(measurements)
+            tested = tests(found, deviation / math.sqrt(len(measurements)), freedom)
         timed = found.samples
         broken = {each: self._reason(error) for each, error in found.failures.items()}
         if why := broken.get(reference):
             raise BackendError(f"the reference model could not be built and run again: {why}")
         clock = common_clock(self.clock, timed)
-        ratios = predictions_between(timed, reference, clock, found.devices, times)
+        ratios = predictions_between(timed, reference, clock, found.measurements, times)
         present = {role: each.id for role, each in candidates.items() if each.id in timed}
         return LatencyEvidence(
             clock=clock,
@@ -423,7 +378,7 @@ class Bench:
             if "tuned" in present
             else Interval(median=1, low=1, high=1),
             builds=len(timed[reference]),
-            profiles=profile_latencies(self._loads, timed, present, clock, found.devices, times),
+            profiles=profile_latencies(self._loads, timed, present, clock, found.measurements, times),
             drift=drift([build.on(clock) for group in timed.values() for build in group]),
             failures={role: broken[each.id] for role, each in candidates.items() if each.id in broken},
         )
@@ -638,79 +593,17 @@ class Bench:
         self._close_incumbent()
         self._incumbent = successor
 
-    def timed(
-        self, models: Mapping[str, Placement | str], builds: int, rounds: int, *, take: Take
-    ) -> Together:
-        """Fresh builds of placements, or of files beside the candidates, timed together, for another bench."""
-        found = self._together({
-            name: [Candidate.of(self._beside(model) if isinstance(model, str) else model)] * builds
-            for name, model in models.items()
-        }, rounds, take)  # fmt: skip
-        return replace(found, failures={n: BackendError(self._reason(e)) for n, e in found.failures.items()})
-
-    def _beside(self, name: str) -> Path:
-        if self._folder is None:
-            raise BackendError("this bench has no files beside its candidates")
-        return self._folder / Path(name).name
-
-    def file_of(self, placement: Placement) -> Path:
-        """The file of a placement, as it is built."""
-        with self._writing:
-            return self._files(placement, ())[0]
-
-    def _spread(
+    def _together(
         self,
         candidates: Mapping[str, Candidate],
         builds: int,
-        rounds: int,
-        take: Take,
-        each: Callable[[int, int, int], int],
-        *,
-        compared: bool = True,
-        is_settled: IsSettled = lambda _: False,
-    ) -> list[Together]:
-        """Fresh builds of candidates timed together, here and on twins: one block for each device, this one first.
-
-        ``each`` gives the number of builds on each device, from the numbers of candidates, builds and devices. A block
-        that a twin does not complete is timed here as well. ``compared`` excludes twins not compared with this device.
-        Without twins it may end early, once it ``is_settled``.
-        """
-        patience = self._saved_seconds(candidates, builds, each)
-        members = self.twins.idle(seconds=patience, compared=compared)
-        count = each(len(candidates), builds, 1 + len(members)) if members else builds
-        request = timing_request(candidates, count, rounds, take)
-        pending = [(member, self.twins.ask(member, request)) for member in members if count < builds]
-        groups = {name: [candidate] * count for name, candidate in candidates.items()}
-        start = time.monotonic()
-        early = {} if pending else {"is_settled": is_settled}
-        blocks = [self._together(groups, rounds, take, **early)]
-        spent = time.monotonic() - start
-        for member, future in pending:
-            answered = self.twins.answer(member, future, spent)
-            block = None if answered is None else together_of(answered)
-            if block is None or not block.samples.keys() >= blocks[0].samples.keys():
-                block = self._together(groups, rounds, take)
-            blocks.append(block)
-        return blocks
-
-    def _saved_seconds(
-        self, candidates: Mapping[str, Candidate], builds: int, each: Callable[[int, int, int], int]
-    ) -> float:
-        """The time of the builds that one twin saves, which is worth waiting for it."""
-        saved = builds - each(len(candidates), builds, 2)
-        return max(0, saved) * len(candidates) * self._build_seconds
-
-    def _together(
-        self,
-        groups: Mapping[str, Sequence[Candidate]],
         rounds: int,
         take: Take = Turn.both,
         is_settled: IsSettled = lambda _: False,
     ) -> Together:
         """Time fresh builds of candidates together. Open engines are closed if memory is short."""
         openers = {
-            name: [partial(self._open, each.model, fresh=True) for each in candidates]
-            for name, candidates in groups.items()
+            name: [partial(self._open, each.model, fresh=True)] * builds for name, each in candidates.items()
         }
         kept = [self._incumbent.engine] if self._incumbent and self._incumbent.engine else []
         return self._fresh.time(
@@ -721,11 +614,6 @@ class Bench:
         """The recorded text of a failure, without the temporary folder of the candidates."""
         text = str(error)
         return text if self._folder is None else text.replace(f"{self._folder}{os.sep}", "")
-
-
-def _noise_builds(roles: int, builds: int, devices: int) -> int:  # noqa: ARG001 - there is one role
-    """The builds on each device that give as many degrees of freedom together as ``builds`` on one."""
-    return 1 + math.ceil((builds - 1) / devices)
 
 
 def _with_same_graph(trial: Trial, earlier: Trial) -> Trial:

@@ -141,7 +141,7 @@ def profile_latencies(
     timed: Mapping[str, Sequence[Samples]],
     roles: Mapping[str, str],
     clock: Clock,
-    devices: int = 1,
+    measurements: int = 1,
     times: tuple[float, int] = (0.0, 0),
 ) -> tuple[ProfileLatency, ...]:
     """Ratios to the reference at each profile; empty for a single profile.
@@ -154,7 +154,7 @@ def profile_latencies(
     found = []
     for number, load in enumerate(loads):
         own = {name: [build.profiles[number] for build in builds] for name, builds in timed.items()}
-        ratios = predictions_between(own, roles["reference"], clock, devices, times)
+        ratios = predictions_between(own, roles["reference"], clock, measurements, times)
         by_role = {role: ratios[name] for role, name in roles.items()}
         found.append(ProfileLatency(name=load.name, share=load.share, ratios=by_role))
     return tuple(found)

@@ -119,22 +119,19 @@ def pooled_deviation(groups: Sequence[Sequence[float]]) -> tuple[float, int]:
     return math.sqrt(squares / freedom), freedom
 
 
-def build_deviation(*devices: Sequence[Sequence[float]] | Floats) -> float:
+def build_deviation(builds: Sequence[Sequence[float]] | Floats) -> float:
     """Standard deviation of logarithms between fresh builds of one model, with the variation between runs removed.
 
     Takes one sequence of samples for each of two or more builds; position ``i`` of every sequence belongs to the
-    same round. Builds on several devices are compared on each device alone, and the deviations pooled. The variance
-    of the builds' levels contains both kinds of variation; the part from runs that averaging leaves is estimated
-    from their variation about the build's level, and subtracted: analysis of variance with random effects
-    (Eisenhart 1947). On a busy machine runs cause most of it.
+    same round. The variance of the builds' levels contains both kinds of variation; the part from runs that averaging
+    leaves is estimated from their variation about the build's level, and subtracted: analysis of variance with random
+    effects (Eisenhart 1947). On a busy machine runs cause most of it.
     """
-    logs = [np.log(np.asarray(builds, dtype=np.float64)) for builds in devices]
-    apart = [builds - builds.mean(axis=0) for builds in logs]
-    among, _ = pooled_deviation([[trimmed_mean(build) for build in builds] for builds in apart])
+    logs = np.log(np.asarray(builds, dtype=np.float64))
+    apart = logs - logs.mean(axis=0)
+    among = float(np.std([trimmed_mean(build) for build in apart], ddof=1))
     # Each build contributes to the rounds' means, which reduces the deviation of its runs from them.
-    by_runs = float(
-        np.mean([trimmed_error(build) ** 2 / (1 - 1 / len(builds)) for builds in apart for build in builds])
-    )
+    by_runs = float(np.mean([trimmed_error(build) ** 2 for build in apart])) / (1 - 1 / len(apart))
     return math.sqrt(max(0.0, among**2 - by_runs))
 
 
@@ -174,7 +171,7 @@ def time_deviation(series: Sequence[Sequence[Floats]]) -> tuple[float, int]:
 def ratio_intervals(
     roles: Mapping[str, Sequence[Sequence[float]]],
     base: str,
-    devices: int = 1,
+    measurements: int = 1,
     times: tuple[float, int] = (0.0, 0),
 ) -> dict[str, Interval]:
     """Every role's time over the base role's, with 95 % confidence intervals that include run noise and build noise.
@@ -182,20 +179,21 @@ def ratio_intervals(
     Each role holds one sequence of samples per fresh build; position ``i`` of every sequence belongs to the same round.
     Builds are the unit of replication: the deviation between builds of one role, pooled over the roles, already
     contains the run noise that averaging leaves. With a single build per role that deviation is unknown, and the
-    interval is (0, infinity). Builds of several ``devices`` have equal means in each round and equally many builds of
-    each role on each device; every further device takes a degree of freedom (two-way analysis of variance).
+    interval is (0, infinity). Builds of several ``measurements`` have equal means in each round and equally many
+    builds of each role in each measurement; every further measurement takes a degree of freedom (two-way analysis of
+    variance).
 
     All samples are of one time. ``times`` is the result of `time_deviation` for several times; from
     `FEWEST_FREEDOM` on its variance is added. Below, Student's t is so large that no gain could be proved.
     """
-    return _confident(build_levels(roles), base, devices, times)
+    return _confident(build_levels(roles), base, measurements, times)
 
 
 def _confident(
-    levels: Mapping[str, Floats], base: str, devices: int, times: tuple[float, int]
+    levels: Mapping[str, Floats], base: str, measurements: int, times: tuple[float, int]
 ) -> dict[str, Interval]:
     """The ratios of levels with confidence intervals; see `ratio_intervals`."""
-    builds = variance_of_builds(levels, devices)
+    builds = variance_of_builds(levels, measurements)
     extra = (times[0] ** 2, times[1]) if times[1] >= FEWEST_FREEDOM else (0.0, 0)
 
     def reach(role: str) -> float:
@@ -232,10 +230,10 @@ def build_levels(roles: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, Fl
     }
 
 
-def variance_of_builds(levels: Mapping[str, Floats], devices: int = 1) -> Variance:
-    """The variance between builds of one role, pooled over the roles; see `ratio_intervals` for ``devices``."""
+def variance_of_builds(levels: Mapping[str, Floats], measurements: int = 1) -> Variance:
+    """The variance between builds of one role, pooled over the roles; see `ratio_intervals` for ``measurements``."""
     deviation, pooled = pooled_deviation([own.tolist() for own in levels.values()])
-    freedom = max(0, pooled - (devices - 1))
+    freedom = max(0, pooled - (measurements - 1))
     return (deviation**2 * pooled / freedom if freedom else 0.0), freedom
 
 
@@ -257,7 +255,7 @@ def enclosed_ratios(
     steady: Mapping[str, Sequence[Sequence[float]]],
     first: Mapping[str, Sequence[Sequence[float]]],
     base: str,
-    devices: int = 1,
+    measurements: int = 1,
     times: tuple[float, int] = (0.0, 0),
 ) -> dict[str, Interval]:
     """Every role's time over the base role's, between two conditions of the caches.
@@ -267,10 +265,10 @@ def enclosed_ratios(
     intervals of both: a value outside it is excluded in both conditions. Without ``first`` it is that of
     ``steady``.
     """
-    found = ratio_intervals(steady, base, devices, times)
+    found = ratio_intervals(steady, base, measurements, times)
     if not first:
         return found
-    cold = ratio_intervals(first, base, devices, times)
+    cold = ratio_intervals(first, base, measurements, times)
     return {
         role: Interval(
             median=math.sqrt(found[role].median * cold[role].median),
@@ -285,18 +283,18 @@ def ratio_tests(
     steady: Mapping[str, Sequence[Sequence[float]]],
     first: Mapping[str, Sequence[Sequence[float]]],
     base: str,
-    devices: int = 1,
+    measurements: int = 1,
     times: tuple[float, int] = (0.0, 0),
 ) -> dict[str, RatioTest]:
     """Every role's time over the base role's for tests of a gain. The arguments are those of `enclosed_ratios`.
 
     The interval of the mean is that of the means of each build's levels in both conditions.
     """
-    enclosing = enclosed_ratios(steady, first, base, devices, times)
+    enclosing = enclosed_ratios(steady, first, base, measurements, times)
     if not first:
         means = enclosing
     else:
-        means = _confident(_middle_of([build_levels(steady), build_levels(first)]), base, devices, times)
+        means = _confident(_middle_of([build_levels(steady), build_levels(first)]), base, measurements, times)
     return {role: RatioTest(mean=means[role], enclosing=enclosing[role]) for role in enclosing}
 
 
@@ -327,7 +325,7 @@ def predicted_ratios(
     steady: Mapping[str, Sequence[Sequence[float]]],
     first: Mapping[str, Sequence[Sequence[float]]],
     base: str,
-    devices: int = 1,
+    measurements: int = 1,
     times: tuple[float, int] = (0.0, 0),
 ) -> dict[str, Interval]:
     """Every role's time over the base role's, as another program measures it: the estimate and its prediction interval.
@@ -339,14 +337,14 @@ def predicted_ratios(
     """
     conditions = [build_levels(each) for each in (steady, first) if each]
     middle = _middle_of(conditions)
-    theirs = float(np.mean([variance_of_builds(levels, devices)[0] for levels in conditions]))
-    ours, freedom = variance_of_builds(middle, devices)
+    theirs = float(np.mean([variance_of_builds(levels, measurements)[0] for levels in conditions]))
+    ours, freedom = variance_of_builds(middle, measurements)
     between, looks = variance_between_times(times)
 
     def reach(role: str) -> float:
         share = 1 / len(middle[role]) + 1 / len(middle[base])
         half = student_half_width((share * (ours + theirs), freedom), (2 * between, looks))
-        return half + (_spread(conditions[0], conditions[1], role, base, devices) if first else 0.0)
+        return half + (_spread(conditions[0], conditions[1], role, base, measurements) if first else 0.0)
 
     return _ratios(middle, base, reach)
 
@@ -366,10 +364,10 @@ def variance_between_times(times: tuple[float, int]) -> Variance:
 
 
 def _spread(
-    steady: Mapping[str, Floats], first: Mapping[str, Floats], role: str, base: str, devices: int
+    steady: Mapping[str, Floats], first: Mapping[str, Floats], role: str, base: str, measurements: int
 ) -> float:
     """Half of the difference of the log ratio between the conditions, reduced by the expected effect of noise."""
     halves = {name: (first[name] - steady[name]) / 2 for name in steady}
-    variance = variance_of_builds(halves, devices)[0] * (1 / len(halves[role]) + 1 / len(halves[base]))
+    variance = variance_of_builds(halves, measurements)[0] * (1 / len(halves[role]) + 1 / len(halves[base]))
     difference = float(halves[role].mean() - halves[base].mean())
     return math.sqrt(max(0.0, difference**2 - variance))

@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import count
+from itertools import chain, count
 from typing import TypeAlias
 
 import numpy as np
@@ -49,19 +49,19 @@ Take: TypeAlias = Callable[[Turn, Engine], Samples]  # how a turn is taken: `Tur
 class Together:
     """Samples of each group's builds, and why a group has none: a group with one failure is omitted.
 
-    ``devices`` is the number of devices that they were timed on.
+    ``measurements`` is the number of times that was done, each with builds of its own; see `merged`.
     """
 
     samples: dict[str, list[Samples]] = field(default_factory=dict)
     failures: dict[str, QdqspecError] = field(default_factory=dict)
-    devices: int = 1
+    measurements: int = 1
 
 
 def ratios_between(
     groups: Mapping[str, Sequence[Samples]],
     base: str,
     clock: Clock,
-    devices: int = 1,
+    measurements: int = 1,
     times: tuple[float, int] = (0.0, 0),
 ) -> dict[str, Interval]:
     """Every group's time over that of the ``base`` group, with confidence intervals that enclose both conditions.
@@ -69,29 +69,29 @@ def ratios_between(
     In both conditions if all builds have both. Each group has the samples of its fresh builds; see `enclosed_ratios`,
     and `ratio_intervals` for ``times``.
     """
-    return enclosed_ratios(*_conditions(groups, clock), base, devices, times)
+    return enclosed_ratios(*_conditions(groups, clock), base, measurements, times)
 
 
 def ratio_tests_between(
     groups: Mapping[str, Sequence[Samples]],
     base: str,
     clock: Clock,
-    devices: int = 1,
+    measurements: int = 1,
     times: tuple[float, int] = (0.0, 0),
 ) -> dict[str, RatioTest]:
     """Every group's time over that of the ``base`` group, for tests of a gain; see `ratio_tests`."""
-    return ratio_tests(*_conditions(groups, clock), base, devices, times)
+    return ratio_tests(*_conditions(groups, clock), base, measurements, times)
 
 
 def predictions_between(
     groups: Mapping[str, Sequence[Samples]],
     base: str,
     clock: Clock,
-    devices: int = 1,
+    measurements: int = 1,
     times: tuple[float, int] = (0.0, 0),
 ) -> dict[str, Interval]:
     """Every group's time over that of the ``base`` group as another program will measure it; see `predicted_ratios`."""
-    return predicted_ratios(*_conditions(groups, clock), base, devices, times)
+    return predicted_ratios(*_conditions(groups, clock), base, measurements, times)
 
 
 _Times: TypeAlias = dict[str, list[tuple[float, ...]]]  # of the builds, by group
@@ -120,6 +120,35 @@ def joined(builds: Sequence[Samples]) -> Samples:
     for build in builds:
         total += build
     return total
+
+
+def merged(measurements: Sequence[Together]) -> Together:
+    """The builds of several measurements of the same models as if all had been timed together.
+
+    The rounds of the first measurement are kept; those of the others are scaled, so that the mean of all builds is
+    equal in each round.
+    """
+    first = measurements[0]
+    every = [list(chain.from_iterable(each.samples.values())) for each in measurements]
+    rounds = min(len(build.wall_ms) for builds in every for build in builds)
+    note = f"measured {len(measurements)} times; later times are scaled to the first"
+    samples: dict[str, list[Samples]] = {name: [] for name in first.samples}
+    for each, builds in zip(measurements, every, strict=True):
+        scaled = partial(_scaled, rounds=rounds, first=len(every[0]))
+        for name, own in each.samples.items():
+            aligned = [on_each_clock(scaled, build, *every[0], *builds) for build in own]
+            samples[name] += [replace(build, notes=(*build.notes, note)) for build in aligned]
+    return Together(samples, first.failures, measurements=len(measurements))
+
+
+def _scaled(own: tuple[float, ...], *times: tuple[float, ...], rounds: int, first: int) -> tuple[float, ...]:
+    """Times of one build in units of the ``first`` ones, by the means of both measurements in each round."""
+    if not all(times):
+        return ()
+    logs = np.log([each[:rounds] for each in times])
+    return tuple(
+        (np.asarray(own[:rounds]) * np.exp(logs[:first].mean(axis=0) - logs[first:].mean(axis=0))).tolist()
+    )
 
 
 APART = 20  # durations of a look pass before the next one: looks take a twentieth of a search

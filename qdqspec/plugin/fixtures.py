@@ -25,7 +25,6 @@ from qdqspec.plugin.progress import shown
 from qdqspec.plugin.state import state_of
 from qdqspec.types import (
     Case,
-    CommonPlacement,
     DataSource,
     Evidence,
     EvidenceKind,
@@ -160,43 +159,6 @@ def qdq_case(
         return CaseView(case=case, session=qdq_session, _pytest_config=pytestconfig)
 
     return view
-
-
-@pytest.fixture
-def qdq_common(
-    qdq_session: Session, _qdq_own: Callable[[Case], Case], pytestconfig: pytest.Config
-) -> Callable[[str], CommonPlacement]:
-    """Return ``qdq_common("specs/a.qdq.yaml")``: the one placement for the runtimes of ``tune.targets``.
-
-    Of a spec with more axes, ``specs/a.qdq.yaml::case`` names one of the cases that it is for.
-    """
-
-    def common(reference: str) -> CommonPlacement:
-        file, _, chosen = reference.partition("::")
-        cases = find_cases(file, settings_of(pytestconfig), pytestconfig.rootpath)
-        if chosen:
-            rest = _without_backend(_one_case(reference, pytestconfig))
-            cases = tuple(case for case in cases if _without_backend(case) == rest)
-        kinds = {str(_without_backend(case)): case.id for case in cases}
-        if len(kinds) != 1:
-            raise SpecError(
-                f"'{reference}' means {len(kinds)} placements, and one is wanted",
-                cure=f"append one of: {', '.join(f'::{case}' for case in kinds.values())}",
-            )
-        if not all(case.targets for case in cases):
-            raise SpecError(
-                f"'{reference}' has no tune.targets",
-                cure="name the runtimes: tune: {targets: [BACKEND, BACKEND]}",
-            )
-        full = [_qdq_own(case) for case in cases]
-        with _recorded(pytestconfig, qdq_session):
-            return _present(next(iter(qdq_session.find_common(full)), None))
-
-    return common
-
-
-def _without_backend(case: Case) -> dict[str, object]:
-    return {axis: value for axis, value in case.matrix.items() if axis != "backend"}
 
 
 @pytest.fixture

@@ -93,7 +93,6 @@ def merge_records(records: Sequence[RunRecord]) -> RunRecord | None:
         seconds=max(record.seconds for record in records),
         cases=tuple(cases[name] for name in (cases if len(records) == 1 else sorted(cases))),
         runtimes=tuple(found for record in records for found in record.runtimes),
-        common=tuple(found for record in records for found in record.common),
     )
 
 

@@ -45,7 +45,6 @@ def compare_runtimes(config: pytest.Config) -> None:
     for session in state_of(config).sessions:
         try:
             if session.compare_runtimes():  # which starts processes again
-                session.find_common()
                 session.close()
         except QdqspecError as error:
             session.close()
@@ -124,7 +123,7 @@ def _print_table(terminal: Any, record: RunRecord, config: pytest.Config) -> Non
     state, settings, width = state_of(config), settings_of(config), columns_of(config)
     paint = colored if terminal.hasmarkup else str
     terminal.write_line(paint(summary_table(record, width=width)))
-    if record.runtimes or record.common:
+    if record.runtimes:
         from qdqspec.report.runtimes import runtimes_text
 
         terminal.write_line(f"\n{runtimes_text(record)}\n")

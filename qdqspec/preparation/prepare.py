@@ -466,12 +466,6 @@ class Prepared:
         self.corrections, self.numbers = FoundCorrections(gains=gains), self.calibrated[1]
         Correcting(self, self._source).keep(self.corrections)
 
-    @property
-    def found_corrections(self) -> Path | None:
-        """The file of the corrections, if any were found."""
-        path = self._source.file
-        return path if self.corrections.gains and path is not None and path.exists() else None
-
     def judge_corrections_at(self, first: Placement | None, excluded: frozenset[str] = frozenset()) -> None:
         """Judge corrections also at a placement that meets the limits without them; those already found stay.
 

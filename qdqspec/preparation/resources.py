@@ -12,7 +12,6 @@ from qdqspec.config import Settings
 from qdqspec.measurement.engines import engines_at_once
 from qdqspec.measurement.isolate import Isolated
 from qdqspec.measurement.lock import DeviceLock, log_wait
-from qdqspec.measurement.twins import Twins
 from qdqspec.search.loop import Watch
 from qdqspec.types import Case, DeviceKey, Progress
 
@@ -29,7 +28,6 @@ class Resources:
     lock: str = ""  # the name of the device's lock; none if it is empty
     waits: list[float] = field(default_factory=list)  # seconds of each wait for other runs on the device
     seconds_left: Callable[[], float | None] = lambda: None  # of the run's time limit
-    twins: Twins | None = None  # devices of the same key that share the work of a search
 
     @property
     def jobs(self) -> int:

@@ -39,7 +39,6 @@ from qdqspec.types import (
     Case,
     CaseRecord,
     CheckResult,
-    CommonPlacement,
     DeviceKey,
     Evidence,
     GraphPart,
@@ -170,7 +169,7 @@ class LatencyPart(RecordPart):
 
 @written(
     Trial,
-    *("placement", "samples", "rival", "graph_hash", "layers", "twin", "subgraph"),
+    *("placement", "samples", "rival", "graph_hash", "layers", "subgraph"),
     *("all_data_db", "is_part", "eps"),
 )
 class TrialPart(RecordPart):
@@ -277,10 +276,7 @@ class CasePart(RecordPart):
 
 
 class RunPart(RecordPart):
-    """The run record: all cases of a run, and ``runtimes``: comparisons of cases that differ in the runtime only.
-
-    ``common`` is one placement for all runtimes of such cases, if it was asked for.
-    """
+    """The run record: all cases of a run, and ``runtimes``: comparisons of cases that differ in the runtime only."""
 
     schema_version: Literal[1]
     qdqspec: str
@@ -288,7 +284,6 @@ class RunPart(RecordPart):
     seconds: float
     cases: tuple[CasePart, ...]
     runtimes: tuple[RuntimeComparison, ...] = ()
-    common: tuple[CommonPlacement, ...] = ()
 
 
 # ---- writing -------------------------------------------------------------------------------------
@@ -304,7 +299,6 @@ def record_to_json(record: RunRecord) -> dict[str, Any]:
             seconds=record.seconds,
             cases=(),
             runtimes=record.runtimes,
-            common=record.common,
         )
     )
     folders = {case.evidence.case.name: case.evidence for case in record.cases}
@@ -449,7 +443,6 @@ def record_from_json(data: object) -> RunRecord:
         seconds=part.seconds,
         cases=cases,
         runtimes=part.runtimes,
-        common=part.common,
     )
 
 

@@ -8,7 +8,6 @@ from qdqspec.codec import to_data
 from qdqspec.report.facts import LONG
 from qdqspec.report.tables import RIGHT, Column, Table, known, median_text
 from qdqspec.types import (
-    CommonPlacement,
     LayerChange,
     RunRecord,
     RuntimeComparison,
@@ -25,8 +24,7 @@ _NAMED = 4  # nodes of a change
 
 def tables_of(record: RunRecord) -> list[tuple[Table, list[str]]]:
     """The tables about several runtimes, each with its sentences."""
-    compared = [(_runtimes_table(found), conclusions(found)) for found in record.runtimes]
-    return compared + [(_common_table(found), _common_conclusions(found)) for found in record.common]
+    return [(_runtimes_table(found), conclusions(found)) for found in record.runtimes]
 
 
 def runtimes_text(record: RunRecord) -> str:
@@ -40,7 +38,7 @@ def comparison_text(found: RuntimeComparison) -> str:
 
 
 def _text_of(table: Table, sentences: list[str]) -> str:
-    return "\n".join([table.title, *([table.text] if table.rows else []), *sentences])
+    return "\n".join([table.title, table.text, *sentences])
 
 
 # ---- the models of all runtimes ------------------------------------------------------------------
@@ -112,46 +110,6 @@ def conclusions(found: RuntimeComparison) -> list[str]:
 
 def _text(model: RuntimeModel) -> str:
     return f"{'the model tuned for' if model.model == 'tuned' else 'float on'} {plain(model.target)}"
-
-
-# ---- one placement for all runtimes --------------------------------------------------------------
-
-
-def _common_table(found: CommonPlacement) -> Table:
-    """The common placement on each runtime, beside the best model of that runtime's own search."""
-    builds = count_text(found.builds, "build")
-    return Table.of(
-        f"One placement for several runtimes of {plain(found.name)} ({found.clock} clock, {builds} each, interleaved)",
-        found.targets,
-        Column("runtime", lambda each: plain(each.target, 30)),
-        Column("weight", lambda each: f"{each.weight:.2f}", RIGHT),
-        Column("of float", lambda each: median_text(each.ratio), RIGHT),
-        Column("95 % interval", lambda each: interval_text(each.ratio)),
-        Column("own best", lambda each: median_text(each.own) + (" (float)" if each.own_unchanged else "")),
-        Column("over own", lambda each: median_text(each.loss), RIGHT),
-        Column("95 % interval", lambda each: interval_text(each.loss)),
-        Column("SQNR dB", lambda each: known(db_text, each.sqnr_db), RIGHT),
-    )
-
-
-def _common_conclusions(found: CommonPlacement) -> list[str]:
-    """The placement and its mean, or why there is none; and how the best of each runtime were found."""
-    timed = count_text(found.candidates, "candidate")
-    if found.unchanged:
-        head = f"{plain(found.name)}: no common placement: {plain(found.reason, LONG)} ({timed} timed on all runtimes)"
-        return [head]
-    head = (
-        f"{plain(found.name)}: one placement of {count_text(found.pairs, 'pair')}, from the space of "
-        f"{plain(found.origin)}: weighted mean {ratio_text(found.mean.median)} of float "
-        f"(95 %: {interval_text(found.mean)}); {timed} timed on all runtimes"
-    )
-    searches = (
-        f"{plain(t.target)} by a search of {count_text(t.own_builds, 'build')}" for t in found.targets
-    )
-    return [
-        head,
-        f"own best: {', '.join(searches)}, timed again here; a longer search may find a better one",
-    ]
 
 
 # ---- two versions of a runtime -------------------------------------------------------------------

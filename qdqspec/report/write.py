@@ -175,7 +175,6 @@ def write_comparisons(record: RunRecord) -> None:
             "qdqspec": record.version,
             "runtimes": comparisons,
             "winners": files,
-            "common": [each for each in data["common"] if each["name"] in files],
         }
         write_whole(folder / TUNE, json_text(content), what="the comparison")
 

@@ -35,7 +35,6 @@ class Stepwise:
     def __init__(self, steps: Steps[None], setup: SearchSetup) -> None:
         """``steps`` runs to its first proposals: a subclass sets its own attributes before."""
         self.eps = DEFAULT_EPS
-        self.width = 1  # proposals that are measured at once, as last asked for
         self.guide = Guide(setup.accuracy, setup.space)
         self.bar = NoiseBar()  # estimate from scored and rehearsed placements
         self._setup = setup
@@ -49,7 +48,6 @@ class Stepwise:
 
     def ask(self, n: int = 1) -> Sequence[Proposal]:
         """Return the next proposals; none while earlier ones are unanswered, or at the end."""
-        self.width = n
         batch, self._waiting = self._waiting[:n], self._waiting[n:]
         self._unanswered += len(batch)
         return batch

@@ -270,12 +270,8 @@ class Attribution(FirstPlacements):
 
     def _sample(self, costs: CostModel) -> Steps[None]:
         """P3: build placements that a drawn model predicts to be fastest, while enough is expected of one."""
-        while not self._must_analyse:
-            drawn = (self._drawn(costs) for _ in range(self.width))
-            proposals = dict.fromkeys(placement for placement in drawn if placement is not None)
-            if not proposals:
-                return
-            costs.learn((yield [profiled(placement, "surrogate") for placement in proposals]))
+        while not self._must_analyse and (placement := self._drawn(costs)):
+            costs.learn((yield [profiled(placement, "surrogate")]))
 
     def _drawn(self, costs: CostModel) -> Placement | None:
         """The new placement that a drawn model predicts to be fastest; ``None`` without enough of an expected gain.

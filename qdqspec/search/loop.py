@@ -9,14 +9,12 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice, takewhile
 from typing import Protocol, TypeAlias
 
 from qdqspec.errors import BackendError
 from qdqspec.measurement.bench import ASSUMED_EPS, Bench, Built
-from qdqspec.measurement.twins import Twins
 from qdqspec.search.base import Proposal, Strategy
 from qdqspec.types import NOT_CANDIDATES, Placement, Progress, Trial
 from qdqspec.units import count_text, seconds_text
@@ -136,11 +134,9 @@ class Search:
         before: Sequence[Trial] = (),
         given: Proposal | None = None,
         watch: Watch | None = None,
-        twins: Twins | None = None,
     ) -> None:
         self.trials: list[Trial] = []
         self._given = given
-        self._twins = twins or Twins()
         self._strategy = strategy
         self._bench = bench
         self._budget = budget
@@ -155,8 +151,8 @@ class Search:
         self._awaited: set[_Key] = set()  # returned and not yet told
 
     def __iter__(self) -> Iterator[Trial]:
-        while proposals := self.ask(self._round):
-            trials = self._evaluate_all(proposals)
+        while proposals := self.ask():
+            trials = list(map(self.evaluate, proposals))
             self.tell(trials)
             yield from trials
 
@@ -211,37 +207,6 @@ class Search:
             return self.evaluate(proposal)
         finally:
             self._awaited.discard(_key(proposal))
-
-    @property
-    def _round(self) -> int:
-        """The number of proposals that are measured at once: one here and one on each twin, as recorded if resumed."""
-        if not self.trials:
-            return 1
-        if self._recorded:
-            twins = takewhile(lambda trial: trial.twin, islice(self._recorded, 1, None))
-            return 1 + sum(1 for _ in twins)
-        left = self._budget.trials - candidates_of(self.trials)
-        return max(1, min(1 + len(self._twins.idle()), left))
-
-    def _evaluate_all(self, proposals: Sequence[Proposal]) -> list[Trial]:
-        """The trials of proposals that are measured at once, as `evaluate` gives them."""
-        if len(proposals) == 1:
-            return [self.evaluate(proposals[0])]
-        known = list[Trial | None]()
-        for proposal in proposals:
-            trial = self._known(proposal) or self._recall(proposal)
-            # the journal has all trials in the order of their proposals
-            known.append(trial or (None if None in known else self._take_over(proposal)))
-        fresh = [proposal for proposal, trial in zip(proposals, known, strict=True) if trial is None]
-        self._report(f"measuring {count_text(len(fresh), 'candidate')} on several devices")
-        asked = [
-            {"number": number, **{field.name: getattr(proposal, field.name) for field in fields(proposal)}}
-            for number, proposal in enumerate(fresh, len(self.trials))
-        ]
-        measured = iter(self._bench.trials(asked) if asked else ())
-        return [
-            trial or self._journalled(replace(next(measured), number=len(self.trials))) for trial in known
-        ]
 
     def build(self, proposal: Proposal) -> Built:
         """Only build a proposal; `measure` makes a trial of it."""
@@ -387,7 +352,6 @@ class Search:
         self._budget.note(trial)
         trial = replace(trial, eps=self._bench.eps)
         self.trials.append(trial)
-        self._twins.learn(trial, self._bench.eps)
         self._report()
         return trial
 
@@ -395,15 +359,12 @@ class Search:
         """Give the bench the variation between builds, from an earlier run if recorded, else measured now.
 
         In a search with a time limit that is after the first race, which is run with an assumed variation, so that a
-        faster placement is known earlier, or during it if its result depends on the variation. The line has ``eps``,
-        since samples of twins, which may be part of it, are not in the journal.
+        faster placement is known earlier, or during it if its result depends on the variation.
         """
         bench, known, seconds = self._bench, self._noise, self._noise_seconds
         bench.settle = None
         if known is not None and known.eps is not None:
             bench.eps = known.eps
-        elif known is not None:
-            bench.recall_noise(known.samples)
         else:
             noise = bench.measure_noise(reference.placement, seconds)
             line = Trial(number=0, phase="noise", placement=reference.placement, samples=noise, eps=bench.eps)

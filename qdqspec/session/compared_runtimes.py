@@ -45,10 +45,8 @@ class TimedFile:
         return attach(built, self.loads)
 
 
-def time_across(
-    files: Mapping[str, TimedFile], setups: Sequence[CaseSetup], *, builds: int = BUILDS, rounds: int = ROUNDS
-) -> tuple[Together, Clock]:
-    """Time files of the cases' runtimes, each from ``builds`` fresh builds, one turn of each in every round.
+def time_across(files: Mapping[str, TimedFile], setups: Sequence[CaseSetup]) -> tuple[Together, Clock]:
+    """Time files of the cases' runtimes, each from `BUILDS` fresh builds, one turn of each in every round.
 
     Also the clock that compares them: CPU time if all cases are measured by it and all builds have it.
     """
@@ -59,8 +57,8 @@ def time_across(
         random=np.random.default_rng(setups[0].settings.seed),
         exclusive=lambda: _all_locked(setups),
     )
-    openers = {name: [file.open] * builds for name, file in files.items()}
-    timed = fresh.time(openers, rounds, close_others=lambda: None)
+    openers = {name: [file.open] * BUILDS for name, file in files.items()}
+    timed = fresh.time(openers, ROUNDS, close_others=lambda: None)
     return timed, common_clock(clock, timed.samples)
 
 
@@ -121,7 +119,13 @@ def compare_runtimes(name: str, sides: Sequence[Side], report: Report) -> Runtim
     blank = [model for side in sides for model in _models(side)]
     files: dict[str, TimedFile] = {}
     for side in sides:
-        given = float_file(side.setup)
+        setup = side.setup
+        given = TimedFile(
+            backend=setup.backend,
+            options=setup.resources.options,
+            path=require_path(setup.given),
+            loads=setup.prepared.loads,
+        )
         for model in _models(side):
             files[model.label] = (
                 replace(given, path=side.tuned or given.path) if model.model == "tuned" else given
@@ -166,12 +170,6 @@ def _models(side: Side) -> list[RuntimeModel]:
     limit_db = least if least is not None and sqnr_db is not None and sqnr_db < least else None
     tuned = replace(blank, model="tuned", scheme=side.placement.digest, pairs=side.placement.pairs)
     return [blank, replace(tuned, sqnr_db=sqnr_db, limit_db=limit_db)]
-
-
-def float_file(setup: CaseSetup) -> TimedFile:
-    """The float model of a case on its runtime."""
-    path, options = require_path(setup.given), setup.resources.options
-    return TimedFile(backend=setup.backend, options=options, path=path, loads=setup.prepared.loads)
 
 
 def _measured(

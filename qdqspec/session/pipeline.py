@@ -20,7 +20,7 @@ build. Each step is done once for a case. The modules of the steps, here and in 
     verdict    checks: one module for each kind
 
 `session.Session` holds the cases of a run; `report.write` renders their record. `study` runs a search step by step;
-`compared_runtimes`, `targets` and `qdqspec.upgrade` compare finished searches.
+`compared_runtimes` and `qdqspec.upgrade` compare finished searches.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,7 +25,6 @@ from qdqspec.graph.model import Model, load_model
 from qdqspec.measurement.isolate import Isolated
 from qdqspec.measurement.lock import log_wait
 from qdqspec.measurement.store import Store
-from qdqspec.measurement.twins import Twins
 from qdqspec.parity.metrics import joined_metrics
 from qdqspec.placement.read.import_qdq import import_placement
 from qdqspec.preparation.resources import Backends, Resources
@@ -37,14 +36,12 @@ from qdqspec.session.pipeline import judge
 from qdqspec.session.plan import Plan, plan_of
 from qdqspec.session.result import Result
 from qdqspec.session.study import AnyStrategy, Study
-from qdqspec.session.targets import find_common, folder_of
 from qdqspec.spec.inline import Asked, AskedWithStrategy, GivenModel, PathLike, inline_case
 from qdqspec.types import (
     Case,
     CaseRecord,
     CheckResult,
     CheckSpec,
-    CommonPlacement,
     CulpritEvidence,
     DeviceKey,
     Evidence,
@@ -68,8 +65,8 @@ class Session(Closing):
 
     ``overrides`` are fields of `Settings`, such as ``threads=4`` or ``seed=7``. ``watch`` is called with
     the progress of a search. ``metrics`` are task metrics and ``loaders`` data loaders by the names used in specs; see
-    `Metric` and `Loader`. ``twins`` are devices that share the work of a search. ``device_key`` determines the key of
-    the device for baselines and caches, by default the backend's. Close a session after use: it holds child processes.
+    `Metric` and `Loader`. ``device_key`` determines the key of the device for baselines and caches, by default the
+    backend's. Close a session after use: it holds child processes.
     """
 
     def __init__(
@@ -79,7 +76,6 @@ class Session(Closing):
         watch: Callable[[Progress], None] | None = None,
         metrics: Mapping[str, Metric] | None = None,
         loaders: Mapping[str, Loader] | None = None,
-        twins: Twins | None = None,
         device_key: Callable[[DeviceKey], str] | None = None,
         **overrides: Any,
     ) -> None:
@@ -87,13 +83,11 @@ class Session(Closing):
         for option in self.settings.backend_option:
             check_option(option, "backend_option", command_line=True)
         self.watch = watch
-        self._twins = twins
         self.metrics = joined_metrics(metrics or {})
         self.loaders = dict(loaders or {})
         self._files = GivenFiles()
         self.backends = Backends(self.settings, device_key)
         self._runtimes: tuple[RuntimeComparison, ...] = ()
-        self._common: dict[tuple[str, ...], CommonPlacement] = {}  # by the names of the cases
         self._store = Store(self.settings.cache_dir)
         self._works: dict[_Key, CaseWork] = {}
         self._unloaded: set[_Key] = set()  # works whose data loader raised
@@ -304,30 +298,6 @@ class Session(Closing):
             )
         return self._runtimes
 
-    def find_common(self, cases: Sequence[Case] | None = None) -> tuple[CommonPlacement, ...]:
-        """Find one placement for the cases that differ in the runtime only, if they have ``targets``.
-
-        Given cases are searched if necessary; without them all that were searched count. The results are cached, and
-        part of the record. A run that takes no timing finds none.
-        """
-        if self.settings.mode not in ("run", "measure") or self._seconds_left() == 0:
-            return ()
-        for case in cases or ():
-            self.search(case)
-        names = None if cases is None else {case.name for case in cases}
-        works = [
-            work
-            for work in self._works.values()
-            if work.setup.case.targets and work.is_timed and (names is None or work.setup.case.name in names)
-        ]
-        found = []
-        for name, group in grouped(works):
-            key = tuple(work.setup.case.name for work in group)
-            if key not in self._common:
-                self._common[key] = find_common(name, group, self._watched, folder_of(group))
-            found.append(self._common[key])
-        return tuple(found)
-
     def output(self, case: Case) -> Path:
         """The output folder of the case."""
         return self.work(case).setup.output
@@ -336,15 +306,10 @@ class Session(Closing):
         """The record of all cases judged, searched or skipped so far, with all their evidence."""
         works = self._works.values()
         found = (work.record for work in works if work.results or work.finder.found is not None)
-        return self._run_record(
-            (*found, *self._skipped.values()), self._runtimes, tuple(self._common.values())
-        )
+        return self._run_record((*found, *self._skipped.values()), self._runtimes)
 
     def _run_record(
-        self,
-        cases: Iterable[CaseRecord],
-        runtimes: tuple[RuntimeComparison, ...] = (),
-        common: tuple[CommonPlacement, ...] = (),
+        self, cases: Iterable[CaseRecord], runtimes: tuple[RuntimeComparison, ...] = ()
     ) -> RunRecord:
         started, clock = self._started
         found = tuple(cases)
@@ -355,7 +320,6 @@ class Session(Closing):
             seconds=seconds,
             cases=found,
             runtimes=runtimes,
-            common=common,
         )
 
     def renewals(self) -> tuple[Renewal, ...]:
@@ -389,7 +353,6 @@ class Session(Closing):
             lock=runtime.lock,
             waits=self._waits,
             seconds_left=self._seconds_left,
-            twins=self._twins,
         )
 
     def _seconds_left(self) -> float | None:

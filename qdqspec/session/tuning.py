@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import TypeAlias, cast
 
 import numpy as np
 
@@ -18,17 +18,14 @@ from qdqspec.checks.rejected import why_text
 from qdqspec.errors import BackendError, PlacementError, QdqspecError
 from qdqspec.graph.float32 import FLOAT16
 from qdqspec.graph.model import require_path
-from qdqspec.graph.save import write_text
-from qdqspec.graph.weights import WeightStore, content_digest
+from qdqspec.graph.weights import WeightStore
 from qdqspec.measurement.bench import CONFIRM_BUILDS, FEW_ROUNDS, NOISE_BUILDS, Bench
 from qdqspec.measurement.stats import preload_scipy
 from qdqspec.measurement.together import Looks
-from qdqspec.measurement.twins import Twins, answer
 from qdqspec.parity.gate import AllDataDifference
 from qdqspec.placement.edit.insert import Inserter
 from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.preparation.auxiliary_runs import is_arithmetic
-from qdqspec.preparation.cached import CORRECTIONS
 from qdqspec.preparation.candidates import (
     CandidateFiles,
     PartFiles,
@@ -36,7 +33,6 @@ from qdqspec.preparation.candidates import (
     other_references,
     plain_file,
 )
-from qdqspec.preparation.case import CaseSetup
 from qdqspec.preparation.correcting import SECONDS, SHARE
 from qdqspec.preparation.files import BuildLogs
 from qdqspec.preparation.prepare import Prepared
@@ -139,10 +135,7 @@ def open_tuning(
             before=[trial for trial in first if trial.ok and not prepared.corrects(trial.placement)],
             given=_given(prepared),
             watch=steps.watch,
-            twins=resources.twins,
         )
-        if resources.twins is not None:
-            open_twins(resources.twins, prepared, bench)
         yield Tuning(
             prepared=prepared,
             resources=resources,
@@ -531,7 +524,6 @@ class _Problem:
             folder=folder,
             jobs=resources.jobs,
             engines=resources.engines,
-            twins=resources.twins,
             report=report,
         )
 
@@ -766,51 +758,3 @@ def trials_of(rules: TuneRules, space: SchemeSpace, make: MakeStrategy | None = 
         return (TRIALS if rules.minutes is None else TIMED_TRIALS)[rules.preset]
     each = () if rules.trials_per_region is None else (rules.trials_per_region,)
     return own(rules.preset, space, *each)
-
-
-def open_twins(twins: Twins, prepared: Prepared, bench: Bench) -> None:
-    """Request that twins prepare the same search, with the corrections of this device."""
-    found = prepared.found_corrections
-    everything = prepared.space.resolve(prepared.space.everything())
-    twins.open(
-        {"corrections": None if found is None else found.read_text(encoding="utf-8")},
-        cache(lambda: content_digest(bench.file_of(everything))),
-        bench.clock,
-        prepared.note_once,
-    )
-
-
-class TwinBench:
-    """The bench of a twin: prepared like that of a search elsewhere, whose requests it answers."""
-
-    def __init__(self, setup: CaseSetup, folder: Path) -> None:
-        """``folder`` is where candidates are written."""
-        self._setup, self._folder = setup, folder
-        self._bench: Bench | None = None
-        setup.prepared.space  # noqa: B018 - calibrates, while the search does the same
-
-    def answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The answer to a request; an ``error`` if the search cannot use this device."""
-        try:
-            if self._bench is None:
-                return {"digest": self._open(request["corrections"])}
-            return answer(self._bench, request)
-        except QdqspecError as error:
-            return {"error": str(error)}
-
-    def _open(self, corrections: str | None) -> str:
-        setup, prepared = self._setup, self._setup.prepared
-        path = setup.output / CORRECTIONS
-        if corrections is not None:
-            write_text(path, corrections)
-        prepared.keep_corrections(path, setup.journal_header, finds=False)
-        constraint = constraint_of(prepared)
-        problem = _Problem(prepared=prepared, resources=setup.resources, constraint=constraint)
-        self._bench = problem.bench(self._folder, np.random.default_rng())
-        other_references(prepared, self._folder)
-        return content_digest(self._bench.file_of(prepared.space.resolve(prepared.space.everything())))
-
-    def close(self) -> None:
-        """Close all open engines."""
-        if self._bench is not None:
-            self._bench.close()

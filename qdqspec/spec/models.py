@@ -87,9 +87,6 @@ class Spec(SpecSection):
         try:
             spec = handler(value)
             require_evaluation(spec.inputs, spec.tune, spec.checks)
-            if spec.tune.targets and spec.matrix is not None and spec.matrix.backend is not None:
-                both = "the matrix and 'tune.targets' both choose backends: take one of them"
-                raise refused({("tune", "targets"): PydanticCustomError("targets", both)})
             return spec
         except ValidationError as error:
             if isinstance(info.context, PathRules) and info.context.from_file:
@@ -103,14 +100,7 @@ class Spec(SpecSection):
 
     def cases(self) -> tuple[Case, ...]:
         """One case for each combination of the matrix, in its order, with all checks; ``default`` without a matrix."""
-        targets = self.tune.targets or {}
-        matrix = self.matrix
-        if targets:
-            axis = tuple(targets)
-            matrix = (
-                MatrixSection(backend=axis) if matrix is None else matrix.model_copy(update={"backend": axis})
-            )
-        choices = {"default": Choice()} if matrix is None else matrix.cases()
+        choices = {"default": Choice()} if self.matrix is None else self.matrix.cases()
         plain = Case(
             id="default",
             model=self.model,
@@ -119,7 +109,6 @@ class Spec(SpecSection):
             title=self.title,
             tags=self.tags,
             backend=self.backend,
-            targets=targets,
             inputs=self.inputs.rules(),
             patterns=self.patterns.rules(),
             regions=self.regions.rules(),

@@ -11,7 +11,7 @@ import re
 import sys
 from typing import Annotated, Literal, Self, TypeAlias, get_args
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from qdqspec.codec import record_of
@@ -30,7 +30,7 @@ from qdqspec.spec.fields import (
     SpecSection,
     Words,
 )
-from qdqspec.spec.kinds import BackendName, StrategyName, Target
+from qdqspec.spec.kinds import StrategyName, Target
 from qdqspec.spec.paths import NamesFile, SpecPath
 from qdqspec.types import (
     AccuracyRules,
@@ -236,35 +236,6 @@ class AccuracySection(SpecSection, MetricLimits):
         return record_of(AccuracyRules, self)
 
 
-def _weighted(value: object) -> object:
-    """A list such as ``[A: 2, B]`` as a mapping; 1 where no weight is stated."""
-    if not isinstance(value, list | tuple):
-        return value
-    found: dict[str, object] = {}
-    for item in value:
-        for name, weight in item.items() if isinstance(item, dict) else [(str(item), 1.0)]:
-            if name in found:
-                raise PydanticCustomError("targets", "'{name}' is named twice", {"name": name})
-            found[name] = weight
-    return found
-
-
-def _several(targets: dict[str, float]) -> dict[str, float]:
-    if len(targets) < 2:
-        raise PydanticCustomError("targets", "one placement for several runtimes needs two backends or more")
-    return targets
-
-
-Targets: TypeAlias = Annotated[
-    dict[BackendName, Positive],
-    BeforeValidator(
-        _weighted,
-        json_schema_input_type=dict[BackendName, Positive] | list[BackendName | dict[BackendName, Positive]],
-    ),
-    AfterValidator(_several),
-]
-
-
 class TuneSection(SpecSection):
     """The search: method, time, objective and limits."""
 
@@ -316,11 +287,6 @@ class TuneSection(SpecSection):
     float16: bool | None = Field(
         default=None,
         description="Whether the model is also timed in float16 (default: on backends that compute in float16).",
-    )
-    targets: Targets | None = Field(
-        default=None,
-        description="Backends, each with a weight (default: 1): one case for each, and one placement for all that is "
-        "slower than float on none.",
     )
     start_from: Listed[SpecPath] = Field(
         default=(), description="Pattern caches, journals, schemes and Q/DQ models to start from."

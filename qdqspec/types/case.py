@@ -291,8 +291,7 @@ class SkipRules:
 class Case:
     """One model under one choice of the matrix, with all its rules. Paths are absolute.
 
-    ``backend`` is the runtime that the matrix chooses; without one, that of the run. ``targets`` are the backends, each
-    with a weight, that one placement is to be found for; the case is the search on one of them.
+    ``backend`` is the runtime that the matrix chooses; without one, that of the run.
 
     ``metrics`` are task metrics and ``loaders`` data loaders of the caller, by the name that a spec gives them.
     """
@@ -304,7 +303,6 @@ class Case:
     title: str = ""
     tags: tuple[str, ...] = ()
     backend: str | None = None
-    targets: Mapping[str, float] = field(default_factory=dict)
     matrix: Mapping[str, str | int | float] = field(default_factory=dict)
     inputs: Inputs = Inputs()
     patterns: PatternRules = PatternRules()

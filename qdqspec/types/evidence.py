@@ -11,7 +11,7 @@ from qdqspec.types.case import Case, ShapeProfile
 from qdqspec.types.measurement import DeviceKey, Interval, Provenance, Samples, SearchResult
 from qdqspec.types.parity import CulpritEvidence, ParityEvidence, ParitySearch
 from qdqspec.types.placement import Site
-from qdqspec.types.runtimes import CommonPlacement, RuntimeComparison
+from qdqspec.types.runtimes import RuntimeComparison
 from qdqspec.types.words import Clock, FindingSeverity, LintTarget, Optimizer, Outcome, Severity, Status
 
 BaselineState: TypeAlias = Literal["compared", "written", "missing", "unlike", "damaged", "off"]
@@ -423,7 +423,7 @@ class CaseRecord:
 class RunRecord:
     """One run, as input of reports. ``started`` is an ISO 8601 time in UTC.
 
-    ``runtimes`` are comparisons of cases that differ in the runtime only, ``common`` one placement for all of these.
+    ``runtimes`` are comparisons of cases that differ in the runtime only.
     """
 
     version: str
@@ -431,4 +431,3 @@ class RunRecord:
     seconds: float
     cases: tuple[CaseRecord, ...]
     runtimes: tuple[RuntimeComparison, ...] = ()
-    common: tuple[CommonPlacement, ...] = ()

@@ -144,7 +144,6 @@ class Trial:
     layers: tuple[LayerTime, ...] = ()
     race: Race | None = None
     incumbent: bool = False  # true if it became the incumbent
-    twin: str = ""  # the device of the same key that timed it, if it was not the search's own
     ratio: float | None = None  # median over the reference's, at screening
     subgraph: tuple[str, ...] = ()  # the nodes it was built of, if not the whole model
     # worst output against the reference's, if the search has an accuracy constraint

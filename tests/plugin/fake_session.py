@@ -15,7 +15,6 @@ from qdqspec.errors import ModelError
 from qdqspec.types import (
     CaseRecord,
     CheckResult,
-    CommonPlacement,
     DeviceKey,
     Evidence,
     Interval,
@@ -58,22 +57,6 @@ class FakeSession:
 
     def compare_runtimes(self):
         return ()
-
-    def find_common(self, cases=()):
-        if cases:
-            self._call("common", *(case.id for case in cases))
-        return tuple(
-            CommonPlacement(
-                name=cases[0].spec_name,
-                clock="cpu",
-                builds=3,
-                targets=(),
-                mean=Interval(median=0.8, low=0.7, high=0.9),
-                unchanged=False,
-                reason="least weighted mean",
-            )
-            for _ in cases[:1]
-        )
 
     def availability(self, case):
         if self.backend_usable:

@@ -179,22 +179,6 @@ def test_the_runtimes_of_a_matrix_are_timed_together_at_the_end(real):
     assert "Runtimes of a" in (real.path / "page.html").read_text()
 
 
-def test_one_placement_for_the_targets_of_a_spec_is_found_at_the_end(real):
-    spec = SPEC.replace("tune: {trials: 2}", "tune: {trials: 2, targets: [onnxruntime: 2, fake]}")
-    (real.path / "specs" / "a.qdq.yaml").write_text(spec)
-    result = real.runpytest_subprocess(
-        "specs", "-k", "size", "--qdq-json=record.json", "--qdq-report=page.html"
-    )
-    result.assert_outcomes(passed=2, deselected=4)
-    record = json.loads((real.path / "record.json").read_text())
-    (found,) = record["common"]
-    assert [target["weight"] for target in found["targets"]] == ([] if found["unchanged"] else [2 / 3, 1 / 3])
-    result.stdout.fnmatch_lines(["One placement for several runtimes of a *"])
-    (written,) = (real.path / "reports").rglob("tune.json")
-    assert json.loads(written.read_text())["common"] == [found]
-    assert (written.parent / "common" / "tuned.onnx").exists() is not found["unchanged"]
-
-
 GAIN = """\
 qdqspec: 1
 model: gain.onnx

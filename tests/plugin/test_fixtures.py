@@ -117,48 +117,6 @@ def test_qdq_case_with_an_unknown_reference_is_an_error(project, reference, mess
     result.stdout.fnmatch_lines([message])
 
 
-TARGETS = """\
-qdqspec: 1
-model: models/squeezenet.onnx
-tune: {targets: [onnxruntime, openvino]}
-checks: [{kind: speedup, min: 1.1}]
-"""
-COMMON_TEST = "def test_common(qdq_common):\n    assert qdq_common('specs/t.qdq.yaml').mean.median == 0.8\n"
-
-
-def test_qdq_common_searches_the_cases_of_all_targets(project):
-    project.spec("t.qdq.yaml", TARGETS)
-    (project.path / "test_common.py").write_text(COMMON_TEST)
-    project.run("test_common.py").assert_outcomes(passed=1)
-    (call,) = [call for call in project.calls() if call.startswith("common ")]
-    assert sorted(call.split()[1:]) == ["onnxruntime", "openvino"]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (TARGETS + "matrix: {quant: [int8, uint8]}\n", "*means 2 placements, and one is wanted"),
-        (TARGETS.replace("tune: {targets: [onnxruntime, openvino]}\n", ""), "*has no tune.targets"),
-    ],
-)
-def test_qdq_common_with_an_unknown_reference_is_an_error(project, text, message):
-    project.spec("t.qdq.yaml", text)
-    (project.path / "test_common.py").write_text(COMMON_TEST)
-    result = project.run("test_common.py")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines([message])
-
-
-def test_the_name_of_a_case_selects_one_of_several_common_placements(project):
-    project.spec("t.qdq.yaml", TARGETS + "matrix: {quant: [int8, uint8]}\n")
-    text = COMMON_TEST.replace("t.qdq.yaml", "t.qdq.yaml::uint8-openvino")
-    (project.path / "test_common.py").write_text(text)
-    result = project.run("test_common.py")
-    result.assert_outcomes(passed=1)
-    (call,) = [call for call in project.calls() if call.startswith("common ")]
-    assert sorted(call.split()[1:]) == ["uint8-onnxruntime", "uint8-openvino"]
-
-
 MARKED_TEST = """
 import pytest
 

@@ -135,8 +135,7 @@ def _summary(record: RunRecord) -> str:
 def _runtimes(table: Table, lines: Sequence[str]) -> str:
     """A comparison of runtimes as a card."""
     paragraphs = "".join(f"<p>{_e(line)}</p>" for line in lines)
-    rows = _table(table) if table.rows else ""
-    return f'<div class="card"><h3>{_title(table)}</h3>\n{rows}{paragraphs}</div>'
+    return f'<div class="card"><h3>{_title(table)}</h3>\n{_table(table)}{paragraphs}</div>'
 
 
 # ---- a case --------------------------------------------------------------------------------------

@@ -31,8 +31,7 @@ class MarkdownFormat:
         ]
         for table, lines in tables_of(record):
             listed = "\n".join(f"- {escape(line)}" for line in lines)
-            rows = [_table(table)] if table.rows else []
-            head.append("\n\n".join([f"**{escape(table.title)}**", *rows, listed]))
+            head.append(f"**{escape(table.title)}**\n\n{_table(table)}\n\n{listed}")
         cases = [_case_blocks(case, name) for case, name in named_cases(record.cases)]
         return "\n\n".join(fitted(head, cases, [], LIMIT_BYTES, cases_left_out)) + "\n"
 

@@ -580,32 +580,6 @@ def test_a_spec_with_backends_accepts_none_on_the_command_line(verb, fake, tmp_p
     assert "this spec chooses its backend already" in refused.err
 
 
-def test_one_placement_is_tuned_for_several_targets(verb, models, tmp_path, monkeypatch):
-    other_fake.install(monkeypatch)
-    words = ("--trials", "3", "--min-sqnr-db", "none", "-o", "out")
-    result = verb("tune", models / "digits_resnet.onnx", "--targets", "fake:2,other", *words)
-    assert result.code == 0, result.err
-    assert "One placement for several runtimes of digits_resnet" in result.out
-    (common,) = json.loads((tmp_path / "out" / "tune.json").read_text())["common"]
-    assert [target["weight"] for target in common["targets"]] == pytest.approx([2 / 3, 1 / 3])
-    assert (tmp_path / "out" / "common" / "tuned.onnx").exists() is not common["unchanged"]
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--targets", "fake"], "needs two backends or more"),
-        (["--targets", "fake,other", "--backend", "fake"], "--targets and --backend are both given"),
-        (["--targets", "fake:0,other"], "no list of backends with weights"),
-        (["--targets", "fake,fake"], "no list of backends with weights"),
-        (["--targets", "fake,othr"], "unknown backend 'othr'"),
-    ],
-)
-def test_wrong_targets_are_refused(verb, models, other, words, said):
-    result = verb("tune", models / "digits_resnet.onnx", *words)
-    assert (result.code, said in result.err) == (2, True)
-
-
 @pytest.mark.parametrize(
     "given",
     [

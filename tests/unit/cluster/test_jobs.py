@@ -6,7 +6,6 @@ import asyncio
 import json
 import shutil
 import sys
-from dataclasses import replace
 from types import SimpleNamespace
 
 import onnx
@@ -14,7 +13,6 @@ import pytest
 from chains import chain_model
 
 from qdqspec.cluster import jobs
-from qdqspec.cluster.inventory import Announcement
 from qdqspec.cluster.request import CaseRequest
 from qdqspec.cluster.session import _CaseRun
 from qdqspec.config import Settings
@@ -22,22 +20,19 @@ from qdqspec.measurement.journal import Journal, read_journal
 from qdqspec.preparation.files import open_journal
 from qdqspec.types import Case, Placement, Trial
 
-ANNOUNCED = Announcement(version="1", python="3", host="here", system="linux", devices=())
-REQUEST = CaseRequest(
-    id="a", version="1", topic="t", lease=1.0, case={"checks": []}, settings={}, helps="there"
-)
+REQUEST = CaseRequest(id="a", version="1", topic="t", lease=1.0, case={"checks": []}, settings={})
 
 
 @pytest.fixture
 def job(tmp_path, monkeypatch) -> jobs.Job:
     """A job whose client asks for its state continuously."""
     monkeypatch.setattr(jobs.Job, "require_client", lambda self: None)
-    return jobs.Job(replace(REQUEST, helps=""), tmp_path / "job")
+    return jobs.Job(REQUEST, tmp_path / "job")
 
 
 @pytest.fixture
 def own(tmp_path) -> jobs.Jobs:
-    return jobs.Jobs(tmp_path, Settings(), print, ANNOUNCED, lambda job: lambda: None)
+    return jobs.Jobs(tmp_path, Settings(), print)
 
 
 def test_a_process_that_ends_without_an_answer_fails_its_case(own, job, monkeypatch):

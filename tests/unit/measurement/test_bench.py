@@ -469,14 +469,6 @@ def test_a_failed_second_build_in_the_measurement_of_noise_is_one_error(
     assert not lab.open
 
 
-def test_noise_is_computed_again_from_recorded_samples(make_lab: MakeLab) -> None:
-    lab = make_lab({"fake.build_noise": "0.03"})
-    bench, resumed = bench_of(lab), bench_of(lab)
-    resumed.recall_noise(bench.measure_noise(REFERENCE))
-    assert resumed.eps == bench.eps > FLOOR_EPS
-    assert len(lab.built) == NOISE_BUILDS
-
-
 # ---- confirmation -------------------------------------------------------------------------------
 
 

@@ -46,6 +46,14 @@ def test_a_trial_is_in_the_file_as_soon_as_it_is_appended(path: Path) -> None:
         assert journal.entries()[0]["eps"] == 0.02
 
 
+def test_a_field_that_only_an_earlier_version_wrote_is_ignored(path: Path) -> None:
+    """Earlier versions wrote the device of a trial as ``twin``."""
+    with Journal.open(path, HEADER) as journal:
+        journal.append(TRIAL, twin="there 1-fake")
+    with Journal.open(path, HEADER) as journal:
+        assert journal.trials() == (TRIAL,)
+
+
 def test_an_empty_journal_gets_a_header(path: Path) -> None:
     with Journal.open(path, HEADER) as journal:
         assert journal.trials() == ()

@@ -19,7 +19,7 @@ from qdqspec.config import Settings
 from qdqspec.errors import BackendError
 from qdqspec.measurement import together
 from qdqspec.measurement.isolate import Isolated
-from qdqspec.measurement.together import FreshBuilds, Together
+from qdqspec.measurement.together import FreshBuilds, Together, merged
 from qdqspec.preparation.resources import Resources
 from qdqspec.testing.backends import small_model
 from qdqspec.types import Samples
@@ -166,3 +166,22 @@ def test_rounds_end_after_a_half_or_three_quarters_if_the_result_is_settled(
     builds = FreshBuilds(clock="wall", random=np.random.default_rng(0), exclusive=nullcontext)
     builds.all_at_once({"a": [site.build] * 2}, 24, is_settled=is_settled)
     assert seen == [12, 18]
+
+
+def test_later_measurements_are_scaled_to_the_rounds_of_the_first() -> None:
+    """The second measurement is slower by a factor of its own in each round; the ratios within it are kept."""
+
+    def measured(slower: tuple[float, ...], a: float, b: float) -> Together:
+        builds = {
+            name: [Samples(wall_ms=tuple(level * each for each in slower))]
+            for name, level in (("a", a), ("b", b))
+        }
+        return Together(builds)
+
+    found = merged([measured((1, 2, 1), 1, 4), measured((3, 5, 7, 9), 2, 2)])
+    assert found.measurements == 2
+    times = {name: [build.wall_ms for build in builds] for name, builds in found.samples.items()}
+    assert times["a"] == [(1, 2, 1), pytest.approx((2, 4, 2))]
+    assert times["b"] == [(4, 8, 4), pytest.approx((2, 4, 2))]
+    notes = {note for builds in found.samples.values() for build in builds for note in build.notes}
+    assert notes == {"measured 2 times; later times are scaled to the first"}

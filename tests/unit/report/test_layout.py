@@ -14,7 +14,6 @@ TRIAL = {
     "rival",
     "graph_hash",
     "layers",
-    "twin",
     "subgraph",
     "all_data_db",
     "is_part",

@@ -10,13 +10,11 @@ from qdqspec.report.runtimes import conclusions, runtimes_text
 from qdqspec.report.write import format_named, write_comparisons
 from qdqspec.testing.records import sample_run
 from qdqspec.types import (
-    CommonPlacement,
     Interval,
     RunRecord,
     RuntimeComparison,
     RuntimeModel,
     Samples,
-    TargetResult,
 )
 
 
@@ -51,48 +49,6 @@ FOUND = RuntimeComparison(
 )
 
 
-def interval(low: float, median: float, high: float) -> Interval:
-    return Interval(low=low, median=median, high=high)
-
-
-COMMON = CommonPlacement(
-    name="net",
-    clock="cpu",
-    builds=3,
-    targets=(
-        TargetResult(
-            case="net::onnxruntime",
-            target="onnxruntime-cpu",
-            weight=0.5,
-            ratio=interval(0.7, 0.72, 0.74),
-            own=interval(0.58, 0.61, 0.65),
-            loss=interval(1.15, 1.18, 1.21),
-            own_builds=12,
-            own_unchanged=False,
-            sqnr_db=30.0,
-        ),
-        TargetResult(
-            case="net::openvino",
-            target="openvino-cpu",
-            weight=0.5,
-            ratio=interval(0.9, 0.92, 0.94),
-            own=interval(1, 1, 1),
-            loss=interval(0.9, 0.92, 0.94),
-            own_builds=9,
-            own_unchanged=True,
-            sqnr_db=27.5,
-        ),
-    ),
-    mean=interval(0.79, 0.81, 0.83),
-    unchanged=False,
-    reason="least weighted mean of 2 finalists",
-    placement="ab",
-    pairs=8,
-    origin="onnxruntime-cpu",
-    candidates=7,
-)
-
-
 def run_with(found: RuntimeComparison) -> RunRecord:
     return replace(sample_run(), runtimes=(found,))
 
@@ -102,19 +58,6 @@ def test_the_text_of_a_comparison_of_runtimes(golden):
     slow = model("other", "tuned", (1.3, 1.25, 1.35), pairs=3, sqnr_db=12.0, limit_db=20.0)
     found = replace(FOUND, models=(*FOUND.models, failed, slow))
     golden("report/runtimes.txt", runtimes_text(run_with(found)) + "\n")
-
-
-def test_the_text_of_a_common_placement(golden):
-    run = replace(sample_run(), common=(COMMON,))
-    golden("report/common.txt", runtimes_text(run) + "\n")
-    assert record_from_json(json.loads(json_text(record_to_json(run)))).common == (COMMON,)
-    none = replace(COMMON, targets=(), unchanged=True, reason="a gain of 2% is not proved")
-    text = runtimes_text(replace(run, common=(none,)))
-    assert "no common placement: a gain of 2% is not proved (7 candidates timed on all runtimes)" in text
-    for name in ("markdown", "html"):
-        page = format_named(name).render(replace(run, common=(none,)))
-        assert "a gain of 2% is not proved" in page
-        assert "over own" not in page, "the header of a table without rows"
 
 
 def test_a_model_not_proved_slower_than_the_winner_is_reported():
@@ -166,9 +109,7 @@ def test_tune_json_names_the_winner_and_its_file(tmp_path, golden):
     evidence = replace(case.evidence, output=tmp_path / "openvino")
     winner = replace(TUNED[1], case=evidence.case.name)
     found = replace(FOUND, models=(*FLOATS, TUNED[0], winner))
-    write_comparisons(
-        replace(run, cases=(replace(case, evidence=evidence),), runtimes=(found,), common=(COMMON,))
-    )
+    write_comparisons(replace(run, cases=(replace(case, evidence=evidence),), runtimes=(found,)))
     text = (tmp_path / "tune.json").read_text()
     golden("report/tune.json", text)
     assert json.loads(text)["winners"] == {"net": "openvino/tuned.onnx"}

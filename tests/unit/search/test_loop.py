@@ -53,7 +53,6 @@ class Bench:
         self.fails, self.log = fails, log
         self.built: list[str] = []
         self.recalled: list[str] = []
-        self.noises: list[Samples] = []
         self.best: float | None = None
         self.eps = 0.01
         self.settle = None
@@ -88,10 +87,6 @@ class Bench:
         self.built.append("noise")
         self.eps = 0.03
         return NOISE
-
-    def recall_noise(self, samples: Samples) -> None:
-        self.noises.append(samples)
-        self.eps = 0.03
 
 
 class Log:
@@ -296,13 +291,6 @@ def test_the_variation_that_was_measured_last_is_used() -> None:
     bench = Bench()
     run(bench, replay=[first, *known], seconds=10_000.0)
     assert (bench.eps, "noise" in bench.built) == (0.03, False)
-
-
-def test_noise_without_its_eps_is_computed_from_the_samples() -> None:
-    recorded = [replace(t, eps=None) if t.phase == "noise" else t for t in journal(*NAMES)]
-    bench = Bench()
-    run(bench, replay=recorded)
-    assert (bench.noises, bench.eps) == ([NOISE], 0.03)
 
 
 def test_a_complete_journal_is_replayed_without_building() -> None:

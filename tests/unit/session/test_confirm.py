@@ -188,11 +188,11 @@ def changing_bench(true: float, random: np.random.Generator) -> measurement.Benc
         steady, first = (tuple(level * np.exp(random.normal(0, each, 24))) for each in (0.02, 0.03))
         return Samples(wall_ms=steady, first=Samples(wall_ms=first))
 
-    def spread(candidates: Mapping[str, Any], builds: int, *_: Any, **__: Any) -> list[Together]:
+    def together(candidates: Mapping[str, Any], builds: int, *_: Any, **__: Any) -> Together:
         levels = dict(zip(candidates, (1.0, true * math.exp(random.normal(0, 0.03))), strict=True))
-        return [Together({name: [build(level) for _ in range(builds)] for name, level in levels.items()})]
+        return Together({name: [build(level) for _ in range(builds)] for name, level in levels.items()})
 
-    bench._spread = spread  # type: ignore[method-assign]
+    bench._together = together  # type: ignore[method-assign]
     return bench
 
 

@@ -278,6 +278,7 @@ def test_loading_imports_no_heavy_library(write: Write) -> None:
         ),
         (HEAD + CHECKS + "  - {kind: speedup, min: 1, id: 'a[b]'}\n", "5:33: 'a[b]' cannot be an id"),
         (HEAD + CHECKS + "cheks: []\n", "5:1: unknown key 'cheks' in the spec"),
+        (HEAD + CHECKS + "tune: {targets: [fake, openvino]}\n", "5:8: unknown key 'targets' in 'tune'"),
         (HEAD + CHECKS + "tags: [a, 1]\n", "5:11: 'tags' should be text, not 1"),
         (HEAD + CHECKS + "title: [a]\n", "5:8: 'title' should be text, not a list"),
         (HEAD + CHECKS + "tune: quick\n", "5:7: 'tune' should be a mapping, not 'quick'"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import re
 from pathlib import Path
 from typing import get_args
 
@@ -144,37 +143,6 @@ def test_one_backend_of_all_cases_is_a_key_of_the_spec() -> None:
     assert [case.backend for case in replaced.cases()] == ["openvino"]
     with pytest.raises(SpecError, match="backend: unknown backend 'fakes'"):
         Spec(model="m.onnx", checks=[SPEEDUP], backend="fakes")
-
-
-@pytest.mark.parametrize("targets", [["onnxruntime", {"openvino": 2}], {"onnxruntime": 1, "openvino": 2}])
-def test_targets_are_one_case_per_backend_with_the_weights_of_all(targets: object) -> None:
-    spec = Spec(model="m.onnx", checks=[SPEEDUP], matrix={"batch": [1, 8]}, tune={"targets": targets})
-    cases = spec.cases()
-    assert [(case.id, case.backend) for case in cases] == [
-        ("b1-onnxruntime", "onnxruntime"), ("b1-openvino", "openvino"),
-        ("b8-onnxruntime", "onnxruntime"), ("b8-openvino", "openvino"),
-    ]  # fmt: skip
-    assert all(case.targets == {"onnxruntime": 1, "openvino": 2} for case in cases)
-    alone = Spec(model="m.onnx", checks=[SPEEDUP], tune={"targets": targets}).cases()
-    assert [case.matrix for case in alone] == [{"backend": "onnxruntime"}, {"backend": "openvino"}]
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"tune": {"targets": ["fake"]}}, "needs two backends or more"),
-        ({"tune": {"targets": ["fake", {"fake": 2}]}}, "'fake' is named twice"),
-        ({"tune": {"targets": ["fake", "openvin"]}}, "did you mean 'openvino'?"),
-        ({"tune": {"targets": {"fake": 0, "openvino": 1}}}, "should be greater than 0"),
-        (
-            {"tune": {"targets": ["fake", "openvino"]}, "matrix": {"backend": ["fake"]}},
-            "both choose backends",
-        ),
-    ],
-)
-def test_invalid_targets_are_an_error(keys: dict[str, object], message: str) -> None:
-    with pytest.raises(SpecError, match=re.escape(message)):
-        Spec(model="m.onnx", checks=[SPEEDUP], **keys)
 
 
 def test_an_unknown_backend_of_the_matrix_is_an_error_with_the_nearest_name() -> None:
