@@ -95,7 +95,7 @@ def _of_journal(path: Path, start: Start) -> Iterable[Placement]:
 
 
 def _projected(placements: Iterable[Placement], space: SchemeSpace) -> list[Placement]:
-    """What a space has of placements, those left out of which it has nothing."""
+    """The parts of placements that a space has; placements without such a part are left out."""
     return [fitted for placement in placements if (fitted := project(space, placement)).sites]
 
 

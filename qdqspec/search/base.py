@@ -106,7 +106,7 @@ class Strategy(Protocol):
     It may have a function ``refuse(space)`` that raises `ConfigError` if it cannot search a space: asked before any
     data is read. It may have ``steps``, a text for each phase of its trials in the order in which they begin: a
     search that a limit ended names those that it did not reach. It may have ``least_gain``, the share of the time that
-    a build must be expected to save: a search that it ended says so.
+    a build must be expected to save: the reason of a search that it ended states it.
     """
 
     def __init__(self, setup: SearchSetup, random: np.random.Generator) -> None: ...

@@ -248,7 +248,7 @@ class Tuning:
 
     @property
     def _ended(self) -> str:
-        """Why the search ended, if no limit ended it and its strategy estimates what a build gains."""
+        """The reason why a search ended, if no limit ended it and its strategy estimates the gain of a build."""
         least_gain = self.search.least_gain
         if self.search.ended_by or not least_gain:
             return ""
