@@ -7,8 +7,9 @@ import re
 import signal
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 
-from qdqspec.types import EXACT_DB, Interval, Provenance, Site
+from qdqspec.types import EXACT_DB, Interval, LatencyEvidence, Provenance, Site
 
 _SPACES = re.compile(r"(\s+)")
 _SHARE = re.compile(r"top\d+|miou")
@@ -49,6 +50,43 @@ def ratio_text(ratio: float) -> str:
 def interval_text(interval: Interval) -> str:
     """The bounds of a 95 % interval of a factor: ``1.28 to 1.36``."""
     return f"{ratio_text(interval.low)} to {ratio_text(interval.high)}"
+
+
+def at_least_text(bound: float) -> str:
+    """The lower bound of a factor, rounded down: ``at least 1.05x``."""
+    return f"at least {_bound_text(bound, ROUND_FLOOR)}x"
+
+
+def at_most_text(bound: float) -> str:
+    """The upper bound of a factor, rounded up: ``at most 0.98x``."""
+    return f"at most {_bound_text(bound, ROUND_CEILING)}x"
+
+
+def _bound_text(bound: float, rounding: str) -> str:
+    """A factor with the digits of `ratio_text`; with more of them if a bound other than 1 would be rounded to 1."""
+    if not math.isfinite(bound):
+        return str(bound)
+    for decimals in range(3 if abs(bound) < 0.1 else 2, 7):
+        rounded = Decimal(bound).quantize(Decimal(1).scaleb(-decimals), rounding)
+        if rounded != 1 or bound == 1:
+            break
+    return str(rounded)
+
+
+def proved_text(latency: LatencyEvidence, min_gain: float) -> str:
+    """The proved bound of the tuned model's speed-up, to follow its value.
+
+    ``, at least 1.05x`` if a gain of ``min_gain`` is proved, ``, at most 1.01x`` if it is excluded, or
+    ``, inconclusive``. Of a speed-up that was not tested, the interval: `` (95 %: 1.28 to 1.36)``.
+    """
+    tested = latency.tested.get("tuned")
+    if tested is None:
+        return f" (95 %: {interval_text(latency.speedup)})"
+    if tested.proves(min_gain):
+        return f", {at_least_text(tested.at_least)}"
+    if tested.excludes(min_gain):
+        return f", {at_most_text(tested.mean.inverse.high)}"
+    return ", inconclusive"
 
 
 def percent_text(fraction: float) -> str:

@@ -12,7 +12,7 @@ from qdqspec.checks.rejected import candidates_section
 from qdqspec.checks.verdicts import faster_advice, is_unchanged, untimed, verdict
 from qdqspec.spec.fields import Positive
 from qdqspec.types import Evidence, EvidenceKind, Interval, LatencyEvidence, Outcome, Section, Verdict
-from qdqspec.units import interval_text, ratio_text
+from qdqspec.units import at_least_text, at_most_text, interval_text, ratio_text
 
 
 class SpeedupParams(CheckParams):
@@ -52,9 +52,10 @@ def _compare(params: SpeedupParams, evidence: Evidence, latency: LatencyEvidence
     speedup = latency.tested_speedup
     outcome = judge_interval(speedup, params.min)
     bounds = interval_text(speedup)
+    least = speedup.low if latency.at_least is None else latency.at_least
     comparison = {
-        "pass": f"{ratio_text(speedup.median)}x as fast (95 % in this run: {bounds}), asked",
-        "fail": f"only {ratio_text(speedup.median)}x as fast (95 % in this run: {bounds}), asked",
+        "pass": f"{ratio_text(speedup.median)}x as fast, {at_least_text(least)}, asked",
+        "fail": f"only {ratio_text(speedup.median)}x as fast, {at_most_text(speedup.high)}, asked",
         "inconclusive": f"{ratio_text(speedup.median)}x as fast (95 % in this run: {bounds}): too noisy to tell from",
     }[outcome]
     advice = faster_advice(evidence, "lower min", gap=params.min / speedup.median)

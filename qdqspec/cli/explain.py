@@ -31,6 +31,7 @@ from qdqspec.config.options import BUILD_OPTIONS
 from qdqspec.errors import BackendError, ConfigError, StateError
 from qdqspec.files import RESULT
 from qdqspec.types import Case, DefinitionEvidence, Inputs
+from qdqspec.units import proved_text
 
 if TYPE_CHECKING:
     from qdqspec.config import Settings
@@ -250,7 +251,7 @@ def _two_engines(
     if latency is None:
         return [before, after]
     before, after = (replace(one, end_to_end_ms=latency.median_ms(one.name)) for one in (before, after))
-    return [before, replace(after, speedup=latency.speedup)]
+    return [before, replace(after, speedup=latency.speedup, proved=proved_text(latency, found.min_gain))]
 
 
 def _engine(role: str, trial: Trial, median_ms: float | None, ops: Mapping[str, str]) -> ExplainedEngine:

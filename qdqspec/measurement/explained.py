@@ -36,6 +36,7 @@ class ExplainedEngine:
     layers: tuple[LayerTime, ...]
     end_to_end_ms: float | None = None
     speedup: Interval | None = None  # over the reference, if both were timed against each other
+    proved: str = ""  # of the speed-up, as `units.proved_text`
     ops: Mapping[str, str] = field(default_factory=dict)  # operators by node, if the model is known
     quantized: frozenset[str] = frozenset()  # nodes that read a dequantized activation, if the model is known
     notes: tuple[str, ...] = ()

@@ -178,13 +178,17 @@ def qdq_report(pytestconfig: pytest.Config) -> Callable[[str], str | bytes]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyView:
-    """The final measurement in numbers: medians in milliseconds, and reference over tuned."""
+    """The final measurement in numbers: medians in milliseconds, and reference over tuned.
+
+    ``speedup_low`` and ``speedup_high`` are its prediction interval, ``speedup_at_least`` is the bound that is proved.
+    """
 
     median_ms: float
     reference_ms: float
     speedup: float
     speedup_low: float
     speedup_high: float
+    speedup_at_least: float | None
     provenance: str
 
 
@@ -206,6 +210,7 @@ class CaseView:
             speedup=measured.speedup.median,
             speedup_low=measured.speedup.low,
             speedup_high=measured.speedup.high,
+            speedup_at_least=measured.at_least,
             provenance=origin_text(measured.provenance),
         )
 

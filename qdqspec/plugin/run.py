@@ -147,6 +147,8 @@ def properties(result: CheckResult, evidence: Evidence | None) -> list[tuple[str
                 ("qdq.speedup", evidence.latency.speedup.median),
                 ("qdq.provenance", origin_text(evidence.latency.provenance)),
             ]
+            if evidence.latency.at_least is not None:
+                found.append(("qdq.speedup_at_least", evidence.latency.at_least))
         if evidence.parity is not None:
             found.append(("qdq.sqnr_db", evidence.parity.sqnr_db))
     known = {name for name, _ in found}

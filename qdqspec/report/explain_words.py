@@ -65,14 +65,15 @@ def verdict(comparison: EngineComparison) -> str:
     before, after = ms_texts_apart(ours.milliseconds, theirs.milliseconds)
     how = "by the sum of its layers" if comparison.decided_by_sum else "end to end"
     speedup = theirs.speedup
-    bounds = "" if speedup is None or speedup.low == speedup.high else f" (95 %: {interval_text(speedup)})"
+    interval = "" if speedup is None or speedup.low == speedup.high else f"95 %: {interval_text(speedup)}"
+    bounds = theirs.proved or (interval and f" ({interval})")
     times = f"{after} against {before} ms {how}"
     if not math.isfinite(comparison.ratio) or abs(comparison.ratio - 1) < _SAME:
         return f"{theirs.name} is as fast as {ours.name}{bounds}: {times}."
     if comparison.ratio < 1:
         return f"{theirs.name} is {_times(ours, theirs)} as fast as {ours.name}{bounds}: {times}."
     more = percent_text(comparison.ratio - 1).lstrip("+")
-    speed = f" (95 %: {interval_text(speedup)} times as fast)" if bounds and speedup is not None else ""
+    speed = theirs.proved or (interval and f" ({interval} times as fast)")
     return f"{theirs.name} is {more} slower than {ours.name}{speed}: {times}."
 
 

@@ -52,6 +52,7 @@ from qdqspec.units import (
     origin_text,
     percent_text,
     plain,
+    proved_text,
     ratio_text,
     seconds_text,
     share_text,
@@ -116,8 +117,8 @@ def _gain_line(case: CaseRecord) -> str:
         return "No latency was measured."
     before, after = ms_text(latency.median_ms("reference")), ms_text(latency.median_ms("tuned"))
     return (
-        f"{ratio_text(latency.speedup.median)}x as fast as the reference "
-        f"(95 %: {interval_text(latency.speedup)}): {before} ms to {after} ms."
+        f"{ratio_text(latency.speedup.median)}x as fast as the reference"
+        f"{proved_text(latency, found.min_gain)}: {before} ms to {after} ms."
     )
 
 

@@ -25,7 +25,7 @@ from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, cast, get_type_hints
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, create_model
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, computed_field, create_model
 from pydantic import Field as ModelField
 
 from qdqspec.codec import record_of
@@ -152,13 +152,23 @@ class OtherPart(TimedPart):
 
 
 class SpeedupPart(RecordPart):
-    """Reference time over tuned time, with the bounds of its 95 % interval."""
+    """Reference time over tuned time. ``interval``, also written as ``ci95``, is its 95 % prediction interval.
+
+    ``at_least`` is the bound that is proved, null if it was not tested.
+    """
 
     median: float
     ci95: tuple[float, float]
+    at_least: float | None = None
+
+    @computed_field  # type: ignore[prop-decorator]  # mypy does not know decorated properties
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The bounds of the prediction interval."""
+        return self.ci95
 
 
-@written(LatencyEvidence, "samples", "speedup", "failures", "tested")
+@written(LatencyEvidence, "samples", "speedup", "failures")
 class LatencyPart(RecordPart):
     """Conditions of the times above. ``ratios`` are times over the reference's, by role.
 
@@ -335,7 +345,11 @@ def case_to_json(record: CaseRecord) -> dict[str, Any]:
             "tuned": timed.pop("tuned", None),
             "others": tuple(timed.values()),
             "speedup": latency
-            and {"median": latency.speedup.median, "ci95": (latency.speedup.low, latency.speedup.high)},
+            and {
+                "median": latency.speedup.median,
+                "ci95": (latency.speedup.low, latency.speedup.high),
+                "at_least": latency.at_least,
+            },
             "trials": search and {**_fields(TrialsPart, search), "list": search.trials},
             "regions": search and {"count": search.regions},
             "patterns": search and {"count": search.patterns},
@@ -563,4 +577,7 @@ def _latency_evidence(part: CasePart) -> LatencyEvidence | None:
         if len(taken.profiles) != len(found.profiles):
             count = len(taken.profiles)
             raise ValueError(f"{role} has samples of {count} profiles, not {len(found.profiles)}")
+    for role, test in found.tested.items():
+        if not all(ratio.median > 0 and ratio.high > 0 for ratio in (test.mean, test.enclosing)):
+            raise ValueError(f"{role} has a tested ratio that is not positive")
     return found

@@ -31,6 +31,7 @@ from qdqspec.units import (
     list_text,
     ms_text,
     plain,
+    proved_text,
     ratio_text,
     seconds_text,
     share_text,
@@ -204,13 +205,13 @@ def _median_ms(case: CaseRecord, role: str) -> str:
 
 
 def _speedup_text(case: CaseRecord) -> str:
-    """The factor with its interval, ``unchanged``, ``untimed`` or ``skipped``."""
+    """The factor with what is proved of it, ``unchanged``, ``untimed`` or ``skipped``."""
     if case.evidence.status in ("unchanged", "untimed", "skipped"):
         return case.evidence.status
     latency = case.evidence.latency
     if latency is None or "tuned" not in latency.samples:
         return ""
-    return f"{ratio_text(latency.speedup.median)}x ({interval_text(latency.speedup)})"
+    return f"{ratio_text(latency.speedup.median)}x{proved_text(latency, case.evidence.min_gain)}"
 
 
 def _coverage_text(case: CaseRecord) -> str:
@@ -280,7 +281,7 @@ def _footer(record: RunRecord) -> str:
     clocks = dict.fromkeys(e.latency.clock for e in found if e.latency)
     first = "; ".join(devices) or "No case ran"
     if clocks:
-        first += f", medians on the {' and '.join(clocks)} clock with 95 % intervals"
+        first += f", medians on the {' and '.join(clocks)} clock, bounds of 95 % intervals"
     runtimes = dict.fromkeys(e.parity.computed_by for e in found if e.parity and e.parity.computed_by)
     if runtimes:
         first += f"; SQNR and accuracy computed by {', '.join(runtimes)} as ONNX defines the models"

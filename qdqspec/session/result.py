@@ -23,7 +23,7 @@ from qdqspec.types import (
     SearchResult,
     Trial,
 )
-from qdqspec.units import db_text, interval_text, ratio_text
+from qdqspec.units import db_text, proved_text, ratio_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -47,7 +47,9 @@ class Result:
         elif self.evidence.status == "untimed":
             parts.append(f"untimed: {self.reason}")
         elif latency is not None:
-            parts.append(f"{ratio_text(latency.speedup.median)}x ({interval_text(latency.speedup)})")
+            parts.append(
+                f"{ratio_text(latency.speedup.median)}x{proved_text(latency, self.evidence.min_gain)}"
+            )
         if parity is not None:
             exact = parity.sqnr_db >= EXACT_DB
             parts.append(f"SQNR {db_text(parity.sqnr_db)}{'' if exact else ' dB'}")
@@ -82,7 +84,7 @@ class Result:
 
     @property
     def speedup(self) -> Interval:
-        """The speedup over the reference, with its 95 % interval."""
+        """The speedup over the reference, with its 95 % prediction interval; ``latency.at_least`` is what is proved."""
         return self.latency.speedup
 
     @property

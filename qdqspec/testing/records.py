@@ -39,6 +39,7 @@ from qdqspec.types import (
     Provenance,
     QuantizedWork,
     Race,
+    RatioTest,
     RegressionEvidence,
     RejectedCandidate,
     RunRecord,
@@ -70,6 +71,10 @@ def sample_latency(medians: Mapping[str, float], *, runs: int = 60, seed: int = 
         ratios=ratios,
         speedup=_interval(reference / tuned, same=tuned == reference),
         builds=3,
+        tested={
+            role: RatioTest(mean=ratio.widened(0.6), enclosing=ratio.widened(0.8))
+            for role, ratio in ratios.items()
+        },
     )
 
 

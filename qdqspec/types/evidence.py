@@ -126,6 +126,11 @@ class RatioTest:
     mean: Interval
     enclosing: Interval
 
+    @property
+    def at_least(self) -> float:
+        """The speed-up that is proved: the reciprocal of the upper end of the mean, which decides on a gain."""
+        return self.mean.inverse.low
+
     def proves(self, gain: float) -> bool:
         """Whether the mean is proved to be below ``1 - gain``, and the ratio below 1 in both conditions."""
         return self.mean.high < 1 - gain and self.enclosing.high < 1
@@ -156,9 +161,13 @@ class LatencyEvidence:
     failures: Mapping[str, str] = field(default_factory=dict)  # why a role has no samples
     drift: float = 0.0  # slowdown of the machine from the beginning to the end, as a share
     profiles: tuple[ProfileLatency, ...] = ()  # empty for a single profile
-    tested: Mapping[str, RatioTest] = field(
-        default_factory=dict
-    )  # empty in a record that was read from a file
+    tested: Mapping[str, RatioTest] = field(default_factory=dict)  # empty in records of older versions
+
+    @property
+    def at_least(self) -> float | None:
+        """The speed-up of the tuned model that is proved; ``None`` if it was not tested."""
+        tested = self.tested.get("tuned")
+        return None if tested is None else tested.at_least
 
     @property
     def tested_speedup(self) -> Interval:
@@ -367,6 +376,11 @@ class Evidence:
     def reason(self) -> str:
         """The reason for the status of the case."""
         return self.skipped or (self.search.reason if self.search is not None else "")
+
+    @property
+    def min_gain(self) -> float:
+        """The saving of time that the search had to prove; 0 without a search."""
+        return 0.0 if self.search is None else self.search.limits.min_gain
 
     @property
     def metrics(self) -> dict[str, float]:

@@ -12,7 +12,7 @@ from typing import Any
 
 _SCALES = {"%": 100, "KiB": 2**-10, "MiB": 2**-20, "GiB": 2**-30, "million": 1e-6}
 _NUMBER = re.compile(
-    r"(?<![\w./:%-])[+-]?(?P<digits>\d+(?:,\d{3})*(?:\.(?P<decimals>\d+))?)"
+    r"(?<![\w./:%-])(?P<bound>at (?:least|most) )?[+-]?(?P<digits>\d+(?:,\d{3})*(?:\.(?P<decimals>\d+))?)"
     r"(?P<unit>x\b| ?%| (?:[KMG]iB|million)\b)?(?![\w/:]|[.-]\w)"
 )
 _TIME = re.compile(r"\b(?:(\d+) d(?: (\d+) h)?|(?:(\d+) h )?(\d+) min(?: (\d+) s)?|(\d+) h)(?!\w)")
@@ -44,7 +44,8 @@ def lost(text: str, data: Mapping[str, Any]) -> list[str]:
     """The numbers, names and sentences of a text that the data does not contain.
 
     A number is in the data if rounding to its decimals results in the same: a share for a percentage, bytes for KiB,
-    seconds for minutes. A number or name that is part of a string of the data counts as well.
+    seconds for minutes. A bound, "at least 1.05x", may be rounded down or up.
+    A number or name that is part of a string of the data counts as well.
     """
     values = list(_leaves(data))
     strings = [" ".join(value.split()) for value in values if isinstance(value, str)]
@@ -77,7 +78,8 @@ def lost(text: str, data: Mapping[str, Any]) -> list[str]:
 def _is_there(match: re.Match[str], numbers: list[float]) -> bool:
     scale = _SCALES.get((match["unit"] or "").strip(), 1)
     wanted, decimals = float(match["digits"].replace(",", "")), len(match["decimals"] or "")
-    return any(math.isclose(scale * n, wanted, abs_tol=0.5001 * 10.0**-decimals, rel_tol=0) for n in numbers)
+    near = (1 if match["bound"] else 0.5001) * 10.0**-decimals
+    return any(math.isclose(scale * n, wanted, abs_tol=near, rel_tol=0) for n in numbers)
 
 
 def _names(line: str) -> Iterator[str]:

@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqspec.types import Provenance
+from qdqspec.types import Interval, LatencyEvidence, Provenance, RatioTest
 from qdqspec.units import (
+    at_least_text,
+    at_most_text,
     count_text,
     db_text,
     ms_text,
@@ -15,6 +17,7 @@ from qdqspec.units import (
     origin_text,
     percent_text,
     plain,
+    proved_text,
     seconds_text,
     size_text,
     wrapped,
@@ -72,3 +75,84 @@ def test_long_lines_are_wrapped_between_words():
     text = "warning: trust the ratio of /a/path/longer/than/the/width.onnx\nshort"
     assert wrapped(text, 20) == "warning: trust the\n  ratio of\n  /a/path/longer/than/the/width.onnx\nshort"
     assert wrapped(text, None) == text
+
+
+# ---- what is proved of a speed-up ---------------------------------------------------------------
+
+
+def shown_factor(text: str) -> float:
+    """The factor of ``at least 1.05x``."""
+    return float(text.split()[-1].rstrip("x"))
+
+
+@given(st.floats(1e-3, 1e3))
+def test_bounds_are_not_overstated(bound: float) -> None:
+    low, high = shown_factor(at_least_text(bound)), shown_factor(at_most_text(bound))
+    assert low <= bound <= high
+    assert high - low <= 0.0101
+
+
+@pytest.mark.parametrize(
+    ("bound", "least", "most"),
+    [
+        (1.0599, "1.05", "1.06"),
+        (1.5, "1.50", "1.50"),
+        (1.0, "1.00", "1.00"),
+        (1.0034, "1.003", "1.01"),
+        (0.9968, "0.99", "0.997"),
+        (0.0568, "0.056", "0.057"),
+    ],
+)
+def test_bounds_are_rounded_away_from_the_claim_and_not_to_one(bound: float, least: str, most: str) -> None:
+    assert at_least_text(bound) == f"at least {least}x"
+    assert at_most_text(bound) == f"at most {most}x"
+
+
+def latency_of(*ratio: float, slowest: float = 0.0, tested: bool = True) -> LatencyEvidence:
+    """The evidence of a ratio: low, median and high of its mean; in one condition it extends to ``slowest``."""
+    low, median, high = ratio
+    mean = Interval(median=median, low=low, high=high)
+    both = RatioTest(mean=mean, enclosing=Interval(median=median, low=low, high=max(high, slowest)))
+    return LatencyEvidence(
+        clock="cpu",
+        samples={},
+        ratios={"tuned": mean},
+        speedup=mean.widened(2).inverse,
+        builds=3,
+        tested={"tuned": both} if tested else {},
+    )
+
+
+@pytest.mark.parametrize(
+    ("latency", "text"),
+    [
+        (latency_of(0.84, 0.893, 0.95), ", at least 1.05x"),
+        (latency_of(0.90, 0.95, 0.99), ", inconclusive"),  # faster, but 2 % are not proved
+        (latency_of(0.84, 0.893, 0.95, slowest=1.02), ", inconclusive"),  # not in both conditions
+        (latency_of(0.95, 1.0, 1.05), ", inconclusive"),
+        (latency_of(0.985, 0.99, 0.995), ", at most 1.02x"),  # it gains less than 2 %
+        (latency_of(1.1, 1.2, 1.3), ", at most 0.91x"),
+        (latency_of(0.5, 0.5, 0.5, tested=False), " (95 %: 2.00 to 2.00)"),
+        (latency_of(0.0, 0.9, math.inf), ", inconclusive"),
+    ],
+)
+def test_the_proved_bound_of_a_speedup(latency: LatencyEvidence, text: str) -> None:
+    assert proved_text(latency, 0.02) == text
+
+
+FACTORS = st.floats(0.05, 20)
+
+
+@given(st.lists(FACTORS, min_size=4, max_size=4), st.sampled_from([0.0, 0.02, 0.1, 0.3]))
+def test_a_bound_is_shown_only_if_the_gain_asked_for_is_proved(factors: list[float], gain: float) -> None:
+    low, median, high, slowest = sorted(factors)
+    text = proved_text(latency_of(low, median, high, slowest=slowest), gain)
+    if "at least" in text:
+        assert slowest < 1
+        assert 1 / high >= 1 / (1 - gain)
+        assert 1 < shown_factor(text) <= 1 / high or high > 1 - 1e-6
+    elif "at most" in text:
+        assert low > 1 - gain
+        assert shown_factor(text) >= 1 / low
+    else:
+        assert text == ", inconclusive"

@@ -63,6 +63,7 @@ _COLUMNS: dict[str, Callable[[CaseRecord], object]] = {
     "speedup": _part("latency.speedup.median"),
     "speedup_low": _part("latency.speedup.low"),
     "speedup_high": _part("latency.speedup.high"),
+    "speedup_at_least": _part("latency.at_least"),
     "status": _part("status"),
     "reason": _part("reason"),
     "sqnr_db": _parity("sqnr_db"),

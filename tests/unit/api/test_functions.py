@@ -18,6 +18,7 @@ import qdqspec
 from qdqspec import QdqspecError, Spec, compare, find_regions, measure, render, tune, verify
 from qdqspec.errors import BackendError, ConfigError, ModelError, StateError
 from qdqspec.session import Session
+from qdqspec.units import at_least_text
 
 pytestmark = pytest.mark.usefixtures("engine_threads")
 TEXT = """<ir_version: 8, opset_import: ["": 19]> net (float[1,8,12,12] x) => (float[1,8,12,12] y) {
@@ -46,9 +47,8 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 HERE: dict[str, Any] = {"backend": "fake"}
 
 
-def interval_of(result: Any) -> str:
-    low, high = result.speedup.low, result.speedup.high
-    return f"{result.speedup.median:.2f}x ({low:.2f} to {high:.2f})"
+def claim_of(result: Any) -> str:
+    return f"{result.speedup.median:.2f}x, {at_least_text(result.latency.at_least)}"
 
 
 def test_a_model_is_tuned_and_its_files_are_saved(model: Path, tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_a_model_is_tuned_and_its_files_are_saved(model: Path, tmp_path: Path) -
     assert result.speedup == result.latency.speedup
     assert not result.unchanged
     assert repr(result) == (
-        f"Result({interval_of(result)}, SQNR {result.parity.sqnr_db:.1f} dB, model={str(result.model)!r})"
+        f"Result({claim_of(result)}, SQNR {result.parity.sqnr_db:.1f} dB, model={str(result.model)!r})"
     )
     assert result.speedup.low > 1
     assert result.scheme.pairs > 0

@@ -26,6 +26,7 @@ from qdqspec.types import (
     ParitySearch,
     PatternRules,
     ProfileLatency,
+    RatioTest,
     Samples,
     TensorParity,
     Verdict,
@@ -269,6 +270,23 @@ def test_the_outcome_follows_from_the_interval(bounds: list[float], least: float
     outcome = judge_interval(Interval(median=median, low=low, high=high), least)
     assert (outcome == "pass") == (median >= least)
     assert (outcome == "fail") == (high < least)
+
+
+@pytest.mark.parametrize(
+    ("least", "outcome", "headline"),
+    [
+        (1.2, "pass", "1.25x as fast, at least 1.21x, asked 1.20x"),  # the mean, as in the table
+        (1.24, "pass", "1.25x as fast, at least 1.21x, asked 1.24x"),
+        (1.3, "inconclusive", "1.25x as fast (95 % in this run: 1.18 to 1.33): too noisy to tell from 1.30x"),
+        (1.4, "fail", "only 1.25x as fast, at most 1.34x, asked 1.40x"),
+    ],
+)
+def test_a_speedup_is_stated_with_the_bound_that_decides(least: float, outcome: str, headline: str) -> None:
+    assert FASTER.latency is not None
+    mean, both = (Interval(median=0.8, low=0.8 - by, high=0.8 + by) for by in (0.02, 0.05))
+    tested = {"tuned": RatioTest(mean=mean, enclosing=both)}
+    verdict = judge("speedup", replace(FASTER, latency=replace(FASTER.latency, tested=tested)), min=least)
+    assert (verdict.outcome, verdict.headline) == (outcome, headline)
 
 
 def test_an_unchanged_model_has_speedup_one_and_fails() -> None:

@@ -23,6 +23,7 @@ from qdqspec.report.record import case_to_json
 from qdqspec.session import given_data
 from qdqspec.testing.records import alone_case, faster_case, sample_corrections
 from qdqspec.types import Interval
+from qdqspec.units import at_least_text
 
 DATA = Path(__file__).parents[2] / "data"
 SAMPLES = DATA / "tensorrt" / "samples"
@@ -299,8 +300,7 @@ def test_the_speedup_of_a_case_is_that_of_its_table(verb, spec, tmp_path, has_jo
     assert found["comparisons"][0]["speedup"] == pytest.approx(result["speedup"]["median"])
     times = [engine["end_to_end_ms"] for engine in found["engines"]]
     assert times == [result["reference"]["median_ms"], result["tuned"]["median_ms"]]
-    low, high = result["speedup"]["ci95"]
-    assert f"(95 %: {low:.2f} to {high:.2f})" in verb("explain", folder).out
+    assert f", {at_least_text(result['speedup']['at_least'])}: " in verb("explain", folder).out
 
 
 @pytest.fixture

@@ -142,6 +142,8 @@ def test_explain_json_has_the_layers_that_the_text_shows(prepared, what: str) ->
         ("a/b took 4.21 ms and 12 %", {"share": 0.12}, ["4.21", "a/b"]),
         ("1.48x (1.44 to 1.52)", {"speedup": 1.4796, "ci95": [1.4401, 1.52]}, []),
         ("1.48x (1.44 to 1.52)", {"ratio": 0.676, "ci95": [1.4401, 1.52]}, ["1.48x"]),
+        ("1.48x, at least 1.44x", {"speedup": 1.4796, "at_least": 1.4499}, []),
+        ("1.48x, at least 1.44x", {"speedup": 1.4796, "at_least": 1.4501}, ["at least 1.44x"]),
         ("a unchanged: took 2.1 [2.05, 2.15]", {"reason": "took 2.1 [2.05, 2.15]"}, []),
         ("3.5 KiB in 2 min 05 s", {"bytes": 3600, "age": 125.2}, []),
         ("note: a/b::c: the data are random", {"warnings": ["the data are random"]}, []),

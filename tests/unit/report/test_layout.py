@@ -24,7 +24,7 @@ TRIAL = {
 @pytest.mark.parametrize(
     ("record", "part", "left_out"),
     [
-        (LatencyEvidence, LatencyPart, {"samples", "speedup", "failures", "tested"}),
+        (LatencyEvidence, LatencyPart, {"samples", "speedup", "failures"}),
         (ParityEvidence, ParityPart, set()),
         (SearchResult, SearchPart, {"winner", "trials", "regions", "patterns"}),
         (Trial, TrialPart, TRIAL),

@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -27,7 +28,17 @@ from qdqspec.testing.records import (
     sample_pairs,
     sample_run,
 )
-from qdqspec.types import CaseRecord, Consumer, GraphPart, Outcome, Provenance, RunRecord, Severity
+from qdqspec.types import (
+    CaseRecord,
+    Consumer,
+    GraphPart,
+    Interval,
+    Outcome,
+    Provenance,
+    RatioTest,
+    RunRecord,
+    Severity,
+)
 
 PAGES = (markdown, html)
 
@@ -79,6 +90,44 @@ def big_run(cases: int, pairs: int) -> RunRecord:
 
 def test_the_text_of_the_summary_table(golden) -> None:
     golden("report/summary.txt", summary_table(sample_run()) + "\n")
+
+
+@pytest.mark.parametrize("unchanged", [True, False])
+@pytest.mark.parametrize(
+    ("reach", "text"),
+    [
+        (0.01, "1.25x, at least 1.23x"),
+        (0.25, "1.25x, inconclusive"),  # a cached winner that is kept
+        (None, "1.25x (95 %: 0.91 to 2.00)"),  # of a record without the test
+    ],
+)
+@pytest.mark.parametrize(
+    "render",
+    [summary_table, markdown.report_format.render, html.report_format.render],
+    ids=["terminal", "markdown", "html"],
+)
+def test_a_row_has_what_was_proved_and_an_unchanged_one_has_no_bound(
+    render: Callable[[RunRecord], str], reach: float | None, text: str, *, unchanged: bool
+) -> None:
+    """The prediction interval is wider and contains 1."""
+    case = replace(faster_case(), results=())
+    found = case.evidence
+    assert found.latency is not None
+    assert found.search is not None
+    tested = {}
+    if reach is not None:
+        mean = Interval(median=0.8, low=0.8 - reach, high=0.8 + reach)
+        tested = {"tuned": RatioTest(mean=mean, enclosing=mean)}
+    speedup = Interval(median=1.25, low=0.91, high=2.0)
+    latency = replace(found.latency, tested=tested, speedup=speedup)
+    search = replace(found.search, unchanged=unchanged)
+    run = replace(
+        sample_run(), cases=(replace(case, evidence=replace(found, latency=latency, search=search)),)
+    )
+    shown = render(run)
+    assert (text in shown) is not unchanged
+    assert ("1.25x" in shown) is not unchanged
+    assert ("0.91 to 2.00" in shown) is (reach is None and not unchanged)
 
 
 def test_the_reason_of_an_inconclusive_check_is_below_the_summary_table() -> None:

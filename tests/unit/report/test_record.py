@@ -73,6 +73,20 @@ def test_result_json_has_the_keys_of_the_contract() -> None:
     assert case_to_json(case_from_json(data)) == data
 
 
+def test_the_proved_bound_is_in_a_record_and_of_older_records_it_is_unknown() -> None:
+    case = faster_case()
+    assert case.evidence.latency is not None
+    data = case_to_json(case)
+    assert data["speedup"]["at_least"] == case.evidence.latency.at_least
+    assert data["speedup"]["interval"] == data["speedup"]["ci95"]
+    assert data["speedup"]["ci95"][0] < data["speedup"]["at_least"] < data["speedup"]["median"]
+    del data["speedup"]["at_least"], data["latency"]["tested"]
+    older = case_from_json(data).evidence.latency
+    assert older is not None
+    assert older.at_least is None
+    assert older.speedup == case.evidence.latency.speedup
+
+
 def test_equal_outputs_are_written_as_strict_json() -> None:
     text = json_text(case_to_json(alone_case()))
 
@@ -151,6 +165,14 @@ def test_a_role_without_samples_is_an_error() -> None:
     data = json.loads(json.dumps(SAMPLE))
     data["cases"][0]["tuned"]["samples"] = {"wall_ms": [], "cpu_ms": []}
     with pytest.raises(StateError, match="tuned has no samples"):
+        record_from_json(data)
+
+
+@pytest.mark.parametrize("end", ["median", "high"])
+def test_a_tested_ratio_that_is_not_positive_is_an_error(end: str) -> None:
+    data = json.loads(json.dumps(SAMPLE))
+    data["cases"][0]["latency"]["tested"]["tuned"]["mean"][end] = 0
+    with pytest.raises(StateError, match="tuned has a tested ratio that is not positive"):
         record_from_json(data)
 
 

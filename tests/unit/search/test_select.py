@@ -213,6 +213,23 @@ def test_the_selected_model_is_proved_faster_or_is_unchanged(drawn: dict[str, tu
         assert chosen.placement.pairs <= ROLES[best].pairs
 
 
+@given(
+    st.dictionaries(
+        st.sampled_from(["winner", "runner-up", "everything"]),
+        st.tuples(st.floats(0.3, 1.5), st.floats(0.001, 0.3), st.floats(0.3, 1.5)),
+    ),
+    st.floats(0.0, 0.5),
+)
+def test_the_bound_of_the_selected_model_is_not_below_the_gain_asked_for(
+    drawn: dict[str, tuple[float, float, float]], min_gain: float
+) -> None:
+    ratios = {"reference": ONE, **{role: ratio(*numbers) for role, numbers in drawn.items()}}
+    chosen = choose(ROLES, ratios, min_gain=min_gain)
+    if not chosen.unchanged:
+        assert ratios[chosen.role].at_least >= 1 / (1 - min_gain)
+        assert ratios[chosen.role].enclosing.high < 1
+
+
 # ---- accuracy -----------------------------------------------------------------------------------
 
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.measurement import bench as measurement
@@ -27,6 +29,7 @@ from qdqspec.types import (
     Site,
     Trial,
 )
+from qdqspec.units import proved_text
 
 
 def placed(*tensors: str) -> Placement:
@@ -266,6 +269,26 @@ def test_an_unproved_gain_is_not_measured_again_without_time() -> None:
     found = confirmed(bench, has_time=lambda seconds: bool(asked.append(seconds)))
     assert found.choice.unchanged
     assert (len(bench.asked), len(asked)) == (1, 2)  # the first call is for the builds of full quantization
+
+
+SIMULATED = st.tuples(st.floats(0.6, 1.2), st.floats(0.0, 0.2)).map(
+    lambda each: ratio(each[0] * math.exp(-each[1]), each[0], each[0] * math.exp(each[1]))
+)
+
+
+@given(st.lists(SIMULATED, min_size=MOST_TIMES, max_size=MOST_TIMES), st.sampled_from([0.0, 0.02, 0.1]))
+def test_the_bound_of_a_selected_model_is_never_below_the_gain_asked_for(
+    measured: list[Interval], min_gain: float
+) -> None:
+    """Of one to four measurements, the one that decided is reported."""
+    found = confirmed(Bench(*measured), min_gain)
+    text = proved_text(found.latency, min_gain)
+    assert found.latency.at_least is not None
+    if found.choice.unchanged:
+        assert found.latency.at_least == found.latency.speedup.median == 1
+    else:
+        assert found.latency.at_least >= 1 / (1 - min_gain)
+        assert text.startswith(", at least ")
 
 
 # ---- candidates that are converted from the float type of the user's model ----------------------
