@@ -1,6 +1,6 @@
-"""The fastest model at a given accuracy: qdqspec compared with `quantize_static`, `quantize_dynamic` and NNCF.
+"""The fastest model at a given accuracy: qdqspec compared with ONNX Runtime's quantizers, NNCF and AMD Quark.
 
-    python benchmarks/accuracy.py DIR ../models --results results --nncf > table.md
+    python benchmarks/accuracy.py DIR ../models --results results --nncf --quark > table.md
     python benchmarks/accuracy.py DIR ../models --results results --only minilm_l6_s128 --minutes 3
     python benchmarks/accuracy.py ../models --quick
 
@@ -9,10 +9,10 @@ share of samples with the result of the float model; of MiniLM, recall at one), 
 calibration=..., evaluation=..., min_sqnr_db=...)` or `(..., metric=..., max_drop=0.01)`. Then all models are timed
 interleaved with float by `benchmarks/independent.py`, without code of qdqspec: plain `InferenceSession.run`, thread
 CPU time. A model of another tool counts at a limit if it meets the limit on the same data. The *best* of the others
-is the fastest that does, or float. Geometric means are over models. `--nncf` installs NNCF with pip into an
-environment below `--results` (benchmarks/nncf_peer.py). "First s" is the time from the start of a search, calibration
-included, to the first placement that meets the limit and is faster than float in a race, and "first build" the number
-of builds to it.
+is the fastest that does, or float. Geometric means are over models. `--nncf` and `--quark` each install a quantizer
+with pip into an environment of its own below `--results` (benchmarks/rivals.py). "First s" is the time from the start
+of a search, calibration included, to the first placement that meets the limit and is faster than float in a race, and
+"first build" the number of builds to it.
 
 Each model has a separate process and a limit of `--limit` seconds. `--results DIR` stores `accuracy.json` and the
 results of each search; a run that is started again continues from them. Markdown is written to standard output,
@@ -37,7 +37,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import nncf_peer
 import numpy as np
 import onnxruntime
 from independent import Feed, Outputs, outputs, reason_of
@@ -46,6 +45,7 @@ from pydantic import TypeAdapter
 from real import quantized
 from real_data import RANDOM_WEIGHTS, RealModel, find_models
 from resumed import run_rows, tuning_parser, words_of, write_row
+from rivals import RIVALS, Rival
 from tabulate import tabulate
 
 from qdqspec import tune
@@ -53,7 +53,7 @@ from qdqspec.backends import _cpu
 from qdqspec.backends.onnxruntime import ops
 from qdqspec.types import NOT_CANDIDATES
 
-PEERS = ("static", "dynamic", "nncf")
+PEERS = ("static", "dynamic", *(role for rival in RIVALS for role in rival.configurations))
 METRIC, DROP = "metric -1 %", 0.01
 LIMITS = {"15 dB": 15.0, "20 dB": 20.0, "30 dB": 30.0}
 POLL = 0.2  # seconds
@@ -62,12 +62,6 @@ HEADERS = (
     "model", "limit", "tuned / float", "dB", "agrees", "builds", "first build", "first s", "search s",
     "best other / float", "which", "tuned / best",
 )  # fmt: skip
-PEER_HEADERS = (
-    "model",
-    "float ms",
-    "judged",
-    *(f"{p}{what}" for p in PEERS for what in (" / float", ", dB", ", agrees")),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,8 +97,8 @@ def main() -> int:
         return write_row(arguments.row, ROWS, _row(model, arguments))
     with tempfile.TemporaryDirectory() as scratch:
         arguments.results = (arguments.results or Path(scratch)).absolute()
-        if arguments.nncf:
-            nncf_peer.environment(arguments.results / "nncf")
+        for rival in _rivals(arguments):
+            rival.python(arguments.results)
         rows = _rows(arguments)
     path = f"{platform.machine()}, {ops.describe(_cpu.detect())}"
     print(
@@ -116,7 +110,12 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = tuning_parser(__doc__, limit_s=900, minutes=1)
-    parser.add_argument("--nncf", action="store_true", help="install NNCF with pip and compare with it")
+    for rival in RIVALS:
+        parser.add_argument(
+            f"--{rival.name}",
+            action="store_true",
+            help=f"install {rival.packages[0]} with pip and compare with it",
+        )
     parser.add_argument(
         "--quick", action="store_true", help=f"only {' and '.join(QUICK)}, .2 minutes a search"
     )
@@ -126,9 +125,13 @@ def _arguments() -> argparse.Namespace:
     return arguments
 
 
+def _rivals(arguments: argparse.Namespace) -> list[Rival]:
+    return [rival for rival in RIVALS if getattr(arguments, rival.name)]
+
+
 def _rows(arguments: argparse.Namespace) -> list[Row]:
     wanted = {
-        model.name: [*words_of(arguments, model.name), *(["--nncf"] if arguments.nncf else [])]
+        model.name: [*words_of(arguments, model.name), *(f"--{rival.name}" for rival in _rivals(arguments))]
         for model in find_models(arguments.folders, arguments.only, arguments.results / "data")
         if model.name not in RANDOM_WEIGHTS and not model.is_random and "qdq" not in model.name
     }
@@ -151,14 +154,10 @@ def _row(model: RealModel, arguments: argparse.Namespace) -> Row:
     folder = arguments.results / model.name
     folder.mkdir(parents=True, exist_ok=True)
     files, failures = quantized(model, folder)
-    if arguments.nncf:
-        why = nncf_peer.quantize(
-            model, nncf_peer.environment(arguments.results / "nncf"), folder / "nncf.onnx"
-        )
-        if why:
-            failures["nncf"] = why
-        else:
-            files["nncf"] = folder / "nncf.onnx"
+    for rival in _rivals(arguments):
+        made, why = rival.quantize(model, arguments.results, folder)
+        files |= made
+        failures |= why
     searches = {}
     for limit in (*LIMITS, *((METRIC,) if judged_by(model) else ())):
         searches[limit], path = _searched(model, limit, folder, arguments.minutes)
@@ -338,17 +337,19 @@ def _cells(row: Row) -> list[list[str]]:
 
 
 def _peer_table(rows: Sequence[Row]) -> str:
-    """The results of the other tools, which do not depend on a limit."""
+    """The results of the other tools that ran, which do not depend on a limit."""
     lines = []
+    peers = [peer for peer in PEERS if any(row.beside and peer in row.beside.models for row in rows)]
     for row in rows:
         if row.beside is not None:
-            found = [row.beside.models.get(role) for role in PEERS]
+            found = [row.beside.models.get(role) for role in peers]
             figures = [text for one in found for text in (ratio_text(one), db_text(one), agreement_text(one))]
             float_ms = row.beside.float_ms
             lines.append(
                 [row.name, f"{float_ms:.3g}" if float_ms else "-", row.beside.judged or "-", *figures]
             )
-    return tabulate(lines, PEER_HEADERS, tablefmt="pipe", disable_numparse=True)
+    headers = [f"{peer}{what}" for peer in peers for what in (" / float", ", dB", ", agrees")]
+    return tabulate(lines, ["model", "float ms", "judged", *headers], tablefmt="pipe", disable_numparse=True)
 
 
 def _means(rows: Sequence[Row]) -> str:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
-# of PyTorch, NNCF and ModelOpt, which are not dependencies
-OWN_ENVIRONMENTS = ("architectures", "nncf_run", "peer")
+# of PyTorch, NNCF, AMD Quark and ModelOpt, which are not dependencies
+OWN_ENVIRONMENTS = ("architectures", "nncf_run", "peer", "quark_run")
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in OWN_ENVIRONMENTS)
 
 
