@@ -61,7 +61,7 @@ def with_rules(case: Case, **rules: Any) -> Case:
     "rules", [*({"strategy": name} for name in names("strategy")), {"objective": "pareto"}]
 )
 def test_searches_with_one_seed_are_identical(case: Case, tmp_path: Path, rules: dict[str, Any]) -> None:
-    asked = with_rules(case, trials=9, **rules)
+    asked = with_rules(case, trials=9, preset="extensive", **rules)
     first, journal = searched(asked, tmp_path / "first")
     second, again = searched(asked, tmp_path / "second")
     assert journal == again

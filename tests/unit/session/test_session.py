@@ -80,7 +80,7 @@ def case(project: Path) -> Case:
         id="default",
         model=project / "chain.onnx",
         inputs=Inputs(calibration=project / "data.npz"),
-        tune=TuneRules(trials=6),
+        tune=TuneRules(trials=6, preset="extensive"),
         checks=(
             CheckSpec(id="speedup", kind="speedup", params=speedup_check.Params(kind="speedup", min=1.01)),
         ),

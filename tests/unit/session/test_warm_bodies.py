@@ -78,9 +78,9 @@ def test_the_winner_of_a_network_is_a_warm_start_at_another_nesting(
     first = warm_starts([path], Start(space=space, backend=HERE[0], device=HERE[1], note=notes.append))[0]
     assert notes == []
     expected = one_conv(space, which)
-    quantized = {end.node for site in first.placement.sites for end in site.consumers}
+    quantized = {end.node for site in first.sites for end in site.consumers}
     assert {end.node for site in expected.sites for end in site.consumers} <= quantized
     inside = {node.name for node in space.model.nodes if node.op_type in ("Conv", "MaxPool")}
-    assert {site for site in first.placement.sites if site.consumers[0].node in inside} == {
+    assert {site for site in first.sites if site.consumers[0].node in inside} == {
         site for site in expected.sites if site.consumers[0].node in inside
     }
