@@ -22,7 +22,7 @@ from qdqspec.graph.model import Model
 from qdqspec.graph.ops import is_constant_node
 from qdqspec.graph.opset import IR_WITH_FREE_INITIALIZERS
 from qdqspec.graph.protos import copy_model, refill
-from qdqspec.graph.wire import Parts, parts_of
+from qdqspec.graph.wire import Parts
 
 _SCAN_SINCE = 9  # before, a Scan had a batch axis and other attributes
 
@@ -56,7 +56,7 @@ def observe(model: Model, tensors: Iterable[str]) -> Observer:
     inner = work.lifted.get("", ())
     proto.graph.output.extend(_flat_value(flat.name) for flat in inner)
     names |= {flat.name: flat.tensor for flat in inner}
-    return Observer(parts=parts_of(proto, [*model.proto.graph.initializer, *work.constants()]), names=names)
+    return Observer(parts=Parts(proto, [*model.proto.graph.initializer, *work.constants()]), names=names)
 
 
 def _made(scope: Scope) -> Iterator[str]:

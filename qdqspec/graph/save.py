@@ -9,11 +9,11 @@ import onnx
 
 from qdqspec.errors import OutputError
 from qdqspec.files import explained, partial_folder, write_whole
-from qdqspec.graph.protos import is_external, map_tensors, size_of, tensors
-from qdqspec.graph.weights import WeightStore, with_own_bytes
-from qdqspec.graph.wire import Parts, parts_of
+from qdqspec.graph.protos import is_external, map_tensors, tensors
+from qdqspec.graph.weights import WeightStore, external_length, with_own_bytes
+from qdqspec.graph.wire import Parts
 
-INLINE_LIMIT = 1_900_000_000  # bytes of weights: protobuf is limited to 2 GiB including the nodes
+INLINE_LIMIT = 1_900_000_000  # bytes of a model: protobuf is limited to 2 GiB
 
 # Bytes written at once: a page. For larger writes Linux allocates large blocks of free memory, which a
 # virtual machine has to request from its host: 12 MB then took 3 or 35 to 40 ms of CPU time; page by page
@@ -32,28 +32,28 @@ def save_model(
     """Write a model atomically.
 
     ``inputs`` are files of the user that must not be overwritten. With ``base``, external data is read from
-    that folder and included; without it, references are kept. A model with ``limit_bytes`` of weights or more
-    keeps them in ``<name>.data`` beside it. Raises `OutputError` if it cannot be written.
+    that folder and included; without it, references are kept. A model of ``limit_bytes`` or more
+    keeps its weights in ``<name>.data`` beside it. Raises `OutputError` if it cannot be written.
     """
     path = Path(path).absolute()
     data = path.with_name(path.name + ".data")
     refuse_overwriting(path, inputs)
-    if isinstance(model, Parts) and base is not None and not model.apart:
-        model = model.proto()
-    held = model.tensors() if isinstance(model, Parts) else tensors(model)
-    own = sum(size_of(t) for t in held if base is not None or not is_external(t))
-    if own >= limit_bytes:
+    parts = model if isinstance(model, Parts) else Parts.of(model)
+    inner = [] if base is None else [tensor for tensor in tensors(parts.rest) if is_external(tensor)]
+    is_large = parts.size(base) + sum(map(external_length, inner)) >= limit_bytes
+    if is_large:
         refuse_overwriting(data, (*inputs, *_external_files(_whole(model), base)))
     _require_space(path)
     with explained("the file", path), partial_folder(path.parent) as folder:
-        if own >= limit_bytes:
+        if is_large:
             store = WeightStore(folder, base=base, file_name=data.name)
             moved = map_tensors(
                 _whole(model), lambda t: t if base is None and is_external(t) else store.externalize(t)
             )
-            chunks = parts_of(moved).chunks()
+            chunks = Parts.of(moved).chunks()
         else:
-            parts = model if isinstance(model, Parts) else _in_parts(model, base)
+            if inner:  # tensors inside nodes, whose data is loaded before it is written
+                parts = Parts.of(map_tensors(_whole(model), lambda t: with_own_bytes(t, base)))
             chunks = parts.chunks(base)
         with (folder / path.name).open("wb") as file:
             file.writelines(_blocks(chunks))
@@ -73,15 +73,6 @@ def _blocks(chunks: Iterable[bytes]) -> Iterator[memoryview]:
 
 def _whole(model: onnx.ModelProto | Parts) -> onnx.ModelProto:
     return model.proto() if isinstance(model, Parts) else model
-
-
-def _in_parts(proto: onnx.ModelProto, base: Path | None) -> Parts:
-    """A model in parts. Attribute tensors are stored inside nodes, so their external data is loaded first."""
-    if base is not None and sum(map(is_external, tensors(proto))) > sum(
-        map(is_external, proto.graph.initializer)
-    ):
-        proto = map_tensors(proto, lambda tensor: with_own_bytes(tensor, base))
-    return parts_of(proto)
 
 
 def write_text(path: Path, text: str, *, inputs: Sequence[Path] = ()) -> None:

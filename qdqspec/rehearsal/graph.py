@@ -23,8 +23,8 @@ from qdqspec.graph.protos import copied, copy_model, map_tensors, names_read_ins
 from qdqspec.graph.weights import WeightStore
 from qdqspec.measurement.engines import Engines
 from qdqspec.placement.edit.biases import BIAS_INPUT
-from qdqspec.placement.edit.insert import RaisedInputs
 from qdqspec.placement.edit.pairs import Pair, PairMaker, QuantSource
+from qdqspec.placement.edit.raised import RaisedInputs
 from qdqspec.placement.space.units import Edge
 from qdqspec.quantize.formats import number_format
 from qdqspec.quantize.scales import REALS

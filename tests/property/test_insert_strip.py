@@ -17,7 +17,7 @@ from qdqspec.errors import StateError
 from qdqspec.graph.model import QDQ_OPS, Model
 from qdqspec.graph.save import save_model
 from qdqspec.graph.weights import WeightStore
-from qdqspec.graph.wire import parts_of
+from qdqspec.graph.wire import Parts
 from qdqspec.placement.edit.insert import Inserter, insert_qdq
 from qdqspec.placement.read.strip import strip_qdq
 from qdqspec.placement.scheme.scheme_file import apply_scheme, read_scheme, write_scheme
@@ -79,7 +79,7 @@ def test_the_serialized_chunks_are_the_bytes_of_the_model(drawn: Drawn, mode: st
     model, placement = drawn
     inserted = insert_qdq(model, placement, quantizer(model), floating=floating(placement.sites, mode))
     assert b"".join(inserted.parts.chunks()) == bytes_of(inserted.proto)
-    assert b"".join(parts_of(model.proto).chunks()) == bytes_of(model.proto)
+    assert b"".join(Parts.of(model.proto).chunks()) == bytes_of(model.proto)
 
 
 @given(placed_models(odd=True), st.data())

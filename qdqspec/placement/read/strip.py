@@ -32,7 +32,7 @@ from qdqspec.graph.trt import DOMAIN, is_pair_op
 from qdqspec.graph.weights import tensor_bytes
 from qdqspec.placement.edit.biases import BIAS_INPUT, biases_before
 from qdqspec.placement.edit.equalize import products_of, restored
-from qdqspec.placement.edit.insert import RAISED_FROM, RaisedInputs, raised
+from qdqspec.placement.edit.raised import RAISED_FROM, RaisedInputs, raised
 from qdqspec.placement.read.recognize import Recognition, recognize, within_reach
 from qdqspec.types import Consumer
 from qdqspec.units import names_text
