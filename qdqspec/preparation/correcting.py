@@ -72,13 +72,14 @@ class Correcting:
         if known is not None:
             return self._with_model(known)
         found = self.find() if self._source.finds else FoundCorrections()
-        self.keep(found)
+        if found.gains:
+            self.keep(found)
         return found
 
     def keep(self, found: FoundCorrections) -> None:
         """Write corrections to the file, if there is one."""
         source = self._source
-        if source.file is not None and source.writes and found.gains:
+        if source.file is not None and source.writes:
             write_found(source.file, source.run, found)
 
     def _with_model(self, known: FoundCorrections) -> FoundCorrections:

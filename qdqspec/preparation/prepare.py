@@ -466,6 +466,11 @@ class Prepared:
         self.corrections, self.numbers = FoundCorrections(gains=gains), self.calibrated[1]
         Correcting(self, self._source).keep(self.corrections)
 
+    def seek_no_corrections(self) -> None:
+        """Seek no corrections, here and in a resumed search."""
+        self.corrections, self.numbers = FoundCorrections(), self.calibrated[1]
+        Correcting(self, self._source).keep(self.corrections)
+
     def judge_corrections_at(self, first: Placement | None, excluded: frozenset[str] = frozenset()) -> None:
         """Judge corrections also at a placement that meets the limits without them; those already found stay.
 

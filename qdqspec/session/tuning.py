@@ -587,11 +587,17 @@ def _find_corrections(
 ) -> tuple[list[Trial], list[Placement]]:
     """Find the corrections of the case, judged also at a placement that meets the limits without them.
 
+    None are sought if no limit is near: everything quantized is expected to meet it by a margin, and corrections save
+    no time.
+
     Returns the trials that were made for that, and the placements among them which the search begins with.
     """
-    first, excluded = _first_trials(problem, journal, random, starts, trials, steps)
+    first, excluded, is_limited = _first_trials(problem, journal, random, starts, trials, steps)
     prepared, near = problem.prepared, promising(first, problem.constraint)
     minutes = prepared.case.tune.minutes
+    if not is_limited and prepared.case.quantize.corrections == "auto":
+        prepared.seek_no_corrections()
+        return first, [trial.placement for trial in first if trial.incumbent]
     prepared.judge_corrections_at(near, excluded)
     share = "" if minutes is None else f", up to {SHARE:.0%} of the search's time"
     steps.report(f"looking for corrections{share}")
@@ -634,17 +640,17 @@ def _first_trials(
     starts: Sequence[Placement],
     trials: int,
     steps: TimedSteps,
-) -> tuple[list[Trial], frozenset[str]]:
+) -> tuple[list[Trial], frozenset[str], bool]:
     """Trials of the first placements that are expected to meet the limits, before corrections take their time.
 
     They have no corrections, which are judged on the last of them. The search begins with the one that won, and builds
     it again only if corrections change its model. A resumed search has those of its journal. The units are those that
-    the limits exclude.
+    the limits exclude. The last value is false if everything quantized is expected to meet the limits by a margin.
     """
     prepared, resources, known = problem.prepared, problem.resources, journal.trials()
     rules = prepared.case.tune
     if _has_begun(known) or rules.objective == "pareto" or not prepared.may_correct:
-        return [trial for trial in known if trial.phase == FIRST], frozenset()
+        return [trial for trial in known if trial.phase == FIRST], frozenset(), True
     plain = problem.uncorrected()
     with ExitStack() as opened:
         folder = opened.enter_context(TemporaryFolder())
@@ -658,7 +664,7 @@ def _first_trials(
         )
         oracle = plain.oracle(opened, lambda: budget.left)
         if oracle is None:
-            return [], frozenset()
+            return [], frozenset(), True
         strategy = FirstPlacement(plain.setup(bench.clock, trials, oracle, starts))
         search = Search(
             strategy,
@@ -671,7 +677,9 @@ def _first_trials(
                 steps.report(f"{progress.doing} for a first placement") if progress.doing else None
             ),
         )
-        return [trial for trial in search.run() if trial.phase == FIRST], strategy.excluded
+        first = [trial for trial in search.run() if trial.phase == FIRST]
+        is_limited = strategy.is_limited or not strategy.everything_keeps_metric
+        return first, strategy.excluded, is_limited
 
 
 def _replayed(known: Sequence[Trial]) -> list[Trial]:

@@ -24,6 +24,7 @@ from qdqspec.quantize.ranges import TensorRange
 from qdqspec.session import Session
 from qdqspec.session.tuning import FIRST_SHARE, OVERTIME_SHARE, _replayed, promising
 from qdqspec.types import (
+    CORRECTIONS,
     FIRST,
     AccuracyRules,
     Case,
@@ -31,6 +32,8 @@ from qdqspec.types import (
     CorrectionGain,
     Inputs,
     Placement,
+    Progress,
+    QuantizeRules,
     Samples,
     SearchLimits,
     Site,
@@ -54,6 +57,7 @@ def case(models: Path, tmp_path: Path) -> Case:
         id="default",
         model=models / "digits_resnet.onnx",
         inputs=Inputs(calibration=tmp_path / "calibration.npz"),
+        quantize=QuantizeRules(corrections=CORRECTIONS),  # sought whatever the limit
         tune=TuneRules(trials=3),
     )
 
@@ -61,6 +65,33 @@ def case(models: Path, tmp_path: Path) -> Case:
 def lines(session: Session, case: Case) -> list[dict[str, Any]]:
     text = (session.output(case) / "trials.jsonl").read_text(encoding="utf-8")
     return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.mark.parametrize(("least_db", "is_sought"), [(10.0, False), (44.0, True)], ids=["far", "near"])
+def test_corrections_are_sought_only_if_the_limit_is_near_everything_quantized(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least_db: float, is_sought: bool
+) -> None:
+    """A search that is resumed seeks them no more than the one that was interrupted."""
+    sought = list[Correcting]()
+
+    def noted(self: Correcting) -> FoundCorrections:
+        sought.append(self)
+        return FoundCorrections()
+
+    monkeypatch.setattr(Correcting, "find", noted)
+    case = replace(case, quantize=QuantizeRules(), tune=TuneRules(trials=3, min_sqnr_db=least_db))
+
+    def stop(progress: Progress) -> None:
+        if progress.done == 1:
+            raise KeyboardInterrupt
+
+    with Session(root=tmp_path) as session:
+        session.watch = stop
+        with pytest.raises(KeyboardInterrupt):
+            session.search(case)
+    with Session(root=tmp_path) as session:
+        session.search(case)
+    assert bool(sought) is is_sought
 
 
 @pytest.mark.parametrize("integer", [0.5, 8.0], ids=["faster", "slower"])
