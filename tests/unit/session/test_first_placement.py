@@ -57,7 +57,7 @@ def case(models: Path, tmp_path: Path) -> Case:
         id="default",
         model=models / "digits_resnet.onnx",
         inputs=Inputs(calibration=tmp_path / "calibration.npz"),
-        quantize=QuantizeRules(corrections=CORRECTIONS),  # sought whatever the limit
+        quantize=QuantizeRules(corrections=CORRECTIONS),  # sought at each limit
         tune=TuneRules(trials=3),
     )
 
