@@ -75,7 +75,7 @@ def _leave_out(step: str) -> None:
     elif step == "first placement":
         from qdqspec.session import tuning
 
-        tuning._first_trials = lambda *_: ([], frozenset())  # noqa: SLF001 - the purpose of this program
+        tuning._first_trials = lambda *_: tuning._First([])  # noqa: SLF001 - the purpose of this program
     elif step:
         from qdqspec.search.attribution import Attribution
 

@@ -577,6 +577,24 @@ class _Problem:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _First:
+    """The trials before corrections, with what they show of the limits.
+
+    No placement within the limits quantizes the units in ``excluded``. ``is_limited`` is false if everything quantized
+    is expected to meet the limits by a margin.
+    """
+
+    trials: list[Trial]
+    excluded: frozenset[str] = frozenset()
+    is_limited: bool = True
+
+    @property
+    def won(self) -> list[Placement]:
+        """The placements that won their races."""
+        return [trial.placement for trial in self.trials if trial.incumbent]
+
+
 def _find_corrections(
     problem: _Problem,
     journal: BuildLogs,
@@ -592,17 +610,17 @@ def _find_corrections(
 
     Returns the trials that were made for that, and the placements among them which the search begins with.
     """
-    first, excluded, is_limited = _first_trials(problem, journal, random, starts, trials, steps)
-    prepared, near = problem.prepared, promising(first, problem.constraint)
+    first = _first_trials(problem, journal, random, starts, trials, steps)
+    prepared, near = problem.prepared, promising(first.trials, problem.constraint)
     minutes = prepared.case.tune.minutes
-    if not is_limited and prepared.case.quantize.corrections == "auto":
+    if not first.is_limited and prepared.case.quantize.corrections == "auto":
         prepared.seek_no_corrections()
-        return first, [trial.placement for trial in first if trial.incumbent]
-    prepared.judge_corrections_at(near, excluded)
+        return first.trials, first.won
+    prepared.judge_corrections_at(near, first.excluded)
     share = "" if minutes is None else f", up to {SHARE:.0%} of the search's time"
     steps.report(f"looking for corrections{share}")
     are_taken = any(gain.taken for gain in prepared.corrections.gains)
-    won = [trial.placement for trial in first if trial.incumbent]
+    won = first.won
     has_begun = _has_begun(journal.trials())
     if are_taken and won and not has_begun and not _keeps_metric(problem, won[-1], random):
         prepared.drop_corrections()
@@ -610,7 +628,7 @@ def _find_corrections(
             "no corrections are applied: with them, the first placement that met the limit on the metric misses it"
         )
         are_taken = False
-    return first, list(dict.fromkeys([*won, near] if near is not None and are_taken else won))
+    return first.trials, list(dict.fromkeys([*won, near] if near is not None and are_taken else won))
 
 
 def _keeps_metric(problem: _Problem, placement: Placement, random: np.random.Generator) -> bool:
@@ -640,17 +658,16 @@ def _first_trials(
     starts: Sequence[Placement],
     trials: int,
     steps: TimedSteps,
-) -> tuple[list[Trial], frozenset[str], bool]:
+) -> _First:
     """Trials of the first placements that are expected to meet the limits, before corrections take their time.
 
     They have no corrections, which are judged on the last of them. The search begins with the one that won, and builds
-    it again only if corrections change its model. A resumed search has those of its journal. The units are those that
-    the limits exclude. The last value is false if everything quantized is expected to meet the limits by a margin.
+    it again only if corrections change its model. A resumed search has those of its journal.
     """
     prepared, resources, known = problem.prepared, problem.resources, journal.trials()
     rules = prepared.case.tune
     if _has_begun(known) or rules.objective == "pareto" or not prepared.may_correct:
-        return [trial for trial in known if trial.phase == FIRST], frozenset(), True
+        return _First([trial for trial in known if trial.phase == FIRST])
     plain = problem.uncorrected()
     with ExitStack() as opened:
         folder = opened.enter_context(TemporaryFolder())
@@ -664,7 +681,7 @@ def _first_trials(
         )
         oracle = plain.oracle(opened, lambda: budget.left)
         if oracle is None:
-            return [], frozenset(), True
+            return _First([])
         strategy = FirstPlacement(plain.setup(bench.clock, trials, oracle, starts))
         search = Search(
             strategy,
@@ -677,9 +694,9 @@ def _first_trials(
                 steps.report(f"{progress.doing} for a first placement") if progress.doing else None
             ),
         )
-        first = [trial for trial in search.run() if trial.phase == FIRST]
+        found = [trial for trial in search.run() if trial.phase == FIRST]
         is_limited = strategy.is_limited or not strategy.everything_keeps_metric
-        return first, strategy.excluded, is_limited
+        return _First(found, strategy.excluded, is_limited)
 
 
 def _replayed(known: Sequence[Trial]) -> list[Trial]:
