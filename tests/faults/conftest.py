@@ -34,7 +34,7 @@ def case(project: Path) -> Case:
         id="default",
         model=project / "chain.onnx",
         inputs=Inputs(calibration=project / "data.npz"),
-        tune=TuneRules(trials=4),
+        tune=TuneRules(trials=4, preset="extensive"),
     )
 
 
