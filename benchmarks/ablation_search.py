@@ -29,7 +29,7 @@ PHASES = {
     "repair": "",
     "first placement": "",
 }
-CORRECTIONS = ("bias", "bits", "equalization", "margins", "ranges", "rounding")
+CORRECTIONS = ("corrections", "bias", "bits", "equalization", "margins", "ranges", "rounding")
 
 
 def main() -> int:
@@ -39,7 +39,9 @@ def main() -> int:
 
     without, output = asked.pop("without"), Path(asked.pop("output"))
     _leave_out(without)
-    if without in CORRECTIONS:
+    if without == "corrections":
+        asked["corrections"] = "none"
+    elif without in CORRECTIONS:
         from qdqspec.types import CORRECTIONS as KNOWN
 
         asked["corrections"] = [name for name in KNOWN if name != without]
