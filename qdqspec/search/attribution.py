@@ -123,7 +123,8 @@ class Attribution(FirstPlacements):
             # eps is two standard deviations of a build; a ratio has the variance of two builds
             surrogate = Surrogate(costs, noise=self.eps / 2**0.5)
             for trial in self._measured:
-                surrogate.observe(costs.codes_of(trial.placement), trial.ratio or 1.0)
+                if trial.ratio is not None:  # else it missed a limit, and was not timed
+                    surrogate.observe(costs.codes_of(trial.placement), trial.ratio)
             self._believed = len(self._measured), surrogate
         return self._believed[1]
 
