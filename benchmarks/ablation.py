@@ -70,7 +70,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--limits", nargs="+", type=float, default=[15.0, 20.0, 30.0], metavar="DB")
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--without", nargs="*", default=[*PHASES, *CORRECTIONS], metavar="STEP")
+    parser.add_argument("--without", nargs="*", default=[*PHASES, *CORRECTIONS], metavar="STEP[+STEP...]")
     parser.add_argument("--other", nargs="*", default=[], metavar="NAME=PYTHON")
     parser.add_argument("--minutes", type=float, help="time limit of each search")
     parser.add_argument("--trials", type=int, help="builds of each search")

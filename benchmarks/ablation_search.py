@@ -12,24 +12,11 @@ import os
 import resource
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-# Methods of the default strategy that yield proposals, by the name of the phase in the table.
-PHASES = {
-    "simple placements": "simple",
-    "rough noise": "roughly_thinned",
-    "recomposed": "recomposed",
-    "compose": "_compose",
-    "trade": "_apply_accuracy",
-    "approach": "_approach_limit",
-    "sample": "_sample",
-    "flips": "_flip",
-    "repair": "",
-    "first placement": "",
-}
-CORRECTIONS = ("corrections", "bias", "bits", "equalization", "margins", "ranges", "rounding")
+PHASES = ("uniform", "measure_noise", "compose", "flip", "repair")  # `Attribution.phases`, and the last step
+CORRECTIONS = ("corrections", "bias", "bits", "equalization", "ranges")
 
 
 def main() -> int:
@@ -37,14 +24,15 @@ def main() -> int:
     asked: dict[str, Any] = json.loads(sys.argv[1])
     import qdqspec
 
-    without, output = asked.pop("without"), Path(asked.pop("output"))
-    _leave_out(without)
-    if without == "corrections":
+    without, output = asked.pop("without").split("+"), Path(asked.pop("output"))
+    for step in without:
+        _leave_out(step)
+    if "corrections" in without:
         asked["corrections"] = "none"
-    elif without in CORRECTIONS:
+    elif set(without) & set(CORRECTIONS):
         from qdqspec.types import CORRECTIONS as KNOWN
 
-        asked["corrections"] = [name for name in KNOWN if name != without]
+        asked["corrections"] = [name for name in KNOWN if name not in without]
     given = {word: value for word, value in asked.items() if value not in (None, {}, "None")}
     path = given.pop("model")
     with (
@@ -67,25 +55,15 @@ def main() -> int:
 
 
 def _leave_out(step: str) -> None:
-    """Replace a phase by one that proposes nothing."""
-    if step not in PHASES:
-        return
+    """Take a phase out of the default strategy, or the repair out of the search."""
     if step == "repair":
         from qdqspec.session.tuning import Tuning
 
         Tuning.repair = lambda _: None  # type: ignore[method-assign] # the purpose of this program
-    elif step == "first placement":
-        from qdqspec.session import tuning
+    elif step in PHASES:
+        from qdqspec.search.strategies.attribution import Attribution
 
-        tuning._first_trials = lambda *_: tuning._First([])  # noqa: SLF001 - the purpose of this program
-    elif step:
-        from qdqspec.search.attribution import Attribution
-
-        def nothing(*_: object, **__: object) -> Iterator[Any]:
-            return []  # type: ignore[return-value] # the value of a generator
-            yield
-
-        setattr(Attribution, PHASES[step], nothing)
+        Attribution.phases = [phase for phase in Attribution.phases if phase.__name__ != step]
 
 
 if __name__ == "__main__":

@@ -210,7 +210,7 @@ def _tuned(model: RealModel, limit: str, folder: Path, minutes: float, tuned: Pa
 
 
 def _first_build(folder: Path) -> int | None:
-    """The number of builds until the first placement that won, those before corrections included."""
+    """The number of builds until the first placement that won, failed ones included."""
     number = 0
     for path in folder.glob("*/*/trials.jsonl"):
         for trial in map(json.loads, path.read_text().splitlines()):

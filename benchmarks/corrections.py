@@ -50,7 +50,7 @@ def main() -> int:
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--names", nargs="*", default=[])
     parser.add_argument(
-        "--corrections", nargs="*", default=["auto", "equalization", "bits", "bias", "rounding", "ranges"]
+        "--corrections", nargs="*", default=["auto", "equalization", "bits", "bias", "ranges"]
     )
     parser.add_argument("--weights", choices=["per-channel", "per-tensor"], default="per-channel")
     arguments = parser.parse_args()
@@ -89,8 +89,8 @@ def _measured(model: RealModel, corrections: list[str], weights: str) -> Iterato
             )
             inputs = Inputs(calibration=model.calibration, evaluation=model.evaluation, values=model.values)
             case = Case(id="default", model=model.path, inputs=inputs, quantize=rules)
-            bench = session.work(case).setup
-            prepared = bench.prepared
+            bench = session.work(case).prepared
+            prepared = bench
             placements = judged_placements(prepared.space)
             started = time.monotonic()
             gains = prepared.corrections.gains

@@ -30,7 +30,7 @@ from qdqspec.accuracy.oracle import RehearsalOracle
 from qdqspec.accuracy.parity import SideBySide
 from qdqspec.measurement.bench import Bench
 from qdqspec.measurement.engines import Engines
-from qdqspec.parity.gate import AllData
+from qdqspec.parity.gate import Evaluator
 from qdqspec.preparation import auxiliary_runs
 from qdqspec.preparation.correcting import Correcting
 from qdqspec.preparation.prepare import Prepared
@@ -43,10 +43,10 @@ KINDS = (
 METHODS = {
     (Bench, "measure_noise"): "noise",
     (Bench, "compare"): "confirmation",
-    (Bench, "_race"): "races",
+    (Bench, "race"): "races",
     (Prepared, "tensor_ranges"): "calibration",
     (Correcting, "find"): "corrections",
-    (AllData, "__call__"): "all data",
+    (Evaluator, "__call__"): "all data",
     (SideBySide, "reference"): "parity",
     (SideBySide, "tuned"): "parity",
     (SideBySide, "_computed"): "parity",
@@ -152,7 +152,7 @@ def cost_of(model: Path, **asked: Any) -> tuple[Any, ...]:
         home = Path(scratch)
         with Session(output=home / "reports", cache_dir=home / "cache") as session:
             meter.total = session.backend.cpu_seconds.total
-            session.backends.default.backend = MeteredBackend(session.backend, meter)
+            session.runtime().backend = MeteredBackend(session.backend, meter)
             started = time.process_time()
             result = session.tune(model, **asked)
             search = result.search

@@ -18,9 +18,9 @@ from gate import ROLES, baseline_of, gate_once, outcome_of
 from onnx import TensorProto, helper
 
 from qdqspec.backends.base import BuildOptions
+from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.baseline.store import Entry
 from qdqspec.measurement.bench import Bench
-from qdqspec.measurement.isolate import Isolated
 from qdqspec.session import Session
 from qdqspec.session.gate import CLOSE_BUILDS
 from qdqspec.types import Case, TuneRules

@@ -42,8 +42,8 @@ from qdqspec.graph.model import Model
 from qdqspec.graph.save import save_model
 from qdqspec.placement.edit.insert import Inserter
 from qdqspec.placement.read.import_qdq import placement_for
-from qdqspec.preparation.case import CaseSetup
 from qdqspec.preparation.files import write_placement
+from qdqspec.preparation.prepare import Prepared
 from qdqspec.preparation.timing import time_files
 from qdqspec.session import Session
 from qdqspec.types import NOT_CANDIDATES, Case, Interval, LatencyEvidence, Placement, SearchResult, Site
@@ -78,13 +78,13 @@ def _row(path: Path, folder: Path, arguments: argparse.Namespace) -> tuple[objec
     settings = Settings(output=folder, cache_dir=folder / "cache", seed=arguments.seed)
     ours, result = _counted(lambda: _our_search(case, settings))
     with closing(Session(settings)) as session:
-        bench = session.work(case).setup
+        bench = session.work(case).prepared
         preset = MODE_PRESETS[arguments.mode]
         peer = Peer(bench, folder / "peer", warmup=preset["warmup_runs"], runs=preset["timing_runs"])
         theirs, final = _counted(lambda: peer.search(preset["schemes_per_region"], arguments.seed))
-        files = {"reference": path, "tuned": session.work(case).finder.tuned_path, "peer": final}
+        files = {"reference": path, "tuned": session.work(case).tuned_path, "peer": final}
         files |= _incumbents(bench, result, folder)
-        timed = time_files(bench.resources, files, bench.prepared.sample, case.tune)
+        timed = time_files(bench.resources, files, bench.sample, case.tune)
     return (
         path.stem,
         _text(timed.ratios["tuned"]),
@@ -116,14 +116,14 @@ def _cpu_seconds() -> float:
     return sum(one.ru_utime + one.ru_stime for one in used)
 
 
-def _incumbents(bench: CaseSetup, result: SearchResult, folder: Path) -> dict[str, Path]:
+def _incumbents(bench: Prepared, result: SearchResult, folder: Path) -> dict[str, Path]:
     """The incumbents of the search of qdqspec by number of build, written again to be timed with the final models."""
     candidates = [trial for trial in result.trials if trial.phase not in NOT_CANDIDATES]
     files = {}
     for number, trial in enumerate(candidates, start=1):
         if trial.incumbent and trial.placement.sites:
             files[str(number)] = folder / f"best{number}.onnx"
-            write_placement(bench.prepared, trial.placement, files[str(number)])
+            write_placement(bench, trial.placement, files[str(number)])
     return files
 
 
@@ -141,7 +141,7 @@ def _reached(timed: LatencyEvidence) -> str:
 class Peer:
     """The workflow of ModelOpt on a case, with a count of its builds."""
 
-    bench: CaseSetup
+    bench: Prepared
     folder: Path
     warmup: int
     runs: int
@@ -167,20 +167,20 @@ class Peer:
     @cached_property
     def folded(self) -> Model:
         """The model without constant nodes and batch normalizations, so that both searches have the same nodes."""
-        return Model(fold_constants(self.bench.prepared.model).model.proto)
+        return Model(fold_constants(self.bench.model).model.proto)
 
     @cached_property
     def _inserter(self) -> Inserter:
-        return Inserter(self.bench.prepared.model, self.bench.prepared.numbers)
+        return Inserter(self.bench.model, self.bench.numbers)
 
     @cached_property
     def _weights(self) -> dict[str, Site]:
-        space = self.bench.prepared.space
+        space = self.bench.space
         return {site.tensor: site for site in space.resolve(space.everything()).sites if site.weight}
 
     def written(self, candidate: onnx.ModelProto) -> onnx.ModelProto:
         """The candidate with its points in the form of ONNX Runtime."""
-        fitted = placement_for(self.bench.prepared.model, Model(candidate))
+        fitted = placement_for(self.bench.model, Model(candidate))
         sites = (self._shown(site) for site in fitted.placement.sites)
         placement = Placement(sites=frozenset(site for site in sites if site is not None))
         return self._inserter.insert(placement).proto if placement.sites else self.bench.given.proto
@@ -189,11 +189,7 @@ class Peer:
         if site.weight:
             known = self._weights.get(site.tensor)
             return known and replace(known, consumers=site.consumers)
-        return (
-            replace(site, format="uint8", axis=None)
-            if site.tensor in self.bench.prepared.space.tensors
-            else None
-        )
+        return replace(site, format="uint8", axis=None) if site.tensor in self.bench.space.tensors else None
 
     def run(
         self,
@@ -206,7 +202,7 @@ class Peer:
         options = ort.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.log_severity_level = 4
-        sample = self.bench.prepared.sample
+        sample = self.bench.sample
         try:
             session = ort.InferenceSession(path_or_bytes, options, providers=["CPUExecutionProvider"])
             for _ in range(self.warmup):

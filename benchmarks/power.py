@@ -23,9 +23,11 @@ from tabulate import tabulate
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.fake.engine import FakeEngine
 from qdqspec.measurement.bench import Bench
-from qdqspec.measurement.stats import ratio_intervals
+from qdqspec.measurement.stats import estimate_ratios
+from qdqspec.search.base import Proposal
+from qdqspec.search.loop import Contest
 from qdqspec.session.confirm import is_settled
-from qdqspec.types import LatencyEvidence, Samples
+from qdqspec.types import LatencyEvidence, Samples, Trial
 
 SHARES = (1.02, 1.0, 0.99, 0.98, 0.97, 0.95, 0.9, 0.6)
 MIN_GAIN = 0.02
@@ -79,14 +81,19 @@ def bench_of(folder: Path, seed: int, words: dict[str, str], share: float, first
     )
 
 
+def contested(contest: Contest, role: str) -> Trial:
+    """The trial of a model."""
+    return contest.measure(contest.build(0, Proposal(placement=ROLES[role], phase="pure"), "pure"))
+
+
 def raced(folder: Path, seed: int, words: dict[str, str], share: float) -> tuple[bool, int, int]:
     """Whether the challenger becomes the incumbent; the runs of its trial, and those for the noise."""
     bench = bench_of(folder, seed, words, share)
     device = bench._backend  # noqa: SLF001
-    bench.trial(0, ROLES["reference"], "pure")
-    bench.measure_noise(ROLES["reference"])
+    contest = Contest(bench)
+    contest.measure_noise(contested(contest, "reference"))
     before = device.runs
-    return bench.trial(1, ROLES["tuned"], "pure").incumbent, device.runs - before, before
+    return contested(contest, "tuned").incumbent, device.runs - before, before
 
 
 def confirmed(
@@ -107,7 +114,7 @@ def in_a_row(found: LatencyEvidence):
         role: np.asarray(samples.on(found.clock)).reshape(found.builds, -1)
         for role, samples in found.samples.items()
     }
-    return ratio_intervals(split, "reference")["tuned"]
+    return estimate_ratios([split], "reference")["tuned"].test.mean
 
 
 def main() -> int:

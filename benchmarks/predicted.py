@@ -50,7 +50,7 @@ def main() -> int:
                     output=Path(scratch) / model.name,
                     no_cache=True,
                 )
-            found = [pair for oracle in oracles for pair in oracle.measured.values()]
+            found = [pair for oracle in oracles for pair in oracle.built.known.values()]
             pairs += found
             rows.append(_row(model.name, found))
             print(tabulate(rows[-1:], floatfmt=".2f"), flush=True)

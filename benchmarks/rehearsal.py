@@ -25,7 +25,7 @@ from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.graph.save import save_model
 from qdqspec.graph.weights import WeightStore
-from qdqspec.parity.gate import SAMPLES, OutputGate
+from qdqspec.parity.gate import SAMPLES, Evaluator
 from qdqspec.placement.edit.insert import Inserter
 from qdqspec.preparation.auxiliary_runs import unfused
 from qdqspec.preparation.prepare import Prepared
@@ -52,7 +52,7 @@ def main() -> int:
     for model, data in zip(arguments.what[::2], arguments.what[1::2], strict=True):
         with tempfile.TemporaryDirectory() as folder, Session(root=Path(folder)) as session:
             case = Case(id="default", model=model.absolute(), inputs=Inputs(calibration=data.absolute()))
-            prepared = session.work(case).setup.prepared
+            prepared = session.work(case).prepared
             with _opened(prepared, arguments.samples) as (rehearsal, seconds):
                 found, sensing = _timed(lambda: find_sensitivities(rehearsal))
                 costs.append(_costs(model, rehearsal, seconds, sensing))
@@ -132,14 +132,16 @@ def _compared(
     """SQNR at the worst output, rehearsed and built; candidates that cannot be built are omitted."""
     base = prepared.given.path.parent
     inserter = Inserter(prepared.model, prepared.numbers, store=WeightStore(folder, base=base))
-    with closing(OnnxRuntime().build(prepared.given.path, PLAIN)) as reference:
-        gate = OutputGate(reference, prepared.feeds(), rehearsal.subject.samples)
+    samples = rehearsal.subject.samples
+    evaluator = Evaluator(
+        list(prepared.feeds()), lambda: OnnxRuntime().build(prepared.given.path, PLAIN), samples, few=samples
+    )
     rehearsed, built = [], []
     for placement in placements:
         path = folder / f"{placement.digest}.onnx"
         save_model(inserter.insert(placement).parts, path)
         with closing(OnnxRuntime().build(path, PLAIN)) as engine:
-            built.append(gate(engine))
+            built.append(evaluator(engine))
         rehearsed.append(rehearsal.error(placement).sqnr_db)
         print(f"{name}: rehearsed {rehearsed[-1]:.2f} dB, built {built[-1]:.2f} dB", flush=True)
     apart = np.abs(np.array(rehearsed) - np.array(built))

@@ -8,9 +8,8 @@ The finalists of every model are built three times and timed interleaved in one 
 model, with 95 % intervals. `quantize_static` runs with usual settings (pre-processing, uint8 activations, int8 weights
 per channel, the same calibration data); its failures are reported.
 
-Processor seconds: engines are separate processes that report the time of builds and runs; all other time is that of
-qdqspec, from loading the model to writing the results. The time to start the runtime, once per session, is printed
-below.
+Processor seconds: engines are separate processes of one thread, whose time is that of their requests; all other time
+is that of qdqspec, from loading the model to writing the results.
 
 The true cost of a placement on the simulated device is known, so that claims about winners are compared with it.
 """
@@ -20,10 +19,10 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import resource
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import closing, redirect_stdout
 from dataclasses import dataclass, replace
@@ -35,6 +34,7 @@ import onnx
 import simulation
 from tabulate import tabulate
 
+from qdqspec.backends.isolation.isolated import IsolatedEngine
 from qdqspec.cases import is_spec, load_cases
 from qdqspec.config import Settings
 from qdqspec.measurement.bench import Bench
@@ -78,14 +78,9 @@ def main() -> int:
 
 def _measure(paths: list[Path], trials: int | None, seed: int, folder: Path) -> None:
     settings = Settings(output=folder, cache_dir=folder / "cache", seed=seed)
-    engines = 0.0
     with closing(Session(settings)) as session:
         for case in _cases(paths, trials, settings):
             print(tabulate([_row(case, session, folder)], HEADERS, floatfmt=".3f"), flush=True)
-        engines = session.backend.cpu_seconds.total()
-    children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    starting = children.ru_utime + children.ru_stime - engines
-    print(f"starting the runtime and its processes, once a session: {starting:.1f} s of CPU")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,10 +96,21 @@ class _Spent:
         return self.own + self.build + self.timing
 
 
-def _searched(work: CaseWork, session: Session) -> tuple[SearchResult, _Spent]:
-    own, engines = time.process_time(), session.backend.cpu_seconds.copy()
-    result = work.search
-    engines = session.backend.cpu_seconds - engines
+def _searched(work: CaseWork) -> tuple[SearchResult, _Spent]:
+    own, engines, ask = time.process_time(), Counter[str](), IsolatedEngine.ask
+
+    def timed(engine, request, *more, **options):
+        started = time.monotonic()
+        try:
+            return ask(engine, request, *more, **options)
+        finally:
+            engines[request["do"]] += time.monotonic() - started
+
+    IsolatedEngine.ask = timed
+    try:
+        result = work.search
+    finally:
+        IsolatedEngine.ask = ask
     build = engines["build"] + engines["bind"]
     return result, _Spent(own=time.process_time() - own, build=build, timing=engines.total() - build)
 
@@ -120,7 +126,7 @@ def _cases(paths: list[Path], trials: int | None, settings: Settings) -> Iterato
 
 def _row(case: Case, session: Session, folder: Path) -> tuple[object, ...]:
     work = session.work(case)
-    result, spent = _searched(work, session)
+    result, spent = _searched(work)
     static = folder / "static.onnx"
     why_not = _quantize_static(work, static)
     ratios, reference_ms = _ratios(work, session, static if why_not is None else None)
@@ -145,22 +151,22 @@ def _row(case: Case, session: Session, folder: Path) -> tuple[object, ...]:
 
 def _ratios(work: CaseWork, session: Session, static: Path | None) -> tuple[dict[str, Interval], float]:
     """The ratios of reference, tuned, everything and static by new builds, timed interleaved."""
-    everything = work.setup.prepared.space.resolve(work.setup.prepared.space.everything())
-    files = {"reference": work.setup.case.model, "tuned": work.finder.tuned_path}
+    everything = work.prepared.space.resolve(work.prepared.space.everything())
+    files = {"reference": work.prepared.case.model, "tuned": work.tuned_path}
     if static is not None:
         files["static"] = static
     if everything.digest != work.search.winner.digest:
-        files["everything"] = work.setup.output / "everything.onnx"
+        files["everything"] = work.prepared.output / "everything.onnx"
         from qdqspec.graph.save import save_model
         from qdqspec.placement.edit.insert import insert_qdq
 
-        inserted = insert_qdq(work.setup.prepared.model, everything, work.setup.prepared.numbers)
-        save_model(inserted.proto, files["everything"], base=work.setup.case.model.parent)
+        inserted = insert_qdq(work.prepared.model, everything, work.prepared.numbers)
+        save_model(inserted.proto, files["everything"], base=work.prepared.case.model.parent)
     bench = Bench(
         session.backend,
         None,
-        work.setup.prepared.sample,
-        clock=clock_for(work.setup.case.tune, 1),
+        work.prepared.sample,
+        clock=clock_for(work.prepared.case.tune, 1),
         random=np.random.default_rng(0),
     )
     measured = bench.compare(files)
@@ -176,7 +182,7 @@ def _quantize_static(work: CaseWork, output: Path) -> str | None:
 
     class Reader(CalibrationDataReader):
         def __init__(self) -> None:
-            self.feeds = iter(work.setup.prepared.feeds())
+            self.feeds = iter(work.prepared.feeds())
 
         def get_next(self) -> dict[str, np.ndarray] | None:
             return next(self.feeds, None)
@@ -187,7 +193,7 @@ def _quantize_static(work: CaseWork, output: Path) -> str | None:
     prepared = output.with_name("preprocessed.onnx")
     try:
         with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
-            quant_pre_process(str(work.setup.case.model), str(prepared), skip_symbolic_shape=True)
+            quant_pre_process(str(work.prepared.case.model), str(prepared), skip_symbolic_shape=True)
             quantize_static(
                 str(prepared),
                 str(output),

@@ -25,7 +25,8 @@ from qdqspec.placement.edit.insert import Inserter
 from qdqspec.preparation.files import open_journal
 from qdqspec.preparation.prepare import Prepared
 from qdqspec.preparation.resources import Resources
-from qdqspec.session.tuning import Tuned, open_tuning
+from qdqspec.session.outcome import Tuned
+from qdqspec.session.tuning import open_tuning
 from qdqspec.types import Case, Interval, Label, LayerTime, Placement, Samples, Trial
 
 # The noise of real machines: 3 % between runs, 1.2 % between builds; twice that; and a device on which half of all
@@ -165,7 +166,8 @@ class Truth:
 
 def prepared(case: Case) -> Prepared:
     """A prepared case for searches on simulated devices, calibrated once."""
-    ready = Prepared(case, load_model(case.model), MeteredDevice(), BuildOptions(), seed=0)
+    resources = Resources(backend=MeteredDevice(), options=BuildOptions(), settings=Settings(seed=0))
+    ready = Prepared(case, load_model(case.model), resources)
     assert ready.space.units, "nothing can be quantized"
     return ready
 
@@ -187,11 +189,13 @@ def search(ready: Prepared, words: Mapping[str, str], seed: int) -> Outcome:
         options=BuildOptions(extra=words),
         settings=Settings(backend="fake", seed=seed),
     )
+    own_device = copy.copy(ready)
+    own_device.resources = work
     started = time.process_time()
     with (
         TemporaryDirectory() as folder,
         open_journal(Path(folder), {}, []) as journal,
-        open_tuning(ready, work, journal) as tuning,
+        open_tuning(own_device, journal) as tuning,
     ):
         tuning.search.run()
         tuned = tuning.confirm()

@@ -14,11 +14,13 @@ from pathlib import Path
 
 import numpy as np
 from gate import FEEDS, ROLES, ScaledDevice, no_memory, write_models
+from power import contested
 from tabulate import tabulate
 
 from qdqspec.backends.base import BuildOptions
 from qdqspec.measurement.bench import Bench
 from qdqspec.measurement.memory import HasMemory, has_memory
+from qdqspec.search.loop import Contest
 
 RATIO = 0.6
 SETTINGS = {
@@ -48,10 +50,9 @@ def wins(
     folder: Path, seed: int, words: dict[str, str], memory: HasMemory, ratio: float
 ) -> tuple[bool, float]:
     """Whether a challenger becomes the incumbent, and the ``eps`` that was measured before."""
-    bench = bench_of(folder, seed, words, memory, ratio)
-    bench.trial(0, ROLES["reference"], "pure")
-    bench.measure_noise(ROLES["reference"])
-    return bench.trial(1, ROLES["tuned"], "pure").incumbent, bench.eps
+    contest = Contest(bench_of(folder, seed, words, memory, ratio))
+    contest.measure_noise(contested(contest, "reference"))
+    return contested(contest, "tuned").incumbent, contest.eps
 
 
 def row(folder: Path, seeds: int, words: dict[str, str], memory: HasMemory) -> tuple[float, ...]:

@@ -159,7 +159,7 @@ def _measured(pair: Pair, seed: int, folder: Path) -> tuple[object, ...]:
 
 def _ratios_together(work: CaseWork, results: Sequence[SearchResult], folder: Path) -> dict[str, float]:
     """Ratios to float, by digest, of the winners and incumbents of both searches, built again and timed together."""
-    prepared = work.setup.prepared
+    prepared = work.prepared
     placements = {
         placement.digest: placement
         for result in results
@@ -171,7 +171,7 @@ def _ratios_together(work: CaseWork, results: Sequence[SearchResult], folder: Pa
         inserted = insert_qdq(prepared.model, placement, prepared.numbers)
         save_model(inserted.proto, files[digest], base=prepared.case.model.parent)
     roles = {**files, "reference": prepared.case.model, "tuned": files[results[0].winner.digest]}
-    measured = time_files(work.setup.resources, roles, prepared.loads, prepared.case.tune)
+    measured = time_files(work.prepared.resources, roles, prepared.loads, prepared.case.tune)
     return {digest: measured.ratios[digest].median for digest in files}
 
 
@@ -189,7 +189,7 @@ def _simulated(pair: Pair, seeds: range, folder: Path) -> Iterator[tuple[object,
         rows = []
         for seed in seeds:
             taught = simulation.search(teacher, words, seed)
-            write_patterns(teacher, taught.tuned.result, taught.tuned.intervals, cache, "fake", "fake")
+            write_patterns(teacher, taught.tuned.result, taught.tuned.intervals, cache)
             cold = simulation.search(pupil, words, seed)
             warm = simulation.search(simulation.with_rules(pupil, start_from=(cache,)), words, seed)
             truth = simulation.Truth(pupil, {**words, "fake.seed": str(seed)})

@@ -13,6 +13,7 @@ from qdqspec.accuracy.culprits import MOST
 from qdqspec.checks.base import needs_of
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model, load_model
+from qdqspec.preparation.timing import time_tuned
 from qdqspec.regions import search as regions_search
 from qdqspec.report.compare import Comparison, compare_runs
 from qdqspec.report.record import read_record
@@ -80,9 +81,9 @@ def measure(
     with Session(mode="measure", **here) as session:
         if tuned is None:
             return session.tune(model, **rest).latency
-        setup = session.work(session.case(model, rest)).setup
+        prepared = session.work(session.case(model, rest)).prepared
         path = _path(cast("PathLike", session.file(tuned)))
-        measured = setup.timed(path)
+        measured = time_tuned(prepared, path)
         if "tuned" not in measured.samples:
             raise BackendError(f"the model does not run: {measured.failures['tuned']}", where=path)
         return measured

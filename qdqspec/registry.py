@@ -22,27 +22,12 @@ RegistryKind: TypeAlias = Literal["backend", "strategy", "check", "format"]
 # Package (module path below qdqspec), entry-point group, and the attribute that a module defines.
 _PLACES: dict[RegistryKind, tuple[str, str, str]] = {
     "backend": ("backends", "qdqspec.backends", "backend"),
-    "strategy": ("search", "qdqspec.strategies", "strategy"),
+    "strategy": ("search.strategies", "qdqspec.strategies", "strategy"),
     "check": ("checks", "qdqspec.checks", "check"),
     "format": ("report.formats", "qdqspec.formats", "report_format"),
 }
 # Modules of a package that are not entries have a leading underscore or are in this list.
-_NOT_ENTRIES = frozenset(
-    {
-        "base",
-        "blocks",
-        "coverage",
-        "crossings",
-        "first",
-        "loop",
-        "repair",
-        "requests",
-        "select",
-        "surrogate",
-        "rejected",
-        "verdicts",
-    }
-)
+_NOT_ENTRIES = frozenset({"base", "isolation", "requests", "rejected", "verdicts"})
 
 
 @cache

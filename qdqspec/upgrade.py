@@ -13,12 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from qdqspec.backends.base import Array, Engine
+from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.errors import BackendError
-from qdqspec.graph.model import require_path
-from qdqspec.measurement.change import median_layers, steady_changes
 from qdqspec.measurement.environment import Environment
-from qdqspec.measurement.isolate import Isolated
-from qdqspec.measurement.together import Together, joined, ratios_between
+from qdqspec.measurement.layer_changes import median_layers, steady_changes
+from qdqspec.measurement.together import Together, joined
 from qdqspec.parity.compare import SampleOutputs, compare_outputs
 from qdqspec.session.compared_runtimes import TimedFile, time_across
 from qdqspec.session.evidence import CaseWork
@@ -37,7 +36,7 @@ def check_upgrade(work: CaseWork, tuned: Path, environment: Environment, allowed
 
     Raises `BackendError` if a model does not run in this environment.
     """
-    setup, case = work.setup, work.setup.case
+    setup, case = work.prepared, work.prepared.case
     blank = Upgrade(case=case.name, backend=setup.backend.name, state="ok")
     with closing(Isolated(setup.backend.name, interpreter=environment)) as there:
         files = _files(work, tuned, there)
@@ -84,13 +83,8 @@ def judge_upgrade(found: Upgrade, allowed: float, min_sqnr_db: float | None) -> 
 
 
 def _files(work: CaseWork, tuned: Path, there: Isolated) -> dict[str, TimedFile]:
-    setup = work.setup
-    here = TimedFile(
-        backend=setup.backend,
-        options=replace(setup.resources.options, state=None),  # it holds data of one version
-        path=require_path(setup.given),
-        loads=setup.prepared.loads,
-    )
+    own = TimedFile.of(work.prepared)
+    here = replace(own, options=replace(own.options, state=None))  # it holds data of one version
     return {
         FLOAT_HERE: here,
         TUNED_HERE: replace(here, path=tuned),
@@ -101,9 +95,9 @@ def _files(work: CaseWork, tuned: Path, there: Isolated) -> dict[str, TimedFile]
 
 def _measured(blank: Upgrade, timed: Together, clock: Clock) -> Upgrade:
     """The ratios and milliseconds. The float model may have failed there."""
-    over_tuned = ratios_between(timed.samples, TUNED_HERE, clock)
-    over_float = ratios_between(timed.samples, FLOAT_HERE, clock)
-    over_there = ratios_between(timed.samples, FLOAT_THERE, clock) if FLOAT_THERE in timed.samples else {}
+    over_tuned = timed.ratios(TUNED_HERE, clock)
+    over_float = timed.ratios(FLOAT_HERE, clock)
+    over_there = timed.ratios(FLOAT_THERE, clock) if FLOAT_THERE in timed.samples else {}
     here_ms = joined(timed.samples[TUNED_HERE]).median_ms(clock)
     return replace(
         blank,
@@ -134,7 +128,7 @@ def _sqnr_db(work: CaseWork, files: Mapping[str, TimedFile], label: str) -> floa
     """The SQNR of the worst output against the float model in this environment, on a few inputs."""
 
     def runs() -> Iterator[SampleOutputs]:
-        data, _ = work.setup.prepared.comparison_data()
+        data, _ = work.prepared.comparison_data()
         with ExitStack() as opened:
             engines = {}
             for each in (FLOAT_HERE, label):

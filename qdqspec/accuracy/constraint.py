@@ -8,15 +8,14 @@ selected.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from qdqspec.errors import BackendError, DataError
 from qdqspec.measurement.admission import Admission
-from qdqspec.parity.gate import SAMPLES, AllData, HeldOutputs, NoiseBar, OutputGate, Runs
+from qdqspec.parity.gate import SAMPLES, Evaluator, NoiseBar, Runs
 from qdqspec.preparation.prepare import Prepared
-from qdqspec.programs import own_cores
 from qdqspec.search.select import reaches
 from qdqspec.types import AccuracyBound, AccuracyRules, Placement, SearchLimits, Trial
 from qdqspec.units import count_text, metric_text, ratio_text
@@ -50,10 +49,8 @@ class AccuracyConstraint:
 
     def sqnr_db(self, trial: Trial) -> float | None:
         """The SQNR of a trial: on all data or a part of it if measured, else on a few samples."""
-        digest, own = (
-            trial.placement.digest,
-            trial.sqnr_db if trial.all_data_db is None else trial.all_data_db,
-        )
+        digest = trial.placement.digest
+        own = trial.sqnr_db if trial.all_data_db is None else trial.all_data_db
         if self.admission is None:
             return own
         few_db = self.admission.few_db.get(digest) if own is None else own
@@ -97,6 +94,14 @@ class AccuracyConstraint:
             samples=self.samples,
         )
 
+    def gap(self, trial: Trial) -> str:
+        """The distance of a trial to the limit that it misses: ``1.9 dB``; empty if that is unknown."""
+        return self._judged(trial).gap
+
+    def limit_text(self, trial: Trial) -> str:
+        """The limit that decides on a trial, with its value: ``the SQNR limit of 20 dB (the default)``."""
+        return self._judged(trial).limit
+
     def shortfall(self, trials: Sequence[Trial]) -> str:
         """The gaps by which candidates faster than the reference missed the constraints; empty if none did.
 
@@ -107,82 +112,80 @@ class AccuracyConstraint:
             for trial in trials
             if trial.ok and not trial.subgraph and (trial.ratio or 1.0) < 1 and not self.reaches(trial)
         }
-        noisy = [
-            t for t in lost.values() if not reaches(replace(t, sqnr_db=self.sqnr_db(t)), self.min_sqnr_db)
-        ]
-        scored = [trial for trial in lost.values() if trial not in noisy]
-        return "; ".join(self._missed(each) for each in (scored, noisy) if each)
+        by_limit: dict[str, list[Trial]] = {}
+        for trial in sorted(lost.values(), key=lambda trial: not self._judged(trial).name):
+            by_limit.setdefault(self.limit_text(trial), []).append(trial)
+        return "; ".join(self._missed(limit, each) for limit, each in by_limit.items())
 
-    def _missed(self, lost: Sequence[Trial]) -> str:
-        """The limit that these faster candidates miss, and how the most accurate and the fastest of them miss it."""
-        best = max(lost, key=lambda t: self._value(t) or -math.inf)
-        fastest = min(lost, key=lambda t: t.ratio or 1.0)
-        gap = self.gap(best)
+    def _missed(self, limit: str, lost: Sequence[Trial]) -> str:
+        """The gaps by which the most accurate and the fastest of these candidates miss a limit."""
+        best = max(lost, key=lambda trial: self._judged(trial).rank)
+        fastest = min(lost, key=lambda trial: trial.ratio or 1.0)
+        gap, is_one = self.gap(best), len(lost) == 1
+        verb, least, which = (
+            ("misses", "", "it has") if is_one else ("miss", "at least ", "the most accurate of them has")
+        )
+        by = f" by {least}{gap}" if gap else ""
         also = "" if fastest is best else f", the fastest {self._found(fastest)}"
-        count = count_text(len(lost), "faster candidate")
-        which = "it has" if len(lost) == 1 else "the most accurate of them has"
-        verb = "misses" if len(lost) == 1 else "miss"
-        least = f" by {'at least ' if len(lost) > 1 else ''}{gap}" if gap else ""
-        return f"{count} {verb} {self.limit_text(best)}{least}: {which} {self._found(best)}{also}"
+        return f"{count_text(len(lost), 'faster candidate')} {verb} {limit}{by}: {which} {self._found(best)}{also}"
 
     def _found(self, trial: Trial) -> str:
         """The value that a limit judges, with the time that it costs."""
-        value = self._value(trial)
-        text = "an unknown SQNR" if value is None else self._unit(trial, value)
-        return f"{text} in {ratio_text(trial.ratio or 1.0)} of the reference's time"
+        return f"{self._judged(trial).found} in {ratio_text(trial.ratio or 1.0)} of the reference's time"
 
-    def _judged_by_metric(self, trial: Trial) -> bool:
-        """Whether the limit of the task metric decides on a trial: it meets that of the SQNR, and has a value."""
-        known = replace(trial, sqnr_db=self.sqnr_db(trial))
-        return self.rules is not None and trial.accuracy is not None and reaches(known, self.min_sqnr_db)
-
-    def _value(self, trial: Trial) -> float | None:
-        return trial.accuracy if self._judged_by_metric(trial) else self.sqnr_db(trial)
-
-    def _unit(self, trial: Trial, value: float) -> str:
-        if self.rules is not None and self._judged_by_metric(trial):
-            return f"{self.rules.key} {metric_text(self.rules.metric, value)}"
-        return f"{value:.1f} dB"
-
-    def gap(self, trial: Trial) -> str:
-        """The distance of a trial to the limit that it misses: ``1.9 dB``; empty if that is unknown."""
-        by_metric, value = self._judged_by_metric(trial), self._value(trial)
-        least = self.min_accuracy if by_metric else self.min_sqnr_db
-        if value is None or least is None:
-            return ""
-        if by_metric and self.rules is not None:
-            return metric_text(self.rules.metric, least - value)
-        return f"{least - value:.1f} dB"
-
-    def limit_text(self, trial: Trial) -> str:
-        """The limit that decides on a trial, with its value: ``the SQNR limit of 20 dB (the default)``."""
-        if self.rules is not None and self._judged_by_metric(trial) and self.min_accuracy is not None:
-            least = metric_text(self.rules.metric, self.min_accuracy)
-            return f"the limit of {self.rules.key} of {least}"
+    def _judged(self, trial: Trial) -> _Judged:
+        """The limit that decides on a trial: that of the metric, if it meets that of the SQNR and has a value of it."""
+        least_db, found_db = self.min_sqnr_db, self.sqnr_db(trial)
+        keeps_sqnr = reaches(replace(trial, sqnr_db=found_db), least_db)
+        if self.rules is not None and trial.accuracy is not None and keeps_sqnr:
+            text, name = partial(metric_text, self.rules.metric), self.rules.key
+            limit = "" if self.min_accuracy is None else f"the limit of {name} of {text(self.min_accuracy)}"
+            return _Judged(limit, self.min_accuracy, trial.accuracy, text, f"{name} ")
         origin = " (the default)" if self.limits.source == "default" else ""
-        return f"the SQNR limit of {self.min_sqnr_db:g} dB{origin}"
+        limit = "" if least_db is None else f"the SQNR limit of {least_db:g} dB{origin}"
+        return _Judged(limit, least_db, found_db, lambda db: f"{db:.1f} dB")
 
     def refused(self, trials: Sequence[Trial]) -> str:
         """Candidates that met the SQNR limit on the samples of the search but not on all data; empty for none."""
         least = self.min_sqnr_db
         if least is None or self.admission is None:
             return ""
-        found = {
-            t.placement.digest: found_db
-            for t in trials
-            if t.sqnr_db is not None
-            and t.sqnr_db >= least
-            and (found_db := self.sqnr_db(t)) is not None
-            and found_db < least
-        }
+        met = [trial for trial in trials if trial.sqnr_db is not None and trial.sqnr_db >= least]
+        known = {trial.placement.digest: self.sqnr_db(trial) for trial in met}
+        found = {digest: db for digest, db in known.items() if db is not None and db < least}
         if not found:
             return ""
-        known = self.admission.confirmed_db
-        data = f"all {self.data}" if known.keys() >= found.keys() else f"more {self.data}"
+        amount = "all" if self.admission.confirmed_db.keys() >= found.keys() else "more"
         return (
             f"{count_text(len(found), 'candidate')} reached {least:g} dB on the first {SAMPLES} samples and "
-            f"{max(found.values()):.1f} dB at most on {data} data"
+            f"{max(found.values()):.1f} dB at most on {amount} {self.data} data"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """A limit in words with its value, the value of a trial that it judges, and how to write such values."""
+
+    limit: str
+    least: float | None
+    value: float | None
+    text: Callable[[float], str]
+    name: str = ""  # of the metric, before its value
+
+    @property
+    def rank(self) -> float:
+        """The value, for comparison with those of other trials."""
+        return self.value or -math.inf
+
+    @property
+    def found(self) -> str:
+        """The value in words."""
+        return "an unknown SQNR" if self.value is None else f"{self.name}{self.text(self.value)}"
+
+    @property
+    def gap(self) -> str:
+        """The distance of the value to the limit; empty if one is unknown."""
+        return "" if self.value is None or self.least is None else self.text(self.least - self.value)
 
 
 def constraint_of(prepared: Prepared) -> AccuracyConstraint:
@@ -192,17 +195,12 @@ def constraint_of(prepared: Prepared) -> AccuracyConstraint:
     if not measures_db and asked.accuracy is None:
         return AccuracyConstraint(limits)
     feeds, data = prepared.comparison_data()
-    with closing(prepared.build_expected()) as reference:
-        gate = OutputGate(reference, feeds)
-    admission = Admission(gate, limits.min_sqnr_db)
+    seconds = math.inf if asked.minutes is None else ALL_DATA_SHARE * 60 * asked.minutes
+    evaluator = Evaluator(feeds, prepared.build_expected, len(feeds), seconds=seconds)
+    admission = Admission(lambda engine: evaluator.first(engine)[0], limits.min_sqnr_db)
     admission.confirms_sqnr = measures_db
-    if len(feeds) > SAMPLES:
-        seconds = math.inf if asked.minutes is None else ALL_DATA_SHARE * 60 * asked.minutes
-        at_once = own_cores() > prepared.options.threads
-        held = HeldOutputs(gate.known)
-        admission.all_data = AllData(
-            feeds, prepared.build_expected, held, samples=len(feeds), seconds=seconds, at_once=at_once
-        )
+    if evaluator.samples > evaluator.few:
+        admission.all_data = evaluator
     if asked.accuracy is not None:
         _add_metric(admission, prepared, asked.accuracy)
     return AccuracyConstraint(limits, asked.accuracy, prepared.scores.samples, admission, data)

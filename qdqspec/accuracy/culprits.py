@@ -1,7 +1,7 @@
 """Error attribution: ranks Q/DQ pairs by the accuracy they cost, and measures the SQNR without them.
 
 Everything is computed by the default backend without optimization, whatever that of the case: parts of the placement
-are rehearsed in one graph, or built one by one if the model cannot be rehearsed.
+are rehearsed in one graph.
 """
 
 from __future__ import annotations
@@ -10,41 +10,33 @@ import heapq
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
-from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
-from typing import Generic, TypeAlias, TypeVar
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Generic, TypeVar
 
 from qdqspec.arrays import Array
-from qdqspec.backends.base import BuildOptions, Engine
+from qdqspec.backends.base import BuildOptions
 from qdqspec.config.settings import DEFAULT_BACKEND
 from qdqspec.errors import BackendError
-from qdqspec.graph.model import Model, require_path
-from qdqspec.graph.weights import WeightStore
-from qdqspec.measurement.isolate import Isolated
+from qdqspec.graph.model import Model
 from qdqspec.parity.compare import power_of, sqnr_db
-from qdqspec.parity.gate import MOST_DB, OutputGate, Runs
+from qdqspec.parity.gate import MOST_DB, Evaluator
 from qdqspec.placement.edit.equalize import Equalization
-from qdqspec.placement.edit.insert import Inserter
 from qdqspec.placement.scheme.scheme_file import SchemeNumbers, fit_pairs, prepared_for
-from qdqspec.preparation.auxiliary_runs import ARITHMETIC, reference_runtime, unfused
-from qdqspec.preparation.candidates import CandidateFiles
-from qdqspec.preparation.case import CaseSetup
+from qdqspec.preparation.auxiliary_runs import reference_runtime
+from qdqspec.preparation.prepare import Prepared
 from qdqspec.quantize.formats import BIAS_FORMAT
-from qdqspec.rehearsal import Rehearsal, RehearsalRefusedError, RehearsedEngine, Runtime, Subject
-from qdqspec.temporary import TemporaryFolder
+from qdqspec.rehearsal import Rehearsal, RehearsalRefusedError, RehearsedEngine, Subject
 from qdqspec.types import Culprit, CulpritEvidence, PlacedPair, Placement, Site
 
 MOST = 12  # pairs listed by default
 REMOVED = 3  # number of these that are also removed cumulatively
 
-_Engines: TypeAlias = Callable[[Placement], AbstractContextManager[Runs]]
 Pairs = tuple[Site, ...]  # a pair and its dependents: a weight with its bias
 
 
 def culprits_of(
-    setup: CaseSetup,
+    prepared: Prepared,
     pairs: Sequence[PlacedPair],
     output: str | None = None,
     *,
@@ -53,10 +45,10 @@ def culprits_of(
     seconds: float | None = None,
 ) -> CulpritEvidence:
     """`find_culprits` for pairs in the model of a case, on the best data available."""
-    left = [limit for limit in (seconds, setup.resources.seconds_left()) if limit is not None]
-    feeds, data = setup.prepared.comparison_data()
+    left = [limit for limit in (seconds, prepared.resources.seconds_left()) if limit is not None]
+    feeds, data = prepared.comparison_data()
     return find_culprits(
-        setup.prepared.base,
+        prepared.base,
         pairs,
         feeds,
         data,
@@ -64,7 +56,7 @@ def culprits_of(
         factors=factors,
         most=most,
         seconds=min(left, default=None),
-        options=setup.resources.options,
+        options=prepared.resources.options,
     )
 
 
@@ -84,7 +76,7 @@ def find_culprits(
 
     ``most`` is the number of pairs, all for ``None``; ``seconds`` limits the time, and the pairs found by then are
     returned. The numbers of the pairs are those of the model with ``factors``. If the default backend cannot compute
-    the model, ``missing`` states so.
+    the model, or memory is short, ``missing`` states so.
     """
     if not pairs:
         return CulpritEvidence(missing="nothing is quantized")
@@ -103,12 +95,12 @@ def find_culprits(
                 data=data,
                 missing="" if is_whole else "the time was over",
             )
-        except BackendError as error:
+        except (BackendError, RehearsalRefusedError) as error:
             return CulpritEvidence(missing=f"{DEFAULT_BACKEND} does not compute it: {error.what}")
 
 
 class _Measure:
-    """Measures the SQNR of any subset of a placement."""
+    """Measures the SQNR of any subset of a placement, by rehearsals of its pairs."""
 
     def __init__(
         self,
@@ -122,70 +114,36 @@ class _Measure:
     ) -> None:
         prepared, _ = prepared_for(model, pairs, factors=factors)
         fitting = fit_pairs(prepared, pairs).pairs
-        backend = opened.enter_context(Isolated(ARITHMETIC))
-        parts = _Parts(
+        self.sites = frozenset(pair.site for pair in fitting)
+        subject = Subject(
             model=prepared,
-            given=require_path(model),
+            sites=tuple(self.sites),
             numbers=SchemeNumbers(prepared, fitting),
-            sites=frozenset(pair.site for pair in fitting),
+            feeds=tuple,
             floating=frozenset(pair.site for pair in fitting if not pair.stored),
         )
-        try:
-            self._engine = _rehearsed(opened, parts, reference_runtime(opened, options, backend))
-        except RehearsalRefusedError:
-            self._engine = _built(opened, parts, partial(backend.build, options=unfused(options)))
-        with self._engine(Placement(sites=frozenset())) as reference:
-            self._gate = OutputGate(reference, feeds)
-        self.sites = parts.sites
+        self._rehearsal = opened.enter_context(Rehearsal(subject, reference_runtime(opened, options)))
+        self._evaluator = Evaluator(feeds, lambda: self._engine(()))
         self.pairs = _together(prepared, self.sites)
-        together = self._by_output(self.sites)
+        together = self._evaluator.by_output(self._engine(self.sites))
         self.output = output if output in together else min(together, key=together.__getitem__, default="")
         self.together_db = together.get(self.output, MOST_DB)
 
     @property
     def samples(self) -> int:
         """The number of inputs measured."""
-        return self._gate.samples
+        return self._evaluator.samples
 
     def sqnr_db(self, sites: Iterable[Site]) -> float:
         """The SQNR of the model with only these sites."""
-        return self._by_output(sites).get(self.output, MOST_DB)
+        return self._evaluator.by_output(self._engine(sites)).get(self.output, MOST_DB)
 
     def power(self, pairs: Iterable[Pairs]) -> float:
         """The noise power of a group of pairs, relative to the signal."""
         return power_of(self.sqnr_db(site for pair in pairs for site in pair))
 
-    def _by_output(self, sites: Iterable[Site]) -> dict[str, float]:
-        with self._engine(Placement(sites=frozenset(sites))) as engine:
-            return self._gate.by_output(engine)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Parts:
-    """A model with the sites and numbers of a placement; ``given`` is the file of the model without pairs."""
-
-    model: Model
-    given: Path
-    numbers: SchemeNumbers
-    sites: frozenset[Site]
-    floating: frozenset[Site]
-
-
-def _rehearsed(opened: ExitStack, parts: _Parts, runtime: Runtime) -> _Engines:
-    """Runs placements in one graph. Raises `RehearsalRefusedError` if the model cannot be rehearsed."""
-    sites, numbers = tuple(parts.sites), parts.numbers
-    subject = Subject(model=parts.model, sites=sites, numbers=numbers, feeds=tuple, floating=parts.floating)
-    rehearsal = opened.enter_context(Rehearsal(subject, runtime))
-    return lambda placement: nullcontext(RehearsedEngine(rehearsal, placement))
-
-
-def _built(opened: ExitStack, parts: _Parts, build: Callable[[Path], Engine]) -> _Engines:
-    """Builds each placement, and closes it after use."""
-    folder = opened.enter_context(TemporaryFolder())
-    store = WeightStore(folder, base=parts.given.parent)
-    inserter = Inserter(parts.model, parts.numbers, floating=parts.floating, store=store)
-    write = CandidateFiles(folder, parts.given, lambda placement: inserter.insert(placement).parts)
-    return lambda placement: closing(build(write(placement)))
+    def _engine(self, sites: Iterable[Site]) -> RehearsedEngine:
+        return self._rehearsal.engine(Placement(sites=frozenset(sites)))
 
 
 def _together(model: Model, sites: frozenset[Site]) -> list[Pairs]:

@@ -17,8 +17,8 @@ from qdqspec.errors import BackendError, ModelError
 from qdqspec.graph.model import load_model, require_path
 from qdqspec.parity.compare import SampleOutputs, compare_outputs
 from qdqspec.preparation.auxiliary_runs import ARITHMETIC, runner
-from qdqspec.preparation.case import CaseSetup
 from qdqspec.preparation.definition import Definition
+from qdqspec.preparation.prepare import Prepared
 from qdqspec.preparation.resources import Resources
 from qdqspec.types import Case, ParityEvidence, TopK
 from qdqspec.types.requests import ParityRequest
@@ -161,30 +161,32 @@ def _bytes(arrays: Mapping[str, Array]) -> int:
     return sum(array.nbytes for array in arrays.values())
 
 
-def compare_models(setup: CaseSetup, tuned: Path, *, divided: bool = True) -> ParityEvidence:
+def compare_models(prepared: Prepared, tuned: Path, *, divided: bool = True) -> ParityEvidence:
     """Compare the outputs of a model with those of the given model on the best data available.
 
     The given model is the user's own file, fed the values of the inputs that the case fixes. ``divided`` also compares
     both with the Q/DQ arithmetic as ONNX defines it.
     """
-    setup.resources.report_step("comparing outputs")
-    feeds, kind = setup.prepared.comparison_data()
-    with both_models(setup, tuned, divided=divided) as models:
-        compared = compare_outputs(models.runs(feeds), kind, questions(setup.case))
-        runs = setup.backend.capabilities(setup.resources.options).runs
+    prepared.resources.report_step("comparing outputs")
+    feeds, kind = prepared.comparison_data()
+    with both_models(prepared, tuned, divided=divided) as models:
+        compared = compare_outputs(models.runs(feeds), kind, questions(prepared.case))
+        runs = prepared.backend.capabilities(prepared.resources.options).runs
         return replace(
             compared,
             undivided=models.undivided,
             computed_by="" if runs else ARITHMETIC,
-            definition=setup.prepared.definition,
+            definition=prepared.definition,
         )
 
 
-def both_models(setup: CaseSetup, tuned: Path, *, divided: bool = True) -> SideBySide:
+def both_models(prepared: Prepared, tuned: Path, *, divided: bool = True) -> SideBySide:
     """The given model of a case, or its definition where the backend's run of it differs, and a tuned model."""
-    reference = setup.case.model.absolute() if setup.fixed else require_path(setup.given)
-    expected = setup.prepared.expected
-    return SideBySide(setup.resources, reference, tuned, setup.fixed, expected=expected, divided=divided)
+    reference = prepared.case.model.absolute() if prepared.fixed else require_path(prepared.given)
+    expected = prepared.expected
+    return SideBySide(
+        prepared.resources, reference, tuned, prepared.fixed, expected=expected, divided=divided
+    )
 
 
 def questions(case: Case) -> tuple[TopK, ...]:
@@ -198,17 +200,17 @@ def questions(case: Case) -> tuple[TopK, ...]:
 class BothModels:
     """Reference and tuned model of a case as `ComparedModels`."""
 
-    setup: CaseSetup
+    prepared: Prepared
     tuned: Path
 
     @property
     def reference(self) -> Path:
         """The reference's file."""
-        return require_path(self.setup.given)
+        return require_path(self.prepared.given)
 
     def outputs(self) -> Iterator[tuple[Mapping[str, Array], Mapping[str, Array], Mapping[str, Array]]]:
         """For each input: its arrays, the reference's outputs, and the tuned model's."""
-        feeds, _ = self.setup.prepared.comparison_data()
-        with both_models(self.setup, self.tuned, divided=False) as models:
+        feeds, _ = self.prepared.comparison_data()
+        with both_models(self.prepared, self.tuned, divided=False) as models:
             for given in feeds:
                 yield given, models.reference(given), models.tuned(given)

@@ -26,7 +26,7 @@ from qdqspec.parity.compare import OutputComparison, Typical, compare_outputs, t
 from qdqspec.parity.domain import InputResult, Span, input_domains, make, spans_of, words
 from qdqspec.parity.sources import npz_bytes, read_beside, read_members
 from qdqspec.preparation.cached import MODEL
-from qdqspec.preparation.case import CaseSetup
+from qdqspec.preparation.prepare import Prepared
 from qdqspec.registry import resolve
 from qdqspec.types import ParityEvidence, ParitySearch, Probe, TensorParity, TriedInput
 from qdqspec.types.requests import InputLimits, InputRequest
@@ -178,17 +178,17 @@ _SEEN = 1000  # feeds from which the bounds of values are taken
 _OPTIONS = ("backend", "device", "threads")  # options that affect the result, repeated in the command if set
 
 
-def search_input(setup: CaseSetup, tuned: Path, request: InputRequest, check_id: str) -> ParitySearch:
+def search_input(prepared: Prepared, tuned: Path, request: InputRequest, check_id: str) -> ParitySearch:
     """Search for an input that breaks the limits; the smallest one found is written to a file.
 
     Both models are built once. The file of an earlier search is removed if nothing is found any more.
     """
-    file = setup.output / FOLDER / f"{check_id}.npz"
+    file = prepared.output / FOLDER / f"{check_id}.npz"
     file.unlink(missing_ok=True)
-    if tuned == require_path(setup.given):
+    if tuned == require_path(prepared.given):
         return ParitySearch(missing="the model is unchanged")
-    searcher = _InputSearcher(setup, request)
-    with both_models(setup, tuned) as models:
+    searcher = _InputSearcher(prepared, request)
+    with both_models(prepared, tuned) as models:
         try:
             return searcher.search(models, tuned, file)
         except BackendError as error:
@@ -211,17 +211,17 @@ def _limits(check: Mapping[str, Any]) -> InputLimits:
 class _InputSearcher:
     """Draws inputs for one case, and converts them to arrays and descriptions."""
 
-    def __init__(self, setup: CaseSetup, asked: InputRequest) -> None:
-        self._setup = setup
+    def __init__(self, prepared: Prepared, asked: InputRequest) -> None:
+        self._setup = prepared
         self._asked = asked
-        feeds, _ = setup.prepared.comparison_data()
+        feeds, _ = prepared.comparison_data()
         self._samples = list(islice(feeds, _SAMPLES))
         # The data on which activations were calibrated, if known; else the data to compare on.
         self._domains = input_domains(
-            setup.given,
-            setup.prepared.inputs,
-            setup.resources.options.profiles,
-            spans_of(islice(setup.prepared.calibration or setup.prepared.comparison_data()[0], _SEEN)),
+            prepared.given,
+            prepared.inputs,
+            prepared.resources.options.profiles,
+            spans_of(islice(prepared.calibration or prepared.comparison_data()[0], _SEEN)),
             values={name: Span(*bounds) for name, bounds in asked.values.items()},
             beyond=asked.beyond,
         )
@@ -284,13 +284,13 @@ class _InputSearcher:
             )
 
 
-def _command(setup: CaseSetup, tuned: Path, file: Path) -> str:
+def _command(prepared: Prepared, tuned: Path, file: Path) -> str:
     """The command that tries the input again on the same two files."""
-    beside = setup.output / MODEL
+    beside = prepared.output / MODEL
     if beside.is_file() and filecmp.cmp(beside, tuned, shallow=False):
         tuned = beside  # the copy of the same file among the results, not in the cache
-    models = [_shown(setup.reference), _shown(tuned)]
-    settings = setup.settings
+    models = [_shown(prepared.reference), _shown(tuned)]
+    settings = prepared.settings
     given = [f"--{name}={getattr(settings, name)}" for name in _OPTIONS if name in settings.origins]
     extra = [f"--backend-option={option}" for option in settings.backend_option]
     return shlex.join(["qdqspec", "verify", *models, "--input", _shown(file), *given, *extra])

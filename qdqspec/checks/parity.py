@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -20,7 +20,7 @@ from qdqspec.checks._parity_params import ParityParams as ParityParams
 from qdqspec.checks._parity_params import SearchParams as SearchParams
 from qdqspec.checks.base import CheckParams
 from qdqspec.checks.verdicts import WIDTH, is_unchanged, unmeasured, verdict
-from qdqspec.parity.notes import NAME_WIDTH, slice_notes, slice_text, tail_text
+from qdqspec.parity.notes import NAME_WIDTH, slice_notes, slice_text
 from qdqspec.types import (
     CulpritEvidence,
     Evidence,
@@ -221,10 +221,9 @@ def _pass_headline(params: ParityParams, judged: list[TensorParity]) -> str:
 
 def _table(params: ParityParams, parity: ParityEvidence, judged: list[TensorParity]) -> Section:
     shown, top = _columns(params), params.top.key
-    rows: list[tuple[str, ...]] = []
-    for out in judged:
-        rows.append((*_row(out, shown, top, 40), "fail" if any(broken(params, out, top)) else "pass"))
-        rows += [(*row, "") for row in _tail_rows(parity, out, shown)]
+    rows = [
+        (*_row(out, shown, top, 40), "fail" if any(broken(params, out, top)) else "pass") for out in judged
+    ]
     allowed = [(limit, getattr(params, limit.param)) for limit in shown]
     bounds = [
         "" if most is None else f"{'>=' if limit.floor else '<='} {limit.text(most)}"
@@ -243,15 +242,6 @@ def _row(out: TensorParity, shown: tuple[Limit, ...], top: str, width: int) -> t
         why = plain(out.note or ("equal" if out.matches else "not equal"), width)
         return (plain(out.name), why, *("" for _ in shown[1:]))
     return (plain(out.name), *(_text_of(limit, out, top) for limit in shown))
-
-
-def _tail_rows(
-    parity: ParityEvidence, out: TensorParity, shown: tuple[Limit, ...]
-) -> Iterator[tuple[str, ...]]:
-    """The SQNR before trailing operators of an output, as rows below it."""
-    for tail in parity.tails_of(out.name):
-        some = f" ({count_text(tail.samples, 'input')})" if tail.samples < parity.samples else ""
-        yield (f"- {tail_text(tail)}{some}", LIMITS[0].text(tail.sqnr_db), *("" for _ in shown[1:]))
 
 
 def _text_of(limit: Limit, out: TensorParity, top: str = "") -> str:
@@ -488,11 +478,7 @@ def comparison_sections(parity: ParityEvidence, title: str, *, slices: bool = Fa
         return ()
     ordered = sorted(parity.outputs, key=lambda out: (out.matches, out.sqnr_db))
     shown = (*LIMITS, SLICE) if slices else LIMITS
-    rows = [
-        row
-        for out in ordered
-        for row in (_row(out, shown, "", _WORDS_WIDTH), *_tail_rows(parity, out, shown))
-    ]
+    rows = [_row(out, shown, "", _WORDS_WIDTH) for out in ordered]
     outputs = Section(title=title, headers=("output", *(limit.title for limit in shown)), rows=tuple(rows))
     far = () if slices else slice_sections(ordered)
     return (outputs, *definition_section(parity), *far, *steps_table(parity, ordered[0].name))

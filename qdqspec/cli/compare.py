@@ -109,12 +109,12 @@ def _compare_folders(folders: list[Path], arguments: argparse.Namespace) -> int:
     with closing(Session(replace(settings_from(arguments), mode="measure"))) as session:
         sides = []
         for case, found in known:
-            setup, search, parity = session.work(case).setup, found.search, found.parity
+            prepared, search, parity = session.work(case).prepared, found.search, found.parity
             if search is None or search.unchanged:
-                sides.append(Side(setup=setup))
+                sides.append(Side(prepared=prepared))
                 continue
             tuned, sqnr_db = case.model.with_name(_TUNED), None if parity is None else parity.sqnr_db
-            sides.append(Side(setup=setup, tuned=tuned, placement=search.winner, sqnr_db=sqnr_db))
+            sides.append(Side(prepared=prepared, tuned=tuned, placement=search.winner, sqnr_db=sqnr_db))
         name = known[0][1].case.name
         compared = compare_runtimes(name, sides, lambda name, text: note(f"{name}: {text}"))
     answer(arguments, {"runtimes": [to_data(compared)]}, comparison_text(compared))
@@ -201,14 +201,14 @@ def upgrade_check(arguments: argparse.Namespace) -> int:
     there: dict[str, dict[str, str]] = {}
     with closing(Environment(arguments.python)) as environment, closing(Session(settings)) as session:
         for case, _, _ in models:
-            runtime = session.backends.of(case)
+            runtime = session.runtime(case)
             name = runtime.backend.name
             if name not in here:
                 there[name] = _facts(environment, name, runtime.options)
                 here[name] = _joined(runtime.backend.probe(runtime.options).facts, runtime.device.details)
         for case, name, tuned in models:
             work = session.work(case)
-            found = check_upgrade(work, tuned or work.finder.tuned_path, environment, arguments.allow)
+            found = check_upgrade(work, tuned or work.tuned_path, environment, arguments.allow)
             checked.append(replace(found, case=name))
     check = UpgradeCheck(allowed=arguments.allow, here=here, there=there, cases=tuple(checked))
     answer(arguments, upgrade_to_json(check), upgrade_text(check))

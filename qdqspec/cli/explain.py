@@ -366,9 +366,9 @@ def _require_shapes(model: Model, inputs: Inputs) -> None:
 
 def _profiled(models: Mapping[str, Path], inputs: Inputs, settings: Settings) -> list[ExplainedEngine]:
     from qdqspec.backends.base import BuildOptions
+    from qdqspec.backends.isolation.isolated import Isolated
     from qdqspec.graph.model import load_model
     from qdqspec.measurement.explained import ExplainedEngine
-    from qdqspec.measurement.isolate import Isolated
     from qdqspec.preparation.timing import profile_models
 
     loaded = {name: load_model(path) for name, path in models.items()}
@@ -434,9 +434,9 @@ def explain_culprits(arguments: argparse.Namespace) -> int:
     settings = settings_from(arguments)
     with _meant(arguments, settings) as (case, placed, notes), Session(settings) as session:
         most = None if arguments.json else max(arguments.layers, 1)
-        setup = session.work(case).setup
+        setup = session.work(case).prepared
         found = culprits_of(setup, placed.pairs, factors=placed.equalized, most=most)
-        notes = (*notes, *setup.prepared.warnings)
+        notes = (*notes, *setup.warnings)
     text = "\n\n".join((culprits_text(found), *(f"note: {note}" for note in notes)))
     answer(arguments, {**culprits_json(found), "notes": list(notes)}, text)
     return FINE

@@ -14,7 +14,7 @@ from qdqspec.errors import StateError
 from qdqspec.types import NOT_CANDIDATES, Case
 
 if TYPE_CHECKING:
-    from qdqspec.measurement.reduce import Reduced
+    from qdqspec.lint.reduce import Reduced
     from qdqspec.session import Session
 
 MINUTES = 5.0
@@ -42,8 +42,8 @@ def reduce(arguments: argparse.Namespace) -> int:
     Raises `StateError` if the model does not fail.
     """
     from qdqspec.backends.base import BuildOptions
-    from qdqspec.measurement.isolate import Isolated
-    from qdqspec.measurement.reduce import reduce_model, with_shapes
+    from qdqspec.backends.isolation.isolated import Isolated
+    from qdqspec.lint.reduce import reduce_model, with_shapes
 
     settings = settings_from(arguments)
     model = model_given(arguments.model, arguments.values)
@@ -67,12 +67,12 @@ def reduce(arguments: argparse.Namespace) -> int:
 def reduce_failures(session: Session, cases: Iterable[Case]) -> None:
     """Reduce the first candidate of each case that failed to build or run, into ``faults/`` of its folder."""
     from qdqspec.graph.model import load_model
-    from qdqspec.measurement.reduce import reduce_model
+    from qdqspec.lint.reduce import reduce_model
     from qdqspec.preparation.files import make_folder, write_placement
     from qdqspec.temporary import TemporaryFolder
 
     for case in cases:
-        setup, found = session.work(case).setup, session.work(case).finder.found
+        setup, found = session.work(case).prepared, session.work(case).found
         trials = () if found is None else found.result.trials
         failed = [t for t in trials if not t.ok and t.phase not in NOT_CANDIDATES and not t.subgraph]
         for trial in failed[:1]:
@@ -80,7 +80,7 @@ def reduce_failures(session: Session, cases: Iterable[Case]) -> None:
             complain(f"{case.name}: trial {trial.number} failed; it is reduced")
             with TemporaryFolder() as scratch:
                 path = scratch / "candidate.onnx"
-                write_placement(setup.prepared, trial.placement, path)
+                write_placement(setup, trial.placement, path)
                 make_folder(folder)
                 try:
                     options = setup.resources.options

@@ -50,15 +50,6 @@ class LinearLayer:
             return weight
         return (weight if self._is_transposed else weight.T)[None]
 
-    def weight_of(self, matrix: Array) -> Array:
-        """The inverse of `matrix`."""
-        if self.node.op_type == "Conv":
-            last = matrix.reshape(self.shape[0], *self.shape[2:], self.shape[1])
-            return np.ascontiguousarray(np.moveaxis(last, -1, 1))
-        if self.node.op_type == "LSTM":
-            return matrix
-        return np.ascontiguousarray(matrix[0] if self._is_transposed else matrix[0].T)
-
     def patches(self, value: Array, most: int) -> Floats32 | None:
         """Inputs of outputs as (row, kernel position, channel), at most ``most`` rows, evenly spaced.
 

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from qdqspec.arrays import Array, Feed
+from qdqspec.corrections.bias import Observe
 from qdqspec.corrections.layers import LinearLayer, find_layers
-from qdqspec.corrections.statistics import Observe
 from qdqspec.graph.model import Model
 from qdqspec.graph.ops import is_default
 from qdqspec.quantize.formats import QuantParams
@@ -194,21 +194,6 @@ def overflowing_outputs(
 def overflows(layer: LinearLayer, integers: Array, maxima: PairMaxima | None = None) -> bool:
     """Whether some sum of two products of these weights can overflow; by default with any input."""
     return bool(overflowing_outputs(layer, integers, maxima).any())
-
-
-def without_overflow(
-    layer: LinearLayer, integers: Array, nearest: Array, maxima: PairMaxima | None = None
-) -> Array:
-    """The integers, with the ``nearest`` ones in the place of pairs that can overflow; by default with any input."""
-    if layer.is_depthwise:
-        return integers
-    matrix = layer.matrix(integers).astype(np.float64)
-    maxima = maxima or PairMaxima.of_any_input(layer)
-    wrong = np.repeat(maxima.sums(matrix) > maxima.limit, 2, axis=-1)
-    even = wrong.shape[-1]
-    other = layer.matrix(nearest).astype(np.float64)
-    matrix[..., :even] = np.where(wrong, other[..., :even], matrix[..., :even])
-    return layer.weight_of(matrix).astype(integers.dtype)
 
 
 def layers_of(model: Model, sites: Sequence[Site]) -> dict[str, LinearLayer]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from qdqspec.parity.gate import AllData, AllDataDifference, NoiseBar, Runs
+from qdqspec.parity.gate import Evaluator, NoiseBar, Offset, Runs
 from qdqspec.types import Placement, Trial
 
 NEAR_DB = 6.0  # from the limit, within which candidates are measured on all data before a race
@@ -33,13 +33,13 @@ class Admission:
     min_sqnr_db: float | None = None
     score: Callable[[Runs], float] | None = None
     least: float | None = None  # the smallest acceptable score
-    all_data: AllData | None = None
+    all_data: Evaluator | None = None
     confirms_sqnr: bool = False  # whether the selected placement needs the SQNR on all data
     bar: NoiseBar = field(default_factory=NoiseBar)
     scores: dict[str, float] = field(default_factory=dict)  # by digest of the placement
     confirmed_db: dict[str, float] = field(default_factory=dict)  # SQNR on all data by digest
     few_db: dict[str, float] = field(default_factory=dict)  # SQNR on the few samples by digest
-    difference: AllDataDifference = field(default_factory=AllDataDifference)
+    difference: Offset = field(default_factory=Offset)
 
     def measured(self, trial: Trial, engine: Runs) -> Trial:
         """The trial with its SQNR."""
@@ -47,7 +47,7 @@ class Admission:
         least, known = self.min_sqnr_db, trial.sqnr_db
         is_near = least is not None and known is not None and abs(known - least) <= NEAR_DB
         if is_near and not self.difference.is_small and not self.difference.is_of(trial.placement):
-            trial = self._on_all_data(trial, engine, above=True)  # a winner is measured again
+            trial = self._on_all_data(trial, engine)
         return trial
 
     def is_too_noisy(self, trial: Trial) -> bool:
@@ -62,8 +62,6 @@ class Admission:
 
     def scored(self, trial: Trial, engine: Runs) -> Trial:
         """A race winner with its SQNR on all data and its score; it does not win if one is too low."""
-        if trial.is_part and not self.is_too_noisy(trial):
-            trial = replace(trial, all_data_db=None)  # an estimate does not make a winner
         trial = self._on_all_data(trial, engine)
         if trial.all_data_db is not None and self.min_sqnr_db is not None:
             trial = replace(trial, incumbent=trial.incumbent and trial.all_data_db >= self.min_sqnr_db)
@@ -128,7 +126,7 @@ class Admission:
     def _keeps_score(self, placement: Placement) -> bool:
         return self.least is None or not placement.sites or self.scores[placement.digest] >= self.least
 
-    def _on_all_data(self, trial: Trial, engine: Runs, *, above: bool = False) -> Trial:
+    def _on_all_data(self, trial: Trial, engine: Runs) -> Trial:
         """The trial with its SQNR on as much data as decides, if the limit needs it and few samples are not all."""
         least, all_data = self.min_sqnr_db, self.all_data
         if not self.confirms_sqnr or least is None or all_data is None:
@@ -136,7 +134,7 @@ class Admission:
         if not trial.placement.sites or trial.all_data_db is not None:
             return trial
         known = self.confirmed_db.get(trial.placement.digest)
-        found, whole = all_data.near(engine, least, above=above) if known is None else (known, True)
+        found, whole = all_data.near(engine, least) if known is None else (known, True)
         trial = replace(trial, all_data_db=found, is_part=not whole)
         self._learn_difference(trial)
         return trial

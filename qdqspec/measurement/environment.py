@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qdqspec.backends.base import BuildOptions
+from qdqspec.backends.isolation.worker import options_from_json, options_to_json
 from qdqspec.codec import from_data, to_data
 from qdqspec.errors import BackendUnavailableError, ConfigError
-from qdqspec.measurement.worker import options_from_json, options_to_json
 from qdqspec.programs import python_command
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import DeviceKey

@@ -15,7 +15,7 @@ from difflib import SequenceMatcher
 from functools import cached_property
 from typing import Literal, TypeAlias
 
-from qdqspec.measurement.change import kernel_groups
+from qdqspec.measurement.layer_changes import kernel_groups
 from qdqspec.types import CorrectionGain, Interval, LayerTime
 from qdqspec.units import plain
 

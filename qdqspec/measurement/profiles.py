@@ -17,8 +17,9 @@ from pathlib import Path
 from qdqspec.arrays import Array
 from qdqspec.backends.base import Engine
 from qdqspec.measurement.race import time_after_another
-from qdqspec.measurement.together import predictions_between
-from qdqspec.types import Clock, LayerTime, ProfileLatency, Samples, ShapeProfile
+from qdqspec.measurement.stats import Deviation
+from qdqspec.measurement.together import Together
+from qdqspec.types import Clock, LayerTime, ProfileLatency, Samples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +33,10 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A part of a model to time in isolation: its file, its inputs, and the shapes it is built for."""
+    """A part of a model to time in isolation: its file and its inputs."""
 
     path: Path
     loads: tuple[Load, ...]
-    profiles: tuple[ShapeProfile, ...] = ()
 
 
 GivenFeeds = Mapping[str, Array] | tuple[Load, ...]
@@ -137,25 +137,18 @@ def merged_layers(parts: Sequence[tuple[LayerTime, ...]], shares: Sequence[float
 
 
 def profile_latencies(
-    loads: Sequence[Load],
-    timed: Mapping[str, Sequence[Samples]],
-    roles: Mapping[str, str],
-    clock: Clock,
-    measurements: int = 1,
-    times: tuple[float, int] = (0.0, 0),
+    loads: Sequence[Load], timed: Together, roles: Mapping[str, str], clock: Clock, times: Deviation
 ) -> tuple[ProfileLatency, ...]:
-    """Ratios to the reference at each profile; empty for a single profile.
+    """Predicted ratios to the reference at each profile; empty for a single profile.
 
-    ``timed`` holds the samples of every fresh build by the name that ``roles`` has for a role; see `predicted_ratios`
-    for ``times``.
+    ``roles`` has the name of the group of each role; see `estimate_ratios` for ``times``.
     """
     if len(loads) == 1:
         return ()
     found = []
     for number, load in enumerate(loads):
-        own = {name: [build.profiles[number] for build in builds] for name, builds in timed.items()}
-        ratios = predictions_between(own, roles["reference"], clock, measurements, times)
-        by_role = {role: ratios[name] for role, name in roles.items()}
+        ratios = timed.estimates(roles["reference"], clock, times, profile=number)
+        by_role = {role: ratios[name].predicted for role, name in roles.items()}
         found.append(ProfileLatency(name=load.name, share=load.share, ratios=by_role))
     return tuple(found)
 

@@ -5,9 +5,6 @@ interleaved and ranked, in a few per cent. So a challenger is timed in pairs wit
 each pair, and accepted at the end of a round, the rounds growing, as soon as the rank test allows. It is also rejected
 between rounds: as soon as the same test excludes a significant gain. Stopping early can miss a gain, but never claims a
 false one.
-
-Parts of a model race in the same pairs, each against the same nodes in float (`PartBench`). A part is timed in
-isolation, so that its time does not predict that of the whole: it only ranks the placements to build.
 """
 
 from __future__ import annotations
@@ -21,9 +18,8 @@ import numpy as np
 
 from qdqspec.arrays import Floats
 from qdqspec.backends.base import Engine
-from qdqspec.errors import BackendError
 from qdqspec.measurement.stats import log_ratios, signed_rank_bounds, wilcoxon_p
-from qdqspec.types import Clock, Interval, LayerTime, Placement, Race, Samples, Trial
+from qdqspec.types import Clock, Interval, LayerTime, Race, Samples
 
 LOOKS = (6, 12, 24, 48)  # numbers of pairs after which the test is evaluated
 ALPHA = 0.02  # for each evaluation, one-sided: six pairs of one sign are the first that can decide
@@ -64,11 +60,9 @@ def race(
     clock: Clock,
     eps: float,
     random: np.random.Generator,
-    enough: float | None = None,
 ) -> tuple[Race, Samples, Samples]:
     """Test whether the challenger takes less than ``1 - eps`` times the incumbent's time.
 
-    A race also ends once it proves a gain of ``enough``: it is to be `decided` again, with the ``eps`` known by then.
     Returns the verdict and the samples of challenger and incumbent. Engines with the same optimized graph run the same
     kernels: they are not raced.
     """
@@ -89,8 +83,6 @@ def race(
                 break
         outcome = decided(incumbent.digest, ours, theirs, clock, eps)
         if outcome.verdict != "no difference" or len(theirs.wall_ms) < look:
-            break
-        if enough is not None and decided(incumbent.digest, ours, theirs, clock, enough).verdict == "faster":
             break
     return outcome, *_noted(ours, theirs)
 
@@ -273,65 +265,3 @@ def _is_futile(ours: Samples, theirs: Samples, clock: Clock, eps: float) -> bool
     differences = log_ratios(ours.on(clock), theirs.on(clock))
     bounds = signed_rank_bounds(differences, FUTILE) if len(differences) >= LOOKS[0] else None
     return bounds is not None and bounds.low > math.log1p(-eps)
-
-
-FLOAT = Placement(sites=frozenset())
-# fixed: the measured noise of builds is that of the whole model, and a part is ranked by its ratio
-EPS = 0.01
-
-
-class PartBench:
-    """Keeps the float engine of one part open. ``open_part`` builds a part in float."""
-
-    def __init__(
-        self, open_part: Callable[[tuple[str, ...]], Engine], *, clock: Clock, random: np.random.Generator
-    ) -> None:
-        self._open_part = open_part
-        self._clock: Clock = clock
-        self._random = random
-        self._held: tuple[tuple[str, ...], Engine] | None = None  # nodes and float engine of the current part
-
-    def measure(self, trial: Trial, engine: Engine, *, profile: bool) -> Trial:
-        """Race a part against itself in float; its float engine is kept. Raises `BackendError`."""
-        screened = warmed(engine, self._clock)
-        if not trial.placement.sites:
-            self._hold(trial.subgraph, engine)
-            trial = replace(trial, samples=screened, ratio=1.0)
-        else:
-            outcome, ours, theirs = self._race(trial, engine)
-            trial = replace(trial, samples=ours, rival=theirs, race=outcome, ratio=outcome.ratio)
-        return replace(trial, layers=profiled(engine, screened.median_ms(self._clock)) if profile else ())
-
-    def holds(self, engine: Engine) -> bool:
-        """Whether an engine is the one that stays open."""
-        return self._held is not None and self._held[1] is engine
-
-    def close(self) -> None:
-        """Close the float engine."""
-        if self._held is not None:
-            self._held[1].close()
-            self._held = None
-
-    def _race(self, trial: Trial, engine: Engine) -> tuple[Race, Samples, Samples]:
-        is_fresh = self._held is None or self._held[0] != trial.subgraph
-        if is_fresh:
-            self._hold(trial.subgraph, self._open_part(trial.subgraph))
-        assert self._held is not None
-        other = self._held[1]
-        try:
-            if is_fresh:
-                warmed(other, self._clock)
-            return race(
-                Entrant(digest=trial.placement.digest, engine=engine, graph_hash=engine.graph_hash),
-                Entrant(digest=FLOAT.digest, engine=other, graph_hash=other.graph_hash),
-                clock=self._clock,
-                eps=EPS,
-                random=self._random,
-            )
-        except BackendError:
-            self.close()  # whichever of the two failed
-            raise
-
-    def _hold(self, nodes: tuple[str, ...], engine: Engine) -> None:
-        self.close()
-        self._held = nodes, engine

@@ -73,14 +73,13 @@ class Store:
 
     def get(self, key: str) -> Path | None:
         """The entry's folder; ``None`` if it is missing or damaged."""
-        for root in self._roots():
-            entry = root / key
-            if entry.is_dir():
-                reason = _damage(entry)
-                if reason is None:
-                    return entry
-                if not entry.is_dir():
-                    continue  # another run has just removed it
+        for entry in (root / key for root in self._roots()):
+            if not entry.is_dir():
+                continue
+            reason = _damage(entry)
+            if reason is None:
+                return entry
+            if entry.is_dir():  # else another run has just removed it
                 self.warn(f"{entry}: a damaged cache entry was ignored ({reason}); it will be made anew")
         return None
 
@@ -91,14 +90,16 @@ class Store:
         called once more if the cache cannot be written. Raises `OutputError` if a temporary folder has no space either,
         and any error of ``fill``.
         """
-        if self._elsewhere is None:
-            try:
-                return self._put(self._made_folder(), key, fill)
-            except OSError as error:
-                if not _is_unwritable(error):
-                    raise
-                self._go_elsewhere(error)
-        return self._put_elsewhere(key, fill)
+        try:
+            return self._put(self._elsewhere or self._made_folder(), key, fill)
+        except OSError as error:
+            if not _is_unwritable(error):
+                raise
+            if self._elsewhere is not None:
+                cure = "set TMPDIR to another folder"
+                raise unwritable("the cache entry", self._elsewhere, error, cure) from None
+            self._go_elsewhere(error)
+        return self.put(key, fill)
 
     def discard(self, key: str) -> None:
         """Remove an entry, if it exists, because its result is no longer valid."""
@@ -204,17 +205,6 @@ class Store:
             _write_manifest(partial, self._clock())
             return _move_in(partial, root / key)
 
-    def _put_elsewhere(self, key: str, fill: Callable[[Path], None]) -> Path:
-        assert self._elsewhere is not None
-        try:
-            return self._put(self._elsewhere, key, fill)
-        except OSError as error:
-            if not _is_unwritable(error):
-                raise
-            raise unwritable(
-                "the cache entry", self._elsewhere, error, "set TMPDIR to another folder"
-            ) from None
-
     def _go_elsewhere(self, error: OSError) -> None:
         """Use a temporary folder from now on, for the lifetime of this object."""
         self._own = TemporaryFolder()
@@ -317,8 +307,8 @@ def _damage(entry: Path) -> str | None:
 def _manifest(entry: Path) -> dict[str, Any]:
     """The manifest of an entry. Raises ``ValueError`` if it was changed."""
     manifest: dict[str, Any] = parse_json((entry / MANIFEST).read_bytes())
-    total = manifest.pop("sum", None)  # entries of an earlier version have none
-    if manifest.keys() != {"created", "files"} or (total is not None and total != content_sum(manifest)):
+    total = manifest.pop("sum", None)
+    if manifest.keys() != {"created", "files"} or total != content_sum(manifest):
         raise ValueError("its sum does not fit")
     return manifest
 

@@ -1,7 +1,6 @@
-"""The SQNR of a candidate: on a few samples during a search, on all data before it is selected.
+"""The SQNR of a candidate: on the first samples of the data during a search, on all of it before it is selected.
 
-The reference's outputs are computed once and kept. A candidate is run on as many samples of all data as show on which
-side of a limit it is; only one that may be selected is run on all. `NoiseBar` estimates the SQNR that a metric needs.
+The outputs of the reference are computed once and held. `NoiseBar` estimates the SQNR that a metric needs.
 """
 
 from __future__ import annotations
@@ -10,36 +9,24 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import islice
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from qdqspec.arrays import Array, Floats
+from qdqspec.arrays import Array
 from qdqspec.parity.compare import noise_power, power_of, require_numbers, signal_power, sqnr_db
-from qdqspec.types import EXACT_DB, Placement, Site, Trial
+from qdqspec.types import EXACT_DB, Placement, Trial
 
-SAMPLES = 8
-HELD_BYTES = 64 << 20  # of the reference's outputs on all data
-FEW = 2
-# Samples after which an SQNR may be far from a limit: how much it can rise if the others have no noise, and the
-# smallest distance that counts as far.
-STEPS = {FEW: (6.0, 1.0), 4: (3.0, 0.5)}
-KNOWN, SURE = (
-    4,
-    3.0,
-)  # engines run on all samples after which their error is known, and deviations that are far
-SMALL_DB = 2.0  # difference of all data from the few samples that these show well enough
-# of placements on the few samples, and of their pairs those of one only: whose difference on all data is similar
-SIMILAR_DB, SIMILAR_SHARE = 3.0, 0.1
-# standard errors and decibels from a limit after which all data is not needed; standard errors of a rehearsal
-DECIDED, DECIDED_DB, LIKELY = 4.0, 0.5, 2.0
-LATEST = 3  # estimates whose errors show how wrong others may be
-HARD_SHARE = 0.5  # of the noise over all data, in the samples from which the noise of others is estimated
+SAMPLES = 8  # the first ones, on which every candidate is measured
+HELD_BYTES = 64 << 20  # of the outputs of the reference
+DECIDED_DB = 0.5  # an SQNR nearer to a limit is not decided by a part of the data
+SMALL_DB = 2.0  # of an offset: placements need not be measured on all data one by one
+NEAREST = 5  # placements with the most similar SQNR, from which an offset is estimated
+FIRST_DOUBT_DB = 0.5  # the deviation of an offset that is known of fewer than two placements
+LEAST_DOUBT_DB, MOST_DOUBT_DB = 0.1, 2.0  # bounds of the deviation: few placements do not show it
 MOST_DB = EXACT_DB  # finite value for equal outputs: JSON has no infinity
 
 
@@ -65,383 +52,137 @@ class Reference(Runs, Protocol):
         ...
 
 
-class OutputGate:
-    """Measures the SQNR of an engine's worst output, in dB, against the reference's on the same samples."""
+class Evaluator:
+    """Measures the SQNR of an engine's worst output, in dB, against the reference's on the same samples.
 
-    def __init__(self, reference: Runs, feeds: Iterable[Mapping[str, Array]], samples: int = SAMPLES) -> None:
-        self._pairs = [(feed, reference.run(feed)) for feed in islice(feeds, samples)]
-        require_numbers(self._pairs)
-        # SQNR on all samples minus that on the first ones, by the number of these
-        self._differences: dict[int, list[float]] = {
-            number: [] for number in STEPS if number < len(self._pairs)
-        }
-
-    @property
-    def known(self) -> list[Mapping[str, Array]]:
-        """The reference's outputs."""
-        return [expected for _, expected in self._pairs]
-
-    @property
-    def samples(self) -> int:
-        """Number of samples."""
-        return len(self._pairs)
-
-    def __call__(self, engine: Runs) -> float:
-        """Run an engine on the samples; an output that is not finite or of another shape counts as -200 dB."""
-        return self._powers(engine).worst_db
-
-    def by_output(self, engine: Runs) -> dict[str, float]:
-        """The SQNR of each float output."""
-        return self._powers(engine).by_output
-
-    def first(self, engine: Runs) -> float:
-        """The SQNR of the worst output on the first `FEW` samples."""
-        return self._powers(engine, FEW).worst_db
-
-    def _powers(
-        self, engine: Runs, stop: int | None = None, found: _Powers | None = None, start: int = 0
-    ) -> _Powers:
-        found = found or _Powers()
-        pairs = self._pairs[start:stop]
-        for (_, expected), seen in zip(pairs, outputs_of(engine, [feed for feed, _ in pairs]), strict=True):
-            found.add(expected, seen)
-        return found
-
-    def near(self, engine: Runs, limit_db: float, most_db: float | None = None) -> tuple[float, int]:
-        """The SQNR of the worst output, and the number of samples that were run.
-
-        Those are the first ones, as many as the steps, if these alone put the SQNR on all below the limit, or
-        if the SQNR expected from them is far below it, or far above ``most_db``, by default the limit; else all. The
-        expected SQNR and the distance that counts as far are derived from the engines that were run on all samples
-        before. Without these, no SQNR counts as far above: the first samples may have saturated outputs.
-        """
-        found, at, done = _Powers(), dict[int, float](), 0
-        for number, known in self._differences.items():
-            found, done = self._powers(engine, number, found, done), number
-            at[number] = found.worst_db
-            expected_db, (rise, least) = at[number] + float(np.median(known or [0.0])), STEPS[number]
-            far = max(least, SURE * float(np.std(known))) if len(known) >= KNOWN else np.inf
-            is_above = expected_db > (limit_db if most_db is None else most_db) + far
-            if is_above or expected_db < limit_db - far or at[number] < limit_db - rise:
-                return expected_db, number
-        found = self._powers(engine, None, found, done)
-        for number, few_db in at.items():
-            self._differences[number].append(found.worst_db - few_db)
-        return found.worst_db, self.samples
-
-
-@dataclass(slots=True)
-class AllDataDifference:
-    """The SQNR on all data minus that on the few samples, by placements measured on both.
-
-    It depends on the SQNR itself: where an output saturates, a little noise changes hard samples only.
-    """
-
-    # SQNR on the few samples, the difference, and the pairs
-    _known: list[tuple[float, float, frozenset[Site]]] = field(default_factory=list)
-    _of: dict[str, float] = field(default_factory=dict)  # the latest difference by digest
-
-    @property
-    def most_db(self) -> float:
-        """The largest difference of a placement that was measured on both, without its sign; 0 without any."""
-        return max((abs(difference) for _, difference, _ in self._known), default=0.0)
-
-    @property
-    def is_known(self) -> bool:
-        """Whether a placement was measured on both."""
-        return bool(self._known)
-
-    @property
-    def is_small(self) -> bool:
-        """Whether placements were measured on both and differ little: others need not be measured on all data."""
-        return self.is_known and self.most_db <= SMALL_DB
-
-    def is_of(self, placement: Placement) -> bool:
-        """Whether this placement was measured or rehearsed on both."""
-        return placement.digest in self._of
-
-    def learn(self, few_db: float, all_data_db: float, placement: Placement) -> None:
-        """Add a placement that was measured on both."""
-        difference = all_data_db - few_db
-        self._known.append((few_db, difference, placement.sites))
-        self._of[placement.digest] = difference
-
-    def at(self, few_db: float, placement: Placement | None = None) -> float:
-        """The expected difference, of a placement its own if that is known; 0 without any.
-
-        The mean of those known, weighted by how similar their SQNR is, and their pairs.
-        """
-        if not self._known:
-            return 0.0
-        if placement is not None and placement.digest in self._of:
-            return self._of[placement.digest]
-        distances = [abs(place - few_db) / SIMILAR_DB for place, _, _ in self._known]
-        if placement is not None:
-            others = (_other_share(sites, placement.sites) for _, _, sites in self._known)
-            distances = [own + share / SIMILAR_SHARE for own, share in zip(distances, others, strict=True)]
-        weights = np.exp(min(distances) - np.array(distances))
-        return float(np.average([difference for _, difference, _ in self._known], weights=weights))
-
-
-def _other_share(first: frozenset[Site], second: frozenset[Site]) -> float:
-    """The share of the pairs of two placements that only one of them has."""
-    return len(first ^ second) / max(1, len(first | second))
-
-
-_Awaited: TypeAlias = Callable[[], Mapping[str, Array]]  # outputs that may not be computed yet
-
-
-class HeldOutputs:
-    """Outputs of the reference by number of the sample, up to `HELD_BYTES`; ``known`` are the first ones."""
-
-    def __init__(self, known: Iterable[Mapping[str, Array]] = ()) -> None:
-        self._found: dict[int, Mapping[str, Array]] = {}
-        self._bytes = 0
-        for number, outputs in enumerate(known):
-            self.add(number, outputs)
-
-    def __contains__(self, number: int) -> bool:
-        return number in self._found
-
-    def __getitem__(self, number: int) -> Mapping[str, Array]:
-        return self._found[number]
-
-    def add(self, number: int, outputs: Mapping[str, Array]) -> None:
-        """Hold the outputs of a sample, unless they take too much memory. Changes this object."""
-        size = sum(value.nbytes for value in outputs.values())
-        if self._bytes + size <= HELD_BYTES:
-            self._bytes += size
-            self._found[number] = outputs
-
-
-class AllData:
-    """The SQNR of an engine's worst output over all of ``feeds``; ``reference`` builds the model to compare with.
-
-    Outputs of the reference are computed once if they can be ``held``. For other samples it runs again each time, with
-    ``at_once`` on each sample while the engine runs on it. ``samples`` is the number of feeds, ``seconds`` the time an
-    engine may take, ``decided`` the number of standard errors from a limit after which `near` runs no further samples.
+    An output that is not finite or of another shape counts as -200 dB. ``reference`` builds the model to compare with:
+    it runs on the first samples at once, on further ones when they are needed, and again on those whose outputs exceed
+    `HELD_BYTES`. ``feeds`` are read again for each measurement of more than the first samples, and at most ``samples``
+    of them are used. ``few`` is the number of the first ones: more predict all data better, and each candidate runs on
+    all of them. ``seconds`` is the time that an engine above a limit may take for all data. A part of the data decides
+    if its mean is ``errors`` standard errors from the limit: fewer decide sooner, and more often wrongly.
     """
 
     def __init__(
         self,
         feeds: Iterable[Mapping[str, Array]],
         reference: Callable[[], Reference],
-        held: HeldOutputs | None = None,
+        samples: int = SAMPLES,
         *,
-        samples: int = 0,
+        few: int = SAMPLES,
         seconds: float = math.inf,
-        at_once: bool = False,
-        decided: float = DECIDED,
+        errors: float = 4.0,
     ) -> None:
-        self._feeds = feeds
-        self._reference = reference
-        self.samples = samples
-        self._seconds, self._at_once, self._decided = seconds, at_once, decided
-        self._held = HeldOutputs() if held is None else held
-        self._whole: list[_Powers] = []  # of engines that were run on every sample
-        self._errors: list[float] = []  # of their estimates
-
-    def rehearsed(self, feeds: Iterable[Mapping[str, Array]], samples: int) -> AllData:
-        """The same for rehearsals over ``feeds``, the first ones of these; they share the reference's outputs."""
-        return AllData(
-            feeds, self._reference, self._held, samples=samples, at_once=self._at_once, decided=LIKELY
-        )
+        self._feeds, self._reference, self._seconds, self._errors = feeds, reference, seconds, errors
+        self._held: dict[int, Mapping[str, Array]] = {}
+        self._bytes = 0
+        self._first = list(islice(feeds, min(few, samples)))
+        with closing(reference()) as engine:
+            outputs = [self._hold(number, engine.run(feed)) for number, feed in enumerate(self._first)]
+        require_numbers(list(zip(self._first, outputs, strict=True)))
+        self.few = len(self._first)
+        self.samples = samples if self.few == few else self.few
 
     def __call__(self, engine: Runs) -> float:
-        """Run the engine on every sample."""
-        self._whole.append(self._run(engine))
-        return self._whole[-1].worst_db
+        """The SQNR on all samples."""
+        return self._run(engine, self.samples).worst_db
 
-    def near(self, engine: Runs, limit_db: float, *, above: bool = False) -> tuple[float, bool]:
+    def first(self, engine: Runs, limit_db: float = -math.inf) -> tuple[float, bool]:
+        """The SQNR on the first samples, and whether all of these were run: none more runs once it is below the limit.
+
+        That is certain as soon as those so far have more noise than the limit allows for all of them.
+        """
+
+        def is_below(found: Powers) -> bool:
+            return found.worst_db < limit_db - 10 * math.log10(self.few / found.samples)
+
+        found = self._run(engine, self.few, is_below)
+        return found.worst_db, found.samples >= self.few
+
+    def by_output(self, engine: Runs) -> dict[str, float]:
+        """The SQNR of each float output on the first samples."""
+        return self._run(engine, self.few).by_output
+
+    def near(self, engine: Runs, limit_db: float) -> tuple[float, bool]:
         """The SQNR, and whether it is that of all samples: none more runs once it is below the limit for sure.
 
-        After twice `SAMPLES`, of which every candidate was run on the first half before, four times as many and so on,
-        the difference counts as sure if its mean over samples is more than ``decided`` standard errors from zero and
-        the SQNR is `DECIDED_DB` from the limit. An SQNR above the limit is shown by a part of the samples only where
-        all would take more than the time for one engine: a few samples may have most of the noise. Once an engine was
-        run on all samples, the `estimated` SQNR of another is enough if it is twice that far below the limit, and twice
-        as far as estimates of such engines were wrong; with ``above`` also if it is as far above, where little depends
-        on it: another engine may have its noise on other samples.
+        The samples so far decide when their number is twice that of the first ones, four times and so on. They decide
+        that an SQNR is above the limit only where all would take more than the time for one engine: a few samples may
+        have most of the noise.
         """
-        hard, part, found_db = self._hard, _Powers(), None
-        if hard:
-            part = self._run(engine, hard.__contains__)
-            found_db = self._expected(part)
-            distance = limit_db - found_db
-            if (abs(distance) if above else distance) > 2 * max(DECIDED_DB, self._wrong_db):
-                return found_db, False
         started = time.monotonic()
 
-        def is_enough(powers: _Powers) -> bool:
-            whole = (time.monotonic() - started) * self.samples / powers.samples
-            return powers.is_decided(limit_db, self._decided, above=whole > self._seconds)
+        def is_enough(found: Powers) -> bool:
+            times, rest = divmod(found.samples, self.few)
+            if rest or times < 2 or times.bit_count() > 1:
+                return False
+            whole_seconds = (time.monotonic() - started) * self.samples / found.samples
+            return found.is_decided(limit_db, self._errors, above=whole_seconds > self._seconds)
 
-        known = {number: part.sample(place) for place, number in enumerate(hard)}
-        powers = self._run(engine, known=known, is_enough=is_enough)
-        is_whole = powers.samples >= self.samples
-        if is_whole:
-            self._whole.append(powers)
-            if found_db is not None:
-                self._errors.append(powers.worst_db - found_db)
-        return powers.worst_db, is_whole
-
-    @property
-    def _wrong_db(self) -> float:
-        """The root mean square error of the latest estimates; without any limit while none was compared."""
-        latest = self._errors[-LATEST:]
-        return float(np.sqrt(np.mean(np.square(latest)))) if latest else np.inf
-
-    def estimated(self, engine: Runs) -> float | None:
-        """The SQNR expected from the samples that had `HARD_SHARE` of the noise of engines run on all samples before.
-
-        The noise on all of them is that on these over their share: the ratio estimate of W. G. Cochran, "Sampling
-        Techniques", 1977. ``None`` if no engine was run on all.
-        """
-        return self._expected(self._run(engine, hard.__contains__)) if (hard := self._hard) else None
-
-    @property
-    def _hard(self) -> list[int]:
-        """The samples with the most noise of engines run on all before, in order; empty without one."""
-        shares = _mean_shares(self._whole)
-        return sorted({number for share in shares.values() for number in _largest(share)})
-
-    def _expected(self, part: _Powers) -> float:
-        """The SQNR on all samples, by that on the hard ones."""
-        numbers, signal = self._hard, self._whole[0].signal
-        by_output = (
-            sqnr_db(sum(signal[name]), sum(part.noise[name]) / float(share[numbers].sum()))
-            for name, share in _mean_shares(self._whole).items()
-        )
-        return float(np.clip(min(by_output), -MOST_DB, MOST_DB))
+        found = self._run(engine, self.samples, is_enough)
+        return found.worst_db, found.samples >= self.samples
 
     def _run(
-        self,
-        engine: Runs,
-        wanted: Callable[[int], bool] = lambda _: True,
-        known: Mapping[int, _Powers] | None = None,
-        is_enough: Callable[[_Powers], bool] = lambda _: False,
-    ) -> _Powers:
-        """The powers on the samples with the numbers ``wanted``, or on the first ones of these that are enough.
-
-        Those that are ``known`` are not run again.
-        """
-        known, found, look = known or {}, _Powers(), 2 * SAMPLES
-        expected = deque[tuple[list[_Powers], _Awaited | None]]()  # known before a sample, and its outputs
+        self, engine: Runs, samples: int, is_enough: Callable[[Powers], bool] = lambda _: False
+    ) -> Powers:
+        """The powers on the first ``samples``, or on as many of these as are enough."""
+        found, expected = Powers(), deque[Mapping[str, Array]]()
 
         def fed(opened: ExitStack) -> Iterator[Mapping[str, Array]]:
-            start: Callable[[int, Mapping[str, Array]], _Awaited] | None = None
-            before = list[_Powers]()
-            for number, feed in enumerate(self._feeds):
-                if number in known:
-                    before.append(known[number])
-                elif wanted(number):
-                    if number in self._held:
-                        outputs: _Awaited = partial(self._held.__getitem__, number)
-                    else:
-                        start = start or self._started(opened)
-                        outputs = start(number, feed)
-                    expected.append((before, outputs))
-                    before = []
-                    yield feed
-            expected.append((before, None))
+            reference: Reference | None = None
+            feeds = self._first if samples <= self.few else islice(self._feeds, samples)
+            for number, feed in enumerate(feeds):
+                if number in self._held:
+                    expected.append(self._held[number])
+                else:
+                    reference = reference or opened.enter_context(closing(self._reference()))
+                    expected.append(self._hold(number, reference.run(feed)))
+                yield feed
 
         with ExitStack() as opened:
-            for seen in outputs_of(engine, fed(opened)):
-                before, outputs = expected.popleft()
-                found.extend(before)
-                assert outputs is not None
-                found.add(outputs(), seen)
-                if look <= found.samples < self.samples:
-                    if is_enough(found):
-                        return found
-                    look *= 2
-        found.extend(expected.popleft()[0])
+            for outputs in outputs_of(engine, fed(opened)):
+                found.add(expected.popleft(), outputs)
+                if is_enough(found):
+                    break
         return found
 
-    def _started(self, opened: ExitStack) -> Callable[[int, Mapping[str, Array]], _Awaited]:
-        """A function that starts the reference on a sample and returns one that waits for its outputs.
-
-        The reference is open until ``opened`` is closed.
-        """
-        reference = opened.enter_context(closing(self._reference()))
-
-        def outputs(number: int, feed: Mapping[str, Array]) -> Mapping[str, Array]:
-            found = reference.run(feed)
-            self._held.add(number, found)
-            return found
-
-        def computed(number: int, feed: Mapping[str, Array]) -> _Awaited:
-            found = outputs(number, feed)
-            return lambda: found
-
-        if not self._at_once:
-            return computed
-        thread = opened.enter_context(ThreadPoolExecutor(1, "reference"))
-        return lambda number, feed: thread.submit(outputs, number, feed).result
+    def _hold(self, number: int, outputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        """The outputs of the reference for a sample, held unless they take too much memory."""
+        size = sum(value.nbytes for value in outputs.values())
+        if self._bytes + size <= HELD_BYTES:
+            self._bytes += size
+            self._held[number] = outputs
+        return outputs
 
 
-def _mean_shares(engines: Iterable[_Powers]) -> dict[str, Floats]:
-    """The share of each sample in the noise of each output, the mean over engines with any and finite noise."""
-    found: dict[str, list[Floats]] = {}
-    for engine in engines:
-        for name, powers in engine.noise.items():
-            total = sum(powers)
-            if 0 < total < math.inf:
-                found.setdefault(name, []).append(np.array(powers) / total)
-    return {name: np.asarray(np.mean(shares, axis=0), np.float64) for name, shares in found.items()}
-
-
-def _largest(shares: Floats) -> list[int]:
-    """The fewest samples that have `HARD_SHARE` of the noise."""
-    falling = np.argsort(-shares, kind="stable")
-    return [int(number) for number in falling[: 1 + np.searchsorted(np.cumsum(shares[falling]), HARD_SHARE)]]
-
-
-class _Powers:
+class Powers:
     """Signal and noise power of each float output by sample."""
 
     def __init__(self) -> None:
-        self.signal: dict[str, list[float]] = {}
-        self.noise: dict[str, list[float]] = {}
+        self.samples = 0
+        self._signal: dict[str, list[float]] = {}
+        self._noise: dict[str, list[float]] = {}
 
     def add(self, expected: Mapping[str, Array], seen: Mapping[str, Array]) -> None:
         """Add the outputs of one sample. Changes this object."""
+        self.samples += 1
         for name, values in expected.items():
             if np.issubdtype(values.dtype, np.floating):
-                self.signal.setdefault(name, []).append(signal_power(values))
-                self.noise.setdefault(name, []).append(noise_power(values, seen.get(name)))
+                self._signal.setdefault(name, []).append(signal_power(values))
+                self._noise.setdefault(name, []).append(noise_power(values, seen.get(name)))
 
     @property
     def by_output(self) -> dict[str, float]:
         """The SQNR of each float output, over all samples."""
         return {
-            name: float(np.clip(sqnr_db(sum(signal), sum(self.noise[name])), -MOST_DB, MOST_DB))
-            for name, signal in self.signal.items()
+            name: float(np.clip(sqnr_db(sum(signal), sum(self._noise[name])), -MOST_DB, MOST_DB))
+            for name, signal in self._signal.items()
         }
 
     @property
     def worst_db(self) -> float:
         """The SQNR of the worst output."""
         return min(self.by_output.values(), default=MOST_DB)
-
-    @property
-    def samples(self) -> int:
-        """Number of samples."""
-        return max(map(len, self.signal.values()), default=1)
-
-    def sample(self, place: int) -> _Powers:
-        """Those of one sample."""
-        found = _Powers()
-        found.signal = {name: [powers[place]] for name, powers in self.signal.items()}
-        found.noise = {name: [powers[place]] for name, powers in self.noise.items()}
-        return found
-
-    def extend(self, several: Iterable[_Powers]) -> None:
-        """Add those of further samples. Changes this object."""
-        for other in several:
-            for name, powers in other.signal.items():
-                self.signal.setdefault(name, []).extend(powers)
-                self.noise.setdefault(name, []).extend(other.noise[name])
 
     def is_decided(self, limit_db: float, errors: float, *, above: bool) -> bool:
         """Whether these samples show that the worst output's SQNR over all is below a limit, or that it is above.
@@ -450,17 +191,63 @@ class _Powers:
         """
         if abs(self.worst_db - limit_db) < DECIDED_DB:
             return False
-        beyond = [self._beyond(name, limit_db, errors) for name in self.signal]
+        beyond = [self._beyond(name, limit_db, errors) for name in self._signal]
         return any(low > 0 for low, _ in beyond) or (above and all(high < 0 for _, high in beyond))
 
     def _beyond(self, name: str, limit_db: float, errors: float) -> tuple[float, float]:
         """The bounds of the mean of the noise of an output that is more than the limit allows."""
-        signal, noise = np.array(self.signal[name]), np.array(self.noise[name])
-        excess = noise - power_of(limit_db) * signal
+        excess = np.array(self._noise[name]) - power_of(limit_db) * np.array(self._signal[name])
         if not np.isfinite(excess).all():
             return -np.inf, np.inf
         reach = errors * float(excess.std(ddof=1)) / len(excess) ** 0.5
         return float(excess.mean()) - reach, float(excess.mean()) + reach
+
+
+@dataclass(slots=True)
+class Offset:
+    """The SQNR of placements minus the one expected: on all data minus on the first samples, or built minus rehearsed.
+
+    ``known`` has the expected and the found SQNR of each placement of which both are known. With ``prior`` an offset of
+    zero counts as one more placement, so that a single one with an odd error does not refuse all others.
+    """
+
+    prior: bool = False
+    known: dict[Placement, tuple[float, float]] = field(default_factory=dict)
+
+    def learn(self, expected_db: float, found_db: float, placement: Placement) -> None:
+        """Add a placement of which both are known."""
+        self.known[placement] = expected_db, found_db
+
+    def at(self, expected_db: float, placement: Placement | None = None) -> float:
+        """The offset of a placement: its own if that is known, else the median of those with the nearest SQNR."""
+        if placement is not None and placement in self.known:
+            own, found = self.known[placement]
+            return found - own
+        near = sorted(self.known.values(), key=lambda pair: abs(pair[0] - expected_db))[:NEAREST]
+        offsets = [found - own for own, found in near] + [0.0] * (self.prior or not near)
+        return float(np.median(offsets))
+
+    def is_of(self, placement: Placement) -> bool:
+        """Whether both SQNRs of a placement are known."""
+        return placement in self.known
+
+    @property
+    def most_db(self) -> float:
+        """The largest offset of a placement, without its sign; infinite while none is known."""
+        return max((abs(found - own) for own, found in self.known.values()), default=math.inf)
+
+    @property
+    def is_small(self) -> bool:
+        """Whether offsets are known and all small: further placements need not be measured on all data one by one."""
+        return self.most_db <= SMALL_DB
+
+    @property
+    def doubt_db(self) -> float:
+        """The standard deviation of the SQNR of a placement that the offset does not explain, within bounds."""
+        if len(self.known) < 2:
+            return FIRST_DOUBT_DB
+        errors = [found - own - self.at(own) for own, found in self.known.values()]
+        return float(np.clip(np.std(errors[-2 * NEAREST :]), LEAST_DOUBT_DB, MOST_DOUBT_DB))
 
 
 # this far below a rejected candidate's SQNR, which is twice its noise, no candidate is raced

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from qdqspec.types import TailParity, TensorParity, WorstSlice
+from qdqspec.types import TensorParity, WorstSlice
 from qdqspec.units import db_text, plain
 
 NAME_WIDTH = 30
@@ -13,11 +13,6 @@ NAME_WIDTH = 30
 def slice_text(worst: WorstSlice) -> str:
     """A slice in words."""
     return f"slice {worst.index} of axis {worst.axis}"
-
-
-def tail_text(tail: TailParity) -> str:
-    """The place of a tensor before trailing operators in words."""
-    return f"before {tail.operator} '{plain(tail.node, NAME_WIDTH)}'"
 
 
 def slice_notes(outputs: Iterable[TensorParity]) -> Iterator[str]:

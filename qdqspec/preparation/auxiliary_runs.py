@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,21 +11,18 @@ from typing import TypeAlias
 
 import numpy as np
 import onnx
-from pydantic import BaseModel
 
 from qdqspec.arrays import Array, Feed, Reduction
 from qdqspec.backends.base import Backend, BuildOptions, Engine
+from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.config import hooks
 from qdqspec.config.settings import DEFAULT_BACKEND
 from qdqspec.errors import BackendError, ModelError, StateError
-from qdqspec.files import write_whole
-from qdqspec.graph.model import Model
+from qdqspec.graph.model import Model, require_path
 from qdqspec.graph.ops import has_floats
 from qdqspec.graph.save import save_model
 from qdqspec.graph.wire import Parts
 from qdqspec.measurement.engines import engines_at_once
-from qdqspec.measurement.isolate import Isolated
-from qdqspec.plain_json import read_json
 from qdqspec.regions.search import groups_of
 from qdqspec.rehearsal import Runtime
 from qdqspec.temporary import TemporaryFolder
@@ -57,9 +53,7 @@ def runner(backend: Backend, options: BuildOptions) -> Callable[[Path], Engine]:
 def reference_runtime(opened: ExitStack, options: BuildOptions, backend: Backend | None = None) -> Runtime:
     """The runtime `ARITHMETIC`, with each engine in a process of its own until ``opened`` is closed.
 
-    Several engines run at once (`engines_at_once`).
-
-    ``backend`` is used if it is that runtime already.
+    Several engines run at once (`engines_at_once`). ``backend`` is used if it is that runtime already.
     """
     if backend is None or not is_arithmetic(backend):
         backend = opened.enter_context(Isolated(ARITHMETIC))
@@ -87,164 +81,112 @@ _CURE = (
 )
 
 
-@dataclass
-class Observing:
-    """Runs a model with inner tensors as outputs, for calibration.
-
-    It runs on the backend itself if that returns outputs fast enough (``alone``); else on the reference runtime, with
-    the backend as fallback for models that this cannot run, such as those with plugins.
-    """
-
-    given: Model
-    backend: Backend
-    options: BuildOptions
-    alone: bool
-    note: Callable[[str], None]
-
-    def runner(
-        self, observers: ExitStack, observer: Parts, base: Path, cure: str | None = None
-    ) -> Callable[[Feed], Mapping[str, Array]]:
-        """A function that runs the observer until ``observers`` are closed; ``cure`` is the advice for a failed run.
-
-        Raises `BackendError` if no backend can build it.
-        """
-        path = observers.enter_context(TemporaryFolder()) / "observer.onnx"
-        save_model(observer, path, base=base)
-        engine = observers.enter_context(closing(self._built(observers, path)))
-        return _ObserverRuns(engine, partial(self._explained, path, cure))
-
-    def _built(self, observers: ExitStack, path: Path) -> Engine:
-        if self.alone:
-            with self._explained(path):
-                return self.backend.build(path, replace(self.options, hashed=False))
-        other = observers.enter_context(Isolated(ARITHMETIC))
-        try:
-            with self._explained(path):
-                return other.build(path, replace(self.options, hashed=False))
-        except BackendError as error:
-            return self._after_all(path, error)
-
-    def _after_all(self, path: Path, refusal: BackendError) -> Engine:
-        """Build it on the backend, although each additional output costs memory and prevents fusion."""
-        name = self.backend.name
-        try:
-            with self._explained(path):
-                engine = self.backend.build(path, replace(self.options, hashed=False))
-        except BackendError as error:
-            raise BackendError(
-                f"no range can be found for its activations: {ARITHMETIC} cannot run it ({refusal.what}), nor can "
-                f"{name} with activations for outputs ({error.what})",
-                where=self.given.where,
-                cure=_CURE,
-            ) from None
-        self.note(f"calibrated on {name} itself, since {ARITHMETIC} cannot run the model: {refusal.what}")
-        return engine
-
-    @contextmanager
-    def _explained(self, observer: Path, cure: str | None = None) -> Iterator[None]:
-        """Errors of the observer, reported for the model that it observes."""
-        try:
-            yield
-        except BackendError as error:
-            what = error.what.replace(str(observer), self.given.where)
-            raise BackendError(what, where=self.given.where, cure=error.cure or cure) from None
-
-
 @dataclass(frozen=True, slots=True)
-class _ObserverRuns:
-    """An engine of an observer; ``explained`` is the context of its errors."""
+class Observer:
+    """An engine of a model with inner tensors as outputs. Its errors are reported for the model that it observes."""
 
     engine: Engine
-    explained: Callable[[], AbstractContextManager[None]]
+    path: Path
+    given: Model
+    cure: str | None = None  # the advice for a failed run
 
     def __call__(self, feed: Feed) -> Mapping[str, Array]:
-        with self.explained():
+        """The outputs by name."""
+        with _reported_for(self.given, self.path, self.cure):
             return self.engine.run(feed)
 
     def reduced(self, feed: Feed, how: Reduction) -> Mapping[str, Array]:
         """The outputs by name, reduced in the process of the engine if it has one of its own."""
         own = getattr(self.engine, "reduced", None)
-        with self.explained():
+        with _reported_for(self.given, self.path, self.cure):
             return self.engine.run(feed) if own is None else own(feed, how)
 
 
-FUSIONS = "fusion.json"
-_MOST_BYTES = 256 << 20
+def open_observer(
+    opened: ExitStack,
+    parts: Parts,
+    given: Model,
+    backend: Backend,
+    options: BuildOptions,
+    *,
+    note: Callable[[str], None],
+    cure: str | None = None,
+) -> Observer:
+    """Build an observer of ``given``, which runs until ``opened`` is closed.
+
+    It runs on the backend itself if that returns outputs fast enough; else on the reference runtime, with the backend
+    as fallback for models that this cannot run, such as those with plugins. Raises `BackendError` if neither builds it.
+    """
+    path = opened.enter_context(TemporaryFolder()) / "observer.onnx"
+    save_model(parts, path, base=require_path(given).parent)
+    options = replace(options, hashed=False)
+    observes = backend.capabilities(options).observes
+    first = backend if observes else opened.enter_context(Isolated(ARITHMETIC))
+    try:
+        with _reported_for(given, path):
+            engine = first.build(path, options)
+    except BackendError as refusal:
+        if observes:
+            raise
+        engine = _build_after_refusal(refusal, path, given, backend, options)
+        note(f"calibrated on {backend.name} itself, since {ARITHMETIC} cannot run the model: {refusal.what}")
+    return Observer(opened.enter_context(closing(engine)), path, given, cure)
+
+
+def _build_after_refusal(
+    refusal: BackendError, path: Path, given: Model, backend: Backend, options: BuildOptions
+) -> Engine:
+    """Build an observer on the backend, although each additional output costs memory and prevents fusion."""
+    try:
+        with _reported_for(given, path):
+            return backend.build(path, options)
+    except BackendError as error:
+        raise BackendError(
+            f"no range can be found for its activations: {ARITHMETIC} cannot run it ({refusal.what}), nor can "
+            f"{backend.name} with activations for outputs ({error.what})",
+            where=given.where,
+            cure=_CURE,
+        ) from None
+
+
+@contextmanager
+def _reported_for(given: Model, path: Path, cure: str | None = None) -> Iterator[None]:
+    """Errors of an observer's file name the model that it observes."""
+    try:
+        yield
+    except BackendError as error:
+        what = error.what.replace(str(path), given.where)
+        raise BackendError(what, where=given.where, cure=error.cure or cure) from None
+
 
 Groups: TypeAlias = tuple[tuple[str, ...], ...]
 
 
-class _Kept(BaseModel):
-    of: dict[str, object]
-    groups: tuple[tuple[str, ...], ...]
+def fused_groups(
+    model: Model, backend: Backend, options: BuildOptions, feed: Feed, note: Callable[[str], None]
+) -> Groups:
+    """The nodes of each kernel in one build; of the model in float16 if kernels of pairs fuse like those of float16."""
 
-
-@dataclass(frozen=True, slots=True)
-class FusionBuild:
-    """Determines kernel fusions by one build of a model; in float16 if ``half`` is set and the model is float32."""
-
-    model: Model
-    path: Path
-    backend: Backend
-    options: BuildOptions
-    half: bool
-    note: Callable[[str], None]
-
-    def groups(self, feeds: Feed) -> Groups:
-        """The nodes of each kernel: from an earlier run of the same model and device, else from a new build."""
-        known = self._known()
-        if known is None:
-            known = self._found(feeds)
-            self._keep(known)
-        return known
-
-    def _found(self, feeds: Feed) -> Groups:
-        if not (self.half and has_floats(self.model)):
-            return self._built(self.path, feeds)
-        halves = {name: v.astype(np.float16) if v.dtype == np.float32 else v for name, v in feeds.items()}
-        try:
-            with TemporaryFolder() as folder:
-                path = folder / "half.onnx"
-                half = half_model(self.model, self.path, backend=self.backend.name)
-                onnx.save(half, path, save_as_external_data=True)
-                return self._built(path, halves)
-        except (ModelError, BackendError) as error:
-            self.note(
-                f"fusions were read from a build of the given model, not of its float16 form: {error.what}"
-            )
-            return self._built(self.path, feeds)
-
-    def _built(self, path: Path, feeds: Feed) -> Groups:
-        with closing(self.backend.build(path, self.options)) as engine:
-            engine.bind(feeds)
+    def groups(path: Path, feed: Feed) -> Groups:
+        with closing(backend.build(path, options)) as engine:
+            engine.bind(feed)
             return groups_of(engine.layers())
 
-    # ---- kept ---------------------------------------------------------------------------------------
-
-    @property
-    def _file(self) -> Path | None:
-        return self.options.state and self.options.state / FUSIONS
-
-    @property
-    def _of(self) -> dict[str, object]:
-        """The key of a saved result; a result with another key is ignored."""
-        device = self.backend.device(self.options).key
-        return {"model_sha256": self.model.sha256, "device": device, "half": self.half}
-
-    def _known(self) -> Groups | None:
-        if self._file is None or not self._file.is_file():
-            return None
-        try:
-            kept = _Kept.model_validate(read_json(self._file, most_bytes=_MOST_BYTES))
-        except (OSError, ValueError):
-            return None  # damaged: it is determined again
-        return kept.groups if kept.of == self._of else None
-
-    def _keep(self, groups: Groups) -> None:
-        if self._file is None or not groups:
-            return
-        text = json.dumps({"of": self._of, "groups": groups}, indent=1)
-        write_whole(self._file, text, what="the fusions", make_folder=True)
+    path = require_path(model)
+    if not (backend.capabilities(options).fuses_in_half and has_floats(model)):
+        return groups(path, feed)
+    halves = {name: v.astype(np.float16) if v.dtype == np.float32 else v for name, v in feed.items()}
+    try:
+        with TemporaryFolder() as folder:
+            onnx.save(
+                half_model(model, path, backend=backend.name),
+                folder / "half.onnx",
+                save_as_external_data=True,
+            )
+            return groups(folder / "half.onnx", halves)
+    except (ModelError, BackendError) as error:
+        note(f"fusions were read from a build of the given model, not of its float16 form: {error.what}")
+        return groups(path, feed)
 
 
 def groups_of_file(path: Path, model: Model) -> Groups:
@@ -260,9 +202,8 @@ def groups_of_file(path: Path, model: Model) -> Groups:
             refusal = refusal or error
             continue
         advice = advice or found.advice
-        if known := tuple(
-            group for group in groups_of(found.layers) if any(node in model.by_name for node in group)
-        ):
+        groups = groups_of(found.layers)
+        if known := tuple(group for group in groups if not model.by_name.keys().isdisjoint(group)):
             return known
     if refusal is not None and not advice:
         raise StateError(refusal.what, where=path, cure=refusal.cure)

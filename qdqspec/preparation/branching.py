@@ -13,7 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from qdqspec.corrections.equalization import LARGE_GAIN, WeightSteps, chosen_equalizations
-from qdqspec.corrections.judge import MIN_SAMPLES, Errors, Judge, lower_bound_db
+from qdqspec.corrections.judge import MIN_SAMPLES, Errors, Judge
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model
 from qdqspec.parity.data import Dataset
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 SAMPLES = 16  # for the statistics of channels, every second one held out
 JUDGED = 4  # samples behind these on which the outputs are compared, if there are as many
-LEAST_GAIN_DB = 1.0  # of the outputs: a product takes time
+LEAST_GAIN_DB = 1.0  # of the outputs, without any single sample: a product takes time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +91,7 @@ def _judged(
     # the scaled model has the tensors of the other one too, with the same values
     ranges = prepared.tensor_ranges(scaled, tensors, lambda: islice(data, 0, SAMPLES, 2))
     before, after = (one.errors(prepared, ranges, data) for one in tried)
-    gain_db = lower_bound_db(after.gains_db(before))
-    if gain_db < LEAST_GAIN_DB:
+    if after.gains_without_db(before).min() < LEAST_GAIN_DB:
         return ScaledBranches()
     return ScaledBranches(changes=changes, before_db=before.total_db, after_db=after.total_db)
 
@@ -122,6 +121,6 @@ class _Quantized:
                 samples=JUDGED,
                 rounds_biases=prepared.capabilities.rounds_biases,
             )
-            opened.callback(judge.rehearsals.close)
+            opened.callback(judge.close)
             (errors,) = judge.errors(prepared.quantizer(self.space, ranges))
             return errors

@@ -9,27 +9,25 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from qdqspec import __version__
 from qdqspec.codec import from_data, to_data
 from qdqspec.measurement.journal import trial_from_json, trial_to_json
 from qdqspec.measurement.store import Store, cache_key
 from qdqspec.node_digests import changes_text
 from qdqspec.parity.sources import all_files
-from qdqspec.types import (
-    Case,
-    Data,
-    DataSource,
-    Placement,
-    Provenance,
-    SearchResult,
-)
+from qdqspec.types import Data, DataSource, Placement, Provenance, SearchResult
 
-STATE_VERSION = 11  # raised when the meaning of an entry changes, which invalidates older entries
-MODEL, RAW_MODEL, SCHEME, PATTERNS = "tuned.onnx", "tuned_raw.onnx", "scheme.json", "patterns.yaml"
+if TYPE_CHECKING:
+    from qdqspec.preparation.prepare import Prepared
+
+STATE_VERSION = 12  # raised when the meaning of an entry changes, which invalidates older entries
+REFERENCE, MODEL, RAW_MODEL = "reference.onnx", "tuned.onnx", "tuned_raw.onnx"
+SCHEME, PATTERNS, LAYERS = "scheme.json", "patterns.yaml", "layers.csv"
 FLOAT32_FILE = "float32.onnx"  # the user's float16 model in float32, without pairs
 CORRECTIONS = "corrections.json"  # those found, for other placements of the same search
 # Folders of models with the table in each: of a search with two objectives, and of strategy `region` on request.
@@ -37,7 +35,7 @@ FRONT, REGIONS = "front", "regions"
 NODES = "nodes"  # the digests of the model's nodes, in the description of an entry
 _CONCLUDED = "search.json"
 _MODELS = (MODEL, RAW_MODEL, FLOAT32_FILE)
-_FILES = (*_MODELS, *(f"{name}.data" for name in _MODELS), SCHEME, PATTERNS, CORRECTIONS, "layers.csv")
+_FILES = (*_MODELS, *(f"{name}.data" for name in _MODELS), SCHEME, PATTERNS, CORRECTIONS, LAYERS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,13 +56,64 @@ class FinishedSearch:
         return None if self.result.unchanged else self.folder / MODEL
 
 
-def key_of(case: Case, model_sha256: str, data_sha256: str, device: str, seed: int) -> str:
-    """The cache key of a finished search: model, data, rules, device and seed, but not the checks."""
+def search_key(prepared: Prepared) -> str:
+    """The cache key of a finished search: model, data, rules, device, options and seed, but not the checks."""
+    case, inputs, tune = prepared.case, prepared.case.inputs, prepared.case.tune
     asked = {name: to_data(getattr(case, name)) for name in ("patterns", "quantize", "tune")}
     regions = {**to_data(case.regions), "graph": data_digest(case.regions.graph)}
-    shapes, batch = to_data(case.inputs.profiles), case.inputs.batch
-    about = {"model": model_sha256, "data": data_sha256, "device": device, "seed": seed}
-    return cache_key(state=STATE_VERSION, shapes=shapes, batch=batch, regions=regions, **about, **asked)
+    data = [data_digest(inputs.calibration), data_digest(inputs.scales), _reference_score(prepared)]
+    if tune.objective == "pareto" or tune.limits.min_sqnr_db is not None or tune.accuracy is not None:
+        data.append(data_digest(inputs.evaluation))
+    return cache_key(
+        state=STATE_VERSION,
+        model=prepared.given.sha256,
+        data=data,
+        device=prepared.device.key,
+        options=dict(sorted(prepared.options.extra.items())),
+        seed=prepared.settings.seed,
+        shapes=to_data(inputs.profiles),
+        batch=inputs.batch,
+        regions=regions,
+        **asked,
+    )
+
+
+def header_of(prepared: Prepared) -> dict[str, object]:
+    """The header of the journal of a search; a journal with another header is not resumed."""
+    score = _reference_score(prepared)
+    return {
+        "model_sha256": prepared.given.sha256,
+        "model_nodes": prepared.node_digests,
+        "search": prepared.key,
+        "backend": prepared.backend.target,
+        "device": prepared.device.key,
+        "seed": prepared.settings.seed,
+        "qdqspec": __version__,
+        **({"accuracy": score} if score else {}),
+    }
+
+
+def _reference_score(prepared: Prepared) -> str:
+    """The reference's score for an accuracy constraint; empty without one.
+
+    The code of a metric has no digest; another metric is unlikely to give the same score to the same model.
+    """
+    rules = prepared.case.tune.accuracy
+    if rules is None:
+        return ""
+    reference = prepared.scores.of_reference(rules.metric, rules.output).value
+    return f"{rules.key} {reference:.9g} of the reference"
+
+
+def describe_entry(prepared: Prepared) -> dict[str, str]:
+    """The description of a cache entry: names of case, model, device and target, and the digests of its nodes."""
+    return {
+        "case": prepared.case.name,
+        "model": prepared.given.where,
+        "device": prepared.device.key,
+        "target": prepared.backend.target,
+        NODES: prepared.node_digests,
+    }
 
 
 def data_digest(source: DataSource | None) -> str:
@@ -82,20 +131,19 @@ def data_digest(source: DataSource | None) -> str:
     return digest.hexdigest()
 
 
-def keep(store: Store, key: str, found: FinishedSearch, about: Mapping[str, str]) -> FinishedSearch:
+def keep(store: Store, found: FinishedSearch, prepared: Prepared) -> FinishedSearch:
     """Put a finished search into the cache, with the files in its folder; returns the search with the cached files.
 
-    ``about`` describes the entry for ``qdqspec cache``: names of case, model, backend and device. If another process
-    stored another result first, the search is returned as it is.
+    If another process stored another result first, the search is returned as it is.
     """
-    result, files = found.result, found.folder
+    files = found.folder
 
     def fill(folder: Path) -> None:
-        lines = [json.dumps(trial_to_json(trial)) for trial in result.trials]
+        lines = [json.dumps(trial_to_json(trial)) for trial in found.result.trials]
         (folder / "trials.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
         # In full: the placement of everything may be confirmed and selected without a trial of the search.
-        conclusions = to_data(replace(result, trials=()))
-        conclusions |= {"raw_winner": found.raw_winner.digest, "about": dict(about)}
+        conclusions = to_data(replace(found.result, trials=()))
+        conclusions |= {"raw_winner": found.raw_winner.digest, "about": describe_entry(prepared)}
         (folder / _CONCLUDED).write_text(json.dumps(conclusions, indent=1), encoding="utf-8")
         for name in _FILES:
             if (files / name).is_file():
@@ -104,7 +152,7 @@ def keep(store: Store, key: str, found: FinishedSearch, about: Mapping[str, str]
             if table_of(files / name).is_file():
                 shutil.copytree(files / name, folder / name)
 
-    folder = store.put(key, fill)
+    folder = store.put(prepared.key, fill)
     with suppress(OSError):
         if (folder / SCHEME).read_bytes() == (files / SCHEME).read_bytes():
             return replace(found, folder=folder)
@@ -136,8 +184,9 @@ def recall(store: Store, key: str) -> FinishedSearch | None:
         return None
 
 
-def other_winner(store: Store, wanted: Mapping[str, str]) -> str:
+def other_winner(store: Store, prepared: Prepared) -> str:
     """The difference of the newest cached search of the same case and device; empty if there is none."""
+    wanted = describe_entry(prepared)
     for entry in reversed(store.entries()):
         known = about(entry.folder)
         if all(known.get(name) == wanted[name] for name in ("case", "device", "target")):

@@ -8,10 +8,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
 import onnx
 
-from qdqspec.arrays import Array
 from qdqspec.errors import BackendError, ModelError, PlacementError
 from qdqspec.graph.model import Model, require_path
 from qdqspec.graph.ops import has_floats
@@ -19,12 +17,12 @@ from qdqspec.graph.save import save_model
 from qdqspec.graph.weights import WeightStore
 from qdqspec.graph.wire import Parts
 from qdqspec.measurement.profiles import Load, Part
-from qdqspec.placement.edit.excerpt import Excerpt, Excerpts, Spans, looks_like_shape
+from qdqspec.placement.edit.excerpt import Excerpt, Excerpts
 from qdqspec.placement.edit.insert import Inserter
 from qdqspec.preparation.auxiliary_runs import half_model
-from qdqspec.preparation.cached import FLOAT32_FILE
+from qdqspec.preparation.cached import FLOAT32_FILE, REFERENCE
 from qdqspec.preparation.prepare import Prepared
-from qdqspec.types import FLOAT32, LatencyEvidence, Placement, ShapeProfile
+from qdqspec.types import FLOAT32, LatencyEvidence, Placement
 
 Nodes = tuple[str, ...]
 
@@ -53,29 +51,17 @@ class CandidateFiles:
         return path
 
 
-@dataclass(frozen=True, slots=True)
-class _Cut:
-    """An extracted part, with the inputs it is timed with."""
-
-    nodes: Nodes
-    excerpt: Excerpt
-    inserter: Inserter
-    loads: tuple[Load, ...]
-    profiles: tuple[ShapeProfile, ...]
-
-
 class PartFiles:
-    """Writes parts of a case's model as files to one folder. The last extracted part is cached.
+    """Writes parts of a case's model as files to one folder, for the inputs of its first shape profile.
 
-    If the case has several shape profiles, its parts are timed at the same profiles. A part that reads a computed
-    shape, or has a shape that cannot be derived from the inputs, uses the first profile only.
+    The last extracted part is cached.
     """
 
     def __init__(self, prepared: Prepared, folder: Path, store: WeightStore) -> None:
         self._prepared = prepared
         self._folder = folder
         self._store = store
-        self._last: _Cut | None = None
+        self._last: tuple[Nodes, Excerpt, Inserter, Load] | None = None
 
     def __call__(self, placement: Placement, nodes: Nodes) -> Part:
         """The file of a part with the pairs of a placement in it, and inputs for it.
@@ -87,12 +73,12 @@ class PartFiles:
         digest = hashlib.sha256("\n".join(nodes).encode()).hexdigest()[:12]
         path = self._folder / f"part-{digest}-{placement.digest}.onnx"
         try:
-            cut = self._cut(nodes)
+            excerpt, inserter, load = self._cut(nodes)
             if not path.exists():
-                save_model(cut.inserter.insert(cut.excerpt.restricted(placement)).parts, path)
+                save_model(inserter.insert(excerpt.restricted(placement)).parts, path)
         except (ModelError, PlacementError) as error:
             raise BackendError(f"these nodes cannot be built alone: {error.what}") from None
-        return Part(path=path, loads=cut.loads, profiles=cut.profiles)
+        return Part(path=path, loads=(load,))
 
     @cached_property
     def _excerpts(self) -> Excerpts:
@@ -100,51 +86,19 @@ class PartFiles:
         shapes = {name: spec.shape for name, spec in prepared.inputs.items()}
         return Excerpts(prepared.model, shapes, require_path(prepared.given))
 
-    def _cut(self, nodes: Nodes) -> _Cut:
-        if self._last is not None and self._last.nodes == nodes:
-            return self._last
-        loads = self._prepared.loads
-        first = self._values(nodes, loads[0])
-        spans: tuple[Spans, ...] = ()
-        if not any(map(looks_like_shape, first.values())):
-            spans = self._excerpts.spans(nodes, self._prepared.shape_ranges)
-        excerpt = self._excerpts.cut(nodes, first, spans)
-        used = loads if spans else (replace(loads[0], share=1.0),)
-        others = (self._values(nodes, load, own) for load, own in zip(used[1:], spans[1:], strict=True))
-        self._last = _Cut(
-            nodes,
-            excerpt,
-            Inserter(excerpt.model, self._prepared.numbers, store=self._store),
-            tuple(
-                replace(load, feeds={name: values[name] for name in excerpt.inputs})
-                for load, values in zip(used, (first, *others), strict=True)
-            ),
-            tuple(
-                ShapeProfile(shapes={name: own[name] for name in excerpt.inputs}, weight=load.share)
-                for load, own in zip(used, spans, strict=False)  # without spans there are no profiles
-            ),
-        )
-        return self._last
-
-    def _values(self, nodes: Nodes, load: Load, spans: Spans | None = None) -> dict[str, Array]:
-        """Values of a part's inputs in a run of the model; random values if they cannot be observed."""
-        inputs = self._excerpts.inputs(nodes)
-        try:
-            return self._prepared.observed(inputs, load.feeds)
-        except BackendError:
-            return {name: self._random(name, spans) for name in inputs}
-
-    def _random(self, tensor: str, spans: Spans | None) -> Array:
-        known = self._excerpts.type_of(tensor)
-        if known is None or known[0].kind != "f":
-            raise ModelError(f"no values are known of '{tensor}'")
-        dtype, shape = known
-        shape = spans[tensor].opt if spans else shape
-        return np.random.default_rng(0).standard_normal(shape).astype(dtype)
+    def _cut(self, nodes: Nodes) -> tuple[Excerpt, Inserter, Load]:
+        if self._last is None or self._last[0] != nodes:
+            first = self._prepared.loads[0]
+            values = self._prepared.observed(self._excerpts.inputs(nodes), first.feeds)
+            excerpt = self._excerpts.cut(nodes, values)
+            load = replace(first, feeds={name: values[name] for name in excerpt.inputs}, share=1.0)
+            inserter = Inserter(excerpt.model, self._prepared.numbers, store=self._store)
+            self._last = nodes, excerpt, inserter, load
+        return self._last[1:]
 
 
 _HALF = "float16"  # a role
-_HALF_FILE, _GIVEN_FILE = "reference_float16.onnx", "reference.onnx"
+_HALF_FILE = "reference_float16.onnx"
 
 
 def plain_file(prepared: Prepared, folder: Path) -> Path:
@@ -162,7 +116,7 @@ def other_references(prepared: Prepared, folder: Path) -> dict[str, Path]:
     """
     found = half_reference(prepared, folder)
     if prepared.is_converted:
-        found["reference"] = _written(prepared.given, folder / _GIVEN_FILE)
+        found["reference"] = _written(prepared.given, folder / REFERENCE)
     return found
 
 
@@ -176,24 +130,23 @@ def half_reference(prepared: Prepared, folder: Path) -> dict[str, Path]:
     """The model of a case in float16, written to a folder, by its role; empty if not requested or without floats.
 
     The conversion is a hook of the backend, or of the default one. Inputs and outputs keep their types, so that all
-    roles have the same inputs, and casts are inserted at the graph's borders. Outputs are not compared: a model whose
-    values exceed the range of float16 has to be converted with data (AutoCast of Model-Optimizer does so). A failed
-    conversion is noted, and so is a backend that computes float16 in float32.
+    roles have the same inputs. Outputs are not compared: a model whose values exceed the range of float16 has to be
+    converted with data (AutoCast of Model-Optimizer does so). A failed conversion is noted, and so is a backend that
+    computes float16 in float32.
     """
-    asked, able = prepared.case.tune.float16, prepared.capabilities.computes_in_half
-    if asked is False or (asked is None and not able) or not has_floats(prepared.given):
+    given, asked, able = prepared.given, prepared.case.tune.float16, prepared.capabilities.computes_in_half
+    if not (able if asked is None else asked) or not has_floats(given):
         return {}
     if not able:
         prepared.note_once(
             "float16 was requested, and this backend has few float16 kernels: float32 casts were inserted"
         )
-    path = folder / _HALF_FILE
     try:
-        given = prepared.given
         proto = half_model(given, require_path(given), backend=prepared.backend.name, keep_io=True)
     except ModelError as error:
         prepared.note_once(f"no float16 reference: {error.what}")
         return {}
+    path = folder / _HALF_FILE
     onnx.save(proto, path, save_as_external_data=True, location=f"{_HALF_FILE}.data")
     return {_HALF: path}
 
@@ -202,15 +155,19 @@ def note_float_types(prepared: Prepared, latency: LatencyEvidence) -> None:
     """Add a warning if the model in another float type did not run, or is significantly faster than the tuned model."""
     if why := latency.failures.get(_HALF):
         prepared.note_once(f"the float16 reference did not run: {why}")
-    half, tuned = latency.tested.get(_HALF), latency.tested.get("tuned")
-    if half is not None and tuned is not None and half.enclosing.high < tuned.enclosing.low:
+    tuned = latency.tested.get("tuned")
+    faster = {
+        role: f"{latency.tested[role].mean.median:.2f} of the reference's time"
+        for role in (_HALF, FLOAT32)
+        if tuned and role in latency.tested and latency.tested[role].enclosing.high < tuned.enclosing.low
+    }
+    if tuned and _HALF in faster:
         prepared.note_once(
-            f"the model in float16 is faster than the tuned one: {half.mean.median:.2f} of the reference's time, "
-            f"and the tuned one {tuned.mean.median:.2f}; convert it to float16 first, and tune that"
+            f"the model in float16 is faster than the tuned one: {faster[_HALF]}, and the tuned one "
+            f"{tuned.mean.median:.2f}; convert it to float16 first, and tune that"
         )
-    plain = latency.tested.get(FLOAT32)
-    if plain is not None and tuned is not None and plain.enclosing.high < tuned.enclosing.low:
+    if FLOAT32 in faster:
         prepared.note_once(
-            f"converted to float32, the model is faster without any pair: {plain.mean.median:.2f} of the reference's "
-            f"time; that is a gain of the type alone, and not selected. The model is {FLOAT32_FILE} among the results"
+            f"converted to float32, the model is faster without any pair: {faster[FLOAT32]}; that is a gain of the "
+            f"type alone, and not selected. The model is {FLOAT32_FILE} among the results"
         )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+import math
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -10,8 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from qdqspec.arrays import Feed
-from qdqspec.corrections.find import FoundCorrections, Question, find_corrections
+from qdqspec.corrections.find import CorrectionTask, FoundCorrections, find_corrections
 from qdqspec.corrections.judge import MIN_SAMPLES, Judge
 from qdqspec.corrections.kept import read_found, write_found
 from qdqspec.corrections.ranges import Ranges
@@ -20,8 +20,7 @@ from qdqspec.graph.model import Model
 from qdqspec.placement.edit.equalize import equalized, find_chains
 from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.preparation.auxiliary_runs import reference_runtime
-from qdqspec.quantize.calibrate import calibrate_with, passes
-from qdqspec.quantize.formats import BIAS_FORMAT
+from qdqspec.quantize.calibrate import calibrate_with
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.rehearsal import RehearsalRefusedError
 from qdqspec.types import Method, Placement
@@ -29,26 +28,22 @@ from qdqspec.types import Method, Placement
 if TYPE_CHECKING:
     from qdqspec.preparation.prepare import Prepared
 
-SECONDS = {"quick": 5.0, "default": 30.0, "extensive": 120.0}  # by preset, if the search has no time limit
-SHARE = 0.15  # of the time limit
-NEED_RANGES = ("equalization", "margins", "ranges")  # corrections that need ranges by calibration
+# Seconds by preset, if the search has no time limit, and else the share of it: more finds more in slow models.
+SECONDS, SHARE = {"quick": 5.0, "default": 15.0, "extensive": 60.0}, 0.15
+MARGIN_DB = 3.0  # above the SQNR limit, with which everything quantized needs no corrections
+NEED_RANGES = ("equalization", "ranges")  # corrections that need ranges by calibration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorrectionSource:
     """Read a case's corrections from a ``file`` of the same ``run``, else find and write them.
 
-    ``run`` describes model, data and rules. Without ``writes`` the file is only read; without ``finds`` there are no
-    corrections but those in it. They are judged at ``first`` too, a placement that meets the limits without them, and
-    without the units in ``excluded``, which no placement within the limits quantizes.
+    ``run`` describes model, data and rules. Without ``writes`` the file is only read.
     """
 
     file: Path | None = None
     run: Mapping[str, object] = field(default_factory=dict)
     writes: bool = True
-    finds: bool = True
-    first: Placement | None = None
-    excluded: frozenset[str] = frozenset()
 
 
 class Correcting:
@@ -71,7 +66,7 @@ class Correcting:
         known = None if file is None else read_found(file, self._source.run, self._prepared.folded)
         if known is not None:
             return self._with_model(known)
-        found = self.find() if self._source.finds else FoundCorrections()
+        found = self.find()
         if found.gains:
             self.keep(found)
         return found
@@ -105,17 +100,19 @@ class Correcting:
                     f"corrections need {MIN_SAMPLES} calibration samples, and there are {samples}: none is applied"
                 )
             return FoundCorrections()
+        if not self._is_of_use:
+            return FoundCorrections()
         with ExitStack() as opened:
             judge = Judge(
                 model=prepared.folded,
-                placements=self._judged(),
+                placements=judged_placements(self._space),
                 feeds=lambda: data,
                 runtime=reference_runtime(opened, prepared.options, prepared.backend),
                 rounds_biases=prepared.capabilities.rounds_biases,
             )
-            opened.callback(judge.rehearsals.close)
+            opened.callback(judge.close)
             try:
-                found = find_corrections(self._question(prepared.folded, prepared.calibrated[1], judge))
+                found = find_corrections(self._task(prepared.folded, prepared.calibrated[1], judge))
                 for name, reason in found.failures.items():
                     prepared.note_once(f"the correction '{name}' could not be tried: {reason}")
                 return found
@@ -123,54 +120,54 @@ class Correcting:
                 prepared.note_once(f"no corrections are applied: {error.what}")
                 return FoundCorrections()
 
-    def _question(self, model: Model, numbers: Quantizer, judge: Judge) -> Question:
-        """The question about this model, which is the case's or an equalized one."""
-        prepared, rules, everything = self._prepared, self._case.quantize, self._space.everything()
-        labels = {unit: label for unit, label in everything.items() if unit not in self._source.excluded}
-        placements = (self._space.resolve(everything), *judge.placements)
+    @property
+    def _is_of_use(self) -> bool:
+        """Whether accuracy limits the search or is its objective, or corrections are asked for by name."""
+        rules, corrections = self._case.tune, self._case.quantize.corrections
+        is_limited = rules.limits.min_sqnr_db is not None or rules.accuracy is not None
+        return is_limited or rules.objective == "pareto" or corrections != "auto"
+
+    @property
+    def _enough_db(self) -> float:
+        """The SQNR of everything quantized with which no correction is needed."""
+        rules = self._case.tune
+        least = rules.limits.min_sqnr_db
+        is_alone = rules.accuracy is None and rules.objective != "pareto"
+        seeks_all = self._case.quantize.corrections != "auto"
+        return math.inf if least is None or not is_alone or seeks_all else least + MARGIN_DB
+
+    def _task(self, model: Model, numbers: Quantizer, judge: Judge) -> CorrectionTask:
+        """The task for this model, which is the case's or an equalized one."""
+        prepared, rules = self._prepared, self._case.quantize
         given = () if self._case.inputs.scales is None else NEED_RANGES
-        readings = passes(get_args(Method)) / passes([rules.calibration])
-        return Question(
+        return CorrectionTask(
             model=model,
-            judge=replace(judge, model=model),
+            judge=judge,
             numbers=numbers,
-            sites=tuple(dict.fromkeys(s for p in placements for s in p.ordered)),
-            units=tuple(labels),
-            place=lambda units: self._space.resolve({unit: labels[unit] for unit in units}),
-            without=self._judged,
-            first=self._source.first,
+            sites=tuple(dict.fromkeys(site for each in judge.placements for site in each.ordered)),
             ranges=partial(self._ranges, model),
-            fit_ranges=partial(prepared.tensor_ranges, model, self._space.tensors, self._every_second),
             method=rules.calibration,
             observe=partial(prepared.values_of, model),
             allowed=tuple(name for name in rules.allowed_corrections if name not in given),
             saturates=prepared.capabilities.reduce_range,
             fixed=prepared.fixed_tensors,
-            equalized=lambda other, tensors: self._question(
-                other, prepared.recalibrated(other, tensors), judge
-            ),
+            equalized=lambda other, tensors: self._task(other, prepared.recalibrated(other, tensors), judge),
+            enough_db=self._enough_db,
             seconds=self._seconds,
-            ranges_seconds=readings * prepared.calibration_seconds,
         )
 
-    def _ranges(self, model: Model) -> Mapping[str, Ranges]:
-        """The ranges of all activations by every method."""
+    def _ranges(self, model: Model, even: bool) -> Mapping[str, Ranges]:
+        """The ranges of all activations by every method, on all samples or on the ``even`` ones."""
         prepared, methods = self._prepared, get_args(Method)
         with ExitStack() as observers:
             run = partial(prepared.runner, observers)
-            # the first calibration gave the same notes
-            tensors, dropped = self._space.tensors, lambda _: None
-            found = calibrate_with(model, tensors, prepared.feeds, methods, run, note=dropped)
+            tensors, dropped = (
+                self._space.tensors,
+                lambda _: None,
+            )  # the first calibration gave the same notes
+            feeds = lambda: islice(prepared.feeds(), 0, None, 2 if even else 1)  # noqa: E731
+            found = calibrate_with(model, tensors, feeds, methods, run, note=dropped)
             return {str(method): ranges for method, ranges in found.items()}
-
-    def _every_second(self) -> Iterator[Feed]:
-        return islice(self._prepared.feeds(), 0, None, 2)
-
-    def _judged(self, without: Collection[str] = ()) -> tuple[Placement, ...]:
-        """The placements that corrections are judged on; the ``first`` one is the last, whatever is left out."""
-        usual = _with_halves(judged_placements(self._space, {*without, *self._source.excluded}))
-        first = self._source.first
-        return usual if first is None else tuple(dict.fromkeys((*usual, first)))
 
     @property
     def _seconds(self) -> float:
@@ -178,31 +175,12 @@ class Correcting:
         return most if minutes is None else min(most, SHARE * 60 * minutes)
 
 
-def judged_placements(space: SchemeSpace, without: Collection[str] = ()) -> tuple[Placement, ...]:
-    """The placements that corrections are judged on: everything, and only linear operators with float outputs.
-
-    The units in ``without`` stay in floating point.
-    """
+def judged_placements(space: SchemeSpace) -> tuple[Placement, ...]:
+    """The placements that corrections are judged on: everything, and only linear operators with float outputs."""
     linear = {
         unit.id: "in-only"
         for unit in space.units
-        if unit.op_type in ("Gemm", "MatMul") and "in-only" in unit.labels and unit.id not in without
+        if unit.op_type in ("Gemm", "MatMul") and "in-only" in unit.labels
     }
-    everything = {unit: label for unit, label in space.everything().items() if unit not in without}
-    found = (space.resolve(everything), space.resolve(linear))
-    return tuple({placement.digest: placement for placement in found if placement.sites}.values())
-
-
-def _with_halves(placements: tuple[Placement, ...]) -> tuple[Placement, ...]:
-    """The placements, and the weights and the activations of the first one separately.
-
-    Each half shows the effect of a correction where the other half dominates the total error.
-    """
-    everything = placements[0]
-    sites = [site for site in everything.sites if site.format != BIAS_FORMAT]
-    halves = (
-        Placement(sites=frozenset(site for site in sites if site.weight == weight))
-        for weight in (True, False)
-    )
-    found = (*placements, *halves)
+    found = (space.resolve(space.everything()), space.resolve(linear))
     return tuple({placement.digest: placement for placement in found if placement.sites}.values())

@@ -2,40 +2,32 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict
-from functools import cached_property
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import onnx
-from pydantic import BaseModel
 
 from qdqspec.arrays import Array, Feed
 from qdqspec.backends.base import Backend, BuildOptions, Engine
+from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.config import hooks
 from qdqspec.errors import BackendError, QdqspecError
-from qdqspec.files import write_whole
 from qdqspec.graph.cautions import random_nodes
 from qdqspec.graph.definition import as_defined
 from qdqspec.graph.model import Model, require_path
 from qdqspec.graph.observe import observe
 from qdqspec.graph.save import save_model
-from qdqspec.measurement.isolate import Isolated
 from qdqspec.parity.compare import noise_power, signal_power, sqnr_db
-from qdqspec.plain_json import read_json
 from qdqspec.preparation.auxiliary_runs import ARITHMETIC, is_arithmetic, unfused
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import DEFAULT_MIN_SQNR_DB, DEFINED_DB, EXACT_DB, DefinitionEvidence
 from qdqspec.units import count_text
 
 SAMPLES = 4  # of the data, on which the given model is compared with its definition
-KEPT = "definition-{}.json"  # with the start of the hash of the model
-_MOST_BYTES = 1 << 16
 
 
 class Definition:
@@ -46,32 +38,18 @@ class Definition:
 
     def __init__(self, model: Model, backend: Backend, options: BuildOptions) -> None:
         self.model = model
-        self._backend = backend if is_arithmetic(backend) else None
+        self.runtime: Backend = backend if is_arithmetic(backend) else Isolated(ARITHMETIC)
         self._options = unfused(options)
+        self._folder = TemporaryFolder()
+        proto, own = as_defined(model), require_path(model)
+        self.path = own  # of the model itself if it has no integer operators
+        if proto is not model.proto:
+            self.path = self._folder.path / own.name
+            save_model(proto, self.path, base=own.parent)
 
     def build(self) -> Engine:
         """An engine of it. Raises `BackendError` if the runtime lacks one of its operators."""
         return self.runtime.build(self.path, self._options)
-
-    @cached_property
-    def runtime(self) -> Backend:
-        """The runtime that computes it."""
-        return self._backend or Isolated(ARITHMETIC)
-
-    @cached_property
-    def path(self) -> Path:
-        """Its file: the model's own if that has no integer operators."""
-        proto = as_defined(self.model)
-        own = require_path(self.model)
-        if proto is self.model.proto:
-            return own
-        path = self._folder.path / own.name
-        save_model(proto, path, base=own.parent)
-        return path
-
-    @cached_property
-    def _folder(self) -> TemporaryFolder:
-        return TemporaryFolder()
 
     def inner(self, opened: ExitStack, source: Path, names: Sequence[str], feed: Feed) -> Mapping[str, Array]:
         """The values of inner tensors of a model, computed node by node on one input."""
@@ -88,14 +66,11 @@ def compared_with_definition(
     """Compare the model as the backend runs it with its definition, on the first samples.
 
     ``None`` where the two cannot be compared: the backend runs nothing here, one of them does not run, outputs are
-    random, or no output is a float tensor. The result is kept in the state folder of the options.
+    random, or no output is a float tensor.
     """
     if not backend.capabilities(options).runs or random_nodes(model):
         return None
     samples = list(islice(feeds, SAMPLES))
-    kept = _Kept(model, options, _digests(samples, backend, options))
-    if (known := kept.read()) is not None:
-        return known
     definition = Definition(model, backend, options)
     try:
         expected = _outputs(definition.build, samples)
@@ -111,29 +86,25 @@ def compared_with_definition(
         return None
     output = min(by_output, key=by_output.__getitem__)
     found = DefinitionEvidence(sqnr_db=by_output[output], output=output, samples=len(samples))
-    if not found.holds:
-        found = DefinitionEvidence(**{**asdict(found), "node": _likely_node(definition, backend, samples[0])})
-    kept.write(found)
-    return found
+    return found if found.holds else replace(found, node=_likely_node(definition, backend, samples[0]))
 
 
 def definition_warning(found: DefinitionEvidence, backend: str, data: str, *, is_quantized: bool) -> str:
     """The warning of a model that the backend computes otherwise than ONNX defines it."""
-    compared = (
-        f"All outputs are compared with the definition, which {ARITHMETIC} computes without optimization"
+    advice = (
+        "Do not rely on its outputs here: reduce the runtime's optimizations (--qdq-backend-option), or report it to "
+        "the authors of the runtime"
     )
-    if found.sqnr_db >= DEFAULT_MIN_SQNR_DB and is_quantized:
-        advice = "Values that are rounded to another step can cause a difference of this size"
-    elif is_quantized:
+    if is_quantized:
         advice = (
             "Do not rely on its outputs here: tune it on this processor, from its float form (qdqspec tune)"
         )
-    else:
-        advice = (
-            "Do not rely on its outputs here: reduce the runtime's optimizations (--qdq-backend-option), or report it "
-            "to the authors of the runtime"
-        )
-    return f"{difference_text(found, backend, 'the given model', data)}. {compared}. {advice}"
+        if found.sqnr_db >= DEFAULT_MIN_SQNR_DB:
+            advice = "Values that are rounded to another step can cause a difference of this size"
+    return (
+        f"{difference_text(found, backend, 'the given model', data)}. All outputs are compared with the definition, "
+        f"which {ARITHMETIC} computes without optimization. {advice}"
+    )
 
 
 def difference_text(found: DefinitionEvidence, backend: str, model: str, data: str) -> str:
@@ -184,39 +155,3 @@ def _likely_node(definition: Definition, backend: Backend, feed: Feed) -> str:
             node = model.producer[name]
             return f"{node.op_type} '{node.name}'"
     return ""
-
-
-def _digests(samples: Sequence[Feed], backend: Backend, options: BuildOptions) -> dict[str, object]:
-    digest = hashlib.sha256()
-    for feed in samples:
-        for name, value in sorted(feed.items()):
-            digest.update(f"{name} {value.dtype} {value.shape}".encode() + value.tobytes())
-    extra = dict(sorted(options.extra.items()))
-    return {"device": backend.device(options).key, "options": extra, "samples": digest.hexdigest()}
-
-
-class _Content(BaseModel):
-    of: dict[str, object]
-    found: DefinitionEvidence
-
-
-class _Kept:
-    """The result of an earlier run, in the state folder; one of another model, device or data is ignored."""
-
-    def __init__(self, model: Model, options: BuildOptions, of: dict[str, object]) -> None:
-        self._file = options.state and options.state / KEPT.format(model.sha256[:12])
-        self._of = {"model_sha256": model.sha256, **of}
-
-    def read(self) -> DefinitionEvidence | None:
-        if self._file is None or not self._file.is_file():
-            return None
-        try:
-            content = _Content.model_validate(read_json(self._file, most_bytes=_MOST_BYTES))
-        except (OSError, ValueError):
-            return None  # damaged: it is computed again
-        return content.found if content.of == self._of else None
-
-    def write(self, found: DefinitionEvidence) -> None:
-        if self._file is not None:
-            text = json.dumps({"of": self._of, "found": asdict(found)}, indent=1)
-            write_whole(self._file, text, what="the comparison with the definition", make_folder=True)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from qdqspec.config import hooks
 from qdqspec.errors import OutputError, StateError
 from qdqspec.files import RESULT, explained, partial_folder, remove_partial
 from qdqspec.graph.model import Model, require_path
@@ -27,21 +28,28 @@ from qdqspec.preparation.cached import (
     CORRECTIONS,
     FLOAT32_FILE,
     FRONT,
+    LAYERS,
     MODEL,
     PATTERNS,
     RAW_MODEL,
+    REFERENCE,
     REGIONS,
     SCHEME,
     FinishedSearch,
     table_of,
 )
 from qdqspec.preparation.prepare import Prepared
-from qdqspec.search.region import best_by_pattern
 from qdqspec.search.select import reaches
+from qdqspec.search.strategies.region import best_by_pattern
 from qdqspec.types import FLOAT32, Interval, LayerTime, Placement, SearchResult, Trial
 
-JOURNAL, HEADER, REFERENCE, LAYERS = "trials.jsonl", "trials.header.json", "reference.onnx", "layers.csv"
+JOURNAL, HEADER = "trials.jsonl", "trials.header.json"
 LOGS = "logs"  # a folder, one file a build
+_CURE = "choose another output folder: --qdq-output DIR of pytest, -o DIR of a verb"
+_NUMBERED = re.compile(r"[0-9]+\.(onnx|onnx\.data|sh)")
+
+
+# ---- the journal ----------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -62,9 +70,8 @@ def open_journal(folder: Path, header: Mapping[str, object], notes: list[str]) -
         aside = _set_aside(path)
         sound = Journal.recover(aside, path, header)
         kept = f", and its first {sound} lines are kept" if sound else ""
-        notes.append(
-            f"{Path(error.where or path).name}: {error.what}; it was set aside as {aside.name}{kept}"
-        )
+        name = Path(error.where or path).name
+        notes.append(f"{name}: {error.what}; it was set aside as {aside.name}{kept}")
         journal = Journal.open(path, header)
     notes.extend(journal.notes)
     with journal:
@@ -107,17 +114,13 @@ def _log_text(trial: Trial) -> str:
     if trial.accuracy is not None:
         lines.append(f"metric     {trial.accuracy:.6g}")
     if race is not None:
-        known = race.interval
-        reach = "" if known is None else f" [{known.low:.4f}, {known.high:.4f}]"
+        reach = "" if race.interval is None else f" [{race.interval.low:.4f}, {race.interval.high:.4f}]"
         figures = f"{race.ratio:.4f}{reach}, {race.pairs} pairs, p = {race.p_value:.2g}"
         lines.append(f"race       {race.verdict} against {race.opponent}: {figures}")
-    if trial.samples.wall_ms:
-        lines.append("wall ms    " + " ".join(f"{value:.4f}" for value in trial.samples.wall_ms))
-    if trial.samples.cpu_ms:
-        lines.append("cpu ms     " + " ".join(f"{value:.4f}" for value in trial.samples.cpu_ms))
-    if trial.error:
-        lines += ["", trial.error]
-    return "\n".join(lines) + "\n"
+    for clock, times in (("wall", trial.samples.wall_ms), ("cpu", trial.samples.cpu_ms)):
+        if times:
+            lines.append(f"{f'{clock} ms':<10} {' '.join(f'{value:.4f}' for value in times)}")
+    return "\n".join([*lines, *(["", trial.error] if trial.error else [])]) + "\n"
 
 
 def _is_finished(path: Path) -> bool:
@@ -140,9 +143,10 @@ def _set_aside(path: Path) -> Path:
     return aside
 
 
-def write_results(
-    prepared: Prepared, result: SearchResult, raw_winner: Placement, folder: Path, backend: str
-) -> None:
+# ---- the results ----------------------------------------------------------------------------------------
+
+
+def write_results(prepared: Prepared, result: SearchResult, raw_winner: Placement, folder: Path) -> None:
     """Write reference, tuned and raw tuned model, scheme and layer times; the copy in float32 if candidates are.
 
     The tuned model of an unchanged result is a copy of the reference. Raises `OutputError` if the folder cannot be
@@ -154,8 +158,8 @@ def write_results(
             _copy(prepared.base, stage / FLOAT32_FILE)
         write_placement(prepared, result.winner, stage / MODEL)
         write_placement(prepared, raw_winner, stage / RAW_MODEL)
-        write_placed(prepared, result.winner, stage / SCHEME, backend)
-        write_text(stage / LAYERS, _layers(result))
+        write_placed(prepared, result.winner, stage / SCHEME)
+        write_text(stage / LAYERS, _csv(_layer_rows(result)))
         if result.front:
             _write_front(prepared, result, stage / FRONT)
         if prepared.case.tune.region_models:
@@ -172,26 +176,28 @@ def _write_front(prepared: Prepared, result: SearchResult, folder: Path) -> None
         write_placement(prepared, placements[point.placement], folder / name)
         figures = (point.ratio.median, point.ratio.low, point.ratio.high, point.sqnr_db)
         accuracy = "" if point.accuracy is None else f"{point.accuracy:.6g}"
-        texts = [f"{value:.4f}" for value in figures]
-        rows.append([name, point.placement, str(point.pairs), *texts, accuracy])
+        rows.append([name, point.placement, str(point.pairs), *(f"{v:.4f}" for v in figures), accuracy])
     write_text(table_of(folder), _csv(rows))
 
 
 def _write_regions(prepared: Prepared, result: SearchResult, folder: Path) -> None:
-    """Write the best model of each pattern in the order of the search, its command for replay, and a table."""
+    """Write the best model of each pattern in the order of the search, and a table.
+
+    Beside each model is the command that builds and times it, if the runtime has a tool for that.
+    """
     make_folder(folder)
     least = None if result.accuracy is None else result.accuracy.least
     best = best_by_pattern(prepared.space, result.trials, prepared.case.tune.limits.min_sqnr_db, least)
+    replay = hooks.declaration_of(prepared.backend.name).replay
     rows = [["file", "digest", "pairs", "won", "ratio", "sqnr_db", "pattern", "instances"]]
     for number, (pattern, trial) in enumerate(best.items(), 1):
         name = f"{number}.onnx"
         write_placement(prepared, trial.placement, folder / name)
         known = [region for region in prepared.regions if region.pattern == pattern]
         figures = [f"{trial.ratio:.4f}", "" if trial.sqnr_db is None else f"{trial.sqnr_db:.4f}"]
-        won = str(trial.incumbent).lower()
-        row = [name, trial.placement.digest, str(trial.placement.pairs), won, *figures]
-        rows.append([*row, known[0].pattern_text if known else pattern, str(len(known) or 1)])
-        command = prepared.replay_command(name)
+        row = [name, trial.placement.digest, str(trial.placement.pairs), str(trial.incumbent).lower()]
+        rows.append([*row, *figures, known[0].pattern_text if known else pattern, str(len(known) or 1)])
+        command = hooks.load(replay)(prepared.given, name, prepared.options) if replay else ""
         if command:
             write_text(folder / f"{number}.sh", f'cd "$(dirname "$0")" && {command}\n')
     write_text(table_of(folder), _csv(rows))
@@ -204,12 +210,7 @@ def _csv(rows: Iterable[Sequence[str]]) -> str:
 
 
 def write_patterns(
-    prepared: Prepared,
-    result: SearchResult,
-    confirmed: Mapping[str, Interval],
-    path: Path,
-    backend: str,
-    device: str,
+    prepared: Prepared, result: SearchResult, confirmed: Mapping[str, Interval], path: Path
 ) -> None:
     """Write the pattern cache of a search, from which later searches can start.
 
@@ -224,6 +225,7 @@ def write_patterns(
     if winner.digest not in built:  # only confirmed, not part of the search
         ratio = confirmed[winner.digest].median
         fit.append(Trial(number=len(result.trials), phase="pure", placement=winner, ratio=ratio))
+    backend, device = prepared.backend.target, prepared.device.key
     write_cache(path, gather(fit, prepared.space, backend, device, confirmed=confirmed))
 
 
@@ -232,13 +234,9 @@ def take_results(kept: FinishedSearch, given: Model, folder: Path) -> None:
     with staged(folder, given) as stage:
         _copy(given, stage / REFERENCE)
         for file in kept.folder.iterdir():
-            wanted = file.name.startswith(("tuned", FLOAT32_FILE)) or file.name in (
-                SCHEME,
-                PATTERNS,
-                LAYERS,
-                JOURNAL,
-            )
-            if wanted and not (file.name == JOURNAL and (folder / JOURNAL).exists()):
+            is_model = file.name.startswith(("tuned", FLOAT32_FILE))
+            is_new = file.name == JOURNAL and not (folder / JOURNAL).exists()
+            if is_model or is_new or file.name in (SCHEME, PATTERNS, LAYERS):
                 shutil.copyfile(file, stage / file.name)
         for name in (FRONT, REGIONS):
             if table_of(kept.folder / name).is_file():
@@ -251,16 +249,24 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
 
 
-def write_placed(prepared: Prepared, placement: Placement, path: Path, backend: str) -> None:
+def write_placed(prepared: Prepared, placement: Placement, path: Path) -> None:
     """Write the scheme of a placement, with its numbers."""
-    own, dq_dtype = prepared.quantized, prepared.case.quantize.dq_dtype
+    own, backend = prepared.quantized, prepared.backend.target
     if placement.given and own is not None:
-        write_scheme(path, Placement(sites=placement.sites), own.pairs, backend, factors=own.equalized)
+        imported, sites = own.imported, Placement(sites=placement.sites)
+        write_scheme(path, sites, imported.pairs, backend, factors=imported.equalized)
         return
-    pairs = prepared.numbers.placed(placement)
-    factors = (*branches_of(prepared.folded), *prepared.equalized_for(placement))
-    converted = prepared.is_converted and bool(placement.sites)  # without pairs it is the user's model
-    write_scheme(path, placement, pairs, backend, dq_dtype=dq_dtype, factors=factors, is_converted=converted)
+    write_scheme(
+        path,
+        placement,
+        prepared.numbers.placed(placement),
+        backend,
+        dq_dtype=prepared.case.quantize.dq_dtype,
+        factors=(*branches_of(prepared.folded), *prepared.equalized_for(placement))
+        if placement.sites
+        else (),
+        is_converted=prepared.is_converted and bool(placement.sites),  # without pairs it is the user's model
+    )
 
 
 def write_placement(prepared: Prepared, placement: Placement, path: Path) -> None:
@@ -281,7 +287,8 @@ def write_placement(prepared: Prepared, placement: Placement, path: Path) -> Non
             store = WeightStore(base, base=given.parent)
         model = equalized(prepared.folded, prepared.equalized_for(placement))
         inserted = Inserter(model, prepared.numbers, store=store).insert(placement)
-        prepared.warnings.extend(note for note in inserted.notes if note not in prepared.warnings)
+        for note in inserted.notes:
+            prepared.note_once(note)
         save_model(inserted.parts, path, inputs=[given], base=base)
 
 
@@ -298,30 +305,18 @@ def profiles_of(trials: tuple[Trial, ...], winner: Placement) -> dict[str, tuple
     return found if shipped is None else found | {"tuned": shipped.layers}
 
 
-def _layers(result: SearchResult) -> str:
+def _layer_rows(result: SearchResult) -> Iterator[list[str]]:
     """Kernel times of the selected model and of the one without pairs, as profiled in their first build."""
     names = {"reference": FLOAT32} if result.converted_from else {}
-    rows = [["model", "kernel", "op_type", "milliseconds", "nodes", "tensors", "boundary", "integer"]]
+    yield ["model", "kernel", "op_type", "milliseconds", "nodes", "tensors", "boundary", "integer"]
     for role, layers in profiles_of(result.trials, result.winner).items():
         for layer in layers:
+            what = [names.get(role, role), layer.name, layer.op_type, f"{layer.milliseconds:.6f}"]
             places = [" ".join(layer.nodes), " ".join(layer.tensors)]
-            flags = [str(layer.boundary).lower(), str(layer.integer).lower()]
-            rows.append(
-                [
-                    names.get(role, role),
-                    layer.name,
-                    layer.op_type,
-                    f"{layer.milliseconds:.6f}",
-                    *places,
-                    *flags,
-                ]
-            )
-    return _csv(rows)
+            yield [*what, *places, str(layer.boundary).lower(), str(layer.integer).lower()]
 
 
-_CURE = "choose another output folder: --qdq-output DIR of pytest, -o DIR of a verb"
-_DATA = ".data"  # suffix of the file that holds a model's weights
-_NUMBERED_MODEL = re.compile(r"[0-9]+\.onnx")
+# ---- all at once ----------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -332,11 +327,16 @@ def staged(folder: Path, given: Model) -> Iterator[Path]:
     and moved out when the last one is complete. ``result.json``, which reports write after everything else, is removed
     before the first one moves: if it exists, the files beside it belong to it.
 
-    Raises `OutputError` if they cannot be written, or would overwrite the model ``given``.
+    Raises `OutputError` if they cannot be written, or would overwrite the model ``given``. It names the final file.
     """
-    with _final_names(folder), explained("the results", folder, _CURE), partial_folder(folder) as stage:
-        yield stage
-        _move_out(stage, folder, given)
+    try:
+        with explained("the results", folder, _CURE), partial_folder(folder) as stage:
+            yield stage
+            _move_out(stage, folder, given)
+    except OutputError as error:
+        hidden = Path(error.where or folder)
+        where = folder / hidden.name if folder in hidden.parents else hidden
+        raise OutputError(error.what, where=where, cure=error.cure) from None
 
 
 def refuse_own(folder: Path, names: Iterable[Path | str], given: Model) -> None:
@@ -351,11 +351,13 @@ def _move_out(stage: Path, folder: Path, given: Model) -> None:
     files = [path.relative_to(stage) for path in sorted(stage.rglob("*")) if path.is_file()]
     refuse_own(folder, files, given)
     (folder / RESULT).unlink(missing_ok=True)
-    for table in (FRONT, REGIONS):
-        _remove_models(folder / table, given)
-    for name in files:
-        _remove_with_weights(folder / name)
-    for name in sorted(files, key=lambda name: name.suffix != _DATA):
+    for models in (folder / FRONT, folder / REGIONS):
+        _remove_models(models, given)
+    for name in files:  # a model must never be read with the weights of another one
+        if _weights_of(folder / name).exists():
+            (folder / name).unlink(missing_ok=True)
+            _weights_of(folder / name).unlink()
+    for name in sorted(files, key=lambda name: name.suffix != ".data"):
         (folder / name.parent).mkdir(exist_ok=True)
         (stage / name).replace(folder / name)
 
@@ -366,33 +368,17 @@ def _remove_models(folder: Path, given: Model) -> None:
     if not table.is_file():
         return
     lines = table.read_text(encoding="utf-8", errors="replace").splitlines()
-    names = {line.partition(",")[0] for line in lines}
-    models = [table.with_name(name) for name in names if _NUMBERED_MODEL.fullmatch(name)]
+    numbers = {line.partition(".")[0] for line in lines}
+    models = [
+        f for f in folder.iterdir() if _NUMBERED.fullmatch(f.name) and f.name.partition(".")[0] in numbers
+    ]
     own = {path.resolve() for path in given.user_files}
-    for file in (*models, *map(_weights_of, models), *(model.with_suffix(".sh") for model in models), table):
+    for file in (*models, table):
         if file.resolve() not in own:
             file.unlink(missing_ok=True)
     with suppress(OSError):  # the folder also holds files of the user
-        table.parent.rmdir()
-
-
-def _remove_with_weights(model: Path) -> None:
-    """Remove a model with its old weights, so that a model is never read with the weights of another one."""
-    if _weights_of(model).exists():
-        model.unlink(missing_ok=True)
-        _weights_of(model).unlink()
+        folder.rmdir()
 
 
 def _weights_of(model: Path) -> Path:
-    return model.with_name(model.name + _DATA)
-
-
-@contextmanager
-def _final_names(folder: Path) -> Iterator[None]:
-    """Errors name the final file, not the hidden one that was written first."""
-    try:
-        yield
-    except OutputError as error:
-        hidden = Path(error.where or folder)
-        where = folder / hidden.name if folder in hidden.parents else hidden
-        raise OutputError(error.what, where=where, cure=error.cure) from None
+    return model.with_name(model.name + ".data")

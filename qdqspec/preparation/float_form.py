@@ -9,19 +9,18 @@ from qdqspec.graph.definition import is_quantized
 from qdqspec.graph.given import OwnCopy, fixed_in
 from qdqspec.graph.model import Model, require_path
 from qdqspec.graph.trt import is_pair_op
-from qdqspec.placement.edit.equalize import Equalization
 from qdqspec.placement.read.import_qdq import Imported, import_placement
 from qdqspec.placement.read.strip import strip_qdq
-from qdqspec.types import PlacedPair, Placement
+from qdqspec.types import Placement
 from qdqspec.units import count_text
 
 
 class FloatForm(OwnCopy):
-    """A copy of a ``quantized`` model without its pairs, as ``imported`` reads them."""
+    """A copy of a ``quantized`` model without its pairs, which are ``imported`` with their numbers."""
 
     def __init__(self, quantized: Model, imported: Imported) -> None:
         self.quantized = quantized
-        self._imported = imported
+        self.imported = imported
         count = count_text(len(imported.placement.sites), "tensor")
         note = (
             f"the model is given quantized ({count}): the reference is its float form, a copy without Q/DQ, and the "
@@ -43,17 +42,7 @@ class FloatForm(OwnCopy):
     @property
     def placement(self) -> Placement:
         """The pairs of the model as given, which has its own numbers."""
-        return Placement(sites=self._imported.placement.sites, given=True)
-
-    @property
-    def pairs(self) -> tuple[PlacedPair, ...]:
-        """The pairs of the model as given, with their numbers."""
-        return self._imported.pairs
-
-    @property
-    def equalized(self) -> tuple[Equalization, ...]:
-        """The factors of channels that its numbers are for."""
-        return self._imported.equalized
+        return Placement(sites=self.imported.placement.sites, given=True)
 
 
 def with_float_form(model: Model) -> Model:

@@ -8,8 +8,9 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from qdqspec.arrays import Array, Shape
+from qdqspec.arrays import Array
 from qdqspec.backends.base import PLAIN, Backend, BuildOptions
+from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.config import hooks
 from qdqspec.errors import BackendError, BackendUnavailableError, ModelError
 from qdqspec.graph.check import type_problem
@@ -17,7 +18,6 @@ from qdqspec.graph.model import Model
 from qdqspec.graph.save import save_model
 from qdqspec.lint import lint_model
 from qdqspec.lint.loads import CHECKER, LOAD, RUN, VALUES, named_node, with_refusals
-from qdqspec.measurement.isolate import Isolated
 from qdqspec.parity.data import random_feeds
 from qdqspec.parity.shapes import resolve_shapes, with_named_dimensions
 from qdqspec.preparation.definition import compared_with_definition
@@ -97,14 +97,9 @@ def load_for(
         wanted = target.rpartition("-")[2]
         if wanted[:1].isdecimal() and not f"{version}.".startswith(f"{wanted}."):
             return Load(missing=f"{runtime} is installed, not {wanted}")
-        shapes = _known_shapes(model) if feed is None else {name: v.shape for name, v in feed.items()}
-        if shapes is None and not options.profiles and backend.capabilities(options).needs_shapes:
+        options, feed = _with_inputs(model, options, feed)
+        if feed is None and not options.profiles and backend.capabilities(options).needs_shapes:
             return Load(missing=f"{runtime} needs the size of each dimension of its inputs")
-        if shapes and not options.profiles:
-            fixed = {name: InputShape.of(shape) for name, shape in shapes.items()}
-            options = replace(options, profiles=(ShapeProfile(shapes=fixed),))
-        if feed is None and shapes is not None:
-            feed = next(iter(random_feeds(model, shapes, 0, 1)))
         with _file_of(model) as path:
             started = time.monotonic()
             try:
@@ -116,12 +111,20 @@ def load_for(
     return Load(runtime=runtime, refusal=refusal and replace(refusal, source=f"runtime: {runtime}"))
 
 
-def _known_shapes(model: Model) -> Mapping[str, Shape] | None:
-    """The shapes of a model's inputs, with 1 for a batch; ``None`` if another size is not known."""
-    try:
-        return resolve_shapes(model, with_named_dimensions(model, Inputs()))
-    except ModelError:
-        return None
+def _with_inputs(
+    model: Model, options: BuildOptions, feed: Mapping[str, Array] | None
+) -> tuple[BuildOptions, Mapping[str, Array] | None]:
+    """The options with the shapes of the inputs, and an input; a random one if the size of each dimension is known."""
+    if feed is None:
+        try:
+            shapes = resolve_shapes(model, with_named_dimensions(model, Inputs()))
+        except ModelError:
+            return options, None
+        feed = next(iter(random_feeds(model, shapes, 0, 1)))
+    if feed and not options.profiles:
+        fixed = {name: InputShape.of(value.shape) for name, value in feed.items()}
+        options = replace(options, profiles=(ShapeProfile(shapes=fixed),))
+    return options, feed
 
 
 @contextmanager

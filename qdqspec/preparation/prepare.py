@@ -5,37 +5,52 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from copy import copy
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 
 from qdqspec.arrays import Array, Feed
-from qdqspec.backends.base import Backend, BuildOptions, Capabilities, Engine
-from qdqspec.config import hooks
+from qdqspec.backends.base import Capabilities, Engine
+from qdqspec.config import claim_folder, find_folder
 from qdqspec.corrections.find import FoundCorrections
-from qdqspec.corrections.judge import MIN_SAMPLES
 from qdqspec.corrections.overflow import SumLimit, observed_limits, overflows
-from qdqspec.errors import BackendError, PatternError
+from qdqspec.errors import BackendError, QdqspecError
 from qdqspec.graph.cautions import cautions
-from qdqspec.graph.declared import with_types
+from qdqspec.graph.declared import unconfirmed_outputs, with_types
 from qdqspec.graph.definition import is_quantized
+from qdqspec.graph.digests import digests_of
 from qdqspec.graph.float32 import computes_in_float16, with_integer_kernels
 from qdqspec.graph.fold import fold_weights
+from qdqspec.graph.given import OwnCopy, fixed_in, given_model, with_true_outputs
 from qdqspec.graph.model import Model, require_path
 from qdqspec.graph.observe import observe
 from qdqspec.graph.wire import Parts
 from qdqspec.measurement.profiles import Load
-from qdqspec.parity.data import Dataset, data_warnings, feed_of_shapes, open_data, random_feeds
+from qdqspec.parity.data import (
+    Dataset,
+    data_warnings,
+    feed_of_shapes,
+    open_data,
+    random_feeds,
+    shaped_by_data,
+)
 from qdqspec.parity.metrics import Scores
 from qdqspec.parity.shapes import InputSpec, input_specs, resized, resolve_shapes, shape_profiles, shapes_text
 from qdqspec.placement.edit.equalize import Equalization, equalized, products_of, touched
 from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.placement.space.units import format_choices
-from qdqspec.preparation.auxiliary_runs import FusionBuild, Groups, Observing, groups_of_file, runner
+from qdqspec.preparation.auxiliary_runs import (
+    Groups,
+    Observer,
+    fused_groups,
+    groups_of_file,
+    open_observer,
+    runner,
+)
 from qdqspec.preparation.branching import scaled_branches
+from qdqspec.preparation.cached import REFERENCE, header_of, search_key
 from qdqspec.preparation.correcting import Correcting, CorrectionSource
 from qdqspec.preparation.definition import (
     Definition,
@@ -43,21 +58,22 @@ from qdqspec.preparation.definition import (
     definition_warning,
     difference_text,
 )
-from qdqspec.preparation.float_form import float_form_of
+from qdqspec.preparation.float_form import float_form_of, with_float_form
+from qdqspec.preparation.patterns import require_patterns
+from qdqspec.preparation.resources import Resources
 from qdqspec.preparation.start import KeptScales, kept_scales, without_overflows
 from qdqspec.quantize.calibrate import calibrate, given_ranges
 from qdqspec.quantize.corrections import Corrections
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.quantize.ranges import TensorRange, tie_ranges
 from qdqspec.quantize.saturation import saturations
-from qdqspec.regions.expressions import allowed_nodes, denied_nodes, parse, require_matches, unmatched
+from qdqspec.regions.expressions import allowed_nodes, denied_nodes, require_matches, unmatched
 from qdqspec.regions.search import find_regions
-from qdqspec.spec.problems import Problem, source_lines, spec_error
 from qdqspec.types import (
     Case,
     DataSource,
     DefinitionEvidence,
-    InputShape,
+    DeviceKey,
     PatternRules,
     Placement,
     Region,
@@ -69,27 +85,63 @@ RANDOM_SAMPLES = 8
 _GIVE_DATA = "random inputs may not suit this model: give it real ones (inputs.calibration, or --calibration)"
 
 
+def prepare(case: Case, resources: Resources, *, as_given: bool = False) -> Prepared:
+    """Load the model of a case, with the shapes that are declared or follow from its data.
+
+    A quantized model is tuned from its float form, unless it is taken ``as_given``, and is a start of its search.
+    """
+    given = given_model(case.model, case.inputs.values)
+    given = _with_true_outputs(given if as_given else with_float_form(given), case, resources)
+    case = replace(case, inputs=shaped_by_data(given, case.inputs))
+    own = float_form_of(given)
+    if own is not None and not case.tune.start_from:
+        case = replace(case, tune=replace(case.tune, start_from=(own.file,)))
+    output = output_of(case, resources)
+    profiles = shape_profiles(given, case.inputs)
+    options = replace(resources.options, profiles=profiles, state=output / resources.backend.name)
+    return Prepared(case, given, replace(resources, options=options), output)
+
+
+def output_of(case: Case, resources: Resources) -> Path:
+    """The output folder of a case; it is only looked up in mode ``plan``, which writes nothing."""
+    settings = resources.settings
+    return (find_folder if settings.mode == "plan" else claim_folder)(settings, case)
+
+
+def _with_true_outputs(model: Model, case: Case, resources: Resources) -> Model:
+    """The model, with the shapes of a run where it declares others, if the backend refuses these."""
+    if resources.settings.mode == "plan" or not unconfirmed_outputs(model):
+        return model
+    if not resources.backend.capabilities(resources.options).enforces_output_shapes:
+        return model
+    try:
+        inputs = shaped_by_data(model, case.inputs)
+        options = replace(resources.options, profiles=shape_profiles(model, inputs))
+        trial = Prepared(replace(case, inputs=inputs), model, replace(resources, options=options))
+        with closing(trial.backend.build(require_path(model), options)) as engine:
+            return with_true_outputs(model, engine.run(trial.sample))
+    except QdqspecError:  # raised again when the model is run for its results
+        return model
+
+
 class Prepared:
-    """A case with its model, and everything derived from both; each attribute is computed on first access.
+    """A case with its model on a backend: the problem that a search solves. Attributes are computed on first access.
 
     ``given`` is the user's model, ``base`` the same in float32 if it computes in float16 and the backend has no integer
     kernels for pairs of float16 tensors, ``folded`` that with BatchNormalization folded, and with branches that have
     factors; ``model`` is the one that pairs are inserted into, with scaled constants if equalization helps.
     ``quantized`` is the form of ``given`` whose model as given is a candidate, if the user's model has pairs.
-    ``warnings`` collects notes for the user.
+    ``warnings`` collects notes for the user, and results are written to ``output``.
     """
 
-    def __init__(self, case: Case, given: Model, backend: Backend, options: BuildOptions, seed: int) -> None:
-        self.case = case
-        self.given = given
-        self.backend = backend
-        self.options = options
+    def __init__(self, case: Case, given: Model, resources: Resources, output: Path = Path()) -> None:
+        self.case, self.given, self.resources, self.output = case, given, resources, output
+        self.backend, self.options, self.settings = resources.backend, resources.options, resources.settings
         self.quantized = float_form_of(given)
         self.base, self.warnings = given, [*cautions(given), *given.notes]
         if computes_in_float16(given):  # else the backend is not asked before its capabilities are needed
             self.base, note = with_integer_kernels(given, quantizes_half=self.capabilities.quantizes_half)
             self.warnings += [note] if note else []
-        self._seed = seed
         self._source = CorrectionSource()
         self._limits: tuple[Model, Mapping[str, SumLimit]] | None = None
         self.calibration_seconds = 0.0  # of the calibration of the space, if it was made here
@@ -101,6 +153,40 @@ class Prepared:
         self._plain = fold_weights(self.base).model
         if case.quantize.dq_dtype is not None:
             self._plain = with_types(self._plain, case.quantize.dq_dtype)
+
+    # ---- identity ---------------------------------------------------------------------------------------
+
+    @cached_property
+    def device(self) -> DeviceKey:
+        """The device that the backend runs on."""
+        return self.backend.device(self.options)
+
+    @cached_property
+    def node_digests(self) -> str:
+        """The digests of the nodes of the model as given: with its pairs, if it is tuned from its float form."""
+        return digests_of(self.given if self.quantized is None else self.quantized.quantized)
+
+    @property
+    def fixed(self) -> Mapping[str, Array]:
+        """Inputs with a fixed value, which the user's own model is fed in addition to the data if it is compared."""
+        return {} if self.quantized else fixed_in(self.given)
+
+    @property
+    def reference(self) -> Path:
+        """A file of the reference that outlives the session: the user's, or the copy among the results."""
+        return self.output / REFERENCE if isinstance(self.given, OwnCopy) else require_path(self.given)
+
+    @cached_property
+    def key(self) -> str:
+        """The cache key of a finished search of this case."""
+        return search_key(self)
+
+    @cached_property
+    def journal_header(self) -> dict[str, object]:
+        """The header of the search's journal; a journal with another header is not resumed."""
+        return header_of(self)
+
+    # ---- model ------------------------------------------------------------------------------------------
 
     @cached_property
     def folded(self) -> Model:
@@ -136,11 +222,6 @@ class Prepared:
         """The regions of the model, by the rules of the case."""
         return find_regions(self.folded, self.case.regions, groups=self.fused)
 
-    def replay_command(self, file: str) -> str:
-        """The shell command that builds and times a candidate with a tool of the runtime; empty if it has none."""
-        hook = hooks.declaration_of(self.backend.name).replay
-        return hooks.load(hook)(self.given, file, self.options) if hook else ""
-
     @cached_property
     def fused(self) -> Groups:
         """Nodes of each kernel of the float model, if regions follow fusions: from a file or the backend."""
@@ -149,9 +230,7 @@ class Prepared:
             return ()
         if rules.graph is not None:
             return groups_of_file(rules.graph, self.given)
-        half, note = self.capabilities.fuses_in_half, self.warnings.append
-        build = FusionBuild(self.given, require_path(self.given), self.backend, self.options, half, note)
-        groups = build.groups(self.sample)
+        groups = fused_groups(self.given, self.backend, self.options, self.sample, self.warnings.append)
         if not groups:
             self.warnings.append(f"{self.backend.name} reports no kernels: regions follow structure instead")
         return groups
@@ -191,10 +270,6 @@ class Prepared:
         source = self.case.inputs.evaluation
         return None if source is None else self._opened(source)
 
-    def require_data(self) -> None:
-        """Open the data of the case. Raises `DataError` if it is missing or does not fit the model."""
-        _ = self.calibration, self.evaluation
-
     def _opened(self, source: DataSource, *, labelled: bool = True) -> Dataset:
         values = self.case.inputs.values
         data = open_data(source, self.inputs, fixed=values, labelled=labelled)
@@ -223,7 +298,7 @@ class Prepared:
                 f"no calibration data: random inputs are used, so {' and '.join(vague)} {prove} little"
             )
         shapes = {name: spec.shape for name, spec in self.inputs.items()}
-        return iter(random_feeds(self.given, shapes, self._seed, RANDOM_SAMPLES))
+        return iter(random_feeds(self.given, shapes, self.settings.seed, RANDOM_SAMPLES))
 
     def comparison_data(self) -> tuple[Dataset | list[Feed], str]:
         """The best data for comparing outputs, and its kind: evaluation, calibration or random."""
@@ -236,16 +311,14 @@ class Prepared:
     def definition(self) -> DefinitionEvidence | None:
         """The difference of the given model's run from its definition in ONNX; ``None`` if they cannot be compared."""
         feeds, data = self.comparison_data()
+        name = self.backend.name
         found = compared_with_definition(self.given, feeds, self.backend, self.options)
         if found is not None and not found.holds:
-            self.note_once(
-                definition_warning(found, self.backend.name, data, is_quantized=is_quantized(self.given))
-            )
+            self.note_once(definition_warning(found, name, data, is_quantized=is_quantized(self.given)))
         if self.quantized is not None:
             own = compared_with_definition(self.quantized.quantized, feeds, self.backend, self.options)
             if own is not None and not own.holds:
-                model = "the quantized model as given"
-                self.note_once(difference_text(own, self.backend.name, model, data))
+                self.note_once(difference_text(own, name, "the quantized model as given", data))
         return found
 
     @cached_property
@@ -280,27 +353,12 @@ class Prepared:
             for profile, own in zip(profiles, shapes, strict=True)
         )
 
-    @cached_property
-    def shape_ranges(self) -> tuple[dict[str, InputShape], ...]:
-        """The smallest, typical and largest shape of every input, for each profile."""
-        inputs, found = self.case.inputs, []
-        for number, profile in enumerate(shape_profiles(self.given, inputs)):
-            usual = resolve_shapes(self.given, inputs, number)
-            fixed = {name: InputShape.of(shape) for name, shape in usual.items()}
-            found.append({**fixed, **profile.shapes})
-        return tuple(found)
-
     def observed(self, tensors: Collection[str], feed: Feed) -> dict[str, Array]:
         """The values of these tensors in a run on ``feed``. Raises `BackendError` if they cannot be observed."""
-        made = [tensor for tensor in tensors if tensor not in feed]
-        values: Mapping[str, Array] = {}
-        if made:
-            observer = observe(self.model, made)
-            with ExitStack() as observers:
-                values = observer.seen(self.runner(observers, observer.parts)(feed))
-        if missing := [tensor for tensor in made if tensor not in values]:
+        (found,) = self.values_of(self.model, list(tensors), [feed])
+        if missing := [tensor for tensor in tensors if tensor not in found]:
             raise BackendError(f"no run of the model returns '{missing[0]}'")
-        return {tensor: feed[tensor] if tensor in feed else values[tensor] for tensor in tensors}
+        return dict(found)
 
     def values_of(
         self, model: Model, tensors: Sequence[str], feeds: Iterable[Feed]
@@ -317,8 +375,12 @@ class Prepared:
     @cached_property
     def calibrated(self) -> tuple[SchemeSpace, Quantizer]:
         """The candidates whose activations were all observed during calibration, and their numbers, not corrected."""
-        space = self.candidates
-        ranges = self._space_ranges(space)
+        space, given, started = self.candidates, self.case.inputs.scales, time.monotonic()
+        if given is not None:
+            ranges = given_ranges(given, space.tensors, self.given.where, self.warnings.append)
+        else:
+            ranges = self.tensor_ranges(self.folded, space.tensors, note=self.note_once)
+            self.calibration_seconds = time.monotonic() - started
         ranges |= {tensor: kept for tensor, kept in self.start_scales.ranges.items() if tensor in ranges}
         numbers = self.quantizer(space, ranges)
         self._note_sum_limits(numbers)
@@ -346,13 +408,15 @@ class Prepared:
         """
         model = model or space.model
         tied = tie_ranges(model, ranges)
+        # those of the user, or of a quantized model that the search starts from
+        given = tied if self.case.inputs.scales is not None else self.start_scales.tensors
         numbers = Quantizer(
             model,
             tied,
             reduce_range=self.capabilities.reduce_range,
             symmetric_activations=self.capabilities.symmetric_activations,
             biases=space.bias_sources,
-            saturations=saturations(model, tied, self._given_ranges(tied)),
+            saturations=saturations(model, tied, given),
             sum_limits=self._sum_limits(model, space),
         )
         kept = self.start_scales.weights
@@ -398,10 +462,6 @@ class Prepared:
             self.note_once(f"8-bit weights are used only where they are proved not to overflow: {error.what}")
             return find_limits(())
 
-    def _given_ranges(self, tensors: Collection[str]) -> Collection[str]:
-        """The tensors whose ranges are the user's, or those of a quantized model that the search starts from."""
-        return tensors if self.case.inputs.scales is not None else self.start_scales.tensors
-
     def recalibrated(self, model: Model, tensors: Collection[str]) -> Quantizer:
         """The numbers of an equalized model, whose ranges differ at these tensors."""
         known = self.calibrated[1].ranges
@@ -422,16 +482,6 @@ class Prepared:
             run = partial(self.runner, observers)
             return calibrate(model, tensors, feeds or self.feeds, method, run, note=note)
 
-    def _space_ranges(self, space: SchemeSpace) -> dict[str, TensorRange]:
-        """The range of each activation that may be quantized: from a file of scales, or from calibration."""
-        given = self.case.inputs.scales
-        if given is not None:
-            return given_ranges(given, space.tensors, self.given.where, self.warnings.append)
-        started = time.monotonic()
-        found = self.tensor_ranges(self.folded, space.tensors, note=self.note_once)
-        self.calibration_seconds = time.monotonic() - started
-        return found
-
     @property
     def fixed_tensors(self) -> frozenset[str]:
         """The tensors whose numbers are those of a quantized model that the search starts from."""
@@ -446,48 +496,18 @@ class Prepared:
         return kept_scales(self._plain, self.case.tune.start_from, self.note_once)
 
     def keep_corrections(
-        self, path: Path | None, run: Mapping[str, object], *, read_only: bool = False, finds: bool = True
+        self, path: Path | None, run: Mapping[str, object], *, read_only: bool = False
     ) -> None:
         """Take the corrections from a file of the same ``run``; else find them, and write them to it.
 
-        ``run`` describes model, data and rules. A file that is ``read_only`` is not written. Unless it ``finds``
-        corrections, there are none without a file.
+        ``run`` describes model, data and rules. A file that is ``read_only`` is not written.
         """
-        self._source = replace(self._source, file=path, run=run, writes=not read_only, finds=finds)
+        self._source = replace(self._source, file=path, run=run, writes=not read_only)
 
     @cached_property
     def corrections(self) -> FoundCorrections:
         """The corrections that help on held-out calibration data, and the gain of each."""
         return Correcting(self, self._source).corrections()
-
-    def drop_corrections(self) -> None:
-        """Apply none of the corrections, here and in a resumed search. Their gains are still known."""
-        gains = tuple(replace(gain, taken=False) for gain in self.corrections.gains)
-        self.corrections, self.numbers = FoundCorrections(gains=gains), self.calibrated[1]
-        Correcting(self, self._source).keep(self.corrections)
-
-    def seek_no_corrections(self) -> None:
-        """Seek no corrections, here and in a resumed search."""
-        self.corrections, self.numbers = FoundCorrections(), self.calibrated[1]
-        Correcting(self, self._source).keep(self.corrections)
-
-    def judge_corrections_at(self, first: Placement | None, excluded: frozenset[str] = frozenset()) -> None:
-        """Judge corrections also at a placement that meets the limits without them; those already found stay.
-
-        The units in ``excluded`` are too noisy for the limits, and stay in floating point.
-        """
-        self._source = replace(self._source, first=first, excluded=excluded)
-
-    @property
-    def may_correct(self) -> bool:
-        """Whether corrections are possible: they are not without enough calibration data, for example."""
-        return Correcting(self, self._source).samples >= MIN_SAMPLES
-
-    def uncorrected(self) -> Prepared:
-        """The same case without corrections. Other properties that are computed already are shared."""
-        other = copy(self)
-        other.corrections, other.numbers = FoundCorrections(), self.calibrated[1]
-        return other
 
     @property
     def model(self) -> Model:
@@ -510,21 +530,13 @@ class Prepared:
         numbers = found.numbers or self.calibrated[1]
         return numbers.corrected(found.corrections) if any(gain.taken for gain in found.gains) else numbers
 
-    def corrects(self, placement: Placement) -> bool:
-        """Whether a candidate's model differs from that without corrections."""
-        return self.model is not self.folded or not self.numbers.equals(self.calibrated[1], placement)
-
-    def runner(self, observers: ExitStack, observer: Parts) -> Callable[[Feed], Mapping[str, Array]]:
+    def runner(self, observers: ExitStack, observer: Parts) -> Observer:
         """A function that runs the observer, until ``observers`` are closed."""
-        base = require_path(self.given).parent
-        return self._observing.runner(
-            observers, observer, base, cure=_GIVE_DATA if self.calibration is None else None
+        cure = _GIVE_DATA if self.calibration is None else None
+        note = self.note_once
+        return open_observer(
+            observers, observer, self.given, self.backend, self.options, note=note, cure=cure
         )
-
-    @cached_property
-    def _observing(self) -> Observing:
-        alone, note = self.capabilities.observes, self.note_once
-        return Observing(self.given, self.backend, self.options, alone=alone, note=note)
 
     @property
     def nothing(self) -> str:
@@ -560,35 +572,3 @@ class Prepared:
 def _int8_weights(space: SchemeSpace) -> list[Site]:
     forms = (form for unit in space.units for form in unit.forms)
     return [site for form in forms for site in form.constants if site.format == "int8"]
-
-
-def require_patterns(case: Case) -> None:
-    """Raise `SpecError` listing every invalid pattern, with a caret under it."""
-    wrong: list[PatternError] = []
-    for text in (*case.patterns.allow, *case.patterns.deny):
-        try:
-            parse(text)
-        except PatternError as error:
-            wrong.append(error)
-    if not wrong:
-        return
-    lines = _lines(case)
-    problems = [problem for error in wrong if (problem := _problem(error, lines))]
-    if case.spec is None or len(problems) < len(wrong):
-        raise wrong[0]  # defined in Python, or escaped in YAML: the error's own caret is used
-    raise spec_error(problems, lines, str(case.spec))
-
-
-def _lines(case: Case) -> list[str]:
-    if case.spec is None or case.spec.suffix == ".py" or not case.spec.is_file():
-        return []
-    return source_lines(case.spec.read_text(encoding="utf-8", errors="replace"))
-
-
-def _problem(error: PatternError, lines: Sequence[str]) -> Problem | None:
-    """The line and column of a pattern; ``None`` if no line contains it verbatim."""
-    for number, line in enumerate(lines, 1):
-        if (at := line.find(error.text)) >= 0:
-            message = f"{error.what.removesuffix(', in the pattern')}, in the pattern '{error.text}'"
-            return Problem(line=number, column=at + error.column, message=message)
-    return None

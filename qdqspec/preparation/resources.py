@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from qdqspec.backends.base import Backend, BuildOptions, backend_named
+from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.config import Settings
 from qdqspec.measurement.engines import engines_at_once
-from qdqspec.measurement.isolate import Isolated
 from qdqspec.measurement.lock import DeviceLock, log_wait
 from qdqspec.search.loop import Watch
-from qdqspec.types import Case, DeviceKey, Progress
+from qdqspec.types import DeviceKey, Progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +28,11 @@ class Resources:
     lock: str = ""  # the name of the device's lock; none if it is empty
     waits: list[float] = field(default_factory=list)  # seconds of each wait for other runs on the device
     seconds_left: Callable[[], float | None] = lambda: None  # of the run's time limit
+
+    @property
+    def device(self) -> DeviceKey:
+        """The device that the backend runs on."""
+        return self.backend.device(self.options)
 
     @property
     def jobs(self) -> int:
@@ -50,10 +55,12 @@ class Resources:
         """Seconds spent waiting for other runs on the device."""
         return sum(self.waits)
 
-    def report_step(self, text: str) -> None:
-        """Report the beginning of a step outside a search."""
+    def report_step(self, text: str, seconds_left: float | None = None) -> None:
+        """Report the beginning of a step outside a search, with the seconds that are left for it."""
         if self.watch is not None:
-            self.watch(Progress(case=self.case, phase="", done=0, total=0, doing=text))
+            self.watch(
+                Progress(case=self.case, phase="", done=0, total=0, doing=text, seconds_left=seconds_left)
+            )
 
     def report_wait(self, text: str) -> None:
         """Report that this run waits for another one."""
@@ -63,17 +70,17 @@ class Resources:
             self.watch(Progress(case=self.case, phase="waiting", done=0, total=0, waiting=text))
 
 
-@dataclass
 class SessionBackend:
     """A backend with its options in a session; ``settings`` name it. ``device_key`` is that of `Isolated`."""
 
-    settings: Settings
-    device_key: Callable[[DeviceKey], str] | None = None
+    def __init__(self, settings: Settings, device_key: Callable[[DeviceKey], str] | None = None) -> None:
+        self.settings = settings
+        self._device_key = device_key
 
     @cached_property
     def backend(self) -> Isolated:
         """The backend, with each engine in a process of its own."""
-        return Isolated(self.settings.backend, device_key=self.device_key)
+        return Isolated(self.settings.backend, device_key=self._device_key)
 
     @cached_property
     def options(self) -> BuildOptions:
@@ -90,29 +97,6 @@ class SessionBackend:
         """The name of the lock on its hardware, which other backends on the same hardware take too."""
         own = backend_named(self.settings.backend)  # without a changed key: the hardware is the same
         hardware = own.capabilities(self.options).hardware
-        return (
-            hardware
-            if hardware == "cpu"
-            else f"{self.settings.device}-{hardware or own.device(self.options).key}"
-        )
-
-
-class Backends:
-    """The backend of the run (``default``), and those of cases that name their own, each made once."""
-
-    def __init__(self, settings: Settings, device_key: Callable[[DeviceKey], str] | None = None) -> None:
-        self.default = SessionBackend(settings, device_key)
-        self._all = {settings.backend: self.default}
-
-    def of(self, case: Case) -> SessionBackend:
-        """The backend of a case. Raises `ConfigError` if there is none of that name."""
-        settings = self.default.settings
-        name = case.backend or settings.backend
-        if name not in self._all:
-            self._all[name] = replace(self.default, settings=replace(settings, backend=name))
-        return self._all[name]
-
-    def close(self) -> None:
-        """Stop the child processes of all."""
-        for each in self._all.values():
-            each.backend.close()
+        if hardware == "cpu":
+            return hardware
+        return f"{self.settings.device}-{hardware or own.device(self.options).key}"

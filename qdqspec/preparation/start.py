@@ -44,31 +44,23 @@ def warm_starts(paths: Iterable[Path], start: Start) -> tuple[Placement, ...]:
     """The placements in the files, each once. Raises for a file that is damaged or of another backend.
 
     Each is a placement of this model that the backend supports. It is a candidate like any other: a poor one costs one
-    build.
-
-    A file without a placement for this model is noted.
+    build. A file without a placement for this model is noted.
     """
     found: dict[str, Placement] = {}
     for path in paths:
-        starts = list(_reader(path)(path, start))
+        reader = _READERS.get(path.suffix.lower())
+        if reader is None:
+            raise ConfigError(
+                "tune.start_from takes pattern caches (.yaml), journals (.jsonl), schemes (.json) and Q/DQ models "
+                "(.onnx)",
+                where=path,
+                cure="name a file that a tuning run has left, or a quantized model",
+            )
+        starts = list(reader(path, start))
         if not starts:
             start.note(f"{path.name} contains no placement for this model")
         found |= {placement.digest: placement for placement in starts}
     return tuple(found.values())
-
-
-_Reader = Callable[[Path, Start], Iterable[Placement]]
-
-
-def _reader(path: Path) -> _Reader:
-    reader = _READERS.get(path.suffix.lower())
-    if reader is None:
-        raise ConfigError(
-            "tune.start_from takes pattern caches (.yaml), journals (.jsonl), schemes (.json) and Q/DQ models (.onnx)",
-            where=path,
-            cure="name a file that a tuning run has left, or a quantized model",
-        )
-    return reader
 
 
 def _of_cache(path: Path, start: Start) -> Iterable[Placement]:
@@ -115,16 +107,13 @@ def _of_model(path: Path, start: Start) -> Iterable[Placement]:
     return _projected([fitted.placement], start.space)
 
 
-_READERS: Mapping[str, _Reader] = {
+_READERS: Mapping[str, Callable[[Path, Start], Iterable[Placement]]] = {
     ".yaml": _of_cache,
     ".yml": _of_cache,
     ".json": _of_scheme,
     ".jsonl": _of_journal,
     ".onnx": _of_model,
 }
-
-
-_SUFFIX = ".onnx"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +136,7 @@ def kept_scales(model: Model, paths: Iterable[Path], note: Callable[[str], None]
     BatchNormalization is folded in one of both only, are not kept, and noted.
     """
     kept = KeptScales()
-    for path in (path for path in paths if path.suffix.lower() == _SUFFIX):
+    for path in (path for path in paths if path.suffix.lower() == ".onnx"):
         before, others = len(kept.tensors), 0
         quantized = load_model(path)
         if any(prop.key == EQUALIZED for prop in quantized.flat.metadata_props):
@@ -211,10 +200,10 @@ def without_overflows(
     Inputs are judged by `Quantizer.sum_bound`: by those on calibration data, if known. Weights of which no channel
     keeps its scale are left out. All that change are noted.
     """
-    model, kept, changed = numbers.model, dict[WeightKey, WeightNumbers](), 0
+    kept, changed = dict[WeightKey, WeightNumbers](), 0
     for key, own in weights.items():
         tensor, name, axis = key
-        ends = tuple(model.consumers.get(tensor, ()))
+        ends = tuple(numbers.model.consumers.get(tensor, ()))
         site = Site(tensor=tensor, consumers=ends, format=name, axis=axis, weight=True)
         wrong = _overflowing(numbers, site, own.scale)
         changed += bool(wrong.any())

@@ -12,15 +12,19 @@ import numpy as np
 
 from qdqspec.arrays import Array, Feed
 from qdqspec.backends.base import Backend, BuildOptions, Engine
-from qdqspec.graph.model import Model, load_model
+from qdqspec.graph.model import Model, load_model, require_path
 from qdqspec.measurement.bench import Bench
 from qdqspec.measurement.profiles import GivenFeeds
 from qdqspec.measurement.race import settle
 from qdqspec.parity.data import feed_of_shapes, open_data, random_feeds, shaped_by_data
 from qdqspec.parity.shapes import input_specs, resolve_shapes
+from qdqspec.preparation.candidates import half_reference, note_float_types, plain_file
 from qdqspec.preparation.definition import SAMPLES, compared_with_definition
+from qdqspec.preparation.prepare import Prepared
 from qdqspec.preparation.resources import Resources
+from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import (
+    FLOAT32,
     Clock,
     DefinitionEvidence,
     Inputs,
@@ -67,6 +71,24 @@ def time_files(
         report=resources.report_step,
     )
     return bench.compare(files, builds=builds, rounds=rounds)
+
+
+def time_tuned(
+    prepared: Prepared, tuned: Path, builds: int = BUILDS, rounds: int = ROUNDS
+) -> LatencyEvidence:
+    """Time the given model and another with the same inputs, interleaved, from fresh builds.
+
+    The given model in float16 is timed too, if `half_reference` can make it, and in float32 if candidates are.
+    """
+    files = {"reference": require_path(prepared.given), "tuned": tuned}
+    loads, rules = prepared.loads, prepared.case.tune
+    with TemporaryFolder() as folder:
+        files |= half_reference(prepared, folder)
+        if prepared.is_converted:
+            files[FLOAT32] = plain_file(prepared, folder)
+        measured = time_files(prepared.resources, files, loads, rules, builds=builds, rounds=rounds)
+    note_float_types(prepared, measured)
+    return measured
 
 
 PROFILE_ROUNDS = 12

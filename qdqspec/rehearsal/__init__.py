@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from qdqspec.rehearsal.guiding import guiding_outputs, trailing_operators
+from qdqspec.rehearsal.guiding import guiding_outputs
 from qdqspec.rehearsal.rehearsal import (
-    KnownOutputs,
     Rehearsal,
     RehearsalRefusedError,
     RehearsedEngine,
     Runtime,
     Subject,
 )
-from qdqspec.rehearsal.sensitivity import Sensitivities, find_sensitivities, quick_runs
-from qdqspec.rehearsal.switches import Switches, is_foreign, sites_by_label, sites_of
+from qdqspec.rehearsal.sensitivity import Sensitivities, find_sensitivities
+from qdqspec.rehearsal.switches import Switches, is_foreign, sites_of
 
 __all__ = [
-    "KnownOutputs",
     "Rehearsal",
     "RehearsalRefusedError",
     "RehearsedEngine",
@@ -26,8 +24,5 @@ __all__ = [
     "find_sensitivities",
     "guiding_outputs",
     "is_foreign",
-    "quick_runs",
-    "sites_by_label",
     "sites_of",
-    "trailing_operators",
 ]

@@ -194,23 +194,6 @@ class SwitchGraph:
         live = self.live(low) if low else ()
         return self._assembled(range(low, len(self.nodes)), edges, live, self._values_of(edges, wanted))
 
-    def fixed(self, setting: SwitchStates, wanted: Iterable[Edge]) -> SwitchedModel:
-        """The whole model with the pairs of a setting and no switch that can be fed, and these edges as its outputs."""
-        has_on = {edge for edge, numbers in self._edges.items() if setting[numbers].any()}
-        of_on = {number for edge in has_on for number in self._edges[edge]}
-        scaling = {bias.data for number, bias in self._biased.items() if number in of_on}
-        edges = [
-            edge for edge, numbers in self._edges.items() if edge in has_on or not scaling.isdisjoint(numbers)
-        ]
-        model = self._assembled(range(len(self.nodes)), edges, (), self._values_of(edges, wanted))
-        if not model.input:
-            return model
-        proto = copy_model(model.proto, but={"input"})
-        proto.graph.input.extend(i for i in model.proto.graph.input if i.name != model.input)
-        states = setting[list(model.numbers)]
-        proto.graph.initializer.append(numpy_helper.from_array(states, model.input))
-        return replace(model, proto=proto, input="", numbers=())
-
     def _values_of(self, switched: Iterable[Edge], wanted: Iterable[Edge]) -> dict[Edge, str]:
         """The names of the values of edges, of which some have switches."""
         own = set(switched)

@@ -23,59 +23,38 @@ _NORM_SOURCES = frozenset({"ReduceL1", "ReduceL2"})
 _NORM_STEPS = frozenset(
     {"Add", "Clip", "Expand", "Max", "Sqrt", "Pow", "ReduceSum", "ReduceSumSquare", "Unsqueeze"}
 )
-_BROADCASTS = frozenset({"Clip", "Expand", "Identity", "Max", "Reshape", "Squeeze", "Unsqueeze"})
 
 
 def guiding_outputs(model: Model) -> dict[str, tuple[Edge, ...]]:
     """For each graph output the edges before its trailing operators that saturate or select.
 
     Without such an operator that is the output itself. Trailing operators are followed backwards through those that
-    only copy or convert values. A division by the norm of its own dividend counts as a normalization, one of
-    exponentials by their sum as a Softmax.
+    only copy or convert values. A division by the norm of its own dividend counts as a normalization.
     """
-    ends = {name: (name, model.output_ends[name]) for name in dict.fromkeys(model.outputs)}
-    return {name: tuple(trailing_operators(model, name)) or (end,) for name, end in ends.items()}
+    return {name: _edges_before(model, name) for name in dict.fromkeys(model.outputs)}
 
 
-def trailing_operators(model: Model, output: str) -> dict[Edge, Node | None]:
-    """The edges before an output's trailing operators that saturate or select, each with the first such operator.
-
-    Empty if the output has none. An edge that leads to the output without one has ``None``.
-    """
-    found: dict[Edge, Node | None] = {}
-    seen: set[str] = set()
-    pending: list[tuple[Edge, Node | None]] = [((output, model.output_ends[output]), None)]
-    saturated = False
+def _edges_before(model: Model, output: str) -> tuple[Edge, ...]:
+    """The edges with floats before the trailing operators of an output; its own without one that saturates."""
+    end = (output, model.output_ends[output])
+    found, seen, pending, saturated = dict[Edge, None](), set[str](), [end], False
     while pending:
-        edge, operator = pending.pop()
+        edge = pending.pop()
         tensor = edge[0]
-        node = model.producer.get(tensor)
-        sources = () if node is None or tensor in model.constants else _sources(model, node)
-        if not sources or tensor in seen:
-            if not sources:
-                found[edge] = operator
-            continue
-        seen.add(tensor)
-        assert node is not None  # a node with sources exists
-        if _saturates(model, node):
-            saturated, operator = True, node
-        pending += [(source, operator) for source in sources]
-    real = {
-        edge: operator
-        for edge, operator in found.items()
-        if model.elem_type(edge[0]) in FLOATS and edge[0] not in model.constants
-    }
-    return real if saturated else {}
-
-
-def _sources(model: Model, node: Node) -> tuple[Edge, ...]:
-    """The edges to which a trailing operator is followed; empty for an operator that computes."""
-    if (logits := _logits(model, node)) is not None:
-        return (logits,)
-    return tuple((node.inputs[index], Consumer(node.name, index)) for index in _operands(model, node))
+        node = None if tensor in model.constants else model.producer.get(tensor)
+        operands = () if node is None else _operands(model, node)
+        if node is None or not operands:
+            found[edge] = None
+        elif tensor not in seen:
+            seen.add(tensor)
+            saturated |= _saturates(model, node)
+            pending += [(node.inputs[index], Consumer(node.name, index)) for index in operands]
+    real = (edge for edge in found if model.elem_type(edge[0]) in FLOATS and edge[0] not in model.constants)
+    return (tuple(real) if saturated else ()) or (end,)
 
 
 def _operands(model: Model, node: Node) -> tuple[int, ...]:
+    """The inputs through which a trailing operator is followed; empty for an operator that computes."""
     if _saturates(model, node):
         return _DATA.get(node.op_type, (0,))
     selects = is_default(node) and node.op_type in ("Cast", "Gather", "GatherND", "GatherElements")
@@ -86,42 +65,10 @@ def _operands(model: Model, node: Node) -> tuple[int, ...]:
 
 
 def _saturates(model: Model, node: Node) -> bool:
-    if not is_default(node):
-        return False
-    return (
-        node.op_type in SATURATING
-        or (node.op_type == "Div" and _is_normalization(model, node))
-        or _logits(model, node) is not None
+    is_division = node.op_type == "Div" and is_default(node)
+    return (is_default(node) and node.op_type in SATURATING) or (
+        is_division and _is_normalization(model, node)
     )
-
-
-def _logits(model: Model, division: Node) -> Edge | None:
-    """The input ``x`` of a Softmax in several operators.
-
-    That is ``e / ReduceSum(e)`` with ``e = Exp(x)`` or ``e = Exp(x - ReduceMax(x))``.
-    """
-    if division.op_type != "Div" or not is_default(division):
-        return None
-    dividend, divisor = division.inputs[:2]
-    exponential, total = model.producer.get(dividend), _reduction(model, divisor)
-    if exponential is None or exponential.op_type != "Exp" or not is_default(exponential):
-        return None
-    if total is None or total.op_type != "ReduceSum" or total.inputs[0] != dividend:
-        return None
-    shift = model.producer.get(exponential.inputs[0])
-    if shift is not None and shift.op_type == "Sub" and is_default(shift):
-        largest = _reduction(model, shift.inputs[1])
-        if largest is not None and largest.op_type == "ReduceMax" and largest.inputs[0] == shift.inputs[0]:
-            return shift.inputs[0], Consumer(shift.name, 0)
-    return exponential.inputs[0], Consumer(exponential.name, 0)
-
-
-def _reduction(model: Model, tensor: str) -> Node | None:
-    """The operator whose result is broadcast to a tensor, such as a sum."""
-    node = model.producer.get(tensor)
-    while node is not None and is_default(node) and node.op_type in _BROADCASTS:
-        node = model.producer.get(next((name for name in node.inputs if name not in model.constants), ""))
-    return node if node is not None and is_default(node) else None
 
 
 def _is_normalization(model: Model, division: Node) -> bool:

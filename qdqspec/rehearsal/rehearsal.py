@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -33,7 +31,6 @@ from qdqspec.types import Placement, Rehearsed, Site
 
 SAMPLES = 8
 MEMORY_SHARE = 0.5  # of the available memory
-MANY = 32  # samples of one placement for which a model without switches is built
 HELD_BYTES = 64 << 20  # limit for stored outputs of the float model; those of further samples are recomputed
 
 
@@ -135,15 +132,9 @@ class Rehearsal(Closing):
         for values in self.values_each((setting, feed) for feed in feeds):
             yield {name: values[name, end] for name, end in self.outputs_edges if (name, end) in values}
 
-    def engine(
-        self, placement: Placement, known: KnownOutputs | None = None, *, samples: int = 0
-    ) -> RehearsedEngine:
-        """A placement with the interface of an engine, for about so many samples; outputs ``known`` are not computed.
-
-        To be closed after use.
-        """
-        make = FixedEngine if samples >= MANY else RehearsedEngine
-        return make(self, placement, known)
+    def engine(self, placement: Placement) -> RehearsedEngine:
+        """A placement with the interface of an engine."""
+        return RehearsedEngine(self, placement)
 
     def error(self, placement: Placement) -> Rehearsed:
         """The error of a placement relative to the float model, at the outputs and at the guiding tensors."""
@@ -193,11 +184,6 @@ class Rehearsal(Closing):
     def run_seconds(self) -> float:
         """The time that each of several runs takes, by the latest run; 0 before the first."""
         return self._engines.seconds
-
-    @property
-    def runs_at_once(self) -> int:
-        """The number of runs that go on at the same time where there are several."""
-        return self._engines.at_once
 
     def adjusted(self, numbers: QuantSource) -> dict[str, Array] | None:
         """The numbers of activations to run with instead of the subject's; ``None`` if not all can be replaced."""
@@ -252,122 +238,23 @@ class Rehearsal(Closing):
         )
 
 
-class KnownOutputs:
-    """Outputs of placements by input, up to `HELD_BYTES`: SQNR and task metric of a placement use the same runs."""
-
-    def __init__(self) -> None:
-        self._found: dict[tuple[str, bytes], dict[str, Array]] = {}
-        self._bytes = 0
-
-    def of_each(
-        self,
-        placement: Placement,
-        feeds: Iterable[Feed],
-        compute: Callable[[Iterable[Feed]], Iterator[dict[str, Array]]],
-    ) -> Iterator[dict[str, Array]]:
-        """The outputs for each input, computed once; those computed first are dropped first."""
-        waiting = deque[tuple[tuple[str, bytes], dict[str, Array] | None]]()
-
-        def unknown() -> Iterator[Feed]:
-            for feed in feeds:
-                key = placement.digest, _digest(feed)
-                waiting.append((key, self._found.get(key)))
-                if waiting[-1][1] is None:
-                    yield feed
-
-        for found in compute(unknown()):
-            key, known = waiting.popleft()
-            while known is not None:
-                yield known
-                key, known = waiting.popleft()
-            self._keep(key, found)
-            yield found
-        yield from (known for _, known in waiting if known is not None)
-
-    def _keep(self, key: tuple[str, bytes], found: dict[str, Array]) -> None:
-        if key not in self._found:
-            self._found[key] = found
-            self._bytes += _size(found)
-        while self._bytes > HELD_BYTES and len(self._found) > 1:
-            self._bytes -= _size(self._found.pop(next(iter(self._found))))
-
-
 class RehearsedEngine(Closing):
-    """A placement in a rehearsal, with the interface of an engine. Outputs are kept if there is a place for known ones.
+    """A placement in a rehearsal, with the interface of an engine."""
 
-    After `close` the rehearsal stays open.
-    """
-
-    def __init__(self, rehearsal: Rehearsal, placement: Placement, known: KnownOutputs | None = None) -> None:
+    def __init__(self, rehearsal: Rehearsal, placement: Placement) -> None:
         self.placement = placement
         self._rehearsal = rehearsal
-        self._known = known
 
     def run(self, feeds: Feed) -> dict[str, Array]:
         """The outputs by name."""
-        return next(self.run_each([feeds]))
+        return self._rehearsal.outputs(self.placement, feeds)
 
     def run_each(self, feeds: Iterable[Feed]) -> Iterator[dict[str, Array]]:
         """The outputs for each of these inputs, several computed at the same time."""
-        if self._known is None:
-            return self._computed(feeds)
-        return self._known.of_each(self.placement, feeds, self._computed)
-
-    def close(self) -> None:
-        """Release what was opened for this placement alone."""
-
-    def _computed(self, feeds: Iterable[Feed]) -> Iterator[dict[str, Array]]:
         return self._rehearsal.outputs_each(self.placement, feeds)
 
-
-class FixedEngine(RehearsedEngine):
-    """A placement in a model without switches, built at the first run.
-
-    A run takes half to three quarters of the time of one with switches, and the build about as long as six of these
-    (docs/decisions/0071). If it cannot be built, the runs have switches.
-    """
-
-    _model: SwitchedModel | None = None
-    _engines: Engines | None = None
-
     def close(self) -> None:
-        """Stop its processes. Closing twice is harmless."""
-        if self._engines is not None:
-            self._engines.close()
-            (self._rehearsal.folder / f"{self._name}.onnx").unlink(missing_ok=True)
-        self._model = self._engines = None
-
-    @property
-    def _name(self) -> str:
-        return f"fixed-{self.placement.digest}"
-
-    def _computed(self, feeds: Iterable[Feed]) -> Iterator[dict[str, Array]]:
-        """The outputs by name. Raises `PlacementError` for a pair without a switch."""
-        rehearsal, setting = self._rehearsal, self._rehearsal.switches.setting(self.placement)
-        try:
-            if self._engines is None:
-                self._model = rehearsal.graph.fixed(setting, rehearsal.outputs_edges)
-                self._engines = rehearsal.load(self._model, self._name, rehearsal.runtime.fast)
-        except BackendError:
-            yield from super()._computed(feeds)
-            return
-        assert self._model is not None
-        for values in self._model.run_each(self._engines, ((setting, feed) for feed in feeds)):
-            yield _by_tensor(values, rehearsal.outputs_edges)
-
-
-def _digest(feed: Feed) -> bytes:
-    """The contents of an input."""
-    digest = hashlib.blake2b(digest_size=16)
-    for name in sorted(feed):
-        value = np.asarray(feed[name])
-        digest.update(f"{name} {value.dtype} {value.shape}".encode())
-        digest.update(repr(value.tolist()).encode() if value.dtype.hasobject else value.tobytes())
-    return digest.digest()
-
-
-def _size(outputs: Mapping[str, Array]) -> int:
-    return sum(value.nbytes for value in outputs.values())
+        """Nothing: the rehearsal stays open."""
 
 
 def _by_tensor(values: Values, edges: Iterable[Edge]) -> dict[str, Array]:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from qdqspec.errors import PlacementError
 from qdqspec.placement.space.search_space import SchemeSpace
-from qdqspec.placement.space.units import Edge, Unit
+from qdqspec.placement.space.units import Edge
 from qdqspec.quantize.formats import number_format
 from qdqspec.types import Consumer, Label, Placement, Site
 
@@ -81,16 +81,11 @@ def _key(site: Site, end: Consumer) -> _Key:
 def labelled_sites(space: SchemeSpace) -> dict[tuple[str, Label], tuple[Site, ...]]:
     """The sites of each (unit, label) alone, everything else in floating point."""
     return {
-        (unit.id, label): sites
+        (unit.id, label): space.resolve({unit.id: label}).ordered
         for unit in space.units
-        for label, sites in sites_by_label(space, unit).items()
+        for label in (*unit.labels, *unit.halves)
+        if label != "fp"
     }
-
-
-def sites_by_label(space: SchemeSpace, unit: Unit) -> dict[Label, tuple[Site, ...]]:
-    """The sites of each label of a unit, everything else in floating point."""
-    labels = (label for label in (*unit.labels, *unit.halves) if label != "fp")
-    return {label: space.resolve({unit.id: label}).ordered for label in labels}
 
 
 def sites_of(space: SchemeSpace) -> tuple[Site, ...]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from qdqspec.checks.rejected import HEADERS, candidate_row
-from qdqspec.parity.notes import slice_text, tail_text
+from qdqspec.parity.notes import slice_text
 from qdqspec.report.tables import (
     RIGHT,
     Column,
@@ -348,10 +348,6 @@ def _parity_table(parity: ParityEvidence, search: SearchResult | None) -> Table:
 
     slices = [Column("worst slice dB", slice_db, RIGHT)] if any(map(slice_db, parity.outputs)) else []
 
-    def before(out: TensorParity) -> str:
-        return ", ".join(f"{db_text(t.sqnr_db)} {tail_text(t)}" for t in parity.tails_of(out.name))
-
-    tails = [Column("before it saturates dB", before)] if parity.before_tails else []
     by = f", computed by {parity.computed_by} as ONNX defines both models" if parity.computed_by else ""
     return Table.of(
         f"Parity with the reference ({count_text(parity.samples, 'input')} of {plain(parity.data)} data{by}{limit})",
@@ -362,7 +358,6 @@ def _parity_table(parity: ParityEvidence, search: SearchResult | None) -> Table:
         Column("max difference", figure(lambda out: f"{out.max_abs:.3g}"), RIGHT),
         Column("in 8-bit steps", figure(lambda out: f"{out.max_steps:.3g}"), RIGHT),
         *slices,
-        *tails,
         *steps,
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -49,19 +49,8 @@ class AccuracyOracle(Protocol):
         """Noise power over signal power of each (unit, label) alone, where noise is additive; ``None`` if unknown."""
         ...
 
-    def rough_noise(self, spent: Mapping[str, float]) -> LabelNoise | None:
-        """The same, of neighbouring tensors measured together; ``None`` if unknown, or if `noise` takes little time.
-
-        ``spent`` is the time of units in floating point: the noise of those that take most is measured alone.
-        """
-        ...
-
     def predicted_db(self, placement: Placement) -> float | None:
         """The expected SQNR of a build of a placement; ``None`` if it cannot be computed."""
-        ...
-
-    def roughly_db(self, placement: Placement) -> float | None:
-        """The SQNR of a placement on very few samples, to rank placements by it; ``None`` if unknown."""
         ...
 
     def keeps_metric(self, placement: Placement) -> bool | None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from qdqspec.placement.space.search_space import SchemeSpace
-from qdqspec.search._classes import Labels, simple_labels
+from qdqspec.search.labels import Labels, simple_labels
 from qdqspec.types import LabelNoise, Placement, Trial, kind_of
 
 LEAST_DB, MOST_DB = -10.0, 80.0  # allowances for noise, as an SQNR

@@ -6,18 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from qdqspec.placement.space.search_space import SchemeSpace
-from qdqspec.search._bounded import Bounded
-from qdqspec.search._classes import spent_by_unit
 from qdqspec.search._guide import Guide
 from qdqspec.search.base import AccuracyOracle
-from qdqspec.search.blocks import CostModel
+from qdqspec.search.energy import Energy
+from qdqspec.search.labels import spent_by_unit
 from qdqspec.types import NOT_CANDIDATES, Placement, Trial
 
-NEAR_DB = 3.0  # below the limit, at most
 MORE_DB = (0.3, 0.6, 1.2, 2.4)  # above the limit that the attempts aim at: a prediction missed it before
-MUCH = 0.1  # of the winner's time that a candidate saves, if something has won
-CANDIDATES = 2  # that are repaired, the fastest first
-CHANGES = 16  # of single blocks that are predicted for each attempt, the fastest first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,15 +20,17 @@ class NearMiss:
     """Whether trials just missed the SQNR limit and are much faster than what has won.
 
     ``sqnr_db`` gives what is measured of a trial, on all data if known. A gain of ``min_gain`` or less is not worth it,
-    nor one of less than `MUCH` over what has won.
+    nor one of less than ``much`` over what has won; ``near_db`` below the limit, a repair costs most of the gain.
     """
 
     sqnr_db: Callable[[Trial], float | None]
     least_db: float
     min_gain: float
+    near_db: float = 3.0
+    much: float = 0.1
 
     def of(self, trials: Sequence[Trial]) -> list[Trial]:
-        """Those of the trials that just missed the limit, each placement once, the fastest first."""
+        """Near misses, fastest first, one per placement."""
         bound = self.bound(trials)
         missed = {trial.placement: trial for trial in trials if self.lacking_db(trial, bound) is not None}
         return sorted(missed.values(), key=lambda trial: trial.ratio or 1.0)
@@ -41,7 +38,7 @@ class NearMiss:
     def bound(self, trials: Sequence[Trial]) -> float:
         """The ratio below which a candidate is worth it."""
         won = [trial.ratio or 1.0 for trial in trials if trial.incumbent and trial.placement.sites]
-        return min(won) * (1 - MUCH) if won else 1 - self.min_gain
+        return min(won) * (1 - self.much) if won else 1 - self.min_gain
 
     def lacking_db(self, trial: Trial, bound: float) -> float | None:
         """The gap of a trial's SQNR that just missed the limit; ``None`` for others."""
@@ -50,39 +47,40 @@ class NearMiss:
             return None
         found_db = self.sqnr_db(trial)
         lacking_db = 0.0 if found_db is None else self.least_db - found_db
-        return lacking_db if 0 < lacking_db <= NEAR_DB else None
+        return lacking_db if 0 < lacking_db <= self.near_db else None
 
 
 def repaired(
-    trials: Sequence[Trial], near_miss: NearMiss, oracle: AccuracyOracle, space: SchemeSpace
+    trials: Sequence[Trial],
+    near_miss: NearMiss,
+    oracle: AccuracyOracle,
+    space: SchemeSpace,
+    *,
+    most: int = 2,
 ) -> Iterator[Placement]:
-    """Placements with a little less noise than the fastest candidates that just missed the limit.
+    """Placements with a little less noise than the ``most`` fastest candidates that just missed the limit.
 
-    Each is the fastest, by the profiles of the search, of three: the candidate without the units with the most noise
-    for their time, the labelling of least time for the allowed noise, and the candidate with another label of one
-    block. ``trials`` are those of the search, the reference first. There are none if the oracle predicts nothing. The
-    trial of a placement is the last of ``trials`` when the next one is requested; if it just misses the limit too, the
-    next one has less noise.
+    Each is the faster of two, by the profiles of the search: the candidate without the units with the most noise for
+    their time, and the labelling of least time for the allowed noise. ``trials`` are those of the search, the reference
+    first. There are none if the oracle predicts nothing. The trial of a placement is the last of ``trials`` when the
+    next one is requested; if it just misses the limit too, the next one has less noise.
     """
     guide, spent = Guide(oracle, space), spent_by_unit(space, trials[0].layers)
     candidates = [trial for trial in trials if trial.phase not in NOT_CANDIDATES]
     bound = near_miss.bound(candidates)
-    of_space = [trial for trial in candidates if not trial.placement.given]
-    missed = near_miss.of(of_space)[:CANDIDATES]
+    missed = near_miss.of([trial for trial in candidates if not trial.placement.given])[:most]
     if not missed:
         return
-    costs = CostModel.of(space, [trial for trial in trials if not trial.placement.given])
-    bounded = Bounded.of(costs, guide)
+    energy = Energy.of(space, [trial for trial in trials if not trial.placement.given])
+    energy.noise = guide.block_noise(energy.blocks)
     seen = {trial.placement for trial in trials}
 
-    def with_less_noise(placement: Placement, least_db: float) -> Placement:
-        options = [space.resolve(guide.thinned(dict(placement.labels), least_db, spent))]
-        if bounded is not None:
-            options.append(costs.placed(bounded.compose(least_db)))
-            codes = bounded.quieter(costs.codes_of(placement), least_db, CHANGES)
-            options += [] if codes is None else [costs.placed(codes)]
-        fresh = [option for option in options if option.sites and option not in seen]
-        return min(fresh, key=lambda each: costs.predict(costs.codes_of(each)), default=space.resolve({}))
+    def quieter(placement: Placement, least_db: float) -> Placement | None:
+        options = [guide.thinned(dict(placement.labels), least_db, spent)]
+        if energy.noise is not None:
+            options.append(guide.meet(least_db, lambda most: energy.placed(energy.within(most))))
+        fresh = [option for option in options if option and option.sites and option not in seen]
+        return min(fresh, key=lambda each: energy.predict(energy.codes_of(each)), default=None)
 
     for near in missed:
         lacking_db = near_miss.lacking_db(near, bound)
@@ -90,8 +88,8 @@ def repaired(
             predicted_db = guide.predicted_db(near.placement)
             if predicted_db is None or lacking_db is None:
                 break
-            placement = with_less_noise(near.placement, predicted_db + lacking_db + more_db - guide.margin_db)
-            if placement.sites:
+            placement = quieter(near.placement, predicted_db + lacking_db + more_db - guide.margin_db)
+            if placement is not None:
                 seen.add(placement)
                 yield placement
                 if near_miss.lacking_db(trials[-1], bound) is None:

@@ -7,32 +7,32 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import load_model
 from qdqspec.graph.ops import HEAVY
-from qdqspec.measurement.isolate import Isolated
-from qdqspec.preparation.case import CaseSetup
+from qdqspec.preparation.prepare import Prepared
 from qdqspec.types import BuildEvidence, LayerTime
 from qdqspec.types.requests import BuildRequest
 
 
-def build_for(setup: CaseSetup, tuned: Path, request: BuildRequest) -> BuildEvidence:
+def build_for(prepared: Prepared, tuned: Path, request: BuildRequest) -> BuildEvidence:
     """Build a model in a process of its own, and count the kernels of its heavy operators.
 
     Raises `ConfigError` if the backend does not accept the target.
     """
     blank = BuildEvidence(backend=request.backend, target=request.target)
     target = {f"{request.backend}.for": request.target} if request.target else {}
-    options = replace(setup.resources.options, extra={**setup.resources.options.extra, **target}, state=None)
+    options = replace(prepared.options, extra={**prepared.options.extra, **target}, state=None)
     with closing(Isolated(request.backend)) as backend:
         backend.options.read(options.extra)
         found = backend.probe(options)
         if not found.usable:
             return replace(blank, missing=found.why, cure=found.install)
-        setup.resources.report_step(f"building with {request.key}")
+        prepared.resources.report_step(f"building with {request.key}")
         try:
             with closing(backend.build(tuned, options)) as engine:
-                engine.bind(setup.prepared.loads[0].feeds)
+                engine.bind(prepared.loads[0].feeds)
                 layers = engine.layers(1)
         except BackendError as error:
             return replace(blank, refused=error.what, cure=error.cure or "")

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,14 +17,14 @@ import numpy as np
 from qdqspec.backends.base import Backend, BuildOptions, Engine
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import require_path
+from qdqspec.measurement.bench import FLOAT
 from qdqspec.measurement.profiles import Load, attach
-from qdqspec.measurement.race import FLOAT
 from qdqspec.measurement.stats import drift
-from qdqspec.measurement.together import FreshBuilds, Together, common_clock, joined, ratios_between
-from qdqspec.preparation.case import CaseSetup
+from qdqspec.measurement.together import FreshBuilds, Together, joined
+from qdqspec.preparation.prepare import Prepared
 from qdqspec.preparation.timing import BUILDS, ROUNDS, clock_for
 from qdqspec.session.evidence import CaseWork
-from qdqspec.types import Clock, Interval, Placement, RuntimeComparison, RuntimeModel, Samples
+from qdqspec.types import Clock, Placement, RuntimeComparison, RuntimeModel
 
 Report = Callable[[str, str], None]  # of a case, and what is done
 
@@ -39,34 +38,44 @@ class TimedFile:
     path: Path
     loads: tuple[Load, ...]
 
+    @classmethod
+    def of(cls, prepared: Prepared, path: Path | None = None) -> TimedFile:
+        """A model of a case, by default the given one, with the case's inputs."""
+        return cls(
+            backend=prepared.backend,
+            options=prepared.options,
+            path=path or require_path(prepared.given),
+            loads=prepared.loads,
+        )
+
     def open(self) -> Engine:
         """A fresh build with its inputs bound."""
         built = self.backend.build(self.path, replace(self.options, fresh=True, hashed=False))
         return attach(built, self.loads)
 
 
-def time_across(files: Mapping[str, TimedFile], setups: Sequence[CaseSetup]) -> tuple[Together, Clock]:
+def time_across(files: Mapping[str, TimedFile], cases: Sequence[Prepared]) -> tuple[Together, Clock]:
     """Time files of the cases' runtimes, each from `BUILDS` fresh builds, one turn of each in every round.
 
     Also the clock that compares them: CPU time if all cases are measured by it and all builds have it.
     """
-    clocks = {clock_for(setup.case.tune, setup.settings.threads) for setup in setups}
+    clocks = {clock_for(prepared.case.tune, prepared.settings.threads) for prepared in cases}
     clock: Clock = "cpu" if clocks == {"cpu"} else "wall"
     fresh = FreshBuilds(
         clock=clock,
-        random=np.random.default_rng(setups[0].settings.seed),
-        exclusive=lambda: _all_locked(setups),
+        random=np.random.default_rng(cases[0].settings.seed),
+        exclusive=lambda: _all_locked(cases),
     )
     openers = {name: [file.open] * BUILDS for name, file in files.items()}
     timed = fresh.time(openers, ROUNDS, close_others=lambda: None)
-    return timed, common_clock(clock, timed.samples)
+    return timed, timed.clock(clock)
 
 
 @contextmanager
-def _all_locked(setups: Sequence[CaseSetup]) -> Iterator[None]:
+def _all_locked(cases: Sequence[Prepared]) -> Iterator[None]:
     """Lock the hardware of all cases, in one order, so that two runs cannot wait for each other."""
     with ExitStack() as stack:
-        found = {setup.resources.lock: setup.resources.exclusive for setup in setups}
+        found = {prepared.resources.lock: prepared.resources.exclusive for prepared in cases}
         for _, exclusive in sorted(found.items()):
             stack.enter_context(exclusive())
         yield
@@ -76,37 +85,51 @@ def _all_locked(setups: Sequence[CaseSetup]) -> Iterator[None]:
 class Side:
     """A case on its runtime, and its tuned model: ``None`` if the float model was selected."""
 
-    setup: CaseSetup
+    prepared: Prepared
     tuned: Path | None = None
     placement: Placement = FLOAT
     sqnr_db: float | None = None
 
+    def models(self) -> dict[str, tuple[RuntimeModel, TimedFile]]:
+        """The float model and, unless that was selected, the tuned one, by label; without times."""
+        own = self.prepared
+        blank = RuntimeModel(
+            case=own.case.name, backend=own.backend.name, target=own.backend.target, model="float"
+        )
+        found = {blank.label: (blank, TimedFile.of(own))}
+        if self.tuned is not None:
+            sqnr_db, least = self.sqnr_db, own.case.tune.limits.min_sqnr_db
+            tuned = replace(
+                blank,
+                model="tuned",
+                scheme=self.placement.digest,
+                pairs=self.placement.pairs,
+                sqnr_db=sqnr_db,
+                limit_db=least if least is not None and sqnr_db is not None and sqnr_db < least else None,
+            )
+            found[tuned.label] = tuned, TimedFile.of(own, self.tuned)
+        return found
+
 
 def side_of(work: CaseWork) -> Side:
     """A case that was searched."""
-    kept = work.finder.find()
+    kept = work.find()
     if kept.model is None:
-        return Side(setup=work.setup)
-    return Side(
-        setup=work.setup,
-        tuned=kept.model,
-        placement=kept.result.winner,
-        sqnr_db=work.parity.sqnr_db,
-    )
+        return Side(prepared=work.prepared)
+    winner, sqnr_db = kept.result.winner, work.parity.sqnr_db
+    return Side(prepared=work.prepared, tuned=kept.model, placement=winner, sqnr_db=sqnr_db)
 
 
 def grouped(works: Iterable[CaseWork]) -> list[tuple[str, list[CaseWork]]]:
     """The works of cases that choose a backend and differ in nothing else, with the common part of their names."""
     groups: dict[tuple[str, ...], list[CaseWork]] = {}
     for work in works:
-        case = work.setup.case
+        case = work.case
         if case.backend is not None:
             rest = {axis: value for axis, value in case.matrix.items() if axis != "backend"}
             name = "-".join([case.spec_name, *(str(value) for value in rest.values())])
             groups.setdefault((str(case.spec), str(case.model), repr(rest), name), []).append(work)
-    return [
-        (key[-1], found) for key, found in groups.items() if len({w.setup.backend.name for w in found}) > 1
-    ]
+    return [(key[-1], found) for key, found in groups.items() if len({w.case.backend for w in found}) > 1]
 
 
 def compare_runtimes(name: str, sides: Sequence[Side], report: Report) -> RuntimeComparison:
@@ -116,78 +139,41 @@ def compare_runtimes(name: str, sides: Sequence[Side], report: Report) -> Runtim
     """
     report(name, "comparing runtimes")
     started = time.monotonic()
-    blank = [model for side in sides for model in _models(side)]
-    files: dict[str, TimedFile] = {}
-    for side in sides:
-        setup = side.setup
-        given = TimedFile(
-            backend=setup.backend,
-            options=setup.resources.options,
-            path=require_path(setup.given),
-            loads=setup.prepared.loads,
-        )
-        for model in _models(side):
-            files[model.label] = (
-                replace(given, path=side.tuned or given.path) if model.model == "tuned" else given
-            )
-    timed, clock = time_across(files, [side.setup for side in sides])
-    failures = {label: str(error) for label, error in timed.failures.items()}
-    floats = [m.label for m in blank if m.model == "float" and m.label in timed.samples]
+    models = {label: each for side in sides for label, each in side.models().items()}
+    files = {label: file for label, (_, file) in models.items()}
+    timed, clock = time_across(files, [side.prepared for side in sides])
+    ran = {label: model for label, (model, _) in models.items() if label in timed.samples}
+    floats = [label for label, model in ran.items() if model.model == "float"]
     if not floats:
-        raise BackendError(
-            "no float model could be built and run again: " + "; ".join(failures.values()), where=name
-        )
-    first = ratios_between(timed.samples, floats[0], clock)
+        errors = "; ".join(map(str, timed.failures.values()))
+        raise BackendError(f"no float model could be built and run again: {errors}", where=name)
+    first = timed.ratios(floats[0], clock)
     reference = min(floats, key=lambda label: first[label].median)
-    may_win = [m.label for m in blank if m.label in timed.samples and m.limit_db is None]
-    winner = min(may_win, key=lambda label: first[label].median)
-    found = partial(
-        _measured,
-        samples=timed.samples,
-        ratios=ratios_between(timed.samples, reference, clock),
-        to_winner=ratios_between(timed.samples, winner, clock),
-        reference_ms=joined(timed.samples[reference]).median_ms(clock),
-    )
+    accurate = [label for label, model in ran.items() if model.limit_db is None]
+    winner = min(accurate, key=lambda label: first[label].median)
+    ratios = timed.ratios(reference, clock)
+    to_winner = timed.ratios(winner, clock)
+    reference_ms = joined(timed.samples[reference]).median_ms(clock)
+
+    def measured(label: str, model: RuntimeModel) -> RuntimeModel:
+        """The model with its measurement, if it has one. Milliseconds follow from the ratio, as in `LatencyLine`."""
+        if label not in ran:
+            return replace(model, failure=str(timed.failures.get(label, "")))
+        return replace(
+            model,
+            median_ms=reference_ms * ratios[label].median,
+            ratio=ratios[label],
+            to_winner=to_winner[label],
+            samples=joined(timed.samples[label]),
+        )
+
     return RuntimeComparison(
         name=name,
         clock=clock,
         builds=BUILDS,
-        models=tuple(found(replace(model, failure=failures.get(model.label, ""))) for model in blank),
+        models=tuple(measured(label, model) for label, (model, _) in models.items()),
         reference=reference,
         winner=winner,
-        drift=drift([build.on(clock) for builds in timed.samples.values() for build in builds]),
+        drift=drift([build.on(clock) for build in timed.builds]),
         seconds=time.monotonic() - started,
-    )
-
-
-def _models(side: Side) -> list[RuntimeModel]:
-    """The float model of a case and, unless that was selected, the tuned one; without times."""
-    setup = side.setup
-    blank = RuntimeModel(case=setup.case.name, backend=setup.backend.name, target=setup.target, model="float")
-    if side.tuned is None:
-        return [blank]
-    sqnr_db, least = side.sqnr_db, setup.case.tune.limits.min_sqnr_db
-    limit_db = least if least is not None and sqnr_db is not None and sqnr_db < least else None
-    tuned = replace(blank, model="tuned", scheme=side.placement.digest, pairs=side.placement.pairs)
-    return [blank, replace(tuned, sqnr_db=sqnr_db, limit_db=limit_db)]
-
-
-def _measured(
-    model: RuntimeModel,
-    *,
-    samples: Mapping[str, Sequence[Samples]],
-    ratios: Mapping[str, Interval],
-    to_winner: Mapping[str, Interval],
-    reference_ms: float,
-) -> RuntimeModel:
-    """The model with its measurement, if it has one. Milliseconds follow from the ratio, as in `LatencyLine`."""
-    label = model.label
-    if label not in samples:
-        return model
-    return replace(
-        model,
-        median_ms=reference_ms * ratios[label].median,
-        ratio=ratios[label],
-        to_winner=to_winner[label],
-        samples=joined(samples[label]),
     )

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from qdqspec.accuracy.constraint import AccuracyConstraint
+from qdqspec.deadline import Deadline
 from qdqspec.errors import BackendError
+from qdqspec.measurement.admission import Admission
 from qdqspec.measurement.bench import CONFIRM_BUILDS, Bench
 from qdqspec.search.select import Selection, choose, finalists, front_of, is_candidate, reaches
 from qdqspec.types import (
@@ -30,6 +34,7 @@ PRECISE = 1.06  # high over low end of an interval with which a confirmation may
 MOST_TIMES = 4  # that builds are timed where the first confirmation does not decide
 REPEATED_BUILDS = 2 * CLOSE_BUILDS * (MOST_TIMES - 1)  # of the repetitions, at most
 APART_SECONDS = 4.0  # between these, so that the state of the machine may differ
+SPARE_SECONDS = 30.0  # that repetitions may take in a search without a time limit
 EARLY = 1.4  # width of an interval, in widths of the one that decides, that ends a confirmation early (decision 37)
 FINALISTS = 4  # reference, winner, runner-up and everything quantized
 FRONT = 8  # placements of a Pareto front that are rebuilt and timed together
@@ -61,40 +66,41 @@ def confirm(
     everything: Placement,
     bench: Bench,
     constraint: AccuracyConstraint,
+    deadline: Deadline,
     *,
     pareto: bool,
     beside: Mapping[str, Path] | None = None,
-    has_time: Callable[[float], bool] = lambda _: True,
-    has_spare: Callable[[float], bool] = lambda _: True,
     wait: Callable[[float], None] = time.sleep,
 ) -> Confirmed:
     """Rebuild the finalists, time them together, and select one that satisfies the limits on all data.
 
-    If the fastest is faster by the smallest gain and more, and too few builds were timed to prove it, it is measured
-    again, with twice as many builds, if it ``has_time`` for that many seconds. If such a gain is only possible, it is
-    measured again while it ``has_spare`` time. That is repeated up to `MOST_TIMES` until it decides, with a ``wait``
-    between, within spare time too, and all of these decide together. Everything quantized is timed for comparison,
-    unless the search did not build it and there is no time for its builds. Model files in ``beside``, by role, are
-    timed too and never selected. A ``reference`` among them is the model of the user, if that is not the one without
-    pairs: then the latter is timed as `FLOAT32`, and a selected placement is faster than both. Raises `BackendError` if
-    the reference does not build again.
+    If the gain of the fastest is not decided, it is measured again with twice as many builds: within twice the time
+    limit if a large enough gain is likely, else within the limit, or within `SPARE_SECONDS` without one. That is
+    repeated up to `MOST_TIMES` until it decides, with a ``wait`` between, and all of these decide together. Everything
+    quantized is timed for comparison, unless the search did not build it and its builds would take too long. Model
+    files in ``beside``, by role, are timed too and never selected. A ``reference`` among them is the model of the user,
+    if that is not the one without pairs: then the latter is timed as `FLOAT32`, and a selected placement is faster than
+    both. Raises `BackendError` if the reference does not build again.
     """
     own = _Confirmation(trials, bench, constraint)
+    spare = (
+        deadline if deadline.seconds is not None else Deadline(seconds=SPARE_SECONDS, clock=deadline.clock)
+    )
     roles = finalists(trials, everything, fits=constraint.reaches, admits=own.admits)
-    if not own.was_built(everything) and not has_time(own.least_seconds):
+    if not own.was_built(everything) and not deadline.allows(own.least_seconds, times=2):
         roles.pop("everything", None)
     timed = {**roles, **(own.front_roles(roles) if pareto else {})}
     files = dict(beside or {})
     if "reference" in files:
         timed[FLOAT32] = roles["reference"]
-    started = time.monotonic()
+    started = deadline.spent
     barred, min_gain = own.barred | {roles["reference"].digest}, constraint.limits.min_gain
     able = [role for role, each in timed.items() if each.digest not in barred]
     measured = bench.compare(
         {**timed, **files, "tuned": roles["winner"]},
         is_settled=lambda ratios: is_settled([ratios[role] for role in able if role in ratios], min_gain),
     )
-    took = time.monotonic() - started
+    took = deadline.spent - started
     points: tuple[FrontPoint, ...] = ()
     among = roles
     if pareto:
@@ -104,8 +110,9 @@ def confirm(
     choice = own.choice(among, measured)
     close = own.undecided(among, measured) if choice.unchanged else ""
     is_likely = bool(close) and measured.tested[close].mean.median < 1 - min_gain
-    if close and (has_time if is_likely else has_spare)(CLOSE_SHARE * took):
-        decides = _Repeated(min_gain, has_spare, wait)
+    allows = partial(deadline.allows, times=2) if is_likely else spare.allows
+    if close and allows(CLOSE_SHARE * took):
+        decides = _Repeated(min_gain, spare, wait)
         reference = files.get("reference", roles["reference"])
         measured = _measured_again(measured, close, roles, reference, bench, decides)
         choice = own.choice(among, measured)
@@ -136,6 +143,31 @@ def _is_clear(ratio: RatioTest, min_gain: float) -> bool:
     return wide.proves(min_gain) or wide.excludes(min_gain)
 
 
+def admits(placement: Placement, bench: Bench, admission: Admission | None) -> bool:
+    """Whether a placement meets the constraints on all data, which is measured if necessary.
+
+    A placement below the SQNR limit on the few samples is not run on all data. Raises `BackendError`.
+    """
+    is_measured = measure_accuracy(placement, bench, admission, only_near=True)
+    return admission is None or (is_measured and admission.admits(placement))
+
+
+def measure_accuracy(
+    placement: Placement, bench: Bench, admission: Admission | None, *, only_near: bool = False
+) -> bool:
+    """Measure a placement on all data, once, and return whether that is done. Raises `BackendError`.
+
+    With ``only_near`` it is not done for a placement below the SQNR limit on the few samples.
+    """
+    if admission is None or not placement.sites or admission.is_known(placement):
+        return True
+    with closing(bench.open(placement)) as engine, bench.several(placement, engine) as several:
+        if only_near and admission.is_below(placement, several):
+            return False
+        admission.confirm(placement, several)
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class _Confirmation:
     """The inputs of a selection: the trials, the bench that verifies placements, and the constraints."""
@@ -161,7 +193,7 @@ class _Confirmation:
     def admits(self, placement: Placement) -> bool:
         """Whether a placement meets the constraints on all data; false if it cannot be measured."""
         try:
-            return self.bench.admits(placement)
+            return admits(placement, self.bench, self.constraint.admission)
         except BackendError:
             return False
 
@@ -245,7 +277,7 @@ class _Confirmation:
     def _confirmed_db(self, placement: Placement) -> float | None:
         """The SQNR on all data; ``None`` if it cannot be measured or the task metric is below its limit."""
         try:
-            self.bench.confirm(placement)
+            measure_accuracy(placement, self.bench, self.constraint.admission)
         except BackendError:
             return None
         score, least = self.constraint.score(placement), self.constraint.min_accuracy
@@ -264,21 +296,24 @@ class _Repeated:
     """Whether a measurement that has not decided yet is repeated at another time."""
 
     min_gain: float
-    has_spare: Callable[[float], bool]
+    spare: Deadline
     wait: Callable[[float], None]
     _left: int = field(default=MOST_TIMES - 1, init=False)
-    _started: float = field(default_factory=time.monotonic, init=False)
+    _started: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._started = self.spare.spent
 
     def again(self, ratios: Mapping[str, RatioTest]) -> bool:
         """Whether a gain is likely, and not proved by an interval that is wide enough for repeated tests."""
-        tested, seconds = ratios.get("tuned"), time.monotonic() - self._started
+        tested, seconds = ratios.get("tuned"), self.spare.spent - self._started
         if tested is None or not self._left or tested.mean.median >= 1 - self.min_gain:
             return False
-        if _is_clear(tested, self.min_gain) or not self.has_spare(seconds + APART_SECONDS):
+        if _is_clear(tested, self.min_gain) or not self.spare.allows(seconds + APART_SECONDS):
             return False
         self.wait(APART_SECONDS)
         self._left -= 1
-        self._started = time.monotonic()
+        self._started = self.spare.spent
         return True
 
 

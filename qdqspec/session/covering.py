@@ -12,12 +12,11 @@ import os
 import time
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 
-from qdqspec.accuracy.constraint import AccuracyConstraint, constraint_of
-from qdqspec.accuracy.oracle import RehearsalOracle, RehearsedMetric, Rehearser
-from qdqspec.closing import Closing
+from qdqspec.accuracy.constraint import constraint_of
+from qdqspec.accuracy.expected_metric import RehearsedMetric
+from qdqspec.accuracy.oracle import RehearsalOracle, Rehearser
 from qdqspec.errors import BackendError, ConfigError, PlacementError
 from qdqspec.graph.float32 import FLOAT16
 from qdqspec.graph.model import require_path
@@ -31,7 +30,7 @@ from qdqspec.preparation.resources import Resources
 from qdqspec.regions.forecast import multiplications_by_node
 from qdqspec.search.coverage import CoverageSearch
 from qdqspec.temporary import TemporaryFolder
-from qdqspec.types import TIMED_TRIALS, Coverage, LabelNoise, Placement, SearchResult, Trial
+from qdqspec.types import TIMED_TRIALS, Coverage, Placement, SearchResult, Trial
 from qdqspec.units import count_text, seconds_text, share_text
 
 NAME = "coverage"  # the objective, the strategy in results, and the phase in the journal
@@ -56,33 +55,29 @@ def covers(prepared: Prepared) -> bool:
 
 
 def find_covering(prepared: Prepared, resources: Resources, journal: BuildLogs) -> SearchResult:
-    """The placement that covers most. The case is corrected only if the limits require it.
+    """The placement that covers most.
 
     Raises `BackendError` if the model does not build without any pairs.
     """
     started, cpu = time.monotonic(), time.process_time()
     with ExitStack() as opened:
-        accuracy = opened.enter_context(_Accuracy(prepared.uncorrected(), resources))
-        everything = prepared.space.resolve(prepared.space.everything())
-        resources.report_step("rehearsing the placement of all pairs")
-        if accuracy.admits(everything):
-            prepared.keep_corrections(None, {}, finds=False)
-        else:
-            resources.report_step("looking for corrections")
-        if any(gain.taken for gain in prepared.corrections.gains):
-            accuracy = opened.enter_context(_Accuracy(prepared, resources))
+        resources.report_step("looking for corrections")
+        _ = prepared.corrections  # before the search: all placements have the same numbers
+        oracle = oracle_of(prepared, resources, opened)
         folder = opened.enter_context(TemporaryFolder())
-        builds = _Builds(prepared, resources, journal, accuracy, folder)
-        builds.require_reference()
-        search = builds.search()
+        covering = _Covering(prepared, resources, journal, oracle, folder)
+        trial = covering.build(_FLOAT)
+        if not trial.ok:
+            raise BackendError(f"the model does not build without any Q/DQ: {trial.error}")
+        search = covering.search()
         best = search.best()
         winner = _FLOAT if best is None else best.placement
-        coverage = builds.coverage(search, best, accuracy.expected_db(winner))
+        coverage = covering.coverage(search, best)
         return SearchResult(
             winner=winner,
-            trials=tuple(builds.trials),
+            trials=tuple(covering.trials),
             unchanged=best is None,
-            reason=prepared.nothing or _reason(search, coverage, accuracy.least_db),
+            reason=prepared.nothing or _reason(search, coverage, covering.least_db),
             strategy=NAME,
             seconds=time.monotonic() - started,
             cpu_seconds=time.process_time() - cpu,
@@ -90,10 +85,10 @@ def find_covering(prepared: Prepared, resources: Resources, journal: BuildLogs) 
             blocks=len(prepared.space.units),
             regions=len(prepared.regions),
             patterns=len({region.pattern for region in prepared.regions}),
-            ended_by=builds.limit_reached,
-            accuracy=accuracy.constraint.bound(winner),
+            ended_by=covering.limit_reached,
+            accuracy=covering.constraint.bound(winner),
             limits=prepared.case.tune.limits,
-            errors=() if accuracy.oracle is None else accuracy.oracle.errors,
+            errors=() if oracle is None else oracle.errors,
             corrections=prepared.corrections.gains,
             coverage=coverage,
             converted_from=FLOAT16 if prepared.is_converted else "",
@@ -102,102 +97,60 @@ def find_covering(prepared: Prepared, resources: Resources, journal: BuildLogs) 
 
 def _reason(search: CoverageSearch, coverage: Coverage, least_db: float | None) -> str:
     """The reason why this placement was selected, or why none was."""
-    lost = (
-        f"; {count_text(len(search.refused), 'unit')} left in float because of the backend"
-        if search.refused
-        else ""
-    )
+    units = count_text(len(search.refused), "unit")
+    lost = f"; {units} left in float because of the backend" if search.refused else ""
     limit = "" if least_db is None else f" with an SQNR of at least {least_db:g} dB"
     if not coverage.quantized:
         return f"no placement{limit} that the backend builds quantizes a multiplication{lost}"
     return f"{share_text(coverage.share)} of the multiplications are quantized{limit}{lost}"
 
 
-class _Accuracy(Closing):
-    """The limits on accuracy of a case with one set of numbers: expected by rehearsals, decided by outputs."""
-
-    def __init__(self, prepared: Prepared, resources: Resources) -> None:
-        self.prepared = prepared
-        self.least_db = prepared.case.tune.limits.min_sqnr_db
-        self._resources = resources
-        self._opened = ExitStack()
-        self._runs = runner(resources.backend, resources.options)
-
-    @cached_property
-    def oracle(self) -> RehearsalOracle | None:
-        """The rehearsal of placements; ``None`` without a limit, and on a simulated device."""
-        prepared, rules = self.prepared, self.prepared.case.tune.accuracy
-        is_limited = self.least_db is not None or rules is not None
-        if not is_limited or not prepared.capabilities.computes or not prepared.space.units:
-            return None
-        rehearser = Rehearser(prepared, self._resources, prepared.comparison_data())
-        self._opened.enter_context(rehearser)
-        metric = None
-        if rules is not None:
-            reference = prepared.scores.of_reference(rules.metric, rules.output).value
-            metric = RehearsedMetric(prepared.scores, rules, reference, rules.least(reference))
-        note, left = prepared.note_once, self._resources.seconds_left
-        return RehearsalOracle(rehearser, prepared.space, note, left, metric, self.least_db)
-
-    def expected_db(self, placement: Placement) -> float | None:
-        """The SQNR that a rehearsal expects; ``None`` without a limit."""
-        return None if self.oracle is None else self.oracle.predicted_db(placement)
-
-    def admits(self, placement: Placement) -> bool:
-        """Whether a placement is expected to meet the limits; one that cannot be rehearsed is left to its outputs."""
-        expected_db, least_db = self.expected_db(placement), self.least_db
-        if expected_db is not None and least_db is not None and expected_db < least_db:
-            return False
-        return self.oracle is None or self.oracle.keeps_metric(placement) is not False
-
-    @cached_property
-    def constraint(self) -> AccuracyConstraint:
-        """The limits as outputs decide them."""
-        return constraint_of(self.prepared)
-
-    def decides(self, placement: Placement, model: Path) -> bool:
-        """Whether a placement meets the limits by the outputs of its model, from which rehearsals learn."""
-        admission, resources = self.constraint.admission, self._resources
-        if admission is None:
-            return True
-        if not admission.is_known(placement):
-            resources.report_step("measuring the accuracy of a candidate")
-            trial = Trial(number=0, phase=NAME, placement=placement)
-            with closing(self._runs(model)) as engine:
-                trial = admission.measured(trial, engine)
-                admission.confirm(placement, engine)
-            if self.oracle is not None:
-                self.oracle.learn(replace(trial, accuracy=admission.scores.get(placement.digest)))
-        return admission.admits(placement)
-
-    def noise(self) -> LabelNoise | None:
-        """The noise of each (unit, label) alone; ``None`` if it is not known."""
-        return None if self.oracle is None else self.oracle.noise()
-
-    def close(self) -> None:
-        """Stop the processes of the rehearsal."""
-        self._opened.close()
+def oracle_of(prepared: Prepared, resources: Resources, opened: ExitStack) -> RehearsalOracle | None:
+    """The rehearsal of placements; ``None`` without a limit, and on a simulated device."""
+    rules, least_db = prepared.case.tune.accuracy, prepared.case.tune.limits.min_sqnr_db
+    is_limited = least_db is not None or rules is not None
+    if not is_limited or not prepared.capabilities.computes or not prepared.space.units:
+        return None
+    rehearser = opened.enter_context(Rehearser(prepared, resources, prepared.comparison_data()))
+    metric = None
+    if rules is not None:
+        reference = prepared.scores.of_reference(rules.metric, rules.output).value
+        metric = RehearsedMetric(prepared.scores, rules, reference, rules.least(reference))
+    note, left = prepared.note_once, resources.seconds_left
+    return RehearsalOracle(rehearser, prepared.space, note, left, metric, least_db)
 
 
-class _Builds:
-    """The builds of one search; ``trials`` has them all, that of the reference first."""
+def is_expected_within(oracle: RehearsalOracle | None, placement: Placement, least_db: float | None) -> bool:
+    """Whether a placement is expected to meet the limits; one that cannot be rehearsed is left to its outputs."""
+    if oracle is None:
+        return True
+    expected_db = oracle.predicted_db(placement)
+    if expected_db is not None and least_db is not None and expected_db < least_db:
+        return False
+    return oracle.keeps_metric(placement) is not False
+
+
+class _Covering:
+    """One search: its builds (``trials`` has them all, that of the reference first), and the limits on accuracy.
+
+    Limits are expected by the rehearsals of the ``oracle``, and decided by outputs.
+    """
 
     def __init__(
         self,
         prepared: Prepared,
         resources: Resources,
         journal: BuildLogs,
-        accuracy: _Accuracy,
+        oracle: RehearsalOracle | None,
         folder: Path,
     ) -> None:
-        self.prepared = prepared
-        self.trials: list[Trial] = []
-        self._accuracy = accuracy
-        self._resources = resources
-        self._journal = journal
+        self.prepared, self.trials = prepared, list[Trial]()
+        self.constraint = constraint_of(prepared)
+        self.least_db = prepared.case.tune.limits.min_sqnr_db
+        self._oracle, self._resources, self._journal, self._folder = oracle, resources, journal, folder
         self._recorded = list(journal.trials())
-        self._folder = folder
         self._started = time.monotonic()
+        self._runs = runner(resources.backend, resources.options)
         given = require_path(prepared.given)
         inserter = Inserter(prepared.model, prepared.numbers, store=WeightStore(folder, base=given.parent))
         self._files = CandidateFiles(
@@ -207,12 +160,6 @@ class _Builds:
         )
         shapes = {name: spec.shape for name, spec in prepared.inputs.items()}
         self._multiplications = multiplications_by_node(prepared.folded, shapes)
-
-    def require_reference(self) -> None:
-        """Build the model without any pairs. Raises `BackendError` if that fails."""
-        trial = self.build(_FLOAT)
-        if not trial.ok:
-            raise BackendError(f"the model does not build without any Q/DQ: {trial.error}")
 
     @property
     def limit_reached(self) -> str:
@@ -229,17 +176,15 @@ class _Builds:
         """The trial of a placement: recorded by an earlier run, else built now. A failed build is a trial too."""
         number = len(self.trials)
         self._resources.report_step(f"building {f'candidate {number}' if number else 'the reference'}")
-        self._recorded = self._recorded if self._continues(placement) else []
-        trial = self._recorded[number] if self._recorded else self._built(number, placement)
-        if not self._recorded:
+        known = self._recorded[number] if number < len(self._recorded) else None
+        if known is not None and known.placement.digest == placement.digest:
+            trial = known
+        else:
+            self._recorded = []
+            trial = self._built(number, placement)
             self._journal.append(trial)
         self.trials.append(trial)
         return trial
-
-    def _continues(self, placement: Placement) -> bool:
-        """Whether the next recorded trial is that of this placement."""
-        number = len(self.trials)
-        return number < len(self._recorded) and self._recorded[number].placement.digest == placement.digest
 
     def _built(self, number: int, placement: Placement) -> Trial:
         started, resources = time.perf_counter(), self._resources
@@ -256,28 +201,43 @@ class _Builds:
         kernels = tuple(replace(layer, milliseconds=0.0) for layer in layers)
         return replace(blank, graph_hash=engine.graph_hash, layers=kernels)
 
+    def _keeps_limits(self, trial: Trial) -> bool:
+        """Whether a placement meets the limits by the outputs of its model, from which rehearsals learn."""
+        admission, placement = self.constraint.admission, trial.placement
+        if admission is None:
+            return True
+        if not admission.is_known(placement):
+            self._resources.report_step("measuring the accuracy of a candidate")
+            with closing(self._runs(self._files(placement))) as engine:
+                trial = admission.measured(Trial(number=0, phase=NAME, placement=placement), engine)
+                admission.confirm(placement, engine)
+            if self._oracle is not None:
+                self._oracle.learn(replace(trial, accuracy=admission.scores.get(placement.digest)))
+        return admission.admits(placement)
+
     def search(self) -> CoverageSearch:
         """The search on the space of the case."""
-        space, counts = self.prepared.space, self._multiplications
+        space, counts, oracle = self.prepared.space, self._multiplications, self._oracle
         return CoverageSearch(
             space=space,
             multiplications={unit.id: sum(counts.get(n, 0) for n in unit.nodes) for unit in space.units},
-            noise=self._accuracy.noise,
-            is_accurate=self._accuracy.admits,
-            keeps_limits=lambda trial: self._accuracy.decides(trial.placement, self._files(trial.placement)),
+            noise=lambda: None if oracle is None else oracle.noise(),
+            is_accurate=lambda placement: is_expected_within(oracle, placement, self.least_db),
+            keeps_limits=self._keeps_limits,
             build=self.build,
             is_over=lambda: bool(self.limit_reached),
             narrow=frozenset(self.prepared.capabilities.activations),
         )
 
-    def coverage(self, search: CoverageSearch, best: Trial | None, expected_db: float | None) -> Coverage:
+    def coverage(self, search: CoverageSearch, best: Trial | None) -> Coverage:
         """The coverage of the selected placement, by its labels and the list of its kernels."""
         labels = () if best is None else best.placement.labels
         layers = () if best is None else best.layers
+        expected = None if best is None or self._oracle is None else self._oracle.predicted_db(best.placement)
         return Coverage(
             multiplications=sum(self._multiplications.values()),
             quantized=search.count(unit for unit, _ in labels if unit not in search.refused),
-            sqnr_db=None if best is None else expected_db,
+            sqnr_db=expected,
             kernels=len(layers),
             conversions=sum(layer.boundary for layer in layers),
             refused=dict(search.refused),

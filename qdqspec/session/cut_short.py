@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 
 from qdqspec.search.select import is_candidate
-from qdqspec.types import FIRST, Trial, TuneRules
+from qdqspec.types import Trial, TuneRules
 from qdqspec.units import count_text
 
 
@@ -26,7 +26,7 @@ def cut_short_text(
     """
     if not ended_by:
         return ""
-    built = len({t.placement.digest for t in trials if is_candidate(t) or (t.ok and t.phase == FIRST)})
+    built = len({t.placement.digest for t in trials if is_candidate(t)})
     phases = {trial.phase for trial in trials if trial.placement.sites}
     reached = max((number for number, phase in enumerate(steps) if phase in phases), default=-1)
     missing = list(steps.values())[reached + 1 :]

@@ -2,35 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from qdqspec.accuracy.culprits import culprits_of
 from qdqspec.accuracy.parity import BothModels, compare_models
 from qdqspec.accuracy.probes import search_input
-from qdqspec.accuracy.tails import with_tails
 from qdqspec.baseline.store import Renewal
 from qdqspec.checks.base import AnyRequest, needs_of, requested, requests_of
-from qdqspec.errors import QdqspecError
-from qdqspec.graph.model import Model, load_model, require_path
+from qdqspec.errors import QdqspecError, StateError
+from qdqspec.graph.model import load_model, require_path
+from qdqspec.measurement.lock import RunLock
 from qdqspec.measurement.race import MIXED_LAUNCHES
 from qdqspec.measurement.store import Store
 from qdqspec.parity.metrics import accuracy_evidence
 from qdqspec.parity.notes import slice_notes
 from qdqspec.placement.read.survival import check_survival
-from qdqspec.preparation.case import CaseSetup
+from qdqspec.placement.scheme.scheme_file import SchemeFile, read_scheme
+from qdqspec.preparation.cached import SCHEME, FinishedSearch
 from qdqspec.preparation.files import profiles_of
 from qdqspec.preparation.loading import Linted, lint_and_load
+from qdqspec.preparation.prepare import Prepared, output_of, prepare
 from qdqspec.preparation.resources import Resources
 from qdqspec.regions.folding import fold_graph
 from qdqspec.regions.search import find_regions
 from qdqspec.session.builds import build_for
 from qdqspec.session.gate import Gate, Gatekeeper, conditions_of, damaged_baselines
 from qdqspec.session.kernels import quantized_work
-from qdqspec.session.winner import Finder
+from qdqspec.session.winner import find_winner, measure_winner
 from qdqspec.types import (
     AccuracyEvidence,
     BuildEvidence,
@@ -69,57 +71,111 @@ CULPRIT_SECONDS = 30.0  # time limit of error attribution after a failed check
 
 
 class CaseWork:
-    """The evidence of one case in one session, and the verdicts on it. Each part is computed once, on first access."""
+    """The evidence of one case in one session, and the verdicts on it. Each part is computed once, on first access.
 
-    def __init__(self, case: Case, resources: Resources, store: Store, device: DeviceKey) -> None:
-        self.setup = CaseSetup(case, resources, device)
-        self.finder = Finder(self.setup, store, self.validate)
-        self.store = store
-        self.seconds_left = resources.seconds_left
+    ``found`` is the finished search, or ``None`` before `find`, and ``measured`` the last latency: of a search, a
+    recheck, or `latency`.
+    """
+
+    def __init__(self, case: Case, resources: Resources, store: Store, load: Callable[[Case], Case]) -> None:
+        self.case, self.resources, self.store = case, resources, store
+        self._load = load  # the data of the case's loaders
+        self.found: FinishedSearch | None = None
+        self.measured: LatencyEvidence | None = None
         self.results: dict[str, CheckResult] = {}
         self.raised: set[str] = set()  # checks whose result is an error
         self.judged: dict[str, CheckSpec] = {}
-        self._needs: set[EvidenceKind] = set()
         self.culprits: CulpritEvidence | None = None
+        self.parity_search: dict[str, ParitySearch] = {}
+        self._needs: set[EvidenceKind] = set()
         self._figures: dict[str, Mapping[str, float]] = {}
         self._parity: ParityEvidence | None = None
         self._gate: Gate | None = None
-        self.parity_search: dict[str, ParitySearch] = {}
+        self._prepared: Prepared | None = None
+        self._failure: QdqspecError | None = None
+
+    @property
+    def prepared(self) -> Prepared:
+        """The case with its model, loaded on first access."""
+        if self._prepared is None:
+            self._prepared = self.prepare()
+        return self._prepared
+
+    def prepare(self, *, as_given: bool = False) -> Prepared:
+        """Load the data and the model of the case; see `qdqspec.preparation.prepare.prepare`."""
+        return prepare(self._loaded, self.resources, as_given=as_given)
+
+    @cached_property
+    def _loaded(self) -> Case:
+        return self._load(self.case)
+
+    # ---- winner -----------------------------------------------------------------------------------------
+
+    def find(self) -> FinishedSearch:
+        """The finished search: from the cache if its winner passes the recheck, else run now; once in a session.
+
+        A failure is not retried in this session: every check of the case raises the same error.
+        """
+        if self._failure is not None:
+            raise self._failure
+        try:
+            if self.found is None:
+                prepared = self.prepared
+                with RunLock(prepared.output, prepared.resources.report_wait):
+                    self.found, self.measured = find_winner(prepared, self.store, self.validate)
+            return self.found
+        except StateError:
+            raise  # another run in the folder may have ended by the next attempt
+        except QdqspecError as error:
+            self._failure = error
+            raise
 
     @property
     def search(self) -> SearchResult:
         """The search's result."""
-        return self.finder.find().result
+        return self.find().result
+
+    @cached_property
+    def tuned_path(self) -> Path:
+        """The file of the selected model: the tuned model, or the user's own if unchanged."""
+        return self.find().model or require_path(self.prepared.given)
+
+    @cached_property
+    def scheme(self) -> SchemeFile:
+        """The Q/DQ pairs of the selected model with their numbers, and the factors of its channels."""
+        return read_scheme(self.find().folder / SCHEME)
+
+    # ---- evidence ---------------------------------------------------------------------------------------
 
     @property
     def unsearched(self) -> Evidence:
         """The evidence of a case without a search, ended by an error or the time limit."""
-        setup = self.setup
         try:
-            sha256, nodes = setup.given.sha256, setup.node_digests
+            sha256, nodes = self.prepared.given.sha256, self.prepared.node_digests
         except QdqspecError:  # the error of the check states it
             sha256 = nodes = ""
+        resources = self.resources
         return Evidence(
-            case=setup.case,
-            backend=setup.backend.name,
-            target=setup.target,
-            device=setup.device,
+            case=self.case,
+            backend=resources.backend.name,
+            target=resources.backend.target,
+            device=resources.device,
             model_sha256=sha256,
             model_nodes=nodes,
             regression={} if self._gate is None else self._gate.evidence,
-            output=None if setup.settings.mode == "plan" else setup.output,
+            output=None if resources.settings.mode == "plan" else output_of(self.case, resources),
             warnings=self.warnings,
         )
 
     def evidence(self, needs: frozenset[EvidenceKind]) -> Evidence:
         """The evidence of a finished search; the requested kinds are measured."""
-        setup, search = self.setup, self.search
+        search = self.search
         self._needs.update(needs)
         linted = self.linted if "lint" in needs else {}
         return replace(
             self.unsearched,
             search=search,
-            pairs=self.finder.pairs,
+            pairs=self.scheme.pairs,
             latency=self.latency if "latency" in needs else None,
             parity=self.parity if "parity" in needs else None,
             culprits=self.culprits if "parity" in needs else None,
@@ -132,32 +188,28 @@ class CaseWork:
             lint_loads={target: each.load.note for target, each in linted.items()},
             builds=self.builds if "builds" in needs else {},
             figures=self.figures if "figures" in needs else {},
-            profiles=setup.resources.options.profiles,
+            profiles=self.prepared.options.profiles,
             node_ops=self.node_ops,
             quantized=self.quantized,
-            output=setup.output,
             warnings=self.warnings,
         )
 
     @property
     def record(self) -> CaseRecord:
         """The record of the case with all its evidence; nothing is searched, or measured after a check raised."""
-        return CaseRecord(evidence=self._gathered, results=tuple(self.results.values()))
-
-    @property
-    def _gathered(self) -> Evidence:
-        if self.finder.found is None:
-            return self.unsearched
         needs: set[EvidenceKind] = {"latency", "parity"}  # for every case, whatever its checks
         needs |= self._needs
         for check in self.judged.values():
             needs |= needs_of(check) if check.id not in self.raised else set()
-        try:
-            return replace(self.evidence(frozenset(needs)), graph=self.graph)
-        except QdqspecError:
-            if not self.raised:
-                raise
-            return self.evidence(frozenset())
+        evidence = self.unsearched
+        if self.found is not None:
+            try:
+                evidence = replace(self.evidence(frozenset(needs)), graph=self.graph)
+            except QdqspecError:
+                if not self.raised:
+                    raise
+                evidence = self.evidence(frozenset())
+        return CaseRecord(evidence=evidence, results=tuple(self.results.values()))
 
     def add(self, check: CheckSpec, verdict: Verdict) -> None:
         """Record the verdict of a check."""
@@ -166,30 +218,33 @@ class CaseWork:
         )
 
     @property
-    def is_timed(self) -> bool:
-        """Whether the case was searched by a search that times its candidates."""
-        return self.finder.found is not None and self.finder.found.result.coverage is None
-
-    @property
     def latency(self) -> LatencyEvidence | None:
-        """Reference and tuned model timed against each other; ``None`` without timing."""
-        return None if self.setup.settings.mode == "verify" else self.finder.latency
+        """Reference and tuned model timed against each other: by the search or the recheck, else now.
+
+        ``None`` in mode ``verify``, and for a search for coverage, unless mode ``measure`` times it on a backend with a
+        clock.
+        """
+        mode, kept = self.resources.settings.mode, self.find()
+        may_time = mode == "measure" and self.prepared.capabilities.has_clock
+        if mode == "verify" or (kept.result.coverage is not None and not may_time):
+            return None
+        if self.measured is None:
+            self.measured = measure_winner(self.prepared, kept)
+        return self.measured
 
     @property
     def parity(self) -> ParityEvidence:
         """Outputs of the tuned model compared with the reference's, on evaluation data if available.
 
-        The errors of quantization and of the runtime are measured separately, and those before trailing operators that
-        saturate, if a check requests parity, and if there are no checks.
+        The errors of quantization and of the runtime are measured separately if a check requests parity, and if there
+        are no checks.
         """
         if self._parity is None:
-            divided = not self.setup.case.checks or bool(self._requested(ParityRequest))
-            self._parity = compare_models(self.setup, self.finder.tuned_path, divided=divided)
-            if divided:
-                self._parity = with_tails(self.setup, self.finder.tuned_path, self._parity)
+            divided = not self.case.checks or bool(self._requested(ParityRequest))
+            self._parity = compare_models(self.prepared, self.tuned_path, divided=divided)
             if not any(request.limits_slices for request in self._requested(ParityRequest)):
                 for note in slice_notes(self._parity.outputs):
-                    self.setup.prepared.note_once(note)
+                    self.prepared.note_once(note)
         return self._parity
 
     def parity_with(self, tuned: Path) -> ParityEvidence:
@@ -197,13 +252,13 @@ class CaseWork:
 
         A quantized model that no spec names is compared as it is, and not its float form.
         """
-        is_named = self.setup.case.spec is not None
-        setup = self.setup if is_named else self.setup.as_given()
-        return with_tails(setup, tuned, compare_models(setup, tuned))
+        is_named = self.case.spec is not None
+        own = self.prepared if is_named else self.prepare(as_given=True)
+        return compare_models(own, tuned)
 
     def _requested(self, kind: type[AnyRequest]) -> list[AnyRequest]:
         """The requests of one type of all checks of the case, in their order."""
-        return [request for _, request in requested(self.setup.case.checks, kind)]
+        return [request for _, request in requested(self.case.checks, kind)]
 
     def gather(self, check: CheckSpec) -> None:
         """Collect the evidence that only this check may need, once; raises if it cannot be computed.
@@ -213,38 +268,38 @@ class CaseWork:
         """
         for request in requests_of(check):
             if isinstance(request, ScoreRequest):
-                self.setup.prepared.scores.of_file(self.finder.tuned_path, request.metric, request.output)
+                self.prepared.scores.of_file(self.tuned_path, request.metric, request.output)
             elif isinstance(request, ParityRequest):
                 output = request.culpable(self.parity)
                 if output is not None and self.culprits is None:
-                    pairs, factors = self.finder.pairs, self.finder.factors
+                    pairs, factors = self.scheme.pairs, self.scheme.equalized
                     self.culprits = culprits_of(
-                        self.setup, pairs, output, factors=factors, seconds=CULPRIT_SECONDS
+                        self.prepared, pairs, output, factors=factors, seconds=CULPRIT_SECONDS
                     )
             elif isinstance(request, InputRequest):
                 is_known = request.key in self.parity_search
                 if not is_known and not request.limits.broken_by(self.parity.outputs, whole=True):
-                    found = search_input(self.setup, self.finder.tuned_path, request, check.id)
+                    found = search_input(self.prepared, self.tuned_path, request, check.id)
                     self.parity_search[request.key] = found
             elif isinstance(request, FigureRequest):
                 self._measure(request)
 
     def _measure(self, request: FigureRequest) -> None:
         if request.key not in self._figures:
-            measured = request.measure(BothModels(setup=self.setup, tuned=self.finder.tuned_path))
+            measured = request.measure(BothModels(prepared=self.prepared, tuned=self.tuned_path))
             self._figures[request.key] = {name: float(value) for name, value in measured.items()}
 
     def validate(self) -> None:
         """Raise before a search if evaluation data cannot be used, or if no check can be judged."""
         errors: list[QdqspecError] = []
-        for check in self.setup.case.checks:
+        for check in self.case.checks:
             try:
                 self.require(check)
             except QdqspecError as error:  # `judge` raises it for this check
                 errors.append(error)
-        if errors and len(errors) == len(self.setup.case.checks):
+        if errors and len(errors) == len(self.case.checks):
             raise errors[0]
-        evaluation = self.setup.prepared.evaluation
+        evaluation = self.prepared.evaluation
         # computing the reference's metric has read all of it
         if evaluation is not None and (errors or not self._requested(ScoreRequest)):
             for _ in evaluation:
@@ -254,7 +309,7 @@ class CaseWork:
         """Raise before a search if a check can never be judged."""
         for request in requests_of(check):
             if isinstance(request, ScoreRequest):
-                scores = self.setup.prepared.scores
+                scores = self.prepared.scores
                 scores.require(request.metric, line=check.line)
                 scores.of_reference(request.metric, request.output)
 
@@ -264,14 +319,12 @@ class CaseWork:
 
         A metric that raises is omitted; `require` and `gather` raise its error for the check.
         """
-        scores, found = self.setup.prepared.scores, {}
+        scores, found = self.prepared.scores, {}
         for request in self._requested(ScoreRequest):
-            try:
+            with suppress(QdqspecError):
                 reference = scores.of_reference(request.metric, request.output)
-                tuned = scores.of_file(self.finder.tuned_path, request.metric, request.output)
-            except QdqspecError:
-                continue
-            found[request.key] = accuracy_evidence(request.metric, reference, tuned)
+                tuned = scores.of_file(self.tuned_path, request.metric, request.output)
+                found[request.key] = accuracy_evidence(request.metric, reference, tuned)
         return found
 
     @property
@@ -290,8 +343,8 @@ class CaseWork:
             loads[request.target] = request.load or loads.get(request.target, False)
         if not loads:
             return {}
-        tuned, options = load_model(self.finder.tuned_path), self.setup.resources.options
-        feed = self.setup.prepared.loads[0].feeds
+        tuned, options = load_model(self.tuned_path), self.prepared.options
+        feed = self.prepared.loads[0].feeds
         return {
             target: lint_and_load(tuned, target, options=options, feed=feed, loads=asked)
             for target, asked in loads.items()
@@ -301,45 +354,37 @@ class CaseWork:
     def builds(self) -> dict[str, BuildEvidence]:
         """The builds of the tuned model that checks request, by key."""
         requests = dict.fromkeys(self._requested(BuildRequest))
-        return {request.key: build_for(self.setup, self.finder.tuned_path, request) for request in requests}
+        return {request.key: build_for(self.prepared, self.tuned_path, request) for request in requests}
 
     @cached_property
     def survival(self) -> dict[Optimizer, SurvivalEvidence]:
         """The pairs of the tuned model that survive each optimizer that checks request."""
         names = dict.fromkeys(request.optimizer for request in self._requested(SurvivalRequest))
-        return {found.optimizer: found for found in check_survival(self.finder.tuned_path, tuple(names))}
+        return {found.optimizer: found for found in check_survival(self.tuned_path, tuple(names))}
 
     @property
     def gate(self) -> Gate:
         """The comparison with the committed baseline; without timing, only whether the baseline is damaged."""
-        if self._gate is None:
-            self._gate = self._compared_with_baseline()
+        if self._gate is not None:
+            return self._gate
+        case, settings, device = self.case, self.resources.settings, self.resources.device
+        if damaged := damaged_baselines(case, settings, device):
+            self._gate = Gate(evidence=damaged)
+        elif self.latency is None:
+            self._gate = Gate()
+        else:
+            prepared, latency = self.prepared, self.latency
+            sha256, scheme = prepared.given.sha256, self.search.winner.digest
+            self._gate = Gatekeeper(
+                case=case,
+                settings=settings,
+                device=device,
+                conditions=conditions_of(case, device, sha256, prepared.node_digests, scheme, latency),
+                first=latency,
+                measure=partial(measure_winner, prepared, self.find()),
+                note=prepared.note_once,
+            ).gate()
         return self._gate
-
-    def _compared_with_baseline(self) -> Gate:
-        damaged = damaged_baselines(self.setup.case, self.setup.settings, self.setup.device)
-        if damaged:
-            return Gate(evidence=damaged)
-        latency = self.latency
-        if latency is None:
-            return Gate()
-        now = conditions_of(
-            self.setup.case,
-            self.setup.device,
-            self.setup.given.sha256,
-            self.setup.node_digests,
-            self.search.winner.digest,
-            latency,
-        )
-        return Gatekeeper(
-            case=self.setup.case,
-            settings=self.setup.settings,
-            device=self.setup.device,
-            conditions=now,
-            first=latency,
-            measure=self.finder.measure,
-            note=self.setup.prepared.warnings.append,
-        ).gate()
 
     @property
     def renewals(self) -> tuple[Renewal, ...]:
@@ -349,15 +394,12 @@ class CaseWork:
     @cached_property
     def sizes(self) -> dict[str, int]:
         """Bytes of the model files, including external data."""
+        given, tuned = self.prepared.given, self.tuned_path
+        data = tuned.with_name(tuned.name + ".data")
         return {
-            "reference": _size(require_path(self.setup.given), self.setup.given),
-            "tuned": _size(self.finder.tuned_path),
+            "reference": _size(require_path(given), *given.external_files()),
+            "tuned": _size(tuned, *([data] if data.is_file() else [])),
         }
-
-    @cached_property
-    def node_ops(self) -> Mapping[str, str]:
-        """The operators of all nodes."""
-        return {node.name: node.op_type for node in self.setup.given.nodes}
 
     @cached_property
     def quantized(self) -> QuantizedWork | None:
@@ -365,40 +407,45 @@ class CaseWork:
         if self.search.unchanged:
             return None
         layers = profiles_of(self.search.trials, self.search.winner).get("tuned", ())
-        return quantized_work(self.finder.pairs, self.node_ops, layers)
+        return quantized_work(self.scheme.pairs, self.node_ops, layers)
+
+    @property
+    def node_ops(self) -> Mapping[str, str]:
+        """The operators of all nodes."""
+        return {node.name: node.op_type for node in self.prepared.given.nodes}
 
     @cached_property
     def graph(self) -> tuple[GraphPart, ...]:
         """The model in a few parts with their times and errors, for reports."""
-        prepared, search = self.setup.prepared, self.search
-        follows_kernels = self.setup.case.regions.by == "fusion"  # these may need a build
-        regions = find_regions(prepared.folded) if follows_kernels else prepared.regions
+        prepared, search = self.prepared, self.search
+        follows_kernels = self.case.regions.by == "fusion"  # these may need a build
         layers = profiles_of(search.trials, search.winner)
         return fold_graph(
             prepared.folded,
-            regions,
+            find_regions(prepared.folded) if follows_kernels else prepared.regions,
             reference=layers["reference"],
             tuned=() if search.unchanged else layers.get("tuned", ()),
-            pairs=self.finder.pairs,
+            pairs=self.scheme.pairs,
             errors=search.errors,
         )
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """Warnings about this case so far."""
-        return (*self.setup.warnings, *self._own_warnings(), *self.store.warnings)
+        noted = () if self._prepared is None else self._prepared.warnings
+        return (*noted, *self._own_warnings(), *self.store.warnings)
 
     def _own_warnings(self) -> Iterator[str]:
         """Warnings of the measurement, of a model below its limit and of quantized outputs."""
-        if self.finder.measured is not None:
-            yield from _latency_warnings(self.finder.measured)
-        parity, least = self._parity, self.setup.case.tune.limits.min_sqnr_db
+        if self.measured is not None:
+            yield from _latency_warnings(self.measured)
+        parity, least = self._parity, self.case.tune.limits.min_sqnr_db
         if parity is not None and least is not None and parity.sqnr_db < least:
             # its scheme was requested, or data or runtime changed since
             found = f"on all {parity.data} data the tuned model has {parity.sqnr_db:.1f} dB"
             yield f"{found}, below the limit of {least:g} dB (tune.min_sqnr_db)"
-        if self.setup.case.quantize.outputs == "auto" and self.finder.found is not None:
-            sites = (pair.site for pair in self.finder.pairs)
+        if self.case.quantize.outputs == "auto" and self.found is not None:
+            sites = (pair.site for pair in self.scheme.pairs)
             names = sorted(site.tensor for site in sites if any(end.is_output for end in site.consumers))
             if names:
                 yield (
@@ -430,7 +477,5 @@ def skipped_record(case: Case, backend: str, why: str) -> CaseRecord:
     return CaseRecord(evidence=evidence)
 
 
-def _size(path: Path, model: Model | None = None) -> int:
-    data = path.with_name(path.name + ".data")
-    named = model.external_files() if model is not None else (data,) if data.is_file() else ()
-    return path.stat().st_size + sum(file.stat().st_size for file in named)
+def _size(*files: Path) -> int:
+    return sum(file.stat().st_size for file in files)

@@ -91,36 +91,22 @@ class Gatekeeper:
 
     def _evidence_of(self, name: str, allowed: float) -> RegressionEvidence:
         """The evidence of an entry, with the figures of other devices."""
-        found, file = self._entry(name, allowed), baseline_file(self.case, self.device)
-        if file is None or found.state == "off":
-            return found
-        return replace(found, elsewhere=figures_elsewhere(file, (self.case.id, name)))
-
-    def _entry(self, name: str, allowed: float) -> RegressionEvidence:
         update, file = self.settings.update, baseline_file(self.case, self.device)
         if file is None or (self.settings.baseline == "off" and update is None):
             return RegressionEvidence(state="off", reason="" if file else "a case without a spec has none")
         known, reason, nodes = self._known(file, (self.case.id, name))
+        found: RegressionEvidence | None = None
         if known is None or reason:
             if update is None or (update == "new" and reason):
-                return self._refused(name, file, known, reason)
+                found = self._refused(name, known, reason)
         elif update != "all":
             seen = self._look(known, allowed)
             moved = judge_change(seen.change, allowed) != "pass" or is_stale(seen.change, allowed)
             if update != "changed" or not moved:
-                return self._compared(name, file, known, seen, allowed)
-        return self._written(name, file, known, nodes)
-
-    def _refused(self, name: str, file: Path, known: Entry | None, reason: str) -> RegressionEvidence:
-        return RegressionEvidence(
-            state="unlike" if reason else "missing",
-            file=_shown(self.case, file),
-            command=self._command(name, "changed" if reason else "new"),
-            reason=reason,
-            required=self.settings.baseline == "require",
-            baseline=known.ratio.interval if known else None,
-            ratio=ratio_interval(ratio_times(self.first)) if known else None,
-        )
+                found = self._compared(name, known, seen, allowed)
+        found = found or self._written(name, file, known, nodes)
+        elsewhere = figures_elsewhere(file, (self.case.id, name))
+        return replace(found, file=_shown(self.case, file), elsewhere=elsewhere)
 
     def _known(self, file: Path, name: Name) -> tuple[Entry | None, str, str]:
         """The entry of a name, why it cannot be compared with, and the digests of its model's nodes."""
@@ -128,15 +114,23 @@ class Gatekeeper:
             baseline = read_baseline(file)
         except StateError as error:  # reported by `damaged_baselines`, unless the file is rewritten
             return None, error.what, ""
-        if baseline is None:
-            return None, "", ""
-        if baseline.device != self.device.key:
+        if baseline is not None and baseline.device != self.device.key:
             return None, f"the file is of device {baseline.device}", ""
-        entry = baseline.entry(name)
-        if entry is None:
+        entry = None if baseline is None else baseline.entry(name)
+        if baseline is None or entry is None:
             return None, "", ""
         nodes = baseline.models.get(entry.model_sha256, "")
         return entry, why_incomparable(entry, self.conditions, nodes), nodes
+
+    def _refused(self, name: str, known: Entry | None, reason: str) -> RegressionEvidence:
+        return RegressionEvidence(
+            state="unlike" if reason else "missing",
+            command=self._command(name, "changed" if reason else "new"),
+            reason=reason,
+            required=self.settings.baseline == "require",
+            baseline=known.ratio.interval if known else None,
+            ratio=ratio_interval(ratio_times(self.first)) if known else None,
+        )
 
     def _look(self, known: Entry, allowed: float) -> Look:
         first = self.first
@@ -151,15 +145,12 @@ class Gatekeeper:
             self._close = self.first if alone else self.measure(CLOSE_BUILDS, CLOSE_ROUNDS)
         return self._close
 
-    def _compared(
-        self, name: str, file: Path, known: Entry, seen: Look, allowed: float
-    ) -> RegressionEvidence:
+    def _compared(self, name: str, known: Entry, seen: Look, allowed: float) -> RegressionEvidence:
         command = self._command(name, "changed")
         if is_stale(seen.change, allowed):
             self.note(f"the baseline of {self.case.id}::{name} is stale, the model became faster: {command}")
         return RegressionEvidence(
             state="compared",
-            file=_shown(self.case, file),
             command=command,
             baseline=known.ratio.interval,
             ratio=ratio_interval(ratio_times(seen.latency)),
@@ -177,36 +168,31 @@ class Gatekeeper:
         entry = entry_from(latency, self.conditions)
         if known is not None:
             entry = entry.after(known, changes(known, self.conditions, nodes))
-        old = None if known is None else known.ratio
-        self._renewals.append(
-            Renewal(
-                file=file,
-                device=self.device.key,
-                name=(self.case.id, name),
-                old=old.median if old else None,
-                entry=entry,
-                nodes=self.conditions.nodes,
-            )
+        renewal = Renewal(
+            file=file,
+            device=self.device.key,
+            name=(self.case.id, name),
+            old=known.ratio.median if known else None,
+            entry=entry,
+            nodes=self.conditions.nodes,
         )
+        self._renewals.append(renewal)
         return RegressionEvidence(
             state="written",
-            file=_shown(self.case, file),
             command=self._command(name, "changed"),
-            baseline=old.interval if old else None,
+            baseline=known.ratio.interval if known else None,
             ratio=entry.ratio.interval,
             builds=latency.builds,
-            recorded="" if known is None else known.recorded,
+            recorded=known.recorded if known else "",
             notes=entry.changed,
             history=history_of(entry, self.device.key),
         )
 
     def _command(self, name: str, update: str) -> str:
         """The command that writes the entry, with the options that choose the device."""
-        spec = self.case.spec
+        spec, requests = self.case.spec, requested(self.case.checks, BaselineRequest)
         file = os.path.relpath(spec) if spec is not None else ""
-        check = next(
-            check for check, request in requested(self.case.checks, BaselineRequest) if request.key == name
-        )
+        check = next(check for check, request in requests if request.key == name)
         words = ["pytest", f"{file}::{self.case.id}::{check}", *self.settings.device_words]
         in_ci = ["--qdq-update-in-ci"] if self.settings.in_ci else []
         return shlex.join([*words, f"--qdq-update={update}", *in_ci])

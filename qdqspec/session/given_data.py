@@ -23,7 +23,7 @@ from qdqspec.files import write_whole
 from qdqspec.parity.metrics import raising_line
 from qdqspec.parity.sources import LABELS, npz_bytes, without_loader
 from qdqspec.temporary import TemporaryFolder
-from qdqspec.types import Case, Data, DataSource, Inputs, Loader
+from qdqspec.types import Case, Data, Inputs, Loader
 
 if TYPE_CHECKING:
     import onnx
@@ -78,21 +78,18 @@ class GivenFiles:
 
     def loaded(self, case: Case, loaders: Mapping[str, Loader]) -> Case:
         """The case with folders in place of data loaders; those of entry points are used after ``loaders``."""
-        inputs = self.loaded_inputs(case.inputs, {**loaders, **case.loaders})
-        return case if inputs is case.inputs else replace(case, inputs=inputs)
+        return replace(case, inputs=self.loaded_inputs(case.inputs, {**loaders, **case.loaders}))
 
     def loaded_inputs(self, inputs: Inputs, loaders: Mapping[str, Loader]) -> Inputs:
         """The inputs with folders in place of data loaders; those of entry points are used after ``loaders``."""
-        found: dict[str, DataSource] = {}
+        found: dict[str, Any] = {}
         for word in ("calibration", "evaluation"):
             source = getattr(inputs, word)
-            if not isinstance(source, Data) or not source.loader:
-                continue
-            name = source.loader
-            load = loaders.get(name) or _installed(name)
+            name = source.loader if isinstance(source, Data) else ""
+            load = (loaders.get(name) or _installed(name)) if name else None
             if load is not None:  # else reported, with the remedy, when the data is opened
                 found[word] = without_loader(source, self.data(_loaded(load, name), name))
-        return replace(inputs, **found) if found else inputs  # type: ignore[arg-type]
+        return replace(inputs, **found)
 
     def asked(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments of a case with files in place of data in memory."""
@@ -152,21 +149,20 @@ def _loaded(load: Loader, name: str) -> InMemory:
     """The data of a loader; an error that its code raises is a `DataError` with its line."""
     with _errors_of(load, name):
         given = load()
-    is_iterable = (
-        isinstance(given, Iterable) and not isinstance(given, Mapping) and not hasattr(given, "__array__")
-    )
-    return _feeds_of(load, name, given) if is_iterable else given
+    if isinstance(given, Mapping) or hasattr(given, "__array__") or not isinstance(given, Iterable):
+        return given
+    return _feeds_of(load, name, given)
 
 
 def _feeds_of(load: Loader, name: str, given: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
     with _errors_of(load, name):
         feeds = iter(given)
+    end = object()
     while True:
         with _errors_of(load, name):
-            try:
-                feed = next(feeds)
-            except StopIteration:
-                return
+            feed: Any = next(feeds, end)
+        if feed is end:
+            return
         yield feed
 
 
@@ -212,15 +208,18 @@ def _feeds_in(given: Mapping[str, Any], name: str) -> Iterator[Mapping[str, Any]
 
 def _arrays(given: Mapping[str, Any], name: str) -> dict[str, np.ndarray[Any, Any]]:
     """The arrays of a mapping. Raises `DataError` for a value that is not an array of numbers."""
-    found = {}
+    found, why = {}, ""
     for key, value in given.items():
         try:
-            found[str(key)] = np.asarray(value)
+            array = np.asarray(value)
+            is_number = (
+                array.dtype.names is None and not array.dtype.hasobject and array.dtype.kind not in "USV"
+            )
         except ValueError as error:  # lists of unequal lengths
-            raise DataError(f"'{key}' is no array of numbers ({error})", where=name, cure=_FORMS) from None
-    for key, array in found.items():
-        if array.dtype.hasobject or array.dtype.names is not None or array.dtype.kind in "USV":
-            raise DataError(f"'{key}' is no array of numbers", where=name, cure=_FORMS)
+            is_number, why = False, f" ({error})"
+        if not is_number:
+            raise DataError(f"'{key}' is no array of numbers{why}", where=name, cure=_FORMS)
+        found[str(key)] = array
     return found
 
 

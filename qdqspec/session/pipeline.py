@@ -12,9 +12,9 @@
 `judge` is the whole pipeline, `tune` its part up to the winner, and `open_tuning` the part of that up to the first
 build. Each step is done once for a case. The modules of the steps, here and in `preparation`, `accuracy`, `search`:
 
-    prepare    preparation: case, prepare, start, correcting, auxiliary_runs
+    prepare    preparation: prepare, start, correcting, auxiliary_runs
     search     tuning; search.loop, a strategy; accuracy: constraint, oracle
-    confirm    confirm; preparation.timing
+    confirm    confirm, outcome; preparation.timing
     winner     winner; preparation: cached, files
     evidence   evidence, gate; accuracy: parity, culprits, probes
     verdict    checks: one module for each kind
@@ -32,20 +32,28 @@ from typing import TYPE_CHECKING, cast
 from qdqspec.checks.base import Check, needs_of
 from qdqspec.checks.verdicts import timed_out
 from qdqspec.measurement.store import Store
-from qdqspec.preparation.cached import CORRECTIONS, MODEL, PATTERNS, RAW_MODEL, FinishedSearch, keep
-from qdqspec.preparation.case import CaseSetup
+from qdqspec.preparation.cached import (
+    CORRECTIONS,
+    MODEL,
+    PATTERNS,
+    RAW_MODEL,
+    REFERENCE,
+    FinishedSearch,
+    keep,
+)
 from qdqspec.preparation.files import (
     JOURNAL,
-    REFERENCE,
     BuildLogs,
     open_journal,
     refuse_own,
     write_patterns,
     write_results,
 )
+from qdqspec.preparation.prepare import Prepared
 from qdqspec.registry import resolve
 from qdqspec.session.covering import covers, find_covering
-from qdqspec.session.tuning import Tuned, open_tuning
+from qdqspec.session.outcome import Tuned
+from qdqspec.session.tuning import tune_case
 from qdqspec.types import CheckSpec, LatencyEvidence, Verdict
 from qdqspec.units import count_text, seconds_text
 
@@ -56,11 +64,11 @@ if TYPE_CHECKING:
 def judge(work: CaseWork, check: CheckSpec) -> Verdict:
     """The verdict of a check; inconclusive if the time limit of the run left it undecided."""
     kind = cast("Check", resolve("check", check.kind))
-    limit = seconds_text(work.setup.settings.time_limit or 0.0)
-    if work.seconds_left() == 0 and work.finder.found is None:
+    limit = seconds_text(work.resources.settings.time_limit or 0.0)
+    if work.resources.seconds_left() == 0 and work.found is None:
         return timed_out(limit)
     work.require(check)  # prepare and probe: its data, labels and metric can be used
-    winner = work.finder.find()  # search and confirm: `tune`, or a cached winner that passes its recheck
+    winner = work.find()  # search and confirm: `tune`, or a cached winner that passes its recheck
     work.gather(check)  # winner against reference
     verdict = kind.judge(check.params, work.evidence(needs_of(check) | {"parity"}))
     if verdict.outcome == "fail" and winner.is_cut_short:
@@ -69,53 +77,42 @@ def judge(work: CaseWork, check: CheckSpec) -> Verdict:
 
 
 def tune(
-    setup: CaseSetup, store: Store, validate: Callable[[], None]
+    prepared: Prepared, store: Store, validate: Callable[[], None]
 ) -> tuple[FinishedSearch, LatencyEvidence | None]:
     """Search for the fastest placement within the limits of a case; write its results to its folder and the cache.
 
     ``validate`` raises if inputs of the checks cannot be used. The latency is the one measured by the confirmation;
     a search for coverage measures none.
     """
-    refuse_own(setup.output, (REFERENCE, MODEL, RAW_MODEL), setup.given)  # before the work
-    setup.resources.report_step("checking the data")
+    output, resources = prepared.output, prepared.resources
+    refuse_own(output, (REFERENCE, MODEL, RAW_MODEL), prepared.given)  # before the work
+    resources.report_step("checking the data")
     validate()
-    prepared = setup.prepared
-    with open_journal(setup.output, setup.journal_header, prepared.warnings) as journal:
+    with open_journal(output, prepared.journal_header, prepared.warnings) as journal:
         if known := len(journal.trials()):
-            setup.resources.report_wait(
-                f"continues from {count_text(known, 'build')} in {setup.output / JOURNAL}"
-            )
-        prepared.keep_corrections(setup.output / CORRECTIONS, setup.journal_header)
-        tuned = (_covered if covers(prepared) else _searched)(setup, journal)
-        result, raw_winner, target = tuned.result, tuned.raw_winner, setup.target
-        write_results(prepared, result, raw_winner, setup.output, target)
+            resources.report_wait(f"continues from {count_text(known, 'build')} in {output / JOURNAL}")
+        prepared.keep_corrections(output / CORRECTIONS, prepared.journal_header)
+        tuned = (_covered if covers(prepared) else tune_case)(prepared, journal)
+        write_results(prepared, tuned.result, tuned.raw_winner, output)
         if tuned.latency is not None:
-            patterns = setup.output / PATTERNS
-            write_patterns(prepared, result, tuned.intervals, patterns, target, setup.device.key)
-        is_cut_short = setup.resources.seconds_left() == 0  # by the time limit of the run: not cached
+            write_patterns(prepared, tuned.result, tuned.intervals, output / PATTERNS)
         found = FinishedSearch(
-            result=result, folder=setup.output, raw_winner=raw_winner, is_cut_short=is_cut_short
+            result=tuned.result,
+            folder=output,
+            raw_winner=tuned.raw_winner,
+            is_cut_short=resources.seconds_left() == 0,  # by the time limit of the run: not cached
         )
-        if not (setup.settings.no_cache or is_cut_short):
-            found = keep(store, setup.key, found, setup.about)
+        if not (prepared.settings.no_cache or found.is_cut_short):
+            found = keep(store, found, prepared)
         # Last, because they mark the journal as finished: a result that could not be written is not searched again.
         for role, trial in tuned.confirmed:
             journal.append(trial, role=role)
     return found, tuned.latency
 
 
-def _searched(setup: CaseSetup, journal: BuildLogs) -> Tuned:
-    """The fastest placement, by a search that measures its candidates."""
-    # Regions, space, calibrated ranges, the reference's score and the limits, corrections, and the strategy.
-    with open_tuning(setup.prepared, setup.resources, journal) as tuning:
-        tuning.search.run()  # ask, rehearse, build, race, tell; each trial is in the journal before the next
-        tuning.repair()  # candidates that just missed the limit
-        return tuning.confirm()  # finalists, built anew
-
-
-def _covered(setup: CaseSetup, journal: BuildLogs) -> Tuned:
+def _covered(prepared: Prepared, journal: BuildLogs) -> Tuned:
     """The placement with the most multiplications in narrow formats; nothing is timed."""
-    result = find_covering(setup.prepared, setup.resources, journal)
+    result = find_covering(prepared, prepared.resources, journal)
     selected = next(trial for trial in result.trials if trial.placement == result.winner)
     line = ("winner", replace(selected, phase="confirm"))
     return Tuned(result=result, latency=None, raw_winner=result.winner, confirmed=(line,))

@@ -74,7 +74,7 @@ def plan_of(prepared: Prepared, rules: TuneRules) -> Plan:
     """The plan of a case. Raises if its strategy cannot search the space, or if data is missing or does not fit."""
     space, form = prepared.candidates, prepared.case.quantize.format
     refuse(named(rules.strategy), space)
-    prepared.require_data()
+    _ = prepared.calibration, prepared.evaluation  # raises if the data is missing or does not fit
     units, regions = len(space.units), len(space.regions)
     if not units:
         return Plan(format=form, units=units, regions=regions)

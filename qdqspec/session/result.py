@@ -129,10 +129,9 @@ class Result:
         Raises `OutputError` on failure.
         """
         target, output = Path(folder).absolute(), self.evidence.output
-        path = output / RESULT if output is not None else None
-        content = (
-            path.read_bytes() if path is not None and path.is_file() else None
-        )  # read first: writing the other files removes it
+        path = None if output is None else output / RESULT
+        # read first: writing the other files removes it
+        content = path.read_bytes() if path is not None and path.is_file() else None
         make_folder(target)
         take_results(self.kept, self.given, target)
         if content is not None:

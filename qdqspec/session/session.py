@@ -14,6 +14,7 @@ from qdqspec.accuracy.culprits import MOST, culprits_of
 from qdqspec.accuracy.parity import both_models
 from qdqspec.accuracy.probes import Prober, read_probe
 from qdqspec.backends.base import Availability
+from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.baseline.store import Renewal
 from qdqspec.cases import SPEC_SUFFIXES, find_case
 from qdqspec.checks.verdicts import raised
@@ -22,12 +23,12 @@ from qdqspec.config import Settings
 from qdqspec.config.declared import check_option
 from qdqspec.errors import ConfigError, StateError
 from qdqspec.graph.model import Model, load_model
-from qdqspec.measurement.isolate import Isolated
 from qdqspec.measurement.lock import log_wait
 from qdqspec.measurement.store import Store
 from qdqspec.parity.metrics import joined_metrics
 from qdqspec.placement.read.import_qdq import import_placement
-from qdqspec.preparation.resources import Backends, Resources
+from qdqspec.preparation.prepare import output_of
+from qdqspec.preparation.resources import Resources, SessionBackend
 from qdqspec.session.compared_runtimes import compare_runtimes, grouped, side_of
 from qdqspec.session.evidence import CaseWork, skipped_record
 from qdqspec.session.gate import damaged_baselines
@@ -86,11 +87,11 @@ class Session(Closing):
         self.metrics = joined_metrics(metrics or {})
         self.loaders = dict(loaders or {})
         self._files = GivenFiles()
-        self.backends = Backends(self.settings, device_key)
+        self._backends: dict[str, SessionBackend] = {}
+        self._device_key = device_key
         self._runtimes: tuple[RuntimeComparison, ...] = ()
         self._store = Store(self.settings.cache_dir)
         self._works: dict[_Key, CaseWork] = {}
-        self._unloaded: set[_Key] = set()  # works whose data loader raised
         self._waits: list[float] = []  # seconds of each wait for other runs on the device
         self._skipped: dict[_Key, CaseRecord] = {}
         self._started = (datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic())
@@ -98,11 +99,18 @@ class Session(Closing):
     @property
     def backend(self) -> Isolated:
         """The backend of the run, with each engine in a process of its own."""
-        return self.backends.default.backend
+        return self.runtime().backend
+
+    def runtime(self, case: Case | None = None) -> SessionBackend:
+        """The backend of a case, by default that of the run. Raises `ConfigError` if there is none of that name."""
+        name = (case and case.backend) or self.settings.backend
+        if name not in self._backends:
+            self._backends[name] = SessionBackend(replace(self.settings, backend=name), self._device_key)
+        return self._backends[name]
 
     def availability(self, case: Case) -> Availability:
         """Whether the backend is usable here and has one of the case's number formats; if not, why not."""
-        runtime = self.backends.of(case)
+        runtime = self.runtime(case)
         found = runtime.backend.probe(runtime.options)
         if not found.usable:
             return found
@@ -111,7 +119,7 @@ class Session(Closing):
 
     def target(self, case: Case) -> str:
         """The backend of a case and its variant."""
-        return self.backends.of(case).backend.target
+        return self.runtime(case).backend.target
 
     def tune(self, model: GivenModel | Case, **asked: Unpack[AskedWithStrategy]) -> Result:
         """Search for the fastest placement of a model, or of a case of a spec; `Asked` lists the options.
@@ -121,7 +129,7 @@ class Session(Closing):
         case = self._asked(model, asked)
         evidence = self.evidence(case, frozenset({"latency", "parity"}))
         record = self._run_record([CaseRecord(evidence=evidence)])
-        kept = self.work(case).finder.find()
+        kept = self.work(case).find()
         return Result(record=record, kept=kept, given=self.model(case), files=self._files)
 
     def find_culprits(
@@ -140,9 +148,9 @@ class Session(Closing):
         """
         work = self.work(self.case(model, asked))
         if tuned is None:
-            return culprits_of(work.setup, work.finder.pairs, factors=work.finder.factors, most=most)
-        imported = import_placement(load_model(Path(cast("PathLike", self.file(tuned)))), work.setup.given)
-        return culprits_of(work.setup, imported.pairs, factors=imported.equalized, most=most)
+            return culprits_of(work.prepared, work.scheme.pairs, factors=work.scheme.equalized, most=most)
+        imported = import_placement(load_model(Path(cast("PathLike", self.file(tuned)))), work.prepared.given)
+        return culprits_of(work.prepared, imported.pairs, factors=imported.equalized, most=most)
 
     def probe(
         self,
@@ -161,8 +169,9 @@ class Session(Closing):
         kept = read_probe(Path(file))
         shapes = {name: list(array.shape) for name, array in kept.feeds.items()}
         case = inline_case(model, {"shapes": shapes, "values": values or {}})
-        setup = self.work(case).setup.as_given()
-        with both_models(setup, Path(tuned).absolute()) as models:
+        work = self.work(case)
+        own = work.prepare(as_given=True)
+        with both_models(own, Path(tuned).absolute()) as models:
             return Prober(models, limits or kept.params, kept.typical).probe(kept.feeds, kept.inputs)
 
     def study(
@@ -179,10 +188,10 @@ class Session(Closing):
         a random generator. With ``folder`` the study is saved there from the start, and resumed if it already exists.
         """
         case = self._asked(model, asked)
-        own = self.backends.of(case).settings
+        own = self.runtime(case).settings
         settings = {name: getattr(own, name) for name in ("backend", "device", "threads", "seed")}
         return Study(
-            self.work(case).setup,
+            self.work(case).prepared,
             settings,
             strategy=strategy,
             folder=None if folder is None else Path(folder).absolute(),
@@ -219,11 +228,11 @@ class Session(Closing):
 
     def model(self, case: Case) -> Model:
         """The user's model, loaded and validated."""
-        return self.work(case).setup.given
+        return self.work(case).prepared.given
 
     def regions(self, case: Case) -> tuple[Region, ...]:
         """The regions of the model."""
-        return self.work(case).setup.prepared.regions
+        return self.work(case).prepared.regions
 
     def search(self, case: Case) -> SearchResult:
         """Tune the case, or return the cached winner if it passes its recheck."""
@@ -254,11 +263,7 @@ class Session(Closing):
 
     def fail(self, case: Case, check: CheckSpec, error: Exception) -> None:
         """Record a check that could not be judged as failed, with the error."""
-        key = case_key(case)
-        if key not in self._works:  # its data loader raised
-            self._works[key] = self._work_of(case)
-            self._unloaded.add(key)
-        work = self._works[key]
+        work = self.work(case)
         work.judged[check.id] = check
         work.raised.add(check.id)
         work.add(check, raised(error))
@@ -277,48 +282,52 @@ class Session(Closing):
         Raises if the data is missing or does not fit the model. With ``tune.accuracy`` the cache is not consulted: its
         key contains the score of the reference, which would have to be run.
         """
-        setup = self.work(case).setup
-        for found in damaged_baselines(case, setup.settings, setup.device).values():
+        work = self.work(case)
+        for found in damaged_baselines(case, work.resources.settings, work.resources.device).values():
             raise StateError(found.reason, where=found.file, cure=found.command)
-        planned = plan_of(setup.prepared, case.tune)
+        planned = plan_of(work.prepared, case.tune)
         if self.settings.no_cache or self.settings.retune or case.tune.accuracy is not None:
             return planned
-        return replace(planned, cached=self._store.get(setup.key) is not None)
+        return replace(planned, cached=self._store.get(work.prepared.key) is not None)
 
     def compare_runtimes(self) -> tuple[RuntimeComparison, ...]:
         """Time the models of cases that differ in the runtime only, interleaved; see `RuntimeComparison`.
 
         Cases that were not searched are left out. The result is part of the record.
         """
+
+        def report(name: str, text: str) -> None:
+            self._tell(Progress(case=name, phase="", done=0, total=0, doing=text))
+
         if self.settings.mode in ("run", "measure") and self._seconds_left() != 0:
-            searched = [work for work in self._works.values() if work.is_timed]
+            works = self._works.values()
+            searched = [w for w in works if w.found is not None and w.found.result.coverage is None]
             self._runtimes = tuple(
-                compare_runtimes(name, [side_of(work) for work in works], self._watched)
+                compare_runtimes(name, [side_of(work) for work in works], report)
                 for name, works in grouped(searched)
             )
         return self._runtimes
 
     def output(self, case: Case) -> Path:
         """The output folder of the case."""
-        return self.work(case).setup.output
+        work = self.work(case)
+        return output_of(work.case, work.resources)
 
     def record(self) -> RunRecord:
         """The record of all cases judged, searched or skipped so far, with all their evidence."""
         works = self._works.values()
-        found = (work.record for work in works if work.results or work.finder.found is not None)
+        found = (work.record for work in works if work.results or work.found is not None)
         return self._run_record((*found, *self._skipped.values()), self._runtimes)
 
     def _run_record(
         self, cases: Iterable[CaseRecord], runtimes: tuple[RuntimeComparison, ...] = ()
     ) -> RunRecord:
         started, clock = self._started
-        found = tuple(cases)
-        seconds = time.monotonic() - clock
         return RunRecord(
             version=__version__,
             started=started,
-            seconds=seconds,
-            cases=found,
+            seconds=time.monotonic() - clock,
+            cases=tuple(cases),
             runtimes=runtimes,
         )
 
@@ -328,41 +337,37 @@ class Session(Closing):
 
     def close(self) -> None:
         """Stop the child processes."""
-        self.backends.close()
+        for runtime in self._backends.values():
+            runtime.backend.close()
 
     def work(self, case: Case) -> CaseWork:
-        """The work of a case, shared by all its checks."""
+        """The work of a case, shared by all its checks. Raises `ConfigError` if the device has no valid key."""
         key = case_key(case)
-        if key not in self._works or key in self._unloaded:
-            self._works[key] = self._work_of(self._files.loaded(case, self.loaders))
-            self._unloaded.discard(key)
+        if key not in self._works:
+            case = replace(case, metrics=joined_metrics(self.metrics, case.metrics))
+            runtime = self.runtime(case)
+            resources = Resources(
+                backend=runtime.backend,
+                options=runtime.options,
+                settings=runtime.settings,
+                watch=self._tell,
+                case=case.name,
+                lock=runtime.lock,
+                waits=self._waits,
+                seconds_left=self._seconds_left,
+            )
+            _ = resources.device  # a work without a device has no record
+            self._works[key] = CaseWork(case, resources, self._store, self._load)
         return self._works[key]
 
-    def _work_of(self, case: Case) -> CaseWork:
-        case = replace(case, metrics=joined_metrics(self.metrics, case.metrics))
-        return CaseWork(case, self._resources(case), self._store, self.backends.of(case).device)
-
-    def _resources(self, case: Case) -> Resources:
-        runtime = self.backends.of(case)
-        return Resources(
-            backend=runtime.backend,
-            options=runtime.options,
-            settings=runtime.settings,
-            watch=self._tell,
-            case=case.name,
-            lock=runtime.lock,
-            waits=self._waits,
-            seconds_left=self._seconds_left,
-        )
+    def _load(self, case: Case) -> Case:
+        """The case with the data of its loaders in files."""
+        return self._files.loaded(case, self.loaders)
 
     def _seconds_left(self) -> float | None:
         """Seconds left of the time limit, which applies to the whole run."""
         limit = self.settings.time_limit
         return None if limit is None else max(0.0, limit - (time.monotonic() - self._started[1]))
-
-    def _watched(self, name: str, text: str) -> None:
-        """Report the beginning of a step outside a search."""
-        self._tell(Progress(case=name, phase="", done=0, total=0, doing=text))
 
     def _tell(self, progress: Progress) -> None:
         if self.watch is not None:

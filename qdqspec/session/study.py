@@ -22,13 +22,11 @@ from qdqspec.config.settings import DEFAULT_BACKEND
 from qdqspec.errors import ConfigError, StateError
 from qdqspec.files import copy_whole, explained
 from qdqspec.graph.save import write_text
-from qdqspec.measurement.bench import Built
 from qdqspec.measurement.journal import Journal
 from qdqspec.measurement.lock import RunLock
 from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.plain_json import read_json
 from qdqspec.preparation.cached import CORRECTIONS
-from qdqspec.preparation.case import CaseSetup
 from qdqspec.preparation.files import (
     HEADER,
     JOURNAL,
@@ -41,9 +39,10 @@ from qdqspec.preparation.prepare import Prepared
 from qdqspec.registry import names
 from qdqspec.rehearsal import RehearsedEngine
 from qdqspec.search.base import Proposal, Strategy
-from qdqspec.search.loop import Search
+from qdqspec.search.loop import Built, Search
 from qdqspec.session.covering import covers
-from qdqspec.session.tuning import MakeStrategy, Tuned, named, open_tuning
+from qdqspec.session.outcome import Tuned
+from qdqspec.session.tuning import MakeStrategy, named, open_tuning
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import Case, Label, Placement, Region, Rehearsed, Trial
 
@@ -68,7 +67,7 @@ class Study(Closing):
 
     def __init__(
         self,
-        setup: CaseSetup,
+        prepared: Prepared,
         settings: Mapping[str, Any],
         *,
         strategy: AnyStrategy | None = None,
@@ -79,31 +78,28 @@ class Study(Closing):
 
         ``settings`` are the session's settings to save for `load`; ``close`` closes that session.
         """
-        self.case: Case = setup.case
-        self._prepared: Prepared = setup.prepared
+        self.case: Case = prepared.case
+        self._prepared = prepared
         if covers(self._prepared):
             raise ConfigError(
                 "a study times its candidates, and the objective of this case is coverage",
                 where=str(self.case.spec or self.case.model),
                 cure="tune the case without a study, or choose another objective",
             )
-        self._target = setup.target
-        make, name = _strategy(strategy, setup.case)
+        make, name = _strategy(strategy, self.case)
         self._about = {"schema_version": SCHEMA_VERSION, "settings": dict(settings), "strategy": name}
         with ExitStack() as opened:
             if close is not None:
                 opened.callback(close)
             self._folder = folder or opened.enter_context(TemporaryFolder())
             opened.enter_context(RunLock(self._folder))
-            header = {**setup.journal_header, "strategy": name}
+            header = {**prepared.journal_header, "strategy": name}
             self._journal = opened.enter_context(Journal.open(self._folder / JOURNAL, header))
             is_resumed = bool(self._journal.trials())
             self._logs = BuildLogs(self._journal, self._folder)
-            setup.prepared.keep_corrections(self._folder / CORRECTIONS, setup.journal_header)
-            self._tuning = opened.enter_context(
-                open_tuning(setup.prepared, setup.resources, self._logs, make=make, name=name)
-            )
-            self._rehearser = opened.enter_context(Rehearser(setup.prepared, setup.resources))
+            prepared.keep_corrections(self._folder / CORRECTIONS, prepared.journal_header)
+            self._tuning = opened.enter_context(open_tuning(prepared, self._logs, make=make, name=name))
+            self._rehearser = opened.enter_context(Rehearser(prepared, prepared.resources))
             self._describe(self._folder)
             if is_resumed:
                 self._tuning.search.resume()
@@ -190,7 +186,7 @@ class Study(Closing):
         chosen = placement or (best.placement if best else Placement(sites=frozenset()))
         make_folder(target.parent)
         if target.suffix == ".json":
-            write_placed(self._prepared, chosen, target, self._target)
+            write_placed(self._prepared, chosen, target)
         else:
             write_placement(self._prepared, chosen, target)
         return target
@@ -223,7 +219,11 @@ class Study(Closing):
         own = session or Session(**settings)
         known = strategy if strategy is not None else name if name in names("strategy") else None
         return cls(
-            own.work(case).setup, settings, strategy=known, folder=path, close=None if session else own.close
+            own.work(case).prepared,
+            settings,
+            strategy=known,
+            folder=path,
+            close=None if session else own.close,
         )
 
     def close(self) -> None:
@@ -275,31 +275,22 @@ class _Saved(BaseModel):
     case: Case
 
 
-def _reason(error: ValueError) -> str:
-    """The first error, shortened."""
-    if isinstance(error, ValidationError):
-        first = error.errors(include_url=False, include_input=False)[0]
-        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"[:120]
-    return str(error)[:120]
-
-
 def _read(folder: Path) -> tuple[Case, dict[str, Any], str]:
     """Case, settings and strategy name of a saved study; raises `StateError` naming the file."""
     path = folder / STUDY
     try:
         saved = _Saved.model_validate(read_json(path, most_bytes=_MOST_BYTES))
-        return saved.case, saved.settings.model_dump(exclude_unset=True), saved.strategy
     except OSError as error:
-        raise StateError(
-            f"there is no study here: {error.strerror}",
-            where=path,
-            cure="name a folder that Study.save wrote",
-        ) from None
+        what, cure = f"there is no study here: {error.strerror}", "name a folder that Study.save wrote"
+        raise StateError(what, where=path, cure=cure) from None
     except ValueError as error:
-        reason = _reason(error)
-        raise StateError(
-            f"the study is damaged or of another version ({reason})", where=path, cure="begin it anew"
-        ) from None
+        reason = str(error)
+        if isinstance(error, ValidationError):
+            first = error.errors(include_url=False, include_input=False)[0]
+            reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        what = f"the study is damaged or of another version ({reason[:120]})"
+        raise StateError(what, where=path, cure="begin it anew") from None
+    return saved.case, saved.settings.model_dump(exclude_unset=True), saved.strategy
 
 
 def _strategy(given: AnyStrategy | None, case: Case) -> tuple[MakeStrategy, str]:

@@ -226,12 +226,11 @@ class AccuracyBound:
 
 
 FLOAT32 = "float32"  # role of the model without pairs where candidates are converted to float32
-FIRST = "first"  # phase of placements that are built before there are corrections
 GIVEN = "given"  # phase and role of the model as it was given, if it is quantized
 
 # Phases whose builds are not candidates: they repeat one, quantize one block to measure its error, build a part of the
 # model, or have no corrections yet.
-NOT_CANDIDATES = ("confirm", "noise", "commit", "sensitivity", "isolated", FIRST)
+NOT_CANDIDATES = ("confirm", "noise", "commit", "sensitivity", "isolated")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

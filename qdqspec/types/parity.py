@@ -61,22 +61,6 @@ class TensorParity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TailParity:
-    """The SQNR of the tensor before an output's trailing operators that saturate or select, such as a Softmax.
-
-    ``operator`` is the type of the first of them, ``node`` its name. Both models are run once more for it, each with
-    the tensor as its output, on the first ``samples`` inputs.
-    """
-
-    output: str
-    tensor: str
-    operator: str
-    node: str
-    sqnr_db: float
-    samples: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TopK:
     """Parameters of the agreement: how many of the ``k`` best classes two outputs share.
 
@@ -122,8 +106,6 @@ class ParityEvidence:
     empty if that was not computed, and ``undivided`` is the reason. ``computed_by`` is the runtime that computed both
     models as ONNX defines them, if the backend runs nothing on this machine. ``definition`` is the given model's own
     difference from its definition in ONNX; if that does not hold, the definition is in place of the float model above.
-    ``before_tails`` are the tensors before trailing operators that saturate or select: the SQNR of their results is
-    often far higher.
     """
 
     outputs: tuple[TensorParity, ...]
@@ -134,11 +116,6 @@ class ParityEvidence:
     undivided: str = ""
     computed_by: str = ""
     definition: DefinitionEvidence | None = None
-    before_tails: tuple[TailParity, ...] = ()
-
-    def tails_of(self, output: str) -> list[TailParity]:
-        """The tensors before trailing operators of an output."""
-        return [tail for tail in self.before_tails if tail.output == output]
 
     @property
     def sqnr_db(self) -> float:

@@ -43,9 +43,9 @@ NEVER_CALLED = {
 }
 TALKS_TO_CHILDREN = {
     "backends/onnxruntime_web/node.py",
-    "measurement/isolate.py",
+    "backends/isolation/launch.py",
     "wire.py",
-    "measurement/worker.py",
+    "backends/isolation/worker.py",
 }  # over private sockets
 
 # Modules that may write a file in place, each with the reason why an interruption causes no damage.
@@ -61,8 +61,8 @@ WRITES_IN_PLACE = {
     "preparation/files.py": "into a folder that is moved out as a whole, see stage.py",
     "measurement/journal.py": "line by line; an incomplete line is recognized and removed",
     "measurement/lock.py": "the holder of a lock, which is informative only",
-    "measurement/worker.py": "its log and the settings of its process",
-    "measurement/isolate.py": "the log of a child",
+    "backends/isolation/worker.py": "its log and the settings of its process",
+    "backends/isolation/launch.py": "the log of a child",
     "backends/tensorrt/cache.py": "one line per build, which is not read back",
     "backends/trtexec/process.py": "inputs for a tool, in a temporary folder",
     "cluster/case_process.py": "the pipe of its progress",
@@ -77,8 +77,8 @@ WRITING_METHODS = {"write_text", "write_bytes"}
 MAKES_TEMPORARY = {
     "files.py",
     "temporary.py",
-    "measurement/isolate.py",  # in the folder of the launcher
-    "measurement/worker.py",  # passes the path of a folder to a child process
+    "backends/isolation/launch.py",  # in the folder of the launcher
+    "backends/isolation/worker.py",  # passes the path of a folder to a child process
     "report/record.py",  # excludes its path from records
     "backends/onnxruntime/engine.py",  # in a child process: in the folder of that process
     "backends/onnxruntime_web/node.py",  # the log of its process, a file without a name

@@ -8,7 +8,7 @@ import pytest
 from openvino_installed import require_openvino
 
 from qdqspec.backends.base import Backend
-from qdqspec.measurement.isolate import Isolated
+from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.testing.backends import BackendContract
 
 

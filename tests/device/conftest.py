@@ -9,8 +9,8 @@ import pytest
 
 from qdqspec.backends._nvidia import cuda
 from qdqspec.backends.base import BuildOptions
+from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.errors import BackendError
-from qdqspec.measurement.isolate import Isolated
 from qdqspec.plugin.options import settings_of
 
 GPU_BACKENDS = ("tensorrt", "tensorrt-rtx", "trtexec")

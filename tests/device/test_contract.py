@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from qdqspec.backends.base import Backend, BuildOptions
-from qdqspec.measurement.isolate import Isolated
+from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.testing.backends import BackendContract
 
 pytestmark = pytest.mark.gpu

@@ -13,8 +13,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from qdqspec.backends.base import BuildOptions
+from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.errors import BackendError
-from qdqspec.measurement.isolate import Isolated
 from qdqspec.session import Session
 from qdqspec.testing.backends import small_model
 from qdqspec.types import Case, Inputs, InputShape, ShapeProfile, TuneRules

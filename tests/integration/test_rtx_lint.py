@@ -17,11 +17,11 @@ from rtx_installed import require_rtx
 from trt_corpus import CASES, IMPORTED, NEAR_MISSES, NEWER, RTX_CASES, parse
 
 from qdqspec.backends.base import BuildOptions
+from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.backends.tensorrt_rtx.options import compute_capability
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model
 from qdqspec.lint import lint_model
-from qdqspec.measurement.isolate import Isolated
 
 pytestmark = pytest.mark.integration
 

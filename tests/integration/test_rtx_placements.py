@@ -14,17 +14,19 @@ from architectures import architectures
 from rtx_installed import require_rtx
 
 from qdqspec.backends.base import BuildOptions
+from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.backends.tensorrt_rtx.ops import FORMATS
 from qdqspec.backends.tensorrt_rtx.options import compute_capability
+from qdqspec.config import Settings
 from qdqspec.errors import BackendError
 from qdqspec.graph.given import given_model
 from qdqspec.graph.model import load_model
 from qdqspec.graph.save import save_model
 from qdqspec.lint import lint_model
-from qdqspec.measurement.isolate import Isolated
 from qdqspec.placement.edit.insert import Inserter
 from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.preparation.prepare import Prepared
+from qdqspec.preparation.resources import Resources
 from qdqspec.types import Case, Inputs, InputShape, Label, QuantizeRules, ShapeProfile
 
 pytestmark = pytest.mark.integration
@@ -87,7 +89,8 @@ def test_placements_build_for_each_gpu_that_has_the_formats(
     case = Case(
         id="default", model=path, inputs=Inputs(profiles=profiles) if profiles else Inputs(), quantize=rules
     )
-    prepared = Prepared(case, given_model(path, {}), compiler, options, seed=0)
+    resources = Resources(backend=compiler, options=options, settings=Settings(seed=0))
+    prepared = Prepared(case, given_model(path, {}), resources)
     space = prepared.calibrated[0]
     inserter = Inserter(prepared.folded, prepared.calibrated[1])
     placements = {(found := space.resolve(labels)).digest: found for labels in labellings(space, formats)}

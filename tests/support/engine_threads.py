@@ -9,8 +9,8 @@ import socket
 import threading
 
 from qdqspec.backends.base import backend_named
-from qdqspec.measurement.isolate import Child, engine_folder
-from qdqspec.measurement.worker import Service
+from qdqspec.backends.isolation.launch import Child, engine_folder
+from qdqspec.backends.isolation.worker import Service
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.wire import FrameStream
 
@@ -18,7 +18,7 @@ PATIENCE = 60  # seconds to wait for a pending response when an engine is closed
 
 
 class Threads:
-    """A launcher like ``qdqspec.measurement.isolate.Zygote``."""
+    """A launcher like ``qdqspec.backends.isolation.launch.Zygote``."""
 
     is_running = True
 

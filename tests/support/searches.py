@@ -1,16 +1,64 @@
-"""Placements by one rule and drawn noise, for tests of searches."""
+"""Spaces, simulated devices and oracles of known accuracy, for tests of searches."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from dataclasses import replace
 
 import numpy as np
+from onnx import TensorProto, helper, numpy_helper
 
+from qdqspec.arrays import Floats
+from qdqspec.backends.base import Capabilities
+from qdqspec.graph.model import Model
+from qdqspec.parity.compare import power_of
 from qdqspec.placement.space.search_space import SchemeSpace
-from qdqspec.search._classes import pure_labels
-from qdqspec.search._noise import BlockNoise, SharedNoise
-from qdqspec.search.crossings import FP
-from qdqspec.types import Placement
+from qdqspec.search.base import Proposal
+from qdqspec.search.edges import Codes
+from qdqspec.search.energy import Energy
+from qdqspec.search.labels import pure_labels
+from qdqspec.search.select import reaches
+from qdqspec.testing.strategies import Oracle
+from qdqspec.types import EXACT_DB, LabelNoise, LayerTime, Placement, Trial
+
+
+def residual_space() -> SchemeSpace:
+    """Two convolutions with a residual, pooled, and two products: six units with the names of their nodes."""
+    shapes = {"w1": (8, 4, 3, 3), "w2": (8, 8, 3, 3), "fc1": (8, 16), "fc2": (16, 4)}
+    nodes = [
+        helper.make_node("Conv", ["x", "w1"], ["a"], "conv1", pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["a"], ["b"], "relu"),
+        helper.make_node("Conv", ["b", "w2"], ["c"], "conv2", pads=[1, 1, 1, 1]),
+        helper.make_node("Add", ["b", "c"], ["d"], "add"),
+        helper.make_node("GlobalAveragePool", ["d"], ["e"], "pool"),
+        helper.make_node("Flatten", ["e"], ["f"], "flatten"),
+        helper.make_node("Gemm", ["f", "fc1"], ["g"], "gemm1"),
+        helper.make_node("Gemm", ["g", "fc2"], ["y"], "gemm2"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "residual",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (1, 4, 8, 8))],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, (1, 4))],
+        [numpy_helper.from_array(np.ones(shape, np.float32), name) for name, shape in shapes.items()],
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    capabilities = Capabilities(
+        formats=("int8",),
+        labels={
+            **dict.fromkeys(("Conv", "Add", "GlobalAveragePool"), ("in+out",)),
+            "Gemm": ("in+out", "in-only"),
+        },
+        activations={"int8": "uint8"},
+        weights={"int8": "int8"},
+        absorbs=frozenset({"Relu"}),
+    )
+    return SchemeSpace(Model(proto), capabilities)
+
+
+def kernel(*nodes: str, ms: float = 1.0) -> LayerTime:
+    """A kernel that computes these nodes."""
+    return LayerTime(name="+".join(nodes), op_type="K", milliseconds=ms, nodes=nodes)
 
 
 def pure_placements(space: SchemeSpace) -> list[Placement]:
@@ -18,21 +66,78 @@ def pure_placements(space: SchemeSpace) -> list[Placement]:
     return [space.resolve({}), *map(space.resolve, pure_labels(space))]
 
 
-def drawn_noise(offered: Sequence[tuple[int, ...]], seed: int) -> BlockNoise:
-    """Noise of blocks that offer these codes, and of tensors that two or three of them quantize under some codes."""
-    random, count = np.random.default_rng(seed), len(offered)
-    powers = 10.0 ** random.uniform(-5, -1, (count, 1 + max(map(max, offered))))
-    powers[:, FP] = 0
-    able = [block for block, codes in enumerate(offered) if set(codes) != {FP}]
-    shared = []
-    for _ in range(random.integers(0, 2 * count) if len(able) > 1 else 0):
-        ends = random.choice(able, size=min(len(able), int(random.integers(2, 4))), replace=False)
-        codes = {int(end): _some(offered[end], random) for end in ends}
-        shared.append(SharedNoise(float(10 ** random.uniform(-5, -1)), codes))
-    return BlockNoise(powers, shared)
+def all_placements(space: SchemeSpace) -> list[Placement]:
+    """The placements of all labellings of the units of a small space."""
+    choices = itertools.product(*(unit.labels for unit in space.units))
+    return [space.resolve(dict(zip(space.by_id, labels, strict=True))) for labels in choices]
 
 
-def _some(codes: Sequence[int], random: np.random.Generator) -> frozenset[int]:
-    """One or more of the codes that quantize."""
-    able = [code for code in codes if code != FP]
-    return frozenset(random.choice(able, size=int(random.integers(1, len(able) + 1)), replace=False).tolist())
+def all_labellings(energy: Energy) -> list[Codes]:
+    """All labellings of the blocks of a small space."""
+    choices = itertools.product(*(block.codes for block in energy.blocks))
+    return [np.array(codes, dtype=np.int8) for codes in choices]
+
+
+def drawn_noise(energy: Energy, seed: int) -> Floats:
+    """Noise of blocks that differs by several decades; none in float."""
+    noise: Floats = 10.0 ** np.random.default_rng(seed).uniform(-5, -1, energy.times.shape)
+    noise[:, 0] = 0.0
+    return noise
+
+
+class Additive:
+    """An accuracy oracle of additive noise, in which the second unit has most.
+
+    Its predictions are too high by ``offset`` until the first result. It counts predictions in ``asked``. Without
+    ``noise`` it predicts nothing.
+    """
+
+    doubt_db = 0.1
+
+    def __init__(self, space: SchemeSpace, offset: float = 0.0, *, noise: bool = True) -> None:
+        self.powers = {unit.id: power_of(45.0 - 12 * (index == 1)) for index, unit in enumerate(space.units)}
+        self._space, self._offset, self._has_noise = space, offset, noise
+        self.asked = 0
+
+    def truth(self, placement: Placement) -> float:
+        """The SQNR of a build."""
+        noise = sum(self.powers[name] for name, _ in placement.labels)
+        return EXACT_DB if noise == 0 else -10 * float(np.log10(noise))
+
+    def noise(self) -> LabelNoise | None:
+        """The noise of each unit under each of its labels."""
+        labels = (
+            (unit.id, label) for unit in self._space.units for label in (*unit.labels[1:], *unit.halves)
+        )
+        return LabelNoise.separate({key: self.powers[key[0]] for key in labels}) if self._has_noise else None
+
+    def predicted_db(self, placement: Placement) -> float | None:
+        """The SQNR, and the offset."""
+        self.asked += 1
+        return self.truth(placement) + self._offset if self._has_noise else None
+
+    def keeps_metric(self, placement: Placement) -> bool | None:
+        """Nothing is known of a metric."""
+        return None
+
+    def learn(self, trial: Trial) -> None:
+        """The first result corrects the offset."""
+        if trial.placement.sites:
+            self._offset = 0.0
+
+
+class Device(Oracle):
+    """A simulated device with the SQNRs of an oracle, on which candidates below ``least`` do not win."""
+
+    def __init__(self, space: SchemeSpace, seed: int, truth: Additive, least: float | None) -> None:
+        super().__init__(space, seed)
+        self.truth, self.least = truth, least
+
+    def answer(self, proposal: Proposal) -> Trial:
+        """The trial of a proposal."""
+        best = self._best
+        trial = replace(super().answer(proposal), sqnr_db=self.truth.truth(proposal.placement))
+        if proposal.timed and (self.least is None or reaches(trial, self.least)):
+            return trial
+        self._best = best
+        return replace(trial, incumbent=False, race=None)

@@ -10,9 +10,9 @@ import onnx
 import pytest
 
 from qdqspec.backends.base import BUILD_SECONDS, BuildOptions
+from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.config import Settings
 from qdqspec.errors import BackendError
-from qdqspec.measurement.isolate import Isolated
 from qdqspec.testing.backends import small_model
 
 SOON = 30.0  # seconds, on a busy machine

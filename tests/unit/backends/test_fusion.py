@@ -1,4 +1,4 @@
-"""Regions that follow what a runtime fuses: from a file, or from one build in float16 that is kept."""
+"""Regions that follow what a runtime fuses: from a file, or from one build in float16."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import onnx
 import pytest
 
 from qdqspec.errors import StateError
-from qdqspec.preparation.auxiliary_runs import FUSIONS
 from qdqspec.session import Session
 from qdqspec.types import Case, RegionRules, TuneRules
 
@@ -40,32 +39,13 @@ def builds(folder: Path) -> list[str]:
     return [line["model"] for line in lines if "plan_bytes" in line]
 
 
-def test_fusions_are_read_from_one_build_in_float16_that_is_kept(
-    case: Case, tmp_path: Path, install_tensorrt: Install
-):
+def test_fusions_are_read_from_one_build_in_float16(case: Case, tmp_path: Path, install_tensorrt: Install):
     install_tensorrt("10.16.1.11")
-
-    def session() -> Session:
-        return Session(backend="tensorrt", root=tmp_path, layout="")
-
-    state = tmp_path / "reports" / "tensorrt"
-    with session() as first:
-        found = leaves(first, case)
-    assert builds(state) == ["half.onnx"]
+    with Session(backend="tensorrt", root=tmp_path, layout="") as session:
+        found = leaves(session, case)
+        assert leaves(session, case) == found
+    assert builds(tmp_path / "reports" / "tensorrt") == ["half.onnx"]
     assert any(len(nodes) > 1 for nodes in found)
-    with session() as second:
-        assert leaves(second, case) == found
-    assert builds(state) == ["half.onnx"], "the float16 build was not repeated"
-    (state / FUSIONS).write_text("{ damaged")
-    with session() as third:
-        assert leaves(third, case) == found
-    assert builds(state) == ["half.onnx"] * 2
-    told = json.loads((state / FUSIONS).read_text())
-    told["of"]["model_sha256"] = "another"
-    (state / FUSIONS).write_text(json.dumps(told))
-    with session() as fourth:
-        leaves(fourth, case)
-    assert builds(state) == ["half.onnx"] * 3
 
 
 def test_a_model_that_cannot_be_float16_is_built_in_float32(
@@ -77,7 +57,7 @@ def test_a_model_that_cannot_be_float16_is_built_in_float32(
     monkeypatch.setattr(float16, "convert_float_to_float16", lambda *_, **__: 1 / 0)
     with Session(backend="tensorrt", root=tmp_path, layout="") as session:
         assert any(len(nodes) > 1 for nodes in leaves(session, case))
-        (warning,) = [w for w in session.work(case).setup.prepared.warnings if "fusions" in w]
+        (warning,) = [w for w in session.work(case).prepared.warnings if "fusions" in w]
     assert warning.startswith(
         "fusions were read from a build of the given model, not of its float16 form: it cannot be"
     )
@@ -98,11 +78,11 @@ def test_a_file_of_fusions_replaces_the_build(case: Case, tmp_path: Path):
     with Session(backend="onnxruntime", root=tmp_path) as session:
         found = leaves(session, told)
         assert {tuple(group) for group in groups} <= found
-        assert session.work(told).setup.prepared.fused == tuple(map(tuple, groups))
-        key = session.work(told).setup.key
+        assert session.work(told).prepared.fused == tuple(map(tuple, groups))
+        key = session.work(told).prepared.key
     graph.write_text(graph.read_text().replace("k0", "k9"))
     with Session(backend="onnxruntime", root=tmp_path) as session:
-        assert session.work(told).setup.key != key, "another file is another search"
+        assert session.work(told).prepared.key != key, "another file is another search"
 
 
 @pytest.mark.parametrize(

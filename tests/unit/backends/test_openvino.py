@@ -291,8 +291,7 @@ checks:
 
 
 def hasten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "NOISE_BUILDS", 2)
-    monkeypatch.setattr(bench, "NOISE_ROUNDS", 4)
+    monkeypatch.setattr(bench, "NOISE_PLANS", ((2, 4),))
     for name, fewer in (("builds", 2), ("rounds", 6)):
         monkeypatch.setitem(bench.Bench.compare.__kwdefaults__, name, fewer)
 

@@ -12,10 +12,10 @@ import pytest
 
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.fake.engine import FakeDevice
+from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.graph.model import Model
 from qdqspec.graph.save import save_model
-from qdqspec.measurement.isolate import Isolated
 from qdqspec.placement.edit.insert import Inserter
 from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.quantize.quantizer import Quantizer

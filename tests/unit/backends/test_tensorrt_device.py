@@ -153,7 +153,7 @@ def test_a_session_uses_the_gpu_of_its_settings(
         with Session(backend="tensorrt", device=device, root=tmp_path) as session:
             found = session.availability(case)
             assert found.usable is usable
-            assert ("fp8" in session.work(case).setup.prepared.capabilities.formats) is usable
+            assert ("fp8" in session.work(case).prepared.capabilities.formats) is usable
     assert "tensorrt has no fp8 on this device" in found.why
 
 

@@ -11,8 +11,8 @@ import onnx
 import pytest
 
 from qdqspec.backends.base import BuildOptions
+from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.errors import BackendError
-from qdqspec.measurement.isolate import Isolated
 from qdqspec.measurement.memory import has_memory
 from qdqspec.testing.backends import small_model
 

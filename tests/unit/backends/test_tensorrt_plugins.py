@@ -51,8 +51,7 @@ def case(tmp_path: Path) -> Case:
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two builds and a few rounds: the tests look at ranges only."""
-    monkeypatch.setattr(bench, "NOISE_BUILDS", 2)
-    monkeypatch.setattr(bench, "NOISE_ROUNDS", 3)
+    monkeypatch.setattr(bench, "NOISE_PLANS", ((2, 3),))
     for name, fewer in (("builds", 2), ("rounds", 4)):
         monkeypatch.setitem(bench.Bench.compare.__kwdefaults__, name, fewer)
 
@@ -72,7 +71,7 @@ def test_ranges_are_calibrated_on_tensorrt_itself(
 ):
     install_tensorrt("11.4.0.106")
     with Session(backend="tensorrt", root=tmp_path, plugin=(library,)) as session:
-        prepared = session.work(case).setup.prepared
+        prepared = session.work(case).prepared
         assert [unit.id for unit in prepared.candidates.units] == ["conv0", "conv1", "conv2"]
         found = session.tune(case).record.cases[0].evidence
         ranges = prepared.numbers._ranges
@@ -89,10 +88,10 @@ def test_ranges_are_calibrated_on_tensorrt_itself(
 def test_a_calibration_cache_needs_no_run(
     case: Case, library: Path, tmp_path: Path, install_tensorrt: Install, monkeypatch: pytest.MonkeyPatch
 ):
-    from qdqspec.preparation.auxiliary_runs import Observing
-
     install_tensorrt("10.16.1.11")
-    monkeypatch.setattr(Observing, "runner", lambda *_, **__: pytest.fail("nothing has to be run"))
+    monkeypatch.setattr(
+        "qdqspec.preparation.prepare.open_observer", lambda *_, **__: pytest.fail("nothing has to be run")
+    )
     scales = {name: (number + 1) / 128 for number, name in enumerate(ACTIVATIONS) if name != "d"}
     lines = [f"{name}: {struct.pack('!f', scale).hex()}" for name, scale in scales.items()]
     cache = tmp_path / "calibration.cache"
@@ -129,7 +128,7 @@ def test_another_calibration_cache_is_another_search(case: Case, tmp_path: Path)
     for bits in ("3c010a14", "3c010a15"):
         cache.write_text(f"TRT-8601-EntropyCalibration2\nx: {bits}\n")
         with Session(backend="fake", root=tmp_path) as session:
-            keys.add(session.work(told).setup.key)
+            keys.add(session.work(told).prepared.key)
     with Session(backend="fake", root=tmp_path) as session:
-        keys.add(session.work(case).setup.key)
+        keys.add(session.work(case).prepared.key)
     assert len(keys) == 3

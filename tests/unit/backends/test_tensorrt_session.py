@@ -42,7 +42,7 @@ def test_a_search_selects_a_faster_placement(
         assert work.parity.outputs
     finally:
         session.close()
-    state = work.setup.output / "tensorrt"
+    state = work.prepared.output / "tensorrt"
     assert len(list(state.glob("nvidia-fake-100-sm90-tensorrt-*.timing-cache"))) == 1
     builds = [json.loads(line) for line in (state / "builds.jsonl").read_text("utf-8").splitlines()]
     assert sum("plan_bytes" in build for build in builds) > len(search.trials)

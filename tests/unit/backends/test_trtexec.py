@@ -13,9 +13,9 @@ import onnx
 import pytest
 
 from qdqspec.backends.base import Backend, BuildOptions
+from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.backends.trtexec.engine import Trtexec, options_from
 from qdqspec.errors import BackendError, BackendUnavailableError, ConfigError
-from qdqspec.measurement.isolate import Isolated
 from qdqspec.testing.backends import BackendContract, small_model
 from qdqspec.types import InputShape, ShapeProfile
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from linear_models import layer_of, linear_model
 
-from qdqspec.corrections.statistics import Means, observed_statistics
-from qdqspec.corrections.weights import bias_shift, mean_shift
+from qdqspec.corrections.bias import Means, bias_shift, mean_shift, observed_means
 from qdqspec.quantize.formats import number_format
 from qdqspec.quantize.ranges import TensorRange
 from qdqspec.quantize.scales import activation_params, dequantize, quantize, weight_params
@@ -23,17 +22,15 @@ def test_the_shift_is_the_mean_difference_of_the_outputs(groups: int) -> None:
     params = weight_params(weight, number_format("int4"), 0)
     integers = quantize(weight, params)
     samples = [{"x": random.uniform(0, 3, (1, 4, 5, 5)).astype(np.float32)} for _ in range(4)]
-    ((_, fit, held_out),) = observed_statistics(
-        [layer], lambda: samples, lambda tensors, feeds: iter(feeds), moments=False
-    )
+    ((_, fit, held_out),) = observed_means([layer], lambda: samples, lambda _, feeds: iter(feeds), {})
     values = np.concatenate([sample["x"] for sample in samples[::2]])
     x = values.transpose(0, 2, 3, 1).reshape(-1, groups, 4 // groups)
     wrong = (dequantize(integers, params) - weight).reshape(groups, 8 // groups, -1)
     expected = np.einsum("rgc,goc->rgo", x, wrong).mean(axis=0).reshape(-1)
     np.testing.assert_allclose(
-        mean_shift(layer, weight, params, integers, fit.means), expected, rtol=1e-4, atol=1e-6
+        mean_shift(layer, weight, params, integers, fit), expected, rtol=1e-4, atol=1e-6
     )
-    found = bias_shift(layer, weight, params, integers, fit.means, held_out.means)
+    found = bias_shift(layer, weight, params, integers, fit, held_out)
     assert found is not None
     np.testing.assert_allclose(found, -expected, rtol=1e-4, atol=1e-6)
 
@@ -57,24 +54,19 @@ def test_the_shift_includes_that_of_the_quantized_input() -> None:
     integers = quantize(weight, params)
     samples = [{"x": random.uniform(0, 0.4, (1, 4, 5, 5)).astype(np.float32)} for _ in range(4)]
     pair = activation_params(TensorRange(0.0, 100.0), number_format("uint8"))  # most values become zero
-    ((_, fit, _),) = observed_statistics(
-        [layer],
-        lambda: samples,
-        lambda tensors, feeds: iter(feeds),
-        {layer.weight: pair},
-        moments=False,
-    )
+    pairs = {layer.weight: pair}
+    ((_, fit, _),) = observed_means([layer], lambda: samples, lambda _, feeds: iter(feeds), pairs)
     x = np.concatenate([sample["x"] for sample in samples[::2]]).transpose(0, 2, 3, 1).reshape(-1, 4)
     stored = dequantize(quantize(x, pair), pair)
     real, quantized = weight.reshape(8, 4), dequantize(integers, params).reshape(8, 4)
     expected = (stored @ quantized.T - x @ real.T).mean(axis=0)
     assert np.abs(expected).max() > 0.05
     np.testing.assert_allclose(
-        mean_shift(layer, weight, params, integers, fit.means), expected, rtol=1e-4, atol=1e-5
+        mean_shift(layer, weight, params, integers, fit), expected, rtol=1e-4, atol=1e-5
     )
 
 
-def test_statistics_are_of_the_samples_within_the_time_limit() -> None:
+def test_means_are_of_the_samples_within_the_time_limit() -> None:
     random = np.random.default_rng(0)
     layer = layer_of(linear_model("Conv", random.standard_normal((8, 4, 1, 1)).astype(np.float32), 4))
     samples = [{"x": random.uniform(0, 3, (1, 4, 5, 5)).astype(np.float32)} for _ in range(8)]
@@ -85,23 +77,10 @@ def test_statistics_are_of_the_samples_within_the_time_limit() -> None:
             seen.append(number)
             yield sample
 
-    def rows(late: int) -> list[int]:
-        seen.clear()
-        found = observed_statistics([layer], lambda: samples, observe, is_late=lambda: len(seen) >= late)
-        return [part.rows for _, *parts in found for part in parts]
-
-    assert rows(9) == [100, 100]
-    assert rows(4) == [50, 50]
-    assert rows(1) == []  # no statistics for the other part
-    assert rows(0) == []
-    assert not seen
-
     def means(late: int) -> int:
         seen.clear()
-        found = observed_statistics(
-            [layer], lambda: samples, observe, is_late=lambda: len(seen) >= late, moments=False
-        )
+        found = observed_means([layer], lambda: samples, observe, {}, lambda: len(seen) >= late)
         return len(list(found))
 
     assert (means(2), len(seen)) == (1, 2)
-    assert (means(1), len(seen)) == (0, 1)
+    assert (means(1), len(seen)) == (0, 1)  # no samples of the other part

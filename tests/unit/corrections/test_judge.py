@@ -27,6 +27,5 @@ def test_values_that_cannot_be_compared_have_infinite_noise(seen: np.ndarray) ->
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         errors = Errors(np.stack([powers, [[12.0, 0.012]]]))
-        assert errors.by_sample_db.tolist() == pytest.approx([-MOST_DB, 30.0])
         assert errors.total_db == -MOST_DB
-        assert errors.gains_db(errors).tolist() == [0.0, 0.0]
+        assert errors.gain_db(errors) == 0.0

@@ -192,7 +192,7 @@ def prepared(
         quantize=QuantizeRules(corrections=("bits",) if bits else "none"),
         tune=TuneRules(start_from=start),
     )
-    return session.work(case).setup.prepared
+    return session.work(case).prepared
 
 
 def largest(work: Prepared) -> list[int]:

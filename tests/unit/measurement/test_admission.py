@@ -11,8 +11,9 @@ from qdqspec.errors import BackendError
 from qdqspec.measurement.admission import Admission
 from qdqspec.measurement.journal import trial_from_json, trial_to_json
 from qdqspec.types import Placement
+from tests.support.lab import QUIET, REFERENCE, Candidate, Lab, MakeLab, placement, started
 
-from .test_bench import QUIET, REFERENCE, Candidate, Lab, MakeLab, make_lab, placement, started
+from .test_bench import make_lab
 
 __all__ = ["make_lab"]  # the fixture
 
@@ -66,7 +67,7 @@ def test_a_race_winner_that_is_not_accurate_enough_is_rejected(make_lab: MakeLab
     assert trial.race.verdict == "faster"
     assert trial.ratio == pytest.approx(0.5, rel=0.05)
     assert bench.best == 1.0
-    assert lab.open == []  # its engine is closed; that of the reference is built when needed
+    assert [engine.name for engine in lab.open] == ["reference"]
     assert bench.trial(2, placement("good"), "p").incumbent
     assert bench.best == pytest.approx(0.8, rel=0.05)
 
@@ -109,7 +110,7 @@ def test_an_exception_in_the_metric_fails_the_trial_and_keeps_the_incumbent(make
     trial = bench.trial(1, placement("good"), "p")
     assert (trial.status, trial.error) == ("failed", "metric 'mine' gave nan for this candidate")
     assert bench.best == 1.0
-    assert lab.open == []
+    assert [engine.name for engine in lab.open] == ["reference"]
 
 
 def test_the_reference_is_the_incumbent_at_any_score(make_lab: MakeLab) -> None:
@@ -190,16 +191,13 @@ class Data:
 
     difference: float
     part: float | None = None
-    estimate: float | None = None  # of candidates before their race
     read: list[str] = field(default_factory=list)
 
     def __call__(self, engine) -> float:
         self.read.append(engine.name)
         return FEW[engine.name] + self.difference
 
-    def near(self, engine, limit_db: float, *, above: bool = False) -> tuple[float, bool]:
-        if self.estimate is not None and (above or FEW[engine.name] + self.estimate < limit_db):
-            return FEW[engine.name] + self.estimate, False
+    def near(self, engine, limit_db: float) -> tuple[float, bool]:
         return (self(engine), True) if self.part is None else (FEW[engine.name] + self.part, False)
 
 
@@ -245,23 +243,6 @@ def test_races_are_decided_on_a_part_of_all_data_and_the_selection_on_all(make_l
     assert (resumed.difference.at(25.0), resumed.is_known(placement("good"))) == (0.0, False)
     assert not bench.admits(placement("good"))
     assert data.read == ["good"]
-
-
-def test_an_estimate_above_the_limit_does_not_admit_a_candidate(make_lab: MakeLab) -> None:
-    data = Data(-3.0, estimate=3.0)
-    accuracy = on_all_data(0.0, all_data=data)
-    trial = started(lab_of(make_lab), admission=accuracy).trial(1, placement("good"), "p")
-    assert (trial.all_data_db, trial.is_part, trial.incumbent) == (24.0, False, False)
-    assert data.read == ["good"]
-    assert accuracy.difference.at(25.0) == -3.0
-
-
-def test_an_estimate_below_the_limit_rejects_a_candidate(make_lab: MakeLab) -> None:
-    data = Data(3.0, estimate=-3.0)
-    bench = started(lab_of(make_lab), admission=on_all_data(0.0, all_data=data))
-    trial = bench.trial(1, placement("good"), "p")
-    assert (trial.all_data_db, trial.is_part, trial.incumbent) == (24.0, True, False)
-    assert data.read == []
 
 
 def test_the_difference_of_all_data_is_estimated_from_the_first_candidate_near_the_limit(

@@ -22,7 +22,7 @@ from qdqspec.measurement import engines as module
 from qdqspec.measurement.engines import Engines
 from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.quantize.quantizer import Quantizer
-from qdqspec.rehearsal import KnownOutputs, find_sensitivities, sites_of
+from qdqspec.rehearsal import find_sensitivities, sites_of
 
 MODELS = Path(__file__).parents[3] / "specs" / "models"
 
@@ -233,23 +233,6 @@ def test_a_rehearsal_on_several_engines_computes_the_same(subject: Any) -> None:
     assert one.samples == 6
     assert_array_equal(first, second)
     assert_array_equal(few, many)
-
-
-def test_known_outputs_are_in_order_and_computed_once(subject: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, space, numbers, inputs = subject
-    placement, ran = space.resolve(space.everything()), list[int]()
-    with rehearsal_of(model, sites_of(space), numbers, *inputs, processes=2) as rehearsal:
-        run = rehearsal._engines._timed
-        monkeypatch.setattr(rehearsal._engines, "_timed", lambda *given: ran.append(1) or run(*given))
-        expected = [outputs["logits"] for outputs in rehearsal.outputs_each(placement, inputs)]
-        engine = rehearsal.engine(placement, KnownOutputs())
-        ran.clear()
-        some = [outputs["logits"] for outputs in engine.run_each([inputs[1], inputs[3]])]
-        assert len(ran) == 2
-        found = [outputs["logits"] for outputs in engine.run_each(iter(inputs))]
-        assert len(ran) == 6
-    assert_array_equal(np.array(some), np.array([expected[1], expected[3]]))
-    assert_array_equal(np.array(found), np.array(expected))
 
 
 @pytest.mark.parametrize(("share", "processes"), [(1.0, 1), (2.5, 2), (100.0, 4)])

@@ -11,9 +11,11 @@ from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.fake.engine import FakeDevice, FakeEngine, options_from
 from qdqspec.errors import BackendError
 from qdqspec.measurement.bench import Bench
+from qdqspec.measurement.drift import DriftMonitor
 from qdqspec.measurement.stats import FEWEST_FREEDOM
-from qdqspec.measurement.together import APART, LEAST_SECONDS, Looks
-from qdqspec.types import Consumer, Interval, LayerTime, Placement, Site
+from qdqspec.search.base import Proposal
+from qdqspec.search.loop import Contest
+from qdqspec.types import Consumer, Interval, LayerTime, Placement, Site, Trial
 
 REFERENCE = Placement(sites=frozenset())
 TUNED = Placement(sites=frozenset({Site(tensor="x", consumers=(Consumer("n", 0),), format="uint8")}))
@@ -55,7 +57,7 @@ class Lab:
     def __init__(self, seed: int, words: dict[str, str], memory: bool = True) -> None:
         self.device = TwoModels()
         random = np.random.default_rng(seed)
-        self.looks = Looks(
+        self.looks = DriftMonitor(
             clock="cpu", random=random, now=lambda: self.device.seconds, memory=lambda *_: memory
         )
         self.bench = Bench(
@@ -68,13 +70,20 @@ class Lab:
             looks=self.looks,
         )
 
+        self.contest = Contest(self.bench)
+
+    def trial(self, number: int, what: Placement) -> Trial:
+        return self.contest.measure(
+            self.contest.build(number, Proposal(placement=what, phase="pure"), "pure")
+        )
+
     def search(self, trials: int, apart: float = 15.0) -> None:
         """The reference, a winner, and placements that do not build, each some seconds after the one before."""
-        assert self.bench.trial(0, REFERENCE, "pure").incumbent
-        self.bench.trial(1, TUNED, "pure")
+        assert self.trial(0, REFERENCE).incumbent
+        self.trial(1, TUNED)
         for number in range(trials):
             self.wait(apart)
-            self.bench.trial(2 + number, TUNED, "pure")  # the same graph: it is not raced again
+            self.trial(2 + number, TUNED)  # the same graph: it is not raced again
 
     def wait(self, seconds: float) -> None:
         self.device.pass_time(1e3 * seconds)
@@ -134,9 +143,9 @@ def test_the_deviation_between_times_is_that_of_the_states() -> None:
 def test_looks_take_a_twentieth_of_the_time_and_keep_one_engine() -> None:
     lab = Lab(0, STEADY)
     lab.search(40, apart=1.0)
-    looks = sum(map(len, lab.looks._series))
-    assert 2 <= looks <= lab.device.seconds / LEAST_SECONDS
-    assert lab.looks.seconds * APART < 60
+    looks = sum(map(len, lab.looks.series))
+    assert 2 <= looks <= lab.device.seconds / 5
+    assert lab.looks.seconds * 20 < 60
     assert lab.device.built.count("reference") == 3  # first trial, second race, looks
     lab.bench.close()
     assert lab.looks.reference is None
@@ -154,8 +163,8 @@ def test_an_engine_that_fails_in_a_look_does_not_end_the_search() -> None:
     lab.search(0)
     lab.wait(60)
     lab.device.is_broken = True
-    lab.bench._look()
+    lab.bench.look(0.0)
     lab.device.is_broken = False
     lab.wait(60)
-    lab.bench._look()
+    lab.bench.look(0.0)
     assert lab.looks.reference is not None

@@ -12,8 +12,8 @@ import onnx
 import pytest
 
 from qdqspec.backends.base import BuildOptions, Engine
+from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.errors import BackendError
-from qdqspec.measurement.isolate import Isolated
 from qdqspec.measurement.memory import bytes_left, has_memory, is_memory_error
 from qdqspec.measurement.profiles import AllProfiles
 from qdqspec.testing.backends import small_model

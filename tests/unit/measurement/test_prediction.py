@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from qdqspec.measurement.stats import USUAL_TIMES, enclosed_ratios, predicted_ratios, variance_between_times
+from qdqspec.measurement.stats import USUAL_TIMES, estimate_ratios, variance_between_times
 from qdqspec.types import Interval
 
 LEVELS = {"reference": 26.0, "tuned": 18.0, "runner-up": 19.0, "everything": 20.0}
@@ -52,8 +52,8 @@ def covered(
     inside = []
     for _ in range(seeds):
         steady, first = machine.measured(random, roles)
-        predicted = predicted_ratios(steady, first, "reference", 1, times)["tuned"]
-        tested = enclosed_ratios(steady, first, "reference", 1, times)["tuned"]
+        estimate = estimate_ratios([steady, first], "reference", 1, times)["tuned"]
+        predicted, tested = estimate.predicted, estimate.test.enclosing
         for theirs in machine.measured(random, 2):
             found = math.exp(np.median(np.log(theirs["tuned"] / theirs["reference"]), axis=1).mean())
             inside.append([each.low <= found <= each.high for each in (predicted, tested)])
@@ -101,7 +101,8 @@ def test_the_estimate_is_the_mean_of_both_conditions_and_the_base_is_one() -> No
     steady, first = Machine(run=1e-9, first=1e-9, build=1e-9, caches=0.08).measured(
         np.random.default_rng(0), 2
     )
-    found = predicted_ratios(steady, first, "reference", 1, STEADY)
+    ratios = estimate_ratios([steady, first], "reference", 1, STEADY)
+    found = {role: ratio.predicted for role, ratio in ratios.items()}
     assert found["tuned"].median == pytest.approx(18 / 26 * math.exp(0.04))
     assert (found["tuned"].low, found["tuned"].high) == pytest.approx(
         (18 / 26, 18 / 26 * math.exp(0.08)), rel=2e-3
@@ -110,7 +111,8 @@ def test_the_estimate_is_the_mean_of_both_conditions_and_the_base_is_one() -> No
 
 
 def test_the_prediction_from_one_build_is_unbounded() -> None:
-    found = predicted_ratios({"reference": [[4.0, 4.1]], "tuned": [[3.0, 3.1]]}, {}, "reference")["tuned"]
+    builds = {"reference": [[4.0, 4.1]], "tuned": [[3.0, 3.1]]}
+    found = estimate_ratios([builds], "reference")["tuned"].predicted
     assert (found.low, found.high) == (0.0, math.inf)
 
 
@@ -125,5 +127,5 @@ def test_the_variance_between_times_is_never_less_than_usual_after_few_looks() -
 def test_the_interval_after_two_different_looks_is_limited() -> None:
     """With one degree of freedom alone, the factor for 95 % would be 12.7."""
     steady, first = Machine().measured(np.random.default_rng(3), 4)
-    found = predicted_ratios(steady, first, "reference", 1, (0.028, 1))["tuned"]
+    found = estimate_ratios([steady, first], "reference", 1, (0.028, 1))["tuned"].predicted
     assert found.high / found.low < 1.35

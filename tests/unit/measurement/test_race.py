@@ -22,7 +22,6 @@ from qdqspec.measurement.race import (
     WARMUP,
     Entrant,
     Turn,
-    decided,
     median_sample,
     profiled,
     race,
@@ -50,7 +49,7 @@ def engine(device: FakeDevice, model: Path, seed: int, **words: str) -> FakeEngi
     return built
 
 
-def raced(model: Path, seed: int, scale: float, *, eps: float = 0.02, clock="cpu", enough=None, **words: str):
+def raced(model: Path, seed: int, scale: float, *, eps: float = 0.02, clock="cpu", **words: str):
     device = FakeDevice()
     incumbent = engine(device, model, seed, **words)
     challenger = engine(device, model, seed, scale=str(scale), **words)
@@ -60,7 +59,6 @@ def raced(model: Path, seed: int, scale: float, *, eps: float = 0.02, clock="cpu
         clock=clock,
         eps=eps,
         random=np.random.default_rng(seed),
-        enough=enough,
     )
 
 
@@ -401,11 +399,3 @@ def test_a_profile_of_long_runs_has_fewer_runs(typical_ms: float, runs: int) -> 
     engine = Counting()
     assert profiled(cast("Engine", engine), typical_ms) == ()
     assert engine.runs == runs
-
-
-def test_a_race_ends_once_it_proves_enough(model: Path) -> None:
-    """A gain that is not known to be significant yet needs no more pairs: what is significant decides."""
-    outcome, ours, theirs = raced(model, 0, 0.97, eps=0.05, enough=0.01, run_noise="0.003")
-    assert (outcome.verdict, outcome.pairs) == ("no difference", LOOKS[0])
-    assert decided(outcome.opponent, ours, theirs, "cpu", 0.01).verdict == "faster"
-    assert raced(model, 0, 0.9, eps=0.05, enough=0.01, run_noise="0.003")[0].verdict == "faster"

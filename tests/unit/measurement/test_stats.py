@@ -15,14 +15,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from qdqspec.measurement.stats import (
-    EXACT_LIMIT,
     build_deviation,
     drift,
-    enclosed_ratios,
+    estimate_ratios,
     log_ratios,
     pooled_deviation,
-    ratio_intervals,
-    ratio_tests,
     signed_rank_bounds,
     student_t,
     trimmed_error,
@@ -64,7 +61,7 @@ def test_the_exact_p_value_of_darwins_plants() -> None:
     assert wilcoxon_p(DARWIN) == pytest.approx(0.041259765625)  # 1,352 of 2**15 choices of signs
 
 
-@pytest.mark.parametrize(("count", "critical"), [(6, 0), (12, 13), (24, 81), (EXACT_LIMIT, 137)])
+@pytest.mark.parametrize(("count", "critical"), [(6, 0), (12, 13), (24, 81), (30, 137)])
 def test_the_critical_values_are_those_of_published_tables(count: int, critical: int) -> None:
     """The largest sum of the ranks of one sign that is significant at 5 %, two-sided."""
 
@@ -78,14 +75,14 @@ def test_the_critical_values_are_those_of_published_tables(count: int, critical:
     assert wilcoxon_p(with_sum(critical)) <= 0.05 < wilcoxon_p(with_sum(critical + 1))
 
 
-@given(st.lists(st.integers(-4, 4).map(float), min_size=4, max_size=60))
-def test_with_ties_the_p_value_is_approximated_and_zeros_do_not_count(values: list[float]) -> None:
+@given(st.lists(st.integers(-4, 4).map(float), min_size=14, max_size=60))
+def test_with_many_ties_the_p_value_is_approximated_and_zeros_do_not_count(values: list[float]) -> None:
     others = [value for value in values if value]
-    assume(len({abs(value) for value in others}) < len(others))
+    assume(len(others) > 13 and len({abs(value) for value in others}) < len(others))
     assert wilcoxon_p(values) == pytest.approx(normal_p(others), rel=1e-9)
 
 
-@pytest.mark.parametrize("count", [EXACT_LIMIT + 1, 48, 200])
+@pytest.mark.parametrize("count", [51, 200])
 def test_many_pairs_are_approximated(count: int) -> None:
     values = np.random.default_rng(count).normal(0.1, 1, count).tolist()
     assert wilcoxon_p(values) == pytest.approx(normal_p(values), rel=1e-9)
@@ -204,6 +201,12 @@ def test_groups_of_one_build_give_no_deviation(groups: list[list[float]]) -> Non
     assert pooled_deviation(groups) == (0.0, 0)
 
 
+def interval_of(steady, first=None, role="tuned") -> Interval:
+    """The confidence interval of the mean of the conditions."""
+    conditions = [steady] if first is None else [steady, first]
+    return estimate_ratios(conditions, "reference")[role].test.mean
+
+
 def rounds(
     random: np.random.Generator, levels: dict[str, float], builds: int, *, build=0.012, run=0.03, drift=0.0
 ) -> dict[str, list[np.ndarray]]:
@@ -224,28 +227,28 @@ def test_intervals_cover_the_true_ratio_in_95_of_100_cases(roles: int) -> None:
     random = np.random.default_rng(roles)
     levels = {"reference": 4.0, "tuned": 3.0, "runner-up": 3.2, "everything": 5.0}
     chosen = dict(list(levels.items())[:roles])
-    found = [ratio_intervals(rounds(random, chosen, 3), "reference")["tuned"] for _ in range(1500)]
+    found = [interval_of(rounds(random, chosen, 3)) for _ in range(1500)]
     covered = np.mean([interval.low <= 0.75 <= interval.high for interval in found])
     assert 0.93 < covered < 0.97
 
 
 def test_drift_common_to_a_round_cancels() -> None:
     levels = {"reference": 4.0, "tuned": 3.0}
-    still = ratio_intervals(rounds(np.random.default_rng(5), levels, 3), "reference")["tuned"]
-    moving = ratio_intervals(rounds(np.random.default_rng(5), levels, 3, drift=0.5), "reference")["tuned"]
+    still = interval_of(rounds(np.random.default_rng(5), levels, 3))
+    moving = interval_of(rounds(np.random.default_rng(5), levels, 3, drift=0.5))
     assert moving.median == pytest.approx(still.median, rel=1e-9)
     assert (moving.low, moving.high) == pytest.approx((still.low, still.high), rel=1e-9)
 
 
 def test_the_interval_of_one_build_per_role_is_unbounded() -> None:
-    interval = ratio_intervals({"reference": [[4.0, 4.1]], "tuned": [[3.0, 3.1]]}, "reference")["tuned"]
+    interval = interval_of({"reference": [[4.0, 4.1]], "tuned": [[3.0, 3.1]]})
     assert (interval.low, interval.high) == (0.0, math.inf)
     assert 0.7 < interval.median < 0.8
 
 
 def test_the_ratio_of_the_base_is_exactly_one() -> None:
-    found = ratio_intervals({"reference": [[4.0, 5.0], [4.2, 5.1]], "tuned": [[3.0, 3.1]]}, "reference")
-    assert found["reference"] == Interval(median=1, low=1, high=1)
+    builds = {"reference": [[4.0, 5.0], [4.2, 5.1]], "tuned": [[3.0, 3.1]]}
+    assert interval_of(builds, role="reference") == Interval(median=1, low=1, high=1)
 
 
 @pytest.mark.parametrize(
@@ -268,30 +271,20 @@ def test_drift_is_separated_from_rounds_but_not_from_single_builds() -> None:
     assert drift([[1.0], [2.0]]) == 0
 
 
-def test_a_ratio_between_two_conditions_encloses_the_intervals_of_both() -> None:
-    random = np.random.default_rng(4)
-    steady = rounds(random, {"reference": 10.0, "tuned": 6.0}, 3)
-    first = rounds(random, {"reference": 11.0, "tuned": 7.0}, 3)
-    apart = [ratio_intervals(times, "reference")["tuned"] for times in (steady, first)]
-    found = enclosed_ratios(steady, first, "reference")
-    assert found["tuned"].median == pytest.approx(math.sqrt(apart[0].median * apart[1].median))
-    assert found["tuned"].low == min(one.low for one in apart)
-    assert found["tuned"].high == max(one.high for one in apart)
-    assert found["reference"] == Interval(median=1, low=1, high=1)
-    assert enclosed_ratios(steady, {}, "reference") == ratio_intervals(steady, "reference")
-
-
-def test_a_test_of_a_gain_has_the_interval_of_the_mean_and_the_one_that_encloses_both_conditions() -> None:
+def test_an_estimate_has_the_interval_of_the_mean_and_the_one_that_encloses_both_conditions() -> None:
     random = np.random.default_rng(4)
     steady = rounds(random, {"reference": 10.0, "tuned": 9.8}, 3)
     first = rounds(random, {"reference": 11.0, "tuned": 7.7}, 3)
-    found = ratio_tests(steady, first, "reference")["tuned"]
-    enclosing = enclosed_ratios(steady, first, "reference")["tuned"]
-    assert found.enclosing == enclosing
-    assert found.mean.median == pytest.approx(enclosing.median, rel=0.005)
-    assert enclosing.low < 0.72 < 0.8 < found.mean.low < found.mean.high < 0.9 < 0.95 < enclosing.high
-    same = ratio_tests(steady, {}, "reference")["tuned"]
-    assert same.mean == same.enclosing == ratio_intervals(steady, "reference")["tuned"]
+    found = estimate_ratios([steady, first], "reference")["tuned"].test
+    apart = [interval_of(times) for times in (steady, first)]
+    assert found.mean.median == pytest.approx(math.sqrt(apart[0].median * apart[1].median))
+    assert found.enclosing.median == found.mean.median
+    assert found.enclosing.low == min(one.low for one in apart)
+    assert found.enclosing.high == max(one.high for one in apart)
+    assert found.enclosing.low < 0.72 < 0.8 < found.mean.low < found.mean.high < 0.9 < 0.95
+    assert found.enclosing.high > 0.95
+    same = estimate_ratios([steady], "reference")["tuned"].test
+    assert same.mean == same.enclosing == apart[0]
 
 
 def test_noise_alone_is_seldom_a_proved_gain() -> None:
@@ -299,7 +292,7 @@ def test_noise_alone_is_seldom_a_proved_gain() -> None:
     random, proved = np.random.default_rng(7), 0
     for _ in range(400):
         times = [rounds(random, {"reference": 10.0, "tuned": 10.0}, 3) for _ in range(2)]
-        proved += ratio_tests(*times, "reference")["tuned"].proves(0.0)
+        proved += estimate_ratios(times, "reference")["tuned"].test.proves(0.0)
     assert proved / 400 < 0.04
 
 

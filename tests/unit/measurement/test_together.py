@@ -14,11 +14,11 @@ import onnx
 import pytest
 
 from qdqspec.backends.base import BuildOptions
+from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.config import Settings
 from qdqspec.errors import BackendError
 from qdqspec.measurement import together
-from qdqspec.measurement.isolate import Isolated
 from qdqspec.measurement.together import FreshBuilds, Together, merged
 from qdqspec.preparation.resources import Resources
 from qdqspec.testing.backends import small_model

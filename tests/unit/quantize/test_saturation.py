@@ -274,7 +274,7 @@ def test_ranges_of_calibration_end_where_readers_saturate(
     sigmoids: tuple[Path, Path], tmp_path: Path
 ) -> None:
     with Session(root=tmp_path) as session:
-        prepared = session.work(case_of(*sigmoids)).setup.prepared
+        prepared = session.work(case_of(*sigmoids)).prepared
         assert prepared.calibrated[1].saturations.keys() == {"t"}
 
 
@@ -282,7 +282,7 @@ def test_given_ranges_are_used_as_they_are(sigmoids: tuple[Path, Path], tmp_path
     scales = tmp_path / "ranges.json"
     scales.write_text('{"t": [-40.0, 40.0], "x": 90.0, "s": [0, 1], "f": [-1, 40]}')
     with Session(root=tmp_path) as session:
-        prepared = session.work(case_of(*sigmoids, scales=scales)).setup.prepared
+        prepared = session.work(case_of(*sigmoids, scales=scales)).prepared
         assert not prepared.calibrated[1].saturations
 
 
@@ -290,12 +290,12 @@ def test_scales_of_a_quantized_model_are_used_as_they_are(
     sigmoids: tuple[Path, Path], tmp_path: Path
 ) -> None:
     with Session(root=tmp_path) as session:
-        own = session.work(case_of(*sigmoids)).setup.prepared
+        own = session.work(case_of(*sigmoids)).prepared
         placement, start = own.space.resolve(own.space.everything()), tmp_path / "start.onnx"
         wide = Quantizer(own.model, own.numbers.ranges, biases=own.space.bias_sources)
         save_model(insert_qdq(own.model, placement, wide).parts, start)
         case = replace(case_of(*sigmoids), tune=TuneRules(start_from=(start,)))
-        kept = session.work(case).setup.prepared
+        kept = session.work(case).prepared
     (site,) = (site for site in placement.ordered if site.tensor == "t")
     assert float(kept.numbers.params(site).scale) == pytest.approx(float(wide.params(site).scale), rel=1e-5)
     assert float(own.numbers.params(site).scale) < 0.8 * float(wide.params(site).scale)

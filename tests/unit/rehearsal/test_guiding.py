@@ -6,7 +6,7 @@ import onnx
 import pytest
 
 from qdqspec.graph.model import Model
-from qdqspec.rehearsal import guiding_outputs, trailing_operators
+from qdqspec.rehearsal import guiding_outputs
 
 
 def model_of(body: str, outputs: str = "float[1,8] y") -> Model:
@@ -31,33 +31,14 @@ AXIS = "axis = Constant<value = int64[1] {1}>()"
 
 
 @pytest.mark.parametrize(
-    "shift",
-    [
-        "e = Exp(a)",
-        "m = ReduceMax(a, axis)  z = Sub(a, m)  e = Exp(z)",
-        "m = ReduceMax<keepdims = 0>(a, axis)  k = Unsqueeze(m, axis)  z = Sub(a, k)  e = Exp(z)",
-    ],
-)
-def test_a_softmax_in_several_operators_saturates(shift: str) -> None:
-    assert guide(f"{AXIS}  a = MatMul(x, w)  {shift}  s = ReduceSum(e, axis)  y = Div(e, s)") == ["a"]
-
-
-@pytest.mark.parametrize(
     "body",
     [
-        "e = Exp(a)  s = ReduceMax(e, axis)  y = Div(e, s)",
         "e = Exp(a)  s = ReduceSum(a, axis)  y = Div(e, s)",
         "s = ReduceSum(a, axis)  y = Div(a, s)",
-        "e = Exp(a)  f = Exp(e)  s = ReduceSum(f, axis)  y = Div(e, s)",
     ],
 )
 def test_other_divisions_do_not_saturate(body: str) -> None:
     assert guide(f"{AXIS}  a = MatMul(x, w)  {body}") == ["y"]
-
-
-def test_a_softmax_of_differences_is_followed_to_the_difference() -> None:
-    body = "a = MatMul(x, w)  z = Sub(a, x)  e = Exp(z)  s = ReduceSum(e, axis)  y = Div(e, s)"
-    assert guide(f"{AXIS}  {body}") == ["z"]
 
 
 def test_trailing_operators_that_copy_values_are_skipped() -> None:
@@ -93,12 +74,3 @@ def test_each_of_several_outputs_has_a_guide() -> None:
     body = "a = MatMul(x, w)  y = Softmax(a)  z = Relu(a)"
     assert guiding_outputs(model_of(body, "float[1,8] y, float[1,8] z")).keys() == {"y", "z"}
     assert guide(body, "float[1,8] y, float[1,8] z") == ["a", "z"]
-
-
-def test_the_first_trailing_operator_after_a_guide_is_named() -> None:
-    model = model_of("a = MatMul(x, w)  b = Transpose(a)  c = Softmax(b)  d = Sigmoid(c)  y = Identity(d)")
-    ((edge, operator),) = trailing_operators(model, "y").items()
-    assert edge[0] == "a"
-    assert operator is not None
-    assert operator.op_type == "Softmax"
-    assert trailing_operators(model_of("a = MatMul(x, w)  y = Identity(a)"), "y") == {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +11,8 @@ from onnx import numpy_helper
 from random_models import ranges_for
 from rehearsing import built_outputs, rehearsal_of
 
-from qdqspec.backends.base import Engine
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
-from qdqspec.errors import BackendError, PlacementError
+from qdqspec.errors import PlacementError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.quantize.corrections import Corrections
@@ -22,7 +20,6 @@ from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.quantize.ranges import TensorRange
 from qdqspec.rehearsal import RehearsalRefusedError, sites_of
 from qdqspec.rehearsal import rehearsal as rehearsals
-from qdqspec.rehearsal.rehearsal import MANY, FixedEngine
 from qdqspec.types import Consumer, Placement, QuantizeRules, Site
 
 MODELS = Path(__file__).parents[3] / "specs" / "models"
@@ -205,44 +202,3 @@ def test_pairs_in_bodies_have_switches(feeds: list, tmp_path: Path) -> None:
         np.testing.assert_array_equal(rehearsal.outputs(placement, feeds[0])["y"], expected)
         assert rehearsal.error(placement).sqnr_db < 60
         assert rehearsal.error(placed()).sqnr_db == np.inf
-
-
-@pytest.mark.parametrize("bits", range(1 << len(SITES)))
-def test_a_model_without_switches_computes_what_the_switches_do(model: Model, feeds: list, bits: int) -> None:
-    numbers = Quantizer(model, ranges_for(model))
-    placement = placed(*(site for number, site in enumerate(SITES) if bits >> number & 1))
-    with rehearsal_of(model, SITES, numbers, *feeds) as rehearsal:
-        rehearsal.runtime = replace(rehearsal.runtime, fast=rehearsal.runtime.exact)
-        engine = rehearsal.engine(placement, samples=MANY)
-        assert isinstance(engine, FixedEngine)
-        for found, feed in zip(engine.run_each(feeds), feeds, strict=True):
-            np.testing.assert_array_equal(found["y"], rehearsal.outputs(placement, feed)["y"])
-        assert engine.run(feeds[0]).keys() == {"y"}
-        engine.close()
-
-
-def test_a_model_without_switches_is_removed_with_its_engine(model: Model, feeds: list) -> None:
-    with rehearsal_of(model, SITES, Quantizer(model, ranges_for(model)), *feeds) as rehearsal:
-        before = set(rehearsal.folder.iterdir())
-        with rehearsal.engine(placed(SITES[0]), samples=MANY) as engine:
-            assert set(rehearsal.folder.iterdir()) == before  # nothing runs yet
-            engine.run(feeds[0])
-            assert len(set(rehearsal.folder.iterdir()) - before) == 1
-        assert set(rehearsal.folder.iterdir()) == before
-        engine.close()
-
-
-def test_switches_are_used_where_a_model_without_them_cannot_be_built(model: Model, feeds: list) -> None:
-    def failing(path: Path) -> Engine:
-        raise BackendError("no memory is left")
-
-    with rehearsal_of(model, SITES, Quantizer(model, ranges_for(model)), *feeds) as rehearsal:
-        rehearsal.runtime = replace(rehearsal.runtime, fast=failing)
-        with rehearsal.engine(placed(*SITES[:2]), samples=MANY) as engine:
-            found = engine.run(feeds[0])["y"]
-        np.testing.assert_array_equal(found, rehearsal.outputs(placed(*SITES[:2]), feeds[0])["y"])
-
-
-def test_a_few_samples_run_with_switches(model: Model, feeds: list) -> None:
-    with rehearsal_of(model, SITES, Quantizer(model, ranges_for(model)), *feeds) as rehearsal:
-        assert not isinstance(rehearsal.engine(placed(SITES[0]), samples=MANY - 1), FixedEngine)

@@ -105,16 +105,3 @@ def test_the_float_model_has_its_own_biases(model: Model) -> None:
         )
         found = rehearsal.outputs(Placement(sites=frozenset()), FEED)["y"]
         np.testing.assert_allclose(found, session.run(["y"], FEED)[0], atol=1e-5)
-
-
-@pytest.mark.parametrize("labels", [{"first": "in+out"}, {"second": "in+out"}])
-@pytest.mark.parametrize("shift", [0, 0.07])
-def test_biases_are_rounded_in_a_model_without_switches(model: Model, labels: dict, shift: float) -> None:
-    space = SchemeSpace(model, ops.capabilities(()))
-    numbers, placement = numbers_of(model, space, shift=shift), space.resolve(labels)
-    with (
-        rehearsal_of(model, sites_of(space), numbers, FEED, rounds_biases=ROUNDED) as rehearsal,
-        rehearsal.engine(placement, samples=1000) as engine,
-    ):
-        expected = rehearsal.outputs(placement, FEED)["y"]
-        np.testing.assert_allclose(engine.run(FEED)["y"], expected, atol=1e-5)

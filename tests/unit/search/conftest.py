@@ -16,7 +16,7 @@ from qdqspec.graph.model import load_model
 from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.regions.search import find_regions
 from qdqspec.search.base import Proposal, SearchSetup
-from qdqspec.search.blocks import CostModel, fuse
+from qdqspec.search.energy import Energy
 from qdqspec.testing.strategies import Oracle, small_space
 from qdqspec.types import LayerTime, Placement, Trial
 
@@ -95,16 +95,13 @@ def layers(space: SchemeSpace) -> tuple[LayerTime, ...]:
 
 
 @pytest.fixture
-def learnt() -> Callable[[int], tuple[CostModel, Oracle]]:
-    """A cost model fitted to the pure builds of a simulated device, and that device, by seed."""
+def learnt() -> Callable[..., tuple[Energy, Oracle]]:
+    """An energy that has learned from the pure builds of a simulated device, and that device, by seed."""
 
-    def make(seed: int = 0) -> tuple[CostModel, Oracle]:
+    def make(seed: int = 0) -> tuple[Energy, Oracle]:
         space = small_space()
         oracle = Oracle(space, seed)
         asked = [Proposal(placement=p, phase="pure", profile=True) for p in pure_placements(space)]
-        trials = [oracle.answer(proposal) for proposal in asked]
-        costs = CostModel(space, fuse(space, (trial.layers for trial in trials)))
-        costs.learn(trials)
-        return costs, oracle
+        return Energy.of(space, [oracle.answer(proposal) for proposal in asked]), oracle
 
     return make

@@ -13,9 +13,9 @@ from qdqspec.backends.onnxruntime import backend
 from qdqspec.graph.model import Model
 from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.regions.search import find_regions
-from qdqspec.search._classes import spread, tied_classes
-from qdqspec.search.exhaustive import Exhaustive
-from qdqspec.search.region import RegionSearch
+from qdqspec.search.labels import spread, tied_classes
+from qdqspec.search.strategies.exhaustive import Exhaustive
+from qdqspec.search.strategies.region import RegionSearch
 from qdqspec.types import Placement
 
 TEXT = """<ir_version: 8, opset_import: ["": 17]> g (float[1,8,8,8] x, bool c) => (float[1,8,8,8] y) {

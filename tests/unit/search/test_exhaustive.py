@@ -8,8 +8,8 @@ import math
 import pytest
 
 from qdqspec.errors import ConfigError
-from qdqspec.search._classes import spread, tied_classes
-from qdqspec.search.exhaustive import Exhaustive
+from qdqspec.search.labels import spread, tied_classes
+from qdqspec.search.strategies.exhaustive import Exhaustive
 from qdqspec.types import Placement
 
 

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from qdqspec.errors import ConfigError
-from qdqspec.search.optuna import OptunaSearch
 from qdqspec.search.select import front_of
+from qdqspec.search.strategies.optuna import OptunaSearch
 from qdqspec.types import Placement
 
 optuna = pytest.importorskip("optuna", reason="the extra [optuna] is not installed")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from qdqspec.placement.space.search_space import SchemeSpace
-from qdqspec.search._classes import tied_classes
-from qdqspec.search.region import SCHEMES, RegionSearch, best_by_pattern
+from qdqspec.search.labels import tied_classes
+from qdqspec.search.strategies.region import SCHEMES, RegionSearch, best_by_pattern
 from qdqspec.types import Placement, Trial
 
 

@@ -9,13 +9,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from qdqspec.measurement.bench import Built
+from qdqspec.deadline import Deadline
 from qdqspec.measurement.journal import trial_from_json, trial_to_json
 from qdqspec.registry import names, resolve
 from qdqspec.search.base import Proposal, SearchSetup
-from qdqspec.search.loop import Budget, Search
+from qdqspec.search.loop import Built, Search
 from qdqspec.testing.strategies import Oracle, small_space
-from qdqspec.types import Placement, Samples, Trial
+from qdqspec.types import Samples, Trial
 
 MOST = {"optuna": 12}  # trials of strategies that take tens of milliseconds for each proposal
 
@@ -26,21 +26,18 @@ class Device:
     def __init__(self) -> None:
         self.space = small_space()
         self.eps = 0.01
-        self.settle = None
         self.best: float | None = None
         self.built: list[tuple[str, tuple[str, ...]]] = []
         self._oracle = Oracle(
             self.space, 3, fails=lambda placement: int(placement.digest, 16) % 3 == 0, eps=0.02
         )
 
-    def build(self, number: int, placement: Placement, phase: str, **how: object) -> Built:
-        subgraph = how["subgraph"]
-        assert isinstance(subgraph, tuple)
-        self.built.append((placement.digest, subgraph))
-        asked = Proposal(placement=placement, phase=phase, profile=bool(how["profile"]), subgraph=subgraph)
+    def build(self, number: int, proposal: Proposal, phase: str) -> Built:
+        self.built.append((proposal.placement.digest, proposal.subgraph))
         best = self._oracle._best
-        trial = replace(self._oracle.answer(asked), number=number, subgraph=subgraph, eps=None)
-        if subgraph or not how["timed"]:
+        answer = self._oracle.answer(replace(proposal, phase=phase))
+        trial = replace(answer, number=number, subgraph=proposal.subgraph, eps=None)
+        if proposal.subgraph or not proposal.timed:
             self._oracle._best = best
             trial = replace(trial, incumbent=False)
         self.best = trial.ratio if trial.incumbent else self.best
@@ -54,7 +51,7 @@ class Device:
         if trial.incumbent:
             self.best, self._oracle._best = trial.ratio, self._oracle.cost(trial.placement)
 
-    def measure_noise(self, placement: Placement, seconds: float | None = None) -> Samples:
+    def measure_noise(self, reference: Trial, seconds: float | None = None) -> Samples:
         self.eps = 0.02
         return Samples(wall_ms=(1.0, 1.1), cpu_ms=(1.0, 1.1))
 
@@ -73,7 +70,7 @@ def searched(
     trials = MOST.get(strategy, 24)
     setup = SearchSetup(space=device.space, clock="cpu", trials=trials)
     made = resolve("strategy", strategy)(setup, np.random.default_rng(5))
-    search = Search(made, device, Budget(trials=trials), log, case="case", replay=replay)  # type: ignore[arg-type] # implements the part of a bench that a search uses
+    search = Search(made, device, Deadline(), log, case="case", most_trials=trials, replay=replay)  # type: ignore[arg-type] # implements the part of a contest that a search uses
     if at_once:
         search.resume()
     search.run()

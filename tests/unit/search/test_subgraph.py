@@ -10,7 +10,7 @@ import pytest
 
 from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.search.base import Proposal, SearchSetup
-from qdqspec.search.subgraph import (
+from qdqspec.search.strategies.subgraph import (
     MOST_NODES,
     SubgraphSearch,
     Win,

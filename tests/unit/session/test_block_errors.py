@@ -17,7 +17,7 @@ from qdqspec.types import CaseRecord
 def _same_search(engine_threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Searches that build the same placements, and have time for the error of each block, on any machine."""
     simulate_times(monkeypatch)
-    monkeypatch.setattr("qdqspec.session.tuning.ERRORS_SHARE", 1e3)
+    monkeypatch.setattr("qdqspec.session.outcome.ERRORS_SHARE", 1e3)
 
 
 def test_a_search_with_a_limit_has_the_error_of_each_block(models: Path, tmp_path: Path) -> None:
@@ -25,7 +25,7 @@ def test_a_search_with_a_limit_has_the_error_of_each_block(models: Path, tmp_pat
     asked = {"calibration": data, "min_sqnr_db": 45, "trials": 4, "corrections": "none"}
     with Session(output=tmp_path / "out", cache_dir=tmp_path / "cache") as session:
         result = session.tune(models / "digits_resnet.onnx", **asked)
-        units = {unit.id for unit in session.work(result.evidence.case).setup.prepared.space.units}
+        units = {unit.id for unit in session.work(result.evidence.case).prepared.space.units}
     errors = result.search.errors
     assert errors
     assert {error.block for error in errors} <= units
@@ -52,7 +52,7 @@ def test_a_search_far_above_its_limit_measures_the_errors_of_blocks_at_its_end(
 def test_errors_of_blocks_are_missing_with_a_reason_if_the_time_was_over(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qdqspec.session.tuning.SECONDS", {"quick": 0, "default": 0, "extensive": 0})
+    monkeypatch.setattr("qdqspec.session.outcome.ERRORS_SHARE", 0.0)
     with Session(output=tmp_path / "out", no_cache=True) as session:
         result = session.tune(models / "digits_resnet.onnx", **_asked(models, min_sqnr_db=1))
     assert not result.search.errors

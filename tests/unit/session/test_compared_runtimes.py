@@ -99,8 +99,10 @@ def test_a_model_below_its_limit_does_not_win(models, tmp_path, other):
             session.evidence(case, frozenset({"latency", "parity"}))
             work = session.work(case)
             assert work.parity.sqnr_db < 150
-            strict = dataclasses.replace(work.setup.case, tune=dataclasses.replace(RULES, min_sqnr_db=150.0))
-            work.setup.case = strict  # simulates a change of data or runtime after the search
+            strict = dataclasses.replace(
+                work.prepared.case, tune=dataclasses.replace(RULES, min_sqnr_db=150.0)
+            )
+            work.prepared.case = strict  # simulates a change of data or runtime after the search
         (found,) = session.compare_runtimes()
     assert found.named("fake tuned").limit_db == 150
     assert found.winner == "fake float"
@@ -171,4 +173,4 @@ def test_backends_on_one_processor_use_one_lock(models, tmp_path, other, monkeyp
 @pytest.mark.parametrize("name", ["onnxruntime", "onnxruntime-web", "openvino"])
 def test_runtimes_of_the_cpu_use_its_lock(name):
     with session_in(Path(), backend=name) as session:
-        assert session.backends.default.lock == "cpu"
+        assert session.runtime().lock == "cpu"

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qdqspec.backends.fake.engine import FakeDevice
+from qdqspec.deadline import Deadline
 from qdqspec.measurement import bench as measurement
 from qdqspec.measurement.together import Together
 from qdqspec.session.confirm import APART_SECONDS, CLOSE_BUILDS, MOST_TIMES, _Repeated, confirm
@@ -83,9 +84,6 @@ class Bench:
             builds=builds,
         )
 
-    def admits(self, placement: Placement) -> bool:
-        return True
-
 
 def confirmed(
     bench: Bench,
@@ -114,9 +112,11 @@ def confirmed(
         refused=lambda trials: "",
         score=lambda placement: None,
         min_accuracy=None,
+        admission=None,
     )
+    deadline = more.pop("deadline", None) or Deadline(clock=lambda: 0.0)
     more.setdefault("wait", lambda seconds: None)
-    return confirm(trials, EVERYTHING, bench, constraint, pareto=False, **more)  # type: ignore[arg-type] # only the used attributes
+    return confirm(trials, EVERYTHING, bench, constraint, deadline, pareto=False, **more)  # type: ignore[arg-type] # only the used attributes
 
 
 def test_a_gain_proved_by_the_first_measurement_is_not_measured_again() -> None:
@@ -126,21 +126,20 @@ def test_a_gain_proved_by_the_first_measurement_is_not_measured_again() -> None:
     assert len(bench.asked) == 1
 
 
+def after(share: float) -> Deadline:
+    """A time limit of which this share is spent; a confirmation may take twice the limit if it is likely to decide."""
+    clock = iter([0.0])
+    return Deadline(seconds=100.0, clock=lambda: next(clock, 100 * share))
+
+
 def test_full_quantization_is_not_confirmed_if_its_builds_take_too_long() -> None:
-    asked: list[float] = []
-
-    def has_time(seconds: float) -> bool:
-        asked.append(seconds)
-        return False
-
     bench = Bench(ratio(0.85, 0.9, 0.95))
-    found = confirmed(bench, build_seconds=7.0, has_time=has_time)
+    found = confirmed(bench, build_seconds=7.0, deadline=after(1.6))  # 6 builds would take 42 s
     assert bench.asked[0][0] == {"reference", "winner", "tuned"}
     assert "everything" not in found.latency.ratios
-    assert asked == [pytest.approx(6 * 7.0)]  # builds of the reference and of full quantization
     built = Trial(number=2, phase="pure", placement=EVERYTHING, ratio=1.2)
     searched = Bench(ratio(0.85, 0.9, 0.95))
-    confirmed(searched, more_trials=(built,), build_seconds=7.0, has_time=has_time)
+    confirmed(searched, more_trials=(built,), build_seconds=7.0, deadline=after(1.6))
     assert "everything" in searched.asked[0][0]  # built in the search already
 
 
@@ -206,7 +205,7 @@ def test_repetitions_prove_gains_on_a_changing_machine_and_few_that_are_none(
     """With one measurement .93 is proved in 31 % (decision 36)."""
     random, proved = np.random.default_rng(3), 0
     for _ in range(150):
-        again = _Repeated(0.02, lambda seconds: True, lambda seconds: None).again
+        again = _Repeated(0.02, Deadline(), lambda seconds: None).again
         found = changing_bench(true, random).compare(
             {"reference": REFERENCE, "tuned": FAST}, builds=CLOSE_BUILDS, again=again
         )
@@ -217,7 +216,7 @@ def test_repetitions_prove_gains_on_a_changing_machine_and_few_that_are_none(
 def test_without_time_a_measurement_is_not_repeated() -> None:
     proved = ratio(0.89, 0.93, 0.975)
     bench = Bench(ratio(0.85, 0.93, 1.01), proved)
-    assert confirmed(bench, has_spare=lambda seconds: False).choice.placement == FAST
+    assert confirmed(bench, deadline=after(1.5)).choice.placement == FAST
     assert len(bench.asked) == 2
 
 
@@ -258,17 +257,15 @@ def test_a_gain_that_is_excluded_or_unlikely_is_not_measured_again(first: Interv
 @pytest.mark.parametrize("has_spare", [True, False])
 def test_a_gain_that_is_only_possible_is_measured_again_within_the_time_limit(*, has_spare: bool) -> None:
     bench = Bench(ratio(0.96, 0.99, 1.02), ratio(0.94, 0.95, 0.96))
-    found = confirmed(bench, has_spare=lambda seconds: has_spare)
+    found = confirmed(bench, deadline=after(0.5 if has_spare else 1.5))
     assert found.choice.unchanged is not has_spare
     assert len(bench.asked) == 1 + has_spare
 
 
 def test_an_unproved_gain_is_not_measured_again_without_time() -> None:
     bench = Bench(ratio(0.85, 0.93, 1.01))
-    asked = []
-    found = confirmed(bench, has_time=lambda seconds: bool(asked.append(seconds)))
-    assert found.choice.unchanged
-    assert (len(bench.asked), len(asked)) == (1, 2)  # the first call is for the builds of full quantization
+    assert confirmed(bench, deadline=after(2.5)).choice.unchanged
+    assert len(bench.asked) == 1
 
 
 SIMULATED = st.tuples(st.floats(0.6, 1.2), st.floats(0.0, 0.2)).map(

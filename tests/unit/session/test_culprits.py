@@ -16,7 +16,7 @@ from qdqspec.accuracy import culprits
 from qdqspec.accuracy.culprits import culprits_of
 from qdqspec.backends.base import BuildOptions
 from qdqspec.graph.model import load_model
-from qdqspec.preparation.case import CaseSetup
+from qdqspec.preparation.prepare import Prepared
 from qdqspec.session import Session
 from qdqspec.testing.records import params_of
 from qdqspec.types import Case, CheckSpec, Consumer, CulpritEvidence, Inputs, PlacedPair, Site
@@ -72,11 +72,11 @@ def digits() -> CulpritEvidence:
 
 
 @pytest.fixture
-def bench(session: Session, case: Case) -> CaseSetup:
-    return session.work(case).setup
+def bench(session: Session, case: Case) -> Prepared:
+    return session.work(case).prepared
 
 
-def test_the_coarsest_pair_is_first_and_the_sqnr_without_it_is_as_reported(bench: CaseSetup) -> None:
+def test_the_coarsest_pair_is_first_and_the_sqnr_without_it_is_as_reported(bench: Prepared) -> None:
     found = culprits_of(bench, PAIRS)
     worst = found.pairs[0]
     assert (worst.site.tensor, worst.nodes) == ("b", ("second",))
@@ -88,7 +88,7 @@ def test_the_coarsest_pair_is_first_and_the_sqnr_without_it_is_as_reported(bench
     assert worst.without_db > found.together_db + 10
 
 
-def test_shares_of_listed_pairs_and_the_rest_add_up_to_one(bench: CaseSetup) -> None:
+def test_shares_of_listed_pairs_and_the_rest_add_up_to_one(bench: Prepared) -> None:
     whole, some = culprits_of(bench, PAIRS, most=None), culprits_of(bench, PAIRS, most=2)
     assert sum(pair.share for pair in whole.pairs) == pytest.approx(1)
     assert whole.rest == pytest.approx(0, abs=1e-9)
@@ -96,7 +96,7 @@ def test_shares_of_listed_pairs_and_the_rest_add_up_to_one(bench: CaseSetup) -> 
     assert some.rest == pytest.approx(1 - sum(pair.share for pair in some.pairs))
 
 
-def test_a_pair_excluded_for_one_reader_is_kept_for_the_others(bench: CaseSetup) -> None:
+def test_a_pair_excluded_for_one_reader_is_kept_for_the_others(bench: Prepared) -> None:
     together = placed("b", ("second", 0), ("add", 0), scale=2.0)
     left = tuple(culprits._without(frozenset({together.site}), {"second"}))
     assert left == (Site(tensor="b", consumers=(Consumer("add", 0),), format="uint8"),)
@@ -104,7 +104,7 @@ def test_a_pair_excluded_for_one_reader_is_kept_for_the_others(bench: CaseSetup)
     assert found.pairs[0].nodes == ("add", "second")
 
 
-def test_the_ranking_of_pairs_is_deterministic(bench: CaseSetup) -> None:
+def test_the_ranking_of_pairs_is_deterministic(bench: Prepared) -> None:
     assert culprits_of(bench, PAIRS) == culprits_of(bench, PAIRS)
 
 
@@ -131,11 +131,11 @@ def test_the_noise_of_single_pairs_adds_up_to_that_of_all(digits: CulpritEvidenc
     assert -10 * np.log10(total) == pytest.approx(digits.together_db, abs=2)
 
 
-def test_a_model_without_pairs_has_no_responsible_pair(bench: CaseSetup) -> None:
+def test_a_model_without_pairs_has_no_responsible_pair(bench: Prepared) -> None:
     assert culprits_of(bench, []) == CulpritEvidence(missing="nothing is quantized")
 
 
-def test_pairs_found_before_the_time_was_over_are_reported(bench: CaseSetup) -> None:
+def test_pairs_found_before_the_time_was_over_are_reported(bench: Prepared) -> None:
     found = culprits_of(bench, PAIRS, seconds=0.0)
     assert len(found.pairs) == 1
     assert found.missing == "the time was over"
@@ -149,14 +149,14 @@ def test_a_model_that_the_reference_runtime_cannot_compute_is_reported(tmp_path:
     onnx.save(model, tmp_path / "own.onnx")
     with Session(root=tmp_path) as session:
         case = Case(id="default", model=tmp_path / "own.onnx")
-        found = culprits_of(session.work(case).setup, [placed("x", ("relu", 0), scale=0.1)])
+        found = culprits_of(session.work(case).prepared, [placed("x", ("relu", 0), scale=0.1)])
     assert found.pairs == ()
     assert found.missing.startswith("onnxruntime does not compute it: ")
 
 
 def test_responsible_pairs_are_searched_only_if_a_parity_check_fails(session: Session, case: Case) -> None:
     quiet = {"fake.run_noise": "0.005", "fake.wall_noise": "0.01", "fake.build_noise": "0.002"}
-    session.backends.default.options = BuildOptions(extra=quiet)
+    session.runtime().options = BuildOptions(extra=quiet)
     asked = replace(case, tune=replace(case.tune, trials=3))
     loose, strict = (
         replace(

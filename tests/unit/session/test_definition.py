@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -96,20 +95,6 @@ def test_outputs_that_are_zero_by_definition_are_not_judged(tmp_path: Path) -> N
     found = compared_with_definition(model, feeds(), Doubling(), BuildOptions())
     assert found is not None
     assert found.output == "y"
-
-
-def test_the_result_is_kept_for_the_same_model_and_data(linear: Path, tmp_path: Path) -> None:
-    options, data = BuildOptions(state=tmp_path / "state"), feeds()
-    model = load_model(linear)
-    first = compared_with_definition(model, data, Doubling(), options)
-    (file,) = (tmp_path / "state").iterdir()
-    kept = json.loads(file.read_text())
-    assert kept["found"]["sqnr_db"] == first.sqnr_db  # type: ignore[union-attr]
-    file.write_text(json.dumps(kept | {"found": kept["found"] | {"samples": 3}}))
-    assert compared_with_definition(model, data, Doubling(), options).samples == 3  # type: ignore[union-attr]
-    assert compared_with_definition(model, feeds(), Doubling(), options).samples == 4  # type: ignore[union-attr]
-    file.write_text("{")
-    assert compared_with_definition(model, data, Doubling(), options) == first
 
 
 def is_mended(integer_input: Path) -> bool:

@@ -51,7 +51,7 @@ def open_session(tmp_path: Path) -> Iterator[Open]:
 
     def open_it(**settings) -> Session:
         session = Session(**{"backend": "fake", "root": tmp_path / "root", **settings})
-        session.backends.default.options = BuildOptions(extra=QUIET)
+        session.runtime().options = BuildOptions(extra=QUIET)
         sessions.append(session)
         return session
 

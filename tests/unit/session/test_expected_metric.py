@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from qdqspec.accuracy.oracle import RehearsedMetric
+from qdqspec.accuracy.expected_metric import RehearsedMetric
 from qdqspec.parity.metrics import Score
-from qdqspec.rehearsal import KnownOutputs
 from qdqspec.types import AccuracyRules, Placement, Site, Trial
 
 SAMPLES = 64
@@ -37,7 +35,7 @@ def rehearsal_with(run_seconds: float) -> Any:
         feeds=lambda: iter([{}]),
         outputs=lambda placement, feed: {},
         run_seconds=run_seconds,
-        engine=lambda placement, known, samples: nullcontext(SimpleNamespace(placement=placement)),
+        engine=lambda placement: SimpleNamespace(placement=placement),
     )
 
 
@@ -56,41 +54,42 @@ def built(placement: Placement, sqnr_db: float, accuracy: float) -> Trial:
 
 def test_a_build_that_misses_the_metric_excludes_only_placements_with_more_noise() -> None:
     found, first, better, worse = metric(), placement_of(3), placement_of(2), placement_of(4)
-    assert found.keeps(first, REHEARSAL, 30.6, KnownOutputs())
+    assert found.keeps(first, REHEARSAL, 30.6)
     found.learn(built(first, 30.6, 63 / 64))
-    assert found.keeps(better, REHEARSAL, 47.4, KnownOutputs())
-    assert not found.keeps(worse, REHEARSAL, 30.0, KnownOutputs())
+    assert found.keeps(better, REHEARSAL, 47.4)
+    assert not found.keeps(worse, REHEARSAL, 30.0)
     assert "not built: 1 rehearsed placement," in found.refused_text()
 
 
 def test_builds_that_meet_the_metric_allow_placements_with_more_noise() -> None:
     found, placements = metric(), [placement_of(count) for count in (2, 3, 4)]
     for placement, sqnr_db, accuracy in zip(placements, (40.0, 38.0, 30.0), (1.0, 1.0, 63 / 64), strict=True):
-        assert found.keeps(placement, REHEARSAL, sqnr_db, KnownOutputs())
+        assert found.keeps(placement, REHEARSAL, sqnr_db)
         found.learn(built(placement, sqnr_db, accuracy))
-    assert found.keeps(placement_of(5), REHEARSAL, 29.0, KnownOutputs())  # one of three builds lost a sample
+    assert found.keeps(placement_of(5), REHEARSAL, 29.0)  # one of three builds lost a sample
 
 
 @pytest.mark.parametrize(
-    ("lost", "seconds", "keeps"),
+    ("lost", "counts", "seconds", "keeps"),
     [
-        (lambda feeds: 0.02, 1e6, False),
-        (lambda feeds: 0.02, 0.001, False),
-        (lambda feeds: 1 / feeds, 0.001, True),
-        (lambda feeds: 2 / feeds, 0.001, False),
+        (lambda feeds: 0.02, True, 1e6, False),
+        (lambda feeds: 0.02, False, 0.001, False),
+        (lambda feeds: 1 / feeds, True, 0.001, True),
+        (lambda feeds: 2 / feeds, True, 0.001, False),
     ],
     ids=["all data", "a mean", "one sample", "two samples"],
 )
 def test_a_metric_on_a_part_of_the_data_may_be_lower_by_one_sample(
-    lost: Callable[[int], float], seconds: float, keeps: bool
+    lost: Callable[[int], float], counts: bool, seconds: float, keeps: bool
 ) -> None:
     class Own(PerfectScores):
-        """A user metric without counts of samples."""
+        """A metric of half of the samples."""
 
         def of_engine(self, engine: Any, metric: str, output: str | None, *, feeds: int) -> Score:
-            return Score(value=0.5 - lost(feeds) * bool(engine.placement.sites), samples=feeds)
+            value = 0.5 - lost(feeds) * bool(engine.placement.sites)
+            return Score(value=value, samples=feeds, right=np.ones(feeds, dtype=bool) if counts else None)
 
     slow = rehearsal_with(0.01)
     rules = AccuracyRules(metric="own", max_drop=0.01)
     found = RehearsedMetric(Own(), rules, 0.5, 0.49, lambda: seconds)  # type: ignore[arg-type] # a replacement for tests
-    assert found.keeps(placement_of(1), slow, 20.0, KnownOutputs()) is keeps
+    assert found.keeps(placement_of(1), slow, 20.0) is keeps

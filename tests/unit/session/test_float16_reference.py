@@ -37,9 +37,7 @@ def model(tmp_path: Path) -> Path:
 @pytest.fixture
 def session(tmp_path: Path) -> Iterator[Session]:
     opened = Session(backend="fake", root=tmp_path)
-    opened.backends.default.options = BuildOptions(
-        extra={"fake.run_noise": "0.005", "fake.build_noise": "0.002"}
-    )
+    opened.runtime().options = BuildOptions(extra={"fake.run_noise": "0.005", "fake.build_noise": "0.002"})
     yield opened
     opened.close()
 
@@ -75,7 +73,7 @@ def test_the_float16_reference_is_not_timed_without_float16_kernels(session: Ses
 def test_the_float16_reference_is_timed_by_default_if_the_backend_computes_in_float16(
     session: Session, model: Path, monkeypatch: pytest.MonkeyPatch, asked: bool | None, timed: bool
 ) -> None:
-    able = replace(session.backend.capabilities(session.backends.default.options), computes_in_half=True)
+    able = replace(session.backend.capabilities(session.runtime().options), computes_in_half=True)
     monkeypatch.setattr(session.backend, "capabilities", lambda *_: able)
     evidence = session.evidence(case_of(model, **({} if asked is None else {"float16": asked})), EVIDENCE)
     assert evidence.latency is not None

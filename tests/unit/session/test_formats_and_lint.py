@@ -26,7 +26,7 @@ TEXT = """<ir_version: 8, opset_import: ["": 17]> chain (float[1,8,12,12] x) => 
 def session(tmp_path: Path) -> Iterator[Session]:
     opened = Session(backend="fake", root=tmp_path)
     quiet = {"fake.run_noise": "0.005", "fake.wall_noise": "0.01", "fake.build_noise": "0.002"}
-    opened.backends.default.options = BuildOptions(extra=quiet)
+    opened.runtime().options = BuildOptions(extra=quiet)
     yield opened
     opened.close()
 
@@ -106,7 +106,7 @@ def test_a_format_unsupported_by_the_gpu_is_reported_with_the_reason(
 ) -> None:
     reasons = {"nvfp4": "nvfp4 needs compute capability 10.0 (Blackwell), and this GPU has 9.0"}
     here = replace(
-        session.backend.capabilities(session.backends.default.options),
+        session.backend.capabilities(session.runtime().options),
         formats=("int8", "fp8"),
         lacking=reasons,
     )

@@ -30,7 +30,7 @@ def open_session(tmp_path: Path) -> Iterator[Open]:
 
     def open_it(**settings) -> Session:
         session = Session(**{"backend": "fake", "root": tmp_path / "root", **settings})
-        session.backends.default.options = BuildOptions(
+        session.runtime().options = BuildOptions(
             extra={"fake.run_noise": "0.005", "fake.build_noise": "0.002"}
         )
         sessions.append(session)

@@ -198,7 +198,7 @@ def test_the_error_of_a_loader_that_cannot_be_imported_names_its_entry_point(tmp
 
 def prepared(session, models, **asked):
     case = inline_case(models / "digits_resnet.onnx", asked)
-    return session.work(case).setup.prepared
+    return session.work(case).prepared
 
 
 def test_labels_of_calibration_data_are_not_read(models, tmp_path):

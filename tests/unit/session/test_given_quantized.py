@@ -54,36 +54,34 @@ def case(models: Path, tmp_path: Path) -> Case:
 def test_the_reference_is_the_float_form(session: Session, form: str) -> None:
     path = FORMS[form]
     work = session.work(Case(id="default", model=path))
-    given = work.setup.given
+    given = work.prepared.given
     assert not is_quantized(given)
     assert given.where == str(path)
     assert (
         given.sha256 != load_model(path).sha256
     )  # what is known of the model as given holds for another reference
     assert given.proto.graph.node == strip_qdq(load_model(path)).proto.graph.node
-    assert work.setup.reference.parent == work.setup.output  # the copy of it among the results
-    assert any("the model is given quantized" in note for note in work.setup.prepared.warnings)
+    assert work.prepared.reference.parent == work.prepared.output  # the copy of it among the results
+    assert any("the model is given quantized" in note for note in work.prepared.warnings)
 
 
 def test_a_model_of_quantize_dynamic_has_a_float_form(session: Session, models: Path, tmp_path: Path) -> None:
     path = tmp_path / "dynamic.onnx"
     quantize_dynamic(models / "digits_resnet.onnx", path, weight_type=QuantType.QUInt8)
-    assert not is_quantized(session.work(Case(id="default", model=path)).setup.given)
+    assert not is_quantized(session.work(Case(id="default", model=path)).prepared.given)
 
 
 def test_a_float_model_is_its_own_reference(session: Session, models: Path) -> None:
     work = session.work(Case(id="default", model=models / "digits_resnet.onnx"))
-    assert float_form_of(work.setup.given) is None
-    assert work.setup.prepared.quantized is None
+    assert float_form_of(work.prepared.given) is None
+    assert work.prepared.quantized is None
 
 
 def test_the_search_starts_from_placement_and_scales_of_the_given_model(session: Session, case: Case) -> None:
-    plain = session.work(case).setup.prepared
-    float_model = session.work(case).setup.given.path
+    plain = session.work(case).prepared
+    float_model = session.work(case).prepared.given.path
     assert float_model is not None
-    asked = session.work(
-        replace(case, model=float_model, tune=TuneRules(start_from=(STATIC,)))
-    ).setup.prepared
+    asked = session.work(replace(case, model=float_model, tune=TuneRules(start_from=(STATIC,)))).prepared
     everything = plain.space.resolve(plain.space.everything())
     assert plain.start_scales.ranges == asked.start_scales.ranges
     assert len(plain.start_scales.ranges) > 10
@@ -93,7 +91,7 @@ def test_the_search_starts_from_placement_and_scales_of_the_given_model(session:
 
 def test_another_start_replaces_that_of_the_given_model(session: Session, case: Case, models: Path) -> None:
     other = models / "digits_resnet.onnx"
-    prepared = session.work(replace(case, tune=TuneRules(start_from=(other,)))).setup.prepared
+    prepared = session.work(replace(case, tune=TuneRules(start_from=(other,)))).prepared
     assert prepared.case.tune.start_from == (other,)
     assert not prepared.start_scales.ranges
     assert prepared.quantized is not None
@@ -166,7 +164,7 @@ def test_a_comparison_of_two_models_takes_the_quantized_one_as_it_is(
     )
     path = _saved(proto, tmp_path / "quantized.onnx")
     work = session.work(Case(id="default", model=path))
-    float_form = work.setup.given.path
+    float_form = work.prepared.given.path
     assert float_form is not None
     assert work.parity_with(path).sqnr_db > 100
     assert work.parity_with(float_form).sqnr_db < 60

@@ -46,7 +46,7 @@ def case(models: Path, tmp_path: Path) -> Case:
 @pytest.fixture
 def trained(session: Session, case: Case, tmp_path: Path) -> tuple[Prepared, Placement, Path]:
     """The model quantized with other ranges than those of the case."""
-    own = session.work(replace(case, quantize=QuantizeRules(corrections="none"))).setup.prepared
+    own = session.work(replace(case, quantize=QuantizeRules(corrections="none"))).prepared
     placement = own.space.resolve(own.space.everything())
     path = tmp_path / "trained.onnx"
     save_model(insert_qdq(own.model, placement, own.numbers).parts, path)
@@ -54,7 +54,7 @@ def trained(session: Session, case: Case, tmp_path: Path) -> tuple[Prepared, Pla
 
 
 def started(session: Session, case: Case, path: Path) -> Prepared:
-    return session.work(replace(case, tune=TuneRules(start_from=(path,)))).setup.prepared
+    return session.work(replace(case, tune=TuneRules(start_from=(path,)))).prepared
 
 
 def test_a_float_model_has_no_scales_to_keep(session: Session, case: Case) -> None:
@@ -77,7 +77,7 @@ def test_recalibrate_uses_the_scales_of_calibration(
     session: Session, case: Case, trained: tuple[Prepared, Placement, Path]
 ) -> None:
     own, placement, path = trained
-    plain = session.work(case).setup.prepared
+    plain = session.work(case).prepared
     rules = replace(case.quantize, scales="recalibrate")
     work = started(session, replace(case, quantize=rules), path)
     for site in placement.ordered:

@@ -79,7 +79,7 @@ def audio(folder: Path) -> Case:
 def session(tmp_path: Path) -> Iterator[Session]:
     opened = Session(backend="fake", root=tmp_path / "root")
     quiet = {"fake.run_noise": "0.005", "fake.wall_noise": "0.01", "fake.build_noise": "0.002"}
-    opened.backends.default.options = BuildOptions(extra=quiet)
+    opened.runtime().options = BuildOptions(extra=quiet)
     yield opened
     opened.close()
 
@@ -105,14 +105,14 @@ def test_each_sample_is_calibrated_and_compared_in_its_own_shape(
 
 def test_ranges_cover_the_samples_of_all_lengths(tmp_path: Path, session: Session) -> None:
     case = audio(tmp_path)
-    prepared = session.work(case).setup.prepared
+    prepared = session.work(case).prepared
     highest = max(np.abs(arrays_of(file)["x"]).max() for file in (tmp_path / "data").iterdir())
     span = prepared.calibrated[1].ranges["x"]
     assert max(-span.low, span.high) == pytest.approx(highest)
 
 
 def test_the_sample_that_is_timed_has_a_length_in_the_middle(tmp_path: Path, session: Session) -> None:
-    prepared = session.work(decoder(tmp_path)).setup.prepared
+    prepared = session.work(decoder(tmp_path)).prepared
     (load,) = prepared.loads
     assert {name: value.shape for name, value in load.feeds.items()} == {
         "ids": (1, 1),

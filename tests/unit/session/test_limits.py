@@ -18,7 +18,7 @@ from qdqspec.parity.gate import SAMPLES
 from qdqspec.preparation.correcting import Correcting
 from qdqspec.report.record import record_to_json
 from qdqspec.report.tables import summary_table
-from qdqspec.search.loop import Budget
+from qdqspec.search.loop import Search
 from qdqspec.session import Session, tuning
 from qdqspec.types import Case, Inputs, RunRecord, TuneRules
 
@@ -144,19 +144,19 @@ def test_a_front_may_have_points_below_the_limit(case: Case) -> None:
 def test_the_time_of_corrections_is_part_of_the_search_time(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    budgets: list[Budget] = []
+    left: list[float | None] = []
 
     def slow(_: Correcting) -> FoundCorrections:
         time.sleep(0.1)
         return FoundCorrections()
 
-    def noted(**given: Any) -> Budget:
-        budgets.append(Budget(**given))
-        return budgets[-1]
+    def noted(*given: Any, **more: Any) -> Search:
+        search = Search(*given, **more)
+        left.append(search.deadline.left)
+        return search
 
     monkeypatch.setattr(Correcting, "find", slow)
-    monkeypatch.setattr(tuning, "Budget", noted)
+    monkeypatch.setattr(tuning, "Search", noted)
     tuned(replace(case, tune=replace(case.tune, minutes=1)))
-    (budget,) = budgets
-    assert budget.used >= 0.1
-    assert budget.allowed == pytest.approx(60 - budget.used)
+    assert left[0] is not None
+    assert left[0] <= 60 - 0.1

@@ -91,7 +91,7 @@ def test_masked_scores_stay_float_and_the_rest_is_quantized(
     paired = {pair.site.tensor for pair in evidence.pairs}
     assert {"p", "q"} <= paired
     assert paired.isdisjoint({"m", "c", "mask", "mask/float32", "n"})
-    ranges = work.setup.prepared.calibrated[1].ranges
+    ranges = work.prepared.calibrated[1].ranges
     assert "s" in ranges
     assert ranges.keys().isdisjoint({"m", "c"})
     assert not [tensor for tensor, span in ranges.items() if span.largest > 1000 and "mask" not in tensor]
@@ -105,7 +105,7 @@ def test_a_model_with_an_infinite_mask_is_tuned_verified_and_linted(session: Ses
     session.judge(case, case.checks[0])
     work = session.work(case)
     assert {pair.site.tensor for pair in work.record.evidence.pairs}.isdisjoint({"m", "mask"})
-    found = verify(model, work.finder.tuned_path, evaluation=data, backend="onnxruntime")
+    found = verify(model, work.tuned_path, evaluation=data, backend="onnxruntime")
     assert found.sqnr_db > 20
     assert session.judge(case, case.checks[1]).verdict.outcome == "pass"
 

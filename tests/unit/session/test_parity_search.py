@@ -82,7 +82,7 @@ def searched(session: Session, case: Case, tuned: Path, **asked: object) -> Pari
     params = params_of("parity", **{"min_sqnr_db": 20, "search": 200, **asked})
     requests = requests_of(CheckSpec(id="parity", kind="parity", params=params))
     (request,) = (request for request in requests if isinstance(request, InputRequest))
-    return search_input(session.work(case).setup, tuned, request, "parity")
+    return search_input(session.work(case).prepared, tuned, request, "parity")
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ def test_inputs_are_searched_when_a_check_is_judged_and_once_for_equal_checks(
     )
     case = replace(case, checks=checks)
     work = session.work(case)
-    work.finder.tuned_path = tuned
+    work.tuned_path = tuned
     work.gather(checks[0])
     assert work.parity_search == {}, "the search of another check is not run"
     for check in checks[1:]:
@@ -253,7 +253,7 @@ class FragileEngine:
 
 @contextmanager
 def on(session: Session, case: Case, backend: object) -> Iterator[None]:
-    bench = session.work(case).setup
+    bench = session.work(case).prepared
     bench.__dict__["resources"] = replace(bench.resources, backend=backend)  # type: ignore[arg-type]  # a replacement for tests
     yield
 
@@ -278,7 +278,7 @@ def test_an_unchanged_model_is_not_searched(session: Session, case: Case) -> Non
 def test_the_input_search_ends_at_the_time_limit_of_the_run(
     session: Session, case: Case, tuned: Path
 ) -> None:
-    bench = session.work(case).setup
+    bench = session.work(case).prepared
     bench.__dict__["resources"] = replace(bench.resources, seconds_left=lambda: 0.0)
     found = searched(session, case, tuned)
     assert found.late

@@ -66,7 +66,7 @@ def case(tmp_path: Path) -> Case:
 
 def test_inputs_of_other_profiles_are_repetitions_of_the_data(case: Case, tmp_path: Path):
     with Session(backend="onnxruntime", root=tmp_path) as session:
-        first, second = session.work(case).setup.prepared.loads
+        first, second = session.work(case).prepared.loads
     assert (first.name, first.share, second.name, second.share) == ("ids 1x8", 0.75, "ids 1x32", 0.25)
     given = arrays_of(tmp_path / "data.npz")["ids"][0]
     np.testing.assert_array_equal(first.feeds["ids"], given)
@@ -128,41 +128,17 @@ def test_a_damaged_record_of_profiles_is_refused(case: Case, tmp_path: Path):
         record_from_json(data)
 
 
-def test_subgraphs_are_timed_at_the_profiles_of_the_model(case: Case, tmp_path: Path):
-    """Subgraphs keep dynamic dimensions and are built for their whole range."""
+def test_subgraphs_are_timed_at_the_first_profile(case: Case, tmp_path: Path):
     tuned = replace(case, tune=TuneRules(strategy="subgraph", trials=3))
     with Session(backend="onnxruntime", root=tmp_path) as session:
-        prepared = session.work(tuned).setup.prepared
+        prepared = session.work(tuned).prepared
         store = WeightStore(tmp_path, base=tmp_path)
         part = PartFiles(prepared, tmp_path, store)(Placement(sites=frozenset()), ("matmul1",))
-        assert [load.feeds["b"].shape for load in part.loads] == [(1, 8, 64), (1, 32, 64)]
-        assert [profile.shapes["b"].max for profile in part.profiles] == [(1, 32, 64), (1, 128, 64)]
-        assert [load.share for load in part.loads] == [0.75, 0.25]
+        assert [(load.feeds["b"].shape, load.share) for load in part.loads] == [((1, 8, 64), 1.0)]
         trials = session.search(tuned).trials
     parts = [trial for trial in trials if trial.subgraph]
     assert parts
     assert all(trial.ok for trial in parts), [trial.error for trial in parts]
-    assert all(len(trial.samples.profiles) == 2 for trial in parts)
-
-
-def test_a_subgraph_with_a_computed_shape_is_timed_at_the_first_profile_only(case: Case, tmp_path: Path):
-    proto = dynamic_model()
-    nodes = list(proto.graph.node)
-    nodes[3].output[0] = "made"
-    nodes += [
-        helper.make_node("Shape", ["made"], ["like"], "shape"),
-        helper.make_node("Reshape", ["made", "like"], ["y"], "reshape"),
-    ]
-    del proto.graph.node[:]
-    proto.graph.node.extend(nodes)
-    onnx.save(proto, case.model)
-    with Session(backend="onnxruntime", root=tmp_path) as session:
-        prepared = session.work(case).setup.prepared
-        part = PartFiles(prepared, tmp_path, WeightStore(tmp_path, base=tmp_path))(
-            Placement(sites=frozenset()), ("reshape",)
-        )
-    assert [(load.share, load.feeds["made"].shape) for load in part.loads] == [(1.0, (1, 8, 64))]
-    assert part.profiles == ()
 
 
 def test_a_profile_without_a_shape_is_an_error(case: Case, tmp_path: Path):

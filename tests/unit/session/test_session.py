@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -22,6 +23,7 @@ from chains import chain_model
 
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.fake.engine import FakeDevice
+from qdqspec.backends.isolation.launch import close_idle
 from qdqspec.checks.speedup import check as speedup_check
 from qdqspec.corrections.find import FoundCorrections
 from qdqspec.errors import (
@@ -33,12 +35,11 @@ from qdqspec.errors import (
     QdqspecError,
     StateError,
 )
-from qdqspec.measurement.isolate import close_idle
 from qdqspec.measurement.journal import read_journal
-from qdqspec.preparation.cached import data_digest, key_of
+from qdqspec.preparation.cached import data_digest
 from qdqspec.preparation.correcting import Correcting
 from qdqspec.session import Session
-from qdqspec.session.evidence import CaseWork
+from qdqspec.session.winner import FIRST_BUILDS, SECOND_BUILDS
 from qdqspec.types import (
     NOT_CANDIDATES,
     Case,
@@ -46,7 +47,6 @@ from qdqspec.types import (
     CorrectionGain,
     DeviceKey,
     Inputs,
-    LatencyEvidence,
     ParityEvidence,
     PatternRules,
     Progress,
@@ -98,7 +98,7 @@ def open_session(tmp_path: Path) -> Iterator[Open]:
     def open_it(words: dict[str, str] | None = None, **settings) -> Session:
         session = Session(**{"backend": "fake", "root": tmp_path / "root", **settings})
         quiet = {"fake.run_noise": "0.005", "fake.wall_noise": "0.01", "fake.build_noise": "0.002"}
-        session.backends.default.options = BuildOptions(extra={**quiet, **(words or {})})
+        session.runtime().options = BuildOptions(extra={**quiet, **(words or {})})
         sessions.append(session)
         return session
 
@@ -202,7 +202,7 @@ def test_progress_is_reported_for_each_trial(open_session: Open, case: Case) -> 
     steps = [progress.doing for progress in seen if progress.doing]
     assert steps[:3] == ["reading the model and its data", "checking the data", "calibrating"]
     assert steps.index("building the reference") < steps.index("timing candidate 1")
-    assert any(step.startswith("confirming: build 1 of ") for step in steps)
+    assert any(step.startswith("timing fresh builds: build 1 of ") for step in steps)
 
 
 SLOW_INTEGERS = {"fake.integer": "4"}
@@ -286,13 +286,13 @@ def test_a_cache_entry_of_another_process_is_kept_and_the_own_result_is_used(
 
     def put_late(*_: object) -> Path:
         first.search(case)
-        kept = first.work(case).finder.find().folder
+        kept = first.work(case).find().folder
         (kept / "scheme.json").write_bytes(b"of another search")
         return kept
 
     monkeypatch.setattr(second._store, "put", put_late)
     second.search(case)
-    theirs, ours = first.work(case).finder.find(), second.work(case).finder.find()
+    theirs, ours = first.work(case).find(), second.work(case).find()
     assert theirs.model is not None
     assert theirs.model.is_file()
     assert ours.folder == second.output(case)
@@ -336,19 +336,27 @@ def test_a_changed_model_of_the_same_path_is_searched_again(open_session: Open, 
     assert session.evidence(case, frozenset()).search is second.search
 
 
-def test_the_cache_key_depends_on_all_inputs_of_a_search(case: Case, project: Path) -> None:
-    def key(case: Case = case, model="m", data="d", device="v", seed=0) -> str:
-        return key_of(case, model, data, device, seed)
+def test_the_cache_key_depends_on_all_inputs_of_a_search(
+    open_session: Open, case: Case, models: Path, tmp_path: Path
+) -> None:
+    def key(case: Case = case, **settings: Any) -> str:
+        with closing(open_session(**settings)) as session:
+            return session.work(case).prepared.key
 
+    np.savez(tmp_path / "data.npz", x=np.zeros((4, 8, 12, 12), np.float32))
+    other = onnx.load(models / "digits_resnet.onnx")
+    other.graph.doc_string = "another"
+    onnx.save(other, tmp_path / "other.onnx")
     keys = [
         key(),
-        key(model="n"),
-        key(data="e"),
-        key(device="w"),
+        key(replace(case, model=tmp_path / "other.onnx")),
+        key(replace(case, inputs=replace(case.inputs, calibration=tmp_path / "data.npz"))),
+        key(device_key=lambda _: "w"),
         key(seed=1),
         key(replace(case, quantize=QuantizeRules(calibration="percentile"))),
         key(replace(case, tune=replace(case.tune, trials=7))),
-        key(replace(case, inputs=replace(case.inputs, batch=2))),
+        key(replace(case, model=tmp_path / "other.onnx", inputs=Inputs(batch=2))),
+        key(replace(case, model=tmp_path / "other.onnx", inputs=Inputs(batch=3))),
         key(replace(case, patterns=PatternRules(deny=("Softmax",)))),
         key(replace(case, regions=RegionRules(max_nodes=3))),
     ]
@@ -372,28 +380,17 @@ def test_the_cache_key_does_not_depend_on_checks(open_session: Open, case: Case)
 
 def with_tuned_scaled(session: Session, *scales: float) -> Session:
     """A session whose cached winner is slower by one factor of ``scales`` per measurement; the last one is repeated."""
-    build, left = session.backend.build, list(scales)
-    measure = session.work
+    build, built = session.backend.build, itertools.count()
 
     def scaled(model: Path, options: BuildOptions):
-        scale = str(left[0]) if model.name == "tuned.onnx" else "1"
+        scale = "1"
+        if model.name == "tuned.onnx":
+            number = next(built)
+            measurement = (number >= FIRST_BUILDS) + (number >= FIRST_BUILDS + SECOND_BUILDS)
+            scale = str(scales[min(measurement, len(scales) - 1)])
         return build(model, replace(options, extra={**options.extra, "fake.scale": scale}))
 
-    def work(case: Case) -> CaseWork:
-        found = measure(case)
-        timed = found.setup.timed
-
-        def measured(*arguments: Any) -> LatencyEvidence:
-            latency = timed(*arguments)
-            if len(left) > 1:
-                left.pop(0)
-            return latency
-
-        found.setup.timed = measured  # type: ignore[method-assign]
-        return found
-
     session.backend.build = scaled  # type: ignore[method-assign]
-    session.work = work  # type: ignore[method-assign]
     return session
 
 
@@ -656,7 +653,7 @@ def test_another_scheme_has_the_corrections_of_its_search(
     other = next(t for t in first.trials if t.placement.sites and t.placement != first.winner)
     session = open_session(scheme=other.placement.digest)
     assert session.search(case).winner == other.placement
-    assert session.work(case).setup.prepared.corrections.gains == (gain,)
+    assert session.work(case).prepared.corrections.gains == (gain,)
     assert len(calls) == 1
 
 
@@ -684,7 +681,7 @@ def test_the_random_numbers_of_a_strategy_are_independent_of_measurements(
     open_session: Open, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise a resumed run, which measures less, would propose other placements than the first."""
-    from qdqspec.search.attribution import Attribution
+    from qdqspec.search.strategies.attribution import Attribution
 
     drawn: list[list[float]] = []
 
@@ -699,7 +696,7 @@ def test_the_random_numbers_of_a_strategy_are_independent_of_measurements(
             self.numbers.append(float(self.own.random()))
             super().tell(trials)
 
-    monkeypatch.setattr("qdqspec.search.attribution.strategy", Drawing)
+    monkeypatch.setattr("qdqspec.search.strategies.attribution.strategy", Drawing)
     case = replace(case, tune=replace(case.tune, trials=4))
     session = open_session()
     interrupted(session, case, 3)

@@ -147,9 +147,9 @@ def test_a_spec_with_several_shape_profiles(write: Write) -> None:
 @pytest.mark.parametrize(
     ("written", "corrections"),
     [
-        ("auto", ("equalization", "margins", "bits", "bias", "rounding", "ranges")),
+        ("auto", ("equalization", "ranges", "bits", "bias")),
         ("none", ()),
-        ("[ranges, bits]", ("bits", "ranges")),
+        ("[ranges, bits]", ("ranges", "bits")),
     ],
 )
 def test_the_keys_of_corrections(write: Write, written: str, corrections: tuple[str, ...]) -> None:
@@ -162,7 +162,7 @@ def test_the_keys_of_corrections(write: Write, written: str, corrections: tuple[
     [
         ("[]", "an empty list of corrections"),
         ("[bits, bits]", "a correction is in the list twice"),
-        ("[roundng]", "there is no correction 'roundng'"),
+        ("[biass]", "there is no correction 'biass'"),
         ("all", "there is no correction 'all'"),
         ("3", "there is no correction '3'"),
     ],

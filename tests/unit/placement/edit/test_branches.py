@@ -170,7 +170,7 @@ def prepared(
         inputs=Inputs(calibration=file),
         quantize=QuantizeRules(corrections=corrections),  # type: ignore[arg-type]
     )
-    return session.work(case).setup.prepared
+    return session.work(case).prepared
 
 
 def test_outliers_of_a_normalization_are_scaled(session: Session, tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_a_placement_with_a_product_is_written_repeated_and_removed(session: Ses
     work = prepared(session, tmp_path, residual_model(outlier=100.0))
     placement = work.space.resolve(work.space.everything())
     write_placement(work, placement, tmp_path / "q.onnx")
-    write_placed(work, placement, tmp_path / "scheme.json", "onnxruntime")
+    write_placed(work, placement, tmp_path / "scheme.json")
     quantized, model = load_model(tmp_path / "q.onnx"), work.given
     assert "t0_scaled" in quantized.by_name
     assert apply_scheme(model, tmp_path / "scheme.json").proto.SerializeToString() == (
@@ -278,7 +278,7 @@ def test_a_search_from_a_quantized_model_inserts_products_if_that_has_them(
         inputs=Inputs(calibration=tmp_path / "calibration.npz"),
         tune=TuneRules(start_from=(tmp_path / "start.onnx",)),
     )
-    started = session.work(case).setup.prepared
+    started = session.work(case).prepared
     assert bool(branches_of(started.folded)) is (corrections == "auto")
     assert bool(started.start_scales.tensors) is (corrections == "none")
 

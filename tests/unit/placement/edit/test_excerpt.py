@@ -21,7 +21,7 @@ from qdqspec.placement.edit.excerpt import Excerpt, Excerpts
 from qdqspec.placement.edit.insert import Inserter
 from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.quantize.quantizer import Quantizer
-from qdqspec.types import Consumer, InputShape, Placement
+from qdqspec.types import Consumer, Placement
 
 Array = np.ndarray
 
@@ -93,29 +93,6 @@ TWO_SHAPES = Model(onnx.parser.parse_model(
         [a] t = Relu(x)  [b] u = Neg(t)  [s] s = Shape(u)  [r] v = Reshape(u, s)  [c] y = Abs(v)  [z] i = NonZero(t)
     }"""
 ))  # fmt: skip
-
-
-def test_the_shape_ranges_of_a_part_follow_from_those_of_the_model() -> None:
-    excerpts = Excerpts(TWO_SHAPES, {"x": (2, 4)}, Path())
-    ranges = [{"x": InputShape(min=(1, 4), opt=(rows, 4), max=(8, 4))} for rows in (2, 6)]
-    spans = excerpts.spans(["b"], ranges)
-    assert [own["t"] for own in spans] == [own["u"] for own in spans] == [own["x"] for own in ranges]
-    part = excerpts.cut(["b"], {"t": np.ones((2, 4), np.float32)}, spans)
-    dims = part.model.proto.graph.input[0].type.tensor_type.shape.dim
-    assert [(dim.dim_param, dim.dim_value) for dim in dims] == [("t:0", 0), ("", 4)]
-    onnx.checker.check_model(part.model.proto, full_check=True)
-    for rows in (1, 8):
-        (found,) = run(part.model.proto, {"t": np.ones((rows, 4), np.float32)}).values()
-        assert found.shape == (rows, 4)
-
-
-def test_a_part_without_varying_or_with_unknown_dimensions_has_no_shape_ranges() -> None:
-    excerpts = Excerpts(TWO_SHAPES, {"x": (2, 4)}, Path())
-    fixed = [{"x": InputShape(min=(2, 4), opt=(2, 4), max=(2, 4))}]
-    assert excerpts.spans(["b"], fixed) == ()
-    varies = [{"x": InputShape(min=(1, 4), opt=(2, 4), max=(8, 4))}]
-    assert excerpts.spans(["b"], varies)
-    assert excerpts.spans(["z"], varies) == (), "the size of NonZero does not follow from the shapes"
 
 
 def test_a_computed_shape_is_a_constant_of_the_part() -> None:

@@ -1,0 +1,341 @@
+"""The energy of a labelling: predicted time and a price for its noise. Learnt from profiles, and minimized. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from typing import Self, TypeAlias
+
+import numpy as np
+
+from qdqspec.arrays import Floats
+from qdqspec.placement.space.search_space import SchemeSpace
+from qdqspec.search.blocks import UnitBlock, block_codes, block_labels, classes_of, fuse
+from qdqspec.search.edges import FLOAT, FP, Codes, domains_of, edges_between
+from qdqspec.search.labels import LINEAR
+from qdqspec.types import HALVES, LayerTime, Placement, Trial, kind_of
+
+SWEEPS = 20  # of a descent at most; it converges in a few
+BISECTIONS = 12  # of a price of noise
+DECADES = 6  # of the price, in either direction from the ratio of whole time to allowed noise
+RUN_ELEMENTS = 4096  # that a conversion kernel converts in the time of starting one
+
+# milliseconds by block and code, and milliseconds of converting each edge by pair of domains
+_Terms: TypeAlias = tuple[list[list[float]], list[list[float]]]
+
+
+class Energy:
+    """The energy of a labelling ``codes``::
+
+        sum over blocks b:  times[b, codes[b]] + price * noise[b, codes[b]]
+        sum over edges e, each pair of domains p that e converts between:  share * converting[e, p]
+
+    ``times`` is the median time of a block in profiles under a label. A label that was never measured takes a share of
+    the float time: that of measured blocks of the same operators, averaged by their float times with an assumed share
+    that has the weight of the block itself. Times are milliseconds of a run, at the speed at which the reference was
+    profiled; without profiles each block takes the same share of one millisecond. ``converting`` is measured, or
+    estimated by the size of the tensor. ``noise`` is noise power over signal power, ``None`` while it is unknown.
+
+    ``linear_share`` is assumed for the time of convolutions and matrix products under a label that no block of these
+    operators has had: less makes more of them be tried.
+    """
+
+    def __init__(self, space: SchemeSpace, blocks: Sequence[UnitBlock], *, linear_share: float = 0.6) -> None:
+        self.space = space
+        self.blocks = tuple(blocks)
+        self.reference_ms = 0.0  # sum of all kernels of the float model
+        self.noise: Floats | None = None
+        self._linear_share = linear_share
+        self._whole_ms = 0.0  # of a run of the float model, which may have time outside of kernels
+        self._block_of = {node: b.index for b in blocks for u in b.units for node in space.by_id[u].nodes}
+        self._domains = domains_of(space)
+        self._edges = edges_between(space, self._block_of)
+        self._edge_of = {edge.tensor: number for number, edge in enumerate(self._edges)}
+        self._around: list[list[int]] = [[] for _ in blocks]  # edges by block
+        for number, edge in enumerate(self._edges):
+            for end in edge.blocks:
+                self._around[end].append(number)
+        self._neighbours = [
+            sorted({other for number in numbers for other in self._edges[number].blocks} - {index})
+            for index, numbers in enumerate(self._around)
+        ]
+        self._offered = np.zeros((len(blocks), len(space.labels)), dtype=bool)
+        for block in blocks:
+            self._offered[block.index, [FP, *block.codes]] = True
+        self._kinds = [_kind(space, block) for block in blocks]
+        self._block_times: list[dict[int, list[float]]] = [{} for _ in blocks]  # by code
+        self._conversion_times: dict[tuple[int, int], list[float]] = {}  # by edge and pair of domains
+        self.learn(())
+
+    @classmethod
+    def of(cls, space: SchemeSpace, trials: Iterable[Trial]) -> Self:
+        """The energy by the profiled trials of a search; their kernels determine the blocks."""
+        profiled = [trial for trial in trials if trial.ok and trial.layers and not trial.subgraph]
+        energy = cls(space, fuse(space, (trial.layers for trial in profiled)))
+        energy.learn(profiled)
+        return energy
+
+    @cached_property
+    def classes(self) -> list[int]:
+        """A number for each block: equal if operators, attributes and shapes are equal."""
+        return classes_of(self.space, self.blocks)
+
+    # ---- placements -----------------------------------------------------------------------------
+
+    def placed(self, codes: Codes) -> Placement:
+        """The placement of a labelling."""
+        blocks = self.blocks
+        labels = (block_labels(self.space, block, codes[block.index]) for block in blocks)
+        return self.space.resolve({unit: label for own in labels for unit, label in own.items()})
+
+    def codes_of(self, placement: Placement) -> Codes:
+        """The labelling of a placement of the space."""
+        return block_codes(self.space, self.blocks, dict(placement.labels))
+
+    # ---- profiles -------------------------------------------------------------------------------
+
+    def learn(self, trials: Iterable[Trial]) -> None:
+        """Add profiled builds. The first one is the reference."""
+        for trial in trials:
+            if trial.layers and not trial.subgraph:
+                self._add_profile(trial)
+        self.times = self._estimated_times()
+        self.converting = self._estimated_conversions()
+
+    def _add_profile(self, trial: Trial) -> None:
+        """Add the kernels of a build, scaled so that their sum differs from the reference's as the whole does."""
+        total, scale = sum(layer.milliseconds for layer in trial.layers), 1.0
+        if not self.reference_ms:
+            taken = trial.samples
+            self.reference_ms = total
+            self._whole_ms = taken.median_ms("cpu" if taken.cpu_ms else "wall") if taken.wall_ms else total
+        elif trial.ratio and total > 0:
+            expected = self.reference_ms + (trial.ratio - 1) * self._whole_ms
+            scale = expected / total if expected > 0 else 1.0
+        codes = self.codes_of(trial.placement).tolist()
+        spent = [0.0] * len(codes)
+        for layer in trial.layers:
+            if layer.boundary:
+                self._add_conversion(layer, codes, scale)
+                continue
+            owners = {self._block_of[node] for node in layer.nodes if node in self._block_of}
+            for owner in owners:
+                spent[owner] += scale * layer.milliseconds / len(owners)
+        for seen, code, milliseconds in zip(self._block_times, codes, spent, strict=True):
+            seen.setdefault(code, []).append(milliseconds)
+
+    def _add_conversion(self, layer: LayerTime, codes: Sequence[int], scale: float) -> None:
+        """Add a kernel that converts; its tensors, and conversions that a tensor takes at once, share its time."""
+        for number in (self._edge_of[tensor] for tensor in layer.tensors if tensor in self._edge_of):
+            pairs = self._edges[number].conversions(codes, self._domains) or [0]
+            for pair in pairs:
+                milliseconds = scale * layer.milliseconds / len(layer.tensors) / len(pairs)
+                self._conversion_times.setdefault((number, pair), []).append(milliseconds)
+
+    def _estimated_times(self) -> Floats:
+        """Milliseconds of each block under each code; also sets ``is_measured``."""
+        medians = [{code: float(np.median(own)) for code, own in seen.items()} for seen in self._block_times]
+        totals: dict[tuple[str, int], Floats] = {}  # time and float time, by operators of a block and code
+        for known, kind in zip(medians, self._kinds, strict=True):
+            for code in known.keys() - {FP} if FP in known else ():
+                totals[kind, code] = totals.get((kind, code), 0.0) + np.array([known[code], known[FP]])
+        times = np.zeros((len(self.blocks), len(self.space.labels)))
+        self.is_measured = np.zeros(times.shape, dtype=bool)
+        for index, (known, kind) in enumerate(zip(medians, self._kinds, strict=True)):
+            self.is_measured[index, list(known)] = True
+            own = known.get(FP, 0.0) if self.reference_ms else 1 / len(self.blocks)
+            for code, label in enumerate(self.space.labels):
+                is_linear = kind in LINEAR and kind_of(label) not in HALVES
+                assumed = np.array([own * (self._linear_share if is_linear else 1.0), own])
+                spent, floats = assumed + totals.get((kind, code), 0.0)
+                share = 1.0 if code == FP or not floats else min(1.0, spent / floats)  # so that it is tried
+                times[index, code] = known.get(code, own * share)
+        return times
+
+    def _estimated_conversions(self) -> Floats:
+        """Milliseconds of each edge's conversions: the mean of its own, else by its size and the rate of its kind.
+
+        Without a measured rate that of all kinds counts, twice between two formats: it passes through float.
+        """
+        sizes = np.array([edge.elements + RUN_ELEMENTS for edge in self._edges])
+        rates: dict[int | None, Floats] = {}  # milliseconds and sizes
+        for (number, pair), own in self._conversion_times.items():
+            for key in (pair, None):
+                rates[key] = rates.get(key, 0.0) + np.array([np.mean(own), sizes[number]])
+        whole = rates.get(None, np.array([0.0, 1.0]))
+        costs = np.zeros((len(self._edges), len(self._domains.pairs)))
+        for pair, (one, _) in enumerate(self._domains.pairs):
+            milliseconds, elements = rates.get(pair, whole * (1 if one == FLOAT else 2, 1))
+            costs[:, pair] = sizes * milliseconds / elements
+        for (number, pair), own in self._conversion_times.items():
+            costs[number, pair] = np.mean(own)
+        return costs
+
+    # ---- energies -------------------------------------------------------------------------------
+
+    def predict(self, codes: Codes, share: float = 1.0) -> float:
+        """Predicted milliseconds of the blocks and conversions of a labelling."""
+        return self._total(self._terms(share), codes.tolist())
+
+    def conversions_ms(self, codes: Codes) -> list[float]:
+        """Predicted milliseconds of conversions for each pair of domains."""
+        spent, given = [0.0] * len(self._domains.pairs), codes.tolist()
+        for edge, costs in zip(self._edges, self.converting.tolist(), strict=True):
+            for pair in edge.conversions(given, self._domains):
+                spent[pair] += costs[pair]
+        return spent
+
+    def noise_of(self, codes: Codes) -> float:
+        """The noise of a labelling; 0 while it is unknown."""
+        return 0.0 if self.noise is None else float(self.noise[np.arange(len(codes)), codes].sum())
+
+    def changes(self, codes: Codes, share: float = 1.0) -> list[tuple[float, int, int]]:
+        """Changes of single blocks, the fastest first: milliseconds added, index of the block, and its new code."""
+        terms, given = self._terms(share), codes.tolist()
+        return sorted(
+            (self._added(terms, given, block.index, code), block.index, code)
+            for block in self.blocks
+            for code in block.codes
+            if code != given[block.index]
+        )
+
+    def flips(self, codes: Codes, *, most_together: int = 4, most_seeds: int = 64) -> list[Codes]:
+        """Labellings that differ in one block or a few neighbours with one label, the fastest first.
+
+        Neighbours matter if one block alone only moves a conversion: from each of the ``most_seeds`` fastest changes a
+        group grows along the tensors by the fastest neighbour, up to ``most_together``. Larger groups and more of them
+        find more, and take longer to compute.
+        """
+        terms, found = self._terms(1.0), dict[tuple[int, ...], float]()
+        for number, (added, block, code) in enumerate(self.changes(codes)):
+            current, group = codes.tolist(), {block}
+            current[block] = code
+            found[tuple(current)] = added
+            while number < most_seeds and len(group) < most_together:
+                around = {other for member in group for other in self._neighbours[member]} - group
+                able = [b for b in around if code in self.blocks[b].codes and current[b] != code]
+                if not able:
+                    break
+                more, chosen = min((self._added(terms, current, other, code), other) for other in able)
+                added += more
+                group.add(chosen)
+                current[chosen] = code
+                found.setdefault(tuple(current), added)
+        return [np.array(each, dtype=np.int8) for each in sorted(found, key=lambda each: found[each])]
+
+    def _terms(self, share: float, price: float = 0.0) -> _Terms:
+        times = self.times + price * self.noise if self.noise is not None else self.times
+        return times.tolist(), (share * self.converting).tolist()
+
+    def _total(self, terms: _Terms, codes: Sequence[int]) -> float:
+        times, costs = terms
+        total = sum(own[code] for own, code in zip(times, codes, strict=True))
+        for edge, own in zip(self._edges, costs, strict=True):
+            for pair in edge.conversions(codes, self._domains):
+                total += own[pair]
+        return total
+
+    def _local(self, terms: _Terms, codes: Sequence[int], block: int) -> float:
+        """The part of the energy that depends on one block."""
+        times, costs = terms
+        total = times[block][codes[block]]
+        for number in self._around[block]:
+            for pair in self._edges[number].conversions(codes, self._domains):
+                total += costs[number][pair]
+        return total
+
+    def _added(self, terms: _Terms, codes: list[int], block: int, code: int) -> float:
+        """The energy that changing one block adds."""
+        before, own = self._local(terms, codes, block), codes[block]
+        codes[block] = code
+        after = self._local(terms, codes, block)
+        codes[block] = own
+        return after - before
+
+    # ---- minimization ---------------------------------------------------------------------------
+
+    def minimize(self, share: float = 1.0, price: float = 0.0, starts: Sequence[Codes] = ()) -> Codes:
+        """The labelling of least energy that descents find.
+
+        They begin at each of ``starts``, by default at one label everywhere and at the fastest label of each block.
+        """
+        terms = self._terms(share, price)
+        settled = [self._settled(terms, start.tolist()) for start in starts or self._starts(terms)]
+        return np.array(min(settled, key=lambda codes: self._total(terms, codes)), dtype=np.int8)
+
+    def within(self, most: float, share: float = 1.0) -> Codes:
+        """The labelling of least time with at most so much noise.
+
+        A knapsack problem, by Lagrangian relaxation (Everett, "Generalized Lagrange multiplier method", Operations
+        Research 11, 1963): the price of noise is bisected, and the rest of the noise is spent on single blocks.
+        """
+        loud = self.minimize(share)
+        if self.noise_of(loud) <= most:
+            return loud
+        quiet = np.full(len(self.blocks), FP, dtype=np.int8)
+        low, high = -float(DECADES), float(DECADES)
+        rate = float(self.times[:, FP].sum()) / max(most, 1e-12)
+        for _ in range(BISECTIONS):
+            middle = (low + high) / 2
+            codes = self.minimize(share, rate * 10**middle, (quiet, loud))
+            if self.noise_of(codes) <= most:
+                high, quiet = middle, codes
+            else:
+                low, loud = middle, codes
+        starts = (quiet, self.quieted(loud, most))
+        found = [self._filled(codes, most, share) for codes in starts]
+        return min(found, key=lambda codes: self.predict(codes, share))
+
+    def quieted(self, codes: Codes, most: float) -> Codes:
+        """The labelling with at most so much noise: blocks with the most noise for their time get labels with less."""
+        noise, rows = self.noise, np.arange(len(codes))
+        assert noise is not None
+        codes = codes.copy()
+        while self.noise_of(codes) > most:
+            saved = noise[rows, codes][:, None] - noise
+            rise = np.maximum(self.times - self.times[rows, codes][:, None], 1e-9)
+            worth = np.where(self._offered & (saved > 0), saved / rise, -np.inf)
+            block, code = np.unravel_index(int(np.argmax(worth)), worth.shape)
+            codes[block] = code
+        return codes
+
+    def _filled(self, start: Codes, most: float, share: float) -> Codes:
+        """The labelling with faster labels of single blocks, as long as their noise is allowed."""
+        terms, codes, noise = self._terms(share), start.copy(), self.noise
+        assert noise is not None
+        for _, block, code in self.changes(start, share):
+            changed = codes.copy()
+            changed[block] = code
+            is_faster = self._added(terms, codes.tolist(), block, code) < 0
+            if is_faster and self.noise_of(changed) <= most:
+                codes = changed
+        return codes
+
+    def _starts(self, terms: _Terms) -> Iterator[Codes]:
+        for code in range(len(self.space.labels)):
+            yield np.array([code if code in block.codes else FP for block in self.blocks])
+        times = terms[0]
+        yield np.array([min(block.codes, key=times[block.index].__getitem__) for block in self.blocks])
+
+    def _settled(self, terms: _Terms, codes: list[int]) -> list[int]:
+        """Coordinate descent: change one block at a time to its best code until nothing improves."""
+        stale = {block.index for block in self.blocks if len(block.codes) > 1}
+        for _ in range(SWEEPS):
+            for block in sorted(stale):
+                stale.discard(block)
+                now = codes[block]
+                others = (code for code in self.blocks[block].codes if code != now)
+                added, best = min((self._added(terms, codes, block, code), code) for code in others)
+                if added < 0:
+                    codes[block] = best
+                    stale.update(self._neighbours[block])
+        return codes
+
+
+def _kind(space: SchemeSpace, block: UnitBlock) -> str:
+    """The linear operators of a block, or all of its operators if it has none; grouped convolutions are apart."""
+    units = [space.by_id[name] for name in block.units]
+    units = [unit for unit in units if unit.op_type in LINEAR] or units
+    nodes = space.model.by_name
+    grouped = ("grouped" for unit in units if nodes[unit.id].attributes.get("group", 1) != 1)
+    return " ".join(sorted({*(unit.op_type for unit in units), *grouped}))

@@ -1,0 +1,23 @@
+"""Changes of single blocks and of small groups of neighbours, the most promising first; a win is the new start."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from qdqspec.search.base import Proposal
+from qdqspec.search.stepwise import Steps
+
+if TYPE_CHECKING:
+    from qdqspec.search.strategies.attribution import Attribution
+
+
+def flip(search: Attribution) -> Steps[None]:
+    """Build those that are expected to save enough of the time and to be accurate enough."""
+    energy = search.energy
+    while True:
+        here = energy.codes_of(search.incumbent.placement)
+        promising = (codes for codes in map(search.quieted, energy.flips(here)) if search.is_promising(codes))
+        placement = next((energy.placed(codes) for codes in promising), None)
+        if placement is None:
+            return
+        yield [Proposal(placement=placement, phase="refine")]

@@ -1,0 +1,235 @@
+"""Search by subgraphs: fusion groups are timed in isolation, then combined one after another.
+
+For models whose whole build takes minutes. A group is the nodes that a runtime runs as one kernel, with the cheap
+operators that follow; groups with equal operators and shapes are of one kind. A few heuristic schemes of each kind are
+built as an excerpt of the model, compared with the same nodes in float, without the conversions at their borders, which
+a whole model may not have. The schemes that win are then added to the whole model, the greatest expected gain first,
+and kept only if the whole model wins its race: gains of parts are not additive. The approach is that of ModelOpt's pull
+request 1015; the differences are kinds, races, and steps that are large enough to be measurable above noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from qdqspec.graph.ops import ANCHORS, copies_values
+from qdqspec.placement.space.search_space import SchemeSpace
+from qdqspec.placement.space.units import Unit
+from qdqspec.search.base import Proposal, SearchSetup, profiled
+from qdqspec.search.blocks import UnitBlock, classes_of, fuse
+from qdqspec.search.labels import Labels, spent_by_unit
+from qdqspec.search.stepwise import Steps, Stepwise
+from qdqspec.types import HALVES, Label, LayerTime, Trial, kind_of, label_of
+
+MOST_NODES = 12  # in a group; a larger one is not extended by following operators
+STEP = 2  # expected gain of one step, in units of eps; less is not measurable in a race
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Win:
+    """The expected gain of one kind of group as a share of the whole time, with the labels of all its groups."""
+
+    gain: float
+    labels: Mapping[str, Label]
+
+
+class SubgraphSearch(Stepwise):
+    """Parts first, then the whole. Deterministic for a sequence of trials: it uses no random numbers."""
+
+    def __init__(self, setup: SearchSetup, random: np.random.Generator) -> None:  # noqa: ARG002 - the seam's signature
+        super().__init__(self._search(), setup)
+
+    def _search(self) -> Steps[None]:
+        trials = yield self.first_proposals()
+        held: Labels = next((dict(t.placement.labels) for t in reversed(trials) if t.incumbent), {})
+        wins: list[Win] = []
+        for groups, share in kinds_of(self.space, trials[0].layers, self.setup.fused):
+            wins += yield from self._alone(groups, share)
+        yield from self._together(sorted(wins, key=lambda win: -win.gain), held)
+
+    def _alone(self, groups: Sequence[UnitBlock], share: float) -> Steps[list[Win]]:
+        """Time the schemes of one kind on its first group; returns the best one, if it has a gain."""
+        nodes = nodes_of(self.space, groups[0])
+        placed = [(name, self.space.resolve(scheme)) for name, scheme in schemes_of(self.space, groups[0])]
+        schemes = {placement.digest: name for name, placement in placed}
+        trials = yield [
+            Proposal(placement=placement, phase="isolated", profile=True, subgraph=nodes)
+            for placement in (self.space.resolve({}), *(placement for _, placement in placed))
+        ]
+        reference, *others = trials
+        ratios = {t.placement.digest: inner_ratio(t, reference) for t in others if t.ok and t.ratio}
+        best = min(ratios, key=ratios.__getitem__, default=None)
+        if best is None or not reference.ok or ratios[best] > 1 - self.eps:
+            return []
+        labels: Labels = {}
+        for group in groups:
+            labels |= dict(schemes_of(self.space, group)).get(schemes[best], {})
+        return [Win(gain=share * (1 - ratios[best]), labels=labels)]
+
+    def _together(self, wins: Sequence[Win], held: Labels) -> Steps[None]:
+        """Add the wins step by step; then all of them at once, and everything, whatever the results of the steps.
+
+        Without ``validate_groups`` the steps are skipped. A rejected step is repeated while others win: next to integer
+        neighbours it needs fewer conversions. Under a limit the last two leave out the units with the most noise for
+        their time.
+        """
+        raw = self.thinned({unit: label for win in wins for unit, label in win.labels.items()})
+        waiting = list(steps_of(wins, STEP * self.eps)) if self.setup.validate_groups else []
+        before = -1
+        while waiting and len(waiting) != before:
+            before, rejected = len(waiting), []
+            for step in waiting:
+                placement = self.space.resolve({**held, **step})
+                if self.is_new(placement) and not self.is_worth_building(placement):
+                    rejected.append(step)
+                    continue
+                phase = "raw" if placement.digest == raw.digest else "validate"
+                trials = yield [profiled(placement, phase)]
+                if any(trial.incumbent for trial in trials):
+                    held = dict(placement.labels)
+                else:
+                    rejected.append(step)
+            waiting = rejected
+        last = [profiled(raw, "raw")] if wins and self.is_worth_building(raw) else []
+        yield [*last, *(profiled(placement, "pure") for placement in self.thinned_everything())]
+
+
+def schemes_of(space: SchemeSpace, group: UnitBlock) -> list[tuple[str, Labels]]:
+    """The schemes to try on a group, by name, in addition to all float; each once.
+
+    In each format all of it; only the inputs of units with integer inputs and float outputs; only the compute
+    operators; only its weights, and only its activations. Schemes with equal pairs are merged: for operators without
+    weights activations alone are all of it, and in a weight-only format so are the weights.
+    """
+    units = [space.by_id[name] for name in group.units]
+    seen = {space.resolve({}).digest}
+    found: list[tuple[str, Labels]] = []
+    for choice in space.choices:
+        full = {unit.id: label for unit in units if (label := unit.full_in(choice.name)) != "fp"}
+        narrow = choice.labels[1]
+        wanted: dict[str, Labels] = {
+            "full": full,
+            "inputs": {unit.id: narrow for unit in units if narrow in unit.labels},
+            "core": {name: label for name, label in full.items() if space.by_id[name].op_type in ANCHORS},
+            **{half: _halved(units, full, label_of(choice.name, half)) for half in HALVES},
+        }
+        for name, labels in wanted.items():
+            digest = space.resolve(labels).digest
+            if digest not in seen:
+                seen.add(digest)
+                found.append((f"{choice.name} {name}".strip(), labels))
+    return found
+
+
+def _halved(units: Sequence[Unit], full: Labels, half: Label) -> Labels:
+    """All of a group without the other half: weights alone drop units without weights, activations alone keep them."""
+    halved = {unit.id: half for unit in units if half in unit.halves}
+    return halved if kind_of(half) == "weight-only" else {**full, **halved}
+
+
+def inner_ratio(trial: Trial, reference: Trial) -> float:
+    """A part's time over that of the same part in float, both without their conversions.
+
+    The race measures the ratio of the wholes; the profiles give the share of computing in each. Without profiles the
+    wholes are compared.
+    """
+    assert trial.ratio is not None
+    inner, own = _computing(reference.layers), _computing(trial.layers)
+    return trial.ratio * own / inner if inner and own else trial.ratio
+
+
+def _computing(layers: Sequence[LayerTime]) -> float:
+    whole = math.fsum(layer.milliseconds for layer in layers)
+    return math.fsum(layer.milliseconds for layer in layers if not layer.boundary) / whole if whole else 0.0
+
+
+def steps_of(wins: Sequence[Win], least: float) -> Iterator[Labels]:
+    """The labels to add in one step: kinds in order of gain, small ones combined until their gain is ``least``."""
+    labels: Labels = {}
+    gain = 0.0
+    for win in wins:
+        labels |= win.labels
+        gain += win.gain
+        if gain >= least:
+            yield labels
+            labels, gain = {}, 0.0
+    if labels:
+        yield labels
+
+
+# ---- groups -------------------------------------------------------------------------------------
+
+
+def kinds_of(
+    space: SchemeSpace, layers: Sequence[LayerTime], fused: Sequence[tuple[str, ...]] = ()
+) -> list[tuple[list[UnitBlock], float]]:
+    """Groups of the same kind, with their share of the whole time, the largest first.
+
+    Kernels are those of ``fused`` if it is not empty, else of the profile. Without a profile all units have equal
+    times.
+    """
+    kernels = [LayerTime(name="", op_type="", milliseconds=0.0, nodes=nodes) for nodes in fused]
+    groups = groups_of(space, kernels or layers)
+    kinds: dict[int, list[UnitBlock]] = {}
+    for group, number in zip(groups, classes_of(space, groups), strict=True):
+        kinds.setdefault(number, []).append(group)
+    spent = spent_by_unit(space, layers)
+    total = math.fsum(layer.milliseconds for layer in layers) or math.fsum(spent.values()) or 1.0
+    shares = [
+        (found, math.fsum(spent[unit] for group in found for unit in group.units) / total)
+        for found in kinds.values()
+    ]
+    return sorted(shares, key=lambda kind: -kind[1])  # stable: ties in graph order
+
+
+def groups_of(space: SchemeSpace, layers: Sequence[LayerTime]) -> list[UnitBlock]:
+    """Units that share a kernel, each group extended by the cheap units that read it last, up to `MOST_NODES`."""
+    groups: list[list[Unit]] = []
+    group_of: dict[str, int] = {}
+    for block in fuse(space, [layers]):
+        units = [space.by_id[name] for name in block.units]
+        number = None if any(unit.op_type in ANCHORS for unit in units) else _feeding(space, units, group_of)
+        if number is None or sum(len(unit.nodes) for unit in (*groups[number], *units)) > MOST_NODES:
+            number = len(groups)
+            groups.append([])
+        groups[number] += units
+        group_of.update(dict.fromkeys((unit.id for unit in units), number))
+    return [
+        UnitBlock(index=index, units=tuple(unit.id for unit in units), codes=())
+        for index, units in enumerate(groups)
+    ]
+
+
+def _feeding(space: SchemeSpace, units: Sequence[Unit], group_of: Mapping[str, int]) -> int | None:
+    """The last group that produces an input of these units."""
+    makers = (_maker(space, tensor) for unit in units for tensor, _ in unit.edges)
+    return max((group_of[maker] for maker in makers if maker in group_of), default=None)
+
+
+def _maker(space: SchemeSpace, tensor: str) -> str:
+    """The unit that produces a tensor, through any copies between."""
+    node = space.model.producer.get(tensor)
+    while node is not None and node.name not in space.unit_of and copies_values(node):
+        node = space.model.producer.get(node.inputs[0])
+    return space.unit_of.get(node.name, "") if node is not None else ""
+
+
+def nodes_of(space: SchemeSpace, group: UnitBlock) -> tuple[str, ...]:
+    """The nodes of a group in graph order, including the copies between its units."""
+    model = space.model
+    nodes = {name for unit in group.units for name in space.by_id[unit].nodes}
+    for unit in group.units:
+        for tensor, _ in space.by_id[unit].edges:
+            if _maker(space, tensor) in group.units:
+                node = model.producer[tensor]
+                while node.name not in space.unit_of:
+                    nodes.add(node.name)
+                    node = model.producer[node.inputs[0]]
+    return tuple(sorted(nodes, key=lambda name: model.by_name[name].index))
+
+
+strategy = SubgraphSearch

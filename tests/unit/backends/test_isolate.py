@@ -1,0 +1,420 @@
+"""Engines in child processes: the same results as in this process, and isolation of crashes, hangs and output."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+
+from qdqspec.arrays import REDUCTIONS, Reduction
+from qdqspec.backends.base import BuildOptions
+from qdqspec.backends.fake.engine import FakeDevice
+from qdqspec.backends.isolation.isolated import Isolated, IsolatedEngine
+from qdqspec.backends.isolation.launch import Child, Zygote, can_fork, close_idle
+from qdqspec.errors import BackendError, OutputError
+
+needs_fork = pytest.mark.skipif(not can_fork(), reason="fork is not safe on this system")
+needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
+LAUNCHERS = [pytest.param(True, marks=needs_fork), False]
+
+
+@pytest.fixture(scope="module", params=LAUNCHERS, ids=["zygote", "interpreter"])
+def fake(request: pytest.FixtureRequest) -> Iterator[Isolated]:
+    with Isolated("fake", fork=request.param, build_timeout=60, call_timeout=60) as backend:
+        yield backend
+
+
+@pytest.fixture
+def model(models: Path) -> Path:
+    return models / "digits_resnet.onnx"
+
+
+@pytest.fixture
+def feeds() -> dict[str, np.ndarray]:
+    return {"input": np.linspace(0, 1, 256, dtype=np.float32).reshape(1, 1, 16, 16)}
+
+
+def build(backend: Isolated, model: Path, **extra: str) -> IsolatedEngine:
+    return backend.build(model, BuildOptions(extra={f"fake.{key}": value for key, value in extra.items()}))
+
+
+def test_an_isolated_engine_gives_the_results_of_the_engine(
+    fake: Isolated, model: Path, feeds: dict[str, np.ndarray]
+) -> None:
+    serial = fake._builds
+    inside = FakeDevice().build(model, BuildOptions(serial=serial))
+    outside = build(fake, model)
+    for engine in (inside, outside):
+        engine.bind(feeds)
+    assert outside.graph_hash == inside.graph_hash
+    assert outside.time(5, warmup=1) == inside.time(5, warmup=1)
+    assert outside.layers() == inside.layers()
+    outputs, expected = outside.run(feeds), inside.run(feeds)
+    assert outputs.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(outputs[name], value)
+    outside.close()
+
+
+@pytest.mark.parametrize("how", get_args(Reduction))
+def test_outputs_are_reduced_before_they_are_transferred(
+    fake: Isolated, model: Path, feeds: dict[str, np.ndarray], how: Reduction
+) -> None:
+    engine = build(fake, model)
+    outputs, reduced = engine.run(feeds), engine.reduced(feeds, how)
+    assert reduced.keys() == outputs.keys()
+    for name, values in outputs.items():
+        np.testing.assert_array_equal(reduced[name], REDUCTIONS[how](values))
+        assert reduced[name].dtype == values.dtype
+    engine.close()
+
+
+def test_each_build_of_a_model_has_another_level(
+    fake: Isolated, model: Path, feeds: dict[str, np.ndarray]
+) -> None:
+    levels = set()
+    for _ in range(2):
+        engine = build(fake, model, run_noise="0", wall_noise="0")
+        engine.bind(feeds)
+        levels.add(engine.time(1).cpu_ms[0])
+        engine.close()
+    assert len(levels) == 2
+
+
+def test_a_segmentation_fault_is_reported_with_signal_and_last_output(fake: Isolated, model: Path) -> None:
+    with pytest.raises(BackendError) as caught:
+        build(fake, model, crash="build")
+    assert "SIGSEGV during 'build'" in str(caught.value)
+    assert "simulated device: about to crash" in str(caught.value)
+    assert str(model) in str(caught.value)
+
+
+def test_a_crash_leaves_the_other_engines_running(
+    fake: Isolated, model: Path, feeds: dict[str, np.ndarray]
+) -> None:
+    incumbent, challenger = build(fake, model), build(fake, model, crash="time")
+    for engine in (incumbent, challenger):
+        engine.bind(feeds)
+    with pytest.raises(BackendError, match="SIGSEGV"):
+        challenger.time(1)
+    assert len(incumbent.time(3).wall_ms) == 3
+    incumbent.close()
+
+
+def test_a_hang_ends_after_the_time_limit(model: Path, feeds: dict[str, np.ndarray]) -> None:
+    with Isolated("fake", call_timeout=0.2) as backend:
+        engine = build(backend, model, hang="run")
+        with pytest.raises(BackendError, match=r"no answer to 'run' for 0\.2 s"):
+            engine.run(feeds)
+
+
+def test_a_build_has_a_separate_time_limit(model: Path) -> None:
+    with (
+        Isolated("fake", build_timeout=0.3) as backend,
+        pytest.raises(BackendError, match=r"'build' for 0\.3 s"),
+    ):
+        build(backend, model, hang="build")
+
+
+def test_the_time_limit_of_a_call_grows_with_the_number_of_slow_runs(
+    model: Path, feeds: dict[str, np.ndarray]
+) -> None:
+    with Isolated("fake", call_timeout=30) as backend:
+        # A run takes minutes of simulated time.
+        engine = build(backend, model, scale="1e6", wall_noise="0", run_noise="0")
+        engine.bind(feeds)
+        slow = engine.time(1).wall_ms[0] / 1e3
+        assert slow > 30
+        assert engine._patience(10) > 10 * slow
+
+
+def test_an_exception_in_the_backend_is_raised_with_its_message(fake: Isolated, model: Path) -> None:
+    with pytest.raises(BackendError, match=r"RuntimeError: simulated failure in build"):
+        build(fake, model, **{"raise": "build"})
+
+
+def test_the_error_of_a_refused_model_keeps_reason_and_file(fake: Isolated, tmp_path: Path) -> None:
+    with pytest.raises(BackendError, match="no such model file") as caught:
+        build(fake, tmp_path / "absent.onnx")
+    assert caught.value.where == str(tmp_path / "absent.onnx")
+    assert caught.value.cure == "check the path"
+
+
+@needs_proc
+def test_running_out_of_memory_is_reported(fake: Isolated, model: Path) -> None:
+    with pytest.raises(BackendError, match="out of memory"):
+        build(fake, model, oom="build")
+
+
+def test_after_a_failure_the_engine_stays_closed(
+    fake: Isolated, model: Path, feeds: dict[str, np.ndarray]
+) -> None:
+    engine = build(fake, model)
+    with pytest.raises(BackendError, match="bind"):
+        engine.time(1)
+    with pytest.raises(BackendError, match="the engine is closed"):
+        engine.bind(feeds)
+    engine.close()
+
+
+def test_text_tensors_are_refused_before_the_request(fake: Isolated, model: Path) -> None:
+    engine = build(fake, model)
+    with pytest.raises(BackendError, match="'input' holds str"):
+        engine.bind({"input": np.array(["a", "b"])})
+
+
+def test_output_of_a_child_process_is_only_in_its_log(
+    model: Path, feeds: dict[str, np.ndarray], capfd: pytest.CaptureFixture[str]
+) -> None:
+    with Isolated("fake") as backend:
+        engine = build(backend, model, crash="run")
+        assert engine.log() == ""
+        with pytest.raises(BackendError):
+            engine.run(feeds)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_no_file_remains_in_the_temporary_folder(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for fork in (can_fork(), False):
+        with Isolated("fake", fork=fork) as backend:
+            engine = build(backend, model)
+            assert engine.graph_hash
+            assert any(file.is_file() for file in tmp_path.rglob("*"))
+        close_idle()
+        assert not any(file.is_file() for file in tmp_path.rglob("*"))
+
+
+def test_a_killed_zygote_is_replaced(model: Path) -> None:
+    with Isolated("fake") as backend:
+        build(backend, model).close()
+        launcher = backend._launcher
+        assert launcher is not None
+        if hasattr(launcher, "_process"):
+            launcher._process.kill()
+            launcher._process.wait()
+        build(backend, model).close()
+
+
+@needs_fork
+def test_the_next_backend_reuses_the_process_with_the_loaded_library(model: Path) -> None:
+    with Isolated("fake") as first:
+        engine = build(first, model)
+        zygote = first._launcher
+    assert not _is_running(engine.pid)
+    with Isolated("fake") as second, Isolated("fake") as third:
+        build(second, model)
+        build(third, model)
+        assert second._launcher is zygote
+        assert third._launcher is not zygote
+
+
+@needs_fork
+def test_a_changed_environment_loads_the_library_again(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Isolated("fake") as first:
+        build(first, model)
+        zygote = first._launcher
+    monkeypatch.setenv("QDQSPEC_TEST_OF_LAUNCHERS", "1")
+    with Isolated("fake") as second:
+        build(second, model)
+        assert second._launcher is not zygote
+
+
+@needs_fork
+def test_the_number_of_idle_processes_is_limited(model: Path) -> None:
+    backends = [Isolated("fake") for _ in range(6)]
+    for backend in backends:
+        build(backend, model)
+    zygotes = [backend._launcher for backend in backends]
+    for backend in backends:
+        backend.close()
+    assert sum(zygote is not None and zygote.is_running for zygote in zygotes) == 4
+    close_idle()
+    assert not any(zygote is not None and zygote.is_running for zygote in zygotes)
+
+
+def test_an_engine_that_starts_while_its_backend_closes_is_ended(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = []
+    with Isolated("fake") as backend:
+        build(backend, model).close()
+        launcher = backend._launcher
+        assert launcher is not None
+        start = launcher.start
+
+        def late() -> Child:
+            started.append(start())
+            backend.close()
+            return started[0]
+
+        monkeypatch.setattr(launcher, "start", late)
+        with pytest.raises(BackendError, match="closed while an engine started"):
+            build(backend, model)
+        assert not _is_running(started[0].pid)
+
+
+def test_an_interrupt_closes_the_engine(
+    model: Path, feeds: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(timeout: float | None = None) -> None:
+        raise KeyboardInterrupt
+
+    with Isolated("fake") as backend:
+        engine = build(backend, model)
+        monkeypatch.setattr(engine._child.stream, "receive", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.bind(feeds)
+        with pytest.raises(BackendError, match="closed"):
+            engine.bind(feeds)
+
+
+@needs_fork
+def test_the_answer_of_an_interrupted_request_is_not_that_of_the_next(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C may occur between a request to the zygote and its answer, which is then still in the pipe."""
+    with Isolated("fake") as backend:
+        first = build(backend, model)
+        launcher = backend._launcher
+
+        def interrupted(_: object) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(launcher, "_answer", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            build(backend, model)
+        monkeypatch.undo()
+        first.close()
+        assert build(backend, model).graph_hash
+
+
+def test_a_child_process_that_cannot_start_is_an_error_at_once(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    for fork in {can_fork(), False}:
+        with (
+            Isolated("fake", fork=fork) as backend,
+            pytest.raises(BackendError, match=r"ended early|ended with exit code 1"),
+        ):
+            build(backend, model)
+
+
+PARENT = """
+import sys, time
+from pathlib import Path
+from qdqspec.backends.base import BuildOptions
+from qdqspec.backends.isolation.isolated import Isolated
+backend = Isolated("fake", fork=sys.argv[2] == "True")
+engine = backend.build(Path(sys.argv[1]), BuildOptions())
+hanging = backend.build(Path(sys.argv[1]), BuildOptions(extra={"fake.hang": "bind"}))
+print(backend._launcher._scratch, flush=True)
+hanging.bind({})
+"""
+
+
+@needs_proc
+@pytest.mark.parametrize("fork", [True, False])
+def test_children_end_with_a_killed_parent(model: Path, fork: bool) -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(model), str(fork)], stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    scratch = Path(parent.stdout.readline().strip())
+    assert scratch.is_dir()
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    parent.stdout.close()
+    _wait_until(lambda: not _processes_with(scratch.name), "children outlived their parent")
+    _wait_until(lambda: not scratch.exists(), "the scratch folder outlived its run")
+
+
+@needs_proc
+def test_children_end_with_a_killed_zygote(model: Path) -> None:
+    with Isolated("fake") as backend:
+        engine = build(backend, model)
+        launcher = backend._launcher
+        assert launcher is not None
+        scratch = launcher._scratch.name
+        assert len(_processes_with(scratch)) == 2
+        os.kill(launcher._process.pid, signal.SIGKILL)  # type: ignore[union-attr]
+        launcher._process.wait()  # type: ignore[union-attr]
+        _wait_until(lambda: not _processes_with(scratch), "children outlived the zygote")
+        with pytest.raises(BackendError, match="engine's process"):
+            engine.layers()
+
+
+@needs_proc
+@pytest.mark.parametrize("name", ["fake", "onnxruntime"])
+def test_loading_a_backend_starts_no_threads(name: str) -> None:
+    """Forking is safe with one thread only; otherwise the launcher falls back to starting an interpreter."""
+    Zygote(name).close()
+
+
+def test_isolated_engines_of_onnx_runtime_are_equal_builds(
+    models: Path, feeds: dict[str, np.ndarray], model: Path
+) -> None:
+    with Isolated("onnxruntime") as backend:
+        first, second = (backend.build(model, BuildOptions()) for _ in range(2))
+        for engine in (first, second):
+            engine.bind(feeds)
+        assert first.graph_hash == second.graph_hash
+        assert len((first.time(2) + second.time(3)).cpu_ms) == 5
+        np.testing.assert_array_equal(first.run(feeds)["logits"], second.run(feeds)["logits"])
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _processes_with(word: str) -> list[int]:
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if (
+                word in (folder / "cmdline").read_text()
+                and "State:\tZ" not in (folder / "status").read_text()
+            ):
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return found
+
+
+def _wait_until(true: object, otherwise: str) -> None:
+    deadline = time.monotonic() + 20
+    while not true():  # type: ignore[operator]
+        assert time.monotonic() < deadline, otherwise
+        time.sleep(0.02)
+
+
+def test_a_failure_on_a_full_disk_is_an_output_error_and_no_failed_candidate(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runtimes do not report a full disk: they write half a profile, and fail to read it."""
+    words = BuildOptions(extra={"fake.raise": "build"})
+    with Isolated("fake") as backend:
+        with pytest.raises(BackendError, match="simulated failure in build"):
+            backend.build(model, words)
+        usage = shutil.disk_usage(model)._replace(free=3 << 20)
+        monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
+        with pytest.raises(OutputError, match=r"3\.0 MiB are left .* simulated failure in build") as caught:
+            backend.build(model, words)
+        assert "free some space or set TMPDIR" in str(caught.value)

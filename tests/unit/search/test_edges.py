@@ -1,0 +1,93 @@
+"""Tensors between blocks, and the conversions that they take under a labelling."""
+
+from __future__ import annotations
+
+import pytest
+from searches import residual_space
+
+from qdqspec.search.edges import Domains, Edge, domains_of, edges_between
+
+FP, FULL, IN, OTHER_FULL, OTHER_IN, WEIGHTS = 0, 1, 2, 3, 4, 6
+DOMAINS = Domains((0, 1, 1), (0, 1, 0))
+THREE = Domains(
+    (0, 1, 1, 2, 2, 0, 0), (0, 1, 0, 2, 0, 0, 0)
+)  # two formats of activations, and one weight-only format
+
+
+def edge(producer: int, *consumers: int, outside: bool = False) -> Edge:
+    return Edge("t", 1.0, producer, consumers, outside)
+
+
+@pytest.mark.parametrize(
+    ("producer", "reader", "converts"),
+    [
+        (FP, FP, False),
+        (FP, FULL, True),
+        (FP, IN, True),
+        (FULL, FP, True),
+        (FULL, FULL, False),
+        (FULL, IN, False),
+        (IN, FP, False),  # the producer outputs floats
+        (IN, FULL, True),
+        (IN, IN, True),
+    ],
+)
+def test_a_tensor_is_converted_between_float_and_integer_blocks(
+    producer: int, reader: int, converts: bool
+) -> None:
+    assert edge(0, 1).conversions([producer, reader], DOMAINS) == [0] * converts
+
+
+@pytest.mark.parametrize("readers", [2, 11])
+def test_a_tensor_is_converted_once_for_all_its_readers(readers: int) -> None:
+    several = edge(0, *range(1, 1 + readers))
+    assert several.conversions([FP] + [FULL] * readers, DOMAINS) == [0]
+    assert several.conversions([FULL] + [FP] * readers, DOMAINS) == [0]
+
+
+def test_an_integer_tensor_with_a_reader_outside_blocks_is_converted() -> None:
+    assert edge(0, outside=True).conversions([FULL], DOMAINS) == [0]
+    assert edge(0, outside=True).conversions([IN], DOMAINS) == []
+
+
+def test_a_graph_input_is_float() -> None:
+    assert edge(-1, 0).conversions([FULL], DOMAINS) == [0]
+    assert edge(-1, 0).conversions([FP], DOMAINS) == []
+
+
+@pytest.mark.parametrize(
+    ("producer", "readers", "kinds"),
+    [
+        (FULL, (OTHER_FULL,), [(1, 2)]),  # produced in one format, read in the other
+        (FULL, (FULL, OTHER_FULL), [(1, 2)]),
+        (FULL, (FP, OTHER_IN), [(0, 1), (1, 2)]),
+        (IN, (FULL, OTHER_FULL), [(0, 1), (0, 2)]),  # produced in float, converted to each
+        (OTHER_FULL, (WEIGHTS,), [(0, 2)]),  # weight-only blocks read and produce floats
+        (WEIGHTS, (FP, WEIGHTS), []),
+        (WEIGHTS, (IN,), [(0, 1)]),
+    ],
+)
+def test_each_pair_of_formats_is_a_separate_conversion(
+    producer: int, readers: tuple[int, ...], kinds: list[tuple[int, int]]
+) -> None:
+    found = edge(0, *range(1, 1 + len(readers))).conversions([producer, *readers], THREE)
+    assert sorted(THREE.pairs[pair] for pair in found) == kinds
+
+
+def test_edges_connect_blocks_and_list_other_readers() -> None:
+    space = residual_space()
+    found = {e.tensor: e for e in edges_between(space, {"conv1": 0, "relu": 0, "conv2": 1, "add": 1})}
+    assert found["x"].producer == -1
+    assert found["b"].blocks == (0, 1)
+    assert "c" not in found  # inside block 1
+    assert found["d"].outside  # read by pool, which is not in a block
+    assert found["b"].elements == 8 * 8 * 8
+
+
+def test_only_full_labels_make_tensors_in_their_format() -> None:
+    space = residual_space()
+    domains = domains_of(space)
+    makes = dict(zip(space.labels, domains.makes, strict=True))
+    reads = dict(zip(space.labels, domains.reads, strict=True))
+    assert (reads["fp"], reads["in+out"], reads["in-only"]) == (0, 1, 1)
+    assert (makes["fp"], makes["in+out"], makes["in-only"]) == (0, 1, 0)

@@ -1,0 +1,151 @@
+"""The search of a case as a whole: corrections before the loop, the time left, resume, and repairs after the loop."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from arrays import arrays_of
+from simulated_times import simulate_times
+
+from qdqspec.corrections.find import FoundCorrections
+from qdqspec.preparation.correcting import Correcting
+from qdqspec.search.base import Proposal
+from qdqspec.search.loop import Built, Contest
+from qdqspec.session import Session
+from qdqspec.types import (
+    CORRECTIONS,
+    AccuracyRules,
+    Case,
+    Inputs,
+    Placement,
+    Progress,
+    QuantizeRules,
+    Samples,
+    TuneRules,
+)
+
+
+@pytest.fixture(autouse=True)
+def _fast_integers(engine_threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Integer kernels are faster than float ones on any machine."""
+    simulate_times(monkeypatch)
+
+
+@pytest.fixture
+def case(models: Path, tmp_path: Path) -> Case:
+    images = arrays_of(models.parent / "data" / "digits_calibration.npz")["input"][:16]
+    np.savez(tmp_path / "calibration.npz", input=images)
+    return Case(
+        id="default",
+        model=models / "digits_resnet.onnx",
+        inputs=Inputs(calibration=tmp_path / "calibration.npz"),
+        quantize=QuantizeRules(corrections=CORRECTIONS),  # sought at each limit
+        tune=TuneRules(trials=3),
+    )
+
+
+def lines(session: Session, case: Case) -> list[dict[str, Any]]:
+    text = (session.output(case) / "trials.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_the_time_left_is_that_of_the_whole_search(case: Case, tmp_path: Path) -> None:
+    """Corrections before the loop and the confirmation after it are part of that time."""
+    seen, minutes = list[Progress](), 2.0
+    with Session(root=tmp_path) as session:
+        session.watch = lambda progress: None if progress.waiting else seen.append(progress)
+        session.search(replace(case, tune=replace(case.tune, minutes=minutes)))
+    steps = [progress.doing for progress in seen]
+    begun, confirming = steps.index("building the reference"), steps.index("confirming")
+    assert steps.index("looking for corrections") < begun
+    left = {progress.doing: progress.seconds_left for progress in seen[begun:confirming]}
+    assert all(seconds is not None and 0 <= seconds < 60 * minutes for seconds in left.values())
+    builds = [step for step in steps[confirming:] if step.startswith("timing fresh builds: build")]
+    assert builds[:2] == [f"timing fresh builds: build {number} of {len(builds)}" for number in (1, 2)]
+
+
+def state_of(contest: Contest) -> tuple[object, ...]:
+    """The state before a build: the noise of builds, the incumbent, graphs built before, and accuracies."""
+    admission = contest._admission
+    assert admission is not None
+    accuracies = admission.few_db, admission.confirmed_db, admission.scores
+    return deepcopy(
+        (
+            contest.eps,
+            (contest._incumbent.digest, contest.best),
+            contest._seen.keys() - {""},
+            *accuracies,
+            admission.bar,
+            admission.difference,
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"min_sqnr_db": 20.0},
+        {"min_sqnr_db": 40.0},
+        {"accuracy": AccuracyRules(metric="top1", max_drop=0.02)},
+    ],
+    ids=["SQNR", "binding SQNR", "metric"],
+)
+def test_a_search_resumed_after_any_trial_has_the_same_state_and_next_build(
+    case: Case, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rules: dict[str, Any]
+) -> None:
+    """The figures of accuracy that decide are restored too."""
+    evaluation = models.parent / "data" / "digits_evaluation.npz"
+    inputs = replace(case.inputs, evaluation=evaluation)
+    case = replace(case, inputs=inputs, tune=TuneRules(trials=4, **rules))
+    monkeypatch.setattr(Correcting, "find", lambda _: FoundCorrections())
+    build, built = Contest.build, list[tuple[int, tuple[object, ...]]]()
+
+    def noted(self: Contest, number: int, proposal: Proposal, phase: str) -> Built:
+        written = journal.read_bytes().count(b"\n") if journal.exists() else 0
+        built.append((written, (phase, proposal.placement.digest, *state_of(self))))
+        return build(self, number, proposal, phase)
+
+    def steady(self: Contest, *_: object) -> Samples:
+        self.eps = 0.02
+        return Samples()
+
+    def stopped(self: Contest, number: int, proposal: Proposal, phase: str) -> None:
+        stops.append((phase, proposal.placement.digest, *state_of(self)))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Contest, "measure_noise", steady)
+    with Session(root=tmp_path, no_cache=True) as session, monkeypatch.context() as patched:
+        journal = session.output(case) / "trials.jsonl"
+        patched.setattr(Contest, "build", noted)
+        session.search(case)
+    text = journal.read_bytes().splitlines(keepends=True)
+    monkeypatch.setattr(Contest, "build", stopped)
+    for cut in range(2, built[-1][0] + 1):
+        journal.write_bytes(b"".join(text[:cut]))
+        expected, stops = next(known for written, known in built if written >= cut), list[Any]()
+        with Session(root=tmp_path, no_cache=True) as session, pytest.raises(KeyboardInterrupt):
+            session.search(case)
+        assert stops == [expected]
+
+
+def test_near_misses_of_the_limit_are_repaired_after_the_search(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+
+    def repaired(trials, near_miss, oracle, space) -> Iterator[Placement]:  # type: ignore[no-untyped-def] # as in `search.repair`
+        asked.append(near_miss.least_db)
+        yield space.resolve(space.everything())
+
+    monkeypatch.setattr("qdqspec.session.tuning.repaired", repaired)
+    with Session(root=tmp_path) as session:
+        search = session.search(replace(case, tune=TuneRules(trials=1, min_sqnr_db=15.0)))
+    assert asked == [15.0]
+    assert [trial.phase for trial in search.trials] == ["pure", "repair"]
