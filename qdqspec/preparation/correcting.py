@@ -67,7 +67,7 @@ class Correcting:
         if known is not None:
             return self._with_model(known)
         found = self.find()
-        if found.gains:
+        if found.gains or found.untried:  # a resumed search has the same
             self.keep(found)
         return found
 
