@@ -80,7 +80,7 @@ def find_corrections(task: CorrectionTask) -> FoundCorrections:
     """
     search, failures, untried = _Search(task), dict[str, str](), list[str]()
     for name, attempt in _KINDS.items():
-        if name not in task.allowed or search.errors[0].total_db >= task.enough_db:
+        if name not in task.allowed or search.errors[0].least_db >= task.enough_db:
             continue
         if name != "equalization" and not search.is_usable:
             continue

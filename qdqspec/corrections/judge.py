@@ -54,16 +54,18 @@ class Judge:
         rehearsal, adjusted = self._rehearsal(numbers)
         settings = [rehearsal.switches.setting(placement) for placement in self.placements]
         rows: list[list[Floats]] = [[] for _ in settings]
+        outputs: list[list[Floats]] = [[] for _ in settings]
         samples, references = tee(islice(rehearsal.references(), self.samples))
         runs = ((setting, feed) for feed, _ in samples for setting in settings)
         each = rehearsal.values_each(runs, adjusted)
         for _, reference in references:
-            for row, values in zip(rows, each, strict=False):
+            for row, own, values in zip(rows, outputs, each, strict=False):
                 row.append(powers_at(rehearsal.guiding_edges, reference, values))
+                own.append(powers_at(rehearsal.outputs_edges, reference, values))
             if len(rows[0]) >= LEAST_SAMPLES and is_late():
                 self.samples = len(rows[0])
                 break
-        return tuple(Errors(np.array(row)) for row in rows)
+        return tuple(Errors(np.array(row), np.array(own)) for row, own in zip(rows, outputs, strict=True))
 
     def of_model(self, model: Model) -> Judge:
         """A judge of the same placements of another model."""
@@ -107,14 +109,23 @@ class Judge:
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """Signal and noise power of one placement by sample and guiding tensor: (sample, tensor, 2)."""
+    """Signal and noise power of one placement by sample and guiding tensor: (sample, tensor, 2).
+
+    ``outputs`` are the same at the outputs of the model, for which a limit holds.
+    """
 
     powers: Floats
+    outputs: Floats | None = None
 
     @property
     def total_db(self) -> float:
         """The SQNR over all samples at the worst tensor."""
         return float(_db(self.powers.sum(axis=0)).min(initial=MOST_DB))
+
+    @property
+    def least_db(self) -> float:
+        """The smaller of the SQNR at the worst guiding tensor and at the worst output."""
+        return self.total_db if self.outputs is None else min(self.total_db, Errors(self.outputs).total_db)
 
     def without(self, sample: int) -> Errors:
         """The errors on all other samples."""

@@ -348,3 +348,10 @@ def test_a_resumed_search_has_the_corrections_of_the_first_run(
         path.write_text(path.read_text() + damaged)
         with pytest.raises(AssertionError, match="found anew"):
             _ = other.corrections
+
+
+def test_a_placement_needs_enough_sqnr_at_its_outputs_too() -> None:
+    """A Softmax at the end may make an error larger than it is before it."""
+    before, after = np.array([[[1.0, 1e-4]]]), np.array([[[1.0, 1e-2]]])
+    assert Errors(before).least_db == pytest.approx(40.0)
+    assert Errors(before, after).least_db == pytest.approx(20.0)
