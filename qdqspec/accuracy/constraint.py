@@ -14,7 +14,7 @@ from functools import partial
 
 from qdqspec.errors import BackendError, DataError
 from qdqspec.measurement.admission import Admission
-from qdqspec.parity.gate import SAMPLES, Evaluator, NoiseBar, Runs
+from qdqspec.parity.gate import SAMPLES, Evaluator, Runs
 from qdqspec.preparation.prepare import Prepared
 from qdqspec.search.select import reaches
 from qdqspec.types import AccuracyBound, AccuracyRules, Placement, SearchLimits, Trial
@@ -59,15 +59,6 @@ class AccuracyConstraint:
     def reaches(self, trial: Trial) -> bool:
         """Whether a trial meets the constraints by the measurements so far."""
         return reaches(replace(trial, sqnr_db=self.sqnr_db(trial)), self.min_sqnr_db, self.min_accuracy)
-
-    def for_other_numbers(self) -> AccuracyConstraint:
-        """The same constraints for candidates with other scales, of which nothing is measured yet."""
-        if self.admission is None:
-            return self
-        scores = self.admission.scores
-        known = {name: scores[name] for name in (NO_PLACEMENT.digest,) if name in scores}
-        other = replace(self.admission, bar=NoiseBar(), scores=known, confirmed_db={}, few_db={})
-        return replace(self, admission=other)
 
     def confirmed_db(self, placement: Placement) -> float | None:
         """A placement's SQNR on all data, if measured."""

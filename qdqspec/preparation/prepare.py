@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -144,7 +143,6 @@ class Prepared:
             self.warnings += [note] if note else []
         self._source = CorrectionSource()
         self._limits: tuple[Model, Mapping[str, SumLimit]] | None = None
-        self.calibration_seconds = 0.0  # of the calibration of the space, if it was made here
         for name, value in case.inputs.values.items():
             self.note_once(
                 f"input '{name}' is fixed to {value}: the tuned model has no such input; it is timed against the model "
@@ -375,12 +373,11 @@ class Prepared:
     @cached_property
     def calibrated(self) -> tuple[SchemeSpace, Quantizer]:
         """The candidates whose activations were all observed during calibration, and their numbers, not corrected."""
-        space, given, started = self.candidates, self.case.inputs.scales, time.monotonic()
+        space, given = self.candidates, self.case.inputs.scales
         if given is not None:
             ranges = given_ranges(given, space.tensors, self.given.where, self.warnings.append)
         else:
             ranges = self.tensor_ranges(self.folded, space.tensors, note=self.note_once)
-            self.calibration_seconds = time.monotonic() - started
         ranges |= {tensor: kept for tensor, kept in self.start_scales.ranges.items() if tensor in ranges}
         numbers = self.quantizer(space, ranges)
         self._note_sum_limits(numbers)

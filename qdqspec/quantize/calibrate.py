@@ -179,11 +179,6 @@ _LISTED = 5
 _log = logging.getLogger(__name__)
 
 
-def passes(methods: Collection[Method]) -> int:
-    """The number of times that these methods read the samples."""
-    return 2 if _FROM_HISTOGRAM.keys() & set(methods) else 1
-
-
 def calibrate(
     model: Model,
     tensors: Iterable[str],
@@ -230,7 +225,7 @@ def calibrate_with(
     found: dict[Method, dict[str, TensorRange]] = {"max": spans}
     clipped = spans.keys() - _deciding_tensors(model)
     found["mean"] = spans | {tensor: means[tensor] for tensor in clipped}
-    if passes(methods) > 1:
+    if _FROM_HISTOGRAM.keys() & set(methods):
         histograms = {
             tensor: Histogram(spans[tensor]) for tensor in clipped if spans[tensor].largest > _NEGLIGIBLE
         }
