@@ -1,13 +1,13 @@
 """The worth of each step of a search: each phase and each correction is left out in turn, beside the whole search.
 
-    python benchmarks/ablation.py FOLDER ... --results DIR [--only NAMES] [--limits 15 20 30] [--seeds 1]
-        [--without compose flips ...] [--other NAME=PYTHON ...] [--minutes M] [--trials N]
+    python benchmarks/ablation.py FOLDER ... --results DIR [--only NAMES] [--limits 15 20 metric]
+        [--seeds 1] [--without compose flip ...] [--other NAME=PYTHON ...] [--minutes M] [--trials N]
 
-For each model with trained weights, limit in dB and seed, all variants search once, in random order, each in a process
-of its own. ``--other`` adds a variant: the qdqspec that is installed for another interpreter, such as an earlier
-version. Then the selected models of all variants are timed interleaved by `benchmarks/independent.py`, without code of
-qdqspec. A step is worth its code if without it the geometric mean of the times is at least 1 % longer, or the searches
-cost a tenth more, or a limit is met only with it.
+For each model with trained weights, limit (dB, or ``metric``: a loss of 1 % of its agreement with float) and seed, all
+variants search once, in random order, each in a process of its own. ``--other`` adds a variant: the qdqspec that is
+installed for another interpreter, such as an earlier version. Then the selected models of all variants are timed
+interleaved by `benchmarks/independent.py`, without code of qdqspec. A step is worth its code if without it the
+geometric mean of the times is at least 1 % longer, or the searches cost a tenth more, or a limit is met only with it.
 
 `DIR/rows.json` keeps the rows: a run that is started again continues from them. Markdown is written to standard output.
 """
@@ -27,6 +27,7 @@ from typing import Any
 
 from ablation_search import CORRECTIONS, PHASES
 from independent import reason_of, time_models
+from measured import judged_by
 from real_data import RealModel, find_models
 from resumed import keep_rows, kept_rows
 from tabulate import tabulate
@@ -48,7 +49,9 @@ def main() -> int:
         for seed in range(arguments.seeds):
             for model in models:
                 for limit in arguments.limits:
-                    key = f"{model.name} {limit:g} {seed}"
+                    if limit == "metric" and not judged_by(model):
+                        continue
+                    key = f"{model.name} {limit} {seed}"
                     known = rows.get(key, {})
                     if all(variant in known for variant in variants):
                         continue
@@ -68,7 +71,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--only", type=lambda text: text.split(","), default=[], help="names, separated by commas"
     )
-    parser.add_argument("--limits", nargs="+", type=float, default=[15.0, 20.0, 30.0], metavar="DB")
+    parser.add_argument("--limits", nargs="+", default=["15", "20", "30", "metric"], metavar="LIMIT")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--without", nargs="*", default=[*PHASES, *CORRECTIONS], metavar="STEP[+STEP...]")
     parser.add_argument("--other", nargs="*", default=[], metavar="NAME=PYTHON")
@@ -79,7 +82,7 @@ def _arguments() -> argparse.Namespace:
 
 def _row(
     model: RealModel,
-    limit: float,
+    limit: str,
     seed: int,
     variants: Sequence[str],
     others: dict[str, str],
@@ -92,8 +95,8 @@ def _row(
         for variant in random.Random(f"{model.name} {seed}").sample(variants, len(variants)):
             asked = {
                 "model": str(model.path), "calibration": str(model.calibration), "evaluation": str(model.evaluation),
-                "values": model.values, "min_sqnr_db": limit, "minutes": arguments.minutes,
-                "trials": arguments.trials, "seed": seed, "output": str(folder / variant),
+                "values": model.values, "limit": limit, "name": model.name, "judged": model.judged,
+                "minutes": arguments.minutes, "trials": arguments.trials, "seed": seed, "output": str(folder / variant),
                 "without": "" if variant == WHOLE or variant in others else variant,
             }  # fmt: skip
             found[variant] = _searched(others.get(variant, sys.executable), asked)

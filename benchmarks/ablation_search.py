@@ -15,6 +15,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from metric_limit import metric_options
+from real_data import RealModel
+
 PHASES = ("uniform", "measure_noise", "compose", "flip", "repair")  # `Attribution.phases`, and the last step
 CORRECTIONS = ("corrections", "bias", "bits", "equalization", "ranges")
 
@@ -27,6 +30,7 @@ def main() -> int:
     without, output = asked.pop("without").split("+"), Path(asked.pop("output"))
     for step in without:
         _leave_out(step)
+    asked |= _options(asked.pop("limit"), asked.pop("name"), asked.pop("judged"), asked, output)
     if "corrections" in without:
         asked["corrections"] = "none"
     elif set(without) & set(CORRECTIONS):
@@ -52,6 +56,15 @@ def main() -> int:
     }
     print(json.dumps(found))
     return 0
+
+
+def _options(limit: str, name: str, judged: str, asked: dict[str, Any], output: Path) -> dict[str, Any]:
+    """The options of `qdqspec.tune` for a limit."""
+    if limit != "metric":
+        return {"min_sqnr_db": float(limit)}
+    path, calibration, evaluation = (Path(asked[key]) for key in ("model", "calibration", "evaluation"))
+    model = RealModel(name=name, path=path, judged=judged, calibration=calibration, evaluation=evaluation)
+    return metric_options(model, output.with_suffix(".npz"))
 
 
 def _leave_out(step: str) -> None:

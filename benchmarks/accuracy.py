@@ -31,16 +31,16 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnxruntime
-from independent import Feed, Outputs, outputs, reason_of
-from measured import Beside, Measured, agreement_of, agreement_text, db_text, judged_by, measure, ratio_text
+from independent import reason_of
+from measured import Beside, Measured, agreement_text, db_text, judged_by, measure, ratio_text
+from metric_limit import DROP, METRIC, metric_options
 from pydantic import TypeAdapter
 from real import quantized
 from real_data import RANDOM_WEIGHTS, RealModel, find_models
@@ -54,7 +54,6 @@ from qdqspec.backends.onnxruntime import ops
 from qdqspec.types import NOT_CANDIDATES
 
 PEERS = ("static", "dynamic", *(role for rival in RIVALS for role in rival.configurations))
-METRIC, DROP = "metric -1 %", 0.01
 LIMITS = {"15 dB": 15.0, "20 dB": 20.0, "30 dB": 30.0}
 POLL = 0.2  # seconds
 QUICK = ("digits_lenet", "digits_resnet_b1")
@@ -185,12 +184,7 @@ def _searched(model: RealModel, limit: str, folder: Path, minutes: float) -> tup
 def _tuned(model: RealModel, limit: str, folder: Path, minutes: float, tuned: Path) -> dict[str, Any]:
     asked: dict[str, Any] = {"calibration": model.calibration, "evaluation": model.evaluation}
     if limit == METRIC:
-        feeds = model.feeds()
-        wanted = list(outputs(model.path, feeds))
-        labelled = folder.with_suffix(".npz")
-        _write_labelled(model, labelled, len(feeds))
-        asked["metrics"] = {"agreement": _metric(model, wanted, feeds)}
-        asked |= {"evaluation": labelled, "metric": "agreement", "max_drop": DROP}
+        asked |= metric_options(model, folder.with_suffix(".npz"))
     else:
         asked["min_sqnr_db"] = LIMITS[limit]
     with _first_win(folder) as first:
@@ -240,31 +234,6 @@ def _first_win(folder: Path) -> Iterator[list[float]]:
     finally:
         is_over.set()
         thread.join()
-
-
-def _write_labelled(model: RealModel, path: Path, count: int) -> None:
-    """Write the evaluation data with the index of each sample as its label."""
-    assert model.evaluation is not None
-    with np.load(model.evaluation) as arrays:  # noqa: TID251 - closed here
-        data = {name: arrays[name][:count] for name in arrays.files if name != "labels"}
-    np.savez(path, labels=np.arange(count), **data)
-
-
-def _metric(
-    model: RealModel, wanted: Sequence[Outputs], feeds: Sequence[Feed]
-) -> Callable[[Mapping[str, Any], Any], float]:
-    """Agreement with the float model as a user metric; labels are the indices of samples."""
-
-    def metric(found: Mapping[str, Any], labels: Any) -> float:
-        made = [
-            {name: np.asarray(found[name][i]).reshape(array.shape) for name, array in wanted[n].items()}
-            for i, n in enumerate(labels)
-        ]
-        value = agreement_of(model, [wanted[n] for n in labels], made, [feeds[n] for n in labels])
-        assert value is not None
-        return value
-
-    return metric
 
 
 # ---- tables ---------------------------------------------------------------------------------------
