@@ -146,3 +146,21 @@ def test_a_package_with_the_check_of_the_page_is_registered_and_judged(
     run.stdout.fnmatch_lines(["*mean-shift.largest 0 *mean-shift-2 FAIL*"])
     listed = pytester.runpython_c("from qdqspec.cli import main; main(['list', 'checks'])")
     listed.stdout.fnmatch_lines(["mean-shift *how far the means of outputs may move*"])
+
+
+def test_the_strategy_of_the_page_keeps_the_contract_of_strategies(pytester: pytest.Pytester) -> None:
+    page = (ROOT / "docs" / "how-to" / "strategy.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    pytester.makepyfile(
+        my_package=code,
+        test_mine="""
+        from my_package import FlipOne
+        from qdqspec.testing.strategies import StrategyContract
+
+        class TestFlipOne(StrategyContract):
+            strategy = FlipOne
+        """,
+    )
+    outcomes = pytester.runpytest_subprocess("test_mine.py").parseoutcomes()
+    assert outcomes["passed"] > 5
+    assert "failed" not in outcomes
