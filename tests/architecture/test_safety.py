@@ -6,8 +6,6 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 PACKAGE = Path(__file__).parents[2] / "qdqspec"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
@@ -114,27 +112,27 @@ def opens_for_writing(called: str, call: ast.Call) -> bool:
     return any(set(mode) <= set("rwaxbt+") and set(mode) & set("wax+") for mode in modes)
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_no_module_executes_read_data(path: Path) -> None:
+def assert_reads_data_only(path: Path) -> None:
     for module in imported(path):
-        assert not any(module == bad or module.startswith(f"{bad}.") for bad in NEVER_IMPORTED), module
+        assert not any(module == bad or module.startswith(f"{bad}.") for bad in NEVER_IMPORTED), (
+            f"{path}: {module}"
+        )
         assert module != "socket" or name_of(path) in TALKS_TO_CHILDREN
     for called, call in calls(path):
-        assert called not in NEVER_CALLED, called
+        assert called not in NEVER_CALLED, f"{path}: {called}"
         for keyword in call.keywords:
             if keyword.arg in ("allow_pickle", "shell"):
                 assert isinstance(keyword.value, ast.Constant)
-                assert keyword.value.value is False, f"{called}({keyword.arg}=...)"
+                assert keyword.value.value is False, f"{path}: {called}({keyword.arg}=...)"
         if called == "YAML" and "load" not in ast.unparse(call):
             kinds = [
                 k.value.value for k in call.keywords if k.arg == "typ" and isinstance(k.value, ast.Constant)
             ]
             writes = "yaml.dump" in path.read_text(encoding="utf-8")
-            assert kinds == ["safe"] or (writes and not kinds), "YAML is read as plain data"
+            assert kinds == ["safe"] or (writes and not kinds), f"{path}: YAML is read as plain data"
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_files_are_written_atomically(path: Path) -> None:
+def assert_writes_whole_files(path: Path) -> None:
     for called, call in calls(path):
         in_place = ("." in called and called.split(".")[-1] in WRITING_METHODS) or opens_for_writing(
             called, call
@@ -147,14 +145,30 @@ def test_files_are_written_atomically(path: Path) -> None:
             "shutil.move",
         )
         assert not (in_place or copies) or name_of(path) in WRITES_IN_PLACE, (
-            f"line {call.lineno}: write it with qdqspec.files.write_whole"
+            f"{path}:{call.lineno}: write it with qdqspec.files.write_whole"
         )
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_temporary_folders_are_created_by_one_module(path: Path) -> None:
+def assert_makes_no_temporary_folder(path: Path) -> None:
     if name_of(path) not in MAKES_TEMPORARY:
-        assert "tempfile" not in {module.split(".")[0] for module in imported(path)}, "use qdqspec.temporary"
+        assert "tempfile" not in {module.split(".")[0] for module in imported(path)}, (
+            f"{path}: use qdqspec.temporary"
+        )
+
+
+def test_no_module_executes_read_data() -> None:
+    for path in FILES:
+        assert_reads_data_only(path)
+
+
+def test_files_are_written_atomically() -> None:
+    for path in FILES:
+        assert_writes_whole_files(path)
+
+
+def test_temporary_folders_are_created_by_one_module() -> None:
+    for path in FILES:
+        assert_makes_no_temporary_folder(path)
 
 
 def test_the_listed_modules_exist() -> None:
