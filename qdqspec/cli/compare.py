@@ -116,7 +116,7 @@ def _compare_folders(folders: list[Path], arguments: argparse.Namespace) -> int:
             tuned, sqnr_db = case.model.with_name(_TUNED), None if parity is None else parity.sqnr_db
             sides.append(Side(prepared=prepared, tuned=tuned, placement=search.winner, sqnr_db=sqnr_db))
         name = known[0][1].case.name
-        compared = compare_runtimes(name, sides, lambda name, text: note(f"{name}: {text}"))
+        compared = compare_runtimes(name, sides, lambda progress: note(f"{name}: {progress.doing}"))
     answer(arguments, {"runtimes": [to_data(compared)]}, comparison_text(compared))
     return FINE
 

@@ -24,9 +24,7 @@ from qdqspec.measurement.together import FreshBuilds, Together, joined
 from qdqspec.preparation.prepare import Prepared
 from qdqspec.preparation.timing import BUILDS, ROUNDS, clock_for
 from qdqspec.session.evidence import CaseWork
-from qdqspec.types import Clock, Placement, RuntimeComparison, RuntimeModel
-
-Report = Callable[[str, str], None]  # of a case, and what is done
+from qdqspec.types import Clock, Placement, Progress, RuntimeComparison, RuntimeModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,23 +119,25 @@ def side_of(work: CaseWork) -> Side:
 
 
 def grouped(works: Iterable[CaseWork]) -> list[tuple[str, list[CaseWork]]]:
-    """The works of cases that choose a backend and differ in nothing else, with the common part of their names."""
+    """The works of timed cases that differ in the backend they choose only, with the common part of their names."""
     groups: dict[tuple[str, ...], list[CaseWork]] = {}
     for work in works:
-        case = work.case
-        if case.backend is not None:
+        case, found = work.case, work.found
+        if case.backend is not None and found is not None and found.result.coverage is None:
             rest = {axis: value for axis, value in case.matrix.items() if axis != "backend"}
             name = "-".join([case.spec_name, *(str(value) for value in rest.values())])
             groups.setdefault((str(case.spec), str(case.model), repr(rest), name), []).append(work)
-    return [(key[-1], found) for key, found in groups.items() if len({w.case.backend for w in found}) > 1]
+    return [(key[-1], group) for key, group in groups.items() if len({w.case.backend for w in group}) > 1]
 
 
-def compare_runtimes(name: str, sides: Sequence[Side], report: Report) -> RuntimeComparison:
+def compare_runtimes(
+    name: str, sides: Sequence[Side], watch: Callable[[Progress], None]
+) -> RuntimeComparison:
     """Time the float models of all runtimes and their tuned models, and find the fastest that is accurate enough.
 
     A model that does not run any more is listed with the reason. Raises `BackendError` if no float model runs.
     """
-    report(name, "comparing runtimes")
+    watch(Progress(case=name, phase="", done=0, total=0, doing="comparing runtimes"))
     started = time.monotonic()
     models = {label: each for side in sides for label, each in side.models().items()}
     files = {label: file for label, (_, file) in models.items()}

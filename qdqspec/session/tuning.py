@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +26,6 @@ from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.preparation.candidates import CandidateFiles, PartFiles, plain_file
 from qdqspec.preparation.files import BuildLogs
 from qdqspec.preparation.prepare import Prepared
-from qdqspec.preparation.resources import Resources
 from qdqspec.preparation.start import Start, warm_starts
 from qdqspec.preparation.timing import clock_for
 from qdqspec.registry import resolve
@@ -36,7 +35,7 @@ from qdqspec.search.repair import NearMiss, repaired
 from qdqspec.session.confirm import FINALISTS
 from qdqspec.session.outcome import Tuned, finish
 from qdqspec.temporary import TemporaryFolder
-from qdqspec.types import GIVEN, TIMED_TRIALS, TRIALS, Clock, Placement, TuneRules
+from qdqspec.types import GIVEN, TIMED_TRIALS, TRIALS, TuneRules
 
 MakeStrategy: TypeAlias = Callable[[SearchSetup, np.random.Generator], Strategy]
 
@@ -82,8 +81,28 @@ def open_tuning(
     with ExitStack() as opened:
         folder = opened.enter_context(TemporaryFolder())
         bench = opened.enter_context(closing(_bench(prepared, folder, for_bench, deadline)))
-        oracle = _oracle(prepared, constraint, deadline, opened)
-        setup = _setup(prepared, constraint, bench.clock, trials, oracle, _starts(prepared, resources))
+        oracle = oracle_of(prepared, constraint, lambda: deadline.left, opened)
+        start = Start(
+            space=prepared.space,
+            backend=prepared.backend.target,
+            device=prepared.device.key,
+            note=prepared.warnings.append,
+        )
+        starts = warm_starts(rules.start_from, start)
+        setup = SearchSetup(
+            space=prepared.space,
+            clock=bench.clock,
+            preset=rules.preset,
+            trials=trials,
+            trials_per_region=rules.trials_per_region,
+            validate_groups=rules.validate_groups,
+            seeds=tuple(dict.fromkeys(placement for placement in starts if placement.sites)),
+            min_sqnr_db=constraint.min_sqnr_db,
+            min_accuracy=constraint.min_accuracy,
+            pareto=rules.objective == "pareto",
+            fused=prepared.fused,
+            accuracy=oracle,
+        )
         search = Search(
             make(setup, for_strategy),
             Contest(bench, constraint.admission),
@@ -157,27 +176,31 @@ class Tuning:
         return finish(self)
 
 
+def candidate_files(prepared: Prepared, folder: Path, store: WeightStore) -> CandidateFiles:
+    """The files of a case's placements, in a folder; their weights are written once, to ``store``."""
+    inserter = Inserter(prepared.model, prepared.numbers, store=store)
+    return CandidateFiles(
+        folder,
+        plain_file(prepared, folder),
+        lambda placement: inserter.insert(prepared.space.permitted(placement)).parts,
+        None if prepared.quantized is None else prepared.quantized.file,
+    )
+
+
 def _bench(prepared: Prepared, folder: Path, random: np.random.Generator, deadline: Deadline) -> Bench:
     """A bench that writes candidates to ``folder``."""
-    resources = prepared.resources
+    resources, clock = prepared.resources, clock_for(prepared.case.tune, prepared.settings.threads)
     store = WeightStore(folder, base=require_path(prepared.given).parent)
-    inserter = Inserter(prepared.model, prepared.numbers, store=store)
-    clock = clock_for(prepared.case.tune, resources.settings.threads)
     return Bench(
         resources.backend,
-        CandidateFiles(
-            folder,
-            plain_file(prepared, folder),
-            lambda placement: inserter.insert(prepared.space.permitted(placement)).parts,
-            None if prepared.quantized is None else prepared.quantized.file,
-        ),
+        candidate_files(prepared, folder, store),
         prepared.loads,
         clock=clock,
         random=random,
         options=resources.options,
         exclusive=resources.exclusive,
         # the states of a simulated device would last no time
-        looks=DriftMonitor(clock=clock, random=random) if _computes(resources) else None,
+        looks=DriftMonitor(clock=clock, random=random) if prepared.capabilities.computes else None,
         extract=PartFiles(prepared, folder, store),
         folder=folder,
         jobs=resources.jobs,
@@ -186,73 +209,29 @@ def _bench(prepared: Prepared, folder: Path, random: np.random.Generator, deadli
     )
 
 
-def _oracle(
+def oracle_of(
     prepared: Prepared,
     constraint: AccuracyConstraint,
-    deadline: Deadline,
+    left: Callable[[], float | None],
     opened: ExitStack,
 ) -> RehearsalOracle | None:
-    """The oracle of a search with accuracy constraints or objective; ``None`` on a simulated device."""
-    resources = prepared.resources
-    if constraint.admission is None or not prepared.space.units or not _computes(resources):
+    """The rehearsal of placements within ``left`` seconds; ``None`` if accuracy is not measured, or only simulated."""
+    admission, rules = constraint.admission, constraint.rules
+    if admission is None or not prepared.space.units or not prepared.capabilities.computes:
         return None
-    rehearser = opened.enter_context(Rehearser(prepared, resources, prepared.comparison_data()))
-    metric = None
-    if constraint.rules is not None and constraint.min_accuracy is not None:
-        reference = constraint.score(NO_PLACEMENT)
-        assert reference is not None  # it was computed for the limit
-        metric = RehearsedMetric(
-            prepared.scores, constraint.rules, reference, constraint.min_accuracy, lambda: deadline.left
-        )
+    rehearser = opened.enter_context(Rehearser(prepared, prepared.resources, prepared.comparison_data()))
+    metric, reference = None, constraint.score(NO_PLACEMENT)
+    if rules is not None and reference is not None:
+        metric = RehearsedMetric(prepared.scores, rules, reference, rules.least(reference), left)
     return RehearsalOracle(
         rehearser,
         prepared.space,
         prepared.note_once,
-        lambda: deadline.left,
+        left,
         metric,
         constraint.min_sqnr_db,
-        constraint.admission.difference,
+        admission.difference,
     )
-
-
-def _computes(resources: Resources) -> bool:
-    """Whether the device computes outputs; a simulated one does not."""
-    return resources.backend.capabilities(resources.options).computes
-
-
-def _setup(
-    prepared: Prepared,
-    constraint: AccuracyConstraint,
-    clock: Clock,
-    trials: int,
-    oracle: RehearsalOracle | None,
-    starts: Sequence[Placement],
-) -> SearchSetup:
-    """The setup of a strategy, which starts from these placements."""
-    rules = prepared.case.tune
-    return SearchSetup(
-        space=prepared.space,
-        clock=clock,
-        preset=rules.preset,
-        trials=trials,
-        trials_per_region=rules.trials_per_region,
-        validate_groups=rules.validate_groups,
-        seeds=tuple(dict.fromkeys(placement for placement in starts if placement.sites)),
-        min_sqnr_db=constraint.min_sqnr_db,
-        min_accuracy=constraint.min_accuracy,
-        pareto=rules.objective == "pareto",
-        fused=prepared.fused,
-        accuracy=oracle,
-    )
-
-
-def _starts(prepared: Prepared, resources: Resources) -> list[Placement]:
-    """The placements that the case starts from."""
-    device = resources.backend.device(resources.options).key
-    start = Start(
-        space=prepared.space, backend=resources.backend.target, device=device, note=prepared.warnings.append
-    )
-    return list(warm_starts(prepared.case.tune.start_from, start))
 
 
 def _given(prepared: Prepared) -> Proposal | None:
