@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from qdqspec.accuracy.constraint import AccuracyConstraint
@@ -28,11 +27,8 @@ from qdqspec.types import (
 )
 from qdqspec.units import ratio_text
 
-CLOSE_BUILDS = 2 * CONFIRM_BUILDS  # where the first confirmation does not decide
-CLOSE_SHARE = 1.5  # of the time of the first confirmation that this takes, if all finalists differ
 PRECISE = 1.06  # high over low end of an interval with which a confirmation may end early
-MOST_TIMES = 4  # that builds are timed where the first confirmation does not decide
-REPEATED_BUILDS = 2 * CLOSE_BUILDS * (MOST_TIMES - 1)  # of the repetitions, at most
+MOST_TIMES = 4  # that the finalists are built and timed once more where that does not decide
 APART_SECONDS = 4.0  # between these, so that the state of the machine may differ
 SPARE_SECONDS = 30.0  # that repetitions may take in a search without a time limit
 EARLY = 1.4  # width of an interval, in widths of the one that decides, that ends a confirmation early (decision 37)
@@ -56,9 +52,10 @@ class Confirmed:
     trials: tuple[Trial, ...]
 
 
-def most_builds(*, pareto: bool) -> int:
-    """The largest number of builds of a confirmation without its repetitions."""
-    return CONFIRM_BUILDS * (FINALISTS + (FRONT if pareto else 0)) + 2 * CLOSE_BUILDS
+def most_builds(*, pareto: bool) -> tuple[int, int]:
+    """The largest number of builds of a confirmation, and of its repetitions."""
+    builds = CONFIRM_BUILDS * (FINALISTS + (FRONT if pareto else 0))
+    return builds, 0 if pareto else MOST_TIMES * builds
 
 
 def confirm(
@@ -74,13 +71,12 @@ def confirm(
 ) -> Confirmed:
     """Rebuild the finalists, time them together, and select one that satisfies the limits on all data.
 
-    If the gain of the fastest is not decided, it is measured again with twice as many builds: within twice the time
-    limit if a large enough gain is likely, else within the limit, or within `SPARE_SECONDS` without one. That is
-    repeated up to `MOST_TIMES` until it decides, with a ``wait`` between, and all of these decide together. Everything
-    quantized is timed for comparison, unless the search did not build it and its builds would take too long. Model
-    files in ``beside``, by role, are timed too and never selected. A ``reference`` among them is the model of the user,
-    if that is not the one without pairs: then the latter is timed as `FLOAT32`, and a selected placement is faster than
-    both. Raises `BackendError` if the reference does not build again.
+    If the gain of the fastest is not decided, all of that is repeated, and all builds decide together; see
+    `_Confirmation.repetitions`. Everything quantized is timed for comparison, unless the search did not build it and
+    its builds would take too long. Model files in ``beside``, by role, are timed too and never selected. A
+    ``reference`` among them is the model of the user, if that is not the one without pairs: then the latter is timed as
+    `FLOAT32`, and a selected placement is faster than both. Raises `BackendError` if the reference does not build
+    again.
     """
     own, min_gain, files = _Confirmation(trials, bench, constraint), constraint.limits.min_gain, beside or {}
     roles = finalists(trials, everything, fits=constraint.reaches, admits=own.admits)
@@ -90,29 +86,16 @@ def confirm(
     timed = {**roles, **(own.front_roles(roles) if pareto else {})}
     if "reference" in files:
         timed[FLOAT32] = roles["reference"]
-    able = [role for role, each in timed.items() if each.sites and each.digest not in own.barred]
-    started = deadline.spent
+    able = own.able(timed)
     measured = bench.compare(
         {**timed, **files, "tuned": roles["winner"]},
         is_settled=lambda ratios: is_settled([ratios[role] for role in able if role in ratios], min_gain),
+        again=(lambda _: False) if pareto else own.repetitions(roles, deadline, wait),
     )
-    took = deadline.spent - started
     points = own.front(timed, measured) if pareto else ()
     ahead = {point.placement for point in points}
     among = {role: each for role, each in timed.items() if each.digest in ahead} if pareto else roles
     choice = own.choice(among, measured)
-    close = own.undecided(among, measured) if choice.unchanged else ""
-    spare = (
-        deadline if deadline.seconds is not None else Deadline(seconds=SPARE_SECONDS, clock=deadline.clock)
-    )
-    is_likely = bool(close) and measured.tested[close].mean.median < 1 - min_gain
-    allows = partial(deadline.allows, times=2) if is_likely else spare.allows
-    if close and allows(CLOSE_SHARE * took):
-        equal = {role: each for role, each in among.items() if each.digest == among[close].digest}
-        models = {"reference": files.get("reference", roles["reference"]), **equal, "tuned": among[close]}
-        again = bench.compare(models, builds=CLOSE_BUILDS, again=repetitions(min_gain, spare, wait))
-        measured = _joined(measured, again) if "tuned" in again.ratios else measured
-        choice = own.choice(among, measured)
     lines = (_line(number, role, roles[role], measured) for number, role in enumerate(roles, len(trials)))
     return Confirmed(
         choice=choice,
@@ -126,52 +109,14 @@ def confirm(
 
 def is_settled(ratios: Sequence[RatioTest], min_gain: float) -> bool:
     """Whether precise intervals prove that each ratio to the reference is a gain of ``min_gain``, or less."""
-    return all(each.mean.high <= PRECISE * each.mean.low and _is_clear(each, min_gain) for each in ratios)
+    wide = map(_widened, ratios)
+    is_clear = all(each.proves(min_gain) or each.excludes(min_gain) for each in wide)
+    return is_clear and all(each.mean.high <= PRECISE * each.mean.low for each in ratios)
 
 
-def _is_clear(ratio: RatioTest, min_gain: float) -> bool:
-    """Whether a gain is proved or excluded by a wider interval than that of the final test.
-
-    Repeated tests at the same level prove more gains falsely.
-    """
-    wide = replace(ratio, mean=ratio.mean.widened(EARLY))
-    return wide.proves(min_gain) or wide.excludes(min_gain)
-
-
-def repetitions(
-    min_gain: float, spare: Deadline, wait: Callable[[float], None]
-) -> Callable[[Mapping[str, RatioTest]], bool]:
-    """A function that decides after each measurement, by its ratios, whether it is repeated at another time.
-
-    It is if a gain is likely, and not proved by an interval that is wide enough for repeated tests.
-    """
-    left, started = MOST_TIMES - 1, spare.spent
-
-    def is_repeated(ratios: Mapping[str, RatioTest]) -> bool:
-        nonlocal left, started
-        tested, seconds = ratios.get("tuned"), spare.spent - started
-        if tested is None or not left or tested.mean.median >= 1 - min_gain:
-            return False
-        if _is_clear(tested, min_gain) or not spare.allows(seconds + APART_SECONDS):
-            return False
-        wait(APART_SECONDS)
-        left, started = left - 1, spare.spent
-        return True
-
-    return is_repeated
-
-
-def _joined(first: LatencyEvidence, again: LatencyEvidence) -> LatencyEvidence:
-    """The later measurement, with the roles that only the first one has."""
-    profiles = zip(first.profiles, again.profiles, strict=True)
-    return replace(
-        again,
-        samples={**first.samples, **again.samples},
-        ratios={**first.ratios, **again.ratios},
-        tested={**first.tested, **again.tested},
-        failures={**first.failures, **again.failures},
-        profiles=tuple(replace(new, ratios={**old.ratios, **new.ratios}) for old, new in profiles),
-    )
+def _widened(ratio: RatioTest) -> RatioTest:
+    """The test with a wider interval: repeated tests at the same level prove more gains falsely."""
+    return replace(ratio, mean=ratio.mean.widened(EARLY))
 
 
 def admits(placement: Placement, bench: Bench, admission: Admission | None) -> bool:
@@ -257,20 +202,53 @@ class _Confirmation:
                 return replace(choice, reason="; ".join(filter(None, (choice.reason, refused))))
             barred.add(choice.placement.digest)
 
-    def undecided(self, roles: Mapping[str, Placement], measured: LatencyEvidence) -> str:
-        """The fastest role whose gain may be large enough, is not proved, and that meets the constraints; or none."""
-        barred, min_gain = self.barred, self.constraint.limits.min_gain
-        near = [
-            role
-            for role, ratio in measured.tested.items()
-            if role in roles
-            and roles[role].sites
-            and roles[role].digest not in barred
-            and ratio.mean.median < 1
-            and not (ratio.proves(min_gain) or ratio.excludes(min_gain))
-        ]
-        ranked = sorted(near, key=lambda role: measured.ratios[role].median)
-        return next((role for role in ranked if self.admits(roles[role])), "")
+    def able(self, roles: Mapping[str, Placement]) -> dict[str, Placement]:
+        """The quantized placements that meet the constraints, by the measurements so far."""
+        barred = self.barred
+        return {role: each for role, each in roles.items() if each.sites and each.digest not in barred}
+
+    def repetitions(
+        self, roles: Mapping[str, Placement], deadline: Deadline, wait: Callable[[float], None]
+    ) -> Callable[[Mapping[str, RatioTest]], bool]:
+        """A function that decides by the ratios so far whether the finalists are built and timed once more.
+
+        They are if no gain is proved, and one is possible: once within twice the time limit if it is likely, that is,
+        its median is large enough; else within the limit, or within `SPARE_SECONDS` of the start without one. They are
+        up to `MOST_TIMES` if it stays likely, with a ``wait`` between, and a wider interval neither proves nor excludes
+        it.
+        """
+        min_gain, able = self.constraint.limits.min_gain, self.able(roles)
+        spare = (
+            Deadline(seconds=SPARE_SECONDS, clock=deadline.clock) if deadline.seconds is None else deadline
+        )
+        left, started = MOST_TIMES, deadline.spent
+
+        def are_repeated(ratios: Mapping[str, RatioTest]) -> bool:
+            nonlocal left, started
+            is_first, seconds = left == MOST_TIMES, deadline.spent - started
+            faster = {role: ratios[role] for role in able if role in ratios and ratios[role].mean.median < 1}
+            tests = faster if is_first else {role: _widened(ratio) for role, ratio in faster.items()}
+            if not left or any(
+                test.proves(min_gain) and self.admits(able[role]) for role, test in tests.items()
+            ):
+                return False
+            possible = sorted(
+                (test.mean.median, role) for role, test in tests.items() if not test.excludes(min_gain)
+            )
+            fastest = next((median for median, role in possible if self.admits(able[role])), 1.0)
+            is_likely = fastest < 1 - min_gain
+            if is_first:
+                is_in_time = deadline.allows(seconds, times=2) if is_likely else spare.allows(seconds)
+            else:
+                is_in_time = is_likely and spare.allows(seconds + APART_SECONDS)
+            if fastest == 1 or not is_in_time:
+                return False
+            if not is_first:
+                wait(APART_SECONDS)
+            left, started = left - 1, deadline.spent
+            return True
+
+        return are_repeated
 
     def front_roles(self, roles: Mapping[str, Placement]) -> dict[str, Placement]:
         """The placements of the Pareto front that are not finalists, including those below an SQNR limit."""

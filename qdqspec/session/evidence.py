@@ -81,8 +81,8 @@ class CaseWork:
         self.measured: LatencyEvidence | None = None
         self.results: dict[str, CheckResult] = {}
         self.raised: set[str] = set()
-        self._culprits: CulpritEvidence | None = None
-        self._parity_search: dict[str, ParitySearch] = {}
+        self.culprits: CulpritEvidence | None = None
+        self.parity_search: dict[str, ParitySearch] = {}
         self._fields: dict[EvidenceKind, dict[str, Any]] = {}  # of the evidence, by the kinds measured so far
         self._figures: dict[str, Mapping[str, float]] = {}
         self._parity: ParityEvidence | None = None
@@ -175,8 +175,8 @@ class CaseWork:
             self.unsearched,
             search=search,
             pairs=self.scheme.pairs,
-            culprits=self._culprits,
-            parity_search=self._parity_search,
+            culprits=self.culprits,
+            parity_search=self.parity_search,
             profiles=self.prepared.options.profiles,
             node_ops=self.node_ops,
             quantized=self.quantized,
@@ -255,13 +255,13 @@ class CaseWork:
                 self.prepared.scores.of_file(self.tuned_path, request.metric, request.output)
             elif isinstance(request, ParityRequest):
                 output = request.culpable(self.parity)
-                if output is not None and self._culprits is None:
-                    self._culprits = self.find_culprits(output, seconds=CULPRIT_SECONDS)
+                if output is not None and self.culprits is None:
+                    self.culprits = self.find_culprits(output, seconds=CULPRIT_SECONDS)
             elif isinstance(request, InputRequest):
-                is_known = request.key in self._parity_search
+                is_known = request.key in self.parity_search
                 if not is_known and not request.limits.broken_by(self.parity.outputs, whole=True):
                     found = search_input(self.prepared, self.tuned_path, request, check.id)
-                    self._parity_search[request.key] = found
+                    self.parity_search[request.key] = found
             elif isinstance(request, FigureRequest):
                 self._measure(request)
 
