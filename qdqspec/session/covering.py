@@ -24,10 +24,10 @@ from qdqspec.preparation.prepare import Prepared
 from qdqspec.regions.forecast import multiplications_by_node
 from qdqspec.search.coverage import CoverageSearch
 from qdqspec.session.outcome import Tuned
-from qdqspec.session.tuning import candidate_files, oracle_of
+from qdqspec.session.tuning import candidate_files, deadline_of, oracle_of
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import TIMED_TRIALS, Coverage, Placement, SearchResult, Trial
-from qdqspec.units import count_text, seconds_text, share_text
+from qdqspec.units import count_text, share_text
 
 NAME = "coverage"  # the objective, the strategy in results, and the phase in the journal
 _FLOAT = Placement(sites=frozenset())
@@ -87,12 +87,12 @@ class _Covering:
         self.prepared, self.trials = prepared, list[Trial]()
         self._journal, self._recorded = journal, list(journal.trials())
         self._started = time.monotonic(), time.process_time()
-        resources = prepared.resources
+        self._deadline, resources = deadline_of(prepared), prepared.resources
         resources.report_step("looking for corrections")
         _ = prepared.corrections  # before the search: all placements have the same numbers
         self._constraint = constraint_of(prepared)
         self._least_db = prepared.case.tune.limits.min_sqnr_db
-        self._oracle = oracle_of(prepared, self._constraint, resources.seconds_left, opened)
+        self._oracle = oracle_of(prepared, self._constraint, self._deadline, opened)
         self._folder = opened.enter_context(TemporaryFolder())
         self._runs = runner(resources.backend, resources.options)
         store = WeightStore(self._folder, base=require_path(prepared.given).parent)
@@ -103,13 +103,11 @@ class _Covering:
     @property
     def limit_reached(self) -> str:
         """The limit that the search has reached, as text; empty if it may go on."""
-        rules, spent = self.prepared.case.tune, time.monotonic() - self._started[0]
+        rules = self.prepared.case.tune
         most = rules.trials or TIMED_TRIALS[rules.preset]
         if len(self.trials) > most:
             return f"its limit of {count_text(most, 'build')}"
-        if rules.minutes is not None and spent > 60 * rules.minutes:
-            return f"its limit of {seconds_text(60 * rules.minutes)}"
-        return "the time limit of the run" if self.prepared.resources.seconds_left() == 0 else ""
+        return self._deadline.reached
 
     def build(self, placement: Placement) -> Trial:
         """The trial of a placement: recorded by an earlier run, else built now. A failed build is a trial too."""

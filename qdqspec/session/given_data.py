@@ -61,10 +61,11 @@ class GivenFiles:
         if isinstance(given, Mapping):
             _write(folder / _WHOLE, _arrays(given, name))
             return folder
-        if not isinstance(given, Iterable) or hasattr(given, "__array__"):
-            raise DataError(f"this is no data but {type(given).__name__}", where=name, cure=_FORMS)
+        feeds: object = given
+        if not isinstance(feeds, Iterable) or hasattr(feeds, "__array__"):
+            raise DataError(f"this is no data but {type(feeds).__name__}", where=name, cure=_FORMS)
         number = -1
-        for number, feed in enumerate(given):
+        for number, feed in enumerate(feeds):
             if not isinstance(feed, Mapping):
                 what = f"feed {number} is no mapping but {type(feed).__name__}"
                 raise DataError(what, where=name, cure=_FORMS)

@@ -9,8 +9,7 @@ from qdqspec.preparation.prepare import Prepared
 from qdqspec.regions.forecast import Forecast, forecast_tuning
 from qdqspec.regions.inspect import forecast_line
 from qdqspec.session.confirm import most_builds
-from qdqspec.session.tuning import named, refuse, trials_of
-from qdqspec.types import TuneRules
+from qdqspec.session.tuning import strategy_for, trials_of
 from qdqspec.units import count_text, seconds_text
 
 
@@ -68,25 +67,21 @@ class Plan:
         return "; ".join(parts)
 
 
-def plan_of(prepared: Prepared, rules: TuneRules) -> Plan:
+def plan_of(prepared: Prepared) -> Plan:
     """The plan of a case. Raises if its strategy cannot search the space, or if data is missing or does not fit."""
-    space, form = prepared.candidates, prepared.case.quantize.format
-    refuse(named(rules.strategy), space)
+    space, case, rules = prepared.candidates, prepared.case, prepared.case.tune
+    make = strategy_for(prepared)
     _ = prepared.calibration, prepared.evaluation  # raises if the data is missing or does not fit
-    units, regions = len(space.units), len(space.regions)
-    if not units:
-        return Plan(format=form, units=units, regions=regions)
-    builds = trials_of(rules, space)
+    blank = Plan(format=case.quantize.format, units=len(space.units), regions=len(space.regions))
+    if not space.units:
+        return blank
+    builds = trials_of(rules, space, make)
     confirming, repeated = most_builds(pareto=rules.objective == "pareto")
-    samples = 0
     if rules.accuracy is not None:
         prepared.scores.require(rules.accuracy.metric)
-        samples = prepared.scores.samples
     shapes = {name: spec.shape for name, spec in prepared.inputs.items()}
-    return Plan(
-        format=form,
-        units=units,
-        regions=regions,
+    return replace(
+        blank,
         pairs=space.resolve(space.everything()).pairs,
         builds=builds,
         confirming=confirming,
@@ -94,6 +89,6 @@ def plan_of(prepared: Prepared, rules: TuneRules) -> Plan:
         forecast=forecast_tuning(space.model, builds, shapes),
         minutes=rules.minutes,
         metric="" if rules.accuracy is None else rules.accuracy.key,
-        samples=samples,
+        samples=0 if rules.accuracy is None else prepared.scores.samples,
         converted_from=FLOAT16 if prepared.is_converted else "",
     )

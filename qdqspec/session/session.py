@@ -266,7 +266,7 @@ class Session(Closing):
         work = self.work(case)
         for found in damaged_baselines(case, work.resources.settings, work.resources.device).values():
             raise StateError(found.reason, where=found.file, cure=found.command)
-        planned = plan_of(work.prepared, case.tune)
+        planned = plan_of(work.prepared)
         if self.settings.no_cache or self.settings.retune or case.tune.accuracy is not None:
             return planned
         return replace(planned, cached=self._store.get(work.prepared.key) is not None)

@@ -62,8 +62,7 @@ def open_tuning(
     """
     rules, resources = prepared.case.tune, prepared.resources
     started = time.monotonic(), time.process_time()
-    make = make or named(rules.strategy)
-    refuse(make, prepared.candidates)
+    make = strategy_for(prepared, make)
     # Separate generators, so that a resumed run, which measures less, asks for the same placements.
     for_strategy, for_bench = np.random.default_rng(resources.settings.seed).spawn(2)
     preload_scipy()
@@ -71,17 +70,13 @@ def open_tuning(
     trials = trials_of(rules, prepared.space, make)
     resources.report_step("running the reference")
     constraint = constraint_of(prepared)
-    deadline = Deadline(
-        seconds=None if rules.minutes is None else 60 * rules.minutes,
-        waited=resources.waited,
-        run_left=resources.seconds_left,
-    )
+    deadline = deadline_of(prepared)
     resources.report_step("looking for corrections")
     _ = prepared.corrections  # before the loop: all candidates have the same numbers
     with ExitStack() as opened:
         folder = opened.enter_context(TemporaryFolder())
         bench = opened.enter_context(closing(_bench(prepared, folder, for_bench, deadline)))
-        oracle = oracle_of(prepared, constraint, lambda: deadline.left, opened)
+        oracle = oracle_of(prepared, constraint, deadline, opened)
         start = Start(
             space=prepared.space,
             backend=prepared.backend.target,
@@ -176,6 +171,13 @@ class Tuning:
         return finish(self)
 
 
+def deadline_of(prepared: Prepared) -> Deadline:
+    """The end of a search that begins now: the time limit of its case, and that of the run."""
+    minutes, resources = prepared.case.tune.minutes, prepared.resources
+    seconds = None if minutes is None else 60 * minutes
+    return Deadline(seconds=seconds, waited=resources.waited, run_left=resources.seconds_left)
+
+
 def candidate_files(prepared: Prepared, folder: Path, store: WeightStore) -> CandidateFiles:
     """The files of a case's placements, in a folder; their weights are written once, to ``store``."""
     inserter = Inserter(prepared.model, prepared.numbers, store=store)
@@ -210,12 +212,13 @@ def _bench(prepared: Prepared, folder: Path, random: np.random.Generator, deadli
 
 
 def oracle_of(
-    prepared: Prepared,
-    constraint: AccuracyConstraint,
-    left: Callable[[], float | None],
-    opened: ExitStack,
+    prepared: Prepared, constraint: AccuracyConstraint, deadline: Deadline, opened: ExitStack
 ) -> RehearsalOracle | None:
-    """The rehearsal of placements within ``left`` seconds; ``None`` if accuracy is not measured, or only simulated."""
+    """The rehearsal of placements; ``None`` if accuracy is not measured, or the device simulated."""
+
+    def left() -> float | None:
+        return deadline.left
+
     admission, rules = constraint.admission, constraint.rules
     if admission is None or not prepared.space.units or not prepared.capabilities.computes:
         return None
@@ -251,13 +254,16 @@ def named(strategy: str) -> MakeStrategy:
     return cast("MakeStrategy", resolve("strategy", strategy))
 
 
-def refuse(make: MakeStrategy, space: SchemeSpace) -> None:
-    """Raise `ConfigError` if a strategy reports that it cannot search a space."""
-    own: Callable[[SchemeSpace], None] = getattr(make, "refuse", lambda _: None)
-    own(space)
+def strategy_for(prepared: Prepared, make: MakeStrategy | None = None) -> MakeStrategy:
+    """The strategy of a case, or another one. Raises `ConfigError` if it cannot search the placements of the case."""
+    make = make or named(prepared.case.tune.strategy)
+    refuse: Callable[[SchemeSpace], None] | None = getattr(make, "refuse", None)
+    if refuse is not None:
+        refuse(prepared.candidates)
+    return make
 
 
-def trials_of(rules: TuneRules, space: SchemeSpace, make: MakeStrategy | None = None) -> int:
+def trials_of(rules: TuneRules, space: SchemeSpace, make: MakeStrategy) -> int:
     """The number of search builds: as requested, else by the strategy or the preset.
 
     A strategy may define its own budget as a function ``default_trials(preset, space)``; one that takes
@@ -265,7 +271,7 @@ def trials_of(rules: TuneRules, space: SchemeSpace, make: MakeStrategy | None = 
     """
     if rules.trials is not None:
         return rules.trials
-    own: Callable[..., int] | None = getattr(make or named(rules.strategy), "default_trials", None)
+    own: Callable[..., int] | None = getattr(make, "default_trials", None)
     if own is None:
         return (TRIALS if rules.minutes is None else TIMED_TRIALS)[rules.preset]
     each = () if rules.trials_per_region is None else (rules.trials_per_region,)
