@@ -9,15 +9,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeAlias, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from qdqspec.accuracy.oracle import Rehearser
 from qdqspec.closing import Closing
-from qdqspec.codec import to_data
+from qdqspec.codec import from_data, to_data
 from qdqspec.config.settings import DEFAULT_BACKEND
 from qdqspec.errors import ConfigError, StateError
 from qdqspec.files import copy_whole, explained
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from qdqspec.session import Session
 
 STUDY = "study.json"
-SCHEMA_VERSION = 1
 _MOST_BYTES = 16 << 20
 
 AnyStrategy: TypeAlias = str | Strategy | MakeStrategy
@@ -244,9 +243,9 @@ class Study(Closing):
 
     def _describe(self, folder: Path) -> None:
         settings = {name: getattr(self._prepared.settings, name) for name in _Settings.model_fields}
-        about = {"schema_version": SCHEMA_VERSION, "settings": settings, "strategy": self._strategy}
-        case = to_data(replace(self.case, checks=(), metrics={}, loaders={}))
-        write_text(folder / STUDY, json.dumps({**about, "case": case}, indent=2) + "\n")
+        case = replace(self.case, checks=(), metrics={}, loaders={})
+        saved = _Saved(settings=_Settings(**settings), strategy=self._strategy, case=case)
+        write_text(folder / STUDY, json.dumps(to_data(saved), indent=2) + "\n")
 
 
 class _Settings(BaseModel):
@@ -260,8 +259,9 @@ class _Settings(BaseModel):
     seed: Annotated[int, Field(ge=0)] = 0
 
 
-class _Saved(BaseModel):
-    schema_version: Literal[1]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Saved:
+    schema_version: Literal[1] = 1
     settings: _Settings
     strategy: str
     case: Case
@@ -271,13 +271,9 @@ def _read(folder: Path) -> _Saved:
     """A saved study; raises `StateError` naming the file."""
     path = folder / STUDY
     try:
-        return _Saved.model_validate(read_json(path, most_bytes=_MOST_BYTES))
+        return from_data(_Saved, read_json(path, most_bytes=_MOST_BYTES))
     except OSError as error:
         what, cure = f"there is no study here: {error.strerror}", "name a folder that Study.save wrote"
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        what = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-        what, cure = f"the study is damaged or of another version ({what[:120]})", "begin it anew"
     except ValueError as error:
         what, cure = f"the study is damaged or of another version ({str(error)[:120]})", "begin it anew"
     raise StateError(what, where=path, cure=cure)
