@@ -94,17 +94,13 @@ class CaseWork:
     def prepared(self) -> Prepared:
         """The case with its model, loaded on first access."""
         if self._prepared is None:
-            self._prepared = prepare(self._loaded, self.resources)
+            self._prepared = prepare(self._load(self.case), self.resources)
         return self._prepared
-
-    @cached_property
-    def _loaded(self) -> Case:
-        return self._load(self.case)
 
     @property
     def as_given(self) -> Prepared:
         """The case with its model as it is, even if that is quantized."""
-        return prepare(self._loaded, self.resources, as_given=True)
+        return prepare(self._load(self.case), self.resources, as_given=True)
 
     # ---- winner -----------------------------------------------------------------------------------------
 

@@ -6,16 +6,18 @@ import math
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from qdqspec.checks.rejected import why_text
 from qdqspec.errors import BackendError
 from qdqspec.graph.float32 import FLOAT16
 from qdqspec.preparation.candidates import note_float_types, other_references
+from qdqspec.preparation.files import BuildLogs
+from qdqspec.preparation.prepare import Prepared
 from qdqspec.search.loop import candidates_of
 from qdqspec.search.select import is_candidate, raw_winner
 from qdqspec.session.confirm import Confirmed, confirm
 from qdqspec.session.kernels import known_candidates, rejected_candidates
+from qdqspec.session.tuning import Tuning, open_tuning, trials_of
 from qdqspec.types import (
     FLOAT32,
     GIVEN,
@@ -29,9 +31,6 @@ from qdqspec.types import (
     TuneRules,
 )
 from qdqspec.units import count_text, interval_text, ratio_text
-
-if TYPE_CHECKING:
-    from qdqspec.session.tuning import Tuning
 
 ERRORS_SHARE = 0.1  # of the time of a search, for the error of single blocks that it did not need
 
@@ -49,6 +48,14 @@ class Tuned:
     raw_winner: Placement
     confirmed: tuple[tuple[str, Trial], ...]
     intervals: Mapping[str, Interval]
+
+
+def tune_case(prepared: Prepared, journal: BuildLogs) -> Tuned:
+    """The whole search of a case: each trial is in the journal before the next one begins."""
+    with open_tuning(prepared, journal) as tuning:
+        tuning.search.run()  # propose, rehearse, build, race; tell the strategy
+        tuning.repair()  # candidates that just missed the SQNR limit
+        return finish(tuning)  # finalists, built anew and timed together
 
 
 def finish(tuning: Tuning) -> Tuned:
@@ -83,7 +90,15 @@ def _result(tuning: Tuning, confirmed: Confirmed) -> SearchResult:
     prepared, search, choice = tuning.prepared, tuning.search, confirmed.choice
     errors, errors_missing = _block_errors(tuning)
     seconds = time.monotonic() - tuning.started[0]
-    rejected, cut_short, ended = _rejected(tuning, confirmed), _cut_short(tuning), _ended(tuning)
+    rejected, ended, rules = _rejected(tuning, confirmed), _ended(tuning), prepared.case.tune
+    cut_short = cut_short_text(
+        search.ended_by,
+        search.trials,
+        rules,
+        usual=trials_of(replace(rules, minutes=None), prepared.space, tuning.make),
+        steps=getattr(tuning.make, "steps", {}),
+        untried=prepared.corrections.untried,
+    )
     reasons = (choice.reason, why_text(rejected), _rehearsed(tuning, confirmed), cut_short or ended)
     return SearchResult(
         winner=choice.placement,
@@ -109,17 +124,6 @@ def _result(tuning: Tuning, confirmed: Confirmed) -> SearchResult:
         errors_missing=errors_missing,
         corrections=prepared.corrections.gains,
         converted_from=FLOAT16 if prepared.is_converted else "",
-    )
-
-
-def _cut_short(tuning: Tuning) -> str:
-    return cut_short_text(
-        tuning.search.ended_by,
-        tuning.search.trials,
-        tuning.prepared.case.tune,
-        usual=tuning.usual_trials,
-        steps=getattr(tuning.make, "steps", {}),
-        untried=tuning.prepared.corrections.untried,
     )
 
 

@@ -50,7 +50,7 @@ from qdqspec.preparation.files import (
 from qdqspec.preparation.prepare import Prepared
 from qdqspec.registry import resolve
 from qdqspec.session.covering import cover_case, covers
-from qdqspec.session.tuning import tune_case
+from qdqspec.session.outcome import tune_case
 from qdqspec.types import CheckSpec, LatencyEvidence, Verdict
 from qdqspec.units import count_text, seconds_text
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack, cast
 
@@ -332,12 +333,9 @@ class Session(Closing):
                 seconds_left=self._seconds_left,
             )
             _ = resources.device  # a work without a device has no record
-            self._works[key] = CaseWork(case, resources, self._store, self._load)
+            load = partial(self._files.loaded, loaders=self.loaders)
+            self._works[key] = CaseWork(case, resources, self._store, load)
         return self._works[key]
-
-    def _load(self, case: Case) -> Case:
-        """The case with the data of its loaders in files."""
-        return self._files.loaded(case, self.loaders)
 
     def _seconds_left(self) -> float | None:
         """Seconds left of the time limit, which applies to the whole run."""

@@ -41,7 +41,7 @@ from qdqspec.rehearsal import RehearsedEngine
 from qdqspec.search.base import Proposal, Strategy
 from qdqspec.search.loop import Built, Search
 from qdqspec.session.covering import covers
-from qdqspec.session.outcome import Tuned
+from qdqspec.session.outcome import Tuned, finish
 from qdqspec.session.tuning import MakeStrategy, named, open_tuning
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import Case, Label, Placement, Region, Rehearsed, Trial
@@ -172,7 +172,7 @@ class Study(Closing):
         """Rebuild best, runner-up, everything quantized and reference, and select the final model."""
         if not self._search.trials:
             self.evaluate({})
-        tuned = self._tuning.confirm()
+        tuned = finish(self._tuning)
         for role, trial in tuned.confirmed:
             self._logs.append(trial, role=role)
         return tuned

@@ -1,11 +1,11 @@
-"""The search of one case: limits, corrections, strategy, loop, confirmation, result."""
+"""The search of one case up to its confirmation: limits, corrections, strategy, loop, repairs."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias, cast
 
@@ -33,19 +33,10 @@ from qdqspec.search.base import Proposal, SearchSetup, Strategy, profiled
 from qdqspec.search.loop import Contest, Search
 from qdqspec.search.repair import NearMiss, repaired
 from qdqspec.session.confirm import FINALISTS
-from qdqspec.session.outcome import Tuned, finish
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import GIVEN, TIMED_TRIALS, TRIALS, TuneRules
 
 MakeStrategy: TypeAlias = Callable[[SearchSetup, np.random.Generator], Strategy]
-
-
-def tune_case(prepared: Prepared, journal: BuildLogs) -> Tuned:
-    """The whole search of a case: each trial is in the journal before the next one begins."""
-    with open_tuning(prepared, journal) as tuning:
-        tuning.search.run()  # propose, rehearse, build, race; tell the strategy
-        tuning.repair()  # candidates that just missed the SQNR limit
-        return tuning.confirm()  # finalists, built anew and timed together
 
 
 @contextmanager
@@ -125,7 +116,7 @@ def open_tuning(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """A search that `open_tuning` has prepared: run ``search`` whole or step by step, then `repair`, then `confirm`.
+    """A search that `open_tuning` has prepared: run ``search`` whole or step by step, then `repair`.
 
     ``strategy`` is the name of the strategy that ``make`` makes; candidates are written to ``folder``. ``started`` are
     the elapsed and the CPU time of this process when its preparation began.
@@ -140,12 +131,6 @@ class Tuning:
     oracle: RehearsalOracle | None
     search: Search
     started: tuple[float, float]
-
-    @property
-    def usual_trials(self) -> int:
-        """The number of builds of this search without a time limit."""
-        rules = replace(self.prepared.case.tune, minutes=None)
-        return trials_of(rules, self.prepared.space, self.make)
 
     def repair(self) -> None:
         """Race the fastest candidates that just missed the SQNR limit, without their noisiest units.
@@ -165,10 +150,6 @@ class Tuning:
             oracle.learn(trial)
             if trial.incumbent:
                 return
-
-    def confirm(self) -> Tuned:
-        """Rebuild the finalists, time them together, and select the final model."""
-        return finish(self)
 
 
 def deadline_of(prepared: Prepared) -> Deadline:
