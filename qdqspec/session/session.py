@@ -25,6 +25,7 @@ from qdqspec.errors import ConfigError, StateError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.measurement.lock import log_wait
 from qdqspec.measurement.store import Store
+from qdqspec.parity.given_data import GivenFiles, is_model
 from qdqspec.parity.metrics import joined_metrics
 from qdqspec.placement.read.import_qdq import import_placement
 from qdqspec.preparation.prepare import output_of
@@ -32,7 +33,6 @@ from qdqspec.preparation.resources import Resources, SessionBackend
 from qdqspec.session.compared_runtimes import compare_runtimes, grouped, side_of
 from qdqspec.session.evidence import CaseWork
 from qdqspec.session.gate import damaged_baselines
-from qdqspec.session.given_data import GivenFiles, is_model
 from qdqspec.session.pipeline import judge
 from qdqspec.session.plan import Plan, plan_of
 from qdqspec.session.result import Result
