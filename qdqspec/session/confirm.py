@@ -115,7 +115,7 @@ def is_settled(ratios: Sequence[RatioTest], min_gain: float) -> bool:
 
 
 def _widened(ratio: RatioTest) -> RatioTest:
-    """The test with a wider interval: repeated tests at the same level prove more gains falsely."""
+    """The test with a wider interval, as before the last of repeated tests."""
     return replace(ratio, mean=ratio.mean.widened(EARLY))
 
 
@@ -212,10 +212,9 @@ class _Confirmation:
     ) -> Callable[[Mapping[str, RatioTest]], bool]:
         """A function that decides by the ratios so far whether the finalists are built and timed once more.
 
-        They are if no gain is proved, and one is possible: once within twice the time limit if it is likely, that is,
-        its median is large enough; else within the limit, or within `SPARE_SECONDS` of the start without one. They are
-        up to `MOST_TIMES` if it stays likely, with a ``wait`` between, and a wider interval neither proves nor excludes
-        it.
+        They are if a gain is likely, by its median, and none is proved: once within twice the time limit, and then up
+        to `MOST_TIMES` within the limit, or within `SPARE_SECONDS` of the start without one, with a ``wait`` between.
+        Then a wider interval proves a gain: repeated tests at the same level prove more gains falsely.
         """
         min_gain, able = self.constraint.limits.min_gain, self.able(roles)
         spare = (
@@ -226,25 +225,17 @@ class _Confirmation:
         def are_repeated(ratios: Mapping[str, RatioTest]) -> bool:
             nonlocal left, started
             is_first, seconds = left == MOST_TIMES, deadline.spent - started
-            faster = {role: ratios[role] for role in able if role in ratios and ratios[role].mean.median < 1}
-            tests = faster if is_first else {role: _widened(ratio) for role, ratio in faster.items()}
-            if not left or any(
-                test.proves(min_gain) and self.admits(able[role]) for role, test in tests.items()
-            ):
+            faster = [r for r in able if r in ratios and ratios[r].mean.median < 1 - min_gain]
+            likely = [ratios[role] for role in faster if self.admits(able[role])]
+            tests = likely if is_first else map(_widened, likely)
+            if not left or not likely or any(test.proves(min_gain) for test in tests):
                 return False
-            possible = sorted(
-                (test.mean.median, role) for role, test in tests.items() if not test.excludes(min_gain)
-            )
-            fastest = next((median for median, role in possible if self.admits(able[role])), 1.0)
-            is_likely = fastest < 1 - min_gain
-            if is_first:
-                is_in_time = deadline.allows(seconds, times=2) if is_likely else spare.allows(seconds)
-            else:
-                is_in_time = is_likely and spare.allows(seconds + APART_SECONDS)
-            if fastest == 1 or not is_in_time:
+            apart = 0.0 if is_first else APART_SECONDS
+            limit, times = (deadline, 2) if is_first else (spare, 1)
+            if not limit.allows(seconds + apart, times=times):
                 return False
-            if not is_first:
-                wait(APART_SECONDS)
+            if apart:
+                wait(apart)
             left, started = left - 1, deadline.spent
             return True
 
