@@ -30,7 +30,7 @@ from qdqspec.parity.metrics import joined_metrics
 from qdqspec.placement.read.import_qdq import import_placement
 from qdqspec.preparation.prepare import output_of
 from qdqspec.preparation.resources import Resources, SessionBackend
-from qdqspec.session.compared_runtimes import compare_runtimes, grouped, side_of
+from qdqspec.session.compared_runtimes import compare_runtimes, grouped, models_of_work
 from qdqspec.session.evidence import CaseWork
 from qdqspec.session.gate import damaged_baselines
 from qdqspec.session.pipeline import judge
@@ -279,7 +279,7 @@ class Session(Closing):
         """
         if self.settings.mode in ("run", "measure") and self._seconds_left() != 0:
             self._runtimes = tuple(
-                compare_runtimes(name, [side_of(work) for work in works], self._tell)
+                compare_runtimes(name, map(models_of_work, works), self._tell)
                 for name, works in grouped(self._works.values())
             )
         return self._runtimes
