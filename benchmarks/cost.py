@@ -151,8 +151,8 @@ def cost_of(model: Path, **asked: Any) -> tuple[Any, ...]:
     with tempfile.TemporaryDirectory() as scratch:
         home = Path(scratch)
         with Session(output=home / "reports", cache_dir=home / "cache") as session:
-            meter.total = session.backend.cpu_seconds.total
-            session.runtime().backend = MeteredBackend(session.backend, meter)
+            meter.total = session.runtime().backend.cpu_seconds.total
+            session.runtime().backend = MeteredBackend(session.runtime().backend, meter)
             started = time.process_time()
             result = session.tune(model, **asked)
             search = result.search

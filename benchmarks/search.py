@@ -163,7 +163,7 @@ def _ratios(work: CaseWork, session: Session, static: Path | None) -> tuple[dict
         inserted = insert_qdq(work.prepared.model, everything, work.prepared.numbers)
         save_model(inserted.proto, files["everything"], base=work.prepared.case.model.parent)
     bench = Bench(
-        session.backend,
+        session.runtime().backend,
         None,
         work.prepared.sample,
         clock=clock_for(work.prepared.case.tune, 1),

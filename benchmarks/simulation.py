@@ -25,7 +25,7 @@ from qdqspec.placement.edit.insert import Inserter
 from qdqspec.preparation.files import open_journal
 from qdqspec.preparation.prepare import Prepared
 from qdqspec.preparation.resources import Resources
-from qdqspec.session.outcome import Tuned
+from qdqspec.session.outcome import Tuned, finish
 from qdqspec.session.tuning import open_tuning
 from qdqspec.types import Case, Interval, Label, LayerTime, Placement, Samples, Trial
 
@@ -198,7 +198,7 @@ def search(ready: Prepared, words: Mapping[str, str], seed: int) -> Outcome:
         open_tuning(own_device, journal) as tuning,
     ):
         tuning.search.run()
-        tuned = tuning.confirm()
+        tuned = finish(tuning)
     own = time.process_time() - started - device.cpu_seconds
     truth = Truth(ready, words)
     return Outcome(

@@ -13,13 +13,13 @@ from qdqspec.accuracy.culprits import MOST
 from qdqspec.checks.base import needs_of
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model, load_model
+from qdqspec.parity.given_data import GivenFiles, is_model
 from qdqspec.preparation.timing import time_tuned
 from qdqspec.regions import search as regions_search
 from qdqspec.report.compare import Comparison, compare_runs
 from qdqspec.report.record import read_record
 from qdqspec.report.write import write_report, write_results
 from qdqspec.session import Session
-from qdqspec.session.given_data import GivenFiles, is_model
 from qdqspec.session.result import Result
 from qdqspec.spec.inline import AskedWithStrategy, GivenModel, PathLike
 from qdqspec.types import (

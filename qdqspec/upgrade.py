@@ -40,7 +40,7 @@ def check_upgrade(work: CaseWork, tuned: Path, environment: Environment, allowed
     blank = Upgrade(case=case.name, backend=setup.backend.name, state="ok")
     with closing(Isolated(setup.backend.name, interpreter=environment)) as there:
         files = _files(work, tuned, there)
-        timed, clock = time_across(files, [setup])
+        timed, clock = time_across(files)
         for label in (FLOAT_HERE, TUNED_HERE):
             if label in timed.failures:
                 raise BackendError(

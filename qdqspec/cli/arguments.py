@@ -16,7 +16,7 @@ from qdqspec.types import FixedValue, Inputs, InputShape, ShapeProfile
 
 if TYPE_CHECKING:
     from qdqspec.graph.model import Model
-    from qdqspec.session.given_data import GivenFiles
+    from qdqspec.parity.given_data import GivenFiles
 
 
 # ---- declaration ---------------------------------------------------------------------------------
@@ -320,6 +320,6 @@ def inputs_given(
 @cache
 def _given_files() -> GivenFiles:
     """Files of data loaders, until the command ends."""
-    from qdqspec.session.given_data import GivenFiles
+    from qdqspec.parity.given_data import GivenFiles
 
     return GivenFiles()

@@ -86,7 +86,7 @@ def _compare_folders(folders: list[Path], arguments: argparse.Namespace) -> int:
     from qdqspec.codec import to_data
     from qdqspec.report.runtimes import comparison_text
     from qdqspec.session import Session
-    from qdqspec.session.compared_runtimes import Side, compare_runtimes
+    from qdqspec.session.compared_runtimes import compare_runtimes, models_of
 
     known = [_of_folder(folder.absolute(), arguments) for folder in folders]
     cure = "name one folder for each runtime, of the same model"
@@ -107,16 +107,16 @@ def _compare_folders(folders: list[Path], arguments: argparse.Namespace) -> int:
     for case, found in known:
         _note_random_inputs(case, found, arguments)
     with closing(Session(replace(settings_from(arguments), mode="measure"))) as session:
-        sides = []
+        models = []
         for case, found in known:
             prepared, search, parity = session.work(case).prepared, found.search, found.parity
             if search is None or search.unchanged:
-                sides.append(Side(prepared=prepared))
+                models.append(models_of(prepared))
                 continue
             tuned, sqnr_db = case.model.with_name(_TUNED), None if parity is None else parity.sqnr_db
-            sides.append(Side(prepared=prepared, tuned=tuned, placement=search.winner, sqnr_db=sqnr_db))
+            models.append(models_of(prepared, tuned, search.winner, sqnr_db))
         name = known[0][1].case.name
-        compared = compare_runtimes(name, sides, lambda name, text: note(f"{name}: {text}"))
+        compared = compare_runtimes(name, models, lambda progress: note(f"{name}: {progress.doing}"))
     answer(arguments, {"runtimes": [to_data(compared)]}, comparison_text(compared))
     return FINE
 

@@ -61,7 +61,7 @@ def run_check(
     inputs = replace(item.case.inputs, calibration=qdq_calibration)
     case = replace(item.case, inputs=inputs, metrics=qdq_metrics, loaders=qdq_data)
     if settings.mode == "plan":
-        pytest.skip(f"plan: {qdq_session.plan(replace(case, checks=(item.check,)))}")
+        pytest.skip(f"plan: {qdq_session.planned(replace(case, checks=(item.check,))).text}")
     _require_device(case, qdq_session, qdq_backend, settings)
     try:
         case = replace(case, model=_model_path(request, case))

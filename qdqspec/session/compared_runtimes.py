@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
@@ -18,47 +19,42 @@ from qdqspec.backends.base import Backend, BuildOptions, Engine
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import require_path
 from qdqspec.measurement.bench import FLOAT
-from qdqspec.measurement.profiles import Load, attach
+from qdqspec.measurement.profiles import attach
 from qdqspec.measurement.stats import drift
 from qdqspec.measurement.together import FreshBuilds, Together, joined
 from qdqspec.preparation.prepare import Prepared
 from qdqspec.preparation.timing import BUILDS, ROUNDS, clock_for
 from qdqspec.session.evidence import CaseWork
-from qdqspec.types import Clock, Placement, RuntimeComparison, RuntimeModel
-
-Report = Callable[[str, str], None]  # of a case, and what is done
+from qdqspec.types import Clock, Placement, Progress, RuntimeComparison, RuntimeModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedFile:
-    """A model file on a runtime, with its inputs."""
+    """A model file on a runtime, with the inputs of a case."""
 
+    prepared: Prepared
+    path: Path
     backend: Backend
     options: BuildOptions
-    path: Path
-    loads: tuple[Load, ...]
 
     @classmethod
     def of(cls, prepared: Prepared, path: Path | None = None) -> TimedFile:
-        """A model of a case, by default the given one, with the case's inputs."""
-        return cls(
-            backend=prepared.backend,
-            options=prepared.options,
-            path=path or require_path(prepared.given),
-            loads=prepared.loads,
-        )
+        """A model of a case, by default the given one, on the runtime of the case."""
+        path = path or require_path(prepared.given)
+        return cls(prepared=prepared, path=path, backend=prepared.backend, options=prepared.options)
 
     def open(self) -> Engine:
         """A fresh build with its inputs bound."""
         built = self.backend.build(self.path, replace(self.options, fresh=True, hashed=False))
-        return attach(built, self.loads)
+        return attach(built, self.prepared.loads)
 
 
-def time_across(files: Mapping[str, TimedFile], cases: Sequence[Prepared]) -> tuple[Together, Clock]:
-    """Time files of the cases' runtimes, each from `BUILDS` fresh builds, one turn of each in every round.
+def time_across(files: Mapping[str, TimedFile]) -> tuple[Together, Clock]:
+    """Time files on their runtimes, each from `BUILDS` fresh builds, one turn of each in every round.
 
     Also the clock that compares them: CPU time if all cases are measured by it and all builds have it.
     """
+    cases = [file.prepared for file in files.values()]
     clocks = {clock_for(prepared.case.tune, prepared.settings.threads) for prepared in cases}
     clock: Clock = "cpu" if clocks == {"cpu"} else "wall"
     fresh = FreshBuilds(
@@ -81,67 +77,61 @@ def _all_locked(cases: Sequence[Prepared]) -> Iterator[None]:
         yield
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Side:
-    """A case on its runtime, and its tuned model: ``None`` if the float model was selected."""
+Models: TypeAlias = dict[str, tuple[RuntimeModel, TimedFile]]  # by label
 
-    prepared: Prepared
-    tuned: Path | None = None
-    placement: Placement = FLOAT
-    sqnr_db: float | None = None
 
-    def models(self) -> dict[str, tuple[RuntimeModel, TimedFile]]:
-        """The float model and, unless that was selected, the tuned one, by label; without times."""
-        own = self.prepared
-        blank = RuntimeModel(
-            case=own.case.name, backend=own.backend.name, target=own.backend.target, model="float"
+def models_of(
+    prepared: Prepared, tuned: Path | None = None, placement: Placement = FLOAT, sqnr_db: float | None = None
+) -> Models:
+    """The float model of a case on its runtime and, unless that was selected, the tuned one; without times."""
+    name, backend = prepared.case.name, prepared.backend
+    blank = RuntimeModel(case=name, backend=backend.name, target=backend.target, model="float")
+    models = {blank.label: (blank, TimedFile.of(prepared))}
+    if tuned is not None:
+        least = prepared.case.tune.limits.min_sqnr_db
+        own = replace(
+            blank,
+            model="tuned",
+            scheme=placement.digest,
+            pairs=placement.pairs,
+            sqnr_db=sqnr_db,
+            limit_db=least if least is not None and sqnr_db is not None and sqnr_db < least else None,
         )
-        found = {blank.label: (blank, TimedFile.of(own))}
-        if self.tuned is not None:
-            sqnr_db, least = self.sqnr_db, own.case.tune.limits.min_sqnr_db
-            tuned = replace(
-                blank,
-                model="tuned",
-                scheme=self.placement.digest,
-                pairs=self.placement.pairs,
-                sqnr_db=sqnr_db,
-                limit_db=least if least is not None and sqnr_db is not None and sqnr_db < least else None,
-            )
-            found[tuned.label] = tuned, TimedFile.of(own, self.tuned)
-        return found
+        models[own.label] = own, TimedFile.of(prepared, tuned)
+    return models
 
 
-def side_of(work: CaseWork) -> Side:
-    """A case that was searched."""
+def models_of_work(work: CaseWork) -> Models:
+    """The models of a case that was searched."""
     kept = work.find()
     if kept.model is None:
-        return Side(prepared=work.prepared)
-    winner, sqnr_db = kept.result.winner, work.parity.sqnr_db
-    return Side(prepared=work.prepared, tuned=kept.model, placement=winner, sqnr_db=sqnr_db)
+        return models_of(work.prepared)
+    return models_of(work.prepared, kept.model, kept.result.winner, work.parity.sqnr_db)
 
 
 def grouped(works: Iterable[CaseWork]) -> list[tuple[str, list[CaseWork]]]:
-    """The works of cases that choose a backend and differ in nothing else, with the common part of their names."""
+    """The works of timed cases that differ in the backend they choose only, with the common part of their names."""
     groups: dict[tuple[str, ...], list[CaseWork]] = {}
     for work in works:
-        case = work.case
-        if case.backend is not None:
+        case, found = work.case, work.found
+        if case.backend is not None and found is not None and found.result.coverage is None:
             rest = {axis: value for axis, value in case.matrix.items() if axis != "backend"}
             name = "-".join([case.spec_name, *(str(value) for value in rest.values())])
             groups.setdefault((str(case.spec), str(case.model), repr(rest), name), []).append(work)
-    return [(key[-1], found) for key, found in groups.items() if len({w.case.backend for w in found}) > 1]
+    return [(key[-1], group) for key, group in groups.items() if len({w.case.backend for w in group}) > 1]
 
 
-def compare_runtimes(name: str, sides: Sequence[Side], report: Report) -> RuntimeComparison:
+def compare_runtimes(
+    name: str, cases: Iterable[Models], watch: Callable[[Progress], None]
+) -> RuntimeComparison:
     """Time the float models of all runtimes and their tuned models, and find the fastest that is accurate enough.
 
     A model that does not run any more is listed with the reason. Raises `BackendError` if no float model runs.
     """
-    report(name, "comparing runtimes")
+    watch(Progress(case=name, phase="", done=0, total=0, doing="comparing runtimes"))
     started = time.monotonic()
-    models = {label: each for side in sides for label, each in side.models().items()}
-    files = {label: file for label, (_, file) in models.items()}
-    timed, clock = time_across(files, [side.prepared for side in sides])
+    models = {label: each for own in cases for label, each in own.items()}
+    timed, clock = time_across({label: file for label, (_, file) in models.items()})
     ran = {label: model for label, (model, _) in models.items() if label in timed.samples}
     floats = [label for label, model in ran.items() if model.model == "float"]
     if not floats:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from qdqspec.accuracy.constraint import AccuracyConstraint
@@ -28,14 +27,11 @@ from qdqspec.types import (
 )
 from qdqspec.units import ratio_text
 
-CLOSE_BUILDS = 2 * CONFIRM_BUILDS  # where the first confirmation does not decide
-CLOSE_SHARE = 1.5  # of the time of the first confirmation that this takes, if all finalists differ
 PRECISE = 1.06  # high over low end of an interval with which a confirmation may end early
-MOST_TIMES = 4  # that builds are timed where the first confirmation does not decide
-REPEATED_BUILDS = 2 * CLOSE_BUILDS * (MOST_TIMES - 1)  # of the repetitions, at most
+MOST_TIMES = 4  # that the finalists are built and timed once more where that does not decide
 APART_SECONDS = 4.0  # between these, so that the state of the machine may differ
 SPARE_SECONDS = 30.0  # that repetitions may take in a search without a time limit
-EARLY = 1.4  # width of an interval, in widths of the one that decides, that ends a confirmation early (decision 37)
+EARLY = 1.4  # width of an interval, in widths of the one that decides, that ends a confirmation early (decision 7)
 FINALISTS = 4  # reference, winner, runner-up and everything quantized
 FRONT = 8  # placements of a Pareto front that are rebuilt and timed together
 
@@ -56,9 +52,10 @@ class Confirmed:
     trials: tuple[Trial, ...]
 
 
-def most_builds(*, pareto: bool) -> int:
-    """The largest number of builds of a confirmation without its repetitions."""
-    return CONFIRM_BUILDS * (FINALISTS + (FRONT if pareto else 0)) + 2 * CLOSE_BUILDS
+def most_builds(*, pareto: bool) -> tuple[int, int]:
+    """The largest number of builds of a confirmation, and of its repetitions."""
+    builds = CONFIRM_BUILDS * (FINALISTS + (FRONT if pareto else 0))
+    return builds, 0 if pareto else MOST_TIMES * builds
 
 
 def confirm(
@@ -74,56 +71,37 @@ def confirm(
 ) -> Confirmed:
     """Rebuild the finalists, time them together, and select one that satisfies the limits on all data.
 
-    If the gain of the fastest is not decided, it is measured again with twice as many builds: within twice the time
-    limit if a large enough gain is likely, else within the limit, or within `SPARE_SECONDS` without one. That is
-    repeated up to `MOST_TIMES` until it decides, with a ``wait`` between, and all of these decide together. Everything
-    quantized is timed for comparison, unless the search did not build it and its builds would take too long. Model
-    files in ``beside``, by role, are timed too and never selected. A ``reference`` among them is the model of the user,
-    if that is not the one without pairs: then the latter is timed as `FLOAT32`, and a selected placement is faster than
-    both. Raises `BackendError` if the reference does not build again.
+    If the gain of the fastest is not decided, all of that is repeated, and all builds decide together; see
+    `_Confirmation.repetitions`. Everything quantized is timed for comparison, unless the search did not build it and
+    its builds would take too long. Model files in ``beside``, by role, are timed too and never selected. A
+    ``reference`` among them is the model of the user, if that is not the one without pairs: then the latter is timed as
+    `FLOAT32`, and a selected placement is faster than both. Raises `BackendError` if the reference does not build
+    again.
     """
-    own = _Confirmation(trials, bench, constraint)
-    spare = (
-        deadline if deadline.seconds is not None else Deadline(seconds=SPARE_SECONDS, clock=deadline.clock)
-    )
+    own, min_gain, files = _Confirmation(trials, bench, constraint), constraint.limits.min_gain, beside or {}
     roles = finalists(trials, everything, fits=constraint.reaches, admits=own.admits)
-    if not own.was_built(everything) and not deadline.allows(own.least_seconds, times=2):
+    builds_seconds = 2 * CONFIRM_BUILDS * trials[0].build_seconds
+    if not own.was_built(everything) and not deadline.allows(builds_seconds, times=2):
         roles.pop("everything", None)
     timed = {**roles, **(own.front_roles(roles) if pareto else {})}
-    files = dict(beside or {})
     if "reference" in files:
         timed[FLOAT32] = roles["reference"]
-    started = deadline.spent
-    barred, min_gain = own.barred | {roles["reference"].digest}, constraint.limits.min_gain
-    able = [role for role, each in timed.items() if each.digest not in barred]
+    able = own.able(timed)
     measured = bench.compare(
         {**timed, **files, "tuned": roles["winner"]},
         is_settled=lambda ratios: is_settled([ratios[role] for role in able if role in ratios], min_gain),
+        again=(lambda _: False) if pareto else own.repetitions(roles, deadline, wait),
     )
-    took = deadline.spent - started
-    points: tuple[FrontPoint, ...] = ()
-    among = roles
-    if pareto:
-        points = own.front(timed, measured)
-        ahead = {point.placement for point in points}
-        among = {role: each for role, each in timed.items() if each.digest in ahead}
+    points = own.front(timed, measured) if pareto else ()
+    ahead = {point.placement for point in points}
+    among = {role: each for role, each in timed.items() if each.digest in ahead} if pareto else roles
     choice = own.choice(among, measured)
-    close = own.undecided(among, measured) if choice.unchanged else ""
-    is_likely = bool(close) and measured.tested[close].mean.median < 1 - min_gain
-    allows = partial(deadline.allows, times=2) if is_likely else spare.allows
-    if close and allows(CLOSE_SHARE * took):
-        decides = _Repeated(min_gain, spare, wait)
-        reference = files.get("reference", roles["reference"])
-        measured = _measured_again(measured, close, roles, reference, bench, decides)
-        choice = own.choice(among, measured)
+    lines = (_line(number, role, roles[role], measured) for number, role in enumerate(roles, len(trials)))
     return Confirmed(
         choice=choice,
         latency=renamed(measured, choice.role, (FLOAT32, *files)),
         front=points,
-        lines=tuple(
-            (role, own.scored(_line(number, role, placement, measured)))
-            for number, (role, placement) in enumerate(roles.items(), len(trials))
-        ),
+        lines=tuple(zip(roles, map(own.scored, lines), strict=True)),
         ratios={role: measured.ratios[role] for role in roles if role in measured.ratios},
         trials=tuple(map(own.scored, trials)),
     )
@@ -131,16 +109,14 @@ def confirm(
 
 def is_settled(ratios: Sequence[RatioTest], min_gain: float) -> bool:
     """Whether precise intervals prove that each ratio to the reference is a gain of ``min_gain``, or less."""
-    return all(each.mean.high <= PRECISE * each.mean.low and _is_clear(each, min_gain) for each in ratios)
+    wide = map(_widened, ratios)
+    is_clear = all(each.proves(min_gain) or each.excludes(min_gain) for each in wide)
+    return is_clear and all(each.mean.high <= PRECISE * each.mean.low for each in ratios)
 
 
-def _is_clear(ratio: RatioTest, min_gain: float) -> bool:
-    """Whether a gain is proved or excluded by a wider interval than that of the final test.
-
-    Repeated tests at the same level prove more gains falsely.
-    """
-    wide = replace(ratio, mean=ratio.mean.widened(EARLY))
-    return wide.proves(min_gain) or wide.excludes(min_gain)
+def _widened(ratio: RatioTest) -> RatioTest:
+    """The test with a wider interval, as before the last of repeated tests."""
+    return replace(ratio, mean=ratio.mean.widened(EARLY))
 
 
 def admits(placement: Placement, bench: Bench, admission: Admission | None) -> bool:
@@ -185,11 +161,6 @@ class _Confirmation:
         """Whether the search built the placement."""
         return any(trial.placement.digest == placement.digest for trial in self.trials)
 
-    @property
-    def least_seconds(self) -> float:
-        """The least duration of builds of the reference and of one other placement."""
-        return 2 * CONFIRM_BUILDS * self.trials[0].build_seconds
-
     def admits(self, placement: Placement) -> bool:
         """Whether a placement meets the constraints on all data; false if it cannot be measured."""
         try:
@@ -206,45 +177,69 @@ class _Confirmation:
     def choice(self, roles: Mapping[str, Placement], measured: LatencyEvidence) -> Selection:
         """The choice among placements that meet the constraints on all data, which is verified for each choice."""
         ratios = {role: ratio for role, ratio in measured.tested.items() if role in roles}
-        barred, gain = self.barred, self.constraint.limits.min_gain
+        plain, barred, constraint = measured.tested.get(FLOAT32), self.barred, self.constraint
+        # ratios of trials refer to the converted model, if candidates were converted
+        factor = 1.0 if plain is None else plain.mean.median
+        searched = [t if t.ratio is None else replace(t, ratio=factor * t.ratio) for t in self.trials]
         while True:
             also = (
                 _line(0, role, roles[role], measured)
                 for role in ratios
                 if roles[role].digest in barred and not self.was_built(roles[role])
             )
-            # ratios of trials refer to the converted model, if candidates were converted
-            plain = measured.tested.get(FLOAT32)
-            searched = self.trials if plain is None else rescaled(self.trials, plain.mean.median)
             timed = [self.scored(trial) for trial in (*searched, *also)]
             choice = choose(
                 roles,
                 ratios,
                 barred=barred,
-                min_gain=gain,
-                shortfall=self.constraint.shortfall(timed),
-                slower=slower_text(timed, self.constraint),
+                min_gain=constraint.limits.min_gain,
+                shortfall=constraint.shortfall(timed),
+                slower=_slower_text(timed, constraint),
                 plain=plain,
             )
             if choice.unchanged or self.admits(choice.placement):
-                refused = self.constraint.refused(self.trials)
-                return replace(choice, reason=f"{choice.reason}; {refused}") if refused else choice
+                refused = constraint.refused(self.trials)
+                return replace(choice, reason="; ".join(filter(None, (choice.reason, refused))))
             barred.add(choice.placement.digest)
 
-    def undecided(self, roles: Mapping[str, Placement], measured: LatencyEvidence) -> str:
-        """The fastest role whose gain may be large enough, is not proved, and that meets the constraints; or none."""
-        barred = self.barred | {roles["reference"].digest}
-        min_gain = self.constraint.limits.min_gain
-        near = [
-            role
-            for role, ratio in measured.tested.items()
-            if role in roles
-            and roles[role].digest not in barred
-            and ratio.mean.median < 1
-            and not (ratio.proves(min_gain) or ratio.excludes(min_gain))
-        ]
-        ranked = sorted(near, key=lambda role: measured.ratios[role].median)
-        return next((role for role in ranked if self.admits(roles[role])), "")
+    def able(self, roles: Mapping[str, Placement]) -> dict[str, Placement]:
+        """The quantized placements that meet the constraints, by the measurements so far."""
+        barred = self.barred
+        return {role: each for role, each in roles.items() if each.sites and each.digest not in barred}
+
+    def repetitions(
+        self, roles: Mapping[str, Placement], deadline: Deadline, wait: Callable[[float], None]
+    ) -> Callable[[Mapping[str, RatioTest]], bool]:
+        """A function that decides by the ratios so far whether the finalists are built and timed once more.
+
+        They are if a gain is likely, by its median, and none is proved: once within twice the time limit, and then up
+        to `MOST_TIMES` within the limit, or within `SPARE_SECONDS` of the start without one, with a ``wait`` between.
+        Then a wider interval proves a gain: repeated tests at the same level prove more gains falsely.
+        """
+        min_gain, able = self.constraint.limits.min_gain, self.able(roles)
+        spare = (
+            Deadline(seconds=SPARE_SECONDS, clock=deadline.clock) if deadline.seconds is None else deadline
+        )
+        left, started = MOST_TIMES, deadline.spent
+
+        def are_repeated(ratios: Mapping[str, RatioTest]) -> bool:
+            nonlocal left, started
+            is_first, seconds = left == MOST_TIMES, deadline.spent - started
+            faster = [r for r in able if r in ratios and ratios[r].mean.median < 1 - min_gain]
+            likely = [ratios[role] for role in faster if self.admits(able[role])]
+            tests = likely if is_first else map(_widened, likely)
+            if not left or not likely or any(test.proves(min_gain) for test in tests):
+                return False
+            apart = 0.0 if is_first else APART_SECONDS
+            limit, times = (deadline, 2) if is_first else (spare, 1)
+            if not limit.allows(seconds + apart, times=times):
+                return False
+            if apart:
+                wait(apart)
+            left, started = left - 1, deadline.spent
+            return True
+
+        return are_repeated
 
     def front_roles(self, roles: Mapping[str, Placement]) -> dict[str, Placement]:
         """The placements of the Pareto front that are not finalists, including those below an SQNR limit."""
@@ -262,14 +257,11 @@ class _Confirmation:
         timed = {
             placement.digest: (measured.ratios[role], placement)
             for role, placement in roles.items()
-            if role in measured.ratios
-            and measured.ratios[role].median < 1
-            and placement.digest in searched
-            and placement.sites
+            if placement.sites and placement.digest in searched and role in measured.ratios
         }
         points: list[FrontPoint] = []
         for ratio, placement in sorted(timed.values(), key=lambda each: each[0].median):
-            sqnr_db = self._confirmed_db(placement)
+            sqnr_db = self._confirmed_db(placement) if ratio.median < 1 else None
             if sqnr_db is not None and (not points or sqnr_db > points[-1].sqnr_db):
                 points.append(self._point(placement, ratio, sqnr_db))
         return (*points, self._point(roles["reference"], measured.ratios["reference"], EXACT_DB))
@@ -285,80 +277,16 @@ class _Confirmation:
         return None if is_below else self.constraint.confirmed_db(placement)
 
     def _point(self, placement: Placement, ratio: Interval, sqnr_db: float) -> FrontPoint:
-        digest, accuracy = placement.digest, self.constraint.score(placement)
         return FrontPoint(
-            placement=digest, pairs=placement.pairs, ratio=ratio, sqnr_db=sqnr_db, accuracy=accuracy
+            placement=placement.digest,
+            pairs=placement.pairs,
+            ratio=ratio,
+            sqnr_db=sqnr_db,
+            accuracy=self.constraint.score(placement),
         )
 
 
-@dataclass(slots=True)
-class _Repeated:
-    """Whether a measurement that has not decided yet is repeated at another time."""
-
-    min_gain: float
-    spare: Deadline
-    wait: Callable[[float], None]
-    _left: int = field(default=MOST_TIMES - 1, init=False)
-    _started: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._started = self.spare.spent
-
-    def again(self, ratios: Mapping[str, RatioTest]) -> bool:
-        """Whether a gain is likely, and not proved by an interval that is wide enough for repeated tests."""
-        tested, seconds = ratios.get("tuned"), self.spare.spent - self._started
-        if tested is None or not self._left or tested.mean.median >= 1 - self.min_gain:
-            return False
-        if _is_clear(tested, self.min_gain) or not self.spare.allows(seconds + APART_SECONDS):
-            return False
-        self.wait(APART_SECONDS)
-        self._left -= 1
-        self._started = self.spare.spent
-        return True
-
-
-def _measured_again(
-    measured: LatencyEvidence,
-    role: str,
-    roles: Mapping[str, Placement],
-    reference: Placement | Path,
-    bench: Bench,
-    repeated: _Repeated,
-) -> LatencyEvidence:
-    """The measurement with the reference and this role timed anew; unchanged if the role does not build again."""
-    placement = roles[role]
-    names = {role, *(name for name, other in roles.items() if other.digest == placement.digest)}
-    again = bench.compare(
-        {"reference": reference, **dict.fromkeys(names, placement), "tuned": placement},
-        builds=CLOSE_BUILDS,
-        is_settled=lambda ratios: is_settled(
-            [ratios["tuned"]] if "tuned" in ratios else [], repeated.min_gain
-        ),
-        again=repeated.again,
-    )
-    if "tuned" not in again.ratios:
-        return measured
-    kept = {name: ratio for name, ratio in measured.ratios.items() if name not in again.ratios}
-    tested = {name: ratio for name, ratio in measured.tested.items() if name in kept}
-    return replace(
-        again,
-        samples={**{name: measured.samples[name] for name in kept}, **again.samples},
-        ratios={**kept, **again.ratios},
-        tested={**tested, **again.tested},
-        failures={**measured.failures, **again.failures},
-        profiles=tuple(
-            replace(anew, ratios={**{name: first.ratios[name] for name in kept}, **anew.ratios})
-            for first, anew in zip(measured.profiles, again.profiles, strict=True)
-        ),
-    )
-
-
-def rescaled(trials: Sequence[Trial], factor: float) -> list[Trial]:
-    """The trials with their ratios times a factor: the time over the reference's of the model that they refer to."""
-    return [trial if trial.ratio is None else replace(trial, ratio=factor * trial.ratio) for trial in trials]
-
-
-def slower_text(trials: Sequence[Trial], constraint: AccuracyConstraint) -> str:
+def _slower_text(trials: Sequence[Trial], constraint: AccuracyConstraint) -> str:
     """That all candidates within the limits are slower than the reference, with the fastest; empty if one is faster."""
     known = {t.placement.digest: t.ratio for t in trials if is_candidate(t) and constraint.reaches(t)}
     ratios = [ratio for ratio in known.values() if ratio is not None]

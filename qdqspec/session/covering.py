@@ -12,26 +12,22 @@ import os
 import time
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from pathlib import Path
 
 from qdqspec.accuracy.constraint import constraint_of
-from qdqspec.accuracy.expected_metric import RehearsedMetric
-from qdqspec.accuracy.oracle import RehearsalOracle, Rehearser
 from qdqspec.errors import BackendError, ConfigError, PlacementError
 from qdqspec.graph.float32 import FLOAT16
 from qdqspec.graph.model import require_path
 from qdqspec.graph.weights import WeightStore
-from qdqspec.placement.edit.insert import Inserter
 from qdqspec.preparation.auxiliary_runs import runner
-from qdqspec.preparation.candidates import CandidateFiles, plain_file
 from qdqspec.preparation.files import BuildLogs
 from qdqspec.preparation.prepare import Prepared
-from qdqspec.preparation.resources import Resources
 from qdqspec.regions.forecast import multiplications_by_node
 from qdqspec.search.coverage import CoverageSearch
+from qdqspec.session.outcome import Tuned
+from qdqspec.session.tuning import candidate_files, deadline_of, oracle_of
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import TIMED_TRIALS, Coverage, Placement, SearchResult, Trial
-from qdqspec.units import count_text, seconds_text, share_text
+from qdqspec.units import count_text, share_text
 
 NAME = "coverage"  # the objective, the strategy in results, and the phase in the journal
 _FLOAT = Placement(sites=frozenset())
@@ -54,45 +50,21 @@ def covers(prepared: Prepared) -> bool:
     return asked == NAME
 
 
-def find_covering(prepared: Prepared, resources: Resources, journal: BuildLogs) -> SearchResult:
-    """The placement that covers most.
+def cover_case(prepared: Prepared, journal: BuildLogs) -> Tuned:
+    """The placement of a case with the most multiplications in narrow formats; nothing is timed.
 
     Raises `BackendError` if the model does not build without any pairs.
     """
-    started, cpu = time.monotonic(), time.process_time()
     with ExitStack() as opened:
-        resources.report_step("looking for corrections")
-        _ = prepared.corrections  # before the search: all placements have the same numbers
-        oracle = oracle_of(prepared, resources, opened)
-        folder = opened.enter_context(TemporaryFolder())
-        covering = _Covering(prepared, resources, journal, oracle, folder)
-        trial = covering.build(_FLOAT)
-        if not trial.ok:
-            raise BackendError(f"the model does not build without any Q/DQ: {trial.error}")
+        covering = _Covering(prepared, journal, opened)
+        reference = covering.build(_FLOAT)
+        if not reference.ok:
+            raise BackendError(f"the model does not build without any Q/DQ: {reference.error}")
         search = covering.search()
         best = search.best()
-        winner = _FLOAT if best is None else best.placement
-        coverage = covering.coverage(search, best)
-        return SearchResult(
-            winner=winner,
-            trials=tuple(covering.trials),
-            unchanged=best is None,
-            reason=prepared.nothing or _reason(search, coverage, covering.least_db),
-            strategy=NAME,
-            seconds=time.monotonic() - started,
-            cpu_seconds=time.process_time() - cpu,
-            eps=0.0,
-            blocks=len(prepared.space.units),
-            regions=len(prepared.regions),
-            patterns=len({region.pattern for region in prepared.regions}),
-            ended_by=covering.limit_reached,
-            accuracy=covering.constraint.bound(winner),
-            limits=prepared.case.tune.limits,
-            errors=() if oracle is None else oracle.errors,
-            corrections=prepared.corrections.gains,
-            coverage=coverage,
-            converted_from=FLOAT16 if prepared.is_converted else "",
-        )
+        result = covering.result(search, best)
+    line = ("winner", replace(best or reference, phase="confirm"))
+    return Tuned(result=result, latency=None, raw_winner=result.winner, confirmed=(line,), intervals={})
 
 
 def _reason(search: CoverageSearch, coverage: Coverage, least_db: float | None) -> str:
@@ -105,77 +77,44 @@ def _reason(search: CoverageSearch, coverage: Coverage, least_db: float | None) 
     return f"{share_text(coverage.share)} of the multiplications are quantized{limit}{lost}"
 
 
-def oracle_of(prepared: Prepared, resources: Resources, opened: ExitStack) -> RehearsalOracle | None:
-    """The rehearsal of placements; ``None`` without a limit, and on a simulated device."""
-    rules, least_db = prepared.case.tune.accuracy, prepared.case.tune.limits.min_sqnr_db
-    is_limited = least_db is not None or rules is not None
-    if not is_limited or not prepared.capabilities.computes or not prepared.space.units:
-        return None
-    rehearser = opened.enter_context(Rehearser(prepared, resources, prepared.comparison_data()))
-    metric = None
-    if rules is not None:
-        reference = prepared.scores.of_reference(rules.metric, rules.output).value
-        metric = RehearsedMetric(prepared.scores, rules, reference, rules.least(reference))
-    note, left = prepared.note_once, resources.seconds_left
-    return RehearsalOracle(rehearser, prepared.space, note, left, metric, least_db)
-
-
-def is_expected_within(oracle: RehearsalOracle | None, placement: Placement, least_db: float | None) -> bool:
-    """Whether a placement is expected to meet the limits; one that cannot be rehearsed is left to its outputs."""
-    if oracle is None:
-        return True
-    expected_db = oracle.predicted_db(placement)
-    if expected_db is not None and least_db is not None and expected_db < least_db:
-        return False
-    return oracle.keeps_metric(placement) is not False
-
-
 class _Covering:
     """One search: its builds (``trials`` has them all, that of the reference first), and the limits on accuracy.
 
-    Limits are expected by the rehearsals of the ``oracle``, and decided by outputs.
+    Limits are expected by the rehearsals of the oracle, and decided by outputs.
     """
 
-    def __init__(
-        self,
-        prepared: Prepared,
-        resources: Resources,
-        journal: BuildLogs,
-        oracle: RehearsalOracle | None,
-        folder: Path,
-    ) -> None:
+    def __init__(self, prepared: Prepared, journal: BuildLogs, opened: ExitStack) -> None:
         self.prepared, self.trials = prepared, list[Trial]()
-        self.constraint = constraint_of(prepared)
-        self.least_db = prepared.case.tune.limits.min_sqnr_db
-        self._oracle, self._resources, self._journal, self._folder = oracle, resources, journal, folder
-        self._recorded = list(journal.trials())
-        self._started = time.monotonic()
+        self._journal, self._recorded = journal, list(journal.trials())
+        self._started = time.monotonic(), time.process_time()
+        self._deadline, resources = deadline_of(prepared), prepared.resources
+        resources.report_step("looking for corrections")
+        _ = prepared.corrections  # before the search: all placements have the same numbers
+        self._constraint = constraint_of(prepared)
+        self._least_db = prepared.case.tune.limits.min_sqnr_db
+        self._oracle = oracle_of(prepared, self._constraint, self._deadline, opened)
+        self._folder = opened.enter_context(TemporaryFolder())
         self._runs = runner(resources.backend, resources.options)
-        given = require_path(prepared.given)
-        inserter = Inserter(prepared.model, prepared.numbers, store=WeightStore(folder, base=given.parent))
-        self._files = CandidateFiles(
-            folder,
-            plain_file(prepared, folder),
-            lambda placement: inserter.insert(prepared.space.permitted(placement)).parts,
-        )
+        store = WeightStore(self._folder, base=require_path(prepared.given).parent)
+        self._files = candidate_files(prepared, self._folder, store)
         shapes = {name: spec.shape for name, spec in prepared.inputs.items()}
         self._multiplications = multiplications_by_node(prepared.folded, shapes)
 
     @property
     def limit_reached(self) -> str:
         """The limit that the search has reached, as text; empty if it may go on."""
-        rules, spent = self.prepared.case.tune, time.monotonic() - self._started
+        rules = self.prepared.case.tune
         most = rules.trials or TIMED_TRIALS[rules.preset]
         if len(self.trials) > most:
             return f"its limit of {count_text(most, 'build')}"
-        if rules.minutes is not None and spent > 60 * rules.minutes:
-            return f"its limit of {seconds_text(60 * rules.minutes)}"
-        return "the time limit of the run" if self._resources.seconds_left() == 0 else ""
+        return self._deadline.reached
 
     def build(self, placement: Placement) -> Trial:
         """The trial of a placement: recorded by an earlier run, else built now. A failed build is a trial too."""
         number = len(self.trials)
-        self._resources.report_step(f"building {f'candidate {number}' if number else 'the reference'}")
+        self.prepared.resources.report_step(
+            f"building {f'candidate {number}' if number else 'the reference'}"
+        )
         known = self._recorded[number] if number < len(self._recorded) else None
         if known is not None and known.placement.digest == placement.digest:
             trial = known
@@ -187,12 +126,12 @@ class _Covering:
         return trial
 
     def _built(self, number: int, placement: Placement) -> Trial:
-        started, resources = time.perf_counter(), self._resources
+        started, prepared = time.perf_counter(), self.prepared
         blank = Trial(number=number, phase=NAME, placement=placement)
         try:
-            with closing(resources.backend.build(self._files(placement), resources.options)) as engine:
+            with closing(prepared.backend.build(self._files(placement), prepared.options)) as engine:
                 blank = replace(blank, build_seconds=time.perf_counter() - started)
-                engine.bind(self.prepared.loads[0].feeds)
+                engine.bind(prepared.loads[0].feeds)
                 layers = engine.layers(1)
         except (BackendError, PlacementError) as error:
             text = str(error).replace(f"{self._folder}{os.sep}", "")
@@ -201,13 +140,22 @@ class _Covering:
         kernels = tuple(replace(layer, milliseconds=0.0) for layer in layers)
         return replace(blank, graph_hash=engine.graph_hash, layers=kernels)
 
+    def _is_expected_within_limits(self, placement: Placement) -> bool:
+        """Whether a placement is expected to meet the limits; one that cannot be rehearsed is left to its outputs."""
+        if self._oracle is None:
+            return True
+        expected_db = self._oracle.predicted_db(placement)
+        if expected_db is not None and self._least_db is not None and expected_db < self._least_db:
+            return False
+        return self._oracle.keeps_metric(placement) is not False
+
     def _keeps_limits(self, trial: Trial) -> bool:
         """Whether a placement meets the limits by the outputs of its model, from which rehearsals learn."""
-        admission, placement = self.constraint.admission, trial.placement
+        admission, placement = self._constraint.admission, trial.placement
         if admission is None:
             return True
         if not admission.is_known(placement):
-            self._resources.report_step("measuring the accuracy of a candidate")
+            self.prepared.resources.report_step("measuring the accuracy of a candidate")
             with closing(self._runs(self._files(placement))) as engine:
                 trial = admission.measured(Trial(number=0, phase=NAME, placement=placement), engine)
                 admission.confirm(placement, engine)
@@ -222,23 +170,42 @@ class _Covering:
             space=space,
             multiplications={unit.id: sum(counts.get(n, 0) for n in unit.nodes) for unit in space.units},
             noise=lambda: None if oracle is None else oracle.noise(),
-            is_accurate=lambda placement: is_expected_within(oracle, placement, self.least_db),
+            is_accurate=self._is_expected_within_limits,
             keeps_limits=self._keeps_limits,
             build=self.build,
             is_over=lambda: bool(self.limit_reached),
             narrow=frozenset(self.prepared.capabilities.activations),
         )
 
-    def coverage(self, search: CoverageSearch, best: Trial | None) -> Coverage:
-        """The coverage of the selected placement, by its labels and the list of its kernels."""
-        labels = () if best is None else best.placement.labels
-        layers = () if best is None else best.layers
-        expected = None if best is None or self._oracle is None else self._oracle.predicted_db(best.placement)
-        return Coverage(
+    def result(self, search: CoverageSearch, best: Trial | None) -> SearchResult:
+        """The result of a search that selected this trial, by its labels and the list of its kernels."""
+        prepared, oracle, selected = self.prepared, self._oracle, best or self.trials[0]
+        winner, layers = selected.placement, () if best is None else best.layers
+        coverage = Coverage(
             multiplications=sum(self._multiplications.values()),
-            quantized=search.count(unit for unit, _ in labels if unit not in search.refused),
-            sqnr_db=expected,
+            quantized=search.count(unit for unit, _ in winner.labels if unit not in search.refused),
+            sqnr_db=None if best is None or oracle is None else oracle.predicted_db(winner),
             kernels=len(layers),
             conversions=sum(layer.boundary for layer in layers),
             refused=dict(search.refused),
+        )
+        return SearchResult(
+            winner=winner,
+            trials=tuple(self.trials),
+            unchanged=best is None,
+            reason=prepared.nothing or _reason(search, coverage, self._least_db),
+            strategy=NAME,
+            seconds=time.monotonic() - self._started[0],
+            cpu_seconds=time.process_time() - self._started[1],
+            eps=0.0,
+            blocks=len(prepared.space.units),
+            regions=len(prepared.regions),
+            patterns=len({region.pattern for region in prepared.regions}),
+            ended_by=self.limit_reached,
+            accuracy=self._constraint.bound(winner),
+            limits=prepared.case.tune.limits,
+            errors=() if oracle is None else oracle.errors,
+            corrections=prepared.corrections.gains,
+            coverage=coverage,
+            converted_from=FLOAT16 if prepared.is_converted else "",
         )

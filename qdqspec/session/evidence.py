@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any, get_args
 
 from qdqspec.accuracy.culprits import culprits_of
 from qdqspec.accuracy.parity import BothModels, compare_models
 from qdqspec.accuracy.probes import search_input
 from qdqspec.baseline.store import Renewal
-from qdqspec.checks.base import AnyRequest, needs_of, requested, requests_of
+from qdqspec.checks.base import AnyRequest, requested, requests_of
 from qdqspec.errors import QdqspecError, StateError
 from qdqspec.graph.model import load_model, require_path
 from qdqspec.measurement.lock import RunLock
@@ -24,7 +25,7 @@ from qdqspec.placement.read.survival import check_survival
 from qdqspec.placement.scheme.scheme_file import SchemeFile, read_scheme
 from qdqspec.preparation.cached import SCHEME, FinishedSearch
 from qdqspec.preparation.files import profiles_of
-from qdqspec.preparation.loading import Linted, lint_and_load
+from qdqspec.preparation.loading import lint_and_load
 from qdqspec.preparation.prepare import Prepared, output_of, prepare
 from qdqspec.preparation.resources import Resources
 from qdqspec.regions.folding import fold_graph
@@ -35,24 +36,20 @@ from qdqspec.session.kernels import quantized_work
 from qdqspec.session.winner import find_winner, measure_winner
 from qdqspec.types import (
     AccuracyEvidence,
-    BuildEvidence,
     Case,
     CaseRecord,
     CheckResult,
     CheckSpec,
     CulpritEvidence,
-    DeviceKey,
     Evidence,
     EvidenceKind,
     GraphPart,
     LatencyEvidence,
     LintTarget,
-    Optimizer,
     ParityEvidence,
     ParitySearch,
     QuantizedWork,
     SearchResult,
-    SurvivalEvidence,
     Verdict,
 )
 from qdqspec.types.requests import (
@@ -74,7 +71,7 @@ class CaseWork:
     """The evidence of one case in one session, and the verdicts on it. Each part is computed once, on first access.
 
     ``found`` is the finished search, or ``None`` before `find`, and ``measured`` the last latency: of a search, a
-    recheck, or `latency`.
+    recheck, or `latency`. ``raised`` are the checks whose result is an error.
     """
 
     def __init__(self, case: Case, resources: Resources, store: Store, load: Callable[[Case], Case]) -> None:
@@ -83,11 +80,10 @@ class CaseWork:
         self.found: FinishedSearch | None = None
         self.measured: LatencyEvidence | None = None
         self.results: dict[str, CheckResult] = {}
-        self.raised: set[str] = set()  # checks whose result is an error
-        self.judged: dict[str, CheckSpec] = {}
+        self.raised: set[str] = set()
         self.culprits: CulpritEvidence | None = None
         self.parity_search: dict[str, ParitySearch] = {}
-        self._needs: set[EvidenceKind] = set()
+        self._fields: dict[EvidenceKind, dict[str, Any]] = {}  # of the evidence, by the kinds measured so far
         self._figures: dict[str, Mapping[str, float]] = {}
         self._parity: ParityEvidence | None = None
         self._gate: Gate | None = None
@@ -98,16 +94,13 @@ class CaseWork:
     def prepared(self) -> Prepared:
         """The case with its model, loaded on first access."""
         if self._prepared is None:
-            self._prepared = self.prepare()
+            self._prepared = prepare(self._load(self.case), self.resources)
         return self._prepared
 
-    def prepare(self, *, as_given: bool = False) -> Prepared:
-        """Load the data and the model of the case; see `qdqspec.preparation.prepare.prepare`."""
-        return prepare(self._loaded, self.resources, as_given=as_given)
-
-    @cached_property
-    def _loaded(self) -> Case:
-        return self._load(self.case)
+    @property
+    def as_given(self) -> Prepared:
+        """The case with its model as it is, even if that is quantized."""
+        return prepare(self._load(self.case), self.resources, as_given=True)
 
     # ---- winner -----------------------------------------------------------------------------------------
 
@@ -118,17 +111,17 @@ class CaseWork:
         """
         if self._failure is not None:
             raise self._failure
-        try:
-            if self.found is None:
+        if self.found is None:
+            try:
                 prepared = self.prepared
                 with RunLock(prepared.output, prepared.resources.report_wait):
                     self.found, self.measured = find_winner(prepared, self.store, self.validate)
-            return self.found
-        except StateError:
-            raise  # another run in the folder may have ended by the next attempt
-        except QdqspecError as error:
-            self._failure = error
-            raise
+            except StateError:
+                raise  # another run in the folder may have ended by the next attempt
+            except QdqspecError as error:
+                self._failure = error
+                raise
+        return self.found
 
     @property
     def search(self) -> SearchResult:
@@ -168,43 +161,32 @@ class CaseWork:
         )
 
     def evidence(self, needs: frozenset[EvidenceKind]) -> Evidence:
-        """The evidence of a finished search; the requested kinds are measured."""
+        """The evidence of a finished search so far; the requested kinds are measured."""
         search = self.search
-        self._needs.update(needs)
-        linted = self.linted if "lint" in needs else {}
+        for kind in get_args(EvidenceKind):  # timing is first, nearest to the search
+            if kind in needs and kind not in self._fields:
+                self._fields[kind] = self._measured(kind)
+        fields = {name: value for known in self._fields.values() for name, value in known.items()}
         return replace(
             self.unsearched,
             search=search,
             pairs=self.scheme.pairs,
-            latency=self.latency if "latency" in needs else None,
-            parity=self.parity if "parity" in needs else None,
-            culprits=self.culprits if "parity" in needs else None,
-            parity_search=self.parity_search if "parity" in needs else {},
-            accuracy=self.accuracy if "accuracy" in needs else {},
-            size_bytes=self.sizes if "size" in needs else {},
-            regression=self.gate.evidence if "regression" in needs else {},
-            survival=self.survival if "survival" in needs else {},
-            lint={target: each.findings for target, each in linted.items()},
-            lint_loads={target: each.load.note for target, each in linted.items()},
-            builds=self.builds if "builds" in needs else {},
-            figures=self.figures if "figures" in needs else {},
+            culprits=self.culprits,
+            parity_search=self.parity_search,
             profiles=self.prepared.options.profiles,
             node_ops=self.node_ops,
             quantized=self.quantized,
+            **fields,
             warnings=self.warnings,
         )
 
     @property
     def record(self) -> CaseRecord:
         """The record of the case with all its evidence; nothing is searched, or measured after a check raised."""
-        needs: set[EvidenceKind] = {"latency", "parity"}  # for every case, whatever its checks
-        needs |= self._needs
-        for check in self.judged.values():
-            needs |= needs_of(check) if check.id not in self.raised else set()
         evidence = self.unsearched
         if self.found is not None:
-            try:
-                evidence = replace(self.evidence(frozenset(needs)), graph=self.graph)
+            try:  # latency and parity are of every case, whatever its checks
+                evidence = replace(self.evidence(frozenset({"latency", "parity"})), graph=self.graph)
             except QdqspecError:
                 if not self.raised:
                     raise
@@ -252,9 +234,7 @@ class CaseWork:
 
         A quantized model that no spec names is compared as it is, and not its float form.
         """
-        is_named = self.case.spec is not None
-        own = self.prepared if is_named else self.prepare(as_given=True)
-        return compare_models(own, tuned)
+        return compare_models(self.prepared if self.case.spec is not None else self.as_given, tuned)
 
     def _requested(self, kind: type[AnyRequest]) -> list[AnyRequest]:
         """The requests of one type of all checks of the case, in their order."""
@@ -272,10 +252,7 @@ class CaseWork:
             elif isinstance(request, ParityRequest):
                 output = request.culpable(self.parity)
                 if output is not None and self.culprits is None:
-                    pairs, factors = self.scheme.pairs, self.scheme.equalized
-                    self.culprits = culprits_of(
-                        self.prepared, pairs, output, factors=factors, seconds=CULPRIT_SECONDS
-                    )
+                    self.culprits = self.find_culprits(output, seconds=CULPRIT_SECONDS)
             elif isinstance(request, InputRequest):
                 is_known = request.key in self.parity_search
                 if not is_known and not request.limits.broken_by(self.parity.outputs, whole=True):
@@ -283,6 +260,11 @@ class CaseWork:
                     self.parity_search[request.key] = found
             elif isinstance(request, FigureRequest):
                 self._measure(request)
+
+    def find_culprits(self, output: str | None = None, **limits: Any) -> CulpritEvidence:
+        """The pairs of the selected model that cost most accuracy, at an output; see `culprits_of`."""
+        scheme = self.scheme
+        return culprits_of(self.prepared, scheme.pairs, output, factors=scheme.equalized, **limits)
 
     def _measure(self, request: FigureRequest) -> None:
         if request.key not in self._figures:
@@ -313,54 +295,67 @@ class CaseWork:
                 scores.require(request.metric, line=check.line)
                 scores.of_reference(request.metric, request.output)
 
-    @cached_property
-    def accuracy(self) -> dict[str, AccuracyEvidence]:
+    def _measured(self, kind: EvidenceKind) -> dict[str, Any]:
+        """The fields of the evidence of a kind. All evidence has the kinds that are not named here."""
+        prepared, tuned = self.prepared, self.tuned_path
+        match kind:
+            case "latency":
+                return {"latency": self.latency}
+            case "parity":
+                return {"parity": self.parity}
+            case "regression":
+                return {"regression": self.gate.evidence}
+            case "accuracy":
+                return {"accuracy": self._accuracy()}
+            case "size":
+                given, data = prepared.given, tuned.with_name(f"{tuned.name}.data")
+                files = [tuned, data] if data.is_file() else [tuned]
+                reference = _size([require_path(given), *given.external_files()])
+                return {"size_bytes": {"reference": reference, "tuned": _size(files)}}
+            case "lint":
+                return self._linted()
+            case "survival":
+                optimizers = dict.fromkeys(each.optimizer for each in self._requested(SurvivalRequest))
+                surviving = check_survival(tuned, tuple(optimizers))
+                return {"survival": {each.optimizer: each for each in surviving}}
+            case "builds":
+                builds = dict.fromkeys(self._requested(BuildRequest))
+                return {"builds": {each.key: build_for(prepared, tuned, each) for each in builds}}
+            case "figures":
+                for request in self._requested(FigureRequest):
+                    with suppress(QdqspecError):  # as in `_accuracy`
+                        self._measure(request)
+                return {"figures": dict(self._figures)}
+            case _:
+                return {}
+
+    def _accuracy(self) -> dict[str, AccuracyEvidence]:
         """The task metrics that checks request, for reference and tuned model.
 
         A metric that raises is omitted; `require` and `gather` raise its error for the check.
         """
-        scores, found = self.prepared.scores, {}
+        scores, metrics = self.prepared.scores, dict[str, AccuracyEvidence]()
         for request in self._requested(ScoreRequest):
             with suppress(QdqspecError):
                 reference = scores.of_reference(request.metric, request.output)
                 tuned = scores.of_file(self.tuned_path, request.metric, request.output)
-                found[request.key] = accuracy_evidence(request.metric, reference, tuned)
-        return found
+                metrics[request.key] = accuracy_evidence(request.metric, reference, tuned)
+        return metrics
 
-    @property
-    def figures(self) -> Mapping[str, Mapping[str, float]]:
-        """The figures that checks define and request; without those that raised, see `accuracy`."""
-        for request in self._requested(FigureRequest):
-            with suppress(QdqspecError):
-                self._measure(request)
-        return dict(self._figures)
-
-    @cached_property
-    def linted(self) -> dict[LintTarget, Linted]:
+    def _linted(self) -> dict[str, Any]:
         """Lint findings on the tuned model, and loads of it, for the targets that checks request."""
         loads: dict[LintTarget, bool] = {}
         for request in self._requested(LintRequest):
             loads[request.target] = request.load or loads.get(request.target, False)
-        if not loads:
-            return {}
-        tuned, options = load_model(self.tuned_path), self.prepared.options
-        feed = self.prepared.loads[0].feeds
-        return {
-            target: lint_and_load(tuned, target, options=options, feed=feed, loads=asked)
+        tuned, feed = load_model(self.tuned_path), self.prepared.loads[0].feeds
+        linted = {
+            target: lint_and_load(tuned, target, options=self.prepared.options, feed=feed, loads=asked)
             for target, asked in loads.items()
         }
-
-    @cached_property
-    def builds(self) -> dict[str, BuildEvidence]:
-        """The builds of the tuned model that checks request, by key."""
-        requests = dict.fromkeys(self._requested(BuildRequest))
-        return {request.key: build_for(self.prepared, self.tuned_path, request) for request in requests}
-
-    @cached_property
-    def survival(self) -> dict[Optimizer, SurvivalEvidence]:
-        """The pairs of the tuned model that survive each optimizer that checks request."""
-        names = dict.fromkeys(request.optimizer for request in self._requested(SurvivalRequest))
-        return {found.optimizer: found for found in check_survival(self.tuned_path, tuple(names))}
+        return {
+            "lint": {target: each.findings for target, each in linted.items()},
+            "lint_loads": {target: each.load.note for target, each in linted.items()},
+        }
 
     @property
     def gate(self) -> Gate:
@@ -390,16 +385,6 @@ class CaseWork:
     def renewals(self) -> tuple[Renewal, ...]:
         """Baseline entries measured in this session and not yet written."""
         return () if self._gate is None else self._gate.renewals
-
-    @cached_property
-    def sizes(self) -> dict[str, int]:
-        """Bytes of the model files, including external data."""
-        given, tuned = self.prepared.given, self.tuned_path
-        data = tuned.with_name(tuned.name + ".data")
-        return {
-            "reference": _size(require_path(given), *given.external_files()),
-            "tuned": _size(tuned, *([data] if data.is_file() else [])),
-        }
 
     @cached_property
     def quantized(self) -> QuantizedWork | None:
@@ -469,13 +454,5 @@ def _latency_warnings(measured: LatencyEvidence) -> Iterator[str]:
     yield from (f"latency of {' and '.join(names)}: {note}" for note, names in roles.items())
 
 
-def skipped_record(case: Case, backend: str, why: str) -> CaseRecord:
-    """The record of a case that cannot run on this machine, which holds only the reason."""
-    evidence = Evidence(
-        case=case, backend=backend, target=backend, device=DeviceKey(key=""), model_sha256="", skipped=why
-    )
-    return CaseRecord(evidence=evidence)
-
-
-def _size(*files: Path) -> int:
+def _size(files: Iterable[Path]) -> int:
     return sum(file.stat().st_size for file in files)

@@ -50,16 +50,13 @@ class KnownCandidate:
 
     trial: Trial
     ratio: Interval
-    is_confirmed: bool
-    is_everything: bool
-    layers: tuple[LayerTime, ...]
+    roles: tuple[str, ...] = ()  # in the confirmation
 
 
 def known_candidates(
     trials: Sequence[Trial],
-    lines: Mapping[str, Trial],
+    lines: Iterable[tuple[str, Trial]],
     ratios: Mapping[str, Interval],
-    constraint: AccuracyConstraint,
     scale: float = 1.0,
 ) -> list[KnownCandidate]:
     """All quantized candidates of a search and its confirmation, by their last time, the fastest first.
@@ -67,29 +64,17 @@ def known_candidates(
     ``lines`` are the trials of the confirmation by role, ``ratios`` the times of these. ``scale`` is the time over the
     reference's of the model to which the ratios of other trials refer.
     """
-    found: dict[str, KnownCandidate] = {}
-    timed = [("", trial) for trial in trials if is_candidate(trial)]
-    timed += [(role, trial) for role, trial in lines.items() if trial.ok and trial.placement.sites]
-    for role, trial in timed:
-        digest, own = trial.placement.digest, ratios.get(role)
-        before = found.get(digest)
-        if own is None:
-            if trial.ratio is None or before is not None:
-                continue
+    known: dict[str, KnownCandidate] = {}
+    for trial in trials:
+        if is_candidate(trial) and trial.ratio is not None:
             ratio = scale * trial.ratio
-            own = Interval(median=ratio, low=ratio, high=ratio)
-        measured = replace(
-            trial if before is None else before.trial,
-            accuracy=constraint.score(trial.placement),
-        )
-        found[digest] = KnownCandidate(
-            trial=measured,
-            ratio=own,
-            is_confirmed=role in ratios,
-            is_everything=role == "everything" or (before is not None and before.is_everything),
-            layers=trial.layers or (() if before is None else before.layers),
-        )
-    return sorted(found.values(), key=lambda known: known.ratio.median)
+            candidate = KnownCandidate(trial=trial, ratio=Interval(median=ratio, low=ratio, high=ratio))
+            known.setdefault(trial.placement.digest, candidate)
+    for role, line in lines:
+        if role in ratios and line.placement.sites:
+            before = known.get(line.placement.digest, KnownCandidate(trial=line, ratio=ratios[role]))
+            known[line.placement.digest] = replace(before, ratio=ratios[role], roles=(*before.roles, role))
+    return sorted(known.values(), key=lambda candidate: candidate.ratio.median)
 
 
 def rejected_candidates(
@@ -104,33 +89,31 @@ def rejected_candidates(
     """
     within = [one for one in known if constraint.reaches(one.trial)]
     beyond = [one for one in known if one not in within and one.ratio.median < 1]
-    accurate = max(beyond, key=lambda one: constraint.sqnr_db(one.trial) or -math.inf, default=None)
-    fastest = known[0] if known else None
-    best = within[0] if within else None
-    roles = [
-        ("fastest candidate", fastest),
-        ("fastest candidate within the limits", None if best is fastest else best),
-        ("most accurate faster candidate", None if accurate is fastest else accurate),
-        ("everything quantized", next((one for one in known if one.is_everything), None)),
-        ("placement of the given model", next((one for one in known if one.trial.placement.given), None)),
-    ]
-    named: dict[str, tuple[list[str], KnownCandidate]] = {}
-    for role, one in roles:
-        if one is not None:
-            named.setdefault(one.trial.placement.digest, ([], one))[0].append(role)
+    beyond.sort(key=lambda one: constraint.sqnr_db(one.trial) or -math.inf, reverse=True)
+    groups: dict[str, Sequence[KnownCandidate]] = {
+        "fastest candidate": known,
+        "fastest candidate within the limits": [] if within[:1] == known[:1] else within,
+        "most accurate faster candidate": [] if beyond[:1] == known[:1] else beyond,
+        "everything quantized": [one for one in known if "everything" in one.roles],
+        "placement of the given model": [one for one in known if one.trial.placement.given],
+    }
+    named: dict[str, tuple[KnownCandidate, list[str]]] = {}
+    for role, group in groups.items():
+        if group:
+            named.setdefault(group[0].trial.placement.digest, (group[0], []))[1].append(role)
     return tuple(
         RejectedCandidate(
-            role=names[0] if len(names) == 1 else f"{names[0]} ({', '.join(names[1:])})",
+            role=roles[0] if len(roles) == 1 else f"{roles[0]} ({', '.join(roles[1:])})",
             placement=digest,
             pairs=one.trial.placement.pairs,
             ratio=one.ratio,
-            is_confirmed=one.is_confirmed,
+            is_confirmed=bool(one.roles),
             sqnr_db=constraint.sqnr_db(one.trial),
             accuracy=one.trial.accuracy,
             reason=_reason(one, one in within, constraint),
-            kernels=_compared(one, reference, ops),
+            kernels=_compared(one.trial, reference, ops),
         )
-        for digest, (names, one) in named.items()
+        for digest, (one, roles) in named.items()
     )
 
 
@@ -142,17 +125,16 @@ def _reason(one: KnownCandidate, is_within: bool, constraint: AccuracyConstraint
 
 
 def _compared(
-    one: KnownCandidate, reference: tuple[LayerTime, ...], ops: Mapping[str, str]
+    trial: Trial, reference: tuple[LayerTime, ...], ops: Mapping[str, str]
 ) -> KernelComparison | None:
     """The kernels of a candidate beside the reference's; ``None`` without times of both."""
-    tuned = engine_of("candidate", one.trial.placement, one.layers, ops)
+    tuned = engine_of("candidate", trial.placement, trial.layers, ops)
     before = ExplainedEngine(name="reference", layers=reference, ops=ops)
-    if not one.layers or not before.timed or not tuned.timed:
+    if not trial.layers or not before.timed or not tuned.timed:
         return None
     rows = compare(before, tuned).rows
-    changes = [row for row in rows if row.kind == "kernel"]
-    slower = [row for row in changes if row.difference_ms > 0]
-    faster = [row for row in changes if row.difference_ms < 0]
+    slower = [row for row in rows if row.kind == "kernel" and row.difference_ms > 0]
+    faster = [row for row in rows if row.kind == "kernel" and row.difference_ms < 0]
     left = (op_of(layer.nodes[0], ops) for layer in tuned.left_in_float if layer.nodes)
     return KernelComparison(
         kernels=len(tuned.kernels),

@@ -2,36 +2,35 @@
 
 from __future__ import annotations
 
+import math
 import time
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from qdqspec.checks.rejected import why_text
 from qdqspec.errors import BackendError
 from qdqspec.graph.float32 import FLOAT16
 from qdqspec.preparation.candidates import note_float_types, other_references
+from qdqspec.preparation.files import BuildLogs
+from qdqspec.preparation.prepare import Prepared
 from qdqspec.search.loop import candidates_of
-from qdqspec.search.select import raw_winner
+from qdqspec.search.select import is_candidate, raw_winner
 from qdqspec.session.confirm import Confirmed, confirm
-from qdqspec.session.cut_short import cut_short_text
 from qdqspec.session.kernels import known_candidates, rejected_candidates
+from qdqspec.session.tuning import Tuning, open_tuning, trials_of
 from qdqspec.types import (
     FLOAT32,
     GIVEN,
     BlockError,
     Interval,
     LatencyEvidence,
-    LayerTime,
     Placement,
     RejectedCandidate,
     SearchResult,
     Trial,
+    TuneRules,
 )
 from qdqspec.units import count_text, interval_text, ratio_text
-
-if TYPE_CHECKING:
-    from qdqspec.session.tuning import Tuning
 
 ERRORS_SHARE = 0.1  # of the time of a search, for the error of single blocks that it did not need
 
@@ -40,28 +39,29 @@ ERRORS_SHARE = 0.1  # of the time of a search, for the error of single blocks th
 class Tuned:
     """The outcome of a search: its result, the confirming measurement if it times, and the winner before it.
 
-    ``confirmed`` are the finalists' lines for the journal, by role.
+    ``confirmed`` are the finalists' lines for the journal, by role, and ``intervals`` confirmed ratios to the
+    reference, by digest of the placement.
     """
 
     result: SearchResult
     latency: LatencyEvidence | None
     raw_winner: Placement
     confirmed: tuple[tuple[str, Trial], ...]
+    intervals: Mapping[str, Interval]
 
-    @property
-    def intervals(self) -> dict[str, Interval]:
-        """Confirmed ratios to the reference, by digest of the placement; empty without timing."""
-        if self.latency is None:
-            return {}
-        ratios = self.latency.ratios
-        found = {trial.placement.digest: ratios[role] for role, trial in self.confirmed if role in ratios}
-        return {**found, self.result.winner.digest: ratios["tuned"]}
+
+def tune_case(prepared: Prepared, journal: BuildLogs) -> Tuned:
+    """The whole search of a case: each trial is in the journal before the next one begins."""
+    with open_tuning(prepared, journal) as tuning:
+        tuning.search.run()  # propose, rehearse, build, race; tell the strategy
+        tuning.repair()  # candidates that just missed the SQNR limit
+        return finish(tuning)  # finalists, built anew and timed together
 
 
 def finish(tuning: Tuning) -> Tuned:
     """Rebuild the finalists of a search, time them together, select the final model, and describe the result."""
     prepared, trials = tuning.prepared, tuple(tuning.search.trials)
-    tuning.prepared.resources.report_step("confirming")
+    prepared.resources.report_step("confirming")
     confirmed = confirm(
         trials,
         prepared.space.resolve(prepared.space.everything()),
@@ -72,22 +72,33 @@ def finish(tuning: Tuning) -> Tuned:
         beside=other_references(prepared, tuning.folder),
     )
     note_float_types(prepared, confirmed.latency)
+    placements = {role: trial.placement for role, trial in confirmed.lines}
+    ratios = {placements[role].digest: ratio for role, ratio in confirmed.ratios.items()}
+    choice = confirmed.choice.placement
     confirmed = _with_profiles(tuning, confirmed)
-    winner = next(trial.placement for role, trial in confirmed.lines if role == "winner")
     _note_given(tuning, confirmed)
     return Tuned(
         result=_result(tuning, confirmed),
         latency=confirmed.latency,
-        raw_winner=raw_winner(trials) or winner,
+        raw_winner=raw_winner(trials) or placements["winner"],
         confirmed=confirmed.lines,
+        intervals={**ratios, choice.digest: confirmed.latency.ratios["tuned"]},
     )
 
 
 def _result(tuning: Tuning, confirmed: Confirmed) -> SearchResult:
     prepared, search, choice = tuning.prepared, tuning.search, confirmed.choice
     errors, errors_missing = _block_errors(tuning)
-    seconds, cpu = (now - then for now, then in zip(_now(), tuning.started, strict=True))
-    rejected, cut_short, ended = _rejected(tuning, confirmed), _cut_short(tuning), _ended(tuning)
+    seconds = time.monotonic() - tuning.started[0]
+    rejected, ended, rules = _rejected(tuning, confirmed), _ended(tuning), prepared.case.tune
+    cut_short = cut_short_text(
+        search.ended_by,
+        search.trials,
+        rules,
+        usual=trials_of(replace(rules, minutes=None), prepared.space, tuning.make),
+        steps=getattr(tuning.make, "steps", {}),
+        untried=prepared.corrections.untried,
+    )
     reasons = (choice.reason, why_text(rejected), _rehearsed(tuning, confirmed), cut_short or ended)
     return SearchResult(
         winner=choice.placement,
@@ -96,7 +107,7 @@ def _result(tuning: Tuning, confirmed: Confirmed) -> SearchResult:
         reason=prepared.nothing or "; ".join(filter(None, reasons)),
         strategy=tuning.strategy,
         seconds=seconds,
-        cpu_seconds=cpu,
+        cpu_seconds=time.process_time() - tuning.started[1],
         eps=search.eps,
         blocks=len(prepared.space.units),
         regions=len(prepared.regions),
@@ -116,21 +127,44 @@ def _result(tuning: Tuning, confirmed: Confirmed) -> SearchResult:
     )
 
 
-def _now() -> tuple[float, float]:
-    return time.monotonic(), time.process_time()
+def cut_short_text(
+    ended_by: str,
+    trials: Sequence[Trial],
+    rules: TuneRules,
+    *,
+    usual: int,
+    steps: Mapping[str, str],
+    untried: Collection[str] = (),
+) -> str:
+    """A search that ended at a limit: the candidates built, the steps not reached, and the option to raise.
 
-
-def _cut_short(tuning: Tuning) -> str:
-    """The steps that the search did not reach, if a limit ended it."""
-    prepared = tuning.prepared
-    return cut_short_text(
-        tuning.search.ended_by,
-        tuning.search.trials,
-        prepared.case.tune,
-        usual=tuning.usual_trials,
-        steps=getattr(tuning.make, "steps", {}),
-        untried=prepared.corrections.untried,
+    ``usual`` is the number of candidates of a search without a time limit, ``steps`` are the phases of the strategy in
+    their order, and ``untried`` the corrections that were not tried. Empty if no limit ended the search.
+    """
+    if not ended_by:
+        return ""
+    built = len({t.placement.digest for t in trials if is_candidate(t)})
+    phases = {trial.phase for trial in trials if trial.placement.sites}
+    reached = max((number for number, phase in enumerate(steps) if phase in phases), default=-1)
+    missing = list(steps.values())[reached + 1 :]
+    missing += [f"corrections ({', '.join(untried)})"] if untried else []
+    not_reached = f", not reached: {', '.join(missing)}" if missing else ""
+    of = f"{built} of about " if usual > built else ""
+    return (
+        f"the search ended at {ended_by}, before it was done: {of}{count_text(max(built, usual), 'candidate')} built"
+        f"{not_reached}, give it more with {_option_to_raise(ended_by, built, rules, usual)}"
     )
+
+
+def _option_to_raise(ended_by: str, built: int, rules: TuneRules, usual: int) -> str:
+    """The option that raises a limit, with a value: the time for the usual number of candidates, 2 to 10 times it."""
+    if "run" in ended_by:
+        return "--qdq-time-limit"
+    if "build" in ended_by:
+        return f"--trials {2 * usual} (tune.trials)"
+    minutes = (rules.minutes or 1.0) * min(max(2.0, usual / max(built, 1)), 10.0)
+    shown = math.ceil(minutes) if minutes > 2 else math.ceil(2 * minutes) / 2
+    return f"--minutes {shown:g} (tune.minutes)"
 
 
 def _ended(tuning: Tuning) -> str:
@@ -150,15 +184,16 @@ def _note_given(tuning: Tuning, confirmed: Confirmed) -> None:
     if not trial.ok:
         tuning.prepared.note_once(f"the model as given did not run: {trial.error}")
         return
-    role = "tuned" if confirmed.choice.placement.given else GIVEN
-    ratio, sqnr_db = confirmed.latency.ratios.get(role), tuning.constraint.sqnr_db(trial)
+    is_selected = confirmed.choice.placement.given
+    ratio = confirmed.latency.ratios.get("tuned" if is_selected else GIVEN)
+    sqnr_db = tuning.constraint.sqnr_db(trial)
     took = ratio_text(trial.ratio or 1.0 if ratio is None else ratio.median)
     took += "" if ratio is None else f" (95 %: {interval_text(ratio)})"
     error = "" if sqnr_db is None else f", with {sqnr_db:.1f} dB"
     missed = "" if tuning.constraint.reaches(trial) else ", which misses the limits"
-    selected = "; it is selected" if confirmed.choice.placement.given else ""
     tuning.prepared.note_once(
-        f"the given model's own placement takes {took} of the time of its float form{error}{missed}{selected}"
+        f"the given model's own placement takes {took} of the time of its float form{error}{missed}"
+        f"{'; it is selected' if is_selected else ''}"
     )
 
 
@@ -167,34 +202,29 @@ def _with_profiles(tuning: Tuning, confirmed: Confirmed) -> Confirmed:
 
     They are taken now if no trial has any. Without time for a build, or if they cannot be taken, there are none.
     """
-    choice, deadline = confirmed.choice, tuning.search.deadline
-    trials = [*confirmed.trials, *(trial for _, trial in confirmed.lines)]
-    names = [choice.placement.digest]
-    if choice.unchanged:
-        names = [one.placement for one in _rejected(tuning, confirmed)[:2]]
-    taken: dict[str, tuple[LayerTime, ...]] = {}
-    for digest in names:
-        built = [t for t in trials if t.ok and t.placement.digest == digest and not t.subgraph]
+    digests: Iterable[str] = [confirmed.choice.placement.digest]
+    if confirmed.choice.unchanged:
+        digests = [one.placement for one in _rejected(tuning, confirmed)[:2]]
+    deadline, trials, lines = tuning.search.deadline, [*confirmed.trials], [*confirmed.lines]
+    for digest in digests:
+        known = [*trials, *(trial for _, trial in lines)]
+        built = [t for t in known if t.ok and t.placement.digest == digest and not t.subgraph]
         has_time = deadline.run_left() != 0 and deadline.allows(trials[0].build_seconds, times=2)
         if not built or any(trial.layers for trial in built) or not has_time:
             continue
         tuning.prepared.resources.report_step("timing the layers of a candidate")
-        with suppress(BackendError):
-            taken[digest] = tuning.bench.layers_of(built[0].placement)
-
-    def profiled(trial: Trial) -> Trial:
-        layers = None if trial.subgraph or not trial.ok else taken.get(trial.placement.digest)
-        return trial if layers is None else replace(trial, layers=layers)
-
-    trials, lines = list(map(profiled, confirmed.trials)), [(r, profiled(t)) for r, t in confirmed.lines]
-    for digest in taken:
-        line = next((trial for _, trial in lines if trial.placement.digest == digest), None)
-        trial = next((trial for trial in trials if trial.placement.digest == digest), None)
-        if trial is None and line is not None:  # everything quantized, which the search did not build
-            trials.append(line)
-        elif line is None and trial is not None:  # the journal has the trial without layers
-            number = len(confirmed.trials) + len(lines)
-            lines.append(("profiled", replace(trial, number=number, phase="confirm", incumbent=False)))
+        try:
+            profiled = replace(built[0], layers=tuning.bench.layers_of(built[0].placement))
+        except BackendError:
+            continue
+        is_searched = any(trial is built[0] for trial in trials)
+        trials = [profiled if trial is built[0] else trial for trial in trials]
+        lines = [(role, profiled if trial is built[0] else trial) for role, trial in lines]
+        if is_searched:  # the journal has the trial without layers
+            line = replace(profiled, number=len(trials) + len(lines), phase="confirm", incumbent=False)
+            lines.append(("profiled", line))
+        else:  # everything quantized, which the search did not build
+            trials.append(profiled)
     return replace(confirmed, trials=tuple(trials), lines=tuple(lines))
 
 
@@ -204,13 +234,8 @@ def _rejected(tuning: Tuning, confirmed: Confirmed) -> tuple[RejectedCandidate, 
         return ()
     ops = {node.name: node.op_type for node in tuning.prepared.model.nodes}
     plain = confirmed.latency.ratios.get(FLOAT32)
-    known = known_candidates(
-        confirmed.trials,
-        dict(confirmed.lines),
-        confirmed.ratios,
-        tuning.constraint,
-        scale=1.0 if plain is None else plain.median,
-    )
+    scale = 1.0 if plain is None else plain.median
+    known = known_candidates(confirmed.trials, confirmed.lines, confirmed.ratios, scale)
     # the profile of a converted model is not that of the reference
     layers = confirmed.trials[0].layers if plain is None else ()
     return rejected_candidates(known, layers, tuning.constraint, ops)

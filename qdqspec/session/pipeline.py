@@ -26,7 +26,6 @@ build. Each step is done once for a case. The modules of the steps, here and in 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from qdqspec.checks.base import Check, needs_of
@@ -43,7 +42,6 @@ from qdqspec.preparation.cached import (
 )
 from qdqspec.preparation.files import (
     JOURNAL,
-    BuildLogs,
     open_journal,
     refuse_own,
     write_patterns,
@@ -51,9 +49,8 @@ from qdqspec.preparation.files import (
 )
 from qdqspec.preparation.prepare import Prepared
 from qdqspec.registry import resolve
-from qdqspec.session.covering import covers, find_covering
-from qdqspec.session.outcome import Tuned
-from qdqspec.session.tuning import tune_case
+from qdqspec.session.covering import cover_case, covers
+from qdqspec.session.outcome import tune_case
 from qdqspec.types import CheckSpec, LatencyEvidence, Verdict
 from qdqspec.units import count_text, seconds_text
 
@@ -92,7 +89,7 @@ def tune(
         if known := len(journal.trials()):
             resources.report_wait(f"continues from {count_text(known, 'build')} in {output / JOURNAL}")
         prepared.keep_corrections(output / CORRECTIONS, prepared.journal_header)
-        tuned = (_covered if covers(prepared) else tune_case)(prepared, journal)
+        tuned = (cover_case if covers(prepared) else tune_case)(prepared, journal)
         write_results(prepared, tuned.result, tuned.raw_winner, output)
         if tuned.latency is not None:
             write_patterns(prepared, tuned.result, tuned.intervals, output / PATTERNS)
@@ -108,11 +105,3 @@ def tune(
         for role, trial in tuned.confirmed:
             journal.append(trial, role=role)
     return found, tuned.latency
-
-
-def _covered(prepared: Prepared, journal: BuildLogs) -> Tuned:
-    """The placement with the most multiplications in narrow formats; nothing is timed."""
-    result = find_covering(prepared, prepared.resources, journal)
-    selected = next(trial for trial in result.trials if trial.placement == result.winner)
-    line = ("winner", replace(selected, phase="confirm"))
-    return Tuned(result=result, latency=None, raw_winner=result.winner, confirmed=(line,))

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from qdqspec.graph.float32 import FLOAT16
 from qdqspec.preparation.prepare import Prepared
 from qdqspec.regions.forecast import Forecast, forecast_tuning
 from qdqspec.regions.inspect import forecast_line
-from qdqspec.session.confirm import REPEATED_BUILDS, most_builds
-from qdqspec.session.tuning import named, refuse, trials_of
-from qdqspec.types import TuneRules
+from qdqspec.session.confirm import most_builds
+from qdqspec.session.tuning import strategy_for, trials_of
 from qdqspec.units import count_text, seconds_text
 
 
@@ -18,9 +17,10 @@ from qdqspec.units import count_text, seconds_text
 class Plan:
     """The parts that a search may quantize, and an upper bound of its cost.
 
-    ``pairs`` are those of everything quantized, ``builds`` the most builds of the search and ``confirming`` those after
-    it, without repetitions. ``samples`` are those on which ``metric`` is computed. ``converted_from`` is the float type
-    of a model whose candidates are in float32. With ``cached`` the cache has the winner already.
+    ``pairs`` are those of everything quantized, ``builds`` the most builds of the search, ``confirming`` those that
+    confirm its result, and ``repeated`` those of repetitions. ``samples`` are those on which ``metric`` is computed.
+    ``converted_from`` is the float type of a model whose candidates are in float32. With ``cached`` the cache has the
+    winner already.
     """
 
     format: str
@@ -29,6 +29,7 @@ class Plan:
     pairs: int = 0
     builds: int = 0
     confirming: int = 0
+    repeated: int = 0
     forecast: Forecast | None = None
     minutes: float | None = None
     metric: str = ""
@@ -41,18 +42,14 @@ class Plan:
         """The plan as a sentence."""
         if self.cached:
             known = "the cache has the winner of a finished search, which is timed again"
-            return f"{known}; with --qdq-retune {self._search_text}"
-        return self._search_text
-
-    @property
-    def _search_text(self) -> str:
+            return f"{known}; with --qdq-retune {replace(self, cached=False).text}"
         if self.forecast is None:
             return f"no operator can be quantized to {self.format} here: there is nothing to search"
         units, regions = count_text(self.units, "unit"), count_text(self.regions, "region")
-        more = f"{REPEATED_BUILDS} more if a gain is close to its limit and time is left"
+        more = f" ({self.repeated} more if a gain is close to its limit)" if self.repeated else ""
         parts = [
             f"{units} in {regions} can be quantized, up to {count_text(self.pairs, 'Q/DQ pair')}",
-            f"at most {self.builds} builds and {self.confirming} to confirm ({more})",
+            f"at most {self.builds} builds and {self.confirming} to confirm{more}",
             forecast_line(self.forecast),
         ]
         if self.converted_from:
@@ -70,30 +67,28 @@ class Plan:
         return "; ".join(parts)
 
 
-def plan_of(prepared: Prepared, rules: TuneRules) -> Plan:
+def plan_of(prepared: Prepared) -> Plan:
     """The plan of a case. Raises if its strategy cannot search the space, or if data is missing or does not fit."""
-    space, form = prepared.candidates, prepared.case.quantize.format
-    refuse(named(rules.strategy), space)
+    space, case, rules = prepared.candidates, prepared.case, prepared.case.tune
+    make = strategy_for(prepared)
     _ = prepared.calibration, prepared.evaluation  # raises if the data is missing or does not fit
-    units, regions = len(space.units), len(space.regions)
-    if not units:
-        return Plan(format=form, units=units, regions=regions)
-    builds = trials_of(rules, space)
-    samples = 0
+    blank = Plan(format=case.quantize.format, units=len(space.units), regions=len(space.regions))
+    if not space.units:
+        return blank
+    builds = trials_of(rules, space, make)
+    confirming, repeated = most_builds(pareto=rules.objective == "pareto")
     if rules.accuracy is not None:
         prepared.scores.require(rules.accuracy.metric)
-        samples = prepared.scores.samples
     shapes = {name: spec.shape for name, spec in prepared.inputs.items()}
-    return Plan(
-        format=form,
-        units=units,
-        regions=regions,
+    return replace(
+        blank,
         pairs=space.resolve(space.everything()).pairs,
         builds=builds,
-        confirming=most_builds(pareto=rules.objective == "pareto"),
+        confirming=confirming,
+        repeated=repeated,
         forecast=forecast_tuning(space.model, builds, shapes),
         minutes=rules.minutes,
         metric="" if rules.accuracy is None else rules.accuracy.key,
-        samples=samples,
+        samples=0 if rules.accuracy is None else prepared.scores.samples,
         converted_from=FLOAT16 if prepared.is_converted else "",
     )

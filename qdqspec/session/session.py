@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack, cast
 
@@ -14,7 +15,6 @@ from qdqspec.accuracy.culprits import MOST, culprits_of
 from qdqspec.accuracy.parity import both_models
 from qdqspec.accuracy.probes import Prober, read_probe
 from qdqspec.backends.base import Availability
-from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.baseline.store import Renewal
 from qdqspec.cases import SPEC_SUFFIXES, find_case
 from qdqspec.checks.verdicts import raised
@@ -25,14 +25,14 @@ from qdqspec.errors import ConfigError, StateError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.measurement.lock import log_wait
 from qdqspec.measurement.store import Store
+from qdqspec.parity.given_data import GivenFiles, is_model
 from qdqspec.parity.metrics import joined_metrics
 from qdqspec.placement.read.import_qdq import import_placement
 from qdqspec.preparation.prepare import output_of
 from qdqspec.preparation.resources import Resources, SessionBackend
-from qdqspec.session.compared_runtimes import compare_runtimes, grouped, side_of
-from qdqspec.session.evidence import CaseWork, skipped_record
+from qdqspec.session.compared_runtimes import compare_runtimes, grouped, models_of_work
+from qdqspec.session.evidence import CaseWork
 from qdqspec.session.gate import damaged_baselines
-from qdqspec.session.given_data import GivenFiles, is_model
 from qdqspec.session.pipeline import judge
 from qdqspec.session.plan import Plan, plan_of
 from qdqspec.session.result import Result
@@ -96,11 +96,6 @@ class Session(Closing):
         self._skipped: dict[_Key, CaseRecord] = {}
         self._started = (datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic())
 
-    @property
-    def backend(self) -> Isolated:
-        """The backend of the run, with each engine in a process of its own."""
-        return self.runtime().backend
-
     def runtime(self, case: Case | None = None) -> SessionBackend:
         """The backend of a case, by default that of the run. Raises `ConfigError` if there is none of that name."""
         name = (case and case.backend) or self.settings.backend
@@ -148,7 +143,7 @@ class Session(Closing):
         """
         work = self.work(self.case(model, asked))
         if tuned is None:
-            return culprits_of(work.prepared, work.scheme.pairs, factors=work.scheme.equalized, most=most)
+            return work.find_culprits(most=most)
         imported = import_placement(load_model(Path(cast("PathLike", self.file(tuned)))), work.prepared.given)
         return culprits_of(work.prepared, imported.pairs, factors=imported.equalized, most=most)
 
@@ -169,9 +164,7 @@ class Session(Closing):
         kept = read_probe(Path(file))
         shapes = {name: list(array.shape) for name, array in kept.feeds.items()}
         case = inline_case(model, {"shapes": shapes, "values": values or {}})
-        work = self.work(case)
-        own = work.prepare(as_given=True)
-        with both_models(own, Path(tuned).absolute()) as models:
+        with both_models(self.work(case).as_given, Path(tuned).absolute()) as models:
             return Prober(models, limits or kept.params, kept.typical).probe(kept.feeds, kept.inputs)
 
     def study(
@@ -187,15 +180,8 @@ class Session(Closing):
         ``strategy`` is a name, an object with ask, tell and done, or a callable that makes one from a `SearchSetup` and
         a random generator. With ``folder`` the study is saved there from the start, and resumed if it already exists.
         """
-        case = self._asked(model, asked)
-        own = self.runtime(case).settings
-        settings = {name: getattr(own, name) for name in ("backend", "device", "threads", "seed")}
-        return Study(
-            self.work(case).prepared,
-            settings,
-            strategy=strategy,
-            folder=None if folder is None else Path(folder).absolute(),
-        )
+        own = None if folder is None else Path(folder).absolute()
+        return Study(self.work(self._asked(model, asked)).prepared, strategy=strategy, folder=own)
 
     def _asked(self, model: GivenModel | Case, asked: Mapping[str, object]) -> Case:
         """The requested case; raises `BackendUnavailableError` if the backend cannot run it."""
@@ -250,7 +236,6 @@ class Session(Closing):
         """
         try:
             work = self.work(case)
-            work.judged[check.id] = check
             if check.id not in work.results or check.id in work.raised:
                 with self._files.named_errors():
                     verdict = judge(work, check)
@@ -264,17 +249,14 @@ class Session(Closing):
     def fail(self, case: Case, check: CheckSpec, error: Exception) -> None:
         """Record a check that could not be judged as failed, with the error."""
         work = self.work(case)
-        work.judged[check.id] = check
         work.raised.add(check.id)
         work.add(check, raised(error))
 
     def skip(self, case: Case, why: str) -> None:
         """Record a case that cannot run here, with the reason."""
-        self._skipped[case_key(case)] = skipped_record(case, case.backend or self.settings.backend, why)
-
-    def plan(self, case: Case) -> str:
-        """The text of `planned`."""
-        return self.planned(case).text
+        name, device = case.backend or self.settings.backend, DeviceKey(key="")
+        skipped = Evidence(case=case, backend=name, target=name, device=device, model_sha256="", skipped=why)
+        self._skipped[case_key(case)] = CaseRecord(evidence=skipped)
 
     def planned(self, case: Case) -> Plan:
         """The size of the search and an upper bound of its cost, or that its result is in the cache. Builds nothing.
@@ -285,7 +267,7 @@ class Session(Closing):
         work = self.work(case)
         for found in damaged_baselines(case, work.resources.settings, work.resources.device).values():
             raise StateError(found.reason, where=found.file, cure=found.command)
-        planned = plan_of(work.prepared, case.tune)
+        planned = plan_of(work.prepared)
         if self.settings.no_cache or self.settings.retune or case.tune.accuracy is not None:
             return planned
         return replace(planned, cached=self._store.get(work.prepared.key) is not None)
@@ -295,16 +277,10 @@ class Session(Closing):
 
         Cases that were not searched are left out. The result is part of the record.
         """
-
-        def report(name: str, text: str) -> None:
-            self._tell(Progress(case=name, phase="", done=0, total=0, doing=text))
-
         if self.settings.mode in ("run", "measure") and self._seconds_left() != 0:
-            works = self._works.values()
-            searched = [w for w in works if w.found is not None and w.found.result.coverage is None]
             self._runtimes = tuple(
-                compare_runtimes(name, [side_of(work) for work in works], report)
-                for name, works in grouped(searched)
+                compare_runtimes(name, map(models_of_work, works), self._tell)
+                for name, works in grouped(self._works.values())
             )
         return self._runtimes
 
@@ -357,12 +333,9 @@ class Session(Closing):
                 seconds_left=self._seconds_left,
             )
             _ = resources.device  # a work without a device has no record
-            self._works[key] = CaseWork(case, resources, self._store, self._load)
+            load = partial(self._files.loaded, loaders=self.loaders)
+            self._works[key] = CaseWork(case, resources, self._store, load)
         return self._works[key]
-
-    def _load(self, case: Case) -> Case:
-        """The case with the data of its loaders in files."""
-        return self._files.loaded(case, self.loaders)
 
     def _seconds_left(self) -> float | None:
         """Seconds left of the time limit, which applies to the whole run."""

@@ -9,15 +9,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias, cast
+from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeAlias, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from qdqspec.accuracy.oracle import Rehearser
 from qdqspec.closing import Closing
-from qdqspec.codec import to_data
+from qdqspec.codec import from_data, to_data
 from qdqspec.config.settings import DEFAULT_BACKEND
 from qdqspec.errors import ConfigError, StateError
 from qdqspec.files import copy_whole, explained
@@ -41,7 +41,7 @@ from qdqspec.rehearsal import RehearsedEngine
 from qdqspec.search.base import Proposal, Strategy
 from qdqspec.search.loop import Built, Search
 from qdqspec.session.covering import covers
-from qdqspec.session.outcome import Tuned
+from qdqspec.session.outcome import Tuned, finish
 from qdqspec.session.tuning import MakeStrategy, named, open_tuning
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import Case, Label, Placement, Region, Rehearsed, Trial
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from qdqspec.session import Session
 
 STUDY = "study.json"
-SCHEMA_VERSION = 1
 _MOST_BYTES = 16 << 20
 
 AnyStrategy: TypeAlias = str | Strategy | MakeStrategy
@@ -68,7 +67,6 @@ class Study(Closing):
     def __init__(
         self,
         prepared: Prepared,
-        settings: Mapping[str, Any],
         *,
         strategy: AnyStrategy | None = None,
         folder: Path | None = None,
@@ -76,35 +74,34 @@ class Study(Closing):
     ) -> None:
         """Open the study in ``folder``, or resume the one saved there; without a folder, in a temporary one.
 
-        ``settings`` are the session's settings to save for `load`; ``close`` closes that session.
+        ``close`` closes the session of a study that was loaded.
         """
         self.case: Case = prepared.case
         self._prepared = prepared
-        if covers(self._prepared):
+        if covers(prepared):
             raise ConfigError(
                 "a study times its candidates, and the objective of this case is coverage",
                 where=str(self.case.spec or self.case.model),
                 cure="tune the case without a study, or choose another objective",
             )
-        make, name = _strategy(strategy, self.case)
-        self._about = {"schema_version": SCHEMA_VERSION, "settings": dict(settings), "strategy": name}
+        make, self._strategy = _strategy(strategy, self.case)
         with ExitStack() as opened:
             if close is not None:
                 opened.callback(close)
             self._folder = folder or opened.enter_context(TemporaryFolder())
             opened.enter_context(RunLock(self._folder))
-            header = {**prepared.journal_header, "strategy": name}
+            header = {**prepared.journal_header, "strategy": self._strategy}
             self._journal = opened.enter_context(Journal.open(self._folder / JOURNAL, header))
             is_resumed = bool(self._journal.trials())
             self._logs = BuildLogs(self._journal, self._folder)
             prepared.keep_corrections(self._folder / CORRECTIONS, prepared.journal_header)
-            self._tuning = opened.enter_context(open_tuning(prepared, self._logs, make=make, name=name))
+            tuning = open_tuning(prepared, self._logs, make=make, name=self._strategy)
+            self._tuning = opened.enter_context(tuning)
             self._rehearser = opened.enter_context(Rehearser(prepared, prepared.resources))
             self._describe(self._folder)
             if is_resumed:
                 self._tuning.search.resume()
-            self._opened = opened.pop_all()
-        self._is_closed = False
+            self._opened: ExitStack | None = opened.pop_all()
 
     @property
     def regions(self) -> tuple[Region, ...]:
@@ -154,9 +151,9 @@ class Study(Closing):
         error of a runtime's integer kernels is not included. Raises `RehearsalRefusedError` if the default backend
         lacks operators of the model or memory is short; evaluate the candidate then.
         """
-        placement = self._proposal(what).placement
-        self._require_open()
-        found, rules = self._rehearser.error(placement), self.case.tune.accuracy
+        placement, rules = self._proposal(what).placement, self.case.tune.accuracy
+        _ = self._search  # raises if the study is closed
+        found = self._rehearser.error(placement)
         if rules is None:
             return found
         engine = RehearsedEngine(self._rehearser.including(placement), placement)
@@ -175,7 +172,7 @@ class Study(Closing):
         """Rebuild best, runner-up, everything quantized and reference, and select the final model."""
         if not self._search.trials:
             self.evaluate({})
-        tuned = self._tuning.confirm()
+        tuned = finish(self._tuning)
         for role, trial in tuned.confirmed:
             self._logs.append(trial, role=role)
         return tuned
@@ -185,10 +182,8 @@ class Study(Closing):
         target, best = Path(path).absolute(), self.best
         chosen = placement or (best.placement if best else Placement(sites=frozenset()))
         make_folder(target.parent)
-        if target.suffix == ".json":
-            write_placed(self._prepared, chosen, target)
-        else:
-            write_placement(self._prepared, chosen, target)
+        write = write_placed if target.suffix == ".json" else write_placement
+        write(self._prepared, chosen, target)
         return target
 
     def save(self, folder: Path | str) -> Path:
@@ -199,7 +194,7 @@ class Study(Closing):
             self._describe(target)
             with explained("the study", target):
                 for name in (JOURNAL, HEADER, CORRECTIONS):
-                    if name != CORRECTIONS or (self._folder / name).is_file():
+                    if (self._folder / name).is_file():  # a study may have no corrections
                         copy_whole(self._folder / name, target / name)
         return target
 
@@ -215,21 +210,18 @@ class Study(Closing):
         from qdqspec.session import Session
 
         path = Path(folder).absolute()
-        case, settings, name = _read(path)
-        own = session or Session(**settings)
-        known = strategy if strategy is not None else name if name in names("strategy") else None
-        return cls(
-            own.work(case).prepared,
-            settings,
-            strategy=known,
-            folder=path,
-            close=None if session else own.close,
-        )
+        saved = _read(path)
+        own = session or Session(**saved.settings.model_dump(exclude_unset=True))
+        if strategy is None and saved.strategy in names("strategy"):
+            strategy = saved.strategy
+        close = None if session else own.close
+        return cls(own.work(saved.case).prepared, strategy=strategy, folder=path, close=close)
 
     def close(self) -> None:
         """Stop the child processes. Closing twice is harmless; results remain readable."""
-        self._is_closed = True
-        self._opened.close()
+        if self._opened is not None:
+            self._opened.close()
+        self._opened = None
 
     def __iter__(self) -> Iterator[Trial]:
         yield from self._search
@@ -237,14 +229,11 @@ class Study(Closing):
 
     @property
     def _search(self) -> Search:
-        self._require_open()
-        return self._tuning.search
-
-    def _require_open(self) -> None:
-        if self._is_closed:
+        if self._opened is None:
             raise StateError(
                 "the study is closed", where=self._folder, cure="load it, or keep it open longer"
             )
+        return self._tuning.search
 
     def _proposal(self, what: Proposed) -> Proposal:
         if isinstance(what, Proposal):
@@ -253,8 +242,10 @@ class Study(Closing):
         return Proposal(placement=placement, phase="own")
 
     def _describe(self, folder: Path) -> None:
-        case = to_data(replace(self.case, checks=(), metrics={}, loaders={}))
-        write_text(folder / STUDY, json.dumps({**self._about, "case": case}, indent=2) + "\n")
+        settings = {name: getattr(self._prepared.settings, name) for name in _Settings.model_fields}
+        case = replace(self.case, checks=(), metrics={}, loaders={})
+        saved = _Saved(settings=_Settings(**settings), strategy=self._strategy, case=case)
+        write_text(folder / STUDY, json.dumps(to_data(saved), indent=2) + "\n")
 
 
 class _Settings(BaseModel):
@@ -268,29 +259,24 @@ class _Settings(BaseModel):
     seed: Annotated[int, Field(ge=0)] = 0
 
 
-class _Saved(BaseModel):
-    schema_version: Literal[1]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Saved:
+    schema_version: Literal[1] = 1
     settings: _Settings
     strategy: str
     case: Case
 
 
-def _read(folder: Path) -> tuple[Case, dict[str, Any], str]:
-    """Case, settings and strategy name of a saved study; raises `StateError` naming the file."""
+def _read(folder: Path) -> _Saved:
+    """A saved study; raises `StateError` naming the file."""
     path = folder / STUDY
     try:
-        saved = _Saved.model_validate(read_json(path, most_bytes=_MOST_BYTES))
+        return from_data(_Saved, read_json(path, most_bytes=_MOST_BYTES))
     except OSError as error:
         what, cure = f"there is no study here: {error.strerror}", "name a folder that Study.save wrote"
-        raise StateError(what, where=path, cure=cure) from None
     except ValueError as error:
-        reason = str(error)
-        if isinstance(error, ValidationError):
-            first = error.errors(include_url=False, include_input=False)[0]
-            reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-        what = f"the study is damaged or of another version ({reason[:120]})"
-        raise StateError(what, where=path, cure="begin it anew") from None
-    return saved.case, saved.settings.model_dump(exclude_unset=True), saved.strategy
+        what, cure = f"the study is damaged or of another version ({str(error)[:120]})", "begin it anew"
+    raise StateError(what, where=path, cure=cure)
 
 
 def _strategy(given: AnyStrategy | None, case: Case) -> tuple[MakeStrategy, str]:

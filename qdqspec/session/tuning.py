@@ -1,11 +1,11 @@
-"""The search of one case: limits, corrections, strategy, loop, confirmation, result."""
+"""The search of one case up to its confirmation: limits, corrections, strategy, loop, repairs."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias, cast
 
@@ -26,7 +26,6 @@ from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.preparation.candidates import CandidateFiles, PartFiles, plain_file
 from qdqspec.preparation.files import BuildLogs
 from qdqspec.preparation.prepare import Prepared
-from qdqspec.preparation.resources import Resources
 from qdqspec.preparation.start import Start, warm_starts
 from qdqspec.preparation.timing import clock_for
 from qdqspec.registry import resolve
@@ -34,19 +33,10 @@ from qdqspec.search.base import Proposal, SearchSetup, Strategy, profiled
 from qdqspec.search.loop import Contest, Search
 from qdqspec.search.repair import NearMiss, repaired
 from qdqspec.session.confirm import FINALISTS
-from qdqspec.session.outcome import Tuned, finish
 from qdqspec.temporary import TemporaryFolder
-from qdqspec.types import GIVEN, TIMED_TRIALS, TRIALS, Clock, Placement, TuneRules
+from qdqspec.types import GIVEN, TIMED_TRIALS, TRIALS, TuneRules
 
 MakeStrategy: TypeAlias = Callable[[SearchSetup, np.random.Generator], Strategy]
-
-
-def tune_case(prepared: Prepared, journal: BuildLogs) -> Tuned:
-    """The whole search of a case: each trial is in the journal before the next one begins."""
-    with open_tuning(prepared, journal) as tuning:
-        tuning.search.run()  # propose, rehearse, build, race; tell the strategy
-        tuning.repair()  # candidates that just missed the SQNR limit
-        return tuning.confirm()  # finalists, built anew and timed together
 
 
 @contextmanager
@@ -63,8 +53,7 @@ def open_tuning(
     """
     rules, resources = prepared.case.tune, prepared.resources
     started = time.monotonic(), time.process_time()
-    make = make or named(rules.strategy)
-    refuse(make, prepared.candidates)
+    make = strategy_for(prepared, make)
     # Separate generators, so that a resumed run, which measures less, asks for the same placements.
     for_strategy, for_bench = np.random.default_rng(resources.settings.seed).spawn(2)
     preload_scipy()
@@ -72,18 +61,34 @@ def open_tuning(
     trials = trials_of(rules, prepared.space, make)
     resources.report_step("running the reference")
     constraint = constraint_of(prepared)
-    deadline = Deadline(
-        seconds=None if rules.minutes is None else 60 * rules.minutes,
-        waited=resources.waited,
-        run_left=resources.seconds_left,
-    )
+    deadline = deadline_of(prepared)
     resources.report_step("looking for corrections")
     _ = prepared.corrections  # before the loop: all candidates have the same numbers
     with ExitStack() as opened:
         folder = opened.enter_context(TemporaryFolder())
         bench = opened.enter_context(closing(_bench(prepared, folder, for_bench, deadline)))
-        oracle = _oracle(prepared, constraint, deadline, opened)
-        setup = _setup(prepared, constraint, bench.clock, trials, oracle, _starts(prepared, resources))
+        oracle = oracle_of(prepared, constraint, deadline, opened)
+        start = Start(
+            space=prepared.space,
+            backend=prepared.backend.target,
+            device=prepared.device.key,
+            note=prepared.warnings.append,
+        )
+        starts = warm_starts(rules.start_from, start)
+        setup = SearchSetup(
+            space=prepared.space,
+            clock=bench.clock,
+            preset=rules.preset,
+            trials=trials,
+            trials_per_region=rules.trials_per_region,
+            validate_groups=rules.validate_groups,
+            seeds=tuple(dict.fromkeys(placement for placement in starts if placement.sites)),
+            min_sqnr_db=constraint.min_sqnr_db,
+            min_accuracy=constraint.min_accuracy,
+            pareto=rules.objective == "pareto",
+            fused=prepared.fused,
+            accuracy=oracle,
+        )
         search = Search(
             make(setup, for_strategy),
             Contest(bench, constraint.admission),
@@ -111,7 +116,7 @@ def open_tuning(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """A search that `open_tuning` has prepared: run ``search`` whole or step by step, then `repair`, then `confirm`.
+    """A search that `open_tuning` has prepared: run ``search`` whole or step by step, then `repair`.
 
     ``strategy`` is the name of the strategy that ``make`` makes; candidates are written to ``folder``. ``started`` are
     the elapsed and the CPU time of this process when its preparation began.
@@ -126,12 +131,6 @@ class Tuning:
     oracle: RehearsalOracle | None
     search: Search
     started: tuple[float, float]
-
-    @property
-    def usual_trials(self) -> int:
-        """The number of builds of this search without a time limit."""
-        rules = replace(self.prepared.case.tune, minutes=None)
-        return trials_of(rules, self.prepared.space, self.make)
 
     def repair(self) -> None:
         """Race the fastest candidates that just missed the SQNR limit, without their noisiest units.
@@ -152,32 +151,39 @@ class Tuning:
             if trial.incumbent:
                 return
 
-    def confirm(self) -> Tuned:
-        """Rebuild the finalists, time them together, and select the final model."""
-        return finish(self)
+
+def deadline_of(prepared: Prepared) -> Deadline:
+    """The end of a search that begins now: the time limit of its case, and that of the run."""
+    minutes, resources = prepared.case.tune.minutes, prepared.resources
+    seconds = None if minutes is None else 60 * minutes
+    return Deadline(seconds=seconds, waited=resources.waited, run_left=resources.seconds_left)
+
+
+def candidate_files(prepared: Prepared, folder: Path, store: WeightStore) -> CandidateFiles:
+    """The files of a case's placements, in a folder; their weights are written once, to ``store``."""
+    inserter = Inserter(prepared.model, prepared.numbers, store=store)
+    return CandidateFiles(
+        folder,
+        plain_file(prepared, folder),
+        lambda placement: inserter.insert(prepared.space.permitted(placement)).parts,
+        None if prepared.quantized is None else prepared.quantized.file,
+    )
 
 
 def _bench(prepared: Prepared, folder: Path, random: np.random.Generator, deadline: Deadline) -> Bench:
     """A bench that writes candidates to ``folder``."""
-    resources = prepared.resources
+    resources, clock = prepared.resources, clock_for(prepared.case.tune, prepared.settings.threads)
     store = WeightStore(folder, base=require_path(prepared.given).parent)
-    inserter = Inserter(prepared.model, prepared.numbers, store=store)
-    clock = clock_for(prepared.case.tune, resources.settings.threads)
     return Bench(
         resources.backend,
-        CandidateFiles(
-            folder,
-            plain_file(prepared, folder),
-            lambda placement: inserter.insert(prepared.space.permitted(placement)).parts,
-            None if prepared.quantized is None else prepared.quantized.file,
-        ),
+        candidate_files(prepared, folder, store),
         prepared.loads,
         clock=clock,
         random=random,
         options=resources.options,
         exclusive=resources.exclusive,
         # the states of a simulated device would last no time
-        looks=DriftMonitor(clock=clock, random=random) if _computes(resources) else None,
+        looks=DriftMonitor(clock=clock, random=random) if prepared.capabilities.computes else None,
         extract=PartFiles(prepared, folder, store),
         folder=folder,
         jobs=resources.jobs,
@@ -186,73 +192,30 @@ def _bench(prepared: Prepared, folder: Path, random: np.random.Generator, deadli
     )
 
 
-def _oracle(
-    prepared: Prepared,
-    constraint: AccuracyConstraint,
-    deadline: Deadline,
-    opened: ExitStack,
+def oracle_of(
+    prepared: Prepared, constraint: AccuracyConstraint, deadline: Deadline, opened: ExitStack
 ) -> RehearsalOracle | None:
-    """The oracle of a search with accuracy constraints or objective; ``None`` on a simulated device."""
-    resources = prepared.resources
-    if constraint.admission is None or not prepared.space.units or not _computes(resources):
+    """The rehearsal of placements; ``None`` if accuracy is not measured, or the device simulated."""
+
+    def left() -> float | None:
+        return deadline.left
+
+    admission, rules = constraint.admission, constraint.rules
+    if admission is None or not prepared.space.units or not prepared.capabilities.computes:
         return None
-    rehearser = opened.enter_context(Rehearser(prepared, resources, prepared.comparison_data()))
-    metric = None
-    if constraint.rules is not None and constraint.min_accuracy is not None:
-        reference = constraint.score(NO_PLACEMENT)
-        assert reference is not None  # it was computed for the limit
-        metric = RehearsedMetric(
-            prepared.scores, constraint.rules, reference, constraint.min_accuracy, lambda: deadline.left
-        )
+    rehearser = opened.enter_context(Rehearser(prepared, prepared.resources, prepared.comparison_data()))
+    metric, reference = None, constraint.score(NO_PLACEMENT)
+    if rules is not None and reference is not None:
+        metric = RehearsedMetric(prepared.scores, rules, reference, rules.least(reference), left)
     return RehearsalOracle(
         rehearser,
         prepared.space,
         prepared.note_once,
-        lambda: deadline.left,
+        left,
         metric,
         constraint.min_sqnr_db,
-        constraint.admission.difference,
+        admission.difference,
     )
-
-
-def _computes(resources: Resources) -> bool:
-    """Whether the device computes outputs; a simulated one does not."""
-    return resources.backend.capabilities(resources.options).computes
-
-
-def _setup(
-    prepared: Prepared,
-    constraint: AccuracyConstraint,
-    clock: Clock,
-    trials: int,
-    oracle: RehearsalOracle | None,
-    starts: Sequence[Placement],
-) -> SearchSetup:
-    """The setup of a strategy, which starts from these placements."""
-    rules = prepared.case.tune
-    return SearchSetup(
-        space=prepared.space,
-        clock=clock,
-        preset=rules.preset,
-        trials=trials,
-        trials_per_region=rules.trials_per_region,
-        validate_groups=rules.validate_groups,
-        seeds=tuple(dict.fromkeys(placement for placement in starts if placement.sites)),
-        min_sqnr_db=constraint.min_sqnr_db,
-        min_accuracy=constraint.min_accuracy,
-        pareto=rules.objective == "pareto",
-        fused=prepared.fused,
-        accuracy=oracle,
-    )
-
-
-def _starts(prepared: Prepared, resources: Resources) -> list[Placement]:
-    """The placements that the case starts from."""
-    device = resources.backend.device(resources.options).key
-    start = Start(
-        space=prepared.space, backend=resources.backend.target, device=device, note=prepared.warnings.append
-    )
-    return list(warm_starts(prepared.case.tune.start_from, start))
 
 
 def _given(prepared: Prepared) -> Proposal | None:
@@ -272,13 +235,16 @@ def named(strategy: str) -> MakeStrategy:
     return cast("MakeStrategy", resolve("strategy", strategy))
 
 
-def refuse(make: MakeStrategy, space: SchemeSpace) -> None:
-    """Raise `ConfigError` if a strategy reports that it cannot search a space."""
-    own: Callable[[SchemeSpace], None] = getattr(make, "refuse", lambda _: None)
-    own(space)
+def strategy_for(prepared: Prepared, make: MakeStrategy | None = None) -> MakeStrategy:
+    """The strategy of a case, or another one. Raises `ConfigError` if it cannot search the placements of the case."""
+    make = make or named(prepared.case.tune.strategy)
+    refuse: Callable[[SchemeSpace], None] | None = getattr(make, "refuse", None)
+    if refuse is not None:
+        refuse(prepared.candidates)
+    return make
 
 
-def trials_of(rules: TuneRules, space: SchemeSpace, make: MakeStrategy | None = None) -> int:
+def trials_of(rules: TuneRules, space: SchemeSpace, make: MakeStrategy) -> int:
     """The number of search builds: as requested, else by the strategy or the preset.
 
     A strategy may define its own budget as a function ``default_trials(preset, space)``; one that takes
@@ -286,7 +252,7 @@ def trials_of(rules: TuneRules, space: SchemeSpace, make: MakeStrategy | None = 
     """
     if rules.trials is not None:
         return rules.trials
-    own: Callable[..., int] | None = getattr(make or named(rules.strategy), "default_trials", None)
+    own: Callable[..., int] | None = getattr(make, "default_trials", None)
     if own is None:
         return (TRIALS if rules.minutes is None else TIMED_TRIALS)[rules.preset]
     each = () if rules.trials_per_region is None else (rules.trials_per_region,)

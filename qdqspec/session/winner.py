@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Literal
 
 from qdqspec.errors import BackendError, StateError
@@ -20,8 +21,6 @@ from qdqspec.units import interval_text, metric_text, ratio_text
 
 FIRST_BUILDS, FIRST_ROUNDS = 2, 12
 SECOND_BUILDS, SECOND_ROUNDS = 4, 48
-
-RecheckOutcome = Literal["faster", "inconclusive", "slower", "broken"]
 
 
 def find_winner(
@@ -40,7 +39,15 @@ def find_winner(
     if settings.scheme is not None:
         return _placement_of(prepared, settings.scheme, known), None
     if settings.mode in ("measure", "verify"):
-        return _require_known(prepared, store, known), None
+        if known is None:
+            case, other = prepared.case, other_winner(store, prepared)
+            raise StateError(
+                f"no winner is known for {case.name} on this device, and mode '{settings.mode}' does not search"
+                f"{other and f'; {other}'}",
+                where=case.spec or case.model,
+                cure="run it once with --qdq-mode=run",
+            )
+        return known, None
     if known is not None and not settings.retune:
         is_kept, latency = _recheck_winner(prepared, known)
         if is_kept:
@@ -71,36 +78,24 @@ def measure_winner(
     return measured
 
 
-def _require_known(prepared: Prepared, store: Store, known: FinishedSearch | None) -> FinishedSearch:
-    if known is None:
-        case, other = prepared.case, other_winner(store, prepared)
-        raise StateError(
-            f"no winner is known for {case.name} on this device, and mode '{prepared.settings.mode}' does not search"
-            f"{other and f'; {other}'}",
-            where=case.spec or case.model,
-            cure="run it once with --qdq-mode=run",
-        )
-    return known
-
-
 def _recheck_winner(prepared: Prepared, known: FinishedSearch) -> tuple[bool, LatencyEvidence | None]:
     """Whether a cached winner is reused, and its latency. If not, a new search follows, which CI has to request."""
     if known.model is None or known.result.coverage is not None:
         return True, None
     prepared.resources.report_step("timing the cached winner again")
-    latency, finding, is_usable = None, _inaccuracy(prepared, known), False
+    latency, outcome, finding = None, "inaccurate", _inaccuracy(prepared, known.model)
     if not finding:
-        found = recheck(partial(time_tuned, prepared, known.model), prepared.case.tune.min_gain)
-        latency, finding, is_usable = found.latency, found.finding, found.outcome == "slower"
-        if found.outcome == "inconclusive":
-            prepared.note_once(f"{finding}; it is kept. Measure again later, or tune again with --qdq-retune")
-        if found.outcome in ("faster", "inconclusive"):
-            return True, latency
+        rechecked = recheck(partial(time_tuned, prepared, known.model), prepared.case.tune.min_gain)
+        latency, outcome, finding = rechecked.latency, rechecked.outcome, rechecked.finding
+    if outcome == "inconclusive":
+        prepared.note_once(f"{finding}; it is kept. Measure again later, or tune again with --qdq-retune")
+    if outcome in ("faster", "inconclusive"):
+        return True, latency
     if not prepared.settings.in_ci:
         prepared.note_once(f"{finding}; it was tuned again")
         prepared.resources.report_wait(f"{finding}: tuning again")  # before the search, which takes minutes
         return False, latency
-    if not is_usable:
+    if outcome != "slower":
         raise StateError(
             f"{finding}; no search is started in CI", where=known.model, cure="tune again with --qdq-retune"
         )
@@ -110,12 +105,12 @@ def _recheck_winner(prepared: Prepared, known: FinishedSearch) -> tuple[bool, La
     return True, latency
 
 
-def _inaccuracy(prepared: Prepared, known: FinishedSearch) -> str:
+def _inaccuracy(prepared: Prepared, tuned: Path) -> str:
     """The reason why a cached winner fails ``tune.accuracy``, or "". A metric's code may have changed."""
     rules, scores = prepared.case.tune.accuracy, prepared.scores
-    if rules is None or known.model is None:
+    if rules is None:
         return ""
-    value = scores.of_file(known.model, rules.metric, rules.output).value
+    value = scores.of_file(tuned, rules.metric, rules.output).value
     least = rules.least(scores.of_reference(rules.metric, rules.output).value)
     if value >= least:
         return ""
@@ -127,20 +122,21 @@ def _inaccuracy(prepared: Prepared, known: FinishedSearch) -> str:
 
 def _placement_of(prepared: Prepared, digest: str, known: FinishedSearch | None) -> FinishedSearch:
     """The placement of a known trial whose digest begins with ``digest``, rebuilt from its labels."""
-    case, found = prepared.case, dict[str, Placement]()
+    placements: dict[str, Placement] = {}
     if known is not None:  # a confirmed winner may be no trial of the search
-        placements = [trial.placement for trial in known.result.trials if trial.ok]
-        found = {placement.digest: placement for placement in (*placements, known.result.winner)}
-    meant = [placement for name, placement in found.items() if name.startswith(digest)]
-    if known is None or len(meant) != 1:
+        built = [trial.placement for trial in known.result.trials if trial.ok]
+        placements = {each.digest: each for each in (*built, known.result.winner)}
+    matches = [placement for name, placement in placements.items() if name.startswith(digest)]
+    if known is None or len(matches) != 1:
+        case = prepared.case
         raise StateError(
             f"several trials of {case.name} have a scheme that begins with '{digest}'"
-            if meant
+            if matches
             else f"no trial of {case.name} on this device has scheme {digest}",
             where=case.spec or case.model,
             cure="run the case once without --qdq-scheme, and take a digest from its trials.jsonl",
         )
-    (placement,) = meant
+    (placement,) = matches
     if placement.digest == known.result.winner.digest:
         return known
     result = replace(
@@ -158,43 +154,39 @@ def _placement_of(prepared: Prepared, digest: str, known: FinishedSearch | None)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recheck:
-    """The outcome of one or two measurements of a cached winner; ``latency`` is the last of them.
-
-    A slow period of a noisy machine must not start a search that takes minutes. So a winner is rejected only if two
-    measurements from fresh builds prove that it gains less than ``tune.min_gain``.
+    """The outcome of one or two measurements of a cached winner, as text too; ``latency`` is the last of them.
 
     ``faster``: one measurement proves that it gains more than ``min_gain``. ``slower``: both prove that it gains less.
     ``broken``: it cannot be built and run any more. ``inconclusive``: everything else.
     """
 
-    outcome: RecheckOutcome
+    outcome: Literal["faster", "inconclusive", "slower", "broken"]
     latency: LatencyEvidence
-    min_gain: float = 0.0
-
-    @property
-    def finding(self) -> str:
-        """The outcome as text, for a warning."""
-        if self.outcome == "broken":
-            return f"the cached winner could not be built and run again: {self.latency.failures['tuned']}"
-        speedup = self.latency.tested["tuned"].mean.inverse
-        figures = f"{ratio_text(speedup.median)}x (95 %: {interval_text(speedup)})"
-        asked = f"the {100 * self.min_gain:g} % of tune.min_gain"
-        if self.outcome == "slower":
-            lost = "is slower than the reference" if speedup.high < 1 else f"gains less than {asked}"
-            return f"the cached winner {lost} in two measurements: {figures}"
-        by = f" by {asked}" if self.min_gain else ""
-        return f"inconclusive: the cached winner is neither proved faster nor proved slower{by}: {figures}"
+    finding: str = ""
 
 
 def recheck(measure: Measure, min_gain: float = 0.0) -> Recheck:
-    """Measure a cached winner; if the gain is not proved, repeat once with more builds and rounds."""
+    """Measure a cached winner; if the gain is not proved, repeat once with more builds and rounds.
+
+    A slow period of a noisy machine must not start a search that takes minutes. So a winner is rejected only if two
+    measurements from fresh builds prove that it gains less than ``min_gain``.
+    """
     below = []
     for builds, rounds in ((FIRST_BUILDS, FIRST_ROUNDS), (SECOND_BUILDS, SECOND_ROUNDS)):
         latency = measure(builds, rounds)
         if "tuned" not in latency.samples:
-            return Recheck(outcome="broken", latency=latency)
+            finding = f"the cached winner could not be built and run again: {latency.failures['tuned']}"
+            return Recheck(outcome="broken", latency=latency, finding=finding)
         tested = latency.tested["tuned"]
         if tested.proves(min_gain):
-            return Recheck(outcome="faster", latency=latency, min_gain=min_gain)
+            return Recheck(outcome="faster", latency=latency)
         below.append(tested.excludes(min_gain))
-    return Recheck(outcome="slower" if all(below) else "inconclusive", latency=latency, min_gain=min_gain)
+    speedup, asked = tested.mean.inverse, f"the {100 * min_gain:g} % of tune.min_gain"
+    figures = f"{ratio_text(speedup.median)}x (95 %: {interval_text(speedup)})"
+    if all(below):
+        lost = "is slower than the reference" if speedup.high < 1 else f"gains less than {asked}"
+        finding = f"the cached winner {lost} in two measurements: {figures}"
+        return Recheck(outcome="slower", latency=latency, finding=finding)
+    by = f" by {asked}" if min_gain else ""
+    finding = f"inconclusive: the cached winner is neither proved faster nor proved slower{by}: {figures}"
+    return Recheck(outcome="inconclusive", latency=latency, finding=finding)

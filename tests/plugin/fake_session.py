@@ -69,8 +69,8 @@ class FakeSession:
     def regions(self, case):
         return ()
 
-    def plan(self, case):
-        return "12 candidates, about 3 min"
+    def planned(self, case):
+        return SimpleNamespace(text="12 candidates, about 3 min")
 
     def output(self, case):
         return HERE / "reports"

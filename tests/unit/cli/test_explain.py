@@ -18,9 +18,9 @@ from PIL import Image
 from qdqspec.backends.tensorrt.layers import parse_layers
 from qdqspec.graph.model import load_model
 from qdqspec.measurement.explained import ExplainedEngine
+from qdqspec.parity import given_data
 from qdqspec.report.explain_text import explain_text
 from qdqspec.report.record import case_to_json
-from qdqspec.session import given_data
 from qdqspec.testing.records import alone_case, faster_case, sample_corrections
 from qdqspec.types import Interval
 from qdqspec.units import at_least_text

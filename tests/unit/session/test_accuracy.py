@@ -85,13 +85,13 @@ def open_session(tmp_path: Path) -> Iterator[Open]:
 
 def count_builds(session: Session) -> list[Path]:
     built: list[Path] = []
-    build = session.backend.build
+    build = session.runtime().backend.build
 
     def counted(model: Path, options: BuildOptions):
         built.append(model)
         return build(model, options)
 
-    session.backend.build = counted  # type: ignore[method-assign]
+    session.runtime().backend.build = counted  # type: ignore[method-assign]
     return built
 
 
@@ -372,7 +372,7 @@ def test_metric_constraints_that_are_hard_to_meet_are_warned_about(open_session:
 
 
 def test_a_plan_states_where_the_metric_is_computed(open_session: Open, case: Case, close: Closeness) -> None:
-    text = open_session(metrics={"close": close}, mode="plan").plan(held(case, min=0.5))
+    text = open_session(metrics={"close": close}, mode="plan").planned(held(case, min=0.5)).text
     assert text.endswith(
         f"close on {SAMPLES} samples, of the reference and of each candidate that has won its races"
     )

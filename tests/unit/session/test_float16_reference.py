@@ -73,8 +73,8 @@ def test_the_float16_reference_is_not_timed_without_float16_kernels(session: Ses
 def test_the_float16_reference_is_timed_by_default_if_the_backend_computes_in_float16(
     session: Session, model: Path, monkeypatch: pytest.MonkeyPatch, asked: bool | None, timed: bool
 ) -> None:
-    able = replace(session.backend.capabilities(session.runtime().options), computes_in_half=True)
-    monkeypatch.setattr(session.backend, "capabilities", lambda *_: able)
+    able = replace(session.runtime().backend.capabilities(session.runtime().options), computes_in_half=True)
+    monkeypatch.setattr(session.runtime().backend, "capabilities", lambda *_: able)
     evidence = session.evidence(case_of(model, **({} if asked is None else {"float16": asked})), EVIDENCE)
     assert evidence.latency is not None
     assert ("float16" in evidence.latency.samples) == timed

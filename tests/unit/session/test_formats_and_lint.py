@@ -106,11 +106,11 @@ def test_a_format_unsupported_by_the_gpu_is_reported_with_the_reason(
 ) -> None:
     reasons = {"nvfp4": "nvfp4 needs compute capability 10.0 (Blackwell), and this GPU has 9.0"}
     here = replace(
-        session.backend.capabilities(session.runtime().options),
+        session.runtime().backend.capabilities(session.runtime().options),
         formats=("int8", "fp8"),
         lacking=reasons,
     )
-    monkeypatch.setattr(session.backend, "capabilities", lambda _: here)
+    monkeypatch.setattr(session.runtime().backend, "capabilities", lambda _: here)
     found = session.availability(replace(case, quantize=QuantizeRules(format="nvfp4")))
     assert found.why == f"fake has no nvfp4 on this device; {reasons['nvfp4']}"
 

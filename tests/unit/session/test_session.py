@@ -118,13 +118,13 @@ def lines(folder: Path) -> list[dict]:
 def count_builds(session: Session) -> list[Path]:
     """The model files that the session builds from now on."""
     built: list[Path] = []
-    build = session.backend.build
+    build = session.runtime().backend.build
 
     def counted(model: Path, options: BuildOptions):
         built.append(model)
         return build(model, options)
 
-    session.backend.build = counted  # type: ignore[method-assign]
+    session.runtime().backend.build = counted  # type: ignore[method-assign]
     return built
 
 
@@ -380,7 +380,7 @@ def test_the_cache_key_does_not_depend_on_checks(open_session: Open, case: Case)
 
 def with_tuned_scaled(session: Session, *scales: float) -> Session:
     """A session whose cached winner is slower by one factor of ``scales`` per measurement; the last one is repeated."""
-    build, built = session.backend.build, itertools.count()
+    build, built = session.runtime().backend.build, itertools.count()
 
     def scaled(model: Path, options: BuildOptions):
         scale = "1"
@@ -390,7 +390,7 @@ def with_tuned_scaled(session: Session, *scales: float) -> Session:
             scale = str(scales[min(measurement, len(scales) - 1)])
         return build(model, replace(options, extra={**options.extra, "fake.scale": scale}))
 
-    session.backend.build = scaled  # type: ignore[method-assign]
+    session.runtime().backend.build = scaled  # type: ignore[method-assign]
     return session
 
 
@@ -439,14 +439,14 @@ def test_a_cached_winner_is_kept_after_one_slow_measurement(
 
 def test_a_cached_winner_that_cannot_be_built_is_tuned_again(open_session: Open, case: Case) -> None:
     def broken(session: Session) -> Session:
-        build = session.backend.build
+        build = session.runtime().backend.build
 
         def fail(model: Path, options: BuildOptions):
             if model.name == "tuned.onnx":
                 raise BackendError("no kernel")
             return build(model, options)
 
-        session.backend.build = fail  # type: ignore[method-assign]
+        session.runtime().backend.build = fail  # type: ignore[method-assign]
         return session
 
     open_session().search(case)
@@ -505,14 +505,14 @@ def test_mode_measure_times_the_cached_winner_again(open_session: Open, case: Ca
 def test_mode_measure_is_an_error_if_the_winner_cannot_be_built(open_session: Open, case: Case) -> None:
     open_session().search(case)
     session = open_session(mode="measure")
-    build = session.backend.build
+    build = session.runtime().backend.build
 
     def refusing(model: Path, options: BuildOptions):
         if model.name == "tuned.onnx":
             raise BackendError("no such kernel")
         return build(model, options)
 
-    session.backend.build = refusing  # type: ignore[method-assign]
+    session.runtime().backend.build = refusing  # type: ignore[method-assign]
     with pytest.raises(BackendError, match="tuned model could not be built and run again: no such kernel"):
         session.evidence(case, ALL)
 
@@ -520,12 +520,12 @@ def test_mode_measure_is_an_error_if_the_winner_cannot_be_built(open_session: Op
 def test_mode_verify_times_nothing(open_session: Open, case: Case) -> None:
     open_session().search(case)
     session = open_session(mode="verify")
-    build = session.backend.build
+    build = session.runtime().backend.build
 
     def untimed(model: Path, options: BuildOptions):
         return build(model, replace(options, extra={**options.extra, "fake.raise": "time"}))
 
-    session.backend.build = untimed  # type: ignore[method-assign]
+    session.runtime().backend.build = untimed  # type: ignore[method-assign]
     evidence = session.evidence(case, ALL)
     assert evidence.latency is None
     assert evidence.parity is not None
@@ -534,19 +534,20 @@ def test_mode_verify_times_nothing(open_session: Open, case: Case) -> None:
 def test_mode_plan_builds_nothing(open_session: Open, case: Case) -> None:
     session = open_session(mode="plan")
     built = count_builds(session)
-    assert "4 units" in session.plan(case)
-    assert "at most 6 builds" in session.plan(case)
+    assert "4 units" in session.planned(case).text
+    assert "at most 6 builds" in session.planned(case).text
     assert re.search(
-        r"the search may take [\d.]+ s to [\d.]+ s: 6 builds, estimated from", session.plan(case)
+        r"the search may take [\d.]+ s to [\d.]+ s: 6 builds, estimated from", session.planned(case).text
     )
-    assert "and 24 to confirm (36 more if a gain is close to its limit" in session.plan(case)
+    assert "and 12 to confirm (48 more if a gain is close to its limit" in session.planned(case).text
     front = replace(case, tune=replace(case.tune, objective="pareto"))
-    assert "and 48 to confirm" in session.plan(front)  # includes eight placements of the front
+    assert "and 36 to confirm" in session.planned(front).text  # includes eight placements of the front
     short = replace(case, tune=replace(case.tune, minutes=0.01))
-    assert "tune.minutes ends the search after 0.6 s" in session.plan(short)
+    assert "tune.minutes ends the search after 0.6 s" in session.planned(short).text
     nothing = replace(case, quantize=QuantizeRules(format="int8_b256"))
     assert (
-        session.plan(nothing) == "no operator can be quantized to int8_b256 here: there is nothing to search"
+        session.planned(nothing).text
+        == "no operator can be quantized to int8_b256 here: there is nothing to search"
     )
     assert built == []
     assert not session.output(case).exists()
@@ -556,15 +557,15 @@ def test_the_plan_of_a_finished_search_states_that_the_winner_is_timed_again(
     open_session: Open, case: Case
 ) -> None:
     open_session().search(case)
-    assert "which is timed again; with --qdq-retune 4 units" in open_session(mode="plan").plan(case)
+    assert "which is timed again; with --qdq-retune 4 units" in open_session(mode="plan").planned(case).text
     for anew in ({"retune": True}, {"no_cache": True}):
-        assert open_session(mode="plan", **anew).plan(case).startswith("4 units")
+        assert open_session(mode="plan", **anew).planned(case).text.startswith("4 units")
 
 
 def test_mode_plan_is_an_error_if_data_is_missing(open_session: Open, case: Case) -> None:
     lost = replace(case, inputs=replace(case.inputs, calibration=case.model.with_name("lost.npz")))
     with pytest.raises(DataError, match=r"lost\.npz"):
-        open_session(mode="plan").plan(lost)
+        open_session(mode="plan").planned(lost)
 
 
 # ---- a scheme of an earlier run -----------------------------------------------------------------

@@ -177,7 +177,7 @@ def test_a_placement_that_cannot_be_built_cannot_be_committed(open_study: Open, 
     def refuse(model: Path, options: BuildOptions) -> NoReturn:
         raise BackendError("the compiler refuses this")
 
-    session.backend.build = refuse  # type: ignore[method-assign]
+    session.runtime().backend.build = refuse  # type: ignore[method-assign]
     with pytest.raises(BackendError, match="cannot be the one to beat: the compiler refuses this"):
         study.commit(study.space.everything())
     assert [t.ok for t in study.trials] == [True, False]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from qdqspec.session import Session
-from qdqspec.session.tuning import trials_of
+from qdqspec.session.tuning import named, trials_of
 from qdqspec.testing.strategies import small_space
 from qdqspec.types import TuneRules
 
@@ -28,7 +28,7 @@ def test_there_is_no_time_left_without_a_limit(tmp_path: Path) -> None:
 
 
 def test_with_a_time_limit_a_search_may_build_more_unless_it_has_a_number_of_builds() -> None:
-    space = small_space()
-    untimed, timed = (trials_of(TuneRules(minutes=minutes), space) for minutes in (None, 1.0))
+    space, make = small_space(), named(TuneRules().strategy)
+    untimed, timed = (trials_of(TuneRules(minutes=minutes), space, make) for minutes in (None, 1.0))
     assert timed > untimed
-    assert trials_of(TuneRules(minutes=1.0, trials=7), space) == 7
+    assert trials_of(TuneRules(minutes=1.0, trials=7), space, make) == 7

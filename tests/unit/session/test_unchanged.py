@@ -17,8 +17,8 @@ from qdqspec.checks.rejected import kernel_lines
 from qdqspec.report.record import record_from_json, record_to_json
 from qdqspec.report.tables import summary_table
 from qdqspec.session import Session
-from qdqspec.session.cut_short import cut_short_text
 from qdqspec.session.kernels import KnownCandidate, quantized_work, rejected_candidates
+from qdqspec.session.outcome import cut_short_text
 from qdqspec.types import (
     Case,
     Consumer,
@@ -254,9 +254,7 @@ def candidate(
     return KnownCandidate(
         trial=replace(trial(number), ratio=ratio, sqnr_db=sqnr_db, layers=layers),
         ratio=Interval(median=ratio, low=ratio, high=ratio),
-        is_confirmed=False,
-        is_everything=number == 9,
-        layers=layers,
+        roles=("everything",) if number == 9 else (),
     )
 
 

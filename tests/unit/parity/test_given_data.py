@@ -10,11 +10,11 @@ import pytest
 
 from qdqspec import Session
 from qdqspec.errors import ConfigError, DataError
+from qdqspec.parity import given_data
 from qdqspec.parity.data import open_data
+from qdqspec.parity.given_data import GivenFiles
 from qdqspec.parity.shapes import InputSpec
 from qdqspec.preparation.cached import data_digest
-from qdqspec.session import given_data
-from qdqspec.session.given_data import GivenFiles
 from qdqspec.spec.inline import inline_case
 from qdqspec.types import Data, InputShape
 

@@ -61,14 +61,17 @@ class GivenFiles:
         if isinstance(given, Mapping):
             _write(folder / _WHOLE, _arrays(given, name))
             return folder
+        feeds: object = given
+        if not isinstance(feeds, Iterable) or hasattr(feeds, "__array__"):
+            raise DataError(f"this is no data but {type(feeds).__name__}", where=name, cure=_FORMS)
         number = -1
-        for number, feed in enumerate(_iterated(given, name)):
+        for number, feed in enumerate(feeds):
             if not isinstance(feed, Mapping):
-                raise DataError(
-                    f"feed {number} is no mapping but {type(feed).__name__}", where=name, cure=_FORMS
-                )
+                what = f"feed {number} is no mapping but {type(feed).__name__}"
+                raise DataError(what, where=name, cure=_FORMS)
             arrays = {
-                key: _label(value) if key == LABELS else value[None]
+                # a label may be an array of one element
+                key: value.reshape(1) if key == LABELS and value.size == 1 else value[None]
                 for key, value in _arrays(feed, name).items()
             }
             _write(folder / f"{number:08d}.npz", arrays)
@@ -88,7 +91,8 @@ class GivenFiles:
             name = source.loader if isinstance(source, Data) else ""
             load = (loaders.get(name) or _installed(name)) if name else None
             if load is not None:  # else reported, with the remedy, when the data is opened
-                found[word] = without_loader(source, self.data(_loaded(load, name), name))
+                with _errors_of(load, name):
+                    found[word] = without_loader(source, self.data(load(), name))
         return replace(inputs, **found)
 
     def asked(self, asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -145,29 +149,9 @@ def _installed(name: str) -> Loader | None:
     return found
 
 
-def _loaded(load: Loader, name: str) -> InMemory:
-    """The data of a loader; an error that its code raises is a `DataError` with its line."""
-    with _errors_of(load, name):
-        given = load()
-    if isinstance(given, Mapping) or hasattr(given, "__array__") or not isinstance(given, Iterable):
-        return given
-    return _feeds_of(load, name, given)
-
-
-def _feeds_of(load: Loader, name: str, given: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    with _errors_of(load, name):
-        feeds = iter(given)
-    end = object()
-    while True:
-        with _errors_of(load, name):
-            feed: Any = next(feeds, end)
-        if feed is end:
-            return
-        yield feed
-
-
 @contextmanager
 def _errors_of(load: Loader, name: str) -> Iterator[None]:
+    """An error that the code of a data loader raises is a `DataError` with its line."""
     try:
         yield
     except QdqspecError:
@@ -178,12 +162,6 @@ def _errors_of(load: Loader, name: str) -> Iterator[None]:
             where=raising_line(error, load),
             cure="it is called without arguments; correct it there",
         ) from error
-
-
-def _iterated(given: object, name: str) -> Iterable[object]:
-    if not isinstance(given, Iterable) or hasattr(given, "__array__"):
-        raise DataError(f"this is no data but {type(given).__name__}", where=name, cure=_FORMS)
-    return given
 
 
 def _has_several_shapes(value: object) -> bool:
@@ -221,11 +199,6 @@ def _arrays(given: Mapping[str, Any], name: str) -> dict[str, np.ndarray[Any, An
             raise DataError(f"'{key}' is no array of numbers{why}", where=name, cure=_FORMS)
         found[str(key)] = array
     return found
-
-
-def _label(value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """One entry; an array of one element is a single number."""
-    return value.reshape(1) if value.size == 1 else value[None]
 
 
 def _write(path: Path, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
