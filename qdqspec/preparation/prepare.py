@@ -298,12 +298,15 @@ class Prepared:
         shapes = {name: spec.shape for name, spec in self.inputs.items()}
         return iter(random_feeds(self.given, shapes, self.settings.seed, RANDOM_SAMPLES))
 
+    def calibration_data(self) -> tuple[Dataset | list[Feed], str]:
+        """Calibration inputs, and their kind: calibration or random."""
+        return (
+            (list(self.feeds()), "random") if self.calibration is None else (self.calibration, "calibration")
+        )
+
     def comparison_data(self) -> tuple[Dataset | list[Feed], str]:
         """The best data for comparing outputs, and its kind: evaluation, calibration or random."""
-        for data, kind in ((self.evaluation, "evaluation"), (self.calibration, "calibration")):
-            if data is not None:
-                return data, kind
-        return list(self.feeds()), "random"
+        return self.calibration_data() if self.evaluation is None else (self.evaluation, "evaluation")
 
     @cached_property
     def definition(self) -> DefinitionEvidence | None:

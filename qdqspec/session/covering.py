@@ -16,7 +16,8 @@ from pathlib import Path
 
 from qdqspec.accuracy.constraint import constraint_of
 from qdqspec.accuracy.expected_metric import RehearsedMetric
-from qdqspec.accuracy.oracle import RehearsalOracle, Rehearser
+from qdqspec.accuracy.oracle import RehearsalOracle
+from qdqspec.accuracy.rehearser import Rehearser
 from qdqspec.errors import BackendError, ConfigError, PlacementError
 from qdqspec.graph.float32 import FLOAT16
 from qdqspec.graph.model import require_path
@@ -111,7 +112,7 @@ def oracle_of(prepared: Prepared, resources: Resources, opened: ExitStack) -> Re
     is_limited = least_db is not None or rules is not None
     if not is_limited or not prepared.capabilities.computes or not prepared.space.units:
         return None
-    rehearser = opened.enter_context(Rehearser(prepared, resources, prepared.comparison_data()))
+    rehearser = opened.enter_context(Rehearser(prepared, prepared.comparison_data()))
     metric = None
     if rules is not None:
         reference = prepared.scores.of_reference(rules.metric, rules.output).value

@@ -12,7 +12,8 @@ from typing import Any, Unpack, cast
 from qdqspec import __version__
 from qdqspec.accuracy.culprits import MOST, culprits_of
 from qdqspec.accuracy.parity import both_models
-from qdqspec.accuracy.probes import Prober, read_probe
+from qdqspec.accuracy.probes import Prober
+from qdqspec.accuracy.saved_probe import read_probe
 from qdqspec.backends.base import Availability
 from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.baseline.store import Renewal

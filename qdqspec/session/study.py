@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from qdqspec.accuracy.oracle import Rehearser
+from qdqspec.accuracy.rehearser import Rehearser
 from qdqspec.closing import Closing
 from qdqspec.codec import to_data
 from qdqspec.config.settings import DEFAULT_BACKEND
@@ -99,7 +99,7 @@ class Study(Closing):
             self._logs = BuildLogs(self._journal, self._folder)
             prepared.keep_corrections(self._folder / CORRECTIONS, prepared.journal_header)
             self._tuning = opened.enter_context(open_tuning(prepared, self._logs, make=make, name=name))
-            self._rehearser = opened.enter_context(Rehearser(prepared, prepared.resources))
+            self._rehearser = opened.enter_context(Rehearser(prepared, prepared.calibration_data()))
             self._describe(self._folder)
             if is_resumed:
                 self._tuning.search.resume()
@@ -156,10 +156,11 @@ class Study(Closing):
         """
         placement = self._proposal(what).placement
         self._require_open()
-        found, rules = self._rehearser.error(placement), self.case.tune.accuracy
+        rehearsal, rules = self._rehearser.including(placement), self.case.tune.accuracy
+        found = rehearsal.error(placement)
         if rules is None:
             return found
-        engine = RehearsedEngine(self._rehearser.including(placement), placement)
+        engine = RehearsedEngine(rehearsal, placement)
         score = self._prepared.scores.of_engine(engine, rules.metric, rules.output)
         return replace(found, accuracy=score.value)
 

@@ -13,7 +13,8 @@ import numpy as np
 
 from qdqspec.accuracy.constraint import NO_PLACEMENT, AccuracyConstraint, constraint_of
 from qdqspec.accuracy.expected_metric import RehearsedMetric
-from qdqspec.accuracy.oracle import RehearsalOracle, Rehearser
+from qdqspec.accuracy.oracle import RehearsalOracle
+from qdqspec.accuracy.rehearser import Rehearser
 from qdqspec.deadline import Deadline
 from qdqspec.errors import PlacementError
 from qdqspec.graph.model import require_path
@@ -196,14 +197,12 @@ def _oracle(
     resources = prepared.resources
     if constraint.admission is None or not prepared.space.units or not _computes(resources):
         return None
-    rehearser = opened.enter_context(Rehearser(prepared, resources, prepared.comparison_data()))
+    rehearser = opened.enter_context(Rehearser(prepared, prepared.comparison_data()))
     metric = None
     if constraint.rules is not None and constraint.min_accuracy is not None:
         reference = constraint.score(NO_PLACEMENT)
         assert reference is not None  # it was computed for the limit
-        metric = RehearsedMetric(
-            prepared.scores, constraint.rules, reference, constraint.min_accuracy, lambda: deadline.left
-        )
+        metric = RehearsedMetric(prepared.scores, constraint.rules, reference, constraint.min_accuracy)
     return RehearsalOracle(
         rehearser,
         prepared.space,
