@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from qdqspec.checks.rejected import why_text
 from qdqspec.errors import BackendError
 from qdqspec.graph.float32 import FLOAT16
-from qdqspec.preparation.candidates import note_float_types, other_references
+from qdqspec.preparation.float_types import note_float_types, other_references
 from qdqspec.search.loop import candidates_of
 from qdqspec.search.select import raw_winner
 from qdqspec.session.confirm import Confirmed, confirm
