@@ -40,7 +40,7 @@ from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.placement.space.units import format_choices
 from qdqspec.preparation.auxiliary_runs import runner
 from qdqspec.preparation.branching import scaled_branches
-from qdqspec.preparation.cached import REFERENCE, header_of, search_key
+from qdqspec.preparation.cached import REFERENCE
 from qdqspec.preparation.correcting import Correcting, CorrectionSource
 from qdqspec.preparation.definition import (
     Definition,
@@ -50,6 +50,7 @@ from qdqspec.preparation.definition import (
 )
 from qdqspec.preparation.float_form import float_form_of, with_float_form
 from qdqspec.preparation.fusions import Groups, fused_groups, groups_of_file
+from qdqspec.preparation.identity import header_of, search_key
 from qdqspec.preparation.kept_scales import KeptScales, kept_scales, without_overflows
 from qdqspec.preparation.observer import Observer, open_observer
 from qdqspec.preparation.patterns import require_patterns

@@ -24,8 +24,8 @@ from qdqspec.graph.model import require_path
 from qdqspec.graph.weights import WeightStore
 from qdqspec.placement.edit.insert import Inserter
 from qdqspec.preparation.auxiliary_runs import runner
+from qdqspec.preparation.build_logs import BuildLogs
 from qdqspec.preparation.candidates import CandidateFiles, plain_file
-from qdqspec.preparation.files import BuildLogs
 from qdqspec.preparation.prepare import Prepared
 from qdqspec.preparation.resources import Resources
 from qdqspec.regions.forecast import multiplications_by_node

@@ -32,8 +32,10 @@ from typing import TYPE_CHECKING, cast
 from qdqspec.checks.base import Check, needs_of
 from qdqspec.checks.verdicts import timed_out
 from qdqspec.measurement.store import Store
+from qdqspec.preparation.build_logs import BuildLogs, open_journal
 from qdqspec.preparation.cached import (
     CORRECTIONS,
+    JOURNAL,
     MODEL,
     PATTERNS,
     RAW_MODEL,
@@ -41,15 +43,9 @@ from qdqspec.preparation.cached import (
     FinishedSearch,
     keep,
 )
-from qdqspec.preparation.files import (
-    JOURNAL,
-    BuildLogs,
-    open_journal,
-    refuse_own,
-    write_patterns,
-    write_results,
-)
+from qdqspec.preparation.files import write_patterns, write_results
 from qdqspec.preparation.prepare import Prepared
+from qdqspec.preparation.staging import refuse_own
 from qdqspec.registry import resolve
 from qdqspec.session.covering import covers, find_covering
 from qdqspec.session.outcome import Tuned

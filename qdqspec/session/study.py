@@ -26,16 +26,11 @@ from qdqspec.measurement.journal import Journal
 from qdqspec.measurement.lock import RunLock
 from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.plain_json import read_json
-from qdqspec.preparation.cached import CORRECTIONS
-from qdqspec.preparation.files import (
-    HEADER,
-    JOURNAL,
-    BuildLogs,
-    make_folder,
-    write_placed,
-    write_placement,
-)
+from qdqspec.preparation.build_logs import HEADER, BuildLogs
+from qdqspec.preparation.cached import CORRECTIONS, JOURNAL
+from qdqspec.preparation.files import write_placed, write_placement
 from qdqspec.preparation.prepare import Prepared
+from qdqspec.preparation.staging import make_folder
 from qdqspec.registry import names
 from qdqspec.rehearsal import RehearsedEngine
 from qdqspec.search.base import Proposal, Strategy

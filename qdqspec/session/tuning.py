@@ -24,8 +24,8 @@ from qdqspec.measurement.drift import DriftMonitor
 from qdqspec.measurement.stats import preload_scipy
 from qdqspec.placement.edit.insert import Inserter
 from qdqspec.placement.space.search_space import SchemeSpace
+from qdqspec.preparation.build_logs import BuildLogs
 from qdqspec.preparation.candidates import CandidateFiles, PartFiles, plain_file
-from qdqspec.preparation.files import BuildLogs
 from qdqspec.preparation.prepare import Prepared
 from qdqspec.preparation.resources import Resources
 from qdqspec.preparation.start import Start, warm_starts

@@ -12,7 +12,7 @@ from qdqspec import Session
 from qdqspec.errors import ConfigError, DataError
 from qdqspec.parity.data import open_data
 from qdqspec.parity.shapes import InputSpec
-from qdqspec.preparation.cached import data_digest
+from qdqspec.preparation.identity import data_digest
 from qdqspec.session import given_data
 from qdqspec.session.given_data import GivenFiles
 from qdqspec.spec.inline import inline_case
