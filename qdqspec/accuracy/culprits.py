@@ -45,46 +45,20 @@ def culprits_of(
     most: int | None = MOST,
     seconds: float | None = None,
 ) -> CulpritEvidence:
-    """`find_culprits` for pairs in the model of a case, on the best data available."""
-    left = [limit for limit in (seconds, prepared.resources.seconds_left()) if limit is not None]
-    feeds, data = prepared.comparison_data()
-    return find_culprits(
-        prepared.base,
-        pairs,
-        feeds,
-        data,
-        output=output,
-        factors=factors,
-        most=most,
-        seconds=min(left, default=None),
-        options=prepared.resources.options,
-    )
+    """The pairs in the model of a case with the largest error, measured at ``output`` or else at the worst output.
 
-
-def find_culprits(
-    model: Model,
-    pairs: Sequence[PlacedPair],
-    feeds: Iterable[Mapping[str, Array]],
-    data: str,
-    *,
-    output: str | None = None,
-    factors: Sequence[Equalization] = (),
-    most: int | None = MOST,
-    seconds: float | None = None,
-    options: BuildOptions | None = None,
-) -> CulpritEvidence:
-    """The pairs with the largest error, measured at ``output`` or else at the output with the lowest SQNR.
-
-    ``most`` is the number of pairs, all for ``None``; ``seconds`` limits the time, and the pairs found by then are
-    returned. The numbers of the pairs are those of the model with ``factors``. If the default backend cannot compute
-    the model, or memory is short, ``missing`` states so.
+    They are measured on the best data available. ``most`` is the number of pairs, all for ``None``; ``seconds`` limits
+    the time, and the pairs found by then are returned. The numbers of the pairs are those of the model with
+    ``factors``. If the default backend cannot compute the model, or memory is short, ``missing`` states so.
     """
     if not pairs:
         return CulpritEvidence(missing="nothing is quantized")
+    limits = [limit for limit in (seconds, prepared.resources.seconds_left()) if limit is not None]
+    stop = time.monotonic() + min(limits, default=math.inf)
+    feeds, data = prepared.comparison_data()
     with ExitStack() as opened:
         try:
-            measure = _Measure(opened, model, pairs, factors, feeds, options or BuildOptions(), output)
-            stop = math.inf if seconds is None else time.monotonic() + seconds
+            measure = _Measure(opened, prepared.base, pairs, factors, feeds, prepared.options, output)
             found, rest = noisiest(measure.pairs, measure.power, most, stop)
             whole = math.fsum(power for _, power in found) + rest
             is_whole = len(found) == min(most or math.inf, len(measure.pairs))

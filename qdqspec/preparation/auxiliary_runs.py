@@ -18,11 +18,6 @@ from qdqspec.rehearsal import Runtime
 ARITHMETIC = DEFAULT_BACKEND  # the backend that computes a model as ONNX defines it
 
 
-def is_arithmetic(backend: Backend) -> bool:
-    """Whether a backend is the runtime that computes rehearsals too."""
-    return backend.name == ARITHMETIC
-
-
 def unfused(options: BuildOptions) -> BuildOptions:
     """Options for a build by `ARITHMETIC` that computes every pair and fuses nothing."""
     return replace(options, extra={**options.extra, **hooks.default().as_defined}, hashed=False)
@@ -43,7 +38,7 @@ def reference_runtime(opened: ExitStack, options: BuildOptions, backend: Backend
 
     Several engines run at once (`engines_at_once`). ``backend`` is used if it is that runtime already.
     """
-    if backend is None or not is_arithmetic(backend):
+    if backend is None or backend.name != ARITHMETIC:
         backend = opened.enter_context(Isolated(ARITHMETIC))
     fast = replace(options, extra={**options.extra, **hooks.default().optimized}, hashed=False)
     return Runtime(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -24,23 +23,16 @@ from qdqspec.graph.given import OwnCopy, fixed_in, given_model, with_true_output
 from qdqspec.graph.model import Model, require_path
 from qdqspec.graph.observe import observe
 from qdqspec.graph.wire import Parts
-from qdqspec.measurement.profiles import Load
-from qdqspec.parity.data import (
-    Dataset,
-    data_warnings,
-    feed_of_shapes,
-    open_data,
-    random_feeds,
-    shaped_by_data,
-)
+from qdqspec.parity.data import shaped_by_data
 from qdqspec.parity.metrics import Scores
-from qdqspec.parity.shapes import InputSpec, input_specs, resized, resolve_shapes, shape_profiles, shapes_text
+from qdqspec.parity.shapes import shape_profiles
 from qdqspec.placement.edit.equalize import Equalization, equalized, products_of, touched
 from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.placement.space.units import format_choices
 from qdqspec.preparation.auxiliary_runs import runner
 from qdqspec.preparation.branching import scaled_branches
 from qdqspec.preparation.cached import REFERENCE
+from qdqspec.preparation.case_data import CaseData
 from qdqspec.preparation.correcting import Correcting, CorrectionSource
 from qdqspec.preparation.definition import (
     Definition,
@@ -63,18 +55,9 @@ from qdqspec.quantize.ranges import TensorRange, tie_ranges
 from qdqspec.quantize.saturation import saturations
 from qdqspec.regions.expressions import allowed_nodes, denied_nodes, require_matches, unmatched
 from qdqspec.regions.search import find_regions
-from qdqspec.types import (
-    Case,
-    DataSource,
-    DefinitionEvidence,
-    DeviceKey,
-    PatternRules,
-    Placement,
-    Region,
-)
+from qdqspec.types import Case, DefinitionEvidence, DeviceKey, PatternRules, Placement, Region
 from qdqspec.units import count_text
 
-RANDOM_SAMPLES = 8
 _GIVE_DATA = "random inputs may not suit this model: give it real ones (inputs.calibration, or --calibration)"
 
 
@@ -110,28 +93,30 @@ def _with_true_outputs(model: Model, case: Case, resources: Resources) -> Model:
     try:
         inputs = shaped_by_data(model, case.inputs)
         options = replace(resources.options, profiles=shape_profiles(model, inputs))
-        trial = Prepared(replace(case, inputs=inputs), model, replace(resources, options=options))
-        with closing(trial.backend.build(require_path(model), options)) as engine:
-            return with_true_outputs(model, engine.run(trial.sample))
+        data = CaseData(replace(case, inputs=inputs), model, resources.settings.seed)
+        with closing(resources.backend.build(require_path(model), options)) as engine:
+            return with_true_outputs(model, engine.run(data.sample))
     except QdqspecError:  # raised again when the model is run for its results
         return model
 
 
-class Prepared:
+class Prepared(CaseData):
     """A case with its model on a backend: the problem that a search solves. Attributes are computed on first access.
 
     ``given`` is the user's model, ``base`` the same in float32 if it computes in float16 and the backend has no integer
     kernels for pairs of float16 tensors, ``folded`` that with BatchNormalization folded, and with branches that have
     factors; ``model`` is the one that pairs are inserted into, with scaled constants if equalization helps.
     ``quantized`` is the form of ``given`` whose model as given is a candidate, if the user's model has pairs.
-    ``warnings`` collects notes for the user, and results are written to ``output``.
+    Results are written to ``output``.
     """
 
     def __init__(self, case: Case, given: Model, resources: Resources, output: Path = Path()) -> None:
-        self.case, self.given, self.resources, self.output = case, given, resources, output
+        super().__init__(case, given, resources.settings.seed)
+        self.resources, self.output = resources, output
         self.backend, self.options, self.settings = resources.backend, resources.options, resources.settings
         self.quantized = float_form_of(given)
-        self.base, self.warnings = given, [*cautions(given), *given.notes]
+        self.base = given
+        self.warnings += [*cautions(given), *given.notes]
         if computes_in_float16(given):  # else the backend is not asked before its capabilities are needed
             self.base, note = with_integer_kernels(given, quantizes_half=self.capabilities.quantizes_half)
             self.warnings += [note] if note else []
@@ -201,12 +186,6 @@ class Prepared:
         return self.backend.capabilities(self.options)
 
     @cached_property
-    def inputs(self) -> dict[str, InputSpec]:
-        """Type and shape of every input in this case."""
-        inputs = self.case.inputs
-        return input_specs(self.given, resolve_shapes(self.given, inputs), inputs.profiles)
-
-    @cached_property
     def regions(self) -> tuple[Region, ...]:
         """The regions of the model, by the rules of the case."""
         return find_regions(self.folded, self.case.regions, groups=self.fused)
@@ -243,61 +222,11 @@ class Prepared:
         )
 
     @cached_property
-    def calibration(self) -> Dataset | None:
-        """The calibration data; ``None`` if the case has none."""
-        source = self.case.inputs.calibration
-        if source is None:
-            return None
-        data = self._opened(source, labelled=False)
-        for doubt in data_warnings(data):
-            self.note_once(f"calibration data {source.name}: {doubt}")
-        return data
-
-    @cached_property
-    def evaluation(self) -> Dataset | None:
-        """The evaluation data; ``None`` if the case has none."""
-        source = self.case.inputs.evaluation
-        return None if source is None else self._opened(source)
-
-    def _opened(self, source: DataSource, *, labelled: bool = True) -> Dataset:
-        values = self.case.inputs.values
-        data = open_data(source, self.inputs, fixed=values, labelled=labelled)
-        for note in data.notes:
-            self.note_once(f"{source.name}: {note}")
-        for name in data.unused:
-            self.note_once(f"{source.name}: array '{name}' is not used: the input is fixed to {values[name]}")
-        return data
-
-    @cached_property
     def scores(self) -> Scores:
         """Task metrics on the evaluation data."""
         return Scores(
             self.case, self.build_expected, lambda: self.evaluation, self._runner, note=self.note_once
         )
-
-    def feeds(self) -> Iterator[Feed]:
-        """Calibration inputs: the user's data, else random inputs from a seed, with a warning."""
-        if self.calibration is not None:
-            return iter(self.calibration)
-        ranges, evaluation = self.case.inputs.scales, self.case.inputs.evaluation
-        vague = [word for word, given in (("scales", ranges), ("parity", evaluation)) if given is None]
-        if vague:
-            prove = "proves" if vague == ["parity"] else "prove"
-            self.note_once(
-                f"no calibration data: random inputs are used, so {' and '.join(vague)} {prove} little"
-            )
-        shapes = {name: spec.shape for name, spec in self.inputs.items()}
-        return iter(random_feeds(self.given, shapes, self.settings.seed, RANDOM_SAMPLES))
-
-    def calibration_data(self) -> tuple[Dataset | list[Feed], str]:
-        """Calibration inputs, and their kind: calibration or random."""
-        return (
-            (list(self.feeds()), "random") if self.calibration is None else (self.calibration, "calibration")
-        )
-
-    def comparison_data(self) -> tuple[Dataset | list[Feed], str]:
-        """The best data for comparing outputs, and its kind: evaluation, calibration or random."""
-        return self.calibration_data() if self.evaluation is None else (self.evaluation, "evaluation")
 
     @cached_property
     def definition(self) -> DefinitionEvidence | None:
@@ -328,22 +257,6 @@ class Prepared:
     def _runner(self) -> Callable[[Path], Engine]:
         """Builds the engines of comparisons. Kept, because those of another runtime live as long as this function."""
         return runner(self.backend, replace(self.options, hashed=False))
-
-    @cached_property
-    def sample(self) -> dict[str, Array]:
-        """One input, in the shapes of the first profile: the first sample that has these, if one has them."""
-        return feed_of_shapes(self.feeds, {name: spec.shape for name, spec in self.inputs.items()})
-
-    @cached_property
-    def loads(self) -> tuple[Load, ...]:
-        """The inputs for timing: `sample` in the shapes of every profile, with the profile's share."""
-        profiles = self.case.inputs.profiles
-        total = math.fsum(profile.weight for profile in profiles)
-        shapes = [resolve_shapes(self.given, self.case.inputs, number) for number in range(len(profiles))]
-        return tuple(
-            Load(feeds=resized(self.sample, own), name=shapes_text(own), share=profile.weight / total)
-            for profile, own in zip(profiles, shapes, strict=True)
-        )
 
     def observed(self, tensors: Collection[str], feed: Feed) -> dict[str, Array]:
         """The values of these tensors in a run on ``feed``. Raises `BackendError` if they cannot be observed."""
@@ -495,8 +408,3 @@ class Prepared:
                     why = "stores it like another format of the case"
                 rest = f"the search chooses among {', '.join(chosen)}"
                 self.warnings.append(f"format {name} is left out: {self.backend.name} {why}; {rest}")
-
-    def note_once(self, warning: str) -> None:
-        """Add a warning unless it is already present."""
-        if warning not in self.warnings:
-            self.warnings.append(warning)
