@@ -15,7 +15,7 @@ import json
 import re
 import subprocess
 import sys
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,9 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="verb")
-    record = commands.add_parser("record", help="replace the file of a benchmark by the run on standard input")
+    record = commands.add_parser(
+        "record", help="replace the file of a benchmark by the run on standard input"
+    )
     record.add_argument("name")
     record.add_argument("command")
     record.add_argument("--figure", nargs=2, action="append", default=[], metavar=("FIGURE", "VALUE"))
@@ -77,7 +79,7 @@ def _record(arguments: argparse.Namespace) -> None:
     )
     run = {
         "command": arguments.command,
-        "date": f"{datetime.now(timezone.utc):%Y-%m-%d}",
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "version": version.stdout.strip(),
         "machine": machine(),
         "figures": figures,

@@ -92,7 +92,7 @@ class RehearsedMetric:
         first = next(iter(rehearsal.feeds()), None)
         if first is None:
             raise DataError("there is no sample to compute the metric on")
-        rehearsal.outputs(NO_PAIRS, first)  # shows the time of a run
+        rehearsal.engine(NO_PAIRS).run(first)  # shows the time of a run
         most = seconds / max(rehearsal.run_seconds, 1e-6)
         return int(min(max(most, self.least_feeds), self.scores.feeds))
 

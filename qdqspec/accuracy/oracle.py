@@ -250,7 +250,7 @@ class RehearsalOracle:
         """The evaluator of rehearsals, on as much of the data as a placement may be rehearsed on."""
         subject = rehearsal.subject
         for feed in islice(rehearsal.feeds(), 1):
-            rehearsal.outputs(NO_PAIRS, feed)  # shows the time of a run
+            rehearsal.engine(NO_PAIRS).run(feed)  # shows the time of a run
         most = int(self._placement_share * self._seconds_left / max(rehearsal.run_seconds, 1e-6))
         feeds = subject.feeds()
         samples = sum(1 for _ in islice(feeds, max(most, subject.samples)))

@@ -12,10 +12,10 @@
 `judge` is the whole pipeline, `tune` its part up to the winner, and `open_tuning` the part of that up to the first
 build. Each step is done once for a case. The modules of the steps, here and in `preparation`, `accuracy`, `search`:
 
-    prepare    preparation: prepare, start, correcting, auxiliary_runs
-    search     tuning; search.loop, a strategy; accuracy: constraint, oracle
+    prepare    preparation: prepare, case_data, observer, correcting, start
+    search     tuning; search.loop, a strategy; accuracy: constraint, rehearser, oracle
     confirm    confirm, outcome; preparation.timing
-    winner     winner; preparation: cached, files
+    winner     winner; preparation: cached, files, staging
     evidence   evidence, gate; accuracy: parity, culprits, probes
     verdict    checks: one module for each kind
 

@@ -33,9 +33,8 @@ def metric() -> RehearsedMetric:
 def rehearsal_with(run_seconds: float) -> Any:
     return SimpleNamespace(
         feeds=lambda: iter([{}]),
-        outputs=lambda placement, feed: {},
         run_seconds=run_seconds,
-        engine=lambda placement: SimpleNamespace(placement=placement),
+        engine=lambda placement: SimpleNamespace(placement=placement, run=lambda feed: {}),
     )
 
 
