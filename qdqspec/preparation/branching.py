@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from qdqspec.corrections.equalization import LARGE_GAIN, WeightSteps, chosen_equalizations
+from qdqspec.corrections.equalization import WeightSteps, chosen_equalizations
 from qdqspec.corrections.judge import MIN_SAMPLES
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model
@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     from qdqspec.preparation.prepare import Prepared
 
 
-def scaled_branches(prepared: Prepared, model: Model, samples: int = 16) -> tuple[Equalization, ...]:
-    """The branches of a model whose factors halve the estimated error of the linear operators behind, and more.
+def scaled_branches(
+    prepared: Prepared, model: Model, samples: int = 16, least_gain: float = 0.5
+) -> tuple[Equalization, ...]:
+    """The branches of a model whose factors reduce the estimated error of the linear operators behind.
 
-    The estimate uses the statistics of channels on ``samples``, every second one held out: more of them show rarer
+    They reduce it by the share ``least_gain``: a product takes time, so that less is not worth it. The estimate uses the statistics of channels on ``samples``, every second one held out: more of them show rarer
     values, and take the time of a run each. There are none where equalization is not allowed, data is missing or the
     operators behind cannot be quantized, and none beside scales that the user gives or that a quantized model in
     ``start_from`` has, which are those of the model as it is.
@@ -32,10 +34,10 @@ def scaled_branches(prepared: Prepared, model: Model, samples: int = 16) -> tupl
         return ()
     possible = {change.branch.product: change for change in branched(model) if change.branch is not None}
     readers = {name for change in possible.values() if change.branch for name in change.branch.readers}
-    if (
-        not possible
-        or not SchemeSpace(model, prepared.capabilities, allowed=readers, rules=case.quantize).units
-    ):
+    if not possible:
+        return ()
+    behind = SchemeSpace(model, prepared.capabilities, allowed=readers, rules=case.quantize)
+    if not behind.units:
         return ()
     extended = equalized(model, tuple(possible.values()))
     chains = [chain for chain in find_chains(extended) if chain.maker.name in possible]
@@ -46,7 +48,7 @@ def scaled_branches(prepared: Prepared, model: Model, samples: int = 16) -> tupl
             chains,
             WeightSteps(steps=63 if prepared.capabilities.reduce_range else 127, per_channel=weights),
             lambda sources: prepared.values_of(extended, sources, islice(data, samples)),
-            LARGE_GAIN,
+            least_gain,
         )
     except BackendError:
         return ()  # calibration has the same failure, and reports it
