@@ -22,10 +22,11 @@ def scaled_branches(
 ) -> tuple[Equalization, ...]:
     """The branches of a model whose factors reduce the estimated error of the linear operators behind.
 
-    They reduce it by the share ``least_gain``: a product takes time, so that less is not worth it. The estimate uses the statistics of channels on ``samples``, every second one held out: more of them show rarer
-    values, and take the time of a run each. There are none where equalization is not allowed, data is missing or the
-    operators behind cannot be quantized, and none beside scales that the user gives or that a quantized model in
-    ``start_from`` has, which are those of the model as it is.
+    They reduce it by the share ``least_gain``: a product takes time, so that less is not worth it. The estimate uses
+    the statistics of channels on ``samples``, every second one held out: more of them show rarer values, and take the
+    time of a run each. There are none where equalization is not allowed, data is missing or the operators behind cannot
+    be quantized, and none beside scales that the user gives or that a quantized model in ``start_from`` has, which are
+    those of the model as it is.
     """
     case, data = prepared.case, prepared.calibration
     if "equalization" not in case.quantize.allowed_corrections or data is None or len(data) < MIN_SAMPLES:
