@@ -1,4 +1,4 @@
-"""What makes two searches the same: the key of a finished one in the cache, and the header of a journal."""
+"""The identity of a search: the key of a finished one in the cache, and the header of a journal."""
 
 from __future__ import annotations
 
