@@ -22,7 +22,7 @@ from qdqspec.backends.fake.engine import FakeDevice, FakeEngine, options_from
 from qdqspec.config import Settings
 from qdqspec.graph.model import Model, load_model
 from qdqspec.placement.edit.insert import Inserter
-from qdqspec.preparation.files import open_journal
+from qdqspec.preparation.build_logs import open_journal
 from qdqspec.preparation.prepare import Prepared
 from qdqspec.preparation.resources import Resources
 from qdqspec.session.outcome import Tuned, finish

@@ -13,12 +13,14 @@ from types import FunctionType
 import qdqspec
 from qdqspec import errors, types
 from qdqspec.plugin import fixtures, hookspecs
+from qdqspec.preparation.resources import Resources
 
 _GIVEN = (fixtures.CaseView, fixtures.LatencyView)
 _MADE = {
     qdqspec.Result,
     qdqspec.Study,
     *_GIVEN,
+    Resources,
 }  # returned by functions; users do not call their constructors
 _WIDTH = 100
 

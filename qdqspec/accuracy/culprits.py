@@ -7,12 +7,13 @@ are rehearsed in one graph.
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from qdqspec.arrays import Array
 from qdqspec.backends.base import BuildOptions
@@ -30,9 +31,9 @@ from qdqspec.rehearsal import Rehearsal, RehearsalRefusedError, RehearsedEngine,
 from qdqspec.types import Culprit, CulpritEvidence, PlacedPair, Placement, Site
 
 MOST = 12  # pairs listed by default
-REMOVED = 3  # number of these that are also removed cumulatively
 
 Pairs = tuple[Site, ...]  # a pair and its dependents: a weight with its bias
+T = TypeVar("T")
 
 
 def culprits_of(
@@ -44,52 +45,28 @@ def culprits_of(
     most: int | None = MOST,
     seconds: float | None = None,
 ) -> CulpritEvidence:
-    """`find_culprits` for pairs in the model of a case, on the best data available."""
-    left = [limit for limit in (seconds, prepared.resources.seconds_left()) if limit is not None]
-    feeds, data = prepared.comparison_data()
-    return find_culprits(
-        prepared.base,
-        pairs,
-        feeds,
-        data,
-        output=output,
-        factors=factors,
-        most=most,
-        seconds=min(left, default=None),
-        options=prepared.resources.options,
-    )
+    """The pairs in the model of a case with the largest error, measured at ``output`` or else at the worst output.
 
-
-def find_culprits(
-    model: Model,
-    pairs: Sequence[PlacedPair],
-    feeds: Iterable[Mapping[str, Array]],
-    data: str,
-    *,
-    output: str | None = None,
-    factors: Sequence[Equalization] = (),
-    most: int | None = MOST,
-    seconds: float | None = None,
-    options: BuildOptions | None = None,
-) -> CulpritEvidence:
-    """The pairs with the largest error, measured at ``output`` or else at the output with the lowest SQNR.
-
-    ``most`` is the number of pairs, all for ``None``; ``seconds`` limits the time, and the pairs found by then are
-    returned. The numbers of the pairs are those of the model with ``factors``. If the default backend cannot compute
-    the model, or memory is short, ``missing`` states so.
+    They are measured on the best data available. ``most`` is the number of pairs, all for ``None``; ``seconds`` limits
+    the time, and the pairs found by then are returned. The numbers of the pairs are those of the model with
+    ``factors``. If the default backend cannot compute the model, or memory is short, ``missing`` states so.
     """
     if not pairs:
         return CulpritEvidence(missing="nothing is quantized")
+    limits = [limit for limit in (seconds, prepared.resources.seconds_left()) if limit is not None]
+    stop = time.monotonic() + min(limits, default=math.inf)
+    feeds, data = prepared.comparison_data()
     with ExitStack() as opened:
         try:
-            measure = _Measure(opened, model, pairs, factors, feeds, options or BuildOptions(), output)
-            found, rest = _noisiest(measure, most, seconds)
-            is_whole = most is None or len(found) == min(most, len(measure.pairs))
+            measure = _Measure(opened, prepared.base, pairs, factors, feeds, prepared.options, output)
+            found, rest = noisiest(measure.pairs, measure.power, most, stop)
+            whole = math.fsum(power for _, power in found) + rest
+            is_whole = len(found) == min(most or math.inf, len(measure.pairs))
             return CulpritEvidence(
                 output=measure.output,
-                pairs=tuple(_with_removals(measure, found)),
+                pairs=tuple(_culprits(measure, found, whole)),
                 total=len(measure.pairs),
-                rest=rest,
+                rest=rest / whole if whole else 0.0,
                 together_db=measure.together_db,
                 samples=measure.samples,
                 data=data,
@@ -162,33 +139,51 @@ def _together(model: Model, sites: frozenset[Site]) -> list[Pairs]:
     return found + [(site,) for site in biases.values()]
 
 
-def _noisiest(measure: _Measure, most: int | None, seconds: float | None) -> tuple[list[Culprit], float]:
-    """The pairs with the largest error, limited by number and time, and the share of all others."""
-    stop = math.inf if seconds is None else time.monotonic() + seconds
-    ranked = Noisiest(measure.pairs, measure.power, most)
-    powers: list[tuple[Pairs, float]] = []
-    for pair, power in ranked:
-        powers.append((pair, power))
-        if len(powers) == most or time.monotonic() > stop:
-            break
-    whole = math.fsum(power for _, power in powers) + ranked.rest
-    share = [power / whole if whole else 0.0 for _, power in powers]
-    found = [
-        Culprit(site=pair[0], alone_db=min(sqnr_db(1.0, power), MOST_DB), share=part)
-        for (pair, power), part in zip(powers, share, strict=True)
-    ]
-    return found, max(0.0, 1 - math.fsum(share)) if whole else 0.0
+def noisiest(
+    items: Sequence[T],
+    power: Callable[[Sequence[T]], float],
+    most: int | None = None,
+    stop: float = math.inf,
+) -> tuple[list[tuple[T, float]], float]:
+    """The items with the largest noise, each with the ``power`` of it alone, and the noise power of all others.
+
+    Noise powers add, so that a group has at least the noise of each member: the noisiest group is halved until it is
+    one item, which no other can exceed (branch and bound). A few of n items take about their number times 2 log n
+    measurements. If that is more than n, each item is measured alone. There is at least one item; no further one
+    after the time ``stop``.
+    """
+    is_few = most is not None and 2 * most * math.log2(max(len(items), 1)) < len(items)
+    groups: list[tuple[float, int, Sequence[T]]] = []  # a heap, the noisiest first
+    found: list[tuple[T, float]] = []
+    pending = [items] if is_few else [items[index : index + 1] for index in range(len(items))]
+    numbers = itertools.count()
+    while pending or groups:
+        for group in pending:
+            heapq.heappush(groups, (-power(group), next(numbers), group))
+        negative, _, group = heapq.heappop(groups)
+        middle = len(group) // 2
+        pending = [group[:middle], group[middle:]] if middle else []
+        if not middle:
+            found.append((group[0], -negative))
+            if len(found) == most or time.monotonic() > stop:
+                break
+    return found, math.fsum(-negative for negative, *_ in groups)
 
 
-def _with_removals(measure: _Measure, found: Sequence[Culprit]) -> Iterator[Culprit]:
-    """The pairs; the first few with the SQNR that remains when their readers and those of all before read floats."""
+def _culprits(
+    measure: _Measure, found: Sequence[tuple[Pairs, float]], whole: float, removed: int = 3
+) -> Iterator[Culprit]:
+    """The pairs, with their share of the ``whole`` noise.
+
+    The first ``removed`` also have the SQNR that remains when their readers and those of all before read floats, which
+    takes one more measurement each.
+    """
     without: set[str] = set()  # nodes; the empty name represents graph outputs
-    for number, culprit in enumerate(found):
-        if number >= REMOVED:
-            yield culprit
-            continue
-        without.update(end.node for end in culprit.site.consumers)
-        yield replace(culprit, without_db=measure.sqnr_db(_without(measure.sites, without)))
+    for number, (pair, power) in enumerate(found):
+        alone_db, share = min(sqnr_db(1.0, power), MOST_DB), power / whole if whole else 0.0
+        without.update(end.node for end in pair[0].consumers)
+        without_db = measure.sqnr_db(_without(measure.sites, without)) if number < removed else None
+        yield Culprit(site=pair[0], alone_db=alone_db, share=share, without_db=without_db)
 
 
 def _without(sites: frozenset[Site], nodes: set[str]) -> Iterator[Site]:
@@ -197,48 +192,3 @@ def _without(sites: frozenset[Site], nodes: set[str]) -> Iterator[Site]:
         left = tuple(end for end in site.consumers if end.node not in nodes)
         if left:
             yield site if len(left) == len(site.consumers) else replace(site, consumers=left)
-
-
-# Branch and bound for the items with the largest noise, by measuring groups of items. Pure.
-
-T = TypeVar("T")
-
-
-class Noisiest(Generic[T]):
-    """Items by falling noise, as many as are iterated, each with the noise power that ``measure`` returns for it alone.
-
-    Noise powers are additive, so that a group has at least the noise of its noisiest member: the noisiest
-    group is divided until it is one item, which no other can exceed (branch and bound). A few of n items take
-    about their number times 2 log n measurements; if more than that are wanted, each item is measured at
-    once, which takes n.
-    """
-
-    def __init__(
-        self, items: Sequence[T], measure: Callable[[Sequence[T]], float], wanted: int | None = None
-    ) -> None:
-        self._measure = measure
-        self._groups: list[tuple[float, int, Sequence[T]]] = []  # a heap: the noisiest first
-        self._measured = 0
-        are_few = wanted is not None and 2 * wanted * math.log2(max(len(items), 1)) < len(items)
-        size = math.ceil(len(items) / 2) if are_few else 1
-        for start in range(0, len(items), size):
-            self._add(items[start : start + size])
-
-    def __iter__(self) -> Iterator[tuple[T, float]]:
-        while self._groups:
-            power, _, group = heapq.heappop(self._groups)
-            if len(group) == 1:
-                yield group[0], -power
-            else:
-                middle = len(group) // 2
-                self._add(group[:middle])
-                self._add(group[middle:])
-
-    @property
-    def rest(self) -> float:
-        """Noise power of all items not yet returned."""
-        return math.fsum(-power for power, _, _ in self._groups)
-
-    def _add(self, group: Sequence[T]) -> None:
-        heapq.heappush(self._groups, (-self._measure(group), self._measured, group))
-        self._measured += 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,8 +12,6 @@ from qdqspec.rehearsal import Rehearsal
 from qdqspec.types import AccuracyRules, Placement, Trial
 from qdqspec.units import count_text, metric_text
 
-LEAST_FEEDS = 16  # of the evaluation data
-UNLIMITED_SECONDS = 300.0  # that count as left of a search without a time limit
 NO_PAIRS = Placement(sites=frozenset())
 
 
@@ -24,35 +21,38 @@ class RehearsedMetric:
 
     The offset is the median over builds whose SQNR is not lower than the placement's: the loss of a build beyond its
     rehearsal does not apply to placements with less noise. ``reference`` is the metric of the reference on all data,
-    ``least`` the limit, ``left`` gives the seconds that the search has left. Each placement may take ``share`` of them:
-    all evaluation data is used if that is enough, else its first feeds; then a metric that counts samples may lose one
-    more.
+    ``least`` the limit. Each placement may take ``share`` of the time that the search has left: all evaluation data is
+    used if that is enough, else its first feeds, at least ``least_feeds``; then a metric that counts samples may lose
+    one more.
     """
 
     scores: Scores
     rules: AccuracyRules
     reference: float
     least: float
-    left: Callable[[], float | None] = lambda: None  # ``None`` without a limit
     share: float = 0.005
+    least_feeds: int = 16
     _feeds: int = 0  # used for each placement
     _float: Score | None = None
     _known: dict[str, float] = field(default_factory=dict)  # change of the metric, by digest
     _sqnr_db: dict[str, float | None] = field(default_factory=dict)  # expected, by digest
     _built: dict[str, tuple[float | None, float]] = field(default_factory=dict)  # SQNR and offset, by digest
 
-    def keeps(self, placement: Placement, rehearsal: Rehearsal, sqnr_db: float | None) -> bool | None:
-        """Whether a placement with an expected SQNR meets the limit; ``None`` if the metric cannot be computed."""
+    def keeps(
+        self, placement: Placement, rehearsal: Rehearsal, sqnr_db: float | None, seconds: float
+    ) -> bool | None:
+        """Whether a placement with an expected SQNR meets the limit; ``None`` if the metric cannot be computed.
+
+        ``seconds`` are left of the search.
+        """
         digest = placement.digest
         try:
             if self._float is None:
-                self._feeds = self._affordable(rehearsal)
+                self._feeds = self._affordable(rehearsal, self.share * seconds)
                 self._float = self._score(NO_PAIRS, rehearsal)
             if digest not in self._known:
                 self._known[digest] = self._score(placement, rehearsal).value - self._float.value
-        except (
-            DataError
-        ):  # of the metric itself, for example on a part of the samples; it is computed for builds
+        except DataError:  # of the metric itself, such as on a part of the samples; it is computed for builds
             return None
         self._sqnr_db[digest] = sqnr_db
         return self._expected(digest) + self._tolerance >= self.least
@@ -83,21 +83,18 @@ class RehearsedMetric:
     @property
     def _tolerance(self) -> float:
         """The value of one sample, if a part of the data is used and the metric counts samples."""
-        is_part = self._float is not None and self._feeds < self.scores.feeds
-        if self._float is None or not is_part or self._float.right is None:
+        if self._float is None or self._float.right is None or self._feeds >= self.scores.feeds:
             return 0.0
         return 1.0 / self._float.samples
 
-    def _affordable(self, rehearsal: Rehearsal) -> int:
+    def _affordable(self, rehearsal: Rehearsal, seconds: float) -> int:
         """The number of feeds for each placement that the time allows."""
         first = next(iter(rehearsal.feeds()), None)
         if first is None:
             raise DataError("there is no sample to compute the metric on")
-        rehearsal.outputs(NO_PAIRS, first)
-        left = self.left()
-        seconds = self.share * (UNLIMITED_SECONDS if left is None else left)
+        rehearsal.engine(NO_PAIRS).run(first)  # shows the time of a run
         most = seconds / max(rehearsal.run_seconds, 1e-6)
-        return int(min(max(most, LEAST_FEEDS), self.scores.feeds))
+        return int(min(max(most, self.least_feeds), self.scores.feeds))
 
     def _score(self, placement: Placement, rehearsal: Rehearsal) -> Score:
         engine = rehearsal.engine(placement)

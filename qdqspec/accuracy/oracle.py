@@ -1,120 +1,44 @@
-"""Rehearsals of a case, and the accuracy oracle of its search.
-
-A rehearsal computes the accuracy of placements on the reference runtime, whatever the backend of the case. The oracle
-adds the effect of the backend, estimated from builds.
-"""
+"""Predicts the accuracy of placements in a search: that of a rehearsal, plus what the backend was seen to add."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from collections.abc import Callable
 from itertools import islice
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
-from qdqspec.accuracy.expected_metric import NO_PAIRS, UNLIMITED_SECONDS, RehearsedMetric
-from qdqspec.arrays import Feed
-from qdqspec.closing import Closing
+from qdqspec.accuracy.expected_metric import NO_PAIRS, RehearsedMetric
+from qdqspec.accuracy.rehearser import Rehearser
 from qdqspec.errors import BackendError, PlacementError
-from qdqspec.measurement.admission import NEAR_DB
 from qdqspec.parity.gate import MOST_DB, Evaluator, Offset
 from qdqspec.placement.space.search_space import SchemeSpace
-from qdqspec.preparation.auxiliary_runs import reference_runtime
-from qdqspec.preparation.prepare import Prepared
-from qdqspec.preparation.resources import Resources
-from qdqspec.rehearsal import (
-    Rehearsal,
-    RehearsalRefusedError,
-    RehearsedEngine,
-    Subject,
-    find_sensitivities,
-    sites_of,
-)
-from qdqspec.types import EXACT_DB, BlockError, LabelNoise, Placement, Rehearsed, Site, Trial
+from qdqspec.rehearsal import Rehearsal, RehearsalRefusedError, RehearsedEngine, find_sensitivities
+from qdqspec.types import EXACT_DB, BlockError, LabelNoise, Placement, Trial
 from qdqspec.units import count_text, seconds_text
 
-# Cost of the sensitivity analysis, in runs of the rehearsal per switch, on all samples and on one: it runs half of the
-# graph on average, optimized, and on all samples only the switches with a large error.
+# Runs of the rehearsal per switch in a sensitivity analysis, on all samples and on one. It runs half of the graph on
+# average, optimized, and on all samples only the switches with a large error.
 RUNS_A_SWITCH, RUNS_ON_ONE_SAMPLE = 1.5, 0.4
-MOST_TOGETHER = 64  # neighbouring switches that are measured together, at most
 LOST_DB = -100.0  # below it outputs have another shape or are not finite: the SQNR is -200 dB and the offset
 
-SecondsLeft: TypeAlias = Callable[[], float | None]  # ``None`` without a limit
 _Result = TypeVar("_Result")
-
-
-class Rehearser(Closing):
-    """Rehearses placements of a case. The graph, with all pairs of the case's space, is built on first use.
-
-    A placement with other pairs, such as one read from a scheme, rebuilds it with these added. The data is ``given``
-    with its name, else the calibration data.
-    """
-
-    def __init__(
-        self, prepared: Prepared, resources: Resources, given: tuple[Iterable[Feed], str] | None = None
-    ) -> None:
-        self._prepared = prepared
-        self._resources = resources
-        self._given = given
-        self._sites: tuple[Site, ...] = ()
-        self._rehearsal: Rehearsal | None = None
-        self._opened = ExitStack()
-
-    @property
-    def rehearsal(self) -> Rehearsal:
-        """The rehearsal of the space. Raises `RehearsalRefusedError` if the model cannot be rehearsed."""
-        if self._rehearsal is None:
-            prepared, resources = self._prepared, self._resources
-            data = "random" if prepared.calibration is None else "calibration"
-            feeds, data = (lambda: given[0], given[1]) if (given := self._given) else (prepared.feeds, data)
-            subject = Subject(
-                model=prepared.model,
-                sites=self._sites or sites_of(prepared.space),
-                numbers=prepared.numbers,
-                feeds=feeds,
-                data=data,
-                rounds_biases=prepared.capabilities.rounds_biases,
-            )
-            runtime = reference_runtime(self._opened, resources.options, resources.backend)
-            self._rehearsal = self._opened.enter_context(Rehearsal(subject, runtime))
-        return self._rehearsal
-
-    def error(self, placement: Placement) -> Rehearsed:
-        """The error of a placement on the first samples.
-
-        Raises `RehearsalRefusedError` if the model cannot be rehearsed.
-        """
-        return self.including(placement).error(placement)
-
-    def including(self, placement: Placement) -> Rehearsal:
-        """The rehearsal, rebuilt with the pairs of a placement if it lacks some."""
-        try:
-            self.rehearsal.switches.setting(placement)
-        except PlacementError:
-            self._sites = (*self.rehearsal.subject.sites, *placement.ordered)
-            self.close()
-        return self.rehearsal
-
-    def close(self) -> None:
-        """Stop the process of the rehearsal. Closing twice is harmless; the next use opens it again."""
-        self._opened.close()
-        self._rehearsal = None
 
 
 class RehearsalOracle:
     """Predicts the SQNR that a search will measure: rehearsed on the first samples, plus two offsets.
 
     ``built`` is the offset of builds, the effect of the backend; ``difference`` is that of all data. A placement nearer
-    to the limit ``least_db`` than the largest known difference is rehearsed on all data, or on as much of it as shows
-    that it is below the limit. If the model cannot be rehearsed, every answer is ``None`` and ``note`` receives the
-    reason.
+    to the limit ``least_db`` than the largest known difference, and than ``near_db``, is rehearsed on all data, or on
+    as much of it as shows that it is below the limit. If the model cannot be rehearsed, every answer is ``None`` and
+    ``note`` receives the reason.
 
-    ``left`` gives the seconds that the search has left to choose and build candidates. Nothing new is rehearsed once
-    they are over. ``noise_share`` of them may go to the sensitivity analysis, which else measures neighbouring pairs
-    together, so that compositions miss the limit more often; with a quarter of that, and at most ``noise_seconds``, it
-    uses all samples. ``placement_share`` may go to one placement on all data: with less time, less data is used.
-    ``all_data_share`` is for all such placements, so that time for builds remains.
+    ``left`` gives the seconds that the search has left to choose and build candidates; ``unlimited_seconds`` count as
+    left of a search without a limit. Nothing new is rehearsed once they are over. ``noise_share`` of them may go to the
+    sensitivity analysis, which else measures up to ``most_together`` neighbouring pairs together, so that compositions
+    miss the limit more often; with a quarter of that, and at most ``noise_seconds``, it uses all samples.
+    ``placement_share`` may go to one placement on all data: with less time, less data is used. ``all_data_share`` is
+    for all such placements, so that time for builds remains.
     """
 
     def __init__(
@@ -122,27 +46,34 @@ class RehearsalOracle:
         rehearser: Rehearser,
         space: SchemeSpace,
         note: Callable[[str], None],
-        left: SecondsLeft = lambda: None,
+        left: Callable[[], float | None] = lambda: None,
         metric: RehearsedMetric | None = None,
         least_db: float | None = None,
         difference: Offset | None = None,
         *,
+        near_db: float = 6.0,
+        unlimited_seconds: float = 300.0,
         noise_share: float = 0.5,
         noise_seconds: float = 30.0,
+        most_together: int = 64,
         placement_share: float = 0.1,
         all_data_share: float = 0.7,
     ) -> None:
         self.difference = difference or Offset()
         self.built = Offset(prior=True)
         self._rehearser, self._space, self._note = rehearser, space, note
-        self._left, self._metric, self._least_db = left, metric, least_db
-        self._noise_share, self._noise_seconds = noise_share, noise_seconds
+        self._left, self._unlimited_seconds = left, unlimited_seconds
+        self._metric, self._least_db, self._near_db = metric, least_db, near_db
+        self._noise_share, self._noise_seconds, self._most_together = (
+            noise_share,
+            noise_seconds,
+            most_together,
+        )
         self._placement_share, self._all_data_share = placement_share, all_data_share
         self._evaluator: Evaluator | None = None
         self._all_data_seconds = 0.0
         self._noise: LabelNoise | None = None
         self._known: dict[Placement, float | None] = {}  # rehearsed SQNR
-        self._partial: set[Placement] = set()  # those below the limit by some of the first samples
         self._refused = False
         self._missing = ""  # why the sensitivity analysis was not made
 
@@ -165,12 +96,12 @@ class RehearsalOracle:
     @property
     def errors(self) -> tuple[BlockError, ...]:
         """The error of each unit alone that was measured, largest first."""
-        found = (
+        errors = (
             BlockError(block=unit, label=label, sqnr_db=min(-10 * math.log10(noise), EXACT_DB))
             for (unit, label), noise in (self._noise or {}).items()
             if noise > 0 and math.isfinite(noise)
         )
-        return tuple(sorted(found, key=lambda error: (error.sqnr_db, error.block, error.label)))
+        return tuple(sorted(errors, key=lambda error: (error.sqnr_db, error.block, error.label)))
 
     def predicted_db(self, placement: Placement) -> float | None:
         """The expected SQNR of a build on all data."""
@@ -189,12 +120,12 @@ class RehearsalOracle:
 
     def keeps_metric(self, placement: Placement) -> bool | None:
         """Whether the task metric of a placement is expected to meet its limit; ``None`` if unknown."""
-        metric = self._metric
-        if metric is None or not placement.sites or self._seconds_left <= 0:
+        metric, seconds = self._metric, self._seconds_left
+        if metric is None or not placement.sites or seconds <= 0:
             return None
         predicted_db = self.predicted_db(placement)
         return self._tried(
-            lambda: metric.keeps(placement, self._rehearser.including(placement), predicted_db)
+            lambda: metric.keeps(placement, self._rehearser.including(placement), predicted_db, seconds)
         )
 
     @property
@@ -207,9 +138,7 @@ class RehearsalOracle:
         if self._metric is not None:
             self._metric.learn(trial)
         known = self._known.get(trial.placement)
-        if known is None or trial.placement in self._partial:
-            return
-        if trial.ok and trial.sqnr_db is not None and not trial.subgraph:
+        if known is not None and trial.ok and trial.sqnr_db is not None and not trial.subgraph:
             self.built.learn(known, trial.sqnr_db, trial.placement)
 
     def text(self, placement: Placement) -> str:
@@ -240,7 +169,7 @@ class RehearsalOracle:
     @property
     def _seconds_left(self) -> float:
         left = self._left()
-        return UNLIMITED_SECONDS if left is None else left
+        return self._unlimited_seconds if left is None else left
 
     def _tried(self, rehearse: Callable[[], _Result]) -> _Result | None:
         """The result of a rehearsal; ``None`` if the model, or this placement, cannot be rehearsed."""
@@ -272,7 +201,7 @@ class RehearsalOracle:
         rehearsal = self._rehearser.including(everything)
         switch_seconds = rehearsal.run_seconds * len(rehearsal.switches)
         together = math.ceil(RUNS_ON_ONE_SAMPLE * switch_seconds / (self._noise_share * seconds)) or 1
-        if together > MOST_TOGETHER:
+        if together > self._most_together:
             took = seconds_text(RUNS_ON_ONE_SAMPLE * switch_seconds)
             self._missing = (
                 f"measuring each of {len(rehearsal.switches)} Q/DQ pairs alone would take about {took}, too much of "
@@ -282,46 +211,46 @@ class RehearsalOracle:
         is_cheap = RUNS_A_SWITCH * switch_seconds <= min(self._noise_share * seconds / 2, self._noise_seconds)
         samples = rehearsal.subject.samples if is_cheap else 1
         try:
-            found = find_sensitivities(rehearsal, samples=samples, together=together)
+            return find_sensitivities(rehearsal, samples=samples, together=together).by_label(self._space)
         except BackendError as error:
             self._missing = f"the error of each Q/DQ pair alone could not be measured: {error.what}"
             return None
-        return found.by_label(self._space)
 
     def _rehearsed(self, placement: Placement) -> float:
         """The SQNR of a placement on the first samples; one near the limit is rehearsed on all data too."""
         rehearsal = self._rehearser.including(placement)
         evaluator = self._evaluator = self._evaluator or self._opened_evaluator(rehearsal)
         engine = rehearsal.engine(placement)
-        if self._least_db is None:
-            return evaluator.first(engine)[0]
-        # the difference known may be that of placements with another SQNR
-        limits = self._least_db, self._least_db - self.difference.at(self._least_db)
-        low_db, high_db = sorted(db - self.built.at(db) for db in limits)
-        near_db = min(self.difference.most_db, NEAR_DB)
-        found_db, is_whole = evaluator.first(engine, low_db - near_db)
-        if not is_whole:
-            self._partial.add(placement)
-        elif low_db - near_db <= found_db <= high_db + near_db:
-            self._rehearse_on_all_data(evaluator, engine, found_db)
-        return found_db
+        few_db, _ = evaluator.first(engine)
+        if self._least_db is not None and self._is_near(few_db, self._least_db):
+            self._rehearse_on_all_data(evaluator, engine, few_db, self._least_db)
+        return few_db
 
-    def _rehearse_on_all_data(self, evaluator: Evaluator, engine: RehearsedEngine, few_db: float) -> None:
+    def _is_near(self, few_db: float, least_db: float) -> bool:
+        """Whether a placement may be on either side of the limit, by its SQNR on the first samples."""
+        # the difference known may be that of placements with another SQNR
+        limits = least_db, least_db - self.difference.at(least_db)
+        low_db, high_db = sorted(db - self.built.at(db) for db in limits)
+        near_db = min(self.difference.most_db, self._near_db)
+        return low_db - near_db <= few_db <= high_db + near_db
+
+    def _rehearse_on_all_data(
+        self, evaluator: Evaluator, engine: RehearsedEngine, few_db: float, least_db: float
+    ) -> None:
         """Rehearse a placement on all data if there is time for it, and learn its difference."""
         started, spent, left = time.monotonic(), self._all_data_seconds, self._seconds_left
         if evaluator.samples <= 2 * evaluator.few or spent > self._all_data_share * (left + spent):
             return
-        assert self._least_db is not None
         offset = self.built.at(few_db)
-        found_db, _ = evaluator.near(engine, self._least_db - offset)
-        self.difference.learn(few_db + offset, found_db + offset, engine.placement)
+        all_db, _ = evaluator.near(engine, least_db - offset)
+        self.difference.learn(few_db + offset, all_db + offset, engine.placement)
         self._all_data_seconds += time.monotonic() - started
 
     def _opened_evaluator(self, rehearsal: Rehearsal) -> Evaluator:
         """The evaluator of rehearsals, on as much of the data as a placement may be rehearsed on."""
         subject = rehearsal.subject
         for feed in islice(rehearsal.feeds(), 1):
-            rehearsal.outputs(NO_PAIRS, feed)  # shows the time of a run
+            rehearsal.engine(NO_PAIRS).run(feed)  # shows the time of a run
         most = int(self._placement_share * self._seconds_left / max(rehearsal.run_seconds, 1e-6))
         feeds = subject.feeds()
         samples = sum(1 for _ in islice(feeds, max(most, subject.samples)))

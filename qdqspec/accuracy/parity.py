@@ -12,7 +12,6 @@ from qdqspec.arrays import Array
 from qdqspec.backends.base import Engine
 from qdqspec.checks.base import requests_of
 from qdqspec.closing import Closing
-from qdqspec.config.settings import DEFAULT_BACKEND
 from qdqspec.errors import BackendError, ModelError
 from qdqspec.graph.model import load_model, require_path
 from qdqspec.parity.compare import SampleOutputs, compare_outputs
@@ -22,8 +21,6 @@ from qdqspec.preparation.prepare import Prepared
 from qdqspec.preparation.resources import Resources
 from qdqspec.types import Case, ParityEvidence, TopK
 from qdqspec.types.requests import ParityRequest
-
-HELD_BYTES = 64 * 2**20  # inputs and outputs that wait for the next engine
 
 
 class SideBySide(Closing):
@@ -66,42 +63,35 @@ class SideBySide(Closing):
     def run(self, feeds: Mapping[str, Array]) -> SampleOutputs:
         """The outputs for one input; raises `BackendError` if a model does not run on it."""
         expected = self.reference(feeds)
-        return SampleOutputs(
-            expected, expected if self._is_same else self.tuned(feeds), self._computed(feeds)
-        )
+        tuned = expected if self._is_same else self.tuned(feeds)
+        return SampleOutputs(expected, tuned, self._computed(feeds))
 
-    def runs(self, feeds: Iterable[Mapping[str, Array]]) -> Iterator[SampleOutputs]:
+    def runs(
+        self, feeds: Iterable[Mapping[str, Array]], held_bytes: int = 64 * 2**20
+    ) -> Iterator[SampleOutputs]:
         """The outputs for all inputs, in order. Raises like `run`.
 
-        Each engine processes a batch of inputs before the next engine starts; `HELD_BYTES` limits the batch. If the
-        batch holds all inputs, an engine is closed before the next is built: unfused, one model takes more than twice
-        its weights.
+        Each engine processes a batch of inputs before the next engine starts; inputs and outputs of a batch take
+        ``held_bytes``. If the batch holds all inputs, an engine is closed before the next is built: unfused, one model
+        takes more than twice its weights.
         """
         left, is_all = iter(feeds), False
         while not is_all:
-            batch, references, is_all = self._referenced(left)
+            batch, references = list[Mapping[str, Array]](), list[Mapping[str, Array]]()
+            size, is_all = 0, True
+            for given in left:
+                batch.append(given)
+                references.append(self.reference(given))
+                size += _bytes(given) + len(SampleOutputs._fields) * _bytes(references[-1])
+                if size > held_bytes:
+                    is_all = False
+                    break
             if is_all:
                 self._reference.close()
             tuned = references if self._is_same else [self.tuned(each) for each in batch]
             if is_all:
                 self._tuned.close()
             yield from map(SampleOutputs, references, tuned, [self._computed(each) for each in batch])
-
-    def _referenced(
-        self, left: Iterator[Mapping[str, Array]]
-    ) -> tuple[list[Mapping[str, Array]], list[Mapping[str, Array]], bool]:
-        """The next batch of inputs, the float model's outputs, and whether the batch is the last."""
-        batch: list[Mapping[str, Array]] = []
-        references: list[Mapping[str, Array]] = []
-        held = 0
-        for feeds in left:
-            outputs = self.reference(feeds)
-            batch.append(feeds)
-            references.append(outputs)
-            held += _bytes(feeds) + len(SampleOutputs._fields) * _bytes(outputs)
-            if held > HELD_BYTES:
-                return batch, references, False
-        return batch, references, True
 
     def reference(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """The outputs of the float model only."""
@@ -130,7 +120,7 @@ class SideBySide(Closing):
         try:
             return self._arithmetic.run(feeds)
         except (BackendError, ModelError) as error:
-            self.undivided = f"{DEFAULT_BACKEND} does not compute it unfused: {error.what}"
+            self.undivided = f"{ARITHMETIC} does not compute it unfused: {error.what}"
             self._arithmetic = None
             return None
 
@@ -171,11 +161,10 @@ def compare_models(prepared: Prepared, tuned: Path, *, divided: bool = True) -> 
     feeds, kind = prepared.comparison_data()
     with both_models(prepared, tuned, divided=divided) as models:
         compared = compare_outputs(models.runs(feeds), kind, questions(prepared.case))
-        runs = prepared.backend.capabilities(prepared.resources.options).runs
         return replace(
             compared,
             undivided=models.undivided,
-            computed_by="" if runs else ARITHMETIC,
+            computed_by="" if prepared.capabilities.runs else ARITHMETIC,
             definition=prepared.definition,
         )
 

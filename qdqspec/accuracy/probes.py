@@ -1,45 +1,37 @@
-"""Single inputs on a model and its tuned model: run, search for the smallest that breaks a check, save and load."""
+"""Single inputs on a model and its tuned model: runs one, and searches for the smallest that breaks a check."""
 
 from __future__ import annotations
 
 import filecmp
-import json
 import math
 import os
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from qdqspec.accuracy.parity import SideBySide, both_models
+from qdqspec.accuracy.saved_probe import SavedProbe, write_probe
 from qdqspec.arrays import Array, Feed
-from qdqspec.checks.base import Check
-from qdqspec.errors import BackendError, ConfigError, DataError
-from qdqspec.files import write_whole
+from qdqspec.errors import BackendError
 from qdqspec.graph.model import require_path
 from qdqspec.parity.compare import OutputComparison, Typical, compare_outputs, typical_of
 from qdqspec.parity.domain import InputResult, Span, input_domains, make, spans_of, words
-from qdqspec.parity.sources import npz_bytes, read_beside, read_members
 from qdqspec.preparation.cached import MODEL
 from qdqspec.preparation.prepare import Prepared
-from qdqspec.registry import resolve
 from qdqspec.types import ParityEvidence, ParitySearch, Probe, TensorParity, TriedInput
 from qdqspec.types.requests import InputLimits, InputRequest
 
 if TYPE_CHECKING:
     from qdqspec.parity.input_search import Drawn
 
-
-_CHECK = "check.json"  # the metadata beside the arrays
-_MOST_BYTES = 1 << 20  # largest size of the metadata
+FOLDER = "parity"  # subfolder of the case's folder: one file for each check with a failing input
 _DATA = "tried"  # name of a probe's data in reports
 _STOPPED = 1e9  # noise assigned to an input on which the tuned model fails
-_ARRAYS = "an .npz file with one array for each input, its first axis the samples, is expected"
+_OPTIONS = ("backend", "device", "threads")  # options that affect the result, repeated in the command if set
 
 
 class Prober:
@@ -53,9 +45,7 @@ class Prober:
         self, models: SideBySide, params: InputLimits | None, typical: Mapping[str, Typical] | None = None
     ) -> None:
         self.closest_db = math.inf
-        self._models = models
-        self._params = params
-        self._typical = typical or {}
+        self._models, self._params, self._typical = models, params, typical or {}
 
     def attempt(self, feeds: Feed) -> InputResult | None:
         """The limits that an input breaks; ``None`` if the float model has no comparable output for it."""
@@ -108,76 +98,6 @@ def _stopped(error: BackendError) -> str:
     return f"the tuned model does not run on it: {error.what}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SavedProbe:
-    """The content of a probe file: the input, its limits and its description.
-
-    ``params`` is ``None`` in a file that holds arrays only, such as one written by hand.
-    """
-
-    feeds: dict[str, Array]
-    params: InputLimits | None = None
-    typical: Mapping[str, Typical] = field(default_factory=dict)
-    inputs: tuple[TriedInput, ...] = ()
-
-
-class _Check(BaseModel):
-    """The JSON metadata beside the arrays."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    schema_version: Literal[1] = 1
-    check: dict[str, Any]
-    typical: dict[str, Typical]
-    inputs: tuple[TriedInput, ...]
-
-
-def write_probe(path: Path, kept: SavedProbe) -> None:
-    """Write the input as an .npz file that numpy can read; the first axis of each array is one sample."""
-    assert kept.params is not None
-    beside = {
-        "schema_version": 1,
-        "check": kept.params.model_dump(mode="json", exclude_none=True),
-        "typical": {name: asdict(one) for name, one in kept.typical.items()},
-        "inputs": [asdict(one) for one in kept.inputs],
-    }
-    arrays = {name: array[None] for name, array in kept.feeds.items()}
-    content = npz_bytes(arrays, {_CHECK: json.dumps(beside, indent=1)})
-    write_whole(path, content, what="the input", make_folder=True)
-
-
-def read_probe(path: Path) -> SavedProbe:
-    """Read an input: the first sample of each array. Raises `DataError` for a damaged or missing file."""
-    if not path.is_file():
-        raise DataError(
-            "there is no such input", where=path, cure="name the .npz file that a parity check kept"
-        )
-    feeds = {name: next(iter(member.rows()), None) for name, member in read_members(path).items()}
-    if empty := [name for name, row in feeds.items() if row is None]:
-        raise DataError(f"array '{empty[0]}' holds no sample", where=path, cure=_ARRAYS)
-    known = {name: row for name, row in feeds.items() if row is not None}
-    text = read_beside(path, _CHECK, _MOST_BYTES)
-    if text is None:
-        return SavedProbe(feeds=known)
-    try:
-        read = TypeAdapter(_Check).validate_json(text)
-        params = _limits(read.check)
-    except ValueError as error:
-        problem = error.errors(include_url=False)[0]["msg"] if isinstance(error, ValidationError) else error
-        raise DataError(
-            f"'{_CHECK}' in it is damaged: {problem}",
-            where=path,
-            cure="delete it and run the parity check again",
-        ) from None
-    return SavedProbe(feeds=known, params=params, typical=read.typical, inputs=read.inputs)
-
-
-FOLDER = "parity"  # subfolder of the case's folder: one file for each check with a failing input
-_SAMPLES = 8  # samples of the data to start from
-_SEEN = 1000  # feeds from which the bounds of values are taken
-_OPTIONS = ("backend", "device", "threads")  # options that affect the result, repeated in the command if set
-
-
 def search_input(prepared: Prepared, tuned: Path, request: InputRequest, check_id: str) -> ParitySearch:
     """Search for an input that breaks the limits; the smallest one found is written to a file.
 
@@ -195,33 +115,25 @@ def search_input(prepared: Prepared, tuned: Path, request: InputRequest, check_i
             return ParitySearch(missing=error.what)
 
 
-def _limits(check: Mapping[str, Any]) -> InputLimits:
-    """The limits in a file: the parameters of a check. Raises ``ValueError`` if they are not."""
-    try:
-        kind = cast("Check", resolve("check", str(check.get("kind"))))
-    except ConfigError as error:
-        raise ValueError(error.what) from None
-    params: Any = kind.Params.model_validate(check)
-    if not hasattr(params, "broken_by"):
-        raise ValueError(f"a check of kind '{check.get('kind')}' has no limits for single inputs")
-    limits: InputLimits = params
-    return limits
-
-
 class _InputSearcher:
-    """Draws inputs for one case, and converts them to arrays and descriptions."""
+    """Draws inputs for one case, and converts them to arrays and descriptions.
 
-    def __init__(self, prepared: Prepared, asked: InputRequest) -> None:
-        self._setup = prepared
-        self._asked = asked
+    The search starts from ``samples`` of the data: more of them vary the inputs more, and each is run first. The
+    bounds of values are those of the first ``seen`` inputs: more of them take longer to read.
+    """
+
+    def __init__(
+        self, prepared: Prepared, asked: InputRequest, *, samples: int = 8, seen: int = 1000
+    ) -> None:
+        self._prepared, self._asked = prepared, asked
         feeds, _ = prepared.comparison_data()
-        self._samples = list(islice(feeds, _SAMPLES))
+        self._samples = list(islice(feeds, samples))
         # The data on which activations were calibrated, if known; else the data to compare on.
         self._domains = input_domains(
             prepared.given,
             prepared.inputs,
-            prepared.resources.options.profiles,
-            spans_of(islice(prepared.calibration or prepared.comparison_data()[0], _SEEN)),
+            prepared.options.profiles,
+            spans_of(islice(prepared.calibration or feeds, seen)),
             values={name: Span(*bounds) for name, bounds in asked.values.items()},
             beyond=asked.beyond,
         )
@@ -236,22 +148,23 @@ class _InputSearcher:
 
         typical = typical_of(models.reference(sample) for sample in self._samples)
         prober = Prober(models, self._asked.limits, typical)
-        limits = self._asked.seconds, self._setup.resources.seconds_left()
+        limits = self._asked.seconds, self._prepared.resources.seconds_left()
         found = search_inputs(
             drawn_inputs(self._domains, len(self._samples)),
             lambda drawn: prober.attempt(self._feeds(drawn)),
             examples=self._asked.examples,
             seconds=min(limit for limit in limits if limit is not None),
-            seed_number=self._setup.settings.seed,
+            seed_number=self._prepared.settings.seed,
             simpler=lambda drawn: simpler(drawn, self._domains, self._feeds(drawn)),
         )
         probe = None
         if found.smallest is not None:
             feeds, inputs = self._feeds(found.smallest), tuple(self._described(found.smallest))
-            kept = SavedProbe(feeds=feeds, params=self._asked.limits, typical=typical, inputs=inputs)
-            write_probe(file, kept)
-            command = _command(self._setup, tuned, file)
-            probe = prober.probe(kept.feeds, kept.inputs, file=_shown(file), command=command)
+            write_probe(
+                file, SavedProbe(feeds=feeds, params=self._asked.limits, typical=typical, inputs=inputs)
+            )
+            command = _command(self._prepared, tuned, file)
+            probe = prober.probe(feeds, inputs, file=_shown(file), command=command)
         return ParitySearch(
             tried=found.tried,
             seconds=found.seconds,
@@ -269,14 +182,13 @@ class _InputSearcher:
 
     def _described(self, drawn: Drawn) -> Iterator[TriedInput]:
         """Descriptions of the inputs for reports."""
-        for name, array in self._feeds(drawn).items():
-            domain = next(one for one in self._domains if one.name == name)
-            bounds = spans_of([{name: array}])[name]
+        feeds = self._feeds(drawn)
+        for domain, bounds in zip(self._domains, spans_of([feeds]).values(), strict=True):
             yield TriedInput(
-                name=name,
+                name=domain.name,
                 dtype=str(domain.dtype),
-                shape=array.shape,
-                words=words(drawn[name], domain),
+                shape=feeds[domain.name].shape,
+                words=words(drawn[domain.name], domain),
                 low=bounds.low,
                 high=bounds.high,
                 known_low=domain.known.low,

@@ -369,7 +369,7 @@ def _profiled(models: Mapping[str, Path], inputs: Inputs, settings: Settings) ->
     from qdqspec.backends.isolation.isolated import Isolated
     from qdqspec.graph.model import load_model
     from qdqspec.measurement.explained import ExplainedEngine
-    from qdqspec.preparation.timing import profile_models
+    from qdqspec.preparation.profiling import profile_models
 
     loaded = {name: load_model(path) for name, path in models.items()}
     ops = {node.name: node.op_type for model in loaded.values() for node in model.nodes}

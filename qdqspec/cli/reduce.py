@@ -68,7 +68,8 @@ def reduce_failures(session: Session, cases: Iterable[Case]) -> None:
     """Reduce the first candidate of each case that failed to build or run, into ``faults/`` of its folder."""
     from qdqspec.graph.model import load_model
     from qdqspec.lint.reduce import reduce_model
-    from qdqspec.preparation.files import make_folder, write_placement
+    from qdqspec.preparation.files import write_placement
+    from qdqspec.preparation.staging import make_folder
     from qdqspec.temporary import TemporaryFolder
 
     for case in cases:

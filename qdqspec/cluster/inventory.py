@@ -11,7 +11,7 @@ from qdqspec import __version__, registry
 from qdqspec.codec import from_data, to_data
 from qdqspec.config import Settings
 from qdqspec.errors import QdqspecError
-from qdqspec.preparation.resources import SessionBackend
+from qdqspec.preparation.resources import resources_of
 
 ANNOUNCED = "qdqspec"  # key of a worker's announcement, and of its free disk space among its metrics
 
@@ -83,7 +83,7 @@ def announce(settings: Settings, backends: tuple[str, ...]) -> Announcement:
 
 
 def _device(name: str, settings: Settings) -> Device | None:
-    known = SessionBackend(replace(settings, backend=name))
+    known = resources_of(replace(settings, backend=name))
     backend, options = known.backend, known.options
     available = backend.probe(options)
     if not available.usable:

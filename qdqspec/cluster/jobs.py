@@ -27,8 +27,8 @@ from qdqspec.codec import from_data, to_data
 from qdqspec.config import Settings
 from qdqspec.errors import ConfigError, QdqspecError, StateError
 from qdqspec.files import file_digest, replace_file
-from qdqspec.preparation.cached import CORRECTIONS
-from qdqspec.preparation.files import HEADER, JOURNAL
+from qdqspec.preparation.build_logs import HEADER
+from qdqspec.preparation.cached import CORRECTIONS, JOURNAL
 from qdqspec.programs import end_program, python_command
 
 _STEP = 0.2  # seconds between looks at the process of a case

@@ -31,8 +31,8 @@ from qdqspec.files import copy_whole, explained
 from qdqspec.measurement.journal import trial_from_json
 from qdqspec.measurement.lock import RunLock
 from qdqspec.measurement.store import MANIFEST, Store
-from qdqspec.preparation.cached import CORRECTIONS, about
-from qdqspec.preparation.files import HEADER, JOURNAL, BuildLogs, open_journal
+from qdqspec.preparation.build_logs import HEADER, BuildLogs, open_journal
+from qdqspec.preparation.cached import CORRECTIONS, JOURNAL, about
 from qdqspec.report.record import record_from_json
 from qdqspec.session import Session
 from qdqspec.session.session import case_key

@@ -31,7 +31,6 @@ MOST = 10  # the largest exponent
 # where a weight has one scale, so that its channels depend on those of the chains before and behind
 ROUNDS = 4
 LEAST_GAIN = 0.1  # of the estimated noise; below it a chain stays as it is
-LARGE_GAIN = 0.5  # of it, 3 dB, that is worth half of the time
 _STEPS = 255  # of an activation
 _TINY = 1e-30
 

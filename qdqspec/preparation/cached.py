@@ -6,7 +6,6 @@ always timed again.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from contextlib import suppress
@@ -14,18 +13,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qdqspec import __version__
 from qdqspec.codec import from_data, to_data
 from qdqspec.measurement.journal import trial_from_json, trial_to_json
-from qdqspec.measurement.store import Store, cache_key
+from qdqspec.measurement.store import Store
 from qdqspec.node_digests import changes_text
-from qdqspec.parity.sources import all_files
-from qdqspec.types import Data, DataSource, Placement, Provenance, SearchResult
+from qdqspec.types import Placement, Provenance, SearchResult
 
 if TYPE_CHECKING:
     from qdqspec.preparation.prepare import Prepared
 
-STATE_VERSION = 12  # raised when the meaning of an entry changes, which invalidates older entries
 REFERENCE, MODEL, RAW_MODEL = "reference.onnx", "tuned.onnx", "tuned_raw.onnx"
 SCHEME, PATTERNS, LAYERS = "scheme.json", "patterns.yaml", "layers.csv"
 FLOAT32_FILE = "float32.onnx"  # the user's float16 model in float32, without pairs
@@ -33,7 +29,7 @@ CORRECTIONS = "corrections.json"  # those found, for other placements of the sam
 # Folders of models with the table in each: of a search with two objectives, and of strategy `region` on request.
 FRONT, REGIONS = "front", "regions"
 NODES = "nodes"  # the digests of the model's nodes, in the description of an entry
-_CONCLUDED = "search.json"
+JOURNAL, _CONCLUDED = "trials.jsonl", "search.json"
 _MODELS = (MODEL, RAW_MODEL, FLOAT32_FILE)
 _FILES = (*_MODELS, *(f"{name}.data" for name in _MODELS), SCHEME, PATTERNS, CORRECTIONS, LAYERS)
 
@@ -56,107 +52,36 @@ class FinishedSearch:
         return None if self.result.unchanged else self.folder / MODEL
 
 
-def search_key(prepared: Prepared) -> str:
-    """The cache key of a finished search: model, data, rules, device, options and seed, but not the checks."""
-    case, inputs, tune = prepared.case, prepared.case.inputs, prepared.case.tune
-    asked = {name: to_data(getattr(case, name)) for name in ("patterns", "quantize", "tune")}
-    regions = {**to_data(case.regions), "graph": data_digest(case.regions.graph)}
-    data = [data_digest(inputs.calibration), data_digest(inputs.scales), _reference_score(prepared)]
-    if tune.objective == "pareto" or tune.limits.min_sqnr_db is not None or tune.accuracy is not None:
-        data.append(data_digest(inputs.evaluation))
-    return cache_key(
-        state=STATE_VERSION,
-        model=prepared.given.sha256,
-        data=data,
-        device=prepared.device.key,
-        options=dict(sorted(prepared.options.extra.items())),
-        seed=prepared.settings.seed,
-        shapes=to_data(inputs.profiles),
-        batch=inputs.batch,
-        regions=regions,
-        **asked,
-    )
-
-
-def header_of(prepared: Prepared) -> dict[str, object]:
-    """The header of the journal of a search; a journal with another header is not resumed."""
-    score = _reference_score(prepared)
-    return {
-        "model_sha256": prepared.given.sha256,
-        "model_nodes": prepared.node_digests,
-        "search": prepared.key,
-        "backend": prepared.backend.target,
-        "device": prepared.device.key,
-        "seed": prepared.settings.seed,
-        "qdqspec": __version__,
-        **({"accuracy": score} if score else {}),
-    }
-
-
-def _reference_score(prepared: Prepared) -> str:
-    """The reference's score for an accuracy constraint; empty without one.
-
-    The code of a metric has no digest; another metric is unlikely to give the same score to the same model.
-    """
-    rules = prepared.case.tune.accuracy
-    if rules is None:
-        return ""
-    reference = prepared.scores.of_reference(rules.metric, rules.output).value
-    return f"{rules.key} {reference:.9g} of the reference"
-
-
-def describe_entry(prepared: Prepared) -> dict[str, str]:
-    """The description of a cache entry: names of case, model, device and target, and the digests of its nodes."""
-    return {
-        "case": prepared.case.name,
-        "model": prepared.given.where,
-        "device": prepared.device.key,
-        "target": prepared.backend.target,
-        NODES: prepared.node_digests,
-    }
-
-
-def data_digest(source: DataSource | None) -> str:
-    """Hash of a data file, or of several in order of name, with the transform and names; empty for no data."""
-    if source is None:
-        return ""
-    digest = hashlib.sha256()
-    for file in all_files(source):
-        if file.is_file():
-            with file.open("rb") as stream:
-                digest.update(hashlib.file_digest(stream, "sha256").digest())
-    if isinstance(source, Data):
-        digest.update(json.dumps([to_data(source.images), to_data(source.names)], sort_keys=True).encode())
-        digest.update(b"labels" if source.labels is not None else b"")
-    return digest.hexdigest()
-
-
 def keep(store: Store, found: FinishedSearch, prepared: Prepared) -> FinishedSearch:
     """Put a finished search into the cache, with the files in its folder; returns the search with the cached files.
 
     If another process stored another result first, the search is returned as it is.
     """
-    files = found.folder
 
     def fill(folder: Path) -> None:
         lines = [json.dumps(trial_to_json(trial)) for trial in found.result.trials]
-        (folder / "trials.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        (folder / JOURNAL).write_text("\n".join(lines) + "\n", encoding="utf-8")
         # In full: the placement of everything may be confirmed and selected without a trial of the search.
         conclusions = to_data(replace(found.result, trials=()))
-        conclusions |= {"raw_winner": found.raw_winner.digest, "about": describe_entry(prepared)}
+        conclusions |= {"raw_winner": found.raw_winner.digest, "about": _description(prepared)}
         (folder / _CONCLUDED).write_text(json.dumps(conclusions, indent=1), encoding="utf-8")
-        for name in _FILES:
-            if (files / name).is_file():
-                shutil.copyfile(files / name, folder / name)
-        for name in (FRONT, REGIONS):
-            if table_of(files / name).is_file():
-                shutil.copytree(files / name, folder / name)
+        copy_results(found.folder, folder)
 
     folder = store.put(prepared.key, fill)
     with suppress(OSError):
-        if (folder / SCHEME).read_bytes() == (files / SCHEME).read_bytes():
+        if (folder / SCHEME).read_bytes() == (found.folder / SCHEME).read_bytes():
             return replace(found, folder=folder)
     return found
+
+
+def copy_results(source: Path, target: Path) -> None:
+    """Copy the files of a result, without journal and reference."""
+    for name in _FILES:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, target / name)
+    for name in (FRONT, REGIONS):
+        if table_of(source / name).is_file():
+            shutil.copytree(source / name, target / name)
 
 
 def table_of(folder: Path) -> Path:
@@ -170,7 +95,7 @@ def recall(store: Store, key: str) -> FinishedSearch | None:
     if folder is None:
         return None
     try:
-        lines = (folder / "trials.jsonl").read_text(encoding="utf-8").splitlines()
+        lines = (folder / JOURNAL).read_text(encoding="utf-8").splitlines()
         trials = tuple(trial_from_json(json.loads(line)) for line in lines)
         data = json.loads((folder / _CONCLUDED).read_text(encoding="utf-8"))
         placements = {trial.placement.digest: trial.placement for trial in trials}
@@ -186,7 +111,7 @@ def recall(store: Store, key: str) -> FinishedSearch | None:
 
 def other_winner(store: Store, prepared: Prepared) -> str:
     """The difference of the newest cached search of the same case and device; empty if there is none."""
-    wanted = describe_entry(prepared)
+    wanted = _description(prepared)
     for entry in reversed(store.entries()):
         known = about(entry.folder)
         if all(known.get(name) == wanted[name] for name in ("case", "device", "target")):
@@ -204,3 +129,14 @@ def about(entry: Path) -> dict[str, str]:
         return {str(name): str(value) for name, value in data.items()}
     except (OSError, ValueError, AttributeError):
         return {}
+
+
+def _description(prepared: Prepared) -> dict[str, str]:
+    """The description of a cache entry."""
+    return {
+        "case": prepared.case.name,
+        "model": prepared.given.where,
+        "device": prepared.device.key,
+        "target": prepared.backend.target,
+        NODES: prepared.node_digests,
+    }

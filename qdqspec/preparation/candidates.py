@@ -1,4 +1,4 @@
-"""The model files of candidates: whole models, parts of a model, and the reference in other float types."""
+"""The model files of candidates: whole models, and parts of a model."""
 
 from __future__ import annotations
 
@@ -7,22 +7,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-
-import onnx
+from typing import TYPE_CHECKING
 
 from qdqspec.errors import BackendError, ModelError, PlacementError
 from qdqspec.graph.model import Model, require_path
-from qdqspec.graph.ops import has_floats
 from qdqspec.graph.save import save_model
 from qdqspec.graph.weights import WeightStore
 from qdqspec.graph.wire import Parts
 from qdqspec.measurement.profiles import Load, Part
 from qdqspec.placement.edit.excerpt import Excerpt, Excerpts
 from qdqspec.placement.edit.insert import Inserter
-from qdqspec.preparation.auxiliary_runs import half_model
-from qdqspec.preparation.cached import FLOAT32_FILE, REFERENCE
-from qdqspec.preparation.prepare import Prepared
-from qdqspec.types import FLOAT32, LatencyEvidence, Placement
+from qdqspec.preparation.cached import FLOAT32_FILE
+from qdqspec.types import Placement
+
+if TYPE_CHECKING:
+    from qdqspec.preparation.prepare import Prepared
 
 Nodes = tuple[str, ...]
 
@@ -97,77 +96,15 @@ class PartFiles:
         return self._last[1:]
 
 
-_HALF = "float16"  # a role
-_HALF_FILE = "reference_float16.onnx"
-
-
 def plain_file(prepared: Prepared, folder: Path) -> Path:
     """The file of a candidate without pairs: the user's model, or its copy in float32, written to a folder."""
     if not prepared.is_converted:
         return require_path(prepared.given)
-    return _written(prepared.base, folder / FLOAT32_FILE)
+    return write_model(prepared.base, folder / FLOAT32_FILE)
 
 
-def other_references(prepared: Prepared, folder: Path) -> dict[str, Path]:
-    """Files to time beside the placements of a search, by role; written to a folder.
-
-    That is the model in float16, of `half_reference`; and the user's model, as the reference, if its copy in float32
-    is the one without pairs.
-    """
-    found = half_reference(prepared, folder)
-    if prepared.is_converted:
-        found["reference"] = _written(prepared.given, folder / REFERENCE)
-    return found
-
-
-def _written(model: Model, path: Path) -> Path:
+def write_model(model: Model, path: Path) -> Path:
+    """Write a model to a file, unless that exists."""
     if not path.exists():
         save_model(model.proto, path, base=require_path(model).parent)
     return path
-
-
-def half_reference(prepared: Prepared, folder: Path) -> dict[str, Path]:
-    """The model of a case in float16, written to a folder, by its role; empty if not requested or without floats.
-
-    The conversion is a hook of the backend, or of the default one. Inputs and outputs keep their types, so that all
-    roles have the same inputs. Outputs are not compared: a model whose values exceed the range of float16 has to be
-    converted with data (AutoCast of Model-Optimizer does so). A failed conversion is noted, and so is a backend that
-    computes float16 in float32.
-    """
-    given, asked, able = prepared.given, prepared.case.tune.float16, prepared.capabilities.computes_in_half
-    if not (able if asked is None else asked) or not has_floats(given):
-        return {}
-    if not able:
-        prepared.note_once(
-            "float16 was requested, and this backend has few float16 kernels: float32 casts were inserted"
-        )
-    try:
-        proto = half_model(given, require_path(given), backend=prepared.backend.name, keep_io=True)
-    except ModelError as error:
-        prepared.note_once(f"no float16 reference: {error.what}")
-        return {}
-    path = folder / _HALF_FILE
-    onnx.save(proto, path, save_as_external_data=True, location=f"{_HALF_FILE}.data")
-    return {_HALF: path}
-
-
-def note_float_types(prepared: Prepared, latency: LatencyEvidence) -> None:
-    """Add a warning if the model in another float type did not run, or is significantly faster than the tuned model."""
-    if why := latency.failures.get(_HALF):
-        prepared.note_once(f"the float16 reference did not run: {why}")
-    tuned = latency.tested.get("tuned")
-    faster = {
-        role: f"{latency.tested[role].mean.median:.2f} of the reference's time"
-        for role in (_HALF, FLOAT32)
-        if tuned and role in latency.tested and latency.tested[role].enclosing.high < tuned.enclosing.low
-    }
-    if tuned and _HALF in faster:
-        prepared.note_once(
-            f"the model in float16 is faster than the tuned one: {faster[_HALF]}, and the tuned one "
-            f"{tuned.mean.median:.2f}; convert it to float16 first, and tune that"
-        )
-    if FLOAT32 in faster:
-        prepared.note_once(
-            f"converted to float32, the model is faster without any pair: {faster[FLOAT32]}; that is a gain of the "
-            f"type alone, and not selected. The model is {FLOAT32_FILE} among the results"
-        )

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, get_args
 
+from qdqspec.arrays import Feed
 from qdqspec.corrections.find import CorrectionTask, FoundCorrections, find_corrections
 from qdqspec.corrections.judge import MIN_SAMPLES, Judge
 from qdqspec.corrections.kept import read_found, write_found
@@ -28,9 +30,6 @@ from qdqspec.types import Method, Placement
 if TYPE_CHECKING:
     from qdqspec.preparation.prepare import Prepared
 
-# Seconds by preset, if the search has no time limit, and else the share of it: more finds more in slow models.
-SECONDS, SHARE = {"quick": 5.0, "default": 15.0, "extensive": 60.0}, 0.15
-MARGIN_DB = 3.0  # above the SQNR limit, with which everything quantized needs no corrections
 NEED_RANGES = ("equalization", "ranges")  # corrections that need ranges by calibration
 
 
@@ -47,35 +46,39 @@ class CorrectionSource:
 
 
 class Correcting:
-    """Reads or finds the corrections of a prepared case."""
+    """Reads or finds the corrections of a prepared case.
 
-    def __init__(self, prepared: Prepared, source: CorrectionSource) -> None:
+    They may take ``share`` of the search's time, and at most ``seconds``, by preset: more finds more in slow models.
+    None are sought if everything quantized is ``margin_db`` above the SQNR limit: a larger margin seeks them more
+    often, and lets selected models be quantized further.
+    """
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        source: CorrectionSource,
+        *,
+        share: float = 0.15,
+        seconds: Mapping[str, float] = MappingProxyType({"quick": 5.0, "default": 15.0, "extensive": 60.0}),
+        margin_db: float = 3.0,
+    ) -> None:
         self._prepared, self._source = prepared, source
         self._case, self._space = prepared.case, prepared.space
-
-    @property
-    def samples(self) -> int:
-        """The number of samples to find corrections on; zero if none can be found."""
-        allowed, able = self._case.quantize.allowed_corrections, self._prepared.capabilities.computes
-        data = self._prepared.calibration if allowed and able and self._space.units else None
-        return 0 if data is None else len(data)
+        minutes, most = self._case.tune.minutes, seconds[self._case.tune.preset]
+        self._seconds = most if minutes is None else min(most, share * 60 * minutes)
+        self._margin_db = margin_db
 
     def corrections(self) -> FoundCorrections:
         """The corrections, from the file if it has those of the same run."""
-        file = self._source.file
-        known = None if file is None else read_found(file, self._source.run, self._prepared.folded)
+        source = self._source
+        known = None if source.file is None else read_found(source.file, source.run, self._prepared.folded)
         if known is not None:
             return self._with_model(known)
         found = self.find()
-        if found.gains or found.untried:  # a resumed search has the same
-            self.keep(found)
-        return found
-
-    def keep(self, found: FoundCorrections) -> None:
-        """Write corrections to the file, if there is one."""
-        source = self._source
-        if source.file is not None and source.writes:
+        # a resumed search has the same
+        if source.file is not None and source.writes and (found.gains or found.untried):
             write_found(source.file, source.run, found)
+        return found
 
     def _with_model(self, known: FoundCorrections) -> FoundCorrections:
         """Corrections from a file, with the equalized model and its numbers."""
@@ -90,23 +93,24 @@ class Correcting:
 
     def find(self) -> FoundCorrections:
         """The corrections that help; none without calibration data or if the model cannot be rehearsed."""
-        prepared, samples = self._prepared, self.samples
-        data = prepared.calibration
-        if data is None or not samples:
+        prepared, rules = self._prepared, self._case.quantize
+        able = rules.allowed_corrections and prepared.capabilities.computes and self._space.units
+        if not able or prepared.calibration is None:
             return FoundCorrections()
+        samples = len(prepared.calibration)
         if samples < MIN_SAMPLES:
-            if self._case.quantize.corrections != "auto":
+            if rules.corrections != "auto":
                 prepared.note_once(
                     f"corrections need {MIN_SAMPLES} calibration samples, and there are {samples}: none is applied"
                 )
             return FoundCorrections()
-        if not self._is_of_use:
+        if self._enough_db == -math.inf:
             return FoundCorrections()
         with ExitStack() as opened:
             judge = Judge(
                 model=prepared.folded,
                 placements=judged_placements(self._space),
-                feeds=lambda: data,
+                feeds=prepared.feeds,
                 runtime=reference_runtime(opened, prepared.options, prepared.backend),
                 rounds_biases=prepared.capabilities.rounds_biases,
             )
@@ -121,20 +125,16 @@ class Correcting:
                 return FoundCorrections()
 
     @property
-    def _is_of_use(self) -> bool:
-        """Whether accuracy limits the search or is its objective, or corrections are asked for by name."""
-        rules, corrections = self._case.tune, self._case.quantize.corrections
-        is_limited = rules.limits.min_sqnr_db is not None or rules.accuracy is not None
-        return is_limited or rules.objective == "pareto" or corrections != "auto"
-
-    @property
     def _enough_db(self) -> float:
-        """The SQNR of everything quantized with which no correction is needed."""
-        rules = self._case.tune
-        least = rules.limits.min_sqnr_db
-        is_alone = rules.accuracy is None and rules.objective != "pareto"
-        seeks_all = self._case.quantize.corrections != "auto"
-        return math.inf if least is None or not is_alone or seeks_all else least + MARGIN_DB
+        """The SQNR of everything quantized with which no correction is needed.
+
+        Any, unless accuracy limits the search or is its objective, or corrections are asked for by name.
+        """
+        rules, least_db = self._case.tune, self._case.tune.limits.min_sqnr_db
+        needs_all = rules.accuracy is not None or rules.objective == "pareto"
+        if needs_all or self._case.quantize.corrections != "auto":
+            return math.inf
+        return -math.inf if least_db is None else least_db + self._margin_db
 
     def _task(self, model: Model, numbers: Quantizer, judge: Judge) -> CorrectionTask:
         """The task for this model, which is the case's or an equalized one."""
@@ -158,21 +158,15 @@ class Correcting:
 
     def _ranges(self, model: Model, even: bool) -> Mapping[str, Ranges]:
         """The ranges of all activations by every method, on all samples or on the ``even`` ones."""
-        prepared, methods = self._prepared, get_args(Method)
-        with ExitStack() as observers:
-            run = partial(prepared.runner, observers)
-            tensors, dropped = (
-                self._space.tensors,
-                lambda _: None,
-            )  # the first calibration gave the same notes
-            feeds = lambda: islice(prepared.feeds(), 0, None, 2 if even else 1)  # noqa: E731
-            found = calibrate_with(model, tensors, feeds, methods, run, note=dropped)
-            return {str(method): ranges for method, ranges in found.items()}
+        prepared = self._prepared
 
-    @property
-    def _seconds(self) -> float:
-        most, minutes = SECONDS[self._case.tune.preset], self._case.tune.minutes
-        return most if minutes is None else min(most, SHARE * 60 * minutes)
+        def feeds() -> Iterator[Feed]:
+            return islice(prepared.feeds(), 0, None, 2 if even else 1)
+
+        with ExitStack() as observers:
+            run, tensors, methods = partial(prepared.runner, observers), self._space.tensors, get_args(Method)
+            found = calibrate_with(model, tensors, feeds, methods, run, note=lambda _: None)  # noted before
+            return {str(method): ranges for method, ranges in found.items()}
 
 
 def judged_placements(space: SchemeSpace) -> tuple[Placement, ...]:

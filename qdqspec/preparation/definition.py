@@ -22,7 +22,7 @@ from qdqspec.graph.model import Model, require_path
 from qdqspec.graph.observe import observe
 from qdqspec.graph.save import save_model
 from qdqspec.parity.compare import noise_power, signal_power, sqnr_db
-from qdqspec.preparation.auxiliary_runs import ARITHMETIC, is_arithmetic, unfused
+from qdqspec.preparation.auxiliary_runs import ARITHMETIC, unfused
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import DEFAULT_MIN_SQNR_DB, DEFINED_DB, EXACT_DB, DefinitionEvidence
 from qdqspec.units import count_text
@@ -38,7 +38,7 @@ class Definition:
 
     def __init__(self, model: Model, backend: Backend, options: BuildOptions) -> None:
         self.model = model
-        self.runtime: Backend = backend if is_arithmetic(backend) else Isolated(ARITHMETIC)
+        self.runtime: Backend = backend if backend.name == ARITHMETIC else Isolated(ARITHMETIC)
         self._options = unfused(options)
         self._folder = TemporaryFolder()
         proto, own = as_defined(model), require_path(model)

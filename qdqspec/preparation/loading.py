@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -86,7 +86,7 @@ def load_for(
     model: Model, target: LintTarget, options: BuildOptions = PLAIN, feed: Mapping[str, Array] | None = None
 ) -> Load:
     """Load a model once, by the backend that a lint target belongs to."""
-    owner = hooks.owner_of(target)
+    owner, wanted = hooks.owner_of(target), target.rpartition("-")[2]
     with closing(Isolated(owner)) as backend:
         found = backend.probe(options)
         if not found.usable:
@@ -94,20 +94,18 @@ def load_for(
         library, version = next(iter(found.facts.items()), (owner, ""))
         version = version.partition("-")[0]
         runtime = f"{library} {version}".strip()
-        wanted = target.rpartition("-")[2]
         if wanted[:1].isdecimal() and not f"{version}.".startswith(f"{wanted}."):
             return Load(missing=f"{runtime} is installed, not {wanted}")
         options, feed = _with_inputs(model, options, feed)
         if feed is None and not options.profiles and backend.capabilities(options).needs_shapes:
             return Load(missing=f"{runtime} needs the size of each dimension of its inputs")
-        with _file_of(model) as path:
-            started = time.monotonic()
-            try:
-                refusal = _refusal(model, path, backend, replace(options, state=None, hashed=False), feed)
-            except BackendUnavailableError as error:
-                return Load(missing=error.what)
-            if refusal is not None and time.monotonic() - started >= options.build_seconds:
-                return Load(missing=f"{runtime} took longer than {options.build_seconds:g} s")
+        started = time.monotonic()
+        try:
+            refusal = _refusal(model, backend, replace(options, state=None, hashed=False), feed)
+        except BackendUnavailableError as error:
+            return Load(missing=error.what)
+        if refusal is not None and time.monotonic() - started >= options.build_seconds:
+            return Load(missing=f"{runtime} took longer than {options.build_seconds:g} s")
     return Load(runtime=runtime, refusal=refusal and replace(refusal, source=f"runtime: {runtime}"))
 
 
@@ -127,39 +125,32 @@ def _with_inputs(
     return options, feed
 
 
-@contextmanager
-def _file_of(model: Model) -> Iterator[Path]:
-    if model.path is not None:
-        yield model.path
-        return
-    with TemporaryFolder() as folder:
-        save_model(model.proto, folder / "model.onnx")
-        yield folder / "model.onnx"
-
-
 def _refusal(
-    model: Model, path: Path, backend: Backend, options: BuildOptions, feed: Mapping[str, Array] | None
+    model: Model, backend: Backend, options: BuildOptions, feed: Mapping[str, Array] | None
 ) -> Finding | None:
     """The refusal of the runtime. A run is judged only if the same run without optimizations succeeds.
 
     Values that are far from ONNX's definition are a refusal too.
     """
-    plain = hooks.declaration_of(backend.name).as_defined
-    error = _tried(backend, path, options, None)
-    finding = LOAD
-    if error is None and plain and feed is not None:
-        error, finding = _tried(backend, path, options, feed), RUN
-    if error is None:
-        if not plain or feed is None:
+    with TemporaryFolder() as folder:
+        path = model.path or folder / "model.onnx"
+        if model.path is None:
+            save_model(model.proto, path)
+        plain = hooks.declaration_of(backend.name).as_defined
+        judges_runs = bool(plain) and feed is not None
+        error, finding = _tried(backend, path, options, None), LOAD
+        if error is None and judges_runs:
+            error, finding = _tried(backend, path, options, feed), RUN
+        if error is None:
+            same = Model(model.proto, path=path)
+            return _other_values(same, backend, options, feed) if judges_runs and feed is not None else None
+        unoptimized = replace(options, extra={**options.extra, **plain})
+        by_optimizer = bool(plain) and _tried(backend, path, unoptimized, feed) is None
+        if finding is RUN and not by_optimizer:
             return None
-        return _other_values(Model(model.proto, path=path), backend, options, feed)
-    unoptimized = replace(options, extra={**options.extra, **plain})
-    by_optimizer = bool(plain) and _tried(backend, path, unoptimized, feed) is None
-    if finding is RUN and not by_optimizer:
-        return None
-    cure = RUN.cure if by_optimizer else error.cure or finding.cure
-    words = " ".join(error.what.replace(str(path), "the model").split())
-    return replace(finding, node=named_node(model, words), message=words, cure=cure)
+        cure = RUN.cure if by_optimizer else error.cure or finding.cure
+        words = " ".join(error.what.replace(str(path), "the model").split())
+        return replace(finding, node=named_node(model, words), message=words, cure=cure)
 
 
 def _other_values(
@@ -169,9 +160,9 @@ def _other_values(
     found = compared_with_definition(model, [feed], backend, options)
     if found is None or found.sqnr_db >= DEFAULT_MIN_SQNR_DB:
         return None
-    node = named_node(model, found.node)
     words = f"{found.sqnr_db:.1f} dB against its definition at output '{found.output}'"
-    return replace(VALUES, node=node, message=f"{words}{f', first at {found.node}' if found.node else ''}")
+    first = f", first at {found.node}" if found.node else ""
+    return replace(VALUES, node=named_node(model, found.node), message=f"{words}{first}")
 
 
 def _tried(

@@ -20,17 +20,13 @@ def require_patterns(case: Case) -> None:
             wrong.append(error)
     if not wrong:
         return
-    lines = _lines(case)
+    lines: Sequence[str] = ()
+    if case.spec is not None and case.spec.suffix != ".py" and case.spec.is_file():
+        lines = source_lines(case.spec.read_text(encoding="utf-8", errors="replace"))
     problems = [problem for error in wrong if (problem := _problem(error, lines))]
     if case.spec is None or len(problems) < len(wrong):
         raise wrong[0]  # defined in Python, or escaped in YAML: the error's own caret is used
     raise spec_error(problems, lines, str(case.spec))
-
-
-def _lines(case: Case) -> list[str]:
-    if case.spec is None or case.spec.suffix == ".py" or not case.spec.is_file():
-        return []
-    return source_lines(case.spec.read_text(encoding="utf-8", errors="replace"))
 
 
 def _problem(error: PatternError, lines: Sequence[str]) -> Problem | None:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import cached_property, partial
-from itertools import islice
 from pathlib import Path
 
 from qdqspec.arrays import Array, Feed
 from qdqspec.backends.base import Capabilities, Engine
 from qdqspec.config import claim_folder, find_folder
 from qdqspec.corrections.find import FoundCorrections
-from qdqspec.corrections.overflow import SumLimit, observed_limits, overflows
 from qdqspec.errors import BackendError, QdqspecError
 from qdqspec.graph.cautions import cautions
 from qdqspec.graph.declared import unconfirmed_outputs, with_types
@@ -26,30 +23,16 @@ from qdqspec.graph.given import OwnCopy, fixed_in, given_model, with_true_output
 from qdqspec.graph.model import Model, require_path
 from qdqspec.graph.observe import observe
 from qdqspec.graph.wire import Parts
-from qdqspec.measurement.profiles import Load
-from qdqspec.parity.data import (
-    Dataset,
-    data_warnings,
-    feed_of_shapes,
-    open_data,
-    random_feeds,
-    shaped_by_data,
-)
+from qdqspec.parity.data import shaped_by_data
 from qdqspec.parity.metrics import Scores
-from qdqspec.parity.shapes import InputSpec, input_specs, resized, resolve_shapes, shape_profiles, shapes_text
+from qdqspec.parity.shapes import shape_profiles
 from qdqspec.placement.edit.equalize import Equalization, equalized, products_of, touched
 from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.placement.space.units import format_choices
-from qdqspec.preparation.auxiliary_runs import (
-    Groups,
-    Observer,
-    fused_groups,
-    groups_of_file,
-    open_observer,
-    runner,
-)
+from qdqspec.preparation.auxiliary_runs import runner
 from qdqspec.preparation.branching import scaled_branches
-from qdqspec.preparation.cached import REFERENCE, header_of, search_key
+from qdqspec.preparation.cached import REFERENCE
+from qdqspec.preparation.case_data import CaseData
 from qdqspec.preparation.correcting import Correcting, CorrectionSource
 from qdqspec.preparation.definition import (
     Definition,
@@ -58,9 +41,13 @@ from qdqspec.preparation.definition import (
     difference_text,
 )
 from qdqspec.preparation.float_form import float_form_of, with_float_form
+from qdqspec.preparation.fusions import Groups, fused_groups, groups_of_file
+from qdqspec.preparation.identity import header_of, search_key
+from qdqspec.preparation.kept_scales import KeptScales, kept_scales, without_overflows
+from qdqspec.preparation.observer import Observer, open_observer
 from qdqspec.preparation.patterns import require_patterns
 from qdqspec.preparation.resources import Resources
-from qdqspec.preparation.start import KeptScales, kept_scales, without_overflows
+from qdqspec.preparation.sum_limits import find_sum_limits, note_sum_limits
 from qdqspec.quantize.calibrate import calibrate, given_ranges
 from qdqspec.quantize.corrections import Corrections
 from qdqspec.quantize.quantizer import Quantizer
@@ -68,19 +55,9 @@ from qdqspec.quantize.ranges import TensorRange, tie_ranges
 from qdqspec.quantize.saturation import saturations
 from qdqspec.regions.expressions import allowed_nodes, denied_nodes, require_matches, unmatched
 from qdqspec.regions.search import find_regions
-from qdqspec.types import (
-    Case,
-    DataSource,
-    DefinitionEvidence,
-    DeviceKey,
-    PatternRules,
-    Placement,
-    Region,
-    Site,
-)
+from qdqspec.types import Case, DefinitionEvidence, DeviceKey, PatternRules, Placement, Region
 from qdqspec.units import count_text
 
-RANDOM_SAMPLES = 8
 _GIVE_DATA = "random inputs may not suit this model: give it real ones (inputs.calibration, or --calibration)"
 
 
@@ -116,33 +93,34 @@ def _with_true_outputs(model: Model, case: Case, resources: Resources) -> Model:
     try:
         inputs = shaped_by_data(model, case.inputs)
         options = replace(resources.options, profiles=shape_profiles(model, inputs))
-        trial = Prepared(replace(case, inputs=inputs), model, replace(resources, options=options))
-        with closing(trial.backend.build(require_path(model), options)) as engine:
-            return with_true_outputs(model, engine.run(trial.sample))
+        data = CaseData(replace(case, inputs=inputs), model, resources.settings.seed)
+        with closing(resources.backend.build(require_path(model), options)) as engine:
+            return with_true_outputs(model, engine.run(data.sample))
     except QdqspecError:  # raised again when the model is run for its results
         return model
 
 
-class Prepared:
+class Prepared(CaseData):
     """A case with its model on a backend: the problem that a search solves. Attributes are computed on first access.
 
     ``given`` is the user's model, ``base`` the same in float32 if it computes in float16 and the backend has no integer
     kernels for pairs of float16 tensors, ``folded`` that with BatchNormalization folded, and with branches that have
     factors; ``model`` is the one that pairs are inserted into, with scaled constants if equalization helps.
     ``quantized`` is the form of ``given`` whose model as given is a candidate, if the user's model has pairs.
-    ``warnings`` collects notes for the user, and results are written to ``output``.
+    Results are written to ``output``.
     """
 
     def __init__(self, case: Case, given: Model, resources: Resources, output: Path = Path()) -> None:
-        self.case, self.given, self.resources, self.output = case, given, resources, output
+        super().__init__(case, given, resources.settings.seed)
+        self.resources, self.output = resources, output
         self.backend, self.options, self.settings = resources.backend, resources.options, resources.settings
         self.quantized = float_form_of(given)
-        self.base, self.warnings = given, [*cautions(given), *given.notes]
+        self.base = given
+        self.warnings += [*cautions(given), *given.notes]
         if computes_in_float16(given):  # else the backend is not asked before its capabilities are needed
             self.base, note = with_integer_kernels(given, quantizes_half=self.capabilities.quantizes_half)
             self.warnings += [note] if note else []
         self._source = CorrectionSource()
-        self._limits: tuple[Model, Mapping[str, SumLimit]] | None = None
         for name, value in case.inputs.values.items():
             self.note_once(
                 f"input '{name}' is fixed to {value}: the tuned model has no such input; it is timed against the model "
@@ -189,15 +167,13 @@ class Prepared:
     @cached_property
     def folded(self) -> Model:
         """The model without BatchNormalization, with products where factors of channels reduce the error."""
-        found = scaled_branches(self, self._plain)
-        if found.changes:
-            products = count_text(len(found.changes), "product")
+        changes = scaled_branches(self, self._plain)
+        if changes:
             self.note_once(
-                f"equalization inserts {products} with factors of channels between a normalization and the linear "
-                f"operators that read it: {found.after_db:.1f} dB in place of {found.before_db:.1f} with these "
-                "operators alone quantized, on held-out calibration samples"
+                f"equalization inserts {count_text(len(changes), 'product')} with factors of channels between a "
+                "normalization and the linear operators that read it"
             )
-        return equalized(self._plain, found.changes)
+        return equalized(self._plain, changes)
 
     @property
     def is_converted(self) -> bool:
@@ -208,12 +184,6 @@ class Prepared:
     def capabilities(self) -> Capabilities:
         """The integer capabilities of the backend on this device."""
         return self.backend.capabilities(self.options)
-
-    @cached_property
-    def inputs(self) -> dict[str, InputSpec]:
-        """Type and shape of every input in this case."""
-        inputs = self.case.inputs
-        return input_specs(self.given, resolve_shapes(self.given, inputs), inputs.profiles)
 
     @cached_property
     def regions(self) -> tuple[Region, ...]:
@@ -252,58 +222,11 @@ class Prepared:
         )
 
     @cached_property
-    def calibration(self) -> Dataset | None:
-        """The calibration data; ``None`` if the case has none."""
-        source = self.case.inputs.calibration
-        if source is None:
-            return None
-        data = self._opened(source, labelled=False)
-        for doubt in data_warnings(data):
-            self.note_once(f"calibration data {source.name}: {doubt}")
-        return data
-
-    @cached_property
-    def evaluation(self) -> Dataset | None:
-        """The evaluation data; ``None`` if the case has none."""
-        source = self.case.inputs.evaluation
-        return None if source is None else self._opened(source)
-
-    def _opened(self, source: DataSource, *, labelled: bool = True) -> Dataset:
-        values = self.case.inputs.values
-        data = open_data(source, self.inputs, fixed=values, labelled=labelled)
-        for note in data.notes:
-            self.note_once(f"{source.name}: {note}")
-        for name in data.unused:
-            self.note_once(f"{source.name}: array '{name}' is not used: the input is fixed to {values[name]}")
-        return data
-
-    @cached_property
     def scores(self) -> Scores:
         """Task metrics on the evaluation data."""
         return Scores(
             self.case, self.build_expected, lambda: self.evaluation, self._runner, note=self.note_once
         )
-
-    def feeds(self) -> Iterator[Feed]:
-        """Calibration inputs: the user's data, else random inputs from a seed, with a warning."""
-        if self.calibration is not None:
-            return iter(self.calibration)
-        ranges, evaluation = self.case.inputs.scales, self.case.inputs.evaluation
-        vague = [word for word, given in (("scales", ranges), ("parity", evaluation)) if given is None]
-        if vague:
-            prove = "proves" if vague == ["parity"] else "prove"
-            self.note_once(
-                f"no calibration data: random inputs are used, so {' and '.join(vague)} {prove} little"
-            )
-        shapes = {name: spec.shape for name, spec in self.inputs.items()}
-        return iter(random_feeds(self.given, shapes, self.settings.seed, RANDOM_SAMPLES))
-
-    def comparison_data(self) -> tuple[Dataset | list[Feed], str]:
-        """The best data for comparing outputs, and its kind: evaluation, calibration or random."""
-        for data, kind in ((self.evaluation, "evaluation"), (self.calibration, "calibration")):
-            if data is not None:
-                return data, kind
-        return list(self.feeds()), "random"
 
     @cached_property
     def definition(self) -> DefinitionEvidence | None:
@@ -335,22 +258,6 @@ class Prepared:
         """Builds the engines of comparisons. Kept, because those of another runtime live as long as this function."""
         return runner(self.backend, replace(self.options, hashed=False))
 
-    @cached_property
-    def sample(self) -> dict[str, Array]:
-        """One input, in the shapes of the first profile: the first sample that has these, if one has them."""
-        return feed_of_shapes(self.feeds, {name: spec.shape for name, spec in self.inputs.items()})
-
-    @cached_property
-    def loads(self) -> tuple[Load, ...]:
-        """The inputs for timing: `sample` in the shapes of every profile, with the profile's share."""
-        profiles = self.case.inputs.profiles
-        total = math.fsum(profile.weight for profile in profiles)
-        shapes = [resolve_shapes(self.given, self.case.inputs, number) for number in range(len(profiles))]
-        return tuple(
-            Load(feeds=resized(self.sample, own), name=shapes_text(own), share=profile.weight / total)
-            for profile, own in zip(profiles, shapes, strict=True)
-        )
-
     def observed(self, tensors: Collection[str], feed: Feed) -> dict[str, Array]:
         """The values of these tensors in a run on ``feed``. Raises `BackendError` if they cannot be observed."""
         (found,) = self.values_of(self.model, list(tensors), [feed])
@@ -379,105 +286,47 @@ class Prepared:
         else:
             ranges = self.tensor_ranges(self.folded, space.tensors, note=self.note_once)
         ranges |= {tensor: kept for tensor, kept in self.start_scales.ranges.items() if tensor in ranges}
-        numbers = self.quantizer(space, ranges)
-        self._note_sum_limits(numbers)
+        numbers = self._quantizer(self.folded, ranges)
+        note_sum_limits(numbers, space, self.note_once)
         return space.known(ranges.keys()), numbers
 
-    def _note_sum_limits(self, numbers: Quantizer) -> None:
-        """Note the weights that have more than 7 bits by calibration data, and not by a proof."""
-        known = self.sum_limits
-        sites = {site.tensor: site for site in _int8_weights(self.candidates) if site.tensor in known}
-        wide = sum(overflows(known[name].layer, numbers.integer_weight(site)) for name, site in sites.items())
-        if wide:
-            margin = max(limit.margin for limit in known.values())
-            self.note_once(
-                f"{count_text(wide, 'int8 weight')} could overflow on this processor, whose sums of two 8-bit products "
-                f"saturate, and {'has' if wide == 1 else 'have'} more than 7 bits: no sum overflows on calibration "
-                f"data, with a margin of {margin:.0%}. Inputs that are larger than these may saturate"
-            )
-
-    def quantizer(
-        self, space: SchemeSpace, ranges: Mapping[str, TensorRange], model: Model | None = None
-    ) -> Quantizer:
-        """The numbers of a space by the case's rules and the capabilities of the backend, not corrected.
-
-        ``model`` replaces that of the space: an equalized one.
-        """
-        model = model or space.model
-        tied = tie_ranges(model, ranges)
+    def _quantizer(self, model: Model, ranges: Mapping[str, TensorRange]) -> Quantizer:
+        """The numbers of the folded model, or of an equalized one, by rules and capabilities, not corrected."""
+        tied, capabilities = tie_ranges(model, ranges), self.capabilities
         # those of the user, or of a quantized model that the search starts from
         given = tied if self.case.inputs.scales is not None else self.start_scales.tensors
         numbers = Quantizer(
             model,
             tied,
-            reduce_range=self.capabilities.reduce_range,
-            symmetric_activations=self.capabilities.symmetric_activations,
-            biases=space.bias_sources,
+            reduce_range=capabilities.reduce_range,
+            symmetric_activations=capabilities.symmetric_activations,
+            biases=self.candidates.bias_sources,
             saturations=saturations(model, tied, given),
-            sum_limits=self._sum_limits(model, space),
+            sum_limits=find_sum_limits(self, model),
         )
         kept = self.start_scales.weights
-        if self.capabilities.reduce_range:
+        if capabilities.reduce_range:
             kept = without_overflows(kept, numbers, self.note_once)
         return numbers.corrected(Corrections(weights=kept)) if kept else numbers
-
-    @cached_property
-    def sum_limits(self) -> Mapping[str, SumLimit]:
-        """The limits of int8 weights by the sums of two products, by weight: on calibration data, or by a proof.
-
-        None where such sums do not saturate, and without the correction ``bits``.
-        """
-        return self._sum_limits(self.folded, self.candidates)
-
-    def _sum_limits(self, model: Model, space: SchemeSpace) -> Mapping[str, SumLimit]:
-        """The limits of a model; those of the model before are known."""
-        if self._limits is None or self._limits[0] is not model:
-            self._limits = model, self._find_sum_limits(model, space)
-        return self._limits[1]
-
-    def _find_sum_limits(self, model: Model, space: SchemeSpace, samples: int = 16) -> Mapping[str, SumLimit]:
-        """``samples`` are run at most: more of them show rarer sums, and take the time of a run each."""
-        if not self.capabilities.reduce_range or "bits" not in self.case.quantize.allowed_corrections:
-            return {}
-        data = self.calibration
-        formats: dict[str, set[str]] = {}
-        for unit in space.units:
-            own = {name for form in unit.forms if (name := form.choice.activation) in ("int8", "uint8")}
-            for tensor, _ in unit.edges:
-                formats.setdefault(tensor, set()).update(own)
-        step = max(1, (0 if data is None else len(data)) // samples)
-        find_limits = partial(
-            observed_limits,
-            model,
-            _int8_weights(space),
-            observe=partial(self.values_of, model),
-            formats=lambda tensor: tuple(sorted(formats.get(tensor, ()))),
-        )
-        try:
-            return find_limits(islice(data or (), 0, step * samples, step))
-        except BackendError as error:
-            self.note_once(f"8-bit weights are used only where they are proved not to overflow: {error.what}")
-            return find_limits(())
 
     def recalibrated(self, model: Model, tensors: Collection[str]) -> Quantizer:
         """The numbers of an equalized model, whose ranges differ at these tensors."""
         known = self.calibrated[1].ranges
         wanted = [tensor for tensor in tensors if tensor in known]
         ranges = {**known, **self.tensor_ranges(model, wanted)}
-        return self.quantizer(self.candidates, ranges, model)
+        return self._quantizer(model, ranges)
 
     def tensor_ranges(
         self,
         model: Model,
         tensors: Collection[str],
-        feeds: Callable[[], Iterator[Feed]] | None = None,
         note: Callable[[str], None] = lambda _: None,
     ) -> dict[str, TensorRange]:
-        """The ranges of these tensors by the case's method, by default on all calibration inputs."""
+        """The ranges of these tensors by the case's method, on all calibration inputs."""
         method = self.case.quantize.calibration
         with ExitStack() as observers:
             run = partial(self.runner, observers)
-            return calibrate(model, tensors, feeds or self.feeds, method, run, note=note)
+            return calibrate(model, tensors, self.feeds, method, run, note=note)
 
     @property
     def fixed_tensors(self) -> frozenset[str]:
@@ -559,13 +408,3 @@ class Prepared:
                     why = "stores it like another format of the case"
                 rest = f"the search chooses among {', '.join(chosen)}"
                 self.warnings.append(f"format {name} is left out: {self.backend.name} {why}; {rest}")
-
-    def note_once(self, warning: str) -> None:
-        """Add a warning unless it is already present."""
-        if warning not in self.warnings:
-            self.warnings.append(warning)
-
-
-def _int8_weights(space: SchemeSpace) -> list[Site]:
-    forms = (form for unit in space.units for form in unit.forms)
-    return [site for form in forms for site in form.constants if site.format == "int8"]

@@ -1,11 +1,10 @@
-"""The resources that cases share: backends with their options, settings, and the lock of the device."""
+"""The resources that cases share: a backend with its options, settings, and the lock of the device."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from qdqspec.backends.base import Backend, BuildOptions, backend_named
 from qdqspec.backends.isolation.isolated import Isolated
@@ -16,7 +15,7 @@ from qdqspec.search.loop import Watch
 from qdqspec.types import DeviceKey, Progress
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class Resources:
     """The shared resources of a search, in which progress is reported under the name of its case."""
 
@@ -70,33 +69,19 @@ class Resources:
             self.watch(Progress(case=self.case, phase="waiting", done=0, total=0, waiting=text))
 
 
-class SessionBackend:
-    """A backend with its options in a session; ``settings`` name it. ``device_key`` is that of `Isolated`."""
+def resources_of(settings: Settings, device_key: Callable[[DeviceKey], str] | None = None) -> Resources:
+    """The resources of the backend that ``settings`` name, with each engine in a process of its own.
 
-    def __init__(self, settings: Settings, device_key: Callable[[DeviceKey], str] | None = None) -> None:
-        self.settings = settings
-        self._device_key = device_key
+    ``device_key`` is that of `Isolated`.
+    """
+    backend = Isolated(settings.backend, device_key=device_key)
+    return Resources(backend=backend, options=BuildOptions.of(settings), settings=settings)
 
-    @cached_property
-    def backend(self) -> Isolated:
-        """The backend, with each engine in a process of its own."""
-        return Isolated(self.settings.backend, device_key=self._device_key)
 
-    @cached_property
-    def options(self) -> BuildOptions:
-        """The build options in the settings."""
-        return BuildOptions.of(self.settings)
-
-    @cached_property
-    def device(self) -> DeviceKey:
-        """The device that it runs on."""
-        return self.backend.device(self.options)
-
-    @cached_property
-    def lock(self) -> str:
-        """The name of the lock on its hardware, which other backends on the same hardware take too."""
-        own = backend_named(self.settings.backend)  # without a changed key: the hardware is the same
-        hardware = own.capabilities(self.options).hardware
-        if hardware == "cpu":
-            return hardware
-        return f"{self.settings.device}-{hardware or own.device(self.options).key}"
+def lock_of(resources: Resources) -> str:
+    """The name of the lock on the hardware, which other backends on the same hardware take too."""
+    own = backend_named(resources.settings.backend)  # without a changed key: the hardware is the same
+    hardware = own.capabilities(resources.options).hardware
+    if hardware == "cpu":
+        return hardware
+    return f"{resources.settings.device}-{hardware or own.device(resources.options).key}"

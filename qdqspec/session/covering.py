@@ -19,7 +19,7 @@ from qdqspec.graph.float32 import FLOAT16
 from qdqspec.graph.model import require_path
 from qdqspec.graph.weights import WeightStore
 from qdqspec.preparation.auxiliary_runs import runner
-from qdqspec.preparation.files import BuildLogs
+from qdqspec.preparation.build_logs import BuildLogs
 from qdqspec.preparation.prepare import Prepared
 from qdqspec.regions.forecast import multiplications_by_node
 from qdqspec.search.coverage import CoverageSearch

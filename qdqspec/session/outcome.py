@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from qdqspec.checks.rejected import why_text
 from qdqspec.errors import BackendError
 from qdqspec.graph.float32 import FLOAT16
-from qdqspec.preparation.candidates import note_float_types, other_references
-from qdqspec.preparation.files import BuildLogs
+from qdqspec.preparation.build_logs import BuildLogs
+from qdqspec.preparation.float_types import note_float_types, other_references
 from qdqspec.preparation.prepare import Prepared
 from qdqspec.search.loop import candidates_of
 from qdqspec.search.select import is_candidate, raw_winner

@@ -12,10 +12,10 @@
 `judge` is the whole pipeline, `tune` its part up to the winner, and `open_tuning` the part of that up to the first
 build. Each step is done once for a case. The modules of the steps, here and in `preparation`, `accuracy`, `search`:
 
-    prepare    preparation: prepare, start, correcting, auxiliary_runs
-    search     tuning; search.loop, a strategy; accuracy: constraint, oracle
+    prepare    preparation: prepare, case_data, observer, correcting, start
+    search     tuning; search.loop, a strategy; accuracy: constraint, rehearser, oracle
     confirm    confirm, outcome; preparation.timing
-    winner     winner; preparation: cached, files
+    winner     winner; preparation: cached, files, staging
     evidence   evidence, gate; accuracy: parity, culprits, probes
     verdict    checks: one module for each kind
 
@@ -31,8 +31,10 @@ from typing import TYPE_CHECKING, cast
 from qdqspec.checks.base import Check, needs_of
 from qdqspec.checks.verdicts import timed_out
 from qdqspec.measurement.store import Store
+from qdqspec.preparation.build_logs import open_journal
 from qdqspec.preparation.cached import (
     CORRECTIONS,
+    JOURNAL,
     MODEL,
     PATTERNS,
     RAW_MODEL,
@@ -40,14 +42,9 @@ from qdqspec.preparation.cached import (
     FinishedSearch,
     keep,
 )
-from qdqspec.preparation.files import (
-    JOURNAL,
-    open_journal,
-    refuse_own,
-    write_patterns,
-    write_results,
-)
+from qdqspec.preparation.files import write_patterns, write_results
 from qdqspec.preparation.prepare import Prepared
+from qdqspec.preparation.staging import refuse_own
 from qdqspec.registry import resolve
 from qdqspec.session.covering import cover_case, covers
 from qdqspec.session.outcome import tune_case

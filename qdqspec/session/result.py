@@ -10,7 +10,8 @@ from qdqspec.files import RESULT, write_whole
 from qdqspec.graph.model import Model, require_path
 from qdqspec.parity.given_data import GivenFiles
 from qdqspec.preparation.cached import FinishedSearch
-from qdqspec.preparation.files import make_folder, take_results
+from qdqspec.preparation.files import take_results
+from qdqspec.preparation.staging import make_folder
 from qdqspec.types import (
     EXACT_DB,
     Evidence,

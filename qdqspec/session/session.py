@@ -13,8 +13,10 @@ from typing import Any, Unpack, cast
 from qdqspec import __version__
 from qdqspec.accuracy.culprits import MOST, culprits_of
 from qdqspec.accuracy.parity import both_models
-from qdqspec.accuracy.probes import Prober, read_probe
+from qdqspec.accuracy.probes import Prober
+from qdqspec.accuracy.saved_probe import read_probe
 from qdqspec.backends.base import Availability
+from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.baseline.store import Renewal
 from qdqspec.cases import SPEC_SUFFIXES, find_case
 from qdqspec.checks.verdicts import raised
@@ -29,7 +31,7 @@ from qdqspec.parity.given_data import GivenFiles, is_model
 from qdqspec.parity.metrics import joined_metrics
 from qdqspec.placement.read.import_qdq import import_placement
 from qdqspec.preparation.prepare import output_of
-from qdqspec.preparation.resources import Resources, SessionBackend
+from qdqspec.preparation.resources import Resources, lock_of, resources_of
 from qdqspec.session.compared_runtimes import compare_runtimes, grouped, models_of_work
 from qdqspec.session.evidence import CaseWork
 from qdqspec.session.gate import damaged_baselines
@@ -87,7 +89,7 @@ class Session(Closing):
         self.metrics = joined_metrics(metrics or {})
         self.loaders = dict(loaders or {})
         self._files = GivenFiles()
-        self._backends: dict[str, SessionBackend] = {}
+        self._backends: dict[str, Resources] = {}
         self._device_key = device_key
         self._runtimes: tuple[RuntimeComparison, ...] = ()
         self._store = Store(self.settings.cache_dir)
@@ -96,11 +98,11 @@ class Session(Closing):
         self._skipped: dict[_Key, CaseRecord] = {}
         self._started = (datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic())
 
-    def runtime(self, case: Case | None = None) -> SessionBackend:
+    def runtime(self, case: Case | None = None) -> Resources:
         """The backend of a case, by default that of the run. Raises `ConfigError` if there is none of that name."""
         name = (case and case.backend) or self.settings.backend
         if name not in self._backends:
-            self._backends[name] = SessionBackend(replace(self.settings, backend=name), self._device_key)
+            self._backends[name] = resources_of(replace(self.settings, backend=name), self._device_key)
         return self._backends[name]
 
     def availability(self, case: Case) -> Availability:
@@ -314,7 +316,7 @@ class Session(Closing):
     def close(self) -> None:
         """Stop the child processes."""
         for runtime in self._backends.values():
-            runtime.backend.close()
+            cast("Isolated", runtime.backend).close()
 
     def work(self, case: Case) -> CaseWork:
         """The work of a case, shared by all its checks. Raises `ConfigError` if the device has no valid key."""
@@ -322,13 +324,11 @@ class Session(Closing):
         if key not in self._works:
             case = replace(case, metrics=joined_metrics(self.metrics, case.metrics))
             runtime = self.runtime(case)
-            resources = Resources(
-                backend=runtime.backend,
-                options=runtime.options,
-                settings=runtime.settings,
+            resources = replace(
+                runtime,
                 watch=self._tell,
                 case=case.name,
-                lock=runtime.lock,
+                lock=lock_of(runtime),
                 waits=self._waits,
                 seconds_left=self._seconds_left,
             )

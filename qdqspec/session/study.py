@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeAlias, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from qdqspec.accuracy.oracle import Rehearser
+from qdqspec.accuracy.rehearser import Rehearser
 from qdqspec.closing import Closing
 from qdqspec.codec import from_data, to_data
 from qdqspec.config.settings import DEFAULT_BACKEND
@@ -26,16 +26,11 @@ from qdqspec.measurement.journal import Journal
 from qdqspec.measurement.lock import RunLock
 from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.plain_json import read_json
-from qdqspec.preparation.cached import CORRECTIONS
-from qdqspec.preparation.files import (
-    HEADER,
-    JOURNAL,
-    BuildLogs,
-    make_folder,
-    write_placed,
-    write_placement,
-)
+from qdqspec.preparation.build_logs import HEADER, BuildLogs
+from qdqspec.preparation.cached import CORRECTIONS, JOURNAL
+from qdqspec.preparation.files import write_placed, write_placement
 from qdqspec.preparation.prepare import Prepared
+from qdqspec.preparation.staging import make_folder
 from qdqspec.registry import names
 from qdqspec.rehearsal import RehearsedEngine
 from qdqspec.search.base import Proposal, Strategy
@@ -97,7 +92,7 @@ class Study(Closing):
             prepared.keep_corrections(self._folder / CORRECTIONS, prepared.journal_header)
             tuning = open_tuning(prepared, self._logs, make=make, name=self._strategy)
             self._tuning = opened.enter_context(tuning)
-            self._rehearser = opened.enter_context(Rehearser(prepared, prepared.resources))
+            self._rehearser = opened.enter_context(Rehearser(prepared, prepared.calibration_data()))
             self._describe(self._folder)
             if is_resumed:
                 self._tuning.search.resume()
@@ -153,10 +148,11 @@ class Study(Closing):
         """
         placement, rules = self._proposal(what).placement, self.case.tune.accuracy
         _ = self._search  # raises if the study is closed
-        found = self._rehearser.error(placement)
+        rehearsal = self._rehearser.including(placement)
+        found = rehearsal.error(placement)
         if rules is None:
             return found
-        engine = RehearsedEngine(self._rehearser.including(placement), placement)
+        engine = RehearsedEngine(rehearsal, placement)
         score = self._prepared.scores.of_engine(engine, rules.metric, rules.output)
         return replace(found, accuracy=score.value)
 

@@ -13,7 +13,8 @@ import numpy as np
 
 from qdqspec.accuracy.constraint import NO_PLACEMENT, AccuracyConstraint, constraint_of
 from qdqspec.accuracy.expected_metric import RehearsedMetric
-from qdqspec.accuracy.oracle import RehearsalOracle, Rehearser
+from qdqspec.accuracy.oracle import RehearsalOracle
+from qdqspec.accuracy.rehearser import Rehearser
 from qdqspec.deadline import Deadline
 from qdqspec.errors import PlacementError
 from qdqspec.graph.model import require_path
@@ -23,8 +24,8 @@ from qdqspec.measurement.drift import DriftMonitor
 from qdqspec.measurement.stats import preload_scipy
 from qdqspec.placement.edit.insert import Inserter
 from qdqspec.placement.space.search_space import SchemeSpace
+from qdqspec.preparation.build_logs import BuildLogs
 from qdqspec.preparation.candidates import CandidateFiles, PartFiles, plain_file
-from qdqspec.preparation.files import BuildLogs
 from qdqspec.preparation.prepare import Prepared
 from qdqspec.preparation.start import Start, warm_starts
 from qdqspec.preparation.timing import clock_for
@@ -203,10 +204,10 @@ def oracle_of(
     admission, rules = constraint.admission, constraint.rules
     if admission is None or not prepared.space.units or not prepared.capabilities.computes:
         return None
-    rehearser = opened.enter_context(Rehearser(prepared, prepared.resources, prepared.comparison_data()))
+    rehearser = opened.enter_context(Rehearser(prepared, prepared.comparison_data()))
     metric, reference = None, constraint.score(NO_PLACEMENT)
     if rules is not None and reference is not None:
-        metric = RehearsedMetric(prepared.scores, rules, reference, rules.least(reference), left)
+        metric = RehearsedMetric(prepared.scores, rules, reference, rules.least(reference))
     return RehearsalOracle(
         rehearser,
         prepared.space,

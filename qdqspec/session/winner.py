@@ -12,8 +12,9 @@ from qdqspec.errors import BackendError, StateError
 from qdqspec.graph.model import require_path
 from qdqspec.measurement.store import Store
 from qdqspec.preparation.cached import CORRECTIONS, FinishedSearch, other_winner, recall
-from qdqspec.preparation.files import make_folder, take_results, write_results
+from qdqspec.preparation.files import take_results, write_results
 from qdqspec.preparation.prepare import Prepared
+from qdqspec.preparation.staging import make_folder
 from qdqspec.preparation.timing import BUILDS, ROUNDS, Measure, time_tuned
 from qdqspec.session.pipeline import tune
 from qdqspec.types import LatencyEvidence, Placement

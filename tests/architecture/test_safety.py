@@ -56,7 +56,7 @@ WRITES_IN_PLACE = {
     "measurement/environment.py": "in a folder created by temporary.py",
     "measurement/store.py": "into a hidden folder created by files.py",
     "preparation/cached.py": "into a hidden folder of the cache",
-    "preparation/files.py": "into a folder that is moved out as a whole, see stage.py",
+    "preparation/files.py": "into a folder that is moved out as a whole, see staging.py",
     "measurement/journal.py": "line by line; an incomplete line is recognized and removed",
     "measurement/lock.py": "the holder of a lock, which is informative only",
     "backends/isolation/worker.py": "its log and the settings of its process",

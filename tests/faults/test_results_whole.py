@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 from qdqspec.errors import OutputError
-from qdqspec.preparation.files import JOURNAL
+from qdqspec.preparation.cached import JOURNAL
 
 SET = ("reference.onnx", "tuned.onnx", "tuned_raw.onnx", "scheme.json", "layers.csv")
 
@@ -47,7 +47,9 @@ def test_a_full_disk_does_not_change_the_old_results(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, os.strerror(28))
 
-    name = "qdqspec.preparation.files.shutil.copyfile" if cached else "qdqspec.preparation.files.write_scheme"
+    name = (
+        "qdqspec.preparation.cached.shutil.copyfile" if cached else "qdqspec.preparation.files.write_scheme"
+    )
     with monkeypatch.context() as patch:
         patch.setattr(name, full)
         with pytest.raises(OutputError, match="No space left") as caught:

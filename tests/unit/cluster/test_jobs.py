@@ -17,7 +17,7 @@ from qdqspec.cluster.request import CaseRequest
 from qdqspec.cluster.session import _CaseRun
 from qdqspec.config import Settings
 from qdqspec.measurement.journal import Journal, read_journal
-from qdqspec.preparation.files import open_journal
+from qdqspec.preparation.build_logs import open_journal
 from qdqspec.types import Case, Placement, Trial
 
 REQUEST = CaseRequest(id="a", version="1", topic="t", lease=1.0, case={"checks": []}, settings={})

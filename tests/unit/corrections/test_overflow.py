@@ -219,7 +219,9 @@ def test_a_proof_limits_weights_without_calibration_data(
     assert max(largest(work)) > 63
     for site in work.space.resolve(work.space.everything()).ordered:
         if site.weight and site.format == "int8":
-            assert not overflows(work.sum_limits[site.tensor].layer, work.numbers.integer_weight(site))
+            assert not overflows(
+                work.calibrated[1].sum_limits[site.tensor].layer, work.numbers.integer_weight(site)
+            )
     assert not any("could overflow" in text for text in work.warnings)
 
 
@@ -249,5 +251,5 @@ def test_processors_that_do_not_saturate_are_not_limited(
         OnnxRuntime, "capabilities", lambda *given, **more: replace(own(*given, **more), reduce_range=False)
     )
     work = prepared(session, models, tmp_path, data=True)
-    assert not work.sum_limits
+    assert not work.calibrated[1].sum_limits
     assert min(largest(work)) == 127

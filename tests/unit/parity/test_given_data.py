@@ -14,7 +14,7 @@ from qdqspec.parity import given_data
 from qdqspec.parity.data import open_data
 from qdqspec.parity.given_data import GivenFiles
 from qdqspec.parity.shapes import InputSpec
-from qdqspec.preparation.cached import data_digest
+from qdqspec.preparation.identity import data_digest
 from qdqspec.spec.inline import inline_case
 from qdqspec.types import Data, InputShape
 

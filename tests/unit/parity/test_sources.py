@@ -12,7 +12,7 @@ from PIL import Image
 from qdqspec.errors import DataError
 from qdqspec.parity.data import open_data, shaped_by_data
 from qdqspec.parity.shapes import InputSpec
-from qdqspec.preparation.cached import data_digest
+from qdqspec.preparation.identity import data_digest
 from qdqspec.types import Data, ImageRules
 
 FLOAT = np.dtype(np.float32)

@@ -11,6 +11,7 @@ import pytest
 from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.errors import BackendError
 from qdqspec.measurement.lock import DeviceLock
+from qdqspec.preparation.resources import lock_of
 from qdqspec.session import Session
 from qdqspec.types import Case, RuntimeComparison, TuneRules
 from tests.support.fake_times import true_ms
@@ -173,4 +174,4 @@ def test_backends_on_one_processor_use_one_lock(models, tmp_path, other, monkeyp
 @pytest.mark.parametrize("name", ["onnxruntime", "onnxruntime-web", "openvino"])
 def test_runtimes_of_the_cpu_use_its_lock(name):
     with session_in(Path(), backend=name) as session:
-        assert session.runtime().lock == "cpu"
+        assert lock_of(session.runtime()) == "cpu"

@@ -27,15 +27,14 @@ class PerfectScores:
 
 def metric() -> RehearsedMetric:
     rules = AccuracyRules(metric="top1", max_drop=0.01)
-    return RehearsedMetric(PerfectScores(), rules, 1.0, 0.99, lambda: 1e6)  # type: ignore[arg-type] # a replacement for tests
+    return RehearsedMetric(PerfectScores(), rules, 1.0, 0.99)  # type: ignore[arg-type] # a replacement for tests
 
 
 def rehearsal_with(run_seconds: float) -> Any:
     return SimpleNamespace(
         feeds=lambda: iter([{}]),
-        outputs=lambda placement, feed: {},
         run_seconds=run_seconds,
-        engine=lambda placement: SimpleNamespace(placement=placement),
+        engine=lambda placement: SimpleNamespace(placement=placement, run=lambda feed: {}),
     )
 
 
@@ -54,19 +53,19 @@ def built(placement: Placement, sqnr_db: float, accuracy: float) -> Trial:
 
 def test_a_build_that_misses_the_metric_excludes_only_placements_with_more_noise() -> None:
     found, first, better, worse = metric(), placement_of(3), placement_of(2), placement_of(4)
-    assert found.keeps(first, REHEARSAL, 30.6)
+    assert found.keeps(first, REHEARSAL, 30.6, 1e6)
     found.learn(built(first, 30.6, 63 / 64))
-    assert found.keeps(better, REHEARSAL, 47.4)
-    assert not found.keeps(worse, REHEARSAL, 30.0)
+    assert found.keeps(better, REHEARSAL, 47.4, 1e6)
+    assert not found.keeps(worse, REHEARSAL, 30.0, 1e6)
     assert "not built: 1 rehearsed placement," in found.refused_text()
 
 
 def test_builds_that_meet_the_metric_allow_placements_with_more_noise() -> None:
     found, placements = metric(), [placement_of(count) for count in (2, 3, 4)]
     for placement, sqnr_db, accuracy in zip(placements, (40.0, 38.0, 30.0), (1.0, 1.0, 63 / 64), strict=True):
-        assert found.keeps(placement, REHEARSAL, sqnr_db)
+        assert found.keeps(placement, REHEARSAL, sqnr_db, 1e6)
         found.learn(built(placement, sqnr_db, accuracy))
-    assert found.keeps(placement_of(5), REHEARSAL, 29.0)  # one of three builds lost a sample
+    assert found.keeps(placement_of(5), REHEARSAL, 29.0, 1e6)  # one of three builds lost a sample
 
 
 @pytest.mark.parametrize(
@@ -91,5 +90,5 @@ def test_a_metric_on_a_part_of_the_data_may_be_lower_by_one_sample(
 
     slow = rehearsal_with(0.01)
     rules = AccuracyRules(metric="own", max_drop=0.01)
-    found = RehearsedMetric(Own(), rules, 0.5, 0.49, lambda: seconds)  # type: ignore[arg-type] # a replacement for tests
-    assert found.keeps(placement_of(1), slow, 20.0) is keeps
+    found = RehearsedMetric(Own(), rules, 0.5, 0.49)  # type: ignore[arg-type] # a replacement for tests
+    assert found.keeps(placement_of(1), slow, 20.0, seconds) is keeps

@@ -20,7 +20,7 @@ from qdqspec.placement.read.diff import diff_models
 from qdqspec.placement.read.import_qdq import import_placement
 from qdqspec.placement.read.strip import strip_qdq
 from qdqspec.placement.scheme.scheme_file import apply_scheme, read_scheme, write_scheme
-from qdqspec.preparation.candidates import note_float_types
+from qdqspec.preparation.float_types import note_float_types
 from qdqspec.report.record import case_to_json
 from qdqspec.session import Session
 from qdqspec.session.study import Study

@@ -19,8 +19,8 @@ from qdqspec.graph.save import save_model
 from qdqspec.placement.edit.insert import insert_qdq
 from qdqspec.placement.read.import_qdq import placement_for
 from qdqspec.placement.read.strip import strip_qdq
+from qdqspec.preparation.kept_scales import kept_scales, without_overflows
 from qdqspec.preparation.prepare import Prepared
-from qdqspec.preparation.start import kept_scales, without_overflows
 from qdqspec.quantize.corrections import weight_key
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.session import Session

@@ -12,7 +12,8 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from qdqspec.accuracy.oracle import RehearsalOracle, Rehearser
+from qdqspec.accuracy.oracle import RehearsalOracle
+from qdqspec.accuracy.rehearser import Rehearser
 from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.errors import BackendError
 from qdqspec.measurement.engines import Engines
@@ -51,7 +52,7 @@ def notes() -> list[str]:
 @pytest.fixture
 def opened(session: Session, case: Case, notes: list[str]) -> Iterator[tuple[RehearsalOracle, SchemeSpace]]:
     bench = session.work(case).prepared
-    with Rehearser(bench, bench.resources, bench.comparison_data()) as rehearser:
+    with Rehearser(bench, bench.comparison_data()) as rehearser:
         yield RehearsalOracle(rehearser, bench.space, notes.append), bench.space
 
 
@@ -124,28 +125,6 @@ def test_an_outlier_among_builds_does_not_change_the_offset(
     assert oracle.built.at(rehearsed) == pytest.approx(-0.2, abs=0.25)
 
 
-def test_a_placement_far_below_the_limit_uses_few_samples_and_does_not_set_the_offset(
-    session: Session, case: Case
-) -> None:
-    bench = session.work(case).prepared
-    with Rehearser(bench, bench.resources, bench.comparison_data()) as rehearser:
-        space = bench.space
-        everything = space.resolve(space.everything())
-        known = RehearsalOracle(rehearser, space, lambda _: None).predicted_db(everything)
-        assert known is not None
-        counted: list[int] = []
-        count_runs(rehearser.rehearsal, counted)
-        for limit, samples in ((known, 4), (known - 20, 4), (known + 20, 1)):
-            oracle = RehearsalOracle(rehearser, space, lambda _: None, least_db=limit)
-            counted.clear()
-            predicted = oracle.predicted_db(everything)
-            assert predicted == pytest.approx(known, abs=4)
-            # the reference has five runs; several engines may have begun a run
-            assert samples <= len(counted) - 5 <= (4 if samples == 4 else 3)
-            oracle.learn(trial(everything, known - 3))
-            assert oracle.built.at(known) == pytest.approx(-1.5 if samples == 4 else 0)
-
-
 def test_placements_whose_difference_is_known_to_be_small_are_not_rehearsed_on_all_data(
     session: Session, case: Case, tmp_path: Path
 ) -> None:
@@ -167,7 +146,7 @@ def everything_on_few_samples(
 ) -> Iterator[tuple[Rehearser, SchemeSpace, Placement, float]]:
     """The rehearsal of a case, and everything quantized with its SQNR on the few samples."""
     bench = session.work(case).prepared
-    with Rehearser(bench, bench.resources, bench.comparison_data()) as rehearser:
+    with Rehearser(bench, bench.comparison_data()) as rehearser:
         space = bench.space
         everything = space.resolve(space.everything())
         few_db = RehearsalOracle(rehearser, space, lambda _: None).predicted_db(everything)
@@ -235,7 +214,7 @@ def test_sensitivities_that_take_too_much_time_are_skipped(
     session: Session, case: Case, notes: list[str], seconds: float, known: bool
 ) -> None:
     bench = session.work(case).prepared
-    with Rehearser(bench, bench.resources, bench.comparison_data()) as rehearser:
+    with Rehearser(bench, bench.comparison_data()) as rehearser:
         oracle = RehearsalOracle(rehearser, bench.space, notes.append, lambda: seconds)
         assert (oracle.noise() is not None) == known
         assert ["was skipped: raise the time limit" in note for note in notes] == [True] * (not known)
@@ -245,7 +224,7 @@ def test_placements_are_predicted_even_if_the_noise_of_labels_cannot_be_measured
     session: Session, case: Case, notes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     setup = session.work(case).prepared
-    with Rehearser(setup, setup.resources, setup.comparison_data()) as rehearser:
+    with Rehearser(setup, setup.comparison_data()) as rehearser:
         space = setup.space
         oracle = RehearsalOracle(rehearser, space, notes.append)
         predicted = oracle.predicted_db(space.resolve(space.everything()))
@@ -274,7 +253,7 @@ def test_neighbouring_pairs_are_measured_together_if_each_alone_takes_too_long(
         return find_sensitivities(rehearsal, samples=samples, together=together)
 
     monkeypatch.setattr("qdqspec.accuracy.oracle.find_sensitivities", watched)
-    with Rehearser(bench, bench.resources, bench.comparison_data()) as rehearser:
+    with Rehearser(bench, bench.comparison_data()) as rehearser:
         space, switches = bench.space, len(rehearser.rehearsal.switches)
         everything = space.resolve(space.everything())
         for seconds_a_switch, expected in ((1e3, (SAMPLES, 1)), (1.0, (1, 1)), (0.3, (1, 3))):
@@ -288,7 +267,7 @@ def test_neighbouring_pairs_are_measured_together_if_each_alone_takes_too_long(
 def test_no_placement_is_rehearsed_after_the_time_limit(session: Session, case: Case) -> None:
     bench = session.work(case).prepared
     left = 1e6
-    with Rehearser(bench, bench.resources, bench.comparison_data()) as rehearser:
+    with Rehearser(bench, bench.comparison_data()) as rehearser:
         space = bench.space
         oracle = RehearsalOracle(rehearser, space, lambda _: None, lambda: left)
         everything, first = space.resolve(space.everything()), space.units[0]
@@ -308,7 +287,7 @@ def test_most_builds_of_a_search_meet_its_sqnr_limit(
     able = replace(FakeDevice().capabilities(), computes=True)  # enables the oracle on the simulated device
     monkeypatch.setattr(FakeDevice, "capabilities", lambda *_: able)
     bench = session.work(case).prepared
-    with Rehearser(bench, bench.resources, bench.comparison_data()) as rehearser:
+    with Rehearser(bench, bench.comparison_data()) as rehearser:
         oracle = RehearsalOracle(rehearser, bench.space, lambda _: None)
         everything = oracle.predicted_db(bench.space.resolve(bench.space.everything()))
     assert everything is not None

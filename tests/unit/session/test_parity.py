@@ -191,16 +191,15 @@ class Counted:
 
 @pytest.mark.parametrize(("held", "most"), [(2**20, 1), (9_000, 3), (0, 3)])
 def test_runs_of_all_inputs_equal_single_runs_with_a_limited_number_of_open_engines(
-    held: int, most: int, monkeypatch: pytest.MonkeyPatch
+    held: int, most: int
 ) -> None:
     """An image has a kilobyte, so that the limit of 9,000 bytes is reached at the ninth."""
-    monkeypatch.setattr("qdqspec.accuracy.parity.HELD_BYTES", held)
     pictures = arrays_of(CALIBRATION)["input"][:12]
     feeds = [{"input": picture[None]} for picture in pictures]
     files = MODELS / "digits_resnet.onnx", EIGHT_BITS
     backend = Counting()
     with SideBySide(bench(backend), *files) as compared:
-        runs = list(compared.runs(iter(feeds)))
+        runs = list(compared.runs(iter(feeds), held))
     assert (backend.builds, backend.most, backend.open) == (3, most, 0)
     with SideBySide(bench(OnnxRuntime()), *files) as compared:
         for run, each in zip(runs, feeds, strict=True):

@@ -18,7 +18,8 @@ from hypothesis.extra import numpy as hnp
 from onnx import numpy_helper
 from runs_models import RunsModels
 
-from qdqspec.accuracy.probes import SavedProbe, read_probe, search_input, write_probe
+from qdqspec.accuracy.probes import search_input
+from qdqspec.accuracy.saved_probe import SavedProbe, read_probe, write_probe
 from qdqspec.arrays import Array
 from qdqspec.backends.base import BuildOptions, Engine
 from qdqspec.checks.base import requests_of
@@ -349,7 +350,7 @@ def test_invalid_parameters_in_an_input_file_are_an_error(
     [
         (b"", "cannot be read as .npz"),
         (b"PK\x03\x04 nonsense", "cannot be read as .npz"),
-        (None, "no such input"),
+        (None, "no such data file"),
     ],
 )
 def test_a_file_that_is_no_saved_input_is_an_error(tmp_path: Path, content: bytes | None, words: str) -> None:

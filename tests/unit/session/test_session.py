@@ -36,8 +36,8 @@ from qdqspec.errors import (
     StateError,
 )
 from qdqspec.measurement.journal import read_journal
-from qdqspec.preparation.cached import data_digest
 from qdqspec.preparation.correcting import Correcting
+from qdqspec.preparation.identity import data_digest
 from qdqspec.session import Session
 from qdqspec.session.winner import FIRST_BUILDS, SECOND_BUILDS
 from qdqspec.types import (

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -26,8 +24,7 @@ from qdqspec.placement.read.diff import diff_models
 from qdqspec.placement.read.import_qdq import import_placement
 from qdqspec.placement.read.strip import strip_qdq
 from qdqspec.placement.scheme.scheme_file import apply_scheme, write_scheme
-from qdqspec.preparation import branching
-from qdqspec.preparation.branching import LEAST_GAIN_DB
+from qdqspec.preparation.branching import scaled_branches
 from qdqspec.preparation.files import write_placed, write_placement
 from qdqspec.preparation.prepare import Prepared
 from qdqspec.session import Session
@@ -58,8 +55,6 @@ def residual_model(why: str = "", channels: int = 8, outlier: float = 1.0) -> Mo
     one = work.add("MatMul", normal, weights[0])
     other = work.add("MatMul", normal, weights[0 if why == "shared" else 1])
     added = work.add("Add", one, other)
-    if why == "negative":
-        added = work.add("Sub", added, work.constant(1, least=1e4))
     hidden = work.add("Relu", added)
     inner = WIDE // 2 if why == "narrow" else WIDE
     back = work.add("MatMul", hidden, work.constant(inner, channels))
@@ -184,8 +179,6 @@ def test_outliers_of_a_normalization_are_scaled(session: Session, tmp_path: Path
     assert note.startswith(
         "equalization inserts 1 product with factors of channels between a normalization and"
     )
-    after_db, before_db = map(float, re.findall(r"(\S+) dB in place of (\S+) with", note)[0])
-    assert after_db > before_db + LEAST_GAIN_DB
     assert "t0_scaled" in work.space.tensors
     assert not any("t0_scaled" in unit.nodes for unit in work.space.units)  # it is not quantized itself
 
@@ -202,41 +195,12 @@ def test_channels_of_similar_ranges_get_no_product(session: Session, tmp_path: P
     assert branches_of(prepared(session, tmp_path, residual_model()).folded) == ()
 
 
-def test_a_product_that_does_not_change_the_outputs_is_not_inserted(session: Session, tmp_path: Path) -> None:
-    """The error of the layers behind is halved, but what reads them gives zeros."""
-    work = prepared(session, tmp_path, residual_model("negative", outlier=100.0))
-    assert work.calibration is not None
-    assert branching._estimated(work, work.given, work.calibration)
-    assert branches_of(work.folded) == ()
-    assert not any("product" in note for note in work.warnings)
-
-
 def test_operators_without_labels_have_no_products_before_them(session: Session, tmp_path: Path) -> None:
     work = prepared(session, tmp_path, residual_model(outlier=100.0))
     labels = {op: kinds for op, kinds in work.capabilities.labels.items() if op != "MatMul"}
+    assert scaled_branches(work, work.given)
     work.capabilities = replace(work.capabilities, labels=labels, dynamic={})
-    assert work.calibration is not None
-    assert branching._estimated(work, work.given, work.calibration)
-    assert branching.scaled_branches(work, work.given).changes == ()
-
-
-@pytest.mark.parametrize("samples", [4, 16, 24])
-def test_products_are_judged_on_other_samples_if_there_are_enough(
-    session: Session, tmp_path: Path, samples: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data = np.random.default_rng(2).standard_normal((samples, 2, TOKENS, 8)).astype(np.float32)
-    read = list[np.ndarray]()
-    errors = branching.Judge.errors
-
-    def noted(judge: Any, *given: Any) -> Any:
-        read.extend(feed["x"] for feed in judge.part("held-out"))
-        return errors(judge, *given)
-
-    monkeypatch.setattr(branching.Judge, "errors", noted)
-    work = prepared(session, tmp_path, residual_model(outlier=100.0), data=data)
-    assert branches_of(work.folded)
-    first = 17 if samples == 24 else 1
-    np.testing.assert_array_equal(np.array(read[: len(read) // 2]), data[first : first + 8 : 2])
+    assert scaled_branches(work, work.given) == ()
 
 
 def test_a_placement_with_a_product_is_written_repeated_and_removed(session: Session, tmp_path: Path) -> None:
