@@ -1,6 +1,6 @@
 """The SQNR of a candidate: on the first samples of the data during a search, on all of it before it is selected.
 
-The outputs of the reference are computed once and held. `NoiseBar` estimates the SQNR that a metric needs.
+The outputs of the reference are computed once and held.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from qdqspec.arrays import Array
 from qdqspec.parity.compare import noise_power, power_of, require_numbers, signal_power, sqnr_db
-from qdqspec.types import EXACT_DB, Placement, Trial
+from qdqspec.types import EXACT_DB, Placement
 
 SAMPLES = 8  # the first ones, on which every candidate is measured
 HELD_BYTES = 64 << 20  # of the outputs of the reference
@@ -248,82 +248,3 @@ class Offset:
             return FIRST_DOUBT_DB
         errors = [found - own - self.at(own) for own, found in self.known.values()]
         return float(np.clip(np.std(errors[-2 * NEAREST :]), LEAST_DOUBT_DB, MOST_DOUBT_DB))
-
-
-# this far below a rejected candidate's SQNR, which is twice its noise, no candidate is raced
-FAR_BELOW_DB = 3.0
-STEP_DB = 5.0  # target above a rejected candidate's SQNR while no accepted one is known
-
-
-class Scored(NamedTuple):
-    """The SQNR of a placement, whether it satisfies a metric constraint, and whether it was built or only rehearsed."""
-
-    sqnr_db: float
-    is_kept: bool
-    is_built: bool
-
-
-@dataclass(slots=True)
-class NoiseBar:
-    """Estimates the minimum SQNR that satisfies a metric constraint, from scored candidates and rehearsed placements.
-
-    SQNR and score are only loosely correlated: the estimate decides which candidates are tried and raced, never
-    which one wins. Rehearsals, which may use few samples, count less than builds: a rehearsed placement counts as
-    accepted only above the SQNR of rejected builds.
-    """
-
-    found: dict[str, Scored] = field(default_factory=dict)  # by digest of the placement
-
-    def learn(self, trial: Trial, least: float) -> None:
-        """Add a scored candidate; one without a score, an SQNR or any pairs is ignored."""
-        if trial.accuracy is not None and trial.sqnr_db is not None and trial.placement.sites:
-            self.found[trial.placement.digest] = Scored(trial.sqnr_db, trial.accuracy >= least, is_built=True)
-
-    def rehearse(self, placement: Placement, sqnr_db: float, *, kept: bool) -> None:
-        """Add the expected SQNR of a placement, and whether it is expected to satisfy the constraint; once for each."""
-        self.found.setdefault(placement.digest, Scored(sqnr_db, kept, is_built=False))
-
-    @property
-    def kept(self) -> list[float]:
-        """SQNR in dB of placements that satisfied the constraint, and of those expected to above rejected builds."""
-        missed = self.missed_db
-        return [
-            each.sqnr_db
-            for each in self.found.values()
-            if each.is_kept and (each.is_built or missed is None or each.sqnr_db > missed)
-        ]
-
-    @property
-    def lost(self) -> list[float]:
-        """SQNR in dB of placements that did not satisfy the constraint, or are not expected to."""
-        return [each.sqnr_db for each in self.found.values() if not each.is_kept]
-
-    @property
-    def missed_db(self) -> float | None:
-        """The highest SQNR of rejected builds that is below that of all accepted builds; ``None`` for none."""
-        built = [each for each in self.found.values() if each.is_built]
-        noisiest_kept = min((each.sqnr_db for each in built if each.is_kept), default=math.inf)
-        return max(
-            (each.sqnr_db for each in built if not each.is_kept and each.sqnr_db < noisiest_kept),
-            default=None,
-        )
-
-    @property
-    def rejected_db(self) -> float:
-        """The highest SQNR of rejected placements that is below that of all accepted ones; minus infinity for none."""
-        noisiest_kept = min(self.kept, default=math.inf)
-        return max((db for db in self.lost if db < noisiest_kept), default=-math.inf)
-
-    def is_far_below(self, sqnr_db: float) -> bool:
-        """Whether a candidate's SQNR is so far below a rejected one's that it is not worth a race."""
-        return sqnr_db <= self.rejected_db - FAR_BELOW_DB
-
-    @property
-    def next_db(self) -> float | None:
-        """The SQNR to try next: between that of rejected and accepted placements; ``None`` while none was rejected."""
-        if not self.lost:
-            return None
-        if self.rejected_db == -math.inf:
-            return min(self.kept)
-        quietest = self.rejected_db + STEP_DB
-        return min(quietest, (self.rejected_db + min(self.kept)) / 2) if self.kept else quietest

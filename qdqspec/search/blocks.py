@@ -1,16 +1,18 @@
-"""Blocks of units that get one label. Pure.
+"""Blocks of units that get one label: the units of one kernel, or those at one position of one pattern. Pure.
 
-The operators of one kernel must not be separated: units that share a kernel in any profiled build form one block.
+The operators of one kernel must not be separated: units that share a kernel in any profiled build form one block. A
+labelling has one code for each block: the number of its label in `SchemeSpace.labels`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from qdqspec.graph.unify import joined
+from qdqspec.placement.scheme.relative import Frames
 from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.regions.flow import flow_of
 from qdqspec.regions.pattern import PatternMaker
@@ -20,11 +22,15 @@ from qdqspec.types import Label, LayerTime, format_of, kind_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitBlock:
-    """Units with one label. ``codes`` are the labels that at least one of them offers, as numbers."""
+    """Units with one label. ``codes`` are the labels that at least one of them offers, as numbers.
+
+    ``pattern`` is the pattern of tied units.
+    """
 
     index: int
     units: tuple[str, ...]
     codes: tuple[int, ...]
+    pattern: str = ""
 
 
 def fuse(space: SchemeSpace, profiles: Iterable[Sequence[LayerTime]]) -> tuple[UnitBlock, ...]:
@@ -35,11 +41,28 @@ def fuse(space: SchemeSpace, profiles: Iterable[Sequence[LayerTime]]) -> tuple[U
         for layer in layers
         if not layer.boundary
     )
-    found = []
-    for index, names in enumerate(joined((unit.id for unit in space.units), kernels)):
-        codes = {space.labels.index(label) for name in names for label in space.by_id[name].labels}
-        found.append(UnitBlock(index=index, units=names, codes=tuple(sorted(codes))))
-    return tuple(found)
+    groups = joined((unit.id for unit in space.units), kernels)
+    return tuple(_block(space, index, units) for index, units in enumerate(groups))
+
+
+def tie(space: SchemeSpace) -> tuple[UnitBlock, ...]:
+    """Join units at one position of one pattern, in order of their first units; without regions each is a block."""
+    frames = Frames(space.model, space.regions)
+    groups: dict[tuple[str, int], list[str]] = {}
+    for unit in space.units:
+        place = unit.id, 0
+        if unit.id in frames.leaf_of:
+            frame = frames.of(frames.leaf_of[unit.id])
+            place = frame.pattern, frame.position[unit.id]
+        groups.setdefault(place, []).append(unit.id)
+    return tuple(
+        _block(space, index, units, pattern) for index, ((pattern, _), units) in enumerate(groups.items())
+    )
+
+
+def _block(space: SchemeSpace, index: int, units: Sequence[str], pattern: str = "") -> UnitBlock:
+    codes = {space.labels.index(label) for name in units for label in space.by_id[name].labels}
+    return UnitBlock(index=index, units=tuple(units), codes=tuple(sorted(codes)), pattern=pattern)
 
 
 def block_labels(space: SchemeSpace, block: UnitBlock, code: int) -> dict[str, Label]:
@@ -56,14 +79,32 @@ def block_labels(space: SchemeSpace, block: UnitBlock, code: int) -> dict[str, L
     return labels
 
 
+def labels_of(space: SchemeSpace, blocks: Iterable[UnitBlock], codes: Iterable[int]) -> dict[str, Label]:
+    """Labels of units from codes of blocks."""
+    own = (block_labels(space, block, code) for block, code in zip(blocks, codes, strict=True))
+    return {unit: label for labels in own for unit, label in labels.items()}
+
+
 def block_codes(space: SchemeSpace, blocks: Sequence[UnitBlock], labels: Mapping[str, Label]) -> Codes:
     """Codes of blocks from labels of units: a block gets the fullest label among its units."""
     ranked = sorted(range(len(space.labels)), key=lambda code: kind_of(space.labels[code]) != "in+out")
     codes = np.full(len(blocks), FP, dtype=np.int8)
-    for block in blocks:
+    for index, block in enumerate(blocks):
         given = {labels.get(name, "fp") for name in block.units}
-        codes[block.index] = next((code for code in ranked if code != FP and space.labels[code] in given), FP)
+        codes[index] = next((code for code in ranked if code != FP and space.labels[code] in given), FP)
     return codes
+
+
+def uniform_codes(space: SchemeSpace, blocks: Sequence[UnitBlock]) -> Iterator[tuple[int, ...]]:
+    """One label everywhere, float first, each labelling once; "in+out" is the fullest label of the format."""
+    labels, seen = space.labels, set[tuple[int, ...]]()
+    for code, label in enumerate(labels):
+        full = range(code, len(labels)) if kind_of(label) == "in+out" else [code]
+        alike = [each for each in full if format_of(labels[each]) == format_of(label)]
+        codes = tuple(next((each for each in alike if each in block.codes), FP) for block in blocks)
+        if codes not in seen:
+            seen.add(codes)
+            yield codes
 
 
 def classes_of(space: SchemeSpace, blocks: Sequence[UnitBlock]) -> list[int]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from qdqspec.arrays import Floats
 from qdqspec.placement.space.search_space import SchemeSpace
-from qdqspec.search.blocks import UnitBlock, block_codes, block_labels, classes_of, fuse
+from qdqspec.search.blocks import UnitBlock, block_codes, classes_of, fuse, labels_of, uniform_codes
 from qdqspec.search.edges import FLOAT, FP, Codes, domains_of, edges_between
 from qdqspec.search.labels import LINEAR
 from qdqspec.types import HALVES, LayerTime, Placement, Trial, kind_of
@@ -59,9 +59,6 @@ class Energy:
             sorted({other for number in numbers for other in self._edges[number].blocks} - {index})
             for index, numbers in enumerate(self._around)
         ]
-        self._offered = np.zeros((len(blocks), len(space.labels)), dtype=bool)
-        for block in blocks:
-            self._offered[block.index, [FP, *block.codes]] = True
         self._kinds = [_kind(space, block) for block in blocks]
         self._block_times: list[dict[int, list[float]]] = [{} for _ in blocks]  # by code
         self._conversion_times: dict[tuple[int, int], list[float]] = {}  # by edge and pair of domains
@@ -84,9 +81,7 @@ class Energy:
 
     def placed(self, codes: Codes) -> Placement:
         """The placement of a labelling."""
-        blocks = self.blocks
-        labels = (block_labels(self.space, block, codes[block.index]) for block in blocks)
-        return self.space.resolve({unit: label for own in labels for unit, label in own.items()})
+        return self.space.resolve(labels_of(self.space, self.blocks, codes))
 
     def codes_of(self, placement: Placement) -> Codes:
         """The labelling of a placement of the space."""
@@ -272,7 +267,7 @@ class Energy:
         loud = self.minimize(share)
         if self.noise_of(loud) <= most:
             return loud
-        quiet = np.full(len(self.blocks), FP, dtype=np.int8)
+        floats = quiet = np.full(len(self.blocks), FP, dtype=np.int8)
         low, high = -float(DECADES), float(DECADES)
         rate = float(self.times[:, FP].sum()) / max(most, 1e-12)
         for _ in range(BISECTIONS):
@@ -282,22 +277,8 @@ class Energy:
                 high, quiet = middle, codes
             else:
                 low, loud = middle, codes
-        starts = (quiet, self.quieted(loud, most))
-        found = [self._filled(codes, most, share) for codes in starts]
+        found = [self._filled(codes, most, share) for codes in (quiet, floats)]
         return min(found, key=lambda codes: self.predict(codes, share))
-
-    def quieted(self, codes: Codes, most: float) -> Codes:
-        """The labelling with at most so much noise: blocks with the most noise for their time get labels with less."""
-        noise, rows = self.noise, np.arange(len(codes))
-        assert noise is not None
-        codes = codes.copy()
-        while self.noise_of(codes) > most:
-            saved = noise[rows, codes][:, None] - noise
-            rise = np.maximum(self.times - self.times[rows, codes][:, None], 1e-9)
-            worth = np.where(self._offered & (saved > 0), saved / rise, -np.inf)
-            block, code = np.unravel_index(int(np.argmax(worth)), worth.shape)
-            codes[block] = code
-        return codes
 
     def _filled(self, start: Codes, most: float, share: float) -> Codes:
         """The labelling with faster labels of single blocks, as long as their noise is allowed."""
@@ -312,8 +293,7 @@ class Energy:
         return codes
 
     def _starts(self, terms: _Terms) -> Iterator[Codes]:
-        for code in range(len(self.space.labels)):
-            yield np.array([code if code in block.codes else FP for block in self.blocks])
+        yield from map(np.array, uniform_codes(self.space, self.blocks))
         times = terms[0]
         yield np.array([min(block.codes, key=times[block.index].__getitem__) for block in self.blocks])
 

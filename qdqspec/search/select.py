@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from qdqspec.types import GIVEN, NOT_CANDIDATES, Interval, Placement, RatioTest, Trial
-from qdqspec.units import interval_text, ratio_text, share_text
-
-# largest number of race winners, and of fastest candidates, whose accuracy is measured on all data
-EXAMINED = 6
-TIE = 0.01  # of the best placement's time, that a simpler one within its interval may take longer
+from qdqspec.search.reasons import (
+    converted_text,
+    rival_text,
+    selected_text,
+    takes_text,
+    unchanged_text,
+)
+from qdqspec.types import GIVEN, NOT_CANDIDATES, Placement, RatioTest, Trial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,23 +34,25 @@ def finalists(
     *,
     fits: Callable[[Trial], bool] = lambda _: True,
     admits: Callable[[Placement], bool] = lambda _: True,
+    most: int = 6,
 ) -> dict[str, Placement]:
     """The roles to confirm: reference, winner, runner-up, everything quantized, and the model as given if it ran.
 
     Winner and runner-up are accurate enough: ``fits`` checks a trial's known values, ``admits`` measures a placement
-    and is called for a few, the last race winner and the fastest first, none slower than the reference. Everything
-    quantized is confirmed for comparison, even if the search ended before building it, unless it failed. So is a
-    quantized model as given.
+    and is called for ``most`` race winners, the last first, and ``most`` of the fastest, none slower than the
+    reference: more take longer, and find a winner where many miss the limits on all data. Everything quantized is
+    confirmed for comparison, even if the search ended before building it, unless it failed. So is a quantized model as
+    given.
     """
     good = [t for t in trials if t.ok and t.phase not in NOT_CANDIDATES]
     champions = [t for t in trials if t.ok and t.incumbent and (not t.placement.sites or fits(t))]
     faster = [t for t in good if t.ratio is not None and t.ratio < 1 and t.placement.sites and fits(t)]
     ranked = sorted(faster, key=lambda t: t.ratio or 0.0)
     roles = {"reference": trials[0].placement}
-    last = (t.placement for t in champions[: -EXAMINED - 1 : -1])
+    last = (t.placement for t in champions[: -most - 1 : -1])
     roles["winner"] = next((p for p in last if not p.sites or admits(p)), roles["reference"])
     others = [t.placement for t in ranked if t.placement != roles["winner"]]
-    runner_up = next(filter(admits, others[:EXAMINED]), None)
+    runner_up = next(filter(admits, others[:most]), None)
     if runner_up is not None:
         roles["runner-up"] = runner_up
     failed = {t.placement.digest for t in trials if not t.ok and not t.subgraph}
@@ -103,16 +107,17 @@ def choose(
     shortfall: str = "",
     slower: str = "",
     plain: RatioTest | None = None,
+    tie: float = 0.01,
 ) -> Selection:
     """The simplest placement inside the best interval, if its gain is proved.
 
-    Simplest means fewest activation pairs. It is at most `TIE` slower than the best by their medians: a wide interval
-    holds slower ones. Proved means that the upper end of the 95 % interval of its mean time over the reference's is
-    below ``1 - min_gain``, and below 1 in both conditions of the caches. ``barred`` are digests of placements that are
-    not accurate enough. Parts of the reason of an unchanged model are ``shortfall``, how far faster candidates missed
-    the accuracy limit, and ``slower``, that all accurate candidates are slower than the reference. If candidates were
-    converted from another float type, ``plain`` is the ratio of the converted model without pairs: then no placement is
-    selected that is not faster than that one too.
+    Simplest means fewest activation pairs. It is at most ``tie`` slower than the best by their medians: more selects
+    fewer pairs, and slower models. Proved means that the upper end of the 95 % interval of its mean time over the
+    reference's is below ``1 - min_gain``, and below 1 in both conditions of the caches. ``barred`` are digests of
+    placements that are not accurate enough. Parts of the reason of an unchanged model are ``shortfall``, how far faster
+    candidates missed the accuracy limit, and ``slower``, that all accurate candidates are slower than the reference. If
+    candidates were converted from another float type, ``plain`` is the ratio of the converted model without pairs: then
+    no placement is selected that is not faster than that one too.
     """
     reference = roles["reference"]
     proved = {
@@ -120,84 +125,19 @@ def choose(
         for role, ratio in ratios.items()
         if ratio.proves(min_gain) and roles[role].digest not in (reference.digest, *barred)
     }
+    converted = converted_text(plain)
     if not proved:
-        rivals = {role: each for role, each in ratios.items() if roles[role].digest != reference.digest}
-        accurate = {role: each for role, each in rivals.items() if roles[role].digest not in barred}
-        inaccurate = {role: each for role, each in rivals.items() if role not in accurate}
-        is_close = any(ratio.mean.median < 1 for ratio in accurate.values())
-        reasons = (
-            shortfall or _inaccurate(roles, inaccurate),
-            slower if slower and not is_close else _not_faster(roles, accurate, min_gain),
-        )
-        parts = "; ".join(filter(None, reasons)) or _NOTHING
-        reason = "; ".join(filter(None, (parts, _converted(plain))))
+        reason = unchanged_text(roles, ratios, barred, min_gain, shortfall, slower)
+        reason = "; ".join(filter(None, (reason, converted)))
         return Selection(role="reference", placement=reference, unchanged=True, reason=reason)
     best = min(proved, key=lambda role: proved[role].median)
-    most = min(proved[best].high, (1 + TIE) * proved[best].median)
+    most = min(proved[best].high, (1 + tie) * proved[best].median)
     if plain is not None and plain.mean.median <= most:
-        gain = f"{_rival(roles, best)} {_takes(proved[best])}"
-        reason = f"{gain}, and {_converted(plain)}: its pairs do not make it faster"
+        gain = f"{rival_text(roles, best)} {takes_text(proved[best])}"
+        reason = f"{gain}, and {converted}: its pairs do not make it faster"
         return Selection(role="reference", placement=reference, unchanged=True, reason=reason)
     inside = [role for role in proved if proved[role].median <= most]
     role = min(inside, key=lambda name: (roles[name].pairs, proved[name].median))
-    ratio = proved[role]
-    reason = f"{_named(roles, role)}: {ratio.median:.3f} of the reference's time [{ratio.low:.3f}, {ratio.high:.3f}]"
-    if role != best:
-        reason += f"; as fast as {best} within its interval, with fewer Q/DQ pairs"
-    reason = "; ".join(filter(None, (reason, _converted(plain))))
+    also = f"as fast as {best} within its interval, with fewer Q/DQ pairs" if role != best else ""
+    reason = "; ".join(filter(None, (selected_text(roles, role, proved[role]), also, converted)))
     return Selection(role=role, placement=roles[role], unchanged=False, reason=reason)
-
-
-def _converted(plain: RatioTest | None) -> str:
-    """The time of the converted model without pairs; empty if candidates are not converted."""
-    if plain is None:
-        return ""
-    bounds = interval_text(plain.mean)
-    return f"converted to float32 without pairs it takes {ratio_text(plain.mean.median)} (95 %: {bounds})"
-
-
-_NOTHING = "no quantized candidate ran"
-_NAMES = {
-    "winner": "the best candidate",
-    "runner-up": "the fastest other candidate",
-    "everything": "everything quantized",
-}
-
-
-def _named(roles: Mapping[str, Placement], role: str) -> str:
-    """A role in a reason."""
-    return "the given model's own placement" if roles[role].given else role
-
-
-def _rival(roles: Mapping[str, Placement], role: str) -> str:
-    """A role that was not selected, in the reason of an unchanged model."""
-    name = _named(roles, role)
-    return _NAMES.get(name, name)
-
-
-def _inaccurate(roles: Mapping[str, Placement], ratios: Mapping[str, RatioTest]) -> str:
-    """The fastest of placements that are not accurate enough, if it is faster than the reference."""
-    role = min(ratios, key=lambda each: ratios[each].mean.median, default="")
-    if not role or ratios[role].mean.median >= 1:
-        return ""
-    return f"{_rival(roles, role)} {_takes(ratios[role].mean)}, but is not accurate enough"
-
-
-def _not_faster(roles: Mapping[str, Placement], ratios: Mapping[str, RatioTest], min_gain: float) -> str:
-    """The reason why the fastest of accurate placements is not selected; empty if there is none."""
-    if not ratios:
-        return ""
-    role = min(ratios, key=lambda each: ratios[each].mean.median)
-    ratio, name = ratios[role].mean, _rival(roles, role)
-    if ratio.high < 1 - min_gain:
-        worst = f"up to {ratios[role].enclosing.high:.3f} in one of the conditions of the caches"
-        return f"the gain is not proved: {name} {_takes(ratio)}, and {worst}"
-    if ratio.median >= 1:
-        return f"no candidate is faster: {name} {_takes(ratio)}"
-    gain, low, high = (share_text(1 - value) for value in (ratio.median, ratio.high, ratio.low))
-    asked = f", and tune.min_gain asks for {100 * min_gain:g} %" if min_gain else ""
-    return f"the gain is not proved: {name} saves {gain} of the time (95 %: {low} to {high}){asked}"
-
-
-def _takes(ratio: Interval) -> str:
-    return f"takes {ratio_text(ratio.median)} of the reference's time (95 %: {interval_text(ratio)})"

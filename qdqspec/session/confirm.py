@@ -8,11 +8,11 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from qdqspec.accuracy.constraint import AccuracyConstraint
 from qdqspec.deadline import Deadline
 from qdqspec.errors import BackendError
-from qdqspec.measurement.admission import Admission
 from qdqspec.measurement.bench import CONFIRM_BUILDS, Bench
+from qdqspec.search.limits import Limits
+from qdqspec.search.reasons import refused_text, shortfall_text
 from qdqspec.search.select import Selection, choose, finalists, front_of, is_candidate, reaches
 from qdqspec.types import (
     EXACT_DB,
@@ -62,7 +62,7 @@ def confirm(
     trials: tuple[Trial, ...],
     everything: Placement,
     bench: Bench,
-    constraint: AccuracyConstraint,
+    limits: Limits,
     deadline: Deadline,
     *,
     pareto: bool,
@@ -78,8 +78,10 @@ def confirm(
     `FLOAT32`, and a selected placement is faster than both. Raises `BackendError` if the reference does not build
     again.
     """
-    own, min_gain, files = _Confirmation(trials, bench, constraint), constraint.limits.min_gain, beside or {}
-    roles = finalists(trials, everything, fits=constraint.reaches, admits=own.admits)
+    own, min_gain, files = _Confirmation(trials, bench, limits), limits.asked.min_gain, beside or {}
+    roles = finalists(
+        trials, everything, fits=lambda trial: limits.admits(trial.placement), admits=own.admits
+    )
     builds_seconds = 2 * CONFIRM_BUILDS * trials[0].build_seconds
     if not own.was_built(everything) and not deadline.allows(builds_seconds, times=2):
         roles.pop("everything", None)
@@ -119,28 +121,26 @@ def _widened(ratio: RatioTest) -> RatioTest:
     return replace(ratio, mean=ratio.mean.widened(EARLY))
 
 
-def admits(placement: Placement, bench: Bench, admission: Admission | None) -> bool:
+def admits(placement: Placement, bench: Bench, limits: Limits) -> bool:
     """Whether a placement meets the constraints on all data, which is measured if necessary.
 
     A placement below the SQNR limit on the few samples is not run on all data. Raises `BackendError`.
     """
-    is_measured = measure_accuracy(placement, bench, admission, only_near=True)
-    return admission is None or (is_measured and admission.admits(placement))
+    is_measured = measure_accuracy(placement, bench, limits, only_near=True)
+    return is_measured and limits.admits(placement)
 
 
-def measure_accuracy(
-    placement: Placement, bench: Bench, admission: Admission | None, *, only_near: bool = False
-) -> bool:
+def measure_accuracy(placement: Placement, bench: Bench, limits: Limits, *, only_near: bool = False) -> bool:
     """Measure a placement on all data, once, and return whether that is done. Raises `BackendError`.
 
     With ``only_near`` it is not done for a placement below the SQNR limit on the few samples.
     """
-    if admission is None or not placement.sites or admission.is_known(placement):
+    if not limits.are_measured or not placement.sites or limits.is_known(placement):
         return True
     with closing(bench.open(placement)) as engine, bench.several(placement, engine) as several:
-        if only_near and admission.is_below(placement, several):
+        if only_near and limits.is_below(placement, several):
             return False
-        admission.confirm(placement, several)
+        limits.confirm(placement, several)
     return True
 
 
@@ -150,12 +150,14 @@ class _Confirmation:
 
     trials: Sequence[Trial]
     bench: Bench
-    constraint: AccuracyConstraint
+    limits: Limits
 
     @property
     def barred(self) -> set[str]:
         """The digests of candidates that do not meet the constraints, by the measurements so far."""
-        return {t.placement.digest for t in self.trials if not t.subgraph and not self.constraint.reaches(t)}
+        return {
+            t.placement.digest for t in self.trials if not t.subgraph and not self.limits.admits(t.placement)
+        }
 
     def was_built(self, placement: Placement) -> bool:
         """Whether the search built the placement."""
@@ -164,7 +166,7 @@ class _Confirmation:
     def admits(self, placement: Placement) -> bool:
         """Whether a placement meets the constraints on all data; false if it cannot be measured."""
         try:
-            return admits(placement, self.bench, self.constraint.admission)
+            return admits(placement, self.bench, self.limits)
         except BackendError:
             return False
 
@@ -172,12 +174,12 @@ class _Confirmation:
         """The trial with the task metric of its placement, if measured by now."""
         if not trial.ok or trial.subgraph or trial.accuracy is not None:
             return trial
-        return replace(trial, accuracy=self.constraint.score(trial.placement))
+        return replace(trial, accuracy=self.limits.figures(trial.placement).score)
 
     def choice(self, roles: Mapping[str, Placement], measured: LatencyEvidence) -> Selection:
         """The choice among placements that meet the constraints on all data, which is verified for each choice."""
         ratios = {role: ratio for role, ratio in measured.tested.items() if role in roles}
-        plain, barred, constraint = measured.tested.get(FLOAT32), self.barred, self.constraint
+        plain, barred, limits = measured.tested.get(FLOAT32), self.barred, self.limits
         # ratios of trials refer to the converted model, if candidates were converted
         factor = 1.0 if plain is None else plain.mean.median
         searched = [t if t.ratio is None else replace(t, ratio=factor * t.ratio) for t in self.trials]
@@ -192,13 +194,13 @@ class _Confirmation:
                 roles,
                 ratios,
                 barred=barred,
-                min_gain=constraint.limits.min_gain,
-                shortfall=constraint.shortfall(timed),
-                slower=_slower_text(timed, constraint),
+                min_gain=limits.asked.min_gain,
+                shortfall=shortfall_text(limits, timed),
+                slower=_slower_text(timed, limits),
                 plain=plain,
             )
             if choice.unchanged or self.admits(choice.placement):
-                refused = constraint.refused(self.trials)
+                refused = refused_text(limits, self.trials)
                 return replace(choice, reason="; ".join(filter(None, (choice.reason, refused))))
             barred.add(choice.placement.digest)
 
@@ -216,7 +218,7 @@ class _Confirmation:
         to `MOST_TIMES` within the limit, or within `SPARE_SECONDS` of the start without one, with a ``wait`` between.
         Then a wider interval proves a gain: repeated tests at the same level prove more gains falsely.
         """
-        min_gain, able = self.constraint.limits.min_gain, self.able(roles)
+        min_gain, able = self.limits.asked.min_gain, self.able(roles)
         spare = (
             Deadline(seconds=SPARE_SECONDS, clock=deadline.clock) if deadline.seconds is None else deadline
         )
@@ -244,7 +246,7 @@ class _Confirmation:
     def front_roles(self, roles: Mapping[str, Placement]) -> dict[str, Placement]:
         """The placements of the Pareto front that are not finalists, including those below an SQNR limit."""
         known = {placement.digest for placement in roles.values()}
-        fit = [trial for trial in self.trials if reaches(trial, None, self.constraint.min_accuracy)]
+        fit = [trial for trial in self.trials if reaches(trial, None, self.limits.min_accuracy)]
         members = [t.placement for t in front_of(fit, FRONT) if t.placement.digest not in known]
         return {f"front-{number}": placement for number, placement in enumerate(members, 1)}
 
@@ -269,12 +271,12 @@ class _Confirmation:
     def _confirmed_db(self, placement: Placement) -> float | None:
         """The SQNR on all data; ``None`` if it cannot be measured or the task metric is below its limit."""
         try:
-            measure_accuracy(placement, self.bench, self.constraint.admission)
+            measure_accuracy(placement, self.bench, self.limits)
         except BackendError:
             return None
-        score, least = self.constraint.score(placement), self.constraint.min_accuracy
-        is_below = least is not None and score is not None and score < least
-        return None if is_below else self.constraint.confirmed_db(placement)
+        figures, least = self.limits.figures(placement), self.limits.min_accuracy
+        is_below = least is not None and figures.score is not None and figures.score < least
+        return None if is_below or figures.is_part else figures.all_db
 
     def _point(self, placement: Placement, ratio: Interval, sqnr_db: float) -> FrontPoint:
         return FrontPoint(
@@ -282,17 +284,17 @@ class _Confirmation:
             pairs=placement.pairs,
             ratio=ratio,
             sqnr_db=sqnr_db,
-            accuracy=self.constraint.score(placement),
+            accuracy=self.limits.figures(placement).score,
         )
 
 
-def _slower_text(trials: Sequence[Trial], constraint: AccuracyConstraint) -> str:
+def _slower_text(trials: Sequence[Trial], limits: Limits) -> str:
     """That all candidates within the limits are slower than the reference, with the fastest; empty if one is faster."""
-    known = {t.placement.digest: t.ratio for t in trials if is_candidate(t) and constraint.reaches(t)}
+    known = {t.placement.digest: t.ratio for t in trials if is_candidate(t) and limits.admits(t.placement)}
     ratios = [ratio for ratio in known.values() if ratio is not None]
     if not ratios or min(ratios) < 1:
         return ""
-    within = " within the limits" if constraint.admission is not None else ""
+    within = " within the limits" if limits.are_measured else ""
     takes = f"takes {ratio_text(min(ratios))} of the reference's time"
     if len(ratios) == 1:
         return f"the only quantized candidate{within} is slower: it {takes}"

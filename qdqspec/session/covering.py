@@ -13,7 +13,7 @@ import time
 from contextlib import ExitStack, closing
 from dataclasses import replace
 
-from qdqspec.accuracy.constraint import constraint_of
+from qdqspec.accuracy.limits import limits_of
 from qdqspec.errors import BackendError, ConfigError, PlacementError
 from qdqspec.graph.float32 import FLOAT16
 from qdqspec.graph.model import require_path
@@ -90,9 +90,9 @@ class _Covering:
         self._deadline, resources = deadline_of(prepared), prepared.resources
         resources.report_step("looking for corrections")
         _ = prepared.corrections  # before the search: all placements have the same numbers
-        self._constraint = constraint_of(prepared)
+        self._limits = limits_of(prepared)
         self._least_db = prepared.case.tune.limits.min_sqnr_db
-        self._oracle = oracle_of(prepared, self._constraint, self._deadline, opened)
+        self._oracle = oracle_of(prepared, self._limits, self._deadline, opened)
         self._folder = opened.enter_context(TemporaryFolder())
         self._runs = runner(resources.backend, resources.options)
         store = WeightStore(self._folder, base=require_path(prepared.given).parent)
@@ -151,17 +151,15 @@ class _Covering:
 
     def _keeps_limits(self, trial: Trial) -> bool:
         """Whether a placement meets the limits by the outputs of its model, from which rehearsals learn."""
-        admission, placement = self._constraint.admission, trial.placement
-        if admission is None:
-            return True
-        if not admission.is_known(placement):
+        limits, placement = self._limits, trial.placement
+        if limits.are_measured and not limits.is_known(placement):
             self.prepared.resources.report_step("measuring the accuracy of a candidate")
             with closing(self._runs(self._files(placement))) as engine:
-                trial = admission.measured(Trial(number=0, phase=NAME, placement=placement), engine)
-                admission.confirm(placement, engine)
+                trial = limits.measure(Trial(number=0, phase=NAME, placement=placement), engine)
+                limits.confirm(placement, engine)
             if self._oracle is not None:
-                self._oracle.learn(replace(trial, accuracy=admission.scores.get(placement.digest)))
-        return admission.admits(placement)
+                self._oracle.learn(replace(trial, accuracy=limits.figures(placement).score))
+        return limits.admits(placement)
 
     def search(self) -> CoverageSearch:
         """The search on the space of the case."""
@@ -202,7 +200,7 @@ class _Covering:
             regions=len(prepared.regions),
             patterns=len({region.pattern for region in prepared.regions}),
             ended_by=self.limit_reached,
-            accuracy=self._constraint.bound(winner),
+            accuracy=self._limits.bound(winner),
             limits=prepared.case.tune.limits,
             errors=() if oracle is None else oracle.errors,
             corrections=prepared.corrections.gains,

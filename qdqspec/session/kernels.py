@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from qdqspec.accuracy.constraint import AccuracyConstraint
 from qdqspec.checks.rejected import SLOWER, UNPROVED
 from qdqspec.graph.ops import HEAVY, MOVING_OPS, SHAPE_SOURCES
 from qdqspec.measurement.explained import ExplainedEngine, Row, compare, op_of, short_place
+from qdqspec.search.limits import Limits
+from qdqspec.search.reasons import missed_text
 from qdqspec.search.select import is_candidate
 from qdqspec.types import (
     Interval,
@@ -80,16 +81,16 @@ def known_candidates(
 def rejected_candidates(
     known: Sequence[KnownCandidate],
     reference: tuple[LayerTime, ...],
-    constraint: AccuracyConstraint,
+    limits: Limits,
     ops: Mapping[str, str],
 ) -> tuple[RejectedCandidate, ...]:
     """The candidates that show why the reference was selected, with the kernels of those that have a profile.
 
     ``known`` are all of them, the fastest first, and ``reference`` are the layers of the reference.
     """
-    within = [one for one in known if constraint.reaches(one.trial)]
+    within = [one for one in known if limits.admits(one.trial.placement)]
     beyond = [one for one in known if one not in within and one.ratio.median < 1]
-    beyond.sort(key=lambda one: constraint.sqnr_db(one.trial) or -math.inf, reverse=True)
+    beyond.sort(key=lambda one: limits.figures(one.trial.placement).sqnr_db or -math.inf, reverse=True)
     groups: dict[str, Sequence[KnownCandidate]] = {
         "fastest candidate": known,
         "fastest candidate within the limits": [] if within[:1] == known[:1] else within,
@@ -108,19 +109,18 @@ def rejected_candidates(
             pairs=one.trial.placement.pairs,
             ratio=one.ratio,
             is_confirmed=bool(one.roles),
-            sqnr_db=constraint.sqnr_db(one.trial),
+            sqnr_db=limits.figures(one.trial.placement).sqnr_db,
             accuracy=one.trial.accuracy,
-            reason=_reason(one, one in within, constraint),
+            reason=_reason(one, one in within, limits),
             kernels=_compared(one.trial, reference, ops),
         )
         for digest, (one, roles) in named.items()
     )
 
 
-def _reason(one: KnownCandidate, is_within: bool, constraint: AccuracyConstraint) -> str:
+def _reason(one: KnownCandidate, is_within: bool, limits: Limits) -> str:
     if not is_within:
-        gap = constraint.gap(one.trial)
-        return f"{gap or 'not known to be'} {'below' if gap else 'above'} {constraint.limit_text(one.trial)}"
+        return missed_text(limits, one.trial.placement)
     return SLOWER if one.ratio.median >= 1 else UNPROVED
 
 

@@ -66,7 +66,7 @@ def finish(tuning: Tuning) -> Tuned:
         trials,
         prepared.space.resolve(prepared.space.everything()),
         tuning.bench,
-        tuning.constraint,
+        tuning.limits,
         tuning.search.deadline,
         pareto=prepared.case.tune.objective == "pareto",
         beside=other_references(prepared, tuning.folder),
@@ -108,7 +108,7 @@ def _result(tuning: Tuning, confirmed: Confirmed) -> SearchResult:
         strategy=tuning.strategy,
         seconds=seconds,
         cpu_seconds=time.process_time() - tuning.started[1],
-        eps=search.eps,
+        eps=search.contest.eps,
         blocks=len(prepared.space.units),
         regions=len(prepared.regions),
         patterns=len({region.pattern for region in prepared.regions}),
@@ -118,8 +118,8 @@ def _result(tuning: Tuning, confirmed: Confirmed) -> SearchResult:
         ended=ended,
         rejected=rejected,
         front=confirmed.front,
-        accuracy=tuning.constraint.bound(choice.placement),
-        limits=tuning.constraint.limits,
+        accuracy=tuning.limits.bound(choice.placement),
+        limits=tuning.limits.asked,
         errors=errors,
         errors_missing=errors_missing,
         corrections=prepared.corrections.gains,
@@ -170,10 +170,11 @@ def _option_to_raise(ended_by: str, built: int, rules: TuneRules, usual: int) ->
 def _ended(tuning: Tuning) -> str:
     """The reason why a search ended, if no limit ended it and its strategy estimates the gain of a build."""
     search = tuning.search
-    if search.ended_by or not search.least_gain:
+    least_gain = getattr(search.strategy, "least_gain", None)
+    if search.ended_by or not least_gain:
         return ""
     built = count_text(candidates_of(search.trials), "build")
-    return f"the search ended after {built}: less than {search.least_gain:.0%} of the time is expected of another"
+    return f"the search ended after {built}: less than {least_gain:.0%} of the time is expected of another"
 
 
 def _note_given(tuning: Tuning, confirmed: Confirmed) -> None:
@@ -186,11 +187,11 @@ def _note_given(tuning: Tuning, confirmed: Confirmed) -> None:
         return
     is_selected = confirmed.choice.placement.given
     ratio = confirmed.latency.ratios.get("tuned" if is_selected else GIVEN)
-    sqnr_db = tuning.constraint.sqnr_db(trial)
+    sqnr_db = tuning.limits.figures(trial.placement).sqnr_db
     took = ratio_text(trial.ratio or 1.0 if ratio is None else ratio.median)
     took += "" if ratio is None else f" (95 %: {interval_text(ratio)})"
     error = "" if sqnr_db is None else f", with {sqnr_db:.1f} dB"
-    missed = "" if tuning.constraint.reaches(trial) else ", which misses the limits"
+    missed = "" if tuning.limits.admits(trial.placement) else ", which misses the limits"
     tuning.prepared.note_once(
         f"the given model's own placement takes {took} of the time of its float form{error}{missed}"
         f"{'; it is selected' if is_selected else ''}"
@@ -238,7 +239,7 @@ def _rejected(tuning: Tuning, confirmed: Confirmed) -> tuple[RejectedCandidate, 
     known = known_candidates(confirmed.trials, confirmed.lines, confirmed.ratios, scale)
     # the profile of a converted model is not that of the reference
     layers = confirmed.trials[0].layers if plain is None else ()
-    return rejected_candidates(known, layers, tuning.constraint, ops)
+    return rejected_candidates(known, layers, tuning.limits, ops)
 
 
 def _block_errors(tuning: Tuning) -> tuple[tuple[BlockError, ...], str]:
@@ -246,7 +247,7 @@ def _block_errors(tuning: Tuning) -> tuple[tuple[BlockError, ...], str]:
     if tuning.oracle is None:
         if not tuning.prepared.space.units:
             return (), "no block can be quantized"
-        if tuning.constraint.admission is None:
+        if not tuning.limits.are_measured:
             return (), "the search had neither an accuracy constraint nor accuracy as an objective"
         return (), "the device is simulated"
     tuning.prepared.resources.report_step("measuring the error of each block")
@@ -256,7 +257,7 @@ def _block_errors(tuning: Tuning) -> tuple[tuple[BlockError, ...], str]:
 
 def _rehearsed(tuning: Tuning, confirmed: Confirmed) -> str:
     """The rehearsed figures for the reason of a choice."""
-    choice, least = confirmed.choice, tuning.constraint.min_sqnr_db
+    choice, least = confirmed.choice, tuning.limits.min_sqnr_db
     if tuning.oracle is None:
         return ""
     if choice.unchanged:

@@ -11,8 +11,8 @@ from typing import TypeAlias, cast
 
 import numpy as np
 
-from qdqspec.accuracy.constraint import NO_PLACEMENT, AccuracyConstraint, constraint_of
 from qdqspec.accuracy.expected_metric import RehearsedMetric
+from qdqspec.accuracy.limits import limits_of
 from qdqspec.accuracy.oracle import RehearsalOracle
 from qdqspec.accuracy.rehearser import Rehearser
 from qdqspec.deadline import Deadline
@@ -31,8 +31,10 @@ from qdqspec.preparation.start import Start, warm_starts
 from qdqspec.preparation.timing import clock_for
 from qdqspec.registry import resolve
 from qdqspec.search.base import Proposal, SearchSetup, Strategy, profiled
-from qdqspec.search.loop import Contest, Search
-from qdqspec.search.repair import NearMiss, repaired
+from qdqspec.search.contest import Contest
+from qdqspec.search.limits import Limits
+from qdqspec.search.loop import Search
+from qdqspec.search.repair import repaired
 from qdqspec.session.confirm import FINALISTS
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import GIVEN, TIMED_TRIALS, TRIALS, TuneRules
@@ -61,14 +63,14 @@ def open_tuning(
     resources.report_step("calibrating")
     trials = trials_of(rules, prepared.space, make)
     resources.report_step("running the reference")
-    constraint = constraint_of(prepared)
+    limits = limits_of(prepared)
     deadline = deadline_of(prepared)
     resources.report_step("looking for corrections")
     _ = prepared.corrections  # before the loop: all candidates have the same numbers
     with ExitStack() as opened:
         folder = opened.enter_context(TemporaryFolder())
         bench = opened.enter_context(closing(_bench(prepared, folder, for_bench, deadline)))
-        oracle = oracle_of(prepared, constraint, deadline, opened)
+        oracle = oracle_of(prepared, limits, deadline, opened)
         start = Start(
             space=prepared.space,
             backend=prepared.backend.target,
@@ -84,15 +86,15 @@ def open_tuning(
             trials_per_region=rules.trials_per_region,
             validate_groups=rules.validate_groups,
             seeds=tuple(dict.fromkeys(placement for placement in starts if placement.sites)),
-            min_sqnr_db=constraint.min_sqnr_db,
-            min_accuracy=constraint.min_accuracy,
+            min_sqnr_db=limits.min_sqnr_db,
+            min_accuracy=limits.min_accuracy,
             pareto=rules.objective == "pareto",
             fused=prepared.fused,
             accuracy=oracle,
         )
         search = Search(
             make(setup, for_strategy),
-            Contest(bench, constraint.admission),
+            Contest(bench, limits),
             deadline,
             journal,
             case=prepared.case.name,
@@ -106,7 +108,7 @@ def open_tuning(
             prepared=prepared,
             strategy=name or rules.strategy,
             make=make,
-            constraint=constraint,
+            limits=limits,
             folder=folder,
             bench=bench,
             oracle=oracle,
@@ -126,7 +128,7 @@ class Tuning:
     prepared: Prepared
     strategy: str
     make: MakeStrategy
-    constraint: AccuracyConstraint
+    limits: Limits
     folder: Path
     bench: Bench
     oracle: RehearsalOracle | None
@@ -138,16 +140,13 @@ class Tuning:
 
         Only if nothing has won, or only a much slower candidate.
         """
-        limits, oracle = self.constraint.limits, self.oracle
+        limits, oracle = self.limits, self.oracle
         if limits.min_sqnr_db is None or oracle is None or self.prepared.case.tune.objective == "pareto":
             return
-        near_miss = NearMiss(
-            sqnr_db=self.constraint.sqnr_db, least_db=limits.min_sqnr_db, min_gain=limits.min_gain
-        )
-        for placement in repaired(self.search.trials, near_miss, oracle, self.prepared.space):
+        for placement in repaired(self.search.trials, limits, oracle, self.prepared.space):
             if self.search.deadline.reached:
                 return
-            trial = self.search.evaluate_also(Proposal(placement=placement, phase="repair"))
+            trial = self.search.evaluate(Proposal(placement=placement, phase="repair"))
             oracle.learn(trial)
             if trial.incumbent:
                 return
@@ -194,28 +193,27 @@ def _bench(prepared: Prepared, folder: Path, random: np.random.Generator, deadli
 
 
 def oracle_of(
-    prepared: Prepared, constraint: AccuracyConstraint, deadline: Deadline, opened: ExitStack
+    prepared: Prepared, limits: Limits, deadline: Deadline, opened: ExitStack
 ) -> RehearsalOracle | None:
     """The rehearsal of placements; ``None`` if accuracy is not measured, or the device simulated."""
 
     def left() -> float | None:
         return deadline.left
 
-    admission, rules = constraint.admission, constraint.rules
-    if admission is None or not prepared.space.units or not prepared.capabilities.computes:
+    if not limits.are_measured or not prepared.space.units or not prepared.capabilities.computes:
         return None
     rehearser = opened.enter_context(Rehearser(prepared, prepared.comparison_data()))
-    metric, reference = None, constraint.score(NO_PLACEMENT)
-    if rules is not None and reference is not None:
-        metric = RehearsedMetric(prepared.scores, rules, reference, rules.least(reference))
+    metric = None
+    if (own := limits.metric) is not None:
+        metric = RehearsedMetric(prepared.scores, own.rules, own.reference, own.least)
     return RehearsalOracle(
         rehearser,
         prepared.space,
         prepared.note_once,
         left,
         metric,
-        constraint.min_sqnr_db,
-        admission.difference,
+        limits.min_sqnr_db,
+        limits.difference,
     )
 
 

@@ -14,17 +14,18 @@ from qdqspec.arrays import Array
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.fake.engine import FakeDevice, FakeEngine
 from qdqspec.errors import BackendError, PlacementError, QdqspecError
-from qdqspec.measurement.admission import Admission
 from qdqspec.measurement.bench import Bench
 from qdqspec.search.base import Proposal
-from qdqspec.search.loop import Built, Contest
+from qdqspec.search.contest import Built, Contest
+from qdqspec.search.limits import Limits
 from qdqspec.session.confirm import admits
 from qdqspec.testing.backends import small_model
-from qdqspec.types import Consumer, LayerTime, Placement, Samples, Site, Trial
+from qdqspec.types import Consumer, LayerTime, Placement, Samples, SearchLimits, Site, Trial
 
 FEEDS = {"x": np.zeros((1, 3, 8, 8), np.float32)}
 QUIET = {"fake.run_noise": "0", "fake.wall_noise": "0", "fake.build_noise": "0"}
 REFERENCE = Placement(sites=frozenset())
+NO_LIMITS = SearchLimits(min_sqnr_db=None)
 
 
 def placement(name: str) -> Placement:
@@ -135,18 +136,18 @@ def bench_of(lab: Lab, seed: int = 0, **more) -> Bench:
 class Arena(Contest):
     """A contest on a bench of a lab."""
 
-    def __init__(self, lab: Lab, seed: int = 0, admission: Admission | None = None, **more) -> None:
+    def __init__(self, lab: Lab, seed: int = 0, limits: Limits | None = None, **more) -> None:
         self.bench = bench_of(lab, seed, **more)
-        super().__init__(self.bench, admission)
+        super().__init__(self.bench, limits or Limits(asked=NO_LIMITS))
 
     def trial(self, number: int, what: Placement, phase: str, **how) -> Trial:
         return self.measure(self.built(number, what, phase, **how))
 
     def admits(self, what: Placement) -> bool:
-        return admits(what, self.bench, self._admission)
+        return admits(what, self.bench, self.limits)
 
     def built(self, number: int, what: Placement, phase: str, **how) -> Built:
-        return self.build(number, Proposal(placement=what, phase=phase, **how), phase)
+        return self.build(number, Proposal(placement=what, phase=phase, **how))
 
 
 def known(what: Placement, ratio: float, **more) -> Trial:

@@ -16,8 +16,7 @@ def flip(search: Attribution) -> Steps[None]:
     energy = search.energy
     while True:
         here = energy.codes_of(search.incumbent.placement)
-        promising = (codes for codes in map(search.quieted, energy.flips(here)) if search.is_promising(codes))
-        placement = next((energy.placed(codes) for codes in promising), None)
-        if placement is None:
+        promising = next(filter(search.is_promising, energy.flips(here)), None)
+        if promising is None:
             return
-        yield [Proposal(placement=placement, phase="refine")]
+        yield [Proposal(placement=energy.placed(promising), phase="refine")]

@@ -6,7 +6,7 @@ It is known from rehearsals; where nothing can be rehearsed, each block is built
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,13 +17,10 @@ from qdqspec.search.blocks import block_labels
 from qdqspec.search.edges import FP
 from qdqspec.search.energy import Energy
 from qdqspec.search.stepwise import Steps
-from qdqspec.types import EXACT_DB, Label, LabelNoise, Placement, Trial, format_of, kind_of
+from qdqspec.types import EXACT_DB, LabelNoise, Placement, Trial, format_of, kind_of
 
 if TYPE_CHECKING:
     from qdqspec.search.strategies.attribution import Attribution
-
-UNMEASURED_DB = 20.0  # assumed for a block that could not be built alone
-PRICES = 12  # of noise, from nearly free to prohibitive: more give a front with more points
 
 
 def measure_noise(search: Attribution) -> Steps[None]:
@@ -31,9 +28,10 @@ def measure_noise(search: Attribution) -> Steps[None]:
     is_due = search.setup.pareto or search.is_exceeded
     if not is_due or search.energy.noise is not None:
         return
-    if not search.guide.has_noise and search.guide.predicted_db(search.everything) is None:
+    everything = search.space.resolve(search.space.everything())
+    if not search.guide.has_noise and search.guide.predicted_db(everything) is None:
         noise = yield from _built_noise(search)
-        search.guide.replace(SumOfNoise(noise, search.trials))
+        search.guide.oracle = SumOfNoise(noise, search.trials)
     search.energy.noise = search.guide.block_noise(search.energy.blocks)
     if search.setup.pareto and search.energy.noise is not None:
         yield [profiled(placement, "trade") for placement in _priced(search.energy)]
@@ -42,16 +40,18 @@ def measure_noise(search: Attribution) -> Steps[None]:
 def _built_noise(search: Attribution) -> Steps[LabelNoise]:
     """The noise of units from builds of each block alone, in each format."""
     space, blocks = search.space, search.energy.blocks
-    alone = {
-        (block.index, name): space.resolve(block_labels(space, block, code))
-        for block in blocks
-        for name, code in _fullest(space.labels, block.codes).items()
-    }
+    labels, alone = space.labels, dict[tuple[int, str], Placement]()
+    for block in blocks:
+        quantized = (code for code in block.codes if code != FP)
+        for code in sorted(quantized, key=lambda code: kind_of(labels[code]) != "in+out"):
+            key = block.index, format_of(labels[code])
+            alone.setdefault(key, space.resolve(block_labels(space, block, code)))
     trials = yield [Proposal(placement=each, phase="sensitivity", timed=False) for each in alone.values()]
     known = (*search.trials, *trials)
     measured = {trial.placement: trial.sqnr_db for trial in known if trial.sqnr_db is not None}
     numbers = {key: number for number, key in enumerate(alone)}
-    powers = [power_of(measured.get(placement, UNMEASURED_DB)) for placement in alone.values()]
+    # a block that could not be built alone counts as one of 20 dB
+    powers = [power_of(measured.get(placement, 20.0)) for placement in alone.values()]
     parts = {
         (unit, label): (numbers[block.index, format_of(label)],)
         for block in blocks
@@ -62,22 +62,15 @@ def _built_noise(search: Attribution) -> Steps[LabelNoise]:
     return LabelNoise(powers, parts)
 
 
-def _fullest(labels: Sequence[Label], codes: Sequence[int]) -> Mapping[str, int]:
-    """The code that quantizes most, for each format of the codes."""
-    found: dict[str, int] = {}
-    for code in codes:
-        name = format_of(labels[code])
-        if code != FP and (name not in found or kind_of(labels[code]) == "in+out"):
-            found[name] = code
-    return found
+def _priced(energy: Energy, prices: int = 12) -> list[Placement]:
+    """The labellings of least energy at rising prices of noise: the convex part of the front of time and noise.
 
-
-def _priced(energy: Energy) -> list[Placement]:
-    """The labellings of least energy at rising prices: the convex part of the front of time and noise."""
+    More ``prices`` give a front with more points, and more builds.
+    """
     assert energy.noise is not None
     largest = float(energy.noise.max(axis=1, initial=0.0).sum())
     rate = float(energy.times[:, FP].sum()) / max(largest, 1e-12)
-    return [energy.placed(energy.minimize(price=rate * 10**each)) for each in np.linspace(-2, 4, PRICES)]
+    return [energy.placed(energy.minimize(price=rate * 10**each)) for each in np.linspace(-2, 4, prices)]
 
 
 class SumOfNoise:

@@ -26,7 +26,7 @@ def uniform(search: Attribution) -> Steps[None]:
         for placement in made
         if placement.sites and search.is_worth_building(placement)
     )
-    if not search.is_limited:
+    if not search.guide.is_limited:
         yield list(proposals)
         return
     for proposal in proposals:

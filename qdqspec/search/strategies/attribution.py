@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from typing import ClassVar, TypeAlias
 
 import numpy as np
@@ -79,61 +78,42 @@ class Attribution(Stepwise):
         """The trial of the best placement so far."""
         return next(trial for trial in reversed(self.trials) if trial.incumbent)
 
-    @cached_property
-    def everything(self) -> Placement:
-        """Everything quantized, in the first format."""
-        return self.space.resolve(self.space.everything())
-
     @property
     def energy(self) -> Energy:
         """The energy of labellings. Its blocks are the kernels of the trials before it was first asked for."""
         if self._energy is None:
             self._energy = Energy.of(self.space, self.trials)
-            if self.is_limited:
+            if self.guide.is_limited:
                 self._energy.noise = self.guide.block_noise(self._energy.blocks)
         return self._energy
 
     @property
     def is_exceeded(self) -> bool:
         """Whether the limit is binding, or a candidate was below the lowest SQNR worth a build."""
-        least = self.least_db
+        least = self.guide.limits.aim_db
         measured = (trial.sqnr_db for trial in self.trials if trial.sqnr_db is not None)
-        return self.is_bound or (least is not None and any(db < least for db in measured))
+        return self.guide.is_bound or (least is not None and any(db < least for db in measured))
 
     def composed(self, share: float) -> Placement | None:
         """The placement of least energy that is expected to meet the limits; ``None`` if there is none."""
-        energy = self.energy
-        if energy.noise is None or self.least_db is None:
+        energy, guide = self.energy, self.guide
+        if energy.noise is None or guide.limits.aim_db is None:
             return energy.placed(energy.minimize(share))
-
-        def made(least_db: float) -> Placement | None:
-            return self.guide.meet(least_db, lambda most: energy.placed(energy.within(most, share)))
-
-        return self.within_limits(made)
-
-    def quieted(self, codes: Codes) -> Codes:
-        """The labelling without the blocks with the most noise for their time, as many as the limit requires."""
-        least = self.least_db
-        if least is None or self.energy.noise is None:
-            return codes
-        most = self.guide.allowed(least)
-        return (
-            codes
-            if self.energy.noise_of(codes) <= self.noise_slack * most
-            else self.energy.quieted(codes, most)
+        return guide.within_limits(
+            lambda least_db: guide.meet(least_db, lambda most: energy.placed(energy.within(most, share)))
         )
 
     def is_promising(self, codes: Codes) -> bool:
         """Whether a labelling is new and expected to be accurate enough and to save `least_gain` of the time."""
-        placement, best = self.energy.placed(codes), self.incumbent.ratio or 1.0
+        placement, best, guide = self.energy.placed(codes), self.incumbent.ratio or 1.0, self.guide
         if not self.is_new(placement) or self.posterior.expected_gain(codes, best) < self.least_gain:
             return False
-        least = self.least_db
-        if least is None or not self.is_exceeded:
-            return self.keeps_metric(placement)
-        most = self.noise_slack * self.guide.allowed(least)
-        is_within = self.energy.noise is None or self.energy.noise_of(codes) <= most
-        return is_within and self.guide.admits(placement, least) and self.keeps_metric(placement)
+        least = guide.limits.aim_db
+        if least is not None and self.is_exceeded:
+            most = self.noise_slack * guide.allowed(least)
+            if self.energy.noise_of(codes) > most or not guide.admits(placement, least):
+                return False
+        return guide.keeps_metric(placement)
 
     @property
     def posterior(self) -> Posterior:

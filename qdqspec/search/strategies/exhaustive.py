@@ -11,18 +11,17 @@ import numpy as np
 from qdqspec.errors import ConfigError
 from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.search.base import Proposal, SearchSetup, profiled
-from qdqspec.search.labels import TiedClass, pure_choices, spread, tied_classes
+from qdqspec.search.blocks import UnitBlock, labels_of, tie, uniform_codes
 from qdqspec.search.stepwise import Steps, Stepwise
 
 LIMIT = 1024  # labellings; at two seconds a build, half an hour
-BATCH = 16  # proposals that may be built in parallel
 
 
 class Exhaustive(Stepwise):
     """All labellings of the tied classes. It is deterministic: the order depends on the model only."""
 
     def __init__(self, setup: SearchSetup, random: np.random.Generator) -> None:  # noqa: ARG002 - the seam's signature
-        super().__init__(self._all(tied_classes(setup.space)), setup)
+        super().__init__(self._all(tie(setup.space)), setup)
 
     @staticmethod
     def refuse(space: SchemeSpace) -> None:
@@ -34,30 +33,32 @@ class Exhaustive(Stepwise):
         """The number of labellings. Raises `ConfigError` if it is above the limit."""
         return _count(space)
 
-    def _all(self, classes: Sequence[TiedClass]) -> Steps[None]:
+    def _all(self, blocks: Sequence[UnitBlock]) -> Steps[None]:
         yield self.first_proposals()
         space = self.space
         yield [profiled(placement, "pure") for placement in self.thinned_everything()]
-        pure = list(pure_choices(space, classes))
-        others = (choice for choice in itertools.product(*(c.labels for c in classes)) if choice not in pure)
+        every = itertools.product(*(block.codes for block in blocks))
+        labellings = itertools.chain(
+            (("pure", codes) for codes in uniform_codes(space, blocks)),
+            (("exhaustive", codes) for codes in every),
+        )
         proposals = (
             Proposal(placement=placement, phase=phase)
-            for phase, choices in (("pure", pure), ("exhaustive", others))
-            for choice in choices
-            if self.is_worth_building(placement := space.resolve(spread(space, classes, choice)))
+            for phase, codes in labellings
+            if self.is_worth_building(placement := space.resolve(labels_of(space, blocks, codes)))
         )
-        while batch := list(itertools.islice(proposals, BATCH)):
+        while batch := list(itertools.islice(proposals, 16)):
             yield batch
 
 
 def _count(space: SchemeSpace) -> int:
     """The number of labellings. Raises `ConfigError` if it is above the limit."""
-    classes = tied_classes(space)
-    count = math.prod(len(tied.labels) for tied in classes)
+    blocks = tie(space)
+    count = math.prod(len(block.codes) for block in blocks)
     if count > LIMIT:
         shown = f"{count:,}" if count < 10**12 else f"10^{math.log10(count):.0f}"
         raise ConfigError(
-            f"{len(classes)} kinds of operators can be labelled in {shown} ways; exhaustive search takes {LIMIT:,}",
+            f"{len(blocks)} kinds of operators can be labelled in {shown} ways; exhaustive search takes {LIMIT:,}",
             where=space.model.where,
             cure="choose the strategy attribution or region, or allow fewer operators under patterns",
         )

@@ -9,36 +9,36 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 
 from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.search.base import Proposal, SearchSetup, profiled
-from qdqspec.search.labels import (
-    ClassLabels,
-    Labels,
-    TiedClass,
-    gathered,
-    pure_choices,
-    spent_by_unit,
-    spread,
-    tied_classes,
-)
+from qdqspec.search.blocks import UnitBlock, block_codes, labels_of, tie, uniform_codes
+from qdqspec.search.labels import Labels
 from qdqspec.search.select import reaches
 from qdqspec.search.stepwise import Steps, Stepwise
-from qdqspec.types import Label, Trial
+from qdqspec.types import Trial
+
+Scheme: TypeAlias = tuple[int, ...]  # a code for each block of a pattern
 
 SCHEMES = {"quick": 30, "default": 50, "extensive": 200}  # schemes for each pattern, as in ModelOpt
-PARENTS = 10  # the best schemes of a pattern, which are mutated
-MUTATIONS = 3  # largest number of classes whose label changes
-RANDOM_SHARE = 0.3  # share of schemes that are drawn at random instead of mutated
-DRAWS = 20  # for each scheme of the budget, before a pattern counts as exhausted
-PATIENCE = 0.2  # share of a pattern's schemes that may lose in a row, ...
-LEAST_PATIENCE = 6  # ... and at least this many
 
 
 class RegionSearch(Stepwise):
-    """One pattern after the other. Deterministic for a generator and a sequence of trials."""
+    """One pattern after the other. Deterministic for a generator and a sequence of trials.
+
+    A scheme is drawn at random with the probability ``random_share``, else by changing up to ``mutations`` labels of
+    one of the ``parents`` best schemes of its pattern: more of each explore more, and find good schemes later. A
+    pattern is abandoned after ``patience`` of its schemes lost in a row, and at least ``least_patience`` did.
+    """
+
+    random_share: ClassVar[float] = 0.3
+    mutations: ClassVar[int] = 3
+    parents: ClassVar[int] = 10
+    patience: ClassVar[float] = 0.2
+    least_patience: ClassVar[int] = 6
 
     def __init__(self, setup: SearchSetup, random: np.random.Generator) -> None:
         self._random = random
@@ -47,19 +47,25 @@ class RegionSearch(Stepwise):
     @staticmethod
     def default_trials(preset: str, space: SchemeSpace, trials_per_region: int | None = None) -> int:
         """The given or the preset's number of schemes for each pattern, plus two models without a search."""
-        patterns = {tied.pattern for tied in tied_classes(space)}
+        patterns = {block.pattern for block in tie(space)}
         return 2 + (trials_per_region or SCHEMES[preset]) * len(patterns)
 
     def _search(self) -> Steps[None]:
         trials = yield self.first_proposals()
         trials += yield [profiled(placement, "pure") for placement in self.thinned_everything()]
         best: Labels = next((dict(t.placement.labels) for t in reversed(trials) if t.incumbent), {})
-        groups = _by_share(self.space, tied_classes(self.space), trials)
-        left = math.fsum(share for _, share in groups)
-        for classes, share in groups:
-            budget = self._budget(share / left if left > 0 else 1.0)
-            best = yield from self._pattern(classes, best, budget)
-            left -= share
+        groups: dict[str, list[UnitBlock]] = {}
+        for block in tie(self.space):
+            groups.setdefault(block.pattern, []).append(block)
+        spent = {
+            pattern: math.fsum(self._spent[name] for block in blocks for name in block.units)
+            for pattern, blocks in groups.items()
+        }
+        left = math.fsum(spent.values())
+        for pattern in sorted(groups, key=lambda pattern: -spent[pattern]):  # stable: ties in graph order
+            budget = self._budget(spent[pattern] / left if left > 0 else 1.0)
+            best = yield from self._pattern(groups[pattern], best, budget)
+            left -= spent[pattern]
 
     def _budget(self, share: float) -> int:
         """The number of schemes for the next pattern: the given or the preset's; at most its share of the trials left.
@@ -71,15 +77,17 @@ class RegionSearch(Stepwise):
             return min(self.setup.trials_per_region, rest)
         return min(SCHEMES[self.setup.preset], math.ceil(rest * min(1.0, share)))
 
-    def _pattern(self, classes: Sequence[TiedClass], best: Labels, budget: int) -> Steps[Labels]:
+    def _pattern(self, blocks: Sequence[UnitBlock], best: Labels, budget: int) -> Steps[Labels]:
         """Try schemes of one pattern in addition to the winner so far; returns the new winner."""
-        measured: dict[ClassLabels, float] = {}
-        patience = max(LEAST_PATIENCE, math.ceil(PATIENCE * budget))
+        measured: dict[Scheme, float] = {}
+        held: Scheme = tuple(block_codes(self.space, blocks, best).tolist())
+        rest = {unit: label for unit, label in best.items() if not any(unit in b.units for b in blocks)}
+        patience = max(self.least_patience, math.ceil(self.patience * budget))
         built = losses = 0
-        for choice in self._choices(classes, gathered(classes, best), measured, DRAWS * budget):
+        for scheme in self._schemes(blocks, held, measured, 20 * budget):
             if built == budget or losses == patience:
                 break
-            placement = self.space.resolve({**best, **spread(self.space, classes, choice)})
+            placement = self.space.resolve({**rest, **labels_of(self.space, blocks, scheme)})
             if not self.is_worth_building(placement):
                 continue
             (trial,) = yield [Proposal(placement=placement, phase="region")]
@@ -87,45 +95,33 @@ class RegionSearch(Stepwise):
             losses = 0 if trial.incumbent else losses + 1
             if trial.incumbent:
                 best = dict(trial.placement.labels)
-            fits = trial.ok and reaches(trial, self.setup.min_sqnr_db, self.setup.min_accuracy)
-            if fits and trial.ratio is not None:
-                measured[choice] = trial.ratio
+            if trial.ok and trial.ratio is not None and self.guide.limits.admits(placement):
+                measured[scheme] = trial.ratio
         return best
 
-    def _choices(
-        self,
-        classes: Sequence[TiedClass],
-        held: ClassLabels,
-        measured: Mapping[ClassLabels, float],
-        draws: int,
-    ) -> Iterator[ClassLabels]:
-        """Pure schemes first, then drawn ones; each once. ``measured`` grows while this runs."""
+    def _schemes(
+        self, blocks: Sequence[UnitBlock], held: Scheme, measured: Mapping[Scheme, float], draws: int
+    ) -> Iterator[Scheme]:
+        """Uniform schemes first, then so many drawn ones; each once. ``measured`` grows while this runs."""
         seen = {held}
-        for choice in pure_choices(self.space, classes):
-            if choice not in seen:
-                seen.add(choice)
-                yield choice
-        for _ in range(draws):
-            choice = self._drawn(classes, held, measured)
-            if choice not in seen:
-                seen.add(choice)
-                yield choice
+        drawn = (self._drawn(blocks, held, measured) for _ in range(draws))
+        for schemes in (uniform_codes(self.space, blocks), drawn):
+            for scheme in schemes:
+                if scheme not in seen:
+                    seen.add(scheme)
+                    yield scheme
 
-    def _drawn(
-        self, classes: Sequence[TiedClass], held: ClassLabels, measured: Mapping[ClassLabels, float]
-    ) -> ClassLabels:
-        if self._random.random() < RANDOM_SHARE:
-            return tuple(self._label(tied.labels) for tied in classes)
-        parents = sorted(measured, key=lambda choice: (measured[choice], choice))[:PARENTS] or [held]
-        choice = list(parents[int(self._random.integers(len(parents)))])
-        count = min(len(classes), int(self._random.integers(1, MUTATIONS + 1)))
-        for index in self._random.choice(len(classes), size=count, replace=False):
-            others = [label for label in classes[index].labels if label != choice[index]]
-            choice[index] = self._label(others)
-        return tuple(choice)
-
-    def _label(self, labels: Sequence[Label]) -> Label:
-        return labels[int(self._random.integers(len(labels)))]
+    def _drawn(self, blocks: Sequence[UnitBlock], held: Scheme, measured: Mapping[Scheme, float]) -> Scheme:
+        random = self._random
+        if random.random() < self.random_share:
+            return tuple(int(random.choice(block.codes)) for block in blocks)
+        ranked = sorted(measured, key=lambda scheme: (measured[scheme], scheme))[: self.parents] or [held]
+        scheme = list(ranked[int(random.integers(len(ranked)))])
+        count = min(len(blocks), int(random.integers(1, self.mutations + 1)))
+        for index in random.choice(len(blocks), size=count, replace=False):
+            others = [code for code in blocks[index].codes if code != scheme[index]]
+            scheme[index] = int(random.choice(others))
+        return tuple(scheme)
 
 
 def best_by_pattern(
@@ -135,7 +131,7 @@ def best_by_pattern(
 
     Each candidate of a pattern differs in this pattern alone from the winner before it.
     """
-    pattern = {name: tied.pattern for tied in tied_classes(space) for name in tied.units}
+    pattern = {name: block.pattern for block in tie(space) for name in block.units}
     best: dict[str, Trial] = {}
     held: Labels = {}
     for trial in trials:
@@ -148,26 +144,6 @@ def best_by_pattern(
                 best[changed] = trial
         held = labels if trial.incumbent and not trial.placement.given else held
     return best
-
-
-def _by_share(
-    space: SchemeSpace, classes: Sequence[TiedClass], trials: Sequence[Trial]
-) -> list[tuple[list[TiedClass], float]]:
-    """The classes of each pattern with its share of the reference's time, the largest first.
-
-    Without a profile all units have equal times.
-    """
-    groups: dict[str, list[TiedClass]] = {}
-    for tied in classes:
-        groups.setdefault(tied.pattern, []).append(tied)
-    spent = spent_by_unit(space, next((trial.layers for trial in trials if trial.layers), ()))
-    shares = {
-        pattern: math.fsum(spent[name] for tied in group for name in tied.units)
-        for pattern, group in groups.items()
-    }
-    total = math.fsum(shares.values()) or 1.0
-    ordered = sorted(groups, key=lambda pattern: -shares[pattern])  # stable: ties in graph order
-    return [(groups[pattern], shares[pattern] / total) for pattern in ordered]
 
 
 strategy = RegionSearch

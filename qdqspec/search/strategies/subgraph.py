@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -23,10 +24,9 @@ from qdqspec.search.base import Proposal, SearchSetup, profiled
 from qdqspec.search.blocks import UnitBlock, classes_of, fuse
 from qdqspec.search.labels import Labels, spent_by_unit
 from qdqspec.search.stepwise import Steps, Stepwise
-from qdqspec.types import HALVES, Label, LayerTime, Trial, kind_of, label_of
+from qdqspec.types import HALVES, Label, LayerTime, Placement, Trial, kind_of, label_of
 
 MOST_NODES = 12  # in a group; a larger one is not extended by following operators
-STEP = 2  # expected gain of one step, in units of eps; less is not measurable in a race
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,13 @@ class Win:
 
 
 class SubgraphSearch(Stepwise):
-    """Parts first, then the whole. Deterministic for a sequence of trials: it uses no random numbers."""
+    """Parts first, then the whole. Deterministic for a sequence of trials: it uses no random numbers.
+
+    A step adds schemes to the whole model with an expected gain of ``step`` times ``eps``: a race shows no smaller one,
+    and more builds fewer models and rejects good schemes with bad ones.
+    """
+
+    step: ClassVar[float] = 2.0
 
     def __init__(self, setup: SearchSetup, random: np.random.Generator) -> None:  # noqa: ARG002 - the seam's signature
         super().__init__(self._search(), setup)
@@ -49,7 +55,12 @@ class SubgraphSearch(Stepwise):
         wins: list[Win] = []
         for groups, share in kinds_of(self.space, trials[0].layers, self.setup.fused):
             wins += yield from self._alone(groups, share)
-        yield from self._together(sorted(wins, key=lambda win: -win.gain), held)
+        wins.sort(key=lambda win: -win.gain)
+        raw = self.thinned({unit: label for win in wins for unit, label in win.labels.items()})
+        if self.setup.validate_groups:
+            yield from self._together(wins, held, raw)
+        last = [profiled(raw, "raw")] if wins and self.is_worth_building(raw) else []
+        yield [*last, *(profiled(placement, "pure") for placement in self.thinned_everything())]
 
     def _alone(self, groups: Sequence[UnitBlock], share: float) -> Steps[list[Win]]:
         """Time the schemes of one kind on its first group; returns the best one, if it has a gain."""
@@ -70,32 +81,13 @@ class SubgraphSearch(Stepwise):
             labels |= dict(schemes_of(self.space, group)).get(schemes[best], {})
         return [Win(gain=share * (1 - ratios[best]), labels=labels)]
 
-    def _together(self, wins: Sequence[Win], held: Labels) -> Steps[None]:
-        """Add the wins step by step; then all of them at once, and everything, whatever the results of the steps.
-
-        Without ``validate_groups`` the steps are skipped. A rejected step is repeated while others win: next to integer
-        neighbours it needs fewer conversions. Under a limit the last two leave out the units with the most noise for
-        their time.
-        """
-        raw = self.thinned({unit: label for win in wins for unit, label in win.labels.items()})
-        waiting = list(steps_of(wins, STEP * self.eps)) if self.setup.validate_groups else []
-        before = -1
-        while waiting and len(waiting) != before:
-            before, rejected = len(waiting), []
-            for step in waiting:
-                placement = self.space.resolve({**held, **step})
-                if self.is_new(placement) and not self.is_worth_building(placement):
-                    rejected.append(step)
-                    continue
-                phase = "raw" if placement.digest == raw.digest else "validate"
-                trials = yield [profiled(placement, phase)]
-                if any(trial.incumbent for trial in trials):
-                    held = dict(placement.labels)
-                else:
-                    rejected.append(step)
-            waiting = rejected
-        last = [profiled(raw, "raw")] if wins and self.is_worth_building(raw) else []
-        yield [*last, *(profiled(placement, "pure") for placement in self.thinned_everything())]
+    def _together(self, wins: Sequence[Win], held: Labels, raw: Placement) -> Steps[None]:
+        """Add the wins step by step, as long as the whole model wins its race; ``raw`` has all of them at once."""
+        for step in steps_of(wins, self.step * self.eps):
+            placement = self.space.resolve({**held, **step})
+            if self.is_worth_building(placement):
+                trials = yield [profiled(placement, "raw" if placement == raw else "validate")]
+                held = {**held, **step} if any(trial.incumbent for trial in trials) else held
 
 
 def schemes_of(space: SchemeSpace, group: UnitBlock) -> list[tuple[str, Labels]]:
@@ -138,13 +130,12 @@ def inner_ratio(trial: Trial, reference: Trial) -> float:
     wholes are compared.
     """
     assert trial.ratio is not None
-    inner, own = _computing(reference.layers), _computing(trial.layers)
-    return trial.ratio * own / inner if inner and own else trial.ratio
-
-
-def _computing(layers: Sequence[LayerTime]) -> float:
-    whole = math.fsum(layer.milliseconds for layer in layers)
-    return math.fsum(layer.milliseconds for layer in layers if not layer.boundary) / whole if whole else 0.0
+    shares = []
+    for layers in (trial.layers, reference.layers):
+        whole = math.fsum(layer.milliseconds for layer in layers)
+        inner = math.fsum(layer.milliseconds for layer in layers if not layer.boundary)
+        shares.append(inner / whole if whole else 0.0)
+    return trial.ratio * shares[0] / shares[1] if all(shares) else trial.ratio
 
 
 def steps_of(wins: Sequence[Win], least: float) -> Iterator[Labels]:
@@ -192,44 +183,42 @@ def groups_of(space: SchemeSpace, layers: Sequence[LayerTime]) -> list[UnitBlock
     group_of: dict[str, int] = {}
     for block in fuse(space, [layers]):
         units = [space.by_id[name] for name in block.units]
-        number = None if any(unit.op_type in ANCHORS for unit in units) else _feeding(space, units, group_of)
-        if number is None or sum(len(unit.nodes) for unit in (*groups[number], *units)) > MOST_NODES:
+        makers = {_maker(space, tensor)[0] for unit in units for tensor, _ in unit.edges}
+        number = max((group_of[maker] for maker in makers if maker in group_of), default=None)
+        is_cheap = not any(unit.op_type in ANCHORS for unit in units)
+        if number is None or not is_cheap or _size([*groups[number], *units]) > MOST_NODES:
             number = len(groups)
             groups.append([])
         groups[number] += units
-        group_of.update(dict.fromkeys((unit.id for unit in units), number))
+        group_of.update(dict.fromkeys(block.units, number))
     return [
         UnitBlock(index=index, units=tuple(unit.id for unit in units), codes=())
         for index, units in enumerate(groups)
     ]
 
 
-def _feeding(space: SchemeSpace, units: Sequence[Unit], group_of: Mapping[str, int]) -> int | None:
-    """The last group that produces an input of these units."""
-    makers = (_maker(space, tensor) for unit in units for tensor, _ in unit.edges)
-    return max((group_of[maker] for maker in makers if maker in group_of), default=None)
+def _size(units: Sequence[Unit]) -> int:
+    return sum(len(unit.nodes) for unit in units)
 
 
-def _maker(space: SchemeSpace, tensor: str) -> str:
-    """The unit that produces a tensor, through any copies between."""
-    node = space.model.producer.get(tensor)
+def _maker(space: SchemeSpace, tensor: str) -> tuple[str, list[str]]:
+    """The unit that produces a tensor, and the nodes between that only copy."""
+    node, copies = space.model.producer.get(tensor), list[str]()
     while node is not None and node.name not in space.unit_of and copies_values(node):
+        copies.append(node.name)
         node = space.model.producer.get(node.inputs[0])
-    return space.unit_of.get(node.name, "") if node is not None else ""
+    return "" if node is None else space.unit_of.get(node.name, ""), copies
 
 
 def nodes_of(space: SchemeSpace, group: UnitBlock) -> tuple[str, ...]:
     """The nodes of a group in graph order, including the copies between its units."""
-    model = space.model
     nodes = {name for unit in group.units for name in space.by_id[unit].nodes}
     for unit in group.units:
         for tensor, _ in space.by_id[unit].edges:
-            if _maker(space, tensor) in group.units:
-                node = model.producer[tensor]
-                while node.name not in space.unit_of:
-                    nodes.add(node.name)
-                    node = model.producer[node.inputs[0]]
-    return tuple(sorted(nodes, key=lambda name: model.by_name[name].index))
+            maker, copies = _maker(space, tensor)
+            if maker in group.units:
+                nodes.update(copies)
+    return tuple(sorted(nodes, key=lambda name: space.model.by_name[name].index))
 
 
 strategy = SubgraphSearch

@@ -13,7 +13,7 @@ from qdqspec.backends.onnxruntime import backend
 from qdqspec.graph.model import Model
 from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.regions.search import find_regions
-from qdqspec.search.labels import spread, tied_classes
+from qdqspec.search.blocks import labels_of, tie
 from qdqspec.search.strategies.exhaustive import Exhaustive
 from qdqspec.search.strategies.region import RegionSearch
 from qdqspec.types import Placement
@@ -45,9 +45,9 @@ def then_branch_only(placement: Placement) -> float:
 
 
 def test_the_exhaustive_search_proposes_every_labelling_of_all_bodies(space: SchemeSpace, drive) -> None:
-    classes = tied_classes(space)
-    labellings = itertools.product(*(tied.labels for tied in classes))
-    expected = {space.resolve(spread(space, classes, choice)).digest for choice in labellings}
+    classes = tie(space)
+    labellings = itertools.product(*(tied.codes for tied in classes))
+    expected = {space.resolve(labels_of(space, classes, choice)).digest for choice in labellings}
     assert len(expected) >= 8
     trials = drive(Exhaustive, space, then_branch_only, trials=2000)
     assert {trial.placement.digest for trial in trials} == expected

@@ -11,10 +11,10 @@ import pytest
 
 from qdqspec.backends.base import BuildOptions
 from qdqspec.errors import BackendError, OutputError
-from qdqspec.measurement.admission import Admission
 from qdqspec.measurement.engines import Engines
 from qdqspec.measurement.profiles import Load, Part
 from qdqspec.parity.gate import Runs
+from qdqspec.search.limits import Limits
 from qdqspec.types import Placement, Trial
 from tests.support.lab import (
     FEEDS,
@@ -415,10 +415,10 @@ def test_all_data_is_run_on_several_engines_of_a_candidate(make_lab: MakeLab) ->
         return 30.0
 
     lab = make_lab(QUIET, a=Candidate(0.7))
-    arena = started(lab, admission=Admission(sqnr_db, 20.0), engines=2)
+    arena = started(lab, limits=Limits(first_samples=sqnr_db), engines=2)
     assert arena.trial(1, placement("a"), "p").incumbent
     assert several == [True, True]
     assert [engine.name for engine in lab.open] == ["a"]
-    alone = started(make_lab(QUIET), admission=Admission(sqnr_db, 20.0), engines=2, memory=lambda *_: False)
+    alone = started(make_lab(QUIET), limits=Limits(first_samples=sqnr_db), engines=2, memory=lambda *_: False)
     assert several.pop() is False
     alone.bench.close()

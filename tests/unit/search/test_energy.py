@@ -222,25 +222,22 @@ def test_a_descent_from_a_start_is_not_above_it(seed: int) -> None:
 
 
 @given(seed=st.integers(0, 9999), decibels=st.floats(0, 60), share=st.sampled_from([0.0, 1.0, 2.0]))
-def test_noise_is_within_what_is_allowed_and_time_not_above_a_greedy_choice(
-    seed: int, decibels: float, share: float
-) -> None:
+def test_noise_is_within_what_is_allowed(seed: int, decibels: float, share: float) -> None:
     energy, most = drawn_energy(seed), 10 ** (-decibels / 10)
     energy.noise = drawn_noise(energy, seed)
-    codes, greedy = energy.within(most, share), energy.quieted(energy.minimize(share), most)
+    codes = energy.within(most, share)
     assert energy.noise_of(codes) <= most
-    assert energy.noise_of(greedy) <= most
-    assert energy.predict(codes, share) <= energy.predict(greedy, share) + 1e-9
+    assert energy.predict(codes, share) <= energy.predict(np.zeros_like(codes), share) + 1e-9
     assert all(code in block.codes for block, code in zip(energy.blocks, codes.tolist(), strict=True))
 
 
 @given(seed=st.integers(0, 299))
 def test_the_labelling_within_a_limit_is_close_to_the_best_of_all(seed: int) -> None:
-    """The largest factor of these 300 energies is 1.14, the mean 1.0005."""
+    """The largest factor of these 300 energies is 1.06, the mean 1.0003."""
     energy, most = drawn_energy(seed), 10 ** np.random.default_rng(seed + 2000).uniform(-4, -1)
     energy.noise = drawn_noise(energy, seed + 1000)
     best = min(energy.predict(codes) for codes in all_labellings(energy) if energy.noise_of(codes) <= most)
-    assert energy.predict(energy.within(most)) <= 1.2 * best
+    assert energy.predict(energy.within(most)) <= 1.1 * best
 
 
 def test_the_labelling_within_a_large_limit_is_the_fastest() -> None:
@@ -254,14 +251,6 @@ def test_blocks_above_the_limit_under_every_label_stay_float() -> None:
     energy.noise = np.ones_like(energy.times)
     energy.noise[:, FP] = 0.0
     assert not energy.within(0.5).any()
-
-
-@given(seed=st.integers(0, 999))
-def test_a_labelling_within_the_limit_is_not_changed(seed: int) -> None:
-    energy = drawn_energy(seed)
-    energy.noise = drawn_noise(energy, seed)
-    for codes in all_labellings(energy)[::10]:
-        assert energy.quieted(codes, energy.noise_of(codes)).tolist() == codes.tolist()
 
 
 def test_a_higher_price_of_noise_does_not_increase_it(learnt) -> None:

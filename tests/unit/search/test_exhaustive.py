@@ -8,7 +8,7 @@ import math
 import pytest
 
 from qdqspec.errors import ConfigError
-from qdqspec.search.labels import spread, tied_classes
+from qdqspec.search.blocks import labels_of, tie
 from qdqspec.search.strategies.exhaustive import Exhaustive
 from qdqspec.types import Placement
 
@@ -20,9 +20,9 @@ def flat(placement: Placement) -> float:
 @pytest.mark.parametrize("batch", [1, 7])
 def test_every_labelling_is_proposed_once(space_of, drive, batch: int) -> None:
     space = space_of("digits_resnet", "Gemm", "GlobalAveragePool", "Flatten", "Add")
-    classes = tied_classes(space)
-    labellings = itertools.product(*(tied.labels for tied in classes))
-    expected = {space.resolve(spread(space, classes, choice)).digest for choice in labellings}
+    classes = tie(space)
+    labellings = itertools.product(*(tied.codes for tied in classes))
+    expected = {space.resolve(labels_of(space, classes, choice)).digest for choice in labellings}
     trials = drive(Exhaustive, space, flat, trials=2000, batch=batch)
     assert sorted(trial.placement.digest for trial in trials) == sorted(expected)
     assert len(expected) > 8
@@ -40,7 +40,7 @@ def test_the_exhaustive_search_begins_with_pure_labellings(space_of, drive) -> N
 def test_the_default_budget_is_the_whole_space(space_of, drive) -> None:
     space = space_of("digits_resnet", "Gemm", "Add")
     budget = Exhaustive.default_trials("quick", space)
-    assert budget == math.prod(len(tied.labels) for tied in tied_classes(space))
+    assert budget == math.prod(len(tied.codes) for tied in tie(space))
     assert len(drive(Exhaustive, space, flat, trials=budget + 1)) <= budget
 
 

@@ -12,20 +12,20 @@ import pytest
 from qdqspec.parity.compare import power_of
 from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.placement.space.units import Unit
-from qdqspec.search._guide import Guide
 from qdqspec.search.base import SearchSetup, Strategy, profiled
 from qdqspec.search.blocks import fuse
+from qdqspec.search.guide import Guide
 from qdqspec.search.labels import LINEAR
-from qdqspec.search.repair import NearMiss, repaired
+from qdqspec.search.limits import Limits
+from qdqspec.search.repair import repaired
 from qdqspec.search.select import front_of, reaches
-from qdqspec.search.stepwise import BRACKET_DB
 from qdqspec.search.strategies.attribution import Attribution
 from qdqspec.search.strategies.exhaustive import Exhaustive
 from qdqspec.search.strategies.optuna import OptunaSearch
 from qdqspec.search.strategies.region import RegionSearch
 from qdqspec.search.strategies.subgraph import SubgraphSearch
 from qdqspec.testing.strategies import Oracle, drive, small_space
-from qdqspec.types import NOT_CANDIDATES, LabelNoise, Placement, Trial
+from qdqspec.types import NOT_CANDIDATES, LabelNoise, Placement, SearchLimits, Trial
 
 
 class Additive:
@@ -346,17 +346,22 @@ def near_miss(ratio: float, sqnr_db: float, **changed: object) -> tuple[Additive
     return oracle, space, [reference, replace(trial, **changed)]  # type: ignore[arg-type]
 
 
-def near_miss_at(least_db: float) -> NearMiss:
-    return NearMiss(sqnr_db=lambda trial: trial.sqnr_db, least_db=least_db, min_gain=0.02)
+def limits_at(least_db: float, *trials: Trial) -> Limits:
+    """Limits with the figures of these trials."""
+    limits = Limits(asked=SearchLimits(min_sqnr_db=least_db))
+    for trial in trials:
+        limits.learn(trial)
+    return limits
 
 
 def repairs_of(
     oracle: Additive, space: SchemeSpace, trials: list[Trial], *, found_db: float = 38.5
 ) -> list[Placement]:
     """The proposed repairs, if the measured SQNR of each is ``found_db``."""
-    known = list(trials)
-    for placement in repaired(known, near_miss_at(38.0), oracle, space):
-        known.append(replace(trials[1], placement=placement, sqnr_db=found_db))  # noqa: PERF401 - the generator reads the list
+    known, limits = list(trials), limits_at(38.0, *trials)
+    for placement in repaired(known, limits, oracle, space):
+        known.append(replace(trials[1], placement=placement, sqnr_db=found_db))
+        limits.learn(known[-1])
     return [trial.placement for trial in known[len(trials) :]]
 
 
@@ -388,7 +393,7 @@ def test_a_repair_is_the_fastest_by_the_profiles_of_the_search() -> None:
         everything = space.resolve(space.everything())
         reference, other = (device.answer(profiled(p, "pure")) for p in (space.resolve({}), everything))
         missed = replace(other, ratio=0.6, sqnr_db=oracle.truth(everything), incumbent=False)
-        placement = next(repaired([reference, missed], near_miss_at(34.0), oracle, space))
+        placement = next(repaired([reference, missed], limits_at(34.0, missed), oracle, space))
         assert oracle.truth(placement) >= 34.0
         thinned = Guide(oracle, space).thinned(space.everything(), 34.3, dict.fromkeys(space.by_id, 1.0))
         costs.append(device.cost(placement))
@@ -478,7 +483,7 @@ def test_no_candidate_is_noisier_than_one_that_missed_the_metric_when_built(
     for trial in trials:
         if trial.placement.sites and trial.phase not in NOT_CANDIDATES:
             assert trial.sqnr_db is not None
-            assert trial.sqnr_db > missed_db - BRACKET_DB - oracle.doubt_db
+            assert trial.sqnr_db > missed_db - 1.0 - oracle.doubt_db
             if trial.accuracy == 0.0:
                 missed_db = max(missed_db, trial.sqnr_db)
     assert (

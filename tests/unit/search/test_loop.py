@@ -10,7 +10,8 @@ import pytest
 from qdqspec.deadline import Deadline
 from qdqspec.errors import BackendError
 from qdqspec.search.base import Proposal
-from qdqspec.search.loop import Built, Search
+from qdqspec.search.contest import Built
+from qdqspec.search.loop import Search
 from qdqspec.types import Consumer, Placement, Progress, Race, Samples, Site, Trial
 
 NOISE = Samples(wall_ms=(1.0, 1.1, 1.2))
@@ -57,8 +58,8 @@ class Contest:
         self.eps = 0.01
         self.seconds = 0.0  # of each build
 
-    def build(self, number: int, proposal: Proposal, phase: str) -> Built:
-        return Built(self._trial(number, proposal.placement, phase))
+    def build(self, number: int, proposal: Proposal) -> Built:
+        return Built(self._trial(number, proposal.placement, proposal.phase))
 
     def measure(self, built: Built) -> Trial:
         return built.trial

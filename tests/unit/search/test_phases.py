@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from qdqspec.parity.compare import power_of
-from qdqspec.parity.gate import NoiseBar
 from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.search.base import SearchSetup
+from qdqspec.search.limits import Limits, MetricLimit
 from qdqspec.search.posterior import Posterior
 from qdqspec.search.select import front_of, reaches
 from qdqspec.search.strategies.attribution import Attribution
@@ -159,7 +159,7 @@ class Scoring(Oracle):
         super().__init__(space, seed)
         self.least = least
         self.scored: list[Placement] = []
-        self._sqnr, self._bar = sqnr_of(space), NoiseBar()
+        self._sqnr, self._limits = sqnr_of(space), Limits(metric=MetricLimit(least=least))
 
     def score(self, placement: Placement) -> float:
         uneven = int(placement.digest[:4], 16) / 0xFFFF  # of two decibels
@@ -169,13 +169,13 @@ class Scoring(Oracle):
         best = self._best
         sqnr_db = self._sqnr(proposal.placement)
         trial = replace(super().answer(proposal), sqnr_db=sqnr_db)
-        if not proposal.timed or self._bar.is_far_below(sqnr_db):
+        if not proposal.timed or self._limits.is_far_below(sqnr_db):
             self._best = best
             return replace(trial, incumbent=False, race=None)
         if trial.incumbent and proposal.placement.sites:
             self.scored.append(proposal.placement)
             trial = replace(trial, accuracy=self.score(proposal.placement))
-            self._bar.learn(trial, self.least)
+            self._limits.learn(trial)
             if not reaches(trial, None, self.least):
                 self._best = best
                 return replace(trial, incumbent=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from qdqspec.placement.space.search_space import SchemeSpace
-from qdqspec.search.labels import tied_classes
+from qdqspec.search.blocks import labels_of, tie
 from qdqspec.search.strategies.region import SCHEMES, RegionSearch, best_by_pattern
 from qdqspec.types import Placement, Trial
 
@@ -22,7 +22,7 @@ def hurting(placement: Placement) -> float:
 
 def patterns_of(space: SchemeSpace, before: Placement, after: Placement) -> set[str]:
     """The patterns of the units whose labels differ."""
-    pattern = {name: tied.pattern for tied in tied_classes(space) for name in tied.units}
+    pattern = {name: tied.pattern for tied in tie(space) for name in tied.units}
     return {pattern[name] for name, _ in set(before.labels) ^ set(after.labels)}
 
 
@@ -55,7 +55,7 @@ def test_patterns_are_searched_in_order_of_their_share_of_the_time(space_of, dri
     space = space_of()
     spent = {node.name: 1.0 + node.index for node in space.model.nodes}  # as in the profile
     share: dict[str, float] = {}
-    for tied in tied_classes(space):
+    for tied in tie(space):
         time = sum(spent[node] for name in tied.units for node in space.by_id[name].nodes)
         share[tied.pattern] = share.get(tied.pattern, 0.0) + time
     start = space.resolve({})
@@ -74,7 +74,7 @@ def test_slower_candidates_do_not_change_the_incumbent(space_of, drive) -> None:
 
 def test_the_search_of_a_pattern_without_gains_ends_early(space_of, drive) -> None:
     space = space_of()
-    count = len({tied.pattern for tied in tied_classes(space)})
+    count = len({tied.pattern for tied in tie(space)})
     budget = RegionSearch.default_trials("default", space)
     trials = drive(RegionSearch, space, hurting, trials=budget)
     assert len(trials) <= 2 + count * 10 < budget
@@ -89,8 +89,8 @@ def test_a_small_budget_is_divided_among_the_patterns(space_of, drive) -> None:
 
 def test_only_the_pattern_that_gains_is_quantized(space_of, drive) -> None:
     space = space_of()
-    good = max(tied_classes(space), key=lambda tied: len(tied.units)).pattern
-    pattern = {name: tied.pattern for tied in tied_classes(space) for name in tied.units}
+    good = max(tie(space), key=lambda tied: len(tied.units)).pattern
+    pattern = {name: tied.pattern for tied in tie(space) for name in tied.units}
 
     def cost(placement: Placement) -> float:
         gains = sum(pattern[name] == good for name, _ in placement.labels)
@@ -133,7 +133,7 @@ def test_the_search_continues_from_a_seed_that_wins(space_of, drive) -> None:
 
 def test_presets_set_the_number_of_schemes_per_pattern(space_of) -> None:
     space = space_of()
-    count = len({tied.pattern for tied in tied_classes(space)})
+    count = len({tied.pattern for tied in tie(space)})
     assert {p: RegionSearch.default_trials(p, space) for p in SCHEMES} == {
         "quick": 2 + 30 * count, "default": 2 + 50 * count, "extensive": 2 + 200 * count,
     }  # fmt: skip
@@ -146,7 +146,7 @@ def test_a_model_without_units_ends_after_the_reference(space_of, drive) -> None
 def test_the_budget_of_each_region_is_limited(space_of, drive) -> None:
     space = space_of()
     start = space.resolve({})
-    patterns = {tied.pattern for tied in tied_classes(space)}
+    patterns = {tied.pattern for tied in tie(space)}
     for each in (1, 3):
         budget = RegionSearch.default_trials("default", space, each)
         assert budget == 2 + each * len(patterns)
@@ -161,10 +161,10 @@ def test_the_budget_of_each_region_is_limited(space_of, drive) -> None:
 
 def test_the_best_of_a_pattern_is_its_last_winner_or_else_its_fastest(space_of) -> None:
     space = space_of()
-    first, *rest = tied_classes(space)
+    first, *rest = tie(space)
     second = next(tied for tied in rest if tied.pattern != first.pattern)
-    one = dict.fromkeys(first.units, first.labels[-1])
-    both = one | dict.fromkeys(second.units, second.labels[-1])
+    one = labels_of(space, [first], [first.codes[-1]])
+    both = one | labels_of(space, [second], [second.codes[-1]])
     trials = [
         Trial(number=number, phase=phase, placement=space.resolve(labels), ratio=ratio, incumbent=won)
         for number, (phase, labels, ratio, won) in enumerate(

@@ -13,7 +13,8 @@ from qdqspec.deadline import Deadline
 from qdqspec.measurement.journal import trial_from_json, trial_to_json
 from qdqspec.registry import names, resolve
 from qdqspec.search.base import Proposal, SearchSetup
-from qdqspec.search.loop import Built, Search
+from qdqspec.search.contest import Built
+from qdqspec.search.loop import Search
 from qdqspec.testing.strategies import Oracle, small_space
 from qdqspec.types import Samples, Trial
 
@@ -32,10 +33,10 @@ class Device:
             self.space, 3, fails=lambda placement: int(placement.digest, 16) % 3 == 0, eps=0.02
         )
 
-    def build(self, number: int, proposal: Proposal, phase: str) -> Built:
+    def build(self, number: int, proposal: Proposal) -> Built:
         self.built.append((proposal.placement.digest, proposal.subgraph))
         best = self._oracle._best
-        answer = self._oracle.answer(replace(proposal, phase=phase))
+        answer = self._oracle.answer(proposal)
         trial = replace(answer, number=number, subgraph=proposal.subgraph, eps=None)
         if proposal.subgraph or not proposal.timed:
             self._oracle._best = best

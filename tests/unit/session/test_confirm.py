@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqspec.accuracy.constraint import AccuracyConstraint
 from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.deadline import Deadline
 from qdqspec.measurement import bench as measurement
 from qdqspec.measurement.together import Together
+from qdqspec.search.limits import Limits
 from qdqspec.session.confirm import APART_SECONDS, MOST_TIMES, _Confirmation, confirm
 from qdqspec.types import (
     Consumer,
@@ -106,18 +106,10 @@ def confirmed(
         Trial(number=1, phase="pure", placement=FAST, incumbent=True, ratio=0.9, race=race),
         *more_trials,
     )
-    constraint = SimpleNamespace(
-        limits=SearchLimits(min_gain=min_gain),
-        reaches=lambda trial: True,
-        shortfall=lambda trials: "",
-        refused=lambda trials: "",
-        score=lambda placement: None,
-        min_accuracy=None,
-        admission=None,
-    )
+    limits = Limits(asked=SearchLimits(min_gain=min_gain, min_sqnr_db=None))
     deadline = more.pop("deadline", None) or Deadline(clock=lambda: 0.0)
     more.setdefault("wait", lambda seconds: None)
-    return confirm(trials, EVERYTHING, bench, constraint, deadline, pareto=False, **more)  # type: ignore[arg-type] # only the used attributes
+    return confirm(trials, EVERYTHING, bench, limits, deadline, pareto=False, **more)  # type: ignore[arg-type] # only the used attributes
 
 
 def test_a_gain_proved_by_the_first_measurement_is_not_measured_again() -> None:
@@ -201,7 +193,7 @@ def test_repetitions_prove_gains_on_a_changing_machine_and_few_that_are_none(
     """With one measurement .93 is proved in 31 % (decision 36)."""
     random, proved = np.random.default_rng(3), 0
     for _ in range(150):
-        own = _Confirmation((), changing_bench(true, random), AccuracyConstraint(SearchLimits(min_gain=0.02)))
+        own = _Confirmation((), changing_bench(true, random), Limits(asked=SearchLimits(min_gain=0.02)))
         again = own.repetitions({"tuned": FAST}, Deadline(), lambda seconds: None)
         found = own.bench.compare({"reference": REFERENCE, "tuned": FAST}, again=again)
         proved += found.tested["tuned"].proves(0.02)

@@ -17,7 +17,7 @@ from simulated_times import simulate_times
 from qdqspec.corrections.find import FoundCorrections
 from qdqspec.preparation.correcting import Correcting
 from qdqspec.search.base import Proposal
-from qdqspec.search.loop import Built, Contest
+from qdqspec.search.contest import Built, Contest
 from qdqspec.session import Session
 from qdqspec.types import (
     CORRECTIONS,
@@ -73,17 +73,13 @@ def test_the_time_left_is_that_of_the_whole_search(case: Case, tmp_path: Path) -
 
 def state_of(contest: Contest) -> tuple[object, ...]:
     """The state before a build: the noise of builds, the incumbent, graphs built before, and accuracies."""
-    admission = contest._admission
-    assert admission is not None
-    accuracies = admission.few_db, admission.confirmed_db, admission.scores
     return deepcopy(
         (
             contest.eps,
             (contest._incumbent.digest, contest.best),
             contest._seen.keys() - {""},
-            *accuracies,
-            admission.bar,
-            admission.difference,
+            contest.limits.known,
+            contest.limits.difference,
         )
     )
 
@@ -107,17 +103,17 @@ def test_a_search_resumed_after_any_trial_has_the_same_state_and_next_build(
     monkeypatch.setattr(Correcting, "find", lambda _: FoundCorrections())
     build, built = Contest.build, list[tuple[int, tuple[object, ...]]]()
 
-    def noted(self: Contest, number: int, proposal: Proposal, phase: str) -> Built:
+    def noted(self: Contest, number: int, proposal: Proposal) -> Built:
         written = journal.read_bytes().count(b"\n") if journal.exists() else 0
-        built.append((written, (phase, proposal.placement.digest, *state_of(self))))
-        return build(self, number, proposal, phase)
+        built.append((written, (proposal.phase, proposal.placement.digest, *state_of(self))))
+        return build(self, number, proposal)
 
     def steady(self: Contest, *_: object) -> Samples:
         self.eps = 0.02
         return Samples()
 
-    def stopped(self: Contest, number: int, proposal: Proposal, phase: str) -> None:
-        stops.append((phase, proposal.placement.digest, *state_of(self)))
+    def stopped(self: Contest, number: int, proposal: Proposal) -> None:
+        stops.append((proposal.phase, proposal.placement.digest, *state_of(self)))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Contest, "measure_noise", steady)
@@ -140,8 +136,8 @@ def test_near_misses_of_the_limit_are_repaired_after_the_search(
 ) -> None:
     asked: list[float] = []
 
-    def repaired(trials, near_miss, oracle, space) -> Iterator[Placement]:  # type: ignore[no-untyped-def] # as in `search.repair`
-        asked.append(near_miss.least_db)
+    def repaired(trials, limits, oracle, space) -> Iterator[Placement]:  # type: ignore[no-untyped-def] # as in `search.repair`
+        asked.append(limits.min_sqnr_db)
         yield space.resolve(space.everything())
 
     monkeypatch.setattr("qdqspec.session.tuning.repaired", repaired)

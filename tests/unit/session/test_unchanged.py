@@ -12,10 +12,10 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from qdqspec.accuracy.constraint import AccuracyConstraint
 from qdqspec.checks.rejected import kernel_lines
 from qdqspec.report.record import record_from_json, record_to_json
 from qdqspec.report.tables import summary_table
+from qdqspec.search.limits import Limits
 from qdqspec.session import Session
 from qdqspec.session.kernels import KnownCandidate, quantized_work, rejected_candidates
 from qdqspec.session.outcome import cut_short_text
@@ -30,7 +30,6 @@ from qdqspec.types import (
     PlacedPair,
     Placement,
     RunRecord,
-    SearchLimits,
     SearchResult,
     Site,
     Trial,
@@ -258,6 +257,14 @@ def candidate(
     )
 
 
+def limits_with(known: list[KnownCandidate]) -> Limits:
+    """The default limits, with the figures of these candidates."""
+    limits = Limits()
+    for one in known:
+        limits.learn(one.trial)
+    return limits
+
+
 def test_candidates_on_both_sides_of_the_limit_are_compared() -> None:
     known = [
         candidate(1, 0.4, 12.0),
@@ -265,7 +272,7 @@ def test_candidates_on_both_sides_of_the_limit_are_compared() -> None:
         candidate(9, 0.8, 15.0),
         candidate(3, 1.1, 25.0),
     ]
-    found = rejected_candidates(known, (), AccuracyConstraint(SearchLimits()), OPS)
+    found = rejected_candidates(known, (), limits_with(known), OPS)
     assert [(one.role, one.ratio.median, one.reason) for one in found] == [
         ("fastest candidate", 0.4, "8.0 dB below the SQNR limit of 20 dB (the default)"),
         ("fastest candidate within the limits", 1.1, "slower"),
@@ -278,9 +285,8 @@ def test_the_time_of_a_candidate_is_divided_into_conversions_and_kernels() -> No
     before = (kernel("conv", ms=2.0), kernel("swish", ms=1.0), kernel("gemm", ms=1.0))
     quantize = LayerTime(name="q", op_type="QuantizeLinear", milliseconds=0.5, tensors=("x1",), boundary=True)
     after = (quantize, kernel("conv", ms=2.5), kernel("swish", ms=1.0), kernel("gemm", ms=0.25, integer=True))
-    (found,) = rejected_candidates(
-        [candidate(1, 1.1, 30.0, after)], before, AccuracyConstraint(SearchLimits()), OPS
-    )
+    known = [candidate(1, 1.1, 30.0, after)]
+    (found,) = rejected_candidates(known, before, limits_with(known), OPS)
     kernels = found.kernels
     assert kernels is not None
     assert (kernels.kernels, kernels.integer, kernels.unfused) == (3, 1, 1)

@@ -6,19 +6,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqspec.parity.gate import FAR_BELOW_DB, STEP_DB, NoiseBar
-from qdqspec.types import Consumer, Placement, Site, Trial
+from qdqspec.search.limits import Limits, MetricLimit
+from qdqspec.types import Consumer, Placement, SearchLimits, Site, Trial
 
 
 def placed(name: str) -> Placement:
     return Placement(sites=frozenset({Site(tensor=name, consumers=(Consumer("n", 0),), format="uint8")}))
 
 
-def bar(**scores: float) -> NoiseBar:
-    """A noise bar after candidates: ``bar(db20=0.9)`` is one of 20 dB with a score of 0.9, where 0.5 is accepted."""
-    found = NoiseBar()
+FAR_BELOW_DB, STEP_DB = 3.0, 5.0
+
+
+def bar(**scores: float) -> Limits:
+    """Limits after candidates: ``bar(db20=0.9)`` is one of 20 dB with a score of 0.9, where 0.5 is accepted."""
+    found = Limits(
+        asked=SearchLimits(min_sqnr_db=None),
+        metric=MetricLimit(least=0.5),
+        far_db=FAR_BELOW_DB,
+        step_db=STEP_DB,
+    )
     for name, score in scores.items():
-        found.learn(_trial(float(name.removeprefix("db")), score), 0.5)
+        found.learn(_trial(float(name.removeprefix("db")), score))
     return found
 
 
@@ -29,19 +37,19 @@ def _trial(sqnr_db: float | None, score: float | None, placement: Placement | No
 
 
 def test_no_sqnr_is_proposed_before_a_rejection() -> None:
-    assert bar().next_db is None
-    assert bar(db20=0.9).next_db is None
+    assert bar().aim_db is None
+    assert bar(db20=0.9).aim_db is None
     assert not bar(db20=0.9).is_far_below(-200.0)
 
 
 def test_a_higher_sqnr_is_proposed_after_a_rejection() -> None:
-    assert bar(db10=0.1).next_db == 10 + STEP_DB
-    assert bar(db10=0.1, db15=0.2).next_db == 15 + STEP_DB
+    assert bar(db10=0.1).aim_db == 10 + STEP_DB
+    assert bar(db10=0.1, db15=0.2).aim_db == 15 + STEP_DB
 
 
 def test_the_middle_of_a_rejected_and_an_accepted_sqnr_is_proposed() -> None:
-    assert bar(db10=0.1, db16=0.9).next_db == 13
-    assert bar(db10=0.1, db40=0.9).next_db == 10 + STEP_DB  # the increase is limited to one step
+    assert bar(db10=0.1, db16=0.9).aim_db == 13
+    assert bar(db10=0.1, db40=0.9).aim_db == 10 + STEP_DB  # the increase is limited to one step
 
 
 def test_an_sqnr_far_below_a_rejected_one_is_excluded() -> None:
@@ -53,60 +61,60 @@ def test_an_sqnr_far_below_a_rejected_one_is_excluded() -> None:
 def test_a_rejected_candidate_excludes_no_accepted_one_of_lower_sqnr() -> None:
     found = bar(db30=0.1, db20=0.9)
     assert not found.is_far_below(15.0)
-    assert found.next_db == 20
+    assert found.aim_db == 20
 
 
 def test_a_rehearsed_placement_counts_as_accepted_only_above_a_rejected_build() -> None:
     found = bar(db16=0.1)
     found.rehearse(placed("noisy"), 5.0, kept=True)
     found.rehearse(placed("equal"), 16.0, kept=True)
-    assert (found.kept, found.rejected_db, found.next_db) == ([], 16, 16 + STEP_DB)
+    assert (found.scored[0], found.missed_db, found.aim_db) == ([], 16, 16 + STEP_DB)
     found.rehearse(placed("quiet"), 20.0, kept=True)
-    assert (found.kept, found.rejected_db, found.next_db) == ([20], 16, 18)
+    assert (found.scored[0], found.missed_db, found.aim_db) == ([20], 16, 18)
     assert found.is_far_below(16 - FAR_BELOW_DB)
 
 
 def test_an_accepted_build_counts_below_a_rejected_one() -> None:
     found = bar(db16=0.1, db5=0.9)
-    assert (found.kept, found.missed_db, found.next_db) == ([5], None, 5)
+    assert (found.scored[0], found.missed_db, found.aim_db) == ([5], -math.inf, 5)
     found.rehearse(placed("noisy"), 3.0, kept=True)
-    assert found.next_db == 3
+    assert found.aim_db == 3
 
 
 def test_a_rehearsed_loss_above_an_accepted_build_does_not_raise_the_estimate() -> None:
     found = bar(db10=0.1, db14=0.9)
     found.rehearse(placed("quiet"), 15.0, kept=False)
-    assert (found.rejected_db, found.next_db) == (10, 12)
+    assert (found.missed_db, found.aim_db) == (10, 12)
 
 
 @pytest.mark.parametrize("is_first", [False, True])
 def test_a_build_replaces_the_rehearsal_of_its_placement(*, is_first: bool) -> None:
-    found, placement = NoiseBar(), placed("t")
+    found, placement = bar(), placed("t")
     built = _trial(16.0, 0.1, placement)
     if is_first:
-        found.learn(built, 0.5)
+        found.learn(built)
     found.rehearse(placement, 18.0, kept=True)
     if not is_first:
-        assert found.kept == [18]
-        found.learn(built, 0.5)
-    assert (found.kept, found.lost) == ([], [16])
+        assert found.scored[0] == [18]
+        found.learn(built)
+    assert (found.scored[0], found.scored[1]) == ([], [16])
 
 
 @pytest.mark.parametrize(
     "trial", [_trial(20.0, None), _trial(None, 0.1), _trial(200.0, 0.1, Placement(sites=frozenset()))]
 )
 def test_trials_without_score_or_sqnr_and_the_reference_are_not_used(trial: Trial) -> None:
-    found = NoiseBar()
-    found.learn(trial, 0.5)
-    assert found == NoiseBar()
+    found = bar()
+    found.learn(trial)
+    assert found.scored == ([], [])
 
 
 @given(st.lists(st.tuples(st.floats(-50, 100, allow_subnormal=False), st.booleans()), max_size=8))
 def test_no_accepted_candidate_is_far_below_and_the_next_sqnr_is_above_the_rejected(results) -> None:
-    found = NoiseBar()
+    found = bar()
     for sqnr_db, good in results:
-        found.learn(_trial(sqnr_db, 1.0 if good else 0.0), 0.5)
-    assert not any(found.is_far_below(sqnr_db) for sqnr_db in found.kept)
-    if found.next_db is not None:
-        assert math.isfinite(found.next_db)
-        assert found.next_db > found.rejected_db
+        found.learn(_trial(sqnr_db, 1.0 if good else 0.0))
+    assert not any(found.is_far_below(sqnr_db) for sqnr_db in found.scored[0])
+    if found.aim_db is not None:
+        assert math.isfinite(found.aim_db)
+        assert found.aim_db > found.missed_db

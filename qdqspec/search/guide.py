@@ -1,0 +1,251 @@
+"""The guide of a strategy: which placements are worth a build, and which units to leave out, by predicted accuracy.
+
+Predictions are those of an accuracy oracle. They decide what is built, and never what wins.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cached_property
+
+import numpy as np
+
+from qdqspec.arrays import Floats
+from qdqspec.parity.compare import power_of
+from qdqspec.placement.space.search_space import SchemeSpace
+from qdqspec.search.base import AccuracyOracle
+from qdqspec.search.blocks import UnitBlock, block_labels
+from qdqspec.search.limits import Limits, MetricLimit
+from qdqspec.types import Label, Placement, SearchLimits, Trial
+
+MOST_NOISE = 1e9  # over signal; of a unit whose rehearsed outputs have no signal it would be infinite
+
+
+class Guide:
+    """What a strategy knows of the accuracy of placements: an oracle, or none, and the figures of builds so far.
+
+    ``limits`` has the figures of builds that the strategy was told, and those of rehearsals. Nothing is left out for
+    the SQNR limit unless it ``binds``, and placements of ``always`` are built whatever their metric.
+
+    ``doubt_share`` is the safety margin in standard deviations of a prediction: compositions aim above a limit by it,
+    and candidates are built up to it below. A larger one has fewer builds that miss the limit, and slower winners. A
+    limit is binding if everything quantized is expected within ``binding_db`` of it: a larger one rehearses more
+    candidates. Placements ``bracket_db`` below one that missed the metric are not built: a smaller one has fewer
+    builds, and may lose a winner.
+    """
+
+    def __init__(
+        self,
+        oracle: AccuracyOracle | None,
+        space: SchemeSpace,
+        *,
+        min_sqnr_db: float | None = None,
+        min_accuracy: float | None = None,
+        binds: bool = True,
+        always: Collection[Placement] = (),
+        doubt_share: float = 0.5,
+        binding_db: float = 3.0,
+        bracket_db: float = 1.0,
+    ) -> None:
+        self.oracle, self._space, self._binds, self._always = oracle, space, binds, always
+        metric = None if min_accuracy is None else MetricLimit(least=min_accuracy)
+        self.limits = Limits(asked=SearchLimits(min_sqnr_db=min_sqnr_db), metric=metric)
+        self._doubt_share, self._binding_db, self._bracket_db = doubt_share, binding_db, bracket_db
+        self._shares = dict[tuple[str, str], float]()  # noise of each (unit, label), once known
+        self._offset_db = 0.0  # of predictions over the sum of noise, by the last one
+
+    def learn(self, trial: Trial) -> None:
+        """Learn from a built candidate."""
+        self.limits.learn(trial)
+        if self.oracle is not None:
+            self.oracle.learn(trial)
+
+    # ---- predictions ----------------------------------------------------------------------------
+
+    @property
+    def margin_db(self) -> float:
+        """By how much compositions aim above a limit: they meet it with a probability of 0.7."""
+        return 0.0 if self.oracle is None else self._doubt_share * self.oracle.doubt_db
+
+    def predicted_db(self, placement: Placement) -> float | None:
+        """The expected SQNR of a placement; ``None`` if unknown."""
+        return None if self.oracle is None else self.oracle.predicted_db(placement)
+
+    def admits(self, placement: Placement, least_db: float | None) -> bool:
+        """Whether a placement may reach ``least_db``; true if nothing is known of it."""
+        if least_db is None or not placement.sites:
+            return True
+        predicted = self.predicted_db(placement)
+        return predicted is None or predicted + self.margin_db >= least_db
+
+    def keeps_metric(self, placement: Placement) -> bool:
+        """Whether a placement is not expected to miss the limit of the task metric; those of the user may always.
+
+        One with clearly more noise than a placement that missed it is expected to, whatever a rehearsal on few samples
+        shows.
+        """
+        limits, oracle = self.limits, self.oracle
+        if limits.metric is None or placement in self._always:
+            return True
+        if limits.has_missed_metric and not self.admits(placement, limits.missed_db - self._bracket_db):
+            return False
+        keeps = None if oracle is None else oracle.keeps_metric(placement)
+        if keeps is not None and (db := self.predicted_db(placement)) is not None:
+            limits.rehearse(placement, db, kept=keeps)
+        return keeps is not False
+
+    def is_worth_building(self, placement: Placement) -> bool:
+        """Whether a placement is not expected to be below a binding SQNR limit, or that of the task metric."""
+        least_db = self.limits.min_sqnr_db if self.is_bound else None
+        return self.admits(placement, least_db) and self.keeps_metric(placement)
+
+    @cached_property
+    def is_bound(self) -> bool:
+        """Whether the SQNR limit is binding, decided once from the prediction for everything quantized."""
+        space, least_db = self._space, self.limits.min_sqnr_db
+        if self.oracle is None or least_db is None or not self._binds or not space.units:
+            return False
+        found = [self.predicted_db(space.resolve(space.everything(c.name))) for c in space.choices]
+        return any(db is not None and db < least_db + self._binding_db for db in found)
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether the SQNR limit is binding, or a placement missed the task metric's limit."""
+        return self.is_bound or self.limits.has_missed_metric
+
+    # ---- noise ----------------------------------------------------------------------------------
+
+    @property
+    def has_noise(self) -> bool:
+        """Whether the noise of single labels is known; computes it if possible.
+
+        Units share the noise of a tensor between them equally: it is there once.
+        """
+        noise = None if self._shares or self.oracle is None else self.oracle.noise()
+        if noise is not None:
+            parts = {(unit, part) for (unit, _), own in noise.parts.items() for part in own}
+            owners = Counter(part for _, part in parts)
+            self._shares = {
+                key: sum(min(noise.powers[part], MOST_NOISE) / owners[part] for part in own)
+                for key, own in noise.parts.items()
+            }
+        return bool(self._shares)
+
+    def noise_of(self, unit: str, label: Label) -> float:
+        """The noise of a unit; for a label that cannot be rehearsed, the largest noise of the unit's other labels."""
+        known = self._shares.get((unit, label))
+        if known is not None:
+            return known
+        others = (self._shares.get((unit, other)) for other in self._space.by_id[unit].labels)
+        return max((own for own in others if own is not None), default=0.01)
+
+    def block_noise(self, blocks: Sequence[UnitBlock]) -> Floats | None:
+        """The noise of blocks under each code; ``None`` if unknown."""
+        if not self.has_noise:
+            return None
+        noise = np.zeros((len(blocks), len(self._space.labels)))
+        for block in blocks:
+            for code in block.codes:
+                labels = block_labels(self._space, block, code)
+                own = (self.noise_of(unit, label) for unit, label in labels.items() if label != "fp")
+                noise[block.index, code] = sum(own)
+        return noise
+
+    def allowed(self, least_db: float) -> float:
+        """The sum of noise with which a placement is worth a build, by the last prediction."""
+        return power_of(least_db - self.margin_db - self._offset_db)
+
+    # ---- placements within limits ---------------------------------------------------------------
+
+    def meet(
+        self,
+        least_db: float,
+        placed: Callable[[float], Placement],
+        *,
+        predictions: int = 8,
+        close_db: float = 0.4,
+    ) -> Placement | None:
+        """The placement with the most noise that is predicted to have this SQNR, and the margin; ``None`` for none.
+
+        ``placed`` gives the placement for an allowed sum of noise. Noise is not exactly additive, so what is allowed is
+        corrected by the prediction for each placement, until one is at most ``close_db`` above the aim. Fewer
+        ``predictions`` take less time, and leave more of the limit unused.
+        """
+        aim, best, seen = least_db + self.margin_db, None, set[Placement]()
+        low, high = -np.inf, np.inf  # allowances in decibels that met the aim, and that did not
+        at = self._offset_db - aim
+        for _ in range(predictions):
+            placement = placed(10 ** (at / 10))
+            predicted = self.predicted_db(placement)
+            if predicted is None:
+                return placement
+            is_met = predicted >= aim
+            best, low, high = (placement, at, high) if is_met else (best, low, at)
+            if is_met and (placement in seen or predicted <= aim + close_db):
+                break
+            seen.add(placement)
+            made = sum(self.noise_of(unit, label) for unit, label in placement.labels)
+            if placement.sites:
+                self._offset_db = predicted + 10 * math.log10(max(made, 1e-30))
+            at = self._offset_db - aim if placement.sites else at + 10.0
+            if not low < at < high:
+                at = (low + high) / 2 if np.isfinite(low + high) else at
+        return best
+
+    def within_limits(
+        self, made: Callable[[float], Placement | None], *, rehearsals: int = 6
+    ) -> Placement | None:
+        """The placement ``made`` for the lowest SQNR at which it is expected to meet the limits; ``None`` for none.
+
+        Each rehearsal of the task metric moves that SQNR, until it is bracketed. Fewer ``rehearsals`` take less time,
+        and leave more of the metric's limit unused.
+        """
+        best = None
+        for _ in range(rehearsals):
+            least = self.limits.aim_db
+            placement = None if least is None else made(least)
+            if placement is None:
+                break
+            if self.keeps_metric(placement):
+                best = placement
+                if self.limits.is_bracketed(self._bracket_db):
+                    break
+        return best
+
+    def thinned(
+        self, labels: Mapping[str, Label], least_db: float, spent: Mapping[str, float]
+    ) -> Placement | None:
+        """The labels without the units with the most noise for their time, as few as an SQNR requires.
+
+        ``spent`` is the time of units in floating point, in milliseconds. ``None`` if no placement has that SQNR.
+        """
+        if not self.has_noise:
+            return self._space.resolve(labels)
+        own = {unit: self.noise_of(unit, label) for unit, label in labels.items()}
+        ranked = sorted(labels, key=lambda unit: own[unit] / max(spent[unit], 1e-6))
+
+        def placed(most: float) -> Placement:
+            kept, left = dict[str, Label](), most
+            for unit in ranked:
+                if own[unit] <= left:
+                    kept[unit] = labels[unit]
+                    left -= own[unit]
+            return self._space.resolve(kept)
+
+        return self.meet(least_db, placed)
+
+    def fitted(self, labels: Mapping[str, Label], spent: Mapping[str, float]) -> Placement:
+        """The labels, thinned as the limits require.
+
+        All of them where no limit is binding; none where no placement is expected to meet the limits.
+        """
+        if (self._everything_keeps_metric and not self.is_limited) or self.limits.aim_db is None:
+            return self._space.resolve(labels)
+        found = self.within_limits(lambda least: self.thinned(labels, least, spent))
+        return found or self._space.resolve({})
+
+    @cached_property
+    def _everything_keeps_metric(self) -> bool:
+        return self.keeps_metric(self._space.resolve(self._space.everything()))

@@ -1,0 +1,285 @@
+"""The accuracy limits of a search: what is measured of placements, which are worth a race, and which may be selected.
+
+The SQNR on the first samples is measured for every candidate; the SQNR on all data and the task metric only for
+candidates that won their races or may be selected. Scored candidates show the SQNR that the metric needs, and the
+difference between the two SQNRs of a placement is expected of others too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from qdqspec.parity.gate import Evaluator, Offset, Runs
+from qdqspec.types import AccuracyBound, AccuracyRules, Placement, SearchLimits, Trial
+
+NEAR_DB = 6.0  # from the SQNR limit, within which candidates are measured on all data before a race
+NO_PLACEMENT = Placement(sites=frozenset())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricLimit:
+    """The limit of a task metric: its smallest value ``least``, and the ``reference``'s, on all ``samples``.
+
+    ``score`` gives the value of an engine; without it values come with trials.
+    """
+
+    least: float
+    rules: AccuracyRules = field(default_factory=AccuracyRules)
+    reference: float = 1.0
+    samples: int = 0
+    score: Callable[[Runs], float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What is measured of a placement: the SQNR on the first samples and on all data, in dB, and the task metric.
+
+    ``is_part`` is set if ``all_db`` is the SQNR on a part of the data that showed on which side of the limit it is.
+    """
+
+    few_db: float | None = None
+    all_db: float | None = None
+    is_part: bool = False
+    score: float | None = None
+
+    @property
+    def sqnr_db(self) -> float | None:
+        """The SQNR on most data."""
+        return self.few_db if self.all_db is None else self.all_db
+
+
+@dataclass(slots=True, kw_only=True)
+class Limits:
+    """The limits of a case, and what is known of placements by trials, measurements and rehearsals.
+
+    ``first_samples`` measures the SQNR of an engine on these; without it nothing is measured. ``all_data`` measures it
+    on all data, if there is more, and ``data`` is its name. ``confirms_sqnr`` is set if a selected placement needs its
+    SQNR on all data.
+
+    A candidate ``far_db`` below one that missed the metric is not raced: less saves more races, and may lose a winner.
+    While no placement met the metric, the search aims ``step_db`` above those that missed it: less has more builds
+    that miss it.
+    """
+
+    asked: SearchLimits = field(default_factory=SearchLimits)
+    metric: MetricLimit | None = None
+    first_samples: Callable[[Runs], float] | None = None
+    all_data: Evaluator | None = None
+    data: str = ""
+    confirms_sqnr: bool = True
+    far_db: float = 3.0
+    step_db: float = 5.0
+    difference: Offset = field(default_factory=Offset)
+    known: dict[str, Figures] = field(default_factory=dict)  # by digest of the placement
+    rehearsed: dict[str, tuple[float, bool]] = field(
+        default_factory=dict
+    )  # SQNR, and whether it keeps the metric
+
+    def __post_init__(self) -> None:
+        if self.metric is not None:
+            self.known.setdefault(NO_PLACEMENT.digest, Figures(score=self.metric.reference))
+
+    @property
+    def are_measured(self) -> bool:
+        """Whether candidates are measured at all."""
+        return self.first_samples is not None
+
+    @property
+    def min_sqnr_db(self) -> float | None:
+        """The smallest SQNR that can win."""
+        return self.asked.min_sqnr_db
+
+    @property
+    def min_accuracy(self) -> float | None:
+        """The smallest value of the metric that can win."""
+        return None if self.metric is None else self.metric.least
+
+    def figures(self, placement: Placement) -> Figures:
+        """What is measured of a placement."""
+        return self.known.get(placement.digest, Figures())
+
+    # ---- decisions ------------------------------------------------------------------------------
+
+    def admits(self, placement: Placement) -> bool:
+        """Whether a placement meets the limits by what is measured of it; the one without pairs always does."""
+        score = self.figures(placement).score
+        is_below = self.metric is not None and score is not None and score < self.metric.least
+        return not placement.sites or (self.keeps_sqnr(placement) and not is_below)
+
+    def keeps_sqnr(self, placement: Placement) -> bool:
+        """Whether a placement meets the SQNR limit by what is measured of it."""
+        least, found = self.min_sqnr_db, self.figures(placement).sqnr_db
+        return least is None or (found is not None and found >= least)
+
+    def excludes(self, placement: Placement) -> bool:
+        """Whether a placement is not worth a race: expected below the SQNR limit, or far from that of the metric."""
+        few_db = self.figures(placement).few_db
+        return few_db is not None and (self._is_below(placement, few_db) or self.is_far_below(few_db))
+
+    def _is_below(self, placement: Placement, few_db: float) -> bool:
+        """Whether a placement is below the SQNR limit on all data, or expected to be by the first samples."""
+        least, found = self.min_sqnr_db, self.figures(placement).all_db
+        if found is None:
+            found = few_db + self.difference.at(few_db, placement)
+        return least is not None and found < least
+
+    def is_known(self, placement: Placement) -> bool:
+        """Whether everything that the limits need of a placement is measured."""
+        figures = self.figures(placement)
+        has_sqnr = not self.confirms_sqnr or (figures.all_db is not None and not figures.is_part)
+        return has_sqnr and (self.metric is None or figures.score is not None)
+
+    # ---- measurements ---------------------------------------------------------------------------
+
+    def measure(self, trial: Trial, engine: Runs) -> Trial:
+        """The trial with its SQNR, also on all data if it is near the limit and all data may differ much."""
+        if self.first_samples is None:
+            return trial
+        least, found = self.min_sqnr_db, self.first_samples(engine)
+        trial = replace(trial, sqnr_db=found)
+        self.learn(trial)
+        is_near = least is not None and abs(found - least) <= NEAR_DB
+        if is_near and not self.difference.is_small and not self.difference.is_of(trial.placement):
+            trial = self._on_all_data(trial, engine)
+        return trial
+
+    def score(self, trial: Trial, engine: Runs) -> Trial:
+        """A race winner with its SQNR on all data and its metric; it does not win if one is too low."""
+        trial = self._on_all_data(trial, engine)
+        if self.metric is not None and self.metric.score is not None:
+            score = self.figures(trial.placement).score
+            trial = replace(trial, accuracy=self.metric.score(engine) if score is None else score)
+            self.learn(trial)
+        return replace(trial, incumbent=trial.incumbent and self.admits(trial.placement))
+
+    def confirm(self, placement: Placement, engine: Runs) -> None:
+        """Measure the unknown figures of a placement on all data."""
+        figures = self.figures(placement)
+        if self.metric is not None and self.metric.score is not None and figures.score is None:
+            figures = replace(figures, score=self.metric.score(engine))
+        measure = self.all_data or self.first_samples
+        if self.confirms_sqnr and measure is not None and (figures.all_db is None or figures.is_part):
+            figures = replace(figures, all_db=measure(engine), is_part=False)
+        self.known[placement.digest] = figures
+
+    def is_below(self, placement: Placement, engine: Runs) -> bool:
+        """Whether a placement is expected below the SQNR limit, by the first samples, before all data is read."""
+        if self.first_samples is None or self.all_data is None:
+            return False
+        figures = self.figures(placement)
+        few_db = self.first_samples(engine) if figures.few_db is None else figures.few_db
+        self.known[placement.digest] = replace(figures, few_db=few_db)
+        return self._is_below(placement, few_db)
+
+    def learn(self, trial: Trial) -> None:
+        """Learn the figures of a trial, also of one of an earlier run."""
+        if not trial.ok or trial.subgraph:
+            return
+        few_db, all_db, placement = trial.sqnr_db, trial.all_data_db, trial.placement
+        if few_db is not None and all_db is not None and not trial.is_part:
+            self.difference.learn(few_db, all_db, placement)
+        figures = self.figures(placement)
+        if few_db is not None:
+            figures = replace(figures, few_db=few_db)
+            all_db = few_db if self.all_data is None and self.are_measured else all_db
+        if all_db is not None and (figures.all_db is None or figures.is_part):
+            figures = replace(figures, all_db=all_db, is_part=trial.is_part)
+        if trial.accuracy is not None:
+            figures = replace(figures, score=trial.accuracy)
+        self.known[placement.digest] = figures
+
+    def _on_all_data(self, trial: Trial, engine: Runs) -> Trial:
+        """The trial with its SQNR on as much data as decides, if the limit needs it and there is more data."""
+        least, all_data, figures = self.min_sqnr_db, self.all_data, self.figures(trial.placement)
+        if not self.confirms_sqnr or least is None or all_data is None:
+            return trial
+        if not trial.placement.sites or trial.all_data_db is not None:
+            return trial
+        is_whole = figures.all_db is not None and not figures.is_part
+        found, is_whole = (figures.all_db, True) if is_whole else all_data.near(engine, least)
+        trial = replace(trial, all_data_db=found, is_part=not is_whole)
+        self.learn(trial)
+        return trial
+
+    # ---- the SQNR that the metric needs ---------------------------------------------------------
+
+    def rehearse(self, placement: Placement, sqnr_db: float, *, kept: bool) -> None:
+        """Add the expected SQNR of a placement, and whether it is expected to meet the metric's limit; once for each.
+
+        SQNR and metric are loosely correlated, and rehearsals use few samples: this decides what is tried, never what
+        wins.
+        """
+        self.rehearsed.setdefault(placement.digest, (sqnr_db, kept))
+
+    @property
+    def scored(self) -> tuple[list[float], list[float]]:
+        """The SQNRs of placements that met the metric's limit, and of those that missed it.
+
+        A rehearsed placement counts as one that met it only above the SQNR of builds that missed it.
+        """
+        least, built, kept, lost = self.min_accuracy, set[str](), list[float](), list[float]()
+        for digest, each in self.known.items():
+            if least is None or each.score is None or each.few_db is None or digest == NO_PLACEMENT.digest:
+                continue
+            built.add(digest)
+            (kept if each.score >= least else lost).append(each.few_db)
+        missed_db = _highest_below(kept, lost)
+        expected = [each for digest, each in self.rehearsed.items() if digest not in built]
+        kept += [db for db, is_kept in expected if is_kept and db > missed_db]
+        lost += [db for db, is_kept in expected if not is_kept]
+        return kept, lost
+
+    @property
+    def has_missed_metric(self) -> bool:
+        """Whether a placement missed the limit of the metric, or is expected to."""
+        return bool(self.scored[1])
+
+    @property
+    def missed_db(self) -> float:
+        """The highest SQNR of placements that missed the metric below that of all that met it; else minus infinity."""
+        return _highest_below(*self.scored)
+
+    def is_far_below(self, sqnr_db: float) -> bool:
+        """Whether an SQNR is so far below one that missed the metric that it is not worth a race."""
+        return sqnr_db <= self.missed_db - self.far_db
+
+    def is_bracketed(self, apart_db: float) -> bool:
+        """Whether no SQNR is left to try: those that missed and met the metric are so near, or none missed it."""
+        kept, lost = self.scored
+        return not lost or min(kept, default=0.0) - _highest_below(kept, lost) < apart_db
+
+    @property
+    def aim_db(self) -> float | None:
+        """The smallest SQNR worth aiming at: the limit, or that between placements that missed and met the metric."""
+        kept, lost = self.scored
+        aims = [] if self.min_sqnr_db is None else [self.min_sqnr_db]
+        if lost:
+            missed_db = _highest_below(kept, lost)
+            step = missed_db + self.step_db
+            middle = (missed_db + min(kept)) / 2 if kept else step
+            aims.append(min(kept) if missed_db == -math.inf else min(step, middle))
+        return max(aims, default=None)
+
+    def bound(self, selected: Placement) -> AccuracyBound | None:
+        """The values of the metric for the selected placement; ``None`` without a metric."""
+        if self.metric is None:
+            return None
+        scores = {d: each.score for d, each in self.known.items() if each.score is not None}
+        others = [score for digest, score in scores.items() if digest != NO_PLACEMENT.digest]
+        return AccuracyBound(
+            metric=self.metric.rules.key,
+            least=self.metric.least,
+            reference=self.metric.reference,
+            shipped=scores.get(selected.digest, self.metric.reference),
+            best=max(others, default=None),
+            scored=len(others),
+            samples=self.metric.samples,
+        )
+
+
+def _highest_below(kept: list[float], lost: list[float]) -> float:
+    """The highest lost SQNR that is below all that are kept; minus infinity if there is none."""
+    noisiest_kept = min(kept, default=math.inf)
+    return max((db for db in lost if db < noisiest_kept), default=-math.inf)
