@@ -65,6 +65,11 @@ def _block(space: SchemeSpace, index: int, units: Sequence[str], pattern: str = 
     return UnitBlock(index=index, units=tuple(units), codes=tuple(sorted(codes)), pattern=pattern)
 
 
+def nodes_of_blocks(space: SchemeSpace, blocks: Iterable[UnitBlock]) -> dict[str, int]:
+    """The index of the block of each node."""
+    return {node: b.index for b in blocks for unit in b.units for node in space.by_id[unit].nodes}
+
+
 def block_labels(space: SchemeSpace, block: UnitBlock, code: int) -> dict[str, Label]:
     """Labels of the units of one block.
 

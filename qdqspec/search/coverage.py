@@ -17,10 +17,6 @@ from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.search.labels import Labels, simple_labels
 from qdqspec.types import LabelNoise, Placement, Trial, kind_of
 
-LEAST_DB, MOST_DB = -10.0, 80.0  # allowances for noise, as an SQNR
-STEPS = 10  # rehearsals to find the allowance
-SECONDS = 5.0  # for one knapsack problem of a large model
-
 
 @dataclass(slots=True, kw_only=True)
 class CoverageSearch:
@@ -69,8 +65,8 @@ class CoverageSearch:
         return sum(self.multiplications.get(unit, 0) for unit in units)
 
     def _covers(self, trial: Trial) -> bool:
-        labels = trial.placement.labels
-        return trial.ok and self.count(unit for unit, _ in labels) > 0 and self._accepts(dict(labels))
+        labels = dict(trial.placement.labels)
+        return trial.ok and self.count(labels) > 0 and self._accepts(labels)
 
     def _rank(self, trial: Trial) -> tuple[int, int, int]:
         """Most multiplications in narrow kernels first, then the fewest kernels that only convert, then pairs."""
@@ -95,19 +91,22 @@ class CoverageSearch:
                 found.setdefault(self.space.resolve(kept).digest, kept)
         return list(found.values())
 
-    def _accurate_labels(self, labels: Labels) -> Labels:
+    def _accurate_labels(
+        self, labels: Labels, *, least_db: float = -10.0, most_db: float = 80.0, steps: int = 10
+    ) -> Labels:
         """The labels with the most multiplications among those that meet the limits.
 
         The noise of single units, added up, decides which of them fit an allowance. The allowance is the largest with
-        which the placement is accurate, found by bisection in decibels.
+        which the placement is accurate, found by bisection between SQNRs of ``least_db`` and ``most_db``. Fewer
+        ``steps`` take fewer rehearsals, and leave more of the limit unused.
         """
         if self._accepts(labels):
             return labels
         found: Labels = {}
         noise, equal = self.noise(), 1 / len(labels)
         powers = {unit: noise.get((unit, at), 0.0) if noise else equal for unit, at in labels.items()}
-        below, above = LEAST_DB, MOST_DB
-        for _ in range(STEPS):
+        below, above = least_db, most_db
+        for _ in range(steps):
             middle = (below + above) / 2
             kept = {unit: labels[unit] for unit in self._fitting(powers, 10 ** (-middle / 10))}
             if self._accepts(kept):
@@ -118,11 +117,7 @@ class CoverageSearch:
 
     def _fitting(self, powers: Mapping[str, float], allowed: float) -> list[str]:
         """The units with the most multiplications whose noise together is at most ``allowed``: a knapsack problem."""
-        from scipy.optimize import (
-            Bounds,
-            LinearConstraint,
-            milp,
-        )  # its import takes long, and is seldom needed
+        from scipy.optimize import Bounds, LinearConstraint, milp  # takes long, and is seldom needed
 
         units = [unit for unit, power in powers.items() if power <= allowed]
         if not units:
@@ -134,10 +129,10 @@ class CoverageSearch:
             constraints=LinearConstraint(weights[np.newaxis], ub=1.0),
             integrality=np.ones(len(units)),
             bounds=Bounds(0, 1),
-            options={"mip_rel_gap": 1e-3, "time_limit": SECONDS},
+            options={"mip_rel_gap": 1e-3, "time_limit": 5.0},
         )
-        chosen = np.zeros(len(units)) if solved.x is None else solved.x
-        return [unit for unit, share in zip(units, chosen, strict=True) if share > 0.5]
+        chosen = () if solved.x is None else solved.x
+        return [unit for unit, share in zip(units, chosen, strict=False) if share > 0.5]
 
     def _accepts(self, labels: Labels) -> bool:
         placement = self.space.resolve(labels)
@@ -183,18 +178,14 @@ class CoverageSearch:
         """The units with multiplications whose kernels are float in each of the builds, as the backend lists them."""
         found: dict[str, str] = {}
         for unit, label in built[0].placement.labels:
-            if not self.multiplications.get(unit) or not self._is_narrow(unit, label):
+            computes = self.space.by_id[unit].form_of(label).choice.activation in self.narrow
+            if not self.multiplications.get(unit) or kind_of(label) == "weight-only" or not computes:
                 continue
             nodes = set(self.space.by_id[unit].nodes)
-            kernels = [[layer for layer in trial.layers if nodes & set(layer.nodes)] for trial in built]
-            if all(own and not any(layer.integer for layer in own) for own in kernels):
+            kernels = [[layer.integer for layer in t.layers if nodes & set(layer.nodes)] for t in built]
+            if all(own and not any(own) for own in kernels):
                 found[unit] = "its kernel computes in floating point"
         return found
-
-    def _is_narrow(self, unit: str, label: str) -> bool:
-        """Whether kernels compute in the format of a label, rather than only store weights in it."""
-        activation = self.space.by_id[unit].form_of(label).choice.activation
-        return kind_of(label) != "weight-only" and activation in self.narrow
 
 
 def _without(labels: Labels, units: Iterable[str]) -> Labels:

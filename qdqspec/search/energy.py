@@ -1,4 +1,4 @@
-"""The energy of a labelling: predicted time and a price for its noise. Learnt from profiles, and minimized. Pure."""
+"""The energy of a labelling: predicted time and a price for its noise, and its minimization. Pure."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ import numpy as np
 
 from qdqspec.arrays import Floats
 from qdqspec.placement.space.search_space import SchemeSpace
-from qdqspec.search.blocks import UnitBlock, block_codes, classes_of, fuse, labels_of, uniform_codes
-from qdqspec.search.edges import FLOAT, FP, Codes, domains_of, edges_between
-from qdqspec.search.labels import LINEAR
-from qdqspec.types import HALVES, LayerTime, Placement, Trial, kind_of
-
-SWEEPS = 20  # of a descent at most; it converges in a few
-BISECTIONS = 12  # of a price of noise
-DECADES = 6  # of the price, in either direction from the ratio of whole time to allowed noise
-RUN_ELEMENTS = 4096  # that a conversion kernel converts in the time of starting one
+from qdqspec.search.blocks import (
+    UnitBlock,
+    block_codes,
+    classes_of,
+    fuse,
+    labels_of,
+    nodes_of_blocks,
+    uniform_codes,
+)
+from qdqspec.search.edges import FP, Codes, domains_of, edges_between
+from qdqspec.search.kernel_times import KernelTimes
+from qdqspec.types import Placement, Trial
 
 # milliseconds by block and code, and milliseconds of converting each edge by pair of domains
 _Terms: TypeAlias = tuple[list[list[float]], list[list[float]]]
@@ -30,27 +33,17 @@ class Energy:
         sum over blocks b:  times[b, codes[b]] + price * noise[b, codes[b]]
         sum over edges e, each pair of domains p that e converts between:  share * converting[e, p]
 
-    ``times`` is the median time of a block in profiles under a label. A label that was never measured takes a share of
-    the float time: that of measured blocks of the same operators, averaged by their float times with an assumed share
-    that has the weight of the block itself. Times are milliseconds of a run, at the speed at which the reference was
-    profiled; without profiles each block takes the same share of one millisecond. ``converting`` is measured, or
-    estimated by the size of the tensor. ``noise`` is noise power over signal power, ``None`` while it is unknown.
-
-    ``linear_share`` is assumed for the time of convolutions and matrix products under a label that no block of these
-    operators has had: less makes more of them be tried.
+    ``times`` and ``converting`` are in milliseconds of a run, learnt by `KernelTimes`, which takes ``linear_share``.
+    ``noise`` is noise power over signal power, ``None`` while it is unknown.
     """
 
     def __init__(self, space: SchemeSpace, blocks: Sequence[UnitBlock], *, linear_share: float = 0.6) -> None:
         self.space = space
         self.blocks = tuple(blocks)
-        self.reference_ms = 0.0  # sum of all kernels of the float model
         self.noise: Floats | None = None
-        self._linear_share = linear_share
-        self._whole_ms = 0.0  # of a run of the float model, which may have time outside of kernels
-        self._block_of = {node: b.index for b in blocks for u in b.units for node in space.by_id[u].nodes}
         self._domains = domains_of(space)
-        self._edges = edges_between(space, self._block_of)
-        self._edge_of = {edge.tensor: number for number, edge in enumerate(self._edges)}
+        self._edges = edges_between(space, nodes_of_blocks(space, blocks))
+        self._profiles = KernelTimes(space, blocks, self._edges, self._domains, linear_share=linear_share)
         self._around: list[list[int]] = [[] for _ in blocks]  # edges by block
         for number, edge in enumerate(self._edges):
             for end in edge.blocks:
@@ -59,9 +52,6 @@ class Energy:
             sorted({other for number in numbers for other in self._edges[number].blocks} - {index})
             for index, numbers in enumerate(self._around)
         ]
-        self._kinds = [_kind(space, block) for block in blocks]
-        self._block_times: list[dict[int, list[float]]] = [{} for _ in blocks]  # by code
-        self._conversion_times: dict[tuple[int, int], list[float]] = {}  # by edge and pair of domains
         self.learn(())
 
     @classmethod
@@ -77,8 +67,6 @@ class Energy:
         """A number for each block: equal if operators, attributes and shapes are equal."""
         return classes_of(self.space, self.blocks)
 
-    # ---- placements -----------------------------------------------------------------------------
-
     def placed(self, codes: Codes) -> Placement:
         """The placement of a labelling."""
         return self.space.resolve(labels_of(self.space, self.blocks, codes))
@@ -87,84 +75,14 @@ class Energy:
         """The labelling of a placement of the space."""
         return block_codes(self.space, self.blocks, dict(placement.labels))
 
-    # ---- profiles -------------------------------------------------------------------------------
-
     def learn(self, trials: Iterable[Trial]) -> None:
         """Add profiled builds. The first one is the reference."""
         for trial in trials:
             if trial.layers and not trial.subgraph:
-                self._add_profile(trial)
-        self.times = self._estimated_times()
-        self.converting = self._estimated_conversions()
-
-    def _add_profile(self, trial: Trial) -> None:
-        """Add the kernels of a build, scaled so that their sum differs from the reference's as the whole does."""
-        total, scale = sum(layer.milliseconds for layer in trial.layers), 1.0
-        if not self.reference_ms:
-            taken = trial.samples
-            self.reference_ms = total
-            self._whole_ms = taken.median_ms("cpu" if taken.cpu_ms else "wall") if taken.wall_ms else total
-        elif trial.ratio and total > 0:
-            expected = self.reference_ms + (trial.ratio - 1) * self._whole_ms
-            scale = expected / total if expected > 0 else 1.0
-        codes = self.codes_of(trial.placement).tolist()
-        spent = [0.0] * len(codes)
-        for layer in trial.layers:
-            if layer.boundary:
-                self._add_conversion(layer, codes, scale)
-                continue
-            owners = {self._block_of[node] for node in layer.nodes if node in self._block_of}
-            for owner in owners:
-                spent[owner] += scale * layer.milliseconds / len(owners)
-        for seen, code, milliseconds in zip(self._block_times, codes, spent, strict=True):
-            seen.setdefault(code, []).append(milliseconds)
-
-    def _add_conversion(self, layer: LayerTime, codes: Sequence[int], scale: float) -> None:
-        """Add a kernel that converts; its tensors, and conversions that a tensor takes at once, share its time."""
-        for number in (self._edge_of[tensor] for tensor in layer.tensors if tensor in self._edge_of):
-            pairs = self._edges[number].conversions(codes, self._domains) or [0]
-            for pair in pairs:
-                milliseconds = scale * layer.milliseconds / len(layer.tensors) / len(pairs)
-                self._conversion_times.setdefault((number, pair), []).append(milliseconds)
-
-    def _estimated_times(self) -> Floats:
-        """Milliseconds of each block under each code; also sets ``is_measured``."""
-        medians = [{code: float(np.median(own)) for code, own in seen.items()} for seen in self._block_times]
-        totals: dict[tuple[str, int], Floats] = {}  # time and float time, by operators of a block and code
-        for known, kind in zip(medians, self._kinds, strict=True):
-            for code in known.keys() - {FP} if FP in known else ():
-                totals[kind, code] = totals.get((kind, code), 0.0) + np.array([known[code], known[FP]])
-        times = np.zeros((len(self.blocks), len(self.space.labels)))
-        self.is_measured = np.zeros(times.shape, dtype=bool)
-        for index, (known, kind) in enumerate(zip(medians, self._kinds, strict=True)):
-            self.is_measured[index, list(known)] = True
-            own = known.get(FP, 0.0) if self.reference_ms else 1 / len(self.blocks)
-            for code, label in enumerate(self.space.labels):
-                is_linear = kind in LINEAR and kind_of(label) not in HALVES
-                assumed = np.array([own * (self._linear_share if is_linear else 1.0), own])
-                spent, floats = assumed + totals.get((kind, code), 0.0)
-                share = 1.0 if code == FP or not floats else min(1.0, spent / floats)  # so that it is tried
-                times[index, code] = known.get(code, own * share)
-        return times
-
-    def _estimated_conversions(self) -> Floats:
-        """Milliseconds of each edge's conversions: the mean of its own, else by its size and the rate of its kind.
-
-        Without a measured rate that of all kinds counts, twice between two formats: it passes through float.
-        """
-        sizes = np.array([edge.elements + RUN_ELEMENTS for edge in self._edges])
-        rates: dict[int | None, Floats] = {}  # milliseconds and sizes
-        for (number, pair), own in self._conversion_times.items():
-            for key in (pair, None):
-                rates[key] = rates.get(key, 0.0) + np.array([np.mean(own), sizes[number]])
-        whole = rates.get(None, np.array([0.0, 1.0]))
-        costs = np.zeros((len(self._edges), len(self._domains.pairs)))
-        for pair, (one, _) in enumerate(self._domains.pairs):
-            milliseconds, elements = rates.get(pair, whole * (1 if one == FLOAT else 2, 1))
-            costs[:, pair] = sizes * milliseconds / elements
-        for (number, pair), own in self._conversion_times.items():
-            costs[number, pair] = np.mean(own)
-        return costs
+                self._profiles.learn(trial)
+        self.reference_ms = self._profiles.reference_ms
+        self.times, self.is_measured = self._profiles.of_blocks()
+        self.converting = self._profiles.of_conversions()
 
     # ---- energies -------------------------------------------------------------------------------
 
@@ -258,19 +176,20 @@ class Energy:
         settled = [self._settled(terms, start.tolist()) for start in starts or self._starts(terms)]
         return np.array(min(settled, key=lambda codes: self._total(terms, codes)), dtype=np.int8)
 
-    def within(self, most: float, share: float = 1.0) -> Codes:
+    def within(self, most: float, share: float = 1.0, *, bisections: int = 12, decades: float = 6.0) -> Codes:
         """The labelling of least time with at most so much noise.
 
         A knapsack problem, by Lagrangian relaxation (Everett, "Generalized Lagrange multiplier method", Operations
-        Research 11, 1963): the price of noise is bisected, and the rest of the noise is spent on single blocks.
+        Research 11, 1963): the price of noise is bisected, up to ``decades`` from the ratio of whole time to allowed
+        noise, and the rest of the noise is spent on single blocks. Fewer ``bisections`` are faster, and leave more.
         """
         loud = self.minimize(share)
         if self.noise_of(loud) <= most:
             return loud
         floats = quiet = np.full(len(self.blocks), FP, dtype=np.int8)
-        low, high = -float(DECADES), float(DECADES)
+        low, high = -decades, decades
         rate = float(self.times[:, FP].sum()) / max(most, 1e-12)
-        for _ in range(BISECTIONS):
+        for _ in range(bisections):
             middle = (low + high) / 2
             codes = self.minimize(share, rate * 10**middle, (quiet, loud))
             if self.noise_of(codes) <= most:
@@ -300,22 +219,13 @@ class Energy:
     def _settled(self, terms: _Terms, codes: list[int]) -> list[int]:
         """Coordinate descent: change one block at a time to its best code until nothing improves."""
         stale = {block.index for block in self.blocks if len(block.codes) > 1}
-        for _ in range(SWEEPS):
+        while stale:
             for block in sorted(stale):
                 stale.discard(block)
                 now = codes[block]
                 others = (code for code in self.blocks[block].codes if code != now)
                 added, best = min((self._added(terms, codes, block, code), code) for code in others)
-                if added < 0:
+                if added < -1e-9:  # less is a rounding error
                     codes[block] = best
                     stale.update(self._neighbours[block])
         return codes
-
-
-def _kind(space: SchemeSpace, block: UnitBlock) -> str:
-    """The linear operators of a block, or all of its operators if it has none; grouped convolutions are apart."""
-    units = [space.by_id[name] for name in block.units]
-    units = [unit for unit in units if unit.op_type in LINEAR] or units
-    nodes = space.model.by_name
-    grouped = ("grouped" for unit in units if nodes[unit.id].attributes.get("group", 1) != 1)
-    return " ".join(sorted({*(unit.op_type for unit in units), *grouped}))

@@ -18,7 +18,7 @@ from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.search.base import AccuracyOracle
 from qdqspec.search.blocks import UnitBlock, block_labels
 from qdqspec.search.limits import Limits, MetricLimit
-from qdqspec.types import Label, Placement, SearchLimits, Trial
+from qdqspec.types import EXACT_DB, Label, LabelNoise, Placement, SearchLimits, Trial
 
 MOST_NOISE = 1e9  # over signal; of a unit whose rehearsed outputs have no signal it would be infinite
 
@@ -55,22 +55,35 @@ class Guide:
         self._doubt_share, self._binding_db, self._bracket_db = doubt_share, binding_db, bracket_db
         self._shares = dict[tuple[str, str], float]()  # noise of each (unit, label), once known
         self._offset_db = 0.0  # of predictions over the sum of noise, by the last one
+        self._errors: list[float] | None = None  # of the sum of noise in builds, if it predicts
 
     def learn(self, trial: Trial) -> None:
         """Learn from a built candidate."""
         self.limits.learn(trial)
         if self.oracle is not None:
             self.oracle.learn(trial)
+        if self._errors is not None and trial.sqnr_db is not None and trial.placement.sites:
+            self._errors.append(trial.sqnr_db - self._sum_db(trial.placement))
+
+    def predict_by(self, noise: LabelNoise, trials: Sequence[Trial]) -> None:
+        """Predict by the sum of the noise of units, corrected by builds, instead of by the oracle."""
+        self.oracle, self._errors, self._shares = None, [], _shares(noise)
+        for trial in trials:
+            self.learn(trial)
 
     # ---- predictions ----------------------------------------------------------------------------
 
     @property
     def margin_db(self) -> float:
         """By how much compositions aim above a limit: they meet it with a probability of 0.7."""
-        return 0.0 if self.oracle is None else self._doubt_share * self.oracle.doubt_db
+        doubt_db = 0.0 if self._errors is None else 1.0  # the noise of neighbours does not add up
+        return self._doubt_share * (doubt_db if self.oracle is None else self.oracle.doubt_db)
 
     def predicted_db(self, placement: Placement) -> float | None:
         """The expected SQNR of a placement; ``None`` if unknown."""
+        if self._errors is not None:
+            error_db = float(np.median(self._errors or [0.0]))
+            return self._sum_db(placement) + error_db if placement.sites else EXACT_DB
         return None if self.oracle is None else self.oracle.predicted_db(placement)
 
     def admits(self, placement: Placement, least_db: float | None) -> bool:
@@ -119,19 +132,15 @@ class Guide:
 
     @property
     def has_noise(self) -> bool:
-        """Whether the noise of single labels is known; computes it if possible.
-
-        Units share the noise of a tensor between them equally: it is there once.
-        """
+        """Whether the noise of single labels is known; computes it if possible."""
         noise = None if self._shares or self.oracle is None else self.oracle.noise()
         if noise is not None:
-            parts = {(unit, part) for (unit, _), own in noise.parts.items() for part in own}
-            owners = Counter(part for _, part in parts)
-            self._shares = {
-                key: sum(min(noise.powers[part], MOST_NOISE) / owners[part] for part in own)
-                for key, own in noise.parts.items()
-            }
+            self._shares = _shares(noise)
         return bool(self._shares)
+
+    def _sum_db(self, placement: Placement) -> float:
+        """The SQNR of a placement whose noise is the sum of that of its units."""
+        return -10 * math.log10(max(sum(self.noise_of(*each) for each in placement.labels), 1e-20))
 
     def noise_of(self, unit: str, label: Label) -> float:
         """The noise of a unit; for a label that cannot be rehearsed, the largest noise of the unit's other labels."""
@@ -186,9 +195,8 @@ class Guide:
             if is_met and (placement in seen or predicted <= aim + close_db):
                 break
             seen.add(placement)
-            made = sum(self.noise_of(unit, label) for unit, label in placement.labels)
             if placement.sites:
-                self._offset_db = predicted + 10 * math.log10(max(made, 1e-30))
+                self._offset_db = predicted - self._sum_db(placement)
             at = self._offset_db - aim if placement.sites else at + 10.0
             if not low < at < high:
                 at = (low + high) / 2 if np.isfinite(low + high) else at
@@ -249,3 +257,13 @@ class Guide:
     @cached_property
     def _everything_keeps_metric(self) -> bool:
         return self.keeps_metric(self._space.resolve(self._space.everything()))
+
+
+def _shares(noise: LabelNoise) -> dict[tuple[str, str], float]:
+    """The noise of each (unit, label). Units share the noise of a tensor between them equally: it is there once."""
+    parts = {(unit, part) for (unit, _), own in noise.parts.items() for part in own}
+    owners = Counter(part for _, part in parts)
+    return {
+        key: sum(min(noise.powers[part], MOST_NOISE) / owners[part] for part in own)
+        for key, own in noise.parts.items()
+    }

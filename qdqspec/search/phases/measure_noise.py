@@ -5,8 +5,6 @@ It is known from rehearsals; where nothing can be rehearsed, each block is built
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +15,7 @@ from qdqspec.search.blocks import block_labels
 from qdqspec.search.edges import FP
 from qdqspec.search.energy import Energy
 from qdqspec.search.stepwise import Steps
-from qdqspec.types import EXACT_DB, LabelNoise, Placement, Trial, format_of, kind_of
+from qdqspec.types import LabelNoise, Placement, format_of, kind_of
 
 if TYPE_CHECKING:
     from qdqspec.search.strategies.attribution import Attribution
@@ -31,7 +29,7 @@ def measure_noise(search: Attribution) -> Steps[None]:
     everything = search.space.resolve(search.space.everything())
     if not search.guide.has_noise and search.guide.predicted_db(everything) is None:
         noise = yield from _built_noise(search)
-        search.guide.oracle = SumOfNoise(noise, search.trials)
+        search.guide.predict_by(noise, search.trials)
     search.energy.noise = search.guide.block_noise(search.energy.blocks)
     if search.setup.pareto and search.energy.noise is not None:
         yield [profiled(placement, "trade") for placement in _priced(search.energy)]
@@ -71,39 +69,3 @@ def _priced(energy: Energy, prices: int = 12) -> list[Placement]:
     largest = float(energy.noise.max(axis=1, initial=0.0).sum())
     rate = float(energy.times[:, FP].sum()) / max(largest, 1e-12)
     return [energy.placed(energy.minimize(price=rate * 10**each)) for each in np.linspace(-2, 4, prices)]
-
-
-class SumOfNoise:
-    """Predicts the SQNR of a placement by the sum of the noise of its units, corrected by builds."""
-
-    doubt_db = 1.0  # of a sum: noise of neighbours that share a tensor does not add up
-
-    def __init__(self, noise: LabelNoise, trials: Sequence[Trial]) -> None:
-        self._noise = noise
-        self._offsets: list[float] = []
-        for trial in trials:
-            self.learn(trial)
-
-    def noise(self) -> LabelNoise:
-        """Noise power over signal power of each (unit, label) alone."""
-        return self._noise
-
-    def predicted_db(self, placement: Placement) -> float:
-        """The expected SQNR."""
-        if not placement.sites:
-            return EXACT_DB
-        return self._sum_db(placement) + float(np.median(self._offsets or [0.0]))
-
-    def keeps_metric(self, placement: Placement) -> bool | None:  # noqa: ARG002 - the seam's signature
-        """Nothing is known of a task metric."""
-        return None
-
-    def learn(self, trial: Trial) -> None:
-        """Learn from a built candidate how its SQNR differs from the sum."""
-        if trial.sqnr_db is not None and trial.placement.sites:
-            self._offsets.append(trial.sqnr_db - self._sum_db(trial.placement))
-
-    def _sum_db(self, placement: Placement) -> float:
-        parts = {part for key in placement.labels for part in self._noise.parts.get(key, ())}
-        power = self._noise.power_of(parts)
-        return -10 * math.log10(power) if power > 0 else EXACT_DB

@@ -12,7 +12,8 @@ from searches import all_labellings, drawn_noise, kernel, pure_placements, resid
 
 from qdqspec.search.base import Proposal
 from qdqspec.search.edges import Codes
-from qdqspec.search.energy import RUN_ELEMENTS, Energy
+from qdqspec.search.energy import Energy
+from qdqspec.search.kernel_times import RUN_ELEMENTS
 from qdqspec.testing.strategies import small_space
 from qdqspec.types import LABELS, LayerTime, Samples, Trial
 
