@@ -17,8 +17,9 @@ from qdqspec.parity.compare import power_of
 from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.search.base import AccuracyOracle
 from qdqspec.search.blocks import UnitBlock, block_labels
+from qdqspec.search.labels import spent_by_unit
 from qdqspec.search.limits import Limits, MetricLimit
-from qdqspec.types import EXACT_DB, Label, LabelNoise, Placement, SearchLimits, Trial
+from qdqspec.types import EXACT_DB, Label, Placement, SearchLimits, Trial
 
 MOST_NOISE = 1e9  # over signal; of a unit whose rehearsed outputs have no signal it would be infinite
 
@@ -53,6 +54,7 @@ class Guide:
         metric = None if min_accuracy is None else MetricLimit(least=min_accuracy)
         self.limits = Limits(asked=SearchLimits(min_sqnr_db=min_sqnr_db), metric=metric)
         self._doubt_share, self._binding_db, self._bracket_db = doubt_share, binding_db, bracket_db
+        self.spent = spent_by_unit(space, ())  # milliseconds of each unit in floating point
         self._shares = dict[tuple[str, str], float]()  # noise of each (unit, label), once known
         self._offset_db = 0.0  # of predictions over the sum of noise, by the last one
         self._errors: list[float] | None = None  # of the sum of noise in builds, if it predicts
@@ -60,14 +62,16 @@ class Guide:
     def learn(self, trial: Trial) -> None:
         """Learn from a built candidate."""
         self.limits.learn(trial)
+        if trial.layers and not trial.placement.sites and not trial.subgraph:
+            self.spent = spent_by_unit(self._space, trial.layers)
         if self.oracle is not None:
             self.oracle.learn(trial)
         if self._errors is not None and trial.sqnr_db is not None and trial.placement.sites:
             self._errors.append(trial.sqnr_db - self._sum_db(trial.placement))
 
-    def predict_by(self, noise: LabelNoise, trials: Sequence[Trial]) -> None:
-        """Predict by the sum of the noise of units, corrected by builds, instead of by the oracle."""
-        self.oracle, self._errors, self._shares = None, [], _shares(noise)
+    def predict_by(self, noise: Mapping[tuple[str, Label], float], trials: Sequence[Trial]) -> None:
+        """Predict by the sum of the noise of each (unit, label), corrected by builds, instead of by the oracle."""
+        self.oracle, self._errors, self._shares = None, [], dict(noise)
         for trial in trials:
             self.learn(trial)
 
@@ -132,10 +136,18 @@ class Guide:
 
     @property
     def has_noise(self) -> bool:
-        """Whether the noise of single labels is known; computes it if possible."""
+        """Whether the noise of single labels is known; computes it if possible.
+
+        Units share the noise of a tensor between them equally: it is there once.
+        """
         noise = None if self._shares or self.oracle is None else self.oracle.noise()
         if noise is not None:
-            self._shares = _shares(noise)
+            parts = {(unit, part) for (unit, _), own in noise.parts.items() for part in own}
+            owners = Counter(part for _, part in parts)
+            self._shares = {
+                key: sum(min(noise.powers[part], MOST_NOISE) / owners[part] for part in own)
+                for key, own in noise.parts.items()
+            }
         return bool(self._shares)
 
     def _sum_db(self, placement: Placement) -> float:
@@ -222,17 +234,12 @@ class Guide:
                     break
         return best
 
-    def thinned(
-        self, labels: Mapping[str, Label], least_db: float, spent: Mapping[str, float]
-    ) -> Placement | None:
-        """The labels without the units with the most noise for their time, as few as an SQNR requires.
-
-        ``spent`` is the time of units in floating point, in milliseconds. ``None`` if no placement has that SQNR.
-        """
+    def thinned(self, labels: Mapping[str, Label], least_db: float) -> Placement | None:
+        """The labels without the units with the most noise for their time, as few as an SQNR requires; or ``None``."""
         if not self.has_noise:
             return self._space.resolve(labels)
         own = {unit: self.noise_of(unit, label) for unit, label in labels.items()}
-        ranked = sorted(labels, key=lambda unit: own[unit] / max(spent[unit], 1e-6))
+        ranked = sorted(labels, key=lambda unit: own[unit] / max(self.spent[unit], 1e-6))
 
         def placed(most: float) -> Placement:
             kept, left = dict[str, Label](), most
@@ -244,26 +251,16 @@ class Guide:
 
         return self.meet(least_db, placed)
 
-    def fitted(self, labels: Mapping[str, Label], spent: Mapping[str, float]) -> Placement:
+    def fitted(self, labels: Mapping[str, Label]) -> Placement:
         """The labels, thinned as the limits require.
 
         All of them where no limit is binding; none where no placement is expected to meet the limits.
         """
         if (self._everything_keeps_metric and not self.is_limited) or self.limits.aim_db is None:
             return self._space.resolve(labels)
-        found = self.within_limits(lambda least: self.thinned(labels, least, spent))
+        found = self.within_limits(lambda least: self.thinned(labels, least))
         return found or self._space.resolve({})
 
     @cached_property
     def _everything_keeps_metric(self) -> bool:
         return self.keeps_metric(self._space.resolve(self._space.everything()))
-
-
-def _shares(noise: LabelNoise) -> dict[tuple[str, str], float]:
-    """The noise of each (unit, label). Units share the noise of a tensor between them equally: it is there once."""
-    parts = {(unit, part) for (unit, _), own in noise.parts.items() for part in own}
-    owners = Counter(part for _, part in parts)
-    return {
-        key: sum(min(noise.powers[part], MOST_NOISE) / owners[part] for part in own)
-        for key, own in noise.parts.items()
-    }

@@ -75,7 +75,7 @@ class Limits:
     known: dict[str, Figures] = field(default_factory=dict)  # by digest of the placement
     rehearsed: dict[str, tuple[float, bool]] = field(
         default_factory=dict
-    )  # SQNR, and whether it keeps the metric
+    )  # SQNR; whether it keeps the metric
 
     def __post_init__(self) -> None:
         if self.metric is not None:

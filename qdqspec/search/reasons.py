@@ -128,31 +128,24 @@ def missed_text(limits: Limits, placement: Placement) -> str:
 
 def shortfall_text(limits: Limits, trials: Sequence[Trial]) -> str:
     """The gaps by which candidates faster than the reference missed each limit; empty if none did."""
-    lost = {
-        trial.placement.digest: trial
-        for trial in trials
-        if trial.ok and not trial.subgraph and (trial.ratio or 1.0) < 1 and not limits.admits(trial.placement)
-    }
-    by_limit: dict[str, list[Trial]] = {}
-    for trial in lost.values():
-        by_limit.setdefault(_judged(limits, trial.placement).limit, []).append(trial)
-    return "; ".join(_missed(limits, by_limit[limit]) for limit in sorted(by_limit, reverse=True))
+    by_limit: dict[str, dict[str, tuple[_Judged, float]]] = {}
+    for trial in trials:
+        placement, ratio = trial.placement, trial.ratio or 1.0
+        if trial.ok and not trial.subgraph and ratio < 1 and not limits.admits(placement):
+            judged = _judged(limits, placement)
+            by_limit.setdefault(judged.limit, {})[placement.digest] = judged, ratio
+    return "; ".join(_missed(list(by_limit[limit].values())) for limit in sorted(by_limit, reverse=True))
 
 
-def _missed(limits: Limits, lost: Sequence[Trial]) -> str:
-    """The gaps by which the most accurate and the fastest of these candidates miss one limit."""
-    judged = [(_judged(limits, trial.placement), trial.ratio or 1.0) for trial in lost]
-    best = max(judged, key=lambda each: each[0].value)
-    fastest = min(judged, key=lambda each: each[1])
-    verb, least, which = ("miss", "at least ", "the most accurate of them has")
-    if len(lost) == 1:
-        verb, least, which = "misses", "", "it has"
-    by = f" by {least}{best[0].gap}" if best[0].gap else ""
-    shown = [
-        f"{each.found} in {ratio_text(ratio)} of the reference's time" for each, ratio in (best, fastest)
-    ]
-    also = "" if fastest is best else f", the fastest {shown[1]}"
-    return f"{count_text(len(lost), 'faster candidate')} {verb} {best[0].limit}{by}: {which} {shown[0]}{also}"
+def _missed(lost: Sequence[tuple[_Judged, float]]) -> str:
+    """The gap by which the most accurate of these candidates misses a limit, with its time."""
+    best, ratio = max(lost, key=lambda each: each[0].value)
+    verb, least, which = (
+        ("miss", "at least ", "the most accurate of them") if len(lost) > 1 else ("misses", "", "it")
+    )
+    by = f" by {least}{best.gap}" if best.gap else ""
+    has = f"{best.found} in {ratio_text(ratio)} of the reference's time"
+    return f"{count_text(len(lost), 'faster candidate')} {verb} {best.limit}{by}: {which} has {has}"
 
 
 def refused_text(limits: Limits, trials: Sequence[Trial]) -> str:

@@ -49,13 +49,14 @@ def repaired(
     missed = {t.placement: t for t in trials if lacking_db(t) and not t.placement.given}
     if not missed:
         return
-    guide, spent = Guide(oracle, space), spent_by_unit(space, trials[0].layers)
+    guide = Guide(oracle, space)
+    guide.spent = spent_by_unit(space, trials[0].layers)
     energy = Energy.of(space, [trial for trial in trials if not trial.placement.given])
     energy.noise = guide.block_noise(energy.blocks)
     seen = {trial.placement for trial in trials}
 
     def quieter(placement: Placement, least_db: float) -> Placement | None:
-        options = [guide.thinned(dict(placement.labels), least_db, spent)]
+        options = [guide.thinned(dict(placement.labels), least_db)]
         if energy.noise is not None:
             options.append(guide.meet(least_db, lambda most: energy.placed(energy.within(most))))
         fresh = [option for option in options if option and option.sites and option not in seen]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import TypeAlias, TypeVar
 
 from qdqspec.search.base import Proposal, SearchSetup, profiled
 from qdqspec.search.guide import Guide
-from qdqspec.search.labels import spent_by_unit
-from qdqspec.types import Label, Placement, Trial
+from qdqspec.types import Placement, Trial
 
 Result = TypeVar("Result")
 Steps: TypeAlias = Generator[list[Proposal], list[Trial], Result]
@@ -34,7 +33,6 @@ class Stepwise:
             binds=not setup.pareto,
             always=setup.seeds,
         )
-        self._spent = spent_by_unit(setup.space, ())  # milliseconds of each unit in floating point
         self._steps = steps
         self._asked: dict[tuple[str, tuple[str, ...]], bool] = {}  # whether it was to be timed
         self._waiting: list[Proposal] = []  # of the present step, not yet asked for
@@ -52,8 +50,6 @@ class Stepwise:
         """Receive trials; once those of a whole step are complete, advance to the next step."""
         self.eps = next((trial.eps for trial in trials if trial.eps is not None), self.eps)
         for trial in trials:
-            if trial.layers and not trial.placement.sites and not trial.subgraph:
-                self._spent = spent_by_unit(self.space, trial.layers)
             self.guide.learn(trial)
         self._answers.extend(trials)
         self._unanswered -= len(trials)
@@ -105,11 +101,7 @@ class Stepwise:
         """Whether a placement is new, and not expected to miss a limit."""
         return self.is_new(placement) and self.guide.is_worth_building(placement)
 
-    def thinned(self, labels: Mapping[str, Label]) -> Placement:
-        """The labels without the units with the most noise for their time, as few as the limits require."""
-        return self.guide.fitted(labels, self._spent)
-
     def thinned_everything(self) -> list[Placement]:
-        """Everything quantized, in each format, `thinned`, without placements that are not worth a build."""
+        """Everything quantized, in each format, as far as the limits allow; without what is not worth a build."""
         everything = (self.space.everything(choice.name) for choice in self.space.choices)
-        return [placed for placed in map(self.thinned, everything) if self.is_worth_building(placed)]
+        return [placed for placed in map(self.guide.fitted, everything) if self.is_worth_building(placed)]

@@ -15,7 +15,7 @@ from qdqspec.search.blocks import block_labels
 from qdqspec.search.edges import FP
 from qdqspec.search.energy import Energy
 from qdqspec.search.stepwise import Steps
-from qdqspec.types import LabelNoise, Placement, format_of, kind_of
+from qdqspec.types import Label, Placement, format_of, kind_of
 
 if TYPE_CHECKING:
     from qdqspec.search.strategies.attribution import Attribution
@@ -35,8 +35,8 @@ def measure_noise(search: Attribution) -> Steps[None]:
         yield [profiled(placement, "trade") for placement in _priced(search.energy)]
 
 
-def _built_noise(search: Attribution) -> Steps[LabelNoise]:
-    """The noise of units from builds of each block alone, in each format."""
+def _built_noise(search: Attribution) -> Steps[dict[tuple[str, Label], float]]:
+    """The noise of units from builds of each block alone, in each format; its units share that of a block equally."""
     space, blocks = search.space, search.energy.blocks
     labels, alone = space.labels, dict[tuple[int, str], Placement]()
     for block in blocks:
@@ -47,17 +47,14 @@ def _built_noise(search: Attribution) -> Steps[LabelNoise]:
     trials = yield [Proposal(placement=each, phase="sensitivity", timed=False) for each in alone.values()]
     known = (*search.trials, *trials)
     measured = {trial.placement: trial.sqnr_db for trial in known if trial.sqnr_db is not None}
-    numbers = {key: number for number, key in enumerate(alone)}
-    # a block that could not be built alone counts as one of 20 dB
-    powers = [power_of(measured.get(placement, 20.0)) for placement in alone.values()]
-    parts = {
-        (unit, label): (numbers[block.index, format_of(label)],)
+    return {
+        # a block that could not be built alone counts as one of 20 dB
+        (unit, label): power_of(measured.get(alone[block.index, format_of(label)], 20.0)) / len(block.units)
         for block in blocks
         for unit in block.units
         for label in (*space.by_id[unit].labels[1:], *space.by_id[unit].halves)
-        if (block.index, format_of(label)) in numbers
+        if (block.index, format_of(label)) in alone
     }
-    return LabelNoise(powers, parts)
 
 
 def _priced(energy: Energy, prices: int = 12) -> list[Placement]:

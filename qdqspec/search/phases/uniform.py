@@ -20,7 +20,7 @@ def uniform(search: Attribution) -> Steps[None]:
     """Build all; under a limit one after the other, as each build corrects the predictions for the next."""
     if any(trial.phase not in ("pure", "seed") for trial in search.trials):
         return  # each other build has told more than these would
-    made = map(search.thinned, pure_labels(search.space))
+    made = map(search.guide.fitted, pure_labels(search.space))
     proposals = (
         profiled(placement, "pure")
         for placement in made

@@ -58,7 +58,7 @@ class RegionSearch(Stepwise):
         for block in tie(self.space):
             groups.setdefault(block.pattern, []).append(block)
         spent = {
-            pattern: math.fsum(self._spent[name] for block in blocks for name in block.units)
+            pattern: math.fsum(self.guide.spent[name] for block in blocks for name in block.units)
             for pattern, blocks in groups.items()
         }
         left = math.fsum(spent.values())

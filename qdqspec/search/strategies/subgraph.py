@@ -56,7 +56,7 @@ class SubgraphSearch(Stepwise):
         for groups, share in kinds_of(self.space, trials[0].layers, self.setup.fused):
             wins += yield from self._alone(groups, share)
         wins.sort(key=lambda win: -win.gain)
-        raw = self.thinned({unit: label for win in wins for unit, label in win.labels.items()})
+        raw = self.guide.fitted({unit: label for win in wins for unit, label in win.labels.items()})
         if self.setup.validate_groups:
             yield from self._together(wins, held, raw)
         last = [profiled(raw, "raw")] if wins and self.is_worth_building(raw) else []

@@ -395,7 +395,7 @@ def test_a_repair_is_the_fastest_by_the_profiles_of_the_search() -> None:
         missed = replace(other, ratio=0.6, sqnr_db=oracle.truth(everything), incumbent=False)
         placement = next(repaired([reference, missed], limits_at(34.0, missed), oracle, space))
         assert oracle.truth(placement) >= 34.0
-        thinned = Guide(oracle, space).thinned(space.everything(), 34.3, dict.fromkeys(space.by_id, 1.0))
+        thinned = Guide(oracle, space).thinned(space.everything(), 34.3)
         costs.append(device.cost(placement))
         assert thinned is not None
         of_thinned.append(device.cost(thinned))
