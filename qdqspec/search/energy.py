@@ -112,29 +112,12 @@ class Energy:
             if code != given[block.index]
         )
 
-    def flips(self, codes: Codes, *, most_together: int = 4, most_seeds: int = 64) -> list[Codes]:
-        """Labellings that differ in one block or a few neighbours with one label, the fastest first.
-
-        Neighbours matter if one block alone only moves a conversion: from each of the ``most_seeds`` fastest changes a
-        group grows along the tensors by the fastest neighbour, up to ``most_together``. Larger groups and more of them
-        find more, and take longer to compute.
-        """
-        terms, found = self._terms(1.0), dict[tuple[int, ...], float]()
-        for number, (added, block, code) in enumerate(self.changes(codes)):
-            current, group = codes.tolist(), {block}
-            current[block] = code
-            found[tuple(current)] = added
-            while number < most_seeds and len(group) < most_together:
-                around = {other for member in group for other in self._neighbours[member]} - group
-                able = [b for b in around if code in self.blocks[b].codes and current[b] != code]
-                if not able:
-                    break
-                more, chosen = min((self._added(terms, current, other, code), other) for other in able)
-                added += more
-                group.add(chosen)
-                current[chosen] = code
-                found.setdefault(tuple(current), added)
-        return [np.array(each, dtype=np.int8) for each in sorted(found, key=lambda each: found[each])]
+    def flips(self, codes: Codes) -> Iterator[Codes]:
+        """Labellings that differ in one block, the fastest first."""
+        for _, block, code in self.changes(codes):
+            changed = codes.copy()
+            changed[block] = code
+            yield changed
 
     def _terms(self, share: float, price: float = 0.0) -> _Terms:
         times = self.times + price * self.noise if self.noise is not None else self.times

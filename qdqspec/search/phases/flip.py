@@ -1,4 +1,4 @@
-"""Changes of single blocks and of small groups of neighbours, the most promising first; a win is the new start."""
+"""Changes of single blocks, the fastest first; a win is the new start."""
 
 from __future__ import annotations
 
