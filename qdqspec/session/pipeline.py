@@ -13,7 +13,7 @@
 build. Each step is done once for a case. The modules of the steps, here and in `preparation`, `accuracy`, `search`:
 
     prepare    preparation: prepare, case_data, observer, correcting, start
-    search     tuning; search.loop, a strategy; accuracy: constraint, rehearser, oracle
+    search     tuning; search.loop, a strategy; accuracy: limits, rehearser, oracle
     confirm    confirm, outcome; preparation.timing
     winner     winner; preparation: cached, files, staging
     evidence   evidence, gate; accuracy: parity, culprits, probes

@@ -193,7 +193,9 @@ def test_repetitions_prove_gains_on_a_changing_machine_and_few_that_are_none(
     """With one measurement .93 is proved in 31 % (decision 36)."""
     random, proved = np.random.default_rng(3), 0
     for _ in range(150):
-        own = _Confirmation((), changing_bench(true, random), Limits(asked=SearchLimits(min_gain=0.02)))
+        own = _Confirmation(
+            (), changing_bench(true, random), Limits(asked=SearchLimits(min_gain=0.02, min_sqnr_db=None))
+        )
         again = own.repetitions({"tuned": FAST}, Deadline(), lambda seconds: None)
         found = own.bench.compare({"reference": REFERENCE, "tuned": FAST}, again=again)
         proved += found.tested["tuned"].proves(0.02)
