@@ -25,7 +25,7 @@ from qdqspec.backends.fake.engine import FakeEngine
 from qdqspec.measurement.bench import Bench
 from qdqspec.measurement.stats import estimate_ratios
 from qdqspec.search.base import Proposal
-from qdqspec.search.contest import Contest
+from qdqspec.search.loop import Contest
 from qdqspec.session.confirm import is_settled
 from qdqspec.types import LatencyEvidence, Samples, Trial
 

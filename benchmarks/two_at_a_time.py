@@ -20,7 +20,7 @@ from tabulate import tabulate
 from qdqspec.backends.base import BuildOptions
 from qdqspec.measurement.bench import Bench
 from qdqspec.measurement.memory import HasMemory, has_memory
-from qdqspec.search.contest import Contest
+from qdqspec.search.loop import Contest
 
 RATIO = 0.6
 SETTINGS = {

@@ -73,9 +73,8 @@ class Limits:
     step_db: float = 5.0
     difference: Offset = field(default_factory=Offset)
     known: dict[str, Figures] = field(default_factory=dict)  # by digest of the placement
-    rehearsed: dict[str, tuple[float, bool]] = field(
-        default_factory=dict
-    )  # SQNR; whether it keeps the metric
+    # by digest: the expected SQNR, and whether the metric's limit is expected to be met
+    rehearsed: dict[str, tuple[float, bool]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.metric is not None:

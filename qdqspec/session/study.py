@@ -34,8 +34,7 @@ from qdqspec.preparation.staging import make_folder
 from qdqspec.registry import names
 from qdqspec.rehearsal import RehearsedEngine
 from qdqspec.search.base import Proposal, Strategy
-from qdqspec.search.contest import Built
-from qdqspec.search.loop import Search
+from qdqspec.search.loop import Built, Search
 from qdqspec.session.covering import covers
 from qdqspec.session.outcome import Tuned, finish
 from qdqspec.session.tuning import MakeStrategy, named, open_tuning

@@ -31,9 +31,8 @@ from qdqspec.preparation.start import Start, warm_starts
 from qdqspec.preparation.timing import clock_for
 from qdqspec.registry import resolve
 from qdqspec.search.base import Proposal, SearchSetup, Strategy, profiled
-from qdqspec.search.contest import Contest
 from qdqspec.search.limits import Limits
-from qdqspec.search.loop import Search
+from qdqspec.search.loop import Contest, Search
 from qdqspec.search.repair import repaired
 from qdqspec.session.confirm import FINALISTS
 from qdqspec.temporary import TemporaryFolder

@@ -16,8 +16,8 @@ from qdqspec.backends.fake.engine import FakeDevice, FakeEngine
 from qdqspec.errors import BackendError, PlacementError, QdqspecError
 from qdqspec.measurement.bench import Bench
 from qdqspec.search.base import Proposal
-from qdqspec.search.contest import Built, Contest
 from qdqspec.search.limits import Limits
+from qdqspec.search.loop import Built, Contest
 from qdqspec.session.confirm import admits
 from qdqspec.testing.backends import small_model
 from qdqspec.types import Consumer, LayerTime, Placement, Samples, SearchLimits, Site, Trial

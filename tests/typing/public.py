@@ -44,7 +44,7 @@ with Session(backend="onnxruntime") as session, session.study("net.onnx", trials
     reveal_type(study.evaluate({"conv": "in+out"}))  # qdqspec.types.measurement.Trial
     reveal_type(study.rehearse({"conv": "in+out"}))  # qdqspec.types.measurement.Rehearsed
     reveal_type(study.rehearse({"conv": "in+out"}).guiding_db)  # float
-    reveal_type(study.build(study.ask()[0]))  # qdqspec.search.contest.Built
+    reveal_type(study.build(study.ask()[0]))  # qdqspec.search.loop.Built
 reveal_type(Study.load("folder"))  # qdqspec.session.study.Study
 reveal_type([case.name for case in load_spec(result.model).cases()])  # list[str]
 

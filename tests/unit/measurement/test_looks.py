@@ -14,7 +14,7 @@ from qdqspec.measurement.bench import Bench
 from qdqspec.measurement.drift import DriftMonitor
 from qdqspec.measurement.stats import FEWEST_FREEDOM
 from qdqspec.search.base import Proposal
-from qdqspec.search.contest import Contest
+from qdqspec.search.loop import Contest
 from qdqspec.types import Consumer, Interval, LayerTime, Placement, Site, Trial
 
 REFERENCE = Placement(sites=frozenset())

@@ -10,8 +10,7 @@ import pytest
 from qdqspec.deadline import Deadline
 from qdqspec.errors import BackendError
 from qdqspec.search.base import Proposal
-from qdqspec.search.contest import Built
-from qdqspec.search.loop import Search
+from qdqspec.search.loop import Built, Search
 from qdqspec.types import Consumer, Placement, Progress, Race, Samples, Site, Trial
 
 NOISE = Samples(wall_ms=(1.0, 1.1, 1.2))

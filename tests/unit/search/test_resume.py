@@ -13,8 +13,7 @@ from qdqspec.deadline import Deadline
 from qdqspec.measurement.journal import trial_from_json, trial_to_json
 from qdqspec.registry import names, resolve
 from qdqspec.search.base import Proposal, SearchSetup
-from qdqspec.search.contest import Built
-from qdqspec.search.loop import Search
+from qdqspec.search.loop import Built, Search
 from qdqspec.testing.strategies import Oracle, small_space
 from qdqspec.types import Samples, Trial
 

@@ -17,7 +17,7 @@ from simulated_times import simulate_times
 from qdqspec.corrections.find import FoundCorrections
 from qdqspec.preparation.correcting import Correcting
 from qdqspec.search.base import Proposal
-from qdqspec.search.contest import Built, Contest
+from qdqspec.search.loop import Built, Contest
 from qdqspec.session import Session
 from qdqspec.types import (
     CORRECTIONS,
