@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -19,9 +19,9 @@ from qdqspec.measurement.drift import DriftMonitor
 from qdqspec.measurement.engines import Engines
 from qdqspec.measurement.memory import HasMemory, has_memory
 from qdqspec.measurement.profiles import GivenFeeds, Load, Part, attach, loads_of, profile_latencies
-from qdqspec.measurement.race import WARMUP, Entrant, Turn, profiled, race, warmed
+from qdqspec.measurement.race import MOST_RUNS, Turn, profiled, race, warmed
 from qdqspec.measurement.stats import Deviation, RatioEstimate, build_deviation, drift
-from qdqspec.measurement.together import FreshBuilds, IsSettled, Take, Together, joined, merged
+from qdqspec.measurement.together import FreshBuilds, IsSettled, Together, joined, merged
 from qdqspec.parity.gate import Runs
 from qdqspec.types import (
     Clock,
@@ -35,16 +35,9 @@ from qdqspec.types import (
     Trial,
 )
 
-# builds and rounds that measure the variation between builds; with three builds the deviation is underestimated so
-# often that one race in thirty is won falsely, and they are combined with a usual deviation
-NOISE_PLANS = ((5, 12), (5, 6), (3, 6))
-ASSUMED_EPS = (
-    0.05  # where there is no time for these: twice the largest deviation seen between builds of real models
-)
 CONFIRM_BUILDS = 3
 CONFIRM_ROUNDS = 24
 FLOOR_EPS = 0.01  # smallest significant difference: one per cent
-MOST_EPS = 0.5  # its upper bound: a larger one no gain would reach
 FLOAT = Placement(sites=frozenset())
 
 Key: TypeAlias = tuple[
@@ -54,8 +47,11 @@ Extract: TypeAlias = Callable[[Placement, tuple[str, ...]], Part]
 
 
 def significant(deviation: float) -> float:
-    """The smallest significant difference where builds of one model have this standard deviation of logarithms."""
-    return min(MOST_EPS, max(FLOOR_EPS, 2 * deviation))
+    """The smallest significant difference where builds of one model have this standard deviation of logarithms.
+
+    A half at most: no gain would reach a larger one.
+    """
+    return min(0.5, max(FLOOR_EPS, 2 * deviation))
 
 
 class Bench:
@@ -153,7 +149,6 @@ class Bench:
 
     def race(
         self,
-        placement: Placement,
         engine: Engine,
         opponent: Placement,
         eps: float,
@@ -164,44 +159,45 @@ class Bench:
         If one of the two fails, the opponent is built again, once. Raises `BackendError` if it fails again.
         """
         try:
-            return self._raced(placement, engine, opponent, eps, subgraph)
+            return self._raced(engine, opponent, eps, subgraph)
         except BackendError as error:
             self.drop(part=bool(subgraph))
             try:
-                return self._raced(placement, engine, opponent, eps, subgraph)
+                return self._raced(engine, opponent, eps, subgraph)
             except BackendError:  # the challenger failed, or the opponent permanently
                 self.drop(part=bool(subgraph))
                 raise error from None
 
     def _raced(
-        self,
-        placement: Placement,
-        engine: Engine,
-        opponent: Placement,
-        eps: float,
-        subgraph: tuple[str, ...],
+        self, engine: Engine, opponent: Placement, eps: float, subgraph: tuple[str, ...]
     ) -> tuple[Race, Samples, Samples]:
         rival = self.kept(opponent, subgraph)
-        return race(
-            Entrant(digest=placement.digest, engine=engine, graph_hash=engine.graph_hash),
-            Entrant(digest=opponent.digest, engine=rival, graph_hash=rival.graph_hash),
-            clock=self.clock,
-            eps=eps,
-            random=self._random,
-        )
+        if engine.graph_hash and engine.graph_hash == rival.graph_hash:  # both run the same kernels
+            same = Race(opponent=opponent.digest, ratio=1.0, p_value=1.0, pairs=0, verdict="same graph")
+            return same, Samples(), Samples()
+        return race(engine, rival, opponent.digest, clock=self.clock, eps=eps, random=self._random)
 
-    def measure_noise(self, reference: Trial, seconds: float | None = None) -> tuple[float, Samples]:
+    def measure_noise(
+        self,
+        reference: Trial,
+        seconds: float | None = None,
+        *,
+        plans: Sequence[tuple[int, int]] = ((5, 12), (5, 6), (3, 6)),
+        assumed: float = 0.05,
+    ) -> tuple[float, Samples]:
         """The smallest significant difference, by the variation between builds of the reference, and their samples.
 
-        It is twice the standard deviation between builds, and one per cent or more. Fewer builds are made where more
-        would take longer than ``seconds``; where even these take longer, none, and it is `ASSUMED_EPS`.
-        Raises `BackendError` if the model does not build again.
+        It is twice the standard deviation between builds, and one per cent or more. ``plans`` are numbers of builds and
+        rounds: the first that takes no longer than the ``seconds`` is used. With three builds the deviation is
+        underestimated so often that one race in thirty is won falsely. Where none fits it is ``assumed``, twice the
+        largest deviation seen between builds of real models: a lower value lets more placements win that are not
+        faster. Raises `BackendError` if the model does not build again.
         """
-        fitting = (plan for plan in NOISE_PLANS if self._fits(plan, reference, seconds))
+        fitting = (plan for plan in plans if self._fits(plan, reference, seconds))
         builds, rounds = next(fitting, (0, 0))
         if not builds:
-            return ASSUMED_EPS, Samples()
-        built = self._together({"noise": reference.placement}, builds, rounds, Turn.sample)
+            return assumed, Samples()
+        built = self._together({"noise": reference.placement}, builds, rounds)
         if built.failures:
             why = self.reason(built.failures["noise"])
             raise BackendError(f"the model was built once and then not again: {why}")
@@ -215,8 +211,8 @@ class Bench:
         builds, rounds = plan
         run_ms = reference.samples.median_ms("wall")
         turn = Turn.lasting(run_ms)
-        round_s = (turn.warmup + turn.runs) * run_ms / 1e3
-        return builds * (reference.build_seconds + (WARMUP + rounds) * round_s) <= seconds
+        round_s = (max(1, turn.warmup) + turn.runs) * run_ms / 1e3
+        return builds * (reference.build_seconds + (MOST_RUNS + rounds) * round_s) <= seconds
 
     def compare(
         self,
@@ -327,7 +323,6 @@ class Bench:
         models: Mapping[str, Placement | Path],
         builds: int,
         rounds: int,
-        take: Take = Turn.both,
         is_settled: IsSettled = lambda _: False,
     ) -> Together:
         """Time fresh builds of models together. Kept engines are closed if memory is short."""
@@ -337,7 +332,6 @@ class Bench:
             rounds,
             beside=[engine for _, engine in self._kept.values()],
             close_others=self.close,
-            take=take,
             is_settled=is_settled,
         )
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,78 +21,49 @@ from qdqspec.backends.base import Engine
 from qdqspec.measurement.stats import log_ratios, signed_rank_bounds, wilcoxon_p
 from qdqspec.types import Clock, Interval, LayerTime, Race, Samples
 
-LOOKS = (6, 12, 24, 48)  # numbers of pairs after which the test is evaluated
-ALPHA = 0.02  # for each evaluation, one-sided: six pairs of one sign are the first that can decide
-FUTILE = 0.85  # confidence of the interval that excludes a significant gain, which ends a race
-FAR_SLOWER = 1.15  # a ratio above this after the first pairs ends the race
-FAR_SLOWER_AFTER = 3
-# largest number of runs before a fresh engine is timed; integer kernels are warm after five or six
-WARMUP = 5
-SCREEN = 3  # timed runs of a fresh engine
-SETTLED = 0.02  # relative gain of a run over all before it, below which a fresh engine counts as warm
-WARM_MS, TIMED_MS = 6.0, 3.0  # duration of the two parts of a turn, for models that are faster than that
-MOST_RUNS = 5  # in either part
-COLD_MS = 100.0  # of a run this long, the 0.4 to 3 ms by which a first one is longer are a small part
-PROFILE_MS = 24.0  # total duration of the runs of a profile, ...
-FEWEST_PROFILED, MOST_PROFILED = 5, 12  # ... within these numbers of runs
-# wall time over CPU time of a turn above which another process disturbed it, and it is repeated
-DISTURBED = 1.2
-RETAKES = 2
-MIXED_LAUNCHES = (
-    "compared with one engine as a CUDA graph and the other without: the ratio holds the time of launches"
+MOST_RUNS = (
+    5  # of one part of a turn, and before a fresh engine is timed: integer kernels are warm after five or six
 )
-LONG_MS = 20.0  # a longer run is disturbed in any case, also when repeated
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entrant:
-    """A warm engine in a race, with the digest of its placement."""
-
-    digest: str
-    engine: Engine
-    graph_hash: str = ""
 
 
 def race(
-    challenger: Entrant,
-    incumbent: Entrant,
+    challenger: Engine,
+    incumbent: Engine,
+    opponent: str,
     *,
     clock: Clock,
     eps: float,
     random: np.random.Generator,
+    looks: Sequence[int] = (6, 12, 24, 48),
+    far_slower: float = 1.15,
+    futile: float = 0.85,
 ) -> tuple[Race, Samples, Samples]:
-    """Test whether the challenger takes less than ``1 - eps`` times the incumbent's time.
+    """Test whether a warm challenger takes less than ``1 - eps`` times the incumbent's time.
 
-    Returns the verdict and the samples of challenger and incumbent. Engines with the same optimized graph run the same
-    kernels: they are not raced.
+    Returns the outcome, with ``opponent`` as the digest of the incumbent, and the samples of both.
+
+    - ``looks`` are the numbers of pairs after which the challenger may win: more of them end races earlier, and make
+      false wins more frequent.
+    - A ratio above ``far_slower`` after three pairs ends a race: a lower one saves runs, and misses gains.
+    - So does an interval with the confidence ``futile`` that excludes a gain of ``eps``. The confidence is below that
+      of a verdict: at 95 % half of the pairs are spent on challengers that are as fast as the incumbent, and wins are
+      as frequent (docs/decisions/0038).
     """
-    if challenger.graph_hash and challenger.graph_hash == incumbent.graph_hash:
-        same = Race(opponent=incumbent.digest, ratio=1.0, p_value=1.0, pairs=0, verdict="same graph")
-        return same, Samples(), Samples()
-    turn = Turn.lasting(max(e.time(1).median_ms(clock) for e in (challenger.engine, incumbent.engine)))
-    ours, theirs = Samples(), Samples()
-    for look in LOOKS:
-        while len(theirs.wall_ms) < look:
-            first_ours, first_theirs = _pair(
-                turn, challenger.engine, incumbent.engine, bool(random.integers(2))
-            )
-            ours, theirs = ours + first_ours, theirs + first_theirs
-            if len(theirs.wall_ms) == FAR_SLOWER_AFTER and _ratio(ours, theirs, clock) > FAR_SLOWER:
-                return decided(incumbent.digest, ours, theirs, clock, eps), *_noted(ours, theirs)
-            if _is_futile(ours, theirs, clock, eps):
-                break
-        outcome = decided(incumbent.digest, ours, theirs, clock, eps)
-        if outcome.verdict != "no difference" or len(theirs.wall_ms) < look:
-            break
-    return outcome, *_noted(ours, theirs)
-
-
-def _noted(ours: Samples, theirs: Samples) -> tuple[Samples, Samples]:
-    """Both samples, with a note if only one of the engines ran as a CUDA graph."""
-    if ours.launched_singly == theirs.launched_singly:
-        return ours, theirs
-    mine, other = (replace(each, notes=(*each.notes, MIXED_LAUNCHES)) for each in (ours, theirs))
-    return mine, other
+    engines, samples = (challenger, incumbent), [Samples(), Samples()]
+    turn = Turn.lasting(max(engine.time(1).median_ms(clock) for engine in engines))
+    while True:
+        for side in random.permutation(2):
+            samples[side] += turn.sample(engines[side])
+        differences = log_ratios(*(each.on(clock) for each in samples))
+        pairs, is_far_slower = len(differences), False
+        if pairs == 3:
+            is_far_slower = math.exp(np.median(differences)) > far_slower
+        is_futile = pairs > looks[0] and _is_futile(differences, eps, futile)
+        if is_far_slower or is_futile or pairs in looks:
+            outcome = _outcome(opponent, differences, eps, is_far_slower)
+            is_last = pairs == looks[-1] or pairs not in looks
+            if is_last or outcome.verdict != "no difference":
+                return outcome, samples[0], samples[1]
 
 
 def both_of(first: Race, second: Race, ours: Samples, theirs: Samples, clock: Clock) -> Race:
@@ -110,6 +81,37 @@ def both_of(first: Race, second: Race, ours: Samples, theirs: Samples, clock: Cl
     )
 
 
+def _outcome(
+    opponent: str, differences: Floats, eps: float, is_far_slower: bool, alpha: float = 0.02
+) -> Race:
+    """The outcome of a race that ended with these logarithms of ratios.
+
+    ``alpha`` is the error of each look, one-sided: with it six pairs of one sign are the first that can decide.
+    """
+    ratio, p_value = math.exp(np.median(differences)), wilcoxon_p(differences)
+    proved = p_value / 2 < alpha  # one-sided: the ratio gives the direction
+    faster, slower = proved and ratio < 1 - eps, is_far_slower or (proved and ratio > 1 + eps)
+    return Race(
+        opponent=opponent,
+        ratio=ratio,
+        p_value=p_value,
+        pairs=len(differences),
+        verdict="faster" if faster else "slower" if slower else "no difference",
+        interval=_interval(differences),
+    )
+
+
+def _interval(differences: Floats) -> Interval | None:
+    bounds = signed_rank_bounds(differences)
+    return None if bounds is None else bounds.exponential
+
+
+def _is_futile(differences: Floats, eps: float, confidence: float) -> bool:
+    """Whether more pairs are unlikely to help: the rank test has excluded a significant gain."""
+    bounds = signed_rank_bounds(differences, confidence)
+    return bounds is not None and bounds.low > math.log1p(-eps)
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
     """The procedure of one sample of an engine: untimed runs, then the median of timed ones.
@@ -124,10 +126,16 @@ class Turn:
     runs: int
 
     @classmethod
-    def lasting(cls, typical_ms: float) -> Turn:
-        """A turn for an engine with this time per run."""
-        warmup, runs = (min(MOST_RUNS, round(lasts / max(typical_ms, 1e-6))) for lasts in (WARM_MS, TIMED_MS))
-        return cls(warmup=max(warmup, int(typical_ms < COLD_MS)), runs=max(1, runs))
+    def lasting(
+        cls, typical_ms: float, warm_ms: float = 6.0, timed_ms: float = 3.0, cold_ms: float = 100.0
+    ) -> Turn:
+        """A turn for an engine with this time per run.
+
+        Fast models run for ``warm_ms`` untimed, which a longer time makes warmer, and ``timed_ms`` timed, of which
+        more reduce the noise of a sample. Of a model that takes ``cold_ms`` a cold run is nearly as fast as a warm one.
+        """
+        warmup, runs = (min(MOST_RUNS, round(lasts / max(typical_ms, 1e-6))) for lasts in (warm_ms, timed_ms))
+        return cls(warmup=max(warmup, int(typical_ms < cold_ms)), runs=max(1, runs))
 
     def sample(self, engine: Engine) -> Samples:
         """Take one sample; repeat it if another process disturbed it."""
@@ -137,14 +145,16 @@ class Turn:
         """The sample of a turn, with its first run, which follows a run of another model."""
         warmup = max(1, self.warmup)
         taken = time_after_another(engine, warmup + self.runs, self.warmup)
-        steady = median_sample(_part(taken, slice(warmup, None)))
-        return _with_first(self._undisturbed(steady, engine), _part(taken, slice(1)))
+        steady = median_sample(on_each_clock(lambda times: times[warmup:], taken))
+        return _with_first(self._undisturbed(steady, engine), on_each_clock(lambda times: times[:1], taken))
 
     def _undisturbed(self, sample: Samples, engine: Engine) -> Samples:
-        for _ in range(RETAKES):
-            if not sample.cpu_ms or sample.cpu_ms[0] >= LONG_MS:
-                break
-            if sample.wall_ms[0] <= DISTURBED * sample.cpu_ms[0]:
+        """The sample, or a new one where wall time far above CPU time shows that another process ran meanwhile.
+
+        Long runs are disturbed in any case, also when repeated.
+        """
+        for _ in range(2):
+            if not sample.cpu_ms or sample.cpu_ms[0] >= 20.0 or sample.wall_ms[0] <= 1.2 * sample.cpu_ms[0]:
                 break
             sample = median_sample(engine.time(self.runs, warmup=self.warmup))
         return sample
@@ -170,27 +180,26 @@ def settle(engine: Engine, clock: Clock) -> Turn:
     return Turn.lasting(warmed(engine, clock).median_ms(clock))
 
 
-def warmed(engine: Engine, clock: Clock) -> Samples:
+def warmed(engine: Engine, clock: Clock, short_ms: float = 12.0, settled: float = 0.02) -> Samples:
     """Run a fresh engine until it is warm, and return its last runs.
 
-    A run that is not faster than all before it ends the warm-up of a model whose runs last longer than all untimed ones
-    of a turn do together. Faster models get a fixed number of runs, which take less time than checking each of them.
+    A run that is not by the share ``settled`` faster than all before it ends the warm-up. Models faster than
+    ``short_ms`` get a fixed number of runs, which take less time than checking each of them.
     """
     taken = engine.time(1)
-    if taken.median_ms(clock) < 2 * WARM_MS:
-        return engine.time(SCREEN, warmup=WARMUP - 1)
-    while len(taken.wall_ms) < WARMUP:
+    if taken.median_ms(clock) < short_ms:
+        return engine.time(3, warmup=MOST_RUNS - 1)
+    while len(taken.wall_ms) < MOST_RUNS:
         last = engine.time(1)
-        if last.on(clock)[0] > (1 - SETTLED) * min(taken.on(clock)):
+        if last.on(clock)[0] > (1 - settled) * min(taken.on(clock)):
             return last + engine.time(1)
         taken += last
     return engine.time(2)
 
 
 def profiled(engine: Engine, typical_ms: float) -> tuple[LayerTime, ...]:
-    """Layer times of an engine with this time per run; for long runs, a few are enough."""
-    fitting = round(PROFILE_MS / max(typical_ms, 1e-6))
-    return engine.layers(max(FEWEST_PROFILED, min(MOST_PROFILED, fitting)))
+    """Layer times of an engine with this time per run: of 5 to 12 runs, within about 24 ms."""
+    return engine.layers(max(5, min(12, round(24.0 / max(typical_ms, 1e-6)))))
 
 
 def on_each_clock(change: Callable[..., tuple[float, ...]], *several: Samples) -> Samples:
@@ -206,62 +215,12 @@ def on_each_clock(change: Callable[..., tuple[float, ...]], *several: Samples) -
     )
 
 
-def _part(samples: Samples, which: slice) -> Samples:
-    """A slice of the runs."""
-    return on_each_clock(lambda times: times[which], samples)
+def median_sample(samples: Samples) -> Samples:
+    """Several runs of one turn as one sample: the median on each clock."""
+    return on_each_clock(lambda times: (statistics.median(times),) if times else (), samples)
 
 
 def _with_first(sample: Samples, first: Samples) -> Samples:
     """A sample with the first run of its turn, at each profile too."""
     profiles = tuple(map(_with_first, sample.profiles, first.profiles))
     return replace(sample, profiles=profiles, first=first)
-
-
-def median_sample(samples: Samples) -> Samples:
-    """Several runs of one turn as one sample: the median on each clock."""
-    return on_each_clock(lambda times: (statistics.median(times),) if times else (), samples)
-
-
-def _pair(turn: Turn, ours: Engine, theirs: Engine, ours_first: bool) -> tuple[Samples, Samples]:
-    if ours_first:
-        mine = turn.sample(ours)
-        return mine, turn.sample(theirs)
-    other = turn.sample(theirs)
-    return turn.sample(ours), other
-
-
-def _ratio(ours: Samples, theirs: Samples, clock: Clock) -> float:
-    return math.exp(statistics.median(log_ratios(ours.on(clock), theirs.on(clock)).tolist()))
-
-
-def decided(opponent: str, ours: Samples, theirs: Samples, clock: Clock, eps: float) -> Race:
-    """The outcome of a race that ended with these samples."""
-    differences = log_ratios(ours.on(clock), theirs.on(clock))
-    ratio, p_value = _ratio(ours, theirs, clock), wilcoxon_p(differences)
-    proved = p_value / 2 < ALPHA  # one-sided: the ratio gives the direction
-    far_slower = len(differences) == FAR_SLOWER_AFTER and ratio > FAR_SLOWER
-    faster, slower = proved and ratio < 1 - eps, (proved and ratio > 1 + eps) or far_slower
-    return Race(
-        opponent=opponent,
-        ratio=ratio,
-        p_value=p_value,
-        pairs=len(differences),
-        verdict="faster" if faster else "slower" if slower else "no difference",
-        interval=_interval(differences),
-    )
-
-
-def _interval(differences: Floats) -> Interval | None:
-    bounds = signed_rank_bounds(differences)
-    return None if bounds is None else bounds.exponential
-
-
-def _is_futile(ours: Samples, theirs: Samples, clock: Clock, eps: float) -> bool:
-    """Whether more pairs are unlikely to help: the rank test has excluded a significant gain.
-
-    The confidence is below that of a verdict: at 95 % half of the pairs are spent on challengers that are as fast as
-    the incumbent, and wins are as frequent (docs/decisions/0038).
-    """
-    differences = log_ratios(ours.on(clock), theirs.on(clock))
-    bounds = signed_rank_bounds(differences, FUTILE) if len(differences) >= LOOKS[0] else None
-    return bounds is not None and bounds.low > math.log1p(-eps)

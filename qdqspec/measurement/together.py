@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, count
@@ -27,13 +27,9 @@ from qdqspec.measurement.stats import Deviation, RatioEstimate, estimate_ratios,
 from qdqspec.types import Clock, Interval, Samples
 from qdqspec.units import count_text
 
-FEWEST = 6  # rounds of a measurement that takes too long or is settled early
-ENOUGH = 0.0025  # standard error of a build's level, a quarter of the smallest significant difference
-MOST_SECONDS = 60.0  # of timing, after which no further round begins once there are the fewest
 NOTE = "timed two at a time for lack of memory: scaled by the time of the first build in the same round"
 
 IsSettled: TypeAlias = Callable[["Together"], bool]  # whether what was measured decides
-Take: TypeAlias = Callable[[Turn, Engine], Samples]  # how a turn is taken: `Turn.sample` or `Turn.both`
 Opener: TypeAlias = Callable[[], Engine]
 Openers: TypeAlias = Mapping[str, Sequence[Opener]]  # a function for each build, by model
 
@@ -119,6 +115,11 @@ class FreshBuilds:
     """Times fresh builds with ``jobs`` parallel builds; after memory was short once, only two are open at a time.
 
     Timing, and not building, happens inside ``exclusive``. ``report`` is given each step as text.
+
+    - After ``most_seconds`` of timing no round begins: a longer time makes the intervals of slow models narrower.
+    - Rounds end early too if each build's level has a standard error of ``enough``, a quarter of the smallest
+      significant difference: a smaller one costs runs that tell nothing about other builds.
+    - ``fewest`` rounds are timed in any case.
     """
 
     clock: Clock
@@ -127,6 +128,9 @@ class FreshBuilds:
     jobs: int = 1
     memory: HasMemory = has_memory
     report: Callable[[str], None] = lambda _: None
+    most_seconds: float = 60.0
+    enough: float = 0.0025
+    fewest: int = 6
     _is_short: bool = field(default=False, init=False)
 
     def time(
@@ -136,17 +140,16 @@ class FreshBuilds:
         *,
         beside: Sequence[Engine] = (),
         close_others: Callable[[], None],
-        take: Take = Turn.both,
         is_settled: IsSettled = lambda _: False,
     ) -> Together:
         """Samples of each group's builds. If memory is short, ``close_others`` closes the engines in ``beside``."""
         if not self._is_short:
             try:
-                return self.all_at_once(groups, rounds, beside=beside, take=take, is_settled=is_settled)
+                return self.all_at_once(groups, rounds, beside=beside, is_settled=is_settled)
             except MemoryShortError:
                 self._is_short = True
         close_others()
-        return self.two_at_a_time(groups, rounds, take=take)
+        return self.two_at_a_time(groups, rounds)
 
     def all_at_once(
         self,
@@ -154,21 +157,20 @@ class FreshBuilds:
         rounds: int,
         *,
         beside: Sequence[Engine] = (),
-        take: Take = Turn.both,
         is_settled: IsSettled = lambda _: False,
     ) -> Together:
         """Open all engines, warm them up, take ``rounds`` samples of each, and close them.
 
         From half of the rounds on it ends when more runs add no information: the remaining variation is between builds.
-        After half and three quarters of the rounds it ends if ``is_settled``. Slow models get fewer rounds
-        (`MOST_SECONDS`). Timing begins when all are built. Raises `MemoryShortError` as soon as ``memory`` reports that
-        the remaining ones do not fit ``beside`` the open ones, or if one fails for lack of memory.
+        After half and three quarters of the rounds it ends if ``is_settled``. Timing begins when all are built. Raises
+        `MemoryShortError` as soon as ``memory`` reports that the remaining ones do not fit ``beside`` the open ones, or
+        if one fails for lack of memory.
         """
         result = Together()
         with ExitStack() as opened:
             engines = self._open_all(groups, beside, result, opened)
             with self.exclusive():
-                self._take_turns(engines, rounds, result, take, is_settled)
+                self._take_turns(engines, rounds, result, is_settled)
         return result
 
     def _open_all(
@@ -178,18 +180,18 @@ class FreshBuilds:
         engines: dict[tuple[str, int], Engine] = {}
         left = {name: len(openers) for name, openers in groups.items()}
 
-        def look_ahead() -> None:
+        def require_memory() -> None:
             more = sum(left.values())
             if more and not self.memory([*beside, *engines.values()], more):
                 raise MemoryShortError
 
-        look_ahead()
+        require_memory()
         for name, openers in self._reporting(groups).items():
             try:
-                for number, engine in enumerate(self._opened(openers, opened)):
+                for number, engine in enumerate(self._built(openers, opened)):
                     engines[name, number] = engine
                     left[name] -= 1
-                    look_ahead()
+                    require_memory()
             except (BackendError, PlacementError) as error:
                 _fail(result, name, error)
                 left[name] = 0
@@ -207,7 +209,7 @@ class FreshBuilds:
 
         return {name: [partial(opened, opener) for opener in openers] for name, openers in groups.items()}
 
-    def _opened(self, openers: Sequence[Opener], opened: ExitStack) -> Iterator[Engine]:
+    def _built(self, openers: Sequence[Opener], opened: ExitStack) -> Iterable[Engine]:
         """The engines of one group in order, closed by ``opened``, also those built in parallel with a failed one."""
 
         def build(opener: Opener) -> Engine:
@@ -216,12 +218,10 @@ class FreshBuilds:
             return engine
 
         if self.jobs == 1:
-            yield from map(build, openers)
-            return
+            return map(build, openers)
         pool = ThreadPoolExecutor(self.jobs)
         try:
-            futures = [pool.submit(build, opener) for opener in openers]
-            yield from [future.result() for future in futures]
+            return [future.result() for future in [pool.submit(build, opener) for opener in openers]]
         except Exception:
             pool.shutdown(cancel_futures=True)  # none may be running while others are timed
             raise
@@ -233,22 +233,18 @@ class FreshBuilds:
         engines: Mapping[tuple[str, int], Engine],
         rounds: int,
         result: Together,
-        take: Take,
         is_settled: IsSettled,
     ) -> None:
         keys, turns = list(engines), dict[tuple[str, int], Turn]()
+        self.report(f"timing {count_text(len(engines), 'build')} in turns")
         started = time.monotonic()
         for done in range(-1, rounds):  # the first time, engines are warmed up
-            if done >= FEWEST:
-                if time.monotonic() - started > MOST_SECONDS:
-                    return
-                if done >= rounds // 2 and _are_precise(result, self.clock):
+            if done >= self.fewest:
+                is_late = time.monotonic() - started > self.most_seconds
+                if is_late or (done >= rounds // 2 and self._is_precise(result)):
                     return
                 if done in (rounds // 2, 3 * rounds // 4) and is_settled(result):
                     return
-            if (done + 1) % max(1, rounds // 4) == 0:  # rarely, since drawing affects the next run
-                now = f", round {done + 1} of {rounds}" if done >= 0 else ""
-                self.report(f"timing {count_text(len(engines), 'build')} in turns{now}")
             for position in self.random.permutation(len(keys)):
                 name, number = key = keys[position]
                 if name not in result.samples:
@@ -257,46 +253,47 @@ class FreshBuilds:
                     if done < 0:
                         turns[key] = settle(engines[key], self.clock)
                     else:
-                        result.samples[name][number] += take(turns[key], engines[key])
+                        result.samples[name][number] += turns[key].both(engines[key])
                 except BackendError as error:
                     _fail(result, name, error)
                     del result.samples[name]  # it ran before and fails now: no result for this placement
 
-    def two_at_a_time(self, groups: Openers, rounds: int, *, take: Take = Turn.both) -> Together:
+    def _is_precise(self, result: Together) -> bool:
+        """Whether each build's level, relative to the others' in the same rounds, is known precisely enough."""
+        logs = np.log([build.on(self.clock) for build in result.builds])
+        return len(logs) > 1 and all(
+            trimmed_error(apart) <= self.enough for apart in logs - logs.mean(axis=0)
+        )
+
+    def two_at_a_time(self, groups: Openers, rounds: int) -> Together:
         """Time builds with two engines open at a time.
 
         The first build of the first group stays open as the anchor. Each build in turn, the anchor too, alternates with
         it for all rounds. Its samples are normalized: multiplied by the anchor's median time over the anchor's time in
         the same round, so that position ``i`` of every build's samples may be read as one round. Each sample carries
-        the noise of two turns, also of the anchor, which is timed against itself. If the first group fails, the others
-        are timed without it.
+        the noise of two turns, also of the anchor, which is timed against itself. Without an anchor all groups fail.
         """
         pairs: dict[str, list[tuple[Samples, Samples]]] = {}
         failures: dict[str, QdqspecError] = {}
-        first = next(iter(groups), "")
+        reporting = self._reporting(groups)
+        first = next(iter(reporting.values()))[0]
         with ExitStack() as opened:
-            warm: tuple[Turn, Engine] | None = None  # the anchor
-            for name, openers in self._reporting(groups).items():
-                pairs[name] = []
+            try:
+                anchor = opened.enter_context(closing(first()))
+                with self.exclusive():
+                    warm = settle(anchor, self.clock), anchor
+            except (BackendError, PlacementError) as error:
+                return Together(failures=dict.fromkeys(groups, error))
+            for name, openers in reporting.items():
                 try:
+                    pairs[name] = []
                     for opener in openers:
-                        if warm is None:
-                            engine = opened.enter_context(closing(opener()))
-                            with self.exclusive():
-                                warm = settle(engine, self.clock), engine
-                                pairs[name].append(self._alternate(engine, warm, rounds, take))
-                        else:
-                            with closing(opener()) as engine, self.exclusive():
-                                pairs[name].append(self._alternate(engine, warm, rounds, take))
+                        engine = nullcontext(anchor) if opener is first else closing(opener())
+                        with engine as own, self.exclusive():
+                            pairs[name].append(self._alternate(own, warm, rounds))
                 except (BackendError, PlacementError) as error:
                     failures[name] = error
                     del pairs[name]
-                    if name == first:  # with the anchor
-                        break
-        if first in failures:
-            rest = {name: openers for name, openers in groups.items() if name != first}
-            found = self.two_at_a_time(rest, rounds, take=take)
-            return replace(found, failures=failures | found.failures)
         typical = joined([beside for group in pairs.values() for _, beside in group])
         samples: dict[str, list[Samples]] = {}
         for name, group in pairs.items():
@@ -304,19 +301,15 @@ class FreshBuilds:
             samples[name] = [replace(each, notes=(*each.notes, NOTE)) for each in scaled]
         return Together(samples, failures)
 
-    def _alternate(
-        self, engine: Engine, warm: tuple[Turn, Engine], rounds: int, take: Take
-    ) -> tuple[Samples, Samples]:
+    def _alternate(self, engine: Engine, warm: tuple[Turn, Engine], rounds: int) -> tuple[Samples, Samples]:
         """One turn of an engine and of one that is ``warm`` in every round, in random order."""
-        turn = settle(engine, self.clock)
-        ours, theirs = Samples(), Samples()
+        pair = (settle(engine, self.clock), engine), warm
+        samples = [Samples(), Samples()]
         for _ in range(rounds):
-            for is_ours in self.random.permutation(2):
-                if is_ours:
-                    ours += take(turn, engine)
-                else:
-                    theirs += take(*warm)
-        return ours, theirs
+            for side in self.random.permutation(2):
+                turn, own = pair[side]
+                samples[side] += turn.both(own)
+        return samples[0], samples[1]
 
 
 def _fail(result: Together, name: str, error: QdqspecError) -> None:
@@ -324,12 +317,6 @@ def _fail(result: Together, name: str, error: QdqspecError) -> None:
     if is_memory_error(error):
         raise MemoryShortError from error
     result.failures[name] = error
-
-
-def _are_precise(result: Together, clock: Clock) -> bool:
-    """Whether each build's level, relative to the others' in the same rounds, is known precisely enough."""
-    logs = np.log([build.on(clock) for build in result.builds])
-    return len(logs) > 1 and all(trimmed_error(apart) <= ENOUGH for apart in logs - logs.mean(axis=0))
 
 
 def _by_round(ours: Sequence[float], anchor: Sequence[float], typical: Sequence[float]) -> tuple[float, ...]:

@@ -180,13 +180,13 @@ class Contest:
         Two builds of one model differ by more than a race resolves: without the second race one in six challengers that
         were no faster won, with it one in twenty (simulated, 1.2 % between builds; docs/decisions/0038).
         """
-        bench, placement = self._bench, trial.placement
-        outcome, ours, theirs = bench.race(placement, _open(built), self._incumbent, self.eps)
+        bench = self._bench
+        outcome, ours, theirs = bench.race(_open(built), self._incumbent, self.eps)
         if outcome.verdict == "faster":
             bench.drop()
             self._rebuild(built)
             enough = float(np.clip(1 - (1 - self.eps) ** 2 / outcome.ratio, FLOOR_EPS, self.eps))
-            again, more, others = bench.race(placement, _open(built), self._incumbent, enough)
+            again, more, others = bench.race(_open(built), self._incumbent, enough)
             ours, theirs = ours + more, theirs + others
             outcome = both_of(outcome, again, ours, theirs, bench.clock)
         return replace(
@@ -208,7 +208,7 @@ class Contest:
                 bench.keep(placement, engine, nodes)
                 trial = replace(trial, samples=screened, ratio=1.0)
             else:
-                outcome, ours, theirs = bench.race(placement, engine, FLOAT, self._part_eps, nodes)
+                outcome, ours, theirs = bench.race(engine, FLOAT, self._part_eps, nodes)
                 trial = replace(trial, samples=ours, rival=theirs, race=outcome, ratio=outcome.ratio)
             layers = profiled(engine, screened.median_ms(bench.clock)) if built.profile else ()
         return replace(trial, layers=layers)

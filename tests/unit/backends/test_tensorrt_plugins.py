@@ -51,7 +51,7 @@ def case(tmp_path: Path) -> Case:
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two builds and a few rounds: the tests look at ranges only."""
-    monkeypatch.setattr(bench, "NOISE_PLANS", ((2, 3),))
+    monkeypatch.setitem(bench.Bench.measure_noise.__kwdefaults__, "plans", ((2, 3),))
     for name, fewer in (("builds", 2), ("rounds", 4)):
         monkeypatch.setitem(bench.Bench.compare.__kwdefaults__, name, fewer)
 

@@ -33,7 +33,7 @@ GROUPS = [["conv0", "relu0"], ["conv1", "relu1"]]
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two convolutions for any number of images, and few turns, since every timed turn is a process."""
-    monkeypatch.setattr(bench, "NOISE_PLANS", ((2, 2),))
+    monkeypatch.setitem(bench.Bench.measure_noise.__kwdefaults__, "plans", ((2, 2),))
     for name, fewer in (("builds", 2), ("rounds", 6)):
         monkeypatch.setitem(bench.Bench.compare.__kwdefaults__, name, fewer)
     random = np.random.default_rng(0)

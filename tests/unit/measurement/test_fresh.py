@@ -198,14 +198,13 @@ def test_no_engine_stays_open_after_an_interrupt(make_lab: MakeLab, stage: str, 
 
 
 @pytest.mark.parametrize("dies_at", [0, 1, 20])
-def test_after_a_failure_of_the_common_reference_the_others_are_timed_again(dies_at: int) -> None:
+def test_without_the_common_reference_no_role_is_timed(dies_at: int) -> None:
     clock = Clock()
     first = Steady(clock, 1.0, dies_at=dies_at)
     groups = {"a": [lambda: first], "b": [lambda: Steady(clock, 2.0)] * 2, "c": [lambda: Steady(clock, 3.0)]}
     found = sparingly(groups)
-    assert str(found.failures["a"]) == "it died"
-    assert {name: len(builds) for name, builds in found.samples.items()} == {"b": 2, "c": 1}
-    assert np.median(found.samples["c"][0].wall_ms) == pytest.approx(3.0)
+    assert {name: str(error) for name, error in found.failures.items()} == dict.fromkeys("abc", "it died")
+    assert not found.samples
     assert not clock.open
 
 

@@ -18,7 +18,6 @@ from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.config import Settings
 from qdqspec.errors import BackendError
-from qdqspec.measurement import together
 from qdqspec.measurement.together import FreshBuilds, Together, merged
 from qdqspec.preparation.resources import Resources
 from qdqspec.testing.backends import small_model
@@ -142,20 +141,18 @@ def test_builds_that_time_kernels_are_sequential() -> None:
         assert work.jobs == jobs, backend.name
 
 
-@pytest.mark.parametrize(("seconds", "rounds"), [(0.0, together.FEWEST), (1e9, 24)])
-def test_slow_models_have_fewer_rounds(monkeypatch: pytest.MonkeyPatch, seconds: float, rounds: int) -> None:
-    monkeypatch.setattr(together, "MOST_SECONDS", seconds)
-    monkeypatch.setattr(together, "_are_precise", lambda *_: False)
+@pytest.mark.parametrize(("seconds", "rounds"), [(0.0, 6), (1e9, 24)])
+def test_slow_models_have_fewer_rounds(seconds: float, rounds: int) -> None:
     site = Site(wanted=2)
-    builds = FreshBuilds(clock="wall", random=np.random.default_rng(0), exclusive=nullcontext)
+    random = np.random.default_rng(0)
+    builds = FreshBuilds(
+        clock="wall", random=random, exclusive=nullcontext, most_seconds=seconds, enough=-1.0
+    )
     found = builds.all_at_once({"a": [site.build] * 2}, 24)
     assert [len(build.wall_ms) for build in found.samples["a"]] == [rounds, rounds]
 
 
-def test_rounds_end_after_a_half_or_three_quarters_if_the_result_is_settled(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(together, "_are_precise", lambda *_: False)
+def test_rounds_end_after_a_half_or_three_quarters_if_the_result_is_settled() -> None:
     seen: list[int] = []
 
     def is_settled(found: Together) -> bool:
@@ -163,7 +160,8 @@ def test_rounds_end_after_a_half_or_three_quarters_if_the_result_is_settled(
         return len(seen) == 2
 
     site = Site(wanted=2)
-    builds = FreshBuilds(clock="wall", random=np.random.default_rng(0), exclusive=nullcontext)
+    random = np.random.default_rng(0)
+    builds = FreshBuilds(clock="wall", random=random, exclusive=nullcontext, enough=-1.0)
     builds.all_at_once({"a": [site.build] * 2}, 24, is_settled=is_settled)
     assert seen == [12, 18]
 
