@@ -60,11 +60,13 @@ def cache(arguments: argparse.Namespace) -> int:
     if arguments.file is not None:
         found["file"] = str(arguments.file)
     if arguments.action == "info":
-        info = store.info()
-        found["entries"], found["bytes"] = info.entries, info.size_bytes
-        found["oldest_seconds"] = round(info.oldest_seconds, 1)
-        size, age = size_text(info.size_bytes), seconds_text(info.oldest_seconds)
-        text = f"{_searches(info.entries)}, {size}, the oldest {age}"
+        entries = store.entries()
+        size, age = (
+            sum(each.size_bytes for each in entries),
+            max((each.age_seconds for each in entries), default=0.0),
+        )
+        found["entries"], found["bytes"], found["oldest_seconds"] = len(entries), size, round(age, 1)
+        text = f"{_searches(len(entries))}, {size_text(size)}, the oldest {seconds_text(age)}"
     elif arguments.action == "export":
         found["exported"] = store.export(arguments.file)
         text = f"{_searches(found['exported'])} written to {arguments.file}"

@@ -14,34 +14,44 @@ from qdqspec.closing import Closing
 from qdqspec.errors import BackendError
 from qdqspec.programs import own_cores
 
-MOST = 8  # engines of one model
-FEW = 8  # runs of a given engine, for which no other one is built
-WORTH_SECONDS = 0.005  # of a run: for shorter ones a second engine gains nothing
 
+def engines_at_once(threads: int, most: int = 8) -> int:
+    """The number of engines with so many threads that the cores of this process can run at the same time.
 
-def engines_at_once(threads: int) -> int:
-    """The number of engines with so many threads that the cores of this process can run at the same time."""
-    return max(1, min(MOST, own_cores() // threads))
+    At most ``most``: each further one needs memory, and a build.
+    """
+    return max(1, min(most, own_cores() // threads))
 
 
 class Engines(Closing):
     """Up to ``most`` engines of one model, the further ones built when several runs are asked for at once.
 
-    An engine may be ``given``: it is not closed, and others are built after `FEW` runs only. After a run that failed no
-    other engine is used, so that later failures do not depend on which engine is free.
+    An engine may be ``given``: it is not closed, and others are built after ``alone`` runs only, since a build takes
+    longer than a few runs. For runs shorter than ``worth_seconds`` a second engine gains nothing. After a run that
+    failed all others fail with the same error, so that results do not depend on which engine is free.
     """
 
-    def __init__(self, build: Callable[[], Engine], most: int = 1, *, given: Engine | None = None) -> None:
+    def __init__(
+        self,
+        build: Callable[[], Engine],
+        most: int = 1,
+        *,
+        given: Engine | None = None,
+        alone: int = 8,
+        worth_seconds: float = 0.005,
+    ) -> None:
         self._build = build
         self._most = most
-        self._first = given or build()
-        self._all = [] if given else [self._first]
-        self._alone = FEW if given else 0  # runs before others are built
+        first = given or build()
+        self._own = [] if given else [first]
+        self._alone = alone if given else 0  # runs before others are built
+        self._worth_seconds = worth_seconds
         self._free: LifoQueue[Engine | None] = LifoQueue()  # ``None`` for one that is not built yet
-        for engine in (*[None] * (most - 1), self._first):
+        for engine in (*[None] * (most - 1), first):
             self._free.put(engine)
-        self._threads: ThreadPoolExecutor | None = None
+        self._pool = ThreadPoolExecutor(most, "engine")  # starts its threads when they are needed
         self._seconds = 0.0  # that the latest run took
+        self._failure: BackendError | None = None
 
     @property
     def seconds(self) -> float:
@@ -51,22 +61,31 @@ class Engines(Closing):
     @property
     def at_once(self) -> int:
         """The number of runs that go on at the same time in `run_each`."""
-        return self._most if self._seconds >= WORTH_SECONDS and not self._alone else 1
+        return self._most if self._seconds >= self._worth_seconds and not self._alone else 1
 
     def run(self, feeds: Feed) -> dict[str, Array]:
         """Run once and return the outputs by name."""
-        if self._most == 1:
-            return self._timed(self._first, feeds)
-        return self._run_on(self._free.get(), feeds)
+        return self._run_on(self._taken(), feeds)
+
+    def _taken(self) -> Engine | None:
+        """A free engine, or ``None`` for one to build. Raises the error of an earlier run."""
+        if self._failure is not None:
+            raise self._failure
+        return self._free.get()
 
     def _run_on(self, engine: Engine | None, feeds: Feed) -> dict[str, Array]:
         """Run on an engine that is taken from the free ones, and give it back."""
         try:
             if engine is None:
-                engine = self._another()
-            return self._timed(engine, feeds)
-        except BackendError:
-            self._first, self._most = engine or self._first, 1
+                engine = self._build()
+                self._own.append(engine)
+            started = time.monotonic()
+            found = engine.run(feeds)
+            self._seconds = time.monotonic() - started
+            self._alone = max(0, self._alone - 1)
+            return found
+        except BackendError as error:
+            self._failure = error
             raise
         finally:
             self._free.put(engine)
@@ -74,21 +93,17 @@ class Engines(Closing):
     def run_each(self, feeds: Iterable[Feed]) -> Iterator[dict[str, Array]]:
         """The outputs of each of these inputs, in order; the next ones are computed while one is used."""
         started = deque[Future[dict[str, Array]]]()
-
-        def ended(most: int) -> Iterator[dict[str, Array]]:
-            while len(started) > most:
-                yield started.popleft().result()
-
         try:
             for feed in feeds:
-                if self.at_once == 1:
-                    yield from ended(0)
+                at_once = self.at_once
+                while len(started) >= at_once:
+                    yield started.popleft().result()
+                if at_once == 1:
                     yield self.run(feed)
-                else:
-                    # Taken here, in the order of the inputs: a run keeps its engine if a later one fails before it.
-                    started.append(self._pool.submit(self._run_on, self._free.get(), feed))
-                    yield from ended(self._most - 1)
-            yield from ended(0)
+                else:  # taken here, in the order of the inputs: a run keeps its engine if a later one fails first
+                    started.append(self._pool.submit(self._run_on, self._taken(), feed))
+            while started:
+                yield started.popleft().result()
         except KeyboardInterrupt:
             self._close_engines()  # which ends their runs
             raise
@@ -98,27 +113,8 @@ class Engines(Closing):
     def close(self) -> None:
         """Stop all engines. Closing twice is harmless."""
         self._close_engines()
-        if self._threads is not None:
-            self._threads.shutdown()
-
-    @property
-    def _pool(self) -> ThreadPoolExecutor:
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(self._most, "engine")
-        return self._threads
-
-    def _another(self) -> Engine:
-        engine = self._build()
-        self._all.append(engine)
-        return engine
-
-    def _timed(self, engine: Engine, feeds: Feed) -> dict[str, Array]:
-        started = time.monotonic()
-        found = engine.run(feeds)
-        self._seconds = time.monotonic() - started
-        self._alone = max(0, self._alone - 1)
-        return found
+        self._pool.shutdown()
 
     def _close_engines(self) -> None:
-        while self._all:
-            self._all.pop().close()
+        while self._own:
+            self._own.pop().close()

@@ -76,7 +76,7 @@ class Journal(Closing):
         Every key of the header counts: a journal whose header differs belongs to another run. Raises `StateError` for
         that and for a damaged line, `OutputError` if the file cannot be written.
         """
-        header = _plain({"schema_version": SCHEMA_VERSION, **header})
+        header = _full(header)
         run = _digest(header)
         try:
             raw = path.read_bytes() if path.exists() else b""
@@ -97,8 +97,7 @@ class Journal(Closing):
 
         They are copied byte for byte; returns their number.
         """
-        run = _digest(_plain({"schema_version": SCHEMA_VERSION, **header}))
-        sound: list[bytes] = []
+        run, sound = _digest(_full(header)), list[bytes]()
         with contextlib.suppress(StateError):
             for line in source.read_bytes().removesuffix(b"\n").split(b"\n"):
                 _entry(source, len(sound) + 1, line, run)
@@ -152,27 +151,33 @@ def read_journal(path: Path) -> tuple[dict[str, Any], tuple[Trial, ...]]:
     try:
         if path.stat().st_size > MOST_BYTES:
             raise StateError(f"a journal has at most {MOST_BYTES >> 20} MiB", where=path, cure=_OTHER)
-        header, raw = json.loads(_header_path(path).read_bytes()), path.read_bytes()
+        raw, header = path.read_bytes(), _header(path)
     except OSError as error:
-        reason = error.strerror or str(error)
-        where = error.filename or path
-        raise StateError(
-            f"the journal {path.name} cannot be read: {reason}", where=where, cure=_OTHER
-        ) from None
-    except (ValueError, RecursionError):
-        raise StateError(
-            f"the header of the journal {path.name} is damaged", where=_header_path(path), cure=_OTHER
-        ) from None
-    if not isinstance(header, dict):
-        raise StateError("this is no header of a journal", where=_header_path(path), cure=_OTHER)
-    run = _digest(header)
-    lines, _ = _whole_lines(path, raw, run)
-    entries = (_entry(path, number, line, run) for number, line in enumerate(lines, 1))
-    return header, tuple(trial_from_json(entry) for entry in entries)
+        what = f"the journal {path.name} cannot be read: {error.strerror or error}"
+        raise StateError(what, where=error.filename or path, cure=_OTHER) from None
+    if header is None:
+        what = f"the header of the journal {path.name} is damaged"
+        raise StateError(what, where=_header_path(path), cure=_OTHER)
+    lines, _ = _whole_lines(path, raw, _digest(header))
+    entries = (_entry(path, number, line, _digest(header)) for number, line in enumerate(lines, 1))
+    return header, tuple(map(trial_from_json, entries))
+
+
+def _header(path: Path) -> dict[str, Any] | None:
+    """The header on disk, ``None`` if it is damaged. Raises ``OSError``."""
+    with contextlib.suppress(ValueError, RecursionError):
+        found = json.loads(_header_path(path).read_bytes())
+        return found if isinstance(found, dict) else None
+    return None
 
 
 def _header_path(path: Path) -> Path:
     return path.with_name(f"{path.stem}.header.json")
+
+
+def _full(header: Mapping[str, object]) -> dict[str, Any]:
+    """The header as it is written, with the version of its format."""
+    return _plain({"schema_version": SCHEMA_VERSION, **header})
 
 
 def _plain(data: Mapping[str, object]) -> dict[str, Any]:
@@ -187,10 +192,8 @@ def _digest(header: Mapping[str, Any]) -> str:
 
 def _check_header(path: Path, header: Mapping[str, Any]) -> None:
     """Compare with the header on disk. A missing or damaged one is rewritten if the lines are of this run."""
-    found: object = None
-    with contextlib.suppress(FileNotFoundError, ValueError):
-        found = json.loads(_header_path(path).read_bytes())
-    if not isinstance(found, dict) or found == header:
+    found = _header(path) if _header_path(path).exists() else None
+    if found is None or found == header:
         return
     differences = [
         f"{key} was {_short(found.get(key))} and is {_short(header.get(key))}"

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from filelock import FileLock, Timeout
 
@@ -22,12 +22,11 @@ from qdqspec.errors import OutputError, StateError
 from qdqspec.files import remove_partial, unwritable
 from qdqspec.temporary import shared_folder
 
-_POLL = 0.5  # seconds
+_PATIENCE = 0.5  # seconds of waiting for a device that are not reported
 _SINCE = "%Y-%m-%d %H:%M:%S"  # local time
-_REPEAT = 60.0  # seconds until the same wait is reported again
 _RUN = "PYTEST_XDIST_TESTRUNUID"  # equal in the workers of one test run, which often wait for each other
 
-_REPORTED: dict[Path, float] = {}  # time of the last report for each lock
+_REPORTED: set[Path] = set()  # locks for which this process has reported a wait: once is enough
 _OWN_FOLDERS: set[Path] = set()  # held by this process
 
 
@@ -53,14 +52,12 @@ class _Waiting:
 
         Returns the seconds spent.
         """
-        seconds, started = patience, time.monotonic()
-        while True:
-            try:
-                self._lock.acquire(timeout=seconds)
-                break
-            except Timeout:
-                seconds = _POLL
-                self._tell(what)
+        started = time.monotonic()
+        try:
+            self._lock.acquire(timeout=patience)
+        except Timeout:
+            self._tell(what)
+            self._lock.acquire()
         if self._lock.lock_counter == 1:
             since = datetime.now(UTC).astimezone()
             own = {"pid": os.getpid(), "since": f"{since:{_SINCE}}", "run": os.environ.get(_RUN, "")}
@@ -75,28 +72,16 @@ class _Waiting:
                 self._note.unlink()
         self._lock.release()
 
-    @property
-    def holder(self) -> str:
-        """``process 4242, since 2026-11-22 10:02:11``, or "another process" without a readable note."""
-        note = self._read()
-        try:
-            pid, since = int(note["pid"]), datetime.fromisoformat(note["since"])
-        except (ValueError, KeyError, TypeError):
-            return "another process"
-        return f"process {pid}, since {since:{_SINCE}}"
-
     def _tell(self, what: str) -> None:
-        now, own = time.monotonic(), os.environ.get(_RUN)
-        if (own and self._read().get("run") == own) or now - _REPORTED.get(self.path, -_REPEAT) < _REPEAT:
-            return
-        _REPORTED[self.path] = now
-        self._report(f"waits for {what} ({self.holder})")
-
-    def _read(self) -> dict[str, Any]:
-        with contextlib.suppress(OSError, ValueError, RecursionError):
+        """Report the wait, unless the owner belongs to the same test run."""
+        owner, note = "another process", dict[str, str]()
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
             note = json.loads(self._note.read_text(encoding="utf-8"))
-            return note if isinstance(note, dict) else {}
-        return {}
+            owner = f"process {int(note['pid'])}, since {datetime.fromisoformat(note['since']):{_SINCE}}"
+        is_own = owner != "another process" and note.get("run") == os.environ.get(_RUN, "") != ""
+        if not is_own and self.path not in _REPORTED:
+            _REPORTED.add(self.path)
+            self._report(f"waits for {what} ({owner})")
 
 
 class RunLock:
@@ -158,7 +143,9 @@ class DeviceLock:
         path = self._lock.path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._waited(self._lock.acquire(f"a measurement of another run on {self._key}", patience=_POLL))
+            self._waited(
+                self._lock.acquire(f"a measurement of another run on {self._key}", patience=_PATIENCE)
+            )
         except OSError as error:
             self._lock.release()
             raise OutputError(

@@ -20,8 +20,6 @@ SHARE = 0.9  # share of available memory for engines; inputs, outputs and growth
 HasMemory: TypeAlias = Callable[[Sequence[Engine], int], bool]
 
 _PROC, _GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
-_FIRST = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")  # control groups version 1
-_SECOND = ("memory.max", "memory.current", "inactive_file")
 _WANT = re.compile(
     "out ?of ?memory|(insufficient|not enough) memory|MemoryError|allocat|bad.?alloc|alloc_failed",
     re.IGNORECASE,
@@ -50,14 +48,12 @@ def has_memory(engines: Sequence[Engine], more: int, *, proc: Path = _PROC, grou
 
 def _has_device_memory(engines: Sequence[Engine], more: int) -> bool:
     """The same for the memory of a GPU, which the engines themselves report."""
-    found: list[tuple[int, int] | None] = []
+    known: list[tuple[int, int]] = []
     for engine in engines:
         with contextlib.suppress(QdqspecError):  # an engine that fails here fails again when it is timed
-            found.append(getattr(engine, "device_memory", lambda: None)())
-    known = [each for each in found if each is not None]
-    if not known:
-        return True
-    return more * max(held for held, _ in known) <= SHARE * min(free for _, free in known)
+            reported = getattr(engine, "device_memory", lambda: None)()
+            known += [] if reported is None else [reported]
+    return not known or more * max(held for held, _ in known) <= SHARE * min(free for _, free in known)
 
 
 def is_memory_error(error: QdqspecError) -> bool:
@@ -72,38 +68,36 @@ def bytes_left(proc: Path = _PROC, groups: Path = _GROUPS) -> int | None:
 
 
 def _left_in_groups(proc: Path, groups: Path) -> Iterator[int]:
-    """The memory left in each control group of this process and its parent groups."""
+    """The memory left in each control group of this process and its parent groups.
+
+    Cached file pages count as used in a group, but can be reclaimed.
+    """
     for line in _lines(proc / "self" / "cgroup"):
-        controllers, _, path = line.partition(":")[2].partition(":")
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        mount, names = (groups / "memory", _FIRST) if controllers else (groups, _SECOND)
-        inside = Path(path.lstrip("/"))  # does not exist if a container sees its own group as the root
-        for folder in (inside, *inside.parents):
-            yield from _left_in(mount / folder, *names)
-
-
-def _left_in(folder: Path, limit: str, used: str, cached: str) -> Iterator[int]:
-    """Memory left in one control group; cached file pages count as used in a group, but can be reclaimed."""
-    with contextlib.suppress(OSError, ValueError):  # the value for no limit is a word
-        most = int((folder / limit).read_text(encoding="ascii"))
-        now = int((folder / used).read_text(encoding="ascii"))
-        yield most - now + _numbers(folder / "memory.stat", cached).get(cached, 0)
+        if line.startswith("0::"):
+            inside = Path(
+                line[3:].lstrip("/")
+            )  # does not exist if a container sees its own group as the root
+            for folder in (groups / each for each in (inside, *inside.parents)):
+                with contextlib.suppress(OSError, ValueError):  # the value for no limit is a word
+                    most, used = (
+                        int((folder / name).read_text(encoding="ascii"))
+                        for name in ("memory.max", "memory.current")
+                    )
+                    cached = _numbers(folder / "memory.stat", "inactive_file").get("inactive_file", 0)
+                    yield most - used + cached
 
 
 def _numbers(file: Path, *names: str) -> dict[str, int]:
     """The numbers of these names in a kernel status file, those in kB converted to bytes."""
     found = {}
     for line in _lines(file):
-        if line.startswith(names):
-            name, _, rest = line.replace(":", " ").partition(" ")
-            words = rest.split()
-            if name in names and words and words[0].isdigit():
-                found[name] = int(words[0]) * (1024 if words[1:] == ["kB"] else 1)
+        name, *words = line.replace(":", " ").split()
+        if name in names and words and words[0].isdigit():
+            found[name] = int(words[0]) * (1024 if words[1:] == ["kB"] else 1)
     return found
 
 
 def _lines(file: Path) -> list[str]:
     with contextlib.suppress(OSError):
-        return file.read_text(encoding="utf-8", errors="replace").splitlines()
+        return list(filter(None, file.read_text(encoding="utf-8", errors="replace").splitlines()))
     return []

@@ -43,16 +43,6 @@ _TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# A cache of qdqspec; it ma
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoreInfo:
-    """The size of a cache. ``oldest_seconds`` is the age of its oldest entry."""
-
-    folder: Path
-    entries: int
-    size_bytes: int
-    oldest_seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StoreEntry:
     """One entry. ``damage`` describes its damage, empty if intact."""
 
@@ -91,14 +81,21 @@ class Store:
         and any error of ``fill``.
         """
         try:
-            return self._put(self._elsewhere or self._made_folder(), key, fill)
+            root = self._elsewhere or self._made_folder()
+            with partial_folder(root) as partial:
+                fill(partial)
+                _write_manifest(partial, self._clock())
+                return _move_in(partial, root / key)
         except OSError as error:
-            if not _is_unwritable(error):
+            if error.errno not in _UNWRITABLE and not is_full(error):
                 raise
             if self._elsewhere is not None:
                 cure = "set TMPDIR to another folder"
                 raise unwritable("the cache entry", self._elsewhere, error, cure) from None
-            self._go_elsewhere(error)
+            self._own = TemporaryFolder()  # from now on, for the lifetime of this object
+            self._elsewhere = self._own.path
+            reason = error.strerror or error
+            self.warn(f"{self.folder}: the cache cannot be written ({reason}); this run goes on without it")
         return self.put(key, fill)
 
     def discard(self, key: str) -> None:
@@ -110,31 +107,16 @@ class Store:
         """The age of an entry; never negative, even if the clock was set back."""
         return max(0.0, self._clock() - _created(entry))
 
-    def info(self) -> StoreInfo:
-        """Number, size and age of the entries."""
-        found = [
-            (size, self.age_seconds(entry)) for entry in self._entries() if (size := _size(entry)) is not None
-        ]
-        return StoreInfo(
-            folder=self.folder,
-            entries=len(found),
-            size_bytes=sum(size for size, _ in found),
-            oldest_seconds=max((age for _, age in found), default=0.0),
-        )
-
     def entries(self) -> tuple[StoreEntry, ...]:
-        """Every entry, the oldest first. Each is read to find damage."""
-        found = [
-            StoreEntry(
-                folder=entry,
-                size_bytes=size,
-                age_seconds=self.age_seconds(entry),
-                damage=_damage(entry) or "",
-            )
-            for entry in self._entries()
-            if (size := _size(entry)) is not None
-        ]
-        return tuple(sorted(found, key=lambda entry: -entry.age_seconds))
+        """Every entry, the oldest first. Each is read to find damage; one that is removed meanwhile is omitted."""
+        found = []
+        for entry in self._entries():
+            damage = _damage(entry) or ""
+            with suppress(FileNotFoundError):
+                size = sum(file.stat().st_size for file in entry.rglob("*") if file.is_file())
+                age = self.age_seconds(entry)
+                found.append(StoreEntry(folder=entry, size_bytes=size, age_seconds=age, damage=damage))
+        return tuple(sorted((each for each in found if each.size_bytes), key=lambda each: -each.age_seconds))
 
     def prune(self, older_than_seconds: float) -> int:
         """Remove entries of at least that age, and incomplete ones; returns the number of entries removed."""
@@ -156,7 +138,9 @@ class Store:
             with zipfile.ZipFile(folder / "whole", "w") as file:
                 for entry in self._entries():
                     copy = folder / entry.name
-                    if _is_copied(entry, copy) and _damage(copy) is None:
+                    with suppress(FileNotFoundError, shutil.Error):  # removed meanwhile
+                        shutil.copytree(entry, copy)
+                    if _damage(copy) is None:
                         for path in (*_files(copy), copy / MANIFEST):
                             file.write(path, f"{entry.name}/{path.relative_to(copy).as_posix()}")
                         count += 1
@@ -199,19 +183,6 @@ class Store:
             raise unwritable("the cache", self.folder, error, "choose another with --cache-dir") from None
         return added, present
 
-    def _put(self, root: Path, key: str, fill: Callable[[Path], None]) -> Path:
-        with partial_folder(root) as partial:
-            fill(partial)
-            _write_manifest(partial, self._clock())
-            return _move_in(partial, root / key)
-
-    def _go_elsewhere(self, error: OSError) -> None:
-        """Use a temporary folder from now on, for the lifetime of this object."""
-        self._own = TemporaryFolder()
-        self._elsewhere = self._own.path
-        reason = error.strerror or error
-        self.warn(f"{self.folder}: the cache cannot be written ({reason}); this run goes on without it")
-
     def _roots(self) -> tuple[Path, ...]:
         return (self.folder,) if self._elsewhere is None else (self._elsewhere, self.folder)
 
@@ -247,10 +218,6 @@ def _entry_of(name: str) -> str:
     return key
 
 
-def _is_unwritable(error: OSError) -> bool:
-    return error.errno in _UNWRITABLE or is_full(error)
-
-
 def _move_in(partial: Path, entry: Path) -> Path:
     """Rename a complete folder to its place, unless an intact one exists already."""
     with FileLock(entry.parent / ".lock", thread_local=False):
@@ -267,17 +234,6 @@ def _remove(entry: Path) -> None:
     if entry.is_dir():
         with suppress(OSError), partial_folder(entry.parent) as folder:
             entry.rename(folder / entry.name)
-
-
-def _is_copied(entry: Path, copy: Path) -> bool:
-    """Copy an entry; false if it is removed meanwhile."""
-    try:
-        shutil.copytree(entry, copy)
-    except (FileNotFoundError, shutil.Error):
-        if entry.is_dir():
-            raise
-        return False
-    return True
 
 
 def _write_manifest(folder: Path, created: float) -> None:
@@ -323,15 +279,3 @@ def _created(entry: Path) -> float:
 
 def _files(folder: Path) -> list[Path]:
     return sorted(p for p in folder.rglob("*") if p.is_file() and p != folder / MANIFEST)
-
-
-def _size(entry: Path) -> int | None:
-    """The bytes of an entry; ``None`` if another run removes it meanwhile."""
-    try:
-        return (
-            sum(file.stat().st_size for file in entry.rglob("*") if file.is_file())
-            if entry.is_dir()
-            else None
-        )
-    except FileNotFoundError:
-        return None

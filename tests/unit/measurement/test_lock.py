@@ -32,7 +32,7 @@ DEVICE_HOLDER = HOLDER.replace(
 
 @pytest.fixture(autouse=True)
 def no_wait_was_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock, "_REPORTED", {})
+    monkeypatch.setattr(lock, "_REPORTED", set())
     # Workers of one test run wait without a report.
     monkeypatch.delenv("PYTEST_XDIST_TESTRUNUID", raising=False)
 
@@ -178,7 +178,7 @@ def _enter(folder: Path, key: str, order: list[str]) -> None:
 def test_a_thread_does_not_wait_for_its_own_timed_section(tmp_path: Path) -> None:
     waits: list[float] = []
     with DeviceLock("gpu-0", folder=tmp_path), DeviceLock("gpu-0", folder=tmp_path, waited=waits.append):
-        assert waits[0] < lock._POLL
+        assert waits[0] < lock._PATIENCE
         assert list(tmp_path.iterdir())
     with DeviceLock("gpu-0", folder=tmp_path):
         pass

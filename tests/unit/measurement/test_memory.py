@@ -67,9 +67,7 @@ def test_free_memory_is_unknown_on_a_machine_that_reports_none(tmp_path: Path) -
 
 def test_without_limits_free_memory_is_that_of_the_machine(machine: Machine) -> None:
     assert machine.left() == 8000
-    machine.write("proc/self/cgroup", "4:memory:/\n0::/\n")
-    machine.write("groups/memory/memory.limit_in_bytes", "9223372036854771712\n")
-    machine.write("groups/memory/memory.usage_in_bytes", "100\n")
+    machine.write("proc/self/cgroup", "0::/\n")
     machine.write("groups/memory.max", "max\n")
     machine.write("groups/memory.current", "100\n")
     assert machine.left() == 8000
@@ -83,14 +81,6 @@ def test_the_lowest_limit_of_all_groups_applies(machine: Machine, folder: str) -
     assert machine.left() == 1000
     machine.write(f"groups/{folder}memory.stat", f"anon 5\nfile 7\ninactive_file {300 * MEBI}\n")
     assert machine.left() == 1300
-
-
-def test_limits_of_cgroups_version_1_are_read(machine: Machine) -> None:
-    machine.write("proc/self/cgroup", "9:cpu,cpuacct:/elsewhere\n4:memory:/a/b\n")
-    machine.write("groups/memory/a/memory.limit_in_bytes", f"{5000 * MEBI}\n")
-    machine.write("groups/memory/a/memory.usage_in_bytes", f"{4500 * MEBI}\n")
-    machine.write("groups/memory/a/memory.stat", f"inactive_file 1\ntotal_inactive_file {200 * MEBI}\n")
-    assert machine.left() == 700
 
 
 def test_the_given_number_of_engines_of_the_largest_size_must_fit(machine: Machine) -> None:
