@@ -310,11 +310,9 @@ class Bench:
         self, placement: Placement, subgraph: tuple[str, ...]
     ) -> tuple[Path, tuple[Load, ...], BuildOptions]:
         if not subgraph:
-            if self._write is None:
-                raise BackendError("this bench builds model files only")
+            assert self._write is not None, "this bench builds model files only"
             return self._write(placement), self._loads, self._options
-        if self._extract is None:
-            raise BackendError("this bench builds whole models only")
+        assert self._extract is not None, "this bench builds whole models only"
         part = self._extract(placement, subgraph)  # its inputs have their own names and shapes
         return part.path, part.loads, replace(self._options, profiles=())
 

@@ -62,11 +62,11 @@ _AWAY = "move the journal away, or choose another output folder, to start anew"
 class Journal(Closing):
     """An open journal. ``notes`` are messages for the user about its state when it was opened."""
 
-    def __init__(self, path: Path, run: str, entries: list[dict[str, Any]], notes: tuple[str, ...]) -> None:
+    def __init__(self, path: Path, run: str, trials: list[Trial], notes: tuple[str, ...]) -> None:
         self.path = path
         self.notes = notes
         self._run = run
-        self._entries = entries
+        self._trials = trials
         self._file = os.open(path, os.O_RDWR | os.O_APPEND | getattr(os, "O_BINARY", 0))
 
     @classmethod
@@ -77,17 +77,18 @@ class Journal(Closing):
         that and for a damaged line, `OutputError` if the file cannot be written.
         """
         header = _full(header)
-        run = _digest(header)
         try:
             raw = path.read_bytes() if path.exists() else b""
             if raw:
                 _check_header(path, header)
-            lines, notes = _whole_lines(path, raw, run)
-            entries = [_entry(path, number, line, run) for number, line in enumerate(lines, 1)]
+            run = _digest(header)
+            lines, trials, note, damage = _sound_lines(path, raw, run)
+            if damage is not None:
+                raise damage
             text = json.dumps(header, indent=2, sort_keys=True) + "\n"
             write_whole(_header_path(path), text, what="the journal", make_folder=True)
             _repair(path, raw, b"".join(lines))
-            return cls(path, run, entries, notes)
+            return cls(path, run, trials, (note,) if note else ())
         except OSError as error:
             raise _unwritable(path, error) from None
 
@@ -97,30 +98,21 @@ class Journal(Closing):
 
         They are copied byte for byte; returns their number.
         """
-        run, sound = _digest(_full(header)), list[bytes]()
-        with contextlib.suppress(StateError):
-            for line in source.read_bytes().removesuffix(b"\n").split(b"\n"):
-                _entry(source, len(sound) + 1, line, run)
-                sound.append(line + b"\n")
-        write_whole(target, b"".join(sound), what="the journal")
-        return len(sound)
+        lines, *_ = _sound_lines(source, source.read_bytes(), _digest(_full(header)))
+        write_whole(target, b"".join(lines), what="the journal")
+        return len(lines)
 
     def append(self, trial: Trial, **more: object) -> None:
         """Write one trial, and wait until it is on disk. ``more`` are further keys of its line.
 
         Raises `OutputError` if it cannot be written; the earlier lines are intact then.
         """
-        entry = _plain({**trial_to_json(trial), **more, "run": self._run})
-        self._write(_line(entry))
-        self._entries.append(entry)
-
-    def entries(self) -> tuple[dict[str, Any], ...]:
-        """All lines as JSON objects, oldest first."""
-        return tuple(self._entries)
+        self._write(_line({**trial_to_json(trial), **more, "run": self._run}))
+        self._trials.append(trial)
 
     def trials(self) -> tuple[Trial, ...]:
         """All trials, oldest first."""
-        return tuple(trial_from_json(entry) for entry in self._entries)
+        return tuple(self._trials)
 
     def close(self) -> None:
         """Close the file; closing twice is harmless."""
@@ -158,9 +150,10 @@ def read_journal(path: Path) -> tuple[dict[str, Any], tuple[Trial, ...]]:
     if header is None:
         what = f"the header of the journal {path.name} is damaged"
         raise StateError(what, where=_header_path(path), cure=_OTHER)
-    lines, _ = _whole_lines(path, raw, _digest(header))
-    entries = (_entry(path, number, line, _digest(header)) for number, line in enumerate(lines, 1))
-    return header, tuple(map(trial_from_json, entries))
+    _, trials, _, damage = _sound_lines(path, raw, _digest(header))
+    if damage is not None:
+        raise damage
+    return header, tuple(trials)
 
 
 def _header(path: Path) -> dict[str, Any] | None:
@@ -177,13 +170,8 @@ def _header_path(path: Path) -> Path:
 
 def _full(header: Mapping[str, object]) -> dict[str, Any]:
     """The header as it is written, with the version of its format."""
-    return _plain({"schema_version": SCHEMA_VERSION, **header})
-
-
-def _plain(data: Mapping[str, object]) -> dict[str, Any]:
-    """The same after a round trip through JSON: lists for tuples, text for keys."""
-    plain: dict[str, Any] = json.loads(json.dumps(data))
-    return plain
+    full: dict[str, Any] = json.loads(json.dumps({"schema_version": SCHEMA_VERSION, **header}))
+    return full
 
 
 def _digest(header: Mapping[str, Any]) -> str:
@@ -211,27 +199,37 @@ def _short(value: object) -> str:
     return text if len(text) <= 48 else f"{text[:45]}..."
 
 
-def _whole_lines(path: Path, raw: bytes, run: str) -> tuple[list[bytes], tuple[str, ...]]:
-    """The lines with their line ends, and a note if the last one was truncated by a kill."""
+def _sound_lines(path: Path, raw: bytes, run: str) -> tuple[list[bytes], list[Trial], str, StateError | None]:
+    """The lines before any damage, with their line ends, and their trials.
+
+    Also a note if a kill truncated the last line, and the error of a damaged one.
+    """
     *whole, torn = raw.split(b"\n")
-    lines = [line + b"\n" for line in whole]
-    if not torn:
-        return lines, ()
-    try:
-        _entry(path, len(lines) + 1, torn, run)
-    except StateError:
-        note = (
-            f"{path}: the last {len(torn)} bytes were half a line, from a run that was killed; they were cut"
-        )
-        return lines, (note,)
-    # Only its line end is missing: the trial is complete.
-    return [*lines, torn + b"\n"], (f"{path}: the last line had no end; it was complete and is kept",)
+    lines, trials, note = list[bytes](), list[Trial](), ""
+    for number, line in enumerate([*whole, torn] if torn else whole, 1):
+        try:
+            trials.append(_trial(path, number, line, run))
+        except StateError as error:
+            if number <= len(whole):
+                return lines, trials, "", error
+            note = "were half a line, from a run that was killed; they were cut"
+            return lines, trials, f"{path}: the last {len(torn)} bytes {note}", None
+        lines.append(line + b"\n")
+    if torn:
+        note = f"{path}: the last line had no end; it was complete and is kept"
+    return lines, trials, note, None
 
 
-def _entry(path: Path, number: int, line: bytes, run: str) -> dict[str, Any]:
+def _trial(path: Path, number: int, line: bytes, run: str) -> Trial:
+    """The trial of a line, without or with its end."""
     where = f"{path}:{number}"
     try:
-        entry = _read(line)
+        found = _SUM.fullmatch(line, max(0, len(line.removesuffix(b"\n")) - _SUM_BYTES))
+        text = line[: found.start()] + b"}" if found else line
+        entry: dict[str, Any] = json.loads(text)
+        trial = trial_from_json(entry)
+        if found is None or found[1] != _sum(text):
+            raise ValueError("its sum does not fit")
     except (ValueError, RecursionError) as error:
         reason = str(error).splitlines()[0][:120]
         raise StateError(
@@ -241,24 +239,13 @@ def _entry(path: Path, number: int, line: bytes, run: str) -> dict[str, Any]:
         ) from None
     if entry.get("run") != run:
         raise StateError("this line was written by another run", where=where, cure=_AWAY)
-    return entry
+    return trial
 
 
 def _line(entry: Mapping[str, Any]) -> bytes:
     """An entry with its checksum as the last key, and the line end."""
     text = json.dumps(entry, separators=(",", ":")).encode()
     return text[:-1] + b',"sum":"' + _sum(text) + b'"}\n'
-
-
-def _read(line: bytes) -> dict[str, Any]:
-    """The inverse of `_line`; raises ``ValueError`` if the line was changed or is not a trial."""
-    found = _SUM.fullmatch(line, max(0, len(line.removesuffix(b"\n")) - _SUM_BYTES))
-    text = line[: found.start()] + b"}" if found else line
-    entry: dict[str, Any] = json.loads(text)
-    trial_from_json(entry)
-    if found is None or found[1] != _sum(text):
-        raise ValueError("its sum does not fit")
-    return entry
 
 
 def _sum(text: bytes) -> bytes:

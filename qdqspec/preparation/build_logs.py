@@ -54,7 +54,7 @@ class BuildLogs:
         self._folder = folder / LOGS
         make_folder(self._folder)
         remove_partial(self._folder)  # the previous run may have been killed while writing
-        if not journal.entries():  # a new search: logs of an earlier one must not be taken for its own
+        if not journal.trials():  # a new search: logs of an earlier one must not be taken for its own
             for old in self._folder.glob("*.log"):
                 old.unlink()
 

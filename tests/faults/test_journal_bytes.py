@@ -43,21 +43,23 @@ def test_a_journal_truncated_at_any_byte_keeps_complete_lines(path: Path) -> Non
     lines = raw.splitlines(keepends=True)
     assert len(lines) == 3
     for cut in range(len(raw) + 1):
-        read, notes = journal_module._whole_lines(path, raw[:cut], RUN)
+        read, trials, note, damage = journal_module._sound_lines(path, raw[:cut], RUN)
         complete = [n for n in range(4) if cut >= len(b"".join(lines[:n])) - (n > 0)][-1]
         assert read == lines[:complete]
         torn = cut not in {len(b"".join(lines[:n])) for n in range(4)}
-        assert bool(notes) == torn
+        assert bool(note) == torn
+        assert trials == [trial(number) for number in range(complete)]
+        assert damage is None
 
 
 def test_a_change_of_any_byte_of_a_line_is_recognized(path: Path) -> None:
     line = path.read_bytes().splitlines(keepends=True)[0]
-    journal_module._entry(path, 1, line, RUN)
+    assert journal_module._trial(path, 1, line, RUN) == trial(0)
     for place in range(len(line) - 1):
         for change in (1, 4, 32, 128):
             damaged_line = line[:place] + bytes([line[place] ^ change]) + line[place + 1 :]
             with pytest.raises(StateError, match=r"damaged|another run"):
-                journal_module._entry(path, 1, damaged_line, RUN)
+                journal_module._trial(path, 1, damaged_line, RUN)
 
 
 @pytest.mark.parametrize("end", [-40, -1, 0], ids=["truncated", "joined with the next", "empty"])

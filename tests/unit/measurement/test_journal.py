@@ -43,7 +43,7 @@ def test_a_trial_is_in_the_file_as_soon_as_it_is_appended(path: Path) -> None:
     with Journal.open(path, HEADER) as journal:
         journal.append(TRIAL, eps=0.02)
         assert json.loads(path.read_text())["eps"] == 0.02
-        assert journal.entries()[0]["eps"] == 0.02
+        assert journal.trials() == (TRIAL,)
 
 
 def test_a_field_that_only_an_earlier_version_wrote_is_ignored(path: Path) -> None:
