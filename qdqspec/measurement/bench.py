@@ -290,9 +290,8 @@ class Bench:
         """
         (placement, _), engine = self._kept.get(False, ((FLOAT, ()), None))
         if self._looks is not None and engine is not None and placement.sites:
-            self._looks.seconds = self._looks.seconds or build_seconds
             with self.exclusive():
-                self._looks.take_if_due(engine, partial(self.open, FLOAT))
+                self._looks.take_if_due(engine, partial(self.open, FLOAT), build_seconds)
 
     def close(self) -> None:
         """Close all open engines."""

@@ -19,7 +19,6 @@ from qdqspec.arrays import Floats
 from qdqspec.measurement.stats import pooled_deviation, ratio_around, student_t, trimmed_mean
 from qdqspec.types import Clock, Interval, LatencyEvidence, Samples, TimeChange
 
-RANK_ALPHA = 0.01  # one-sided
 UNKNOWN_DEVIATION = 0.024  # between builds, assumed with one build per role: the largest we have measured
 _ENOUGH = 200  # degrees of freedom from which Student's t equals the normal distribution to two digits
 
@@ -106,16 +105,18 @@ def mann_whitney_p(ours: Sequence[float] | Floats, theirs: Sequence[float] | Flo
     return float(mannwhitneyu(ours, theirs, method="asymptotic").pvalue)
 
 
-def shift_bounds(ours: Sequence[float] | Floats, theirs: Sequence[float] | Floats) -> Interval:
+def shift_bounds(
+    ours: Sequence[float] | Floats, theirs: Sequence[float] | Floats, alpha: float = 0.01
+) -> Interval:
     """The shift between two samples: the median of all differences, and the bounds that the rank test does not reject.
 
-    A shift outside the bounds is rejected, with error `RANK_ALPHA` on each side. Samples too small to reject anything
-    have infinite bounds.
+    A shift outside the bounds is rejected, with error ``alpha`` on each side: a larger one finds smaller changes, and
+    more that are none. Samples too small to reject anything have infinite bounds.
     """
     differences = np.sort(np.subtract.outer(np.asarray(ours), np.asarray(theirs)), axis=None)
     pairs = len(differences)
     deviation = math.sqrt(pairs * (len(ours) + len(theirs) + 1) / 12)
-    needed = math.ceil(pairs / 2 + 0.5 + NormalDist().inv_cdf(1 - RANK_ALPHA) * deviation)
+    needed = math.ceil(pairs / 2 + 0.5 + NormalDist().inv_cdf(1 - alpha) * deviation)
     known = needed <= pairs
     return Interval(
         median=float(np.median(differences)),

@@ -16,7 +16,7 @@ from qdqspec.arrays import Floats
 from qdqspec.backends.base import Engine
 from qdqspec.errors import BackendError
 from qdqspec.measurement.memory import HasMemory, has_memory
-from qdqspec.measurement.race import Turn, settle
+from qdqspec.measurement.race import settle
 from qdqspec.measurement.stats import Deviation, log_ratios, time_deviation
 from qdqspec.types import Clock, Samples
 
@@ -25,8 +25,7 @@ class DriftMonitor:
     """Looks at the reference and the incumbent of one search from time to time.
 
     Between two looks ``apart`` times the duration of a look passes, and ``least_seconds``: looks take a twentieth of a
-    search. A look has ``rounds`` pairs of turns. ``seconds`` is the duration of the last look, at first that of the
-    build that it needs.
+    search; more of them know the variation better, and leave less time to search. A look has ``rounds`` pairs of turns.
     """
 
     def __init__(
@@ -41,7 +40,7 @@ class DriftMonitor:
         rounds: int = 6,
     ) -> None:
         self.reference: Engine | None = None
-        self.seconds = 0.0
+        self.seconds = 0.0  # the duration of the last look
         self.series: list[list[Floats]] = []  # log ratios of the rounds of each look, by incumbent
         self._clock: Clock = clock
         self._random = random
@@ -52,20 +51,23 @@ class DriftMonitor:
         self._rounds = rounds
         self._ended = now()
         self._beside: Engine | None = None  # the incumbent of the last series
-        self._turn = Turn.lasting(0.0)
 
     @property
     def deviation(self) -> Deviation:
         """The deviation of a log ratio between times, and its degrees of freedom; see `time_deviation`."""
         return time_deviation(self.series)
 
-    def take_if_due(self, incumbent: Engine, open_reference: Callable[[], Engine]) -> None:
+    def take_if_due(
+        self, incumbent: Engine, open_reference: Callable[[], Engine], build_seconds: float
+    ) -> None:
         """Look at the reference and the incumbent if the last look is long enough ago and memory allows it.
 
-        The reference is opened once and stays open. An engine that fails ends the look; a race finds the cause.
+        The reference is opened once, which takes ``build_seconds``, and stays open. An engine that fails ends the look;
+        a race finds the cause.
         """
         started = self._now()
-        if started - self._ended < max(self._least_seconds, self._apart * self.seconds):
+        lasts = self.seconds or build_seconds
+        if started - self._ended < max(self._least_seconds, self._apart * lasts):
             return
         try:
             if self.reference is None and self._memory([incumbent], 1):
@@ -84,17 +86,12 @@ class DriftMonitor:
         self.reference = self._beside = None
 
     def _look(self, reference: Engine, incumbent: Engine) -> None:
-        engines = reference, incumbent
         if incumbent is not self._beside:
-            turns = [settle(engine, self._clock) for engine in engines]
-            self._beside, self._turn = incumbent, min(turns, key=lambda turn: turn.runs)
+            self._beside = incumbent
             self.series.append([])
-        else:
-            for engine in engines:  # warm again
-                self._turn.sample(engine)
-        samples = [Samples(), Samples()]
+        engines, samples = (incumbent, reference), [Samples(), Samples()]
+        turn = min((settle(engine, self._clock) for engine in engines), key=lambda each: each.runs)
         for _ in range(self._rounds):
-            for position in self._random.permutation(2):
-                samples[position] += self._turn.sample(engines[position])
-        theirs, ours = (taken.on(self._clock) for taken in samples)
-        self.series[-1].append(log_ratios(ours, theirs))
+            for side in self._random.permutation(2):
+                samples[side] += turn.sample(engines[side])
+        self.series[-1].append(log_ratios(*(taken.on(self._clock) for taken in samples)))

@@ -15,9 +15,6 @@ from dataclasses import replace
 from qdqspec.graph.unify import joined
 from qdqspec.types import LayerChange, LayerTime
 
-MOST_CHANGE = 0.25  # of a group's time, which profiles of short kernels vary by
-LEAST_SHARE = 0.02  # of the model's time, below which a change of time is not listed
-
 Layers = Sequence[LayerTime]
 _Key = tuple[str, str]  # "node" or "tensor", and its name
 
@@ -57,10 +54,16 @@ def _sign(change: LayerChange) -> float:
     return math.copysign(1.0, change.after_ms - change.before_ms) if "time" in change.kinds else 0.0
 
 
-def layer_changes(before: Layers, after: Layers) -> tuple[LayerChange, ...]:
-    """The groups of kernels that differ in fusion, precision or time; the largest change of time first."""
-    whole = math.fsum(layer.milliseconds for layer in before) or 1.0
-    changes = (_change(old, new, whole) for old, new in kernel_groups(before, after, _keys))
+def layer_changes(
+    before: Layers, after: Layers, varies: float = 0.25, least_share: float = 0.02
+) -> tuple[LayerChange, ...]:
+    """The groups of kernels that differ in fusion, precision or time; the largest change of time first.
+
+    A change of time is listed if it is more than the share ``varies`` of the group's time, by which profiles of short
+    kernels differ without a cause, and more than ``least_share`` of the model's: lower values list more noise.
+    """
+    least_ms = least_share * (math.fsum(layer.milliseconds for layer in before) or 1.0)
+    changes = (_change(old, new, varies, least_ms) for old, new in kernel_groups(before, after, _keys))
     return tuple(sorted(filter(None, changes), key=lambda c: -abs(c.after_ms - c.before_ms)))
 
 
@@ -84,7 +87,7 @@ def _keys(layer: LayerTime) -> list[_Key]:
     return [("tensor", tensor) for tensor in layer.tensors] or [("tensor", layer.name)]
 
 
-def _change(old: list[LayerTime], new: list[LayerTime], whole: float) -> LayerChange | None:
+def _change(old: list[LayerTime], new: list[LayerTime], varies: float, least_ms: float) -> LayerChange | None:
     before_ms, after_ms = (math.fsum(layer.milliseconds for layer in side) for side in (old, new))
     kinds = []
     if _fusion(old) != _fusion(new):
@@ -92,7 +95,7 @@ def _change(old: list[LayerTime], new: list[LayerTime], whole: float) -> LayerCh
     if _precision(old) != _precision(new):
         kinds.append("precision")
     moved = abs(after_ms - before_ms)
-    if moved > LEAST_SHARE * whole and moved > MOST_CHANGE * before_ms:
+    if moved > max(least_ms, varies * before_ms):
         kinds.append("time")
     if not kinds:
         return None
