@@ -73,9 +73,7 @@ class Lab:
         self.contest = Contest(self.bench)
 
     def trial(self, number: int, what: Placement) -> Trial:
-        return self.contest.measure(
-            self.contest.build(number, Proposal(placement=what, phase="pure"), "pure")
-        )
+        return self.contest.measure(self.contest.build(number, Proposal(placement=what, phase="pure")))
 
     def search(self, trials: int, apart: float = 15.0) -> None:
         """The reference, a winner, and placements that do not build, each some seconds after the one before."""
