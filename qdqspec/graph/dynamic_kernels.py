@@ -12,7 +12,7 @@ behind stored integers is the weight, and the operator itself is unchanged: MatM
   make.
 
 A float sum of two tensors that a LayerNormalization reads becomes ``Sum``, which computes the same: an ``Add`` is fused
-with the normalization into SkipLayerNormalization, which takes 2 to 30 times the time of both (docs/decisions/0082).
+with the normalization into SkipLayerNormalization, which takes 2 to 30 times the time of both (docs/decisions/0019).
 
 `with_kernels` replaces the first form by the second, `with_pairs` the second by the first. The node that was replaced
 is metadata of the new one, so that names and attributes return exactly. `with_pairs` is for models of other tools too:

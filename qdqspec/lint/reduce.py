@@ -3,7 +3,7 @@
 The algorithm is delta debugging (ddmin of Zeller and Hildebrandt, 2002, with complements only): chunks of nodes are
 removed while the rest still fails in the same way; tensors that no remaining node makes become inputs. The nodes of
 bodies of If, Loop and Scan are among them: a body without its node is part of the graph around it. Each attempt is
-built in a process of its own. Polygraphy's ``debug reduce`` is not used: see docs/decisions/0042.
+built in a process of its own. Polygraphy's ``debug reduce`` is not used: see docs/decisions/0011.
 """
 
 from __future__ import annotations

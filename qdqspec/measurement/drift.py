@@ -2,7 +2,7 @@
 
 A measurement of some seconds is made in one state of the machine: its frequency, other guests, the placement of
 memory. A change of state changes the ratio itself, and neither more rounds nor more builds within these seconds
-show this. So the reference and the incumbent are timed against each other repeatedly (docs/decisions/0044).
+show this. So the reference and the incumbent are timed against each other repeatedly (docs/decisions/0006).
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def race(
     - A ratio above ``far_slower`` after three pairs ends a race: a lower one saves runs, and misses gains.
     - So does an interval with the confidence ``futile`` that excludes a gain of ``eps``. The confidence is below that
       of a verdict: at 95 % half of the pairs are spent on challengers that are as fast as the incumbent, and wins are
-      as frequent (docs/decisions/0038).
+      as frequent (docs/decisions/0007).
     """
     engines, samples = (challenger, incumbent), [Samples(), Samples()]
     turn = Turn.lasting(max(engine.time(1).median_ms(clock) for engine in engines))

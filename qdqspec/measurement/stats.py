@@ -1,7 +1,7 @@
 """Statistics of paired timings, as pure functions, and the model by which ratios of fresh builds are estimated.
 
 scipy is imported by the functions that call it: it takes up to a second, and runs that measure nothing do not need it
-(docs/decisions/0043).
+(docs/decisions/0005).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ Variance: TypeAlias = tuple[float, int]  # a variance of logarithms, with its de
 
 FEWEST_FREEDOM = 3  # of a deviation between times that a test takes into account
 # The standard deviation between builds of one model, the root mean square over 79 measurements of five builds each of
-# 12 models, and the degrees of freedom that it counts for (docs/decisions/0038).
+# 12 models, and the degrees of freedom that it counts for (docs/decisions/0007).
 USUAL_BUILDS = 0.015, 2
 ENOUGH_FREEDOM = 4  # of five builds, whose deviation is used as it is
 # The standard deviation of a log ratio between times, and its degrees of freedom, before anything is known of a
-# machine: fitted to 132 claims beside independent figures, on three machines (docs/decisions/0045).
+# machine: fitted to 132 claims beside independent figures, on three machines (docs/decisions/0006).
 USUAL_TIMES = 0.008, 6
 
 
@@ -173,7 +173,7 @@ class RatioEstimate:
     """The time of a model over that of another one, estimated from fresh builds of both.
 
     ``test`` has 95 % confidence intervals: whether this measurement proves a gain. ``predicted`` is the 95 % prediction
-    interval: the ratio that another program measures, with other builds, at another time (docs/decisions/0045).
+    interval: the ratio that another program measures, with other builds, at another time (docs/decisions/0006).
     """
 
     test: RatioTest

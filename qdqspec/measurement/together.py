@@ -2,7 +2,7 @@
 
 `FreshBuilds` times one turn of each build in every round, in random order. Position ``i`` of every build's samples
 belongs to the same round, so that a change of the machine's speed between rounds affects all of them. All builds are
-open at once if memory allows it, else two at a time (docs/decisions/0034).
+open at once if memory allows it, else two at a time (docs/decisions/0001).
 """
 
 from __future__ import annotations

@@ -178,7 +178,7 @@ class Contest:
         """Race a challenger. A winner must win again, with both built anew, by what makes the mean gain significant.
 
         Two builds of one model differ by more than a race resolves: without the second race one in six challengers that
-        were no faster won, with it one in twenty (simulated, 1.2 % between builds; docs/decisions/0038).
+        were no faster won, with it one in twenty (simulated, 1.2 % between builds; docs/decisions/0007).
         """
         bench = self._bench
         outcome, ours, theirs = bench.race(_open(built), self._incumbent, self.eps)

@@ -332,7 +332,7 @@ def one_processor() -> Iterator[None]:
 
     On a busy machine cores are not equally fast: another guest on the same core takes a third of one and nothing of the
     next, for seconds at a time, and a scheduler does not move processes that take turns. On a common core, disturbances
-    affect both engines of a race (docs/decisions/0033). Does nothing if the system does not support it.
+    affect both engines of a race (docs/decisions/0001). Does nothing if the system does not support it.
     """
     usable: set[int] = set()
     if hasattr(os, "sched_setaffinity"):

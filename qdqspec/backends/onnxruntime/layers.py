@@ -267,7 +267,7 @@ def without_overhead(
     """The time of each kernel without that of the profiler, scaled to a sum of ``total``; the unit is the same.
 
     ``executed`` is the number of executions that a time is the sum of. The profiler takes time in each of them, about
-    2 microseconds (decision 91), which is most of the time of a small kernel. The time of the shortest kernel is its
+    2 microseconds, which is most of the time of a small kernel. The time of the shortest kernel is its
     upper bound. Operators with bodies have that of all kernels inside. Times that add up to ``total`` have none.
     """
     left, excess = np.array(times, np.float64), sum(times) - total

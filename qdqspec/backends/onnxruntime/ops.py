@@ -70,7 +70,7 @@ ABSORBED = frozenset({"Clip", "Dropout", "Identity", "Relu"})
 # ten times as long. No kernel takes 8-bit floats (MatMul fails to build, in 16 bits all is done in float), 4-bit
 # floats or scales of powers of two ("could not find an implementation for DequantizeLinear").
 # So do weights in 8 bits, measured with 1.32, which gain with one or few rows only:
-# docs/decisions/0082-dynamic-labels.md.
+# docs/decisions/0019-what-onnx-runtime-computes.md.
 BLOCKED_4 = ("int4", "uint4")
 BLOCKED_8 = tuple(f"int8_b{size}" for size in BLOCK_SIZES)
 BLOCKED_8_SINCE = (1, 32)

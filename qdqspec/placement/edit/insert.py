@@ -2,7 +2,7 @@
 
 The pairs are made with onnx-graphsurgeon (`placement.edit.pairs`). They are merged into the model's protobuf, because a
 round trip of a whole model through graphsurgeon changes it. See
-docs/decisions/0002-insertion-splices-graphsurgeon-nodes.md.
+docs/decisions/0002-insertion-into-the-own-protobuf.md.
 """
 
 from __future__ import annotations

@@ -190,7 +190,7 @@ def changing_bench(true: float, random: np.random.Generator) -> measurement.Benc
 def test_repetitions_prove_gains_on_a_changing_machine_and_few_that_are_none(
     true: float, least: float, most: float
 ) -> None:
-    """With one measurement .93 is proved in 31 % (decision 36)."""
+    """With one measurement .93 is proved in 31 % (decision 7)."""
     random, proved = np.random.default_rng(3), 0
     for _ in range(150):
         own = _Confirmation(
