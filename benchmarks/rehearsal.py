@@ -158,7 +158,8 @@ def _added(name: str, rehearsal: Rehearsal, found: Sensitivities, prepared: Prep
         if left < len(falling):
             some = Placement(sites=frozenset(rehearsal.switches[number] for number in falling[left:]))
             error = rehearsal.error(some)
-            yield [name, left, found.guiding_db(some), error.guiding_db, error.sqnr_db]
+            summed_db = -10 * np.log10(found.noise[falling[left:]].sum(axis=0).max())
+            yield [name, left, summed_db, error.guiding_db, error.sqnr_db]
 
 
 if __name__ == "__main__":

@@ -203,15 +203,12 @@ def _equalize(search: _Search) -> None:
     changes = tuple(change for _, change in chosen)
     tensors = {tensor for chain, _ in chosen for tensor in chain.tensors}
     other = task.equalized(equalized(task.model, changes), tensors)
-    other = replace(other, judge=task.judge.of_model(other.model))
+    other = replace(other, judge=replace(task.judge, model=other.model))
     is_exact = _computes_the_same(task, other)
     after = other.judge.errors(other.numbers) if is_exact else search.errors
     if search.record("equalization", after, search.errors, len(changes)):
-        task.judge.close()
         search.task, search.taken = other, other.numbers.corrections
         search.errors, search.changes = after, changes
-    else:
-        other.judge.close()
 
 
 def _computes_the_same(one: CorrectionTask, other: CorrectionTask) -> bool:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice, tee
 from typing import Literal, TypeAlias
 
 import numpy as np
 
-from qdqspec.arrays import Array, Feed, Floats
+from qdqspec.arrays import Feed, Floats
 from qdqspec.graph.model import Model
 from qdqspec.parity.compare import noise_power, signal_power
 from qdqspec.parity.gate import MOST_DB
@@ -22,19 +22,15 @@ from qdqspec.types import Placement
 SampleSplit: TypeAlias = Literal["fit", "held-out"]
 
 MIN_SAMPLES = 4  # of both parts together; fewer cannot be split
-LEAST_SAMPLES = 2  # that a judgement is based on, also where a run takes long
 TINY = 1e-30  # lower bound of powers
 USABLE_DB = 10.0  # below it, a few pairs dominate the outputs, and gains or losses are not meaningful
-LEAST_DB = 0.1  # smallest mean gain over placements
-MOST_LOSS_DB = 0.05  # largest loss of any placement
 
 
 @dataclass(slots=True, kw_only=True)
 class Judge:
     """Rehearses placements with other numbers. Even samples are for finding corrections, odd ones for judging them.
 
-    More ``samples`` of each part find rarer losses, and take the time of a run for each placement. The last rehearsal
-    stays open: other numbers of activations are inputs of its model.
+    More ``samples`` of each part find rarer losses, and take the time of a run for each placement.
     """
 
     model: Model
@@ -43,57 +39,19 @@ class Judge:
     runtime: Runtime
     samples: int = 12
     rounds_biases: frozenset[str] = frozenset()  # as in `qdqspec.backends.base.Capabilities`
-    _open: tuple[Quantizer, Rehearsal] | None = field(default=None, init=False)
+    _known: dict[int, Values] = field(default_factory=dict, init=False)  # outputs of the float model
 
     def part(self, part: SampleSplit, samples: int | None = None) -> Iterator[Feed]:
         """The first ``samples`` of a part, by default those that placements are judged on."""
         return islice(self.feeds(), int(part == "held-out"), 2 * (samples or self.samples), 2)
 
-    def errors(self, numbers: Quantizer, is_late: Callable[[], bool] = lambda: False) -> tuple[Errors, ...]:
-        """The held-out error of each placement. Once it ``is_late``, the samples so far are those of all judgements."""
-        rehearsal, adjusted = self._rehearsal(numbers)
-        settings = [rehearsal.switches.setting(placement) for placement in self.placements]
-        rows: list[list[Floats]] = [[] for _ in settings]
-        outputs: list[list[Floats]] = [[] for _ in settings]
-        samples, references = tee(islice(rehearsal.references(), self.samples))
-        runs = ((setting, feed) for feed, _ in samples for setting in settings)
-        each = rehearsal.values_each(runs, adjusted)
-        for _, reference in references:
-            for row, own, values in zip(rows, outputs, each, strict=False):
-                row.append(powers_at(rehearsal.guiding_edges, reference, values))
-                own.append(powers_at(rehearsal.outputs_edges, reference, values))
-            if len(rows[0]) >= LEAST_SAMPLES and is_late():
-                self.samples = len(rows[0])
-                break
-        return tuple(Errors(np.array(row), np.array(own)) for row, own in zip(rows, outputs, strict=True))
+    def errors(
+        self, numbers: Quantizer, is_late: Callable[[], bool] = lambda: False, least_samples: int = 2
+    ) -> tuple[Errors, ...]:
+        """The held-out error of each placement.
 
-    def of_model(self, model: Model) -> Judge:
-        """A judge of the same placements of another model."""
-        return Judge(
-            model=model,
-            placements=self.placements,
-            feeds=self.feeds,
-            runtime=self.runtime,
-            samples=self.samples,
-            rounds_biases=self.rounds_biases,
-        )
-
-    def close(self) -> None:
-        """Close the open rehearsal."""
-        if self._open is not None:
-            self._open[1].close()
-            self._open = None
-
-    def _rehearsal(self, numbers: Quantizer) -> tuple[Rehearsal, Mapping[str, Array]]:
-        """The open rehearsal if it has these weights, else a new one, and the numbers to run it with."""
-        if self._open is not None:
-            old, rehearsal = self._open
-            mine, its = numbers.corrections, old.corrections
-            has_equal_weights = mine.weights is its.weights and mine.biases is its.biases
-            adjusted = rehearsal.adjusted(numbers) if has_equal_weights else None
-            if adjusted is not None:
-                return rehearsal, adjusted
-        self.close()
+        Once it ``is_late``, the samples so far, and not fewer than ``least_samples``, are those of all judgements.
+        """
         subject = Subject(
             model=self.model,
             sites=tuple(dict.fromkeys(site for placement in self.placements for site in placement.ordered)),
@@ -103,8 +61,25 @@ class Judge:
             data="calibration",
             rounds_biases=self.rounds_biases,
         )
-        self._open = numbers, Rehearsal(subject, self.runtime, adjustable=True)
-        return self._open[1], {}
+        rows: list[tuple[list[Floats], list[Floats]]] = [([], []) for _ in self.placements]
+        with Rehearsal(subject, self.runtime, known=self._known) as rehearsal:
+            settings = [rehearsal.switches.setting(placement) for placement in self.placements]
+            samples, references = tee(self._until(is_late, least_samples, rehearsal.references()))
+            each = rehearsal.values_each((setting, feed) for feed, _ in samples for setting in settings)
+            for _, reference in references:
+                for (guiding, outputs), values in zip(rows, each, strict=False):
+                    guiding.append(powers_at(rehearsal.guiding_edges, reference, values))
+                    outputs.append(powers_at(rehearsal.outputs_edges, reference, values))
+        return tuple(Errors(np.array(guiding), np.array(outputs)) for guiding, outputs in rows)
+
+    def _until(
+        self, is_late: Callable[[], bool], least: int, samples: Iterable[tuple[Feed, Values]]
+    ) -> Iterator[tuple[Feed, Values]]:
+        for count, sample in enumerate(samples):
+            if count >= least and is_late():
+                self.samples = count
+                return
+            yield sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +116,13 @@ class Errors:
         return np.array(gains, np.float64)
 
 
-def is_gain(after: Iterable[Errors], before: Iterable[Errors]) -> bool:
-    """Whether placements with usable outputs gain in the mean, and none loses.
+def is_gain(
+    after: Iterable[Errors], before: Iterable[Errors], least_db: float = 0.1, most_loss_db: float = 0.05
+) -> bool:
+    """Whether placements with usable outputs gain ``least_db`` in the mean, and none loses more than ``most_loss_db``.
 
-    Their mean is no loss without any single sample either, whose gain may be chance.
+    Their mean is no loss without any single sample either, whose gain may be chance. Smaller numbers accept more
+    corrections whose gain is not that of other data.
     """
     pairs = [
         (new, old)
@@ -152,10 +130,10 @@ def is_gain(after: Iterable[Errors], before: Iterable[Errors]) -> bool:
         if max(new.total_db, old.total_db) >= USABLE_DB and new.gain_db(old)
     ]
     gains = [new.gain_db(old) for new, old in pairs]
-    if not gains or sum(gains) / len(gains) < LEAST_DB or min(gains) < -MOST_LOSS_DB:
+    if not gains or sum(gains) / len(gains) < least_db or min(gains) < -most_loss_db:
         return False
     without = np.mean([new.gains_without_db(old) for new, old in pairs], axis=0)
-    return float(without.min()) >= -MOST_LOSS_DB
+    return float(without.min()) >= -most_loss_db
 
 
 def powers_at(edges: Iterable[Edge], references: Values, values: Values) -> Floats:

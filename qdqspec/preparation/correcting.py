@@ -114,7 +114,6 @@ class Correcting:
                 runtime=reference_runtime(opened, prepared.options, prepared.backend),
                 rounds_biases=prepared.capabilities.rounds_biases,
             )
-            opened.callback(judge.close)
             try:
                 found = find_corrections(self._task(prepared.folded, prepared.calibrated[1], judge))
                 for name, reason in found.failures.items():

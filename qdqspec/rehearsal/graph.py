@@ -7,7 +7,7 @@ pairs.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from math import prod
 from typing import TypeAlias
 
@@ -23,11 +23,10 @@ from qdqspec.graph.protos import copied, copy_model, map_tensors, names_read_ins
 from qdqspec.graph.weights import WeightStore
 from qdqspec.measurement.engines import Engines
 from qdqspec.placement.edit.biases import BIAS_INPUT
-from qdqspec.placement.edit.pairs import Pair, PairMaker, QuantSource
+from qdqspec.placement.edit.pairs import Pair, PairMaker
 from qdqspec.placement.edit.raised import RaisedInputs
 from qdqspec.placement.space.units import Edge
 from qdqspec.quantize.formats import number_format
-from qdqspec.quantize.scales import REALS
 from qdqspec.rehearsal.switches import Switches, SwitchStates
 from qdqspec.types import Consumer, Site
 
@@ -35,11 +34,6 @@ Values: TypeAlias = dict[Edge, Array]
 _Input: TypeAlias = tuple[int, int]  # the index of a node, and of its input
 
 _SPLIT_TAKES_NUMBER = 18  # the first opset whose Split has the number of outputs as an attribute
-# Types of single numbers of activations that can be inputs: those that Split takes.
-_PACKED = frozenset(
-    getattr(TensorProto, name) for name in ("FLOAT", "FLOAT16", "UINT8", "INT8", "UINT16", "INT16")
-)
-_NEVER = 1e15  # elements: more than any tensor has; sums of it are exact
 _SOURCE = "\0source"  # placeholder for the tensor that a pair quantizes, until the pair is in a branch
 
 
@@ -47,49 +41,31 @@ _SOURCE = "\0source"  # placeholder for the tensor that a pair quantizes, until 
 class SwitchedModel:
     """A model with switches. ``input`` takes the settings of the switches ``numbers``, in order; "" if there are none.
 
-    ``names`` are the names of its outputs by the edges whose values they hold. ``adjustable`` are the scales and zero
-    points that can be fed, by the input that has those of one type: inputs with default values.
+    ``names`` are the names of its outputs by the edges whose values they hold.
     """
 
     proto: onnx.ModelProto
     input: str
     numbers: tuple[int, ...]
     names: Mapping[Edge, str]
-    adjustable: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Its inputs without the switches and the numbers of pairs."""
-        own = {self.input, *self.adjustable}
-        return tuple(i.name for i in self.proto.graph.input if i.name not in own)
+        """Its inputs without the switches."""
+        return tuple(i.name for i in self.proto.graph.input if i.name != self.input)
 
-    def run(
-        self, engines: Engines, setting: SwitchStates, feed: Feed, adjusted: Mapping[str, Array] | None = None
-    ) -> Values:
-        """The values that its engines compute, by edge; ``setting`` covers all switches, also those it lacks.
+    def run_each(self, engines: Engines, runs: Iterable[tuple[SwitchStates, Feed]]) -> Iterator[Values]:
+        """The values of each run by edge, in order, several computed at the same time.
 
-        Inputs with a default value may be absent from ``feed``. Outputs that are not arrays are omitted.
+        The states cover all switches, also those that the model lacks. Inputs with a default value may be absent from
+        a feed. Outputs that are not arrays are omitted.
         """
-        return self._by_edge(engines.run(self._given(setting, feed, adjusted)))
+        for found in engines.run_each(self._given(setting, feed) for setting, feed in runs):
+            yield {edge: found[name] for edge, name in self.names.items() if name in found}
 
-    def run_each(
-        self,
-        engines: Engines,
-        runs: Iterable[tuple[SwitchStates, Feed]],
-        adjusted: Mapping[str, Array] | None = None,
-    ) -> Iterator[Values]:
-        """The values of each run, in order, several computed at the same time."""
-        given = (self._given(setting, feed, adjusted) for setting, feed in runs)
-        return map(self._by_edge, engines.run_each(given))
-
-    def _given(self, setting: SwitchStates, feed: Feed, adjusted: Mapping[str, Array] | None) -> Feed:
-        given = {name: feed[name] for name in self.inputs if name in feed} | dict(adjusted or {})
-        if self.input:
-            given[self.input] = setting[list(self.numbers)]
-        return given
-
-    def _by_edge(self, found: Mapping[str, Array]) -> Values:
-        return {edge: found[name] for edge, name in self.names.items() if name in found}
+    def _given(self, setting: SwitchStates, feed: Feed) -> Feed:
+        given = {name: feed[name] for name in self.inputs if name in feed}
+        return {**given, self.input: setting[list(self.numbers)]} if self.input else given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,29 +133,9 @@ class SwitchGraph:
         made = self._raised.producer.get(edge[0])
         return (made is not None and made >= start) or self._at.get(edge, -1) >= start
 
-    def activation_numbers(self, numbers: QuantSource) -> dict[str, Array]:
-        """Scale and zero point of each activation's switch, by the name of the constant that holds them."""
-        found: dict[str, Array] = {}
-        for number, site in enumerate(self._switches):
-            if site.weight:
-                continue
-            params = numbers.params(site)
-            real = REALS[self._model.elem_type(site.tensor) or TensorProto.FLOAT]
-            values: tuple[Array, ...] = (
-                params.scale.astype(real),
-                params.zero_point.astype(params.format.dtype),
-            )
-            names = (self._name(number, tensor.name) for tensor in self._pairs[number].constants)
-            found.update(zip(names, values, strict=False))
-        return found
-
-    def whole(self, wanted: Iterable[Edge], *, adjustable: bool = False) -> SwitchedModel:
-        """The whole model with all switches, and the values of these edges as its outputs.
-
-        Of an ``adjustable`` model single scales and zero points of activations can be fed.
-        """
-        whole = self.part(0, len(self.nodes) + 1, wanted)
-        return self._adjustable(whole) if adjustable else whole
+    def whole(self, wanted: Iterable[Edge]) -> SwitchedModel:
+        """The whole model with all switches, and the values of these edges as its outputs."""
+        return self.part(0, len(self.nodes) + 1, wanted)
 
     def head(self, stop: int, tensors: Sequence[str]) -> SwitchedModel:
         """The nodes before ``stop`` without switches, with these tensors as outputs."""
@@ -191,35 +147,31 @@ class SwitchGraph:
         Outputs of earlier nodes become inputs.
         """
         edges = [edge for edge in self._edges if low <= self._at[edge] < high]
-        live = self.live(low) if low else ()
-        return self._assembled(range(low, len(self.nodes)), edges, live, self._values_of(edges, wanted))
-
-    def _values_of(self, switched: Iterable[Edge], wanted: Iterable[Edge]) -> dict[Edge, str]:
-        """The names of the values of edges, of which some have switches."""
-        own = set(switched)
-        return {edge: self._value(edge) if edge in own else edge[0] for edge in wanted}
+        names = {edge: self._value(edge) if edge in edges else edge[0] for edge in wanted}
+        return self._assembled(range(low, len(self.nodes)), edges, self.live(low) if low else (), names)
 
     def live(self, index: int) -> tuple[str, ...]:
-        """The activations that are computed before the node of that index, or fed, and read at or after it."""
+        """The activations that are computed before the node of that index, and read at or after it."""
         made = {name for node in self.nodes[:index] if _computes(node) for name in node.output if name}
         read = {name for node in self.nodes[index:] for name in (*node.input, *names_read_inside(node))}
         return tuple(sorted(made & (read | set(self._model.outputs))))
 
     def live_sizes(self) -> Floats:
-        """The number of elements of `live` at each index, unknown dimensions as 1; infinite if a type is unknown."""
-        change = np.zeros(len(self.nodes) + 2)
+        """The number of elements of `live` at each index, unknown dimensions as 1.
+
+        It is infinite where the model cannot be cut: if a type is unknown, and inside a body.
+        """
         last: dict[str, int] = dict.fromkeys(self._model.outputs, len(self.nodes))
         for index, node in enumerate(self.nodes):
             last |= {name: max(index, last.get(name, 0)) for name in (*node.input, *names_read_inside(node))}
+        sizes = np.zeros(len(self.nodes) + 1)
         for name, made in self._raised.producer.items():
-            if _computes(self.nodes[made]) and last.get(name, -1) > made:
+            if _computes(self.nodes[made]):
                 size = prod(dim or 1 for dim in self._model.shape(name) or ())
-                change[made + 1] += size if self._model.elem_type(name) else _NEVER
-                change[last[name] + 1] -= size if self._model.elem_type(name) else _NEVER
-        sizes = np.cumsum(change)
-        if self._model.has_bodies:  # a cut inside a body would cut the body
-            sizes[: len(self.nodes)][[bool(scope) for scope in scopes_of(self.nodes)]] = np.inf
-        return np.where(sizes >= _NEVER, np.inf, sizes)
+                sizes[made + 1 : last.get(name, -1) + 1] += size if self._model.elem_type(name) else np.inf
+        if self._model.has_bodies:
+            sizes[:-1][[bool(scope) for scope in scopes_of(self.nodes)]] = np.inf
+        return sizes
 
     def _assembled(
         self, nodes: range, edges: Sequence[Edge], live: tuple[str, ...], names: Mapping[Edge, str]
@@ -227,8 +179,7 @@ class SwitchGraph:
         numbers = tuple(number for edge in edges for number in self._edges[edge])
         graph_nodes = list(self._switched(nodes, edges))
         if numbers:
-            conditions = [self._name(number, "condition") for number in numbers]
-            graph_nodes.insert(0, self._taken_apart(self._switch_input, conditions))
+            graph_nodes.insert(0, self._split(numbers))
         constants = [c for number in numbers for c in self._constants(number)]
         read = {name for node in graph_nodes for name in (*node.input, *names_read_inside(node))}
         read |= set(names.values())
@@ -250,29 +201,6 @@ class SwitchGraph:
         switch_input = self._switch_input if numbers else ""
         return SwitchedModel(proto=proto, input=switch_input, numbers=numbers, names=names)
 
-    def _adjustable(self, model: SwitchedModel) -> SwitchedModel:
-        """The model with the single numbers of activations of one type in one input, which a Split takes apart."""
-        chosen: dict[int, dict[str, TensorProto]] = {}
-        for number in model.numbers:
-            for tensor in () if self._switches[number].weight else self._constants(number):
-                if tensor.data_type in _PACKED and prod(tensor.dims) == 1:
-                    chosen.setdefault(tensor.data_type, {})[tensor.name] = tensor
-        moved = {name for tensors in chosen.values() for name in tensors}
-        proto = copy_model(model.proto, but={"node", "initializer"})
-        proto.graph.initializer.extend(t for t in model.proto.graph.initializer if t.name not in moved)
-        inputs = {f"{self._prefix}numbers:{kind}": tensors for kind, tensors in chosen.items()}
-        for name, tensors in inputs.items():
-            values = np.array([numpy_helper.to_array(tensor).item() for tensor in tensors.values()])
-            kind = next(iter(tensors.values())).data_type
-            typed = values.astype(helper.tensor_dtype_to_np_dtype(kind))
-            proto.graph.initializer.append(numpy_helper.from_array(typed, name))
-            proto.graph.input.append(helper.make_tensor_value_info(name, kind, [len(tensors)]))
-            proto.graph.node.append(self._taken_apart(name, list(tensors)))
-        proto.graph.node.extend(model.proto.graph.node)
-        return replace(
-            model, proto=proto, adjustable={name: tuple(tensors) for name, tensors in inputs.items()}
-        )
-
     def _switched(self, nodes: range, edges: Sequence[Edge]) -> Iterable[onnx.NodeProto]:
         """The nodes in order, each after the switches that precede it, including the constants of earlier nodes."""
         by_place: dict[int, list[Edge]] = {}
@@ -287,46 +215,50 @@ class SwitchGraph:
         for index in nodes:
             own = by_place.pop(index, ())
             yield from map(self._switch, own)
-            yield from (node for edge in own for node in self._biases(edge))
             yield _reading(self.nodes[index], instead.get(index, {}))
         for left in by_place.values():  # switches before graph outputs
             yield from map(self._switch, left)
 
     def _switch(self, edge: Edge) -> onnx.NodeProto:
-        """An If for each pair of the edge, each nested in the other branch of the previous one."""
+        """An If for each pair of the edge, each nested in the other branch of the previous one.
+
+        It returns the value, and the bias of the layer that reads it if a pair changes that.
+        """
         tensor, numbers = edge[0], self._edges[edge]
-        name = self._name(numbers[-1], "float")
-        node = helper.make_node("Identity", [tensor], [name], name=name)
+        biases = [self._biased[number] for number in numbers if number in self._biased]
+        kinds = ("value", "bias") if biases else ("value",)
+        off = [self._name(numbers[-1], f"float:{kind}") for kind in kinds]
+        sources = [tensor, *(bias.otherwise for bias in biases[:1])]
+        nodes = [_identity(source, name) for source, name in zip(sources, off, strict=True)]
         for index, number in reversed(list(enumerate(numbers))):
-            otherwise = helper.make_graph([node], "off", [], [self._info(node.output[0], of=tensor)])
-            output = self._name(numbers[index - 1], "next") if index else self._value(edge)
-            node = self._if_node(number, "if", output, self._branch(number, tensor), otherwise)
-        return node
+            made = self._pair_nodes(number, tensor)
+            on = [self._name(number, self._pairs[number].output)]
+            if biases:
+                on.append(self._name(number, "bias:then"))
+                made += self._bias_nodes(number, sources[1], on[1])
+            own = [self._name(numbers[0], kind) for kind in kinds]
+            if index:
+                own = [self._name(numbers[index - 1], f"next:{kind}") for kind in kinds]
+            branches = {
+                "then_branch": self._body("on", made, on, tensor),
+                "else_branch": self._body("off", nodes, off, tensor),
+            }
+            name = self._name(number, "if")
+            nodes = [helper.make_node("If", [self._name(number, "condition")], own, name=name, **branches)]
+            off = own
+        return nodes[0]
 
-    def _biases(self, edge: Edge) -> Iterable[onnx.NodeProto]:
-        """An If for each pair of a weight that changes the bias of its layer; else it is its own, or zeros."""
-        numbers = [number for number in self._edges[edge] if number in self._biased]
-        value = ""
-        for number in reversed(numbers):
-            bias = self._biased[number]
-            value = value or bias.otherwise
-            branches = []
-            for nodes, kind in (
-                (self._bias_nodes(number), "bias:then"),
-                ([self._identity(value, self._name(number, "bias:else"))], "bias:else"),
-            ):
-                out = self._name(number, kind)
-                branches.append(helper.make_graph(nodes, out, [], [self._info(out, of=edge[0])]))
-            value = self._name(number, "bias" if number == self._edges[edge][0] else "bias:value")
-            yield self._if_node(number, "bias:if", value, *branches)
-        if numbers and numbers[0] != self._edges[edge][0]:
-            yield self._identity(value, self._name(self._edges[edge][0], "bias"))
+    def _body(
+        self, name: str, nodes: Sequence[onnx.NodeProto], outputs: Iterable[str], tensor: str
+    ) -> onnx.GraphProto:
+        """A branch whose outputs have the type of a tensor."""
+        return helper.make_graph(nodes, name, [], [self._info(output, of=tensor) for output in outputs])
 
-    def _bias_nodes(self, number: int) -> list[onnx.NodeProto]:
+    def _bias_nodes(self, number: int, otherwise: str, out: str) -> list[onnx.NodeProto]:
         """The nodes that compute the bias if the pair of its layer's weight is on: corrected, rounded, or both."""
-        bias, out = self._biased[number], self._name(number, "bias:then")
-        if bias.data is None:
-            return [self._identity(bias.value, out)]
+        bias = self._biased.get(number)
+        if bias is None or bias.data is None:
+            return [_identity(otherwise if bias is None else bias.value, out)]
         data, weight = (self._name(n, self._pairs[n].constants[0].name) for n in (bias.data, number))
         step, steps, whole = (self._name(number, f"bias:{name}") for name in ("step", "steps", "whole"))
         return [
@@ -356,28 +288,16 @@ class SwitchGraph:
         scaled = (n for n in numbers if self._pairs[n].constants and self._switches[n].axis is None)
         return next(scaled, None)
 
-    def _identity(self, source: str, name: str) -> onnx.NodeProto:
-        return helper.make_node("Identity", [source], [name], name=name)
-
-    def _if_node(
-        self, number: int, kind: str, output: str, then: onnx.GraphProto, otherwise: onnx.GraphProto
-    ) -> onnx.NodeProto:
-        condition, name = self._name(number, "condition"), self._name(number, kind)
-        return helper.make_node(
-            "If", [condition], [output], name=name, then_branch=then, else_branch=otherwise
-        )
-
-    def _branch(self, number: int, tensor: str) -> onnx.GraphProto:
-        pair = self._pairs[number]
+    def _pair_nodes(self, number: int, tensor: str) -> list[onnx.NodeProto]:
+        """The nodes of a pair on a tensor, with names of its own."""
         nodes = []
-        for made in pair.nodes:
+        for made in self._pairs[number].nodes:
             node = copied(made)
             node.name = self._name(number, made.name)
             for names in (node.input, node.output):
                 refill(names, [tensor if name == _SOURCE else self._name(number, name) for name in names])
             nodes.append(node)
-        output = self._info(self._name(number, pair.output), of=tensor)
-        return helper.make_graph(nodes, "on", [], [output])
+        return nodes
 
     def _constants(self, number: int) -> Iterable[TensorProto]:
         pair = self._pairs[number]
@@ -391,11 +311,12 @@ class SwitchGraph:
             if pair.bias.is_added:
                 yield numpy_helper.from_array(np.zeros_like(value), self._name(number, "bias:off"))
 
-    def _taken_apart(self, tensor: str, parts: Sequence[str]) -> onnx.NodeProto:
-        """A Split of a tensor into its elements."""
-        split = helper.make_node("Split", [tensor], parts, axis=0)
+    def _split(self, numbers: Sequence[int]) -> onnx.NodeProto:
+        """A Split of the input of the switches into the condition of each."""
+        conditions = [self._name(number, "condition") for number in numbers]
+        split = helper.make_node("Split", [self._switch_input], conditions, axis=0)
         if opset_of(self._base) >= _SPLIT_TAKES_NUMBER:
-            split.attribute.append(helper.make_attribute("num_outputs", len(parts)))
+            split.attribute.append(helper.make_attribute("num_outputs", len(numbers)))
         return split
 
     def _places(self, edge: Edge) -> list[_Input]:
@@ -432,6 +353,10 @@ def _reading(node: onnx.NodeProto, instead: Mapping[int, str]) -> onnx.NodeProto
         else:
             changed.input[index] = name
     return changed
+
+
+def _identity(source: str, name: str) -> onnx.NodeProto:
+    return helper.make_node("Identity", [source], [name], name=name)
 
 
 def _computes(node: onnx.NodeProto) -> bool:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import islice, tee
 from pathlib import Path
 
@@ -30,8 +29,6 @@ from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import Placement, Rehearsed, Site
 
 SAMPLES = 8
-MEMORY_SHARE = 0.5  # of the available memory
-HELD_BYTES = 64 << 20  # limit for stored outputs of the float model; those of further samples are recomputed
 
 
 class RehearsalRefusedError(QdqspecError):
@@ -79,27 +76,28 @@ class Rehearsal(Closing):
         runtime: Runtime,
         *,
         memory_limit: int | None = None,
+        held_bytes: int = 64 << 20,
         known: dict[int, Values] | None = None,
-        adjustable: bool = False,
     ) -> None:
-        """Build and load the model with switches. ``memory_limit`` is in bytes, by default half of the free memory.
+        """Build and load the model with switches.
 
-        ``known`` are values of the float model by sample, shared by rehearsals of the same model and data. Of an
-        ``adjustable`` rehearsal the numbers of activations can be replaced for each run.
+        ``memory_limit`` is in bytes, by default half of the free memory. Outputs of the float model are stored up to
+        ``held_bytes``: those of further samples are computed again for each placement. ``known`` are the stored ones by
+        sample, shared by rehearsals of the same model and data.
         Raises `RehearsalRefusedError` if the runtime lacks operators of the model, or the limit is exceeded.
         """
         self.subject = subject
         self.runtime = runtime
         self.guides = guiding_outputs(subject.model)
         self._references = {} if known is None else known
-        self._held = sum(value.nbytes for values in self._references.values() for value in values.values())
+        self._held_bytes = held_bytes
         with ExitStack() as opened:
             self.folder = opened.enter_context(TemporaryFolder())
             self.switches = Switches(site for site in subject.sites if not is_foreign(site))
             try:
                 self.graph = self._graph()
                 self._processes = self._allowed_processes(memory_limit)
-                self._model = self.graph.whole(self.edges, adjustable=adjustable)
+                self._model = self.graph.whole(self.edges)
                 self._engines = self.load(self._model, "whole", runtime.exact)
             except (BackendError, ModelError, PlacementError) as error:
                 raise RehearsalRefusedError(f"the model cannot be rehearsed: {error.what}") from error
@@ -122,16 +120,6 @@ class Rehearsal(Closing):
         """All edges whose values a run returns."""
         return tuple(dict.fromkeys((*self.outputs_edges, *self.guiding_edges)))
 
-    def outputs(self, placement: Placement, feed: Feed) -> dict[str, Array]:
-        """The graph outputs of the model with these pairs. Raises `PlacementError` for a pair without a switch."""
-        return next(self.outputs_each(placement, [feed]))
-
-    def outputs_each(self, placement: Placement, feeds: Iterable[Feed]) -> Iterator[dict[str, Array]]:
-        """The `outputs` for each of these inputs, several computed at the same time."""
-        setting = self.switches.setting(placement)
-        for values in self.values_each((setting, feed) for feed in feeds):
-            yield {name: values[name, end] for name, end in self.outputs_edges if (name, end) in values}
-
     def engine(self, placement: Placement) -> RehearsedEngine:
         """A placement with the interface of an engine."""
         return RehearsedEngine(self, placement)
@@ -152,55 +140,29 @@ class Rehearsal(Closing):
         )
 
     def references(self) -> Iterator[tuple[Feed, Values]]:
-        """Each input with the float model's values, which are stored up to `HELD_BYTES`."""
+        """Each input with the float model's values, some of which are stored."""
         off = np.zeros(len(self.switches), np.bool_)
         for index, feed in enumerate(self.feeds()):
             known = self._references.get(index)
             if known is None:
-                known = self.values(off, feed)
-                size = sum(value.nbytes for value in known.values())
-                if self._held + size <= HELD_BYTES:
+                known = next(self.values_each([(off, feed)]))
+                kept = (*self._references.values(), known)
+                if sum(value.nbytes for values in kept for value in values.values()) <= self._held_bytes:
                     self._references[index] = known
-                    self._held += size
             yield feed, known
 
     def feeds(self) -> Iterator[Feed]:
         """The inputs."""
         return islice(iter(self.subject.feeds()), self.subject.samples)
 
-    def values(
-        self, setting: SwitchStates, feed: Feed, adjusted: Mapping[str, Array] | None = None
-    ) -> Values:
-        """The values on `edges` with these switches on, and ``adjusted`` numbers."""
-        return self._model.run(self._engines, setting, feed, adjusted)
-
-    def values_each(
-        self, runs: Iterable[tuple[SwitchStates, Feed]], adjusted: Mapping[str, Array] | None = None
-    ) -> Iterator[Values]:
-        """The `values` of each run, in order; further ones are computed while those of one are used."""
-        return self._model.run_each(self._engines, runs, adjusted)
+    def values_each(self, runs: Iterable[tuple[SwitchStates, Feed]]) -> Iterator[Values]:
+        """The values on `edges` for each run, in order; further ones are computed while those of one are used."""
+        return self._model.run_each(self._engines, runs)
 
     @property
     def run_seconds(self) -> float:
         """The time that each of several runs takes, by the latest run; 0 before the first."""
         return self._engines.seconds
-
-    def adjusted(self, numbers: QuantSource) -> dict[str, Array] | None:
-        """The numbers of activations to run with instead of the subject's; ``None`` if not all can be replaced."""
-        own, other = self._activation_numbers, self.graph.activation_numbers(numbers)
-        changed = {name for name, value in other.items() if not np.array_equal(value, own[name])}
-        inputs = self._model.adjustable
-        if not changed <= {name for names in inputs.values() for name in names}:
-            return None
-        return {
-            tensor: np.array([other[name].item() for name in names], other[names[0]].dtype)
-            for tensor, names in inputs.items()
-            if not changed.isdisjoint(names)
-        }
-
-    @cached_property
-    def _activation_numbers(self) -> dict[str, Array]:
-        return self.graph.activation_numbers(self.subject.numbers)
 
     def load(self, model: SwitchedModel, name: str, build: Callable[[Path], Engine]) -> Engines:
         """The engines of a model of `graph`: as many as the processor and the memory allow."""
@@ -221,21 +183,21 @@ class Rehearsal(Closing):
         return SwitchGraph(subject.model, self.switches, maker, store, subject.rounds_biases)
 
     def _allowed_processes(self, limit: int | None) -> int:
-        """The number of engines whose weights fit into ``limit``, by default a share of the free memory.
+        """The number of engines whose weights fit into ``limit``, by default half of the free memory.
 
         Raises if not even those of one do.
         """
-        needed = self.graph.needed_bytes
+        needed, most = self.graph.needed_bytes, self.runtime.processes
         if limit is None and (left := bytes_left()) is not None:
-            limit = int(MEMORY_SHARE * left)
-        if limit is not None and needed > limit:
+            limit = left // 2
+        if limit is None:
+            return most
+        if needed > limit:
             raise RehearsalRefusedError(
                 f"the model cannot be rehearsed: it would take {needed >> 20} MiB, and {limit >> 20} MiB are allowed",
                 where=self.subject.model.where,
             )
-        return (
-            self.runtime.processes if limit is None else min(self.runtime.processes, limit // max(needed, 1))
-        )
+        return min(most, limit // max(needed, 1))
 
 
 class RehearsedEngine(Closing):
@@ -246,12 +208,14 @@ class RehearsedEngine(Closing):
         self._rehearsal = rehearsal
 
     def run(self, feeds: Feed) -> dict[str, Array]:
-        """The outputs by name."""
-        return self._rehearsal.outputs(self.placement, feeds)
+        """The outputs by name. Raises `PlacementError` for a pair without a switch."""
+        return next(self.run_each([feeds]))
 
     def run_each(self, feeds: Iterable[Feed]) -> Iterator[dict[str, Array]]:
         """The outputs for each of these inputs, several computed at the same time."""
-        return self._rehearsal.outputs_each(self.placement, feeds)
+        rehearsal, setting = self._rehearsal, self._rehearsal.switches.setting(self.placement)
+        for values in rehearsal.values_each((setting, feed) for feed in feeds):
+            yield {name: values[name, end] for name, end in rehearsal.outputs_edges if (name, end) in values}
 
     def close(self) -> None:
         """Nothing: the rehearsal stays open."""

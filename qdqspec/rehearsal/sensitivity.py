@@ -18,18 +18,14 @@ import numpy as np
 from qdqspec.arrays import Feed, Floats
 from qdqspec.errors import BackendError
 from qdqspec.measurement.engines import Engines
-from qdqspec.parity.compare import noise_power, signal_power, sqnr_db
-from qdqspec.parity.gate import MOST_DB
+from qdqspec.parity.compare import noise_power, signal_power
 from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.placement.space.units import Edge
 from qdqspec.quantize.formats import BIAS_FORMAT
 from qdqspec.rehearsal.graph import SwitchedModel
 from qdqspec.rehearsal.rehearsal import SAMPLES, Rehearsal, RehearsalRefusedError
 from qdqspec.rehearsal.switches import Switches, SwitchStates, is_foreign, labelled_sites
-from qdqspec.types import LabelNoise, Placement, Site
-
-FIRST = 2  # samples on which every pair is measured
-MOST_NOISE = 0.95  # pairs that cause this share of their segment's noise are measured on further samples
+from qdqspec.types import LabelNoise
 
 _Group: TypeAlias = tuple[int, ...]  # the numbers of switches that are on together
 
@@ -45,19 +41,6 @@ class Sensitivities:
     guides: tuple[str, ...]
     noise: Floats
 
-    def noise_of(self, sites: Iterable[Site]) -> float:
-        """The noise of several pairs at their worst guide, assuming independent errors.
-
-        The sum is accurate above about 20 dB; below it, rehearse the placement instead. Raises `PlacementError` for a
-        pair without a switch.
-        """
-        numbers = [number for site in sites for number in self.switches.numbers(site)]
-        return float(self.noise[numbers].sum(axis=0).max(initial=0.0))
-
-    def guiding_db(self, placement: Placement) -> float:
-        """The predicted SQNR of a placement at its worst guide."""
-        return min(MOST_DB, sqnr_db(1.0, self.noise_of(placement.ordered)))
-
     def by_label(self, space: SchemeSpace) -> LabelNoise:
         """The noise of each (unit, label) that can be rehearsed, each switch at its worst guide."""
         parts = {
@@ -69,13 +52,21 @@ class Sensitivities:
 
 
 def find_sensitivities(
-    rehearsal: Rehearsal, *, samples: int = SAMPLES, together: int = 1, segments: int = 6
+    rehearsal: Rehearsal,
+    *,
+    samples: int = SAMPLES,
+    first: int = 2,
+    noise_share: float = 0.95,
+    together: int = 1,
+    segments: int = 6,
 ) -> Sensitivities:
     """Measure every switch alone, on at most so many samples.
 
-    ``together`` measures so many neighbouring switches of one kind at once, which get equal parts of their noise:
-    fewer runs, and noise that is known less well. More ``segments`` run less of the graph for each switch, and build
-    more models. Raises `RehearsalRefusedError` if no guiding tensor is floating-point.
+    Each is measured on the ``first`` samples, and on the others those that cause the ``noise_share`` of the noise of
+    their segment: a larger share takes longer, and tells more of pairs with little noise. ``together`` measures so many
+    neighbouring switches of one kind at once, which get equal parts of their noise: fewer runs, and noise that is known
+    less well. More ``segments`` run less of the graph for each switch, and build more models. Raises
+    `RehearsalRefusedError` if no guiding tensor is floating-point.
     """
     edges = _guiding_floats(rehearsal)
     if not edges:
@@ -83,53 +74,42 @@ def find_sensitivities(
             "no output of the model, or tensor before it, is floating-point",
             where=rehearsal.subject.model.where,
         )
-    graph, noise = rehearsal.graph, np.zeros((len(rehearsal.switches), len(edges)))
+    graph, count = rehearsal.graph, len(rehearsal.switches)
+    noise = np.zeros((count, len(edges)))
     for low, high in _segments(rehearsal, segments):
         behind = [number for number, edge in enumerate(edges) if graph.is_behind(edge, low)]
         model = graph.part(low, high, [edges[number] for number in behind])
         groups = _groups(rehearsal, model.numbers, together)
-        if groups and behind:
-            for group, own in zip(
-                groups, _segment_noise(rehearsal, model, groups, low, samples), strict=True
-            ):
-                noise[np.ix_(group, behind)] = own / len(group)
+        if not groups or not behind:
+            continue
+        powers = np.zeros((2, len(groups), len(behind)))  # of the signal, and of the noise
+        measured = list(range(len(groups)))
+        with closing(rehearsal.load(model, f"from{low}", rehearsal.runtime.fast)) as engines:
+            for index, feed in enumerate(islice(_fed(rehearsal, low), samples)):
+                if index == first:
+                    measured = _noisiest(_ratio(powers).max(axis=1), noise_share)
+                settings = [_only(groups[number], count) for number in measured]
+                powers[:, measured] += _powers(model, engines, feed, settings)
+        for group, own in zip(groups, _ratio(powers), strict=True):
+            noise[np.ix_(group, behind)] = own / len(group)
     return Sensitivities(
         switches=rehearsal.switches, guides=tuple(tensor for tensor, _ in edges), noise=noise
     )
 
 
-def _segment_noise(
-    rehearsal: Rehearsal, model: SwitchedModel, groups: Sequence[_Group], low: int, samples: int
-) -> Floats:
-    """Noise power over signal power by group and output: all on the first samples, those with the most noise on more.
-
-    ``model`` begins at the node ``low``.
-    """
-    signal, noise = np.zeros((2, len(groups), len(model.names)))
-    measured = list(range(len(groups)))
-    with closing(rehearsal.load(model, f"from{low}", rehearsal.runtime.fast)) as engines:
-        for index, feed in enumerate(islice(_fed(rehearsal, low), samples)):
-            if index == FIRST:
-                measured = _noisiest(_ratio(signal, noise).max(axis=1))
-            settings = [_only(groups[number], len(rehearsal.switches)) for number in measured]
-            own_signal, own_noise = _powers(model, engines, feed, settings)
-            signal[measured] += own_signal
-            noise[measured] += own_noise
-    return _ratio(signal, noise)
-
-
-def _powers(
-    model: SwitchedModel, engines: Engines, feed: Feed, settings: Sequence[SwitchStates]
-) -> tuple[Floats, Floats]:
-    """The signal power of each output on one sample, and the noise power by setting and output."""
-    reference = model.run(engines, np.zeros_like(settings[0]), feed)
-    each = model.run_each(engines, ((setting, feed) for setting in settings))
+def _powers(model: SwitchedModel, engines: Engines, feed: Feed, settings: Sequence[SwitchStates]) -> Floats:
+    """The power of the signal and of the noise on one sample, by setting and output."""
+    every = [np.zeros_like(settings[0]), *settings]
+    each = model.run_each(engines, ((setting, feed) for setting in every))
+    reference = next(each)
+    signal = [signal_power(value) for value in reference.values()]
     noise = [[noise_power(value, seen.get(edge)) for edge, value in reference.items()] for seen in each]
-    return np.array(list(map(signal_power, reference.values()))), np.array(noise)
+    return np.array([[signal] * len(noise), noise])
 
 
-def _ratio(signal: Floats, noise: Floats) -> Floats:
+def _ratio(powers: Floats) -> Floats:
     """Noise over signal; infinite for noise without a signal."""
+    signal, noise = powers
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(noise == 0, 0.0, noise / signal)
 
@@ -141,12 +121,12 @@ def _only(group: _Group, count: int) -> SwitchStates:
     return setting
 
 
-def _noisiest(powers: Floats) -> list[int]:
-    """The fewest numbers of groups that cause `MOST_NOISE` of the noise, and at least one."""
+def _noisiest(powers: Floats, share: float) -> list[int]:
+    """The fewest numbers of groups that cause a share of the noise, and at least one."""
     falling = np.argsort(-powers, kind="stable")
     with np.errstate(invalid="ignore"):
         shares = np.cumsum(powers[falling]) / powers.sum()
-    return sorted(falling[: 1 + int(np.sum(shares < MOST_NOISE))].tolist())
+    return sorted(falling[: 1 + int(np.sum(shares < share))].tolist())
 
 
 def _groups(rehearsal: Rehearsal, numbers: Iterable[int], together: int) -> list[_Group]:

@@ -33,7 +33,7 @@ def test_a_rehearsed_placement_computes_the_outputs_of_the_inserted_one(
     with rehearsal_of(model, sites, numbers, feed) as rehearsal, tempfile.TemporaryDirectory() as folder:
         for placement in (*several, Placement(sites=frozenset())):
             expected = built_outputs(model, placement, numbers, feed, Path(folder))
-            for name, values in rehearsal.outputs(placement, feed).items():
+            for name, values in rehearsal.engine(placement).run(feed).items():
                 np.testing.assert_array_equal(values, expected[name])
 
 
@@ -55,5 +55,5 @@ def test_any_part_of_a_site_can_be_rehearsed(
         tempfile.TemporaryDirectory() as folder,
     ):
         expected = built_outputs(model, some, numbers, feed, Path(folder))
-        for name, values in rehearsal.outputs(some, feed).items():
+        for name, values in rehearsal.engine(some).run(feed).items():
             np.testing.assert_array_equal(values, expected[name])

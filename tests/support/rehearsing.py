@@ -14,9 +14,11 @@ from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model
 from qdqspec.graph.save import save_model
+from qdqspec.parity.compare import sqnr_db
+from qdqspec.parity.gate import MOST_DB
 from qdqspec.placement.edit.insert import insert_qdq
 from qdqspec.placement.edit.pairs import QuantSource
-from qdqspec.rehearsal import Rehearsal, Runtime, Subject
+from qdqspec.rehearsal import Rehearsal, Runtime, Sensitivities, Subject
 from qdqspec.types import Placement, Site
 
 
@@ -55,7 +57,7 @@ def rehearsal_of(
     *feeds: Mapping[str, np.ndarray],
     memory_limit: int | None = None,
     floating: frozenset[Site] = frozenset(),
-    adjustable: bool = False,
+    held_bytes: int = 64 << 20,
     processes: int = 1,
     rounds_biases: frozenset[str] = frozenset(),
 ) -> Rehearsal:
@@ -69,7 +71,18 @@ def rehearsal_of(
         rounds_biases=rounds_biases,
     )
     runtime = replace(RUNTIME, processes=processes)
-    return Rehearsal(subject, runtime, memory_limit=memory_limit, adjustable=adjustable)
+    return Rehearsal(subject, runtime, memory_limit=memory_limit, held_bytes=held_bytes)
+
+
+def summed_noise(found: Sensitivities, placement: Placement) -> float:
+    """The noise power over signal power of a placement at its worst guide, if the errors of pairs are independent."""
+    numbers = [number for site in placement.ordered for number in found.switches.numbers(site)]
+    return float(found.noise[numbers].sum(axis=0).max(initial=0.0))
+
+
+def summed_db(found: Sensitivities, placement: Placement) -> float:
+    """The SQNR of `summed_noise`."""
+    return min(MOST_DB, sqnr_db(1.0, summed_noise(found, placement)))
 
 
 def built_outputs(

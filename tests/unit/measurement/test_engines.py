@@ -225,7 +225,7 @@ def test_a_rehearsal_on_several_engines_computes_the_same(subject: Any) -> None:
     found = []
     for processes in (1, 3):
         with rehearsal_of(model, sites_of(space), numbers, *inputs, processes=processes) as rehearsal:
-            outputs = [each["logits"] for each in rehearsal.outputs_each(placement, inputs)]
+            outputs = [each["logits"] for each in rehearsal.engine(placement).run_each(inputs)]
             found.append((rehearsal.error(placement), np.array(outputs), find_sensitivities(rehearsal).noise))
     (one, first, few), (other, second, many) = found
     assert one == other

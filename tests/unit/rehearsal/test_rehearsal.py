@@ -15,11 +15,8 @@ from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.errors import PlacementError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.placement.space.search_space import SchemeSpace
-from qdqspec.quantize.corrections import Corrections
 from qdqspec.quantize.quantizer import Quantizer
-from qdqspec.quantize.ranges import TensorRange
 from qdqspec.rehearsal import RehearsalRefusedError, sites_of
-from qdqspec.rehearsal import rehearsal as rehearsals
 from qdqspec.types import Consumer, Placement, QuantizeRules, Site
 
 MODELS = Path(__file__).parents[3] / "specs" / "models"
@@ -73,7 +70,7 @@ def test_pairs_are_switched_by_format_and_edge(model: Model, feeds: list, tmp_pa
     with rehearsal_of(model, SITES, numbers, *feeds) as rehearsal:
         for placement in (placed(coarse, fine), placed(fine), placed(one_weight)):
             expected = built_outputs(model, placement, numbers, feeds[0], tmp_path)["y"]
-            np.testing.assert_array_equal(rehearsal.outputs(placement, feeds[0])["y"], expected)
+            np.testing.assert_array_equal(rehearsal.engine(placement).run(feeds[0])["y"], expected)
 
 
 def test_the_error_is_over_all_samples_at_the_output_and_before_the_sigmoid(
@@ -106,33 +103,12 @@ def test_the_error_without_pairs_is_zero(model: Model, feeds: list) -> None:
     assert (found.sqnr_db, found.guiding_db, found.max_abs) == (np.inf, np.inf, 0.0)
 
 
-def test_references_are_recomputed_beyond_the_memory_limit(
-    model: Model, feeds: list, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_references_are_recomputed_beyond_the_memory_limit(model: Model, feeds: list) -> None:
     numbers = Quantizer(model, ranges_for(model))
     with rehearsal_of(model, SITES, numbers, *feeds) as rehearsal:
         kept = rehearsal.error(placed(*SITES[:2]))
-    monkeypatch.setattr(rehearsals, "HELD_BYTES", 0)
-    with rehearsal_of(model, SITES, numbers, *feeds) as rehearsal:
+    with rehearsal_of(model, SITES, numbers, *feeds, held_bytes=0) as rehearsal:
         assert rehearsal.error(placed(*SITES[:2])) == kept
-
-
-def test_scales_of_activations_can_be_changed_without_a_new_session(model: Model, feeds: list) -> None:
-    numbers = Quantizer(model, ranges_for(model))
-    ranges = {tensor: TensorRange(1.25 * r.low, 1.25 * r.high) for tensor, r in numbers.ranges.items()}
-    wider = numbers.corrected(Corrections(ranges={**ranges, "x": numbers.ranges["x"]}))
-    with (
-        rehearsal_of(model, SITES, numbers, *feeds, adjustable=True) as adjustable,
-        rehearsal_of(model, SITES, wider, *feeds) as opened,
-    ):
-        setting = adjustable.switches.setting(placed(*SITES[:2], *SITES[3:]))
-        expected = opened.values(setting, feeds[0])
-        for adjusted, is_same in ((adjustable.adjusted(wider), True), (None, False)):
-            found = adjustable.values(setting, feeds[0], adjusted)
-            assert all(np.array_equal(found[edge], expected[edge]) for edge in expected) == is_same
-        assert adjustable.adjusted(numbers) == {}
-        assert opened.adjusted(wider) == {}
-        assert opened.adjusted(numbers) is None
 
 
 def test_a_pair_without_a_switch_is_an_error_with_its_name(model: Model, feeds: list) -> None:
@@ -172,7 +148,7 @@ def test_random_labels_of_a_real_model_are_rehearsed_as_built(tmp_path: Path) ->
             labels = {unit.id: str(random.choice(unit.labels)) for unit in space.units}
             placement = space.resolve(labels)
             expected = built_outputs(model, placement, numbers, feed, tmp_path)["logits"]
-            found = rehearsal.outputs(placement, feed)["logits"]
+            found = rehearsal.engine(placement).run(feed)["logits"]
             # A dynamic Gemm is built as a product of integers, whose sum is rounded once.
             np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
@@ -184,8 +160,8 @@ def test_an_operator_that_raising_the_opset_replaces_keeps_its_switch(feeds: lis
     numbers, placement = Quantizer(old, ranges_for(old)), placed(site("x", ("soft", 0), fmt="int16"))
     with rehearsal_of(old, placement.sites, numbers, *feeds) as rehearsal:
         expected = built_outputs(old, placement, numbers, feeds[0], tmp_path)["y"]
-        np.testing.assert_array_equal(rehearsal.outputs(placement, feeds[0])["y"], expected)
-        assert 0 < np.abs(expected - rehearsal.outputs(placed(), feeds[0])["y"]).max() < 0.1
+        np.testing.assert_array_equal(rehearsal.engine(placement).run(feeds[0])["y"], expected)
+        assert 0 < np.abs(expected - rehearsal.engine(placed()).run(feeds[0])["y"]).max() < 0.1
 
 
 def test_pairs_in_bodies_have_switches(feeds: list, tmp_path: Path) -> None:
@@ -199,6 +175,6 @@ def test_pairs_in_bodies_have_switches(feeds: list, tmp_path: Path) -> None:
     numbers = Quantizer(branches, ranges_for(branches))
     with rehearsal_of(branches, placement.sites, numbers, *feeds) as rehearsal:
         expected = built_outputs(branches, placement, numbers, feeds[0], tmp_path)["y"]
-        np.testing.assert_array_equal(rehearsal.outputs(placement, feeds[0])["y"], expected)
+        np.testing.assert_array_equal(rehearsal.engine(placement).run(feeds[0])["y"], expected)
         assert rehearsal.error(placement).sqnr_db < 60
         assert rehearsal.error(placed()).sqnr_db == np.inf

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 from random_models import ranges_for
-from rehearsing import rehearsal_of
+from rehearsing import rehearsal_of, summed_db, summed_noise
 
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.graph.model import Model, load_model
@@ -69,14 +69,11 @@ def by_complete_runs(rehearsal: Rehearsal) -> list[float]:
 
 
 @pytest.mark.parametrize("segments", [1, 3, 8])
-def test_noise_measured_after_a_cut_equals_that_of_the_whole_model(
-    model: Model, segments: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sensitivity, "FIRST", 4)
+def test_noise_measured_after_a_cut_equals_that_of_the_whole_model(model: Model, segments: int) -> None:
     with rehearsal_of(model, all_sites(model), Quantizer(model, ranges_for(model)), *feeds(3)) as rehearsal:
-        found = find_sensitivities(rehearsal, segments=segments)
+        found = find_sensitivities(rehearsal, segments=segments, first=4)
         expected = by_complete_runs(rehearsal)
-        assert [found.guiding_db(alone(site)) for site in rehearsal.switches] == pytest.approx(
+        assert [summed_db(found, alone(site)) for site in rehearsal.switches] == pytest.approx(
             expected, abs=0.05
         )
     assert found.guides == ("y", "h")
@@ -98,9 +95,9 @@ def test_pairs_after_a_cut_add_no_noise_to_a_guide_before_it(segments: int) -> N
     )
     model = Model(proto)
     with rehearsal_of(model, all_sites(model), Quantizer(model, ranges_for(model)), *feeds(2)) as rehearsal:
-        found = find_sensitivities(rehearsal, segments=segments)
+        found = find_sensitivities(rehearsal, segments=segments, first=4)
         expected = by_complete_runs(rehearsal)
-        assert [found.guiding_db(alone(site)) for site in rehearsal.switches] == pytest.approx(
+        assert [summed_db(found, alone(site)) for site in rehearsal.switches] == pytest.approx(
             expected, abs=0.05
         )
     assert found.guides == ("j", "y", "h")
@@ -112,7 +109,7 @@ def test_pairs_after_a_cut_add_no_noise_to_a_guide_before_it(segments: int) -> N
 def test_pairs_with_little_noise_are_measured_on_the_first_samples_only(model: Model) -> None:
     with rehearsal_of(model, all_sites(model), Quantizer(model, ranges_for(model)), *feeds(5)) as rehearsal:
         found = find_sensitivities(rehearsal, segments=1)
-        first = find_sensitivities(rehearsal, segments=1, samples=sensitivity.FIRST)
+        first = find_sensitivities(rehearsal, segments=1, samples=2)
     few, noise = (found.noise == first.noise).all(axis=1), found.noise.max(axis=1)
     assert few.any()
     assert not few.all()
@@ -143,7 +140,7 @@ def test_a_weight_of_one_element_is_treated_as_exact() -> None:
     model = Model(proto)
     weight = Site(tensor="c", consumers=model.consumers["c"], format="uint8", weight=True)
     with rehearsal_of(model, [weight], Quantizer(model, ranges_for(model)), *feeds(2)) as rehearsal:
-        assert find_sensitivities(rehearsal).guiding_db(alone(weight)) == 200
+        assert summed_db(find_sensitivities(rehearsal), alone(weight)) == 200
         assert rehearsal.error(alone(weight)).guiding_db > 120
 
 
@@ -151,8 +148,8 @@ def test_noise_of_several_pairs_is_approximately_the_sum(model: Model) -> None:
     sites = all_sites(model)
     with rehearsal_of(model, sites, Quantizer(model, ranges_for(model)), *feeds(8)) as rehearsal:
         found, whole = find_sensitivities(rehearsal), Placement(sites=frozenset(sites))
-        assert found.guiding_db(whole) == pytest.approx(rehearsal.error(whole).guiding_db, abs=2)
-        assert found.guiding_db(Placement(sites=frozenset())) == 200
+        assert summed_db(found, whole) == pytest.approx(rehearsal.error(whole).guiding_db, abs=2)
+        assert summed_db(found, Placement(sites=frozenset())) == 200
 
 
 def test_each_label_of_a_unit_has_the_noise_of_its_pairs() -> None:
@@ -168,7 +165,7 @@ def test_each_label_of_a_unit_has_the_noise_of_its_pairs() -> None:
         alone = rehearsal.error(space.resolve({unit.id: unit.full})).guiding_db
     assert -10 * np.log10(labels[unit.id, unit.full]) == pytest.approx(alone, abs=3)
     everything = space.everything()
-    together = found.noise_of(space.resolve(everything).ordered)
+    together = summed_noise(found, space.resolve(everything))
     parts = {part for choice in everything.items() for part in labels.parts[choice]}
     assert labels.power_of(parts) == pytest.approx(together)  # tensors between units are there once, ...
     assert together < 0.9 * sum(labels[choice] for choice in everything.items())  # ... in the sum twice

@@ -84,7 +84,7 @@ def test_the_rehearsal_computes_the_outputs_of_the_built_model(
     feed = {"x": np.random.default_rng(1).standard_normal((1, 2, 4, 4)).astype(np.float32)}
     placement = Placement(sites=frozenset(chosen))
     with rehearsal_of(model, SITES, numbers, feed) as rehearsal:
-        found = rehearsal.outputs(placement, feed)
+        found = rehearsal.engine(placement).run(feed)
     expected = built_outputs(model, placement, numbers, feed, tmp_path)
     np.testing.assert_allclose(found["y"], expected["y"], rtol=1e-6)
 
@@ -102,7 +102,7 @@ def test_each_format_of_a_weight_has_its_own_bias_correction(tmp_path: Path) -> 
         for site in (SITES[0], other):
             placement = Placement(sites=frozenset({site}))
             expected = built_outputs(model, placement, numbers, feed, tmp_path)["y"]
-            np.testing.assert_allclose(rehearsal.outputs(placement, feed)["y"], expected, rtol=1e-6)
+            np.testing.assert_allclose(rehearsal.engine(placement).run(feed)["y"], expected, rtol=1e-6)
 
 
 @FORMS
