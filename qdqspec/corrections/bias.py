@@ -1,58 +1,102 @@
 """Bias correction: it removes the mean shift of a layer's output due to its quantized weight.
 
 Source: M. Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", arXiv 1906.04721,
-section 4.2, with the means of calibration samples.
+section 4.2, with the means of calibration samples. As there, a channel has one mean, at all positions of a kernel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from qdqspec.arrays import Array, Feed, Floats
-from qdqspec.corrections.layers import LinearLayer
-from qdqspec.quantize.formats import QuantParams
+from qdqspec.arrays import Array, Floats
+from qdqspec.corrections.layers import LinearLayer, find_layers
+from qdqspec.corrections.problem import CorrectionTask, IsOver, Problem
+from qdqspec.placement.edit.biases import biased_layer
+from qdqspec.quantize.corrections import weight_key
+from qdqspec.quantize.formats import QuantParams, number_format
 from qdqspec.quantize.scales import dequantize, quantize
-
-Observe: TypeAlias = Callable[[Sequence[str], Iterable[Feed]], Iterator[Mapping[str, Array]]]
-
-ROWS = 4096  # positions of images, or tokens, of all samples of a part together
+from qdqspec.types import Consumer, Site
 
 
 class Means(NamedTuple):
-    """The means of the columns of a layer's input, (group, column): of the real values, and of the quantized ones."""
+    """The means of the channels of a layer's input, (group, channel): of real values, and of the quantized ones."""
 
     real: Floats
     quantized: Floats
 
 
+def correct_biases(task: CorrectionTask, problem: Problem, is_over: IsOver, samples: int = 64) -> Problem:
+    """The problem with biases without the mean shift of the layers' outputs that quantization causes, if it gains.
+
+    The means are of so many ``samples``, every second one held out: more of them take longer.
+    """
+    model, numbers = problem.model, problem.numbers
+    layers = find_layers(model, task.sites)
+    of_layer: dict[str, list[Site]] = {}
+    for site in {weight_key(site): site for site in task.sites if site.tensor in layers}.values():
+        fmt, biased = number_format(site.format), biased_layer(model, site)
+        is_able = not fmt.floating and not fmt.scale_type and site.tensor not in task.fixed
+        # a quantized bias keeps its value
+        if is_able and biased is not None and all(other.tensor != biased.bias for other in task.sites):
+            of_layer.setdefault(site.tensor, []).append(site)
+    chosen = [layers[name] for name in of_layer]
+    sources = list(dict.fromkeys(layer.source for layer in chosen))
+    observed = task.observe(model, sources, islice(problem.judge.feeds(), samples))
+    biases = dict(numbers.corrections.biases)
+    for layer, fit, held_out in observed_means(chosen, observed, _pairs(task, problem, chosen), is_over):
+        weight = model.array(layer.weight)
+        for site in of_layer[layer.weight]:
+            integers = numbers.integer_weight(site)
+            shift = bias_shift(layer, weight, numbers.params(site), integers, fit, held_out)
+            if shift is not None:
+                biases[weight_key(site)] = shift
+    if not biases:
+        return problem
+    other = problem.with_numbers(replace(numbers.corrections, biases=biases))
+    return problem.choose("bias", other, len(biases))
+
+
+def _pairs(task: CorrectionTask, problem: Problem, layers: Iterable[LinearLayer]) -> dict[str, QuantParams]:
+    """The parameters of each layer's quantized input, by its weight; the first format of several."""
+    sites = [site for site in reversed(task.sites) if not site.weight]
+    by_end = {(site.tensor, end): site for site in sites for end in site.consumers}
+    found: dict[str, QuantParams] = {}
+    for layer in layers:
+        site = by_end.get((layer.source, Consumer(layer.node.name, 0)))
+        fmt = None if site is None else number_format(site.format)
+        if site is not None and fmt is not None and not (fmt.dynamic or fmt.at_run_time):
+            found[layer.weight] = problem.numbers.params(site)
+    return found
+
+
 def observed_means(
-    layers: Sequence[LinearLayer],
-    feeds: Callable[[], Iterable[Feed]],
-    observe: Observe,
+    layers: Iterable[LinearLayer],
+    observed: Iterable[Mapping[str, Array]],
     pairs: Mapping[str, QuantParams],
-    is_late: Callable[[], bool] = lambda: False,
+    is_over: IsOver = lambda: False,
 ) -> Iterator[tuple[LinearLayer, Means, Means]]:
     """The means of each layer's input over even and over odd samples; layers without both are omitted.
 
-    ``pairs`` are the parameters by which inputs are quantized, by weight. Once it ``is_late`` no other sample is read.
+    ``observed`` are the values of tensors in each sample; once it ``is_over``, no other one is read. ``pairs`` are the
+    parameters by which inputs are quantized, by weight.
     """
-    most = -(-2 * ROWS // max(sum(1 for _ in feeds()), 1))
     found: tuple[dict[str, list[Means]], ...] = {}, {}
-    sources = list(dict.fromkeys(layer.source for layer in layers))
-    for index, values in enumerate(observe(sources, feeds())):
+    for index, values in enumerate(observed):
         for layer in layers:
             value = values.get(layer.source)
-            patches = None if value is None or not value.size else layer.patches(value, most)
-            if patches is not None and np.isfinite(patches).all():
+            rows = None if value is None or not value.size else layer.rows(value)
+            if rows is not None and np.isfinite(rows).all():
                 params = pairs.get(layer.weight)
-                stored = patches if params is None else dequantize(quantize(patches, params), params)
-                means = [layer.grouped(each.mean(axis=0)[None])[:, 0] for each in (patches, stored)]
-                found[index % 2].setdefault(layer.weight, []).append(Means(*np.asarray(means, np.float64)))
-        if is_late():
+                stored = rows if params is None else dequantize(quantize(rows, params), params)
+                means = Means(*(each.mean(axis=0, dtype=np.float64) for each in (rows, stored)))
+                found[index % 2].setdefault(layer.weight, []).append(means)
+        if is_over():
             break
     for layer in layers:
         if all(layer.weight in part for part in found):
@@ -64,10 +108,14 @@ def mean_shift(
     layer: LinearLayer, weight: Array, params: QuantParams, integers: Array, means: Means
 ) -> Floats:
     """The shift of each output channel's mean by quantization, for these means of the inputs by group."""
-    real = layer.matrix(weight.astype(np.float32, copy=False)).astype(np.float64)
-    stored = layer.matrix(dequantize(integers, params)).astype(np.float64)
-    added = np.einsum("goc,gc->go", stored - real, means.quantized)
-    added += np.einsum("goc,gc->go", real, means.quantized - means.real)
+
+    def summed(values: Array) -> Floats:
+        """A weight by (group, output, channel), summed over the positions of the kernel."""
+        matrix = layer.matrix(values.astype(np.float64))
+        return np.asarray(matrix.reshape(*matrix.shape[:2], -1, means.real.shape[-1]).sum(axis=2), np.float64)
+
+    real, stored = summed(weight), summed(dequantize(integers, params))
+    added = np.einsum("goc,gc->go", stored, means.quantized) - np.einsum("goc,gc->go", real, means.real)
     return np.asarray(added.reshape(-1), np.float64)
 
 

@@ -10,12 +10,13 @@ the factors that it has by the other samples.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from qdqspec.arrays import Array, Floats
+from qdqspec.corrections.problem import CorrectionTask, IsOver, Problem
 from qdqspec.graph.model import Model
 from qdqspec.placement.edit.equalize import (
     Absorber,
@@ -23,14 +24,12 @@ from qdqspec.placement.edit.equalize import (
     Equalization,
     ScaledConstant,
     ScaledValues,
+    equalized,
+    find_chains,
+    products_of,
 )
 
-SHARES = (0.25, 0.5, 0.75, 1.0)
-LIMITS = (1, 2, 3, 4)  # binary logarithms by which the largest range is reduced
 MOST = 10  # the largest exponent
-# where a weight has one scale, so that its channels depend on those of the chains before and behind
-ROUNDS = 4
-LEAST_GAIN = 0.1  # of the estimated noise; below it a chain stays as it is
 _STEPS = 255  # of an activation
 _TINY = 1e-30
 
@@ -43,16 +42,54 @@ class WeightSteps:
     per_channel: frozenset[str]
 
 
+def equalize(task: CorrectionTask, problem: Problem, _: IsOver, exact_samples: int = 2) -> Problem:
+    """The problem with channels scaled by powers of two, if that gains.
+
+    The outputs have to be the same, bit for bit, on the ``exact_samples``.
+    """
+    model, judge = problem.model, problem.judge
+    quantized = {site.tensor for site in task.sites if not site.weight}
+    products = products_of(model)  # have their factors
+    chains = [
+        chain
+        for chain in find_chains(model, task.fixed)
+        if chain.maker.name not in products
+        and any(absorber.source in quantized for absorber in chain.absorbers)
+    ]
+    steps = WeightSteps(
+        steps=63 if task.saturates else 127,
+        per_channel=frozenset(site.tensor for site in task.sites if site.weight and site.axis is not None),
+    )
+    chosen = chosen_equalizations(
+        model, chains, steps, lambda sources: task.observe(model, sources, judge.part("fit"))
+    )
+    if not chosen:
+        return problem
+    changes = tuple(change for _, change in chosen)
+    other = equalized(model, changes)
+    numbers = task.recalibrated(other, {tensor for chain, _ in chosen for tensor in chain.tensors})
+    judge = replace(judge, model=other)
+    runs = (task.observe(one, one.outputs, judge.part("fit", exact_samples)) for one in (model, other))
+    is_exact = all(
+        mine[name].tobytes() == its[name].tobytes() for mine, its in zip(*runs, strict=True) for name in mine
+    )
+    errors = judge.errors(numbers) if is_exact else problem.errors
+    scaled = replace(problem, judge=judge, numbers=numbers, errors=errors, equalized=changes)
+    return problem.choose("equalization", scaled, len(changes))
+
+
 def chosen_equalizations(
     model: Model,
     chains: Sequence[Chain],
     weights: WeightSteps,
     observed: Callable[[Sequence[str]], Iterable[Mapping[str, Array]]],
-    least_gain: float = LEAST_GAIN,
+    least_gain: float = 0.1,
+    rounds: int = 4,
 ) -> list[tuple[Chain, Equalization]]:
     """The chains whose estimated noise some factors reduce by the share ``least_gain`` and more, with these.
 
-    ``observed`` gives the values of tensors.
+    ``observed`` gives the values of tensors. Where a weight has one scale, its channels depend on those of the chains
+    before and behind: more ``rounds`` over all chains find better factors, and take longer.
     """
     if not chains:
         return []
@@ -61,7 +98,7 @@ def chosen_equalizations(
     scaling = ScaledValues(model)
     exponents = [np.zeros(chain.channels, np.int64) for chain in chains]
     are_tied = any(a.weight.tensor not in weights.per_channel for chain in chains for a in chain.absorbers)
-    for _ in range(ROUNDS if are_tied else 1):
+    for _ in range(rounds if are_tied else 1):
         for chain, own in zip(chains, exponents, strict=True):
             more = _chosen(chain, own, statistics, weights, scaling, least_gain)
             if more is not None and np.abs(own + more).max() <= MOST and scaling.add(chain.by(more)):
@@ -175,11 +212,11 @@ def _candidates(layers: Sequence[_Layer]) -> list[Floats]:
 
 
 def _options(ranges: Floats, columns: Floats, is_used: npt.NDArray[np.bool_]) -> Iterator[Floats]:
-    """Exponents before they are rounded, from binary logarithms."""
-    for share in SHARES:
+    """Exponents before they are rounded, from binary logarithms: by shares, and by limits below the largest range."""
+    for share in (0.25, 0.5, 0.75, 1.0):
         wanted = (1 - share) * columns - share * ranges
         yield wanted - np.median(wanted[is_used])
-    for limit in LIMITS:
+    for limit in (1, 2, 3, 4):
         yield np.minimum(ranges[is_used].max() - limit - ranges, 0.0)
 
 

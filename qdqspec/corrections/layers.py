@@ -1,19 +1,21 @@
-"""Linear layers as matrices: a weight as rows by columns, and its input as rows with the same columns."""
+"""Linear layers as matrices: a weight as rows by columns, and its input as rows by channels."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-from qdqspec.arrays import Array, Floats32
+from qdqspec.arrays import Array, Feed, Floats32
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import is_default
 from qdqspec.placement.space.units import weight_input
 from qdqspec.types import Site
+
+# The values of tensors in a run on each feed.
+Observe: TypeAlias = Callable[[Sequence[str], Iterable[Feed]], Iterator[Mapping[str, Array]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,60 +52,14 @@ class LinearLayer:
             return weight
         return (weight if self._is_transposed else weight.T)[None]
 
-    def patches(self, value: Array, most: int) -> Floats32 | None:
-        """Inputs of outputs as (row, kernel position, channel), at most ``most`` rows, evenly spaced.
-
-        ``None`` for another shape.
-        """
+    def rows(self, value: Array) -> Floats32 | None:
+        """Inputs as (row, group, channel), at each position of a convolution; ``None`` for another shape."""
         data = value.astype(np.float32, copy=False)
         if self.node.op_type == "Conv":
-            return self._windows(data, most)
-        if data.ndim < 2 or data.shape[-1] != self.columns:
-            return None
-        rows = data.reshape(-1, 1, data.shape[-1])
-        return rows[_evenly(len(rows), most)]
-
-    def grouped(self, patches: Floats32) -> Floats32:
-        """Patches as (group, row, column)."""
-        rows, positions, _ = patches.shape
-        by_group = patches.reshape(rows, positions, self.groups, -1)
-        return np.ascontiguousarray(by_group.transpose(2, 0, 1, 3).reshape(self.groups, rows, -1))
-
-    def _windows(self, data: Floats32, most: int) -> Floats32 | None:
-        """The input windows of a convolution at some of its output positions."""
-        kernel, attributes = self.shape[2:], self.node.attributes
-        rank = len(kernel)
-        if data.ndim != rank + 2 or data.shape[1] != self.shape[1] * self.groups:
-            return None
-        strides = _numbers(attributes.get("strides"), rank)
-        dilations = _numbers(attributes.get("dilations"), rank)
-        spans = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
-        pads = [(0, 0), *self._pads(data.shape[2:], spans, strides), (0, 0)]
-        padded = np.pad(np.moveaxis(data, 1, -1), pads)
-        sizes = [size - span for size, span in zip(padded.shape[1:-1], spans, strict=True)]
-        if min(sizes, default=0) < 0:
-            return None
-        positions = len(padded), *(size // stride + 1 for size, stride in zip(sizes, strides, strict=True))
-        sample, *chosen = np.unravel_index(_evenly(int(np.prod(positions)), most), positions)
-        inside = np.unravel_index(np.arange(int(np.prod(kernel))), kernel)  # of the window
-        steps = zip(chosen, strides, inside, dilations, strict=True)
-        at = [index[:, None] * stride + own * dilation for index, stride, own, dilation in steps]
-        found: Floats32 = padded[(sample[:, None], *at)]
-        return found
-
-    def _pads(
-        self, sizes: tuple[int, ...], spans: list[int], strides: list[int]
-    ) -> Iterator[tuple[int, int]]:
-        attributes, rank = self.node.attributes, len(spans)
-        auto = attributes.get("auto_pad", b"NOTSET")
-        if auto in (b"NOTSET", b"VALID"):
-            given = _numbers(attributes.get("pads"), 2 * rank, 0) if auto == b"NOTSET" else [0] * 2 * rank
-            yield from ((given[i], given[i + rank]) for i in range(rank))
-            return
-        for size, span, stride in zip(sizes, spans, strides, strict=True):
-            total = max((-(-size // stride) - 1) * stride + span - size, 0)
-            less, more = total // 2, total - total // 2
-            yield (less, more) if auto == b"SAME_UPPER" else (more, less)
+            if data.ndim != len(self.shape) or data.shape[1] != self.shape[1] * self.groups:
+                return None
+            return np.moveaxis(data, 1, -1).reshape(-1, self.groups, self.shape[1])
+        return data.reshape(-1, 1, self.columns) if data.shape[-1:] == (self.columns,) else None
 
     @property
     def _is_transposed(self) -> bool:
@@ -133,18 +89,9 @@ def _layer(model: Model, node: Node) -> LinearLayer | None:
     shape = tuple(model.constants[node.inputs[index]].dims)
     if node.op_type != "Conv" and (len(shape) != 2 or node.attributes.get("transA", 0)):
         return None
-    groups = int(cast("int", node.attributes.get("group", 1))) if node.op_type == "Conv" else 1
+    groups = node.number("group", 1) if node.op_type == "Conv" else 1
     if 0 in shape or len(shape) < 2:
         return None
     return LinearLayer(
         node=node, weight=node.inputs[index], shape=shape, source=node.inputs[0], groups=groups
     )
-
-
-def _numbers(value: object, count: int, otherwise: int = 1) -> list[int]:
-    return [int(one) for one in cast("list[int]", value)] if value is not None else [otherwise] * count
-
-
-def _evenly(count: int, most: int) -> npt.NDArray[np.int64]:
-    """Indices below ``count``, at most ``most``, evenly spaced."""
-    return np.arange(count) if count <= most else np.linspace(0, count - 1, most).astype(np.int64)

@@ -10,7 +10,7 @@ neighbours. For weights u <= v of a pair with inputs a and b the sum is at most 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -18,8 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qdqspec.arrays import Array, Feed
-from qdqspec.corrections.bias import Observe
-from qdqspec.corrections.layers import LinearLayer, find_layers
+from qdqspec.corrections.layers import LinearLayer, Observe, find_layers
 from qdqspec.graph.model import Model
 from qdqspec.graph.ops import is_default
 from qdqspec.quantize.formats import QuantParams
@@ -63,53 +62,62 @@ class PairMaxima:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class InputMaxima:
-    """The largest values of a layer's input: of channels (group, channel), and of sums of neighbours (group, pair).
+    """The largest values of a layer's input, by run of a kernel, which may find a range of its own.
 
-    ``columns`` and ``pairs`` are the same as integers if their range is found at run time.
+    ``values`` are of channels (run, group, channel), ``sums`` of neighbours (run, group, pair); ``lows`` are the
+    smallest values of each run. Zero, which pads, is among them.
     """
 
     values: _Floats
     sums: _Floats
-    columns: _Floats
-    pairs: _Floats
+    lows: _Floats
 
     @classmethod
     def of(cls, rows: _Floats) -> InputMaxima:
-        """Those of rows (row, group, channel) that one kernel quantizes together. Zero, which pads, is among them."""
+        """The maxima of the rows (row, group, channel) of one run."""
         even = rows.shape[-1] // 2 * 2
-        values = rows.max(axis=0, initial=0.0)
-        sums = (rows[..., 0:even:2] + rows[..., 1:even:2]).max(axis=0, initial=0.0)
-        low, high = min(float(rows.min(initial=0.0)), 0.0), float(values.max(initial=0.0))
-        scale = (high - low) / _MOST or 1.0
-        columns, pairs = _integers(values, sums, scale, float(np.rint(-low / scale)))
-        return cls(values=values, sums=sums, columns=columns, pairs=pairs)
+        return cls(
+            values=rows.max(axis=0, initial=0.0)[None],
+            sums=(rows[..., 0:even:2] + rows[..., 1:even:2]).max(axis=0, initial=0.0)[None],
+            lows=rows.min(initial=0.0)[None].astype(np.float64),
+        )
 
-    def joined(self, other: InputMaxima) -> InputMaxima:
-        """Those of both."""
-        return InputMaxima(
-            values=np.maximum(self.values, other.values),
-            sums=np.maximum(self.sums, other.sums),
-            columns=np.maximum(self.columns, other.columns),
-            pairs=np.maximum(self.pairs, other.pairs),
+    @classmethod
+    def joined(cls, parts: Sequence[InputMaxima]) -> InputMaxima:
+        """The maxima of several runs."""
+        return cls(
+            values=np.concatenate([part.values for part in parts]),
+            sums=np.concatenate([part.sums for part in parts]),
+            lows=np.concatenate([part.lows for part in parts]),
         )
 
     def quantized(self, params: Iterable[QuantParams]) -> tuple[_Floats, _Floats]:
-        """The largest integers of channels and of pairs, with any of these parameters, or ranges of a run."""
-        columns, pairs = self.columns, self.pairs
-        for each in params:
-            zero_point = float(each.zero_point) - each.format.low  # int8 activations are read as uint8
-            found = _integers(self.values, self.sums, float(each.scale), zero_point)
-            columns, pairs = np.maximum(columns, found[0]), np.maximum(pairs, found[1])
+        """The largest integers of channels and of pairs, with any of these parameters, or with ranges of a run."""
+        highs = self.values.max(axis=(1, 2), initial=0.0).astype(np.float64)
+        scales = np.where(highs > self.lows, (highs - self.lows) / _MOST, 1.0)
+        numbers = [(scales, np.rint(-self.lows / scales))]
+        # int8 activations are read as uint8
+        numbers += [
+            (np.array(float(each.scale)), np.array(float(each.zero_point) - each.format.low))
+            for each in params
+        ]
+        found = [
+            self._integers(*(one.astype(np.float32).reshape(-1, 1, 1) for one in both)) for both in numbers
+        ]
+        columns, pairs = (
+            np.max([each.max(axis=0) for each in kind], axis=0) for kind in zip(*found, strict=True)
+        )
         return columns, pairs
 
-
-def _integers(values: _Floats, sums: _Floats, scale: float, zero_point: float) -> tuple[_Floats, _Floats]:
-    """Bounds of the integers of channels and pairs."""
-    columns = np.clip(np.rint(values / scale) + zero_point, 0, _MOST)
-    even = columns.shape[-1] // 2 * 2
-    first, second = columns[..., 0:even:2], columns[..., 1:even:2]
-    pairs = np.floor(sums / scale + 2 * zero_point + 1)  # rounding adds at most a half to each of two
-    return columns, np.clip(pairs, np.maximum(first, second), first + second)
+    def _integers(self, scale: _Floats, zero_point: _Floats) -> tuple[_Floats, _Floats]:
+        """Bounds of the integers of channels and pairs."""
+        columns = np.clip(np.rint(self.values / scale) + zero_point, 0, _MOST)
+        even = columns.shape[-1] // 2 * 2
+        first, second = columns[..., 0:even:2], columns[..., 1:even:2]
+        pairs = np.floor(
+            self.sums / scale + 2 * zero_point + 1
+        )  # rounding adds at most a half to each of two
+        return columns, np.clip(pairs, np.maximum(first, second), first + second)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -135,15 +143,11 @@ class SumLimit:
         if self.inputs is None:
             return PairMaxima.of_any_input(self.layer)
         columns, pairs = self.inputs.quantized(params)
-        channels = columns.shape[-1]
+        groups, channels = self.layer.groups, columns.shape[-1]
         positions = self.layer.columns // channels
-        repeated = np.broadcast_to(
-            np.tile(columns, (1, positions)), (self.layer.groups, channels * positions)
-        )
+        repeated = np.tile(np.broadcast_to(columns, (groups, channels)), (1, positions))
         if channels % 2 == 0:
-            neighbours = np.broadcast_to(
-                np.tile(pairs, (1, positions)), (self.layer.groups, self.layer.columns // 2)
-            )
+            neighbours = np.tile(np.broadcast_to(pairs, (groups, channels // 2)), (1, positions))
         else:  # neighbours may belong to two kernel positions
             even = self.layer.columns // 2 * 2
             neighbours = repeated[:, 0:even:2] + repeated[:, 1:even:2]
@@ -214,46 +218,33 @@ def observed_limits(
     """
     layers = layers_of(model, sites)
     sources = list(dict.fromkeys(layer.source for layer in layers.values() if layer.source))
-    found: dict[str, InputMaxima] = {}
+    runs: dict[str, list[InputMaxima]] = {weight: [] for weight in layers}
     lost: set[str] = set()
     for values in observe(sources, feeds) if sources else ():
         for weight, layer in layers.items():
             value = values.get(layer.source)
-            if value is None or not value.size:
-                continue
-            parts = None if not np.isfinite(value).all() else _rows(layer, value)
-            if parts is None:
-                lost.add(weight)
-                continue
-            for rows in parts:
-                maxima = InputMaxima.of(rows)
-                found[weight] = found[weight].joined(maxima) if weight in found else maxima
+            if value is not None and value.size:
+                parts = _runs(layer, value) if np.isfinite(value).all() else ()
+                runs[weight] += [InputMaxima.of(rows) for rows in parts]
+                lost |= set() if parts else {weight}
     return {
         weight: SumLimit(
             layer=layer,
-            inputs=None if weight in lost else found.get(weight),
+            inputs=InputMaxima.joined(runs[weight]) if runs[weight] and weight not in lost else None,
             formats=formats(layer.source),
         )
         for weight, layer in layers.items()
     }
 
 
-def _rows(layer: LinearLayer, value: Array) -> Iterator[_Floats] | None:
-    """Inputs as (row, group, channel), in parts that a kernel quantizes together; ``None`` for another shape."""
-    data = value.astype(np.float32, copy=False)
-    if layer.node.op_type == "Conv":
-        channels = layer.shape[1] * layer.groups
-        if data.ndim != len(layer.shape) or data.shape[1] != channels:
-            return None
-        return iter([np.moveaxis(data, 1, -1).reshape(-1, layer.groups, layer.shape[1])])
+def _runs(layer: LinearLayer, value: Array) -> Sequence[_Floats]:
+    """Inputs as (row, group, channel) by run of a kernel, which quantizes them together; none for another shape."""
     if layer.node.op_type == "LSTM" and layer.source == layer.node.outputs[0]:
         # Hidden states (step, direction, batch, state): those of one step are quantized together.
-        if data.ndim != 4 or data.shape[1] != layer.groups:
-            return None
-        return iter(data.transpose(0, 2, 1, 3))
-    if data.size % layer.columns:
-        return None
-    return iter([data.reshape(-1, 1, layer.columns)])
+        is_fitting = value.ndim == 4 and value.shape[1] == layer.groups
+        return list(value.astype(np.float32).transpose(0, 2, 1, 3)) if is_fitting else ()
+    rows = layer.rows(value)
+    return () if rows is None else [rows]
 
 
 def _recurrent(model: Model, sites: Iterable[Site]) -> dict[str, LinearLayer]:

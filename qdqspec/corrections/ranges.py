@@ -7,26 +7,50 @@ grows by the factor of the margin only.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
+from qdqspec.corrections.judge import is_gain
+from qdqspec.corrections.problem import CorrectionTask, IsOver, Problem, Ranges
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import copies_values, is_default, is_nearest
+from qdqspec.quantize.corrections import Corrections
 from qdqspec.quantize.ranges import TensorRange, tie_ranges
-
-Ranges = Mapping[str, TensorRange]
 
 _BOUNDED = frozenset({"Clip", "HardSigmoid", "Sigmoid", "Softmax", "Softsign", "Tanh"})
 
 
-def range_options(
-    methods: Sequence[str], own: str, factors: Sequence[float] = (1.05, 1.125)
-) -> Iterator[tuple[str, float]]:
-    """Method and factor of each option other than the ranges in use, those of the ``own`` method.
+def choose_ranges(
+    task: CorrectionTask, problem: Problem, is_over: IsOver, factors: Sequence[float] = (1.05, 1.125)
+) -> Problem:
+    """The problem with the method, or the margin of the case's own method, that gains most by ranges of even samples.
 
     More ``factors`` widen the ranges for rarer values; each costs a judgement.
     """
-    yield from ((own, factor) for factor in factors)
-    yield from ((method, 1.0) for method in methods if method != own)
+    own = problem.numbers.ranges
+    able = {site.tensor for site in task.sites if not site.weight} - task.fixed
+
+    def corrections(ranges: Ranges, factor: float) -> Corrections:
+        wider = widened(problem.model, tie_ranges(problem.model, ranges), factor)
+        changed = {t: span for t, span in wider.items() if t in able and span != own.get(t)}
+        return replace(problem.numbers.corrections, ranges=changed)
+
+    by_even = task.ranges(problem.model, True)
+    before = best = problem.with_numbers(corrections(by_even[task.method], 1.0))
+    chosen = task.method, 1.0
+    options = [(task.method, factor) for factor in factors]
+    for method, factor in (*options, *((name, 1.0) for name in by_even if name != task.method)):
+        if is_over():
+            break
+        other = problem.with_numbers(corrections(by_even[method], factor))
+        if is_gain(other.errors, best.errors):
+            best, chosen = other, (method, factor)
+    if best is before:
+        return problem
+    method, factor = chosen
+    taken = corrections(task.ranges(problem.model, False)[method], factor)
+    gains = before.choose("ranges", best, len(taken.ranges)).gains
+    return replace(problem.with_numbers(taken), gains=gains)
 
 
 def widened(model: Model, ranges: Ranges, factor: float) -> dict[str, TensorRange]:

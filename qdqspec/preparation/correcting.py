@@ -13,17 +13,16 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, get_args
 
 from qdqspec.arrays import Feed
-from qdqspec.corrections.find import CorrectionTask, FoundCorrections, find_corrections
+from qdqspec.corrections.find import FoundCorrections, find_corrections
 from qdqspec.corrections.judge import MIN_SAMPLES, Judge
 from qdqspec.corrections.kept import read_found, write_found
-from qdqspec.corrections.ranges import Ranges
+from qdqspec.corrections.problem import CorrectionTask, Ranges
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model
 from qdqspec.placement.edit.equalize import equalized, find_chains
 from qdqspec.placement.space.search_space import SchemeSpace
 from qdqspec.preparation.auxiliary_runs import reference_runtime
 from qdqspec.quantize.calibrate import calibrate_with
-from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.rehearsal import RehearsalRefusedError
 from qdqspec.types import Method, Placement
 
@@ -71,7 +70,7 @@ class Correcting:
     def corrections(self) -> FoundCorrections:
         """The corrections, from the file if it has those of the same run."""
         source = self._source
-        known = None if source.file is None else read_found(source.file, source.run, self._prepared.folded)
+        known = None if source.file is None else read_found(source.file, source.run)
         if known is not None:
             return self._with_model(known)
         found = self.find()
@@ -115,7 +114,7 @@ class Correcting:
                 rounds_biases=prepared.capabilities.rounds_biases,
             )
             try:
-                found = find_corrections(self._task(prepared.folded, prepared.calibrated[1], judge))
+                found = find_corrections(self._task(judge))
                 for name, reason in found.failures.items():
                     prepared.note_once(f"the correction '{name}' could not be tried: {reason}")
                 return found
@@ -135,22 +134,20 @@ class Correcting:
             return math.inf
         return -math.inf if least_db is None else least_db + self._margin_db
 
-    def _task(self, model: Model, numbers: Quantizer, judge: Judge) -> CorrectionTask:
-        """The task for this model, which is the case's or an equalized one."""
+    def _task(self, judge: Judge) -> CorrectionTask:
         prepared, rules = self._prepared, self._case.quantize
         given = () if self._case.inputs.scales is None else NEED_RANGES
         return CorrectionTask(
-            model=model,
             judge=judge,
-            numbers=numbers,
+            numbers=prepared.calibrated[1],
             sites=tuple(dict.fromkeys(site for each in judge.placements for site in each.ordered)),
-            ranges=partial(self._ranges, model),
+            ranges=self._ranges,
             method=rules.calibration,
-            observe=partial(prepared.values_of, model),
+            observe=prepared.values_of,
             allowed=tuple(name for name in rules.allowed_corrections if name not in given),
             saturates=prepared.capabilities.reduce_range,
             fixed=prepared.fixed_tensors,
-            equalized=lambda other, tensors: self._task(other, prepared.recalibrated(other, tensors), judge),
+            recalibrated=prepared.recalibrated,
             enough_db=self._enough_db,
             seconds=self._seconds,
         )

@@ -374,7 +374,7 @@ class Prepared(CaseData):
         """Scales, zero points and integer weights, with the accepted corrections applied."""
         found = self.corrections
         numbers = found.numbers or self.calibrated[1]
-        return numbers.corrected(found.corrections) if any(gain.taken for gain in found.gains) else numbers
+        return found.applied(numbers) if any(gain.taken for gain in found.gains) else numbers
 
     def runner(self, observers: ExitStack, observer: Parts) -> Observer:
         """A function that runs the observer, until ``observers`` are closed."""

@@ -22,7 +22,7 @@ def test_the_shift_is_the_mean_difference_of_the_outputs(groups: int) -> None:
     params = weight_params(weight, number_format("int4"), 0)
     integers = quantize(weight, params)
     samples = [{"x": random.uniform(0, 3, (1, 4, 5, 5)).astype(np.float32)} for _ in range(4)]
-    ((_, fit, held_out),) = observed_means([layer], lambda: samples, lambda _, feeds: iter(feeds), {})
+    ((_, fit, held_out),) = observed_means([layer], samples, {})
     values = np.concatenate([sample["x"] for sample in samples[::2]])
     x = values.transpose(0, 2, 3, 1).reshape(-1, groups, 4 // groups)
     wrong = (dequantize(integers, params) - weight).reshape(groups, 8 // groups, -1)
@@ -33,6 +33,20 @@ def test_the_shift_is_the_mean_difference_of_the_outputs(groups: int) -> None:
     found = bias_shift(layer, weight, params, integers, fit, held_out)
     assert found is not None
     np.testing.assert_allclose(found, -expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_channel_has_one_mean_at_all_positions_of_a_kernel() -> None:
+    random = np.random.default_rng(5)
+    weight = random.standard_normal((6, 4, 3, 3)).astype(np.float32)
+    layer = layer_of(linear_model("Conv", weight, 4))
+    params = weight_params(weight, number_format("int4"), 0)
+    integers = quantize(weight, params)
+    x = np.broadcast_to(random.uniform(0, 3, (1, 4, 1, 1)), (1, 4, 5, 5)).astype(np.float32)
+    ((_, fit, _),) = observed_means([layer], [{"x": x}] * 2, {})
+    wrong = (dequantize(integers, params) - weight).sum(axis=(2, 3))
+    np.testing.assert_allclose(
+        mean_shift(layer, weight, params, integers, fit), wrong @ x[0, :, 0, 0], rtol=1e-4, atol=1e-5
+    )
 
 
 def test_a_shift_that_other_samples_do_not_confirm_is_not_corrected() -> None:
@@ -55,7 +69,7 @@ def test_the_shift_includes_that_of_the_quantized_input() -> None:
     samples = [{"x": random.uniform(0, 0.4, (1, 4, 5, 5)).astype(np.float32)} for _ in range(4)]
     pair = activation_params(TensorRange(0.0, 100.0), number_format("uint8"))  # most values become zero
     pairs = {layer.weight: pair}
-    ((_, fit, _),) = observed_means([layer], lambda: samples, lambda _, feeds: iter(feeds), pairs)
+    ((_, fit, _),) = observed_means([layer], samples, pairs)
     x = np.concatenate([sample["x"] for sample in samples[::2]]).transpose(0, 2, 3, 1).reshape(-1, 4)
     stored = dequantize(quantize(x, pair), pair)
     real, quantized = weight.reshape(8, 4), dequantize(integers, params).reshape(8, 4)
@@ -72,14 +86,14 @@ def test_means_are_of_the_samples_within_the_time_limit() -> None:
     samples = [{"x": random.uniform(0, 3, (1, 4, 5, 5)).astype(np.float32)} for _ in range(8)]
     seen: list[int] = []
 
-    def observe(tensors: object, feeds: object) -> Iterator[dict[str, np.ndarray]]:
+    def observed() -> Iterator[dict[str, np.ndarray]]:
         for number, sample in enumerate(samples, 1):
             seen.append(number)
             yield sample
 
     def means(late: int) -> int:
         seen.clear()
-        found = observed_means([layer], lambda: samples, observe, {}, lambda: len(seen) >= late)
+        found = observed_means([layer], observed(), {}, lambda: len(seen) >= late)
         return len(list(found))
 
     assert (means(2), len(seen)) == (1, 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from chain_models import ChainModel
 from onnx import TensorProto, helper
 
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
-from qdqspec.corrections import find
+from qdqspec.corrections import equalization
 from qdqspec.corrections.judge import Errors, Judge, is_gain
+from qdqspec.corrections.problem import CorrectionTask
 from qdqspec.corrections.ranges import widened
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model, load_model
@@ -111,7 +113,7 @@ def test_ranges_of_another_method_or_with_a_margin_are_taken_if_other_samples_ga
     (gain,) = work.corrections.gains
     assert (gain.name, gain.taken) == ("ranges", True)
     assert gain.after_db >= gain.before_db + 0.1
-    changed, own = work.corrections.corrections.ranges, work.calibrated[1].ranges
+    changed, own = work.corrections.ranges, work.calibrated[1].ranges
     assert len(changed) == gain.changed > 4
     assert all(span != own[tensor] for tensor, span in changed.items())
     placement = work.space.resolve(work.space.everything())
@@ -189,7 +191,8 @@ def test_a_slow_model_is_judged_on_fewer_samples(
         return found
 
     monkeypatch.setattr(Judge, "errors", counted)
-    monkeypatch.setattr("qdqspec.corrections.find.JUDGEMENTS", 1e9)
+    hasty = partial(CorrectionTask, judgements=1e9)
+    monkeypatch.setattr("qdqspec.preparation.correcting.CorrectionTask", hasty)
     assert prepared(session, models, tmp_path, ("bias",)).corrections.gains
     assert set(judged) == {2}
 
@@ -296,7 +299,7 @@ def test_channels_of_similar_ranges_are_not_equalized(session: Session, tmp_path
 def test_corrected_models_with_other_outputs_are_refused(
     session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = find.equalized
+    original = equalization.equalized
 
     def wrong(model: Model, changes: object) -> Model:
         made = original(model, changes)  # type: ignore[arg-type]
@@ -305,7 +308,7 @@ def test_corrected_models_with_other_outputs_are_refused(
                 tensor.CopyFrom(onnx.numpy_helper.from_array(np.full(WIDTH, 1e-5, np.float32), "beta"))
         return Model(made.proto, path=model.path)
 
-    monkeypatch.setattr(find, "equalized", wrong)
+    monkeypatch.setattr(equalization, "equalized", wrong)
     work = with_outliers(session, tmp_path)
     (gain,) = work.corrections.gains
     assert (gain.taken, gain.after_db) == (False, gain.before_db)
