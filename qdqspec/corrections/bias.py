@@ -1,7 +1,7 @@
 """Bias correction: it removes the mean shift of a layer's output due to its quantized weight.
 
 Source: M. Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", arXiv 1906.04721,
-section 4.2, with the means of calibration samples. As there, a channel has one mean, at all positions of a kernel.
+section 4.2, with the means of calibration samples.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from qdqspec.types import Consumer, Site
 
 
 class Means(NamedTuple):
-    """The means of the channels of a layer's input, (group, channel): of real values, and of the quantized ones."""
+    """The means of the columns of a layer's input, (group, column): of real values, and of the quantized ones."""
 
     real: Floats
     quantized: Floats
 
 
-def correct_biases(task: CorrectionTask, problem: Problem, is_over: IsOver, samples: int = 64) -> Problem:
+def correct_biases(task: CorrectionTask, problem: Problem, is_over: IsOver, samples: int = 32) -> Problem:
     """The problem with biases without the mean shift of the layers' outputs that quantization causes, if it gains.
 
     The means are of so many ``samples``, every second one held out: more of them take longer.
@@ -90,12 +90,14 @@ def observed_means(
     for index, values in enumerate(observed):
         for layer in layers:
             value = values.get(layer.source)
-            rows = None if value is None or not value.size else layer.rows(value)
-            if rows is not None and np.isfinite(rows).all():
-                params = pairs.get(layer.weight)
-                stored = rows if params is None else dequantize(quantize(rows, params), params)
-                means = Means(*(each.mean(axis=0, dtype=np.float64) for each in (rows, stored)))
-                found[index % 2].setdefault(layer.weight, []).append(means)
+            if value is None or not value.size or not np.isfinite(value).all():
+                continue
+            params = pairs.get(layer.weight)
+            real = value.astype(np.float32, copy=False)
+            stored = real if params is None else dequantize(quantize(real, params), params)
+            means = [layer.window_means(each) for each in (real, stored)]
+            if means[0] is not None and means[1] is not None:
+                found[index % 2].setdefault(layer.weight, []).append(Means(means[0], means[1]))
         if is_over():
             break
     for layer in layers:
@@ -108,13 +110,10 @@ def mean_shift(
     layer: LinearLayer, weight: Array, params: QuantParams, integers: Array, means: Means
 ) -> Floats:
     """The shift of each output channel's mean by quantization, for these means of the inputs by group."""
-
-    def summed(values: Array) -> Floats:
-        """A weight by (group, output, channel), summed over the positions of the kernel."""
-        matrix = layer.matrix(values.astype(np.float64))
-        return np.asarray(matrix.reshape(*matrix.shape[:2], -1, means.real.shape[-1]).sum(axis=2), np.float64)
-
-    real, stored = summed(weight), summed(dequantize(integers, params))
+    real, stored = (
+        layer.matrix(values).astype(np.float64)
+        for values in (weight.astype(np.float32, copy=False), dequantize(integers, params))
+    )
     added = np.einsum("goc,gc->go", stored, means.quantized) - np.einsum("goc,gc->go", real, means.real)
     return np.asarray(added.reshape(-1), np.float64)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import numpy as np
 
-from qdqspec.arrays import Array, Feed, Floats32
+from qdqspec.arrays import Array, Feed, Floats, Floats32
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import is_default
 from qdqspec.placement.space.units import weight_input
@@ -60,6 +60,30 @@ class LinearLayer:
                 return None
             return np.moveaxis(data, 1, -1).reshape(-1, self.groups, self.shape[1])
         return data.reshape(-1, 1, self.columns) if data.shape[-1:] == (self.columns,) else None
+
+    def window_means(self, value: Array) -> Floats | None:
+        """The means of a convolution's input over all windows, (group, column); ``None`` for another shape."""
+        kernel, attributes, rank = self.shape[2:], self.node.attributes, len(self.shape) - 2
+        if value.ndim != rank + 2 or value.shape[1] != self.shape[1] * self.groups:
+            return None
+        strides, dilations = (
+            cast("list[int]", attributes.get(n, [1] * rank)) for n in ("strides", "dilations")
+        )
+        spans = [(size - 1) * step + 1 for size, step in zip(kernel, dilations, strict=True)]
+        pads = list(cast("list[int]", attributes.get("pads", [0] * 2 * rank)))
+        if (auto_pad := attributes.get("auto_pad", b"NOTSET")) != b"NOTSET":
+            sizes = zip(value.shape[2:], strides, spans, strict=True)
+            total = [max((-(-size // step) - 1) * step + span - size, 0) for size, step, span in sizes]
+            less, more = [n // 2 for n in total], [n - n // 2 for n in total]
+            pads = less + more if auto_pad == b"SAME_UPPER" else more + less
+            pads = [0] * 2 * rank if auto_pad == b"VALID" else pads
+        padded = np.pad(value, [(0, 0), (0, 0), *zip(pads[:rank], pads[rank:], strict=True)])
+        if any(span > size for span, size in zip(spans, padded.shape[2:], strict=True)):
+            return None
+        windows = np.lib.stride_tricks.sliding_window_view(padded, spans, tuple(range(2, rank + 2)))
+        steps = (slice(None, None, step) for step in (*strides, *dilations))
+        means = windows[:, :, *steps].mean(axis=(0, *range(2, rank + 2)), dtype=np.float64)
+        return np.moveaxis(means.reshape(self.groups, self.shape[1], -1), 1, -1).reshape(self.groups, -1)
 
     @property
     def _is_transposed(self) -> bool:

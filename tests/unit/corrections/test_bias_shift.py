@@ -35,20 +35,6 @@ def test_the_shift_is_the_mean_difference_of_the_outputs(groups: int) -> None:
     np.testing.assert_allclose(found, -expected, rtol=1e-4, atol=1e-6)
 
 
-def test_a_channel_has_one_mean_at_all_positions_of_a_kernel() -> None:
-    random = np.random.default_rng(5)
-    weight = random.standard_normal((6, 4, 3, 3)).astype(np.float32)
-    layer = layer_of(linear_model("Conv", weight, 4))
-    params = weight_params(weight, number_format("int4"), 0)
-    integers = quantize(weight, params)
-    x = np.broadcast_to(random.uniform(0, 3, (1, 4, 1, 1)), (1, 4, 5, 5)).astype(np.float32)
-    ((_, fit, _),) = observed_means([layer], [{"x": x}] * 2, {})
-    wrong = (dequantize(integers, params) - weight).sum(axis=(2, 3))
-    np.testing.assert_allclose(
-        mean_shift(layer, weight, params, integers, fit), wrong @ x[0, :, 0, 0], rtol=1e-4, atol=1e-5
-    )
-
-
 def test_a_shift_that_other_samples_do_not_confirm_is_not_corrected() -> None:
     weight = np.array([[0.3, -0.7]], np.float32).reshape(1, 2, 1, 1)
     layer = layer_of(linear_model("Conv", weight, 4))

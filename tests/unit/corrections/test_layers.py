@@ -6,6 +6,8 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from linear_models import layer_of, linear_model
 from onnx import helper
 
@@ -19,6 +21,36 @@ def outputs(model: Model, x: np.ndarray) -> np.ndarray:
         model.proto.SerializeToString(), providers=["CPUExecutionProvider"]
     )
     return session.run(None, {"x": x})[0]
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_means_of_windows_times_weights_are_means_of_the_outputs(data: st.DataObject) -> None:
+    random = np.random.default_rng(data.draw(st.integers(0, 99)))
+    rank, groups = data.draw(st.integers(1, 2)), data.draw(st.integers(1, 3))
+    kernel = [data.draw(st.integers(1, 3)) for _ in range(rank)]
+    inputs, made = groups * data.draw(st.integers(1, 2)), groups * data.draw(st.integers(1, 2))
+    attributes: dict[str, object] = {
+        "group": groups,
+        "strides": [data.draw(st.integers(1, 2)) for _ in range(rank)],
+        "dilations": [data.draw(st.integers(1, 2)) for _ in range(rank)],
+    }
+    padding = data.draw(st.sampled_from(["", "pads", "VALID", "SAME_UPPER", "SAME_LOWER"]))
+    if padding == "pads":
+        attributes["pads"] = [data.draw(st.integers(0, 2)) for _ in range(2 * rank)]
+    elif padding:
+        attributes["auto_pad"] = padding
+    if padding.startswith("SAME"):  # which ONNX Runtime refuses with dilations
+        attributes["dilations"] = [1] * rank
+    weight = random.standard_normal((made, inputs // groups, *kernel)).astype(np.float32)
+    model = linear_model("Conv", weight, rank + 2, **attributes)
+    x = random.standard_normal((2, inputs, *[7, 6][:rank])).astype(np.float32)
+    layer = layer_of(model)
+    means = layer.window_means(x)
+    assert means is not None
+    found = np.einsum("goc,gc->go", layer.matrix(weight), means).reshape(-1)
+    expected = outputs(model, x).mean(axis=(0, *range(2, rank + 2)))
+    np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("groups", [1, 2])
@@ -53,7 +85,9 @@ def test_inputs_of_another_shape_have_no_rows() -> None:
     product = layer_of(linear_model("MatMul", np.ones((4, 3), np.float32), 2))
     assert product.rows(np.ones((4, 5), np.float32)) is None
     convolution = layer_of(linear_model("Conv", np.ones((2, 4, 1, 1), np.float32), 4))
-    assert convolution.rows(np.ones((1, 3, 5, 5), np.float32)) is None
+    for other in (np.ones((1, 3, 5, 5), np.float32), np.ones((1, 4, 5), np.float32)):
+        assert convolution.rows(other) is None
+        assert convolution.window_means(other) is None
 
 
 def test_a_weight_with_two_readers_is_not_a_layer() -> None:
