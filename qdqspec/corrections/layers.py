@@ -83,7 +83,8 @@ class LinearLayer:
         windows = np.lib.stride_tricks.sliding_window_view(padded, spans, tuple(range(2, rank + 2)))
         steps = (slice(None, None, step) for step in (*strides, *dilations))
         means = windows[:, :, *steps].mean(axis=(0, *range(2, rank + 2)), dtype=np.float64)
-        return np.moveaxis(means.reshape(self.groups, self.shape[1], -1), 1, -1).reshape(self.groups, -1)
+        by_channel: Floats = means.reshape(self.groups, self.shape[1], -1)
+        return by_channel.transpose(0, 2, 1).reshape(self.groups, -1)
 
     @property
     def _is_transposed(self) -> bool:
