@@ -80,15 +80,16 @@ class LinearLayer:
         padded = np.pad(value, [(0, 0), (0, 0), *zip(pads[:rank], pads[rank:], strict=True)])
         if any(span > size for span, size in zip(spans, padded.shape[2:], strict=True)):
             return None
-        windows = np.lib.stride_tricks.sliding_window_view(padded, spans, tuple(range(2, rank + 2)))
-        steps = (slice(None, None, step) for step in (*strides, *dilations))
-        chosen: Floats32 = windows[:, :, *steps]
-        places, positions = "pqr"[:rank], "xyz"[:rank]  # of the window, and in it
-        # thirty times as fast as the mean of the view
-        sums = np.einsum(f"nc{places}{positions}->c{positions}", chosen)
-        means: Floats = sums.astype(np.float64) / (chosen.size // sums.size)
-        by_channel = means.reshape(self.groups, self.shape[1], -1)
-        return by_channel.transpose(0, 2, 1).reshape(self.groups, -1)
+        means = []
+        for position in np.ndindex(*kernel):
+            starts = [at * step for at, step in zip(position, dilations, strict=True)]
+            ranges = zip(starts, padded.shape[2:], spans, strides, strict=True)
+            seen = padded[
+                :, :, *(slice(start, start + size - span + 1, step) for start, size, span, step in ranges)
+            ]
+            means.append(seen.mean(axis=(0, *range(2, rank + 2)), dtype=np.float64))
+        by_group: Floats = np.stack(means).reshape(-1, self.groups, self.shape[1])
+        return by_group.transpose(1, 0, 2).reshape(self.groups, -1)
 
     @property
     def _is_transposed(self) -> bool:
