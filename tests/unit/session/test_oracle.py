@@ -104,8 +104,8 @@ def count_runs(rehearsal: Rehearsal, counted: list[int]) -> None:
     """Append to ``counted`` for each run of a rehearsal."""
 
     def watched(engines: Engines) -> Engines:
-        run = engines._timed
-        engines._timed = lambda *each: counted.append(1) or run(*each)  # type: ignore[method-assign,func-returns-value] # a counter
+        run = engines._run_on
+        engines._run_on = lambda *each: counted.append(1) or run(*each)  # type: ignore[method-assign,func-returns-value] # a counter
         return engines
 
     load = rehearsal.load
