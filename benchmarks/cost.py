@@ -1,12 +1,12 @@
 """The cost of a search in runs of the float model: ``python benchmarks/cost.py MODEL... [--trials N]``.
 
 Searches each model as ``qdqspec tune`` does, with data from ``MODEL_calibration.npz`` and ``MODEL_evaluation.npz``
-beside it if they exist, and adds up the processor time of engines by purpose: *noise* (variation between builds),
+beside it if they exist, and adds up the duration of calls of engines by purpose: *noise* (variation between builds),
 *screening* (of a new engine, including warm-up), *profile*, accuracy of builds on *few samples* and on *all data*,
 *parity* of the selected model, *calibration*, *corrections*, *rehearsal*, *races*, *confirmation*, *builds*. *Own* is
-the time of this process. One float run is the median of the runs of the reference in the confirmation. Processor time
-is used because it does not depend on other work of the machine; on an idle machine the sum is the duration of the
-search. ``untimed`` is the share of warm-up in the runs of noise, screening, races and confirmation.
+the processor time of this process. One float run is the median of the runs of the reference in the confirmation. The
+machine must be idle: other work makes calls longer. ``untimed`` is the share of warm-up in the runs of noise,
+screening, races and confirmation.
 """
 
 from __future__ import annotations
@@ -67,10 +67,9 @@ CALLS = {"time": "screening", "layers": "profile", "run": "few samples", "build"
 
 @dataclass(slots=True)
 class Meter:
-    """Processor seconds by kind, and how many runs were timed and how many were warm-up."""
+    """Seconds by kind, and how many runs were timed and how many were warm-up."""
 
     seconds: Counter[str] = field(default_factory=Counter)
-    total: Callable[[], float] = time.process_time  # processor seconds of all engines
     timed: int = 0
     untimed: int = 0
     kind: str = ""  # the kind of the current method of the bench
@@ -79,11 +78,11 @@ class Meter:
     def call(self, name: str) -> Iterator[None]:
         """Add the time of the block to the kind of this call of an engine."""
         kind = self.kind if self.kind in WHOLE or (self.kind and name == "time") else CALLS[name]
-        started = self.total()
+        started = time.monotonic()
         try:
             yield
         finally:
-            self.seconds[kind] += self.total() - started
+            self.seconds[kind] += time.monotonic() - started
 
     def of(self, kind: str, method: Callable[..., Any]) -> Callable[..., Any]:
         """The method, whose time counts as this kind."""
@@ -151,7 +150,6 @@ def cost_of(model: Path, **asked: Any) -> tuple[Any, ...]:
     with tempfile.TemporaryDirectory() as scratch:
         home = Path(scratch)
         with Session(output=home / "reports", cache_dir=home / "cache") as session:
-            meter.total = session.runtime().backend.cpu_seconds.total
             session.runtime().backend = MeteredBackend(session.runtime().backend, meter)
             started = time.process_time()
             result = session.tune(model, **asked)
