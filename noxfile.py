@@ -30,7 +30,7 @@ nox.options.default_venv_backend = "uv|virtualenv"
 def tests(session: nox.Session) -> None:
     """The test suite on a Python; arguments after ``--`` replace the folder."""
     session.install(".[dev]")
-    session.run("pytest", *(session.posargs or ("tests",)))
+    session.run("pytest", *(session.posargs or ("tests", "-m", "integration or not integration")))
 
 
 @nox.session(python=PYTHONS[0])
@@ -41,7 +41,7 @@ def oldest(session: nox.Session) -> None:
     stated = [*project["dependencies"], *(one for extra in extras for one in extra)]
     pinned = [one.replace(">=", "==", 1) for one in stated]
     session.install(".[dev]", *pinned)
-    session.run("pytest", *(session.posargs or ("tests",)))
+    session.run("pytest", *(session.posargs or ("tests", "-m", "integration or not integration")))
 
 
 @nox.session(python=PYTHONS[0])
