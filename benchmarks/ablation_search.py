@@ -70,7 +70,7 @@ def _options(limit: str, name: str, judged: str, asked: dict[str, Any], output: 
 def _leave_out(step: str) -> None:
     """Take a phase out of the default strategy, or the repair out of the search."""
     if step == "repair":
-        from qdqspec.session.tuning import Tuning
+        from qdqspec.app.session.tuning import Tuning
 
         Tuning.repair = lambda _: None  # type: ignore[method-assign] # the purpose of this program
     elif step in PHASES:

@@ -31,23 +31,23 @@ import onnx
 import onnxruntime
 from tabulate import tabulate
 
+from qdqspec.app.session import Session
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.errors import QdqspecError
 from qdqspec.graph.fold import fold_weights
 from qdqspec.graph.model import Model, load_model
+from qdqspec.graph.regions.search import find_regions
 from qdqspec.graph.save import save_model
-from qdqspec.placement.edit.insert import insert_qdq
-from qdqspec.placement.read.import_qdq import import_placement
-from qdqspec.placement.read.strip import strip_qdq
-from qdqspec.placement.read.survival import check_survival
-from qdqspec.placement.scheme.relative import Frames, parse_scheme, placement_of, schemes_of
-from qdqspec.placement.scheme.scheme_file import apply_scheme, write_scheme
-from qdqspec.placement.space.search_space import SchemeSpace
-from qdqspec.quantize.formats import BIAS_FORMAT
-from qdqspec.quantize.quantizer import Quantizer
-from qdqspec.quantize.ranges import tie_ranges
-from qdqspec.regions.search import find_regions
-from qdqspec.session import Session
+from qdqspec.qdq.edit.insert import insert_qdq
+from qdqspec.qdq.quantize.formats import BIAS_FORMAT
+from qdqspec.qdq.quantize.quantizer import Quantizer
+from qdqspec.qdq.quantize.ranges import tie_ranges
+from qdqspec.qdq.read.import_qdq import import_placement
+from qdqspec.qdq.read.strip import strip_qdq
+from qdqspec.qdq.read.survival import check_survival
+from qdqspec.qdq.scheme.relative import Frames, parse_scheme, placement_of, schemes_of
+from qdqspec.qdq.scheme.scheme_file import apply_scheme, write_scheme
+from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.types import (
     Case,
     Inputs,

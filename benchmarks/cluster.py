@@ -27,13 +27,13 @@ from typing import Any
 
 import onnx
 
-from qdqspec.cluster.address import Address
-from qdqspec.cluster.case_process import Answer
-from qdqspec.cluster.client import Cluster
-from qdqspec.cluster.request import Package
-from qdqspec.cluster.session import ClusterSession
-from qdqspec.config import Settings
-from qdqspec.session import Session
+from qdqspec._core.config import Settings
+from qdqspec.app.cluster.address import Address
+from qdqspec.app.cluster.case_process import Answer
+from qdqspec.app.cluster.client import Cluster
+from qdqspec.app.cluster.request import Package
+from qdqspec.app.cluster.session import ClusterSession
+from qdqspec.app.session import Session
 from qdqspec.types import Case, TuneRules
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
@@ -73,9 +73,7 @@ class Listener:
 @contextmanager
 def cluster(folder: Path, *, tls: bool) -> Iterator[tuple[Address, Path]]:
     """A scheduler and two workers that share one device."""
-    program = (
-        "import sys\nfrom qdqspec.cli import main\nif __name__ == '__main__': sys.exit(main(sys.argv[1:]))"
-    )
+    program = "import sys\nfrom qdqspec.app.cli import main\nif __name__ == '__main__': sys.exit(main(sys.argv[1:]))"
     (folder / "run.py").write_text(program)
     run, started = [sys.executable, str(folder / "run.py")], []
     certificates = folder / "tls"

@@ -23,10 +23,10 @@ import numpy as np
 from real_data import RealModel, find_models
 from tabulate import tabulate
 
-from qdqspec.preparation.auxiliary_runs import reference_runtime
-from qdqspec.preparation.correcting import judged_placements
-from qdqspec.rehearsal import Rehearsal, RehearsalRefusedError, Subject
-from qdqspec.session import Session
+from qdqspec.accuracy.rehearsal import Rehearsal, RehearsalRefusedError, Subject
+from qdqspec.app.preparation.auxiliary_runs import reference_runtime
+from qdqspec.app.preparation.correcting import judged_placements
+from qdqspec.app.session import Session
 from qdqspec.types import Case, Inputs, QuantizeRules
 
 SAMPLES = 32

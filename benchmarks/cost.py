@@ -26,15 +26,15 @@ from typing import Any
 from tabulate import tabulate
 
 from qdqspec import Session
-from qdqspec.accuracy.oracle import RehearsalOracle
-from qdqspec.accuracy.parity import SideBySide
-from qdqspec.measurement.bench import Bench
-from qdqspec.measurement.engines import Engines
-from qdqspec.parity.gate import Evaluator
-from qdqspec.preparation import auxiliary_runs
-from qdqspec.preparation.correcting import Correcting
-from qdqspec.preparation.prepare import Prepared
-from qdqspec.rehearsal import Rehearsal
+from qdqspec.accuracy.gate import Evaluator
+from qdqspec.accuracy.rehearsal import Rehearsal
+from qdqspec.app.evidence.parity import SideBySide
+from qdqspec.app.preparation import auxiliary_runs
+from qdqspec.app.preparation.correcting import Correcting
+from qdqspec.app.preparation.prepare import Prepared
+from qdqspec.app.session.oracle import RehearsalOracle
+from qdqspec.backends._open_engines import Engines
+from qdqspec.timing.bench import Bench
 
 KINDS = (
     "calibration", "corrections", "rehearsal", "noise", "screening", "profile", "few samples", "all data", "parity",

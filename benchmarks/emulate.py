@@ -118,7 +118,7 @@ def _options() -> argparse.Namespace:
 def _words(processor: Processor, options: argparse.Namespace) -> list[str]:
     words = ["-q", "-p", "no:cacheprovider", "-k", f"not ({TIMED})", *options.tests]
     # Unpacked wheels do not include the entry point of qdqspec.
-    return ["-p", "qdqspec.plugin", *words] if processor.features else ["-p", "no:xdist", *words]
+    return ["-p", "qdqspec.app.plugin", *words] if processor.features else ["-p", "no:xdist", *words]
 
 
 def _python(processor: Processor, options: argparse.Namespace, script: Path) -> Path:

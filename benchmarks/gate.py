@@ -21,13 +21,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from qdqspec.backends.base import BuildOptions, Engine
-from qdqspec.backends.fake.engine import FakeDevice, FakeEngine, options_from
-from qdqspec.baseline.compare import Conditions, is_stale, judge_change
-from qdqspec.baseline.store import Entry
-from qdqspec.measurement.bench import Bench
-from qdqspec.measurement.memory import HasMemory, has_memory
-from qdqspec.session.gate import (
+from qdqspec.app.session.gate import (
     CLOSE_BUILDS,
     CLOSE_ROUNDS,
     FIRST_BUILDS,
@@ -36,6 +30,12 @@ from qdqspec.session.gate import (
     entry_from,
     look,
 )
+from qdqspec.backends._memory import HasMemory, has_memory
+from qdqspec.backends.base import BuildOptions, Engine
+from qdqspec.backends.fake.engine import FakeDevice, FakeEngine, options_from
+from qdqspec.checks.baseline.compare import Conditions, is_stale, judge_change
+from qdqspec.checks.baseline.store import Entry
+from qdqspec.timing.bench import Bench
 from qdqspec.types import Placement, Site
 
 NOISE = {"fake.run_noise": "0.03", "fake.build_noise": "0.012", "fake.drift": "0.05"}

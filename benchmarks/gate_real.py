@@ -17,12 +17,12 @@ import onnx
 from gate import ROLES, baseline_of, gate_once, outcome_of
 from onnx import TensorProto, helper
 
+from qdqspec.app.session import Session
+from qdqspec.app.session.gate import CLOSE_BUILDS
+from qdqspec.backends._isolation.isolated import Isolated
 from qdqspec.backends.base import BuildOptions
-from qdqspec.backends.isolation.isolated import Isolated
-from qdqspec.baseline.store import Entry
-from qdqspec.measurement.bench import Bench
-from qdqspec.session import Session
-from qdqspec.session.gate import CLOSE_BUILDS
+from qdqspec.checks.baseline.store import Entry
+from qdqspec.timing.bench import Bench
 from qdqspec.types import Case, TuneRules
 
 MODEL = Path(__file__).parents[1] / "specs" / "models" / "squeezenet10.onnx"

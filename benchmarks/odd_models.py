@@ -28,21 +28,21 @@ import onnx
 import onnxruntime
 from tabulate import tabulate
 
+from qdqspec._core.config import Settings
+from qdqspec.app.cli import main as run_verb
+from qdqspec.app.session import Session
 from qdqspec.backends.base import Backend
 from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
-from qdqspec.cli import main as run_verb
-from qdqspec.config import Settings
 from qdqspec.errors import QdqspecError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.save import save_model
-from qdqspec.placement.edit.insert import insert_qdq
-from qdqspec.placement.read.import_qdq import import_placement
-from qdqspec.placement.read.strip import strip_qdq
-from qdqspec.placement.space.search_space import SchemeSpace
-from qdqspec.quantize.quantizer import Quantizer
-from qdqspec.quantize.ranges import TensorRange
-from qdqspec.session import Session
+from qdqspec.qdq.edit.insert import insert_qdq
+from qdqspec.qdq.quantize.quantizer import Quantizer
+from qdqspec.qdq.quantize.ranges import TensorRange
+from qdqspec.qdq.read.import_qdq import import_placement
+from qdqspec.qdq.read.strip import strip_qdq
+from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.types import Placement
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))

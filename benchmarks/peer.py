@@ -35,17 +35,17 @@ from modelopt.onnx.quantization.autotune import workflows
 from modelopt.onnx.quantization.autotune.utils import MODE_PRESETS
 from tabulate import tabulate
 
-from qdqspec.arrays import Array
-from qdqspec.config import Settings
+from qdqspec._core.arrays import Array
+from qdqspec._core.config import Settings
+from qdqspec.app.preparation.files import write_placement
+from qdqspec.app.preparation.prepare import Prepared
+from qdqspec.app.preparation.timing import time_files
+from qdqspec.app.session import Session
 from qdqspec.graph.fold import fold_constants
 from qdqspec.graph.model import Model
 from qdqspec.graph.save import save_model
-from qdqspec.placement.edit.insert import Inserter
-from qdqspec.placement.read.import_qdq import placement_for
-from qdqspec.preparation.files import write_placement
-from qdqspec.preparation.prepare import Prepared
-from qdqspec.preparation.timing import time_files
-from qdqspec.session import Session
+from qdqspec.qdq.edit.insert import Inserter
+from qdqspec.qdq.read.import_qdq import placement_for
 from qdqspec.types import NOT_CANDIDATES, Case, Interval, LatencyEvidence, Placement, SearchResult, Site
 
 HEADERS = (

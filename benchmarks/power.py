@@ -20,13 +20,13 @@ import numpy as np
 from gate import FEEDS, NOISE, ROLES, ScaledDevice, write_models
 from tabulate import tabulate
 
+from qdqspec.app.session.confirm import is_settled
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.fake.engine import FakeEngine
-from qdqspec.measurement.bench import Bench
-from qdqspec.measurement.stats import estimate_ratios
 from qdqspec.search.base import Proposal
 from qdqspec.search.loop import Contest
-from qdqspec.session.confirm import is_settled
+from qdqspec.timing.bench import Bench
+from qdqspec.timing.stats import estimate_ratios
 from qdqspec.types import LatencyEvidence, Samples, Trial
 
 SHARES = (1.02, 1.0, 0.99, 0.98, 0.97, 0.95, 0.9, 0.6)

@@ -48,7 +48,7 @@ HEADERS = (
     "model", "float ms", "tuned / float", "static / float", "dynamic / float", "SQNR dB: tuned", "static", "dynamic",
     "judged", "tuned", "static", "dynamic", "claimed", "search s", "result",
 )  # fmt: skip
-CLI = "from qdqspec.cli import main; raise SystemExit(main())"
+CLI = "from qdqspec.app.cli import main; raise SystemExit(main())"
 TUNE = """\
 import json, sys
 from pathlib import Path

@@ -34,7 +34,7 @@ from onnx import TensorProto, helper
 from tabulate import tabulate
 
 from qdqspec.graph.model import Model
-from qdqspec.regions.search import find_regions
+from qdqspec.graph.regions.search import find_regions
 
 
 class Net:
@@ -165,7 +165,7 @@ def write():
     with open(sys.argv[1], "w") as file:
         file.write(" ".join(str(each.ru_utime + each.ru_stime) for each in used))
 atexit.register(write)
-from qdqspec.cli import main
+from qdqspec.app.cli import main
 sys.exit(main(sys.argv[2:]))
 """
 INSPECTED = {"residual": residual, "nested splits": nested_splits, "attention": attention}

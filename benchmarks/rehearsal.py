@@ -21,16 +21,23 @@ from pathlib import Path
 import numpy as np
 from tabulate import tabulate
 
+from qdqspec.accuracy.gate import SAMPLES, Evaluator
+from qdqspec.accuracy.rehearsal import (
+    Rehearsal,
+    Runtime,
+    Sensitivities,
+    Subject,
+    find_sensitivities,
+    sites_of,
+)
+from qdqspec.app.preparation.auxiliary_runs import unfused
+from qdqspec.app.preparation.prepare import Prepared
+from qdqspec.app.session import Session
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.graph.save import save_model
 from qdqspec.graph.weights import WeightStore
-from qdqspec.parity.gate import SAMPLES, Evaluator
-from qdqspec.placement.edit.insert import Inserter
-from qdqspec.preparation.auxiliary_runs import unfused
-from qdqspec.preparation.prepare import Prepared
-from qdqspec.rehearsal import Rehearsal, Runtime, Sensitivities, Subject, find_sensitivities, sites_of
-from qdqspec.session import Session
+from qdqspec.qdq.edit.insert import Inserter
 from qdqspec.types import Case, Inputs, Placement
 
 COSTS = ("model", "switches", "open s", "sensitivities s", "float ms", "off / float", "on / float")

@@ -34,13 +34,13 @@ import onnx
 import simulation
 from tabulate import tabulate
 
-from qdqspec.backends.isolation.isolated import IsolatedEngine
-from qdqspec.cases import is_spec, load_cases
-from qdqspec.config import Settings
-from qdqspec.measurement.bench import Bench
-from qdqspec.session import Session
-from qdqspec.session.evidence import CaseWork
-from qdqspec.session.tuning import clock_for
+from qdqspec._core.config import Settings
+from qdqspec.app.cases import is_spec, load_cases
+from qdqspec.app.evidence.evidence import CaseWork
+from qdqspec.app.session import Session
+from qdqspec.app.session.tuning import clock_for
+from qdqspec.backends._isolation.isolated import IsolatedEngine
+from qdqspec.timing.bench import Bench
 from qdqspec.types import Case, Interval, SearchResult
 
 HEADERS = (
@@ -158,7 +158,7 @@ def _ratios(work: CaseWork, session: Session, static: Path | None) -> tuple[dict
     if everything.digest != work.search.winner.digest:
         files["everything"] = work.prepared.output / "everything.onnx"
         from qdqspec.graph.save import save_model
-        from qdqspec.placement.edit.insert import insert_qdq
+        from qdqspec.qdq.edit.insert import insert_qdq
 
         inserted = insert_qdq(work.prepared.model, everything, work.prepared.numbers)
         save_model(inserted.proto, files["everything"], base=work.prepared.case.model.parent)

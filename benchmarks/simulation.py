@@ -15,18 +15,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from qdqspec.arrays import Array
+from qdqspec._core.arrays import Array
+from qdqspec._core.config import Settings
+from qdqspec.app.preparation.build_logs import open_journal
+from qdqspec.app.preparation.prepare import Prepared
+from qdqspec.app.preparation.resources import Resources
+from qdqspec.app.session.outcome import Tuned, finish
+from qdqspec.app.session.tuning import open_tuning
 from qdqspec.backends.base import BuildOptions, Capabilities
 from qdqspec.backends.fake.cost import cost_of
 from qdqspec.backends.fake.engine import FakeDevice, FakeEngine, options_from
-from qdqspec.config import Settings
 from qdqspec.graph.model import Model, load_model
-from qdqspec.placement.edit.insert import Inserter
-from qdqspec.preparation.build_logs import open_journal
-from qdqspec.preparation.prepare import Prepared
-from qdqspec.preparation.resources import Resources
-from qdqspec.session.outcome import Tuned, finish
-from qdqspec.session.tuning import open_tuning
+from qdqspec.qdq.edit.insert import Inserter
 from qdqspec.types import Case, Interval, Label, LayerTime, Placement, Samples, Trial
 
 # The noise of real machines: 3 % between runs, 1.2 % between builds; twice that; and a device on which half of all

@@ -22,7 +22,7 @@ from pathlib import Path
 from soak_project import Project, left_behind, unreadable, wait_for_children
 
 from qdqspec.errors import QdqspecError
-from qdqspec.measurement.lock import RunLock
+from qdqspec.timing.lock import RunLock
 
 # Counts changes of the file system in the process of the run, and kills it at the requested one.
 PROGRAM = """

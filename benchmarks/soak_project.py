@@ -21,11 +21,11 @@ from typing import Any
 
 import onnx
 
-from qdqspec.baseline.store import read_baseline
+from qdqspec.app.report.record import case_from_json, read_record
+from qdqspec.checks.baseline.store import read_baseline
 from qdqspec.errors import QdqspecError
-from qdqspec.placement.scheme.cache import read_cache
-from qdqspec.placement.scheme.scheme_file import read_scheme
-from qdqspec.report.record import case_from_json, read_record
+from qdqspec.qdq.scheme.cache import read_cache
+from qdqspec.qdq.scheme.scheme_file import read_scheme
 
 SPECS = Path(__file__).parents[1] / "specs"
 SPEC = """\

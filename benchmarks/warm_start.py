@@ -30,14 +30,14 @@ import onnx
 import simulation
 from tabulate import tabulate
 
-from qdqspec.config import Settings
+from qdqspec._core.config import Settings
+from qdqspec.app.evidence.evidence import CaseWork
+from qdqspec.app.preparation.cached import PATTERNS
+from qdqspec.app.preparation.files import write_patterns
+from qdqspec.app.preparation.timing import time_files
+from qdqspec.app.session import Session
 from qdqspec.graph.save import save_model
-from qdqspec.placement.edit.insert import insert_qdq
-from qdqspec.preparation.cached import PATTERNS
-from qdqspec.preparation.files import write_patterns
-from qdqspec.preparation.timing import time_files
-from qdqspec.session import Session
-from qdqspec.session.evidence import CaseWork
+from qdqspec.qdq.edit.insert import insert_qdq
 from qdqspec.types import NOT_CANDIDATES, Case, SearchResult, Trial
 
 NEAR = 1.02  # a time within this factor is as good

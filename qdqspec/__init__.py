@@ -9,11 +9,11 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from qdqspec.api import compare, find_culprits, find_regions, measure, render, tune, verify
+    from qdqspec.app.api import compare, find_culprits, find_regions, measure, render, tune, verify
+    from qdqspec.app.session import Session
+    from qdqspec.app.session.result import Result
+    from qdqspec.app.session.study import Study
     from qdqspec.errors import QdqspecError
-    from qdqspec.session import Session
-    from qdqspec.session.result import Result
-    from qdqspec.session.study import Study
     from qdqspec.spec.load import load_spec
     from qdqspec.spec.models import Spec
 
@@ -21,18 +21,18 @@ __version__ = "0.1.0"
 
 _HOME = {
     "QdqspecError": "qdqspec.errors",
-    "Result": "qdqspec.session.result",
-    "Session": "qdqspec.session",
+    "Result": "qdqspec.app.session.result",
+    "Session": "qdqspec.app.session",
     "Spec": "qdqspec.spec.models",
-    "Study": "qdqspec.session.study",
-    "compare": "qdqspec.api",
-    "find_culprits": "qdqspec.api",
-    "find_regions": "qdqspec.api",
+    "Study": "qdqspec.app.session.study",
+    "compare": "qdqspec.app.api",
+    "find_culprits": "qdqspec.app.api",
+    "find_regions": "qdqspec.app.api",
     "load_spec": "qdqspec.spec.load",
-    "measure": "qdqspec.api",
-    "render": "qdqspec.api",
-    "tune": "qdqspec.api",
-    "verify": "qdqspec.api",
+    "measure": "qdqspec.app.api",
+    "render": "qdqspec.app.api",
+    "tune": "qdqspec.app.api",
+    "verify": "qdqspec.app.api",
 }
 
 __all__ = [

@@ -9,7 +9,7 @@ INTERRUPTED = 130  # the convention of shells
 def main() -> int:
     """Run one command and return the exit code. An interrupt of imports prints no traceback."""
     try:
-        from qdqspec.cli import main as run
+        from qdqspec.app.cli import main as run
 
         return run()
     except KeyboardInterrupt:

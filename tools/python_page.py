@@ -12,8 +12,8 @@ from types import FunctionType
 
 import qdqspec
 from qdqspec import errors, types
-from qdqspec.plugin import fixtures, hookspecs
-from qdqspec.preparation.resources import Resources
+from qdqspec.app.plugin import fixtures, hookspecs
+from qdqspec.app.preparation.resources import Resources
 
 _GIVEN = (fixtures.CaseView, fixtures.LatencyView)
 _MADE = {

@@ -17,10 +17,10 @@ from python_page import python_names
 from verbs_page import verb_fields
 
 from qdqspec import cli, registry
+from qdqspec._core.config import hooks
+from qdqspec._core.config.options import OPTIONS
+from qdqspec.app.report.record import RunPart
 from qdqspec.backends.base import backend_named
-from qdqspec.config import hooks
-from qdqspec.config.options import OPTIONS
-from qdqspec.report.record import RunPart
 from qdqspec.spec import inline
 from qdqspec.spec.inline import Asked, AskedWithStrategy
 from qdqspec.spec.kinds import params_of

@@ -17,10 +17,10 @@ from typing import Any
 
 import onnx
 
-from qdqspec.cli import cluster, main
-from qdqspec.cli.output import IMPOSSIBLE
-from qdqspec.cluster.inventory import WorkerInfo, announce
-from qdqspec.config import Settings
+from qdqspec._core.config import Settings
+from qdqspec.app.cli import cluster, main
+from qdqspec.app.cli.output import IMPOSSIBLE
+from qdqspec.app.cluster.inventory import WorkerInfo, announce
 
 _MODELS = Path(__file__).parents[1] / "specs" / "models"
 _FAKE = ("--backend", "fake")

@@ -1,1 +1,28 @@
-"""Inference backends, one module for each. The protocol is `qdqspec.backends.base.Backend`."""
+"""Runtimes, one folder each: each builds engines of models, runs them and times their layers.
+
+- `Backend`, `Engine`: the interface. `BuildOptions`: what a build depends on.
+- `Availability`, `Capabilities`, `Exported`: what a backend tells of this machine, of Q/DQ models and of its engines.
+- `Declaration`, `attributes_of`: names of a backend's parts, which load when they are used.
+- `BackendOptions`: the base of a backend's options. `backend_named` finds a backend.
+"""
+
+from __future__ import annotations
+
+from qdqspec._core.config.declared import BackendOptions
+from qdqspec._core.config.hooks import Declaration, attributes_of
+from qdqspec.backends.base import PLAIN, Availability, Backend, BuildOptions, Engine, Exported, backend_named
+from qdqspec.qdq.capabilities import Capabilities
+
+__all__ = [
+    "PLAIN",
+    "Availability",
+    "Backend",
+    "BackendOptions",
+    "BuildOptions",
+    "Capabilities",
+    "Declaration",
+    "Engine",
+    "Exported",
+    "attributes_of",
+    "backend_named",
+]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from qdqspec.programs import usable_cores
+from qdqspec._core.programs import usable_cores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

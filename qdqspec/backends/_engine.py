@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from qdqspec.arrays import Array
+from qdqspec._core.arrays import Array
 from qdqspec.errors import BackendError
 from qdqspec.types import Clock, Samples
 

@@ -2,7 +2,7 @@
 
 A backend builds a model file into an engine; an engine runs, times and profiles it. Backends do not depend
 on placements, searches or specs. A backend that fails raises `BackendError`; a crash of a backend is
-contained by `qdqspec.backends.isolation.isolated`, which offers the same interface from a child process.
+contained by `qdqspec.backends._isolation.isolated`, which offers the same interface from a child process.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from qdqspec.arrays import Array as Array
-from qdqspec.config import Settings
-from qdqspec.config.declared import BackendOptions
-from qdqspec.config.hooks import Hook
+from qdqspec._core.arrays import Array as Array
+from qdqspec._core.config import Settings
+from qdqspec._core.config.declared import BackendOptions
+from qdqspec._core.registry import resolve
 from qdqspec.errors import BackendUnavailableError
-from qdqspec.registry import resolve
-from qdqspec.types import Case, DeviceKey, Kind, LayerTime, Samples, ShapeProfile
+from qdqspec.qdq.capabilities import Capabilities as Capabilities
+from qdqspec.types import Case, DeviceKey, LayerTime, Samples, ShapeProfile
 
 BUILD_SECONDS = 600.0
 
@@ -57,85 +57,8 @@ class Availability:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Capabilities:
-    """The support of a backend for Q/DQ models on this device.
-
-    ``labels[op_type]`` lists the kinds of labels (besides ``fp``) under which an op runs in integers, and
-    ``labels_of[format]`` the same for a format that is offered on other ops; ``activations[format]`` and
-    ``weights[format]`` give the dtypes that a format is stored in, as names of `qdqspec.quantize.formats`
-    (``int8`` means uint8 activations and int8 weights on a CPU); a blocked format without activations here is
-    for weights alone; ``absorbs`` are ops that fuse into the quantized producer before them, so that the Q is
-    inserted after them; ``integer_bias`` are linear ops that run ``in-only`` on integers only with an int32
-    bias after a DQ; ``bare`` are linear ops that run ``in-only`` on integers only if no op is absorbed directly
-    after them; ``constant_weight`` are ops that run on integers only if their weight is a constant, beside
-    those for which that always holds (Conv); ``completes`` are ops whose float weight the runtime quantizes itself, if
-    data and result are quantized, and ``moved_past`` are ops that it moves pairs past before that;
-    ``rounds_biases`` are ops whose float bias it then stores as integers, in steps of the data's scale times
-    the weight's; ``blocked_axes[op_type]`` are the axes along which the op takes a
-    two-dimensional weight in a blocked format; ``carriers`` are ops past which a pair reaches the kernel of an op with
-    a weight-only label, where that kernel takes only floats, and a product only operands of one format; empty where
-    kernels take such pairs; ``rules`` are the functions of the backend's placement
-    rules by name, in the order in which they are applied, for requirements of a compiler beyond single operators
-    (`qdqspec.placement.space.units`); ``observes`` is false if outputs are returned too slowly for calibration: the
-    default backend is used instead. ``computes`` is false on a simulated device: there
-    placements are neither rehearsed nor corrected; ``dynamic[format]`` are the ops with a constant weight that
-    have a kernel which computes the range of its activation at run time, with weights in that format;
-    ``lacking[format]`` is the reason why a format of the backend is not one of ``formats`` on this device;
-    ``builds_side_by_side`` is true if a build times no kernels, so that parallel builds give the same result;
-    ``one_processor`` is true if an engine of one thread computes on the processor of the thread that runs it,
-    so that compared engines can be pinned to the same core; ``fuses_in_half`` is true if quantized kernels fuse
-    like those of float16, so that fusion is read from a float16 build; ``computes_in_half`` if it has native
-    float16 kernels, so that a float16 model is timed for comparison; ``quantizes_half`` is false if no integer kernel
-    takes pairs of float16 tensors, so that candidates of a float16 model are converted to float32; ``hardware`` names
-    the device of engines, if other backends may run on it too; only one run is timed there at a time.
-    ``enforces_output_shapes`` if a run fails where an output has another shape than the model declares. ``runs`` is
-    false where engines can only be built, because the machine has no device for them: then outputs are computed as ONNX
-    defines them. ``has_clock`` is false where nothing can be timed: then placements are selected by their coverage.
-    ``needs_shapes`` if a build fails where the shape of an input is not known.
-    """
-
-    formats: tuple[str, ...]
-    labels: Mapping[str, tuple[Kind, ...]]
-    activations: Mapping[str, str]
-    weights: Mapping[str, str]
-    labels_of: Mapping[str, Mapping[str, tuple[Kind, ...]]] = field(default_factory=dict)
-    absorbs: frozenset[str] = frozenset()
-    reduce_range: bool = False  # 7-bit weights: 8-bit products would saturate on this CPU
-    symmetric_activations: bool = False
-    integer_bias: frozenset[str] = frozenset()
-    bare: frozenset[str] = frozenset()
-    constant_weight: frozenset[str] = frozenset()
-    completes: frozenset[str] = frozenset()
-    moved_past: frozenset[str] = frozenset()
-    rounds_biases: frozenset[str] = frozenset()
-    blocked_axes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    carriers: frozenset[str] = frozenset()
-    rules: Mapping[str, Hook] = field(default_factory=dict)
-    per_layer_profile: bool = True
-    observes: bool = True
-    computes: bool = True
-    builds_side_by_side: bool = False
-    one_processor: bool = False
-    hardware: str = ""  # cpu, gpu, npu; else the device is its own
-    fuses_in_half: bool = False
-    computes_in_half: bool = False
-    quantizes_half: bool = True
-    enforces_output_shapes: bool = False
-    runs: bool = True
-    has_clock: bool = True
-    needs_shapes: bool = False
-    lacking: Mapping[str, str] = field(default_factory=dict)
-    dynamic: Mapping[str, frozenset[str]] = field(default_factory=dict)
-
-    def kinds(self, number_format: str, op_type: str) -> tuple[Kind, ...]:
-        """The kinds of labels under which an op runs in a format without blocks."""
-        kinds = self.labels_of.get(number_format, self.labels).get(op_type, ())
-        return (*kinds, "dynamic") if op_type in self.dynamic.get(number_format, ()) else kinds
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """An engine as the runtime's own tools export it to files (`qdqspec.config.hooks.Declaration.exported`)."""
+    """An engine as the runtime's own tools export it to files (`qdqspec._core.config.hooks.Declaration.exported`)."""
 
     layers: tuple[LayerTime, ...]
     has_times: bool  # whether the layers have measured times

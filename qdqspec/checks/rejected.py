@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from qdqspec._core.units import count_text, db_text, interval_text, list_text, ms_text, plain, ratio_text
 from qdqspec.types import KernelComparison, RejectedCandidate, SearchResult, Section
-from qdqspec.units import count_text, db_text, interval_text, list_text, ms_text, plain, ratio_text
 
 SLOWER, UNPROVED = "slower", "gain not proved"  # reasons of candidates within the limits
 HEADERS = {  # and whether the column is of numbers

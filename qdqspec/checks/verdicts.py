@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from qdqspec._core.units import count_text, plain
 from qdqspec.errors import QdqspecError
 from qdqspec.types import ERROR_TITLE, Evidence, Outcome, SearchResult, Section, Verdict
-from qdqspec.units import count_text, plain
 
 _LONGEST = 400  # characters of a line of an error's text
 WIDTH = 79  # a headline is a summary line of pytest and a heading of reports

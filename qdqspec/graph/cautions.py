@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from onnx import TensorProto, TypeProto
 
+from qdqspec._core.units import list_text
 from qdqspec.graph.model import QDQ_OPS, Model, Node
 from qdqspec.graph.ops import is_default, is_fused_attention
-from qdqspec.units import list_text
 
 _RANDOM = frozenset(
     {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}

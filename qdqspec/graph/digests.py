@@ -6,14 +6,14 @@ import hashlib
 from collections.abc import Iterator
 from functools import cache
 
+from qdqspec._core.node_digests import NodeDigest, pack
 from qdqspec.graph.model import Model
 from qdqspec.graph.ops import is_constant_node
 from qdqspec.graph.weights import tensor_bytes
-from qdqspec.node_digests import NodeDigest, pack
 
 
 def digests_of(model: Model) -> str:
-    """The digests as one text: see `qdqspec.node_digests`. Reads all weights."""
+    """The digests as one text: see `qdqspec._core.node_digests`. Reads all weights."""
     return pack(_rows(model))
 
 

@@ -18,13 +18,13 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper, shape_inference
 
-from qdqspec.arrays import Array
+from qdqspec._core.arrays import Array
+from qdqspec._core.units import list_text
 from qdqspec.graph.flat import free_name
 from qdqspec.graph.model import QDQ_OPS, Model, Node
 from qdqspec.graph.ops import is_default
 from qdqspec.graph.protos import copied, copy_model, graphs_inside, refill, size_of
 from qdqspec.graph.trt import is_pair_op
-from qdqspec.units import list_text
 
 LIMIT_BYTES = 2**20  # limit for a result that is larger than its inputs
 

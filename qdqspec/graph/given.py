@@ -16,7 +16,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, inliner, numpy_helper
 
-from qdqspec.arrays import Array
+from qdqspec._core.arrays import Array
+from qdqspec._core.registry import did_you_mean
+from qdqspec._core.temporary import TemporaryFolder
+from qdqspec._core.units import count_text
 from qdqspec.errors import SpecError
 from qdqspec.graph.declared import allows, contradictions, redeclared, shape_text
 from qdqspec.graph.flat import bodies_of, defined_in, free_name, unique_node_names
@@ -34,10 +37,7 @@ from qdqspec.graph.protos import (
     values_of_constants,
 )
 from qdqspec.graph.save import save_model
-from qdqspec.registry import did_you_mean
-from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import FixedValue
-from qdqspec.units import count_text
 
 
 class OwnCopy(Model):

@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqspec.arrays import Array
+from qdqspec._core.arrays import Array
 from qdqspec.graph.flat import Scope, Scopes, bodies_of, find_scopes
 from qdqspec.graph.model import Model
 from qdqspec.graph.ops import is_constant_node

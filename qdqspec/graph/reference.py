@@ -11,7 +11,7 @@ import onnx
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from qdqspec.arrays import Array
+from qdqspec._core.arrays import Array
 from qdqspec.graph.opset import opset_of
 from qdqspec.graph.protos import copy_model
 from qdqspec.graph.trt import meanings

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import onnx
 
+from qdqspec._core.files import explained, partial_folder, write_whole
 from qdqspec.errors import OutputError
-from qdqspec.files import explained, partial_folder, write_whole
 from qdqspec.graph.protos import is_external, map_tensors, tensors
 from qdqspec.graph.weights import WeightStore, external_length, with_own_bytes
 from qdqspec.graph.wire import Parts

@@ -14,9 +14,9 @@ import numpy as np
 from onnx import TensorProto, numpy_helper
 from onnx.helper import tensor_dtype_to_np_dtype
 
-from qdqspec.arrays import Array
+from qdqspec._core.arrays import Array
+from qdqspec._core.files import unwritable
 from qdqspec.errors import ModelError
-from qdqspec.files import unwritable
 from qdqspec.graph.protos import is_external, refer, size_of
 
 # Shape inference reads shapes and axes, and that of a runtime may fail if these are external data ("Cannot parse

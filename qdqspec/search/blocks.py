@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from qdqspec.graph.regions.flow import flow_of
+from qdqspec.graph.regions.pattern import PatternMaker
 from qdqspec.graph.unify import joined
-from qdqspec.placement.scheme.relative import Frames
-from qdqspec.placement.space.search_space import SchemeSpace
-from qdqspec.regions.flow import flow_of
-from qdqspec.regions.pattern import PatternMaker
+from qdqspec.qdq.scheme.relative import Frames
+from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.search.edges import FP, Codes
 from qdqspec.types import Label, LayerTime, format_of, kind_of
 

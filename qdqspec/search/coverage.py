@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from qdqspec.placement.space.search_space import SchemeSpace
+from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.search.labels import Labels, simple_labels
 from qdqspec.types import LabelNoise, Placement, Trial, kind_of
 

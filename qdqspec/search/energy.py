@@ -8,8 +8,8 @@ from typing import Self, TypeAlias
 
 import numpy as np
 
-from qdqspec.arrays import Floats
-from qdqspec.placement.space.search_space import SchemeSpace
+from qdqspec._core.arrays import Floats
+from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.search.blocks import (
     UnitBlock,
     block_codes,

@@ -12,9 +12,9 @@ from functools import cached_property
 
 import numpy as np
 
-from qdqspec.arrays import Floats
-from qdqspec.parity.compare import power_of
-from qdqspec.placement.space.search_space import SchemeSpace
+from qdqspec._core.arrays import Floats
+from qdqspec.accuracy.compare import power_of
+from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.search.base import AccuracyOracle
 from qdqspec.search.blocks import UnitBlock, block_labels
 from qdqspec.search.labels import spent_by_unit

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from qdqspec.arrays import Floats
-from qdqspec.placement.space.search_space import SchemeSpace
+from qdqspec._core.arrays import Floats
+from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.search.blocks import UnitBlock, block_codes, nodes_of_blocks
 from qdqspec.search.edges import FLOAT, FP, Domains, Edge
 from qdqspec.search.labels import LINEAR

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 from qdqspec.graph.ops import WEIGHT_INPUT
-from qdqspec.placement.space.search_space import SchemeSpace
+from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.types import Label, LayerTime, kind_of
 
 LINEAR = frozenset(WEIGHT_INPUT)

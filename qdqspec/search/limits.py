@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from qdqspec.parity.gate import Evaluator, Offset, Runs
+from qdqspec.accuracy.gate import Evaluator, Offset, Runs
 from qdqspec.types import AccuracyBound, AccuracyRules, Placement, SearchLimits, Trial
 
 NEAR_DB = 6.0  # from the SQNR limit, within which candidates are measured on all data before a race

@@ -16,16 +16,16 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
+from qdqspec._core.deadline import Deadline
+from qdqspec._core.units import count_text
+from qdqspec.accuracy.gate import Runs
 from qdqspec.backends.base import Engine
-from qdqspec.deadline import Deadline
 from qdqspec.errors import BackendError, PlacementError
-from qdqspec.measurement.bench import FLOAT, FLOOR_EPS, Bench
-from qdqspec.measurement.race import both_of, profiled, warmed
-from qdqspec.parity.gate import Runs
 from qdqspec.search.base import Proposal, Strategy
 from qdqspec.search.limits import NO_PLACEMENT, Limits
+from qdqspec.timing.bench import FLOAT, FLOOR_EPS, Bench
+from qdqspec.timing.race import both_of, profiled, warmed
 from qdqspec.types import NOT_CANDIDATES, Placement, Progress, Race, Samples, Trial
-from qdqspec.units import count_text
 
 Watch = Callable[[Progress], None]
 _Key: TypeAlias = tuple[str, tuple[str, ...]]

@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from qdqspec.parity.gate import SAMPLES
+from qdqspec._core.units import count_text, interval_text, metric_text, ratio_text, share_text
+from qdqspec.accuracy.gate import SAMPLES
 from qdqspec.search.limits import Limits
 from qdqspec.types import Interval, Placement, RatioTest, Trial
-from qdqspec.units import count_text, interval_text, metric_text, ratio_text, share_text
 
 _NAMES = {
     "winner": "the best candidate",

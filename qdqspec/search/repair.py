@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from qdqspec.placement.space.search_space import SchemeSpace
+from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.search.base import AccuracyOracle
 from qdqspec.search.energy import Energy
 from qdqspec.search.guide import Guide

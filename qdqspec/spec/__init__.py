@@ -1,1 +1,11 @@
-"""Spec files: read, validated and expanded into cases."""
+"""Spec files: read, validated and expanded into cases. Opens YAML only, no model.
+
+- `Spec`: a spec as Python writes it. `load_spec` reads a file.
+"""
+
+from __future__ import annotations
+
+from qdqspec.spec.load import load_spec
+from qdqspec.spec.models import Spec
+
+__all__ = ["Spec", "load_spec"]

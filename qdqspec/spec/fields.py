@@ -24,7 +24,7 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from qdqspec.units import fraction, refuse_more_than_all
+from qdqspec._core.units import fraction, refuse_more_than_all
 
 # Formats of Q/DQ pairs. A format is added to `quantize.formats` and to this line.
 Format: TypeAlias = Literal[

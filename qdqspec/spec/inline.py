@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypedDict
 
 from pydantic import Field, ValidationError
 
+from qdqspec._core.registry import did_you_mean
 from qdqspec.errors import ConfigError
-from qdqspec.registry import did_you_mean
 from qdqspec.spec.fields import SpecSection
 from qdqspec.spec.inputs import InputsSection
 from qdqspec.spec.messages import error_without_file

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from qdqspec._core.registry import did_you_mean
 from qdqspec.errors import SpecError
-from qdqspec.registry import did_you_mean
 from qdqspec.spec.messages import findings
 from qdqspec.spec.models import Spec
 from qdqspec.spec.paths import PathRules, path_rules

@@ -10,12 +10,12 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from qdqspec import registry
+from qdqspec._core import registry
+from qdqspec._core.units import plain
 from qdqspec.errors import SpecError
 from qdqspec.spec.kinds import params_of
 from qdqspec.spec.problems import MAX_MESSAGE, MAX_PROBLEMS
 from qdqspec.spec.reader import Loc
-from qdqspec.units import plain
 
 _MAX_SHOWN = 60  # characters of a value in a message
 

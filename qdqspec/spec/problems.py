@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from qdqspec._core.units import plain
 from qdqspec.errors import SpecError
-from qdqspec.units import plain
 
 MAX_PROBLEMS = 20
 MAX_MESSAGE = 200  # characters; keys, tags and values in it may be long

@@ -6,7 +6,7 @@
             return MyBackend()
 
 It builds one small model (Conv, Relu, pooling, Gemm) without and with Q/DQ pairs, and calls each hook that the
-backend's package declares (`qdqspec.config.hooks`); no test depends on timing.
+backend's package declares (`qdqspec._core.config.hooks`); no test depends on timing.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ import onnx.parser
 import pytest
 from onnx import TensorProto, numpy_helper
 
-from qdqspec import registry
-from qdqspec.arrays import Array
+from qdqspec._core import registry
+from qdqspec._core.arrays import Array
+from qdqspec._core.config import hooks
+from qdqspec._core.config.declared import ARGUMENTS, LIBRARIES, PATH
+from qdqspec._core.config.settings import DEFAULT_BACKEND
 from qdqspec.backends.base import Backend, BuildOptions, Engine
-from qdqspec.config import hooks
-from qdqspec.config.declared import ARGUMENTS, LIBRARIES, PATH
-from qdqspec.config.settings import DEFAULT_BACKEND
 from qdqspec.errors import BackendError, BackendUnavailableError, ConfigError, ModelError, QdqspecError
 from qdqspec.graph.model import Model, load_model
-from qdqspec.lint import lint_model, rules_for
-from qdqspec.placement.space.search_space import SchemeSpace
-from qdqspec.quantize.formats import FORMATS
+from qdqspec.qdq.lint import lint_model, rules_for
+from qdqspec.qdq.quantize.formats import FORMATS
+from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.types import LABELS
 
 NODES = ("conv", "relu", "pool", "flatten", "gemm")
@@ -324,7 +324,7 @@ class BackendContract:
     def test_declares_without_loading_a_runtime(self, backend: Backend, declared: hooks.Declaration) -> None:
         """Specs are validated against the declaration when pytest collects: it loads neither numpy nor onnx."""
         program = (
-            "import sys; from qdqspec.config import hooks; "
+            "import sys; from qdqspec._core.config import hooks; "
             f"hooks.declaration_of({backend.name!r}); "
             "print(*({'numpy', 'onnx'} & set(sys.modules)))"
         )

@@ -13,8 +13,8 @@ from typing import ClassVar
 
 import pytest
 
-from qdqspec.report.formats import ReportFormat
-from qdqspec.report.record import record_from_json, record_to_json
+from qdqspec.app.report.formats import ReportFormat
+from qdqspec.app.report.record import record_from_json, record_to_json
 from qdqspec.testing.records import HOSTILE, bare_run, empty_run, hostile_run, sample_run
 from qdqspec.types import RunRecord
 

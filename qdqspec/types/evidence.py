@@ -220,7 +220,7 @@ class PlacedPair:
 
     ``outer`` multiplies them all if a format quantizes its scales too. A weight is ``stored`` as integers
     behind a DequantizeLinear, or else stays float behind both. ``rounding`` has the differences of its integers
-    from the nearest ones, ``bias`` the shift of the bias of its layer: see `qdqspec.quantize.corrections`.
+    from the nearest ones, ``bias`` the shift of the bias of its layer: see `qdqspec.qdq.quantize.corrections`.
     """
 
     site: Site
@@ -336,7 +336,7 @@ class Evidence:
     target: str  # backend and variant, joined by a hyphen
     device: DeviceKey
     model_sha256: str
-    model_nodes: str = ""  # digests of its nodes: see `qdqspec.node_digests`
+    model_nodes: str = ""  # digests of its nodes: see `qdqspec._core.node_digests`
     search: SearchResult | None = None
     pairs: tuple[PlacedPair, ...] = ()
     latency: LatencyEvidence | None = None

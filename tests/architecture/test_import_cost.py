@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from qdqspec import registry
+from qdqspec._core import registry
 
 
 def third_party_after(code: str) -> list[str]:
@@ -32,31 +32,33 @@ def test_the_measurement_lists_the_loaded_modules():
 
 @pytest.mark.parametrize("words", [["--help"], ["tune", "--help"]])
 def test_help_loads_no_third_party_module(words):
-    code = f"from qdqspec.cli import main\ntry:\n    main({words})\nexcept SystemExit:\n    pass"
+    code = f"from qdqspec.app.cli import main\ntry:\n    main({words})\nexcept SystemExit:\n    pass"
     assert third_party_after(code) == []
 
 
 def test_settings_load_no_third_party_module():
-    assert third_party_after("from qdqspec.cli import main; main(['config'])") == []
+    assert third_party_after("from qdqspec.app.cli import main; main(['config'])") == []
 
 
 @pytest.mark.parametrize("backend", registry.names("backend"))
 def test_declarations_of_backends_load_no_third_party_module(backend):
     """Specs are validated against declarations when pytest collects."""
-    assert third_party_after(f"from qdqspec.config import hooks; hooks.declaration_of({backend!r})") == []
+    assert (
+        third_party_after(f"from qdqspec._core.config import hooks; hooks.declaration_of({backend!r})") == []
+    )
 
 
 def test_a_session_loads_no_hypothesis():
     """Only the search for inputs that fail parity needs hypothesis."""
-    assert "hypothesis" not in third_party_after("import qdqspec.session")
+    assert "hypothesis" not in third_party_after("import qdqspec.app.session")
 
 
 def test_a_session_loads_no_scipy():
     """Only tests of timings need it, and most of what a session does is no test."""
-    assert "scipy" not in third_party_after("import qdqspec.session")
+    assert "scipy" not in third_party_after("import qdqspec.app.session")
 
 
 def test_a_confidence_interval_loads_a_part_of_scipy():
     """A run that measures a cached model needs Student's t only, which has a third of the price of scipy.stats."""
-    code = "from qdqspec.measurement.stats import student_t; student_t(0.95, 3)"
+    code = "from qdqspec.timing.stats import student_t; student_t(0.95, 3)"
     assert "scipy" in third_party_after(f"{code}; assert 'scipy.stats' not in sys.modules")

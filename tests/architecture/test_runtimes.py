@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from qdqspec import registry
-from qdqspec.config.settings import DEFAULT_BACKEND
+from qdqspec._core import registry
+from qdqspec._core.config.settings import DEFAULT_BACKEND
 
 PACKAGE = Path(__file__).parents[2] / "qdqspec"
 RUNTIMES = [name for name in registry.built_in("backend") if name != "fake"]
@@ -53,7 +53,7 @@ def test_only_backends_name_a_runtime():
     ]
     assert not left, "\n".join(
         [
-            "declare it in the backend's folder (qdqspec/config/hooks.py), or write what any backend does:",
+            "declare it in the backend's folder (qdqspec/_core/config/hooks.py), or write what any backend does:",
             *left,
         ]
     )

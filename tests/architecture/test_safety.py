@@ -145,14 +145,14 @@ def assert_writes_whole_files(path: Path) -> None:
             "shutil.move",
         )
         assert not (in_place or copies) or name_of(path) in WRITES_IN_PLACE, (
-            f"{path}:{call.lineno}: write it with qdqspec.files.write_whole"
+            f"{path}:{call.lineno}: write it with qdqspec._core.files.write_whole"
         )
 
 
 def assert_makes_no_temporary_folder(path: Path) -> None:
     if name_of(path) not in MAKES_TEMPORARY:
         assert "tempfile" not in {module.split(".")[0] for module in imported(path)}, (
-            f"{path}: use qdqspec.temporary"
+            f"{path}: use qdqspec._core.temporary"
         )
 
 

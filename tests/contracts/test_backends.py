@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qdqspec import registry
+from qdqspec._core import registry
 from qdqspec.backends.base import Backend
 from qdqspec.testing.backends import BackendContract
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from sample_evidence import sample_culprits, sample_lint, sample_parity_search, sample_survival
 
-from qdqspec.registry import names
+from qdqspec._core.registry import names
 from qdqspec.testing.checks import CheckContract
 from qdqspec.testing.records import cached_case, check_named, faster_case, params_of, sample_regression
 from qdqspec.types import BuildEvidence, Evidence, Interval, LatencyEvidence, RatioTest

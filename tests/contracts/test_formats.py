@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from qdqspec.registry import names
-from qdqspec.report.write import format_named
+from qdqspec._core.registry import names
+from qdqspec.app.report.write import format_named
 from qdqspec.testing.formats import FormatContract
 from qdqspec.testing.records import empty_run, hostile_run, sample_run
 

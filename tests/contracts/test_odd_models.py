@@ -17,20 +17,20 @@ import pytest
 from odd import ODD_MODELS, OddModel
 from packaging.version import Version
 
+from qdqspec._core.config import Settings
+from qdqspec.accuracy.data import random_feeds
+from qdqspec.accuracy.shapes import resolve_shapes
+from qdqspec.app.cli import main
+from qdqspec.app.session import Session
+from qdqspec.app.session.result import Result
 from qdqspec.backends.fake.engine import FakeDevice
-from qdqspec.cli import main
-from qdqspec.config import Settings
 from qdqspec.errors import QdqspecError
 from qdqspec.graph.given import given_model
 from qdqspec.graph.model import Model, load_model
-from qdqspec.parity.data import random_feeds
-from qdqspec.parity.shapes import resolve_shapes
-from qdqspec.placement.scheme.scheme_file import write_scheme
-from qdqspec.placement.space.search_space import SchemeSpace
-from qdqspec.quantize.quantizer import Quantizer
-from qdqspec.quantize.ranges import TensorRange
-from qdqspec.session import Session
-from qdqspec.session.result import Result
+from qdqspec.qdq.quantize.quantizer import Quantizer
+from qdqspec.qdq.quantize.ranges import TensorRange
+from qdqspec.qdq.scheme.scheme_file import write_scheme
+from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.types import Inputs
 
 _SOME_OPSETS = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qdqspec.registry import names, resolve
+from qdqspec._core.registry import names, resolve
 from qdqspec.testing.strategies import StrategyContract
 
 

@@ -12,10 +12,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from qdqspec.app.session import Session
+from qdqspec.backends._isolation.isolated import Isolated
 from qdqspec.backends.base import BuildOptions
-from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.errors import BackendError
-from qdqspec.session import Session
 from qdqspec.testing.backends import small_model
 from qdqspec.types import Case, Inputs, InputShape, ShapeProfile, TuneRules
 

@@ -10,8 +10,8 @@ import onnx
 import pytest
 from chains import SHAPE, chain_model
 
+from qdqspec.app.session import Session
 from qdqspec.backends.base import BuildOptions
-from qdqspec.session import Session
 from qdqspec.types import Case, Inputs, Progress, TuneRules
 
 Open = Callable[..., Session]

@@ -6,12 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from qdqspec.baseline.store import read_baseline
+from qdqspec.checks.baseline.store import read_baseline
 
 RENEWING = """
 import sys
 from pathlib import Path
-from qdqspec.baseline.store import Entry, Ratio, RoleTimes, update_baseline
+from qdqspec.checks.baseline.store import Entry, Ratio, RoleTimes, update_baseline
 entry = Entry(
     ratio=Ratio(median=0.5, low=0.4, high=0.6),
     clock="wall",

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from qdqspec.accuracy.data import open_data
+from qdqspec.accuracy.shapes import InputSpec
+from qdqspec.accuracy.sources import read_members
 from qdqspec.errors import DataError
-from qdqspec.parity.data import open_data
-from qdqspec.parity.shapes import InputSpec
-from qdqspec.parity.sources import read_members
 
 MAGIC = b"\x93NUMPY"
 

@@ -12,9 +12,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from qdqspec.accuracy.shapes import resolve_shapes
 from qdqspec.errors import ModelError
 from qdqspec.graph.model import load_model
-from qdqspec.parity.shapes import resolve_shapes
 from qdqspec.testing.backends import small_model
 from qdqspec.types import Inputs
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import onnx
 import pytest
 
+from qdqspec.app.preparation.cached import JOURNAL
 from qdqspec.errors import OutputError
-from qdqspec.preparation.cached import JOURNAL
 
 SET = ("reference.onnx", "tuned.onnx", "tuned_raw.onnx", "scheme.json", "layers.csv")
 
@@ -48,7 +48,9 @@ def test_a_full_disk_does_not_change_the_old_results(
         raise OSError(28, os.strerror(28))
 
     name = (
-        "qdqspec.preparation.cached.shutil.copyfile" if cached else "qdqspec.preparation.files.write_scheme"
+        "qdqspec.app.preparation.cached.shutil.copyfile"
+        if cached
+        else "qdqspec.app.preparation.files.write_scheme"
     )
     with monkeypatch.context() as patch:
         patch.setattr(name, full)

@@ -13,20 +13,20 @@ import pytest
 from architectures import architectures
 from rtx_installed import require_rtx
 
+from qdqspec._core.config import Settings
+from qdqspec.app.preparation.prepare import Prepared
+from qdqspec.app.preparation.resources import Resources
+from qdqspec.backends._isolation.isolated import Isolated
 from qdqspec.backends.base import BuildOptions
-from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.backends.tensorrt_rtx.ops import FORMATS
 from qdqspec.backends.tensorrt_rtx.options import compute_capability
-from qdqspec.config import Settings
 from qdqspec.errors import BackendError
 from qdqspec.graph.given import given_model
 from qdqspec.graph.model import load_model
 from qdqspec.graph.save import save_model
-from qdqspec.lint import lint_model
-from qdqspec.placement.edit.insert import Inserter
-from qdqspec.placement.space.search_space import SchemeSpace
-from qdqspec.preparation.prepare import Prepared
-from qdqspec.preparation.resources import Resources
+from qdqspec.qdq.edit.insert import Inserter
+from qdqspec.qdq.lint import lint_model
+from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.types import Case, Inputs, InputShape, Label, QuantizeRules, ShapeProfile
 
 pytestmark = pytest.mark.integration

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
+import qdqspec.app.report.tables
+import qdqspec.app.report.write
+import qdqspec.app.session
+
 # Pytester unloads modules that its runs have loaded first; numpy cannot be loaded twice, and the others take up to
 # one second in each test.
 import qdqspec.backends.base
-import qdqspec.report.tables
-import qdqspec.report.write
-import qdqspec.session
 import qdqspec.spec.load  # noqa: F401
 
 SPEC = """\

@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 import yaml
 
-from qdqspec.cli import parsers
-from qdqspec.placement.scheme.scheme_file import read_scheme
+from qdqspec.app.cli import parsers
+from qdqspec.qdq.scheme.scheme_file import read_scheme
 from qdqspec.spec.load import load_spec
 
 ROOT = Path(__file__).parents[2]
@@ -144,7 +144,7 @@ def test_a_package_with_the_check_of_the_page_is_registered_and_judged(
     run = pytester.runpytest_subprocess("net.qdq.yaml", "--qdq-backend=fake")
     run.assert_outcomes(passed=1, failed=1)
     run.stdout.fnmatch_lines(["*mean-shift.largest 0 *mean-shift-2 FAIL*"])
-    listed = pytester.runpython_c("from qdqspec.cli import main; main(['list', 'checks'])")
+    listed = pytester.runpython_c("from qdqspec.app.cli import main; main(['list', 'checks'])")
     listed.stdout.fnmatch_lines(["mean-shift *how far the means of outputs may move*"])
 
 

@@ -41,7 +41,7 @@ def test_collecting_does_not_open_the_model(project):
 
 def test_the_plugin_itself_loads_pytest_and_the_standard_library_only():
     code = (
-        "import sys, pytest; before = set(sys.modules); import qdqspec.plugin; "
+        "import sys, pytest; before = set(sys.modules); import qdqspec.app.plugin; "
         "new = {name.partition('.')[0] for name in set(sys.modules) - before}; "
         "print(sorted(new - set(sys.stdlib_module_names) - {'qdqspec'}))"
     )

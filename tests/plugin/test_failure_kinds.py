@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import sample_evidence
 
-from qdqspec.registry import names
+from qdqspec._core.registry import names
 
 SCHEME = "64d59378daa9680d"  # the scheme of the sample's winner
 
@@ -36,7 +36,7 @@ import pytest
 from dataclasses import replace
 from pathlib import Path
 from fake_session import FakeSession
-from qdqspec.registry import resolve
+from qdqspec._core.registry import resolve
 from qdqspec.testing.records import cached_case, faster_case
 from sample_evidence import sample_builds, sample_lint, sample_survival
 from qdqspec.testing.records import sample_regression

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from qdqspec.cli import main
+from qdqspec.app.cli import main
 from qdqspec.spec.load import load_spec
 
 GALLERY = Path(__file__).parents[2] / "docs" / "gallery"

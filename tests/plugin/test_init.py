@@ -6,7 +6,7 @@ import shutil
 
 import onnx
 
-from qdqspec.cli import main
+from qdqspec.app.cli import main
 
 
 def test_pytest_runs_the_spec_of_init(pytester, models):

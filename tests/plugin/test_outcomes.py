@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from qdqspec.plugin.run import fulfils
+from qdqspec.app.plugin.run import fulfils
 
 BARE = "qdqspec: 1\nmodel: m.onnx\nchecks: [{{kind: speedup, min: 1.1{check}}}]\n{rest}\n"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from qdqspec.cli import main
+from qdqspec.app.cli import main
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "how-to" / "parity.md"

@@ -16,7 +16,7 @@ CHECK = "specs/a.qdq.yaml::int8-b8::speedup"
 def fast_heartbeat(project):
     """The project with a heartbeat at every update."""
     with (project.path / "conftest.py").open("a") as file:
-        file.write("\n\nimport qdqspec.progress\n\nqdqspec.progress.HEARTBEAT_SECONDS = 0\n")
+        file.write("\n\nimport qdqspec._core.progress\n\nqdqspec.progress.HEARTBEAT_SECONDS = 0\n")
     return project
 
 

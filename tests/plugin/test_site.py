@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from qdqspec.cli import main
+from qdqspec.app.cli import main
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from qdqspec.baseline.store import Entry, Ratio, RoleTimes, read_baseline, update_baseline
+from qdqspec.checks.baseline.store import Entry, Ratio, RoleTimes, read_baseline, update_baseline
 
 SPEC = """\
 qdqspec: 1
@@ -23,7 +23,7 @@ import os
 import pytest
 from pathlib import Path
 from fake_session import FakeSession
-from qdqspec.baseline.store import Entry, Renewal, baseline_file, read_baseline
+from qdqspec.checks.baseline.store import Entry, Renewal, baseline_file, read_baseline
 from qdqspec.types import DeviceKey
 
 ENTRY = Path(__file__).with_name("entry.json").read_text()

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from qdqspec.cases import load_cases
-from qdqspec.config import Settings
-from qdqspec.plugin.distribute import chooses_runtimes, unit_of
-from qdqspec.plugin.state import merge_records
+from qdqspec._core.config import Settings
+from qdqspec.app.cases import load_cases
+from qdqspec.app.plugin.distribute import chooses_runtimes, unit_of
+from qdqspec.app.plugin.state import merge_records
 from qdqspec.types import CheckSpec
 
 pytest.importorskip("xdist", reason="pytest-xdist is not installed")

@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqspec.baseline.store import Baseline, Entry, Ratio, RoleTimes, read_baseline, update_baseline
+from qdqspec.checks.baseline.store import Baseline, Entry, Ratio, RoleTimes, read_baseline, update_baseline
 from qdqspec.errors import StateError
 
 MS = st.floats(1e-6, 1e6)

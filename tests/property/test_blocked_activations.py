@@ -14,16 +14,16 @@ from onnx import helper, numpy_helper
 from qdqspec.graph.model import Model
 from qdqspec.graph.reference import evaluator_of
 from qdqspec.graph.trt import as_e8m0, of_e8m0
-from qdqspec.lint import lint_model
-from qdqspec.placement.edit.insert import insert_qdq
-from qdqspec.placement.read.diff import diff_models
-from qdqspec.placement.read.import_qdq import import_placement
-from qdqspec.placement.read.strip import strip_qdq
-from qdqspec.placement.scheme.scheme_file import SchemeNumbers
-from qdqspec.quantize.formats import FORMATS
-from qdqspec.quantize.quantizer import Quantizer
-from qdqspec.quantize.ranges import TensorRange
-from qdqspec.quantize.scales import REALS
+from qdqspec.qdq.edit.insert import insert_qdq
+from qdqspec.qdq.lint import lint_model
+from qdqspec.qdq.quantize.formats import FORMATS
+from qdqspec.qdq.quantize.quantizer import Quantizer
+from qdqspec.qdq.quantize.ranges import TensorRange
+from qdqspec.qdq.quantize.scales import REALS
+from qdqspec.qdq.read.diff import diff_models
+from qdqspec.qdq.read.import_qdq import import_placement
+from qdqspec.qdq.read.strip import strip_qdq
+from qdqspec.qdq.scheme.scheme_file import SchemeNumbers
 from qdqspec.types import Consumer, Placement, Site
 from tests.support.weights import floating
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qdqspec.graph.model import Model
-from qdqspec.placement.edit.equalize import equalizations_of, equalized, find_chains, misfit_of, restored
+from qdqspec.qdq.edit.equalize import equalizations_of, equalized, find_chains, misfit_of, restored
 
 IMAGES = st.builds(
     image_model,

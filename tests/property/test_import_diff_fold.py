@@ -17,12 +17,12 @@ from random_models import onnx_models, placements, random_inputs, ranges_for
 from qdqspec.graph.fold import QUANTIZING, fold_constants
 from qdqspec.graph.model import Model
 from qdqspec.graph.save import save_model
-from qdqspec.placement.edit.insert import insert_qdq
-from qdqspec.placement.read.diff import diff_models, render_text, to_json
-from qdqspec.placement.read.import_qdq import import_placement, placement_for
-from qdqspec.placement.read.survival import check_survival
-from qdqspec.quantize.formats import BIAS_FORMAT
-from qdqspec.quantize.quantizer import Quantizer
+from qdqspec.qdq.edit.insert import insert_qdq
+from qdqspec.qdq.quantize.formats import BIAS_FORMAT
+from qdqspec.qdq.quantize.quantizer import Quantizer
+from qdqspec.qdq.read.diff import diff_models, render_text, to_json
+from qdqspec.qdq.read.import_qdq import import_placement, placement_for
+from qdqspec.qdq.read.survival import check_survival
 from qdqspec.types import Consumer, Placement, Site
 from tests.support.weights import floating
 

@@ -18,10 +18,10 @@ from qdqspec.graph.model import QDQ_OPS, Model
 from qdqspec.graph.save import save_model
 from qdqspec.graph.weights import WeightStore
 from qdqspec.graph.wire import Parts
-from qdqspec.placement.edit.insert import Inserter, insert_qdq
-from qdqspec.placement.read.strip import strip_qdq
-from qdqspec.placement.scheme.scheme_file import apply_scheme, read_scheme, write_scheme
-from qdqspec.quantize.quantizer import Quantizer
+from qdqspec.qdq.edit.insert import Inserter, insert_qdq
+from qdqspec.qdq.quantize.quantizer import Quantizer
+from qdqspec.qdq.read.strip import strip_qdq
+from qdqspec.qdq.scheme.scheme_file import apply_scheme, read_scheme, write_scheme
 from qdqspec.types import Placement
 from tests.support.weights import floating
 

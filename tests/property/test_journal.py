@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from qdqspec.errors import QdqspecError
-from qdqspec.measurement.journal import Journal, read_journal, trial_from_json, trial_to_json
+from qdqspec.search.journal import Journal, read_journal, trial_from_json, trial_to_json
 from qdqspec.types import LABELS, Consumer, Interval, LayerTime, Placement, Race, Samples, Site, Trial
 
 HEADER = {"model": "ab12", "device": "some-cpu", "seed": 0}

@@ -10,13 +10,13 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from random_models import onnx_models, placements, ranges_for
 
-from qdqspec.config.hooks import all_names
+from qdqspec._core.config.hooks import all_names
 from qdqspec.graph.model import Model
-from qdqspec.lint import lint_model, rules_for
-from qdqspec.lint.rules import render_findings
-from qdqspec.placement.edit.insert import insert_qdq
-from qdqspec.quantize.formats import BIAS_FORMAT, FORMATS
-from qdqspec.quantize.quantizer import Quantizer
+from qdqspec.qdq.edit.insert import insert_qdq
+from qdqspec.qdq.lint import lint_model, rules_for
+from qdqspec.qdq.lint.rules import render_findings
+from qdqspec.qdq.quantize.formats import BIAS_FORMAT, FORMATS
+from qdqspec.qdq.quantize.quantizer import Quantizer
 from qdqspec.types import Placement
 from tests.support.weights import floating
 

@@ -15,12 +15,12 @@ from random_models import onnx_models, placements, ranges_for
 
 from qdqspec.graph.model import Model
 from qdqspec.graph.reference import evaluator_of
-from qdqspec.placement.edit.insert import insert_qdq
-from qdqspec.placement.read.strip import strip_qdq
-from qdqspec.quantize.formats import BIAS_FORMAT, BLOCK_SIZES, FORMATS, NumberFormat
-from qdqspec.quantize.quantizer import Quantizer
-from qdqspec.quantize.ranges import TensorRange
-from qdqspec.quantize.scales import REALS, dequantize, quantize, weight_params
+from qdqspec.qdq.edit.insert import insert_qdq
+from qdqspec.qdq.quantize.formats import BIAS_FORMAT, BLOCK_SIZES, FORMATS, NumberFormat
+from qdqspec.qdq.quantize.quantizer import Quantizer
+from qdqspec.qdq.quantize.ranges import TensorRange
+from qdqspec.qdq.quantize.scales import REALS, dequantize, quantize, weight_params
+from qdqspec.qdq.read.strip import strip_qdq
 from qdqspec.types import Consumer, Placement, Site
 from tests.support.weights import floating
 

@@ -15,10 +15,10 @@ from reorder import renamed_and_reordered
 
 from qdqspec.errors import PatternError
 from qdqspec.graph.model import Model, Node, load_model
-from qdqspec.regions.expressions import Expression, matched_nodes, parse
-from qdqspec.regions.flow import carried_of, flow_of
-from qdqspec.regions.inspect import find_bodies
-from qdqspec.regions.search import find_regions
+from qdqspec.graph.regions.expressions import Expression, matched_nodes, parse
+from qdqspec.graph.regions.flow import carried_of, flow_of
+from qdqspec.graph.regions.inspect import find_bodies
+from qdqspec.graph.regions.search import find_regions
 from qdqspec.types import Region, RegionRules
 from tests.support.patterns import canonical, matches
 

@@ -14,15 +14,15 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from random_models import onnx_models, random_inputs, ranges_for
 
+from qdqspec._core.registry import resolve
 from qdqspec.backends.base import Capabilities
 from qdqspec.graph.model import Model
-from qdqspec.placement.edit.insert import Inserter
-from qdqspec.placement.space.judging import judge
-from qdqspec.placement.space.search_space import SchemeSpace
-from qdqspec.quantize.formats import RUN_TIME
-from qdqspec.quantize.quantizer import Quantizer
-from qdqspec.quantize.ranges import tie_ranges
-from qdqspec.registry import resolve
+from qdqspec.qdq.edit.insert import Inserter
+from qdqspec.qdq.quantize.formats import RUN_TIME
+from qdqspec.qdq.quantize.quantizer import Quantizer
+from qdqspec.qdq.quantize.ranges import tie_ranges
+from qdqspec.qdq.space.judging import judge
+from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.types import Label, QuantizeRules
 
 BACKENDS: dict[str, Capabilities] = {

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from qdqspec._core.units import without_passwords
 from qdqspec.backends.tensorrt.layers import (
     EngineNames,
     Layer,
@@ -23,7 +24,6 @@ from qdqspec.backends.tensorrt.layers import (
 )
 from qdqspec.backends.trtexec.log import find_all, read_log
 from qdqspec.errors import BackendError
-from qdqspec.units import without_passwords
 
 SAMPLES = Path(__file__).parents[1] / "data" / "tensorrt" / "samples"
 GRAPH = (SAMPLES / "trt10.16-mnist-detailed.graph.json").read_text()

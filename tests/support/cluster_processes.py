@@ -22,7 +22,10 @@ from json_audit import audit
 
 LEASE = 120.0  # seconds
 PATIENCE = 600.0  # the limit for events that are certain to happen
-LIMITS = f"from qdqspec.cluster import client, worker; worker._START_S = worker._REACH_S = client._CONNECT = {PATIENCE}"
+LIMITS = (
+    "from qdqspec.app.cluster import client, worker; "
+    f"worker._START_S = worker._REACH_S = client._CONNECT = {PATIENCE}"
+)
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
@@ -40,7 +43,7 @@ class Processes:
 
     def start(self, *words: str, prelude: str = "pass", variables: Mapping[str, str] = _NOTHING) -> dict:
         # The guard is needed because the process of the Nanny imports the main module again.
-        run = f"import sys\n    from qdqspec.cli import main\n    sys.exit(main({list(words)!r}))"
+        run = f"import sys\n    from qdqspec.app.cli import main\n    sys.exit(main({list(words)!r}))"
         program = f"if __name__ == '__main__':\n    {LIMITS}\n    {prelude}\n    {run}\n"
         file = self.folder / f"process{len(self.started)}.py"
         file.write_text(program)
@@ -70,8 +73,8 @@ class Processes:
 
     def connected(self, count: int) -> None:
         """Wait until this number of workers is connected; a killed worker is started again."""
-        from qdqspec.cluster.address import Address
-        from qdqspec.cluster.client import Cluster
+        from qdqspec.app.cluster.address import Address
+        from qdqspec.app.cluster.client import Cluster
 
         with closing(Cluster(Address.parse(self.address), self.folder)) as cluster:
             wait_for(lambda: len(cluster.workers()) == count)

@@ -10,16 +10,16 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from qdqspec.arrays import Array
+from qdqspec._core.arrays import Array
+from qdqspec.app.session.confirm import admits
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.fake.engine import FakeDevice, FakeEngine
 from qdqspec.errors import BackendError, PlacementError, QdqspecError
-from qdqspec.measurement.bench import Bench
 from qdqspec.search.base import Proposal
 from qdqspec.search.limits import Limits
 from qdqspec.search.loop import Built, Contest
-from qdqspec.session.confirm import admits
 from qdqspec.testing.backends import small_model
+from qdqspec.timing.bench import Bench
 from qdqspec.types import Consumer, LayerTime, Placement, Samples, SearchLimits, Site, Trial
 
 FEEDS = {"x": np.zeros((1, 3, 8, 8), np.float32)}

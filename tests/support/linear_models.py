@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqspec.corrections.layers import LinearLayer, find_layers
+from qdqspec.accuracy.corrections.layers import LinearLayer, find_layers
 from qdqspec.graph.model import Model
 from qdqspec.types import Consumer, Site
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from qdqspec.lint import Rule, rules_for
-from qdqspec.lint.loads import BY_LOADING
-from qdqspec.lint.rules import range_text
+from qdqspec.qdq.lint import Rule, rules_for
+from qdqspec.qdq.lint.loads import BY_LOADING
+from qdqspec.qdq.lint.rules import range_text
 
 
 def _range(rule: Rule) -> str:

@@ -12,7 +12,7 @@ import onnx
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqspec.arrays import Shape
+from qdqspec._core.arrays import Shape
 
 # Suffixes that Q/DQ tools append to names: a tensor of the model may have such a name.
 _ENDINGS = ("", "", "", "", "_quantized", "_dequantized", "_scale", "_zero_point", ".0", "~1", ":0")

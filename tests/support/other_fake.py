@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from qdqspec import registry
+from qdqspec._core import registry
+from qdqspec._core.config.declared import BackendOptions
+from qdqspec._core.config.hooks import Declaration
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.fake.engine import FakeDevice, FakeEngine
-from qdqspec.config.declared import BackendOptions
-from qdqspec.config.hooks import Declaration
 from qdqspec.types import DeviceKey
 
 SEED = 7  # seed of kernel times; that of `fake` is 0

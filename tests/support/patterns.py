@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from typing import TypeAlias
 
 from qdqspec.graph.model import Model, Node
-from qdqspec.regions.expressions import (
+from qdqspec.graph.regions.expressions import (
     Alternatives,
     Expression,
     ExpressionMatcher,
@@ -16,8 +16,8 @@ from qdqspec.regions.expressions import (
     PatternPart,
     Repeat,
 )
-from qdqspec.regions.flow import flow_of
-from qdqspec.regions.pattern import Pattern, PatternGranularity, PatternMaker
+from qdqspec.graph.regions.flow import flow_of
+from qdqspec.graph.regions.pattern import Pattern, PatternGranularity, PatternMaker
 
 LONGEST_REPEAT = 16  # repetitions of one `*`
 MOST_STEPS = 2000  # steps from one node

@@ -19,8 +19,8 @@ from onnx import TensorProto
 
 from qdqspec.graph.model import Model
 from qdqspec.graph.ops import reads_data
-from qdqspec.quantize.formats import number_format
-from qdqspec.quantize.ranges import TensorRange
+from qdqspec.qdq.quantize.formats import number_format
+from qdqspec.qdq.quantize.ranges import TensorRange
 from qdqspec.types import Consumer, Placement, Site
 
 

@@ -18,26 +18,26 @@ from pathlib import Path
 import numpy as np
 import onnx
 
+from qdqspec._core.config import load_settings
+from qdqspec._core.registry import names
+from qdqspec.accuracy.sources import read_members
+from qdqspec.app.report.compare import compare_runs, comparison_text, comparison_to_json
+from qdqspec.app.report.record import case_from_json, case_to_json, read_record, record_to_json
+from qdqspec.app.report.write import format_named
+from qdqspec.app.session.study import _read as read_study
 from qdqspec.backends.tensorrt.layers import parse_layers, read_profile, read_times
 from qdqspec.backends.trtexec.log import find_all, read_log
-from qdqspec.baseline.compare import Conditions, differences, judge_change, why_incomparable
-from qdqspec.baseline.store import Entry, Ratio, RoleTimes, read_baseline, update_baseline
-from qdqspec.config import load_settings
+from qdqspec.checks.baseline.compare import Conditions, differences, judge_change, why_incomparable
+from qdqspec.checks.baseline.store import Entry, Ratio, RoleTimes, read_baseline, update_baseline
 from qdqspec.graph.model import Model, load_model
-from qdqspec.measurement.change import BuildTimes, change_between
-from qdqspec.measurement.journal import Journal
-from qdqspec.parity.sources import read_members
-from qdqspec.placement.scheme.cache import read_cache
-from qdqspec.placement.scheme.scheme_file import apply_scheme, read_scheme, write_scheme
-from qdqspec.regions.expressions import parse
-from qdqspec.registry import names
-from qdqspec.report.compare import compare_runs, comparison_text, comparison_to_json
-from qdqspec.report.record import case_from_json, case_to_json, read_record, record_to_json
-from qdqspec.report.write import format_named
-from qdqspec.session.study import _read as read_study
+from qdqspec.graph.regions.expressions import parse
+from qdqspec.qdq.scheme.cache import read_cache
+from qdqspec.qdq.scheme.scheme_file import apply_scheme, read_scheme, write_scheme
+from qdqspec.search.journal import Journal
 from qdqspec.spec.load import load_spec
 from qdqspec.testing.backends import small_model
 from qdqspec.testing.records import sample_run
+from qdqspec.timing.change import BuildTimes, change_between
 from qdqspec.types import Consumer, PlacedPair, Placement, Samples, Site, Trial
 
 ROOT = Path(__file__).parents[2]

@@ -9,16 +9,16 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 
+from qdqspec.accuracy.compare import sqnr_db
+from qdqspec.accuracy.gate import MOST_DB
+from qdqspec.accuracy.rehearsal import Rehearsal, Runtime, Sensitivities, Subject
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model
 from qdqspec.graph.save import save_model
-from qdqspec.parity.compare import sqnr_db
-from qdqspec.parity.gate import MOST_DB
-from qdqspec.placement.edit.insert import insert_qdq
-from qdqspec.placement.edit.pairs import QuantSource
-from qdqspec.rehearsal import Rehearsal, Runtime, Sensitivities, Subject
+from qdqspec.qdq.edit.insert import insert_qdq
+from qdqspec.qdq.edit.pairs import QuantSource
 from qdqspec.types import Placement, Site
 
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqspec.arrays import Floats
+from qdqspec._core.arrays import Floats
+from qdqspec.accuracy.compare import power_of
 from qdqspec.backends.base import Capabilities
 from qdqspec.graph.model import Model
-from qdqspec.parity.compare import power_of
-from qdqspec.placement.space.search_space import SchemeSpace
+from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.search.base import Proposal
 from qdqspec.search.edges import Codes
 from qdqspec.search.energy import Energy

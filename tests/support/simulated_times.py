@@ -11,7 +11,7 @@ from functools import cached_property
 
 import pytest
 
-from qdqspec.arrays import Array
+from qdqspec._core.arrays import Array
 from qdqspec.backends.fake.engine import FakeDevice, FakeEngine
 from qdqspec.backends.onnxruntime.engine import OnnxRuntimeEngine
 from qdqspec.types import LayerTime, Samples

@@ -18,7 +18,7 @@ from qdqspec import (
 )
 
 result = tune("net.onnx", trials=30, quant="int8", calibration="data.npz", backend="onnxruntime")
-reveal_type(result)  # qdqspec.session.result.Result
+reveal_type(result)  # qdqspec.app.session.result.Result
 reveal_type(result.speedup.low)  # float
 reveal_type(result.model)  # pathlib.Path
 reveal_type(result.scheme)  # qdqspec.types.placement.Placement
@@ -30,13 +30,13 @@ reveal_type(result.save("folder"))  # pathlib.Path
 reveal_type(measure("net.onnx", "tuned.onnx"))  # qdqspec.types.evidence.LatencyEvidence
 reveal_type(verify("net.onnx", "tuned.onnx"))  # qdqspec.types.parity.ParityEvidence
 reveal_type(verify("net.qdq.yaml::default"))  # qdqspec.types.evidence.RunRecord
-reveal_type(compare("a.json", result.record))  # qdqspec.report.compare.Comparison
+reveal_type(compare("a.json", result.record))  # qdqspec.app.report.compare.Comparison
 reveal_type(render(result.record, "run.html"))  # pathlib.Path
 reveal_type(find_culprits("net.onnx", "tuned.onnx").pairs)  # tuple[qdqspec.types.parity.Culprit, ...]
 reveal_type(find_regions("net.onnx"))  # tuple[qdqspec.types.placement.Region, ...]
 
 with Session(backend="onnxruntime") as session, session.study("net.onnx", trials=3) as study:
-    reveal_type(study)  # qdqspec.session.study.Study
+    reveal_type(study)  # qdqspec.app.session.study.Study
     for trial in study:
         reveal_type(trial)  # qdqspec.types.measurement.Trial
     reveal_type(study.ask(2))  # typing.Sequence[qdqspec.search.base.Proposal]
@@ -45,7 +45,7 @@ with Session(backend="onnxruntime") as session, session.study("net.onnx", trials
     reveal_type(study.rehearse({"conv": "in+out"}))  # qdqspec.types.measurement.Rehearsed
     reveal_type(study.rehearse({"conv": "in+out"}).guiding_db)  # float
     reveal_type(study.build(study.ask()[0]))  # qdqspec.search.loop.Built
-reveal_type(Study.load("folder"))  # qdqspec.session.study.Study
+reveal_type(Study.load("folder"))  # qdqspec.app.session.study.Study
 reveal_type([case.name for case in load_spec(result.model).cases()])  # list[str]
 
 tune("net.onnx", trails=30)  # error: Unexpected keyword argument "trails"

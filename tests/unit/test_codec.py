@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from qdqspec.codec import from_data, to_data
+from qdqspec._core.codec import from_data, to_data
 
 
 @dataclass(frozen=True, kw_only=True)

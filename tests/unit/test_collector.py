@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from qdqspec.collector import OF_PYTHON, uncollected
+from qdqspec._core.collector import OF_PYTHON, uncollected
 
 
 @pytest.fixture(autouse=True)

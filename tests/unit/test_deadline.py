@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qdqspec.deadline import Deadline
+from qdqspec._core.deadline import Deadline
 
 
 class Clock:

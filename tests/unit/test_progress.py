@@ -7,7 +7,7 @@ from io import StringIO
 
 import pytest
 
-from qdqspec.progress import Heartbeat, ProgressBar, bar_texts, can_draw, heartbeat_line, tally
+from qdqspec._core.progress import Heartbeat, ProgressBar, bar_texts, can_draw, heartbeat_line, tally
 from qdqspec.types import Progress
 
 STEP = Progress(case="specs/squeezenet.qdq.yaml::default", phase="", done=0, total=0, doing="calibrating")

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqspec.types import Interval, LatencyEvidence, Provenance, RatioTest
-from qdqspec.units import (
+from qdqspec._core.units import (
     at_least_text,
     at_most_text,
     count_text,
@@ -22,6 +21,7 @@ from qdqspec.units import (
     size_text,
     wrapped,
 )
+from qdqspec.types import Interval, LatencyEvidence, Provenance, RatioTest
 
 
 @pytest.mark.parametrize(

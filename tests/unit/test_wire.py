@@ -9,7 +9,7 @@ from threading import Thread
 import numpy as np
 import pytest
 
-from qdqspec.wire import FrameStream, WireClosedError
+from qdqspec._core.wire import FrameStream, WireClosedError
 
 
 @pytest.fixture

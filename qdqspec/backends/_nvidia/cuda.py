@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from qdqspec.arrays import Array
+from qdqspec._core.arrays import Array
 from qdqspec.errors import BackendError, BackendUnavailableError
 
 INSTALL = "pip install 'qdqspec[tensorrt]'"

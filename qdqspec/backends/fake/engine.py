@@ -33,9 +33,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from qdqspec.arrays import Array
+from qdqspec._core.arrays import Array
+from qdqspec._core.config.declared import NUMBER, declare, one_of, option, whole
 from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities
-from qdqspec.config.declared import NUMBER, declare, one_of, option, whole
 from qdqspec.errors import BackendError
 from qdqspec.types import DeviceKey, LayerTime, Samples
 

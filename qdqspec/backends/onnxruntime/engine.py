@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qdqspec.arrays import Array
+from qdqspec._core.arrays import Array
+from qdqspec._core.config.declared import declare, one_of, option, plugin_libraries
 from qdqspec.backends import _cpu
 from qdqspec.backends._engine import (
     CHECK_INPUTS,
@@ -49,7 +50,6 @@ from qdqspec.backends.onnxruntime.ops import (
     describe,
     overflows,
 )
-from qdqspec.config.declared import declare, one_of, option, plugin_libraries
 from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.types import DeviceKey, LayerTime, Samples
 

@@ -11,7 +11,9 @@ import numpy as np
 import onnx
 from onnx import external_data_helper
 
-from qdqspec.arrays import Array
+from qdqspec._core.arrays import Array
+from qdqspec._core.config.declared import declare, one_of, option
+from qdqspec._core.wire import Header
 from qdqspec.backends import _cpu
 from qdqspec.backends._engine import TimedEngine, check_names, profile_warmup
 from qdqspec.backends._source import read_given, read_source
@@ -28,11 +30,9 @@ from qdqspec.backends.onnxruntime_web.install import (
     require_package,
 )
 from qdqspec.backends.onnxruntime_web.node import NodeProcess
-from qdqspec.config.declared import declare, one_of, option
 from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.graph.model import Model
 from qdqspec.types import DeviceKey, LayerTime, Samples
-from qdqspec.wire import Header
 
 # The package's own names.
 LEVELS = {"all": "all", "extended": "extended", "basic": "basic", "off": "disabled"}

@@ -13,13 +13,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
-from qdqspec.arrays import Array
+from qdqspec._core.arrays import Array
+from qdqspec._core.programs import end_of_log, start_program
+from qdqspec._core.temporary import TemporaryFolder
+from qdqspec._core.wire import FrameStream, Header, WireClosedError
 from qdqspec.backends.onnxruntime import engine
 from qdqspec.backends.onnxruntime_web.install import HERE, NODE, require_node, require_package
 from qdqspec.errors import BackendError
-from qdqspec.programs import end_of_log, start_program
-from qdqspec.temporary import TemporaryFolder
-from qdqspec.wire import FrameStream, Header, WireClosedError
 
 _START_SECONDS = 60.0
 _FLAGS = ("--single-threaded-gc", "--expose-gc")

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from qdqspec.arrays import Array
+from qdqspec._core.arrays import Array
 from qdqspec.backends import _cpu
 from qdqspec.backends._engine import (
     TimedEngine,

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from qdqspec._core.config.declared import declare, one_of, option, plugin_libraries
 from qdqspec.backends.base import BuildOptions
-from qdqspec.config.declared import declare, one_of, option, plugin_libraries
 from qdqspec.errors import BackendError, BackendUnavailableError
 
 CPU = "cpu"
@@ -117,7 +117,7 @@ def properties(options: BuildOptions, *, profile: bool = False) -> dict[str, Any
     """The settings of every build: one stream, float32 where the model is float32, nothing quantized at run time.
 
     Threads are not pinned to cores by OpenVINO: with one thread the calling thread computes, and it stays where
-    `qdqspec.measurement` puts it.
+    `qdqspec.timing` puts it.
     """
     kind = options_from(options.extra).device
     found: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY", "PERF_COUNT": profile}

@@ -14,9 +14,9 @@ from onnx import TensorProto
 
 from qdqspec.backends.openvino.ops import ABSORBED, LABELS
 from qdqspec.graph.model import Node
-from qdqspec.lint import rules
-from qdqspec.lint.rules import Hit
-from qdqspec.lint.view import View, interpolates, type_name
+from qdqspec.qdq.lint import rules
+from qdqspec.qdq.lint.rules import Hit
+from qdqspec.qdq.lint.view import View, interpolates, type_name
 
 _MEASURED = "measured, OpenVINO 2026.4.1"
 _PRODUCTS = ("Conv", "Gemm", "MatMul")

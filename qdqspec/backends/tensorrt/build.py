@@ -24,13 +24,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qdqspec.arrays import Shape
+from qdqspec._core.arrays import Shape
+from qdqspec._core.registry import did_you_mean
 from qdqspec.backends.tensorrt.api import network_flags, optional, required
 from qdqspec.backends.tensorrt.cache import Shared
 from qdqspec.backends.tensorrt.log import Log, plainly, refusals
 from qdqspec.backends.tensorrt.options import TensorRtOptions
 from qdqspec.errors import BackendError
-from qdqspec.registry import did_you_mean
 from qdqspec.types import InputShape, ShapeProfile
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
+from qdqspec._core.files import explained, replace_file
 from qdqspec.errors import BackendError
-from qdqspec.files import explained, replace_file
 
 if TYPE_CHECKING:
     import tensorrt as trt

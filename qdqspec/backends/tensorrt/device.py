@@ -18,15 +18,15 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cache
 
+from qdqspec._core.codec import from_data, to_data
+from qdqspec._core.programs import python_command
+from qdqspec._core.units import signal_text
 from qdqspec.backends._cpu import slug_from_text
 from qdqspec.backends._nvidia import cuda
 from qdqspec.backends._nvidia.cuda import INSTALL
 from qdqspec.backends._nvidia.smi import gpu_settings
 from qdqspec.backends.tensorrt.api import TENSORRT, Product, parts
-from qdqspec.codec import from_data, to_data
 from qdqspec.errors import BackendError
-from qdqspec.programs import python_command
-from qdqspec.units import signal_text
 
 _SECOND = "--second"
 _TIMEOUT = 180.0  # seconds; libraries of several gigabytes may be read from a slow disk

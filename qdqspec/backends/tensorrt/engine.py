@@ -19,7 +19,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from qdqspec.arrays import Array, Shape
+from qdqspec._core.arrays import Array, Shape
 from qdqspec.backends._engine import BoundEngine, require_file
 from qdqspec.backends._nvidia import cuda
 from qdqspec.backends._nvidia.smi import GpuWatch

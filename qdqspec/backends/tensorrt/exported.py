@@ -13,11 +13,11 @@ import struct
 from collections.abc import Sequence
 from pathlib import Path
 
+from qdqspec._core.plain_json import parse_json
 from qdqspec.backends.base import Exported
 from qdqspec.backends.tensorrt.layers import parse_layers, read_times
 from qdqspec.errors import BackendError, StateError
 from qdqspec.graph.model import Model
-from qdqspec.plain_json import parse_json
 
 _GRAPH = ".graph.json"
 _MOST_BYTES = 256 << 20  # of a file that is read whole

@@ -18,8 +18,8 @@ from collections.abc import Collection, Mapping, Sequence
 from math import prod
 from typing import TypeAlias
 
+from qdqspec._core.config.hooks import Hook
 from qdqspec.backends.base import Capabilities
-from qdqspec.config.hooks import Hook
 from qdqspec.graph.ops import COPY_OPS
 from qdqspec.types import Kind
 

@@ -2,8 +2,8 @@
 
 A rule takes the units of a model and returns them with pairs moved or removed. `qdqspec.backends.tensorrt.ops` lists
 the rules in the order in which they are applied. All inputs of a weighted operator are quantized together for each
-backend, by construction of units in `qdqspec.placement.space.units`; tensors that are copied, pooled or joined share
-their scales by `qdqspec.quantize.ranges.tie_ranges`.
+backend, by construction of units in `qdqspec.qdq.space.units`; tensors that are copied, pooled or joined share
+their scales by `qdqspec.qdq.quantize.ranges.tie_ranges`.
 
 Some rules are for attention, two products around a Softmax computed in one kernel; others keep single operators out of
 formats without fast kernels for their size. Weight-only formats in blocks are for products of few rows and are not
@@ -23,7 +23,7 @@ from qdqspec.backends.tensorrt.ops import (
 )
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import WEIGHT_INPUT, is_default
-from qdqspec.placement.space.units import Edge, Form, Unit, Units, weight_input, with_results
+from qdqspec.qdq.space.units import Edge, Form, Unit, Units, weight_input, with_results
 from qdqspec.types import Consumer
 
 INT8, FP8 = "int8", "fp8"

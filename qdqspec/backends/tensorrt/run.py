@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from qdqspec.arrays import Array, Shape
+from qdqspec._core.arrays import Array, Shape
 from qdqspec.backends._nvidia.cuda import CudaError, DeviceBuffer, Graph, HostBuffer, Stream, download, upload
 from qdqspec.backends.tensorrt.api import numpy_dtype
 from qdqspec.backends.tensorrt.build import choose_profile

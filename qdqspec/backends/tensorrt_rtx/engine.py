@@ -13,7 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from qdqspec.arrays import Array
+from qdqspec._core.arrays import Array
+from qdqspec._core.files import write_whole
 from qdqspec.backends._cpu import slug_from_text
 from qdqspec.backends._engine import require_file
 from qdqspec.backends._nvidia import cuda
@@ -31,7 +32,6 @@ from qdqspec.backends.tensorrt_rtx.library import RTX, look
 from qdqspec.backends.tensorrt_rtx.ops import capabilities
 from qdqspec.backends.tensorrt_rtx.options import DEFAULT, OPTIONS, compute_capability, options_from
 from qdqspec.errors import BackendError, BackendUnavailableError
-from qdqspec.files import write_whole
 from qdqspec.types import DeviceKey, LayerTime, Samples
 
 if TYPE_CHECKING:

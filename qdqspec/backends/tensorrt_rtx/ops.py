@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from qdqspec._core.config.hooks import Hook
 from qdqspec.backends.base import Capabilities
 from qdqspec.backends.tensorrt import ops
-from qdqspec.config.hooks import Hook
 from qdqspec.types import Kind
 
 LABELS: dict[str, tuple[Kind, ...]] = {

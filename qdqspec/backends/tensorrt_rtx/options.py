@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from qdqspec.config.declared import SWITCH, ValueType, declare, option, plugin_libraries, whole
+from qdqspec._core.config.declared import SWITCH, ValueType, declare, option, plugin_libraries, whole
+from qdqspec._core.registry import did_you_mean
 from qdqspec.errors import ConfigError
-from qdqspec.registry import did_you_mean
 
 # The compute capabilities that version 1.7 builds for ahead of time, as its API names them.
 CAPABILITIES = ("SM75", "SM80", "SM86", "SM89", "SM120", "SM121")

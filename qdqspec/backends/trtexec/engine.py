@@ -14,7 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from qdqspec.arrays import Array
+from qdqspec._core.arrays import Array
+from qdqspec._core.config.declared import ARGUMENTS, LIBRARIES, PATH, declare, option, plugin_libraries, whole
+from qdqspec._core.temporary import TemporaryFolder
 from qdqspec.backends._cpu import major_minor, slug_from_text
 from qdqspec.backends._engine import BoundEngine
 from qdqspec.backends._nvidia.smi import capability_of, gpu_facts
@@ -37,10 +39,8 @@ from qdqspec.backends.trtexec.process import (
     shape_words,
     write_inputs,
 )
-from qdqspec.config.declared import ARGUMENTS, LIBRARIES, PATH, declare, option, plugin_libraries, whole
 from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.graph.model import Model, load_model
-from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import DeviceKey, LayerTime, Samples
 
 _OLDEST = 10  # major: earlier ones have no strongly typed networks

@@ -23,14 +23,14 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from qdqspec.arrays import Array
+from qdqspec._core.arrays import Array
+from qdqspec._core.programs import end_of_log, end_program, start_program
+from qdqspec._core.units import signal_text, without_passwords
 from qdqspec.backends._nvidia.smi import environment
 from qdqspec.backends.trtexec.log import Report, cause_of, read_log
 from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.graph.model import Model
-from qdqspec.programs import end_of_log, end_program, start_program
 from qdqspec.types import ShapeProfile
-from qdqspec.units import signal_text, without_passwords
 
 NAME = "trtexec"
 INSTALL = (

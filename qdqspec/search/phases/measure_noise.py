@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qdqspec.parity.compare import power_of
+from qdqspec.accuracy.compare import power_of
 from qdqspec.search.base import Proposal, profiled
 from qdqspec.search.blocks import block_labels
 from qdqspec.search.edges import FP

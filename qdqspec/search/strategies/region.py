@@ -13,7 +13,7 @@ from typing import ClassVar, TypeAlias
 
 import numpy as np
 
-from qdqspec.placement.space.search_space import SchemeSpace
+from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.search.base import Proposal, SearchSetup, profiled
 from qdqspec.search.blocks import UnitBlock, block_codes, labels_of, tie, uniform_codes
 from qdqspec.search.labels import Labels

@@ -18,8 +18,8 @@ from typing import ClassVar
 import numpy as np
 
 from qdqspec.graph.ops import ANCHORS, copies_values
-from qdqspec.placement.space.search_space import SchemeSpace
-from qdqspec.placement.space.units import Unit
+from qdqspec.qdq.space.search_space import SchemeSpace
+from qdqspec.qdq.space.units import Unit
 from qdqspec.search.base import Proposal, SearchSetup, profiled
 from qdqspec.search.blocks import UnitBlock, classes_of, fuse
 from qdqspec.search.labels import Labels, spent_by_unit

@@ -16,9 +16,9 @@ from onnx import numpy_helper
 
 import qdqspec
 from qdqspec import QdqspecError, Spec, compare, find_regions, measure, render, tune, verify
+from qdqspec._core.units import at_least_text
+from qdqspec.app.session import Session
 from qdqspec.errors import BackendError, ConfigError, ModelError, StateError
-from qdqspec.session import Session
-from qdqspec.units import at_least_text
 
 pytestmark = pytest.mark.usefixtures("engine_threads")
 TEXT = """<ir_version: 8, opset_import: ["": 19]> net (float[1,8,12,12] x) => (float[1,8,12,12] y) {

@@ -9,9 +9,9 @@ from pathlib import Path
 import onnx
 import pytest
 
+from qdqspec._core.config import Settings
+from qdqspec.backends._isolation.isolated import Isolated
 from qdqspec.backends.base import BUILD_SECONDS, BuildOptions
-from qdqspec.backends.isolation.isolated import Isolated
-from qdqspec.config import Settings
 from qdqspec.errors import BackendError
 from qdqspec.testing.backends import small_model
 

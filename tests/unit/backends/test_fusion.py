@@ -10,8 +10,8 @@ from pathlib import Path
 import onnx
 import pytest
 
+from qdqspec.app.session import Session
 from qdqspec.errors import StateError
-from qdqspec.session import Session
 from qdqspec.types import Case, RegionRules, TuneRules
 
 pytestmark = pytest.mark.usefixtures("engine_threads")

@@ -17,16 +17,16 @@ from openvino_installed import require_openvino
 from operator_models import IMAGE, Graph, conv
 
 from qdqspec import tune
+from qdqspec._core.config.declared import check_option
+from qdqspec.app.cli import main
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.openvino.engine import OpenVino, OpenVinoEngine
 from qdqspec.backends.openvino.library import plainly
-from qdqspec.cli import main
-from qdqspec.config.declared import check_option
 from qdqspec.errors import BackendError, BackendUnavailableError, ConfigError
 from qdqspec.graph.model import load_model
-from qdqspec.measurement import bench
-from qdqspec.regions.search import groups_of
+from qdqspec.graph.regions.search import groups_of
 from qdqspec.testing.backends import small_model
+from qdqspec.timing import bench
 
 FEEDS = {"x": np.ones((1, 3, 8, 8), np.float32)}
 

@@ -10,20 +10,20 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from qdqspec.app.session import Session
 from qdqspec.backends.base import BuildOptions, Engine
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.backends.onnxruntime.ops import BLOCKED_4, BLOCKED_8, BLOCKED_8_SINCE, BLOCKED_AXES
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model
-from qdqspec.placement.edit.insert import insert_qdq
-from qdqspec.placement.read.diff import diff_models
-from qdqspec.placement.read.import_qdq import import_placement
-from qdqspec.placement.read.strip import strip_qdq
-from qdqspec.placement.scheme.scheme_file import apply_scheme, write_scheme
-from qdqspec.placement.space.search_space import SchemeSpace
-from qdqspec.quantize.quantizer import Quantizer
-from qdqspec.quantize.ranges import TensorRange
-from qdqspec.session import Session
+from qdqspec.qdq.edit.insert import insert_qdq
+from qdqspec.qdq.quantize.quantizer import Quantizer
+from qdqspec.qdq.quantize.ranges import TensorRange
+from qdqspec.qdq.read.diff import diff_models
+from qdqspec.qdq.read.import_qdq import import_placement
+from qdqspec.qdq.read.strip import strip_qdq
+from qdqspec.qdq.scheme.scheme_file import apply_scheme, write_scheme
+from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.types import Consumer, Placement, QuantizeRules, Site
 
 RANDOM = np.random.default_rng(0)

@@ -10,16 +10,16 @@ import numpy as np
 import onnx
 import pytest
 
+from qdqspec.backends._isolation.isolated import Isolated
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.fake.engine import FakeDevice
-from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.graph.model import Model
 from qdqspec.graph.save import save_model
-from qdqspec.placement.edit.insert import Inserter
-from qdqspec.placement.space.search_space import SchemeSpace
-from qdqspec.quantize.quantizer import Quantizer
-from qdqspec.quantize.ranges import TensorRange
+from qdqspec.qdq.edit.insert import Inserter
+from qdqspec.qdq.quantize.quantizer import Quantizer
+from qdqspec.qdq.quantize.ranges import TensorRange
+from qdqspec.qdq.space.search_space import SchemeSpace
 
 COPIES = {
     "MaxPool": "MaxPool <kernel_shape: ints = [1, 1]> (r)",

@@ -20,15 +20,15 @@ import pytest
 from onnx import numpy_helper
 from rtx_installed import require_rtx
 
+from qdqspec.app.session import Session
+from qdqspec.backends._isolation.isolated import Isolated, IsolatedEngine
 from qdqspec.backends.base import Backend, BuildOptions
-from qdqspec.backends.isolation.isolated import Isolated, IsolatedEngine
 from qdqspec.backends.tensorrt.device import DeviceState
 from qdqspec.backends.tensorrt_rtx.compiler import named_nodes
 from qdqspec.backends.tensorrt_rtx.engine import TensorRtRtx, built_for
 from qdqspec.backends.tensorrt_rtx.options import RtxOptions, options_from
 from qdqspec.errors import BackendError, ConfigError
 from qdqspec.graph.model import Model
-from qdqspec.session import Session
 from qdqspec.testing.backends import BackendContract, small_model
 from qdqspec.types import Case, Inputs, InputShape, ShapeProfile
 

@@ -13,14 +13,14 @@ import onnx
 import pytest
 from packaging.requirements import Requirement
 
+from qdqspec.app.session import Session
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.tensorrt import device as trt_device
 from qdqspec.backends.tensorrt.api import TENSORRT
 from qdqspec.backends.tensorrt.engine import TensorRt
 from qdqspec.backends.tensorrt.ops import formats_for, lacking
 from qdqspec.errors import BackendError, BackendUnavailableError
-from qdqspec.quantize.formats import FORMATS
-from qdqspec.session import Session
+from qdqspec.qdq.quantize.formats import FORMATS
 from qdqspec.testing.backends import small_model
 from qdqspec.types import Case, QuantizeRules
 

@@ -10,10 +10,10 @@ import numpy as np
 import onnx
 import pytest
 
+from qdqspec.backends._isolation.isolated import Isolated
+from qdqspec.backends._memory import has_memory
 from qdqspec.backends.base import BuildOptions
-from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.errors import BackendError
-from qdqspec.measurement.memory import has_memory
 from qdqspec.testing.backends import small_model
 
 FEEDS = {"x": np.zeros((1, 3, 8, 8), np.float32)}

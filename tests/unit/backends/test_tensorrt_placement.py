@@ -11,8 +11,8 @@ from qdqspec.backends.base import Capabilities
 from qdqspec.backends.tensorrt import placement
 from qdqspec.backends.tensorrt.ops import RULES
 from qdqspec.graph.model import Model
-from qdqspec.placement.space.search_space import SchemeSpace
-from qdqspec.placement.space.units import Unit
+from qdqspec.qdq.space.search_space import SchemeSpace
+from qdqspec.qdq.space.units import Unit
 from qdqspec.types import Consumer
 
 BOTH = ("in+out", "in-only")

@@ -12,10 +12,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from qdqspec.app.session import Session
 from qdqspec.errors import DataError
-from qdqspec.measurement import bench
-from qdqspec.placement.scheme.scheme_file import read_scheme
-from qdqspec.session import Session
+from qdqspec.qdq.scheme.scheme_file import read_scheme
+from qdqspec.timing import bench
 from qdqspec.types import Case, Inputs, TuneRules
 
 pytestmark = pytest.mark.usefixtures("engine_threads")
@@ -90,7 +90,7 @@ def test_a_calibration_cache_needs_no_run(
 ):
     install_tensorrt("10.16.1.11")
     monkeypatch.setattr(
-        "qdqspec.preparation.prepare.open_observer", lambda *_, **__: pytest.fail("nothing has to be run")
+        "qdqspec.app.preparation.prepare.open_observer", lambda *_, **__: pytest.fail("nothing has to be run")
     )
     scales = {name: (number + 1) / 128 for number, name in enumerate(ACTIVATIONS) if name != "d"}
     lines = [f"{name}: {struct.pack('!f', scale).hex()}" for name, scale in scales.items()]

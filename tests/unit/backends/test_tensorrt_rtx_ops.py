@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from graph_text import model_of
 
+from qdqspec._core.config import hooks
 from qdqspec.backends.tensorrt_rtx.ops import FORMATS, RULES, capabilities
-from qdqspec.config import hooks
 from qdqspec.graph.model import Model
-from qdqspec.placement.space.search_space import SchemeSpace
+from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.types import QuantizeRules
 
 ADA, BLACKWELL = (8, 9), (12, 0)

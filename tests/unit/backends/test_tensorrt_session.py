@@ -14,7 +14,7 @@ import onnx
 import pytest
 from trt_surface import ROOT
 
-from qdqspec.session import Session
+from qdqspec.app.session import Session
 from qdqspec.testing.backends import small_model
 from qdqspec.types import Case, Inputs, TuneRules
 
@@ -54,8 +54,8 @@ def test_notes_of_the_runtime_are_in_record_and_reports(
     install_tensorrt: Callable[[str], None], fail: Callable[[str], None], tmp_path: Path, engine_threads: None
 ):
     """Notes on samples of an engine are in the trial, the record, the footnotes of the table and the HTML page."""
-    from qdqspec.report.tables import warning_lines
-    from qdqspec.report.write import render, write_results
+    from qdqspec.app.report.tables import warning_lines
+    from qdqspec.app.report.write import render, write_results
 
     install_tensorrt("11.4.0.106")
     fail("short-of-memory,no-graph")

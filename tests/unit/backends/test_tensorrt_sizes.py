@@ -8,8 +8,8 @@ from graph_text import model_of
 from qdqspec.backends.base import Capabilities
 from qdqspec.backends.tensorrt import ops as trt_ops
 from qdqspec.graph.model import Model
-from qdqspec.placement.space.judging import judge
-from qdqspec.placement.space.search_space import SchemeSpace
+from qdqspec.qdq.space.judging import judge
+from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.types import QuantizeRules
 
 BOTH = ("in+out", "in-only")

@@ -19,7 +19,7 @@ from qdqspec.backends.tensorrt.layers import (
     read_layers,
 )
 from qdqspec.graph.model import Model, load_model
-from qdqspec.regions.search import groups_of
+from qdqspec.graph.regions.search import groups_of
 
 DATA = Path(__file__).parents[2] / "data"
 SAMPLES = DATA / "tensorrt" / "samples"

@@ -18,7 +18,7 @@ from qdqspec.backends.tensorrt.layers import (
 )
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model
-from qdqspec.regions.search import find_regions, groups_of
+from qdqspec.graph.regions.search import find_regions, groups_of
 from qdqspec.types import RegionRules
 
 SAMPLES = Path(__file__).parents[2] / "data" / "tensorrt" / "samples"

@@ -25,7 +25,7 @@ from qdqspec.backends.tensorrt.layers import (
     read_times,
 )
 from qdqspec.backends.trtexec.log import find_all, read_log
-from qdqspec.regions.search import groups_of
+from qdqspec.graph.regions.search import groups_of
 
 SAMPLES = Path(__file__).parents[2] / "data" / "tensorrt" / "samples"
 

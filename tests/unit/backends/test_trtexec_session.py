@@ -14,9 +14,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqspec.config import Settings
-from qdqspec.measurement import bench
-from qdqspec.session import Session
+from qdqspec._core.config import Settings
+from qdqspec.app.session import Session
+from qdqspec.timing import bench
 from qdqspec.types import Case, RegionRules, TuneRules
 
 SHAPE = (1, 16, 24, 24)

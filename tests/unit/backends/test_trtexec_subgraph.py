@@ -12,8 +12,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqspec.cli import main
-from qdqspec.measurement import bench
+from qdqspec.app.cli import main
+from qdqspec.timing import bench
 
 pytestmark = pytest.mark.usefixtures("trtexec_here")
 SPEC = """\

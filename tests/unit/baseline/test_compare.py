@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from qdqspec.baseline.compare import Conditions, differences, rules_of, why_incomparable
-from qdqspec.baseline.store import Entry, Ratio, RoleTimes
+from qdqspec.checks.baseline.compare import Conditions, differences, rules_of, why_incomparable
+from qdqspec.checks.baseline.store import Entry, Ratio, RoleTimes
 from qdqspec.types import Case, Inputs, InputShape, PatternRules, QuantizeRules, ShapeProfile, TuneRules
 
 CASE = Case(id="default", model=Path("/m.onnx"))

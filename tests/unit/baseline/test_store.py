@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from qdqspec.baseline.compare import figures_elsewhere, history_of
-from qdqspec.baseline.store import (
+from qdqspec._core.codec import from_data, to_data
+from qdqspec.checks.baseline.compare import figures_elsewhere, history_of
+from qdqspec.checks.baseline.store import (
     Baseline,
     Entry,
     Ratio,
@@ -20,7 +21,6 @@ from qdqspec.baseline.store import (
     read_baseline,
     update_baseline,
 )
-from qdqspec.codec import from_data, to_data
 from qdqspec.errors import OutputError, StateError
 from qdqspec.types import Case, DeviceKey
 

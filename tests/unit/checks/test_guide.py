@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from qdqspec import load_spec
-from qdqspec.registry import names
+from qdqspec._core.registry import names
 
 GUIDE = (Path(__file__).parents[3] / "docs" / "guide.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"^\| `(\{kind: .*\})` \|", GUIDE, re.MULTILINE)

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sample_evidence import sample_culprits, sample_lint, sample_parity_search
 
-from qdqspec.checks.accuracy import drop_interval
-from qdqspec.checks.latency import percentile
-from qdqspec.checks.speedup import judge_interval
+from qdqspec.checks.kinds.accuracy import drop_interval
+from qdqspec.checks.kinds.latency import percentile
+from qdqspec.checks.kinds.speedup import judge_interval
 from qdqspec.checks.verdicts import faster_advice
 from qdqspec.testing.records import alone_case, cached_case, check_named, faster_case, params_of
 from qdqspec.types import (

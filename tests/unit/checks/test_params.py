@@ -8,7 +8,7 @@ import sys
 import pytest
 from pydantic import ValidationError
 
-from qdqspec.registry import names
+from qdqspec._core.registry import names
 from qdqspec.testing.records import params_of
 
 
@@ -111,7 +111,7 @@ def test_the_kind_of_parameters_cannot_be_another_one() -> None:
 
 def test_checks_import_no_slow_module() -> None:
     code = (
-        "import sys; from qdqspec.registry import names, resolve\n"
+        "import sys; from qdqspec._core.registry import names, resolve\n"
         "for name in names('check'): resolve('check', name)\n"
         "print(sorted({'numpy', 'onnx', 'onnxruntime', 'tabulate'} & set(sys.modules)))"
     )

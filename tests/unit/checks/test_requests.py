@@ -14,16 +14,16 @@ import pytest
 from pydantic import Field
 
 import qdqspec
-from qdqspec import registry
+from qdqspec._core import registry
+from qdqspec._core.config import Settings
+from qdqspec.app.cluster.request import pack
+from qdqspec.app.report.record import case_from_json, case_to_json, record_to_json
+from qdqspec.app.report.tables import summary_table
+from qdqspec.app.report.write import format_named
+from qdqspec.app.session import Session
 from qdqspec.checks.base import CheckParams, baseline_entries, needs_of, requests_of
 from qdqspec.checks.verdicts import unmeasured, verdict
-from qdqspec.cluster.request import pack
-from qdqspec.config import Settings
 from qdqspec.errors import ConfigError, DataError
-from qdqspec.report.record import case_from_json, case_to_json, record_to_json
-from qdqspec.report.tables import summary_table
-from qdqspec.report.write import format_named
-from qdqspec.session import Session
 from qdqspec.spec.load import load_spec
 from qdqspec.testing.checks import CheckContract
 from qdqspec.testing.records import faster_case, params_of

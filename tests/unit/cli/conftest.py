@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from json_audit import audit
 
-from qdqspec.cli import main
+from qdqspec.app.cli import main
 
 
 @dataclass

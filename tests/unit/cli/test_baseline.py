@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qdqspec.baseline.store import Entry, Ratio, RoleTimes, read_baseline, update_baseline
+from qdqspec.checks.baseline.store import Entry, Ratio, RoleTimes, read_baseline, update_baseline
 
 SPEC = """\
 qdqspec: 1

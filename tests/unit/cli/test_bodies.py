@@ -12,8 +12,8 @@ from onnx import numpy_helper
 from random_models import ranges_for
 
 from qdqspec.graph.model import load_model
-from qdqspec.placement.scheme.scheme_file import write_scheme
-from qdqspec.quantize.quantizer import Quantizer
+from qdqspec.qdq.quantize.quantizer import Quantizer
+from qdqspec.qdq.scheme.scheme_file import write_scheme
 from qdqspec.types import Consumer, Placement, Site
 
 TEXT = """<ir_version: 6, opset_import: ["": 11]> g (float[1,8,8,8] x, bool c) => (float[1,8] y) {

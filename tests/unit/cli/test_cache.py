@@ -7,7 +7,7 @@ import zipfile
 
 import pytest
 
-from qdqspec.measurement.store import Store
+from qdqspec.timing.store import Store
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import onnx
 import other_fake
 import pytest
 
-from qdqspec.report.record import record_to_json
+from qdqspec.app.report.record import record_to_json
 from qdqspec.testing.records import sample_run
 
 

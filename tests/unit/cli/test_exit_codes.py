@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-import qdqspec.cli as cli
-from qdqspec.baseline.store import Entry, Ratio, RoleTimes, update_baseline
-from qdqspec.measurement.store import Store, cache_key
-from qdqspec.report.write import write_json
+import qdqspec.app.cli as cli
+from qdqspec.app.report.write import write_json
+from qdqspec.checks.baseline.store import Entry, Ratio, RoleTimes, update_baseline
 from qdqspec.testing.records import faster_case, sample_run
+from qdqspec.timing.store import Store, cache_key
 
 SPEC = "qdqspec: 1\nmodel: net.onnx\ntune: {trials: 1}\nchecks:\n  - {kind: size, max_ratio: MOST}\n"
 TIMES = RoleTimes(wall_ms=((1.0, 1.0),))

@@ -14,16 +14,16 @@ import onnx
 import pytest
 from onnxruntime.quantization import quantize_dynamic
 from PIL import Image
+from qdqspec.parity import given_data
 
+from qdqspec._core.units import at_least_text
+from qdqspec.app.report.explain_text import explain_text
+from qdqspec.app.report.record import case_to_json
 from qdqspec.backends.tensorrt.layers import parse_layers
 from qdqspec.graph.model import load_model
-from qdqspec.measurement.explained import ExplainedEngine
-from qdqspec.parity import given_data
-from qdqspec.report.explain_text import explain_text
-from qdqspec.report.record import case_to_json
 from qdqspec.testing.records import alone_case, faster_case, sample_corrections
+from qdqspec.timing.explained import ExplainedEngine
 from qdqspec.types import Interval
-from qdqspec.units import at_least_text
 
 DATA = Path(__file__).parents[2] / "data"
 SAMPLES = DATA / "tensorrt" / "samples"

@@ -7,9 +7,9 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
+from qdqspec.app.session import Session
 from qdqspec.graph.float32 import in_float32
 from qdqspec.graph.model import load_model
-from qdqspec.session import Session
 from tests.support.half_models import in_float16
 
 TEXT = """<ir_version: 8, opset_import: ["": 17]> g (float[4,16] x) => (float[4,16] y) {

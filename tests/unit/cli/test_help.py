@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from qdqspec import registry
+from qdqspec._core import registry
 
 
 def test_help_is_short_and_help_all_has_every_option(verb):

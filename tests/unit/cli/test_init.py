@@ -17,14 +17,14 @@ import pytest
 from odd import ODD_MODELS
 from PIL import Image
 
+from qdqspec._core.config import Settings
+from qdqspec.accuracy.data import open_data, shaped_by_data
+from qdqspec.accuracy.shapes import InputSpec, input_specs, require_inputs, resolve_shapes
+from qdqspec.accuracy.sources import files_of
+from qdqspec.app.cases import load_cases
 from qdqspec.backends.fake import engine as fake
-from qdqspec.cases import load_cases
-from qdqspec.config import Settings
 from qdqspec.graph.cautions import cautions
 from qdqspec.graph.model import load_model
-from qdqspec.parity.data import open_data, shaped_by_data
-from qdqspec.parity.shapes import InputSpec, input_specs, require_inputs, resolve_shapes
-from qdqspec.parity.sources import files_of
 from qdqspec.types import Data
 
 FAKE = ("--backend", "fake")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from json_audit import lost
 
-from qdqspec.cli import main, parsers
+from qdqspec.app.cli import main, parsers
 
 MODEL, QUANTIZED = "digits_resnet.onnx", "out/tuned.onnx"
 FAKE = ("--backend", "fake")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from qdqspec.cli.asked import equivalents
+from qdqspec.app.cli.asked import equivalents
 
 PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "from-modelopt.md"
 

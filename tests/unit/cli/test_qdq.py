@@ -12,9 +12,9 @@ from onnx import numpy_helper
 from onnxruntime.quantization import quantize_dynamic
 
 from qdqspec.graph.model import load_model
-from qdqspec.placement.scheme.scheme_file import write_scheme
-from qdqspec.quantize.quantizer import Quantizer
-from qdqspec.quantize.ranges import TensorRange
+from qdqspec.qdq.quantize.quantizer import Quantizer
+from qdqspec.qdq.quantize.ranges import TensorRange
+from qdqspec.qdq.scheme.scheme_file import write_scheme
 from qdqspec.types import Consumer, Placement, Site
 
 DATA = Path(__file__).parents[2] / "data"

@@ -14,10 +14,10 @@ import other_fake
 import pytest
 from simulated_times import simulate_times
 
-from qdqspec.cli import _parsed
-from qdqspec.cli.asked import GROUPS
+from qdqspec.app.cli import _parsed
+from qdqspec.app.cli.asked import GROUPS
+from qdqspec.app.session.plan import Plan
 from qdqspec.errors import BackendError, DataError
-from qdqspec.session.plan import Plan
 from qdqspec.spec.inline import AskedWithStrategy, inline_case
 from qdqspec.types import AccuracyRules, Progress
 
@@ -50,7 +50,7 @@ def fake(tmp_path, monkeypatch):
             self.settings = settings
             made.append(self)
 
-    monkeypatch.setattr("qdqspec.session.Session", Session)
+    monkeypatch.setattr("qdqspec.app.session.Session", Session)
     (tmp_path / "a.qdq.yaml").write_text(SPEC)
     return made
 
@@ -177,7 +177,7 @@ def test_a_bare_model_is_searched_and_measured(verb, fake, tmp_path):
 
 def test_options_of_the_command_line_override_the_spec(verb, fake, monkeypatch):
     cases = []
-    from qdqspec.session import Session
+    from qdqspec.app.session import Session
 
     monkeypatch.setattr(Session, "planned", lambda self, case: cases.append(case) or PLAN, raising=False)
     words = [
@@ -209,7 +209,7 @@ def test_options_of_the_command_line_override_the_spec(verb, fake, monkeypatch):
 def planned(fake, monkeypatch):
     """The cases of calls with ``--mode plan``."""
     cases = []
-    from qdqspec.session import Session
+    from qdqspec.app.session import Session
 
     monkeypatch.setattr(Session, "planned", lambda self, case: cases.append(case) or PLAN, raising=False)
     return cases
@@ -289,7 +289,7 @@ def test_every_option_is_an_argument_in_python():
 
 def test_shapes_have_the_syntax_of_trtexec(verb, fake, monkeypatch):
     cases = []
-    from qdqspec.session import Session
+    from qdqspec.app.session import Session
 
     monkeypatch.setattr(Session, "planned", lambda self, case: cases.append(case) or PLAN, raising=False)
     assert verb("tune", "m.onnx", "--mode", "plan", "--shapes", "x:1x3x8x8,serving:ids:0:1x16").code == 0
@@ -302,7 +302,7 @@ def test_shapes_have_the_syntax_of_trtexec(verb, fake, monkeypatch):
 @pytest.fixture
 def cases_planned(monkeypatch):
     """The cases of calls with ``--mode plan``."""
-    from qdqspec.session import Session
+    from qdqspec.app.session import Session
 
     cases = []
     monkeypatch.setattr(Session, "planned", lambda self, case: cases.append(case) or PLAN, raising=False)
@@ -360,7 +360,7 @@ def test_names_layers_and_patterns_are_read_from_files(verb, fake, cases_planned
 
 def test_the_option_values_fixes_inputs(verb, fake, monkeypatch):
     cases = []
-    from qdqspec.session import Session
+    from qdqspec.app.session import Session
 
     monkeypatch.setattr(Session, "planned", lambda self, case: cases.append(case) or PLAN, raising=False)
     assert verb("tune", "m.onnx", "--mode", "plan", "--values", "sr:16000,gain:-0.5,train:false").code == 0
@@ -422,7 +422,7 @@ def test_reports_are_written(verb, fake, tmp_path):
 
 
 def test_progress_goes_to_standard_error(verb, fake, monkeypatch):
-    monkeypatch.setattr("qdqspec.progress.HEARTBEAT_SECONDS", 0)
+    monkeypatch.setattr("qdqspec._core.progress.HEARTBEAT_SECONDS", 0)
     result = verb("tune", "a.qdq.yaml", "--json")
     assert "[qdqspec] a::b1: compose, trial 3 of 12" in result.err
     assert result.json
@@ -430,7 +430,7 @@ def test_progress_goes_to_standard_error(verb, fake, monkeypatch):
 
 
 def test_an_error_of_the_session_is_one_message_and_closes_it(verb, fake, tmp_path, monkeypatch):
-    from qdqspec.session import Session
+    from qdqspec.app.session import Session
 
     def broken(self, case, check):
         self.watch(Progress(case="a", phase="pure", done=1, total=2))
@@ -444,8 +444,8 @@ def test_an_error_of_the_session_is_one_message_and_closes_it(verb, fake, tmp_pa
 
 
 def test_a_missing_backend_is_an_error_and_skips_the_case(verb, fake, monkeypatch):
+    from qdqspec.app.session import Session
     from qdqspec.backends.base import Availability
-    from qdqspec.session import Session
 
     missing = Availability(usable=False, why="no GPU", install="buy one")
     monkeypatch.setattr(Session, "availability", lambda self, case: missing)
@@ -457,8 +457,8 @@ def test_a_missing_backend_is_an_error_and_skips_the_case(verb, fake, monkeypatc
 
 
 def test_other_cases_run_if_one_cannot_run_here(verb, fake, monkeypatch, tmp_path):
+    from qdqspec.app.session import Session
     from qdqspec.backends.base import Availability
-    from qdqspec.session import Session
 
     missing = Availability(usable=False, why="no int8", install="")
     monkeypatch.setattr(

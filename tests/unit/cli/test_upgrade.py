@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from qdqspec.cli.compare import _joined
-from qdqspec.measurement.environment import Environment
+from qdqspec.app.cli.compare import _joined
+from qdqspec.app.upgrade import judge_upgrade
+from qdqspec.timing.environment import Environment
 from qdqspec.types import Interval, Upgrade
-from qdqspec.upgrade import judge_upgrade
 
 SPEC = """\
 qdqspec: 1

@@ -12,8 +12,8 @@ from random_models import ranges_for
 
 from qdqspec.graph.given import given_model
 from qdqspec.graph.model import load_model
-from qdqspec.placement.scheme.scheme_file import write_scheme
-from qdqspec.quantize.quantizer import Quantizer
+from qdqspec.qdq.quantize.quantizer import Quantizer
+from qdqspec.qdq.scheme.scheme_file import write_scheme
 from qdqspec.types import Consumer, Placement, Site
 
 TEXT = """<ir_version: 8, opset_import: ["": 17, "my": 1]>

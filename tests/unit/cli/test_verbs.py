@@ -15,7 +15,7 @@ import onnx
 import pytest
 from PIL import Image
 
-import qdqspec.cli as cli
+import qdqspec.app.cli as cli
 
 VERBS = (
     "init",
@@ -223,7 +223,7 @@ sys.exit(getattr(importlib.import_module(module), function)())
 """
 
 
-@pytest.mark.parametrize("module", ["qdqspec.cli", "qdqspec.cli.output", "argparse"])
+@pytest.mark.parametrize("module", ["qdqspec.app.cli", "qdqspec.app.cli.output", "argparse"])
 def test_ctrl_c_during_imports_of_the_installed_command(module, tmp_path):
     """The interrupt occurs at the import of ``module``, before the command is parsed."""
     project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -236,9 +236,9 @@ def test_ctrl_c_during_imports_of_the_installed_command(module, tmp_path):
 def test_an_interrupt_of_the_imports_is_reported():
     """A command that is interrupted before its modules are imported prints the message, too."""
     code = (
-        "import sys, qdqspec.cli, qdqspec.__main__ as start\n"
+        "import sys, qdqspec.app.cli, qdqspec.__main__ as start\n"
         "def interrupted(): raise KeyboardInterrupt\n"
-        "qdqspec.cli.main = interrupted\n"
+        "qdqspec.app.cli.main = interrupted\n"
         "sys.exit(start.main())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -253,7 +253,7 @@ def test_a_signal_during_a_fork_is_not_lost(name):
     """Python ignores exceptions in functions that it calls at a fork: of `logging` and of filelock."""
     code = f"""if True:
         import signal, time
-        from qdqspec.cli.output import end_on_sigterm
+        from qdqspec.app.cli.output import end_on_sigterm
         def inside():
             signal.raise_signal(signal.SIGTERM)  # in a function that the one at the fork calls
         def {name}():

@@ -35,7 +35,7 @@ def model(tmp_path) -> Path:
 @pytest.fixture(autouse=True)
 def _no_hurry(monkeypatch) -> None:
     """Time limits that are long enough for a loaded machine."""
-    from qdqspec.cluster import client
+    from qdqspec.app.cluster import client
 
     monkeypatch.setattr(client, "LEASE", LEASE)
     monkeypatch.setattr(client, "_CONNECT", PATIENCE)

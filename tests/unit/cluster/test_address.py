@@ -6,7 +6,7 @@ import ssl
 
 import pytest
 
-from qdqspec.cluster.address import Address
+from qdqspec.app.cluster.address import Address
 from qdqspec.errors import ConfigError, OutputError
 
 
@@ -57,7 +57,7 @@ def test_the_error_for_an_unreachable_scheduler_names_the_certificates(text, nee
 @pytest.fixture
 def make():
     pytest.importorskip("cryptography", reason="the extra [cluster] is not installed")
-    from qdqspec.cluster.address import make_certificates
+    from qdqspec.app.cluster.address import make_certificates
 
     return make_certificates
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from cluster_processes import LEASE, LIMITS, PATIENCE, Processes
 
-from qdqspec.cluster.address import Address, is_loopback, make_certificates
+from qdqspec.app.cluster.address import Address, is_loopback, make_certificates
 from qdqspec.errors import ConfigError
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
@@ -50,7 +50,7 @@ def cluster(tmp_path_factory):
 
 
 def test_only_a_client_with_the_certificate_connects(cluster, tmp_path, monkeypatch):
-    from qdqspec.cluster import client
+    from qdqspec.app.cluster import client
 
     address, keys = cluster
     assert address.startswith("tls://")

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from qdqspec.cluster.client import Cluster, LostError
+from qdqspec.app.cluster.client import Cluster, LostError
 
 
 def asking(monkeypatch, error: Exception, known: list[str]) -> Cluster:

@@ -22,11 +22,11 @@ from chains import SHAPE, chain_model
 from cluster_processes import LEASE, LIMITS, PATIENCE, Processes, wait_for
 from json_audit import audit
 
-from qdqspec.cases import load_cases
-from qdqspec.config import Settings
+from qdqspec._core.config import Settings
+from qdqspec._core.plain_json import content_sum
+from qdqspec.app.cases import load_cases
+from qdqspec.app.session import Session
 from qdqspec.errors import BackendUnavailableError, ConfigError
-from qdqspec.plain_json import content_sum
-from qdqspec.session import Session
 from qdqspec.types import Case, Inputs, TuneRules
 
 psutil = pytest.importorskip("psutil", reason="the extra [cluster] is not installed")
@@ -58,7 +58,7 @@ def case(model) -> Case:
 
 
 def opened(settings: Settings, **more: object):
-    from qdqspec.cluster.session import ClusterSession
+    from qdqspec.app.cluster.session import ClusterSession
 
     return closing(ClusterSession(settings, **more))
 
@@ -96,13 +96,15 @@ def processes_of_cases(processes: Processes) -> list:
     found = []
     for one in psutil.process_iter(["cmdline"]):
         words = one.info["cmdline"] or []
-        if "qdqspec.cluster.case_process" in words and any(str(processes.folder) in word for word in words):
+        if "qdqspec.app.cluster.case_process" in words and any(
+            str(processes.folder) in word for word in words
+        ):
             found.append(one)
     return found
 
 
 def test_a_case_has_the_same_results_on_a_cluster_as_locally(settings, case, tmp_path, monkeypatch):
-    from qdqspec.cluster import client, content
+    from qdqspec.app.cluster import client, content
 
     names, digests = [], []
 
@@ -151,7 +153,7 @@ def test_checks_are_judged_on_the_worker_and_errors_keep_their_class(settings, c
 
 
 def test_the_workers_are_listed(processes, tmp_path, monkeypatch, capsys):
-    from qdqspec.cli import main
+    from qdqspec.app.cli import main
 
     monkeypatch.chdir(tmp_path)
     assert main(["cluster", "list", processes.address, "--json"]) == 0
@@ -165,7 +167,7 @@ def test_the_workers_are_listed(processes, tmp_path, monkeypatch, capsys):
 
 
 def test_the_json_of_a_scheduler_has_what_it_prints(capsys):
-    from qdqspec.cli.cluster import _started
+    from qdqspec.app.cli.cluster import _started
 
     found = []
     for as_json in (True, False):
@@ -307,7 +309,7 @@ def test_no_process_of_an_ended_client_continues_and_its_search_is_resumed(
         # background jobs of a shell that is not interactive ignore SIGINT, which Python inherits
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         f"{LIMITS}; client.LEASE = float(sys.argv[1])\n"
-        f"from qdqspec.cli import main\nsys.exit(main({[*words, '-o', str(tmp_path / 'out')]!r}))"
+        f"from qdqspec.app.cli import main\nsys.exit(main({[*words, '-o', str(tmp_path / 'out')]!r}))"
     )
     # A killed client cannot stop its case, which ends by its lease; Ctrl-C stops it.
     lease = 20.0 if signal_sent == signal.SIGKILL else LEASE
@@ -332,7 +334,7 @@ def test_a_worker_of_another_version_gets_no_case(settings, more_workers):
         "old",
         "--backend",
         "onnxruntime",
-        prelude="from qdqspec.cluster import inventory, jobs; inventory.__version__ = jobs.__version__ = '0.0.1'",
+        prelude="from qdqspec.app.cluster import inventory, jobs; inventory.__version__ = jobs.__version__ = '0.0.1'",
     )
     assert said["version"] == "0.0.1"
     with pytest.raises(BackendUnavailableError, match="no worker") as error:

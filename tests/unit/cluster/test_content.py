@@ -10,7 +10,7 @@ import pytest
 from chains import chain_model
 from packaging.version import Version
 
-from qdqspec.cluster.content import ContentStore, write_chunk
+from qdqspec.app.cluster.content import ContentStore, write_chunk
 
 
 def put(store: ContentStore, content: bytes) -> str:

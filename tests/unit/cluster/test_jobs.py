@@ -12,12 +12,12 @@ import onnx
 import pytest
 from chains import chain_model
 
-from qdqspec.cluster import jobs
-from qdqspec.cluster.request import CaseRequest
-from qdqspec.cluster.session import _CaseRun
-from qdqspec.config import Settings
-from qdqspec.measurement.journal import Journal, read_journal
-from qdqspec.preparation.build_logs import open_journal
+from qdqspec._core.config import Settings
+from qdqspec.app.cluster import jobs
+from qdqspec.app.cluster.request import CaseRequest
+from qdqspec.app.cluster.session import _CaseRun
+from qdqspec.app.preparation.build_logs import open_journal
+from qdqspec.search.journal import Journal, read_journal
 from qdqspec.types import Case, Placement, Trial
 
 REQUEST = CaseRequest(id="a", version="1", topic="t", lease=1.0, case={"checks": []}, settings={})

@@ -11,10 +11,10 @@ import onnx
 import pytest
 from chains import SHAPE, chain_model
 
-from qdqspec.cases import load_cases
-from qdqspec.cluster.request import CaseRequest, FileEntry, pack, unpack
-from qdqspec.codec import from_data, to_data
-from qdqspec.config import Settings
+from qdqspec._core.codec import from_data, to_data
+from qdqspec._core.config import Settings
+from qdqspec.app.cases import load_cases
+from qdqspec.app.cluster.request import CaseRequest, FileEntry, pack, unpack
 from qdqspec.errors import ConfigError, DataError
 from qdqspec.types import Case, Data
 

@@ -7,15 +7,15 @@ import socket
 import pytest
 from cluster_processes import Processes
 
-from qdqspec.cluster.address import Address
-from qdqspec.config import Settings
+from qdqspec._core.config import Settings
+from qdqspec.app.cluster.address import Address
 from qdqspec.errors import ConfigError
 
 pytest.importorskip("distributed", reason="the extra [cluster] is not installed")
 
 
 def test_a_worker_needs_a_scheduler(tmp_path, monkeypatch):
-    from qdqspec.cluster import worker
+    from qdqspec.app.cluster import worker
 
     monkeypatch.setattr(worker, "_REACH_S", 0.5)
     with socket.socket() as free:
@@ -45,7 +45,7 @@ def test_a_process_that_does_not_start_in_time_is_an_error(tmp_path):
                 "late",
                 "--backend",
                 "fake",
-                prelude="from qdqspec.cluster import worker; worker._START_S = 0.1",
+                prelude="from qdqspec.app.cluster import worker; worker._START_S = 0.1",
             )
     finally:
         processes.stop()

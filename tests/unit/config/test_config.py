@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqspec.config import (
+from qdqspec._core.config import (
     OPTIONS,
     Settings,
     add_options,
@@ -22,7 +22,7 @@ from qdqspec.config import (
     load_settings,
     options_of,
 )
-from qdqspec.config.declared import duration
+from qdqspec._core.config.declared import duration
 from qdqspec.errors import ConfigError
 from qdqspec.types import Case
 

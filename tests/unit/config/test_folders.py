@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqspec.config import Settings, claim_folder, find_folder
+from qdqspec._core.config import Settings, claim_folder, find_folder
 from qdqspec.types import Case
 
 

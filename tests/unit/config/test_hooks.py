@@ -10,16 +10,16 @@ import onnx
 import pytest
 from pydantic import ValidationError
 
-from qdqspec import registry
-from qdqspec.config import hooks
+from qdqspec._core import registry
+from qdqspec._core.config import hooks
 from qdqspec.errors import ConfigError
 from qdqspec.graph.model import Model
-from qdqspec.placement.read.survival import run_optimizer
-from qdqspec.placement.space.units import apply_rules
+from qdqspec.qdq.read.survival import run_optimizer
+from qdqspec.qdq.space.units import apply_rules
 from qdqspec.spec import kinds
 
 PACKAGE = """
-from qdqspec.config.hooks import Declaration
+from qdqspec._core.config.hooks import Declaration
 
 declaration = Declaration(
     targets=("qdq_mine", "qdq_mine-small"),

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from linear_models import layer_of, linear_model
 
-from qdqspec.corrections.bias import Means, bias_shift, mean_shift, observed_means
-from qdqspec.quantize.formats import number_format
-from qdqspec.quantize.ranges import TensorRange
-from qdqspec.quantize.scales import activation_params, dequantize, quantize, weight_params
+from qdqspec.accuracy.corrections.bias import Means, bias_shift, mean_shift, observed_means
+from qdqspec.qdq.quantize.formats import number_format
+from qdqspec.qdq.quantize.ranges import TensorRange
+from qdqspec.qdq.quantize.scales import activation_params, dequantize, quantize, weight_params
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])

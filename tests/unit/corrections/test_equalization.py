@@ -8,10 +8,10 @@ import pytest
 from chain_models import image_model
 from onnx import numpy_helper
 
-from qdqspec.corrections.equalization import WeightSteps, chosen_equalizations
+from qdqspec.accuracy.corrections.equalization import WeightSteps, chosen_equalizations
 from qdqspec.graph.model import Model
 from qdqspec.graph.observe import observe
-from qdqspec.placement.edit.equalize import equalized, find_chains
+from qdqspec.qdq.edit.equalize import equalized, find_chains
 
 FACTORS = 2.0 ** np.array([4, -3, 0, 2])
 

@@ -15,23 +15,23 @@ from arrays import arrays_of
 from chain_models import ChainModel
 from onnx import TensorProto, helper
 
+from qdqspec.accuracy.corrections import equalization
+from qdqspec.accuracy.corrections.judge import Errors, Judge, is_gain
+from qdqspec.accuracy.corrections.problem import CorrectionTask
+from qdqspec.accuracy.corrections.ranges import widened
+from qdqspec.accuracy.gate import MOST_DB
+from qdqspec.app.preparation.correcting import Correcting
+from qdqspec.app.preparation.files import write_placed, write_placement
+from qdqspec.app.preparation.prepare import Prepared
+from qdqspec.app.session import Session
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
-from qdqspec.corrections import equalization
-from qdqspec.corrections.judge import Errors, Judge, is_gain
-from qdqspec.corrections.problem import CorrectionTask
-from qdqspec.corrections.ranges import widened
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.save import save_model
-from qdqspec.parity.gate import MOST_DB
-from qdqspec.placement.edit.insert import insert_qdq
-from qdqspec.placement.read.strip import strip_qdq
-from qdqspec.placement.scheme.scheme_file import apply_scheme, write_scheme
-from qdqspec.preparation.correcting import Correcting
-from qdqspec.preparation.files import write_placed, write_placement
-from qdqspec.preparation.prepare import Prepared
-from qdqspec.quantize.ranges import TensorRange
-from qdqspec.session import Session
+from qdqspec.qdq.edit.insert import insert_qdq
+from qdqspec.qdq.quantize.ranges import TensorRange
+from qdqspec.qdq.read.strip import strip_qdq
+from qdqspec.qdq.scheme.scheme_file import apply_scheme, write_scheme
 from qdqspec.types import Case, Inputs, Placement, QuantizeRules
 
 
@@ -192,7 +192,7 @@ def test_a_slow_model_is_judged_on_fewer_samples(
 
     monkeypatch.setattr(Judge, "errors", counted)
     hasty = partial(CorrectionTask, judgements=1e9)
-    monkeypatch.setattr("qdqspec.preparation.correcting.CorrectionTask", hasty)
+    monkeypatch.setattr("qdqspec.app.preparation.correcting.CorrectionTask", hasty)
     assert prepared(session, models, tmp_path, ("bias",)).corrections.gains
     assert set(judged) == {2}
 

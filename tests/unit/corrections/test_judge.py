@@ -7,8 +7,8 @@ import warnings
 import numpy as np
 import pytest
 
-from qdqspec.corrections.judge import Errors, powers_at
-from qdqspec.parity.gate import MOST_DB
+from qdqspec.accuracy.corrections.judge import Errors, powers_at
+from qdqspec.accuracy.gate import MOST_DB
 
 A, B = ("a", None), ("b", None)
 

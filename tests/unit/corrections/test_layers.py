@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from linear_models import layer_of, linear_model
 from onnx import helper
 
-from qdqspec.corrections.layers import find_layers
+from qdqspec.accuracy.corrections.layers import find_layers
 from qdqspec.graph.model import Model
 from qdqspec.types import Consumer, Site
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from linear_models import layer_of, linear_model
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqspec.corrections.overflow import overflow_free_scale, overflows
-from qdqspec.quantize.corrections import rounded, rounding_text
-from qdqspec.quantize.formats import number_format
-from qdqspec.quantize.scales import weight_params
+from qdqspec.accuracy.corrections.overflow import overflow_free_scale, overflows
+from qdqspec.qdq.quantize.corrections import rounded, rounding_text
+from qdqspec.qdq.quantize.formats import number_format
+from qdqspec.qdq.quantize.scales import weight_params
 
 INT8 = number_format("int8")
 

@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 from linear_models import linear_model
 from onnx import numpy_helper
 
-from qdqspec.arrays import Array, Feed
+from qdqspec._core.arrays import Array, Feed
+from qdqspec.accuracy.corrections.overflow import PairMaxima, SumLimit, layers_of, observed_limits, overflows
+from qdqspec.app.preparation.prepare import Prepared
+from qdqspec.app.session import Session
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
-from qdqspec.corrections.overflow import PairMaxima, SumLimit, layers_of, observed_limits, overflows
 from qdqspec.graph.model import Model
-from qdqspec.preparation.prepare import Prepared
-from qdqspec.quantize.formats import number_format
-from qdqspec.quantize.ranges import TensorRange
-from qdqspec.quantize.scales import activation_params, quantize, weight_params
-from qdqspec.session import Session
+from qdqspec.qdq.quantize.formats import number_format
+from qdqspec.qdq.quantize.ranges import TensorRange
+from qdqspec.qdq.quantize.scales import activation_params, quantize, weight_params
 from qdqspec.types import Case, Consumer, Inputs, QuantizeRules, Site, TuneRules
 
 INT8, UINT8 = number_format("int8"), number_format("uint8")

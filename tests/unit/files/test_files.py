@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from qdqspec._core.files import copy_whole, create_file, partial_folder, remove_partial, write_whole
 from qdqspec.errors import OutputError
-from qdqspec.files import copy_whole, create_file, partial_folder, remove_partial, write_whole
 
 KILLED_WHILE_WRITING = """
 import os, signal, sys
 from pathlib import Path
-from qdqspec.files import partial_folder
+from qdqspec._core.files import partial_folder
 with partial_folder(Path(sys.argv[1])) as folder:
     (folder / "whole").write_text("half")
     os.kill(os.getpid(), signal.SIGKILL)

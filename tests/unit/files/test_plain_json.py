@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqspec.plain_json import TooLargeError, parse_json, read_json
+from qdqspec._core.plain_json import TooLargeError, parse_json, read_json
 
 BAD = {
     '{"a": 1, "b": 2, "a": 3}': "the key 'a' occurs twice",

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from qdqspec._core.temporary import TemporaryFolder, shared_folder
 from qdqspec.errors import OutputError
-from qdqspec.temporary import TemporaryFolder, shared_folder
 
 HOLDER = """
 import sys
-from qdqspec.temporary import TemporaryFolder
+from qdqspec._core.temporary import TemporaryFolder
 with TemporaryFolder() as folder:
     (folder / "weights.bin").write_bytes(b"x" * 1000)
     print(folder, flush=True)

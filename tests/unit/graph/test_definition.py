@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from qdqspec.arrays import Array
+from qdqspec._core.arrays import Array
 from qdqspec.graph.definition import as_defined
 from qdqspec.graph.model import Model
 

@@ -9,9 +9,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from qdqspec._core.node_digests import changes_text
 from qdqspec.graph.digests import digests_of
 from qdqspec.graph.model import Model
-from qdqspec.node_digests import changes_text
 
 
 def weight(name: str, seed: int) -> TensorProto:

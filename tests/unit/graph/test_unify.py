@@ -18,7 +18,7 @@ from qdqspec.graph.declared import with_types
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.protos import CONTRIBUTED
 from qdqspec.graph.unify import _CONTRIBUTED, assumed, unified
-from qdqspec.placement.space.search_space import SchemeSpace
+from qdqspec.qdq.space.search_space import SchemeSpace
 
 ONES = ", ".join(["1"] * 16)
 F, I64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL

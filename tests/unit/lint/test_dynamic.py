@@ -12,8 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
 from qdqspec.graph.model import Model, load_model
-from qdqspec.lint import lint_model
-from qdqspec.placement.read.strip import strip_qdq
+from qdqspec.qdq.lint import lint_model
+from qdqspec.qdq.read.strip import strip_qdq
 
 
 def _model(largest: int = 60, *, shared_scales: bool = False, reads_cast: bool = False) -> Model:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from qdqspec.config.hooks import all_names
+from qdqspec._core.config.hooks import all_names
 from qdqspec.graph.model import load_model
-from qdqspec.lint import lint_model
+from qdqspec.qdq.lint import lint_model
 
 TARGETS = all_names("lint_targets")
 

@@ -16,7 +16,7 @@ from packaging.version import Version
 
 from qdqspec.backends.onnxruntime.lint import TARGETS
 from qdqspec.graph.model import Model
-from qdqspec.lint import lint_model, rules_for
+from qdqspec.qdq.lint import lint_model, rules_for
 
 F32 = np.float32
 IMAGE = "float[1,16,8,8] x"

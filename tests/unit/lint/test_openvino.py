@@ -15,7 +15,7 @@ from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.openvino.engine import OpenVino
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model
-from qdqspec.lint import lint_model, rules_for
+from qdqspec.qdq.lint import lint_model, rules_for
 
 RANDOM = np.random.default_rng(0)
 

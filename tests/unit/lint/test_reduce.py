@@ -16,13 +16,13 @@ from openvino_installed import require_openvino
 from operator_models import IMAGE, Graph, conv
 from random_models import onnx_models
 
+from qdqspec.app.reduce import Reduced, reduce_model, smallest, with_shapes
+from qdqspec.backends._isolation.isolated import Isolated
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.fake.engine import FakeDevice
-from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.errors import BackendError, StateError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.protos import all_graphs
-from qdqspec.lint.reduce import Reduced, reduce_model, smallest, with_shapes
 
 MANY = 60.0  # seconds
 

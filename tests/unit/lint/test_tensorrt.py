@@ -29,7 +29,7 @@ from trt_corpus import (
 from qdqspec.backends.tensorrt.lint.rule import TARGETS
 from qdqspec.errors import ConfigError
 from qdqspec.graph.model import Model
-from qdqspec.lint import lint_model, rules_for
+from qdqspec.qdq.lint import lint_model, rules_for
 from qdqspec.types import LintTarget
 
 

@@ -10,7 +10,7 @@ import pytest
 from trt_corpus import CASES, FP8, IMPORTED, NEWER, QX, ROWS, RTX_CASES, pool
 
 from qdqspec.graph.model import Model
-from qdqspec.lint import lint_model, rules_for
+from qdqspec.qdq.lint import lint_model, rules_for
 
 TARGET = "tensorrt-rtx-1"
 HELD = tuple(rule.id for rule in rules_for(TARGET))

@@ -8,8 +8,8 @@ from pathlib import Path
 from lint_page import render_rules
 
 from qdqspec.graph.model import Model
-from qdqspec.lint import lint_model, rules_for
-from qdqspec.lint.rules import render_findings
+from qdqspec.qdq.lint import lint_model, rules_for
+from qdqspec.qdq.lint.rules import render_findings
 from qdqspec.types import Finding
 
 ROOT = Path(__file__).parents[3]

@@ -10,7 +10,7 @@ from onnx import TensorProto
 from packaging.version import Version
 
 from qdqspec.graph.model import Model
-from qdqspec.lint import lint_model, rules_for
+from qdqspec.qdq.lint import lint_model, rules_for
 from qdqspec.types import Finding
 
 F16 = np.float16

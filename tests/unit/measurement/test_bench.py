@@ -13,7 +13,7 @@ import pytest
 
 from qdqspec.backends.fake.engine import FakeEngine
 from qdqspec.errors import BackendError
-from qdqspec.measurement.bench import FLOOR_EPS, significant
+from qdqspec.timing.bench import FLOOR_EPS, significant
 from qdqspec.types import RatioTest, Samples
 from tests.support.lab import (
     QUIET,

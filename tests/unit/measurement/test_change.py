@@ -13,7 +13,8 @@ import scipy.stats
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from qdqspec.measurement.change import (
+from qdqspec.testing.records import alone_case, faster_case
+from qdqspec.timing.change import (
     BuildTimes,
     builds_of,
     change_between,
@@ -22,7 +23,6 @@ from qdqspec.measurement.change import (
     ratio_times,
     shift_bounds,
 )
-from qdqspec.testing.records import alone_case, faster_case
 from qdqspec.types import Interval, LatencyEvidence, Samples
 
 FEW = st.lists(st.integers(-3, 3).map(float), min_size=2, max_size=5)

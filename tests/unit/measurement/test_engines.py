@@ -15,13 +15,13 @@ from numpy.testing import assert_array_equal
 from random_models import ranges_for
 from rehearsing import rehearsal_of
 
+from qdqspec.accuracy.rehearsal import find_sensitivities, sites_of
+from qdqspec.backends._open_engines import Engines
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model, load_model
-from qdqspec.measurement.engines import Engines
-from qdqspec.placement.space.search_space import SchemeSpace
-from qdqspec.quantize.quantizer import Quantizer
-from qdqspec.rehearsal import find_sensitivities, sites_of
+from qdqspec.qdq.quantize.quantizer import Quantizer
+from qdqspec.qdq.space.search_space import SchemeSpace
 
 MODELS = Path(__file__).parents[3] / "specs" / "models"
 

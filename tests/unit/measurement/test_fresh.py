@@ -11,9 +11,9 @@ import pytest
 
 from qdqspec.backends.base import BuildOptions
 from qdqspec.errors import BackendError
-from qdqspec.measurement.profiles import AllProfiles
-from qdqspec.measurement.stats import build_deviation, drift, estimate_ratios
-from qdqspec.measurement.together import NOTE, FreshBuilds
+from qdqspec.timing.profiles import AllProfiles
+from qdqspec.timing.stats import build_deviation, drift, estimate_ratios
+from qdqspec.timing.together import NOTE, FreshBuilds
 from qdqspec.types import Interval, Samples
 from tests.support.lab import (
     QUIET,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from qdqspec.errors import OutputError, StateError
-from qdqspec.measurement.journal import Journal
+from qdqspec.search.journal import Journal
 from qdqspec.types import Consumer, Placement, Samples, Site, Trial
 
 HEADER = {"model": "ab12", "device": "some-cpu", "backend": "onnxruntime", "seed": 0}

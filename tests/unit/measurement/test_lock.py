@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from qdqspec.errors import OutputError, StateError
-from qdqspec.measurement import lock
-from qdqspec.measurement.lock import DeviceLock, RunLock
+from qdqspec.timing import lock
+from qdqspec.timing.lock import DeviceLock, RunLock
 
 HOLDER = """
 import sys
 from pathlib import Path
-from qdqspec.measurement.lock import RunLock
+from qdqspec.timing.lock import RunLock
 with RunLock(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

@@ -10,11 +10,11 @@ import pytest
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.fake.engine import FakeDevice, FakeEngine, options_from
 from qdqspec.errors import BackendError
-from qdqspec.measurement.bench import Bench
-from qdqspec.measurement.drift import DriftMonitor
-from qdqspec.measurement.stats import FEWEST_FREEDOM
 from qdqspec.search.base import Proposal
 from qdqspec.search.loop import Contest
+from qdqspec.timing.bench import Bench
+from qdqspec.timing.drift import DriftMonitor
+from qdqspec.timing.stats import FEWEST_FREEDOM
 from qdqspec.types import Consumer, Interval, LayerTime, Placement, Site, Trial
 
 REFERENCE = Placement(sites=frozenset())

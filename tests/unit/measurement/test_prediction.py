@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from qdqspec.measurement.stats import USUAL_TIMES, estimate_ratios, variance_between_times
+from qdqspec.timing.stats import USUAL_TIMES, estimate_ratios, variance_between_times
 from qdqspec.types import Interval
 
 LEVELS = {"reference": 26.0, "tuned": 18.0, "runner-up": 19.0, "everything": 20.0}

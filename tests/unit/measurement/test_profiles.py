@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qdqspec._core.codec import from_data, to_data
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.fake.engine import FakeDevice, FakeEngine
-from qdqspec.codec import from_data, to_data
 from qdqspec.errors import BackendError
-from qdqspec.measurement.bench import Bench
-from qdqspec.measurement.profiles import AllProfiles, Load, as_one, attach, merged_layers
-from qdqspec.measurement.race import median_sample
 from qdqspec.testing.backends import small_model
+from qdqspec.timing.bench import Bench
+from qdqspec.timing.profiles import AllProfiles, Load, as_one, attach, merged_layers
+from qdqspec.timing.race import median_sample
 from qdqspec.types import Consumer, LayerTime, Placement, Samples, Site
 
 QUIET = {"fake.run_noise": "0", "fake.wall_noise": "0", "fake.build_noise": "0"}

@@ -12,7 +12,8 @@ import pytest
 
 from qdqspec.backends.base import BuildOptions, Engine
 from qdqspec.backends.fake.engine import FakeDevice, FakeEngine
-from qdqspec.measurement.race import (
+from qdqspec.testing.backends import small_model
+from qdqspec.timing.race import (
     MOST_RUNS,
     Turn,
     median_sample,
@@ -21,8 +22,7 @@ from qdqspec.measurement.race import (
     settle,
     warmed,
 )
-from qdqspec.measurement.stats import signed_rank_bounds
-from qdqspec.testing.backends import small_model
+from qdqspec.timing.stats import signed_rank_bounds
 from qdqspec.types import LayerTime, Race, Samples
 
 SAME_SPEED = {"fake.build_noise": "0"}  # builds of one model have equal speed: only run noise remains

@@ -14,7 +14,7 @@ import scipy.stats
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from qdqspec.measurement.stats import (
+from qdqspec.timing.stats import (
     build_deviation,
     drift,
     estimate_ratios,
@@ -299,7 +299,7 @@ def test_noise_alone_is_seldom_a_proved_gain() -> None:
 def test_scipy_is_imported_in_the_background_on_demand_only() -> None:
     program = """
 import sys, threading
-from qdqspec.measurement import stats
+from qdqspec.timing import stats
 assert "scipy" not in sys.modules
 stats.preload_scipy()
 (thread,) = (each for each in threading.enumerate() if each is not threading.main_thread())

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from qdqspec.errors import OutputError
-from qdqspec.measurement import store as store_module
-from qdqspec.measurement.store import Store, cache_key
+from qdqspec.timing import store as store_module
+from qdqspec.timing.store import Store, cache_key
 
 KEY = cache_key(model="ab12", options={"threads": 1})
 

@@ -13,14 +13,14 @@ import numpy as np
 import onnx
 import pytest
 
+from qdqspec._core.config import Settings
+from qdqspec.app.preparation.resources import Resources
+from qdqspec.backends._isolation.isolated import Isolated
 from qdqspec.backends.base import BuildOptions
-from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
-from qdqspec.config import Settings
 from qdqspec.errors import BackendError
-from qdqspec.measurement.together import FreshBuilds, Together, merged
-from qdqspec.preparation.resources import Resources
 from qdqspec.testing.backends import small_model
+from qdqspec.timing.together import FreshBuilds, Together, merged
 from qdqspec.types import Samples
 
 WAIT = 30.0  # time limit of a test in seconds; nothing is timed

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from qdqspec.parity.compare import Agreement, class_axis, in_common
+from qdqspec.accuracy.compare import Agreement, class_axis, in_common
 from qdqspec.types import TopK
 
 scores = hnp.arrays(

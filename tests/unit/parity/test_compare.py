@@ -11,9 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from qdqspec.checks.parity import comparison_sections
-from qdqspec.errors import DataError
-from qdqspec.parity.compare import (
+from qdqspec.accuracy.compare import (
     OutputComparison,
     SampleOutputs,
     Typical,
@@ -23,6 +21,8 @@ from qdqspec.parity.compare import (
     sqnr_db,
     typical_of,
 )
+from qdqspec.checks.kinds.parity import comparison_sections
+from qdqspec.errors import DataError
 from qdqspec.types import TensorParity, TopK
 
 finite = st.floats(-1e3, 1e3, width=32)
@@ -248,7 +248,7 @@ def test_powers_are_summed_over_finite_values_of_the_reference(dtype: type) -> N
 
 
 def test_importing_the_module_does_not_import_polygraphy() -> None:
-    code = "import sys, qdqspec.parity.compare; sys.exit('polygraphy' in sys.modules)"
+    code = "import sys, qdqspec.accuracy.compare; sys.exit('polygraphy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -8,11 +8,11 @@ import numpy as np
 import onnx
 import pytest
 
+from qdqspec.accuracy.data import Dataset, data_warnings, open_data
+from qdqspec.accuracy.shapes import InputSpec, input_specs
+from qdqspec.accuracy.sources import read_members
 from qdqspec.errors import DataError
 from qdqspec.graph.model import Model
-from qdqspec.parity.data import Dataset, data_warnings, open_data
-from qdqspec.parity.shapes import InputSpec, input_specs
-from qdqspec.parity.sources import read_members
 from qdqspec.types import InputShape
 
 IMAGE = {"x": InputSpec(dtype=np.dtype(np.float32), shape=(1, 2, 3))}
@@ -204,7 +204,7 @@ def test_an_array_in_column_major_order_is_read(saved: Callable[..., Path]) -> N
 def test_a_large_array_in_column_major_order_is_refused(
     saved: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qdqspec.parity.sources._LARGEST_ROW", 60)  # a row has 24 bytes
+    monkeypatch.setattr("qdqspec.accuracy.sources._LARGEST_ROW", 60)  # a row has 24 bytes
     assert len(open_data(saved(x=images(4)), IMAGE)) == 4
     with pytest.raises(DataError, match=r"array 'x' is stored column by column .* 96 bytes") as caught:
         open_data(saved(x=np.asfortranarray(images(4))), IMAGE)

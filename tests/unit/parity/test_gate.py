@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-
-from qdqspec.errors import DataError
 from qdqspec.parity import gate
-from qdqspec.parity.gate import FIRST_DOUBT_DB, MOST_DOUBT_DB, SAMPLES, Evaluator, Offset
+
+from qdqspec.accuracy.gate import FIRST_DOUBT_DB, MOST_DOUBT_DB, SAMPLES, Evaluator, Offset
+from qdqspec.errors import DataError
 from qdqspec.types import Placement, Site
 
 SIGNAL = 100.0  # power of the only value of each sample

@@ -7,14 +7,14 @@ import importlib.metadata
 import numpy as np
 import onnx
 import pytest
+from qdqspec.parity import given_data
 
 from qdqspec import Session
+from qdqspec.accuracy.data import open_data
+from qdqspec.accuracy.given_data import GivenFiles
+from qdqspec.accuracy.shapes import InputSpec
+from qdqspec.app.preparation.identity import data_digest
 from qdqspec.errors import ConfigError, DataError
-from qdqspec.parity import given_data
-from qdqspec.parity.data import open_data
-from qdqspec.parity.given_data import GivenFiles
-from qdqspec.parity.shapes import InputSpec
-from qdqspec.preparation.identity import data_digest
 from qdqspec.spec.inline import inline_case
 from qdqspec.types import Data, InputShape
 

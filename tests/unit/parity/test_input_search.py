@@ -12,9 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqspec.errors import SpecError
-from qdqspec.graph.model import Model
-from qdqspec.parity.domain import (
+from qdqspec.accuracy.domain import (
     AxisRange,
     InputDomain,
     InputResult,
@@ -25,8 +23,10 @@ from qdqspec.parity.domain import (
     spans_of,
     words,
 )
-from qdqspec.parity.input_search import Drawn, InputSearch, drawn_inputs, search_inputs, simpler
-from qdqspec.parity.shapes import InputSpec
+from qdqspec.accuracy.input_search import Drawn, InputSearch, drawn_inputs, search_inputs, simpler
+from qdqspec.accuracy.shapes import InputSpec
+from qdqspec.errors import SpecError
+from qdqspec.graph.model import Model
 from qdqspec.types import InputShape, ShapeProfile
 
 SAMPLE = np.linspace(-1, 3, 12, dtype=np.float32).reshape(1, 3, 4)
@@ -236,10 +236,10 @@ def test_an_exception_of_an_attempt_is_raised() -> None:
 def test_the_search_prints_nothing_and_writes_no_file(tmp_path: Path) -> None:
     code = """
 import numpy as np, local_module
-from qdqspec.parity.domain import AxisRange, InputDomain, Span
-from qdqspec.parity.input_search import drawn_inputs
-from qdqspec.parity.input_search import search_inputs
-from qdqspec.parity.domain import InputResult
+from qdqspec.accuracy.domain import AxisRange, InputDomain, Span
+from qdqspec.accuracy.input_search import drawn_inputs
+from qdqspec.accuracy.input_search import search_inputs
+from qdqspec.accuracy.domain import InputResult
 axes = (AxisRange(least=1, most=4, name='n'),)
 x = InputDomain(name='x', dtype=np.dtype(np.float32), shapes=(axes,), known=Span(0, 1), tried=Span(-1, 2))
 found = search_inputs(drawn_inputs((x,), 0),

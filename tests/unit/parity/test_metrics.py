@@ -7,10 +7,10 @@ import numpy as np
 import onnxruntime
 import pytest
 
+from qdqspec.accuracy.data import open_data
+from qdqspec.accuracy.metrics import evaluate
+from qdqspec.accuracy.shapes import InputSpec
 from qdqspec.errors import ConfigError, DataError
-from qdqspec.parity.data import open_data
-from qdqspec.parity.metrics import evaluate
-from qdqspec.parity.shapes import InputSpec
 
 SCORES = np.array([[0.1, 0.7, 0.2], [0.5, 0.3, 0.2], [0.0, 0.1, 0.9]], np.float32)
 

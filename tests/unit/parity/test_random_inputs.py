@@ -6,8 +6,8 @@ import numpy as np
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
+from qdqspec.accuracy.data import random_feeds
 from qdqspec.graph.model import Model, load_model
-from qdqspec.parity.data import random_feeds
 
 VOCABULARY = 37
 

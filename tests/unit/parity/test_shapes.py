@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
+from qdqspec.accuracy.data import shaped_by_data
+from qdqspec.accuracy.shapes import InputSpec, input_specs, resolve_shapes, shape_profiles
 from qdqspec.errors import DataError, ModelError, SpecError
 from qdqspec.graph.model import Model, load_model
-from qdqspec.parity.data import shaped_by_data
-from qdqspec.parity.shapes import InputSpec, input_specs, resolve_shapes, shape_profiles
 from qdqspec.types import Inputs, InputShape, ShapeProfile
 
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from qdqspec.parity.compare import OutputComparison
-from qdqspec.parity.slices import SliceComparison
+from qdqspec.accuracy.compare import OutputComparison
+from qdqspec.accuracy.slices import SliceComparison
 from qdqspec.types import TensorParity, WorstSlice
 
 RANDOM = np.random.default_rng(5)

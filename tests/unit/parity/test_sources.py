@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from qdqspec.accuracy.data import open_data, shaped_by_data
+from qdqspec.accuracy.shapes import InputSpec
+from qdqspec.app.preparation.identity import data_digest
 from qdqspec.errors import DataError
-from qdqspec.parity.data import open_data, shaped_by_data
-from qdqspec.parity.shapes import InputSpec
-from qdqspec.preparation.identity import data_digest
 from qdqspec.types import Data, ImageRules
 
 FLOAT = np.dtype(np.float32)

@@ -16,14 +16,14 @@ from refused_models import (
     pair_that_no_build_takes,
 )
 
+from qdqspec._core.config import hooks
+from qdqspec.app.preparation.loading import lint_and_load
 from qdqspec.backends.base import Availability, BuildOptions
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.backends.tensorrt.engine import TensorRt
-from qdqspec.config import hooks
 from qdqspec.graph.model import Model, load_model
-from qdqspec.lint import lint_model
-from qdqspec.lint.loads import LOAD, named_node, with_refusals
-from qdqspec.preparation.loading import lint_and_load
+from qdqspec.qdq.lint import lint_model
+from qdqspec.qdq.lint.loads import LOAD, named_node, with_refusals
 from qdqspec.testing.backends import small_model
 from qdqspec.types import Finding
 

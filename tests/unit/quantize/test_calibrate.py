@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqspec.arrays import LOST_SHARE, MOST_SPACED, REDUCTIONS, Feed, Reduction, extremes
+from qdqspec._core.arrays import LOST_SHARE, MOST_SPACED, REDUCTIONS, Feed, Reduction, extremes
 from qdqspec.errors import DataError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.observe import observe
 from qdqspec.graph.wire import Parts
-from qdqspec.quantize.calibrate import calibrate, calibrate_with
-from qdqspec.quantize.ranges import TensorRange
+from qdqspec.qdq.quantize.calibrate import calibrate, calibrate_with
+from qdqspec.qdq.quantize.ranges import TensorRange
 
 METHODS = ("max", "percentile", "entropy", "mse", "mean")
 

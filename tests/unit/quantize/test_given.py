@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from qdqspec.errors import DataError
-from qdqspec.quantize.calibrate import given_ranges, read_ranges
-from qdqspec.quantize.ranges import TensorRange
+from qdqspec.qdq.quantize.calibrate import given_ranges, read_ranges
+from qdqspec.qdq.quantize.ranges import TensorRange
 
 HEADER = "TRT-100001-EntropyCalibration2"
 names = st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z"]), min_size=1, max_size=12)

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqspec.arrays import evenly_spaced, extremes
-from qdqspec.quantize.calibrate import (
+from qdqspec._core.arrays import evenly_spaced, extremes
+from qdqspec.qdq.quantize.calibrate import (
     BINS,
     Histogram,
     _divergences,
@@ -14,7 +14,7 @@ from qdqspec.quantize.calibrate import (
     mse_range,
     percentile_range,
 )
-from qdqspec.quantize.ranges import TensorRange
+from qdqspec.qdq.quantize.ranges import TensorRange
 
 
 def histogram_of(values: np.ndarray) -> Histogram:

@@ -12,11 +12,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from qdqspec.errors import ConfigError, ModelError, PlacementError
 from qdqspec.graph.model import Model, load_model
-from qdqspec.quantize.corrections import Corrections, WeightNumbers, weight_key
-from qdqspec.quantize.formats import FORMATS, QuantParams
-from qdqspec.quantize.quantizer import Quantizer
-from qdqspec.quantize.ranges import TensorRange
-from qdqspec.quantize.scales import activation_params, dequantize, quantize, weight_params
+from qdqspec.qdq.quantize.corrections import Corrections, WeightNumbers, weight_key
+from qdqspec.qdq.quantize.formats import FORMATS, QuantParams
+from qdqspec.qdq.quantize.quantizer import Quantizer
+from qdqspec.qdq.quantize.ranges import TensorRange
+from qdqspec.qdq.quantize.scales import activation_params, dequantize, quantize, weight_params
 from qdqspec.types import Consumer, Placement, Site
 
 

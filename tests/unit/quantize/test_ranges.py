@@ -6,7 +6,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from qdqspec.graph.model import Model
-from qdqspec.quantize.ranges import TensorRange, tie_ranges
+from qdqspec.qdq.quantize.ranges import TensorRange, tie_ranges
 
 
 def model_of(*nodes: tuple[str, str, str], **attributes: object) -> Model:

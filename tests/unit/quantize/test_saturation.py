@@ -14,14 +14,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from onnx import helper
 
+from qdqspec.app.session import Session
 from qdqspec.graph.model import Model
 from qdqspec.graph.reference import evaluator_of
 from qdqspec.graph.save import save_model
-from qdqspec.placement.edit.insert import insert_qdq
-from qdqspec.quantize.quantizer import Quantizer
-from qdqspec.quantize.ranges import TensorRange, tie_ranges
-from qdqspec.quantize.saturation import MOST_NODES, STEPS, TOLERANCE, Saturation, saturations
-from qdqspec.session import Session
+from qdqspec.qdq.edit.insert import insert_qdq
+from qdqspec.qdq.quantize.quantizer import Quantizer
+from qdqspec.qdq.quantize.ranges import TensorRange, tie_ranges
+from qdqspec.qdq.quantize.saturation import MOST_NODES, STEPS, TOLERANCE, Saturation, saturations
 from qdqspec.types import Case, Consumer, Inputs, QuantizeRules, Site, TuneRules
 
 WIDE = TensorRange(-20.0, 10.0)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqspec.regions.dominators import DominatorTree, post_dominators, structure_tree
+from qdqspec.graph.regions.dominators import DominatorTree, post_dominators, structure_tree
 
 
 @st.composite

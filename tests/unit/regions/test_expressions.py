@@ -7,7 +7,7 @@ import pytest
 
 from qdqspec.errors import PatternError, SpecError
 from qdqspec.graph.model import Model, load_model
-from qdqspec.regions.expressions import (
+from qdqspec.graph.regions.expressions import (
     BUILT_INS,
     allowed_nodes,
     matched_nodes,

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qdqspec.graph.model import Model
-from qdqspec.regions.folding import fold_graph
-from qdqspec.regions.search import find_regions
+from qdqspec.graph.regions.folding import fold_graph
+from qdqspec.graph.regions.search import find_regions
 from qdqspec.types import BlockError, Consumer, LayerTime, PlacedPair, Site
 
 

@@ -8,8 +8,8 @@ import pytest
 from onnx import numpy_helper
 
 from qdqspec.graph.model import Model
-from qdqspec.regions.forecast import forecast_tuning
-from qdqspec.regions.inspect import forecast_line
+from qdqspec.graph.regions.forecast import forecast_tuning
+from qdqspec.graph.regions.inspect import forecast_line
 
 TEXT = """<ir_version: 8, opset_import: ["": 17]>
   net (float[batch,steps,64] x, float[batch,?] z) => (float[batch,steps,128] y) {

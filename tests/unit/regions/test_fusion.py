@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from contextlib import closing
 
+from qdqspec.app.session import Session
+from qdqspec.graph.regions.search import groups_of
 from qdqspec.graph.unify import joined
-from qdqspec.regions.search import groups_of
-from qdqspec.session import Session
 from qdqspec.types import Case, LayerTime, RegionRules
 
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 import onnx
 import pytest
 
+from qdqspec._core.registry import resolve
 from qdqspec.graph.model import Model, load_model
-from qdqspec.placement.space.judging import judge
-from qdqspec.regions.inspect import Judged, find_bodies, inspect_model, render_text, to_json
-from qdqspec.regions.search import find_regions
-from qdqspec.registry import resolve
+from qdqspec.graph.regions.inspect import Judged, find_bodies, inspect_model, render_text, to_json
+from qdqspec.graph.regions.search import find_regions
+from qdqspec.qdq.space.judging import judge
 
 
 def judged(model: Model, *able: str) -> Judged:

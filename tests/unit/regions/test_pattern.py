@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 
 from qdqspec.graph.model import Model
-from qdqspec.regions.pattern import LabelledGraph, canonical_order
+from qdqspec.graph.regions.pattern import LabelledGraph, canonical_order
 from tests.support.patterns import canonical
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqspec.regions.inspect import Run, runs_of
+from qdqspec.graph.regions.inspect import Run, runs_of
 
 
 def test_repeats_are_found_from_the_first_row():

@@ -7,7 +7,7 @@ import pytest
 
 from qdqspec.errors import SpecError
 from qdqspec.graph.model import Model, load_model
-from qdqspec.regions.search import find_regions
+from qdqspec.graph.regions.search import find_regions
 from qdqspec.types import Region, RegionRules
 
 

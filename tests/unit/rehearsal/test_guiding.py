@@ -5,8 +5,8 @@ from __future__ import annotations
 import onnx
 import pytest
 
+from qdqspec.accuracy.rehearsal import guiding_outputs
 from qdqspec.graph.model import Model
-from qdqspec.rehearsal import guiding_outputs
 
 
 def model_of(body: str, outputs: str = "float[1,8] y") -> Model:

@@ -11,12 +11,12 @@ from onnx import numpy_helper
 from random_models import ranges_for
 from rehearsing import built_outputs, rehearsal_of
 
+from qdqspec.accuracy.rehearsal import RehearsalRefusedError, sites_of
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.errors import PlacementError
 from qdqspec.graph.model import Model, load_model
-from qdqspec.placement.space.search_space import SchemeSpace
-from qdqspec.quantize.quantizer import Quantizer
-from qdqspec.rehearsal import RehearsalRefusedError, sites_of
+from qdqspec.qdq.quantize.quantizer import Quantizer
+from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.types import Consumer, Placement, QuantizeRules, Site
 
 MODELS = Path(__file__).parents[3] / "specs" / "models"

@@ -12,15 +12,15 @@ import pytest
 from onnx import numpy_helper
 from rehearsing import rehearsal_of
 
+from qdqspec.accuracy.rehearsal import sites_of
 from qdqspec.backends.onnxruntime import ops
 from qdqspec.graph.model import Model
 from qdqspec.graph.save import save_model
-from qdqspec.placement.edit.insert import insert_qdq
-from qdqspec.placement.space.search_space import SchemeSpace
-from qdqspec.quantize.corrections import Corrections, weight_key
-from qdqspec.quantize.quantizer import Quantizer
-from qdqspec.quantize.ranges import TensorRange
-from qdqspec.rehearsal import sites_of
+from qdqspec.qdq.edit.insert import insert_qdq
+from qdqspec.qdq.quantize.corrections import Corrections, weight_key
+from qdqspec.qdq.quantize.quantizer import Quantizer
+from qdqspec.qdq.quantize.ranges import TensorRange
+from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.types import Placement
 
 ROUNDED = ops.capabilities(()).rounds_biases

@@ -12,17 +12,17 @@ from onnx import numpy_helper
 from random_models import ranges_for
 from rehearsing import rehearsal_of, summed_db, summed_noise
 
-from qdqspec.backends.onnxruntime.engine import OnnxRuntime
-from qdqspec.graph.model import Model, load_model
-from qdqspec.placement.space.search_space import SchemeSpace
-from qdqspec.quantize.quantizer import Quantizer
-from qdqspec.rehearsal import (
+from qdqspec.accuracy.rehearsal import (
     Rehearsal,
     RehearsalRefusedError,
     find_sensitivities,
     sensitivity,
     sites_of,
 )
+from qdqspec.backends.onnxruntime.engine import OnnxRuntime
+from qdqspec.graph.model import Model, load_model
+from qdqspec.qdq.quantize.quantizer import Quantizer
+from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.types import Consumer, Placement, Site
 
 MODELS = Path(__file__).parents[3] / "specs" / "models"

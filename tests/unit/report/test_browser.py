@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from qdqspec.report.formats import html
+from qdqspec.app.report.formats import html
 from qdqspec.testing.records import bare_run, empty_run, hostile_run, sample_run
 from qdqspec.types import GraphPart, RunRecord
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from qdqspec.report.charts import baseline_chart, errors_chart, front_chart
-from qdqspec.report.facts import MOST_BLOCKS, block_errors, case_tables
-from qdqspec.report.formats import html
-from qdqspec.report.record import record_from_json, record_to_json
-from qdqspec.report.tables import Table
+from qdqspec.app.report.charts import baseline_chart, errors_chart, front_chart
+from qdqspec.app.report.facts import MOST_BLOCKS, block_errors, case_tables
+from qdqspec.app.report.formats import html
+from qdqspec.app.report.record import record_from_json, record_to_json
+from qdqspec.app.report.tables import Table
 from qdqspec.testing.records import (
     cached_case,
     faster_case,

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from qdqspec._core.node_digests import NodeDigest, pack
+from qdqspec.app.report.compare import ComparedCase, compare_runs, comparison_text, comparison_to_json
 from qdqspec.errors import StateError
-from qdqspec.node_digests import NodeDigest, pack
-from qdqspec.report.compare import ComparedCase, compare_runs, comparison_text, comparison_to_json
 from qdqspec.testing.records import alone_case, cached_case, faster_case, sample_regression, sample_run
 from qdqspec.types import CaseRecord, DeviceKey, LatencyEvidence, RegressionEvidence, RunRecord, Samples
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ruamel.yaml import YAML
 from sample_evidence import sample_culprits
 
-from qdqspec.report.culprits import culprits_json, culprits_text
+from qdqspec.app.report.culprits import culprits_json, culprits_text
 from qdqspec.types import Consumer, CulpritEvidence
 
 SAMPLE = sample_culprits()

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqspec.measurement.explained import (
+from qdqspec.app.report.explain_text import explain_json, explain_text
+from qdqspec.app.report.explain_words import advice, paragraph, verdict
+from qdqspec.timing.explained import (
     ExplainedEngine,
     compare,
     find_reference,
@@ -18,8 +20,6 @@ from qdqspec.measurement.explained import (
     same_nodes,
     short_place,
 )
-from qdqspec.report.explain_text import explain_json, explain_text
-from qdqspec.report.explain_words import advice, paragraph, verdict
 from qdqspec.types import LayerTime
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from qdqspec.report.write import annotation_lines, append_summary, write_reports
+from qdqspec.app.report.write import annotation_lines, append_summary, write_reports
 from qdqspec.testing.records import sample_run
 
 

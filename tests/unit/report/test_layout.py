@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from qdqspec.report.record import LatencyPart, ParityPart, RecordPart, SearchPart, TrialPart, written
+from qdqspec.app.report.record import LatencyPart, ParityPart, RecordPart, SearchPart, TrialPart, written
 from qdqspec.types import LatencyEvidence, ParityEvidence, SearchResult, Site, Trial
 
 TRIAL = {

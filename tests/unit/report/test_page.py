@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qdqspec.app.report.facts import ops_table, pairs_table
+from qdqspec.app.report.formats import html, markdown
+from qdqspec.app.report.formats.csv import report_format as csv_format
+from qdqspec.app.report.page import PageBlock, fitted
+from qdqspec.app.report.svg import ticks
+from qdqspec.app.report.tables import summary_table
 from qdqspec.checks.verdicts import raised
 from qdqspec.errors import DataError
-from qdqspec.report.facts import ops_table, pairs_table
-from qdqspec.report.formats import html, markdown
-from qdqspec.report.formats.csv import report_format as csv_format
-from qdqspec.report.page import PageBlock, fitted
-from qdqspec.report.svg import ticks
-from qdqspec.report.tables import summary_table
 from qdqspec.testing.records import (
     alone_case,
     cached_case,

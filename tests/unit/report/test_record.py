@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqspec.errors import StateError
-from qdqspec.report.record import (
+from qdqspec.app.report.record import (
     RunPart,
     case_from_json,
     case_to_json,
@@ -19,6 +18,7 @@ from qdqspec.report.record import (
     record_from_json,
     record_to_json,
 )
+from qdqspec.errors import StateError
 from qdqspec.testing.records import (
     alone_case,
     bare_run,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from qdqspec.report.record import json_text, record_from_json, record_to_json
-from qdqspec.report.runtimes import conclusions, runtimes_text
-from qdqspec.report.write import format_named, write_comparisons
+from qdqspec.app.report.record import json_text, record_from_json, record_to_json
+from qdqspec.app.report.runtimes import conclusions, runtimes_text
+from qdqspec.app.report.write import format_named, write_comparisons
 from qdqspec.testing.records import sample_run
 from qdqspec.types import (
     Interval,

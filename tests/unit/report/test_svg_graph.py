@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qdqspec.report.charts import layers_chart
-from qdqspec.report.formats import html
-from qdqspec.report.svg import model_graph, style_of
+from qdqspec.app.report.charts import layers_chart
+from qdqspec.app.report.formats import html
+from qdqspec.app.report.svg import model_graph, style_of
 from qdqspec.testing.records import faster_case, sample_run
 from qdqspec.types import GraphPart, RunRecord
 

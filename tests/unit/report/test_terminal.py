@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tabulate import tabulate
 
-from qdqspec.report.terminal import colored, fitted, wants_color, within
+from qdqspec.app.report.terminal import colored, fitted, wants_color, within
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from qdqspec.app.report.tables import summary_table
+from qdqspec.app.report.write import format_named
 from qdqspec.checks.verdicts import raised
 from qdqspec.errors import DataError
-from qdqspec.report.tables import summary_table
-from qdqspec.report.write import format_named
 from qdqspec.testing.records import faster_case
 from qdqspec.types import Evidence, RunRecord
 

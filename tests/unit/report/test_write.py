@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from qdqspec.app.report.write import format_for, render, write_json, write_report, write_reports
 from qdqspec.errors import ConfigError, OutputError
-from qdqspec.report.write import format_for, render, write_json, write_report, write_reports
 from qdqspec.testing.records import sample_run
 
 

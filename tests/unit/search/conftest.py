@@ -13,8 +13,8 @@ from searches import pure_placements
 from qdqspec.backends.onnxruntime import backend
 from qdqspec.graph.fold import fold_batchnorm
 from qdqspec.graph.model import load_model
-from qdqspec.placement.space.search_space import SchemeSpace
-from qdqspec.regions.search import find_regions
+from qdqspec.graph.regions.search import find_regions
+from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.search.base import Proposal, SearchSetup
 from qdqspec.search.energy import Energy
 from qdqspec.testing.strategies import Oracle, small_space

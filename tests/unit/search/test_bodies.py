@@ -11,8 +11,8 @@ from onnx import numpy_helper
 
 from qdqspec.backends.onnxruntime import backend
 from qdqspec.graph.model import Model
-from qdqspec.placement.space.search_space import SchemeSpace
-from qdqspec.regions.search import find_regions
+from qdqspec.graph.regions.search import find_regions
+from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.search.blocks import labels_of, tie
 from qdqspec.search.strategies.exhaustive import Exhaustive
 from qdqspec.search.strategies.region import RegionSearch

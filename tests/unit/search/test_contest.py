@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from qdqspec.accuracy.gate import Runs
+from qdqspec.backends._open_engines import Engines
 from qdqspec.backends.base import BuildOptions
 from qdqspec.errors import BackendError, OutputError
-from qdqspec.measurement.engines import Engines
-from qdqspec.measurement.profiles import Load, Part
-from qdqspec.parity.gate import Runs
 from qdqspec.search.limits import Limits
+from qdqspec.timing.profiles import Load, Part
 from qdqspec.types import Placement, Trial
 from tests.support.lab import (
     FEEDS,

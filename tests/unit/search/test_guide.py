@@ -9,9 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from qdqspec.parity.compare import power_of
-from qdqspec.placement.space.search_space import SchemeSpace
-from qdqspec.placement.space.units import Unit
+from qdqspec.accuracy.compare import power_of
+from qdqspec.qdq.space.search_space import SchemeSpace
+from qdqspec.qdq.space.units import Unit
 from qdqspec.search.base import SearchSetup, Strategy, profiled
 from qdqspec.search.blocks import fuse
 from qdqspec.search.guide import Guide

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from qdqspec.errors import BackendError
-from qdqspec.measurement.journal import trial_from_json, trial_to_json
+from qdqspec.search.journal import trial_from_json, trial_to_json
 from qdqspec.search.limits import Limits, MetricLimit
 from qdqspec.types import Placement, SearchLimits
 from tests.support.lab import QUIET, REFERENCE, Candidate, Lab, MakeLab, lab_in, placement, started

@@ -11,15 +11,15 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
+from qdqspec._core.registry import resolve
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.graph.model import load_model
 from qdqspec.graph.save import save_model
-from qdqspec.placement.edit.insert import Inserter
-from qdqspec.placement.space.search_space import SchemeSpace
-from qdqspec.quantize.quantizer import Quantizer
-from qdqspec.quantize.ranges import TensorRange
-from qdqspec.registry import resolve
+from qdqspec.qdq.edit.insert import Inserter
+from qdqspec.qdq.quantize.quantizer import Quantizer
+from qdqspec.qdq.quantize.ranges import TensorRange
+from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.search.base import Proposal, SearchSetup, Strategy
 from qdqspec.types import Placement, QuantizeRules, Trial
 from tests.support.fake_times import true_ms

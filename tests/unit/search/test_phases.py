@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from qdqspec.parity.compare import power_of
-from qdqspec.placement.space.search_space import SchemeSpace
+from qdqspec.accuracy.compare import power_of
+from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.search.base import SearchSetup
 from qdqspec.search.limits import Limits, MetricLimit
 from qdqspec.search.posterior import Posterior

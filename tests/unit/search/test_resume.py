@@ -9,10 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from qdqspec.deadline import Deadline
-from qdqspec.measurement.journal import trial_from_json, trial_to_json
-from qdqspec.registry import names, resolve
+from qdqspec._core.deadline import Deadline
+from qdqspec._core.registry import names, resolve
 from qdqspec.search.base import Proposal, SearchSetup
+from qdqspec.search.journal import trial_from_json, trial_to_json
 from qdqspec.search.loop import Built, Search
 from qdqspec.testing.strategies import Oracle, small_space
 from qdqspec.types import Samples, Trial

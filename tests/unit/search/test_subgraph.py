@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from qdqspec.placement.space.search_space import SchemeSpace
+from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.search.base import Proposal, SearchSetup
 from qdqspec.search.strategies.subgraph import (
     MOST_NODES,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qdqspec.placement.space.search_space import SchemeSpace
+from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.search.blocks import block_codes, labels_of, tie, uniform_codes
 
 

@@ -15,11 +15,11 @@ from arrays import arrays_of
 from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from qdqspec.app.report.formats.markdown import MarkdownFormat
+from qdqspec.app.report.record import record_from_json, record_to_json
+from qdqspec.app.session import Session
 from qdqspec.backends.base import BuildOptions
 from qdqspec.errors import ConfigError, DataError
-from qdqspec.report.formats.markdown import MarkdownFormat
-from qdqspec.report.record import record_from_json, record_to_json
-from qdqspec.session import Session
 from qdqspec.testing.records import params_of
 from qdqspec.types import AccuracyRules, Case, CheckSpec, Inputs, TuneRules
 

@@ -12,7 +12,7 @@ from arrays import arrays_of
 from onnx import numpy_helper
 from simulated_times import simulate_times
 
-from qdqspec.session import Session
+from qdqspec.app.session import Session
 from qdqspec.types import AccuracyRules, Case, Inputs, InputShape, QuantizeRules, ShapeProfile, TuneRules
 
 SPREAD = 1e4  # ratio of the largest to the smallest channel of a scaled layer

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from simulated_times import simulate_times
 
-from qdqspec.report.facts import errors_table
-from qdqspec.report.record import case_from_json, case_to_json
-from qdqspec.session import Session
+from qdqspec.app.report.facts import errors_table
+from qdqspec.app.report.record import case_from_json, case_to_json
+from qdqspec.app.session import Session
 from qdqspec.types import CaseRecord
 
 
@@ -17,7 +17,7 @@ from qdqspec.types import CaseRecord
 def _same_search(engine_threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Searches that build the same placements, and have time for the error of each block, on any machine."""
     simulate_times(monkeypatch)
-    monkeypatch.setattr("qdqspec.session.outcome.ERRORS_SHARE", 1e3)
+    monkeypatch.setattr("qdqspec.app.session.outcome.ERRORS_SHARE", 1e3)
 
 
 def test_a_search_with_a_limit_has_the_error_of_each_block(models: Path, tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_a_search_far_above_its_limit_measures_the_errors_of_blocks_at_its_end(
 def test_errors_of_blocks_are_missing_with_a_reason_if_the_time_was_over(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qdqspec.session.outcome.ERRORS_SHARE", 0.0)
+    monkeypatch.setattr("qdqspec.app.session.outcome.ERRORS_SHARE", 0.0)
     with Session(output=tmp_path / "out", no_cache=True) as session:
         result = session.tune(models / "digits_resnet.onnx", **_asked(models, min_sqnr_db=1))
     assert not result.search.errors

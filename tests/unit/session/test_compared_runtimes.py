@@ -8,11 +8,11 @@ from pathlib import Path
 import other_fake
 import pytest
 
+from qdqspec.app.preparation.resources import lock_of
+from qdqspec.app.session import Session
 from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.errors import BackendError
-from qdqspec.measurement.lock import DeviceLock
-from qdqspec.preparation.resources import lock_of
-from qdqspec.session import Session
+from qdqspec.timing.lock import DeviceLock
 from qdqspec.types import Case, RuntimeComparison, TuneRules
 from tests.support.fake_times import true_ms
 

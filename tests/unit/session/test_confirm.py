@@ -13,12 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qdqspec._core.deadline import Deadline
+from qdqspec._core.units import proved_text
+from qdqspec.app.session.confirm import APART_SECONDS, MOST_TIMES, _Confirmation, confirm
 from qdqspec.backends.fake.engine import FakeDevice
-from qdqspec.deadline import Deadline
-from qdqspec.measurement import bench as measurement
-from qdqspec.measurement.together import Together
 from qdqspec.search.limits import Limits
-from qdqspec.session.confirm import APART_SECONDS, MOST_TIMES, _Confirmation, confirm
+from qdqspec.timing import bench as measurement
+from qdqspec.timing.together import Together
 from qdqspec.types import (
     Consumer,
     Interval,
@@ -31,7 +32,6 @@ from qdqspec.types import (
     Site,
     Trial,
 )
-from qdqspec.units import proved_text
 
 
 def placed(*tensors: str) -> Placement:

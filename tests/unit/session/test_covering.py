@@ -14,12 +14,12 @@ import pytest
 from arrays import arrays_of
 from rtx_installed import require_rtx
 
+from qdqspec.app.report.charts import layers_chart, search_chart
+from qdqspec.app.report.write import write_results
+from qdqspec.app.session import Session
 from qdqspec.backends.base import BuildOptions, Capabilities
 from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.errors import ConfigError, StateError
-from qdqspec.report.charts import layers_chart, search_chart
-from qdqspec.report.write import write_results
-from qdqspec.session import Session
 from qdqspec.spec.kinds import params_of
 from qdqspec.types import Case, CheckSpec, Evidence, Inputs, InputShape, ShapeProfile, TuneRules
 

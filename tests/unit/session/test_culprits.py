@@ -13,11 +13,11 @@ from onnx import numpy_helper
 
 from qdqspec import find_culprits
 from qdqspec.accuracy import culprits
-from qdqspec.accuracy.culprits import culprits_of
+from qdqspec.app.evidence.culprits import culprits_of
+from qdqspec.app.preparation.prepare import Prepared
+from qdqspec.app.session import Session
 from qdqspec.backends.base import BuildOptions
 from qdqspec.graph.model import load_model
-from qdqspec.preparation.prepare import Prepared
-from qdqspec.session import Session
 from qdqspec.testing.records import params_of
 from qdqspec.types import Case, CheckSpec, Consumer, CulpritEvidence, Inputs, PlacedPair, Site
 

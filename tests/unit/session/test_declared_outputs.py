@@ -9,8 +9,8 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
+from qdqspec.app.session import Session
 from qdqspec.graph.model import load_model
-from qdqspec.session import Session
 from qdqspec.types import Case, Inputs, InputShape, ShapeProfile, TuneRules
 
 TEXT = """<ir_version: 8, opset_import: ["": 17]>

@@ -13,13 +13,13 @@ from doubling import Doubling
 from onnx import TensorProto, helper, numpy_helper
 from refused_models import integers_with_other_values
 
-from qdqspec.arrays import Array
+from qdqspec._core.arrays import Array
+from qdqspec.app.cli import main
+from qdqspec.app.preparation.definition import compared_with_definition
+from qdqspec.app.session import Session
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
-from qdqspec.cli import main
 from qdqspec.graph.model import load_model
-from qdqspec.preparation.definition import compared_with_definition
-from qdqspec.session import Session
 
 RANDOM = np.random.default_rng(11)
 

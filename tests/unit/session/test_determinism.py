@@ -14,8 +14,8 @@ import onnx
 import pytest
 from chains import SHAPE, chain_model
 
-from qdqspec.registry import names
-from qdqspec.session import Session
+from qdqspec._core.registry import names
+from qdqspec.app.session import Session
 from qdqspec.types import Case, Inputs, QuantizeRules, SearchResult, TuneRules
 
 CLOCKS = ("build_seconds", "sum")  # the time of a build, and the digest of a line that contains it

@@ -10,9 +10,9 @@ import onnx
 import pytest
 from onnx import TensorProto
 
+from qdqspec.app.session import Session
 from qdqspec.graph.model import load_model
-from qdqspec.placement.scheme.scheme_file import apply_scheme, read_scheme
-from qdqspec.session import Session
+from qdqspec.qdq.scheme.scheme_file import apply_scheme, read_scheme
 
 MODEL = """<ir_version: 9, opset_import: ["" : 19, "mine" : 1]> g (float16[1, 8, 8] x) => (float16[1, 8, 8] y) {
     [a] a = mine.Rotate(x)  [b] b = mine.Rotate(a)  [m] c = MatMul(a, b)  [n] d = MatMul(c, b)

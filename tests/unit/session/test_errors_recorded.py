@@ -12,12 +12,12 @@ import onnx
 import pytest
 from chains import chain_model
 
+from qdqspec.app.report.record import record_from_json, record_to_json
+from qdqspec.app.report.tables import summary_table
+from qdqspec.app.report.write import write_results
+from qdqspec.app.session import Session
 from qdqspec.backends.base import BuildOptions
 from qdqspec.errors import ConfigError, DataError, QdqspecError
-from qdqspec.report.record import record_from_json, record_to_json
-from qdqspec.report.tables import summary_table
-from qdqspec.report.write import write_results
-from qdqspec.session import Session
 from qdqspec.testing.records import params_of
 from qdqspec.types import Case, CheckSpec, Inputs, RunRecord, TuneRules
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qdqspec.accuracy.expected_metric import RehearsedMetric
-from qdqspec.parity.metrics import Score
+from qdqspec.accuracy.metrics import Score
+from qdqspec.app.session.expected_metric import RehearsedMetric
 from qdqspec.types import AccuracyRules, Placement, Site, Trial
 
 SAMPLES = 64

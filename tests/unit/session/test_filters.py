@@ -11,12 +11,12 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from qdqspec._core.registry import names
+from qdqspec.app.session import Session
 from qdqspec.errors import BackendError, PlacementError
 from qdqspec.graph.model import load_model
-from qdqspec.placement.read.import_qdq import placement_for
-from qdqspec.registry import names
+from qdqspec.qdq.read.import_qdq import placement_for
 from qdqspec.search.base import Proposal
-from qdqspec.session import Session
 from qdqspec.types import Case, Inputs, PatternRules, Placement, Trial, TuneRules
 
 WORDS = ("fake.run_noise=0.005", "fake.wall_noise=0.01", "fake.build_noise=0.002")

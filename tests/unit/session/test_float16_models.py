@@ -13,17 +13,17 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, numpy_helper
 
+from qdqspec.app.preparation.float_types import note_float_types
+from qdqspec.app.report.record import case_to_json
+from qdqspec.app.session import Session
+from qdqspec.app.session.study import Study
 from qdqspec.backends.onnxruntime.optimize import everything
 from qdqspec.graph.float32 import computes_in_float16, is_converted, with_integer_kernels
 from qdqspec.graph.model import Model, load_model
-from qdqspec.placement.read.diff import diff_models
-from qdqspec.placement.read.import_qdq import import_placement
-from qdqspec.placement.read.strip import strip_qdq
-from qdqspec.placement.scheme.scheme_file import apply_scheme, read_scheme, write_scheme
-from qdqspec.preparation.float_types import note_float_types
-from qdqspec.report.record import case_to_json
-from qdqspec.session import Session
-from qdqspec.session.study import Study
+from qdqspec.qdq.read.diff import diff_models
+from qdqspec.qdq.read.import_qdq import import_placement
+from qdqspec.qdq.read.strip import strip_qdq
+from qdqspec.qdq.scheme.scheme_file import apply_scheme, read_scheme, write_scheme
 from qdqspec.types import Case, CaseRecord, Interval, LatencyEvidence, RatioTest, TuneRules
 from tests.support.arrays import arrays_of
 from tests.support.half_models import in_float16

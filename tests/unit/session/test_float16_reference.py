@@ -11,12 +11,12 @@ import onnx
 import pytest
 from onnx import TensorProto, numpy_helper
 
+from qdqspec.app.report.record import case_to_json
+from qdqspec.app.session import Session
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.onnxruntime.optimize import half_model
 from qdqspec.graph.model import load_model
 from qdqspec.graph.reference import reference_outputs
-from qdqspec.report.record import case_to_json
-from qdqspec.session import Session
 from qdqspec.types import Case, CaseRecord, TuneRules
 
 TEXT = """<ir_version: 8, opset_import: ["": 17]> chain (float[1,8,12,12] x) => (float[1,8,12,12] y) {

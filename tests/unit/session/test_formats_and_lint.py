@@ -11,10 +11,10 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
+from qdqspec.app.session import Session
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
-from qdqspec.checks.lint import check as lint_check
-from qdqspec.session import Session
+from qdqspec.checks.kinds.lint import check as lint_check
 from qdqspec.types import Case, CheckSpec, QuantizeRules, TuneRules
 
 TEXT = """<ir_version: 8, opset_import: ["": 17]> chain (float[1,8,12,12] x) => (float[1,8,12,12] y) {

@@ -11,8 +11,8 @@ import onnx
 import pytest
 from chains import chain_model
 
+from qdqspec.app.session import Session
 from qdqspec.backends.base import BuildOptions
-from qdqspec.session import Session
 from qdqspec.types import Case, TuneRules
 
 Open = Callable[..., Session]

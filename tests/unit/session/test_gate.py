@@ -11,12 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qdqspec.baseline.compare import Conditions, rules_of
-from qdqspec.baseline.store import update_baseline
-from qdqspec.checks.regression import check as regression_check
-from qdqspec.config import Settings
-from qdqspec.measurement.change import ratio_interval, ratio_times
-from qdqspec.session.gate import (
+from qdqspec._core.config import Settings
+from qdqspec.app.session.gate import (
     CLOSE_BUILDS,
     CLOSE_ROUNDS,
     FIRST_BUILDS,
@@ -25,6 +21,10 @@ from qdqspec.session.gate import (
     Gatekeeper,
     damaged_baselines,
 )
+from qdqspec.checks.baseline.compare import Conditions, rules_of
+from qdqspec.checks.baseline.store import update_baseline
+from qdqspec.checks.kinds.regression import check as regression_check
+from qdqspec.timing.change import ratio_interval, ratio_times
 from qdqspec.types import (
     Case,
     CheckSpec,

@@ -12,12 +12,12 @@ import pytest
 from arrays import arrays_of
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
+from qdqspec.app.preparation.float_form import float_form_of
+from qdqspec.app.session import Session
 from qdqspec.graph.definition import is_quantized
 from qdqspec.graph.model import load_model
-from qdqspec.placement.read.strip import strip_qdq
-from qdqspec.placement.scheme.scheme_file import apply_scheme, read_scheme
-from qdqspec.preparation.float_form import float_form_of
-from qdqspec.session import Session
+from qdqspec.qdq.read.strip import strip_qdq
+from qdqspec.qdq.scheme.scheme_file import apply_scheme, read_scheme
 from qdqspec.types import Case, Inputs, PatternRules, QuantizeRules, TuneRules
 
 DATA = Path(__file__).parents[2] / "data"

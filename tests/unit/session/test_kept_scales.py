@@ -13,17 +13,17 @@ from arrays import arrays_of
 from graph_text import model_of
 from random_models import ranges_for
 
+from qdqspec.app.preparation.kept_scales import kept_scales, without_overflows
+from qdqspec.app.preparation.prepare import Prepared
+from qdqspec.app.session import Session
 from qdqspec.graph.fold import fold_weights
 from qdqspec.graph.model import Model
 from qdqspec.graph.save import save_model
-from qdqspec.placement.edit.insert import insert_qdq
-from qdqspec.placement.read.import_qdq import placement_for
-from qdqspec.placement.read.strip import strip_qdq
-from qdqspec.preparation.kept_scales import kept_scales, without_overflows
-from qdqspec.preparation.prepare import Prepared
-from qdqspec.quantize.corrections import weight_key
-from qdqspec.quantize.quantizer import Quantizer
-from qdqspec.session import Session
+from qdqspec.qdq.edit.insert import insert_qdq
+from qdqspec.qdq.quantize.corrections import weight_key
+from qdqspec.qdq.quantize.quantizer import Quantizer
+from qdqspec.qdq.read.import_qdq import placement_for
+from qdqspec.qdq.read.strip import strip_qdq
 from qdqspec.types import Case, Consumer, Inputs, Placement, QuantizeRules, Site, TuneRules
 
 

@@ -13,13 +13,13 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from qdqspec.corrections.find import FoundCorrections
-from qdqspec.parity.gate import SAMPLES
-from qdqspec.preparation.correcting import Correcting
-from qdqspec.report.record import record_to_json
-from qdqspec.report.tables import summary_table
+from qdqspec.accuracy.corrections.find import FoundCorrections
+from qdqspec.accuracy.gate import SAMPLES
+from qdqspec.app.preparation.correcting import Correcting
+from qdqspec.app.report.record import record_to_json
+from qdqspec.app.report.tables import summary_table
+from qdqspec.app.session import Session, tuning
 from qdqspec.search.loop import Search
-from qdqspec.session import Session, tuning
 from qdqspec.types import Case, Inputs, RunRecord, TuneRules
 
 TEXT = """<ir_version: 8, opset_import: ["": 19]> net (float[1,8,24,24] x) => (float[1,8,24,24] y) {

@@ -12,8 +12,8 @@ import onnx
 import pytest
 
 from qdqspec import verify
+from qdqspec.app.session import Session
 from qdqspec.errors import DataError
-from qdqspec.session import Session
 from qdqspec.spec.kinds import params_of
 from qdqspec.types import Case, CheckSpec, Inputs, TuneRules
 

@@ -12,15 +12,15 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from qdqspec.accuracy.oracle import RehearsalOracle
-from qdqspec.accuracy.rehearser import Rehearser
+from qdqspec.accuracy.gate import FIRST_DOUBT_DB, MOST_DOUBT_DB, SAMPLES, Evaluator
+from qdqspec.accuracy.rehearsal import Rehearsal, RehearsedEngine, Sensitivities, find_sensitivities
+from qdqspec.app.session import Session
+from qdqspec.app.session.oracle import RehearsalOracle
+from qdqspec.app.session.rehearser import Rehearser
+from qdqspec.backends._open_engines import Engines
 from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.errors import BackendError
-from qdqspec.measurement.engines import Engines
-from qdqspec.parity.gate import FIRST_DOUBT_DB, MOST_DOUBT_DB, SAMPLES, Evaluator
-from qdqspec.placement.space.search_space import SchemeSpace
-from qdqspec.rehearsal import Rehearsal, RehearsedEngine, Sensitivities, find_sensitivities
-from qdqspec.session import Session
+from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.types import Case, Inputs, Placement, Trial, TuneRules
 
 TEXT = """<ir_version: 8, opset_import: ["": 17]> net (float[1,4,8,8] x) => (float[1,4,8,8] y) {
@@ -201,7 +201,7 @@ def test_failed_builds_do_not_change_predictions(opened: tuple[RehearsalOracle, 
 def test_an_oracle_without_enough_memory_returns_nothing_with_a_note(
     opened: tuple[RehearsalOracle, SchemeSpace], notes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qdqspec.rehearsal.rehearsal.bytes_left", lambda: 16)
+    monkeypatch.setattr("qdqspec.accuracy.rehearsal.rehearsal.bytes_left", lambda: 16)
     oracle, space = opened
     assert oracle.predicted_db(space.resolve(space.everything())) is None
     assert oracle.noise() is None
@@ -232,7 +232,7 @@ def test_placements_are_predicted_even_if_the_noise_of_labels_cannot_be_measured
         def failing(*_: object, **__: object) -> None:
             raise BackendError("the runtime could not build a part")
 
-        monkeypatch.setattr("qdqspec.accuracy.oracle.find_sensitivities", failing)
+        monkeypatch.setattr("qdqspec.app.session.oracle.find_sensitivities", failing)
         assert oracle.noise() is None
         first, *_ = space.units
         assert oracle.predicted_db(space.resolve({first.id: first.full})) is not None
@@ -252,7 +252,7 @@ def test_neighbouring_pairs_are_measured_together_if_each_alone_takes_too_long(
         asked.append((samples, together))
         return find_sensitivities(rehearsal, samples=samples, together=together)
 
-    monkeypatch.setattr("qdqspec.accuracy.oracle.find_sensitivities", watched)
+    monkeypatch.setattr("qdqspec.app.session.oracle.find_sensitivities", watched)
     with Rehearser(bench, bench.comparison_data()) as rehearser:
         space, switches = bench.space, len(rehearser.rehearsal.switches)
         everything = space.resolve(space.everything())

@@ -9,9 +9,9 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from qdqspec.accuracy.oracle import RehearsalOracle
-from qdqspec.parity.gate import MOST_DB
-from qdqspec.session import Session
+from qdqspec.accuracy.gate import MOST_DB
+from qdqspec.app.session import Session
+from qdqspec.app.session.oracle import RehearsalOracle
 from qdqspec.types import Case, Inputs, Placement, Site, TuneRules
 
 COMPRESSED = """<ir_version: 8, opset_import: ["": 17]> net (float[1,16] x) => (float[n,16] y) {

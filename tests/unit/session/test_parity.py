@@ -15,16 +15,16 @@ from onnx import numpy_helper
 from runs_models import RunsModels
 
 from qdqspec import verify
-from qdqspec.accuracy.parity import SideBySide
-from qdqspec.arrays import Array
+from qdqspec._core.arrays import Array
+from qdqspec._core.config import Settings
+from qdqspec.accuracy.compare import compare_outputs
+from qdqspec.app.evidence.parity import SideBySide
+from qdqspec.app.preparation.auxiliary_runs import ARITHMETIC
+from qdqspec.app.preparation.resources import Resources
 from qdqspec.backends.base import BuildOptions, Engine
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime, OnnxRuntimeEngine
-from qdqspec.config import Settings
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import QDQ_OPS, load_model
-from qdqspec.parity.compare import compare_outputs
-from qdqspec.preparation.auxiliary_runs import ARITHMETIC
-from qdqspec.preparation.resources import Resources
 from qdqspec.types import ParityEvidence
 
 DATA = Path(__file__).parents[2] / "data"
@@ -237,7 +237,7 @@ def test_pairs_are_computed_as_onnx_defines_them(tmp_path: Path) -> None:
 
 
 def test_agreement_is_measured_for_the_top_k_of_the_checks(evidence: ParityEvidence) -> None:
-    from qdqspec.accuracy.parity import questions
+    from qdqspec.app.evidence.parity import questions
     from qdqspec.testing.records import params_of
     from qdqspec.types import Case, CheckSpec, TopK
 

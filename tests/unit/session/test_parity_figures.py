@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqspec.session import Session
+from qdqspec.app.session import Session
 from qdqspec.spec.kinds import params_of
 from qdqspec.types import (
     Case,

@@ -18,15 +18,15 @@ from hypothesis.extra import numpy as hnp
 from onnx import numpy_helper
 from runs_models import RunsModels
 
-from qdqspec.accuracy.probes import search_input
-from qdqspec.accuracy.saved_probe import SavedProbe, read_probe, write_probe
-from qdqspec.arrays import Array
+from qdqspec._core.arrays import Array
+from qdqspec.accuracy.compare import Typical
+from qdqspec.app.cli import main
+from qdqspec.app.evidence.probes import search_input
+from qdqspec.app.evidence.saved_probe import SavedProbe, read_probe, write_probe
+from qdqspec.app.session import Session
 from qdqspec.backends.base import BuildOptions, Engine
 from qdqspec.checks.base import requests_of
-from qdqspec.cli import main
 from qdqspec.errors import BackendError, DataError
-from qdqspec.parity.compare import Typical
-from qdqspec.session import Session
 from qdqspec.testing.records import params_of
 from qdqspec.types import Case, CheckSpec, Inputs, InputShape, ParitySearch, ShapeProfile, TriedInput
 from qdqspec.types.requests import InputRequest

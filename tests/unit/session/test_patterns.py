@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from qdqspec import load_spec
+from qdqspec.app.preparation.prepare import require_patterns
 from qdqspec.errors import PatternError, SpecError
-from qdqspec.preparation.prepare import require_patterns
 from qdqspec.types import Case, PatternRules
 
 SPEC = """\

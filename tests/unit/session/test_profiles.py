@@ -13,12 +13,12 @@ import pytest
 from arrays import arrays_of
 from onnx import TensorProto, helper, numpy_helper
 
+from qdqspec.app.preparation.candidates import PartFiles
+from qdqspec.app.report.record import record_from_json, record_to_json
+from qdqspec.app.report.write import format_for
+from qdqspec.app.session import Session
 from qdqspec.errors import ModelError
 from qdqspec.graph.weights import WeightStore
-from qdqspec.preparation.candidates import PartFiles
-from qdqspec.report.record import record_from_json, record_to_json
-from qdqspec.report.write import format_for
-from qdqspec.session import Session
 from qdqspec.types import Case, Inputs, InputShape, Placement, ShapeProfile, TuneRules
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qdqspec.session.winner import FIRST_BUILDS, SECOND_BUILDS, Recheck, recheck
+from qdqspec.app.session.winner import FIRST_BUILDS, SECOND_BUILDS, Recheck, recheck
 from qdqspec.types import Interval, LatencyEvidence, RatioTest, Samples
 
 

@@ -16,7 +16,7 @@ from arrays import arrays_of
 from onnx import numpy_helper
 from simulated_times import simulate_times
 
-from qdqspec.session import Session
+from qdqspec.app.session import Session
 from qdqspec.types import (
     NOT_CANDIDATES,
     AccuracyRules,

@@ -21,11 +21,15 @@ import onnx
 import pytest
 from chains import chain_model
 
+from qdqspec.accuracy.corrections.find import FoundCorrections
+from qdqspec.app.preparation.correcting import Correcting
+from qdqspec.app.preparation.identity import data_digest
+from qdqspec.app.session import Session
+from qdqspec.app.session.winner import FIRST_BUILDS, SECOND_BUILDS
+from qdqspec.backends._isolation.launch import close_idle
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.fake.engine import FakeDevice
-from qdqspec.backends.isolation.launch import close_idle
-from qdqspec.checks.speedup import check as speedup_check
-from qdqspec.corrections.find import FoundCorrections
+from qdqspec.checks.kinds.speedup import check as speedup_check
 from qdqspec.errors import (
     BackendError,
     ConfigError,
@@ -35,11 +39,7 @@ from qdqspec.errors import (
     QdqspecError,
     StateError,
 )
-from qdqspec.measurement.journal import read_journal
-from qdqspec.preparation.correcting import Correcting
-from qdqspec.preparation.identity import data_digest
-from qdqspec.session import Session
-from qdqspec.session.winner import FIRST_BUILDS, SECOND_BUILDS
+from qdqspec.search.journal import read_journal
 from qdqspec.types import (
     NOT_CANDIDATES,
     Case,
@@ -713,7 +713,7 @@ def test_a_search_whose_results_could_not_be_written_is_not_repeated(
 
     session = open_session()
     with monkeypatch.context() as patch:
-        patch.setattr("qdqspec.session.pipeline.write_results", full)
+        patch.setattr("qdqspec.app.session.pipeline.write_results", full)
         with pytest.raises(OutputError):
             session.search(case)
     resumed = open_session()
@@ -895,7 +895,7 @@ def test_an_output_folder_in_use_is_an_error(
 HOLDER = """
 import sys
 from pathlib import Path
-from qdqspec.measurement.lock import RunLock
+from qdqspec.timing.lock import RunLock
 with RunLock(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
@@ -990,7 +990,7 @@ def test_closing_a_session_after_an_error_ends_its_child_processes(
         def full(*_: object, **__: object) -> None:
             raise OutputError("no space left")
 
-        monkeypatch.setattr("qdqspec.preparation.candidates.save_model", full)
+        monkeypatch.setattr("qdqspec.app.preparation.candidates.save_model", full)
         with closing(open_session()) as session, pytest.raises(OutputError):
             session.search(case)
     assert children() == before

@@ -12,9 +12,9 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from qdqspec.registry import names
+from qdqspec._core.registry import names
+from qdqspec.app.session import Session
 from qdqspec.search.base import Proposal, SearchSetup
-from qdqspec.session import Session
 from qdqspec.types import AccuracyRules, Case, Inputs, SearchResult, TuneRules
 
 TEXT = """<ir_version: 8, opset_import: ["": 19]> net (float[1,8,24,24] x) => (float[1,8,24,24] y) {

@@ -12,11 +12,11 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
+from qdqspec.app.session import Session
+from qdqspec.app.session.study import Study
 from qdqspec.backends.base import BuildOptions
 from qdqspec.errors import BackendError, ConfigError, SpecError, StateError
 from qdqspec.search.base import Proposal, SearchSetup
-from qdqspec.session import Session
-from qdqspec.session.study import Study
 from qdqspec.types import Consumer, Placement, Site, Trial
 
 TEXT = """<ir_version: 8, opset_import: ["": 19]> net (float[1,8,12,12] x) => (float[1,8] y) {

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from qdqspec.session import Session
-from qdqspec.session.tuning import named, trials_of
+from qdqspec.app.session import Session
+from qdqspec.app.session.tuning import named, trials_of
 from qdqspec.testing.strategies import small_space
 from qdqspec.types import TuneRules
 
@@ -16,7 +16,7 @@ def test_the_time_left_decreases_to_zero(tmp_path: Path, monkeypatch: pytest.Mon
     session = Session(root=tmp_path, backend="fake", time_limit=100.0)
     started = session._started[1]
     for now, left in ((0.0, 100.0), (40.0, 60.0), (500.0, 0.0)):
-        monkeypatch.setattr("qdqspec.session.session.time.monotonic", lambda now=now: started + now)
+        monkeypatch.setattr("qdqspec.app.session.session.time.monotonic", lambda now=now: started + now)
         assert session._seconds_left() == pytest.approx(left)
     session.close()
 

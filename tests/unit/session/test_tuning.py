@@ -14,11 +14,11 @@ import pytest
 from arrays import arrays_of
 from simulated_times import simulate_times
 
-from qdqspec.corrections.find import FoundCorrections
-from qdqspec.preparation.correcting import Correcting
+from qdqspec.accuracy.corrections.find import FoundCorrections
+from qdqspec.app.preparation.correcting import Correcting
+from qdqspec.app.session import Session
 from qdqspec.search.base import Proposal
 from qdqspec.search.loop import Built, Contest
-from qdqspec.session import Session
 from qdqspec.types import (
     CORRECTIONS,
     AccuracyRules,
@@ -140,7 +140,7 @@ def test_near_misses_of_the_limit_are_repaired_after_the_search(
         asked.append(limits.min_sqnr_db)
         yield space.resolve(space.everything())
 
-    monkeypatch.setattr("qdqspec.session.tuning.repaired", repaired)
+    monkeypatch.setattr("qdqspec.app.session.tuning.repaired", repaired)
     with Session(root=tmp_path) as session:
         search = session.search(replace(case, tune=TuneRules(trials=1, min_sqnr_db=15.0)))
     assert asked == [15.0]

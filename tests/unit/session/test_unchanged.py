@@ -12,13 +12,13 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
+from qdqspec.app.evidence.kernels import KnownCandidate, quantized_work, rejected_candidates
+from qdqspec.app.report.record import record_from_json, record_to_json
+from qdqspec.app.report.tables import summary_table
+from qdqspec.app.session import Session
+from qdqspec.app.session.outcome import cut_short_text
 from qdqspec.checks.rejected import kernel_lines
-from qdqspec.report.record import record_from_json, record_to_json
-from qdqspec.report.tables import summary_table
 from qdqspec.search.limits import Limits
-from qdqspec.session import Session
-from qdqspec.session.kernels import KnownCandidate, quantized_work, rejected_candidates
-from qdqspec.session.outcome import cut_short_text
 from qdqspec.types import (
     Case,
     Consumer,

@@ -9,19 +9,19 @@ import onnx
 import pytest
 from random_models import ranges_for
 
+from qdqspec.app.preparation.start import Start, warm_starts
 from qdqspec.backends.onnxruntime import backend
 from qdqspec.errors import ConfigError, ModelError, StateError
 from qdqspec.graph.fold import fold_batchnorm
 from qdqspec.graph.model import load_model
+from qdqspec.graph.regions.search import find_regions
 from qdqspec.graph.save import save_model
-from qdqspec.measurement.journal import Journal
-from qdqspec.placement.edit.insert import insert_qdq
-from qdqspec.placement.scheme.cache import gather, write_cache
-from qdqspec.placement.scheme.scheme_file import write_scheme
-from qdqspec.placement.space.search_space import SchemeSpace
-from qdqspec.preparation.start import Start, warm_starts
-from qdqspec.quantize.quantizer import Quantizer
-from qdqspec.regions.search import find_regions
+from qdqspec.qdq.edit.insert import insert_qdq
+from qdqspec.qdq.quantize.quantizer import Quantizer
+from qdqspec.qdq.scheme.cache import gather, write_cache
+from qdqspec.qdq.scheme.scheme_file import write_scheme
+from qdqspec.qdq.space.search_space import SchemeSpace
+from qdqspec.search.journal import Journal
 from qdqspec.types import Placement, Trial
 from tests.support.weights import floating
 

@@ -9,12 +9,12 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
+from qdqspec.app.preparation.start import Start, warm_starts
 from qdqspec.backends.onnxruntime import backend
 from qdqspec.graph.model import Model
-from qdqspec.placement.scheme.cache import gather, write_cache
-from qdqspec.placement.space.search_space import SchemeSpace
-from qdqspec.preparation.start import Start, warm_starts
-from qdqspec.regions.search import find_regions
+from qdqspec.graph.regions.search import find_regions
+from qdqspec.qdq.scheme.cache import gather, write_cache
+from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.types import Placement, Trial
 
 HERE = ("onnxruntime-cpu", "this-machine")

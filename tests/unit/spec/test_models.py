@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from qdqspec import Spec, load_spec
 from qdqspec.errors import SpecError
-from qdqspec.quantize.formats import BIAS_FORMAT, FORMATS, RUN_TIME
+from qdqspec.qdq.quantize.formats import BIAS_FORMAT, FORMATS, RUN_TIME
 from qdqspec.spec.fields import Activations, Format
 from qdqspec.spec.inputs import InputsSection
 from qdqspec.spec.matrix import AXES, ChoiceSection, MatrixSection

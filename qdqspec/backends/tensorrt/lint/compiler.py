@@ -15,9 +15,9 @@ from qdqspec.backends.tensorrt.lint.rule import rule
 from qdqspec.backends.tensorrt.ops import CARRIERS
 from qdqspec.graph.model import Node
 from qdqspec.graph.ops import data_inputs
-from qdqspec.lint.rules import Hit
-from qdqspec.lint.view import View
-from qdqspec.placement.space.completions import edges_before
+from qdqspec.qdq.lint.rules import Hit
+from qdqspec.qdq.lint.view import View
+from qdqspec.qdq.space.completions import edges_before
 from qdqspec.types import Consumer
 
 MEASURED = "measured with TensorRT for RTX 1.7.1.116"

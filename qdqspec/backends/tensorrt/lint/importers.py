@@ -14,8 +14,8 @@ from qdqspec.backends.tensorrt.lint.rule import TABLES, rule
 from qdqspec.graph.flat import MARKERS
 from qdqspec.graph.model import QDQ_OPS, Node
 from qdqspec.graph.ops import is_default
-from qdqspec.lint.rules import Find, Hit
-from qdqspec.lint.view import View
+from qdqspec.qdq.lint.rules import Find, Hit
+from qdqspec.qdq.lint.view import View
 
 # "N" in the tables of all three versions, or in none of them. Integer operators are reported by TRT011.
 NEVER = frozenset(

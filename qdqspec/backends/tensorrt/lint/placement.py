@@ -14,8 +14,8 @@ from qdqspec.backends.tensorrt.lint.rule import FUSIONS, GUIDE, ISSUE, MODEL_OPT
 from qdqspec.backends.tensorrt.ops import ABSORBED, POOLING, WEIGHTED
 from qdqspec.graph.model import Node
 from qdqspec.graph.ops import NEVER, copies_values, data_inputs, is_float, is_nearest
-from qdqspec.lint.rules import Hit, unequal_scales
-from qdqspec.lint.view import LAYOUT, View
+from qdqspec.qdq.lint.rules import Hit, unequal_scales
+from qdqspec.qdq.lint.view import LAYOUT, View
 
 # They always run in float; TRT044 reports them.
 _FLOAT_ONLY = frozenset({"Gelu", "LayerNormalization", "Softmax"})

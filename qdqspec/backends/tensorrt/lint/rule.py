@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from qdqspec.lint import rules
-from qdqspec.lint.rules import Find
+from qdqspec.qdq.lint import rules
+from qdqspec.qdq.lint.rules import Find
 from qdqspec.types import FindingSeverity
 
 TARGETS = ("tensorrt-10", "tensorrt-11")

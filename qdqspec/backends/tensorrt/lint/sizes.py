@@ -24,8 +24,8 @@ from qdqspec.backends.tensorrt.ops import (
 )
 from qdqspec.graph.model import Node
 from qdqspec.graph.trt import DOMAIN
-from qdqspec.lint.rules import Hit
-from qdqspec.lint.view import View
+from qdqspec.qdq.lint.rules import Hit
+from qdqspec.qdq.lint.view import View
 
 _SOURCE = f"{MODEL_OPTIMIZER}, graph_utils"
 

@@ -14,8 +14,8 @@ from qdqspec.backends.tensorrt.lint import importers, numbers, placement, sizes
 from qdqspec.backends.tensorrt.lint.compiler import MEASURED
 from qdqspec.backends.tensorrt.ops import dotted
 from qdqspec.backends.tensorrt_rtx.ops import FORMATS, too_large_for_fp8
-from qdqspec.lint.rules import Hit, also_for
-from qdqspec.lint.view import LAYOUT, View
+from qdqspec.qdq.lint.rules import Hit, also_for
+from qdqspec.qdq.lint.view import LAYOUT, View
 
 TARGETS = ("tensorrt-rtx-1",)
 _FOREIGN_IMPORTED = frozenset(

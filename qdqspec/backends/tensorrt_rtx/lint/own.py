@@ -9,8 +9,8 @@ from onnx import TensorProto
 from qdqspec.backends.tensorrt.lint import numbers
 from qdqspec.backends.tensorrt.lint.compiler import MEASURED
 from qdqspec.backends.tensorrt_rtx.lint.held import TARGETS
-from qdqspec.lint.rules import Hit, rule
-from qdqspec.lint.view import View, type_name
+from qdqspec.qdq.lint.rules import Hit, rule
+from qdqspec.qdq.lint.view import View, type_name
 
 # The stored types for which a pooling has no kernel.
 _FLOAT_POOLS = {

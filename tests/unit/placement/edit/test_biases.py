@@ -14,14 +14,14 @@ from rehearsing import Exact, built_outputs, rehearsal_of
 
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.save import save_model
-from qdqspec.placement.edit.biases import biased_layer
-from qdqspec.placement.edit.insert import insert_qdq
-from qdqspec.placement.read.diff import diff_models
-from qdqspec.placement.read.import_qdq import import_placement
-from qdqspec.placement.read.strip import strip_qdq
-from qdqspec.placement.scheme.scheme_file import apply_scheme, write_scheme
-from qdqspec.quantize.corrections import Corrections, weight_key
-from qdqspec.quantize.quantizer import Quantizer
+from qdqspec.qdq.edit.biases import biased_layer
+from qdqspec.qdq.edit.insert import insert_qdq
+from qdqspec.qdq.quantize.corrections import Corrections, weight_key
+from qdqspec.qdq.quantize.quantizer import Quantizer
+from qdqspec.qdq.read.diff import diff_models
+from qdqspec.qdq.read.import_qdq import import_placement
+from qdqspec.qdq.read.strip import strip_qdq
+from qdqspec.qdq.scheme.scheme_file import apply_scheme, write_scheme
 from qdqspec.types import Consumer, Placement, Site
 
 CHANNELS = 3

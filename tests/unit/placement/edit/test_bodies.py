@@ -9,14 +9,14 @@ import pytest
 from odd.bodies import BODIES
 from random_models import random_inputs, ranges_for
 
+from qdqspec._core.registry import resolve
 from qdqspec.backends.base import Capabilities
 from qdqspec.graph.model import QDQ_OPS, Model
-from qdqspec.placement.edit.insert import insert_qdq
-from qdqspec.placement.read.import_qdq import import_placement
-from qdqspec.placement.read.strip import strip_qdq
-from qdqspec.placement.space.search_space import SchemeSpace
-from qdqspec.quantize.quantizer import Quantizer
-from qdqspec.registry import resolve
+from qdqspec.qdq.edit.insert import insert_qdq
+from qdqspec.qdq.quantize.quantizer import Quantizer
+from qdqspec.qdq.read.import_qdq import import_placement
+from qdqspec.qdq.read.strip import strip_qdq
+from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.types import Consumer, Placement, Site
 
 HEAD = '<ir_version: 8, opset_import: ["": 17]> '

@@ -15,19 +15,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
+from qdqspec.app.preparation.branching import scaled_branches
+from qdqspec.app.preparation.files import write_placed, write_placement
+from qdqspec.app.preparation.prepare import Prepared
+from qdqspec.app.session import Session
 from qdqspec.errors import PlacementError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.save import save_model
-from qdqspec.placement.edit.branches import find_branches
-from qdqspec.placement.edit.equalize import branched, branches_of, equalized, misfit_of, products_of, restored
-from qdqspec.placement.read.diff import diff_models
-from qdqspec.placement.read.import_qdq import import_placement
-from qdqspec.placement.read.strip import strip_qdq
-from qdqspec.placement.scheme.scheme_file import apply_scheme, write_scheme
-from qdqspec.preparation.branching import scaled_branches
-from qdqspec.preparation.files import write_placed, write_placement
-from qdqspec.preparation.prepare import Prepared
-from qdqspec.session import Session
+from qdqspec.qdq.edit.branches import find_branches
+from qdqspec.qdq.edit.equalize import branched, branches_of, equalized, misfit_of, products_of, restored
+from qdqspec.qdq.read.diff import diff_models
+from qdqspec.qdq.read.import_qdq import import_placement
+from qdqspec.qdq.read.strip import strip_qdq
+from qdqspec.qdq.scheme.scheme_file import apply_scheme, write_scheme
 from qdqspec.types import Case, Inputs, QuantizeRules, TuneRules
 
 WIDE = 128

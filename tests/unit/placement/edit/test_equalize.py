@@ -14,12 +14,12 @@ from onnx import TensorProto, helper, numpy_helper
 from qdqspec.errors import PlacementError, StateError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.save import save_model
-from qdqspec.placement.edit.equalize import EQUALIZED, equalized, find_chains, misfit_of, touched
-from qdqspec.placement.edit.insert import insert_qdq
-from qdqspec.placement.read.diff import diff_models
-from qdqspec.placement.read.import_qdq import import_placement
-from qdqspec.placement.read.strip import strip_qdq
-from qdqspec.placement.scheme.scheme_file import SchemeNumbers, apply_scheme, read_scheme, write_scheme
+from qdqspec.qdq.edit.equalize import EQUALIZED, equalized, find_chains, misfit_of, touched
+from qdqspec.qdq.edit.insert import insert_qdq
+from qdqspec.qdq.read.diff import diff_models
+from qdqspec.qdq.read.import_qdq import import_placement
+from qdqspec.qdq.read.strip import strip_qdq
+from qdqspec.qdq.scheme.scheme_file import SchemeNumbers, apply_scheme, read_scheme, write_scheme
 from qdqspec.types import Consumer, PlacedPair, Placement, Site
 
 EXPONENTS = (3, -2, 0, 1)

@@ -17,10 +17,10 @@ from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.observe import observe
 from qdqspec.graph.save import save_model
 from qdqspec.graph.weights import WeightStore
-from qdqspec.placement.edit.excerpt import Excerpt, Excerpts
-from qdqspec.placement.edit.insert import Inserter
-from qdqspec.placement.space.search_space import SchemeSpace
-from qdqspec.quantize.quantizer import Quantizer
+from qdqspec.qdq.edit.excerpt import Excerpt, Excerpts
+from qdqspec.qdq.edit.insert import Inserter
+from qdqspec.qdq.quantize.quantizer import Quantizer
+from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.types import Consumer, Placement
 
 Array = np.ndarray

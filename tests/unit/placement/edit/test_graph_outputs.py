@@ -15,16 +15,16 @@ from random_models import random_inputs, ranges_for
 from qdqspec.backends.onnxruntime import backend
 from qdqspec.errors import PlacementError
 from qdqspec.graph.model import Model
-from qdqspec.placement.edit.insert import Inserter, insert_qdq
-from qdqspec.placement.read.diff import diff_models
-from qdqspec.placement.read.import_qdq import import_placement, placement_for
-from qdqspec.placement.read.strip import strip_qdq
-from qdqspec.placement.read.survival import check_survival
-from qdqspec.placement.scheme.relative import Frames, placement_of, schemes_of
-from qdqspec.placement.scheme.scheme_file import apply_scheme, read_scheme, write_scheme
-from qdqspec.placement.space.search_space import SchemeSpace, project
-from qdqspec.quantize.quantizer import Quantizer
-from qdqspec.regions.search import find_regions
+from qdqspec.graph.regions.search import find_regions
+from qdqspec.qdq.edit.insert import Inserter, insert_qdq
+from qdqspec.qdq.quantize.quantizer import Quantizer
+from qdqspec.qdq.read.diff import diff_models
+from qdqspec.qdq.read.import_qdq import import_placement, placement_for
+from qdqspec.qdq.read.strip import strip_qdq
+from qdqspec.qdq.read.survival import check_survival
+from qdqspec.qdq.scheme.relative import Frames, placement_of, schemes_of
+from qdqspec.qdq.scheme.scheme_file import apply_scheme, read_scheme, write_scheme
+from qdqspec.qdq.space.search_space import SchemeSpace, project
 from qdqspec.types import Consumer, Placement, QuantizeRules, RegionRules, Site
 
 OUTPUT = ("", 0)

@@ -17,10 +17,10 @@ from qdqspec.errors import ModelError, PlacementError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.save import save_model
 from qdqspec.graph.weights import WeightStore
-from qdqspec.placement.edit.insert import Inserter, insert_qdq
-from qdqspec.placement.read.strip import strip_qdq
-from qdqspec.quantize.quantizer import Quantizer
-from qdqspec.quantize.ranges import TensorRange
+from qdqspec.qdq.edit.insert import Inserter, insert_qdq
+from qdqspec.qdq.quantize.quantizer import Quantizer
+from qdqspec.qdq.quantize.ranges import TensorRange
+from qdqspec.qdq.read.strip import strip_qdq
 from qdqspec.types import Consumer, Placement, Site
 
 

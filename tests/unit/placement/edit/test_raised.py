@@ -11,9 +11,9 @@ from random_models import random_inputs, ranges_for
 
 from qdqspec.errors import PlacementError
 from qdqspec.graph.model import Model
-from qdqspec.placement.edit.insert import insert_qdq
-from qdqspec.placement.read.strip import strip_qdq
-from qdqspec.quantize.quantizer import Quantizer
+from qdqspec.qdq.edit.insert import insert_qdq
+from qdqspec.qdq.quantize.quantizer import Quantizer
+from qdqspec.qdq.read.strip import strip_qdq
 from qdqspec.types import Consumer, Placement, Site
 
 # Softmax over several axes is defined differently from opset 13 on: it becomes Shape, Flatten, Softmax and

@@ -11,12 +11,12 @@ from qdqspec.backends.base import Capabilities
 from qdqspec.graph.fold import fold_constants
 from qdqspec.graph.model import Model
 from qdqspec.graph.reference import evaluator_of
-from qdqspec.placement.edit.pairs import misfit
-from qdqspec.placement.read.diff import diff_models, render_text
-from qdqspec.placement.read.import_qdq import import_placement
-from qdqspec.placement.read.strip import strip_qdq
-from qdqspec.placement.space.search_space import SchemeSpace
-from qdqspec.quantize.formats import BLOCK_SIZES, FORMATS
+from qdqspec.qdq.edit.pairs import misfit
+from qdqspec.qdq.quantize.formats import BLOCK_SIZES, FORMATS
+from qdqspec.qdq.read.diff import diff_models, render_text
+from qdqspec.qdq.read.import_qdq import import_placement
+from qdqspec.qdq.read.strip import strip_qdq
+from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.types import Consumer, QuantizeRules, Site
 
 RANDOM = np.random.default_rng(0)

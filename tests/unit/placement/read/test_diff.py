@@ -13,7 +13,7 @@ from onnx import numpy_helper
 from qdqspec.graph.fold import fold_batchnorm
 from qdqspec.graph.given import inlined
 from qdqspec.graph.model import Model, load_model
-from qdqspec.placement.read.diff import SkeletonDiff, diff_models, render_text, to_json
+from qdqspec.qdq.read.diff import SkeletonDiff, diff_models, render_text, to_json
 
 DATA = Path(__file__).parents[3] / "data"
 F32 = np.float32

@@ -15,15 +15,15 @@ from random_models import ranges_for
 
 from qdqspec.graph.fold import fold_weights, with_constant_numbers
 from qdqspec.graph.model import Model, load_model
-from qdqspec.lint import lint_model
-from qdqspec.lint.view import View
-from qdqspec.placement.edit.insert import insert_qdq
-from qdqspec.placement.read.diff import diff_models
-from qdqspec.placement.read.import_qdq import Imported, import_placement, placement_for
-from qdqspec.placement.read.strip import strip_qdq
-from qdqspec.placement.scheme.scheme_file import SchemeNumbers, apply_scheme, write_scheme
-from qdqspec.quantize.corrections import Corrections, WeightNumbers, weight_key
-from qdqspec.quantize.quantizer import Quantizer
+from qdqspec.qdq.edit.insert import insert_qdq
+from qdqspec.qdq.lint import lint_model
+from qdqspec.qdq.lint.view import View
+from qdqspec.qdq.quantize.corrections import Corrections, WeightNumbers, weight_key
+from qdqspec.qdq.quantize.quantizer import Quantizer
+from qdqspec.qdq.read.diff import diff_models
+from qdqspec.qdq.read.import_qdq import Imported, import_placement, placement_for
+from qdqspec.qdq.read.strip import strip_qdq
+from qdqspec.qdq.scheme.scheme_file import SchemeNumbers, apply_scheme, write_scheme
 from qdqspec.types import Consumer, Placement, Site
 
 DATA = Path(__file__).parents[3] / "data"

@@ -8,7 +8,7 @@ import pytest
 from onnx import numpy_helper
 
 from qdqspec.graph.model import Model
-from qdqspec.placement.read.recognize import Signs
+from qdqspec.qdq.read.recognize import Signs
 
 CONSTANTS = {
     "pos": np.ones((2, 2), np.float32),

@@ -15,10 +15,10 @@ from random_models import ranges_for
 from qdqspec.graph.fold import fold_weights
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.save import save_model
-from qdqspec.placement.edit.insert import insert_qdq
-from qdqspec.placement.read.strip import Stripped, strip_qdq
-from qdqspec.quantize.quantizer import Quantizer
-from qdqspec.quantize.ranges import TensorRange
+from qdqspec.qdq.edit.insert import insert_qdq
+from qdqspec.qdq.quantize.quantizer import Quantizer
+from qdqspec.qdq.quantize.ranges import TensorRange
+from qdqspec.qdq.read.strip import Stripped, strip_qdq
 from qdqspec.types import Consumer, Placement, Site
 
 SCALE = "s = Constant<value_float = 0.5>()  z = Constant<value = uint8 {3}>()"

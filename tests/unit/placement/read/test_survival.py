@@ -14,9 +14,9 @@ from onnx import numpy_helper
 from qdqspec.errors import BackendError, ModelError
 from qdqspec.graph.model import load_model
 from qdqspec.graph.save import save_model
-from qdqspec.placement.read import survival
-from qdqspec.placement.read.strip import strip_qdq
-from qdqspec.placement.read.survival import check_survival
+from qdqspec.qdq.read import survival
+from qdqspec.qdq.read.strip import strip_qdq
+from qdqspec.qdq.read.survival import check_survival
 
 DATA = Path(__file__).parents[3] / "data"
 OURS = ("constant-folding", "onnxruntime-basic", "onnxruntime-extended", "onnxruntime-all")

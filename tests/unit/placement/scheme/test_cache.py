@@ -14,7 +14,8 @@ from qdqspec.backends.onnxruntime import backend
 from qdqspec.errors import StateError
 from qdqspec.graph.fold import fold_batchnorm
 from qdqspec.graph.model import Model, load_model
-from qdqspec.placement.scheme.cache import (
+from qdqspec.graph.regions.search import find_regions
+from qdqspec.qdq.scheme.cache import (
     MOST_BYTES,
     CacheEntry,
     Key,
@@ -26,9 +27,8 @@ from qdqspec.placement.scheme.cache import (
     warm_starts,
     write_cache,
 )
-from qdqspec.placement.scheme.relative import parse_scheme
-from qdqspec.placement.space.search_space import SchemeSpace
-from qdqspec.regions.search import find_regions
+from qdqspec.qdq.scheme.relative import parse_scheme
+from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.types import Interval, Placement, Trial
 
 HERE = ("onnxruntime-cpu", "this-machine")

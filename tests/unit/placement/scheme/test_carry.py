@@ -14,9 +14,9 @@ from qdqspec.backends.onnxruntime import backend
 from qdqspec.errors import PlacementError
 from qdqspec.graph.fold import fold_batchnorm
 from qdqspec.graph.model import Model, load_model
-from qdqspec.placement.scheme.relative import Frames, parse_scheme, placement_of, schemes_of
-from qdqspec.placement.space.search_space import SchemeSpace, labels_of, project
-from qdqspec.regions.search import find_regions
+from qdqspec.graph.regions.search import find_regions
+from qdqspec.qdq.scheme.relative import Frames, parse_scheme, placement_of, schemes_of
+from qdqspec.qdq.space.search_space import SchemeSpace, labels_of, project
 from qdqspec.types import Consumer, Placement, Region, RegionRules, Site
 
 HEAD = '<ir_version: 8, opset_import: ["": 17]>'

@@ -10,7 +10,7 @@ from onnx import helper
 
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.protos import rename_tensors
-from qdqspec.placement.scheme.match import Matcher, positions
+from qdqspec.qdq.scheme.match import Matcher, positions
 from qdqspec.types import Consumer, Site
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qdqspec.errors import PlacementError
-from qdqspec.placement.scheme.relative import PatternPlace, RelativeSite, Scheme, parse_scheme, scheme
+from qdqspec.qdq.scheme.relative import PatternPlace, RelativeSite, Scheme, parse_scheme, scheme
 
 KINDS = ("in", "out", "result")
 PLACES = st.builds(PatternPlace, st.sampled_from(KINDS), st.integers(0, 40), st.integers(0, 4))

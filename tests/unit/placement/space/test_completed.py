@@ -14,8 +14,8 @@ from onnx import numpy_helper
 from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.graph.model import Model
-from qdqspec.placement.space.completions import Completions
-from qdqspec.placement.space.search_space import SchemeSpace, labels_of
+from qdqspec.qdq.space.completions import Completions
+from qdqspec.qdq.space.search_space import SchemeSpace, labels_of
 from qdqspec.types import Label
 
 AROUND: dict[str, Label] = {"first": "in+out", "last": "in+out"}

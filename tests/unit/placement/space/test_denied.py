@@ -6,7 +6,7 @@ import onnx
 
 from qdqspec.backends.base import Capabilities
 from qdqspec.graph.model import Model
-from qdqspec.placement.space.search_space import SchemeSpace
+from qdqspec.qdq.space.search_space import SchemeSpace
 
 
 def test_denied_nodes_read_floating_point_and_their_neighbours_stay_quantizable() -> None:

@@ -10,15 +10,15 @@ import pytest
 from onnx import numpy_helper
 from random_models import ranges_for
 
+from qdqspec._core.codec import from_data, to_data
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
-from qdqspec.codec import from_data, to_data
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.save import save_model
-from qdqspec.placement.edit.insert import insert_qdq
-from qdqspec.placement.space.search_space import SchemeSpace
-from qdqspec.quantize.quantizer import Quantizer
+from qdqspec.qdq.edit.insert import insert_qdq
+from qdqspec.qdq.quantize.quantizer import Quantizer
+from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.types import HALVES, Placement, QuantizeRules, kind_of
 
 

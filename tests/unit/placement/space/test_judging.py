@@ -10,10 +10,10 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
+from qdqspec._core.registry import resolve
 from qdqspec.backends.base import Capabilities
 from qdqspec.graph.model import Model, load_model
-from qdqspec.placement.space.judging import NOT_ASKED, judge
-from qdqspec.registry import resolve
+from qdqspec.qdq.space.judging import NOT_ASKED, judge
 from qdqspec.types import QuantizeRules
 
 IMAGE = "float[1,4,6,6]"

@@ -14,13 +14,13 @@ from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.backends.tensorrt.ops import capabilities as tensorrt_capabilities
 from qdqspec.graph.model import Model
-from qdqspec.measurement.journal import trial_from_json, trial_to_json
-from qdqspec.placement.edit.insert import insert_qdq
-from qdqspec.placement.scheme.cache import gather, warm_starts
-from qdqspec.placement.space.search_space import SchemeSpace, labels_of, project
-from qdqspec.quantize.quantizer import Quantizer
-from qdqspec.quantize.ranges import TensorRange
-from qdqspec.regions.search import find_regions
+from qdqspec.graph.regions.search import find_regions
+from qdqspec.qdq.edit.insert import insert_qdq
+from qdqspec.qdq.quantize.quantizer import Quantizer
+from qdqspec.qdq.quantize.ranges import TensorRange
+from qdqspec.qdq.scheme.cache import gather, warm_starts
+from qdqspec.qdq.space.search_space import SchemeSpace, labels_of, project
+from qdqspec.search.journal import trial_from_json, trial_to_json
 from qdqspec.types import Placement, QuantizeRules, Site, Trial, format_of, kind_of, label_of
 
 TEXT = """<ir_version: 9, opset_import: ["": 19]> net (float[8,64] x) => (float[8,64] y) {

@@ -11,8 +11,8 @@ import pytest
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.errors import PlacementError
 from qdqspec.graph.model import Model, load_model
-from qdqspec.placement.space.search_space import SchemeSpace
-from qdqspec.quantize.formats import RUN_TIME
+from qdqspec.qdq.quantize.formats import RUN_TIME
+from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.types import Placement, Site
 
 

@@ -12,10 +12,10 @@ from random_models import random_inputs, ranges_for
 
 from qdqspec.backends.onnxruntime import backend
 from qdqspec.graph.model import Model
-from qdqspec.placement.edit.insert import insert_qdq
-from qdqspec.placement.space.search_space import SchemeSpace
-from qdqspec.quantize.quantizer import Quantizer
-from qdqspec.quantize.ranges import tie_ranges
+from qdqspec.qdq.edit.insert import insert_qdq
+from qdqspec.qdq.quantize.quantizer import Quantizer
+from qdqspec.qdq.quantize.ranges import tie_ranges
+from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.types import Consumer, Label
 
 CAPABILITIES = backend().capabilities()

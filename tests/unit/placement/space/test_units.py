@@ -11,7 +11,7 @@ from onnx import TensorProto, numpy_helper
 
 from qdqspec.backends.onnxruntime import backend
 from qdqspec.graph.model import Model
-from qdqspec.placement.space.search_space import SchemeSpace
+from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.types import QuantizeRules
 
 HEAD = '<ir_version: 8, opset_import: ["": 17]>'

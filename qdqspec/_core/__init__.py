@@ -1,0 +1,1 @@
+"""What every package may use: settings, files, records as JSON, the registry, deadlines. It knows no model."""

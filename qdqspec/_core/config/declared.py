@@ -1,0 +1,279 @@
+"""Options of backends, ``BACKEND.WORD=VALUE``: their declarations, types of values, and how both are checked.
+
+A word that its backend does not declare is rejected. A word in a file or an environment variable is rejected
+unless its declaration allows it there. Numbers, switches and choices usually may be there; names of files and
+native code must not, because a file may come with a repository.
+"""
+
+from __future__ import annotations
+
+import keyword
+import math
+import os
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from qdqspec._core.registry import did_you_mean, names, resolve
+from qdqspec.errors import ConfigError
+
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueType:
+    """A type of values: ``expects`` in words, and ``read``, which raises ``ValueError`` stating the valid values."""
+
+    expects: str
+    read: Callable[[object], Any]
+
+
+def one_of(*known: str) -> ValueType:
+    """One of these words."""
+    expects = f"one of {', '.join(known)}"
+
+    def read(value: object) -> str:
+        if value not in known:
+            raise ValueError(f"{expects} is expected{did_you_mean(str(value), known)}")
+        return str(value)
+
+    return ValueType(expects=expects, read=read)
+
+
+def whole(least: int, most: int | None = None, why: str = "") -> ValueType:
+    """A whole number within bounds; ``why`` is added to the description of the type."""
+    bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
+    expects = f"a whole number {bounds}"
+
+    def read(value: object) -> int:
+        text = str(value)
+        fits = not isinstance(value, bool) and re.fullmatch(r"[+-]?\d{1,18}", text, re.ASCII)
+        if not fits or not least <= int(text) <= (math.inf if most is None else most):
+            raise ValueError(f"{expects} is expected{why}")
+        return int(text)
+
+    return ValueType(expects=expects, read=read)
+
+
+def word(value: object) -> str:
+    """Any text that is not empty."""
+    if isinstance(value, str) and value.strip():
+        return value.strip()
+    raise ValueError("a word is expected")
+
+
+def path(value: object) -> Path:
+    """A path, with ``~`` for the home folder."""
+    try:
+        return Path(word(value)).expanduser()
+    except RuntimeError:
+        raise ValueError(
+            "there is no home folder of that name; begin with ./~ for a file called so"
+        ) from None
+
+
+def duration(value: object) -> float:
+    """``90s``, ``20m``, ``1h30m``, ``2d`` in seconds."""
+    text = str(value).strip()
+    parts = re.findall(r"(\d+(?:\.\d+)?)([smhd])", text, re.ASCII)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise ValueError("a time with its unit is expected, such as 90s, 20m or 1h30m")
+    return sum(float(number) * _SECONDS[unit] for number, unit in parts)
+
+
+def _number(value: object) -> float:
+    try:
+        number = float(str(value))
+    except ValueError:
+        raise ValueError("a number is expected") from None
+    if not math.isfinite(number):
+        raise ValueError("a finite number is expected")
+    return number
+
+
+def _yes_or_no(expects: str, on: tuple[str, ...], off: tuple[str, ...]) -> ValueType:
+    """One of the words for true or for false, in any case."""
+
+    def read(value: object) -> bool:
+        if str(value).lower() not in (*on, *off):
+            raise ValueError(f"{expects} is expected")
+        return str(value).lower() in on
+
+    return ValueType(expects=expects, read=read)
+
+
+def _libraries(value: object) -> tuple[Path, ...]:
+    paths = tuple(Path(part).expanduser().absolute() for part in str(value).split(os.pathsep) if part)
+    if missing := [path for path in paths if not path.is_file()]:
+        raise ValueError(f"there is no file {missing[0]}")
+    return paths
+
+
+def _backend_option(value: object) -> str:
+    text = word(value)
+    name, equals, _ = text.partition("=")
+    if not equals or not re.fullmatch(r"[a-z0-9_-]+\.[a-z0-9_-]+", name):
+        raise ValueError("BACKEND.WORD=VALUE is expected: an option that the backend declares, and its value")
+    return text
+
+
+NUMBER = ValueType(expects="a number", read=_number)
+SWITCH = _yes_or_no("on or off", ("1", "true", "on", "yes"), ("0", "false", "off", "no"))
+TRUTH = _yes_or_no("true or false", ("1", "true", "yes"), ("0", "false", "no", ""))
+TEXT = ValueType(expects="text", read=word)
+PATH = ValueType(expects="a file", read=path)
+TIME = ValueType(expects="a time with its unit", read=duration)
+LIBRARIES = ValueType(expects=f"files, separated by '{os.pathsep}'", read=_libraries)
+ARGUMENTS = ValueType(
+    expects="arguments, as a shell splits them", read=lambda text: tuple(shlex.split(str(text)))
+)
+BACKEND = ValueType(expects="an installed backend", read=lambda value: one_of(*names("backend")).read(value))
+BACKEND_OPTION = ValueType(expects="BACKEND.WORD=VALUE", read=_backend_option)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendOption:
+    """One option of a backend.
+
+    ``in_files`` allows it in files and environment variables; without it only the command line sets it.
+    ``default`` is text for people; ``flag`` is an option of the command line (without dashes) with the same
+    effect.
+    """
+
+    word: str
+    type: ValueType
+    in_files: bool
+    help: str
+    default: str = ""
+    flag: str = ""
+
+    @property
+    def key(self) -> str:
+        """The word as a Python identifier."""
+        key = self.word.replace("-", "_")
+        return f"{key}_" if keyword.iskeyword(key) else key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendOptions:
+    """All options that a backend accepts.
+
+    ``refused`` are words that users of the runtime expect but that are not offered, with the reason and the
+    remedy.
+    """
+
+    backend: str
+    options: tuple[BackendOption, ...] = ()
+    refused: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+    def read(self, extra: Mapping[str, str]) -> dict[str, Any]:
+        """The values of this backend's words in ``extra``, by key; words of other backends are skipped.
+
+        Raises `ConfigError` for a word that is not declared and for an invalid value.
+        """
+        found = {}
+        for name, text in extra.items():
+            backend, _, word = name.partition(".")
+            if backend == self.backend:
+                found[self.option(word).key] = self.value(word, text)
+        return found
+
+    def option(self, word: str) -> BackendOption:
+        """The option of that word. Raises `ConfigError` with the nearest one and all of them."""
+        known = {option.word: option for option in self.options}
+        if word in known:
+            return known[word]
+        if word in self.refused:
+            why, cure = self.refused[word]
+            raise ConfigError(f"{self.backend}.{word} cannot be set: {why}", cure=cure)
+        near = did_you_mean(f"{self.backend}.{word}", [f"{self.backend}.{one}" for one in known])
+        listed = ", ".join(known) or "none"
+        raise ConfigError(
+            f"unknown option '{self.backend}.{word}'{near}", cure=f"options of {self.backend}: {listed}"
+        )
+
+    def value(self, word: str, text: str) -> Any:
+        """The value of ``text`` for an option. Raises `ConfigError` if it is invalid."""
+        option = self.option(word)
+        try:
+            return option.type.read(text.strip())
+        except ValueError as error:
+            raise ConfigError(
+                f"'{text}' does not fit {self.backend}.{word}: {error}", cure=option.help
+            ) from None
+
+
+def option(
+    type_: ValueType,
+    text: str,
+    default: Any = None,
+    *,
+    shown: str | None = None,
+    in_files: bool = True,
+    flag: str = "",
+) -> Any:
+    """A field of a dataclass of options that declares one; ``shown`` is the default in words, if its value is none."""
+    if shown is None:
+        shown = ("on" if default else "off") if isinstance(default, bool) else str(default)
+    declared = {"type": type_, "help": text, "default": shown, "in_files": in_files, "flag": flag}
+    return field(default=default, metadata=declared)
+
+
+def plugin_libraries(text: str = "Plugin libraries.") -> Any:
+    """The field ``plugins`` of options: libraries with operators that a backend loads, by the command line only."""
+    return option(LIBRARIES, text, (), shown="", in_files=False, flag="plugin")
+
+
+def declare(
+    backend: str,
+    options: Any,
+    refused: Mapping[str, tuple[str, str]] | None = None,
+    *,
+    separator: str = "-",
+) -> BackendOptions:
+    """The options that the fields of a dataclass declare: ``_`` in a name is the ``separator`` in the word."""
+    declared = tuple(
+        BackendOption(word=each.name.rstrip("_").replace("_", separator), **each.metadata)
+        for each in fields(options)
+    )
+    return BackendOptions(backend=backend, options=declared, refused=refused or {})
+
+
+def options_of(backend: object) -> BackendOptions:
+    """The options that a backend, given by object or name, declares; empty if none. Imports a named one."""
+    found = resolve("backend", backend) if isinstance(backend, str) else backend
+    declared = getattr(found, "options", None)
+    name = backend if isinstance(backend, str) else str(getattr(found, "name", ""))
+    return declared if isinstance(declared, BackendOptions) else BackendOptions(backend=name)
+
+
+def check_option(
+    text: str, origin: str, *, command_line: bool, prefix: str = "--qdq-", place: str = "on the command line"
+) -> None:
+    """Raise `ConfigError` if ``BACKEND.WORD=VALUE`` is not declared, not valid, or not allowed there.
+
+    ``place`` is where an option that only the command line sets is to be given.
+    """
+    name, _, value = text.partition("=")
+    backend, _, word = name.partition(".")
+    try:
+        declared = options_of(backend)
+        option = declared.option(word)
+        if not command_line and not option.in_files:
+            flag = f"{prefix}{option.flag or f'backend-option={name}=...'}"
+            raise ConfigError(
+                f"{name} is accepted from the command line only: native code loads or reads what it names",
+                cure=f"give {flag} {place}",
+            )
+        declared.value(word, value)
+    except ConfigError as error:
+        raise ConfigError(f"{origin}: {error.what}", where=error.where, cure=error.cure) from None
+
+
+def require_plugins(backend: str, origin: str) -> None:
+    """Raise `ConfigError` if plugin libraries are given to a backend that loads none."""
+    if "plugins" not in {option.word for option in options_of(backend).options}:
+        raise ConfigError(f"{origin}: backend {backend} loads no plugin libraries", cure="leave it out")

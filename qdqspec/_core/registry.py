@@ -1,0 +1,98 @@
+"""Finds a backend, strategy, check or report format by name.
+
+A name is looked up first as a file of a folder that holds nothing else (``checks/kinds/NAME.py``), or as a folder
+(``backends/NAME``; hyphens in a backend's name are underscores in that of its folder), then as an entry point of an
+installed package; an unknown one raises an error with the nearest known name. Listing names imports nothing.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.metadata
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Literal, TypeAlias
+
+from qdqspec.errors import ConfigError
+
+RegistryKind: TypeAlias = Literal["backend", "strategy", "check", "format"]
+
+# Package (module path below qdqspec), entry-point group, and the attribute that a module defines.
+_PLACES: dict[RegistryKind, tuple[str, str, str]] = {
+    "backend": ("backends", "qdqspec.backends", "backend"),
+    "strategy": ("search.strategies", "qdqspec.strategies", "strategy"),
+    "check": ("checks.kinds", "qdqspec.checks", "check"),
+    "format": ("app.report.formats", "qdqspec.formats", "report_format"),
+}
+
+
+@cache
+def built_in(kind: RegistryKind) -> tuple[str, ...]:
+    """The names of a kind in this package, sorted."""
+    folder = Path(__file__).parents[1].joinpath(*_PLACES[kind][0].split("."))
+    if kind == "backend":
+        found = [path.parent.name.replace("_", "-") for path in folder.glob("[!_]*/__init__.py")]
+    else:
+        found = [path.stem for path in folder.glob("[!_]*.py")]
+    return tuple(sorted(found))
+
+
+@cache
+def _entry_points(kind: RegistryKind) -> dict[str, importlib.metadata.EntryPoint]:
+    return {point.name: point for point in importlib.metadata.entry_points(group=_PLACES[kind][1])}
+
+
+def names(kind: RegistryKind) -> tuple[str, ...]:
+    """All names of a kind, built-in and installed, sorted. Imports none of them."""
+    return tuple(sorted({*built_in(kind), *_entry_points(kind)}))
+
+
+def module_of(kind: RegistryKind, name: str) -> ModuleType:
+    """The module of a name: the built-in one, or that of an installed package's entry point.
+
+    Raises `ConfigError` if there is none, with the nearest known name.
+    """
+    if name in built_in(kind):
+        return importlib.import_module(f"qdqspec.{_PLACES[kind][0]}.{name.replace('-', '_')}")
+    if name in _entry_points(kind):
+        return importlib.import_module(_entry_points(kind)[name].module)
+    near = did_you_mean(name, names(kind))
+    raise ConfigError(f"unknown {kind} '{name}'{near}", cure=f"known: {', '.join(names(kind))}")
+
+
+def resolve(kind: RegistryKind, name: str) -> object:
+    """The object of a name. Raises `ConfigError` with the nearest known name if there is none.
+
+    A built-in file ``x.py`` defines it as an attribute named after its package (``backend``, ``strategy``,
+    ``check``, ``report_format``): a class or an instance with the protocol of its kind.
+    """
+    if name not in built_in(kind) and name in _entry_points(kind):
+        return loaded(_entry_points(kind)[name], kind)
+    return getattr(module_of(kind, name), _PLACES[kind][2])
+
+
+def loaded(point: importlib.metadata.EntryPoint, what: str) -> object:
+    """The object of an entry point. Raises `ConfigError` if it cannot be imported or is a module."""
+    try:
+        found: object = point.load()
+        if isinstance(found, ModuleType):
+            raise TypeError("it is a module, not its object")
+    except Exception as error:  # any error while a module of another package is imported
+        raise ConfigError(
+            f"{what} '{point.name}' cannot be imported from '{point.value}': {type(error).__name__}: {error}",
+            cure=f"correct the entry point in group {point.group} of its package, and install the package again",
+        ) from error
+    return found
+
+
+def did_you_mean(word: str, known: tuple[str, ...] | list[str]) -> str:
+    """`` (did you mean 'x'?)`` if a similar name is known, else empty."""
+    folded, typed = {name.casefold(): name for name in known}, word.casefold()
+
+    def likeness(name: str) -> tuple[float, bool]:  # the first letter is rarely the wrong one
+        return difflib.SequenceMatcher(None, name, typed).ratio(), name[:1] == typed[:1]
+
+    close = difflib.get_close_matches(typed, folded, cutoff=0.6)
+    return f" (did you mean '{folded[max(close, key=likeness)]}'?)" if close else ""

@@ -1,0 +1,366 @@
+"""Compares outputs of the tuned model with the reference's, sample by sample.
+
+Polygraphy computes the cosine of each sample; all other statistics are computed here, in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from qdqspec._core.arrays import Array, Feed, Floats
+from qdqspec._core.units import count_text
+from qdqspec.accuracy.slices import SliceComparison
+from qdqspec.errors import DataError
+from qdqspec.types import ParityEvidence, TensorParity, TopK
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Typical:
+    """The mean power of an output's values, and their bounds.
+
+    An input with weaker outputs is judged against these. A quantization step is as large for an input of
+    zeros as for any other, so that relative to its own outputs it would exceed each limit.
+    """
+
+    power: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
+    finite: bool = True  # whether no value was NaN or infinite
+
+
+def typical_of(runs: Iterable[Mapping[str, Array]]) -> dict[str, Typical]:
+    """The statistics of each float output over all runs; values that are not finite do not count."""
+    powers: dict[str, float] = {}
+    counts: dict[str, int] = {}
+    odd: set[str] = set()
+    bounds: dict[str, tuple[float, float]] = {}
+    for outputs in runs:
+        for name, array in outputs.items():
+            if np.issubdtype(array.dtype, np.floating):
+                values = array[np.isfinite(array)].astype(np.float64)
+                odd |= {name} if values.size < array.size else set()
+                low, high = bounds.get(name, (0.0, 0.0))
+                bounds[name] = min(values.min(initial=low), low), max(values.max(initial=high), high)
+                powers[name] = powers.get(name, 0.0) + float(np.square(values).sum())
+                counts[name] = counts.get(name, 0) + values.size
+    return {
+        name: Typical(
+            power=powers[name] / max(counts[name], 1),
+            low=float(low),
+            high=float(high),
+            finite=name not in odd,
+        )
+        for name, (low, high) in bounds.items()
+    }
+
+
+Outputs = Mapping[str, Array]
+
+_STEPS = 255  # of an 8-bit grid
+
+
+class SampleOutputs(NamedTuple):
+    """The outputs for one sample: of the float model, of the tuned model, and of its arithmetic as ONNX defines it."""
+
+    reference: Outputs
+    tuned: Outputs
+    arithmetic: Outputs | None = None
+
+
+class OutputComparison:
+    """Comparison of two models' outputs, sample by sample. ``tops`` requests agreement on classes too.
+
+    SQNR is over all samples together; cosine and largest difference are the worst sample's. Outputs that are
+    not floats must be equal. NaN or infinity where the reference has none, another shape and a missing output
+    are the worst possible result, with the reason in ``note``. ``typical`` are statistics of outputs by name,
+    for inputs with weaker outputs: see `Typical`.
+    """
+
+    def __init__(self, tops: Iterable[TopK] = (), typical: Mapping[str, Typical] | None = None) -> None:
+        self._tops = tuple(tops)
+        self._typical = typical or {}
+        self._outputs: dict[str, _Output] = {}
+
+    def add(self, reference: Outputs, tuned: Outputs) -> None:
+        """Add one sample."""
+        for name, value in reference.items():
+            if name not in self._outputs:
+                typical = self._typical.get(name, Typical())
+                self._outputs[name] = _Output(name, Agreement(self._tops), typical)
+            self._outputs[name].add(np.asarray(value), tuned.get(name))
+
+    def results(self) -> tuple[TensorParity, ...]:
+        """The parity of each output, in the order of the reference's."""
+        return tuple(output.result() for output in self._outputs.values())
+
+
+def compare_outputs(
+    runs: Iterable[SampleOutputs | tuple[Outputs, Outputs]],
+    data: str,
+    tops: Iterable[TopK] = (),
+    typical: Mapping[str, Typical] | None = None,
+) -> ParityEvidence:
+    """Compare (reference, tuned) outputs over all samples; ``data`` names the source of the inputs.
+
+    ``tops`` and ``typical`` are as for `OutputComparison`. If each run includes the arithmetic, quantization and
+    runtime are compared separately. Raises `DataError` without a sample.
+    """
+    total, quantization, runtime = (OutputComparison(tops, typical) for _ in range(3))
+    samples, divided = 0, True
+    for run in runs:
+        reference, tuned, arithmetic = SampleOutputs(*run)
+        samples += 1
+        total.add(reference, tuned)
+        if arithmetic is None:
+            divided = False
+        else:
+            quantization.add(reference, arithmetic)
+            runtime.add(arithmetic, tuned)
+    if not samples:
+        raise DataError(
+            f"there is no {data} sample to compare outputs on", cure="give `inputs.evaluation` a sample"
+        )
+    return ParityEvidence(
+        outputs=total.results(),
+        samples=samples,
+        data=data,
+        quantization=quantization.results() if divided else (),
+        runtime=runtime.results() if divided else (),
+    )
+
+
+@dataclass(slots=True)
+class _Output:
+    """The running statistics of one output."""
+
+    name: str
+    agreement: Agreement
+    typical: Typical
+    slices: SliceComparison = field(default_factory=SliceComparison)
+    values: int = 0
+    is_float: bool = True
+    is_single: bool = True
+    is_odd: bool = False  # whether a value was NaN or infinite, in both outputs
+    note: str = ""  # of the first sample that cannot be compared
+    unequal: int = 0
+    signal: float = 0.0
+    noise: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
+    max_abs: float = 0.0
+    cosine: float = 1.0
+
+    def add(self, reference: Array, tuned: Array | None) -> None:
+        """Add one sample. Changes this output."""
+        self.is_float = bool(np.issubdtype(reference.dtype, np.floating))
+        self.is_single = self.is_single and reference.size == 1
+        self.note = self.note or _mismatch(reference, tuned)
+        if self.note or tuned is None:
+            return
+        if not self.is_float:
+            self.unequal += int(np.count_nonzero(reference != tuned))
+            return
+        self.agreement.add(reference, tuned)
+        # Where both are the same infinity or both NaN, as in masked scores, there is nothing to compare.
+        finite = np.isfinite(reference)
+        if not finite.all():
+            reference, tuned = (np.where(finite, values, 0) for values in (reference, tuned))
+        self._add_floats(reference.astype(np.float64), tuned.astype(np.float64), finite)
+
+    def _add_floats(self, reference: Floats, tuned: Floats, finite: npt.NDArray[np.bool_]) -> None:
+        """Add one sample, with zeros for values that are not finite."""
+        difference = reference - tuned
+        self.slices.add(reference, difference, finite)
+        self.is_odd = self.is_odd or not finite.all()
+        if not finite.any():
+            return
+        self.values += int(np.count_nonzero(finite))
+        self.signal += _square_sum(reference)
+        self.noise += _square_sum(difference)
+        self.max_abs = max(self.max_abs, float(np.abs(difference).max()))
+        self.low = min(self.low, float(reference.min()))
+        self.high = max(self.high, float(reference.max()))
+        self.cosine = min(self.cosine, _cosine(reference.ravel(), tuned.ravel()))
+
+    def result(self) -> TensorParity:
+        """The parity over all samples added."""
+        if not self.is_float:
+            note = self.note or (f"{self.unequal} values differ" if self.unequal else "")
+            equal = TensorParity(name=self.name, sqnr_db=math.inf, cosine=1.0, max_abs=0.0, max_steps=0.0)
+            return replace(equal, compared=False, matches=not note, note=note)
+        if self.is_odd and not self.values:
+            self.note = self.note or "NaN or infinite in every sample"
+        if self.note:
+            inf = math.inf
+            worst = TensorParity(name=self.name, sqnr_db=-inf, cosine=-1.0, max_abs=inf, max_steps=inf)
+            return replace(worst, matches=False, note=self.note)
+        high, low = max(self.high, self.typical.high), min(self.low, self.typical.low)
+        return TensorParity(
+            name=self.name,
+            sqnr_db=sqnr_db(max(self.signal, self.typical.power * self.values), self.noise),
+            cosine=self.cosine,
+            max_abs=self.max_abs,
+            max_steps=_ratio(self.max_abs, (high - low) / _STEPS),
+            agreement=self.agreement.result(),
+            is_single=self.is_single,
+            worst_slice=self.slices.worst(max(high, -low)),
+        )
+
+
+def require_numbers(runs: Collection[tuple[Feed, Outputs]]) -> None:
+    """Raise `DataError` if inputs with infinite values are the cause that an output has no number in any sample."""
+    odd = {name for feed, _ in runs for name, value in feed.items() if not _finite(value).all()}
+    outputs = {name for _, outputs in runs for name in outputs}
+    for output in sorted(outputs) if odd else ():
+        values = [outputs[output] for _, outputs in runs if output in outputs]
+        if any(value.size for value in values) and not any(_finite(value).any() for value in values):
+            names = ", ".join(f"'{name}'" for name in sorted(odd))
+            raise DataError(
+                f"output '{output}' of the model is NaN or infinite in each of {count_text(len(runs), 'sample')}, in "
+                f"which these inputs have infinite values: {names}",
+                cure="leave at least one value in each row of a mask, or use values that the model can compute with",
+            )
+
+
+def _finite(values: Array) -> npt.NDArray[np.bool_]:
+    """A mask of finite values: all of them if they are not floats."""
+    is_float = np.issubdtype(values.dtype, np.floating)
+    return np.isfinite(values) if is_float else np.ones(values.shape, np.bool_)
+
+
+def sqnr_db(signal: float, noise: float) -> float:
+    """Ten times the log of signal power over noise power; infinite without noise, even without signal."""
+    if noise == 0:
+        return math.inf
+    # As a difference, since the ratio of two powers may exceed the range of a float.
+    return 10 * (math.log10(signal) - math.log10(noise)) if signal > 0 else -math.inf
+
+
+def signal_power(reference: Array) -> float:
+    """The sum of the squares of the finite values."""
+    finite = np.isfinite(reference)
+    return _square_sum(reference if finite.all() else reference[finite])
+
+
+def noise_power(reference: Array, seen: Array | None) -> float:
+    """The sum of squared differences where the reference is finite; infinite if the values cannot be compared."""
+    if seen is None or seen.shape != reference.shape:
+        return math.inf
+    finite = np.isfinite(reference)
+    if not finite.all():
+        reference, seen = reference[finite], seen[finite]
+    noise = _square_sum(np.subtract(reference, seen, dtype=np.float64))
+    return noise if math.isfinite(noise) else math.inf
+
+
+def _square_sum(values: Array) -> float:
+    """The sum of squares in float64, without BLAS, whose waiting threads would use CPU time."""
+    flat = np.asarray(values, np.float64).ravel()
+    return float(np.einsum("i,i->", flat, flat))
+
+
+def power_of(sqnr_db: float) -> float:
+    """Noise power over signal power."""
+    return float(10 ** (-sqnr_db / 10))
+
+
+def _ratio(difference: float, step: float) -> float:
+    if difference == 0:
+        return 0.0
+    return difference / step if step > 0 else math.inf
+
+
+def _mismatch(reference: Array, tuned: Array | None) -> str:
+    """The reason why two outputs cannot be compared value by value; empty if they can."""
+    if tuned is None:
+        return "the tuned model does not give this output"
+    if reference.shape != tuned.shape:
+        return f"shape {list(tuned.shape)} instead of {list(reference.shape)}"
+    if not np.issubdtype(reference.dtype, np.floating):
+        return "" if reference.dtype == tuned.dtype else f"type {tuned.dtype} instead of {reference.dtype}"
+    if not np.issubdtype(tuned.dtype, np.floating):
+        return f"type {tuned.dtype} instead of {reference.dtype}"
+    odd = ~np.isfinite(reference)
+    if not np.isfinite(tuned[~odd]).all():
+        return "NaN or infinite values where the reference has none"
+    if not np.array_equal(reference[odd], tuned[odd], equal_nan=True):
+        return "other values where the reference is NaN or infinite"
+    return ""
+
+
+def _cosine(reference: Floats, tuned: Floats) -> float:
+    """The cosine similarity: exactly 1 if both are equal, also if both are zero; -1 if it is not defined."""
+    if np.array_equal(reference, tuned):
+        return 1.0
+    from polygraphy.comparator import CosineSimilarityCompareFunc, IterationResult
+    from polygraphy.logger import G_LOGGER
+
+    results = [IterationResult({"output": values}) for values in (reference, tuned)]
+    # Its verdicts use its own tolerances; without this it prints them.
+    with G_LOGGER.verbosity(G_LOGGER.CRITICAL), np.errstate(all="ignore"):
+        found = CosineSimilarityCompareFunc()(*results)["output"].metric_values()["cosine_similarity"]
+    return -1.0 if math.isnan(found) else float(found)
+
+
+# Top-k agreement: how many of the best classes two outputs share.
+
+Classes = npt.NDArray[np.intp]  # one row for each classified position, best first
+
+_FEW = 16  # best classes that are found one by one
+
+
+@dataclass(slots=True)
+class Agreement:
+    """The running counts of common classes, for each of the ``tops``."""
+
+    tops: Iterable[TopK]
+    shared: dict[str, int] = field(default_factory=dict)
+    asked: dict[str, int] = field(default_factory=dict)
+
+    def add(self, reference: Array, tuned: Array) -> None:
+        """Add one sample of an output; the shapes are equal. Changes this record."""
+        for top in self.tops:
+            axis = class_axis(reference.shape, top)
+            if axis is not None:
+                shared = in_common(reference, tuned, top.k, axis)
+                self.shared[top.key] = self.shared.get(top.key, 0) + shared
+                asked = reference.size // reference.shape[axis] * top.k
+                self.asked[top.key] = self.asked.get(top.key, 0) + asked
+
+    def result(self) -> dict[str, float]:
+        """The share of the reference's best classes that are also the tuned model's, by `TopK.key`."""
+        return {key: self.shared[key] / asked for key, asked in self.asked.items() if asked}
+
+
+def class_axis(shape: tuple[int, ...], top: TopK) -> int | None:
+    """The axis of the classes; ``None`` if there are at most ``k``, so that agreement is trivial."""
+    if top.axis is not None:
+        axis = top.axis if top.axis >= 0 else len(shape) + top.axis
+        return axis if 0 <= axis < len(shape) and shape[axis] > top.k else None
+    axes = range(1 if len(shape) > 1 else 0, len(shape))
+    last = next((axis for axis in reversed(axes) if shape[axis] > 1), None)
+    return last if last is not None and shape[last] > top.k else None
+
+
+def in_common(reference: Array, tuned: Array, k: int, axis: int) -> int:
+    """The number of the ``k`` best classes that are the same, summed over all other axes, in any order."""
+    ours, theirs = _best(reference, k, axis), _best(tuned, k, axis)
+    return int((ours[:, :, None] == theirs[:, None, :]).sum())
+
+
+def _best(scores: Array, k: int, axis: int) -> Classes:
+    """The ``k`` best classes of each row. Earlier classes win ties, as in accuracy; NaN is the worst."""
+    rows = np.moveaxis(scores, axis, -1).reshape(-1, scores.shape[axis]).astype(np.float64)
+    if k > _FEW or not np.isfinite(rows).all():
+        return np.argsort(-rows, axis=1, kind="stable")[:, :k]
+    found = np.empty((len(rows), min(k, rows.shape[1])), np.intp)
+    for place in range(found.shape[1]):  # many classes need not be sorted for the few best
+        found[:, place] = rows.argmax(axis=1)
+        rows[np.arange(len(rows)), found[:, place]] = -np.inf
+    return found

@@ -1,0 +1,288 @@
+"""Chooses the factors of equalization: those with the least estimated noise at the outputs of the layers behind.
+
+The noise of an activation is that of one step for the whole tensor, that of a weight of one step for each output
+channel, or one for the whole weight. The candidates are a share of the range of each channel that goes into the
+weights (SmoothQuant, arXiv 2211.10438; a half is the equalization of arXiv 1906.04721), and a limit for the channels
+with the largest ranges alone. Extremes of few samples are chance: a candidate has to gain on every second sample with
+the factors that it has by the other samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from qdqspec._core.arrays import Array, Floats
+from qdqspec.accuracy.corrections.problem import CorrectionTask, IsOver, Problem
+from qdqspec.graph.model import Model
+from qdqspec.qdq.edit.equalize import (
+    Absorber,
+    Chain,
+    Equalization,
+    ScaledConstant,
+    ScaledValues,
+    equalized,
+    find_chains,
+    products_of,
+)
+
+MOST = 10  # the largest exponent
+_STEPS = 255  # of an activation
+_TINY = 1e-30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightSteps:
+    """Steps to each side of quantized weights, and tensors with a scale for each output channel."""
+
+    steps: int
+    per_channel: frozenset[str]
+
+
+def equalize(task: CorrectionTask, problem: Problem, _: IsOver, exact_samples: int = 2) -> Problem:
+    """The problem with channels scaled by powers of two, if that gains.
+
+    The outputs have to be the same, bit for bit, on the ``exact_samples``.
+    """
+    model, judge = problem.model, problem.judge
+    quantized = {site.tensor for site in task.sites if not site.weight}
+    products = products_of(model)  # have their factors
+    chains = [
+        chain
+        for chain in find_chains(model, task.fixed)
+        if chain.maker.name not in products
+        and any(absorber.source in quantized for absorber in chain.absorbers)
+    ]
+    steps = WeightSteps(
+        steps=63 if task.saturates else 127,
+        per_channel=frozenset(site.tensor for site in task.sites if site.weight and site.axis is not None),
+    )
+    chosen = chosen_equalizations(
+        model, chains, steps, lambda sources: task.observe(model, sources, judge.part("fit"))
+    )
+    if not chosen:
+        return problem
+    changes = tuple(change for _, change in chosen)
+    other = equalized(model, changes)
+    numbers = task.recalibrated(other, {tensor for chain, _ in chosen for tensor in chain.tensors})
+    judge = replace(judge, model=other)
+    runs = (task.observe(one, one.outputs, judge.part("fit", exact_samples)) for one in (model, other))
+    is_exact = all(
+        mine[name].tobytes() == its[name].tobytes() for mine, its in zip(*runs, strict=True) for name in mine
+    )
+    errors = judge.errors(numbers) if is_exact else problem.errors
+    scaled = replace(problem, judge=judge, numbers=numbers, errors=errors, equalized=changes)
+    return problem.choose("equalization", scaled, len(changes))
+
+
+def chosen_equalizations(
+    model: Model,
+    chains: Sequence[Chain],
+    weights: WeightSteps,
+    observed: Callable[[Sequence[str]], Iterable[Mapping[str, Array]]],
+    least_gain: float = 0.1,
+    rounds: int = 4,
+) -> list[tuple[Chain, Equalization]]:
+    """The chains whose estimated noise some factors reduce by the share ``least_gain`` and more, with these.
+
+    ``observed`` gives the values of tensors. Where a weight has one scale, its channels depend on those of the chains
+    before and behind: more ``rounds`` over all chains find better factors, and take longer.
+    """
+    if not chains:
+        return []
+    sources = dict.fromkeys(absorber.source for chain in chains for absorber in chain.absorbers)
+    statistics = _statistics(chains, observed(tuple(sources)))
+    scaling = ScaledValues(model)
+    exponents = [np.zeros(chain.channels, np.int64) for chain in chains]
+    are_tied = any(a.weight.tensor not in weights.per_channel for chain in chains for a in chain.absorbers)
+    for _ in range(rounds if are_tied else 1):
+        for chain, own in zip(chains, exponents, strict=True):
+            more = _chosen(chain, own, statistics, weights, scaling, least_gain)
+            if more is not None and np.abs(own + more).max() <= MOST and scaling.add(chain.by(more)):
+                own += more
+    together = ScaledValues(model)
+    changes = [(chain, chain.by(own)) for chain, own in zip(chains, exponents, strict=True) if own.any()]
+    return [(chain, change) for chain, change in changes if together.add(change)]
+
+
+@dataclass(slots=True)
+class _Channels:
+    """Smallest and largest value and mean square of each channel of a tensor."""
+
+    low: Floats
+    high: Floats
+    squares: Floats
+    rows: int = 0
+
+    def add(self, values: Floats) -> None:
+        """Add values as (channel, row)."""
+        self.low = np.minimum(self.low, values.min(axis=1))
+        self.high = np.maximum(self.high, values.max(axis=1))
+        self.squares = self.squares + (values**2).sum(axis=1)
+        self.rows += values.shape[1]
+
+    def with_others(self, other: _Channels) -> _Channels:
+        """The channels of both parts of the samples."""
+        return _Channels(
+            np.minimum(self.low, other.low),
+            np.maximum(self.high, other.high),
+            self.squares + other.squares,
+            self.rows + other.rows,
+        )
+
+    def scaled(self, exponents: npt.NDArray[np.int64]) -> _Channels:
+        """The channels with factors."""
+        up = 2.0**exponents
+        return _Channels(self.low * up, self.high * up, self.squares * up**2, self.rows)
+
+    @property
+    def power(self) -> Floats:
+        return self.squares / max(self.rows, 1)
+
+
+def _statistics(
+    chains: Iterable[Chain], observed: Iterable[Mapping[str, Array]]
+) -> dict[str, tuple[_Channels, _Channels]]:
+    """The channels of the tensors that absorbers read, by even and by odd samples.
+
+    Tensors that are not finite, or that have values in one sample only, are omitted.
+    """
+    sources = {a.source: (chain.channels, a.axis) for chain in chains for a in chain.absorbers}
+    found = {
+        source: (_Channels(*np.zeros((3, channels))), _Channels(*np.zeros((3, channels))))
+        for source, (channels, _) in sources.items()
+    }
+    for index, values in enumerate(observed):
+        for source, (channels, axis) in sources.items():
+            value = values.get(source)
+            if value is None or not value.size or source not in found:
+                continue
+            if not np.isfinite(value).all() or value.shape[axis] % channels:
+                del found[source]
+                continue
+            found[source][index % 2].add(np.moveaxis(value.astype(np.float64), axis, 0).reshape(channels, -1))
+    return {source: parts for source, parts in found.items() if all(part.rows for part in parts)}
+
+
+def _chosen(
+    chain: Chain,
+    before: npt.NDArray[np.int64],
+    statistics: Mapping[str, tuple[_Channels, _Channels]],
+    weights: WeightSteps,
+    scaling: ScaledValues,
+    least_gain: float,
+) -> npt.NDArray[np.int64] | None:
+    """The best exponents of a chain's channels on top of those ``before``.
+
+    ``None`` if none reduces the estimated noise enough.
+    """
+    if not all(absorber.source in statistics for absorber in chain.absorbers):
+        return None
+
+    def layers(part: Callable[[_Channels, _Channels], _Channels]) -> list[_Layer]:
+        return [
+            _Layer.of(a, part(*statistics[a.source]).scaled(before), chain, weights, scaling)
+            for a in chain.absorbers
+        ]
+
+    judged = layers(lambda _, odd: odd)
+    by_even = _candidates(layers(lambda even, _: even))
+    least = sum(layer.noise(np.zeros(chain.channels)) for layer in judged) * (1 - least_gain)
+    noise = [sum(layer.noise(exponents) for layer in judged) for exponents in by_even]
+    if not noise or min(noise) >= least:
+        return None
+    by_all = _candidates(layers(_Channels.with_others))
+    return by_all[int(np.argmin(noise))].astype(np.int64)
+
+
+def _candidates(layers: Sequence[_Layer]) -> list[Floats]:
+    """Exponents to try, in the same order for any samples; none if no channel has values and weights."""
+    ranges = np.max([np.maximum(layer.seen.high, -layer.seen.low) for layer in layers], axis=0)
+    columns = np.max([layer.largest.max(axis=0) for layer in layers], axis=0)
+    is_used = (ranges > 0) & (columns > 0)
+    if not is_used.any():
+        return []
+    return [
+        np.clip(np.rint(np.where(is_used, wanted, 0.0)), -MOST, MOST)
+        for wanted in _options(np.log2(ranges + _TINY), np.log2(columns + _TINY), is_used)
+    ]
+
+
+def _options(ranges: Floats, columns: Floats, is_used: npt.NDArray[np.bool_]) -> Iterator[Floats]:
+    """Exponents before they are rounded, from binary logarithms: by shares, and by limits below the largest range."""
+    for share in (0.25, 0.5, 0.75, 1.0):
+        wanted = (1 - share) * columns - share * ranges
+        yield wanted - np.median(wanted[is_used])
+    for limit in (1, 2, 3, 4):
+        yield np.minimum(ranges[is_used].max() - limit - ranges, 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layer:
+    """A layer that reads a chain: its input's channels, and its weight by output and input channel.
+
+    ``maker`` are the largest magnitudes and the noise power for a step of 1 by channel of the weight that makes the
+    chain, if that has one scale.
+    """
+
+    seen: _Channels
+    largest: Floats  # magnitude; one row for a depthwise convolution
+    square: Floats  # sums of squares, alike
+    taps: int  # products of each output with one input channel
+    steps: int
+    per_channel: bool
+    is_depthwise: bool
+    maker: tuple[Floats, float] | None
+
+    @classmethod
+    def of(
+        cls, absorber: Absorber, seen: _Channels, chain: Chain, weights: WeightSteps, scaling: ScaledValues
+    ) -> _Layer:
+        rows = _by_channel(scaling, absorber.weight, chain.channels)
+        first = chain.constants[0]
+        maker = None
+        if chain.maker.op_type in ("Conv", "Gemm", "MatMul") and first.tensor not in weights.per_channel:
+            rows_of_maker = np.abs(_by_channel(scaling, first, chain.channels)).transpose(1, 0, 2)
+            own = rows_of_maker.reshape(chain.channels, -1)
+            power = seen.power / np.maximum((own**2).sum(axis=1), _TINY)  # of the maker's inputs, each
+            maker = own.max(axis=1), own.shape[1] * float(np.median(power))
+        return cls(
+            seen=seen,
+            largest=np.abs(rows).max(axis=-1),
+            square=(rows**2).sum(axis=-1),
+            taps=rows.shape[-1],
+            steps=weights.steps,
+            per_channel=absorber.weight.tensor in weights.per_channel,
+            is_depthwise=absorber.is_depthwise,
+            maker=maker,
+        )
+
+    def noise(self, exponents: Floats) -> float:
+        """The noise power at the outputs relative to the signal's, with these exponents."""
+        up, down = 2.0**exponents, 2.0**-exponents
+        gain = (self.square * down**2).sum(axis=0)  # from the power of one input channel to the outputs
+        step = ((self.seen.high * up).max() - (self.seen.low * up).min()) / _STEPS
+        noise = step**2 / 12 * float(gain.sum())
+        largest = self.largest * down
+        if self.is_depthwise:
+            rows = largest[0] if self.per_channel else largest.max()
+            noise += float(((rows / self.steps) ** 2 / 12 * self.taps * self.seen.power * up**2).sum())
+        else:
+            rows = largest.max(axis=1) if self.per_channel else np.full(len(largest), largest.max())
+            per_tap = ((rows / self.steps) ** 2).sum() / 12
+            noise += float(per_tap * self.taps * (self.seen.power * up**2).sum())
+        if self.maker is not None:
+            its_largest, power = self.maker
+            noise += ((its_largest * up).max() / self.steps) ** 2 / 12 * power * float(gain.sum())
+        return float(noise / max((self.square * self.seen.power).sum(), _TINY))
+
+
+def _by_channel(scaling: ScaledValues, constant: ScaledConstant, channels: int) -> Floats:
+    """A weight as (other axis, channel, rest)."""
+    weight = np.moveaxis(scaling.of(constant.tensor).astype(np.float64), constant.axis, 0)
+    # (channel, repeat, other, kernel...)
+    apart = weight.reshape(channels, constant.repeat, *weight.shape[1:])
+    return np.moveaxis(apart, 2, 0).reshape(weight.shape[1], channels, -1)

@@ -1,0 +1,87 @@
+"""Finds the corrections that reduce the error: each is added to the earlier ones and judged on held-out samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from qdqspec.accuracy.corrections.bias import correct_biases
+from qdqspec.accuracy.corrections.equalization import equalize
+from qdqspec.accuracy.corrections.problem import CorrectionTask, IsOver, Problem, Ranges
+from qdqspec.accuracy.corrections.ranges import choose_ranges
+from qdqspec.errors import BackendError
+from qdqspec.graph.model import Model
+from qdqspec.qdq.edit.equalize import Equalization
+from qdqspec.qdq.quantize.corrections import WeightKey
+from qdqspec.qdq.quantize.quantizer import Quantizer
+from qdqspec.types import CorrectionGain
+
+# In the order in which they are tried. Other corrections are found for the model that is equalized.
+CORRECTIONS: Mapping[str, Callable[[CorrectionTask, Problem, IsOver], Problem]] = {
+    "equalization": equalize,
+    "ranges": choose_ranges,
+    "bias": correct_biases,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundCorrections:
+    """The accepted corrections, and the gain of each that was tried, also of rejected ones.
+
+    ``failures`` are the reasons why others could not be tried, by name; ``untried`` were not begun within the time.
+    ``model`` and ``numbers`` are those of the equalized model, ``None`` if no chain is ``equalized``.
+    """
+
+    ranges: Ranges = field(default_factory=dict)
+    biases: Mapping[WeightKey, npt.NDArray[np.float32]] = field(default_factory=dict)
+    gains: tuple[CorrectionGain, ...] = ()
+    failures: Mapping[str, str] = field(default_factory=dict)
+    untried: tuple[str, ...] = ()
+    equalized: tuple[Equalization, ...] = ()
+    model: Model | None = None
+    numbers: Quantizer | None = None
+
+    def applied(self, numbers: Quantizer) -> Quantizer:
+        """The numbers of the model with these ranges and biases."""
+        return numbers.corrected(replace(numbers.corrections, ranges=self.ranges, biases=self.biases))
+
+
+def find_corrections(task: CorrectionTask) -> FoundCorrections:
+    """Try each allowed correction in turn, until the first placement has enough SQNR or the time is up.
+
+    Only equalization is tried while all outputs are meaningless: they do not represent placements that can be selected.
+    A correction for which the runtime fails is not used. Raises `BackendError` if that is before the first one, and
+    `RehearsalRefusedError` if the model cannot be rehearsed.
+    """
+    started, failures, untried = task.clock(), dict[str, str](), list[str]()
+
+    def is_over(share: float = 1.0) -> bool:
+        return task.clock() > started + share * task.seconds
+
+    errors = task.judge.errors(task.numbers, lambda: is_over(1 / task.judgements))
+    problem = Problem(judge=task.judge, numbers=task.numbers, errors=errors)
+    for name, apply in CORRECTIONS.items():
+        is_possible = name == "equalization" or problem.is_usable
+        if name not in task.allowed or not is_possible or problem.errors[0].least_db >= task.enough_db:
+            continue
+        if is_over():
+            untried.append(name)
+            continue
+        try:
+            problem = apply(task, problem, is_over)
+        except BackendError as error:
+            failures[name] = error.what
+    found = problem.numbers.corrections
+    return FoundCorrections(
+        ranges=found.ranges,
+        biases=found.biases,
+        gains=problem.gains,
+        failures=failures,
+        untried=tuple(untried),
+        equalized=problem.equalized,
+        model=problem.model if problem.equalized else None,
+        numbers=problem.numbers if problem.equalized else None,
+    )

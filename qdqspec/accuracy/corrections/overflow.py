@@ -1,0 +1,266 @@
+"""8-bit weights whose products with uint8 activations fit into 16 bits, on processors that add two of them there.
+
+VPMADDUBSW adds the products of two neighbouring columns in 16 bits, and saturates. The kernels read columns in the
+order (kernel position, input channel); a depthwise kernel adds no two products in 16 bits. With activations of up to
+255 the sum fits if two weights of equal sign add up to at most 128; weights of opposite sign always fit. Most inputs
+are far below that: few pairs of neighbours are both near 255 at the same position. So the largest integers of a
+layer's inputs are found on calibration data (`observed_limits`): of each column, and the largest sum of each two
+neighbours. For weights u <= v of a pair with inputs a and b the sum is at most u max(a + b) + (v - u) max(b).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from qdqspec._core.arrays import Array, Feed
+from qdqspec.accuracy.corrections.layers import LinearLayer, Observe, find_layers
+from qdqspec.graph.model import Model
+from qdqspec.graph.ops import is_default
+from qdqspec.qdq.quantize.formats import QuantParams
+from qdqspec.types import Site
+
+_Floats: TypeAlias = npt.NDArray[np.floating]
+
+_LIMIT = 2**15 - 1  # of a sum in 16 bits
+_MOST = 255  # the largest uint8 activation
+_LARGEST, _REDUCED = 127, 63  # the largest weights of 8 and 7 bits
+_RECURRENT_INPUTS = (1, 2)  # weights of an LSTM: for its input, and for its hidden state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PairMaxima:
+    """The largest integers that columns of a layer read (group, column), and sums of neighbours (group, pair).
+
+    ``limit`` is the largest sum of two products that fits.
+    """
+
+    columns: _Floats
+    pairs: _Floats
+    limit: float = _LIMIT
+
+    @classmethod
+    def of_any_input(cls, layer: LinearLayer) -> PairMaxima:
+        """Those of any activations: what fits with them is proved to fit."""
+        columns = np.full((layer.groups, layer.columns), float(_MOST))
+        return cls(columns=columns, pairs=np.full((layer.groups, layer.columns // 2), 2.0 * _MOST))
+
+    def sums(self, matrix: _Floats) -> _Floats:
+        """A bound of each sum of two products (group, output, pair) with weights (group, output, column)."""
+        even = matrix.shape[-1] // 2 * 2
+        first, second = matrix[..., 0:even:2], matrix[..., 1:even:2]
+        one, other = np.abs(first), np.abs(second)
+        both, larger = np.minimum(one, other), np.maximum(one, other)
+        columns = np.where(one > other, self.columns[:, None, 0:even:2], self.columns[:, None, 1:even:2])
+        found = both * self.pairs[:, None] + (larger - both) * columns
+        return np.where(np.sign(first) == np.sign(second), found, 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class InputMaxima:
+    """The largest values of a layer's input, by run of a kernel, which may find a range of its own.
+
+    ``values`` are of channels (run, group, channel), ``sums`` of neighbours (run, group, pair); ``lows`` are the
+    smallest values of each run. Zero, which pads, is among them.
+    """
+
+    values: _Floats
+    sums: _Floats
+    lows: _Floats
+
+    @classmethod
+    def of(cls, rows: _Floats) -> InputMaxima:
+        """The maxima of the rows (row, group, channel) of one run."""
+        even = rows.shape[-1] // 2 * 2
+        return cls(
+            values=rows.max(axis=0, initial=0.0)[None],
+            sums=(rows[..., 0:even:2] + rows[..., 1:even:2]).max(axis=0, initial=0.0)[None],
+            lows=rows.min(initial=0.0)[None].astype(np.float64),
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[InputMaxima]) -> InputMaxima:
+        """The maxima of several runs."""
+        return cls(
+            values=np.concatenate([part.values for part in parts]),
+            sums=np.concatenate([part.sums for part in parts]),
+            lows=np.concatenate([part.lows for part in parts]),
+        )
+
+    def quantized(self, params: Iterable[QuantParams]) -> tuple[_Floats, _Floats]:
+        """The largest integers of channels and of pairs, with any of these parameters, or with ranges of a run."""
+        highs = self.values.max(axis=(1, 2), initial=0.0).astype(np.float64)
+        scales = np.where(highs > self.lows, (highs - self.lows) / _MOST, 1.0)
+        numbers = [(scales, np.rint(-self.lows / scales))]
+        # int8 activations are read as uint8
+        numbers += [
+            (np.array(float(each.scale)), np.array(float(each.zero_point) - each.format.low))
+            for each in params
+        ]
+        found = [
+            self._integers(*(one.astype(np.float32).reshape(-1, 1, 1) for one in both)) for both in numbers
+        ]
+        columns, pairs = (
+            np.max([each.max(axis=0) for each in kind], axis=0) for kind in zip(*found, strict=True)
+        )
+        return columns, pairs
+
+    def _integers(self, scale: _Floats, zero_point: _Floats) -> tuple[_Floats, _Floats]:
+        """Bounds of the integers of channels and pairs."""
+        columns = np.clip(np.rint(self.values / scale) + zero_point, 0, _MOST)
+        even = columns.shape[-1] // 2 * 2
+        first, second = columns[..., 0:even:2], columns[..., 1:even:2]
+        pairs = np.floor(
+            self.sums / scale + 2 * zero_point + 1
+        )  # rounding adds at most a half to each of two
+        return columns, np.clip(pairs, np.maximum(first, second), first + second)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SumLimit:
+    """The limits of a layer's weights by the largest inputs on calibration data, or by a proof without ``inputs``.
+
+    ``formats`` are those that its input may be quantized in with known scales. A sum on other data may be larger by the
+    share ``margin``: more of it protects from rarer inputs, less of it leaves smaller steps to the weights.
+    """
+
+    layer: LinearLayer
+    inputs: InputMaxima | None
+    formats: tuple[str, ...] = ()
+    margin: float = 0.1
+
+    @property
+    def source(self) -> str:
+        """The tensor that the layer reads."""
+        return self.layer.source
+
+    def maxima(self, params: Iterable[QuantParams]) -> PairMaxima:
+        """The largest inputs of the layer's columns if its input is quantized by any of these, or at run time."""
+        if self.inputs is None:
+            return PairMaxima.of_any_input(self.layer)
+        columns, pairs = self.inputs.quantized(params)
+        groups, channels = self.layer.groups, columns.shape[-1]
+        positions = self.layer.columns // channels
+        repeated = np.tile(np.broadcast_to(columns, (groups, channels)), (1, positions))
+        if channels % 2 == 0:
+            neighbours = np.tile(np.broadcast_to(pairs, (groups, channels // 2)), (1, positions))
+        else:  # neighbours may belong to two kernel positions
+            even = self.layer.columns // 2 * 2
+            neighbours = repeated[:, 0:even:2] + repeated[:, 1:even:2]
+        return PairMaxima(columns=repeated, pairs=neighbours, limit=_LIMIT / (1 + self.margin))
+
+    def scale(
+        self, weight: Array, reduced: QuantParams, params: Iterable[QuantParams]
+    ) -> npt.NDArray[np.float32]:
+        """The smallest scales with which all sums fit, in the shape of those of 7 bits."""
+        proved = overflow_free_scale(self.layer, weight, reduced)
+        return np.minimum(proved, overflow_free_scale(self.layer, weight, reduced, self.maxima(params)))
+
+
+def overflow_free_scale(
+    layer: LinearLayer, weight: Array, reduced: QuantParams, maxima: PairMaxima | None = None
+) -> npt.NDArray[np.float32]:
+    """The smallest scales, in the shape of those of 7 bits, with which no sum overflows; by default with any input.
+
+    Rounding adds at most a half to each of two neighbours.
+    """
+    matrix = layer.matrix(weight).astype(np.float64)
+    wanted = np.abs(matrix).max(axis=-1) / _LARGEST
+    if not layer.is_depthwise:
+        maxima = maxima or PairMaxima.of_any_input(layer)
+        rest = maxima.limit - maxima.pairs.max(initial=0.0) / 2
+        wanted = np.maximum(wanted, maxima.sums(matrix).max(axis=-1, initial=0.0) / rest)
+    if reduced.scale.size == wanted.size:
+        scale = wanted.reshape(reduced.scale.shape)
+    elif reduced.scale.size == len(wanted):  # one scale for each direction of an LSTM
+        scale = wanted.max(axis=-1).reshape(reduced.scale.shape)
+    else:
+        scale = np.full(reduced.scale.shape, wanted.max(initial=0.0))
+    least = reduced.scale * (_REDUCED / _LARGEST)
+    return np.asarray(np.minimum(reduced.scale, np.maximum(scale, least)), np.float32)
+
+
+def overflowing_outputs(
+    layer: LinearLayer, integers: Array, maxima: PairMaxima | None = None
+) -> npt.NDArray[np.bool_]:
+    """Whether some sum of two products of each output (group, output) can overflow; by default with any input."""
+    matrix = layer.matrix(integers).astype(np.float64)
+    if layer.is_depthwise:
+        return np.zeros(matrix.shape[:2], np.bool_)
+    maxima = maxima or PairMaxima.of_any_input(layer)
+    return np.asarray(maxima.sums(matrix).max(axis=-1, initial=0.0) > maxima.limit)
+
+
+def overflows(layer: LinearLayer, integers: Array, maxima: PairMaxima | None = None) -> bool:
+    """Whether some sum of two products of these weights can overflow; by default with any input."""
+    return bool(overflowing_outputs(layer, integers, maxima).any())
+
+
+def layers_of(model: Model, sites: Sequence[Site]) -> dict[str, LinearLayer]:
+    """The layers whose weights these sites quantize, those of LSTM too, by weight."""
+    return {**find_layers(model, sites), **_recurrent(model, sites)}
+
+
+def observed_limits(
+    model: Model,
+    sites: Sequence[Site],
+    feeds: Iterable[Feed],
+    observe: Observe,
+    formats: Callable[[str], tuple[str, ...]],
+) -> dict[str, SumLimit]:
+    """The limits of the int8 weights among these sites, by weight, for the inputs in a run on each of the feeds.
+
+    Weights whose inputs are not observed are limited by a proof. ``formats`` gives those that a tensor may have.
+    """
+    layers = layers_of(model, sites)
+    sources = list(dict.fromkeys(layer.source for layer in layers.values() if layer.source))
+    runs: dict[str, list[InputMaxima]] = {weight: [] for weight in layers}
+    lost: set[str] = set()
+    for values in observe(sources, feeds) if sources else ():
+        for weight, layer in layers.items():
+            value = values.get(layer.source)
+            if value is not None and value.size:
+                parts = _runs(layer, value) if np.isfinite(value).all() else ()
+                runs[weight] += [InputMaxima.of(rows) for rows in parts]
+                lost |= set() if parts else {weight}
+    return {
+        weight: SumLimit(
+            layer=layer,
+            inputs=InputMaxima.joined(runs[weight]) if runs[weight] and weight not in lost else None,
+            formats=formats(layer.source),
+        )
+        for weight, layer in layers.items()
+    }
+
+
+def _runs(layer: LinearLayer, value: Array) -> Sequence[_Floats]:
+    """Inputs as (row, group, channel) by run of a kernel, which quantizes them together; none for another shape."""
+    if layer.node.op_type == "LSTM" and layer.source == layer.node.outputs[0]:
+        # Hidden states (step, direction, batch, state): those of one step are quantized together.
+        is_fitting = value.ndim == 4 and value.shape[1] == layer.groups
+        return list(value.astype(np.float32).transpose(0, 2, 1, 3)) if is_fitting else ()
+    rows = layer.rows(value)
+    return () if rows is None else [rows]
+
+
+def _recurrent(model: Model, sites: Iterable[Site]) -> dict[str, LinearLayer]:
+    """The weights of LSTM as layers, one group for each direction, by weight. Hidden states are seen as outputs."""
+    found = {}
+    for site in sites:
+        readers = model.consumers.get(site.tensor, ()) if site.weight else ()
+        if len(readers) != 1 or readers[0].input not in _RECURRENT_INPUTS:
+            continue
+        node = model.by_name[readers[0].node]
+        if not is_default(node) or node.op_type != "LSTM" or site.tensor not in model.constants:
+            continue
+        shape = tuple(model.constants[site.tensor].dims)
+        source = node.inputs[0] if readers[0].input == 1 else node.outputs[0]
+        if len(shape) == 3 and 0 not in shape:
+            found[site.tensor] = LinearLayer(
+                node=node, weight=site.tensor, shape=shape, source=source, groups=shape[0]
+            )
+    return found

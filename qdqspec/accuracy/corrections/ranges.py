@@ -1,0 +1,77 @@
+"""Corrections of ranges: one calibration method and one margin for all activations.
+
+Each is judged by ranges of the even samples on the odd ones. A margin is a range wider than that of the samples, which
+other data exceeds: values beyond a range are clipped, with an error that may be larger than that of all rounding, which
+grows by the factor of the margin only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from qdqspec.accuracy.corrections.judge import is_gain
+from qdqspec.accuracy.corrections.problem import CorrectionTask, IsOver, Problem, Ranges
+from qdqspec.graph.model import Model, Node
+from qdqspec.graph.ops import copies_values, is_default, is_nearest
+from qdqspec.qdq.quantize.corrections import Corrections
+from qdqspec.qdq.quantize.ranges import TensorRange, tie_ranges
+
+_BOUNDED = frozenset({"Clip", "HardSigmoid", "Sigmoid", "Softmax", "Softsign", "Tanh"})
+
+
+def choose_ranges(
+    task: CorrectionTask, problem: Problem, is_over: IsOver, factors: Sequence[float] = (1.05, 1.125)
+) -> Problem:
+    """The problem with the method, or the margin of the case's own method, that gains most by ranges of even samples.
+
+    More ``factors`` widen the ranges for rarer values; each costs a judgement.
+    """
+    own = problem.numbers.ranges
+    able = {site.tensor for site in task.sites if not site.weight} - task.fixed
+
+    def corrections(ranges: Ranges, factor: float) -> Corrections:
+        wider = widened(problem.model, tie_ranges(problem.model, ranges), factor)
+        changed = {t: span for t, span in wider.items() if t in able and span != own.get(t)}
+        return replace(problem.numbers.corrections, ranges=changed)
+
+    by_even = task.ranges(problem.model, True)
+    before = best = problem.with_numbers(corrections(by_even[task.method], 1.0))
+    chosen = task.method, 1.0
+    options = [(task.method, factor) for factor in factors]
+    for method, factor in (*options, *((name, 1.0) for name in by_even if name != task.method)):
+        if is_over():
+            break
+        other = problem.with_numbers(corrections(by_even[method], factor))
+        if is_gain(other.errors, best.errors):
+            best, chosen = other, (method, factor)
+    if best is before:
+        return problem
+    method, factor = chosen
+    taken = corrections(task.ranges(problem.model, False)[method], factor)
+    gains = before.choose("ranges", best, len(taken.ranges)).gains
+    return replace(problem.with_numbers(taken), gains=gains)
+
+
+def widened(model: Model, ranges: Ranges, factor: float) -> dict[str, TensorRange]:
+    """The ranges widened by a factor, without those of inputs and of bounded tensors. Tied tensors have one again."""
+    if factor == 1.0:
+        return dict(ranges)
+    found = {
+        tensor: span if _is_bounded(model, tensor) else TensorRange(factor * span.low, factor * span.high)
+        for tensor, span in ranges.items()
+    }
+    return tie_ranges(model, found)
+
+
+def _is_bounded(model: Model, tensor: str) -> bool:
+    """Whether a tensor has the values of a graph input, or of an operator with bounded results."""
+    node = model.producer.get(tensor)
+    while node is not None and is_default(node) and _copies(node):
+        tensor = node.inputs[0]
+        node = model.producer.get(tensor)
+    return tensor in model.inputs or (node is not None and is_default(node) and node.op_type in _BOUNDED)
+
+
+def _copies(node: Node) -> bool:
+    return copies_values(node) or is_nearest(node) or node.op_type in ("Dropout", "MaxPool")

@@ -1,0 +1,451 @@
+"""Sample inputs from files, or random ones if there are none.
+
+Samples are streamed: one feed is in memory at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import chain, islice, repeat
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from qdqspec._core.arrays import Array, Feed, Shape
+from qdqspec._core.registry import did_you_mean
+from qdqspec._core.units import count_text
+from qdqspec.accuracy.shapes import InputSpec, input_specs, lookups, with_named_dimensions
+from qdqspec.accuracy.sources import (
+    LABELS,
+    AnyMember,
+    Arrays,
+    ImageMember,
+    as_samples,
+    place_of,
+    read_arrays,
+    unreadable,
+)
+from qdqspec.errors import DataError
+from qdqspec.graph.declared import allows, shape_text
+from qdqspec.graph.given import is_faithful
+from qdqspec.graph.model import Model
+from qdqspec.types import DataSource, Inputs, InputShape
+
+_MOST_LABELS = 1 << 31  # bytes; labels are held in memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dataset:
+    """Samples of one file, or of several in order of name.
+
+    ``len`` counts feeds, ``samples`` the samples, and ``batch`` is the number of samples in a feed; the last
+    feed is filled up with the first samples. ``labels`` are the samples' labels, in order. ``unused`` are
+    arrays for inputs that are fixed to a value, ``ignored`` those for no input.
+    """
+
+    path: Path
+    samples: int
+    batch: int
+    labels: Array | None
+    notes: tuple[str, ...]
+    random: bool = False
+    unused: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+    _columns: tuple[_Column, ...]
+    _feeds: int
+
+    def __len__(self) -> int:
+        return self._feeds
+
+    def __iter__(self) -> Iterator[Feed]:
+        rows = {column.name: column.feeds() for column in self._columns}
+        for _ in range(self._feeds):
+            yield {name: next(feeds) for name, feeds in rows.items()}
+
+    def require_labels(self) -> Array:
+        """The labels. Raises `DataError` if the file has none."""
+        if self.labels is None:
+            raise DataError(
+                f"accuracy needs labels, and there is no array '{LABELS}'{did_you_mean(LABELS, [*self.ignored])}",
+                where=self.path,
+                cure=f"add {LABELS}=... to numpy.savez, one class number a sample, or name a file of them with "
+                f"{{arrays: {self.path.name}, {LABELS}: FILE}}",
+            )
+        return self.labels
+
+
+def shaped_by_data(model: Model, inputs: Inputs) -> Inputs:
+    """The inputs of a case, with shapes from its data where the model does not fix them.
+
+    Declared shapes are kept. Where the shapes of samples differ, the range is that of all samples, and the shape
+    that is timed is that of the file with samples of median size. Calibration data takes precedence over evaluation
+    data for this. Inputs that share named dimensions with these follow them: see `with_named_dimensions`. Raises
+    `DataError` if the data has no array for an input, or one that cannot be the input.
+    """
+    source = inputs.calibration or inputs.evaluation
+    declared = inputs.profiles[0].shapes
+    free = [name for name in model.inputs if name not in declared and name not in inputs.values]
+    own = {name: shape for name in free if (shape := model.shape(name))}
+    open_inputs = {name: shape for name, shape in own.items() if not all(shape[1:]) or shape == (None,)}
+    if source is None or not open_inputs:
+        return with_named_dimensions(model, inputs)
+    needed = [name for name in model.inputs if name not in inputs.values]
+    files = [_shapes_in(members, open_inputs) for members in read_arrays(source, needed)]
+    usual = sorted(files, key=lambda shapes: sum(map(prod, shapes.values())))[len(files) // 2]
+    if inputs.calibration and inputs.evaluation:
+        with suppress(DataError):  # reported when the data is opened
+            files += [_shapes_in(members, open_inputs) for members in read_arrays(inputs.evaluation, needed)]
+    fixed = {}
+    for name in open_inputs:
+        sizes = [*zip(*(shapes[name] for shapes in files), strict=True)]
+        fixed[name] = InputShape(min=tuple(map(min, sizes)), opt=usual[name], max=tuple(map(max, sizes)))
+    profiles = (replace(profile, shapes={**fixed, **profile.shapes}) for profile in inputs.profiles)
+    return with_named_dimensions(model, replace(inputs, profiles=tuple(profiles)))
+
+
+def _shapes_in(members: Arrays, inputs: Mapping[str, tuple[int | None, ...]]) -> dict[str, Shape]:
+    _check_names(members, inputs)
+    return {name: _shape_from(members[name], name, shape) for name, shape in inputs.items()}
+
+
+def _shape_from(member: AnyMember, name: str, own: tuple[int | None, ...]) -> Shape:
+    """The shape that an input has by an array of data. Raises `DataError` if the model does not take it."""
+    sample = as_samples(member, len(own)).shape[1:]
+    shape = (1, *sample) if len(sample) == len(own) - 1 else sample
+    takes = tuple(None if dim is not None and dim < 0 else dim for dim in own)
+    if not allows((None, *takes[1:]), shape):
+        raise _wrong_shape(name, takes, member)
+    return shape
+
+
+def open_data(
+    source: DataSource, inputs: Mapping[str, InputSpec], *, fixed: Collection[str] = (), labelled: bool = True
+) -> Dataset:
+    """Open calibration or evaluation data for a model with these inputs.
+
+    A file has one array per model input, its first axis the samples, and may have ``labels``; several files are read in
+    order of name. A sample either has the shape of the input without its first axis, and then as many samples as the
+    batch are stacked (samples from the beginning fill up the last batch, with a remark in ``notes``), or the shape of
+    the whole input. Samples of different files may have different shapes where the inputs allow it, each a feed of its
+    own. Arrays for inputs that are ``fixed``, and arrays for no input, are not read; nor are labels, unless
+    ``labelled``. Values may be infinite, as in masks. Raises `DataError` for anything else; NaN, and values outside the
+    type of the input, are detected while the samples are read.
+    """
+    path = place_of(source)
+    files = read_arrays(source, inputs)
+    for members in files:
+        _check_names(members, inputs)
+    columns = tuple(
+        _column(name, spec, [members[name] for members in files]) for name, spec in inputs.items()
+    )
+    if not columns:
+        raise DataError("the model has no inputs, so it needs no data", where=path)
+    rows, feeds = _count(path, columns)
+    batch = columns[0].group
+    known = {*inputs, LABELS, *fixed}
+    ignored = tuple(dict.fromkeys(name for members in files for name in members if name not in known))
+    notes = []
+    if rest := rows % batch:
+        notes.append(
+            f"{count_text(rows, 'sample')} do not fill batches of {batch}: the last one is filled up with "
+            f"{count_text(batch - rest, 'repeated sample')}"
+        )
+    notes += [note for column in columns for note in column.notes()]
+    for name in ignored:
+        near = did_you_mean(name, sorted(known))
+        notes.append(f"array '{name}' is no input of the model and is not used{near}")
+    return Dataset(
+        path=path,
+        samples=rows,
+        batch=batch,
+        labels=_labels(path, files, inputs, rows) if labelled else None,
+        notes=tuple(notes),
+        unused=tuple(name for name in fixed if any(name in members for members in files)),
+        ignored=ignored,
+        _columns=columns,
+        _feeds=feeds,
+    )
+
+
+def feed_of_shapes(feeds: Callable[[], Iterable[Feed]], shapes: Mapping[str, Shape]) -> dict[str, Array]:
+    """The first of the feeds that has these shapes; the first of all if none has them."""
+    fits = (feed for feed in feeds() if all(feed[name].shape == shape for name, shape in shapes.items()))
+    found = next(fits, None)
+    return dict(next(iter(feeds())) if found is None else found)
+
+
+def data_warnings(data: Dataset) -> Iterator[str]:
+    """Reasons why ranges from this data may not be those of real inputs. Reads an input up to its first other value."""
+    if data.samples == 1:
+        yield "it is a single sample, and ranges taken from one sample clip others"
+    for column in data._columns:  # noqa: SLF001 - of this module
+        value = column.only_value()
+        if value is not None:
+            yield f"every value of '{column.name}' is {value:g}, so that no range can be taken from it"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Column:
+    """The samples of one input over all files. ``group`` samples make a feed."""
+
+    name: str
+    spec: InputSpec
+    members: tuple[AnyMember, ...]
+    stacked: bool
+
+    @property
+    def group(self) -> int:
+        return self.spec.shape[0] if self.stacked else 1
+
+    @property
+    def rows(self) -> int:
+        return sum(member.shape[0] for member in self.members)
+
+    @property
+    def count(self) -> int:
+        return -(-self.rows // self.group)
+
+    def feeds(self) -> Iterator[Array]:
+        """The feeds; if the samples do not fill the last one, they repeat from the first."""
+        every = (self._rows(member) for member in chain.from_iterable(repeat(self.members)))
+        rows = islice(chain.from_iterable(every), self.count * self.group)
+        while group := tuple(islice(rows, self.group)):
+            yield np.stack(group) if self.stacked else group[0]
+
+    def only_value(self) -> float | None:
+        """The only value in a floating-point input; ``None`` if values differ."""
+        if not np.issubdtype(self.spec.dtype, np.floating) or not self.spec.shape:
+            return None
+        rows = chain.from_iterable(map(self._decoded, self.members))
+        seen: Array | None = None
+        for row in rows:
+            seen = row.flat[:1] if seen is None else seen
+            if row.size == 0 or not bool((row == seen).all()):
+                return None
+        return None if seen is None else float(seen[0])
+
+    def notes(self) -> Iterator[str]:
+        if not np.issubdtype(self.spec.dtype, np.floating):
+            return
+        for dtype in sorted({str(m.dtype) for m in self.members if m.dtype.kind in "iu"}):
+            yield f"array '{self.name}' is {dtype} and is given to the model as {self.spec.dtype}, unscaled"
+
+    def _decoded(self, member: AnyMember) -> Iterator[Array]:
+        """The samples of a file; the error of an image names the other unreadable ones too."""
+        try:
+            yield from member.rows()
+        except DataError as error:
+            raise unreadable([one for one in self.members if isinstance(one, ImageMember)]) or error from None
+
+    def _rows(self, member: AnyMember) -> Iterator[Array]:
+        for index, row in enumerate(self._decoded(member)):
+            with np.errstate(over="ignore"):
+                cast = row.astype(self.spec.dtype)
+            if not is_faithful(row, cast):
+                raise DataError(
+                    f"array '{self.name}' holds NaN or a value outside {self.spec.dtype} in sample {index}",
+                    where=member.file,
+                    cure="take the sample out, or look at how it was made",
+                )
+            self._check_rows(cast, member, index)
+            yield cast
+
+    def _check_rows(self, values: Array, member: AnyMember, index: int) -> None:
+        """Raise `DataError` for a value outside the table of the model that it indexes."""
+        rows = self.spec.rows
+        if rows is None:
+            return
+        indices = values.astype(np.int64)
+        wrong = indices[(indices < -rows) | (indices >= rows)]
+        if wrong.size:
+            raise DataError(
+                f"array '{self.name}' has {wrong.flat[0]} in sample {index}, and the model looks its values up in a "
+                f"table of {rows} rows",
+                where=member.file,
+                cure="make the data with the tokenizer, or the numbering, of this model",
+            )
+
+
+def _check_names(members: Arrays, inputs: Collection[str]) -> None:
+    file = next(iter(members.values())).file
+    if missing := [name for name in inputs if name not in members]:
+        raise DataError(
+            f"there is no array for the model's input '{missing[0]}'{did_you_mean(missing[0], [*members])}",
+            where=file,
+            cure=f"its arrays: {', '.join(members)}; save one under the name of each input, or map them: "
+            f"{{arrays: {file.name}, names: {{{missing[0]}: {next(iter(members))}}}}}",
+        )
+
+
+def _column(name: str, spec: InputSpec, members: list[AnyMember]) -> _Column:
+    members = [as_samples(member, len(spec.shape)) for member in members]
+    for member in members:
+        if not np.can_cast(member.dtype, spec.dtype, "same_kind"):
+            raise DataError(
+                f"array '{name}' is {member.dtype}, and the model takes {spec.dtype}",
+                where=member.file,
+                cure=f"save it as {spec.dtype}",
+            )
+        if not spec.takes(member.shape[1:]):
+            raise _wrong_shape(name, spec.shape, member, spec)
+    stacked = {spec.is_stacked(member.shape[1:]) for member in members}
+    if len(stacked) > 1:
+        raise _wrong_shape(name, spec.shape, members[-1])
+    other = next((member for member in members if member.shape[1:] != members[0].shape[1:]), None)
+    if stacked == {True} and other is not None and spec.shape[0] > 1:
+        raise DataError(
+            f"samples of array '{name}' have shapes {list(members[0].shape[1:])} and {list(other.shape[1:])}, and a "
+            f"batch of {spec.shape[0]} is one array",
+            where=other.file,
+            cure="use a batch of 1, or give whole batches in one shape each",
+        )
+    return _Column(name=name, spec=spec, members=tuple(members), stacked=stacked.pop())
+
+
+def _wrong_shape(
+    name: str, takes: Sequence[int | None], member: AnyMember, spec: InputSpec | None = None
+) -> DataError:
+    if spec is not None:
+        sample = member.shape[1:]
+        shape = (*spec.shape[:1], *sample) if spec.is_stacked(sample) else sample
+        if spec.own is not None and allows(spec.own, shape):
+            return _out_of_range(name, spec, member, shape)
+    samples, whole = (
+        ", ".join("?" if dim is None else str(dim) for dim in ("N", *shape)) for shape in (takes[1:], takes)
+    )
+    return DataError(
+        f"array '{name}' has shape {list(member.shape)}: samples of shape {list(member.shape[1:])}, "
+        f"where the model takes {shape_text(takes)}",
+        where=member.file,
+        cure="change `size`, `layout` or `colors` of the images, or the shape of the input"
+        if isinstance(member, ImageMember)
+        else f"give N samples as [{samples}], which are stacked, or N whole inputs as [{whole}]; the same form in "
+        "every file",
+    )
+
+
+def _out_of_range(name: str, spec: InputSpec, member: AnyMember, whole: Shape) -> DataError:
+    """The error for a sample that the model takes, but not this case."""
+    spans = spec.ranges or (InputShape.of(spec.shape),)
+    texts = [
+        f"{list(span.min)} to {list(span.max)}" if span.min != span.max else str(list(span.min))
+        for span in spans
+    ]
+    low = [min(sizes) for sizes in zip(whole, spec.shape, strict=True)]
+    high = [max(sizes) for sizes in zip(whole, spec.shape, strict=True)]
+    return DataError(
+        f"array '{name}' has a sample of shape {list(whole)}, where the case has {' or '.join(texts)}",
+        where=member.file,
+        cure=f"declare a range that has all samples, as inputs: {{shapes: {{{name}: {{min: {low}, "
+        f"opt: {list(spec.shape)}, max: {high}}}}}}} in a spec (--min-shapes, --opt-shapes and --max-shapes)",
+    )
+
+
+def _count(path: Path, columns: tuple[_Column, ...]) -> tuple[int, int]:
+    """Samples and feeds, which must be the same for all arrays."""
+    counts = {column.name: column.rows for column in columns}
+    if not all(counts.values()):
+        empty = next(name for name, rows in counts.items() if not rows)
+        raise DataError(f"array '{empty}' has no samples", where=path, cure="give it at least one")
+    feeds = {column.count for column in columns}
+    same_kind = len({column.rows for column in columns if column.stacked}) <= 1
+    if len(feeds) > 1 or not same_kind:
+        listed = ", ".join(f"'{name}' {rows}" for name, rows in counts.items())
+        raise DataError(
+            f"arrays have unequal numbers of samples: {listed}",
+            where=path,
+            cure="give every array one entry a sample",
+        )
+    return columns[0].rows, feeds.pop()
+
+
+def _labels(path: Path, files: list[Arrays], inputs: Mapping[str, InputSpec], rows: int) -> Array | None:
+    """The labels, one per sample."""
+    members = [members[LABELS] for members in files if LABELS in members and LABELS not in inputs]
+    if not members:
+        return None
+    count, size = sum(m.shape[0] for m in members), sum(prod(m.shape) * m.dtype.itemsize for m in members)
+    if count != rows:
+        where = path if len(members) > 1 else members[0].file
+        raise DataError(
+            f"there are {count} {LABELS} for {rows} samples", where=where, cure="give every sample one"
+        )
+    if len({member.shape[1:] for member in members}) > 1:
+        raise DataError(f"{LABELS} differ in shape from file to file", where=path, cure="give them one shape")
+    if size > _MOST_LABELS:
+        raise DataError(
+            f"{LABELS} take {size:,} bytes, more than {_MOST_LABELS:,}", where=path, cure="use fewer samples"
+        )
+    return np.array(list(chain.from_iterable(member.rows() for member in members)))
+
+
+# ---- random inputs, for models without data ------------------------------------------------------
+
+# upper bound of integers, unless the model indicates an index range: suits masks and segment numbers
+_FEW = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomFeeds:
+    """The same seeded inputs in each pass; ``random`` is always true."""
+
+    seed: int
+    count: int
+    random: bool = True
+    labels: None = None
+    _inputs: Mapping[str, tuple[InputSpec, tuple[int, int]]]  # with the bounds of integers for each
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The warning for each result on random inputs."""
+        return ("inputs are random, so ranges and parity do not represent real data",)
+
+    @property
+    def samples(self) -> int:
+        """Number of feeds."""
+        return self.count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[dict[str, Array]]:
+        for number in range(self.count):
+            random = np.random.default_rng((self.seed, number))
+            yield {name: _draw(random, spec, bounds) for name, (spec, bounds) in self._inputs.items()}
+
+
+def random_feeds(model: Model, shapes: Mapping[str, Shape], seed: int, count: int) -> RandomFeeds:
+    """``count`` feeds of plausible values: floats from the standard normal, integers small and not negative.
+
+    Integers that index rows of a table (Gather) span the table, and those that a DequantizeLinear reads span their
+    type, up to 16 bits; others are 0 or 1. ``shapes`` come from `resolve_shapes`.
+    """
+    specs = input_specs(model, shapes)
+    inputs = {name: (spec, _integer_bounds(model, name, spec)) for name, spec in specs.items()}
+    return RandomFeeds(seed=seed, count=count, _inputs=inputs)
+
+
+def _draw(random: np.random.Generator, spec: InputSpec, bounds: tuple[int, int]) -> Array:
+    if np.issubdtype(spec.dtype, np.integer):
+        return random.integers(*bounds, spec.shape).astype(spec.dtype)
+    if spec.dtype == np.bool_:
+        return random.integers(0, 2, spec.shape).astype(np.bool_)
+    return random.standard_normal(spec.shape).astype(spec.dtype)
+
+
+def _integer_bounds(model: Model, name: str, spec: InputSpec) -> tuple[int, int]:
+    """The smallest value, and a value above the largest: of an index the size of the smallest table that it indexes."""
+    readers = {model.by_name[end.node].op_type for end in model.consumers.get(name, ())}
+    if readers == {"DequantizeLinear"} and np.issubdtype(spec.dtype, np.integer):
+        limits = np.iinfo(str(spec.dtype))
+        widest = np.iinfo(np.int16)
+        return max(limits.min, widest.min), min(limits.max, widest.max) + 1
+    sizes = []
+    for node in lookups(model, name):
+        shape = model.shape(node.inputs[0])
+        size = None if shape is None else shape[node.number("axis", 0)]
+        sizes.append(size or 1)  # 1 is the only safe limit if it is not known
+    return 0, min(sizes, default=_FEW)

@@ -1,0 +1,250 @@
+"""The SQNR of a candidate: on the first samples of the data during a search, on all of it before it is selected.
+
+The outputs of the reference are computed once and held.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Protocol
+
+import numpy as np
+
+from qdqspec._core.arrays import Array
+from qdqspec.accuracy.compare import noise_power, power_of, require_numbers, signal_power, sqnr_db
+from qdqspec.types import EXACT_DB, Placement
+
+SAMPLES = 8  # the first ones, on which every candidate is measured
+HELD_BYTES = 64 << 20  # of the outputs of the reference
+DECIDED_DB = 0.5  # an SQNR nearer to a limit is not decided by a part of the data
+SMALL_DB = 2.0  # of an offset: placements need not be measured on all data one by one
+NEAREST = 5  # placements with the most similar SQNR, from which an offset is estimated
+FIRST_DOUBT_DB = 0.5  # the deviation of an offset that is known of fewer than two placements
+LEAST_DOUBT_DB, MOST_DOUBT_DB = 0.1, 2.0  # bounds of the deviation: few placements do not show it
+MOST_DB = EXACT_DB  # finite value for equal outputs: JSON has no infinity
+
+
+class Runs(Protocol):
+    """The part of an engine's interface that runs it."""
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Run once and return the outputs by name."""
+        ...
+
+
+def outputs_of(engine: Runs, feeds: Iterable[Mapping[str, Array]]) -> Iterator[dict[str, Array]]:
+    """The outputs for each of these inputs, in order; an engine with a method ``run_each`` runs several at once."""
+    run_each = getattr(engine, "run_each", None)
+    return map(engine.run, feeds) if run_each is None else run_each(feeds)
+
+
+class Reference(Runs, Protocol):
+    """A model to compare with, open until it is closed."""
+
+    def close(self) -> None:
+        """Stop it."""
+        ...
+
+
+class Evaluator:
+    """Measures the SQNR of an engine's worst output, in dB, against the reference's on the same samples.
+
+    An output that is not finite or of another shape counts as -200 dB. ``reference`` builds the model to compare with:
+    it runs on the first samples at once, on further ones when they are needed, and again on those whose outputs exceed
+    `HELD_BYTES`. ``feeds`` are read again for each measurement of more than the first samples, and at most ``samples``
+    of them are used. ``few`` is the number of the first ones: more predict all data better, and each candidate runs on
+    all of them. ``seconds`` is the time that an engine above a limit may take for all data. A part of the data decides
+    if its mean is ``errors`` standard errors from the limit: fewer decide sooner, and more often wrongly.
+    """
+
+    def __init__(
+        self,
+        feeds: Iterable[Mapping[str, Array]],
+        reference: Callable[[], Reference],
+        samples: int = SAMPLES,
+        *,
+        few: int = SAMPLES,
+        seconds: float = math.inf,
+        errors: float = 4.0,
+    ) -> None:
+        self._feeds, self._reference, self._seconds, self._errors = feeds, reference, seconds, errors
+        self._held: dict[int, Mapping[str, Array]] = {}
+        self._bytes = 0
+        self._first = list(islice(feeds, min(few, samples)))
+        with closing(reference()) as engine:
+            outputs = [self._hold(number, engine.run(feed)) for number, feed in enumerate(self._first)]
+        require_numbers(list(zip(self._first, outputs, strict=True)))
+        self.few = len(self._first)
+        self.samples = samples if self.few == few else self.few
+
+    def __call__(self, engine: Runs) -> float:
+        """The SQNR on all samples."""
+        return self._run(engine, self.samples).worst_db
+
+    def first(self, engine: Runs, limit_db: float = -math.inf) -> tuple[float, bool]:
+        """The SQNR on the first samples, and whether all of these were run: none more runs once it is below the limit.
+
+        That is certain as soon as those so far have more noise than the limit allows for all of them.
+        """
+
+        def is_below(found: Powers) -> bool:
+            return found.worst_db < limit_db - 10 * math.log10(self.few / found.samples)
+
+        found = self._run(engine, self.few, is_below)
+        return found.worst_db, found.samples >= self.few
+
+    def by_output(self, engine: Runs) -> dict[str, float]:
+        """The SQNR of each float output on the first samples."""
+        return self._run(engine, self.few).by_output
+
+    def near(self, engine: Runs, limit_db: float) -> tuple[float, bool]:
+        """The SQNR, and whether it is that of all samples: none more runs once it is below the limit for sure.
+
+        The samples so far decide when their number is twice that of the first ones, four times and so on. They decide
+        that an SQNR is above the limit only where all would take more than the time for one engine: a few samples may
+        have most of the noise.
+        """
+        started = time.monotonic()
+
+        def is_enough(found: Powers) -> bool:
+            times, rest = divmod(found.samples, self.few)
+            if rest or times < 2 or times.bit_count() > 1:
+                return False
+            whole_seconds = (time.monotonic() - started) * self.samples / found.samples
+            return found.is_decided(limit_db, self._errors, above=whole_seconds > self._seconds)
+
+        found = self._run(engine, self.samples, is_enough)
+        return found.worst_db, found.samples >= self.samples
+
+    def _run(
+        self, engine: Runs, samples: int, is_enough: Callable[[Powers], bool] = lambda _: False
+    ) -> Powers:
+        """The powers on the first ``samples``, or on as many of these as are enough."""
+        found, expected = Powers(), deque[Mapping[str, Array]]()
+
+        def fed(opened: ExitStack) -> Iterator[Mapping[str, Array]]:
+            reference: Reference | None = None
+            feeds = self._first if samples <= self.few else islice(self._feeds, samples)
+            for number, feed in enumerate(feeds):
+                if number in self._held:
+                    expected.append(self._held[number])
+                else:
+                    reference = reference or opened.enter_context(closing(self._reference()))
+                    expected.append(self._hold(number, reference.run(feed)))
+                yield feed
+
+        with ExitStack() as opened:
+            for outputs in outputs_of(engine, fed(opened)):
+                found.add(expected.popleft(), outputs)
+                if is_enough(found):
+                    break
+        return found
+
+    def _hold(self, number: int, outputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        """The outputs of the reference for a sample, held unless they take too much memory."""
+        size = sum(value.nbytes for value in outputs.values())
+        if self._bytes + size <= HELD_BYTES:
+            self._bytes += size
+            self._held[number] = outputs
+        return outputs
+
+
+class Powers:
+    """Signal and noise power of each float output by sample."""
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self._signal: dict[str, list[float]] = {}
+        self._noise: dict[str, list[float]] = {}
+
+    def add(self, expected: Mapping[str, Array], seen: Mapping[str, Array]) -> None:
+        """Add the outputs of one sample. Changes this object."""
+        self.samples += 1
+        for name, values in expected.items():
+            if np.issubdtype(values.dtype, np.floating):
+                self._signal.setdefault(name, []).append(signal_power(values))
+                self._noise.setdefault(name, []).append(noise_power(values, seen.get(name)))
+
+    @property
+    def by_output(self) -> dict[str, float]:
+        """The SQNR of each float output, over all samples."""
+        return {
+            name: float(np.clip(sqnr_db(sum(signal), sum(self._noise[name])), -MOST_DB, MOST_DB))
+            for name, signal in self._signal.items()
+        }
+
+    @property
+    def worst_db(self) -> float:
+        """The SQNR of the worst output."""
+        return min(self.by_output.values(), default=MOST_DB)
+
+    def is_decided(self, limit_db: float, errors: float, *, above: bool) -> bool:
+        """Whether these samples show that the worst output's SQNR over all is below a limit, or that it is above.
+
+        The mean over samples is so many standard errors from the limit then.
+        """
+        if abs(self.worst_db - limit_db) < DECIDED_DB:
+            return False
+        beyond = [self._beyond(name, limit_db, errors) for name in self._signal]
+        return any(low > 0 for low, _ in beyond) or (above and all(high < 0 for _, high in beyond))
+
+    def _beyond(self, name: str, limit_db: float, errors: float) -> tuple[float, float]:
+        """The bounds of the mean of the noise of an output that is more than the limit allows."""
+        excess = np.array(self._noise[name]) - power_of(limit_db) * np.array(self._signal[name])
+        if not np.isfinite(excess).all():
+            return -np.inf, np.inf
+        reach = errors * float(excess.std(ddof=1)) / len(excess) ** 0.5
+        return float(excess.mean()) - reach, float(excess.mean()) + reach
+
+
+@dataclass(slots=True)
+class Offset:
+    """The SQNR of placements minus the one expected: on all data minus on the first samples, or built minus rehearsed.
+
+    ``known`` has the expected and the found SQNR of each placement of which both are known. With ``prior`` an offset of
+    zero counts as one more placement, so that a single one with an odd error does not refuse all others.
+    """
+
+    prior: bool = False
+    known: dict[Placement, tuple[float, float]] = field(default_factory=dict)
+
+    def learn(self, expected_db: float, found_db: float, placement: Placement) -> None:
+        """Add a placement of which both are known."""
+        self.known[placement] = expected_db, found_db
+
+    def at(self, expected_db: float, placement: Placement | None = None) -> float:
+        """The offset of a placement: its own if that is known, else the median of those with the nearest SQNR."""
+        if placement is not None and placement in self.known:
+            own, found = self.known[placement]
+            return found - own
+        near = sorted(self.known.values(), key=lambda pair: abs(pair[0] - expected_db))[:NEAREST]
+        offsets = [found - own for own, found in near] + [0.0] * (self.prior or not near)
+        return float(np.median(offsets))
+
+    def is_of(self, placement: Placement) -> bool:
+        """Whether both SQNRs of a placement are known."""
+        return placement in self.known
+
+    @property
+    def most_db(self) -> float:
+        """The largest offset of a placement, without its sign; infinite while none is known."""
+        return max((abs(found - own) for own, found in self.known.values()), default=math.inf)
+
+    @property
+    def is_small(self) -> bool:
+        """Whether offsets are known and all small: further placements need not be measured on all data one by one."""
+        return self.most_db <= SMALL_DB
+
+    @property
+    def doubt_db(self) -> float:
+        """The standard deviation of the SQNR of a placement that the offset does not explain, within bounds."""
+        if len(self.known) < 2:
+            return FIRST_DOUBT_DB
+        errors = [found - own - self.at(own) for own, found in self.known.values()]
+        return float(np.clip(np.std(errors[-2 * NEAREST :]), LEAST_DOUBT_DB, MOST_DOUBT_DB))

@@ -1,0 +1,205 @@
+"""Writes objects of a caller in memory to files: arrays and feeds as data, and models.
+
+A search reads its data several times and in several processes, and identifies it by content; files give both.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
+
+import numpy as np
+
+from qdqspec._core import registry
+from qdqspec._core.files import write_whole
+from qdqspec._core.temporary import TemporaryFolder
+from qdqspec.accuracy.metrics import raising_line
+from qdqspec.accuracy.sources import LABELS, npz_bytes, without_loader
+from qdqspec.errors import DataError, QdqspecError
+from qdqspec.types import Case, Data, Inputs, Loader
+
+if TYPE_CHECKING:
+    import onnx
+
+_GROUP = "qdqspec.data"
+_WHOLE = "0.npz"  # the file of arrays that hold all samples
+_FORMS = "give a path, {input: array} with samples along the first axis, or an iterable of {input: array}, one a sample"
+InMemory: TypeAlias = "Mapping[str, Any] | Iterable[Mapping[str, Any]]"
+
+
+class GivenFiles:
+    """The files of one session, in a temporary folder that exists as long as this object."""
+
+    def __init__(self) -> None:
+        self._folder: TemporaryFolder | None = None
+
+    def model(self, proto: onnx.ModelProto) -> Path:
+        """A file of a model in memory, named after its graph."""
+        import onnx
+
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", proto.graph.name).strip("-.") or "model"
+        path = self._new() / f"{name}.onnx"
+        onnx.save(proto, path)
+        return path
+
+    def data(self, given: InMemory, name: str) -> Path:
+        """A folder of .npz files: one for arrays of samples, one a feed for an iterable of feeds.
+
+        Lists of samples of several shapes are feeds.
+        """
+        folder = self._new() / name
+        folder.mkdir()
+        if isinstance(given, Mapping) and any(map(_has_several_shapes, given.values())):
+            given = _feeds_in(given, name)
+        if isinstance(given, Mapping):
+            _write(folder / _WHOLE, _arrays(given, name))
+            return folder
+        feeds: object = given
+        if not isinstance(feeds, Iterable) or hasattr(feeds, "__array__"):
+            raise DataError(f"this is no data but {type(feeds).__name__}", where=name, cure=_FORMS)
+        number = -1
+        for number, feed in enumerate(feeds):
+            if not isinstance(feed, Mapping):
+                what = f"feed {number} is no mapping but {type(feed).__name__}"
+                raise DataError(what, where=name, cure=_FORMS)
+            arrays = {
+                # a label may be an array of one element
+                key: value.reshape(1) if key == LABELS and value.size == 1 else value[None]
+                for key, value in _arrays(feed, name).items()
+            }
+            _write(folder / f"{number:08d}.npz", arrays)
+        if number < 0:
+            raise DataError("it yields no feed", where=name, cure=_FORMS)
+        return folder
+
+    def loaded(self, case: Case, loaders: Mapping[str, Loader]) -> Case:
+        """The case with folders in place of data loaders; those of entry points are used after ``loaders``."""
+        return replace(case, inputs=self.loaded_inputs(case.inputs, {**loaders, **case.loaders}))
+
+    def loaded_inputs(self, inputs: Inputs, loaders: Mapping[str, Loader]) -> Inputs:
+        """The inputs with folders in place of data loaders; those of entry points are used after ``loaders``."""
+        found: dict[str, Any] = {}
+        for word in ("calibration", "evaluation"):
+            source = getattr(inputs, word)
+            name = source.loader if isinstance(source, Data) else ""
+            load = (loaders.get(name) or _installed(name)) if name else None
+            if load is not None:  # else reported, with the remedy, when the data is opened
+                with _errors_of(load, name):
+                    found[word] = without_loader(source, self.data(load(), name))
+        return replace(inputs, **found)
+
+    def asked(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of a case with files in place of data in memory."""
+        return {
+            word: self.data(value, word)
+            if word in ("calibration", "evaluation") and _is_data(value)
+            else value
+            for word, value in asked.items()
+        }
+
+    @contextmanager
+    def named_errors(self) -> Iterator[None]:
+        """Errors of data in these files name the loader or argument and the feed instead of a temporary file."""
+        try:
+            yield
+        except DataError as error:
+            path = Path(error.where or "")
+            if self._folder is None or not path.is_relative_to(self._folder.path):
+                raise
+            _, name, *file = path.relative_to(self._folder.path).parts
+            feed = f", feed {int(Path(file[0]).stem)}" if file and file[0] != _WHOLE else ""
+            cure = (error.cure or "").replace(f"arrays: {path.name}", f"loader: {name}")
+            raise DataError(error.what, where=f"data '{name}'{feed}", cure=cure or None) from error.__cause__
+
+    def _new(self) -> Path:
+        if self._folder is None:
+            self._folder = TemporaryFolder()
+        path = self._folder.path / str(len(list(self._folder.path.iterdir())))
+        path.mkdir()
+        return path
+
+
+def is_model(given: object) -> TypeGuard[onnx.ModelProto]:
+    """Whether it is a model in memory."""
+    return type(given).__name__ == "ModelProto"
+
+
+def _is_data(value: object) -> bool:
+    """Whether an argument is data in memory: neither a path nor a table of a spec."""
+    if isinstance(value, str | os.PathLike):
+        return False
+    if not isinstance(value, Mapping) or not set(value) & {"arrays", "images", "loader"}:
+        return True
+    return any(hasattr(each, "__array__") for each in value.values())
+
+
+@cache
+def _installed(name: str) -> Loader | None:
+    points = [point for point in importlib.metadata.entry_points(group=_GROUP) if point.name == name]
+    if not points:
+        return None
+    found: Loader = registry.loaded(points[0], "data loader")  # type: ignore[assignment]  # its call reports others
+    return found
+
+
+@contextmanager
+def _errors_of(load: Loader, name: str) -> Iterator[None]:
+    """An error that the code of a data loader raises is a `DataError` with its line."""
+    try:
+        yield
+    except QdqspecError:
+        raise
+    except Exception as error:  # any error of the caller's code is reported by its name and position
+        raise DataError(
+            f"data loader '{name}' raised {type(error).__name__}: {error}",
+            where=raising_line(error, load),
+            cure="it is called without arguments; correct it there",
+        ) from error
+
+
+def _has_several_shapes(value: object) -> bool:
+    """Whether it is a list, or an array of objects, of samples that are no array together."""
+    is_list = isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.dtype.hasobject)
+    if not is_list:
+        return False
+    try:
+        return len({np.shape(sample) for sample in value}) > 1  # type: ignore[attr-defined]
+    except ValueError:  # a sample is no array either
+        return False
+
+
+def _feeds_in(given: Mapping[str, Any], name: str) -> Iterator[Mapping[str, Any]]:
+    """The feeds in lists of samples. Raises `DataError` if their lengths differ."""
+    counts = {key: len(value) for key, value in given.items()}
+    if len(set(counts.values())) > 1:
+        listed = ", ".join(f"'{key}' {count}" for key, count in counts.items())
+        raise DataError(f"lists have unequal numbers of samples: {listed}", where=name, cure=_FORMS)
+    return ({key: value[row] for key, value in given.items()} for row in range(next(iter(counts.values()))))
+
+
+def _arrays(given: Mapping[str, Any], name: str) -> dict[str, np.ndarray[Any, Any]]:
+    """The arrays of a mapping. Raises `DataError` for a value that is not an array of numbers."""
+    found, why = {}, ""
+    for key, value in given.items():
+        try:
+            array = np.asarray(value)
+            is_number = (
+                array.dtype.names is None and not array.dtype.hasobject and array.dtype.kind not in "USV"
+            )
+        except ValueError as error:  # lists of unequal lengths
+            is_number, why = False, f" ({error})"
+        if not is_number:
+            raise DataError(f"'{key}' is no array of numbers{why}", where=name, cure=_FORMS)
+        found[str(key)] = array
+    return found
+
+
+def _write(path: Path, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    write_whole(path, npz_bytes(arrays), what="the data")

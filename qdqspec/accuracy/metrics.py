@@ -1,0 +1,511 @@
+"""Task metrics on labelled data: built-in ones, and those of the caller. Higher is better.
+
+`Scores` scores the models of one case on its evaluation data. Data and metrics are validated before anything is built,
+so that a typing error is reported before the search.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+import re
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain, islice
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from qdqspec._core.arrays import Array, Shape
+from qdqspec._core.registry import did_you_mean
+from qdqspec._core.units import count_text
+from qdqspec.accuracy.data import Dataset
+from qdqspec.accuracy.gate import Runs, outputs_of
+from qdqspec.backends.base import Engine
+from qdqspec.errors import ConfigError, DataError, QdqspecError
+from qdqspec.graph.declared import allows
+from qdqspec.spec.problems import source_lines
+from qdqspec.types import AccuracyEvidence, Case, Metric
+
+Counts = npt.NDArray[np.int64]
+Right = npt.NDArray[np.bool_]
+
+BUILT_IN = ("top1", "top5", "miou")  # as listed for people; any top<k> is valid
+VOID = (-1, 255)  # classes of ignored pixels, as in Pascal VOC and Cityscapes
+
+_TOP_K = re.compile(r"top([1-9]\d{0,3})")
+
+
+class Tally(Protocol):
+    """A metric that is computed batch by batch."""
+
+    def require(self, labels: Array) -> None:
+        """Raise `DataError` if the labels of all samples are not suitable for the metric."""
+        ...
+
+    def add(self, scores: Array, labels: Array) -> None:
+        """Add a batch: scores with the samples first, and one label per sample."""
+        ...
+
+    @property
+    def value(self) -> float:
+        """The metric over all batches added."""
+        ...
+
+    @property
+    def right(self) -> Right | None:
+        """Which samples are right; ``None`` if the metric has no result per sample."""
+        ...
+
+
+def tally_named(name: str) -> Tally | None:
+    """A new tally of a built-in metric; ``None`` if there is none of that name."""
+    if (match := _TOP_K.fullmatch(name)) is not None:
+        return TopKAccuracy(int(match[1]))
+    return MeanIoU() if name == "miou" else None
+
+
+def fitting_metric(labels: Array, output: Sequence[int | None] | None) -> str:
+    """The built-in metric for such labels and an output of this shape; empty if there is none."""
+    if not np.issubdtype(labels.dtype, np.integer):
+        return ""
+    if labels.ndim == 1:
+        return "top1"
+    if output is None or len(output) != labels.ndim + 1:
+        return ""
+    places = {"top1": output[1:-1], "miou": output[2:]}
+    order = ("top1", "miou") if labels.ndim == 2 else ("miou", "top1")  # tokens, else pixels
+    return next((name for name in order if allows(places[name], labels.shape[1:])), "")
+
+
+class TopKAccuracy:
+    """The share of samples whose label is among the ``k`` highest scores.
+
+    Earlier classes win ties, NaN is wrong; axes after the second are flattened into it. With several labels per sample,
+    as one for each token, it is the share of these, without negative ones.
+    """
+
+    def __init__(self, k: int) -> None:
+        self._k = k
+        self._right: list[Right] = []
+        self._by_place = False
+
+    def require(self, labels: Array) -> None:
+        """Require class numbers."""
+        if not np.issubdtype(labels.dtype, np.integer):
+            raise DataError(
+                f"labels are {labels.dtype} of shape {list(labels.shape)}, not class numbers",
+                cure="give one integer a sample, or use a metric of your own (fixture qdq_metrics)",
+            )
+
+    def add(self, scores: Array, labels: Array) -> None:
+        """Add class scores ``[batch, classes]`` and class numbers ``[batch]``, or ``[batch, ..., classes]`` and
+        ``[batch, ...]``.
+        """
+        if labels.ndim > 1:
+            _require_places(labels, scores.shape[:-1])
+            self._by_place = True
+            counted = labels.astype(np.int64) >= 0
+            scores, labels = scores[counted], labels[counted]
+        flat = scores.reshape(len(scores), -1).astype(np.float64)
+        _check_classes(labels, flat.shape[1])
+        order = np.argsort(-flat, axis=1, kind="stable")[:, : self._k]
+        known = ~np.isnan(flat).any(axis=1)
+        self._right.append(np.asarray((order == labels[:, None]).any(axis=1) & known))
+
+    @property
+    def value(self) -> float:
+        """Share of right labels; NaN if none counts."""
+        right = np.concatenate(self._right)
+        return float(right.mean()) if right.size else math.nan
+
+    @property
+    def right(self) -> Right | None:
+        """Which samples are right; ``None`` with several labels per sample."""
+        return None if self._by_place else np.concatenate(self._right)
+
+
+class MeanIoU:
+    """Intersection over union of pixels, averaged over the classes that occur (Everingham et al., Pascal VOC).
+
+    Pixels labelled -1 or 255 do not count; a pixel with a NaN score is of no class.
+    """
+
+    right = None
+
+    def __init__(self) -> None:
+        self._both: Counts = np.zeros((), np.int64)  # by class, after the first batch
+        self._either: Counts = np.zeros((), np.int64)
+
+    def require(self, labels: Array) -> None:
+        """Require class numbers for the pixels of each sample."""
+        if labels.ndim < 2 or not np.issubdtype(labels.dtype, np.integer):
+            raise DataError(
+                f"labels are {labels.dtype} of shape {list(labels.shape)}, not class numbers of pixels",
+                cure="give one integer for each place of the output, samples first",
+            )
+
+    def add(self, scores: Array, labels: Array) -> None:
+        """Add scores ``[batch, classes, ...]`` and class numbers ``[batch, ...]`` of the same positions."""
+        _require_places(labels, (len(scores), *scores.shape[2:]))
+        classes = scores.shape[1]
+        unknown = np.isnan(scores.astype(np.float64)).any(axis=1)
+        seen = np.where(unknown, classes, scores.argmax(axis=1))
+        counted = ~np.isin(labels, VOID)
+        wanted = np.asarray(labels[counted], np.int64)
+        _check_classes(wanted, classes)
+        seen = seen[counted]
+        both = np.bincount(wanted[seen == wanted], minlength=classes)
+        either = np.bincount(wanted, minlength=classes) - both
+        self._both = self._both + both
+        self._either = self._either + either + np.bincount(seen, minlength=classes)[:classes]
+
+    @property
+    def value(self) -> float:
+        """The mean over classes; NaN if no pixel counts."""
+        if not self._either.any():
+            return float("nan")
+        occurs = self._either > 0
+        return float((self._both[occurs] / self._either[occurs]).mean())
+
+
+def _require_places(labels: Array, places: Shape) -> None:
+    if labels.shape != places:
+        raise DataError(
+            f"the output has scores for places {list(places)}, and the labels have {list(labels.shape)}",
+            cure="give one integer for each place of the output, samples first",
+        )
+
+
+def _check_classes(labels: Array, classes: int) -> None:
+    least, most = (int(labels.min()), int(labels.max())) if len(labels) else (0, 0)
+    if least < 0 or most >= classes:
+        worst = least if least < 0 else most
+        raise DataError(
+            f"label {worst} is no class of a model with {classes} scores",
+            cure="number classes from 0, as the model does",
+        )
+
+
+Batches = Iterable[Mapping[str, Array]]
+
+_HOW = (
+    "define it in a fixture qdq_metrics of a conftest.py: return {{'{name}': function}}, called as "
+    "function(outputs, labels); from Python: Session(metrics={{...}})"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """A metric's value over ``samples``; ``right`` is its result per sample, if the metric has one."""
+
+    value: float
+    samples: int
+    right: npt.NDArray[np.bool_] | None = None
+
+
+def require_metric(name: str, own: Mapping[str, Metric]) -> None:
+    """Raise `ConfigError` with the nearest name if a metric is neither the caller's nor built in."""
+    if name in own or tally_named(name) is not None:
+        return
+    known = (*own, *BUILT_IN)
+    raise ConfigError(
+        f"unknown metric '{name}'{did_you_mean(name, known)}",
+        cure=f"known: {', '.join(known)}; {_HOW.format(name=name)}",
+    )
+
+
+def evaluate(
+    name: str,
+    outputs: Batches,
+    labels: Array,
+    *,
+    output: str | None = None,
+    own: Mapping[str, Metric] | None = None,
+) -> Score:
+    """Score a model's outputs with the caller's metric of that name, else with the built-in one.
+
+    ``outputs`` are those of consecutive feeds, first axis the batch; ``labels`` has one entry per sample.
+    ``output`` names the one to score: if it is None a built-in metric uses the first, the caller's gets them
+    all. Raises `ConfigError` for an unknown metric, `DataError` for unsuitable outputs, labels or metric
+    values.
+    """
+    require_metric(name, own or {})
+    if own and name in own:
+        return _of_own(name, own[name], outputs, labels, output)
+    tally = tally_named(name)
+    assert tally is not None  # require_metric has verified it
+    return _counted(tally, outputs, labels, output)
+
+
+def _counted(tally: Tally, outputs: Batches, labels: Array, output: str | None) -> Score:
+    """Score batch by batch, so that outputs need not be in memory together."""
+    tally.require(labels)
+    done = 0
+    for batch in outputs:
+        name = _named(batch, next(iter(batch)) if output is None else output)
+        scores = batch[name]
+        if scores.ndim < 2:
+            raise DataError(
+                f"output '{name}' has shape {list(scores.shape)}, which are no class scores a sample",
+                cure="name the output with the scores",
+            )
+        chosen = labels[done : done + len(scores)]
+        if len(chosen) < len(scores):
+            raise DataError(
+                f"the model gave more outputs than the {len(labels)} labels", cure="give every sample one"
+            )
+        tally.add(scores, chosen)
+        done += len(scores)
+    if done != len(labels) or done == 0:
+        what = f"the model gave {done} outputs for {len(labels)} labels"
+        raise DataError(what, cure="give every sample one label")
+    return Score(value=tally.value, samples=done, right=tally.right)
+
+
+def _named(batch: Mapping[str, Array], name: str) -> str:
+    if name not in batch:
+        raise DataError(
+            f"the model has no output '{name}'{did_you_mean(name, [*batch])}",
+            cure=f"its outputs: {', '.join(batch)}",
+        )
+    return name
+
+
+# ---- the caller's own ---------------------------------------------------------------------------
+
+
+def _of_own(name: str, metric: Metric, outputs: Batches, labels: Array, output: str | None) -> Score:
+    parts: dict[str, list[Array]] = {}
+    for batch in outputs:
+        for one in batch if output is None else (_named(batch, output),):
+            parts.setdefault(one, []).append(batch[one])
+    gathered = {one: _joined(values, len(labels)) for one, values in parts.items()}
+    given = labels.view()
+    given.flags.writeable = False  # the same labels are used again
+    try:
+        value: object = metric(gathered, given)
+    except Exception as error:  # any error of the caller's code is reported by its name and position
+        raise DataError(
+            f"metric '{name}' raised {type(error).__name__}: {error}",
+            where=raising_line(error, metric),
+            cure=_called(gathered, labels),
+        ) from error
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        value = value.item()
+    if isinstance(value, numbers.Real):
+        return Score(value=float(value), samples=len(labels))
+    kind = f"an array of shape {list(value.shape)}" if isinstance(value, np.ndarray) else repr(value)[:40]
+    raise DataError(f"metric '{name}' gave {kind}, and one number is wanted", cure=_called(gathered, labels))
+
+
+def _joined(values: list[Array], samples: int) -> Array:
+    """Concatenated along the first axis if that counts samples, else an array of arrays, one for each feed."""
+    shapes = {(value.shape[1:], value.dtype) for value in values if value.ndim}
+    if len(shapes) == 1 and all(v.ndim for v in values) and sum(map(len, values)) == samples:
+        return np.concatenate(values)
+    apart = np.empty(len(values), dtype=object)
+    for index, value in enumerate(values):
+        apart[index] = value
+    return apart
+
+
+def raising_line(error: Exception, function: Callable[..., object]) -> str | None:
+    """The last executed line in the file of a function that the caller wrote."""
+    own = getattr(getattr(function, "__code__", None), "co_filename", None)
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if own is None or f.filename == own]
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if own is not None and frames else None
+
+
+def _called(outputs: Mapping[str, Array], labels: Array) -> str:
+    """The arguments of a metric, for messages to its author."""
+    texts = []
+    for name, values in outputs.items():
+        several = values.dtype == object and len(values)  # an array for each feed
+        one = f"{len(values)} arrays, the first {list(values[0].shape)}" if several else list(values.shape)
+        texts.append(f"{name} {one}")
+    shapes = ", ".join(texts)
+    return f"it is called with outputs by name ({shapes}) and labels {list(labels.shape)}, and must return one number"
+
+
+@dataclass
+class Scores:
+    """Scores engines by the metrics of a case: its own and the built-in ones.
+
+    ``build_reference`` builds the engine whose scores limits refer to, ``open_data`` gives the evaluation data or
+    ``None``, ``build`` an engine of a file; ``note`` receives notes for the user.
+    """
+
+    case: Case
+    build_reference: Callable[[], Engine]
+    open_data: Callable[[], Dataset | None]
+    build: Callable[[Path], Engine]
+    note: Callable[[str], None] = lambda _: None
+    _known: dict[tuple[Path | None, str, str | None], Score | QdqspecError] = field(
+        default_factory=dict, init=False
+    )
+
+    def require(self, metric: str, *, line: int | None = None) -> None:
+        """Raise `QdqspecError` if a metric cannot be computed; ``line`` is the line of the spec that names it."""
+        try:
+            require_metric(metric, self.case.metrics)
+        except QdqspecError as error:
+            raise type(error)(
+                error.what, where=self._place(line or self._line(metric)), cure=error.cure
+            ) from None
+        if self._data is None:
+            raise DataError(
+                "accuracy is asked for, and there is no evaluation data",
+                where=self._place(line),
+                cure="name data with inputs and labels in inputs.evaluation",
+            )
+        self._data.require_labels()
+
+    @property
+    def feeds(self) -> int:
+        """The number of runs of a score; 0 without data."""
+        return 0 if self._data is None else len(self._data)
+
+    @property
+    def samples(self) -> int:
+        """The number of samples of a score; 0 without data."""
+        return 0 if self._data is None else self._data.samples
+
+    def of_engine(
+        self, engine: Runs, metric: str, output: str | None = None, *, feeds: int | None = None
+    ) -> Score:
+        """Run an engine on all samples, or on the first ``feeds``.
+
+        Raises as `evaluate` does, and `BackendError` if the engine does not run.
+        """
+        self.require(metric)
+        assert self._data is not None
+        try:
+            outputs, samples = self._outputs(engine, output, feeds)
+            labels = self._data.require_labels()[:samples]
+            return evaluate(metric, outputs, labels, output=output, own=self.case.metrics)
+        except DataError as error:
+            raise DataError(error.what, where=error.where or self._data.path, cure=error.cure) from error
+
+    def _outputs(
+        self, engine: Runs, output: str | None, feeds: int | None
+    ) -> tuple[Iterator[Mapping[str, Array]], int]:
+        """Outputs for each feed, and the number of samples; without those that only pad the last batch.
+
+        If an output has no batch axis, the padding cannot be removed: then the last batch is not scored.
+        """
+        data = self._data
+        assert data is not None
+        if feeds is not None and feeds < len(data):
+            return outputs_of(engine, islice(data, feeds)), feeds * data.batch
+        runs = outputs_of(engine, data)
+        rest = data.samples % data.batch
+        if rest == 0:
+            return runs, data.samples
+        first = next(runs)
+        used = [first[output]] if output in first else [*first.values()]
+        every = chain([first], runs)
+        if all(value.ndim and len(value) == data.batch for value in used):
+            return _first_samples(every, data.samples, data.batch), data.samples
+        if data.samples < data.batch:
+            raise DataError(
+                f"{count_text(data.samples, 'sample')} do not fill a batch of {data.batch}, and the outputs are not "
+                "divided by samples",
+                cure="give at least as many samples as the batch has",
+            )
+        self.note(
+            f"the last {count_text(rest, 'sample')} of {data.samples} do not fill a batch of {data.batch} and are not "
+            "scored: the outputs are not divided by samples"
+        )
+        return islice(every, data.samples // data.batch), data.samples - rest
+
+    def of_file(self, path: Path, metric: str, output: str | None = None) -> Score:
+        """Build a model and score it; each file once, errors included."""
+        return self._score(path, metric, output)
+
+    def _score(self, path: Path | None, metric: str, output: str | None) -> Score:
+        """The score of a file, or of the reference."""
+        key = path, metric, output
+        if key not in self._known:
+            self.require(metric)
+            try:
+                with closing(self.build_reference() if path is None else self.build(path)) as engine:
+                    self._known[key] = self.of_engine(engine, metric, output)
+            except QdqspecError as error:
+                self._known[key] = error
+        found = self._known[key]
+        if isinstance(found, QdqspecError):
+            raise found
+        return found
+
+    def of_reference(self, metric: str, output: str | None = None) -> Score:
+        """The score of the user's own model; raises `DataError` if it is not finite."""
+        score = self._score(None, metric, output)
+        if not math.isfinite(score.value):
+            raise DataError(
+                f"metric '{metric}' gave {score.value} for the model itself, so that no limit can be applied",
+                where=None if self._data is None else self._data.path,
+                cure="look at its outputs and labels, or use another metric",
+            )
+        return score
+
+    @cached_property
+    def _data(self) -> Dataset | None:
+        return self.open_data()
+
+    def _line(self, metric: str) -> int | None:
+        """The first line of the spec that names a metric."""
+        spec = self.case.spec
+        if spec is None or not spec.is_file():
+            return None
+        lines = source_lines(spec.read_text(encoding="utf-8", errors="replace"))
+        return next((number for number, text in enumerate(lines, 1) if metric in text), None)
+
+    def _place(self, line: int | None) -> str:
+        where = self.case.spec or self.case.model
+        return f"{where}:{line}" if line is not None and self.case.spec else str(where)
+
+
+def _first_samples(
+    outputs: Iterable[Mapping[str, Array]], samples: int, batch: int
+) -> Iterator[Mapping[str, Array]]:
+    """The outputs of the first ``samples`` samples, without the padding of the last batch."""
+    for number, found in enumerate(outputs):
+        left = min(batch, samples - number * batch)
+        yield {
+            name: value[:left] if value.ndim and len(value) == batch else value
+            for name, value in found.items()
+        }
+
+
+def accuracy_evidence(metric: str, reference: Score, tuned: Score) -> AccuracyEvidence:
+    """Two scores compared; also sample by sample, if the metric supports it."""
+    lost = gained = None
+    if reference.right is not None and tuned.right is not None:
+        lost = int((reference.right & ~tuned.right).sum())
+        gained = int((tuned.right & ~reference.right).sum())
+    return AccuracyEvidence(
+        metric=metric,
+        reference=reference.value,
+        tuned=tuned.value,
+        samples=reference.samples,
+        lost=lost,
+        gained=gained,
+    )
+
+
+def joined_metrics(*given: Mapping[str, Metric]) -> dict[str, Metric]:
+    """Metrics of several sources; later ones win. Raises `ConfigError` for a value that is not a metric."""
+    for metrics in given:
+        # A fixture may return anything, whatever its annotation.
+        if not isinstance(metrics, Mapping) or not all(map(callable, metrics.values())):
+            raise ConfigError(
+                f"metrics are a mapping of names to functions, and these are {metrics!r:.60}",
+                cure="return {'name': function} from fixture qdq_metrics, or give metrics={...} to the session",
+            )
+    return {name: metric for metrics in given for name, metric in metrics.items()}

@@ -1,0 +1,27 @@
+"""Lines of text about a comparison of outputs, for notes of a case and for tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from qdqspec._core.units import db_text, plain
+from qdqspec.types import TensorParity, WorstSlice
+
+NAME_WIDTH = 30
+
+
+def slice_text(worst: WorstSlice) -> str:
+    """A slice in words."""
+    return f"slice {worst.index} of axis {worst.axis}"
+
+
+def slice_notes(outputs: Iterable[TensorParity]) -> Iterator[str]:
+    """A line for each output with a slice far below the whole, with the cure."""
+    for out in outputs:
+        if (found := out.far_slice()) is not None:
+            yield (
+                f"output '{plain(out.name, NAME_WIDTH)}' has {db_text(out.sqnr_db)} dB over all, but "
+                f"{slice_text(found)} has {db_text(found.sqnr_db)} dB, as where large and small values share a scale: "
+                "keep the nodes that join them in float (patterns.nodes.exclude, quantize.outputs), and limit "
+                "min_slice_sqnr_db of check parity"
+            )

@@ -1,0 +1,28 @@
+"""Rehearsal: the accuracy of any placement of a model, computed with one graph that has a switch for every pair."""
+
+from __future__ import annotations
+
+from qdqspec.accuracy.rehearsal.guiding import guiding_outputs
+from qdqspec.accuracy.rehearsal.rehearsal import (
+    Rehearsal,
+    RehearsalRefusedError,
+    RehearsedEngine,
+    Runtime,
+    Subject,
+)
+from qdqspec.accuracy.rehearsal.sensitivity import Sensitivities, find_sensitivities
+from qdqspec.accuracy.rehearsal.switches import Switches, is_foreign, sites_of
+
+__all__ = [
+    "Rehearsal",
+    "RehearsalRefusedError",
+    "RehearsedEngine",
+    "Runtime",
+    "Sensitivities",
+    "Subject",
+    "Switches",
+    "find_sensitivities",
+    "guiding_outputs",
+    "is_foreign",
+    "sites_of",
+]

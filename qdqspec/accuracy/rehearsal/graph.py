@@ -1,0 +1,370 @@
+"""The graph of a rehearsal: a model in which every Q/DQ pair is in the branch of an If node of its own.
+
+The pairs are those of insertion (`placement.edit.pairs`), so that the rehearsed arithmetic equals that of the inserted
+pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import TypeAlias
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from qdqspec._core.arrays import Array, Feed, Floats
+from qdqspec.accuracy.rehearsal.switches import Switches, SwitchStates
+from qdqspec.backends._open_engines import Engines
+from qdqspec.graph.flat import closed, flat_form, scopes_of
+from qdqspec.graph.model import Model
+from qdqspec.graph.opset import IR_WITH_FREE_INITIALIZERS, opset_of, raise_opset
+from qdqspec.graph.protos import copied, copy_model, map_tensors, names_read_inside, refill, size_of
+from qdqspec.graph.weights import WeightStore
+from qdqspec.qdq.edit.biases import BIAS_INPUT
+from qdqspec.qdq.edit.pairs import Pair, PairMaker
+from qdqspec.qdq.edit.raised import RaisedInputs
+from qdqspec.qdq.quantize.formats import number_format
+from qdqspec.qdq.space.units import Edge
+from qdqspec.types import Consumer, Site
+
+Values: TypeAlias = dict[Edge, Array]
+_Input: TypeAlias = tuple[int, int]  # the index of a node, and of its input
+
+_SPLIT_TAKES_NUMBER = 18  # the first opset whose Split has the number of outputs as an attribute
+_SOURCE = "\0source"  # placeholder for the tensor that a pair quantizes, until the pair is in a branch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwitchedModel:
+    """A model with switches. ``input`` takes the settings of the switches ``numbers``, in order; "" if there are none.
+
+    ``names`` are the names of its outputs by the edges whose values they hold.
+    """
+
+    proto: onnx.ModelProto
+    input: str
+    numbers: tuple[int, ...]
+    names: Mapping[Edge, str]
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Its inputs without the switches."""
+        return tuple(i.name for i in self.proto.graph.input if i.name != self.input)
+
+    def run_each(self, engines: Engines, runs: Iterable[tuple[SwitchStates, Feed]]) -> Iterator[Values]:
+        """The values of each run by edge, in order, several computed at the same time.
+
+        The states cover all switches, also those that the model lacks. Inputs with a default value may be absent from
+        a feed. Outputs that are not arrays are omitted.
+        """
+        for found in engines.run_each(self._given(setting, feed) for setting, feed in runs):
+            yield {edge: found[name] for edge, name in self.names.items() if name in found}
+
+    def _given(self, setting: SwitchStates, feed: Feed) -> Feed:
+        given = {name: feed[name] for name in self.inputs if name in feed}
+        return {**given, self.input: setting[list(self.numbers)]} if self.input else given
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bias:
+    """The bias of a layer: the tensor if its weight is quantized, and ``otherwise``.
+
+    ``data`` is the switch whose scale it is rounded with; ``None`` if it is not.
+    """
+
+    value: str
+    otherwise: str
+    data: int | None
+
+
+class SwitchGraph:
+    """Builds models with switches from one model: the whole, and parts of it for single switches.
+
+    ``nodes`` are those of the flat form of the model (`graph.flat`), so that pairs inside bodies have switches too.
+    Weights are references to ``store``: models must be saved in its folder. Biases of the ops ``rounds_biases`` are
+    rounded where the weight is quantized (`qdqspec.backends.base.Capabilities`). Raises `PlacementError` if a pair does
+    not fit, `ModelError` if the opset cannot be raised.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        switches: Switches,
+        maker: PairMaker,
+        store: WeightStore,
+        rounds_biases: Collection[str] = (),
+    ) -> None:
+        self._model = model
+        self._rounds_biases = rounds_biases
+        self._switches = switches
+        self._edges = switches.by_edge()
+        self._pairs: list[Pair] = [maker.make(site, source=_SOURCE) for site in switches]
+        light = map_tensors(model.proto, store.externalize)
+        opset = max([model.opset, *(pair.opset for pair in self._pairs)])
+        raised = opset > model.opset or light.ir_version < IR_WITH_FREE_INITIALIZERS
+        self._base = flat_form(raise_opset(light, opset) if raised else light)
+        self.nodes: tuple[onnx.NodeProto, ...] = tuple(self._base.graph.node)
+        self._raised = RaisedInputs(model, self.nodes, is_raised=raised)
+        # A prefix that no name of the model has.
+        prefix = "rehearsal:"
+        while any(name.startswith(prefix) for name in _names(self._base)):
+            prefix += ":"
+        self._prefix = prefix
+        self._switch_input = f"{prefix}switches"
+        self._inputs = {edge: self._places(edge) for edge in self._edges}
+        self._at = {edge: min(index for index, _ in inputs) for edge, inputs in self._inputs.items()}
+        self._biased = {n: bias for n in range(len(self._pairs)) if (bias := self._bias_of(n)) is not None}
+
+    @property
+    def needed_bytes(self) -> int:
+        """The memory of all weights: a switched one is copied while its reader runs, a float one may be too."""
+        integers = (pair.integer for pair in self._pairs if pair.integer is not None)
+        return 2 * sum(map(size_of, self._base.graph.initializer)) + sum(map(size_of, integers))
+
+    def place(self, edge: Edge) -> int:
+        """The index of the node that a switch precedes; for graph outputs, the number of nodes."""
+        return self._at[edge]
+
+    def is_behind(self, edge: Edge, start: int) -> bool:
+        """Whether the value of an edge is computed by the node ``start`` or a later one, or by a switch there."""
+        made = self._raised.producer.get(edge[0])
+        return (made is not None and made >= start) or self._at.get(edge, -1) >= start
+
+    def whole(self, wanted: Iterable[Edge]) -> SwitchedModel:
+        """The whole model with all switches, and the values of these edges as its outputs."""
+        return self.part(0, len(self.nodes) + 1, wanted)
+
+    def head(self, stop: int, tensors: Sequence[str]) -> SwitchedModel:
+        """The nodes before ``stop`` without switches, with these tensors as outputs."""
+        return self._assembled(range(stop), (), (), {(name, Consumer("", 0)): name for name in tensors})
+
+    def part(self, low: int, high: int, wanted: Iterable[Edge]) -> SwitchedModel:
+        """The nodes from ``low`` on, with the switches whose places are below ``high``.
+
+        Outputs of earlier nodes become inputs.
+        """
+        edges = [edge for edge in self._edges if low <= self._at[edge] < high]
+        names = {edge: self._value(edge) if edge in edges else edge[0] for edge in wanted}
+        return self._assembled(range(low, len(self.nodes)), edges, self.live(low) if low else (), names)
+
+    def live(self, index: int) -> tuple[str, ...]:
+        """The activations that are computed before the node of that index, and read at or after it."""
+        made = {name for node in self.nodes[:index] if _computes(node) for name in node.output if name}
+        read = {name for node in self.nodes[index:] for name in (*node.input, *names_read_inside(node))}
+        return tuple(sorted(made & (read | set(self._model.outputs))))
+
+    def live_sizes(self) -> Floats:
+        """The number of elements of `live` at each index, unknown dimensions as 1.
+
+        It is infinite where the model cannot be cut: if a type is unknown, and inside a body.
+        """
+        last: dict[str, int] = dict.fromkeys(self._model.outputs, len(self.nodes))
+        for index, node in enumerate(self.nodes):
+            last |= {name: max(index, last.get(name, 0)) for name in (*node.input, *names_read_inside(node))}
+        sizes = np.zeros(len(self.nodes) + 1)
+        for name, made in self._raised.producer.items():
+            if _computes(self.nodes[made]):
+                size = prod(dim or 1 for dim in self._model.shape(name) or ())
+                sizes[made + 1 : last.get(name, -1) + 1] += size if self._model.elem_type(name) else np.inf
+        if self._model.has_bodies:
+            sizes[:-1][[bool(scope) for scope in scopes_of(self.nodes)]] = np.inf
+        return sizes
+
+    def _assembled(
+        self, nodes: range, edges: Sequence[Edge], live: tuple[str, ...], names: Mapping[Edge, str]
+    ) -> SwitchedModel:
+        numbers = tuple(number for edge in edges for number in self._edges[edge])
+        graph_nodes = list(self._switched(nodes, edges))
+        if numbers:
+            graph_nodes.insert(0, self._split(numbers))
+        constants = [c for number in numbers for c in self._constants(number)]
+        read = {name for node in graph_nodes for name in (*node.input, *names_read_inside(node))}
+        read |= set(names.values())
+        proto = copy_model(self._base, but={"node", "initializer", "input", "output", "value_info"})
+        proto.graph.node.extend(graph_nodes)
+        proto.graph.initializer.extend(
+            t for t in (*self._base.graph.initializer, *constants) if t.name in read
+        )
+        proto.graph.input.extend(i for i in self._base.graph.input if i.name in read)
+        proto.graph.input.extend(self._info(name) for name in live)
+        if numbers:
+            count = [len(numbers)]
+            info = helper.make_tensor_value_info(self._switch_input, TensorProto.BOOL, count)
+            proto.graph.input.append(info)
+        wanted = dict.fromkeys((value, edge[0]) for edge, value in names.items())
+        proto.graph.output.extend(self._info(value, of=tensor) for value, tensor in wanted)
+        if self._model.has_bodies:
+            proto = closed(proto)
+        switch_input = self._switch_input if numbers else ""
+        return SwitchedModel(proto=proto, input=switch_input, numbers=numbers, names=names)
+
+    def _switched(self, nodes: range, edges: Sequence[Edge]) -> Iterable[onnx.NodeProto]:
+        """The nodes in order, each after the switches that precede it, including the constants of earlier nodes."""
+        by_place: dict[int, list[Edge]] = {}
+        instead: dict[int, dict[int, str]] = {}  # replacements of node inputs
+        for edge in edges:
+            by_place.setdefault(self._at[edge], []).append(edge)
+            for index, number in self._inputs[edge]:
+                instead.setdefault(index, {})[number] = self._value(edge)
+                if not self._biased.keys().isdisjoint(self._edges[edge]):
+                    instead[index][BIAS_INPUT] = self._name(self._edges[edge][0], "bias")
+        yield from (node for node in self.nodes[: nodes.start] if not _computes(node))
+        for index in nodes:
+            own = by_place.pop(index, ())
+            yield from map(self._switch, own)
+            yield _reading(self.nodes[index], instead.get(index, {}))
+        for left in by_place.values():  # switches before graph outputs
+            yield from map(self._switch, left)
+
+    def _switch(self, edge: Edge) -> onnx.NodeProto:
+        """An If for each pair of the edge, each nested in the other branch of the previous one.
+
+        It returns the value, and the bias of the layer that reads it if a pair changes that.
+        """
+        tensor, numbers = edge[0], self._edges[edge]
+        biases = [self._biased[number] for number in numbers if number in self._biased]
+        kinds = ("value", "bias") if biases else ("value",)
+        off = [self._name(numbers[-1], f"float:{kind}") for kind in kinds]
+        sources = [tensor, *(bias.otherwise for bias in biases[:1])]
+        nodes = [_identity(source, name) for source, name in zip(sources, off, strict=True)]
+        for index, number in reversed(list(enumerate(numbers))):
+            made = self._pair_nodes(number, tensor)
+            on = [self._name(number, self._pairs[number].output)]
+            if biases:
+                on.append(self._name(number, "bias:then"))
+                made += self._bias_nodes(number, sources[1], on[1])
+            own = [self._name(numbers[0], kind) for kind in kinds]
+            if index:
+                own = [self._name(numbers[index - 1], f"next:{kind}") for kind in kinds]
+            branches = {
+                "then_branch": self._body("on", made, on, tensor),
+                "else_branch": self._body("off", nodes, off, tensor),
+            }
+            name = self._name(number, "if")
+            nodes = [helper.make_node("If", [self._name(number, "condition")], own, name=name, **branches)]
+            off = own
+        return nodes[0]
+
+    def _body(
+        self, name: str, nodes: Sequence[onnx.NodeProto], outputs: Iterable[str], tensor: str
+    ) -> onnx.GraphProto:
+        """A branch whose outputs have the type of a tensor."""
+        return helper.make_graph(nodes, name, [], [self._info(output, of=tensor) for output in outputs])
+
+    def _bias_nodes(self, number: int, otherwise: str, out: str) -> list[onnx.NodeProto]:
+        """The nodes that compute the bias if the pair of its layer's weight is on: corrected, rounded, or both."""
+        bias = self._biased.get(number)
+        if bias is None or bias.data is None:
+            return [_identity(otherwise if bias is None else bias.value, out)]
+        data, weight = (self._name(n, self._pairs[n].constants[0].name) for n in (bias.data, number))
+        step, steps, whole = (self._name(number, f"bias:{name}") for name in ("step", "steps", "whole"))
+        return [
+            helper.make_node("Mul", [data, weight], [step], name=step),
+            helper.make_node("Div", [bias.value, step], [steps], name=steps),
+            helper.make_node("Round", [steps], [whole], name=whole),
+            helper.make_node("Mul", [whole, step], [out], name=out),
+        ]
+
+    def _bias_of(self, number: int) -> _Bias | None:
+        """The bias of the layer that reads a weight, if it is another one while the pair is on."""
+        site, pair = self._switches[number], self._pairs[number]
+        data = self._scaled_input(site) if site.weight else None
+        if pair.bias is not None:
+            on, off = self._name(number, "bias:on"), self._name(number, "bias:off")
+            return _Bias(value=on, otherwise=off if pair.bias.is_added else pair.bias.value.name, data=data)
+        own = "" if data is None else self._model.by_name[site.consumers[0].node].input_at(BIAS_INPUT)
+        return _Bias(value=own, otherwise=own, data=data) if own in self._model.constants else None
+
+    def _scaled_input(self, site: Site) -> int | None:
+        """The pair, with one scale, on the data of the layer that reads a weight, if its bias is rounded with it."""
+        end = site.consumers[0]
+        node = None if end.is_output else self._model.by_name[end.node]
+        if node is None or node.op_type not in self._rounds_biases or number_format(site.format).block:
+            return None
+        numbers = self._edges.get((node.inputs[0], Consumer(node.name, 0)), ())
+        scaled = (n for n in numbers if self._pairs[n].constants and self._switches[n].axis is None)
+        return next(scaled, None)
+
+    def _pair_nodes(self, number: int, tensor: str) -> list[onnx.NodeProto]:
+        """The nodes of a pair on a tensor, with names of its own."""
+        nodes = []
+        for made in self._pairs[number].nodes:
+            node = copied(made)
+            node.name = self._name(number, made.name)
+            for names in (node.input, node.output):
+                refill(names, [tensor if name == _SOURCE else self._name(number, name) for name in names])
+            nodes.append(node)
+        return nodes
+
+    def _constants(self, number: int) -> Iterable[TensorProto]:
+        pair = self._pairs[number]
+        for made in (*pair.constants, *([] if pair.integer is None else [pair.integer])):
+            tensor = copied(made)
+            tensor.name = self._name(number, made.name)
+            yield tensor
+        if pair.bias is not None:
+            value = numpy_helper.to_array(pair.bias.value)
+            yield numpy_helper.from_array(value, self._name(number, "bias:on"))
+            if pair.bias.is_added:
+                yield numpy_helper.from_array(np.zeros_like(value), self._name(number, "bias:off"))
+
+    def _split(self, numbers: Sequence[int]) -> onnx.NodeProto:
+        """A Split of the input of the switches into the condition of each."""
+        conditions = [self._name(number, "condition") for number in numbers]
+        split = helper.make_node("Split", [self._switch_input], conditions, axis=0)
+        if opset_of(self._base) >= _SPLIT_TAKES_NUMBER:
+            split.attribute.append(helper.make_attribute("num_outputs", len(numbers)))
+        return split
+
+    def _places(self, edge: Edge) -> list[_Input]:
+        """The inputs of the consumer after the opset was raised; for a graph output, a place after all nodes.
+
+        If raising the opset replaced the node, these are all inputs of added nodes that read the tensor.
+        """
+        tensor, end = edge
+        if end.is_output:
+            return [(len(self.nodes), 0)]
+        return self._raised.of(tensor, end, [end], "rehearsed", "build the placement and measure it")
+
+    def _value(self, edge: Edge) -> str:
+        return self._name(self._edges[edge][0], "value")
+
+    def _name(self, number: int, name: str) -> str:
+        return f"{self._prefix}{number}:{name}"
+
+    def _info(self, name: str, of: str | None = None) -> onnx.ValueInfoProto:
+        known = self._model.elem_type(of or name)
+        if known is None:
+            return onnx.ValueInfoProto(name=name)
+        return helper.make_tensor_value_info(name, known, None)
+
+
+def _reading(node: onnx.NodeProto, instead: Mapping[int, str]) -> onnx.NodeProto:
+    """The node with these tensors at these inputs."""
+    if not instead:
+        return node
+    changed = copied(node)
+    for index, name in sorted(instead.items()):
+        if index == len(changed.input):
+            changed.input.append(name)
+        else:
+            changed.input[index] = name
+    return changed
+
+
+def _identity(source: str, name: str) -> onnx.NodeProto:
+    return helper.make_node("Identity", [source], [name], name=name)
+
+
+def _computes(node: onnx.NodeProto) -> bool:
+    return node.op_type != "Constant"
+
+
+def _names(proto: onnx.ModelProto) -> Collection[str]:
+    graph = proto.graph
+    named = {item.name for field in (graph.input, graph.output, graph.initializer) for item in field}
+    inside = {name for node in graph.node for name in names_read_inside(node)}
+    return named | inside | {name for node in graph.node for name in (*node.input, *node.output, node.name)}

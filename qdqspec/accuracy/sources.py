@@ -1,0 +1,558 @@
+"""Finds the files of a case's data, and the arrays in them: .npz, .npy, folders and globs of these, and images.
+
+Arrays of .npz and .npy files are read row by row, with one row in memory at a time. No pickle: object arrays are
+rejected. Images are decoded one at a time with Pillow, resized and normalized as a spec states.
+"""
+
+from __future__ import annotations
+
+import glob
+import importlib.metadata
+import io
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from itertools import islice
+from math import prod
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from qdqspec._core.arrays import Array
+from qdqspec._core.registry import did_you_mean
+from qdqspec.errors import DataError
+from qdqspec.types import Data, DataSource, ImageRules
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+IMAGE_SUFFIXES = frozenset({
+    ".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".webp", ".avif", ".jp2", ".ppm", ".pgm", ".tif", ".tiff",
+})  # fmt: skip
+_MOST_BROKEN = 10  # images that one message names
+_MODES = {"rgb": "RGB", "bgr": "RGB", "gray": "L"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageMember:
+    """One image as an array of one sample, under the name of the input it is for."""
+
+    file: Path
+    name: str
+    rules: ImageRules
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """One sample, and the shape of an image after the transform."""
+        channels = 1 if self.rules.colors == "gray" else 3
+        height, width = self.rules.size
+        return (1, channels, height, width) if self.rules.layout == "nchw" else (1, height, width, channels)
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        """float32; uint8 if the pixels are not changed."""
+        return np.dtype(np.uint8 if _is_plain(self.rules) else np.float32)
+
+    def rows(self) -> Iterator[Array]:
+        """The one sample."""
+        yield transformed(_pixels(self.file, self.rules), self.rules)
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether the image can be decoded."""
+        try:
+            _pixels(self.file, self.rules)
+        except DataError:
+            return False
+        return True
+
+
+def unreadable(members: Sequence[ImageMember]) -> DataError | None:
+    """The error that names all images which cannot be decoded, if there are several; `_MOST_BROKEN` at most."""
+    if find_spec("PIL") is None:  # then none can, whatever it holds
+        return None
+    broken = list(islice((member.file for member in members if not member.is_readable), _MOST_BROKEN))
+    if len(broken) < 2:
+        return None
+    most = "at least " if len(broken) == _MOST_BROKEN else ""
+    names = "".join(f"\n    {file.name}" for file in broken[1:])
+    return DataError(
+        f"{most}{len(broken)} images cannot be read: this one and{names}",
+        where=broken[0],
+        cure="take them out",
+    )
+
+
+def transformed(pixels: npt.NDArray[np.uint8], rules: ImageRules) -> Array:
+    """Pixels in height, width, channels (RGB or gray) as a sample."""
+    if rules.colors == "bgr":
+        pixels = pixels[..., ::-1]
+    sample: Array = pixels
+    if not _is_plain(rules):
+        mean, std = np.array(rules.mean, np.float32), np.array(rules.std, np.float32)
+        sample = (pixels.astype(np.float32) * np.float32(rules.scale) - mean) / std
+    return np.ascontiguousarray(sample if rules.layout == "nhwc" else np.moveaxis(sample, -1, 0))
+
+
+def _is_plain(rules: ImageRules) -> bool:
+    return rules.scale == 1 and set(rules.mean) == {0.0} and set(rules.std) == {1.0}
+
+
+def _pixels(file: Path, rules: ImageRules) -> npt.NDArray[np.uint8]:
+    try:
+        from PIL import Image, ImageOps
+    except ImportError:
+        raise DataError(
+            "images are decoded with Pillow, which is not installed",
+            where=file,
+            cure="pip install 'qdqspec[images]'",
+        ) from None
+    try:
+        with Image.open(file) as opened:
+            # An EXIF orientation is the intended one, which every viewer applies.
+            image = _in_bytes(ImageOps.exif_transpose(opened)).convert(_MODES[rules.colors])
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise DataError(f"the image cannot be read ({error})", where=file, cure="take it out") from None
+    pixels = np.asarray(_fitted(image, rules), dtype=np.uint8)
+    return pixels[..., None] if pixels.ndim == 2 else pixels
+
+
+def _in_bytes(image: Image) -> Image:
+    """The image with 8 bits a channel. Pillow's own conversion of 16 bits clips them at 255."""
+    from PIL import Image as Pillow
+
+    if image.mode.startswith("I;16"):
+        return Pillow.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise ValueError(f"its pixels of mode {image.mode} have no known range")
+    return image
+
+
+def _fitted(image: Image, rules: ImageRules) -> Image:
+    """Scaled so that it covers ``size``, or to ``resize``, and cut from the centre."""
+    from PIL import Image as Pillow
+
+    height, width = rules.size
+    if rules.resize is None:
+        factor = max(width / image.width, height / image.height)
+    else:
+        factor = rules.resize / min(image.width, image.height)
+    scaled = max(round(image.width * factor), width), max(round(image.height * factor), height)
+    image = image.resize(scaled, Pillow.Resampling.BILINEAR)
+    left, top = (image.width - width) // 2, (image.height - height) // 2
+    return image.crop((left, top, left + width, top + height))
+
+
+_HOW = "write it with numpy.savez(path, input_name=array), one array per model input"
+_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+_LONGEST_HEADER = 1 << 16  # bytes; numpy reads the whole header before it checks its length
+_LARGEST_ROW = 1 << 31  # bytes: a row is held in memory
+_MOST_EMPTY = 1 << 20  # rows of zero bytes: an empty file may claim any number
+_MOST_ARRAYS = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredArray:
+    """One array of a file, described by its header. ``shape`` includes the first axis, the samples.
+
+    ``is_npy``: the file holds this array alone. ``is_sample``: the array is one sample, and its first axis was added.
+    ``is_fortran``: it is stored in column-major order, and is read whole.
+    """
+
+    file: Path
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[np.generic]
+    is_npy: bool = False
+    is_sample: bool = False
+    is_fortran: bool = False
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return prod(self.shape[1:]) * self.dtype.itemsize
+
+    def rows(self) -> Iterator[Array]:
+        """The array's rows along its first axis, each in its own memory."""
+        size = self.row_bytes
+        with _reading(self.file, self.name), self._opened() as stream:
+            _header(stream, self.file, self.name)
+            if self.is_fortran:
+                whole = self._read(stream, size * self.shape[0], 0)
+                array = np.frombuffer(whole, dtype=self.dtype).reshape(self.shape, order="F")
+                yield from (np.array(row, order="C") for row in array)
+                return
+            for row in range(self.shape[0]):
+                data = self._read(stream, size, row)
+                yield np.frombuffer(data, dtype=self.dtype).reshape(self.shape[1:])
+
+    def as_sample(self) -> StoredArray:
+        """The same array as one sample."""
+        return replace(self, shape=(1, *self.shape), is_sample=True)
+
+    @contextmanager
+    def _opened(self) -> Iterator[IO[bytes]]:
+        if self.is_npy:
+            with self.file.open("rb") as stream:
+                yield stream
+        else:
+            with zipfile.ZipFile(self.file) as archive, archive.open(f"{self.name}.npy") as inside:
+                yield inside
+
+    def _read(self, stream: IO[bytes], size: int, row: int) -> bytes:
+        """So many bytes. A zip member may return less than requested at once."""
+        parts, left = [], size
+        while left and (part := stream.read(left)):
+            parts.append(part)
+            left -= len(part)
+        if left:
+            raise _damaged(self.file, self.name, f"it ends in row {row} of {self.shape[0]}")
+        return b"".join(parts)
+
+
+def read_members(file: Path) -> dict[str, StoredArray]:
+    """The arrays of an .npz file by name. Only headers are read.
+
+    Raises `DataError` if the file is missing or not an .npz, or an array is pickled, has no first axis, is
+    larger than 2 GiB and in column-major order, or is not as long as its shape needs.
+    """
+    if not file.is_file():
+        raise DataError("there is no such data file", where=file, cure="check the path")
+    with _reading(file), zipfile.ZipFile(file) as archive:
+        names = [info.filename for info in archive.infolist() if info.filename.endswith(".npy")]
+        if not names:
+            raise DataError("this .npz file holds no array", where=file, cure=_HOW)
+        if len(names) > _MOST_ARRAYS:
+            raise DataError(f"this .npz file holds {len(names):,} arrays", where=file, cure=_HOW)
+        found = {}
+        for name in names:
+            with archive.open(name) as stream:
+                shape, fortran, dtype = _header(stream, file, name[:-4])
+                held = archive.getinfo(name).file_size - stream.tell()
+            member = StoredArray(file=file, name=name[:-4], shape=shape, dtype=dtype, is_fortran=fortran)
+            found[name[:-4]] = _described(member, held)
+        return found
+
+
+def read_npy(file: Path, name: str) -> StoredArray:
+    """The array of an .npy file, under a name. Only the header is read. Raises `DataError` as `read_members`."""
+    if not file.is_file():
+        raise DataError("there is no such data file", where=file, cure="check the path")
+    with _reading(file), file.open("rb") as stream:
+        shape, fortran, dtype = _header(stream, file, name)
+        held = file.stat().st_size - stream.tell()
+    member = StoredArray(file=file, name=name, shape=shape, dtype=dtype, is_npy=True, is_fortran=fortran)
+    return _described(member, held)
+
+
+def npz_bytes(arrays: Mapping[str, Array], beside: Mapping[str, str] | None = None) -> bytes:
+    """An .npz file of these arrays, with texts ``beside`` them by file name, which numpy ignores.
+
+    Its bytes depend on nothing else; array names may be any text, as names of inputs are.
+    """
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, array in arrays.items():
+            content = io.BytesIO()
+            np.lib.format.write_array(content, np.array(array, order="C"), allow_pickle=False)
+            archive.writestr(zipfile.ZipInfo(f"{name}.npy"), content.getvalue(), zipfile.ZIP_DEFLATED)
+        for name, text in (beside or {}).items():
+            archive.writestr(zipfile.ZipInfo(name), text, zipfile.ZIP_DEFLATED)
+    return stream.getvalue()
+
+
+def read_beside(file: Path, name: str, most: int) -> str | None:
+    """A text stored beside the arrays; ``None`` if there is none. Raises `DataError` if it is longer than ``most``."""
+    with _reading(file), zipfile.ZipFile(file) as archive:
+        if name not in archive.namelist():
+            return None
+        with archive.open(name) as stream:
+            content = stream.read(most + 1)
+    if len(content) > most:
+        raise DataError(f"'{name}' in it is longer than {most} bytes", where=file, cure=_HOW)
+    return content.decode("utf-8", errors="replace")
+
+
+def _described(member: StoredArray, held: int) -> StoredArray:
+    """The array, checked; ``held`` is the number of bytes after its header."""
+    where, file = f"array '{member.name}'", member.file
+    if member.dtype.hasobject or member.dtype.names is not None:
+        raise DataError(
+            f"{where} holds pickled objects, which are never loaded",
+            where=file,
+            cure="store plain numbers: numpy.asarray(array, dtype=numpy.float32); samples of several shapes as one "
+            ".npz file a sample, in a folder",
+        )
+    if not member.shape:
+        raise DataError(
+            f"{where} is a single number; its first axis must count samples",
+            where=file,
+            cure="stack one entry a sample",
+        )
+    _check_size(member, held)
+    if member.is_fortran and held > _LARGEST_ROW:
+        raise DataError(
+            f"{where} is stored column by column (Fortran order) and has {held:,} bytes, too many to read whole",
+            where=file,
+            cure="save numpy.ascontiguousarray(array)",
+        )
+    return member
+
+
+def _check_size(member: StoredArray, held: int) -> None:
+    """Verify that an array is as long as its header states, and that a row fits in memory."""
+    rows, size = member.shape[0], member.row_bytes
+    if not size and rows > _MOST_EMPTY:
+        raise _damaged(member.file, member.name, f"it has {rows:,} rows with nothing in them")
+    if rows * size != held:
+        raise _damaged(
+            member.file, member.name, f"it holds {held:,} bytes, and its shape needs {rows * size:,}"
+        )
+    if size > _LARGEST_ROW:
+        raise DataError(
+            f"a sample of array '{member.name}' has {size:,} bytes",
+            where=member.file,
+            cure=f"give samples of at most {_LARGEST_ROW:,} bytes; the first axis counts them",
+        )
+
+
+def _header(stream: IO[bytes], file: Path, name: str) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:
+    try:
+        read = _READERS[np.lib.format.read_magic(stream)]
+        start = stream.tell()
+        if read is _READERS[2, 0] and int.from_bytes(stream.read(4), "little") > _LONGEST_HEADER:
+            raise ValueError(f"it is longer than {_LONGEST_HEADER:,} bytes")
+        stream.seek(start)
+        shape, fortran, dtype = read(stream)
+        if any(isinstance(size, bool) or size < 0 for size in shape):
+            raise ValueError(f"its shape is {shape}")
+    except (KeyError, ValueError, tokenize.TokenError) as error:
+        raise _damaged(file, name, f"its header is not one of numpy's ({error})") from None
+    return shape, fortran, dtype
+
+
+def _damaged(file: Path, name: str, why: str) -> DataError:
+    return DataError(f"array '{name}' is damaged: {why}", where=file, cure="write the file again")
+
+
+@contextmanager
+def _reading(file: Path, name: str | None = None) -> Iterator[None]:
+    """Convert errors of zipfile and zlib to a `DataError` that names the file."""
+    subject = "the file" if name is None else f"array '{name}'"
+    try:
+        yield
+    except (
+        zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, UnicodeDecodeError
+    ) as error:  # fmt: skip
+        raise DataError(f"{subject} cannot be read as .npz ({error})", where=file, cure=_HOW) from None
+    except OSError as error:
+        raise DataError(f"the file cannot be read: {error.strerror}", where=file) from None
+
+
+LABELS = "labels"  # the one array of a data file that is not a model input
+_WILD = frozenset("*?[")
+_ADVICE = "give .npz or .npy files, a folder or a glob of them, or {images: 'photos/*.jpg', size: 224}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextMember:
+    """Labels from a text file, one number a line."""
+
+    file: Path
+    name: str
+    values: npt.NDArray[np.generic]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The number of labels."""
+        return self.values.shape
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        """int64 or float64."""
+        return self.values.dtype
+
+    def rows(self) -> list[npt.NDArray[np.generic]]:
+        """The labels, in order."""
+        return [np.asarray(value) for value in self.values]
+
+
+AnyMember: TypeAlias = StoredArray | ImageMember | TextMember
+Arrays: TypeAlias = dict[str, AnyMember]  # by the name of the input, or `LABELS`
+
+
+def place_of(source: DataSource) -> Path:
+    """The path of data, for messages."""
+    path = source if isinstance(source, Path) else source.path
+    return Path(source.name) if path is None and isinstance(source, Data) else path or Path()
+
+
+def files_of(source: DataSource) -> list[Path]:
+    """The files of the data in order of name, without those of labels. Raises `DataError` if there are none."""
+    path = place_of(source)
+    is_image = isinstance(source, Data) and source.images is not None
+    if isinstance(source, Data) and source.loader:
+        installed = sorted({point.name for point in importlib.metadata.entry_points(group="qdqspec.data")})
+        raise DataError(
+            f"no data loader is called '{source.loader}'{did_you_mean(source.loader, installed)}",
+            cure="return it from fixture qdq_data, which only pytest reads, or register it in entry-point group "
+            "qdqspec.data",
+        )
+    if path.is_dir():
+        return _of_folder(path, is_image=is_image)
+    if not path.exists() and _WILD & set(str(path)):
+        found = sorted(Path(name) for name in glob.glob(str(path), recursive=True))  # noqa: PTH207 - absolute
+        wanted = [file for file in found if file.is_file() and (not is_image or _is_image(file))]
+        if not wanted:
+            raise DataError("no file matches this pattern", where=path, cure=_ADVICE)
+        return wanted
+    if not path.exists():
+        raise DataError("there is no such data file", where=path, cure=_ADVICE)
+    return [path]
+
+
+def all_files(source: DataSource) -> list[Path]:
+    """The files of the data, those of labels included, on which a cache key depends."""
+    path = place_of(source)
+    own = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else files_of(source)
+    apart = [source.labels] if isinstance(source, Data) and source.labels is not None else []
+    return [*own, *apart]
+
+
+def read_arrays(source: DataSource, names: Collection[str]) -> list[Arrays]:
+    """The arrays of the data under the names of the model's inputs, a dictionary for each file or group of files.
+
+    ``names`` are the inputs that need data. Only headers are read.
+    """
+    files = files_of(source)
+    mapped = dict(source.names) if isinstance(source, Data) else {}
+    if unknown := sorted(set(mapped) - {*names, LABELS}):
+        raise DataError(
+            f"`names` maps an array to '{unknown[0]}', which is not an input that needs data",
+            where=place_of(source),
+            cure=f"inputs: {', '.join(names)}",
+        )
+    if isinstance(source, Data) and source.images is not None:
+        found = [_image(file, names, source) for file in files]
+    elif any(_is_image(file) for file in files):
+        image = next(file for file in files if _is_image(file))
+        raise DataError("it is an image, and no transform is given", where=image, cure=_ADVICE)
+    else:
+        found = _arrays(files, names, mapped)
+    found = [_renamed(arrays, mapped) for arrays in found]
+    if isinstance(source, Data) and source.labels is not None:
+        found[0] = {**found[0], LABELS: _labels(source.labels)}
+        found[1:] = [{name: one for name, one in arrays.items() if name != LABELS} for arrays in found[1:]]
+    return found
+
+
+def _of_folder(path: Path, *, is_image: bool) -> list[Path]:
+    """The files of a folder: images, else its .npz files, or its .npy files if it has no .npz."""
+    files = sorted(file for file in path.iterdir() if file.is_file())
+    for suffixes in (IMAGE_SUFFIXES,) if is_image else ({".npz"}, {".npy"}):
+        if wanted := [file for file in files if file.suffix.lower() in suffixes]:
+            return wanted
+    if not is_image and any(_is_image(file) for file in files):
+        raise DataError("this folder holds images, and no transform is given", where=path, cure=_ADVICE)
+    if form := _glob_below(path, is_image=is_image):
+        raise DataError("its files are in folders of it", where=path, cure=f"name them with a glob: {form}")
+    what = f"this folder holds no {'image' if is_image else '.npz or .npy file'}"
+    raise DataError(what, where=path, cure="put the samples there")
+
+
+def _glob_below(path: Path, *, is_image: bool) -> str | None:
+    """A form of data with the files in folders of a folder; ``None`` if there are none."""
+    suffixes = {file.suffix.lower() for file in path.rglob("*") if file.is_file()}
+    if not is_image and (found := [suffix for suffix in (".npz", ".npy") if suffix in suffixes]):
+        return f"{path}/**/*{found[0]}"
+    return f"{{images: '{path}/**/*', size: 224}}" if suffixes & IMAGE_SUFFIXES else None
+
+
+def _is_image(file: Path) -> bool:
+    return file.suffix.lower() in IMAGE_SUFFIXES
+
+
+def _arrays(files: Sequence[Path], names: Collection[str], mapped: Mapping[str, str]) -> list[Arrays]:
+    """The arrays of .npz files, one dictionary each, and of .npy files."""
+    single = [file for file in files if file.suffix == ".npy"]
+    found: list[Arrays] = [dict(read_members(file)) for file in files if file.suffix != ".npy"]
+    if not single:
+        return found
+    known = {*names, *mapped.values(), LABELS}
+    labels = [file for file in single if file.stem == LABELS]
+    if len(names) == 1 and not all(file.stem in known for file in single):
+        (name,) = names
+        parts: list[Arrays] = [{mapped.get(name, name): read_npy(f, name)} for f in single if f not in labels]
+        for file in labels:
+            parts[0][LABELS] = read_npy(file, LABELS)
+        return [*found, *parts]
+    return [*found, {file.stem: read_npy(file, file.stem) for file in single}]
+
+
+def _renamed(arrays: Arrays, mapped: Mapping[str, str]) -> Arrays:
+    """The arrays under the names of the inputs that they are for."""
+    taken = set(mapped.values())
+    missing = sorted(taken - set(arrays))
+    if missing:
+        file = next(iter(arrays.values())).file
+        raise DataError(
+            f"`names` refers to array '{missing[0]}', which is not there",
+            where=file,
+            cure=f"its arrays: {', '.join(arrays)}",
+        )
+    others = {name: member for name, member in arrays.items() if name not in taken}
+    return {**others, **{name: arrays[array] for name, array in mapped.items()}}
+
+
+def _image(file: Path, names: Collection[str], source: Data) -> Arrays:
+    assert source.images is not None
+    if len(names) != 1:
+        raise DataError(
+            f"images are data for one input, and the model has {len(names)}: {', '.join(names)}",
+            where=place_of(source),
+            cure="fix the others with inputs.values, or give .npz files or a Python loader",
+        )
+    (name,) = names
+    return {name: ImageMember(file=file, name=name, rules=source.images)}
+
+
+def _labels(file: Path) -> AnyMember:
+    """Labels from a file of their own: .npy, .npz with ``labels`` or one array, or text."""
+    if file.suffix == ".npy":
+        return read_npy(file, LABELS)
+    if file.suffix == ".npz":
+        arrays = read_members(file)
+        if LABELS not in arrays and len(arrays) > 1:
+            raise DataError(
+                f"there is no array '{LABELS}'", where=file, cure=f"its arrays: {', '.join(arrays)}"
+            )
+        return arrays.get(LABELS) or next(iter(arrays.values()))
+    try:
+        lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+        values = np.array([float(line) for line in lines])
+    except OSError as error:
+        raise DataError(f"the labels cannot be read: {error.strerror}", where=file) from None
+    except ValueError as error:  # UnicodeDecodeError is one
+        raise DataError(
+            f"the labels are not one number a line ({error})", where=file, cure="write one number a line"
+        ) from None
+    whole = values.astype(np.int64) if np.isfinite(values).all() else values
+    return TextMember(file=file, name=LABELS, values=whole if (whole == values).all() else values)
+
+
+def as_samples(member: AnyMember, rank: int) -> AnyMember:
+    """An array of an .npy file with the axes of one sample of an input of this rank, as that sample."""
+    single = isinstance(member, StoredArray) and member.is_npy and len(member.shape) == rank - 1 > 0
+    return member.as_sample() if single and isinstance(member, StoredArray) else member
+
+
+def without_loader(source: DataSource, path: Path) -> DataSource:
+    """The data of a loader after it was written to a folder."""
+    return path if isinstance(source, Path) else replace(source, loader="", path=path)

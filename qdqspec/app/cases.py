@@ -1,0 +1,82 @@
+"""Finds the cases of ``specs/``, ``specs/a.qdq.yaml`` or ``specs/a.qdq.yaml::int8-b8``.
+
+Opens YAML only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from qdqspec._core.config import Settings
+from qdqspec._core.registry import did_you_mean
+from qdqspec.errors import ConfigError, SpecError
+from qdqspec.types import Case
+
+SPEC_SUFFIXES = (".qdq.yaml", ".qdq.yml")
+
+
+def is_spec(path: Path) -> bool:
+    """Whether a file is a spec by its name."""
+    return path.name.endswith(SPEC_SUFFIXES)
+
+
+def find_specs(paths: Iterable[Path]) -> tuple[Path, ...]:
+    """Spec files named, and those below folders named, sorted within each. Folders starting with a dot are skipped."""
+    found: list[Path] = []
+    for path in paths:
+        if not path.is_dir():
+            found.append(path)
+            continue
+        below = sorted(file for file in path.rglob("*") if is_spec(file) and file.is_file())
+        found += [file for file in below if not any(p.startswith(".") for p in file.relative_to(path).parts)]
+    return tuple(dict.fromkeys(found))
+
+
+def load_cases(path: Path, settings: Settings) -> tuple[Case, ...]:
+    """All cases of a spec file. Raises `SpecError` listing all its problems."""
+    from qdqspec.spec.load import load_spec
+
+    return tuple(load_spec(path, root=settings.root, allow_paths=settings.allow_path).cases())
+
+
+def find_cases(reference: str, settings: Settings, base: Path) -> tuple[Case, ...]:
+    """The cases of ``file`` or the one of ``file::case``; a relative file is relative to ``base``."""
+    file, _, case_id = reference.partition("::")
+    path = base / file
+    if path.is_dir():
+        raise ConfigError(
+            "this is a folder",
+            where=file,
+            cure=f"name a model or spec, or run all specs in it: pytest {file}",
+        )
+    if path.exists() and path.suffix not in (".yaml", ".yml"):
+        raise ConfigError(
+            "this is neither a model nor a spec",
+            where=file,
+            cure=f"name a file that ends in .onnx, {' or '.join(SPEC_SUFFIXES)}",
+        )
+    cases = load_cases(path, settings)
+    if not case_id:
+        return cases
+    chosen = tuple(case for case in cases if case.id == case_id)
+    if not chosen:
+        known = [case.id for case in cases]
+        raise SpecError(
+            f"there is no case '{case_id}'{did_you_mean(case_id, known)}",
+            where=base / file,
+            cure=f"its cases: {', '.join(known)}",
+        )
+    return chosen
+
+
+def find_case(reference: str, settings: Settings, base: Path) -> Case:
+    """The one case of a reference. Raises `ConfigError` naming them if the spec has several."""
+    cases = find_cases(reference, settings, base)
+    if len(cases) > 1:
+        raise ConfigError(
+            f"this spec has {len(cases)} cases, and one is wanted",
+            where=reference,
+            cure=f"name one: {', '.join(f'{reference}::{case.id}' for case in cases)}",
+        )
+    return cases[0]

@@ -1,0 +1,170 @@
+"""The commands of ``qdqspec``. Exit code 0: success; 1: a check or comparison failed; 2: the command could not be run.
+
+Only the standard library is imported with this module; each command imports its modules when it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from qdqspec import __version__
+from qdqspec.__main__ import INTERRUPTED
+from qdqspec._core.registry import did_you_mean, names
+from qdqspec.app.cli import (
+    baseline,
+    cache,
+    cluster,
+    compare,
+    explain,
+    init,
+    machine,
+    models,
+    reduce,
+    specs,
+    tune,
+    verify,
+)
+from qdqspec.app.cli.asked import refuse_mode, refuse_words
+from qdqspec.app.cli.output import AS_JSON, COLOR, FINE, IMPOSSIBLE, NOTED, complain, say_error
+from qdqspec.errors import QdqspecError
+
+VERBS = (  # in the order of the help
+    *(init.init, tune.tune),
+    *(models.inspect, models.apply, models.strip, models.import_model, models.diff, models.fold, models.lint),
+    *(specs.list_cases, specs.write_schema, compare.compare, compare.upgrade_check, explain.explain),
+    *(verify.verify, reduce.reduce, baseline.baseline, cache.cache),
+    *(cluster.cluster, cluster.worker, machine.doctor, machine.config),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return the exit code. Errors of input and environment are one message on stderr.
+
+    With ``--json`` they are also an object on standard output.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    AS_JSON.set("--json" in words)
+    if "_ARGCOMPLETE" in os.environ:
+        _complete(*parsers())
+    if not words:
+        parsers()[0].print_help()
+        return FINE
+    try:
+        arguments = _parsed(words)
+        NOTED.set([])
+        COLOR.set(getattr(arguments, "color", "auto"))
+        code: int = arguments.run(arguments)
+    except QdqspecError as error:
+        complain(f"qdqspec: {error}")
+        say_error(str(error), what=error.what, where=error.where, cure=error.cure)
+        return IMPOSSIBLE
+    except BrokenPipeError:  # the reading process, such as `head`, has closed the pipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FINE
+    except KeyboardInterrupt:
+        start = "\n" if sys.stderr.isatty() else ""  # the terminal has written ^C
+        kept = f"; the measurements are kept. Resume with: {shlex.join(('qdqspec', *words))}"
+        complain(f"{start}Interrupted{kept if words[0] == 'tune' else ''}")
+        return INTERRUPTED
+    return code
+
+
+def _complete(parser: argparse.ArgumentParser, verbs: Mapping[str, argparse.ArgumentParser]) -> None:
+    """Answer a shell that asks for completions, and exit."""
+    try:
+        import argcomplete
+    except ImportError:  # the extra `completion` is not installed
+        return
+    for action in (action for verb in verbs.values() for action in verb._actions):  # noqa: SLF001 - no other list
+        if values := _values(action):
+            offered = values if action.option_strings else [*values, *sorted(map(str, Path().glob("*")))]
+            action.completer = argcomplete.ChoicesCompleter(dict.fromkeys(offered, ""))  # type: ignore[attr-defined]  # read from there
+    argcomplete.autocomplete(parser)
+
+
+def _values(action: argparse.Action) -> Sequence[str]:
+    """The words that an argument may be, for completion; empty if they are any."""
+    if action.dest == "paths" and action.metavar == "PATH|WORD":
+        return [*specs.KINDS]
+    if action.dest == "qdq_backend":
+        return names("backend")
+    if action.dest == "strategy":
+        return names("strategy")
+    words = str(action.metavar).split("|")
+    return words if len(words) > 1 and all(word.islower() for word in words) else ()
+
+
+def _parsed(words: Sequence[str]) -> argparse.Namespace:
+    """Parse the arguments; options of ModelOpt's autotune are errors that name the equivalent option."""
+    parser, verbs = parsers()
+    known = [*verbs, *parser._option_string_actions]  # noqa: SLF001 - argparse has no other list of its options
+    if words[0] not in known:
+        what = "option" if words[0].startswith("-") else "verb"
+        parser.error(f"unknown {what} '{words[0]}'{did_you_mean(words[0], known)}")
+    is_tune = words[:1] == ["tune"]
+    if is_tune:
+        refuse_mode(words[1:])
+    arguments, unknown = parser.parse_known_args(words)
+    if unknown:
+        if is_tune:
+            refuse_words(unknown)
+        verb = verbs[words[0]]
+        # Values of an unknown option may be read as other arguments, so that only options are named, if any.
+        named = [word for word in unknown if word.startswith("-")] or unknown
+        verb.error(f"unrecognized arguments: {shlex.join(named)}{_near_option(unknown, verb)}")
+    return arguments
+
+
+def _near_option(unknown: Sequence[str], verb: argparse.ArgumentParser) -> str:
+    """`` (did you mean '--x'?)`` for an unknown option that resembles one of the verb's, or is its name elsewhere."""
+    known = list(verb._option_string_actions)  # noqa: SLF001 - argparse has no other list of its options
+    options = [word.partition("=")[0] for word in unknown if word.startswith("--")]
+    if "--data" in known and "--calibration" in options:
+        return " (did you mean '--data'?)"
+    return next(filter(None, (did_you_mean(option, known) for option in options)), "")
+
+
+class _VerbFormatter(argparse.HelpFormatter):
+    """Lists the verbs under their heading, without a line for the argument that takes one of them."""
+
+    def _format_action(self, action: argparse.Action) -> str:
+        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 - it has no other name
+            return "".join(map(self._format_action, self._iter_indented_subactions(action)))
+        return super()._format_action(action)
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are a message and where help is, without the list of all options."""
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            known = list(map(str, action.choices))
+            near = did_you_mean(str(value), known)
+            raise argparse.ArgumentError(action, f"'{value}' is not one of {', '.join(known)}{near}")
+
+    def error(self, message: str) -> NoReturn:
+        cure = f"{self.prog} --help"
+        complain(f"{self.prog}: error: {message}\n  help: {cure}")
+        say_error(f"{self.prog}: error: {message}", what=message, where=None, cure=cure)
+        self.exit(IMPOSSIBLE)
+
+
+def parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
+    """The parser of the command, and that of each verb."""
+    parser: argparse.ArgumentParser = _Parser(
+        prog="qdqspec",
+        description="Search for, verify and gate Q/DQ placements in ONNX models. Tests run with pytest: pytest specs",
+        epilog="qdqspec VERB --help shows an example of each verb.",
+        formatter_class=_VerbFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"qdqspec {__version__}")
+    verbs = parser.add_subparsers(metavar="VERB", title="verbs", required=True)
+    for each in VERBS:
+        each.add_to(verbs)
+    return parser, verbs.choices

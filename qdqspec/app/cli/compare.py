@@ -1,0 +1,251 @@
+"""Commands ``compare`` and ``upgrade-check``, about finished results.
+
+``compare`` takes two run records, case by case, without measuring; or folders of several runtimes, whose models are
+timed anew. ``upgrade-check`` times tuned models under another version of the runtime, in another Python environment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from qdqspec._core.config import Settings, find_folder
+from qdqspec._core.files import RESULT
+from qdqspec._core.node_digests import changes_text
+from qdqspec.app.cases import find_cases, find_specs
+from qdqspec.app.cli.arguments import argument, input_options, inputs_given, settings_from, verb
+from qdqspec.app.cli.output import FINE, WANTING, answer, note
+from qdqspec.errors import BackendUnavailableError, ConfigError, StateError
+from qdqspec.types import Case, Evidence, Inputs, ShapeProfile, TuneRules, Upgrade, UpgradeCheck
+
+if TYPE_CHECKING:
+    from qdqspec.backends.base import BuildOptions
+    from qdqspec.timing.environment import Environment
+
+
+_TUNED = "tuned.onnx"
+
+
+def share(text: str) -> float:
+    """``5%`` or ``0.05``."""
+    value = float(text[:-1]) / 100 if text.endswith("%") else float(text)
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError("a share of 0 or more is expected, such as 5%")
+    return value
+
+
+_FOLDER_INPUTS = input_options(
+    "the model in a DIR",
+    shapes_of="dynamic inputs of a DIR (default: those it was tuned with)",
+    data="Inputs of a DIR (default: random ones).",
+)
+
+
+@verb(
+    "compare",
+    "qdqspec compare before.json after.json --fail-on 5%\n  qdqspec compare out/first out/second",
+    argument("before", "RUN_A|DIR", "A record that --qdq-json wrote, or DIR.", type=Path),
+    argument("after", "RUN_B|DIR", "A later record of the same device, or DIR.", type=Path),
+    argument("more", "DIR", "Further folders of results.", type=Path, nargs="*"),
+    *_FOLDER_INPUTS,
+    argument(
+        "--fail-on",
+        "SHARE",
+        "Exit 1 only if a model is slower by more than this share, such as 5% (default: any proved slowdown).",
+        type=share,
+        default=0.0,
+    ),
+    options=("threads", "seed", "device", "build-limit", "backend-option"),
+)
+def compare(arguments: argparse.Namespace) -> int:
+    """Compare two run records: cases that became faster or slower. Exits 1 if one is proved slower. Of folders that
+    `tune -o` wrote for one model on several runtimes: build and time their models together.
+    """
+    given = [arguments.before, arguments.after, *arguments.more]
+    if any(path.is_dir() for path in given):
+        return _compare_folders(given, arguments)
+    if arguments.more:
+        raise ConfigError("more than two records are given", cure="compare two of them at a time")
+    from qdqspec.app.report.compare import compare_runs, comparison_text, comparison_to_json
+    from qdqspec.app.report.record import read_record
+
+    found = compare_runs(read_record(arguments.before), read_record(arguments.after))
+    answer(arguments, comparison_to_json(found, arguments.fail_on), comparison_text(found))
+    beyond = any(case.is_slower_beyond(arguments.fail_on) for case in found.cases)
+    return WANTING if beyond else FINE
+
+
+def _compare_folders(folders: list[Path], arguments: argparse.Namespace) -> int:
+    """Time the float and tuned models of results on several runtimes, interleaved, and print their ratios."""
+    from qdqspec._core.codec import to_data
+    from qdqspec.app.evidence.compared_runtimes import compare_runtimes, models_of
+    from qdqspec.app.report.runtimes import comparison_text
+    from qdqspec.app.session import Session
+
+    known = [_of_folder(folder.absolute(), arguments) for folder in folders]
+    cure = "name one folder for each runtime, of the same model"
+    if len({found.model_sha256 for _, found in known}) > 1:
+        first, other = next(
+            (known[0][1], found) for _, found in known if found.model_sha256 != known[0][1].model_sha256
+        )
+        what = changes_text(first.model_nodes, other.model_nodes)
+        raise ConfigError(
+            f"these folders are of different models: {', '.join(map(str, folders))}{what and f': {what}'}",
+            cure=cure,
+        )
+    if len({found.backend for _, found in known}) < len(known):
+        raise ConfigError(
+            f"these folders are of one runtime: {', '.join(map(str, folders))}",
+            cure=f"{cure}; to compare two runs, name the records that `tune --report run.json` writes",
+        )
+    for case, found in known:
+        _note_random_inputs(case, found, arguments)
+    with closing(Session(replace(settings_from(arguments), mode="measure"))) as session:
+        models = []
+        for case, found in known:
+            prepared, search, parity = session.work(case).prepared, found.search, found.parity
+            if search is None or search.unchanged:
+                models.append(models_of(prepared))
+                continue
+            tuned, sqnr_db = case.model.with_name(_TUNED), None if parity is None else parity.sqnr_db
+            models.append(models_of(prepared, tuned, search.winner, sqnr_db))
+        name = known[0][1].case.name
+        compared = compare_runtimes(name, models, lambda progress: note(f"{name}: {progress.doing}"))
+    answer(arguments, {"runtimes": [to_data(compared)]}, comparison_text(compared))
+    return FINE
+
+
+def _of_folder(folder: Path, arguments: argparse.Namespace) -> tuple[Case, Evidence]:
+    """The result of ``tune -o`` in a folder: the reference as a case, and the evidence.
+
+    Raises `StateError` if it cannot be read.
+    """
+    from qdqspec.app.report.record import read_case
+
+    found = read_case(folder).evidence
+    limit = None if found.search is None else found.search.limits.min_sqnr_db
+    profiles = Inputs(profiles=found.profiles or (ShapeProfile(),))
+    case = Case(
+        id="default",
+        model=folder / "reference.onnx",
+        backend=found.backend,
+        inputs=inputs_given(profiles, arguments, arguments.values),
+        tune=TuneRules(min_sqnr_db=limit or "none"),
+    )
+    return case, found
+
+
+def _note_random_inputs(case: Case, found: Evidence, arguments: argparse.Namespace) -> None:
+    """Note that a result made with data is run with random inputs, unless ``--data`` is given."""
+    used = None if found.parity is None else found.parity.data
+    if arguments.data is None and used in ("calibration", "evaluation"):
+        folder = os.path.relpath(case.model.parent)
+        note(
+            f"{found.case.name}: inputs are random here; {folder} was tuned with {used} data: give it with --data"
+        )
+
+
+@verb(
+    "upgrade-check",
+    "qdqspec upgrade-check specs --python next/bin/python --allow 5%",
+    argument(
+        "what",
+        "SPEC|CASE|DIR",
+        "Specs, folders of specs, a case (file::case), or folders that `tune -o` wrote.",
+        nargs="+",
+    ),
+    argument(
+        "--python",
+        "PYTHON",
+        "The interpreter of the other environment, in which qdqspec's dependencies and the other runtime are "
+        "installed.",
+        type=Path,
+        required=True,
+    ),
+    argument(
+        "--allow",
+        "SHARE",
+        "Allowed slowdown of a tuned model, such as 5% (default: 5%).",
+        type=share,
+        default=0.05,
+    ),
+    *_FOLDER_INPUTS,
+    options=(
+        *("backend", "device", "threads", "seed", "cache-dir", "backend-option", "build-limit"),
+        "allow-path",
+    ),
+)
+def upgrade_check(arguments: argparse.Namespace) -> int:
+    """Time tuned models under two versions of the runtime. Their runs are interleaved. Exits 1 where one is slower
+    than allowed, slower than float, or less accurate there.
+
+    Raises if no tuned model is known, or the environment cannot be used.
+    """
+    from qdqspec.app.report.runtimes import upgrade_text, upgrade_to_json
+    from qdqspec.app.session import Session
+    from qdqspec.app.upgrade import check_upgrade
+    from qdqspec.timing.environment import Environment
+
+    settings = replace(settings_from(arguments), mode="measure")
+    models = [found for what in arguments.what for found in _models(what, arguments, settings)]
+    if not models:
+        raise StateError("no spec was found", cure="name specs, or folders that tune -o wrote")
+    checked: list[Upgrade] = []
+    here: dict[str, dict[str, str]] = {}
+    there: dict[str, dict[str, str]] = {}
+    with closing(Environment(arguments.python)) as environment, closing(Session(settings)) as session:
+        for case, _, _ in models:
+            runtime = session.runtime(case)
+            name = runtime.backend.name
+            if name not in here:
+                there[name] = _facts(environment, name, runtime.options)
+                here[name] = _joined(runtime.backend.probe(runtime.options).facts, runtime.device.details)
+        for case, name, tuned in models:
+            work = session.work(case)
+            found = check_upgrade(work, tuned or work.tuned_path, environment, arguments.allow)
+            checked.append(replace(found, case=name))
+    check = UpgradeCheck(allowed=arguments.allow, here=here, there=there, cases=tuple(checked))
+    answer(arguments, upgrade_to_json(check), upgrade_text(check))
+    return FINE if check.passed else WANTING
+
+
+def _models(
+    what: str, arguments: argparse.Namespace, settings: Settings
+) -> Iterator[tuple[Case, str, Path | None]]:
+    """The tuned models that an argument names, each with its name in reports; those without a file are in the cache."""
+    if (Path(what) / RESULT).is_file():
+        case, found = _of_folder(Path(what).absolute(), arguments)
+        _note_random_inputs(case, found, arguments)
+        yield case, found.case.name, case.model.with_name(_TUNED)
+        return
+    references = [str(path) for path in find_specs([Path(what)])] if "::" not in what else [what]
+    for case in (case for reference in references for case in find_cases(reference, settings, Path.cwd())):
+        folder = find_folder(settings, case)
+        is_result = (folder / RESULT).is_file() and (folder / _TUNED).is_file()
+        yield case, case.name, folder / _TUNED if is_result else None
+
+
+def _facts(environment: Environment, backend: str, options: BuildOptions) -> dict[str, str]:
+    """The facts of a backend there. Raises `BackendUnavailableError` if it is not usable."""
+    installed = environment.installed(backend, options)
+    if not installed.usable:
+        raise BackendUnavailableError(
+            f"backend {backend} is not usable there: {installed.why}",
+            where=environment.python,
+            cure=installed.install or None,
+        )
+    return _joined(installed.facts, {} if installed.device is None else installed.device.details)
+
+
+def _joined(facts: Mapping[str, str], details: Mapping[str, str]) -> dict[str, str]:
+    """Facts of a backend and details of its device, each once: a name may have spaces in one and not in the other."""
+    return {
+        **facts,
+        **{name: value for name, value in details.items() if name.replace("_", " ") not in facts},
+    }

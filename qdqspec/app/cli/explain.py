@@ -1,0 +1,485 @@
+"""Command ``explain``: compare two engines layer by layer, in the node names of the ONNX model.
+
+``explain --culprits`` ranks the Q/DQ pairs of a case, its folder, or any quantized model by their error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from qdqspec._core.config import find_folder
+from qdqspec._core.config.options import BUILD_OPTIONS
+from qdqspec._core.files import RESULT
+from qdqspec._core.units import proved_text
+from qdqspec.app.cases import find_case, is_spec
+from qdqspec.app.cli.arguments import (
+    argument,
+    input_options,
+    inputs_given,
+    model_given,
+    settings_from,
+    switch,
+    values_left,
+    verb,
+)
+from qdqspec.app.cli.output import FINE, answer
+from qdqspec.errors import BackendError, ConfigError, StateError
+from qdqspec.types import Case, DefinitionEvidence, Inputs
+
+if TYPE_CHECKING:
+    from qdqspec._core.config import Settings
+    from qdqspec.graph.model import Model
+    from qdqspec.qdq.read.import_qdq import Imported
+    from qdqspec.qdq.scheme.scheme_file import SchemeFile
+    from qdqspec.timing.explained import ExplainedEngine
+    from qdqspec.types import Clock, Evidence, FixedValue, SearchResult, Trial
+
+_GRAPH = ".graph.json"
+_EXPLAINED = (
+    "name a case (spec::case or its folder), a model (.onnx), or exported layer information (.json, .log)"
+)
+_RECURRENT = frozenset({"GRU", "LSTM", "RNN"})
+_JOURNAL, _SCHEME, _REFERENCE = "trials.jsonl", "scheme.json", "reference.onnx"
+
+
+@verb(
+    "explain",
+    "qdqspec explain reports/squeezenet/default\n  qdqspec explain model.onnx tuned.onnx\n"
+    "  qdqspec explain fp16.graph.json qat.graph.json",
+    argument("what", "WHAT", nargs="+"),
+    argument("--reference", "ORIGINAL", "Profile a MODEL against this model instead.", type=Path),
+    argument("--layers", "N", "Differences that are shown (default: 12).", type=int, default=12),
+    switch(
+        "--culprits",
+        "List instead the Q/DQ pairs of a case or MODEL that cost most accuracy, and the SQNR without them.",
+    ),
+    *input_options(data="Inputs to run the models with (default: those of the spec, else random)."),
+    options=("backend", "device", "threads", "seed", *BUILD_OPTIONS),
+)
+def explain(arguments: argparse.Namespace) -> int:
+    """Explain why a placement is faster or slower: time by layer, precision, lost fusions. WHAT is a case whose results
+    exist (its folder, or spec::case), a model, which is profiled against itself without Q/DQ, MODEL TUNED (the same as
+    TUNED --reference MODEL), or layer information
+    that a tool of the runtime exported: GRAPH[,PROFILE[,TIMES]]; beside NAME.graph.json, NAME.profile.json,
+    NAME.times.json and NAME.profile.metadata.json are found. Several of these are ranked. Layer information without
+    times, or the log of a build with its list of kernels, is described by counts.
+    """
+    _take_pair(arguments)
+    if arguments.culprits:
+        return explain_culprits(arguments)
+    from qdqspec.app.report.explain_text import explain_json, explain_text
+
+    engines, search = _engines(arguments)
+    text = explain_text(engines, most=max(arguments.layers, 1), search=search)
+    answer(arguments, explain_json(engines, search), text)
+    return FINE
+
+
+def _take_pair(arguments: argparse.Namespace) -> None:
+    """Take ``MODEL TUNED`` as ``TUNED --reference MODEL``. Changes the arguments."""
+    what, models = arguments.what, [word for word in arguments.what if word.endswith(".onnx")]
+    if not models or len(what) == 1:
+        return
+    if len(what) != 2 or len(models) != 2 or arguments.reference is not None:
+        raise ConfigError(
+            "a model is explained alone, or with its original before it",
+            cure="qdqspec explain MODEL TUNED; rank exported layer information without models",
+        )
+    arguments.reference, arguments.what = Path(models[0]), models[1:]
+
+
+def _engines(arguments: argparse.Namespace) -> tuple[Sequence[ExplainedEngine], SearchResult | None]:
+    """The engines to explain, and the search that they are of."""
+    settings = settings_from(arguments)
+    if len(arguments.what) > 1:
+        return _from_files(arguments.what), None
+    (what,) = arguments.what
+    given = partial(inputs_given, arguments=arguments, values=arguments.values)
+    if what.endswith(".onnx"):
+        return _from_model(Path(what), arguments.reference, given(Inputs()), settings), None
+    if Path(what).is_dir():
+        return _from_folder(Path(what), given(Inputs()), settings)
+    if is_spec(Path(what.partition("::")[0])):
+        case = find_case(what, settings, Path.cwd())
+        folder = find_folder(settings, case)
+        if not (folder / RESULT).is_file():
+            raise StateError(
+                f"there are no results of {case.name} yet", where=folder, cure=f"run it once: pytest {what}"
+            )
+        own = case.inputs if arguments.data is None else replace(case.inputs, calibration=None)
+        return _from_folder(folder, given(own), settings)
+    return _from_files([what]), None
+
+
+# ---- exported engines ---------------------------------------------------------------------------
+
+
+def _from_files(what: Sequence[str]) -> list[ExplainedEngine]:
+    paths = [[Path(part) for part in word.split(",") if part] or [Path(word)] for word in what]
+    for path in (path for parts in paths for path in parts):
+        _require_text(path)
+    names = _short_names([parts[0] for parts in paths])
+    return [_from_exported(name, parts[:3]) for name, parts in zip(names, paths, strict=True)]
+
+
+def _require_text(path: Path) -> None:
+    """Raise `ConfigError` for a missing file, and for a binary one, which is no layer information."""
+    if not path.is_file():
+        raise ConfigError("there is no such file or folder", where=path, cure=_EXPLAINED)
+    with path.open("rb") as file:
+        if b"\x00" in (head := file.read(64)) or head.startswith(b"PK"):
+            raise ConfigError("this is nothing that can be explained", where=path, cure=_EXPLAINED)
+
+
+def _from_exported(name: str, files: Sequence[Path]) -> ExplainedEngine:
+    """The engine in files of a runtime's tool; of the first backend that can read them."""
+    from qdqspec._core.config import hooks
+    from qdqspec.timing.explained import ExplainedEngine
+
+    refusal: BackendError | None = None
+    for read in hooks.readers("exported"):
+        try:
+            found = read(files)
+        except BackendError as error:
+            refusal = refusal or error
+            continue
+        notes = () if found.has_times else (f"{name} has no profile: give one with GRAPH,PROFILE",)
+        return ExplainedEngine(name=name, layers=found.layers, end_to_end_ms=found.end_to_end_ms, notes=notes)
+    assert refusal is not None, "some backend reads exported engines"
+    raise refusal
+
+
+def _short_names(graphs: Sequence[Path]) -> list[str]:
+    """File names without their common parts: ``fp16``, ``qat``."""
+    stems = [path.name.removesuffix(_GRAPH).removesuffix(".json") for path in graphs]
+    if len(set(stems)) < len(stems):
+        return [str(path) for path in graphs]
+    first, last = min(stems), max(stems)
+    common = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+    cut = max(first.rfind(mark, 0, common) for mark in "-_.") + 1 if len(stems) > 1 else 0
+    return [stem[cut:] or stem for stem in stems]
+
+
+# ---- results of a run ---------------------------------------------------------------------------
+
+
+def _from_folder(
+    folder: Path, inputs: Inputs, settings: Settings
+) -> tuple[list[ExplainedEngine], SearchResult | None]:
+    """Reference and tuned model of a run's folder, and the run's result against its committed baseline.
+
+    Of an unchanged case, the candidates that were not selected are compared with the reference.
+    """
+    from qdqspec.app.report.compare import baseline_notes
+    from qdqspec.app.report.record import read_case
+
+    record = read_case(folder)
+    found, settings = record.evidence, replace(settings, backend=record.evidence.backend)
+    search = found.search
+    if search is None and not (folder / "tuned.onnx").is_file():
+        first = next((result.verdict.headline for result in record.results), "its run was not completed")
+        raise StateError(
+            f"nothing was searched for this case: {first}",
+            where=folder,
+            cure="correct that, and run it again",
+        )
+    corrections = () if search is None else search.corrections
+    engines = _candidates(found, folder) or list(_two_engines(found, folder, inputs, settings))
+    last, parity = engines[-1], found.parity
+    differs = (
+        () if parity is None else _differing(parity.definition, settings, "the given model", parity.data)
+    )
+    files = folder / _REFERENCE, folder / "tuned.onnx"
+    converted, recurrent = _conversion(*files), _recurrent(files[0], settings)
+    notes = (*last.notes, *differs, *baseline_notes(found), *converted, *recurrent)
+    return [*engines[:-1], replace(last, notes=notes, corrections=corrections)], search
+
+
+def _candidates(found: Evidence, folder: Path) -> list[ExplainedEngine]:
+    """The reference of an unchanged case, and the candidates whose profiles are in the journal, two at most.
+
+    Empty if there are no candidates or no profiles. If candidates were converted to another float type, no trial is
+    the reference.
+    """
+    search = found.search
+    if search is None or search.converted_from:
+        return []
+    profiled = {
+        trial.placement.digest: trial
+        for trial in _trials(folder / _JOURNAL)
+        if search.rejected and trial.layers and not trial.subgraph
+    }
+    known = [(one, trial) for one in search.rejected if (trial := profiled.get(one.placement)) is not None]
+    reference = next((trial for trial in profiled.values() if not trial.placement.sites), None)
+    if reference is None or not known or found.latency is None:
+        return []
+    reference_ms = found.latency.median_ms("reference")
+    engines = [_engine("reference", reference, reference_ms, found.node_ops)]
+    for one, trial in known[:2]:
+        engine = _engine(one.role, trial, reference_ms * one.ratio.median, found.node_ops)
+        engines.append(replace(engine, speedup=one.ratio.inverse))
+    return engines
+
+
+def _two_engines(
+    found: Evidence, folder: Path, inputs: Inputs, settings: Settings
+) -> Sequence[ExplainedEngine]:
+    """The profiles taken by the search; if it did not profile both models, they are profiled now.
+
+    Their end-to-end times are those of the run, so that the speed-up is that of its table.
+    """
+    trials = [trial for trial in _trials(folder / _JOURNAL) if not trial.subgraph]
+    digest = None if found.search is None else found.search.winner.digest
+    reference = next((t for t in trials if t.layers and not t.placement.sites), None)
+    tuned = next((t for t in trials if t.layers and t.placement.digest == digest), None)
+    # the first trial of a search whose candidates were converted is not the reference
+    is_converted = found.search is not None and bool(found.search.converted_from)
+    if reference is None or tuned is None or is_converted:
+        files = {role: folder / f"{role}.onnx" for role in ("reference", "tuned")}
+        before, after = _profiled(files, inputs, settings)
+    else:
+        before = _engine("reference", reference, None, found.node_ops)
+        after = _engine("tuned", tuned, None, found.node_ops)
+    latency = found.latency
+    if latency is None:
+        return [before, after]
+    before, after = (replace(one, end_to_end_ms=latency.median_ms(one.name)) for one in (before, after))
+    return [before, replace(after, speedup=latency.speedup, proved=proved_text(latency, found.min_gain))]
+
+
+def _engine(role: str, trial: Trial, median_ms: float | None, ops: Mapping[str, str]) -> ExplainedEngine:
+    from qdqspec.app.evidence.kernels import engine_of
+
+    engine = engine_of(role, trial.placement, trial.layers, ops)
+    return replace(engine, end_to_end_ms=median_ms, notes=trial.samples.notes)
+
+
+def _trials(path: Path) -> Iterator[Trial]:
+    """The readable trials of a journal; another process may be writing the last line."""
+    from qdqspec.search.journal import trial_from_json
+
+    if not path.is_file():
+        return
+    try:
+        with path.open(encoding="utf-8", errors="replace", newline="\n") as lines:
+            for line in lines:
+                with suppress(ValueError, RecursionError):
+                    yield trial_from_json(json.loads(line))
+    except OSError as error:
+        raise StateError(f"it cannot be read: {error.strerror}", where=path, cure="check the path") from None
+
+
+# ---- models -------------------------------------------------------------------------------------
+
+
+def _from_model(
+    path: Path, reference: Path | None, inputs: Inputs, settings: Settings
+) -> list[ExplainedEngine]:
+    """A quantized model and its float form: ``reference``, or the model without its pairs."""
+    from qdqspec.app.cli.models import judged
+    from qdqspec.graph.dynamic_kernels import with_pairs
+    from qdqspec.graph.model import QDQ_OPS, require_path
+
+    left, notes = values_left(path, inputs.values)
+    model = model_given(path, left)
+    # a model with inputs fixed has a temporary file, which exists as long as the object
+    original = None if reference is None else model_given(reference, inputs.values)
+    if original is not None:
+        notes = ()
+    elif any(node.op_type in QDQ_OPS for node in with_pairs(model).nodes):
+        _require_shapes(model, inputs)
+    else:
+        model = model_given(path, inputs.values)
+        (engine,) = _profiled({path.stem: require_path(model)}, inputs, settings)
+        about = judged(model, settings).note
+        return [replace(engine, notes=(*engine.notes, *filter(None, [about])))]
+    with _float_model(model, None if original is None else require_path(original)) as file:
+        # the user's file first: an error of both is that of its path
+        tuned, first = _profiled({"tuned": require_path(model), "reference": file}, inputs, settings)
+        notes = (*tuned.notes, *notes, *_conversion(file, require_path(model)), *_recurrent(file, settings))
+        return [first, replace(tuned, notes=notes)]
+
+
+@contextmanager
+def _float_model(model: Model, original: Path | None) -> Iterator[Path]:
+    """The file of the float form of a quantized model: the original, or a temporary copy without its pairs."""
+    from qdqspec._core.temporary import TemporaryFolder
+    from qdqspec.graph.model import require_path
+    from qdqspec.graph.save import save_model
+    from qdqspec.qdq.read.strip import strip_qdq
+
+    if original is not None:
+        yield original
+        return
+    with TemporaryFolder() as folder:
+        stripped = folder / _REFERENCE
+        save_model(strip_qdq(model).proto, stripped, inputs=model.user_files, base=require_path(model).parent)
+        yield stripped
+
+
+def _conversion(reference: Path, tuned: Path) -> tuple[str, ...]:
+    """A note on a tuned model that was converted from the float16 of its reference to float32."""
+    from qdqspec.graph.float32 import computes_in_float16, is_converted
+    from qdqspec.graph.model import load_model
+
+    if not (reference.is_file() and tuned.is_file() and is_converted(load_model(tuned))):
+        return ()
+    if not computes_in_float16(load_model(reference)):
+        return ()
+    return (
+        (
+            "the reference computes in float16, and the tuned model in float32, with casts at its float16 inputs and "
+            "outputs: differences include those of the type"
+        ),
+    )
+
+
+def _recurrent(reference: Path, settings: Settings) -> tuple[str, ...]:
+    """Notes on recurrent operators of a float model without an integer kernel, with the reasons."""
+    from qdqspec.app.cli.models import judged
+    from qdqspec.graph.model import load_model
+
+    if not reference.is_file():
+        return ()
+    model = load_model(reference)
+    nodes = [node for node in model.nodes if node.op_type in _RECURRENT]
+    if not nodes:
+        return ()
+    reasons = judged(model, settings).reasons
+    return tuple(f"{node.name} has no label: {why}" for node in nodes if (why := reasons.get(node.name)))
+
+
+def _require_shapes(model: Model, inputs: Inputs) -> None:
+    """Raise `ModelError` if shapes are missing, naming the user's file and not a copy without pairs."""
+    from qdqspec.accuracy.data import shaped_by_data
+    from qdqspec.accuracy.shapes import resolve_shapes
+
+    resolve_shapes(model, shaped_by_data(model, inputs))
+
+
+def _profiled(models: Mapping[str, Path], inputs: Inputs, settings: Settings) -> list[ExplainedEngine]:
+    from qdqspec.app.preparation.profiling import profile_models
+    from qdqspec.backends._isolation.isolated import Isolated
+    from qdqspec.backends.base import BuildOptions
+    from qdqspec.graph.model import load_model
+    from qdqspec.timing.explained import ExplainedEngine
+
+    loaded = {name: load_model(path) for name, path in models.items()}
+    ops = {node.name: node.op_type for model in loaded.values() for node in model.nodes}
+    with closing(Isolated(settings.backend)) as backend:
+        options = BuildOptions.of(settings)
+        availability = backend.probe(options)
+        if not availability.usable:
+            raise availability.error(settings.backend)
+        clock: Clock = "cpu" if settings.threads == 1 else "wall"
+        found = profile_models(models, backend, options, inputs, clock=clock, seed=settings.seed)
+    data = "the given" if inputs.calibration or inputs.evaluation else "random"
+    return [
+        ExplainedEngine(
+            name=name,
+            layers=one.layers,
+            end_to_end_ms=one.median_ms,
+            ops=ops,
+            quantized=_quantized(loaded[name]),
+            notes=(*one.samples.notes, *_differing(one.definition, settings, f"the {name} model", data)),
+        )
+        for name, one in found.items()
+    ]
+
+
+def _differing(
+    found: DefinitionEvidence | None, settings: Settings, model: str, data: str
+) -> tuple[str, ...]:
+    """A note on a model that the backend computes otherwise than ONNX defines it."""
+    from qdqspec.app.preparation.definition import difference_text
+
+    if found is None or found.holds:
+        return ()
+    return (difference_text(found, settings.backend, model, data),)
+
+
+def _quantized(model: Model) -> frozenset[str]:
+    """The nodes of a model that read a dequantized activation."""
+    from qdqspec.graph.model import QDQ_OPS
+
+    makers = ((node, model.producer.get(tensor)) for node in model.nodes for tensor in node.inputs)
+    return frozenset(
+        node.name
+        for node, maker in makers
+        if node.op_type not in QDQ_OPS
+        and maker is not None
+        and maker.op_type == "DequantizeLinear"
+        and maker.inputs[0] not in model.constants
+    )
+
+
+# ---- pairs ranked by their error ----------------------------------------------------------------
+
+
+def explain_culprits(arguments: argparse.Namespace) -> int:
+    """Rank the pairs and print them."""
+    from qdqspec.app.evidence.culprits import culprits_of
+    from qdqspec.app.report.culprits import culprits_json, culprits_text
+    from qdqspec.app.session import Session
+
+    if len(arguments.what) > 1:
+        raise ConfigError("the pairs of one model are ranked at a time", cure="name one case or model")
+    settings = settings_from(arguments)
+    with _meant(arguments, settings) as (case, placed, notes), Session(settings) as session:
+        most = None if arguments.json else max(arguments.layers, 1)
+        setup = session.work(case).prepared
+        found = culprits_of(setup, placed.pairs, factors=placed.equalized, most=most)
+        notes = (*notes, *setup.warnings)
+    text = "\n\n".join((culprits_text(found), *(f"note: {note}" for note in notes)))
+    answer(arguments, {**culprits_json(found), "notes": list(notes)}, text)
+    return FINE
+
+
+@contextmanager
+def _meant(
+    arguments: argparse.Namespace, settings: Settings
+) -> Iterator[tuple[Case, SchemeFile | Imported, tuple[str, ...]]]:
+    """The float model with its data, as a case, the pairs placed in it, and notes."""
+    from qdqspec.qdq.read.import_qdq import import_placement
+
+    (what,) = arguments.what
+    if what.endswith(".onnx"):
+        original, values = arguments.reference, arguments.values
+        left, notes = values_left(Path(what), values)
+        model = model_given(Path(what), left)
+        if original is None:
+            _require_shapes(model, inputs_given(Inputs(), arguments))
+            imported, values = import_placement(model), None
+        else:
+            imported, notes = import_placement(model, model_given(original, values)), ()
+        with _float_model(model, original) as file:
+            yield _as_given(Case(id="default", model=file.absolute()), arguments, values), imported, notes
+        return
+    if is_spec(Path(what.partition("::")[0])):
+        case = find_case(what, settings, Path.cwd())
+        placed = _placed(find_folder(settings, case), f"run it once: pytest {what}")
+        yield _as_given(case, arguments, arguments.values), placed, ()
+        return
+    folder = Path(what).absolute()
+    placed = _placed(folder, "name a case, the folder that a run left, or a model")
+    left, notes = values_left(folder / _REFERENCE, arguments.values)
+    yield _as_given(Case(id="default", model=folder / _REFERENCE), arguments, left), placed, notes
+
+
+def _as_given(case: Case, arguments: argparse.Namespace, values: Mapping[str, FixedValue] | None) -> Case:
+    return replace(case, inputs=inputs_given(case.inputs, arguments, values))
+
+
+def _placed(folder: Path, cure: str) -> SchemeFile:
+    from qdqspec.qdq.scheme.scheme_file import read_scheme
+
+    if not (folder / _SCHEME).is_file():
+        raise StateError("there are no results of a run here", where=folder, cure=cure)
+    return read_scheme(folder / _SCHEME)

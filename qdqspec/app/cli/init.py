@@ -1,0 +1,359 @@
+"""Command ``init``: write a commented spec for a model, with its inputs and the settings that fit this machine."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shlex
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from qdqspec import __version__
+from qdqspec._core.collector import uncollected
+from qdqspec._core.config import Settings, flags_given
+from qdqspec._core.config.hooks import declaration_of
+from qdqspec._core.files import create_file, unwritable
+from qdqspec._core.units import plain
+from qdqspec.app.cases import SPEC_SUFFIXES
+from qdqspec.app.cli.arguments import MODEL, argument, output, settings_from, verb
+from qdqspec.app.cli.found_data import DataDraft, find_data, quoted, relative_text
+from qdqspec.app.cli.models import judged
+from qdqspec.app.cli.output import conclude
+from qdqspec.errors import ConfigError, OutputError
+from qdqspec.types import TIMED_TRIALS, Inputs, InputShape, QuantizeRules
+
+if TYPE_CHECKING:
+    from qdqspec.backends.base import Backend, Capabilities
+    from qdqspec.graph.model import Model
+    from qdqspec.graph.regions.inspect import Judged
+
+_IMAGE, _SEQUENCE, _SOUND, _OTHER = 224, 128, 16000, 16  # guesses for dimensions that a model leaves open
+_OF_SOUND = re.compile("sample|audio|sound|wav")
+_REASONS = 3  # shown for operators that stay float
+_FORMATS = 3  # beside the usual one, that are named
+_OF_COURSE = re.compile("^Constant:|quantized together with|folded into|from shapes or constants")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputDraft:
+    """An input of a model. ``shape`` is the proposal of the spec, ``open_dims`` the dimensions that are not fixed.
+
+    ``from_data`` is true if data fixed those dimensions, ``span`` the range of its samples.
+    """
+
+    name: str
+    kind: str
+    shape: tuple[int, ...] | None
+    open_dims: tuple[int, ...] = ()
+    from_data: bool = False
+    span: InputShape | None = None
+
+
+@verb(
+    "init",
+    "qdqspec init models/net.onnx --data data/ -o specs/net.qdq.yaml",
+    MODEL,
+    output(
+        "SPEC",
+        "The spec to write; missing folders are created (default: <model>.qdq.yaml, here).",
+        required=False,
+    ),
+    argument(
+        "--data --evaluation",
+        "PATH",
+        "A data file, or a folder that is searched for data of the model.",
+        type=Path,
+    ),
+    options=("backend", "device", "backend-option", "allow-path"),
+)
+@uncollected()
+def init(arguments: argparse.Namespace) -> int:
+    """Write a commented spec for a model and this machine.
+
+    An existing file is never overwritten.
+    """
+    from qdqspec.graph.cautions import cautions
+    from qdqspec.graph.model import load_model
+
+    settings = settings_from(arguments)
+    output = _output(arguments.model, arguments.output)
+    model = load_model(arguments.model)
+    data, inputs, remarks = DataDraft(), Inputs(), list[str]()
+    if arguments.data is not None:
+        data, inputs, remarks = find_data(arguments.data, model, output.absolute().parent)
+    proposed, warned = _proposed(model, inputs), list(cautions(model))
+    chosen = flags_given(vars(arguments)).get("backend")
+    _write_new(
+        output, _spec_text(model, output, settings, data, proposed, warned, is_chosen=chosen is not None)
+    )
+    notes = [*warned, *remarks, *_outside([model.path, arguments.data], settings)]
+    shapes = {one.name: one.shape for one in proposed}
+    known = {"calibration": data.calibration, "evaluation": data.evaluation, "labels": data.labelled}
+    command = f"pytest {shlex.quote(str(output))}"
+    found = {"inputs": shapes, "data": known, "command": command}
+    return conclude(arguments, f"run it with: {command}", notes, found, output)
+
+
+def _output(model: Path, asked: Path | None) -> Path:
+    if asked is None:
+        return Path(model.name.removesuffix(".onnx").removesuffix(".qdq") + SPEC_SUFFIXES[0])
+    if not asked.name.endswith(SPEC_SUFFIXES):
+        raise ConfigError(
+            "pytest collects a spec by its ending",
+            where=asked,
+            cure=f"call it {asked.stem}{SPEC_SUFFIXES[0]}",
+        )
+    return asked
+
+
+def _write_new(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        create_file(path, text)
+    except FileExistsError:
+        raise OutputError(
+            "this spec exists already, and is not overwritten", where=path, cure="name another file with -o"
+        ) from None
+    except OSError as error:
+        raise unwritable("the spec", path, error, "choose another folder with -o") from None
+
+
+def _proposed(model: Model, inputs: Inputs) -> list[InputDraft]:
+    """The inputs of the model, with sizes for their dynamic dimensions."""
+    from qdqspec.accuracy.data import shaped_by_data
+
+    known = shaped_by_data(model, inputs).profiles[0].shapes
+    return _named_alike(model, [_input(model, name, known.get(name)) for name in model.inputs])
+
+
+def _spec_text(
+    model: Model,
+    output: Path,
+    settings: Settings,
+    data: DataDraft,
+    proposed: Sequence[InputDraft],
+    warned: Sequence[str],
+    *,
+    is_chosen: bool,
+) -> str:
+    """The text of the spec: facts of the model as comments, its inputs, and all other keys as comments.
+
+    It names the backend if that is chosen on the command line.
+    """
+    from qdqspec.backends.base import BuildOptions, backend_named
+    from qdqspec.graph.model import require_path
+
+    backend, options = backend_named(settings.backend), BuildOptions.of(settings)
+    capabilities = backend.capabilities(options)
+    found, formats = judged(model, settings), _formats(model, capabilities)
+    shapes = {one.name: one.shape for one in proposed if one.shape is not None}
+    head = [f"# Written by qdqspec init {__version__}. Editors complete it from: qdqspec schema", "#"]
+    for sentence in (*_facts(model, found, backend.target, shapes), *(f"Note: {one}" for one in warned)):
+        head += textwrap.wrap(plain(sentence), 110, initial_indent="# ", subsequent_indent="#   ")
+    head.append("# Each line below that is a comment can be used alone: remove its '# '.")
+    path = relative_text(require_path(model), output.absolute().parent)
+    lines = [*head, "qdqspec: 1", f"model: {quoted(path)}"]
+    lines += [f"backend: {settings.backend}"] if is_chosen else []
+    lines += ["", *_input_lines(proposed, data), "", *_quantize_lines(model, found, formats)]
+    objective = "preset: default" if capabilities.has_clock else "objective: coverage"
+    lines += [f"tune: {{{objective}, minutes: 5, min_sqnr_db: 20}}   # no placement below 20 dB wins", ""]
+    checks = _check_lines(backend, data, is_timed=capabilities.has_clock, can_gain=bool(formats))
+    return "\n".join([*lines, "checks:", *checks]) + "\n"
+
+
+def _quantize_lines(model: Model, found: Judged, formats: Sequence[str]) -> Iterator[str]:
+    """Formats, and the operators that stay float; nothing if no operator can be quantized."""
+    usual = QuantizeRules().format
+    others = [name for name in formats if name != usual]
+    if not formats:
+        return
+    if usual in formats:
+        more = f"; also possible here: {', '.join(others[:_FORMATS])}" if others else ""
+        more += f" and {len(others) - _FORMATS} more" if len(others) > _FORMATS else ""
+        yield f"# matrix: {{quant: [{usual}]}}   # a case for each format{more}"
+    else:
+        yield f"quantize: {{format: {formats[0]}}}   # no operator of this model can have {usual} here"
+    denied = _denied(model, found)
+    excluded = next(node.name for node in reversed(model.nodes) if not node.is_marker)
+    nodes = f"nodes: {{exclude: [{json.dumps(excluded, ensure_ascii=False)}]}}"
+    patterns = f"deny: [{denied}], {nodes}" if denied else nodes
+    yield f"# patterns: {{{patterns}}}   # operators and nodes that stay float"
+    if usual in formats:
+        yield "# quantize: {calibration: entropy, weights: per-channel}"
+    yield ""
+
+
+def _check_lines(backend: Backend, data: DataDraft, *, is_timed: bool, can_gain: bool) -> Iterator[str]:
+    if not is_timed:
+        yield f"  - {{kind: builds, backend: {backend.name}}}   # the tuned model; nothing is timed here"
+    elif can_gain:
+        yield "  - {kind: speedup, min: 1.1}             # reference time over tuned time; fails if it gains less"
+    yield "  - {kind: parity, min_sqnr_db: 20}       # of its outputs on all data against the float model's"
+    if data.metric:
+        yield f"  # - {{kind: accuracy, metric: {data.metric}, max_drop: 1%}}"
+    if is_timed:
+        yield f"  # - {{kind: latency, max_ms: {{{backend.target}: 10}}}}"
+        yield "  # - {kind: regression, max: 5%}         # against a committed baseline: pytest --qdq-update=new"
+    own = declaration_of(backend.name).lint_targets
+    if target := backend.target if backend.target in own else next(iter(own), ""):
+        yield f"  # - {{kind: lint, target: [{target}]}}"
+
+
+def _input_lines(inputs: Sequence[InputDraft], data: DataDraft) -> Iterator[str]:
+    shaped = [one for one in inputs if one.shape and all(one.shape)]
+    scalars = [one for one in inputs if one.shape == () and one.kind not in _FLOATS]
+    yield "inputs:"
+    if shaped:
+        yield "  shapes:                                 # at which the model is timed"
+        yield from (f"    {_shape(one)}" for one in shaped)
+        yield from (
+            f"    # {quoted(one.name)}: [1]  # {one.kind}, of unknown rank" for one in _unknown(inputs)
+        )
+    else:
+        yield "  values: {}                              # inputs fixed to a value, by name"
+    if scalars and shaped:
+        fixed = ", ".join(f"{quoted(one.name)}: {'true' if one.kind == 'bool' else 1}" for one in scalars)
+        yield f"  # values: {{{fixed}}}   # fixed in the tuned model; write the value that is used"
+    about = "one array per input, first axis = samples" + (
+        "" if data.calibration else "; without it inputs are random"
+    )
+    if data.calibration.startswith("{images"):
+        about = "images, and their transform"
+        if data.guessed:
+            about += f"; guessed, since the model leaves it open: {data.guessed}"
+    yield f"  {_line('calibration', data.calibration)}  # {about}"
+    more = "" if data.labelled else "; with `labels` also for {kind: accuracy, max_drop: 1%}"
+    judged = "the same data as calibration: name other samples" if data.is_shared else "the same to judge by"
+    yield f"  {_line('evaluation', data.evaluation)}  # {judged}{more}"
+
+
+_FLOATS = frozenset({"float", "double", "float16", "bfloat16"})
+
+
+def _unknown(inputs: Sequence[InputDraft]) -> list[InputDraft]:
+    return [one for one in inputs if one.shape is None and one.kind != "no tensor"]
+
+
+def _line(key: str, found: str) -> str:
+    """A line for data that was found, else a comment with an example."""
+    return f"{key}: {found}" if found else f"# {key}: data.npz".ljust(34)
+
+
+def _shape(one: InputDraft) -> str:
+    assert one.shape is not None
+    shape = str(list(one.shape))
+    if one.span is not None and one.span.min != one.span.max:
+        shape = f"{{min: {list(one.span.min)}, opt: {shape}, max: {list(one.span.max)}}}"
+    origin = "fixed"
+    if one.open_dims:
+        which = ", ".join(map(str, one.open_dims))
+        single = len(one.open_dims) == 1
+        source = "taken from the data" if one.from_data else "a guess" if single else "guesses"
+        origin = f"dimension {which} is dynamic, and this is {source}"
+        if not single:
+            origin = f"dimensions {which} are dynamic, and these are {source}"
+    return f"{quoted(one.name)}: {shape}  # {one.kind}, {origin}"
+
+
+def _formats(model: Model, capabilities: Capabilities) -> list[str]:
+    """The backend's formats that some operator of the model can have."""
+    from qdqspec.graph.float32 import with_integer_kernels
+    from qdqspec.graph.fold import fold_weights
+    from qdqspec.qdq.space.search_space import SchemeSpace
+
+    base, _ = with_integer_kernels(model, quantizes_half=capabilities.quantizes_half)
+    folded = fold_weights(base).model
+    spaces = {
+        name: SchemeSpace(folded, capabilities, rules=QuantizeRules(format=name))
+        for name in capabilities.formats
+    }
+    return [name for name, space in spaces.items() if space.units]
+
+
+def _denied(model: Model, found: Judged) -> str:
+    """An operator of the model that would be quantized without it, as an example of a pattern."""
+    nodes = (model.by_name[name] for name, reason in found.reasons.items() if not reason)
+    ops = Counter(node.op_type for node in nodes if re.fullmatch(r"[A-Z]\w+", node.op_type))
+    return "Softmax" if "Softmax" in ops else min(ops, key=lambda op: (ops[op], op), default="")
+
+
+def _facts(model: Model, found: Judged, target: str, shapes: Mapping[str, Sequence[int]]) -> Iterator[str]:
+    from qdqspec.graph.regions.forecast import forecast_tuning
+    from qdqspec.graph.regions.inspect import forecast_line
+
+    ops = Counter(node.op_type for node in model.nodes if not node.is_marker)
+    yield f"opset {model.opset}, {ops.total()} nodes: {_counted(ops)}"
+    integer = Counter(model.by_name[name].op_type for name, reason in found.reasons.items() if not reason)
+    yield f"{target} can run in integers: {_counted(integer) or 'nothing'}"
+    refused = Counter(reason for reason in found.reasons.values() if reason and not _OF_COURSE.search(reason))
+    yield from (f"not quantized, {count}: {reason}" for reason, count in refused.most_common(_REASONS))
+    if found.note:
+        yield f"{found.backend}: {found.note}"
+    yield forecast_line(forecast_tuning(model, TIMED_TRIALS["default"], shapes))
+
+
+def _counted(counts: Mapping[str, int], most: int = 12) -> str:
+    """Counts of operators, the most frequent first: ``Conv 26, MaxPool 3``."""
+    ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    more = f" and {len(ranked) - most} more" if len(ranked) > most else ""
+    return ", ".join(f"{name} {count}" for name, count in ranked[:most]) + more
+
+
+def _input(model: Model, name: str, known: InputShape | None) -> InputDraft:
+    """An input with sizes for its dynamic dimensions: those of the data, else batch 1 and images of a common size."""
+    import onnx
+
+    from qdqspec.accuracy.shapes import named_dims
+
+    elem_type = model.elem_type(name)
+    kind = onnx.TensorProto.DataType.Name(elem_type).lower() if elem_type else "no tensor"
+    own = model.shape(name)
+    if own is None:
+        return InputDraft(name=name, kind=kind, shape=None)
+    is_sound = any(isinstance(dim, str) and _OF_SOUND.search(dim.lower()) for dim in named_dims(model, name))
+    usual = _IMAGE if len(own) == 4 else _SEQUENCE if "int" in kind else _SOUND if is_sound else _OTHER
+    filled = tuple(size if size is not None and size >= 0 else usual for size in own)
+    open_dims = tuple(index for index, size in enumerate(own) if size is None or size < 0)
+    if 0 in open_dims and len(own) > 1:
+        filled = (1, *filled[1:])
+    if known is not None:
+        return InputDraft(
+            name=name, kind=kind, shape=known.opt, open_dims=open_dims, from_data=True, span=known
+        )
+    return InputDraft(name=name, kind=kind, shape=filled, open_dims=open_dims)
+
+
+def _named_alike(model: Model, proposed: list[InputDraft]) -> list[InputDraft]:
+    """The inputs with one size for each named dimension: that of the data, else of the input of highest rank."""
+    from qdqspec.accuracy.shapes import named_dims
+
+    names = {one.name: named_dims(model, one.name) for one in proposed if one.shape is not None}
+    sizes: dict[int | str | None, int] = {}
+    for one in sorted(proposed, key=lambda one: (not one.from_data, -len(one.shape or ()))):
+        for dim, size in zip(names.get(one.name, ()), one.shape or (), strict=False):
+            if isinstance(dim, str):
+                sizes.setdefault(dim, size)
+    return [
+        one
+        if one.shape is None or one.from_data
+        else replace(
+            one,
+            shape=tuple(sizes.get(dim, size) for dim, size in zip(names[one.name], one.shape, strict=True)),
+        )
+        for one in proposed
+    ]
+
+
+def _outside(paths: Sequence[Path | None], settings: Settings) -> Iterator[str]:
+    """Cautions for files that a spec may not name without an option."""
+    allowed = (settings.root, *settings.allow_path)
+    for path, what in zip(paths, ("model", "data"), strict=True):
+        if path is None or any(path.resolve().is_relative_to(folder.resolve()) for folder in allowed):
+            continue
+        folder = path.absolute() if path.is_dir() else path.absolute().parent
+        yield f"the {what} is outside {settings.root}: run with --qdq-allow-path={folder}"

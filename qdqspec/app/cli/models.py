@@ -1,0 +1,369 @@
+"""Commands about models: ``inspect``, ``apply``, ``strip``, ``import``, ``diff``, ``fold`` and ``lint``.
+
+None of them writes to an input.
+"""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from qdqspec._core.collector import uncollected
+from qdqspec._core.config import hooks
+from qdqspec._core.config.options import BUILD_OPTIONS
+from qdqspec._core.config.settings import DEFAULT_BACKEND
+from qdqspec._core.units import count_text
+from qdqspec.app.cli.arguments import (
+    MODEL,
+    argument,
+    input_options,
+    inputs_given,
+    model_given,
+    output,
+    settings_from,
+    switch,
+    values_option,
+    verb,
+)
+from qdqspec.app.cli.output import FINE, WANTING, answer, complain, conclude, refuse_input_as_output
+from qdqspec.errors import ConfigError, ModelError, PlacementError
+from qdqspec.types import TIMED_TRIALS, Inputs, RegionRules
+
+if TYPE_CHECKING:
+    from qdqspec._core.config import Settings
+    from qdqspec.graph.model import Model
+    from qdqspec.graph.regions.inspect import InspectSection, Judged
+
+
+SECTIONS: tuple[InspectSection, ...] = ("regions", "patterns")
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return number
+
+
+@verb(
+    "inspect",
+    "qdqspec inspect model.onnx --verbose",
+    MODEL,
+    *input_options(data="Inputs whose shapes are used without --shapes."),
+    switch("--regions", "Only the regions."),
+    switch("--patterns", "Only the patterns."),
+    switch("--verbose", "Also node names and boundaries."),
+    switch("--include-all", "Also regions without quantizable operators."),
+    argument(
+        "--max-nodes",
+        "N",
+        "Nodes of the largest leaf, as `regions.max_nodes` of a spec (default: 10).",
+        type=_positive,
+    ),
+    argument(
+        "--lines", "N", "Largest number of lines of each list (default: 40).", type=_positive, default=40
+    ),
+    options=("backend", "device"),
+)
+@uncollected()
+def inspect(arguments: argparse.Namespace) -> int:
+    """Print regions, their patterns and quantizable operators."""
+    from qdqspec.accuracy.data import shaped_by_data
+    from qdqspec.accuracy.shapes import require_inputs
+    from qdqspec.graph.regions.forecast import forecast_tuning
+    from qdqspec.graph.regions.inspect import find_bodies, inspect_model, render_text, to_json
+    from qdqspec.graph.regions.search import find_regions
+
+    rules = RegionRules() if arguments.max_nodes is None else RegionRules(max_nodes=arguments.max_nodes)
+    find = partial(find_regions, rules=rules)
+    model = model_given(arguments.model, arguments.values)
+    regions = find(model)
+    inputs = inputs_given(Inputs(), arguments)
+    require_inputs(model, inputs)
+    known = shaped_by_data(model, inputs).profiles[0].opt()
+    inspection = inspect_model(
+        model,
+        regions,
+        judged(model, settings_from(arguments)),
+        bodies=find_bodies(model, regions, find),
+        forecast=forecast_tuning(model, TIMED_TRIALS["default"], known),
+    )
+    text = render_text(
+        inspection,
+        verbose=arguments.verbose,
+        lines=arguments.lines,
+        include_all=arguments.include_all,
+        only=[section for section in SECTIONS if getattr(arguments, section)],
+    )
+    answer(arguments, to_json(inspection), text)
+    return FINE
+
+
+def judged(model: Model, settings: Settings) -> Judged:
+    """The operators that the backend may quantize, from its table if the backend does not work on this machine."""
+    from qdqspec.backends.base import BuildOptions, backend_named
+    from qdqspec.graph.float32 import with_integer_kernels
+    from qdqspec.qdq.space.judging import judge
+
+    backend, options = backend_named(settings.backend), BuildOptions.of(settings)
+    here = backend.probe(options)
+    note = "" if here.usable else f"{here.why}; from what is known of it"
+    capabilities = backend.capabilities(options)
+    _, conversion = with_integer_kernels(model, quantizes_half=capabilities.quantizes_half)
+    note = "; ".join(filter(None, (note, conversion)))
+    return judge(model, capabilities, backend=backend.name, note=note)
+
+
+@verb(
+    "apply",
+    "qdqspec apply model.onnx scheme.json -o model.qdq.onnx",
+    MODEL,
+    argument("scheme", "SCHEME", "The scheme.json that a run or `import` wrote.", type=Path),
+    output("OUT"),
+    values_option(),
+)
+@uncollected()
+def apply(arguments: argparse.Namespace) -> int:
+    """Insert the Q/DQ pairs of a scheme into a model."""
+    from qdqspec.graph.model import Model, require_path
+    from qdqspec.graph.save import save_model
+    from qdqspec.qdq.scheme.scheme_file import apply_scheme
+
+    model = model_given(arguments.model, arguments.values)
+    result = apply_scheme(model, arguments.scheme)
+    save_model(
+        result.proto,
+        arguments.output,
+        inputs=[arguments.scheme, *model.user_files],
+        base=require_path(model).parent,
+    )
+    notes = [*model.notes, *result.notes]
+    pairs = _dequantized(Model(result.proto))
+    found = {"pairs": pairs, "warnings": _warnings_of(arguments.output)}
+    return conclude(arguments, f"{count_text(pairs, 'dequantized tensor')} in it", notes, found)
+
+
+def _warnings_of(written: Path) -> list[str]:
+    """Warnings of ONNX's checker about a model that was written; also written to standard error."""
+    from qdqspec.graph.check import type_problem
+    from qdqspec.graph.model import load_model
+
+    try:
+        found = type_problem(load_model(written).proto)
+        problem = f"the model is not valid ONNX: {found}" if found else ""
+    except ModelError as error:
+        problem = error.what
+    warnings = [f"{written}: {problem}"] if problem else []
+    for warning in warnings:
+        complain(f"warning: {warning}")
+    return warnings
+
+
+@verb(
+    "strip",
+    "qdqspec strip model.qdq.onnx -o model.onnx",
+    MODEL,
+    output("OUT"),
+    argument(
+        "--reference",
+        "ORIGINAL",
+        "The original model, whose float weights are restored bit for bit.",
+        type=Path,
+    ),
+    values_option("the reference"),
+)
+@uncollected()
+def strip(arguments: argparse.Namespace) -> int:
+    """Remove every Q/DQ pair from a model."""
+    from qdqspec.graph.model import Model, require_path
+    from qdqspec.graph.save import save_model
+    from qdqspec.qdq.read.strip import strip_qdq
+
+    model = model_given(arguments.model)
+    reference = None if arguments.reference is None else model_given(arguments.reference, arguments.values)
+    result = strip_qdq(model, reference)
+    left = _dequantized(Model(result.proto, path=model.path))
+    removed = _dequantized(model) - left
+    given = (model, *(() if reference is None else (reference,)))
+    inputs = [file for one in given for file in one.user_files]
+    save_model(result.proto, arguments.output, inputs=inputs, base=require_path(model).parent)
+    notes = [*model.notes, *result.notes]
+    if removed or left:
+        summary = count_text(removed, "dequantized tensor") + " removed" + (f", {left} left" if left else "")
+    else:
+        summary = "a copy of the model, which has no Q/DQ pairs"
+    found = {"pairs": removed, "left": left, "warnings": _warnings_of(arguments.output)}
+    return conclude(arguments, summary, notes, found)
+
+
+def _dequantized(model: Model) -> int:
+    """The number of dequantized tensors of a model; scales that are dequantized themselves do not count.
+
+    Operators of integers and floats count as the pairs that they replace.
+    """
+    from qdqspec.graph.dynamic_kernels import with_pairs
+    from qdqspec.graph.fold import with_constant_numbers
+    from qdqspec.qdq.read.recognize import is_op, makes_scale
+
+    model = with_pairs(with_constant_numbers(model))
+    made = (node for node in model.nodes if is_op(node, "DequantizeLinear"))
+    return sum(not makes_scale(model, node.outputs[0]) for node in made)
+
+
+ROWS = 12  # of each kind, that `diff` shows without ``--all``
+
+
+@verb(
+    "import",
+    "qdqspec import by-hand.qdq.onnx -o scheme.json",
+    argument("model", "QDQ_MODEL", type=Path),
+    output("SCHEME"),
+    argument(
+        "--reference",
+        "ORIGINAL",
+        "The model before quantization; its names of tensors and nodes are used.",
+        type=Path,
+    ),
+    values_option("the reference"),
+)
+@uncollected()
+def import_model(arguments: argparse.Namespace) -> int:
+    """Write the Q/DQ pairs of a quantized model as a scheme. Their scales and zero points are kept, and the model
+    may be from another tool.
+    """
+    from qdqspec.qdq.read.import_qdq import import_placement
+    from qdqspec.qdq.scheme.scheme_file import IMPORTED, write_scheme
+
+    given = [path for path in (arguments.model, arguments.reference) if path is not None]
+    refuse_input_as_output(arguments.output, given)
+    reference = None if arguments.reference is None else model_given(arguments.reference, arguments.values)
+    imported = import_placement(model_given(arguments.model), reference)
+    if not imported.pairs:
+        raise PlacementError(
+            "it has no Q/DQ pair that a scheme can carry",
+            where=arguments.model,
+            cure="; ".join(imported.notes) or "name a model with QuantizeLinear and DequantizeLinear nodes",
+        )
+    write_scheme(
+        arguments.output,
+        imported.placement,
+        imported.pairs,
+        IMPORTED,
+        imported.positions,
+        factors=imported.equalized,
+        is_converted=imported.is_converted,
+    )
+    activations = imported.placement.pairs
+    counts = {"activations": activations, "weights": len(imported.pairs) - activations}
+    summary = f"{activations} activation and {counts['weights']} weight pairs in it"
+    return conclude(arguments, summary, imported.notes, {"digest": imported.placement.digest, **counts})
+
+
+@verb(
+    "diff",
+    "qdqspec diff model.onnx tuned.onnx",
+    argument("first", "A", type=Path),
+    argument("second", "B", type=Path),
+    switch("--verbose", f"Show all, not {ROWS} of a kind."),
+)
+@uncollected()
+def diff(arguments: argparse.Namespace) -> int:
+    """Compare the Q/DQ of two models. Exits 0 when they are the same, 1 when not."""
+    from qdqspec.qdq.read.diff import diff_models, render_text, to_json
+
+    found = diff_models(model_given(arguments.first), model_given(arguments.second))
+    answer(arguments, to_json(found), render_text(found, most=None if arguments.verbose else ROWS))
+    return FINE if found.same else WANTING
+
+
+@verb("fold", "qdqspec fold model.qdq.onnx -o folded.onnx", MODEL, output("OUT"))
+@uncollected()
+def fold(arguments: argparse.Namespace) -> int:
+    """Fold constants and remove unread nodes. QuantizeLinear, DequantizeLinear, DynamicQuantizeLinear and operators
+    of other domains are never folded.
+    """
+    from qdqspec.graph.fold import fold_constants
+    from qdqspec.graph.model import load_model
+    from qdqspec.graph.save import save_model
+
+    model = load_model(arguments.model)
+    result = fold_constants(model)
+    base = arguments.model.absolute().parent
+    save_model(result.model.proto, arguments.output, inputs=model.user_files, base=base)
+    left = sum(not node.is_marker for node in result.model.nodes)
+    counts = {"folded": len(result.folded), "dead": len(result.unused), "nodes": left}
+    found = {**counts, "warnings": _warnings_of(arguments.output)}
+    summary = (
+        f"{counts['folded']} nodes folded and {counts['dead']} unread ones dropped, {counts['nodes']} left"
+    )
+    return conclude(arguments, summary, result.notes, found)
+
+
+def _capability(text: str) -> tuple[int, int]:
+    major, dot, minor = text.partition(".")
+    if not (dot and major.isdecimal() and minor.isdecimal()):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a compute capability such as 8.9")
+    return int(major), int(minor)
+
+
+@verb(
+    "lint",
+    f"qdqspec lint model.qdq.onnx --target {DEFAULT_BACKEND}-cpu --strict",
+    MODEL,
+    argument(
+        "--target",
+        "T",
+        "A target for which a backend has rules; without one, the error lists all. Repeatable.",
+        action="append",
+    ),
+    switch("--strict", "Exit 1 also on findings of severity slow."),
+    argument(
+        "--compute-capability",
+        "M.N",
+        "Compute capability of the GPU, such as 8.9; without it, findings that depend on it are notes.",
+        type=_capability,
+    ),
+    values_option(),
+    switch("--all", "List all nodes of a rule, instead of five."),
+    switch("--no-load", "Judge by static rules and ONNX's checker only, and load the model in no runtime."),
+    options=("device", "threads", "build-limit", *BUILD_OPTIONS),
+)
+@uncollected()
+def lint(arguments: argparse.Namespace) -> int:
+    """List nodes that a target rejects or runs slowly. The runtime of the target loads the model if it is installed
+    here. Exits 1 if the target rejects one.
+    """
+    from qdqspec.app.preparation.loading import lint_and_load
+    from qdqspec.backends.base import BuildOptions
+    from qdqspec.qdq.lint.rules import findings_to_json, render_findings
+
+    if not arguments.target:
+        known = ", ".join(hooks.all_names("lint_targets"))
+        raise ConfigError("no target is given", cure=f"name one with --target, of: {known}")
+    model = model_given(arguments.model, arguments.values)
+    options = BuildOptions.of(settings_from(arguments))
+    linted = {
+        target: lint_and_load(
+            model,
+            target,
+            options=options,
+            loads=not arguments.no_load,
+            compute_capability=arguments.compute_capability,
+        )
+        for target in dict.fromkeys(arguments.target)
+    }
+    found = {target: each.findings for target, each in linted.items()}
+    most = 0 if arguments.all else 5
+    texts = (
+        render_findings(target, each.findings, most=most, judged=each.load.note)
+        for target, each in linted.items()
+    )
+    loads = {
+        target: {"runtime": each.load.runtime, "loaded": each.load.loaded, "note": each.load.note}
+        for target, each in linted.items()
+    }
+    answer(arguments, {**findings_to_json(found), "loads": loads}, "\n\n".join(texts))
+    wanting = ("refused", "slow") if arguments.strict else ("refused",)
+    return WANTING if any(f.severity in wanting for fs in found.values() for f in fs) else FINE

@@ -1,0 +1,171 @@
+"""Command ``verify``: measure the output error of a tuned model, on data or on one saved input."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qdqspec._core.config import find_folder
+from qdqspec._core.config.options import BUILD_OPTIONS
+from qdqspec.app.cases import find_case, is_spec
+from qdqspec.app.cli.arguments import (
+    ArgumentGroup,
+    argument,
+    data_given,
+    input_options,
+    inputs_given,
+    settings_from,
+    verb,
+)
+from qdqspec.app.cli.output import FINE, WANTING, answer, note
+from qdqspec.errors import ConfigError, StateError
+from qdqspec.types import Case, Probe
+
+if TYPE_CHECKING:
+    from qdqspec._core.config import Settings
+    from qdqspec.app.session import Session
+    from qdqspec.checks.kinds.parity import ParityParams
+
+_LIMITS = ("min_sqnr_db", "min_cosine", "max_abs", "max_steps", "min_slice_sqnr_db")
+
+
+@verb(
+    "verify",
+    "qdqspec verify model.onnx tuned.onnx --data data.npz --min-sqnr-db 25\n"
+    "  qdqspec verify specs/model.qdq.yaml::default\n"
+    "  qdqspec verify model.onnx tuned.onnx --input reports/model/default/parity/parity.npz",
+    argument("model", "MODEL|SPEC::CASE", "The original model, or a case of a spec."),
+    argument(
+        "tuned",
+        "TUNED",
+        "A model with the same inputs (default of a case: the tuned model in its results).",
+        type=Path,
+        nargs="?",
+    ),
+    ArgumentGroup(
+        "",
+        (
+            argument(
+                "--data --evaluation",
+                "PATH",
+                "Inputs to compare on, as `tune --evaluation` takes them (default: random ones).",
+                type=data_given,
+            ),
+            argument(
+                "--input",
+                "NPZ",
+                "One input, saved by a parity check together with the limits that it broke.",
+                type=Path,
+            ),
+        ),
+    ),
+    *input_options(),
+    *(
+        argument(
+            f"--{name.replace('_', '-')}", "X", "The limit of the same name of check `parity`.", type=float
+        )
+        for name in _LIMITS
+    ),
+    argument("--outputs", "GLOB", "Only outputs with matching names.", nargs="+"),
+    options=("backend", "device", "threads", "seed", "build-limit", *BUILD_OPTIONS),
+)
+def verify(arguments: argparse.Namespace) -> int:
+    """Measure the error of a tuned model's outputs. The shares of quantization and of the runtime are separated.
+    Nothing is timed. A case of a spec is compared on its data, with the limits of its checks `parity` where the command
+    line has none. Exits 1 where a limit is not kept.
+    """
+    from qdqspec.app.session import Session
+    from qdqspec.checks.kinds.parity import SLICE, ParityParams, broken_limits
+
+    with Session(replace(settings_from(arguments), mode="verify")) as session:
+        case = _case(arguments, session)
+        tuned = arguments.tuned or _tuned_of(case, arguments.model, session.settings)
+        given = _limits(arguments)
+        limits = [given] if given else [c.params for c in case.checks if isinstance(c.params, ParityParams)]
+        if arguments.input is not None:
+            if arguments.min_slice_sqnr_db is not None:
+                raise ConfigError(
+                    "--min-slice-sqnr-db: a slice of one input has too few values to be judged",
+                    cure="give data with --data in place of --input",
+                )
+            probe = session.probe(case.model, tuned, arguments.input, given, values=case.inputs.values)
+        else:
+            parity = session.work(case).parity_with(tuned.absolute())
+            broken = [words for one in limits for words in broken_limits(one, parity)]
+            probe = Probe(inputs=(), broken=(*dict.fromkeys(broken),), parity=parity)
+    if probe.parity.data == "random" and not probe.inputs:
+        note("inputs are random here, and errors on real data differ: give data with --data")
+    is_limited = bool(limits or probe.inputs)
+    kept = "no limit is broken" if is_limited else "not judged: no limit is given, such as --min-sqnr-db 20"
+    headline = probe.broken[0] if probe.broken else kept
+    limits_slices = any(one.asks(SLICE) for one in limits)
+    answer(arguments, _json(probe, headline), _text(probe, headline, limits_slices=limits_slices))
+    return WANTING if probe.broken else FINE
+
+
+def _case(arguments: argparse.Namespace, session: Session) -> Case:
+    """The case of a spec, or of a model, with the inputs of the command line."""
+    if is_spec(Path(arguments.model.partition("::")[0])):
+        case = find_case(arguments.model, session.settings, Path.cwd())
+        return replace(case, inputs=inputs_given(case.inputs, arguments, arguments.values))
+    words = {"evaluation": arguments.data, "shapes": arguments.shapes, "values": arguments.values}
+    return session.case(arguments.model, {word: value for word, value in words.items() if value is not None})
+
+
+def _tuned_of(case: Case, what: str, settings: Settings) -> Path:
+    """The tuned model in the results of a case of a spec."""
+    if case.spec is None:
+        cure = "qdqspec verify MODEL TUNED, or qdqspec verify SPEC::CASE"
+        raise ConfigError("no tuned model is given", where=what, cure=cure)
+    tuned = find_folder(settings, case) / "tuned.onnx"
+    if not tuned.is_file():
+        cure = f"run it once: pytest {what}"
+        raise StateError(f"there is no tuned model of {case.name} yet", where=tuned, cure=cure)
+    return tuned
+
+
+def _limits(arguments: argparse.Namespace) -> ParityParams | None:
+    """The limits on the command line as parameters of a check; ``None`` if there are none."""
+    from pydantic import ValidationError
+
+    from qdqspec.checks.kinds.parity import ParityParams
+
+    given = {name: value for name in _LIMITS if (value := getattr(arguments, name)) is not None}
+    if not given:
+        return None
+    words = given | ({"outputs": arguments.outputs} if arguments.outputs else {})
+    try:
+        return ParityParams.model_validate({"kind": "parity", **words})
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        option = "--" + str(first["loc"][0]).replace("_", "-")
+        raise ConfigError(f"{option}: {first['msg']}", cure="qdqspec verify --help") from None
+
+
+def _text(probe: Probe, headline: str, *, limits_slices: bool) -> str:
+    from qdqspec.app.report.tables import section_text
+    from qdqspec.checks.kinds.parity import comparison_sections, probe_sections
+
+    if probe.inputs:
+        sections = probe_sections(probe)
+    else:
+        title = f"Outputs, worst first ({probe.parity.samples} samples of {probe.parity.data} data)"
+        sections = comparison_sections(probe.parity, title, slices=limits_slices)
+    return "\n\n".join((headline, *(section_text(section) for section in sections)))
+
+
+def _json(probe: Probe, headline: str) -> dict[str, Any]:
+    from qdqspec.accuracy.notes import slice_notes
+    from qdqspec.app.report.record import parity_to_json
+    from qdqspec.checks.kinds.parity import noise_shares
+
+    return {
+        "headline": headline,
+        "broken": list(probe.broken),
+        "inputs": [asdict(one) for one in probe.inputs],
+        "parity": parity_to_json(probe.parity),
+        "noise": noise_shares(probe.parity),
+        "notes": [*slice_notes(probe.parity.outputs)],
+    }

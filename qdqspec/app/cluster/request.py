@@ -1,0 +1,276 @@
+"""A case with its settings and files as a request to a worker, and back.
+
+The request is JSON data. Files are listed by path, size and SHA-256, and every path of the case points into the job's
+folder. A worker checks the paths and options again: it trusts no client.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+from typing import Any, cast
+
+from qdqspec import __version__
+from qdqspec._core.codec import from_data, to_data
+from qdqspec._core.config import Settings
+from qdqspec._core.config.declared import check_option
+from qdqspec._core.files import file_digest
+from qdqspec._core.registry import resolve
+from qdqspec.checks.base import Check, requested
+from qdqspec.errors import ConfigError, DataError, ModelError, StateError
+from qdqspec.graph.model import load_model
+from qdqspec.types import Case, CheckSpec, Data, DataSource
+from qdqspec.types.requests import ScoreRequest
+
+_TO_WORKER = "to: qdqspec worker ADDRESS"
+INPUTS, OUTPUT, CACHE = "inputs", "output", "cache"  # folders of a job
+# Settings that a client decides. The device, plugins and the worker's own options of backends are the worker's.
+_SENT = (
+    "backend", "mode", "retune", "no_cache", "seed", "threads", "jobs", "time_limit", "build_limit", "require",
+    "scheme", "baseline", "update", "update_in_ci", "backend_option", "in_ci",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileEntry:
+    """A file of a job: its path in the job's folder.
+
+    ``linked`` is whether it may be a hard link there; ONNX refuses external data that has several.
+    """
+
+    path: str
+    size: int
+    sha256: str
+    linked: bool = True
+
+    def below(self, folder: Path) -> Path:
+        """Its path in ``folder``. Raises `ConfigError` if it leads out of it."""
+        return folder / checked(self.path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaseRequest:
+    """A request to a worker: a case as JSON data, settings, and the files that both need.
+
+    ``topic`` is where the worker reports that it has begun; ``lease`` is after how many seconds without a question of
+    the client it stops.
+    """
+
+    id: str
+    version: str
+    topic: str
+    lease: float
+    case: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    files: tuple[FileEntry, ...] = ()
+
+
+@dataclass(slots=True)
+class Package:
+    """The parts of a request that are the same for each attempt, with the local file of each digest."""
+
+    case: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    files: list[FileEntry] = field(default_factory=list)
+    local: dict[str, Path] = field(default_factory=dict)
+    places: list[tuple[str, Path]] = field(default_factory=list)  # a path of the case in the job, and here
+
+    def add(self, path: str, source: Path, *, linked: bool = True) -> None:
+        """Add a file under its path in the job's folder."""
+        digest = file_digest(source)
+        self.files.append(FileEntry(path=path, size=source.stat().st_size, sha256=digest, linked=linked))
+        self.local[digest] = source
+
+    def add_folder(self, path: str, source: Path) -> None:
+        """Add all files below a folder."""
+        for file in sorted(each for each in source.rglob("*") if each.is_file()):
+            self.add(f"{path}/{file.relative_to(source).as_posix()}", file)
+
+    def place(self, path: Path | None) -> Path | None:
+        """Add a file or folder of the case, and return its path in the job's folder."""
+        if path is None:
+            return None
+        place = f"{INPUTS}/{len(self.places)}/{path.name}"
+        self.places.append((place, path))
+        if path.is_dir():
+            self.add_folder(place, path)
+        elif path.is_file():
+            self.add(place, path)
+        else:
+            raise DataError("this file does not exist", where=path)
+        return Path(place)
+
+    def place_data(self, source: DataSource | None) -> DataSource | None:
+        """Add the files of data, and return the data with paths in the job's folder."""
+        if not isinstance(source, Data):
+            return None if source is None else self._place_glob(source)
+        if source.loader or source.path is None:
+            raise ConfigError(
+                f"the data loader {source.loader} is Python code of this project, which is not sent to workers",
+                cure="save its feeds as .npz, or run this case without --qdq-cluster",
+            )
+        return replace(source, path=self._place_glob(source.path), labels=self.place(source.labels))
+
+    def _place_glob(self, path: Path) -> Path | None:
+        """Add a file, a folder, or the files of a glob, below its first folder without wildcards."""
+        if path.exists() or not glob.has_magic(str(path)):
+            return self.place(path)
+        base = next(folder for folder in path.parents if not glob.has_magic(str(folder)))
+        place = f"{INPUTS}/{len(self.places)}"
+        self.places.append((place, base))
+        for name in sorted(glob.glob(str(path), recursive=True)):  # noqa: PTH207 - it is absolute
+            if Path(name).is_file():
+                self.add(f"{place}/{Path(name).relative_to(base).as_posix()}", Path(name))
+        return Path(place) / path.relative_to(base)
+
+    def request(self, name: str, topic: str, lease: float) -> CaseRequest:
+        """The request of one attempt."""
+        return CaseRequest(
+            id=name,
+            version=__version__,
+            topic=topic,
+            lease=lease,
+            case=self.case,
+            settings=self.settings,
+            files=tuple(self.files),
+        )
+
+
+def pack(case: Case, settings: Settings) -> Package:
+    """The package of a case. Raises `QdqspecError` if it depends on something that cannot be sent."""
+    _refuse_local(case, settings)
+    package = Package(case={}, settings={name: to_data(getattr(settings, name)) for name in _SENT})
+    moved = _moved(case, package.place, package.place_data)
+    _add_external(package, case.model, moved.model.parent.as_posix())
+    if moved.spec is not None:
+        _add_baselines(package, case, moved.spec.parent.as_posix())
+    package.case = to_data(replace(moved, metrics={}, loaders={}))
+    return package
+
+
+def unpack(request: CaseRequest, folder: Path, worker: Settings) -> tuple[Case, Settings]:
+    """The case and settings of a request, with paths in ``folder`` and the worker's own device, plugins and options.
+
+    Raises `QdqspecError` for a path that leads out of the folder, or an option that only the worker's command line may
+    give.
+    """
+    data = dict(request.case)
+    checks = tuple(_check(check) for check in data.pop("checks"))
+    case = from_data(Case, data)
+
+    def here(path: Path | None) -> Path | None:
+        return None if path is None else folder / checked(path.as_posix())
+
+    def data_here(source: DataSource | None) -> DataSource | None:
+        if not isinstance(source, Data):
+            return here(source)
+        if source.loader:
+            raise ConfigError("a request names a data loader, and a worker loads no code of a client")
+        return replace(source, path=here(source.path), labels=here(source.labels))
+
+    case = replace(_moved(case, here, data_here), checks=checks)
+    given = from_data(Settings, {name: request.settings[name] for name in _SENT if name in request.settings})
+    for option in given.backend_option:
+        check_option(option, "the client's --qdq-backend-option", command_line=False)
+    return case, replace(
+        given,
+        root=folder / INPUTS,
+        output=folder / OUTPUT,
+        cache_dir=folder / CACHE,
+        layout="",
+        device=worker.device,
+        plugin=worker.plugin,
+        backend_option=(*given.backend_option, *worker.backend_option),
+    )
+
+
+def _moved(
+    case: Case,
+    path: Callable[[Path | None], Path | None],
+    data: Callable[[DataSource | None], DataSource | None],
+) -> Case:
+    """The case with all its paths changed, and those of its data."""
+    model = path(case.model)
+    assert model is not None
+    return replace(
+        case,
+        model=model,
+        spec=path(case.spec),
+        inputs=replace(
+            case.inputs,
+            calibration=data(case.inputs.calibration),
+            scales=path(case.inputs.scales),
+            evaluation=data(case.inputs.evaluation),
+        ),
+        regions=replace(case.regions, graph=path(case.regions.graph)),
+        tune=replace(case.tune, start_from=tuple(filter(None, map(path, case.tune.start_from)))),
+    )
+
+
+def checked(text: str) -> PurePosixPath:
+    """A path relative to a job's folder. Raises `ConfigError` if it leads out of it."""
+    path = PurePosixPath(text)
+    if path.is_absolute() or ".." in path.parts or not path.parts or "\\" in text or "\0" in text:
+        raise ConfigError(f"the path '{text[:200]}' of a request leads out of the job's folder")
+    return path
+
+
+def _check(data: Mapping[str, Any]) -> CheckSpec:
+    kind = cast("Check", resolve("check", data["kind"]))
+    try:
+        params = kind.Params.model_validate(data["params"])
+    except ValueError as error:
+        raise StateError(f"check {data['id']} of a request is invalid: {error}") from None
+    return CheckSpec(
+        id=data["id"], kind=data["kind"], params=params, severity=data["severity"], line=data["line"]
+    )
+
+
+def _refuse_local(case: Case, settings: Settings) -> None:
+    """Reject parts that exist only on the client: metrics in Python, plugins, and settings of the device."""
+    asked = {request.metric for _, request in requested(case.checks, ScoreRequest)}
+    if case.tune.accuracy is not None:
+        asked.add(case.tune.accuracy.metric)
+    own = sorted(asked & set(case.metrics))
+    if own:
+        raise ConfigError(
+            f"the metric {', '.join(own)} is Python code of this project, which is not sent to workers",
+            where=case.name,
+            cure="use top1, top5 or miou, or run this case without --qdq-cluster",
+        )
+    if settings.plugin:
+        raise ConfigError(
+            "--qdq-plugin loads native code, which a worker loads only if its own command line names it",
+            cure=f"give --plugin {_TO_WORKER}",
+        )
+    for option in settings.backend_option:
+        check_option(
+            option,
+            "--qdq-backend-option with --qdq-cluster",
+            command_line=False,
+            prefix="--",
+            place=_TO_WORKER,
+        )
+
+
+def _add_external(package: Package, path: Path, place: str) -> None:
+    """Add the files of external data; a model that names files outside its own folder cannot be sent."""
+    for file in load_model(path).external_files():
+        try:
+            relative = Path(os.path.relpath(file, path.parent)).as_posix()
+            checked(relative)
+        except (ValueError, ConfigError):
+            raise ModelError("its external data is not below its own folder", where=path) from None
+        package.add(f"{place}/{relative}", file, linked=False)
+
+
+def _add_baselines(package: Package, case: Case, place: str) -> None:
+    from qdqspec.checks.baseline.store import FOLDER
+
+    assert case.spec is not None
+    for file in sorted((case.spec.parent / FOLDER / case.spec_name).glob("*")):
+        if file.is_file():
+            package.add(f"{place}/{FOLDER}/{case.spec_name}/{file.name}", file)

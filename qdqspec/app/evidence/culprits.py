@@ -1,0 +1,194 @@
+"""Error attribution: ranks Q/DQ pairs by the accuracy they cost, and measures the SQNR without them.
+
+Everything is computed by the default backend without optimization, whatever that of the case: parts of the placement
+are rehearsed in one graph.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TypeVar
+
+from qdqspec._core.arrays import Array
+from qdqspec._core.config.settings import DEFAULT_BACKEND
+from qdqspec.accuracy.compare import power_of, sqnr_db
+from qdqspec.accuracy.gate import MOST_DB, Evaluator
+from qdqspec.accuracy.rehearsal import Rehearsal, RehearsalRefusedError, RehearsedEngine, Subject
+from qdqspec.app.preparation.auxiliary_runs import reference_runtime
+from qdqspec.app.preparation.prepare import Prepared
+from qdqspec.backends.base import BuildOptions
+from qdqspec.errors import BackendError
+from qdqspec.graph.model import Model
+from qdqspec.qdq.edit.equalize import Equalization
+from qdqspec.qdq.quantize.formats import BIAS_FORMAT
+from qdqspec.qdq.scheme.scheme_file import SchemeNumbers, fit_pairs, prepared_for
+from qdqspec.types import Culprit, CulpritEvidence, PlacedPair, Placement, Site
+
+MOST = 12  # pairs listed by default
+
+Pairs = tuple[Site, ...]  # a pair and its dependents: a weight with its bias
+T = TypeVar("T")
+
+
+def culprits_of(
+    prepared: Prepared,
+    pairs: Sequence[PlacedPair],
+    output: str | None = None,
+    *,
+    factors: Sequence[Equalization] = (),
+    most: int | None = MOST,
+    seconds: float | None = None,
+) -> CulpritEvidence:
+    """The pairs in the model of a case with the largest error, measured at ``output`` or else at the worst output.
+
+    They are measured on the best data available. ``most`` is the number of pairs, all for ``None``; ``seconds`` limits
+    the time, and the pairs found by then are returned. The numbers of the pairs are those of the model with
+    ``factors``. If the default backend cannot compute the model, or memory is short, ``missing`` states so.
+    """
+    if not pairs:
+        return CulpritEvidence(missing="nothing is quantized")
+    limits = [limit for limit in (seconds, prepared.resources.seconds_left()) if limit is not None]
+    stop = time.monotonic() + min(limits, default=math.inf)
+    feeds, data = prepared.comparison_data()
+    with ExitStack() as opened:
+        try:
+            measure = _Measure(opened, prepared.base, pairs, factors, feeds, prepared.options, output)
+            found, rest = noisiest(measure.pairs, measure.power, most, stop)
+            whole = math.fsum(power for _, power in found) + rest
+            is_whole = len(found) == min(most or math.inf, len(measure.pairs))
+            return CulpritEvidence(
+                output=measure.output,
+                pairs=tuple(_culprits(measure, found, whole)),
+                total=len(measure.pairs),
+                rest=rest / whole if whole else 0.0,
+                together_db=measure.together_db,
+                samples=measure.samples,
+                data=data,
+                missing="" if is_whole else "the time was over",
+            )
+        except (BackendError, RehearsalRefusedError) as error:
+            return CulpritEvidence(missing=f"{DEFAULT_BACKEND} does not compute it: {error.what}")
+
+
+class _Measure:
+    """Measures the SQNR of any subset of a placement, by rehearsals of its pairs."""
+
+    def __init__(
+        self,
+        opened: ExitStack,
+        model: Model,
+        pairs: Sequence[PlacedPair],
+        factors: Sequence[Equalization],
+        feeds: Iterable[Mapping[str, Array]],
+        options: BuildOptions,
+        output: str | None,
+    ) -> None:
+        prepared, _ = prepared_for(model, pairs, factors=factors)
+        fitting = fit_pairs(prepared, pairs).pairs
+        self.sites = frozenset(pair.site for pair in fitting)
+        subject = Subject(
+            model=prepared,
+            sites=tuple(self.sites),
+            numbers=SchemeNumbers(prepared, fitting),
+            feeds=tuple,
+            floating=frozenset(pair.site for pair in fitting if not pair.stored),
+        )
+        self._rehearsal = opened.enter_context(Rehearsal(subject, reference_runtime(opened, options)))
+        self._evaluator = Evaluator(feeds, lambda: self._engine(()))
+        self.pairs = _together(prepared, self.sites)
+        together = self._evaluator.by_output(self._engine(self.sites))
+        self.output = output if output in together else min(together, key=together.__getitem__, default="")
+        self.together_db = together.get(self.output, MOST_DB)
+
+    @property
+    def samples(self) -> int:
+        """The number of inputs measured."""
+        return self._evaluator.samples
+
+    def sqnr_db(self, sites: Iterable[Site]) -> float:
+        """The SQNR of the model with only these sites."""
+        return self._evaluator.by_output(self._engine(sites)).get(self.output, MOST_DB)
+
+    def power(self, pairs: Iterable[Pairs]) -> float:
+        """The noise power of a group of pairs, relative to the signal."""
+        return power_of(self.sqnr_db(site for pair in pairs for site in pair))
+
+    def _engine(self, sites: Iterable[Site]) -> RehearsedEngine:
+        return self._rehearsal.engine(Placement(sites=frozenset(sites)))
+
+
+def _together(model: Model, sites: frozenset[Site]) -> list[Pairs]:
+    """The pairs in graph order of their readers; a bias is grouped with the weight of its node."""
+    biases = {site.consumers[0].node: site for site in sites if site.format == BIAS_FORMAT}
+    found: list[Pairs] = []
+
+    def place(site: Site) -> tuple[int, str]:
+        readers = (model.by_name[end.node].index for end in site.consumers if end.node in model.by_name)
+        return min(readers, default=0), site.row
+
+    for site in sorted(sites, key=place):
+        if site.format != BIAS_FORMAT:
+            bias = biases.pop(site.consumers[0].node, None) if site.weight and site.consumers else None
+            found.append((site,) if bias is None else (site, bias))
+    return found + [(site,) for site in biases.values()]
+
+
+def noisiest(
+    items: Sequence[T],
+    power: Callable[[Sequence[T]], float],
+    most: int | None = None,
+    stop: float = math.inf,
+) -> tuple[list[tuple[T, float]], float]:
+    """The items with the largest noise, each with the ``power`` of it alone, and the noise power of all others.
+
+    Noise powers add, so that a group has at least the noise of each member: the noisiest group is halved until it is
+    one item, which no other can exceed (branch and bound). A few of n items take about their number times 2 log n
+    measurements. If that is more than n, each item is measured alone. There is at least one item; no further one
+    after the time ``stop``.
+    """
+    is_few = most is not None and 2 * most * math.log2(max(len(items), 1)) < len(items)
+    groups: list[tuple[float, int, Sequence[T]]] = []  # a heap, the noisiest first
+    found: list[tuple[T, float]] = []
+    pending = [items] if is_few else [items[index : index + 1] for index in range(len(items))]
+    numbers = itertools.count()
+    while pending or groups:
+        for group in pending:
+            heapq.heappush(groups, (-power(group), next(numbers), group))
+        negative, _, group = heapq.heappop(groups)
+        middle = len(group) // 2
+        pending = [group[:middle], group[middle:]] if middle else []
+        if not middle:
+            found.append((group[0], -negative))
+            if len(found) == most or time.monotonic() > stop:
+                break
+    return found, math.fsum(-negative for negative, *_ in groups)
+
+
+def _culprits(
+    measure: _Measure, found: Sequence[tuple[Pairs, float]], whole: float, removed: int = 3
+) -> Iterator[Culprit]:
+    """The pairs, with their share of the ``whole`` noise.
+
+    The first ``removed`` also have the SQNR that remains when their readers and those of all before read floats, which
+    takes one more measurement each.
+    """
+    without: set[str] = set()  # nodes; the empty name represents graph outputs
+    for number, (pair, power) in enumerate(found):
+        alone_db, share = min(sqnr_db(1.0, power), MOST_DB), power / whole if whole else 0.0
+        without.update(end.node for end in pair[0].consumers)
+        without_db = measure.sqnr_db(_without(measure.sites, without)) if number < removed else None
+        yield Culprit(site=pair[0], alone_db=alone_db, share=share, without_db=without_db)
+
+
+def _without(sites: frozenset[Site], nodes: set[str]) -> Iterator[Site]:
+    """The sites without the consumers in these nodes."""
+    for site in sites:
+        left = tuple(end for end in site.consumers if end.node not in nodes)
+        if left:
+            yield site if len(left) == len(site.consumers) else replace(site, consumers=left)

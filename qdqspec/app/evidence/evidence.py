@@ -1,0 +1,460 @@
+"""The work of one case: all evidence about it, each part computed once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, get_args
+
+from qdqspec.accuracy.metrics import accuracy_evidence
+from qdqspec.accuracy.notes import slice_notes
+from qdqspec.app.evidence.culprits import culprits_of
+from qdqspec.app.evidence.kernels import quantized_work
+from qdqspec.app.evidence.parity import BothModels, compare_models
+from qdqspec.app.evidence.probes import search_input
+from qdqspec.app.preparation.cached import SCHEME, FinishedSearch
+from qdqspec.app.preparation.files import profiles_of
+from qdqspec.app.preparation.loading import lint_and_load
+from qdqspec.app.preparation.prepare import Prepared, output_of, prepare
+from qdqspec.app.preparation.resources import Resources
+from qdqspec.app.session.builds import build_for
+from qdqspec.app.session.gate import Gate, Gatekeeper, conditions_of, damaged_baselines
+from qdqspec.app.session.winner import find_winner, measure_winner
+from qdqspec.checks.base import AnyRequest, requested, requests_of
+from qdqspec.checks.baseline.store import Renewal
+from qdqspec.errors import QdqspecError, StateError
+from qdqspec.graph.model import load_model, require_path
+from qdqspec.graph.regions.folding import fold_graph
+from qdqspec.graph.regions.search import find_regions
+from qdqspec.qdq.read.survival import check_survival
+from qdqspec.qdq.scheme.scheme_file import SchemeFile, read_scheme
+from qdqspec.timing.lock import RunLock
+from qdqspec.timing.store import Store
+from qdqspec.types import (
+    AccuracyEvidence,
+    Case,
+    CaseRecord,
+    CheckResult,
+    CheckSpec,
+    CulpritEvidence,
+    Evidence,
+    EvidenceKind,
+    GraphPart,
+    LatencyEvidence,
+    LintTarget,
+    ParityEvidence,
+    ParitySearch,
+    QuantizedWork,
+    SearchResult,
+    Verdict,
+)
+from qdqspec.types.requests import (
+    BuildRequest,
+    FigureRequest,
+    InputRequest,
+    LintRequest,
+    ParityRequest,
+    ScoreRequest,
+    SurvivalRequest,
+)
+
+_COMPARED = ("reference", "tuned")
+MIXED_LAUNCHES = (
+    "compared with one engine as a CUDA graph and the other without: the ratio holds the time of launches"
+)
+DRIFT = 0.05  # relative change of speed from which it is reported
+CULPRIT_SECONDS = 30.0  # time limit of error attribution after a failed check
+
+
+class CaseWork:
+    """The evidence of one case in one session, and the verdicts on it. Each part is computed once, on first access.
+
+    ``found`` is the finished search, or ``None`` before `find`, and ``measured`` the last latency: of a search, a
+    recheck, or `latency`. ``raised`` are the checks whose result is an error.
+    """
+
+    def __init__(self, case: Case, resources: Resources, store: Store, load: Callable[[Case], Case]) -> None:
+        self.case, self.resources, self.store = case, resources, store
+        self._load = load  # the data of the case's loaders
+        self.found: FinishedSearch | None = None
+        self.measured: LatencyEvidence | None = None
+        self.results: dict[str, CheckResult] = {}
+        self.raised: set[str] = set()
+        self.culprits: CulpritEvidence | None = None
+        self.parity_search: dict[str, ParitySearch] = {}
+        self._fields: dict[EvidenceKind, dict[str, Any]] = {}  # of the evidence, by the kinds measured so far
+        self._figures: dict[str, Mapping[str, float]] = {}
+        self._parity: ParityEvidence | None = None
+        self._gate: Gate | None = None
+        self._prepared: Prepared | None = None
+        self._failure: QdqspecError | None = None
+
+    @property
+    def prepared(self) -> Prepared:
+        """The case with its model, loaded on first access."""
+        if self._prepared is None:
+            self._prepared = prepare(self._load(self.case), self.resources)
+        return self._prepared
+
+    @property
+    def as_given(self) -> Prepared:
+        """The case with its model as it is, even if that is quantized."""
+        return prepare(self._load(self.case), self.resources, as_given=True)
+
+    # ---- winner -----------------------------------------------------------------------------------------
+
+    def find(self) -> FinishedSearch:
+        """The finished search: from the cache if its winner passes the recheck, else run now; once in a session.
+
+        A failure is not retried in this session: every check of the case raises the same error.
+        """
+        if self._failure is not None:
+            raise self._failure
+        if self.found is None:
+            try:
+                prepared = self.prepared
+                with RunLock(prepared.output, prepared.resources.report_wait):
+                    self.found, self.measured = find_winner(prepared, self.store, self.validate)
+            except StateError:
+                raise  # another run in the folder may have ended by the next attempt
+            except QdqspecError as error:
+                self._failure = error
+                raise
+        return self.found
+
+    @property
+    def search(self) -> SearchResult:
+        """The search's result."""
+        return self.find().result
+
+    @cached_property
+    def tuned_path(self) -> Path:
+        """The file of the selected model: the tuned model, or the user's own if unchanged."""
+        return self.find().model or require_path(self.prepared.given)
+
+    @cached_property
+    def scheme(self) -> SchemeFile:
+        """The Q/DQ pairs of the selected model with their numbers, and the factors of its channels."""
+        return read_scheme(self.find().folder / SCHEME)
+
+    # ---- evidence ---------------------------------------------------------------------------------------
+
+    @property
+    def unsearched(self) -> Evidence:
+        """The evidence of a case without a search, ended by an error or the time limit."""
+        try:
+            sha256, nodes = self.prepared.given.sha256, self.prepared.node_digests
+        except QdqspecError:  # the error of the check states it
+            sha256 = nodes = ""
+        resources = self.resources
+        return Evidence(
+            case=self.case,
+            backend=resources.backend.name,
+            target=resources.backend.target,
+            device=resources.device,
+            model_sha256=sha256,
+            model_nodes=nodes,
+            regression={} if self._gate is None else self._gate.evidence,
+            output=None if resources.settings.mode == "plan" else output_of(self.case, resources),
+            warnings=self.warnings,
+        )
+
+    def evidence(self, needs: frozenset[EvidenceKind]) -> Evidence:
+        """The evidence of a finished search so far; the requested kinds are measured."""
+        search = self.search
+        for kind in get_args(EvidenceKind):  # timing is first, nearest to the search
+            if kind in needs and kind not in self._fields:
+                self._fields[kind] = self._measured(kind)
+        fields = {name: value for known in self._fields.values() for name, value in known.items()}
+        return replace(
+            self.unsearched,
+            search=search,
+            pairs=self.scheme.pairs,
+            culprits=self.culprits,
+            parity_search=self.parity_search,
+            profiles=self.prepared.options.profiles,
+            node_ops=self.node_ops,
+            quantized=self.quantized,
+            **fields,
+            warnings=self.warnings,
+        )
+
+    @property
+    def record(self) -> CaseRecord:
+        """The record of the case with all its evidence; nothing is searched, or measured after a check raised."""
+        evidence = self.unsearched
+        if self.found is not None:
+            try:  # latency and parity are of every case, whatever its checks
+                evidence = replace(self.evidence(frozenset({"latency", "parity"})), graph=self.graph)
+            except QdqspecError:
+                if not self.raised:
+                    raise
+                evidence = self.evidence(frozenset())
+        return CaseRecord(evidence=evidence, results=tuple(self.results.values()))
+
+    def add(self, check: CheckSpec, verdict: Verdict) -> None:
+        """Record the verdict of a check."""
+        self.results[check.id] = CheckResult(
+            id=check.id, kind=check.kind, severity=check.severity, verdict=verdict
+        )
+
+    @property
+    def latency(self) -> LatencyEvidence | None:
+        """Reference and tuned model timed against each other: by the search or the recheck, else now.
+
+        ``None`` in mode ``verify``, and for a search for coverage, unless mode ``measure`` times it on a backend with a
+        clock.
+        """
+        mode, kept = self.resources.settings.mode, self.find()
+        may_time = mode == "measure" and self.prepared.capabilities.has_clock
+        if mode == "verify" or (kept.result.coverage is not None and not may_time):
+            return None
+        if self.measured is None:
+            self.measured = measure_winner(self.prepared, kept)
+        return self.measured
+
+    @property
+    def parity(self) -> ParityEvidence:
+        """Outputs of the tuned model compared with the reference's, on evaluation data if available.
+
+        The errors of quantization and of the runtime are measured separately if a check requests parity, and if there
+        are no checks.
+        """
+        if self._parity is None:
+            divided = not self.case.checks or bool(self._requested(ParityRequest))
+            self._parity = compare_models(self.prepared, self.tuned_path, divided=divided)
+            if not any(request.limits_slices for request in self._requested(ParityRequest)):
+                for note in slice_notes(self._parity.outputs):
+                    self.prepared.note_once(note)
+        return self._parity
+
+    def parity_with(self, tuned: Path) -> ParityEvidence:
+        """Outputs of another model that takes the same inputs, compared with those of the given model.
+
+        A quantized model that no spec names is compared as it is, and not its float form.
+        """
+        return compare_models(self.prepared if self.case.spec is not None else self.as_given, tuned)
+
+    def _requested(self, kind: type[AnyRequest]) -> list[AnyRequest]:
+        """The requests of one type of all checks of the case, in their order."""
+        return [request for _, request in requested(self.case.checks, kind)]
+
+    def gather(self, check: CheckSpec) -> None:
+        """Collect the evidence that only this check may need, once; raises if it cannot be computed.
+
+        If quantization contributes to a parity failure, that is the pairs that cost most; if the data breaks no limit
+        and an input is to be searched, it is one that does. All is stored with the case.
+        """
+        for request in requests_of(check):
+            if isinstance(request, ScoreRequest):
+                self.prepared.scores.of_file(self.tuned_path, request.metric, request.output)
+            elif isinstance(request, ParityRequest):
+                output = request.culpable(self.parity)
+                if output is not None and self.culprits is None:
+                    self.culprits = self.find_culprits(output, seconds=CULPRIT_SECONDS)
+            elif isinstance(request, InputRequest):
+                is_known = request.key in self.parity_search
+                if not is_known and not request.limits.broken_by(self.parity.outputs, whole=True):
+                    found = search_input(self.prepared, self.tuned_path, request, check.id)
+                    self.parity_search[request.key] = found
+            elif isinstance(request, FigureRequest):
+                self._measure(request)
+
+    def find_culprits(self, output: str | None = None, **limits: Any) -> CulpritEvidence:
+        """The pairs of the selected model that cost most accuracy, at an output; see `culprits_of`."""
+        scheme = self.scheme
+        return culprits_of(self.prepared, scheme.pairs, output, factors=scheme.equalized, **limits)
+
+    def _measure(self, request: FigureRequest) -> None:
+        if request.key not in self._figures:
+            measured = request.measure(BothModels(prepared=self.prepared, tuned=self.tuned_path))
+            self._figures[request.key] = {name: float(value) for name, value in measured.items()}
+
+    def validate(self) -> None:
+        """Raise before a search if evaluation data cannot be used, or if no check can be judged."""
+        errors: list[QdqspecError] = []
+        for check in self.case.checks:
+            try:
+                self.require(check)
+            except QdqspecError as error:  # `judge` raises it for this check
+                errors.append(error)
+        if errors and len(errors) == len(self.case.checks):
+            raise errors[0]
+        evaluation = self.prepared.evaluation
+        # computing the reference's metric has read all of it
+        if evaluation is not None and (errors or not self._requested(ScoreRequest)):
+            for _ in evaluation:
+                pass
+
+    def require(self, check: CheckSpec) -> None:
+        """Raise before a search if a check can never be judged."""
+        for request in requests_of(check):
+            if isinstance(request, ScoreRequest):
+                scores = self.prepared.scores
+                scores.require(request.metric, line=check.line)
+                scores.of_reference(request.metric, request.output)
+
+    def _measured(self, kind: EvidenceKind) -> dict[str, Any]:
+        """The fields of the evidence of a kind. All evidence has the kinds that are not named here."""
+        prepared, tuned = self.prepared, self.tuned_path
+        match kind:
+            case "latency":
+                return {"latency": self.latency}
+            case "parity":
+                return {"parity": self.parity}
+            case "regression":
+                return {"regression": self.gate.evidence}
+            case "accuracy":
+                return {"accuracy": self._accuracy()}
+            case "size":
+                given, data = prepared.given, tuned.with_name(f"{tuned.name}.data")
+                files = [tuned, data] if data.is_file() else [tuned]
+                reference = _size([require_path(given), *given.external_files()])
+                return {"size_bytes": {"reference": reference, "tuned": _size(files)}}
+            case "lint":
+                return self._linted()
+            case "survival":
+                optimizers = dict.fromkeys(each.optimizer for each in self._requested(SurvivalRequest))
+                surviving = check_survival(tuned, tuple(optimizers))
+                return {"survival": {each.optimizer: each for each in surviving}}
+            case "builds":
+                builds = dict.fromkeys(self._requested(BuildRequest))
+                return {"builds": {each.key: build_for(prepared, tuned, each) for each in builds}}
+            case "figures":
+                for request in self._requested(FigureRequest):
+                    with suppress(QdqspecError):  # as in `_accuracy`
+                        self._measure(request)
+                return {"figures": dict(self._figures)}
+            case _:
+                return {}
+
+    def _accuracy(self) -> dict[str, AccuracyEvidence]:
+        """The task metrics that checks request, for reference and tuned model.
+
+        A metric that raises is omitted; `require` and `gather` raise its error for the check.
+        """
+        scores, metrics = self.prepared.scores, dict[str, AccuracyEvidence]()
+        for request in self._requested(ScoreRequest):
+            with suppress(QdqspecError):
+                reference = scores.of_reference(request.metric, request.output)
+                tuned = scores.of_file(self.tuned_path, request.metric, request.output)
+                metrics[request.key] = accuracy_evidence(request.metric, reference, tuned)
+        return metrics
+
+    def _linted(self) -> dict[str, Any]:
+        """Lint findings on the tuned model, and loads of it, for the targets that checks request."""
+        loads: dict[LintTarget, bool] = {}
+        for request in self._requested(LintRequest):
+            loads[request.target] = request.load or loads.get(request.target, False)
+        tuned, feed = load_model(self.tuned_path), self.prepared.loads[0].feeds
+        linted = {
+            target: lint_and_load(tuned, target, options=self.prepared.options, feed=feed, loads=asked)
+            for target, asked in loads.items()
+        }
+        return {
+            "lint": {target: each.findings for target, each in linted.items()},
+            "lint_loads": {target: each.load.note for target, each in linted.items()},
+        }
+
+    @property
+    def gate(self) -> Gate:
+        """The comparison with the committed baseline; without timing, only whether the baseline is damaged."""
+        if self._gate is not None:
+            return self._gate
+        case, settings, device = self.case, self.resources.settings, self.resources.device
+        if damaged := damaged_baselines(case, settings, device):
+            self._gate = Gate(evidence=damaged)
+        elif self.latency is None:
+            self._gate = Gate()
+        else:
+            prepared, latency = self.prepared, self.latency
+            sha256, scheme = prepared.given.sha256, self.search.winner.digest
+            self._gate = Gatekeeper(
+                case=case,
+                settings=settings,
+                device=device,
+                conditions=conditions_of(case, device, sha256, prepared.node_digests, scheme, latency),
+                first=latency,
+                measure=partial(measure_winner, prepared, self.find()),
+                note=prepared.note_once,
+            ).gate()
+        return self._gate
+
+    @property
+    def renewals(self) -> tuple[Renewal, ...]:
+        """Baseline entries measured in this session and not yet written."""
+        return () if self._gate is None else self._gate.renewals
+
+    @cached_property
+    def quantized(self) -> QuantizedWork | None:
+        """The nodes of the selected model that do quantized work; ``None`` if it is unchanged."""
+        if self.search.unchanged:
+            return None
+        layers = profiles_of(self.search.trials, self.search.winner).get("tuned", ())
+        return quantized_work(self.scheme.pairs, self.node_ops, layers)
+
+    @property
+    def node_ops(self) -> Mapping[str, str]:
+        """The operators of all nodes."""
+        return {node.name: node.op_type for node in self.prepared.given.nodes}
+
+    @cached_property
+    def graph(self) -> tuple[GraphPart, ...]:
+        """The model in a few parts with their times and errors, for reports."""
+        prepared, search = self.prepared, self.search
+        follows_kernels = self.case.regions.by == "fusion"  # these may need a build
+        layers = profiles_of(search.trials, search.winner)
+        return fold_graph(
+            prepared.folded,
+            find_regions(prepared.folded) if follows_kernels else prepared.regions,
+            reference=layers["reference"],
+            tuned=() if search.unchanged else layers.get("tuned", ()),
+            pairs=self.scheme.pairs,
+            errors=search.errors,
+        )
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Warnings about this case so far."""
+        noted = () if self._prepared is None else self._prepared.warnings
+        return (*noted, *self._own_warnings(), *self.store.warnings)
+
+    def _own_warnings(self) -> Iterator[str]:
+        """Warnings of the measurement, of a model below its limit and of quantized outputs."""
+        if self.measured is not None:
+            yield from _latency_warnings(self.measured)
+        parity, least = self._parity, self.case.tune.limits.min_sqnr_db
+        if parity is not None and least is not None and parity.sqnr_db < least:
+            # its scheme was requested, or data or runtime changed since
+            found = f"on all {parity.data} data the tuned model has {parity.sqnr_db:.1f} dB"
+            yield f"{found}, below the limit of {least:g} dB (tune.min_sqnr_db)"
+        if self.case.quantize.outputs == "auto" and self.found is not None:
+            sites = (pair.site for pair in self.scheme.pairs)
+            names = sorted(site.tensor for site in sites if any(end.is_output for end in site.consumers))
+            if names:
+                yield (
+                    f"quantized graph outputs: {', '.join(names)}, so that the operators that make them run in "
+                    "integers; their values are rounded; `quantize: {outputs: false}` keeps outputs in floating point"
+                )
+
+
+def _latency_warnings(measured: LatencyEvidence) -> Iterator[str]:
+    """The change of the processor's speed, and notes of the runtime on the compared models, each once."""
+    if abs(measured.drift) > DRIFT:
+        changed = f"CPU speed changed by {measured.drift:+.0%} during measurement"
+        yield f"{changed}: trust the ratio, not the milliseconds"
+    roles: dict[str, list[str]] = {}
+    samples = {role: measured.samples[role] for role in _COMPARED if role in measured.samples}
+    for role, taken in samples.items():
+        for note in taken.notes:
+            roles.setdefault(note, []).append(role)
+    if len({taken.launched_singly for taken in samples.values()}) > 1:
+        roles[MIXED_LAUNCHES] = list(samples)
+    yield from (f"latency of {' and '.join(names)}: {note}" for note, names in roles.items())
+
+
+def _size(files: Iterable[Path]) -> int:
+    return sum(file.stat().st_size for file in files)

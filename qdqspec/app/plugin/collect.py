@@ -1,0 +1,222 @@
+"""Collects items from a spec file: file, case, check. Opens YAML only; never a model.
+
+Reasons for these classes: a ``Module`` so that module-scoped fixtures and conftests work, a collector for
+each case so that ``specs/a.qdq.yaml::int8-b8`` selects it and ``--dist loadscope`` keeps it on one worker, a
+``Function`` for each check so that fixtures work, and plain names because pytest 9.2 loses a name with
+brackets from ``--lf``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qdqspec._core.config import Settings
+from qdqspec.app.cases import is_spec, load_cases
+from qdqspec.app.plugin._compat import DataModule, columns_of
+from qdqspec.app.plugin.options import settings_of
+from qdqspec.app.plugin.run import CheckFailed, run_check, without_traceback
+from qdqspec.errors import SpecError
+from qdqspec.types import Case, CheckSpec, Data
+
+PYTHON_SPECS = "spec_*.py"
+_CHANGING = (
+    "qdq_model",
+    "qdq_calibration",
+    "qdq_metrics",
+    "qdq_data",
+)  # fixtures that a conftest may replace
+_FIRST_KEY = re.compile(r"^qdqspec\s*:", re.MULTILINE)
+
+
+def collector_for(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """The collector of a file: specs by name, named YAML files that begin as one, ``spec_*.py`` modules."""
+    if is_spec(path) or _named_spec(path, parent):
+        return SpecFile.from_parent(parent, path=path)
+    if fnmatch(path.name, PYTHON_SPECS) and not _left_to_python(path, parent):
+        return PythonSpecFile.from_parent(parent, path=path)
+    return None
+
+
+def module_for(path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    """The collector of a ``spec_*.py`` that pytest itself collects: its specs along with its tests."""
+    return PythonSpecFile.from_parent(parent, path=path) if fnmatch(path.name, PYTHON_SPECS) else None
+
+
+def _named_spec(path: Path, parent: pytest.Collector) -> bool:
+    if path.suffix not in (".yaml", ".yml") or not parent.session.isinitpath(path):
+        return False
+    try:
+        return bool(_FIRST_KEY.search(path.read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _left_to_python(path: Path, parent: pytest.Collector) -> bool:
+    """Whether pytest collects the file anyway, and calls `module_for`."""
+    patterns = parent.config.getini("python_files")
+    return parent.session.isinitpath(path) or any(fnmatch(path.name, pattern) for pattern in patterns)
+
+
+class _Explained(pytest.Collector):
+    """A collector that prints input errors without a traceback."""
+
+    # pytest's own Collector narrows the signature of Node in the same way, with the same ignore.
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException]) -> Any:  # type: ignore[override]
+        """The message alone, its first line in the summary."""
+        text = without_traceback(excinfo.value, self.path, 1, columns_of(self.config))
+        return super().repr_failure(excinfo) if text is None else text
+
+
+class SpecFile(_Explained, DataModule):
+    """A ``*.qdq.yaml`` file."""
+
+    cases: tuple[Case, ...] = ()
+
+    def collect(self) -> Iterator[CaseNode]:
+        """Its cases; an invalid spec is an error of this file alone."""
+        self.cases = load_cases(self.path, settings_of(self.config))
+        for case in self.cases:
+            yield CaseNode.of(self, case)
+
+
+class PythonSpecFile(_Explained, pytest.Module):
+    """A ``spec_*.py`` module: its module-level ``Spec`` objects, and ordinary tests."""
+
+    cases: tuple[Case, ...] = ()
+
+    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
+        """The cases of its specs, named by variable (``squeeze``, ``squeeze-int8-b8``), then its tests."""
+        self.cases = tuple(_cases_of_module(vars(self.obj), self.path))
+        for case in self.cases:
+            _refuse_far_paths(case, self.path, settings_of(self.config))
+        for case in self.cases:
+            yield CaseNode.of(self, case)
+        yield from super().collect()
+
+
+def _cases_of_module(names: dict[str, object], path: Path) -> list[Case]:
+    from qdqspec.spec.fields import is_id
+    from qdqspec.spec.models import Spec
+
+    cases: dict[str, Case] = {}
+    for name, spec in names.items():
+        for case in spec.cases() if isinstance(spec, Spec) else ():
+            case_id = name.lower() if case.id == "default" else f"{name.lower()}-{case.id}"
+            if case_id in cases or not is_id(case_id):
+                raise SpecError(
+                    f"the variable '{name}' gives a case the id '{case_id}', which is taken or not allowed",
+                    where=path.name,
+                    cure="rename it: small letters, digits and _, each id once",
+                )
+            cases[case_id] = replace(case, id=case_id, spec=path)
+    return list(cases.values())
+
+
+def _refuse_far_paths(case: Case, path: Path, settings: Settings) -> None:
+    """Apply the path restrictions of YAML specs to a spec in Python."""
+    from qdqspec.spec.paths import CURE, LEADS_OUT, path_rules
+
+    rules = path_rules(path, settings.root, settings.allow_path)
+    named: list[Path | None] = [case.model, case.inputs.scales, case.regions.graph]
+    for source in (case.inputs.calibration, case.inputs.evaluation):
+        named += [source.path, source.labels] if isinstance(source, Data) else [source]
+    named += case.tune.start_from
+    for far in (rules.far(one) for one in named if one is not None):
+        if far is not None:
+            raise SpecError(f"'{case.id}': {LEADS_OUT.format(text=far)}", where=path.name, cure=CURE)
+
+
+class CaseNode(_Explained):
+    """One case of a spec."""
+
+    case: Case
+
+    @classmethod
+    def of(cls, parent: pytest.Collector, case: Case) -> CaseNode:
+        """A node with the marks of its case."""
+        node = cls.from_parent(parent, name=case.id)
+        node.case = case
+        node.extra_keyword_matches.update(map(str, case.matrix.values()))
+        node.extra_keyword_matches.update({case.model.stem, case.quantize.format})
+        node.extra_keyword_matches.update(case.quantize.formats, case.tags)
+        for mark in _marks(node):
+            node.add_marker(mark)
+        return node
+
+    def collect(self) -> Iterator[CheckItem]:
+        """One item per check, in the order of the spec after those of a task metric.
+
+        A wrong name of a metric thus fails, and stops a run with ``-x``, before the search.
+        """
+        from qdqspec.checks.base import asks_score
+
+        first: CheckItem | None = None
+        for check in sorted(self.case.checks, key=asks_score, reverse=True):
+            item = CheckItem.of(self, self.case, check, first)
+            first = first or item
+            yield item
+
+
+class CheckItem(pytest.Function):
+    """One check of one case."""
+
+    cases: tuple[Case, ...]  # all cases of its spec
+    case: Case
+    check: CheckSpec
+
+    @classmethod
+    def of(
+        cls, parent: pytest.Collector, case: Case, check: CheckSpec, like: CheckItem | None = None
+    ) -> CheckItem:
+        """An item that runs the check through ordinary fixtures: those of ``like``, an item of the same case."""
+        fixtures = None if like is None else like._fixtureinfo  # noqa: SLF001
+        item = cls.from_parent(parent, name=check.id, callobj=run_check, fixtureinfo=fixtures)
+        item.cases = getattr(parent.parent, "cases", ())
+        item.case = case
+        item.check = check
+        item.extra_keyword_matches.add(check.kind)
+        return item
+
+    def reportinfo(self) -> tuple[Path, int, str]:
+        """The check's position in the spec, so that editors and annotations point to it."""
+        return self.path, self.check.line - 1, f"{self.case.id}::{self.check.id}"
+
+
+def _marks(node: CaseNode) -> Iterator[pytest.MarkDecorator]:
+    yield pytest.mark.qdq
+    yield pytest.mark.tune
+    rules = node.case.skipping
+    if rules.skip is not None:
+        yield pytest.mark.skip(reason=rules.skip)
+    if rules.xfail is not None:
+        yield pytest.mark.xfail(reason=rules.xfail, strict=rules.xfail_strict, raises=CheckFailed)
+    if node.config.pluginmanager.has_plugin("xdist"):
+        # The scheduler of --dist loadgroup cuts a node id at its last '@'.
+        # Cases that choose a runtime are timed together at the end, so one worker runs all of a spec.
+        together = node.nodeid if node.case.backend is None else getattr(node.parent, "nodeid", "")
+        yield pytest.mark.xdist_group(together.replace("@", "_"))
+
+
+def unchanged_cases(items: Sequence[pytest.Item]) -> tuple[Case, ...]:
+    """The cases of the selected checks that will run as their specs state them.
+
+    Those that may be skipped, or that a fixture of a conftest may change, are left out.
+    """
+    found: dict[str, Case] = {}
+    for item in items:
+        if (
+            isinstance(item, CheckItem)
+            and not item.case.skipping.unless
+            and not item.get_closest_marker("skip")
+        ):
+            defined = item._fixtureinfo.name2fixturedefs  # noqa: SLF001
+            if all(len(defined.get(name, ())) <= 1 for name in _CHANGING):
+                found.setdefault(item.nodeid.rpartition("::")[0], item.case)
+    return tuple(found.values())

@@ -1,0 +1,89 @@
+"""Calls the hooks of `qdqspec.app.plugin.hookspecs`; their errors name the plugin."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from qdqspec.app.plugin.collect import CheckItem
+from qdqspec.app.plugin.state import CaseName, name_of, state_of
+from qdqspec.errors import ConfigError
+from qdqspec.types import DeviceKey, RunRecord
+
+
+def count_checks(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
+    """Count the selected checks of each case."""
+    state_of(config).unfinished.update(name_of(item.case) for item in items if isinstance(item, CheckItem))
+
+
+def finish_check(item: pytest.Item) -> None:
+    """Call `pytest_qdq_case_finished` if this was the last check of its case."""
+    if isinstance(item, CheckItem):
+        name, left = name_of(item.case), state_of(item.config).unfinished
+        left[name] -= 1
+        if not left[name]:
+            finish_cases(item.config, name)
+
+
+def finish_cases(config: pytest.Config, only: CaseName | None = None) -> None:
+    """Call `pytest_qdq_case_finished` for a case, or for all with a record, unless it was called for it already."""
+    hook = config.hook.pytest_qdq_case_finished
+    state = state_of(config)
+    record = state.own_record() if hook.get_hookimpls() else None
+    for case in () if record is None else record.cases:
+        name = name_of(case.evidence.case)
+        if name not in state.finished and only in (None, name):
+            state.finished.add(name)
+            try:
+                _call(hook, config=config, record=case)
+            except ConfigError as error:
+                state.troubles.append(str(error))
+
+
+def modified_record(config: pytest.Config, record: RunRecord) -> RunRecord:
+    """The record of the run as `pytest_qdq_modify_record` returns it; unchanged if no plugin returns one."""
+    hook = config.hook.pytest_qdq_modify_record
+    try:
+        found = _call(hook, config=config, record=record)
+        if found is not None and not isinstance(found, RunRecord):
+            raise _wrong(hook, found, "a RunRecord (dataclasses.replace(record, ...)) or None")
+    except ConfigError as error:
+        state_of(config).troubles.append(str(error))
+        return record
+    return found or record
+
+
+def device_key(config: pytest.Config, device: DeviceKey) -> str:
+    """The key of a device as `pytest_qdq_device_key` returns it. Raises `ConfigError` if a plugin fails."""
+    hook = config.hook.pytest_qdq_device_key
+    found = _call(hook, config=config, device=device)
+    if found is None:
+        return device.key
+    if not isinstance(found, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", found):
+        raise _wrong(hook, found, "letters, digits, '.', '_' and '-': files are named after the key")
+    return found
+
+
+def _call(hook: Any, **arguments: object) -> Any:
+    """Call a hook. Raises `ConfigError` that names the plugin whose implementation raised."""
+    try:
+        return hook(**arguments)
+    except Exception as error:
+        codes, trace = set(), error.__traceback__
+        while trace is not None:
+            codes.add(trace.tb_frame.f_code)
+            trace = trace.tb_next
+        plugins = [one.plugin_name for one in hook.get_hookimpls() if one.function.__code__ in codes]
+        raise ConfigError(
+            f"hook {hook.name} raised {type(error).__name__}: {error}",
+            where=", ".join(plugins),
+            cure="correct the hook of this plugin, or deselect it with -p no:NAME",
+        ) from error
+
+
+def _wrong(hook: Any, found: object, expected: str) -> ConfigError:
+    plugins = ", ".join(one.plugin_name for one in hook.get_hookimpls())
+    return ConfigError(f"hook {hook.name} returned {found!r}", where=plugins, cure=f"return {expected}")

@@ -1,0 +1,232 @@
+"""Runs one item: skips it if nothing can be judged, else judges its check; and the text of a failure.
+
+The first line of the text is a complete verdict, because pytest's summary and CI annotations show nothing else; the
+last lines are the command to reproduce it. What formats it is imported after a failure.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import shlex
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from qdqspec._core.config import Settings
+from qdqspec._core.units import origin_text
+from qdqspec.app.plugin._compat import located_text
+from qdqspec.app.plugin.options import settings_of
+from qdqspec.app.plugin.progress import shown
+from qdqspec.app.plugin.state import name_of, state_of
+from qdqspec.errors import ModelError, QdqspecError, SpecError
+from qdqspec.types import Case, CheckResult, CheckSpec, DataSource, Evidence, Loader, Metric, Verdict
+
+if TYPE_CHECKING:
+    from qdqspec.app.plugin.collect import CheckItem
+    from qdqspec.app.session import Session
+
+
+class CheckFailed(Exception):  # noqa: N818 - it is a verdict, not a malfunction
+    """A check failed. ``text`` is the whole text for the user, its first line the verdict."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        super().__init__(text.splitlines()[0])
+
+
+class VerdictWarning(pytest.PytestWarning):
+    """A check of ``severity: warn`` failed."""
+
+    __module__ = "qdqspec"
+
+
+def run_check(
+    request: pytest.FixtureRequest,
+    qdq_session: Session,
+    qdq_backend: str,
+    qdq_calibration: DataSource | None,
+    qdq_metrics: Mapping[str, Metric],
+    qdq_data: Mapping[str, Loader],
+) -> None:
+    """Judge the check of the requesting item."""
+    item: CheckItem = request.node
+    qdq_backend = item.case.backend or qdq_backend
+    settings = settings_of(item.config)
+    state_of(item.config).add_session(qdq_session)
+    _skip_unless(item.case, qdq_backend, qdq_session)
+    inputs = replace(item.case.inputs, calibration=qdq_calibration)
+    case = replace(item.case, inputs=inputs, metrics=qdq_metrics, loaders=qdq_data)
+    if settings.mode == "plan":
+        pytest.skip(f"plan: {qdq_session.planned(replace(case, checks=(item.check,))).text}")
+    _require_device(case, qdq_session, qdq_backend, settings)
+    try:
+        case = replace(case, model=_model_path(request, case))
+    except QdqspecError as error:
+        qdq_session.fail(case, item.check, error)
+        raise
+    with shown(item.config, qdq_session):
+        result = qdq_session.judge(case, item.check)
+    found = (record.evidence for record in qdq_session.record().cases)
+    evidence = next((one for one in found if name_of(one.case) == name_of(case)), None)
+    item.user_properties.extend(properties(result, evidence))
+    _conclude(item, result, settings, evidence)
+
+
+def _skip_unless(case: Case, backend: str, session: Session) -> None:
+    """Skip if the machine or the run does not meet ``skip_unless`` of the spec."""
+    wanted = case.skipping.unless.get("backend")
+    if wanted is not None and wanted != backend:
+        if not wanted.startswith(f"{backend}-"):
+            option = f"--qdq-backend={wanted.partition('-')[0]}"
+            pytest.skip(f"for backend {wanted}, and this run uses {backend}; run it with {option}")
+        target = session.target(case)
+        if wanted != target:
+            pytest.skip(f"for target {wanted}, and this run is on {target}")
+    wanted = case.skipping.unless.get("compute_capability")
+    if wanted is not None and not fulfils(session.availability(case).facts.get("compute_capability"), wanted):
+        pytest.skip(f"for a GPU of compute capability {wanted}, which {backend} does not have here")
+
+
+_COMPARE = {">=": operator.ge, "<=": operator.le, "==": operator.eq, ">": operator.gt, "<": operator.lt}
+
+
+def fulfils(value: str | None, comparison: str) -> bool:
+    """Whether a version such as ``8.9`` fulfils ``>=8.6``; ``8`` is 8.0. An unknown one fulfils nothing."""
+    if value is None:
+        return False
+    sign = next(sign for sign in _COMPARE if comparison.startswith(sign))
+    versions = (value, comparison.removeprefix(sign))
+    here, wanted = (tuple(map(int, f"{text.strip()}.0".split(".")[:2])) for text in versions)
+    return bool(_COMPARE[sign](here, wanted))
+
+
+def _require_device(case: Case, session: Session, backend: str, settings: Settings) -> None:
+    found = session.availability(case)
+    if found.usable:
+        return
+    error = found.error(backend)
+    reason = "; ".join(filter(None, (error.what, error.cure)))
+    session.skip(case, reason)
+    if "device" in settings.require:
+        raise CheckFailed(f"{reason}\n\nIt fails because of --qdq-require=device.")
+    pytest.skip(reason)
+
+
+def _model_path(request: pytest.FixtureRequest, case: Case) -> Path:
+    """The user's file of the model of fixture ``qdq_model``, which a conftest may have replaced."""
+    from qdqspec.graph.given import OwnCopy
+
+    model = request.getfixturevalue("qdq_model")
+    while isinstance(model, OwnCopy):  # changes such as fixed inputs are made from the case, once
+        model = model.origin
+    path: Path | None = model.path
+    if path is None:
+        raise ModelError(
+            "the model that fixture 'qdq_model' gave has no file",
+            where=case.name,
+            cure="save it, and return qdqspec.graph.model.load_model(path)",
+        )
+    return path
+
+
+def properties(result: CheckResult, evidence: Evidence | None) -> list[tuple[str, object]]:
+    """Properties for junit and other reports, as plain values that pytest-xdist can carry."""
+    found: list[tuple[str, object]] = [("qdq.verdict", result.verdict.outcome)]
+    if evidence is not None:
+        found += [("qdq.backend", evidence.target), ("qdq.device", evidence.device.key)]
+        if evidence.search is not None:
+            found += [("qdq.scheme", evidence.search.winner.digest), ("qdq.trials", evidence.search.total)]
+        if evidence.latency is not None:
+            found += [
+                ("qdq.latency_ms", evidence.latency.median_ms("tuned")),
+                ("qdq.reference_ms", evidence.latency.median_ms("reference")),
+                ("qdq.speedup", evidence.latency.speedup.median),
+                ("qdq.provenance", origin_text(evidence.latency.provenance)),
+            ]
+            if evidence.latency.at_least is not None:
+                found.append(("qdq.speedup_at_least", evidence.latency.at_least))
+        if evidence.parity is not None:
+            found.append(("qdq.sqnr_db", evidence.parity.sqnr_db))
+    known = {name for name, _ in found}
+    numbers = ((f"qdq.{name}", float(value)) for name, value in result.verdict.numbers.items())
+    return found + [(name, value) for name, value in numbers if name not in known]
+
+
+def _conclude(item: CheckItem, result: CheckResult, settings: Settings, evidence: Evidence | None) -> None:
+    verdict = result.verdict
+    if verdict.outcome == "pass":
+        return
+    if verdict.outcome == "inconclusive" and "conclusive" not in settings.require:
+        cure = f"; run: {verdict.command}" if verdict.command else ""
+        pytest.skip(f"inconclusive: {verdict.headline}{cure}")
+    if result.severity == "warn":
+        try:
+            item.warn(VerdictWarning(verdict.headline))
+        except VerdictWarning:  # where warnings are errors, it is reported as a verdict too
+            text = f"{verdict.headline}\n\nA warning by the spec, an error by filterwarnings."
+            raise CheckFailed(text) from None
+        return
+    if verdict.outcome == "inconclusive":
+        verdict = replace(verdict, headline=f"inconclusive: {verdict.headline}")
+    scheme = evidence.search.winner.digest if evidence is not None and evidence.search is not None else None
+    folder = evidence.output if evidence is not None else None
+    command = reproduction(item, settings, scheme)
+    raise CheckFailed(failure_text(verdict, item.case, item.check, command, folder))
+
+
+def failure_text(
+    verdict: Verdict, case: Case, check: CheckSpec, command: str, folder: Path | None = None
+) -> str:
+    """Headline, tables, advice, the place in the spec, and the command that reproduces it."""
+    from qdqspec.app.report.tables import section_text
+
+    parts = [verdict.headline, *(section_text(section) for section in verdict.sections)]
+    parts += [verdict.advice] if verdict.advice else []
+    parts += [spec_excerpt(case.spec, check.line)] if case.spec and case.spec.suffix != ".py" else []
+    parts += [f"Models and measurements: {folder}"] if folder is not None else []
+    parts.append(f"Reproduce with:\n  {command}")
+    return "\n\n".join(part.rstrip("\n") for part in parts)
+
+
+def spec_excerpt(path: Path, line: int) -> str:
+    """The lines of the spec that define a check, with a caret; only the position if the file is gone."""
+    from qdqspec.spec.problems import excerpt
+
+    return f"Asked for in {path.name}:{line}\n{excerpt(path, line, _column(path, line))}"
+
+
+def _column(path: Path, line: int) -> int | None:
+    """The column of the check: after the indent and the dash of the list."""
+    try:
+        text = path.read_text(encoding="utf-8").splitlines()[line - 1]
+    except (OSError, UnicodeDecodeError, IndexError):
+        return None
+    return len(text) - len(text.lstrip(" -")) + 1
+
+
+def reproduction(item: pytest.Item, settings: Settings, scheme: str | None) -> str:
+    """The command line that judges this check of this placement again."""
+    file = os.path.relpath(item.path, item.config.invocation_params.dir)
+    # By names, not by node id: pytest-xdist appends its group to the id.
+    names = [node.name for node in item.listchain() if item.path == node.path][1:]
+    words = ["pytest", "::".join((file, *names))]
+    words += [f"--qdq-scheme={scheme}"] if scheme else []
+    return shlex.join([*words, f"--qdq-seed={settings.seed}", *settings.device_words])
+
+
+def without_traceback(error: BaseException, path: Path, line: int, width: int | None) -> Any | None:
+    """The text for a verdict or an input error, within ``width``; ``None`` for a bug, which keeps its traceback."""
+    if not isinstance(error, CheckFailed | QdqspecError):
+        return None
+    text = error.text if isinstance(error, CheckFailed) else str(error)
+    if width is not None:
+        from qdqspec.app.report.terminal import fitted
+
+        text = fitted(text, width)
+    # The place of a check is before it; that in a spec is more exact.
+    headline = str(error) if isinstance(error, CheckFailed | SpecError) else error.what
+    return located_text(text, path, line, headline.splitlines()[0])

@@ -1,0 +1,142 @@
+"""Finished searches in the cache: written once, read back for an equal request.
+
+An entry holds the trials, the conclusions, the tuned model and its scheme. Latency is not reused: a cached winner is
+always timed again.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from qdqspec._core.codec import from_data, to_data
+from qdqspec._core.node_digests import changes_text
+from qdqspec.search.journal import trial_from_json, trial_to_json
+from qdqspec.timing.store import Store
+from qdqspec.types import Placement, Provenance, SearchResult
+
+if TYPE_CHECKING:
+    from qdqspec.app.preparation.prepare import Prepared
+
+REFERENCE, MODEL, RAW_MODEL = "reference.onnx", "tuned.onnx", "tuned_raw.onnx"
+SCHEME, PATTERNS, LAYERS = "scheme.json", "patterns.yaml", "layers.csv"
+FLOAT32_FILE = "float32.onnx"  # the user's float16 model in float32, without pairs
+CORRECTIONS = "corrections.json"  # those found, for other placements of the same search
+# Folders of models with the table in each: of a search with two objectives, and of strategy `region` on request.
+FRONT, REGIONS = "front", "regions"
+NODES = "nodes"  # the digests of the model's nodes, in the description of an entry
+JOURNAL, _CONCLUDED = "trials.jsonl", "search.json"
+_MODELS = (MODEL, RAW_MODEL, FLOAT32_FILE)
+_FILES = (*_MODELS, *(f"{name}.data" for name in _MODELS), SCHEME, PATTERNS, CORRECTIONS, LAYERS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedSearch:
+    """A finished search and its files. ``model`` is ``None`` if the reference itself is selected.
+
+    ``is_cut_short``: the time limit of the run ended it.
+    """
+
+    result: SearchResult
+    folder: Path
+    raw_winner: Placement
+    is_cut_short: bool = False
+
+    @property
+    def model(self) -> Path | None:
+        """The tuned model's file."""
+        return None if self.result.unchanged else self.folder / MODEL
+
+
+def keep(store: Store, found: FinishedSearch, prepared: Prepared) -> FinishedSearch:
+    """Put a finished search into the cache, with the files in its folder; returns the search with the cached files.
+
+    If another process stored another result first, the search is returned as it is.
+    """
+
+    def fill(folder: Path) -> None:
+        lines = [json.dumps(trial_to_json(trial)) for trial in found.result.trials]
+        (folder / JOURNAL).write_text("\n".join(lines) + "\n", encoding="utf-8")
+        # In full: the placement of everything may be confirmed and selected without a trial of the search.
+        conclusions = to_data(replace(found.result, trials=()))
+        conclusions |= {"raw_winner": found.raw_winner.digest, "about": _description(prepared)}
+        (folder / _CONCLUDED).write_text(json.dumps(conclusions, indent=1), encoding="utf-8")
+        copy_results(found.folder, folder)
+
+    folder = store.put(prepared.key, fill)
+    with suppress(OSError):
+        if (folder / SCHEME).read_bytes() == (found.folder / SCHEME).read_bytes():
+            return replace(found, folder=folder)
+    return found
+
+
+def copy_results(source: Path, target: Path) -> None:
+    """Copy the files of a result, without journal and reference."""
+    for name in _FILES:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, target / name)
+    for name in (FRONT, REGIONS):
+        if table_of(source / name).is_file():
+            shutil.copytree(source / name, target / name)
+
+
+def table_of(folder: Path) -> Path:
+    """The table of a folder of models."""
+    return folder / f"{folder.name}.csv"
+
+
+def recall(store: Store, key: str) -> FinishedSearch | None:
+    """The finished search under a key, or ``None``. The store has already excluded damaged entries."""
+    folder = store.get(key)
+    if folder is None:
+        return None
+    try:
+        lines = (folder / JOURNAL).read_text(encoding="utf-8").splitlines()
+        trials = tuple(trial_from_json(json.loads(line)) for line in lines)
+        data = json.loads((folder / _CONCLUDED).read_text(encoding="utf-8"))
+        placements = {trial.placement.digest: trial.placement for trial in trials}
+        cached = Provenance(source="cached", age_seconds=store.age_seconds(folder))
+        result = replace(from_data(SearchResult, data), trials=trials, provenance=cached)
+        return FinishedSearch(result=result, folder=folder, raw_winner=placements[data["raw_winner"]])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        # The entry is intact but not of this version's format; or another process has just removed it.
+        store.warn(f"{folder}: a cache entry cannot be read and was ignored ({error!r:.100})")
+        store.discard(key)
+        return None
+
+
+def other_winner(store: Store, prepared: Prepared) -> str:
+    """The difference of the newest cached search of the same case and device; empty if there is none."""
+    wanted = _description(prepared)
+    for entry in reversed(store.entries()):
+        known = about(entry.folder)
+        if all(known.get(name) == wanted[name] for name in ("case", "device", "target")):
+            if known.get(NODES) == wanted[NODES]:
+                return "the cache has one of other data, rules or options"
+            what = changes_text(known.get(NODES, ""), wanted[NODES])
+            return f"the cache has one of another model{what and f': {what}'}"
+    return ""
+
+
+def about(entry: Path) -> dict[str, str]:
+    """The description stored in an entry; empty for an entry of an earlier version or an unreadable one."""
+    try:
+        data = json.loads((entry / _CONCLUDED).read_text(encoding="utf-8")).get("about", {})
+        return {str(name): str(value) for name, value in data.items()}
+    except (OSError, ValueError, AttributeError):
+        return {}
+
+
+def _description(prepared: Prepared) -> dict[str, str]:
+    """The description of a cache entry."""
+    return {
+        "case": prepared.case.name,
+        "model": prepared.given.where,
+        "device": prepared.device.key,
+        "target": prepared.backend.target,
+        NODES: prepared.node_digests,
+    }

@@ -1,0 +1,410 @@
+"""Prepares a case for tuning: load the model, fold it, calibrate it, and derive the space of placements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from functools import cached_property, partial
+from pathlib import Path
+
+from qdqspec._core.arrays import Array, Feed
+from qdqspec._core.config import claim_folder, find_folder
+from qdqspec._core.units import count_text
+from qdqspec.accuracy.corrections.find import FoundCorrections
+from qdqspec.accuracy.data import shaped_by_data
+from qdqspec.accuracy.metrics import Scores
+from qdqspec.accuracy.shapes import shape_profiles
+from qdqspec.app.preparation.auxiliary_runs import runner
+from qdqspec.app.preparation.branching import scaled_branches
+from qdqspec.app.preparation.cached import REFERENCE
+from qdqspec.app.preparation.case_data import CaseData
+from qdqspec.app.preparation.correcting import Correcting, CorrectionSource
+from qdqspec.app.preparation.definition import (
+    Definition,
+    compared_with_definition,
+    definition_warning,
+    difference_text,
+)
+from qdqspec.app.preparation.float_form import float_form_of, with_float_form
+from qdqspec.app.preparation.fusions import Groups, fused_groups, groups_of_file
+from qdqspec.app.preparation.identity import header_of, search_key
+from qdqspec.app.preparation.kept_scales import KeptScales, kept_scales, without_overflows
+from qdqspec.app.preparation.observer import Observer, open_observer
+from qdqspec.app.preparation.patterns import require_patterns
+from qdqspec.app.preparation.resources import Resources
+from qdqspec.app.preparation.sum_limits import find_sum_limits, note_sum_limits
+from qdqspec.backends.base import Capabilities, Engine
+from qdqspec.errors import BackendError, QdqspecError
+from qdqspec.graph.cautions import cautions
+from qdqspec.graph.declared import unconfirmed_outputs, with_types
+from qdqspec.graph.definition import is_quantized
+from qdqspec.graph.digests import digests_of
+from qdqspec.graph.float32 import computes_in_float16, with_integer_kernels
+from qdqspec.graph.fold import fold_weights
+from qdqspec.graph.given import OwnCopy, fixed_in, given_model, with_true_outputs
+from qdqspec.graph.model import Model, require_path
+from qdqspec.graph.observe import observe
+from qdqspec.graph.regions.expressions import allowed_nodes, denied_nodes, require_matches, unmatched
+from qdqspec.graph.regions.search import find_regions
+from qdqspec.graph.wire import Parts
+from qdqspec.qdq.edit.equalize import Equalization, equalized, products_of, touched
+from qdqspec.qdq.quantize.calibrate import calibrate, given_ranges
+from qdqspec.qdq.quantize.corrections import Corrections
+from qdqspec.qdq.quantize.quantizer import Quantizer
+from qdqspec.qdq.quantize.ranges import TensorRange, tie_ranges
+from qdqspec.qdq.quantize.saturation import saturations
+from qdqspec.qdq.space.search_space import SchemeSpace
+from qdqspec.qdq.space.units import format_choices
+from qdqspec.types import Case, DefinitionEvidence, DeviceKey, PatternRules, Placement, Region
+
+_GIVE_DATA = "random inputs may not suit this model: give it real ones (inputs.calibration, or --calibration)"
+
+
+def prepare(case: Case, resources: Resources, *, as_given: bool = False) -> Prepared:
+    """Load the model of a case, with the shapes that are declared or follow from its data.
+
+    A quantized model is tuned from its float form, unless it is taken ``as_given``, and is a start of its search.
+    """
+    given = given_model(case.model, case.inputs.values)
+    given = _with_true_outputs(given if as_given else with_float_form(given), case, resources)
+    case = replace(case, inputs=shaped_by_data(given, case.inputs))
+    own = float_form_of(given)
+    if own is not None and not case.tune.start_from:
+        case = replace(case, tune=replace(case.tune, start_from=(own.file,)))
+    output = output_of(case, resources)
+    profiles = shape_profiles(given, case.inputs)
+    options = replace(resources.options, profiles=profiles, state=output / resources.backend.name)
+    return Prepared(case, given, replace(resources, options=options), output)
+
+
+def output_of(case: Case, resources: Resources) -> Path:
+    """The output folder of a case; it is only looked up in mode ``plan``, which writes nothing."""
+    settings = resources.settings
+    return (find_folder if settings.mode == "plan" else claim_folder)(settings, case)
+
+
+def _with_true_outputs(model: Model, case: Case, resources: Resources) -> Model:
+    """The model, with the shapes of a run where it declares others, if the backend refuses these."""
+    if resources.settings.mode == "plan" or not unconfirmed_outputs(model):
+        return model
+    if not resources.backend.capabilities(resources.options).enforces_output_shapes:
+        return model
+    try:
+        inputs = shaped_by_data(model, case.inputs)
+        options = replace(resources.options, profiles=shape_profiles(model, inputs))
+        data = CaseData(replace(case, inputs=inputs), model, resources.settings.seed)
+        with closing(resources.backend.build(require_path(model), options)) as engine:
+            return with_true_outputs(model, engine.run(data.sample))
+    except QdqspecError:  # raised again when the model is run for its results
+        return model
+
+
+class Prepared(CaseData):
+    """A case with its model on a backend: the problem that a search solves. Attributes are computed on first access.
+
+    ``given`` is the user's model, ``base`` the same in float32 if it computes in float16 and the backend has no integer
+    kernels for pairs of float16 tensors, ``folded`` that with BatchNormalization folded, and with branches that have
+    factors; ``model`` is the one that pairs are inserted into, with scaled constants if equalization helps.
+    ``quantized`` is the form of ``given`` whose model as given is a candidate, if the user's model has pairs.
+    Results are written to ``output``.
+    """
+
+    def __init__(self, case: Case, given: Model, resources: Resources, output: Path = Path()) -> None:
+        super().__init__(case, given, resources.settings.seed)
+        self.resources, self.output = resources, output
+        self.backend, self.options, self.settings = resources.backend, resources.options, resources.settings
+        self.quantized = float_form_of(given)
+        self.base = given
+        self.warnings += [*cautions(given), *given.notes]
+        if computes_in_float16(given):  # else the backend is not asked before its capabilities are needed
+            self.base, note = with_integer_kernels(given, quantizes_half=self.capabilities.quantizes_half)
+            self.warnings += [note] if note else []
+        self._source = CorrectionSource()
+        for name, value in case.inputs.values.items():
+            self.note_once(
+                f"input '{name}' is fixed to {value}: the tuned model has no such input; it is timed against the model "
+                "specialized to that value, and its outputs are compared with those of the file given"
+            )
+        self._plain = fold_weights(self.base).model
+        if case.quantize.dq_dtype is not None:
+            self._plain = with_types(self._plain, case.quantize.dq_dtype)
+
+    # ---- identity ---------------------------------------------------------------------------------------
+
+    @cached_property
+    def device(self) -> DeviceKey:
+        """The device that the backend runs on."""
+        return self.backend.device(self.options)
+
+    @cached_property
+    def node_digests(self) -> str:
+        """The digests of the nodes of the model as given: with its pairs, if it is tuned from its float form."""
+        return digests_of(self.given if self.quantized is None else self.quantized.quantized)
+
+    @property
+    def fixed(self) -> Mapping[str, Array]:
+        """Inputs with a fixed value, which the user's own model is fed in addition to the data if it is compared."""
+        return {} if self.quantized else fixed_in(self.given)
+
+    @property
+    def reference(self) -> Path:
+        """A file of the reference that outlives the session: the user's, or the copy among the results."""
+        return self.output / REFERENCE if isinstance(self.given, OwnCopy) else require_path(self.given)
+
+    @cached_property
+    def key(self) -> str:
+        """The cache key of a finished search of this case."""
+        return search_key(self)
+
+    @cached_property
+    def journal_header(self) -> dict[str, object]:
+        """The header of the search's journal; a journal with another header is not resumed."""
+        return header_of(self)
+
+    # ---- model ------------------------------------------------------------------------------------------
+
+    @cached_property
+    def folded(self) -> Model:
+        """The model without BatchNormalization, with products where factors of channels reduce the error."""
+        changes = scaled_branches(self, self._plain)
+        if changes:
+            self.note_once(
+                f"equalization inserts {count_text(len(changes), 'product')} with factors of channels between a "
+                "normalization and the linear operators that read it"
+            )
+        return equalized(self._plain, changes)
+
+    @property
+    def is_converted(self) -> bool:
+        """Whether candidates are in float32, and the user's model in float16."""
+        return self.base is not self.given
+
+    @cached_property
+    def capabilities(self) -> Capabilities:
+        """The integer capabilities of the backend on this device."""
+        return self.backend.capabilities(self.options)
+
+    @cached_property
+    def regions(self) -> tuple[Region, ...]:
+        """The regions of the model, by the rules of the case."""
+        return find_regions(self.folded, self.case.regions, groups=self.fused)
+
+    @cached_property
+    def fused(self) -> Groups:
+        """Nodes of each kernel of the float model, if regions follow fusions: from a file or the backend."""
+        rules = self.case.regions
+        if rules.by != "fusion":
+            return ()
+        if rules.graph is not None:
+            return groups_of_file(rules.graph, self.given)
+        groups = fused_groups(self.given, self.backend, self.options, self.sample, self.warnings.append)
+        if not groups:
+            self.warnings.append(f"{self.backend.name} reports no kernels: regions follow structure instead")
+        return groups
+
+    @cached_property
+    def candidates(self) -> SchemeSpace:
+        """All placements that the backend supports and the spec allows, before calibration."""
+        require_patterns(self.case)
+        require_matches(self.folded, self.case.patterns)
+        for pattern in unmatched(self.folded, self.case.patterns):
+            self.warnings.append(f"pattern '{pattern}' matches nothing in {self.given.where}")
+        self._warn_formats()
+        products = products_of(self.folded)
+        return SchemeSpace(
+            self.folded,
+            self.capabilities,
+            allowed=allowed_nodes(self.folded, self.case.patterns) - products,
+            denied=denied_nodes(self.folded, self.case.patterns) | products,
+            rules=self.case.quantize,
+            regions=self.regions,
+        )
+
+    @cached_property
+    def scores(self) -> Scores:
+        """Task metrics on the evaluation data."""
+        return Scores(
+            self.case, self.build_expected, lambda: self.evaluation, self._runner, note=self.note_once
+        )
+
+    @cached_property
+    def definition(self) -> DefinitionEvidence | None:
+        """The difference of the given model's run from its definition in ONNX; ``None`` if they cannot be compared."""
+        feeds, data = self.comparison_data()
+        name = self.backend.name
+        found = compared_with_definition(self.given, feeds, self.backend, self.options)
+        if found is not None and not found.holds:
+            self.note_once(definition_warning(found, name, data, is_quantized=is_quantized(self.given)))
+        if self.quantized is not None:
+            own = compared_with_definition(self.quantized.quantized, feeds, self.backend, self.options)
+            if own is not None and not own.holds:
+                self.note_once(difference_text(own, name, "the quantized model as given", data))
+        return found
+
+    @cached_property
+    def expected(self) -> Callable[[], Engine] | None:
+        """Builds the model that computes the expected outputs, if the backend's run of the given model does not."""
+        if self.definition is None or self.definition.holds:
+            return None
+        return Definition(self.given, self.backend, self.options).build
+
+    def build_expected(self) -> Engine:
+        """An engine of the expected outputs: the given model on the backend, or its definition where that differs."""
+        return self.expected() if self.expected else self._runner(require_path(self.given))
+
+    @cached_property
+    def _runner(self) -> Callable[[Path], Engine]:
+        """Builds the engines of comparisons. Kept, because those of another runtime live as long as this function."""
+        return runner(self.backend, replace(self.options, hashed=False))
+
+    def observed(self, tensors: Collection[str], feed: Feed) -> dict[str, Array]:
+        """The values of these tensors in a run on ``feed``. Raises `BackendError` if they cannot be observed."""
+        (found,) = self.values_of(self.model, list(tensors), [feed])
+        if missing := [tensor for tensor in tensors if tensor not in found]:
+            raise BackendError(f"no run of the model returns '{missing[0]}'")
+        return dict(found)
+
+    def values_of(
+        self, model: Model, tensors: Sequence[str], feeds: Iterable[Feed]
+    ) -> Iterator[Mapping[str, Array]]:
+        """The values of these tensors of a model for each input."""
+        inputs = set(model.inputs)
+        observer = observe(model, [tensor for tensor in tensors if tensor not in inputs])
+        with ExitStack() as observers:
+            execute = self.runner(observers, observer.parts) if observer.names else None
+            for feed in feeds:
+                found = {} if execute is None else observer.seen(execute(feed))
+                yield {**{name: feed[name] for name in tensors if name in feed}, **found}
+
+    @cached_property
+    def calibrated(self) -> tuple[SchemeSpace, Quantizer]:
+        """The candidates whose activations were all observed during calibration, and their numbers, not corrected."""
+        space, given = self.candidates, self.case.inputs.scales
+        if given is not None:
+            ranges = given_ranges(given, space.tensors, self.given.where, self.warnings.append)
+        else:
+            ranges = self.tensor_ranges(self.folded, space.tensors, note=self.note_once)
+        ranges |= {tensor: kept for tensor, kept in self.start_scales.ranges.items() if tensor in ranges}
+        numbers = self._quantizer(self.folded, ranges)
+        note_sum_limits(numbers, space, self.note_once)
+        return space.known(ranges.keys()), numbers
+
+    def _quantizer(self, model: Model, ranges: Mapping[str, TensorRange]) -> Quantizer:
+        """The numbers of the folded model, or of an equalized one, by rules and capabilities, not corrected."""
+        tied, capabilities = tie_ranges(model, ranges), self.capabilities
+        # those of the user, or of a quantized model that the search starts from
+        given = tied if self.case.inputs.scales is not None else self.start_scales.tensors
+        numbers = Quantizer(
+            model,
+            tied,
+            reduce_range=capabilities.reduce_range,
+            symmetric_activations=capabilities.symmetric_activations,
+            biases=self.candidates.bias_sources,
+            saturations=saturations(model, tied, given),
+            sum_limits=find_sum_limits(self, model),
+        )
+        kept = self.start_scales.weights
+        if capabilities.reduce_range:
+            kept = without_overflows(kept, numbers, self.note_once)
+        return numbers.corrected(Corrections(weights=kept)) if kept else numbers
+
+    def recalibrated(self, model: Model, tensors: Collection[str]) -> Quantizer:
+        """The numbers of an equalized model, whose ranges differ at these tensors."""
+        known = self.calibrated[1].ranges
+        wanted = [tensor for tensor in tensors if tensor in known]
+        ranges = {**known, **self.tensor_ranges(model, wanted)}
+        return self._quantizer(model, ranges)
+
+    def tensor_ranges(
+        self,
+        model: Model,
+        tensors: Collection[str],
+        note: Callable[[str], None] = lambda _: None,
+    ) -> dict[str, TensorRange]:
+        """The ranges of these tensors by the case's method, on all calibration inputs."""
+        method = self.case.quantize.calibration
+        with ExitStack() as observers:
+            run = partial(self.runner, observers)
+            return calibrate(model, tensors, self.feeds, method, run, note=note)
+
+    @property
+    def fixed_tensors(self) -> frozenset[str]:
+        """The tensors whose numbers are those of a quantized model that the search starts from."""
+        weights = self.calibrated[1].corrections.weights
+        return frozenset((*self.start_scales.ranges, *(tensor for tensor, _, _ in weights)))
+
+    @cached_property
+    def start_scales(self) -> KeptScales:
+        """The scales of the quantized models that the search starts from, if the case keeps them."""
+        if self.case.quantize.scales != "keep":
+            return KeptScales()
+        return kept_scales(self._plain, self.case.tune.start_from, self.note_once)
+
+    def keep_corrections(
+        self, path: Path | None, run: Mapping[str, object], *, read_only: bool = False
+    ) -> None:
+        """Take the corrections from a file of the same ``run``; else find them, and write them to it.
+
+        ``run`` describes model, data and rules. A file that is ``read_only`` is not written.
+        """
+        self._source = replace(self._source, file=path, run=run, writes=not read_only)
+
+    @cached_property
+    def corrections(self) -> FoundCorrections:
+        """The corrections that help on held-out calibration data, and the gain of each."""
+        return Correcting(self, self._source).corrections()
+
+    @property
+    def model(self) -> Model:
+        """The folded model, equalized if that is an accepted correction."""
+        return self.corrections.model or self.folded
+
+    def equalized_for(self, placement: Placement) -> tuple[Equalization, ...]:
+        """The factors of the channels that a placement quantizes; its model has no others."""
+        return touched(self.folded, self.corrections.equalized, placement)
+
+    @property
+    def space(self) -> SchemeSpace:
+        """The candidates whose activations were all observed during calibration."""
+        return self.calibrated[0]
+
+    @cached_property
+    def numbers(self) -> Quantizer:
+        """Scales, zero points and integer weights, with the accepted corrections applied."""
+        found = self.corrections
+        numbers = found.numbers or self.calibrated[1]
+        return found.applied(numbers) if any(gain.taken for gain in found.gains) else numbers
+
+    def runner(self, observers: ExitStack, observer: Parts) -> Observer:
+        """A function that runs the observer, until ``observers`` are closed."""
+        cure = _GIVE_DATA if self.calibration is None else None
+        note = self.note_once
+        return open_observer(
+            observers, observer, self.given, self.backend, self.options, note=note, cure=cure
+        )
+
+    @property
+    def nothing(self) -> str:
+        """The reason why nothing can be searched; empty if something can."""
+        if self.space.units:
+            return ""
+        if self.candidates.units:
+            return "nothing in it can be quantized: no range was found for the activations that could be"
+        by = "the spec's patterns exclude all of it"
+        if self.case.patterns == PatternRules():
+            by = "the backend runs none of its operators in integers"
+        return f"nothing in it can be quantized: {by} (qdqspec inspect shows why, operator by operator)"
+
+    def _warn_formats(self) -> None:
+        """Warn of formats of the case that the search cannot use, with the reason."""
+        rules, capabilities = self.case.quantize, self.capabilities
+        chosen = [choice.format for choice in format_choices(rules, capabilities)]
+        for name in rules.formats if len(rules.formats) > 1 else ():
+            if name not in chosen:
+                missing = capabilities.lacking.get(name)
+                why = f"does not have it on this device{f' ({missing})' if missing else ''}"
+                if name in capabilities.formats:
+                    why = "stores it like another format of the case"
+                rest = f"the search chooses among {', '.join(chosen)}"
+                self.warnings.append(f"format {name} is left out: {self.backend.name} {why}; {rest}")

@@ -1,0 +1,353 @@
+"""Reduces a model that a backend refuses, or that crashes it, to a few nodes with random weights.
+
+The algorithm is delta debugging (ddmin of Zeller and Hildebrandt, 2002, with complements only): chunks of nodes are
+removed while the rest still fails in the same way; tensors that no remaining node makes become inputs. The nodes of
+bodies of If, Loop and Scan are among them: a body without its node is part of the graph around it. Each attempt is
+built in a process of its own. Polygraphy's ``debug reduce`` is not used: see docs/decisions/0011.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias, TypeVar
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from qdqspec._core.arrays import Array
+from qdqspec._core.config import hooks
+from qdqspec._core.temporary import TemporaryFolder
+from qdqspec.accuracy.shapes import resolve_shapes
+from qdqspec.backends.base import Backend, BuildOptions
+from qdqspec.errors import BackendError, ModelError, StateError
+from qdqspec.graph.flat import ENTER, LEAVE, MARKERS, closed
+from qdqspec.graph.model import QDQ_OPS, Model
+from qdqspec.graph.protos import all_graphs, copied, copy_model, names_read_inside
+from qdqspec.graph.save import save_model, write_text
+from qdqspec.graph.weights import with_own_bytes
+from qdqspec.types import Inputs, InputShape, ShapeProfile
+
+MODEL, PROGRAM = "reduced.onnx", "reproduce.py"
+_FEW = 1  # elements up to which a constant stays as it is: scales and zero points of tensors
+_STORED = ("int8", "uint8", "int4", "uint4")
+_LARGEST_STORED = 8  # random integers of weights lie below, in each of these types
+
+T = TypeVar("T")
+Signature: TypeAlias = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reduced:
+    """A reduced model: its file, a program that shows the fault, and how it was found. Nodes of bodies are counted.
+
+    ``failure`` is the message of the reduced model. ``kept`` are constants whose values the fault needs; all others are
+    random. ``complete`` is false if the time ended before nothing more could be removed.
+    """
+
+    model: Path
+    program: Path
+    failure: str
+    nodes_before: int
+    nodes: int
+    kept: tuple[str, ...]
+    attempts: int
+    seconds: float
+    complete: bool
+
+
+def reduce_model(
+    model: Model, backend: Backend, options: BuildOptions, folder: Path, *, seconds: float, seed: int = 0
+) -> Reduced:
+    """Reduce a failing model for at most ``seconds``, and write it to ``folder`` with a program that shows the fault.
+
+    Raises `StateError` if the model does not fail.
+    """
+    with TemporaryFolder() as scratch:
+        attempts = _Attempts(backend, options, scratch / MODEL, names=_names(model), seconds=seconds)
+        parts = _Parts(model)
+        everything = list(range(len(parts.nodes)))
+        whole = parts.cut(everything)
+        first = None if whole is None else attempts.failure(whole)
+        if first is None:
+            raise StateError(
+                f"the model builds and runs on {backend.name}: there is nothing to reduce", where=model.where
+            )
+        attempts.wanted = attempts.signature(first)
+        nodes = smallest(everything, lambda kept: attempts.fails(parts.cut(kept)))
+        cut = parts.cut(nodes)
+        assert cut is not None  # it was built
+        names = [tensor.name for tensor in cut.graph.initializer if _may_vary(tensor)]
+        kept = smallest(names, lambda some: attempts.fails(randomized(cut, some, seed)))
+        flat = randomized(cut, kept, seed)
+        failure = attempts.failure(flat)
+    if failure is None or attempts.signature(failure) != attempts.wanted:
+        raise StateError(f"the failure is not reproducible: {first}", where=model.where)
+    reduced = closed(flat)
+    save_model(reduced, folder / MODEL, inputs=model.user_files)
+    write_text(folder / PROGRAM, program(reduced, backend.name, options, failure))
+    return Reduced(
+        model=folder / MODEL,
+        program=folder / PROGRAM,
+        failure=failure,
+        nodes_before=len(everything),
+        nodes=sum(len(graph.node) for graph in all_graphs(reduced.graph)),
+        kept=tuple(kept),
+        attempts=attempts.count,
+        seconds=attempts.elapsed,
+        complete=not attempts.over,
+    )
+
+
+def smallest(items: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> list[T]:
+    """A part of the items that still fails, and no longer does without any single one of them.
+
+    All items together are taken to fail.
+    """
+    kept, size = list(items), len(items)
+    while size:
+        start, shrunk = 0, False
+        while start < len(kept):
+            rest = kept[:start] + kept[start + size :]
+            if fails(rest):
+                kept, shrunk = rest, True
+            else:
+                start += size
+        if not (shrunk and size == 1):  # single items are tried again until nothing changes
+            size //= 2
+    return kept
+
+
+def with_shapes(model: Model, shapes: Mapping[str, Sequence[int]]) -> Model:
+    """The model with these shapes of inputs. Raises `SpecError` for other names and ranks."""
+    known = {name: InputShape.of(tuple(shape)) for name, shape in shapes.items()}
+    found = resolve_shapes(model, Inputs(profiles=(ShapeProfile(shapes=known),)))
+    proto = copy_model(model.proto)
+    for given in proto.graph.input:
+        if given.name in found:
+            elem_type = given.type.tensor_type.elem_type
+            given.CopyFrom(helper.make_tensor_value_info(given.name, elem_type, found[given.name]))
+    return Model(proto, path=model.path)
+
+
+class _Attempts:
+    """Builds and runs models, until the time is over."""
+
+    def __init__(
+        self, backend: Backend, options: BuildOptions, path: Path, *, names: frozenset[str], seconds: float
+    ) -> None:
+        self._backend = backend
+        self._options = options
+        self._path = path
+        self._names = names
+        self._started = time.monotonic()
+        self._seconds = seconds
+        self.wanted: Signature = ()
+        self.count = 0
+        self.over = False
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the beginning."""
+        return time.monotonic() - self._started
+
+    def fails(self, proto: onnx.ModelProto | None) -> bool:
+        """Whether a model in flat form fails in the wanted way; false once the time is over."""
+        self.over = self.over or self.elapsed > self._seconds
+        if proto is None or self.over:
+            return False
+        try:
+            found = self.failure(proto)
+        except ModelError:
+            return False  # a body without the node that names its inputs is no model
+        return found is not None and self.signature(found) == self.wanted
+
+    def failure(self, proto: onnx.ModelProto) -> str | None:
+        """The message if the model of a flat form cannot be built or run once, else ``None``."""
+        self.count += 1
+        save_model(closed(proto), self._path)
+        try:
+            with closing(self._backend.build(self._path, self._options)) as engine:
+                engine.run(feeds_of(proto))
+        except BackendError as error:
+            return error.what
+        return None
+
+    def signature(self, text: str) -> Signature:
+        """The words of a message without names, numbers and paths; of a crash without the last output."""
+        words = re.split(r"[^\w./:-]+", text.partition("; the end of its log:")[0])
+        return tuple(word for word in words if word not in self._names and not re.search(r"[\d/]", word))
+
+
+def _names(model: Model) -> frozenset[str]:
+    """The names of nodes and tensors."""
+    nodes = {word for node in model.nodes for word in (node.name, *node.inputs, *node.outputs)}
+    inner = (node for graph in all_graphs(model.proto.graph) for node in graph.node)
+    local = {word for node in inner for word in (node.name, *node.input, *node.output)}
+    return frozenset({*nodes, *local, *model.inputs, *model.outputs})
+
+
+class _Parts:
+    """Cuts nodes out of the flat form of a model (`qdqspec.graph.flat`); a body stays one while its node is kept."""
+
+    def __init__(self, model: Model) -> None:
+        self._types = model.types
+        self._proto = model.flat
+        self._base = model.path.parent if model.path else None
+        graph = self._proto.graph
+        self._constants = {tensor.name: tensor for tensor in graph.initializer}
+        self._constants |= {
+            name: tensor for name, tensor in model.constants.items() if name not in self._constants
+        }
+        markers = [index for index, node in enumerate(graph.node) if node.domain == MARKERS]
+        ends = [index for index in markers if graph.node[index].op_type == LEAVE]
+        self._returned = {name for index in ends for name in graph.node[index].input}
+        for name in self._returned & {out for node in graph.node for out in node.output}:
+            self._constants.pop(name, None)  # a body returns what its nodes make
+        self._all = list(graph.node)
+        self.nodes = [
+            index
+            for index, node in enumerate(graph.node)
+            if index not in set(markers)
+            and not (node.op_type == "Constant" and node.output[0] in self._constants)
+        ]
+        readers = {name: index for index, node in enumerate(graph.node) for name in node.input}
+        begins = {graph.node[i].output[-1]: i for i in markers if graph.node[i].op_type == ENTER}
+        self._bodies = [  # node, first marker, last marker
+            (readers[graph.node[end].output[0]], begins[graph.node[end].input[-1]], end) for end in ends
+        ]
+        ends_of_graph = (*graph.input, *graph.initializer)
+        self._outer = {
+            *(end.name for end in ends_of_graph),
+            *(name for node in graph.node for name in node.output),
+        }
+        self._outputs = {output.name for output in graph.output}
+
+    def cut(self, kept: Sequence[int]) -> onnx.ModelProto | None:
+        """The model of some nodes, in flat form; ``None`` without nodes, or if the type of an input is unknown."""
+        owners = {self.nodes[index] for index in kept}
+        bodies = [(begin, end) for owner, begin, end in self._bodies if owner in owners]
+        chosen = sorted({*owners, *(marker for body in bodies for marker in body)})
+        within = {index for begin, end in bodies for index in range(begin, end + 1)}
+        made = {name for index in chosen for name in self._all[index].output if name}
+        nodes: list[onnx.NodeProto] = []
+        outside: dict[str, str] = {}  # inputs that replace what a body returns, and their tensors
+        for index in chosen:
+            node = self._all[index]
+            if node.domain == MARKERS and node.op_type == LEAVE:
+                for name in dict.fromkeys(node.input):
+                    if name and name not in made and name not in self._constants:
+                        outside[f"{name}~"] = name
+                        nodes.append(helper.make_node("Identity", [f"{name}~"], [name], f"{name}~"))
+            nodes.append(node)
+        made |= set(outside.values())
+        inside = {name for node in nodes for name in names_read_inside(node)} & self._outer
+        read = dict.fromkeys(
+            name for name in (*(n for node in nodes for n in node.input), *sorted(inside)) if name
+        )
+        inputs = [name for name in read if name not in made and name not in self._constants]
+        unread = [
+            name
+            for index in chosen
+            for name in self._all[index].output
+            if name and index not in within and (name not in read or name in self._outputs)
+        ]
+        if not kept or any(outside.get(name, name) not in self._types for name in inputs):
+            return None
+        proto = copy_model(self._proto, but={"node", "initializer", "input", "output", "value_info"})
+        del proto.metadata_props[:], proto.graph.quantization_annotation[:]
+        proto.graph.node.extend(nodes)
+        proto.graph.input.extend(self._info(name, outside.get(name, name)) for name in inputs)
+        proto.graph.output.extend(self._info(name, name) for name in unread)
+        for name in read:
+            if name in self._constants and name not in made:
+                tensor = copied(with_own_bytes(self._constants[name], self._base))
+                tensor.name = name
+                proto.graph.initializer.append(tensor)
+        return proto
+
+    def _info(self, name: str, tensor: str) -> onnx.ValueInfoProto:
+        known = self._types.get(tensor)
+        if known is None:
+            return onnx.ValueInfoProto(name=name)
+        return helper.make_tensor_value_info(name, known.elem_type, known.shape)
+
+
+def feeds_of(proto: onnx.ModelProto) -> dict[str, Array]:
+    """Random inputs. Dimensions that are not known are 1; integers are 0, a valid index."""
+    random = np.random.default_rng(0)
+    feeds: dict[str, Array] = {}
+    for given in proto.graph.input:
+        kind = given.type.tensor_type
+        dtype = helper.tensor_dtype_to_np_dtype(kind.elem_type)
+        shape = [max(dim.dim_value, 1) for dim in kind.shape.dim]
+        floating = np.issubdtype(dtype, np.floating)
+        feeds[given.name] = (random.standard_normal(shape) if floating else np.zeros(shape)).astype(dtype)
+    return feeds
+
+
+def _may_vary(tensor: TensorProto) -> bool:
+    """Whether the values of a constant are weights, and not shapes, axes or the numbers of a pair."""
+    dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    return int(np.prod(tensor.dims)) > _FEW and (np.issubdtype(dtype, np.floating) or dtype.name in _STORED)
+
+
+def randomized(proto: onnx.ModelProto, kept: Iterable[str], seed: int) -> onnx.ModelProto:
+    """A copy with random values in place of all weights, except the constants ``kept``."""
+    random, same = np.random.default_rng(seed), frozenset(kept)
+    positive = {name for node in proto.graph.node if node.op_type in QDQ_OPS for name in node.input[1:2]}
+    copied = copy_model(proto, but={"initializer"})
+    for tensor in proto.graph.initializer:
+        if tensor.name in same or not _may_vary(tensor):
+            copied.graph.initializer.append(tensor)
+            continue
+        dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+        shape = tuple(tensor.dims)
+        if tensor.name in positive:
+            values: Array = random.uniform(0.01, 0.02, shape)
+        elif np.issubdtype(dtype, np.floating):
+            values = random.standard_normal(shape) * 0.1
+        else:
+            values = random.integers(0, _LARGEST_STORED, shape)
+        copied.graph.initializer.append(numpy_helper.from_array(values.astype(dtype), tensor.name))
+    return copied
+
+
+_PROGRAM = '''"""Shows a fault on backend {backend}: {failure}"""
+
+from pathlib import Path
+
+import numpy as np
+
+MODEL = str(Path(__file__).with_name("{model}"))
+RANDOM = np.random.default_rng(0)
+FEEDS = {{
+{feeds}}}
+
+'''
+_ANY = """from pathlib import Path
+
+from qdqspec.backends.base import BuildOptions, backend_named
+
+backend_named("{backend}").build(Path(MODEL), BuildOptions(extra={extra!r})).run(FEEDS)
+"""
+
+
+def program(proto: onnx.ModelProto, backend: str, options: BuildOptions, failure: str) -> str:
+    """A program that builds and runs the model beside it, with the runtime alone where the backend declares how."""
+    lines = []
+    for name, value in feeds_of(proto).items():
+        shape, dtype = tuple(value.shape), value.dtype.name
+        floating = np.issubdtype(value.dtype, np.floating)
+        made = f"RANDOM.standard_normal({shape})" if floating else f"np.zeros({shape})"
+        lines.append(f"    {name!r}: {made}.astype({dtype!r}),\n")
+    headline = " ".join(failure.split()).replace("\\", "/").replace('"', "'")
+    head = _PROGRAM.format(backend=backend, failure=headline, model=MODEL, feeds="".join(lines))
+    hook = hooks.declaration_of(backend).program
+    rest = hooks.load(hook)(options) if hook else _ANY.format(backend=backend, extra=dict(options.extra))
+    return head + str(rest)

@@ -1,0 +1,394 @@
+"""Renders the explanation as text and as JSON."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any, TypeAlias
+
+from qdqspec._core.units import ms_text, percent_text, plain, share_text
+from qdqspec.app.report.explain_words import advice, paragraph, ranking, sentences, short_reason
+from qdqspec.app.report.facts import gains_table
+from qdqspec.app.report.tables import RIGHT, Column, Table, known, section_text
+from qdqspec.checks.rejected import candidates_section, kernel_lines
+from qdqspec.timing.explained import (
+    EngineComparison,
+    ExplainedEngine,
+    Row,
+    compare,
+    find_reference,
+    is_pair,
+    nodes_text,
+    short_place,
+)
+from qdqspec.types import LayerTime, SearchResult
+
+SCHEMA_VERSION = 1
+_NAME_WIDTH = 60
+_LISTED = 12  # most unfused Q and DQ that are listed
+
+
+def explain_text(
+    engines: Sequence[ExplainedEngine], *, most: int = 12, search: SearchResult | None = None
+) -> str:
+    """Explanation of one, two or several engines; tables are cut after ``most`` rows.
+
+    If one of them has no times, the kernels of all are described without times. Engines of a ``search`` are its
+    reference and its selected model, or the candidates that were not selected, each of which is compared with it.
+    """
+    reference = find_reference(engines)
+    if not all(engine.timed for engine in engines):
+        parts = [
+            _kernel_counts(engines),
+            _kinds(engines),
+            *(part for engine in engines for part in _found_in_list(engine, most)),
+            *_remarks(engines),
+            "No times: these counts do not show which engine is faster." if len(engines) > 1 else "",
+        ]
+    elif len(engines) == 1:
+        parts = [_summary(engines), _slowest(reference, most), *_remarks(engines)]
+    elif len(engines) == 2 or search is not None:
+        engines = sorted(engines, key=lambda engine: engine is not reference)
+        compared = [compare(reference, engine) for engine in engines[1:]]
+        parts = [
+            _summary(engines),
+            *(part for between in compared for part in _difference(between, most)),
+            *_remarks(engines),
+            *("\n".join(sentences(between)) for between in compared),
+        ]
+    else:
+        ordered = sorted(engines, key=lambda engine: engine.milliseconds)
+        slowest = ordered[-1]
+        between = compare(slowest, ordered[0])
+        failings = advice(slowest)
+        parts = [
+            _ranking_table(ordered, reference),
+            _steps(ordered),
+            *_difference(between, most),
+            *_remarks(engines),
+            ranking(ordered, reference),
+            "\n".join(sentences(between)),
+            "\n".join([f"Reasons why {plain(slowest.name)} is slower:", *failings]) if failings else "",
+        ]
+    parts = [*_of_search(search), *parts]
+    return "\n".join(plain(line) for line in "\n\n".join(filter(None, parts)).split("\n"))
+
+
+def _of_search(search: SearchResult | None) -> list[str]:
+    """The reason of an unchanged model with its candidates; else the steps that a search did not reach."""
+    if search is None:
+        return []
+    if not search.unchanged:
+        return [f"{search.cut_short[:1].upper()}{search.cut_short[1:]}." if search.cut_short else ""]
+    return [f"Unchanged:\n{search.reason}", *map(section_text, candidates_section(search))]
+
+
+def _difference(between: EngineComparison, most: int) -> list[str]:
+    return [_differences(between, most), _unfused(between.tuned), _matching(between)]
+
+
+def _remarks(engines: Sequence[ExplainedEngine]) -> list[str]:
+    """The gain of each correction in the searches that made these engines, and their notes."""
+    tables = [gains_table(engine.corrections) for engine in engines]
+    notes = dict.fromkeys(f"note: {note}" for engine in engines for note in engine.notes)
+    return [*(f"{table.title}\n{table.text}" for table in tables if table.rows), "\n".join(notes)]
+
+
+# ---- tables -------------------------------------------------------------------------------------
+
+
+def _counted(count: Callable[[ExplainedEngine], Sequence[LayerTime]]) -> Callable[[ExplainedEngine], str]:
+    """The number of layers, with their share of the time."""
+
+    def cell(engine: ExplainedEngine) -> str:
+        layers = count(engine)
+        spent = sum(layer.milliseconds for layer in layers)
+        share = f" ({share_text(spent / engine.sum_ms)})" if layers and engine.sum_ms else ""
+        return f"{len(layers)}{share}"
+
+    return cell
+
+
+# title in the summary of one or two engines, and in the ranking of several
+_Fact: TypeAlias = tuple[str, str, Callable[[ExplainedEngine], str]]
+_COUNTS: tuple[_Fact, ...] = (
+    ("kernels", "kernels", _counted(lambda engine: engine.kernels)),
+    ("integer kernels", "integer", _counted(lambda engine: engine.integer)),
+    ("integer kernels that write floats", "> float", _counted(lambda engine: engine.float_writers)),
+    ("Q/DQ not fused", "Q/DQ alone", _counted(lambda engine: engine.unfused_pairs)),
+    ("changes of type or layout", "conversions", _counted(lambda engine: engine.conversions)),
+)
+_FACTS: tuple[_Fact, ...] = (
+    ("end to end, median ms", "median ms", lambda engine: known(ms_text, engine.end_to_end_ms) or "-"),
+    ("sum of layers, ms", "sum ms", lambda engine: ms_text(engine.sum_ms)),
+    *_COUNTS,
+)
+
+
+def _kernel_counts(engines: Sequence[ExplainedEngine]) -> str:
+    """The counts of `_summary` without times, and the heavy operators in float."""
+    heavy = [engine.heavy.values() for engine in engines]
+    floats = ("heavy operators in float", *(f"{len(each) - sum(each)} of {len(each)}" for each in heavy))
+    return _beside("", [*_fact_rows(_COUNTS, engines), floats], engines)
+
+
+def _kinds(engines: Sequence[ExplainedEngine]) -> str:
+    """The number of kernels of each kind, the most frequent first, and how many of them compute in integers."""
+    every = [Counter(layer.op_type for layer in engine.kernels) for engine in engines]
+    integer = [Counter(layer.op_type for layer in engine.integer) for engine in engines]
+    rows = []
+    for kind, _ in sum(every, Counter[str]()).most_common():
+        counts = [(one[kind], narrow[kind]) for one, narrow in zip(every, integer, strict=True)]
+        rows.append((plain(kind), *(f"{n} ({narrow} integer)" if narrow else str(n) for n, narrow in counts)))
+    return _beside("kernels of kind", rows, engines)
+
+
+def _found_in_list(engine: ExplainedEngine, most: int) -> list[str]:
+    """The pairs that are kernels of their own, the heavy operators in float if not all are, and advice."""
+    floats = [node for node, integer in engine.heavy.items() if not integer]
+    lines = [f"  {short_place(node, _NAME_WIDTH)}" for node in floats[:most]]
+    hidden = len(floats) - most
+    if not engine.integer:
+        lines = []
+    elif hidden > 0:
+        lines.append(f"  and {hidden} more")
+    title = f"Heavy operators that stayed in float in {engine.name}:"
+    return [_unfused(engine), "\n".join([title, *lines]) if lines else "", "\n".join(advice(engine))]
+
+
+def _summary(engines: Sequence[ExplainedEngine]) -> str:
+    """A row for each fact, a column for each engine."""
+    return _beside("", _fact_rows(_FACTS, engines), engines)
+
+
+def _fact_rows(facts: Sequence[_Fact], engines: Sequence[ExplainedEngine]) -> list[tuple[str, ...]]:
+    return [(title, *(cell(engine) for engine in engines)) for title, _, cell in facts]
+
+
+def _beside(heading: str, rows: Sequence[tuple[str, ...]], engines: Sequence[ExplainedEngine]) -> str:
+    """A table with a column for each engine."""
+    heads = (heading, *(plain(engine.name, 28) for engine in engines))
+    return Table("", heads, tuple(rows), ("left", *(RIGHT for _ in engines))).text
+
+
+def _ranking_table(engines: Sequence[ExplainedEngine], reference: ExplainedEngine) -> str:
+    def change(engine: ExplainedEngine) -> str:
+        if engine is reference:
+            return "reference"
+        return (
+            percent_text(engine.milliseconds / reference.milliseconds - 1) if reference.milliseconds else ""
+        )
+
+    def fact(heading: str, cell: Callable[[ExplainedEngine], str]) -> Column[ExplainedEngine]:
+        return Column(heading, lambda engine: cell(engine).partition(" ")[0], RIGHT)
+
+    name: Column[ExplainedEngine] = Column("", lambda engine: plain(engine.name, 28))
+    median, *facts = [fact(heading, cell) for _, heading, cell in _FACTS]
+    return Table.of("", engines, name, median, Column("change", change, RIGHT), *facts).text
+
+
+def _slowest(engine: ExplainedEngine, most: int) -> str:
+    return Table.of(
+        "",
+        sorted(engine.layers, key=lambda layer: -layer.milliseconds)[:most],
+        Column("layer", _layer_text),
+        Column("ms", lambda layer: ms_text(layer.milliseconds), RIGHT),
+        Column("precision", _precision_text),
+        Column("kernel", lambda layer: layer.op_type),
+    ).text
+
+
+def _differences(comparison: EngineComparison, most: int) -> str:
+    chosen = [row for row in comparison.rows if row.reference_ms != row.tuned_ms]
+    if not chosen[:most]:
+        return ""
+    ours, theirs = plain(comparison.reference.name, 20), plain(comparison.tuned.name, 20)
+    table = Table.of(
+        "",
+        chosen[:most],
+        Column("largest differences", lambda row: short_place(row.text, _NAME_WIDTH)),
+        Column(f"{ours} ms", lambda row: f"{row.reference_ms:.4f}" if row.reference else "-", RIGHT),
+        Column(f"{theirs} ms", lambda row: f"{row.tuned_ms:.4f}" if row.tuned else "-", RIGHT),
+        Column("ms", lambda row: f"{row.difference_ms:+.4f}", RIGHT),
+        Column(ours, lambda row: ", ".join(dict.fromkeys(map(_precision_text, row.reference)))),
+        Column(theirs, lambda row: ", ".join(dict.fromkeys(map(_precision_text, row.tuned)))),
+        Column("", _remark),
+    ).text
+    left = f"\n\n{len(chosen) - most} smaller differences are left out." if len(chosen) > most else ""
+    return table + left
+
+
+def _remark(row: Row) -> str:
+    kernels = f"{len(row.reference)} > {len(row.tuned)} kernels"
+    if row.lost_fusion:
+        return f"fusion lost: {kernels}"
+    if row.won_fusion:
+        return f"fused: {kernels}"
+    conversions = [layer for layer in row.tuned if layer.boundary]
+    return ", ".join(
+        dict.fromkeys(f"{each.op_type} alone" if is_pair(each) else each.op_type for each in conversions)
+    )
+
+
+def _steps(engines: Sequence[ExplainedEngine]) -> str:
+    """The main differences between each engine and the next slower one."""
+    return "\n".join(
+        f"{plain(faster.name)} beside {plain(slower.name)}: {short_reason(compare(slower, faster))}"
+        for faster, slower in itertools.pairwise(engines)
+    )
+
+
+def _unfused(engine: ExplainedEngine) -> str:
+    pairs = engine.unfused_pairs
+    if not pairs:
+        return ""
+    lines = [f"Q and DQ that were not fused in {engine.name}:"]
+    for layer in pairs[:_LISTED]:
+        # by the tensor if known: a runtime renames the copies of a Q or DQ that it makes
+        name = short_place(layer.tensors[0] if layer.tensors else layer.name, _NAME_WIDTH)
+        maker = engine.behind(layer)
+        where = f"behind {_layer_text(maker)}" if maker else "at the input"
+        facts = [f"{ms_text(layer.milliseconds)} ms" if engine.timed else "", layer.precision, where]
+        lines.append(
+            f"  {f'{layer.op_type} of ' if layer.tensors else ''}{name}: {', '.join(filter(None, facts))}"
+        )
+    hidden = len(pairs) - _LISTED
+    return "\n".join([*lines, *([f"  and {hidden} more"] if hidden > 0 else [])])
+
+
+def _matching(comparison: EngineComparison) -> str:
+    if not comparison.renamed:
+        return ""
+    ours, theirs = comparison.reference.name, comparison.tuned.name
+    return f"The table names nodes as {ours} does; those of {theirs} were matched by operator and order."
+
+
+def _layer_text(layer: LayerTime) -> str:
+    return short_place(nodes_text(layer.nodes) or layer.name, _NAME_WIDTH)
+
+
+def _precision_text(layer: LayerTime) -> str:
+    """A layer's precision as reported; else ``integer`` or ``float``."""
+    return layer.precision or ("integer" if layer.integer else "" if layer.boundary else "float")
+
+
+# ---- JSON ---------------------------------------------------------------------------------------
+
+
+def explain_json(engines: Sequence[ExplainedEngine], search: SearchResult | None = None) -> dict[str, Any]:
+    """The explanation as an object, never truncated."""
+    ordered = sorted(engines, key=lambda engine: engine.milliseconds)
+    reference = find_reference(engines)
+    timed = all(engine.timed for engine in engines)
+    compared = [compare(reference, engine) for engine in engines if engine is not reference and timed]
+    found = {
+        "schema_version": SCHEMA_VERSION,
+        "reference": reference.name,
+        "ranking": [engine.name for engine in ordered if timed],
+        "engines": [_engine_json(engine, reference) for engine in engines],
+        "comparisons": [_comparison_json(comparison) for comparison in compared],
+        "words": paragraph(compared[0]) if len(compared) == 1 else None,
+    }
+    if search is not None:
+        found["search"] = {
+            "unchanged": search.unchanged,
+            "reason": search.reason,
+            "cut_short": search.cut_short,
+            "rejected": [asdict(candidate) for candidate in search.rejected],
+            "kernels": kernel_lines(search),
+        }
+    if search is not None or len(compared) < 2:
+        return found
+    between = compare(ordered[-1], ordered[0])
+    steps = [
+        (fast.name, slow.name, short_reason(compare(slow, fast)))
+        for fast, slow in itertools.pairwise(ordered)
+    ]
+    return found | {
+        "words": " ".join([ranking(ordered, reference), *sentences(between), *advice(ordered[-1])]),
+        "steps": [dict(zip(("faster", "slower", "reason"), step, strict=True)) for step in steps],
+        "best_beside_worst": _comparison_json(between),
+    }
+
+
+def _engine_json(engine: ExplainedEngine, reference: ExplainedEngine) -> dict[str, Any]:
+    parts = {
+        "kernels": engine.kernels,
+        "integer_kernels": engine.integer,
+        "float_writers": engine.float_writers,
+        "left_in_float": engine.left_in_float,
+        "unfused_pairs": engine.unfused_pairs,
+        "conversions": engine.conversions,
+    }
+    timed = engine.timed
+    times = {name: _milliseconds(layers) if timed else None for name, layers in parts.items()}
+    return {
+        "name": engine.name,
+        "end_to_end_ms": engine.end_to_end_ms,
+        "sum_ms": engine.sum_ms if timed else None,
+        "change": engine.milliseconds / reference.milliseconds - 1 if reference.milliseconds else None,
+        "beyond_end_to_end": engine.sum_ms / engine.end_to_end_ms - 1 if engine.end_to_end_ms else None,
+        "milliseconds_of": times,
+        "share_of": {
+            name: _milliseconds(layers) / engine.sum_ms if engine.sum_ms else None
+            for name, layers in parts.items()
+        },
+        "advice": advice(engine),
+        "kernels": len(engine.kernels),
+        "integer_kernels": len(engine.integer),
+        "float_writers": len(engine.float_writers),
+        "heavy_in_float": [node for node, integer in engine.heavy.items() if not integer],
+        "left_in_float": [_layer_json(layer, timed) for layer in engine.left_in_float],
+        "unfused_pairs": [_layer_json(layer, timed) for layer in engine.unfused_pairs],
+        "conversions": [_layer_json(layer, timed) for layer in engine.conversions],
+        "layers": [
+            asdict(layer)
+            | {"precision": _precision_text(layer), "milliseconds": layer.milliseconds if timed else None}
+            for layer in engine.layers
+        ],
+        "corrections": [asdict(gain) for gain in engine.corrections],
+        "notes": list(engine.notes),
+    }
+
+
+def _milliseconds(layers: Sequence[LayerTime]) -> float:
+    return sum(layer.milliseconds for layer in layers)
+
+
+def _comparison_json(comparison: EngineComparison) -> dict[str, Any]:
+    return {
+        "reference": comparison.reference.name,
+        "tuned": comparison.tuned.name,
+        "ratio": comparison.ratio,
+        "speedup": 1 / comparison.ratio if comparison.ratio else None,
+        "decided_by": "sum of layers" if comparison.decided_by_sum else "end to end",
+        "renamed": dict(comparison.renamed),
+        "matching": _matching(comparison),
+        "rows": [
+            {
+                "place": list(row.place),
+                "kind": row.kind,
+                "reference_ms": row.reference_ms,
+                "tuned_ms": row.tuned_ms,
+                "difference_ms": row.difference_ms,
+                "lost_fusion": row.lost_fusion,
+                "remark": _remark(row),
+                "reference": [_layer_json(layer) for layer in row.reference],
+                "tuned": [_layer_json(layer) for layer in row.tuned],
+            }
+            for row in comparison.rows
+        ],
+        "words": paragraph(comparison),
+    }
+
+
+def _layer_json(layer: LayerTime, timed: bool = True) -> dict[str, Any]:
+    return {
+        "name": layer.name,
+        "kernel": layer.op_type,
+        "milliseconds": layer.milliseconds if timed else None,
+        "precision": _precision_text(layer),
+        "integer": layer.integer,
+    }

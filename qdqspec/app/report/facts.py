@@ -1,0 +1,497 @@
+"""Contents of the report of one case, as tables and texts that each format renders."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from qdqspec._core.units import (
+    count_text,
+    db_text,
+    interval_text,
+    list_text,
+    metric_text,
+    ms_text,
+    origin_text,
+    percent_text,
+    plain,
+    proved_text,
+    ratio_text,
+    seconds_text,
+    share_text,
+    size_text,
+)
+from qdqspec.accuracy.notes import slice_text
+from qdqspec.app.report.tables import (
+    RIGHT,
+    Column,
+    Table,
+    bounds_text,
+    known,
+    latency_of,
+    limit_text,
+    median_text,
+    provenance_text,
+    shown_columns,
+    verdict_word,
+)
+from qdqspec.checks.rejected import HEADERS, candidate_row
+from qdqspec.types import (
+    ERROR_TITLE,
+    BlockError,
+    CaseRecord,
+    CheckResult,
+    CorrectionGain,
+    Coverage,
+    Evidence,
+    FrontPoint,
+    Interval,
+    LatencyEvidence,
+    ParityEvidence,
+    PlacedPair,
+    RegressionEvidence,
+    RunRecord,
+    SearchResult,
+    TensorParity,
+)
+
+MAX_ROWS = 500  # of the summary table
+MOST_BLOCKS = 12  # in the table and chart of errors
+LONG = 400  # characters of a free text, which comes from a spec or a runtime and may be long
+ROLES = {
+    "reference": "reference",
+    "tuned": "tuned",
+    "everything": "everything quantized",
+    "runner-up": "runner-up",
+    "given": "the model as given",
+    "float16": "reference in float16",
+    "float32": "reference in float32",
+}
+_UTC = re.compile(r"(Z|\+00:00)$")
+_BASELINE_STATES = {
+    "written": ", written by this run",
+    "missing": ", none for this device",
+    "unlike": ", not compared with",
+    "damaged": ", damaged",
+}
+
+
+# ---- of a run ------------------------------------------------------------------------------------
+
+
+def run_line(record: RunRecord) -> str:
+    """Number of cases and checks, start time and duration."""
+    words = Counter(verdict_word(result) for case in record.cases for result in case.results)
+    parts = [count_text(len(record.cases), "case")]
+    parts += [f"{words['pass']} of {count_text(words.total(), 'check')} passed"] if words else []
+    parts += [f"{words['FAIL']} failed"] if words["FAIL"] else []
+    parts += [count_text(words["WARN"], "warning")] if words["WARN"] else []
+    parts += [f"{words['inconclusive']} inconclusive"] if words["inconclusive"] else []
+    when = plain(_UTC.sub(" UTC", record.started.replace("T", " ")), 40)
+    return f"{', '.join(parts)}. {when}, {seconds_text(record.seconds)}, qdqspec {plain(record.version, 40)}."
+
+
+def summary(record: RunRecord) -> Table:
+    """One row per case, as in `tables.summary_table`."""
+    cases = record.cases[:MAX_ROWS]
+    table = Table.of("Summary", cases, *shown_columns(cases))
+    if len(record.cases) <= MAX_ROWS:
+        return table
+    more = (f"and {len(record.cases) - MAX_ROWS} more", *("" for _ in table.headers[1:]))
+    return replace(table, rows=(*table.rows, more))
+
+
+# ---- of a case -----------------------------------------------------------------------------------
+
+
+def _gain_line(case: CaseRecord) -> str:
+    """The result of the case in one sentence."""
+    found, latency = case.evidence, case.evidence.latency
+    if found.status in ("unchanged", "untimed", "skipped"):
+        return f"{found.status.capitalize()}: {plain(found.reason, 3 * LONG)}."
+    if latency is None or "tuned" not in latency.samples:
+        return "No latency was measured."
+    before, after = ms_text(latency.median_ms("reference")), ms_text(latency.median_ms("tuned"))
+    return (
+        f"{ratio_text(latency.speedup.median)}x as fast as the reference"
+        f"{proved_text(latency, found.min_gain)}: {before} ms to {after} ms."
+    )
+
+
+def lead_lines(case: CaseRecord) -> list[str]:
+    """The title of the case, its result in one sentence, and the source of results of earlier runs."""
+    older = provenance_text(case)
+    lines = [
+        plain(case.evidence.case.title, LONG),
+        _gain_line(case),
+        _cut_short_line(case.evidence),
+        f"{older.capitalize()}." if older else "",
+    ]
+    return [line for line in lines if line]
+
+
+def _cut_short_line(found: Evidence) -> str:
+    """The steps that a search did not reach before its limit; the reason of an unchanged model has it."""
+    if found.search is None or found.status == "unchanged":
+        return ""
+    text = plain(found.search.cut_short, LONG)
+    return f"{text[0].upper()}{text[1:]}." if text else ""
+
+
+def checks_table(case: CaseRecord) -> Table:
+    """Verdict, id and headline of each check."""
+    return Table.of(
+        "Checks",
+        case.results,
+        Column("verdict", verdict_word),
+        Column("check", lambda result: plain(result.id, 60)),
+        Column("result", lambda result: plain(result.verdict.headline, LONG)),
+    )
+
+
+def advice_rows(case: CaseRecord) -> list[tuple[str, str]]:
+    """Id and advice of the checks that have any; of a check that was not judged, the whole error with its advice."""
+    named = ((plain(result.id, 60), plain(_advice(result), LONG)) for result in case.results)
+    return [(name, text) for name, text in named if text]
+
+
+def _advice(result: CheckResult) -> str:
+    errors = [section.text for section in result.verdict.sections if section.title == ERROR_TITLE]
+    return "; ".join(line.strip() for line in errors[0].splitlines()) if errors else result.verdict.advice
+
+
+def case_facts(case: CaseRecord) -> list[tuple[str, str]]:
+    """Facts of a case: device, model, search, size."""
+    found, search = case.evidence, case.evidence.search
+    model = plain(found.case.model.name)
+    if found.skipped:
+        return [("target", plain(found.target)), ("model", model)]
+    facts = [
+        ("target", plain(found.target)),
+        ("device", plain(found.device.key)),
+        *((plain(name, 60), plain(value, 120)) for name, value in sorted(found.device.details.items())),
+        ("model", f"{model} (sha256 {plain(found.model_sha256[:12])})"),
+    ]
+    reference, tuned = found.size_bytes.get("reference"), found.size_bytes.get("tuned")
+    if reference and tuned:
+        change = percent_text(tuned / reference - 1)
+        facts.append(("size", f"{size_text(reference)} to {size_text(tuned)} ({change})"))
+    if search is not None:
+        facts += _search_facts(search)
+    older = provenance_text(case)
+    return [*facts, ("of earlier runs", older)] if older else facts
+
+
+def _search_facts(search: SearchResult) -> list[tuple[str, str]]:
+    spent = f"{seconds_text(search.seconds)} ({seconds_text(search.cpu_seconds)} of CPU)"
+    structure = f"{count_text(search.regions, 'region')} of {count_text(search.patterns, 'pattern')}"
+    facts = [
+        ("strategy", plain(search.strategy)),
+        ("candidates", f"{search.built} built, {search.failed} failed, in {spent}"),
+    ]
+    if search.ended:
+        facts.append(("end", plain(search.ended)))
+    if coverage := search.coverage:
+        facts.append(("covered", _coverage_text(coverage)))
+    if search.float_runs:
+        facts.append(("search cost", f"{search.float_runs:,.0f} runs of the reference"))
+    facts.append(("model structure", structure))
+    if bound := search.accuracy:
+        values = (bound.least, bound.reference, bound.selected)
+        least, reference, selected = (metric_text(bound.metric, value) for value in values)
+        scored = f"{count_text(bound.scored, 'candidate')} scored on {count_text(bound.samples, 'sample')}"
+        text = f"at least {least} (reference {reference}), selected {selected}; {scored}"
+        facts.append((f"held to {plain(bound.metric, 40)}", text))
+    if search.coverage is None:
+        facts.append(("smallest difference that counts", f"{100 * search.eps:.1f} %"))
+    return [*facts, ("scheme", plain(search.winner.digest))]
+
+
+def _coverage_text(coverage: Coverage) -> str:
+    """``96.1 % of 387 million multiplications, 12 of 49 kernels only convert; nothing was timed``."""
+    text = f"{share_text(coverage.share)} of {coverage.multiplications / 1e6:,.1f} million multiplications"
+    if coverage.kernels:
+        text += f", {coverage.conversions} of {count_text(coverage.kernels, 'kernel')} only convert"
+    return f"{text}; nothing was timed"
+
+
+# ---- tables of a case ----------------------------------------------------------------------------
+
+
+def case_tables(found: Evidence) -> list[Table]:
+    """The tables of a case that have content, in their order on a page."""
+    latency, search = latency_of(found), found.search
+    tables = [
+        *(_rejected_tables(search) if search else []),
+        *([latency_table(latency)] if latency else []),
+        *([_parity_table(found.parity, search)] if found.parity else []),
+        ops_table(found),
+        _accuracy_table(found),
+        _figures_table(found),
+        *([gains_table(search.corrections), _front_table(search), errors_table(search)] if search else []),
+        *(_baseline_table(name, seen) for name, seen in found.regression.items()),
+    ]
+    return [table for table in tables if table.rows]
+
+
+def latency_table(latency: LatencyEvidence) -> Table:
+    """The final measurement by role."""
+    mean = f"; weighted geometric mean of {len(latency.profiles)} shapes" if latency.profiles else ""
+    builds = count_text(latency.builds, "build")
+    return Table.of(
+        f"Latency ({latency.clock} clock, {builds} each, {origin_text(latency.provenance)}{mean})",
+        latency.lines(),
+        Column("model", lambda line: f"{role_text(line.role)} {plain(line.at, 60)}".rstrip()),
+        Column("median ms", lambda line: ms_text(line.median_ms), RIGHT),
+        Column("of reference", lambda line: median_text(line.ratio), RIGHT),
+        Column("95 % interval", lambda line: bounds_text(line.ratio)),
+        Column("runs", lambda line: str(len(line.samples.on(latency.clock))), RIGHT),
+    )
+
+
+def role_text(role: str, width: int | None = None) -> str:
+    """The name of a role."""
+    return ROLES.get(role, plain(role, width))
+
+
+def ops_table(found: Evidence) -> Table:
+    """Number of nodes of each operator type that run in narrow formats; without known kernels, that read pairs."""
+    work = found.quantized
+    whole = Counter(found.node_ops.values())
+    hit = Counter(found.node_ops.get(node, "unknown") for node in (work.nodes if work else ()))
+    ops = sorted(hit)
+    pairs = sum(not pair.site.weight for pair in found.pairs)
+    placed = f"{count_text(pairs, 'activation pair')}, {len(found.pairs) - pairs} of weights"
+    runs = work is None or work.runs
+    heading = "Runs in narrow formats" if runs else "Placement"
+    unknown = "" if runs else "; operators that read them, their kernels are not known"
+    return Table.of(
+        f"{heading} ({placed}{unknown})",
+        ops,
+        Column("op", lambda op: plain(op)),
+        Column("runs" if runs else "placed", lambda op: str(hit[op]), RIGHT),
+        Column("of all", lambda op: str(whole.get(op, hit[op])), RIGHT),
+    )
+
+
+def _rejected_tables(search: SearchResult) -> list[Table]:
+    """The candidates that were not selected, and for each the places where it gains and loses time."""
+    align = tuple(RIGHT if is_number else "left" for is_number in HEADERS.values())
+    rows = tuple(map(candidate_row, search.rejected))
+    candidates = Table("Candidates that were not selected", tuple(HEADERS), rows, align)
+    places = [
+        Table.of(
+            f"Largest differences of the candidate: {plain(one.role)} (one profile of each model)",
+            [*one.kernels.slower, *one.kernels.faster],
+            Column("place", lambda place: plain(place.place, 60)),
+            Column("reference ms", lambda place: ms_text(place.reference_ms), RIGHT),
+            Column("candidate ms", lambda place: ms_text(place.tuned_ms), RIGHT),
+            Column("change", lambda place: f"{place.tuned_ms - place.reference_ms:+.4f}", RIGHT),
+        )
+        for one in search.rejected[:2]
+        if one.kernels is not None
+    ]
+    return [candidates, *places]
+
+
+def pairs_table(found: Evidence) -> Table:
+    """Each Q/DQ pair with its scale and zero point."""
+
+    def readers(pair: PlacedPair) -> str:
+        ends = pair.site.consumers
+        return list_text(["graph output" if end.is_output else plain(end.node, 40) for end in ends], 3)
+
+    def format_(pair: PlacedPair) -> str:
+        axis = pair.site.axis
+        return plain(pair.site.format) + ("" if axis is None else f", axis {axis}")
+
+    def span(values: Sequence[float]) -> str:
+        """One value, or the smallest and the largest of the channels."""
+        low, high = min(values, default=0), max(values, default=0)
+        return f"{low:.4g} to {high:.4g}" if low < high else f"{low:.4g}" if values else ""
+
+    return Table.of(
+        "Q/DQ pairs",
+        found.pairs,
+        Column("tensor", lambda pair: plain(pair.site.tensor, 60)),
+        Column("kind", lambda pair: "weight" if pair.site.weight else "activation"),
+        Column("read by", readers),
+        Column("format", format_),
+        Column("scale", lambda pair: span(pair.scale), RIGHT),
+        Column("zero point", lambda pair: span(pair.zero_point), RIGHT),
+    )
+
+
+def _parity_table(parity: ParityEvidence, search: SearchResult | None) -> Table:
+    """Each output's parity, the worst first."""
+    limit = f"; SQNR limit: {limit_text(search.limits).replace(' (', ', ').rstrip(')')}" if search else ""
+    steps: list[Column[TensorParity]] = []
+    if parity.quantization and parity.runtime:
+        for title, step in (("by quantization dB", parity.quantization), ("by runtime dB", parity.runtime)):
+            steps.append(Column(title, _step_text(step), RIGHT))
+
+    def figure(text: Callable[[TensorParity], str]) -> Callable[[TensorParity], str]:
+        return lambda out: text(out) if out.compared and out.matches else ""
+
+    def sqnr(out: TensorParity) -> str:
+        if not out.compared or not out.matches:
+            return plain(out.note or ("equal" if out.matches else "not equal"), 60)
+        return db_text(out.sqnr_db)
+
+    def slice_db(out: TensorParity) -> str:
+        worst = out.far_slice()
+        return "" if worst is None else f"{db_text(worst.sqnr_db)} ({slice_text(worst)})"
+
+    slices = [Column("worst slice dB", slice_db, RIGHT)] if any(map(slice_db, parity.outputs)) else []
+
+    by = f", computed by {parity.computed_by} as ONNX defines both models" if parity.computed_by else ""
+    return Table.of(
+        f"Parity with the reference ({count_text(parity.samples, 'input')} of {plain(parity.data)} data{by}{limit})",
+        sorted(parity.outputs, key=lambda out: (out.matches, out.sqnr_db)),
+        Column("output", lambda out: plain(out.name, 60)),
+        Column("SQNR dB", sqnr, RIGHT),
+        Column("cosine", figure(lambda out: "" if out.is_single else f"{out.cosine:.5f}"), RIGHT),
+        Column("max difference", figure(lambda out: f"{out.max_abs:.3g}"), RIGHT),
+        Column("in 8-bit steps", figure(lambda out: f"{out.max_steps:.3g}"), RIGHT),
+        *slices,
+        *steps,
+    )
+
+
+def _step_text(outputs: Sequence[TensorParity]) -> Callable[[TensorParity], str]:
+    """The SQNR of the same output in a step between the float model and the tuned one."""
+    texts = {out.name: db_text(out.sqnr_db) for out in outputs}
+    return lambda out: texts.get(out.name, "")
+
+
+def gains_table(gains: Sequence[CorrectionGain]) -> Table:
+    """The SQNR before and after each correction, with everything quantized."""
+    return Table.of(
+        "Corrections (SQNR before the final operators, everything quantized, held-out calibration data)",
+        gains,
+        Column("correction", lambda gain: plain(gain.name, 30)),
+        Column("before dB", lambda gain: db_text(gain.before_db), RIGHT),
+        Column("after dB", lambda gain: db_text(gain.after_db), RIGHT),
+        Column("changed", lambda gain: str(gain.changed), RIGHT),
+        Column("", lambda gain: "applied" if gain.taken else "not applied"),
+    )
+
+
+def _accuracy_table(found: Evidence) -> Table:
+    return Table.of(
+        "Accuracy",
+        found.accuracy.items(),
+        Column("metric", lambda row: plain(row[0])),
+        Column("reference", lambda row: f"{row[1].reference:.4g}", RIGHT),
+        Column("tuned", lambda row: f"{row[1].tuned:.4g}", RIGHT),
+        Column("change", lambda row: f"{row[1].tuned - row[1].reference:+.2g}", RIGHT),
+        Column("samples", lambda row: str(row[1].samples), RIGHT),
+    )
+
+
+def _figures_table(found: Evidence) -> Table:
+    """The figures that checks measured themselves."""
+    return Table.of(
+        "Figures of checks",
+        [(key, *figure) for key, figures in found.figures.items() for figure in figures.items()],
+        Column("measured", lambda row: plain(row[0])),
+        Column("figure", lambda row: plain(row[1])),
+        Column("value", lambda row: f"{row[2]:.6g}", RIGHT),
+    )
+
+
+def _front_table(search: SearchResult) -> Table:
+    """The Pareto front of latency and accuracy, if the search had both objectives."""
+
+    def scheme(point: FrontPoint) -> str:
+        name = plain(point.placement, 20) if point.pairs else "reference"
+        return f"{name} (selected)" if point.placement == search.winner.digest else name
+
+    metric: list[Column[FrontPoint]] = []
+    if any(point.accuracy is not None for point in search.front):
+        title = plain(search.accuracy.metric, 24) if search.accuracy else "metric"
+        metric.append(Column(title, lambda point: known("{:.4g}".format, point.accuracy), RIGHT))
+    return Table.of(
+        "Latency against accuracy",
+        search.front,
+        Column("scheme", scheme),
+        Column("pairs", lambda point: str(point.pairs), RIGHT),
+        Column("of reference", lambda point: median_text(point.ratio), RIGHT),
+        Column("95 % interval", lambda point: interval_text(point.ratio)),
+        Column("SQNR dB", lambda point: db_text(point.sqnr_db), RIGHT),
+        *metric,
+    )
+
+
+def block_errors(search: SearchResult) -> list[tuple[str, str, float, float]]:
+    """A row for each block, worst first: name, SQNR by label, lowest SQNR, share of all blocks' error.
+
+    Shares are of the errors of the worst labels, which add up at the tensors where they are measured.
+    """
+    blocks: dict[str, list[BlockError]] = {}
+    for error in search.errors:
+        blocks.setdefault(error.block, []).append(error)
+    worst = {block: min(error.sqnr_db for error in found) for block, found in blocks.items()}
+    powers = {block: 10 ** (-db / 10) for block, db in worst.items()}
+    total = math.fsum(powers.values()) or 1.0
+    return [
+        (
+            plain(block, 60),
+            ", ".join(f"{plain(error.label, 30)} {db_text(error.sqnr_db)}" for error in blocks[block]),
+            worst[block],
+            powers[block] / total,
+        )
+        for block in sorted(blocks, key=worst.__getitem__)
+    ]
+
+
+def errors_table(search: SearchResult) -> Table:
+    """The error of single blocks: the largest ones, or why it was not measured."""
+    blocks = block_errors(search)
+    if not blocks:
+        why = [plain(search.errors_missing, LONG)] if search.errors_missing else []
+        return Table.of("Error by block", why, Column("not measured", str))
+    rest = f"; {len(blocks) - MOST_BLOCKS} with less are not listed" if len(blocks) > MOST_BLOCKS else ""
+    return Table.of(
+        f"Error by block (one block quantized, all others in floating point{rest})",
+        blocks[:MOST_BLOCKS],
+        Column("block", lambda row: row[0]),
+        Column("SQNR dB by label", lambda row: row[1]),
+        Column("share of the error", lambda row: share_text(row[3]), RIGHT),
+    )
+
+
+def _baseline_table(name: str, seen: RegressionEvidence) -> Table:
+    """The figures of a baseline entry on this device, the oldest first, this run, and other devices."""
+    rows: list[tuple[str, Interval, str, str]] = []  # name, ratio, change and differences
+    moves = [percent_text(new.ratio.median / old.ratio.median - 1) for old, new in pairwise(seen.history)]
+    for figure, moved in zip(seen.history, ("", *moves), strict=False):
+        rows.append((day_text(figure.recorded) or "undated", figure.ratio, moved, "; ".join(figure.changed)))
+    if seen.state != "written" and seen.ratio is not None:
+        moved = known(lambda change: percent_text(change.builds.median - 1), seen.change)
+        rows.append(("this run", seen.ratio, moved, "; ".join(seen.notes)))
+    for figure in seen.elsewhere:
+        device = f"{plain(figure.device, 60)} {day_text(figure.recorded)}".rstrip()
+        rows.append((device, figure.ratio, "", "another device"))
+
+    def bounds(ratio: Interval) -> str:
+        return "" if ratio.low == ratio.high else f"{ratio.low:.3f} to {ratio.high:.3f}"
+
+    return Table.of(
+        f"Baseline of {plain(name, 40)} ({plain(seen.file, 100)}{_BASELINE_STATES.get(seen.state, '')})",
+        rows,
+        Column("recorded", lambda row: row[0]),
+        Column("tuned / reference", lambda row: f"{row[1].median:.3f}", RIGHT),
+        Column("95 % interval", lambda row: bounds(row[1])),
+        Column("change", lambda row: row[2], RIGHT),
+        Column("differences from the baseline", lambda row: plain(row[3], LONG)),
+    )
+
+
+def day_text(recorded: str) -> str:
+    """The date of an ISO 8601 time."""
+    return plain(recorded, 40)[:10]

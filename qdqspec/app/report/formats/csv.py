@@ -1,0 +1,112 @@
+"""One row per case, for spreadsheets."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable, Mapping
+
+from qdqspec._core.units import origin_text, plain
+from qdqspec.types import CaseRecord, RunRecord
+
+
+def _part(path: str) -> Callable[[CaseRecord], object]:
+    """A part of the evidence by the names of its fields; unknown if one of these is."""
+
+    def value(case: CaseRecord) -> object:
+        found: object = case.evidence
+        for name in path.split("."):
+            found = None if found is None else getattr(found, name)
+        return found
+
+    return value
+
+
+def _median(role: str) -> Callable[[CaseRecord], object]:
+    def value(case: CaseRecord) -> object:
+        latency = case.evidence.latency
+        return latency.median_ms(role) if latency is not None and role in latency.samples else None
+
+    return value
+
+
+def _parity(name: str) -> Callable[[CaseRecord], object]:
+    def value(case: CaseRecord) -> object:
+        parity = case.evidence.parity
+        return getattr(parity, name) if parity is not None and parity.outputs else None
+
+    return value
+
+
+def _checks(outcome: str) -> Callable[[CaseRecord], object]:
+    return lambda case: sum(result.verdict.outcome == outcome for result in case.results)
+
+
+def _provenance(case: CaseRecord) -> str:
+    found = case.evidence.latency or case.evidence.search
+    return "" if found is None else origin_text(found.provenance)
+
+
+def _named(figures: Mapping[str, float], prefix: str = "") -> str:
+    return " ".join(f"{prefix}{name}={value!r}" for name, value in figures.items())
+
+
+_COLUMNS: dict[str, Callable[[CaseRecord], object]] = {
+    "spec": _part("case.spec_name"),
+    "case": _part("case.id"),
+    "backend": _part("target"),
+    "device": _part("device.key"),
+    "clock": _part("latency.clock"),
+    "reference_ms": _median("reference"),
+    "tuned_ms": _median("tuned"),
+    "speedup": _part("latency.speedup.median"),
+    "speedup_low": _part("latency.speedup.low"),
+    "speedup_high": _part("latency.speedup.high"),
+    "speedup_at_least": _part("latency.at_least"),
+    "status": _part("status"),
+    "reason": _part("reason"),
+    "sqnr_db": _parity("sqnr_db"),
+    "cosine": _parity("cosine"),
+    "max_abs": _parity("max_abs"),
+    "accuracy": lambda case: _named(case.evidence.metrics),
+    "figures": lambda case: " ".join(_named(f, f"{key}.") for key, f in case.evidence.figures.items() if f),
+    "trials_built": _part("search.built"),
+    "trials_failed": _part("search.failed"),
+    "search_seconds": _part("search.seconds"),
+    "pairs": _part("search.winner.pairs"),
+    "size_reference_bytes": lambda case: case.evidence.size_bytes.get("reference"),
+    "size_tuned_bytes": lambda case: case.evidence.size_bytes.get("tuned"),
+    "checks_passed": _checks("pass"),
+    "checks_failed": _checks("fail"),
+    "checks_inconclusive": _checks("inconclusive"),
+    "provenance": _provenance,
+}
+
+
+class CsvFormat:
+    """Full precision, a point as decimal mark, empty for unknown values."""
+
+    suffix = ".csv"
+
+    def render(self, record: RunRecord) -> str:
+        """The header row, then one row per case."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(_COLUMNS)
+        for case in record.cases:
+            writer.writerow(_cell(value(case)) for value in _COLUMNS.values())
+        return text.getvalue()
+
+
+def _cell(value: object) -> str:
+    """One printable line. Text that a spreadsheet would evaluate as a formula gets an apostrophe in front."""
+    if isinstance(value, float):
+        return repr(value) if math.isfinite(value) else str(value)
+    if isinstance(value, str):
+        line = plain(value)
+        return f"'{line}" if line[:1] in ("=", "+", "-", "@") else line
+    return "" if value is None else plain(value)
+
+
+report_format = CsvFormat()

@@ -1,0 +1,379 @@
+"""Tables of plain text by their columns, the summary table at the end of a run, and the texts below that.
+
+A cell is one printable line; each report format escapes its own syntax.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Generic, TypeVar
+
+from tabulate import SEPARATING_LINE, tabulate
+
+from qdqspec._core.units import (
+    db_text,
+    interval_text,
+    list_text,
+    ms_text,
+    plain,
+    proved_text,
+    ratio_text,
+    seconds_text,
+    share_text,
+    wrapped,
+)
+from qdqspec.types import (
+    EXACT_DB,
+    Case,
+    CaseRecord,
+    CheckResult,
+    Evidence,
+    Interval,
+    LatencyEvidence,
+    Provenance,
+    RunRecord,
+    SearchLimits,
+    Section,
+)
+
+RIGHT = "right"
+_NAME_WIDTH = 44
+_NAMED_VERDICTS = 2
+_NAMED_CASES = 4  # with one limit
+
+_Row = TypeVar("_Row")
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True, slots=True)
+class Column(Generic[_Row]):
+    """A column: its heading, its text for a row (empty if unknown), and its alignment.
+
+    Columns with the largest ``rank`` are dropped first if the table is too wide.
+    """
+
+    title: str
+    cell: Callable[[_Row], str]
+    align: str = "left"
+    rank: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A titled table; ``align`` is ``left`` or ``right`` for each column."""
+
+    title: str
+    headers: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    align: tuple[str, ...]
+
+    @classmethod
+    def of(cls, title: str, rows: Iterable[_Row], *columns: Column[_Row]) -> Table:
+        """A row of text for each of these rows."""
+        cells = tuple(tuple(column.cell(row) for column in columns) for row in rows)
+        heads = tuple(column.title for column in columns)
+        return cls(title, heads, cells, tuple(column.align for column in columns))
+
+    @property
+    def text(self) -> str:
+        """The table without its title, for a terminal."""
+        align = self.align if self.rows else None
+        return tabulate(self.rows, headers=self.headers, colalign=align, disable_numparse=True)
+
+
+def known(text: Callable[[_Value], str], value: _Value | None) -> str:
+    """The text of a value; empty if it is unknown."""
+    return "" if value is None else text(value)
+
+
+def median_text(ratio: Interval | None) -> str:
+    """The median of a factor; empty if it is unknown."""
+    return "" if ratio is None else ratio_text(ratio.median)
+
+
+def bounds_text(ratio: Interval | None) -> str:
+    """The bounds of a factor; empty if it is unknown or exact."""
+    return "" if ratio is None or ratio.low == ratio.high else interval_text(ratio)
+
+
+def section_text(section: Section) -> str:
+    """A titled table, or titled text."""
+    body = section.text
+    if section.rows:
+        table = str(tabulate(section.rows, headers=section.headers, disable_numparse=True))
+        body = f"{table}\n{body}" if body else table
+    return "\n".join((section.title, *(f"  {line}".rstrip() for line in body.splitlines())))
+
+
+# ---- the summary of a run ------------------------------------------------------------------------
+
+
+def summary_table(record: RunRecord, *, width: int | None = None) -> str:
+    """One row per case, and below it the properties that all have in common.
+
+    Columns without values are omitted; ``width`` drops more if necessary.
+    """
+    if not record.cases:
+        return "No case was run."
+    columns = shown_columns(record.cases)
+    while True:
+        # Heads are a row above a separating line: tabulate would pad each column by two for headers.
+        rows = [[column.cell(case) for column in columns] for case in record.cases]
+        text = tabulate(
+            [[column.title for column in columns], SEPARATING_LINE, *rows],
+            colalign=[column.align for column in columns],
+            tablefmt="simple",
+            disable_numparse=True,
+        )
+        lines = [line.rstrip() for line in text.splitlines()[1:-1]]
+        worst = max(columns, key=lambda column: column.rank)
+        if width is None or max(map(len, lines)) <= width or not worst.rank:
+            return "\n".join([*lines, wrapped(_footer(record), width)])
+        columns.remove(worst)
+
+
+def shown_columns(cases: Sequence[CaseRecord]) -> list[Column[CaseRecord]]:
+    """The columns with a value in some case; that of the backend only if measured cases differ in it."""
+    names = {id(case): plain(name, _NAME_WIDTH) for case, name in named_cases(cases)}
+    several = len({case.evidence.target for case in cases if not case.evidence.skipped}) > 1
+    columns: list[Column[CaseRecord]] = [
+        Column("case", lambda case: names[id(case)]),
+        Column("backend", lambda case: plain(case.evidence.target, 24) if several else "", rank=4),
+        Column("ref ms", lambda case: _median_ms(case, "reference"), RIGHT, rank=2),
+        Column("tuned ms", lambda case: _median_ms(case, "tuned"), RIGHT, rank=2),
+        Column("speed-up", _speedup_text),
+        Column("covered", _coverage_text, RIGHT, rank=4),
+        Column("SQNR dB", _sqnr_text, RIGHT, rank=1),
+        Column("accuracy", _accuracy_text, RIGHT, rank=3),
+        Column("figures", _figures_text, RIGHT, rank=7),
+        Column("built", _built_text, RIGHT, rank=6),
+        Column(
+            "pairs", lambda case: known(lambda s: str(s.winner.pairs), case.evidence.search), RIGHT, rank=5
+        ),
+        Column("checks", _verdicts_text),
+    ]
+    return [column for column in columns if any(map(column.cell, cases))]
+
+
+def named_cases(cases: Sequence[CaseRecord]) -> list[tuple[CaseRecord, str]]:
+    """Each case with its name, distinct over all specs of a run.
+
+    ``net::default``; ``specs/door/net::default`` if specs in several folders have that name. The name of a private
+    folder, which may contain a user's name, is not written; specs in such folders are numbered.
+    """
+    specs: dict[str, list[Path | None]] = {}
+    for case in (record.evidence.case for record in cases):
+        known = specs.setdefault(case.name, [])
+        known += [case.spec] if case.spec not in known else []
+    return [
+        (record, _distinct_name(record.evidence.case, specs[record.evidence.case.name])) for record in cases
+    ]
+
+
+def _distinct_name(case: Case, specs: Sequence[Path | None]) -> str:
+    if len(specs) == 1:
+        return case.name
+    folder = PurePosixPath(spec_path(case) or "").parent
+    if folder != PurePosixPath():
+        return f"{folder}/{case.name}"
+    number = specs.index(case.spec) + 1
+    return f"{case.name} ({number})" if number > 1 else case.name
+
+
+def spec_path(case: Case) -> str | None:
+    """The spec's path relative to the working directory, or its name alone if it is outside."""
+    if case.spec is None:
+        return None
+    if case.spec.is_relative_to(Path.cwd()):
+        return case.spec.relative_to(Path.cwd()).as_posix()
+    return case.spec.name if case.spec.is_absolute() else case.spec.as_posix()
+
+
+def latency_of(found: Evidence) -> LatencyEvidence | None:
+    """The final measurement, without the tuned model of an unchanged case: it is the reference."""
+    latency = found.latency
+    if latency is None or found.status != "unchanged":
+        return latency
+    return replace(latency, samples={role: own for role, own in latency.samples.items() if role != "tuned"})
+
+
+def _median_ms(case: CaseRecord, role: str) -> str:
+    latency = latency_of(case.evidence)
+    return ms_text(latency.median_ms(role)) if latency is not None and role in latency.samples else ""
+
+
+def _speedup_text(case: CaseRecord) -> str:
+    """The factor with what is proved of it, ``unchanged``, ``untimed`` or ``skipped``."""
+    if case.evidence.status in ("unchanged", "untimed", "skipped"):
+        return case.evidence.status
+    latency = case.evidence.latency
+    if latency is None or "tuned" not in latency.samples:
+        return ""
+    return f"{ratio_text(latency.speedup.median)}x{proved_text(latency, case.evidence.min_gain)}"
+
+
+def _coverage_text(case: CaseRecord) -> str:
+    """The share of the multiplications in narrow formats, if a placement was selected for it."""
+    search = case.evidence.search
+    return "" if search is None or search.coverage is None else share_text(search.coverage.share)
+
+
+def _sqnr_text(case: CaseRecord) -> str:
+    """The worst output's SQNR in dB; with the limit if it is below: ``7.9 < 20``."""
+    parity, limit = case.evidence.parity, _missed_limit(case)
+    if parity is None or not parity.outputs:
+        return ""
+    if parity.sqnr_db >= EXACT_DB and not all(output.matches for output in parity.outputs):
+        return "not equal"
+    return db_text(parity.sqnr_db) if limit is None else f"{db_text(parity.sqnr_db)} < {limit:g}"
+
+
+def _accuracy_text(case: CaseRecord) -> str:
+    """Each metric of the tuned model."""
+    return ", ".join(f"{plain(name, 16)} {value:.4g}" for name, value in case.evidence.metrics.items())
+
+
+def _figures_text(case: CaseRecord) -> str:
+    """The figures that checks measured themselves: ``mean-shift.largest 0.12``."""
+    return ", ".join(
+        f"{plain(key, 16)}.{plain(name, 16)} {value:.4g}"
+        for key, figures in case.evidence.figures.items()
+        for name, value in figures.items()
+    )
+
+
+def _built_text(case: CaseRecord) -> str:
+    """Number of candidates built; out of how many, if some failed."""
+    search = case.evidence.search
+    if search is None:
+        return ""
+    return f"{search.built} of {search.total}" if search.failed else str(search.built)
+
+
+def _verdicts_text(case: CaseRecord) -> str:
+    """Results of the checks: one or two that did not pass by id, more of them and the others by number."""
+    words = [verdict_word(result) for result in case.results]
+    loud = [word for word in ("FAIL", "WARN", "inconclusive") for found in words if found == word]
+    if len(loud) <= _NAMED_VERDICTS:
+        named = zip(case.results, words, strict=True)
+        parts = [f"{plain(result.id, 16)} {word}" for result, word in named if word != "pass"]
+    else:
+        parts = [f"{loud.count(word)} {word}" for word in dict.fromkeys(loud)]
+    passed = words.count("pass")
+    return ", ".join([*parts, *([f"{passed} passed"] if passed else [])])
+
+
+def verdict_word(result: CheckResult) -> str:
+    """``pass``, ``FAIL``, ``WARN`` or ``inconclusive``."""
+    if result.verdict.outcome == "fail":
+        return "FAIL" if result.severity == "error" else "WARN"
+    return result.verdict.outcome
+
+
+# ---- below the summary ---------------------------------------------------------------------------
+
+
+def _footer(record: RunRecord) -> str:
+    found = [case.evidence for case in record.cases]
+    devices = dict.fromkeys(f"{plain(e.target)} on {plain(e.device.key)}" for e in found if not e.skipped)
+    clocks = dict.fromkeys(e.latency.clock for e in found if e.latency)
+    first = "; ".join(devices) or "No case ran"
+    if clocks:
+        first += f", medians on the {' and '.join(clocks)} clock, bounds of 95 % intervals"
+    runtimes = dict.fromkeys(e.parity.computed_by for e in found if e.parity and e.parity.computed_by)
+    if runtimes:
+        first += f"; SQNR and accuracy computed by {', '.join(runtimes)} as ONNX defines the models"
+    if any(e.latency and e.latency.profiles for e in found):
+        first += "; of several shape profiles the weighted geometric mean"
+    return "\n".join([first, *_older_lines(record), *_status_lines(record)])
+
+
+def provenance_text(case: CaseRecord) -> str:
+    """The part of a result from an earlier run: the times, or only the placement; empty if there is none."""
+    older, what, anew = _older(case)
+    return (
+        f"{what} {older.source_text}, {seconds_text(older.age_seconds, rough=True)} old{anew}" if what else ""
+    )
+
+
+def _older_lines(record: RunRecord) -> list[str]:
+    """A line for each kind of earlier results, with the cases and the age of each."""
+    lines: dict[tuple[str, str], list[str]] = {}
+    for case, name in named_cases(record.cases):
+        older, what, anew = _older(case)
+        if what:
+            named = lines.setdefault((f"{what} {older.source_text}", anew), [])
+            named.append(f"{plain(name, _NAME_WIDTH)} ({seconds_text(older.age_seconds, rough=True)} old)")
+    return [f"{what}{anew}: {', '.join(named)}" for (what, anew), named in lines.items()]
+
+
+def _older(case: CaseRecord) -> tuple[Provenance, str, str]:
+    """The source of earlier results, their content, and the results of this run; empty if there are none."""
+    latency, search = case.evidence.latency, case.evidence.search
+    times = Provenance() if latency is None else latency.provenance
+    if times.source != "measured":
+        return times, "the placement and its times are", ""
+    if search is None or search.provenance.source == "measured":
+        return times, "", ""
+    anew = "no times were measured" if latency is None else "its times were measured in this run"
+    return search.provenance, "the placement is", f"; {anew}"
+
+
+def _status_lines(record: RunRecord) -> list[str]:
+    """The SQNR limit, by case if cases differ in it; then lines on cases that are unchanged or
+    skipped, on checks that are inconclusive, and fronts.
+    """
+    cases = [(case, plain(name, _NAME_WIDTH)) for case, name in named_cases(record.cases)]
+    limits: dict[str, list[str]] = {}
+    for case, name in cases:
+        if case.evidence.search is not None:
+            limits.setdefault(limit_text(case.evidence.search.limits), []).append(name)
+    by_case = [f"{limit}: {list_text(names, _NAMED_CASES)}" for limit, names in limits.items()]
+    lines = [f"SQNR limit: {'; '.join(by_case if len(limits) > 1 else limits)}"] if limits else []
+    for case, name in cases:
+        found = case.evidence
+        if found.status in ("unchanged", "untimed", "skipped"):
+            lines.append(f"{name} {found.status}: {plain(found.reason)}")
+        elif found.parity is not None and (limit := _missed_limit(case)) is not None:
+            lines.append(f"{name}: its SQNR of {db_text(found.parity.sqnr_db)} dB is below {limit:g} dB")
+        lines += [
+            f"{name} {plain(result.id)} inconclusive: {plain(result.verdict.headline)}"
+            for result in case.results
+            if result.verdict.outcome == "inconclusive"
+        ]
+        front = [
+            f"{ratio_text(point.ratio.median)} at {db_text(point.sqnr_db)} dB"
+            + (" (selected)" if found.search and point.placement == found.search.winner.digest else "")
+            for point in (found.search.front if found.search else ())
+            if point.sqnr_db < EXACT_DB
+        ]
+        lines += [f"{name} front, time over the reference's: {', '.join(front)}"] if front else []
+    return lines
+
+
+def _missed_limit(case: CaseRecord) -> float | None:
+    """The SQNR limit that a tuned model is below, also the default one if it was disabled; ``None`` for none."""
+    parity, search = case.evidence.parity, case.evidence.search
+    limit = None if search is None else search.limits.marked_db
+    return limit if parity is not None and limit is not None and parity.sqnr_db < limit else None
+
+
+def limit_text(limits: SearchLimits) -> str:
+    """``20 dB by default``: the accuracy constraint of a search, for tables and reports."""
+    if limits.min_sqnr_db is not None:
+        origin = "by default" if limits.source == "default" else "(tune.min_sqnr_db)"
+        return f"{limits.min_sqnr_db:g} dB {origin}"
+    return (
+        "none (tune.accuracy is the constraint)" if limits.source == "metric" else "none (min_sqnr_db: none)"
+    )
+
+
+def warning_lines(record: RunRecord) -> list[str]:
+    """``warning: squeezenet::default: ...``, each once; a warning of several cases names the first ones."""
+    cases: dict[str, list[str]] = {}
+    for case, name in named_cases(record.cases):
+        for text in case.evidence.warnings:
+            cases.setdefault(text, []).append(name)
+    return [f"warning: {list_text(names, 2)}: {text}" for text, names in cases.items()]

@@ -1,0 +1,5 @@
+"""Tunes, measures and checks cases: `pipeline` runs one case, `Session` holds the shared resources of cases."""
+
+from qdqspec.app.session.session import Session
+
+__all__ = ["Session"]

@@ -1,0 +1,328 @@
+"""Confirmation of a finished search: finalists are rebuilt and timed together, and one is selected."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from qdqspec._core.deadline import Deadline
+from qdqspec._core.units import ratio_text
+from qdqspec.errors import BackendError
+from qdqspec.search.limits import Limits
+from qdqspec.search.reasons import refused_text, shortfall_text
+from qdqspec.search.select import Selection, choose, finalists, front_of, is_candidate, reaches
+from qdqspec.timing.bench import CONFIRM_BUILDS, Bench
+from qdqspec.types import (
+    EXACT_DB,
+    FLOAT32,
+    GIVEN,
+    FrontPoint,
+    Interval,
+    LatencyEvidence,
+    Placement,
+    RatioTest,
+    Trial,
+)
+
+PRECISE = 1.06  # high over low end of an interval with which a confirmation may end early
+MOST_TIMES = 4  # that the finalists are built and timed once more where that does not decide
+APART_SECONDS = 4.0  # between these, so that the state of the machine may differ
+SPARE_SECONDS = 30.0  # that repetitions may take in a search without a time limit
+EARLY = 1.4  # width of an interval, in widths of the one that decides, that ends a confirmation early (decision 7)
+FINALISTS = 4  # reference, winner, runner-up and everything quantized
+FRONT = 8  # placements of a Pareto front that are rebuilt and timed together
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Confirmed:
+    """The choice, the measurement behind it, and the Pareto front for two objectives.
+
+    ``lines`` are the finalists' trials for the journal, by role, and ``ratios`` their times over the reference's;
+    ``trials`` are the trials of the search, with the accuracies measured since.
+    """
+
+    choice: Selection
+    latency: LatencyEvidence
+    front: tuple[FrontPoint, ...]
+    lines: tuple[tuple[str, Trial], ...]
+    ratios: Mapping[str, Interval]
+    trials: tuple[Trial, ...]
+
+
+def most_builds(*, pareto: bool) -> tuple[int, int]:
+    """The largest number of builds of a confirmation, and of its repetitions."""
+    builds = CONFIRM_BUILDS * (FINALISTS + (FRONT if pareto else 0))
+    return builds, 0 if pareto else MOST_TIMES * builds
+
+
+def confirm(
+    trials: tuple[Trial, ...],
+    everything: Placement,
+    bench: Bench,
+    limits: Limits,
+    deadline: Deadline,
+    *,
+    pareto: bool,
+    beside: Mapping[str, Path] | None = None,
+    wait: Callable[[float], None] = time.sleep,
+) -> Confirmed:
+    """Rebuild the finalists, time them together, and select one that satisfies the limits on all data.
+
+    If the gain of the fastest is not decided, all of that is repeated, and all builds decide together; see
+    `_Confirmation.repetitions`. Everything quantized is timed for comparison, unless the search did not build it and
+    its builds would take too long. Model files in ``beside``, by role, are timed too and never selected. A
+    ``reference`` among them is the model of the user, if that is not the one without pairs: then the latter is timed as
+    `FLOAT32`, and a selected placement is faster than both. Raises `BackendError` if the reference does not build
+    again.
+    """
+    own, min_gain, files = _Confirmation(trials, bench, limits), limits.asked.min_gain, beside or {}
+    roles = finalists(
+        trials, everything, fits=lambda trial: limits.admits(trial.placement), admits=own.admits
+    )
+    builds_seconds = 2 * CONFIRM_BUILDS * trials[0].build_seconds
+    if not own.was_built(everything) and not deadline.allows(builds_seconds, times=2):
+        roles.pop("everything", None)
+    timed = {**roles, **(own.front_roles(roles) if pareto else {})}
+    if "reference" in files:
+        timed[FLOAT32] = roles["reference"]
+    able = own.able(timed)
+    measured = bench.compare(
+        {**timed, **files, "tuned": roles["winner"]},
+        is_settled=lambda ratios: is_settled([ratios[role] for role in able if role in ratios], min_gain),
+        again=(lambda _: False) if pareto else own.repetitions(roles, deadline, wait),
+    )
+    points = own.front(timed, measured) if pareto else ()
+    ahead = {point.placement for point in points}
+    among = {role: each for role, each in timed.items() if each.digest in ahead} if pareto else roles
+    choice = own.choice(among, measured)
+    lines = (_line(number, role, roles[role], measured) for number, role in enumerate(roles, len(trials)))
+    return Confirmed(
+        choice=choice,
+        latency=renamed(measured, choice.role, (FLOAT32, *files)),
+        front=points,
+        lines=tuple(zip(roles, map(own.scored, lines), strict=True)),
+        ratios={role: measured.ratios[role] for role in roles if role in measured.ratios},
+        trials=tuple(map(own.scored, trials)),
+    )
+
+
+def is_settled(ratios: Sequence[RatioTest], min_gain: float) -> bool:
+    """Whether precise intervals prove that each ratio to the reference is a gain of ``min_gain``, or less."""
+    wide = map(_widened, ratios)
+    is_clear = all(each.proves(min_gain) or each.excludes(min_gain) for each in wide)
+    return is_clear and all(each.mean.high <= PRECISE * each.mean.low for each in ratios)
+
+
+def _widened(ratio: RatioTest) -> RatioTest:
+    """The test with a wider interval, as before the last of repeated tests."""
+    return replace(ratio, mean=ratio.mean.widened(EARLY))
+
+
+def admits(placement: Placement, bench: Bench, limits: Limits) -> bool:
+    """Whether a placement meets the constraints on all data, which is measured if necessary.
+
+    A placement below the SQNR limit on the few samples is not run on all data. Raises `BackendError`.
+    """
+    is_measured = measure_accuracy(placement, bench, limits, only_near=True)
+    return is_measured and limits.admits(placement)
+
+
+def measure_accuracy(placement: Placement, bench: Bench, limits: Limits, *, only_near: bool = False) -> bool:
+    """Measure a placement on all data, once, and return whether that is done. Raises `BackendError`.
+
+    With ``only_near`` it is not done for a placement below the SQNR limit on the few samples.
+    """
+    if not limits.are_measured or not placement.sites or limits.is_known(placement):
+        return True
+    with closing(bench.open(placement)) as engine, bench.several(placement, engine) as several:
+        if only_near and limits.is_below(placement, several):
+            return False
+        limits.confirm(placement, several)
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Confirmation:
+    """The inputs of a selection: the trials, the bench that verifies placements, and the constraints."""
+
+    trials: Sequence[Trial]
+    bench: Bench
+    limits: Limits
+
+    @property
+    def barred(self) -> set[str]:
+        """The digests of candidates that do not meet the constraints, by the measurements so far."""
+        return {
+            t.placement.digest for t in self.trials if not t.subgraph and not self.limits.admits(t.placement)
+        }
+
+    def was_built(self, placement: Placement) -> bool:
+        """Whether the search built the placement."""
+        return any(trial.placement.digest == placement.digest for trial in self.trials)
+
+    def admits(self, placement: Placement) -> bool:
+        """Whether a placement meets the constraints on all data; false if it cannot be measured."""
+        try:
+            return admits(placement, self.bench, self.limits)
+        except BackendError:
+            return False
+
+    def scored(self, trial: Trial) -> Trial:
+        """The trial with the task metric of its placement, if measured by now."""
+        if not trial.ok or trial.subgraph or trial.accuracy is not None:
+            return trial
+        return replace(trial, accuracy=self.limits.figures(trial.placement).score)
+
+    def choice(self, roles: Mapping[str, Placement], measured: LatencyEvidence) -> Selection:
+        """The choice among placements that meet the constraints on all data, which is verified for each choice."""
+        ratios = {role: ratio for role, ratio in measured.tested.items() if role in roles}
+        plain, barred, limits = measured.tested.get(FLOAT32), self.barred, self.limits
+        # ratios of trials refer to the converted model, if candidates were converted
+        factor = 1.0 if plain is None else plain.mean.median
+        searched = [t if t.ratio is None else replace(t, ratio=factor * t.ratio) for t in self.trials]
+        while True:
+            also = (
+                _line(0, role, roles[role], measured)
+                for role in ratios
+                if roles[role].digest in barred and not self.was_built(roles[role])
+            )
+            timed = [self.scored(trial) for trial in (*searched, *also)]
+            choice = choose(
+                roles,
+                ratios,
+                barred=barred,
+                min_gain=limits.asked.min_gain,
+                shortfall=shortfall_text(limits, timed),
+                slower=_slower_text(timed, limits),
+                plain=plain,
+            )
+            if choice.unchanged or self.admits(choice.placement):
+                refused = refused_text(limits, self.trials)
+                return replace(choice, reason="; ".join(filter(None, (choice.reason, refused))))
+            barred.add(choice.placement.digest)
+
+    def able(self, roles: Mapping[str, Placement]) -> dict[str, Placement]:
+        """The quantized placements that meet the constraints, by the measurements so far."""
+        barred = self.barred
+        return {role: each for role, each in roles.items() if each.sites and each.digest not in barred}
+
+    def repetitions(
+        self, roles: Mapping[str, Placement], deadline: Deadline, wait: Callable[[float], None]
+    ) -> Callable[[Mapping[str, RatioTest]], bool]:
+        """A function that decides by the ratios so far whether the finalists are built and timed once more.
+
+        They are if a gain is likely, by its median, and none is proved: once within twice the time limit, and then up
+        to `MOST_TIMES` within the limit, or within `SPARE_SECONDS` of the start without one, with a ``wait`` between.
+        Then a wider interval proves a gain: repeated tests at the same level prove more gains falsely.
+        """
+        min_gain, able = self.limits.asked.min_gain, self.able(roles)
+        spare = (
+            Deadline(seconds=SPARE_SECONDS, clock=deadline.clock) if deadline.seconds is None else deadline
+        )
+        left, started = MOST_TIMES, deadline.spent
+
+        def are_repeated(ratios: Mapping[str, RatioTest]) -> bool:
+            nonlocal left, started
+            is_first, seconds = left == MOST_TIMES, deadline.spent - started
+            faster = [r for r in able if r in ratios and ratios[r].mean.median < 1 - min_gain]
+            likely = [ratios[role] for role in faster if self.admits(able[role])]
+            tests = likely if is_first else map(_widened, likely)
+            if not left or not likely or any(test.proves(min_gain) for test in tests):
+                return False
+            apart = 0.0 if is_first else APART_SECONDS
+            limit, times = (deadline, 2) if is_first else (spare, 1)
+            if not limit.allows(seconds + apart, times=times):
+                return False
+            if apart:
+                wait(apart)
+            left, started = left - 1, deadline.spent
+            return True
+
+        return are_repeated
+
+    def front_roles(self, roles: Mapping[str, Placement]) -> dict[str, Placement]:
+        """The placements of the Pareto front that are not finalists, including those below an SQNR limit."""
+        known = {placement.digest for placement in roles.values()}
+        fit = [trial for trial in self.trials if reaches(trial, None, self.limits.min_accuracy)]
+        members = [t.placement for t in front_of(fit, FRONT) if t.placement.digest not in known]
+        return {f"front-{number}": placement for number, placement in enumerate(members, 1)}
+
+    def front(self, roles: Mapping[str, Placement], measured: LatencyEvidence) -> tuple[FrontPoint, ...]:
+        """The Pareto front of rebuilt placements by time and SQNR on all data, fastest first.
+
+        The last point is always the reference. A placement below the limit of the task metric is not a point.
+        """
+        searched = {t.placement.digest for t in self.trials if t.ok and t.sqnr_db is not None}
+        timed = {
+            placement.digest: (measured.ratios[role], placement)
+            for role, placement in roles.items()
+            if placement.sites and placement.digest in searched and role in measured.ratios
+        }
+        points: list[FrontPoint] = []
+        for ratio, placement in sorted(timed.values(), key=lambda each: each[0].median):
+            sqnr_db = self._confirmed_db(placement) if ratio.median < 1 else None
+            if sqnr_db is not None and (not points or sqnr_db > points[-1].sqnr_db):
+                points.append(self._point(placement, ratio, sqnr_db))
+        return (*points, self._point(roles["reference"], measured.ratios["reference"], EXACT_DB))
+
+    def _confirmed_db(self, placement: Placement) -> float | None:
+        """The SQNR on all data; ``None`` if it cannot be measured or the task metric is below its limit."""
+        try:
+            measure_accuracy(placement, self.bench, self.limits)
+        except BackendError:
+            return None
+        figures, least = self.limits.figures(placement), self.limits.min_accuracy
+        is_below = least is not None and figures.score is not None and figures.score < least
+        return None if is_below or figures.is_part else figures.all_db
+
+    def _point(self, placement: Placement, ratio: Interval, sqnr_db: float) -> FrontPoint:
+        return FrontPoint(
+            placement=placement.digest,
+            pairs=placement.pairs,
+            ratio=ratio,
+            sqnr_db=sqnr_db,
+            accuracy=self.limits.figures(placement).score,
+        )
+
+
+def _slower_text(trials: Sequence[Trial], limits: Limits) -> str:
+    """That all candidates within the limits are slower than the reference, with the fastest; empty if one is faster."""
+    known = {t.placement.digest: t.ratio for t in trials if is_candidate(t) and limits.admits(t.placement)}
+    ratios = [ratio for ratio in known.values() if ratio is not None]
+    if not ratios or min(ratios) < 1:
+        return ""
+    within = " within the limits" if limits.are_measured else ""
+    takes = f"takes {ratio_text(min(ratios))} of the reference's time"
+    if len(ratios) == 1:
+        return f"the only quantized candidate{within} is slower: it {takes}"
+    return f"all {len(ratios)} quantized candidates{within} are slower: the fastest {takes}"
+
+
+def renamed(measured: LatencyEvidence, role: str, beside: Sequence[str] = ()) -> LatencyEvidence:
+    """The same measurement with role ``tuned`` for the selected model."""
+    others = ("runner-up", "everything", GIVEN, *beside)
+    names = {"tuned": role, "reference": "reference"}
+    names |= {name: name for name in others if name in measured.samples and name != role}
+    return replace(
+        measured,
+        samples={name: measured.samples[source] for name, source in names.items()},
+        ratios={name: measured.ratios[source] for name, source in names.items()},
+        tested={name: measured.tested[source] for name, source in names.items()},
+        speedup=measured.ratios[role].inverse,
+        failures={name: why for name, why in measured.failures.items() if name in beside},
+        profiles=tuple(
+            replace(profile, ratios={name: profile.ratios[source] for name, source in names.items()})
+            for profile in measured.profiles
+        ),
+    )
+
+
+def _line(number: int, role: str, placement: Placement, measured: LatencyEvidence) -> Trial:
+    """The journal line of a finalist's rebuilds."""
+    trial = Trial(number=number, phase="confirm", placement=placement)
+    if role not in measured.samples:
+        return replace(trial, status="failed", error=measured.failures[role])
+    return replace(trial, samples=measured.samples[role], ratio=measured.ratios[role].median)

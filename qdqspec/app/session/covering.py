@@ -1,0 +1,209 @@
+"""The search of one case without timing: objective ``coverage``, `qdqspec.search.coverage` on a prepared case.
+
+The accuracy of a placement is that of its rehearsal, with corrections only if the placement that
+quantizes everything misses the limits without them. The backend builds what is selected, and lists its kernels. The
+outputs of the model decide, as the backend computes them or, where it only builds, as ONNX defines them; they correct
+the next rehearsals.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import ExitStack, closing
+from dataclasses import replace
+
+from qdqspec._core.temporary import TemporaryFolder
+from qdqspec._core.units import count_text, share_text
+from qdqspec.app.preparation.auxiliary_runs import runner
+from qdqspec.app.preparation.build_logs import BuildLogs
+from qdqspec.app.preparation.prepare import Prepared
+from qdqspec.app.session.limits import limits_of
+from qdqspec.app.session.outcome import Tuned
+from qdqspec.app.session.tuning import candidate_files, deadline_of, oracle_of
+from qdqspec.errors import BackendError, ConfigError, PlacementError
+from qdqspec.graph.float32 import FLOAT16
+from qdqspec.graph.model import require_path
+from qdqspec.graph.regions.forecast import multiplications_by_node
+from qdqspec.graph.weights import WeightStore
+from qdqspec.search.coverage import CoverageSearch
+from qdqspec.types import TIMED_TRIALS, Coverage, Placement, SearchResult, Trial
+
+NAME = "coverage"  # the objective, the strategy in results, and the phase in the journal
+_FLOAT = Placement(sites=frozenset())
+
+
+def covers(prepared: Prepared) -> bool:
+    """Whether the objective of a case is coverage: as asked, else because its backend has no clock.
+
+    Raises `ConfigError` if another objective is asked for on a backend without a clock.
+    """
+    asked, has_clock = prepared.case.tune.objective, prepared.capabilities.has_clock
+    if asked is None:
+        return not has_clock
+    if asked != NAME and not has_clock:
+        raise ConfigError(
+            f"objective '{asked}' needs times, and backend {prepared.backend.name} takes none on this machine",
+            where=str(prepared.case.spec or prepared.case.model),
+            cure="leave tune.objective out, or set it to coverage",
+        )
+    return asked == NAME
+
+
+def cover_case(prepared: Prepared, journal: BuildLogs) -> Tuned:
+    """The placement of a case with the most multiplications in narrow formats; nothing is timed.
+
+    Raises `BackendError` if the model does not build without any pairs.
+    """
+    with ExitStack() as opened:
+        covering = _Covering(prepared, journal, opened)
+        reference = covering.build(_FLOAT)
+        if not reference.ok:
+            raise BackendError(f"the model does not build without any Q/DQ: {reference.error}")
+        search = covering.search()
+        best = search.best()
+        result = covering.result(search, best)
+    line = ("winner", replace(best or reference, phase="confirm"))
+    return Tuned(result=result, latency=None, raw_winner=result.winner, confirmed=(line,), intervals={})
+
+
+def _reason(search: CoverageSearch, coverage: Coverage, least_db: float | None) -> str:
+    """The reason why this placement was selected, or why none was."""
+    units = count_text(len(search.refused), "unit")
+    lost = f"; {units} left in float because of the backend" if search.refused else ""
+    limit = "" if least_db is None else f" with an SQNR of at least {least_db:g} dB"
+    if not coverage.quantized:
+        return f"no placement{limit} that the backend builds quantizes a multiplication{lost}"
+    return f"{share_text(coverage.share)} of the multiplications are quantized{limit}{lost}"
+
+
+class _Covering:
+    """One search: its builds (``trials`` has them all, that of the reference first), and the limits on accuracy.
+
+    Limits are expected by the rehearsals of the oracle, and decided by outputs.
+    """
+
+    def __init__(self, prepared: Prepared, journal: BuildLogs, opened: ExitStack) -> None:
+        self.prepared, self.trials = prepared, list[Trial]()
+        self._journal, self._recorded = journal, list(journal.trials())
+        self._started = time.monotonic(), time.process_time()
+        self._deadline, resources = deadline_of(prepared), prepared.resources
+        resources.report_step("looking for corrections")
+        _ = prepared.corrections  # before the search: all placements have the same numbers
+        self._limits = limits_of(prepared)
+        self._least_db = prepared.case.tune.limits.min_sqnr_db
+        self._oracle = oracle_of(prepared, self._limits, self._deadline, opened)
+        self._folder = opened.enter_context(TemporaryFolder())
+        self._runs = runner(resources.backend, resources.options)
+        store = WeightStore(self._folder, base=require_path(prepared.given).parent)
+        self._files = candidate_files(prepared, self._folder, store)
+        shapes = {name: spec.shape for name, spec in prepared.inputs.items()}
+        self._multiplications = multiplications_by_node(prepared.folded, shapes)
+
+    @property
+    def limit_reached(self) -> str:
+        """The limit that the search has reached, as text; empty if it may go on."""
+        rules = self.prepared.case.tune
+        most = rules.trials or TIMED_TRIALS[rules.preset]
+        if len(self.trials) > most:
+            return f"its limit of {count_text(most, 'build')}"
+        return self._deadline.reached
+
+    def build(self, placement: Placement) -> Trial:
+        """The trial of a placement: recorded by an earlier run, else built now. A failed build is a trial too."""
+        number = len(self.trials)
+        self.prepared.resources.report_step(
+            f"building {f'candidate {number}' if number else 'the reference'}"
+        )
+        known = self._recorded[number] if number < len(self._recorded) else None
+        if known is not None and known.placement.digest == placement.digest:
+            trial = known
+        else:
+            self._recorded = []
+            trial = self._built(number, placement)
+            self._journal.append(trial)
+        self.trials.append(trial)
+        return trial
+
+    def _built(self, number: int, placement: Placement) -> Trial:
+        started, prepared = time.perf_counter(), self.prepared
+        blank = Trial(number=number, phase=NAME, placement=placement)
+        try:
+            with closing(prepared.backend.build(self._files(placement), prepared.options)) as engine:
+                blank = replace(blank, build_seconds=time.perf_counter() - started)
+                engine.bind(prepared.loads[0].feeds)
+                layers = engine.layers(1)
+        except (BackendError, PlacementError) as error:
+            text = str(error).replace(f"{self._folder}{os.sep}", "")
+            return replace(blank, status="failed", error=text, build_seconds=time.perf_counter() - started)
+        # the profile of a single run is no measurement
+        kernels = tuple(replace(layer, milliseconds=0.0) for layer in layers)
+        return replace(blank, graph_hash=engine.graph_hash, layers=kernels)
+
+    def _is_expected_within_limits(self, placement: Placement) -> bool:
+        """Whether a placement is expected to meet the limits; one that cannot be rehearsed is left to its outputs."""
+        if self._oracle is None:
+            return True
+        expected_db = self._oracle.predicted_db(placement)
+        if expected_db is not None and self._least_db is not None and expected_db < self._least_db:
+            return False
+        return self._oracle.keeps_metric(placement) is not False
+
+    def _keeps_limits(self, trial: Trial) -> bool:
+        """Whether a placement meets the limits by the outputs of its model, from which rehearsals learn."""
+        limits, placement = self._limits, trial.placement
+        if limits.are_measured and not limits.is_known(placement):
+            self.prepared.resources.report_step("measuring the accuracy of a candidate")
+            with closing(self._runs(self._files(placement))) as engine:
+                trial = limits.measure(Trial(number=0, phase=NAME, placement=placement), engine)
+                limits.confirm(placement, engine)
+            if self._oracle is not None:
+                self._oracle.learn(replace(trial, accuracy=limits.figures(placement).score))
+        return limits.admits(placement)
+
+    def search(self) -> CoverageSearch:
+        """The search on the space of the case."""
+        space, counts, oracle = self.prepared.space, self._multiplications, self._oracle
+        return CoverageSearch(
+            space=space,
+            multiplications={unit.id: sum(counts.get(n, 0) for n in unit.nodes) for unit in space.units},
+            noise=lambda: None if oracle is None else oracle.noise(),
+            is_accurate=self._is_expected_within_limits,
+            keeps_limits=self._keeps_limits,
+            build=self.build,
+            is_over=lambda: bool(self.limit_reached),
+            narrow=frozenset(self.prepared.capabilities.activations),
+        )
+
+    def result(self, search: CoverageSearch, best: Trial | None) -> SearchResult:
+        """The result of a search that selected this trial, by its labels and the list of its kernels."""
+        prepared, oracle, selected = self.prepared, self._oracle, best or self.trials[0]
+        winner, layers = selected.placement, () if best is None else best.layers
+        coverage = Coverage(
+            multiplications=sum(self._multiplications.values()),
+            quantized=search.count(unit for unit, _ in winner.labels if unit not in search.refused),
+            sqnr_db=None if best is None or oracle is None else oracle.predicted_db(winner),
+            kernels=len(layers),
+            conversions=sum(layer.boundary for layer in layers),
+            refused=dict(search.refused),
+        )
+        return SearchResult(
+            winner=winner,
+            trials=tuple(self.trials),
+            unchanged=best is None,
+            reason=prepared.nothing or _reason(search, coverage, self._least_db),
+            strategy=NAME,
+            seconds=time.monotonic() - self._started[0],
+            cpu_seconds=time.process_time() - self._started[1],
+            eps=0.0,
+            blocks=len(prepared.space.units),
+            regions=len(prepared.regions),
+            patterns=len({region.pattern for region in prepared.regions}),
+            ended_by=self.limit_reached,
+            accuracy=self._limits.bound(winner),
+            limits=prepared.case.tune.limits,
+            errors=() if oracle is None else oracle.errors,
+            corrections=prepared.corrections.gains,
+            coverage=coverage,
+            converted_from=FLOAT16 if prepared.is_converted else "",
+        )

@@ -1,0 +1,280 @@
+"""The regression gate: compares a case with its committed baseline, and renews the baseline.
+
+A measurement that does not pass is repeated once with twice the builds and twice the rounds, and the second alone
+decides: a regression must be measured twice before it fails. Baselines are recorded with the same precision, because
+every later run is compared with them.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from qdqspec import __version__
+from qdqspec._core.config import Settings
+from qdqspec.app.preparation.timing import Measure
+from qdqspec.checks.base import requested
+from qdqspec.checks.baseline.compare import (
+    Conditions,
+    changes,
+    differences,
+    figures_elsewhere,
+    history_of,
+    is_stale,
+    judge_change,
+    rules_of,
+    why_incomparable,
+)
+from qdqspec.checks.baseline.store import Entry, Name, Ratio, Renewal, RoleTimes, baseline_file, read_baseline
+from qdqspec.errors import StateError
+from qdqspec.timing.change import (
+    Builds,
+    BuildTimes,
+    builds_of,
+    change_between,
+    ratio_interval,
+    ratio_times,
+)
+from qdqspec.types import Case, DeviceKey, LatencyEvidence, RegressionEvidence, Samples, TimeChange
+from qdqspec.types.requests import BaselineRequest
+
+FIRST_BUILDS, FIRST_ROUNDS = 3, 24
+CLOSE_BUILDS, CLOSE_ROUNDS = 6, 48
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """The evidence of the case's regression checks, by entry, and the entries to write at the end."""
+
+    evidence: Mapping[str, RegressionEvidence] = field(default_factory=dict)
+    renewals: tuple[Renewal, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """A comparison with its measurement. ``number`` is 2 if that was the second, more precise one."""
+
+    latency: LatencyEvidence
+    change: TimeChange
+    number: int
+
+
+@dataclass
+class Gatekeeper:
+    """Compares one case with its baseline, or measures a new baseline.
+
+    ``first`` is a measurement that the session has already; ``measure`` takes more. ``note`` receives warnings for the
+    user.
+    """
+
+    case: Case
+    settings: Settings
+    device: DeviceKey
+    conditions: Conditions
+    first: LatencyEvidence
+    measure: Measure
+    note: Callable[[str], None]
+    _close: LatencyEvidence | None = field(default=None, init=False)
+    _renewals: list[Renewal] = field(default_factory=list, init=False)
+
+    def gate(self) -> Gate:
+        """Gather the evidence of all baseline requests of the case, without a verdict. Times the model."""
+        allowances: dict[str, list[float]] = {}
+        for _, request in requested(self.case.checks, BaselineRequest):
+            allowances.setdefault(request.key, []).append(request.allowed)
+        evidence = {name: self._evidence_of(name, min(allowed)) for name, allowed in allowances.items()}
+        return Gate(evidence=evidence, renewals=tuple(self._renewals))
+
+    def _evidence_of(self, name: str, allowed: float) -> RegressionEvidence:
+        """The evidence of an entry, with the figures of other devices."""
+        update, file = self.settings.update, baseline_file(self.case, self.device)
+        if file is None or (self.settings.baseline == "off" and update is None):
+            return RegressionEvidence(state="off", reason="" if file else "a case without a spec has none")
+        known, reason, nodes = self._known(file, (self.case.id, name))
+        found: RegressionEvidence | None = None
+        if known is None or reason:
+            if update is None or (update == "new" and reason):
+                found = self._refused(name, known, reason)
+        elif update != "all":
+            seen = self._look(known, allowed)
+            moved = judge_change(seen.change, allowed) != "pass" or is_stale(seen.change, allowed)
+            if update != "changed" or not moved:
+                found = self._compared(name, known, seen, allowed)
+        found = found or self._written(name, file, known, nodes)
+        elsewhere = figures_elsewhere(file, (self.case.id, name))
+        return replace(found, file=_shown(self.case, file), elsewhere=elsewhere)
+
+    def _known(self, file: Path, name: Name) -> tuple[Entry | None, str, str]:
+        """The entry of a name, why it cannot be compared with, and the digests of its model's nodes."""
+        try:
+            baseline = read_baseline(file)
+        except StateError as error:  # reported by `damaged_baselines`, unless the file is rewritten
+            return None, error.what, ""
+        if baseline is not None and baseline.device != self.device.key:
+            return None, f"the file is of device {baseline.device}", ""
+        entry = None if baseline is None else baseline.entry(name)
+        if baseline is None or entry is None:
+            return None, "", ""
+        nodes = baseline.models.get(entry.model_sha256, "")
+        return entry, why_incomparable(entry, self.conditions, nodes), nodes
+
+    def _refused(self, name: str, known: Entry | None, reason: str) -> RegressionEvidence:
+        return RegressionEvidence(
+            state="unlike" if reason else "missing",
+            command=self._command(name, "changed" if reason else "new"),
+            reason=reason,
+            required=self.settings.baseline == "require",
+            baseline=known.ratio.interval if known else None,
+            ratio=ratio_interval(ratio_times(self.first)) if known else None,
+        )
+
+    def _look(self, known: Entry, allowed: float) -> Look:
+        first = self.first
+        if first.builds < FIRST_BUILDS and not ratio_times(first).alone:
+            first = self.measure(FIRST_BUILDS, FIRST_ROUNDS)
+        return look(known, first, self._closely, allowed)
+
+    def _closely(self) -> LatencyEvidence:
+        """The more precise measurement, taken once; not needed if the reference itself is selected."""
+        if self._close is None:
+            alone = ratio_times(self.first).alone
+            self._close = self.first if alone else self.measure(CLOSE_BUILDS, CLOSE_ROUNDS)
+        return self._close
+
+    def _compared(self, name: str, known: Entry, seen: Look, allowed: float) -> RegressionEvidence:
+        command = self._command(name, "changed")
+        if is_stale(seen.change, allowed):
+            self.note(f"the baseline of {self.case.id}::{name} is stale, the model became faster: {command}")
+        return RegressionEvidence(
+            state="compared",
+            command=command,
+            baseline=known.ratio.interval,
+            ratio=ratio_interval(ratio_times(seen.latency)),
+            change=seen.change,
+            looks=seen.number,
+            builds=seen.latency.builds,
+            recorded=known.recorded,
+            notes=differences(known, self.conditions),
+            history=history_of(known, self.device.key),
+        )
+
+    def _written(self, name: str, file: Path, known: Entry | None, nodes: str) -> RegressionEvidence:
+        """The entry to write when the run ends; several processes may have entries for one file."""
+        latency = self._closely()
+        entry = entry_from(latency, self.conditions)
+        if known is not None:
+            entry = entry.after(known, changes(known, self.conditions, nodes))
+        renewal = Renewal(
+            file=file,
+            device=self.device.key,
+            name=(self.case.id, name),
+            old=known.ratio.median if known else None,
+            entry=entry,
+            nodes=self.conditions.nodes,
+        )
+        self._renewals.append(renewal)
+        return RegressionEvidence(
+            state="written",
+            command=self._command(name, "changed"),
+            baseline=known.ratio.interval if known else None,
+            ratio=entry.ratio.interval,
+            builds=latency.builds,
+            recorded=known.recorded if known else "",
+            notes=entry.changed,
+            history=history_of(entry, self.device.key),
+        )
+
+    def _command(self, name: str, update: str) -> str:
+        """The command that writes the entry, with the options that choose the device."""
+        spec, requests = self.case.spec, requested(self.case.checks, BaselineRequest)
+        file = os.path.relpath(spec) if spec is not None else ""
+        check = next(check for check, request in requests if request.key == name)
+        words = ["pytest", f"{file}::{self.case.id}::{check}", *self.settings.device_words]
+        in_ci = ["--qdq-update-in-ci"] if self.settings.in_ci else []
+        return shlex.join([*words, f"--qdq-update={update}", *in_ci])
+
+
+def damaged_baselines(case: Case, settings: Settings, device: DeviceKey) -> dict[str, RegressionEvidence]:
+    """The case's entries if its baseline file is damaged: a failure in every mode, until the file is renewed."""
+    file = baseline_file(case, device)
+    if file is None or settings.update in ("changed", "all") or settings.baseline == "off":
+        return {}
+    try:
+        read_baseline(file)
+    except StateError as error:
+        found = RegressionEvidence(
+            state="damaged", command=error.cure or "", reason=error.what, required=True
+        )
+        found = replace(found, file=_shown(case, file))
+        return {request.key: found for _, request in requested(case.checks, BaselineRequest)}
+    return {}
+
+
+def conditions_of(
+    case: Case, device: DeviceKey, model_sha256: str, nodes: str, scheme: str, latency: LatencyEvidence
+) -> Conditions:
+    """The conditions under which a ratio of this case is measured now."""
+    return Conditions(
+        clock=latency.clock,
+        model_sha256=model_sha256,
+        nodes=nodes,
+        rules=rules_of(case),
+        scheme=scheme,
+        environment={"qdqspec": __version__, **device.details},
+        recorded=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def look(
+    known: Entry, first: LatencyEvidence, closely: Callable[[], LatencyEvidence], allowed: float
+) -> Look:
+    """Compare with a baseline; if the first measurement does not pass, a more precise one alone decides."""
+    tuned, reference = (known.samples[role] for role in ("tuned", "reference"))
+    before = BuildTimes(tuned=tuned.between(known.clock), reference=reference.between(known.clock))
+    in_a_row = tuned.first is None or reference.first is None
+    change = change_between(ratio_times(first, in_a_row=in_a_row), before)
+    if judge_change(change, allowed) == "pass":
+        return Look(latency=first, change=change, number=1)
+    close = closely()
+    change = change_between(ratio_times(close, in_a_row=in_a_row), before)
+    return Look(latency=close, change=change, number=2)
+
+
+def entry_from(latency: LatencyEvidence, conditions: Conditions) -> Entry:
+    """A measurement as a baseline entry."""
+    ratio = ratio_interval(ratio_times(latency))
+    return Entry(
+        ratio=Ratio(median=ratio.median, low=ratio.low, high=ratio.high),
+        clock=conditions.clock,
+        samples={
+            "tuned": _times(latency.samples["tuned"], latency.builds),
+            "reference": _times(latency.samples["reference"], latency.builds),
+        },
+        model_sha256=conditions.model_sha256,
+        rules=dict(conditions.rules),
+        scheme=conditions.scheme,
+        environment=dict(conditions.environment),
+        recorded=conditions.recorded,
+    )
+
+
+def _shown(case: Case, file: Path) -> str:
+    return file.relative_to(case.spec.parent).as_posix() if case.spec is not None else file.name
+
+
+def _times(samples: Samples, builds: int) -> RoleTimes:
+    cpu_ms = builds_of(samples, "cpu", builds) if samples.cpu_ms else ()
+    return RoleTimes(
+        wall_ms=_rounded(builds_of(samples, "wall", builds)),
+        cpu_ms=_rounded(cpu_ms),
+        first=_times(samples.first, builds) if samples.first else None,
+    )
+
+
+def _rounded(builds: Builds) -> Builds:
+    """Times rounded to the nanosecond; further digits are noise and enlarge the diff."""
+    return tuple(tuple(round(value, 6) for value in build) for build in builds)

@@ -1,0 +1,263 @@
+"""Predicts the accuracy of placements in a search: that of a rehearsal, plus what the backend was seen to add."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from itertools import islice
+from typing import TypeVar
+
+from qdqspec._core.units import count_text, seconds_text
+from qdqspec.accuracy.gate import MOST_DB, Evaluator, Offset
+from qdqspec.accuracy.rehearsal import Rehearsal, RehearsalRefusedError, RehearsedEngine, find_sensitivities
+from qdqspec.app.session.expected_metric import NO_PAIRS, RehearsedMetric
+from qdqspec.app.session.rehearser import Rehearser
+from qdqspec.errors import BackendError, PlacementError
+from qdqspec.qdq.space.search_space import SchemeSpace
+from qdqspec.types import EXACT_DB, BlockError, LabelNoise, Placement, Trial
+
+# Runs of the rehearsal per switch in a sensitivity analysis, on all samples and on one. It runs half of the graph on
+# average, optimized, and on all samples only the switches with a large error.
+RUNS_A_SWITCH, RUNS_ON_ONE_SAMPLE = 1.5, 0.4
+LOST_DB = -100.0  # below it outputs have another shape or are not finite: the SQNR is -200 dB and the offset
+
+_Result = TypeVar("_Result")
+
+
+class RehearsalOracle:
+    """Predicts the SQNR that a search will measure: rehearsed on the first samples, plus two offsets.
+
+    ``built`` is the offset of builds, the effect of the backend; ``difference`` is that of all data. A placement nearer
+    to the limit ``least_db`` than the largest known difference, and than ``near_db``, is rehearsed on all data, or on
+    as much of it as shows that it is below the limit. If the model cannot be rehearsed, every answer is ``None`` and
+    ``note`` receives the reason.
+
+    ``left`` gives the seconds that the search has left to choose and build candidates; ``unlimited_seconds`` count as
+    left of a search without a limit. Nothing new is rehearsed once they are over. ``noise_share`` of them may go to the
+    sensitivity analysis, which else measures up to ``most_together`` neighbouring pairs together, so that compositions
+    miss the limit more often; with a quarter of that, and at most ``noise_seconds``, it uses all samples.
+    ``placement_share`` may go to one placement on all data: with less time, less data is used. ``all_data_share`` is
+    for all such placements, so that time for builds remains.
+    """
+
+    def __init__(
+        self,
+        rehearser: Rehearser,
+        space: SchemeSpace,
+        note: Callable[[str], None],
+        left: Callable[[], float | None] = lambda: None,
+        metric: RehearsedMetric | None = None,
+        least_db: float | None = None,
+        difference: Offset | None = None,
+        *,
+        near_db: float = 6.0,
+        unlimited_seconds: float = 300.0,
+        noise_share: float = 0.5,
+        noise_seconds: float = 30.0,
+        most_together: int = 64,
+        placement_share: float = 0.1,
+        all_data_share: float = 0.7,
+    ) -> None:
+        self.difference = difference or Offset()
+        self.built = Offset(prior=True)
+        self._rehearser, self._space, self._note = rehearser, space, note
+        self._left, self._unlimited_seconds = left, unlimited_seconds
+        self._metric, self._least_db, self._near_db = metric, least_db, near_db
+        self._noise_share, self._noise_seconds, self._most_together = (
+            noise_share,
+            noise_seconds,
+            most_together,
+        )
+        self._placement_share, self._all_data_share = placement_share, all_data_share
+        self._evaluator: Evaluator | None = None
+        self._all_data_seconds = 0.0
+        self._noise: LabelNoise | None = None
+        self._known: dict[Placement, float | None] = {}  # rehearsed SQNR
+        self._refused = False
+        self._missing = ""  # why the sensitivity analysis was not made
+
+    def noise(self) -> LabelNoise | None:
+        """Noise power over signal power of each (unit, label) alone; ``None`` if that cannot be measured."""
+        if self._seconds_left > 0:
+            self._measure_noise(self._seconds_left, self._note)
+        return self._noise
+
+    def block_errors(self, seconds: float) -> tuple[tuple[BlockError, ...], str]:
+        """The error of each unit alone, largest first, and why there is none.
+
+        It is measured now if the search did not need it and ``seconds`` allow.
+        """
+        if self._noise is None and not self._missing and seconds <= 0:
+            return (), "the search's time was over"
+        self._measure_noise(seconds, lambda _: None)
+        return self.errors, self._missing or ("" if self.errors else "no block alone changes the outputs")
+
+    @property
+    def errors(self) -> tuple[BlockError, ...]:
+        """The error of each unit alone that was measured, largest first."""
+        errors = (
+            BlockError(block=unit, label=label, sqnr_db=min(-10 * math.log10(noise), EXACT_DB))
+            for (unit, label), noise in (self._noise or {}).items()
+            if noise > 0 and math.isfinite(noise)
+        )
+        return tuple(sorted(errors, key=lambda error: (error.sqnr_db, error.block, error.label)))
+
+    def predicted_db(self, placement: Placement) -> float | None:
+        """The expected SQNR of a build on all data."""
+        rehearsed = self.rehearsed_db(placement)
+        return None if rehearsed is None else self._expected(placement, rehearsed)
+
+    def rehearsed_db(self, placement: Placement) -> float | None:
+        """The SQNR of a placement at the worst output, rehearsed once; ``None`` if unknown and the time is over."""
+        if not placement.sites:
+            return None if self._refused else MOST_DB
+        if placement not in self._known:
+            if self._seconds_left <= 0:
+                return None
+            self._known[placement] = self._tried(lambda: self._rehearsed(placement))
+        return None if self._refused else self._known[placement]
+
+    def keeps_metric(self, placement: Placement) -> bool | None:
+        """Whether the task metric of a placement is expected to meet its limit; ``None`` if unknown."""
+        metric, seconds = self._metric, self._seconds_left
+        if metric is None or not placement.sites or seconds <= 0:
+            return None
+        predicted_db = self.predicted_db(placement)
+        return self._tried(
+            lambda: metric.keeps(placement, self._rehearser.including(placement), predicted_db, seconds)
+        )
+
+    @property
+    def doubt_db(self) -> float:
+        """The standard deviation of the SQNR of builds that their offset does not explain."""
+        return self.built.doubt_db
+
+    def learn(self, trial: Trial) -> None:
+        """Add the measured SQNR of a rehearsed candidate to the estimate."""
+        if self._metric is not None:
+            self._metric.learn(trial)
+        known = self._known.get(trial.placement)
+        if known is not None and trial.ok and trial.sqnr_db is not None and not trial.subgraph:
+            self.built.learn(known, trial.sqnr_db, trial.placement)
+
+    def text(self, placement: Placement) -> str:
+        """Rehearsed and measured SQNR of a placement for the reason of a choice; empty unless both are known."""
+        if not self.built.is_of(placement):
+            return ""
+        rehearsed, measured = self.built.known[placement]
+        offset = self.built.at(rehearsed)
+        return f"rehearsed {rehearsed:.1f} dB, measured {measured:.1f} dB on the same samples, offset {offset:+.1f} dB"
+
+    def refused_text(self, least_db: float | None) -> str:
+        """The number of rehearsed placements expected below the limits and not built; empty for none."""
+        expected = [
+            self._expected(placement, db)
+            for placement, db in self._known.items()
+            if db is not None and not self.built.is_of(placement)
+        ]
+        below = [] if least_db is None else [sqnr_db for sqnr_db in expected if sqnr_db < least_db]
+        texts = [] if self._metric is None else [self._metric.refused_text()]
+        if below:
+            most = f"{max(below):.1f} dB at most"
+            if max(below) <= LOST_DB:
+                most = "all with outputs of another shape or with values that are not finite"
+            count = count_text(len(below), "rehearsed placement")
+            texts.insert(0, f"expected below {least_db:g} dB and not built: {count}, {most}")
+        return "; ".join(filter(None, texts))
+
+    @property
+    def _seconds_left(self) -> float:
+        left = self._left()
+        return self._unlimited_seconds if left is None else left
+
+    def _tried(self, rehearse: Callable[[], _Result]) -> _Result | None:
+        """The result of a rehearsal; ``None`` if the model, or this placement, cannot be rehearsed."""
+        try:
+            return None if self._refused else rehearse()
+        except RehearsalRefusedError as error:
+            self._refused, self._missing = True, error.what
+            self._note(f"{error.what}: the search measures the accuracy of placements by building them")
+        except (BackendError, PlacementError):
+            pass  # the reference runtime lacks the formats of this placement
+        return None
+
+    def _expected(self, placement: Placement, rehearsed_db: float) -> float:
+        """The SQNR of a build on all data, by that of its rehearsal on the first samples."""
+        few_db = rehearsed_db + self.built.at(rehearsed_db)
+        return few_db + self.difference.at(few_db, placement)
+
+    def _measure_noise(self, seconds: float, note: Callable[[str], None]) -> None:
+        """Make the sensitivity analysis, if that was not tried before."""
+        is_new = self._noise is None and not self._missing
+        if is_new:
+            self._noise = self._tried(lambda: self._sensitivities(seconds))
+        if is_new and self._missing and not self._refused:
+            note(self._missing)
+
+    def _sensitivities(self, seconds: float) -> LabelNoise | None:
+        everything = self._space.resolve(self._space.everything())
+        self.rehearsed_db(everything)  # shows the time of a run
+        rehearsal = self._rehearser.including(everything)
+        switch_seconds = rehearsal.run_seconds * len(rehearsal.switches)
+        together = math.ceil(RUNS_ON_ONE_SAMPLE * switch_seconds / (self._noise_share * seconds)) or 1
+        if together > self._most_together:
+            took = seconds_text(RUNS_ON_ONE_SAMPLE * switch_seconds)
+            self._missing = (
+                f"measuring each of {len(rehearsal.switches)} Q/DQ pairs alone would take about {took}, too much of "
+                f"{seconds_text(seconds)}, and was skipped: raise the time limit"
+            )
+            return None
+        is_cheap = RUNS_A_SWITCH * switch_seconds <= min(self._noise_share * seconds / 2, self._noise_seconds)
+        samples = rehearsal.subject.samples if is_cheap else 1
+        try:
+            return find_sensitivities(rehearsal, samples=samples, together=together).by_label(self._space)
+        except BackendError as error:
+            self._missing = f"the error of each Q/DQ pair alone could not be measured: {error.what}"
+            return None
+
+    def _rehearsed(self, placement: Placement) -> float:
+        """The SQNR of a placement on the first samples; one near the limit is rehearsed on all data too."""
+        rehearsal = self._rehearser.including(placement)
+        evaluator = self._evaluator = self._evaluator or self._opened_evaluator(rehearsal)
+        engine = rehearsal.engine(placement)
+        few_db, _ = evaluator.first(engine)
+        if self._least_db is not None and self._is_near(few_db, self._least_db):
+            self._rehearse_on_all_data(evaluator, engine, few_db, self._least_db)
+        return few_db
+
+    def _is_near(self, few_db: float, least_db: float) -> bool:
+        """Whether a placement may be on either side of the limit, by its SQNR on the first samples."""
+        # the difference known may be that of placements with another SQNR
+        limits = least_db, least_db - self.difference.at(least_db)
+        low_db, high_db = sorted(db - self.built.at(db) for db in limits)
+        near_db = min(self.difference.most_db, self._near_db)
+        return low_db - near_db <= few_db <= high_db + near_db
+
+    def _rehearse_on_all_data(
+        self, evaluator: Evaluator, engine: RehearsedEngine, few_db: float, least_db: float
+    ) -> None:
+        """Rehearse a placement on all data if there is time for it, and learn its difference."""
+        started, spent, left = time.monotonic(), self._all_data_seconds, self._seconds_left
+        if evaluator.samples <= 2 * evaluator.few or spent > self._all_data_share * (left + spent):
+            return
+        offset = self.built.at(few_db)
+        all_db, _ = evaluator.near(engine, least_db - offset)
+        self.difference.learn(few_db + offset, all_db + offset, engine.placement)
+        self._all_data_seconds += time.monotonic() - started
+
+    def _opened_evaluator(self, rehearsal: Rehearsal) -> Evaluator:
+        """The evaluator of rehearsals, on as much of the data as a placement may be rehearsed on."""
+        subject = rehearsal.subject
+        for feed in islice(rehearsal.feeds(), 1):
+            rehearsal.engine(NO_PAIRS).run(feed)  # shows the time of a run
+        most = int(self._placement_share * self._seconds_left / max(rehearsal.run_seconds, 1e-6))
+        feeds = subject.feeds()
+        samples = sum(1 for _ in islice(feeds, max(most, subject.samples)))
+        return Evaluator(
+            feeds,
+            lambda: self._rehearser.rehearsal.engine(NO_PAIRS),
+            samples,
+            few=subject.samples,
+            errors=2.0,
+        )

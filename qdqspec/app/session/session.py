@@ -1,0 +1,363 @@
+"""A session: the cases of a run, with the backends, cache, device lock, time limit and record that they share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, Unpack, cast
+
+from qdqspec import __version__
+from qdqspec._core.closing import Closing
+from qdqspec._core.config import Settings
+from qdqspec._core.config.declared import check_option
+from qdqspec.accuracy.given_data import GivenFiles, is_model
+from qdqspec.accuracy.metrics import joined_metrics
+from qdqspec.app.cases import SPEC_SUFFIXES, find_case
+from qdqspec.app.evidence.compared_runtimes import compare_runtimes, grouped, models_of_work
+from qdqspec.app.evidence.culprits import MOST, culprits_of
+from qdqspec.app.evidence.evidence import CaseWork
+from qdqspec.app.evidence.parity import both_models
+from qdqspec.app.evidence.probes import Prober
+from qdqspec.app.evidence.saved_probe import read_probe
+from qdqspec.app.preparation.prepare import output_of
+from qdqspec.app.preparation.resources import Resources, lock_of, resources_of
+from qdqspec.app.session.gate import damaged_baselines
+from qdqspec.app.session.pipeline import judge
+from qdqspec.app.session.plan import Plan, plan_of
+from qdqspec.app.session.result import Result
+from qdqspec.app.session.study import AnyStrategy, Study
+from qdqspec.backends._isolation.isolated import Isolated
+from qdqspec.backends.base import Availability
+from qdqspec.checks.baseline.store import Renewal
+from qdqspec.checks.verdicts import raised
+from qdqspec.errors import ConfigError, StateError
+from qdqspec.graph.model import Model, load_model
+from qdqspec.qdq.read.import_qdq import import_placement
+from qdqspec.spec.inline import Asked, AskedWithStrategy, GivenModel, PathLike, inline_case
+from qdqspec.timing.lock import log_wait
+from qdqspec.timing.store import Store
+from qdqspec.types import (
+    Case,
+    CaseRecord,
+    CheckResult,
+    CheckSpec,
+    CulpritEvidence,
+    DeviceKey,
+    Evidence,
+    EvidenceKind,
+    Loader,
+    Metric,
+    Probe,
+    Progress,
+    Region,
+    RunRecord,
+    RuntimeComparison,
+    SearchResult,
+)
+from qdqspec.types.requests import InputLimits
+
+_Key = tuple[str, str, str, int, int, str]
+
+
+class Session(Closing):
+    """Tunes, measures and checks cases. Errors of the input or the machine are raised as `QdqspecError`.
+
+    ``overrides`` are fields of `Settings`, such as ``threads=4`` or ``seed=7``. ``watch`` is called with
+    the progress of a search. ``metrics`` are task metrics and ``loaders`` data loaders by the names used in specs; see
+    `Metric` and `Loader`. ``device_key`` determines the key of the device for baselines and caches, by default the
+    backend's. Close a session after use: it holds child processes.
+    """
+
+    def __init__(
+        self,
+        settings: Settings | None = None,
+        *,
+        watch: Callable[[Progress], None] | None = None,
+        metrics: Mapping[str, Metric] | None = None,
+        loaders: Mapping[str, Loader] | None = None,
+        device_key: Callable[[DeviceKey], str] | None = None,
+        **overrides: Any,
+    ) -> None:
+        self.settings = Settings(**overrides) if settings is None else replace(settings, **overrides)
+        for option in self.settings.backend_option:
+            check_option(option, "backend_option", command_line=True)
+        self.watch = watch
+        self.metrics = joined_metrics(metrics or {})
+        self.loaders = dict(loaders or {})
+        self._files = GivenFiles()
+        self._backends: dict[str, Resources] = {}
+        self._device_key = device_key
+        self._runtimes: tuple[RuntimeComparison, ...] = ()
+        self._store = Store(self.settings.cache_dir)
+        self._works: dict[_Key, CaseWork] = {}
+        self._waits: list[float] = []  # seconds of each wait for other runs on the device
+        self._skipped: dict[_Key, CaseRecord] = {}
+        self._started = (datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic())
+
+    def runtime(self, case: Case | None = None) -> Resources:
+        """The backend of a case, by default that of the run. Raises `ConfigError` if there is none of that name."""
+        name = (case and case.backend) or self.settings.backend
+        if name not in self._backends:
+            self._backends[name] = resources_of(replace(self.settings, backend=name), self._device_key)
+        return self._backends[name]
+
+    def availability(self, case: Case) -> Availability:
+        """Whether the backend is usable here and has one of the case's number formats; if not, why not."""
+        runtime = self.runtime(case)
+        found = runtime.backend.probe(runtime.options)
+        if not found.usable:
+            return found
+        here, words = runtime.backend.capabilities(runtime.options), ("on this device", "another backend")
+        return found.with_formats(case, here.formats, here.lacking, (runtime.backend.name, *words))
+
+    def target(self, case: Case) -> str:
+        """The backend of a case and its variant."""
+        return self.runtime(case).backend.target
+
+    def tune(self, model: GivenModel | Case, **asked: Unpack[AskedWithStrategy]) -> Result:
+        """Search for the fastest placement of a model, or of a case of a spec; `Asked` lists the options.
+
+        A cached winner that passes its recheck is reused. Raises `QdqspecError` for errors of input or machine.
+        """
+        case = self._asked(model, asked)
+        evidence = self.evidence(case, frozenset({"latency", "parity"}))
+        record = self._run_record([CaseRecord(evidence=evidence)])
+        kept = self.work(case).find()
+        return Result(record=record, kept=kept, given=self.model(case), files=self._files)
+
+    def find_culprits(
+        self,
+        model: GivenModel | Case,
+        tuned: GivenModel | None = None,
+        *,
+        most: int | None = MOST,
+        **asked: Unpack[AskedWithStrategy],
+    ) -> CulpritEvidence:
+        """Rank the Q/DQ pairs of a quantized model by the accuracy they cost.
+
+        The model is ``tuned``, from any tool, or else the winner. Returns the ``most`` pairs with the largest error,
+        all for ``None``. Nothing is timed, except by the search that runs first
+        if there is neither ``tuned`` nor a cached winner.
+        """
+        work = self.work(self.case(model, asked))
+        if tuned is None:
+            return work.find_culprits(most=most)
+        imported = import_placement(load_model(Path(cast("PathLike", self.file(tuned)))), work.prepared.given)
+        return culprits_of(work.prepared, imported.pairs, factors=imported.equalized, most=most)
+
+    def probe(
+        self,
+        model: PathLike,
+        tuned: PathLike,
+        file: PathLike,
+        limits: InputLimits | None = None,
+        *,
+        values: Mapping[str, Any] | None = None,
+    ) -> Probe:
+        """Run one input, saved by a parity check, on a model and its tuned model.
+
+        The outputs are checked against ``limits``, by default those saved in the file. ``values`` are the inputs of the
+        model that are fixed, which the tuned model does not have.
+        """
+        kept = read_probe(Path(file))
+        shapes = {name: list(array.shape) for name, array in kept.feeds.items()}
+        case = inline_case(model, {"shapes": shapes, "values": values or {}})
+        with both_models(self.work(case).as_given, Path(tuned).absolute()) as models:
+            return Prober(models, limits or kept.params, kept.typical).probe(kept.feeds, kept.inputs)
+
+    def study(
+        self,
+        model: GivenModel | Case,
+        *,
+        strategy: AnyStrategy | None = None,
+        folder: PathLike | None = None,
+        **asked: Unpack[Asked],
+    ) -> Study:
+        """The same search, step by step; see `Study`.
+
+        ``strategy`` is a name, an object with ask, tell and done, or a callable that makes one from a `SearchSetup` and
+        a random generator. With ``folder`` the study is saved there from the start, and resumed if it already exists.
+        """
+        own = None if folder is None else Path(folder).absolute()
+        return Study(self.work(self._asked(model, asked)).prepared, strategy=strategy, folder=own)
+
+    def _asked(self, model: GivenModel | Case, asked: Mapping[str, object]) -> Case:
+        """The requested case; raises `BackendUnavailableError` if the backend cannot run it."""
+        case = self.case(model, asked)
+        found = self.availability(case)
+        if not found.usable:
+            raise found.error(case.backend or self.settings.backend)
+        return case
+
+    def case(self, model: GivenModel | Case, asked: Mapping[str, Any]) -> Case:
+        """A model with its options as a case; ``spec.qdq.yaml::id`` selects a case of a spec.
+
+        A case of a spec accepts ``metrics`` only: a spec names metrics and holds no code.
+        """
+        given = self.file(model)
+        words = self._files.asked({word: value for word, value in asked.items() if word != "metrics"})
+        if not isinstance(given, Case) and SPEC_SUFFIXES[0] not in str(given):
+            case = inline_case(given, words)
+        elif words:
+            raise ConfigError(
+                "a case of a spec has its options in the spec", where=str(given), cure="change them there"
+            )
+        else:
+            case = given if isinstance(given, Case) else find_case(str(given), self.settings, Path.cwd())
+        return replace(case, metrics=joined_metrics(case.metrics, asked.get("metrics", {})))
+
+    def file(self, model: GivenModel | Case) -> PathLike | Case:
+        """A model in memory as a file; anything else as it is."""
+        return self._files.model(model) if is_model(model) else cast("PathLike | Case", model)
+
+    def model(self, case: Case) -> Model:
+        """The user's model, loaded and validated."""
+        return self.work(case).prepared.given
+
+    def regions(self, case: Case) -> tuple[Region, ...]:
+        """The regions of the model."""
+        return self.work(case).prepared.regions
+
+    def search(self, case: Case) -> SearchResult:
+        """Tune the case, or return the cached winner if it passes its recheck."""
+        with self._files.named_errors():
+            return self.work(case).search
+
+    def evidence(self, case: Case, needs: frozenset[EvidenceKind]) -> Evidence:
+        """The evidence of a case; the requested kinds are measured."""
+        return self.work(case).evidence(needs)
+
+    def judge(self, case: Case, check: CheckSpec) -> CheckResult:
+        """Measure the evidence of the check, judge it, and add the verdict to the record.
+
+        An error is recorded as a failed check, and raised.
+        """
+        try:
+            work = self.work(case)
+            if check.id not in work.results or check.id in work.raised:
+                with self._files.named_errors():
+                    verdict = judge(work, check)
+                work.raised.discard(check.id)
+                work.add(check, verdict)
+        except Exception as error:
+            self.fail(case, check, error)
+            raise
+        return work.results[check.id]
+
+    def fail(self, case: Case, check: CheckSpec, error: Exception) -> None:
+        """Record a check that could not be judged as failed, with the error."""
+        work = self.work(case)
+        work.raised.add(check.id)
+        work.add(check, raised(error))
+
+    def skip(self, case: Case, why: str) -> None:
+        """Record a case that cannot run here, with the reason."""
+        name, device = case.backend or self.settings.backend, DeviceKey(key="")
+        skipped = Evidence(case=case, backend=name, target=name, device=device, model_sha256="", skipped=why)
+        self._skipped[case_key(case)] = CaseRecord(evidence=skipped)
+
+    def planned(self, case: Case) -> Plan:
+        """The size of the search and an upper bound of its cost, or that its result is in the cache. Builds nothing.
+
+        Raises if the data is missing or does not fit the model. With ``tune.accuracy`` the cache is not consulted: its
+        key contains the score of the reference, which would have to be run.
+        """
+        work = self.work(case)
+        for found in damaged_baselines(case, work.resources.settings, work.resources.device).values():
+            raise StateError(found.reason, where=found.file, cure=found.command)
+        planned = plan_of(work.prepared)
+        if self.settings.no_cache or self.settings.retune or case.tune.accuracy is not None:
+            return planned
+        return replace(planned, cached=self._store.get(work.prepared.key) is not None)
+
+    def compare_runtimes(self) -> tuple[RuntimeComparison, ...]:
+        """Time the models of cases that differ in the runtime only, interleaved; see `RuntimeComparison`.
+
+        Cases that were not searched are left out. The result is part of the record.
+        """
+        if self.settings.mode in ("run", "measure") and self._seconds_left() != 0:
+            self._runtimes = tuple(
+                compare_runtimes(name, map(models_of_work, works), self._tell)
+                for name, works in grouped(self._works.values())
+            )
+        return self._runtimes
+
+    def output(self, case: Case) -> Path:
+        """The output folder of the case."""
+        work = self.work(case)
+        return output_of(work.case, work.resources)
+
+    def record(self) -> RunRecord:
+        """The record of all cases judged, searched or skipped so far, with all their evidence."""
+        works = self._works.values()
+        found = (work.record for work in works if work.results or work.found is not None)
+        return self._run_record((*found, *self._skipped.values()), self._runtimes)
+
+    def _run_record(
+        self, cases: Iterable[CaseRecord], runtimes: tuple[RuntimeComparison, ...] = ()
+    ) -> RunRecord:
+        started, clock = self._started
+        return RunRecord(
+            version=__version__,
+            started=started,
+            seconds=time.monotonic() - clock,
+            cases=tuple(cases),
+            runtimes=runtimes,
+        )
+
+    def renewals(self) -> tuple[Renewal, ...]:
+        """Measured baseline entries that ``update`` requests; the caller writes them."""
+        return tuple(renewal for work in self._works.values() for renewal in work.renewals)
+
+    def close(self) -> None:
+        """Stop the child processes."""
+        for runtime in self._backends.values():
+            cast("Isolated", runtime.backend).close()
+
+    def work(self, case: Case) -> CaseWork:
+        """The work of a case, shared by all its checks. Raises `ConfigError` if the device has no valid key."""
+        key = case_key(case)
+        if key not in self._works:
+            case = replace(case, metrics=joined_metrics(self.metrics, case.metrics))
+            runtime = self.runtime(case)
+            resources = replace(
+                runtime,
+                watch=self._tell,
+                case=case.name,
+                lock=lock_of(runtime),
+                waits=self._waits,
+                seconds_left=self._seconds_left,
+            )
+            _ = resources.device  # a work without a device has no record
+            load = partial(self._files.loaded, loaders=self.loaders)
+            self._works[key] = CaseWork(case, resources, self._store, load)
+        return self._works[key]
+
+    def _seconds_left(self) -> float | None:
+        """Seconds left of the time limit, which applies to the whole run."""
+        limit = self.settings.time_limit
+        return None if limit is None else max(0.0, limit - (time.monotonic() - self._started[1]))
+
+    def _tell(self, progress: Progress) -> None:
+        if self.watch is not None:
+            self.watch(progress)
+        elif progress.waiting:
+            log_wait(f"{progress.case}: {progress.waiting}")
+
+
+def case_key(case: Case) -> _Key:
+    """The identity of a case's work; a fixture may have replaced model or data, a caller the rules.
+
+    A rewritten model is a different one. Data and ``start_from`` are identified by path: a search may itself write the
+    file that the next one starts from.
+    """
+    asked = repr((case.backend, case.inputs, case.patterns, case.regions, case.quantize, case.tune))
+    try:
+        written = case.model.stat()
+    except OSError:  # reported when the model is loaded
+        return str(case.spec), case.name, str(case.model), 0, 0, asked
+    return str(case.spec), case.name, str(case.model), written.st_mtime_ns, written.st_size, asked

@@ -1,0 +1,257 @@
+"""The search of one case up to its confirmation: limits, corrections, strategy, loop, repairs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias, cast
+
+import numpy as np
+
+from qdqspec._core.deadline import Deadline
+from qdqspec._core.registry import resolve
+from qdqspec._core.temporary import TemporaryFolder
+from qdqspec.app.preparation.build_logs import BuildLogs
+from qdqspec.app.preparation.candidates import CandidateFiles, PartFiles, plain_file
+from qdqspec.app.preparation.prepare import Prepared
+from qdqspec.app.preparation.start import Start, warm_starts
+from qdqspec.app.preparation.timing import clock_for
+from qdqspec.app.session.confirm import FINALISTS
+from qdqspec.app.session.expected_metric import RehearsedMetric
+from qdqspec.app.session.limits import limits_of
+from qdqspec.app.session.oracle import RehearsalOracle
+from qdqspec.app.session.rehearser import Rehearser
+from qdqspec.errors import PlacementError
+from qdqspec.graph.model import require_path
+from qdqspec.graph.weights import WeightStore
+from qdqspec.qdq.edit.insert import Inserter
+from qdqspec.qdq.space.search_space import SchemeSpace
+from qdqspec.search.base import Proposal, SearchSetup, Strategy, profiled
+from qdqspec.search.limits import Limits
+from qdqspec.search.loop import Contest, Search
+from qdqspec.search.repair import repaired
+from qdqspec.timing.bench import CONFIRM_BUILDS, Bench
+from qdqspec.timing.drift import DriftMonitor
+from qdqspec.timing.stats import preload_scipy
+from qdqspec.types import GIVEN, TIMED_TRIALS, TRIALS, TuneRules
+
+MakeStrategy: TypeAlias = Callable[[SearchSetup, np.random.Generator], Strategy]
+
+
+@contextmanager
+def open_tuning(
+    prepared: Prepared,
+    journal: BuildLogs,
+    *,
+    make: MakeStrategy | None = None,
+    name: str | None = None,
+) -> Iterator[Tuning]:
+    """Prepare the search of a case: all steps before its first build. Its processes stop at the end of the ``with``.
+
+    It resumes where ``journal`` ends. ``make`` makes a strategy, called ``name``, that replaces the one of the case.
+    """
+    rules, resources = prepared.case.tune, prepared.resources
+    started = time.monotonic(), time.process_time()
+    make = strategy_for(prepared, make)
+    # Separate generators, so that a resumed run, which measures less, asks for the same placements.
+    for_strategy, for_bench = np.random.default_rng(resources.settings.seed).spawn(2)
+    preload_scipy()
+    resources.report_step("calibrating")
+    trials = trials_of(rules, prepared.space, make)
+    resources.report_step("running the reference")
+    limits = limits_of(prepared)
+    deadline = deadline_of(prepared)
+    resources.report_step("looking for corrections")
+    _ = prepared.corrections  # before the loop: all candidates have the same numbers
+    with ExitStack() as opened:
+        folder = opened.enter_context(TemporaryFolder())
+        bench = opened.enter_context(closing(_bench(prepared, folder, for_bench, deadline)))
+        oracle = oracle_of(prepared, limits, deadline, opened)
+        start = Start(
+            space=prepared.space,
+            backend=prepared.backend.target,
+            device=prepared.device.key,
+            note=prepared.warnings.append,
+        )
+        starts = warm_starts(rules.start_from, start)
+        setup = SearchSetup(
+            space=prepared.space,
+            clock=bench.clock,
+            preset=rules.preset,
+            trials=trials,
+            trials_per_region=rules.trials_per_region,
+            validate_groups=rules.validate_groups,
+            seeds=tuple(dict.fromkeys(placement for placement in starts if placement.sites)),
+            min_sqnr_db=limits.min_sqnr_db,
+            min_accuracy=limits.min_accuracy,
+            pareto=rules.objective == "pareto",
+            fused=prepared.fused,
+            accuracy=oracle,
+        )
+        search = Search(
+            make(setup, for_strategy),
+            Contest(bench, limits),
+            deadline,
+            journal,
+            case=prepared.case.name,
+            most_trials=trials,
+            confirming=CONFIRM_BUILDS * (FINALISTS + (prepared.quantized is not None)),
+            replay=journal.trials(),
+            given=_given(prepared),
+            watch=resources.watch,
+        )
+        yield Tuning(
+            prepared=prepared,
+            strategy=name or rules.strategy,
+            make=make,
+            limits=limits,
+            folder=folder,
+            bench=bench,
+            oracle=oracle,
+            search=search,
+            started=started,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """A search that `open_tuning` has prepared: run ``search`` whole or step by step, then `repair`.
+
+    ``strategy`` is the name of the strategy that ``make`` makes; candidates are written to ``folder``. ``started`` are
+    the elapsed and the CPU time of this process when its preparation began.
+    """
+
+    prepared: Prepared
+    strategy: str
+    make: MakeStrategy
+    limits: Limits
+    folder: Path
+    bench: Bench
+    oracle: RehearsalOracle | None
+    search: Search
+    started: tuple[float, float]
+
+    def repair(self) -> None:
+        """Race the fastest candidates that just missed the SQNR limit, without their noisiest units.
+
+        Only if nothing has won, or only a much slower candidate.
+        """
+        limits, oracle = self.limits, self.oracle
+        if limits.min_sqnr_db is None or oracle is None or self.prepared.case.tune.objective == "pareto":
+            return
+        for placement in repaired(self.search.trials, limits, oracle, self.prepared.space):
+            if self.search.deadline.reached:
+                return
+            trial = self.search.evaluate(Proposal(placement=placement, phase="repair"))
+            oracle.learn(trial)
+            if trial.incumbent:
+                return
+
+
+def deadline_of(prepared: Prepared) -> Deadline:
+    """The end of a search that begins now: the time limit of its case, and that of the run."""
+    minutes, resources = prepared.case.tune.minutes, prepared.resources
+    seconds = None if minutes is None else 60 * minutes
+    return Deadline(seconds=seconds, waited=resources.waited, run_left=resources.seconds_left)
+
+
+def candidate_files(prepared: Prepared, folder: Path, store: WeightStore) -> CandidateFiles:
+    """The files of a case's placements, in a folder; their weights are written once, to ``store``."""
+    inserter = Inserter(prepared.model, prepared.numbers, store=store)
+    return CandidateFiles(
+        folder,
+        plain_file(prepared, folder),
+        lambda placement: inserter.insert(prepared.space.permitted(placement)).parts,
+        None if prepared.quantized is None else prepared.quantized.file,
+    )
+
+
+def _bench(prepared: Prepared, folder: Path, random: np.random.Generator, deadline: Deadline) -> Bench:
+    """A bench that writes candidates to ``folder``."""
+    resources, clock = prepared.resources, clock_for(prepared.case.tune, prepared.settings.threads)
+    store = WeightStore(folder, base=require_path(prepared.given).parent)
+    return Bench(
+        resources.backend,
+        candidate_files(prepared, folder, store),
+        prepared.loads,
+        clock=clock,
+        random=random,
+        options=resources.options,
+        exclusive=resources.exclusive,
+        # the states of a simulated device would last no time
+        looks=DriftMonitor(clock=clock, random=random) if prepared.capabilities.computes else None,
+        extract=PartFiles(prepared, folder, store),
+        folder=folder,
+        jobs=resources.jobs,
+        engines=resources.engines,
+        report=lambda text: resources.report_step(f"timing fresh builds: {text}", deadline.left),
+    )
+
+
+def oracle_of(
+    prepared: Prepared, limits: Limits, deadline: Deadline, opened: ExitStack
+) -> RehearsalOracle | None:
+    """The rehearsal of placements; ``None`` if accuracy is not measured, or the device simulated."""
+
+    def left() -> float | None:
+        return deadline.left
+
+    if not limits.are_measured or not prepared.space.units or not prepared.capabilities.computes:
+        return None
+    rehearser = opened.enter_context(Rehearser(prepared, prepared.comparison_data()))
+    metric = None
+    if (own := limits.metric) is not None:
+        metric = RehearsedMetric(prepared.scores, own.rules, own.reference, own.least)
+    return RehearsalOracle(
+        rehearser,
+        prepared.space,
+        prepared.note_once,
+        left,
+        metric,
+        limits.min_sqnr_db,
+        limits.difference,
+    )
+
+
+def _given(prepared: Prepared) -> Proposal | None:
+    """The model as given as a candidate, if it is quantized and the spec excludes nothing of what it quantizes."""
+    if prepared.quantized is None:
+        return None
+    placement = prepared.quantized.placement
+    try:
+        return profiled(prepared.space.permitted(placement), GIVEN)
+    except PlacementError as error:
+        prepared.note_once(f"the model as given is no candidate: {error.what}")
+        return None
+
+
+def named(strategy: str) -> MakeStrategy:
+    """The strategy of that name; raises `ConfigError` naming the closest one if there is none."""
+    return cast("MakeStrategy", resolve("strategy", strategy))
+
+
+def strategy_for(prepared: Prepared, make: MakeStrategy | None = None) -> MakeStrategy:
+    """The strategy of a case, or another one. Raises `ConfigError` if it cannot search the placements of the case."""
+    make = make or named(prepared.case.tune.strategy)
+    refuse: Callable[[SchemeSpace], None] | None = getattr(make, "refuse", None)
+    if refuse is not None:
+        refuse(prepared.candidates)
+    return make
+
+
+def trials_of(rules: TuneRules, space: SchemeSpace, make: MakeStrategy) -> int:
+    """The number of search builds: as requested, else by the strategy or the preset.
+
+    A strategy may define its own budget as a function ``default_trials(preset, space)``; one that takes
+    ``trials_per_region`` gets it as a third argument.
+    """
+    if rules.trials is not None:
+        return rules.trials
+    own: Callable[..., int] | None = getattr(make, "default_trials", None)
+    if own is None:
+        return (TRIALS if rules.minutes is None else TIMED_TRIALS)[rules.preset]
+    each = () if rules.trials_per_region is None else (rules.trials_per_region,)
+    return own(rules.preset, space, *each)

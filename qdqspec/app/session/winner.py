@@ -1,0 +1,193 @@
+"""The winner of a case: from the cache if it passes its recheck, selected by digest, or searched now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from qdqspec._core.units import interval_text, metric_text, ratio_text
+from qdqspec.app.preparation.cached import CORRECTIONS, FinishedSearch, other_winner, recall
+from qdqspec.app.preparation.files import take_results, write_results
+from qdqspec.app.preparation.prepare import Prepared
+from qdqspec.app.preparation.staging import make_folder
+from qdqspec.app.preparation.timing import BUILDS, ROUNDS, Measure, time_tuned
+from qdqspec.app.session.pipeline import tune
+from qdqspec.errors import BackendError, StateError
+from qdqspec.graph.model import require_path
+from qdqspec.timing.store import Store
+from qdqspec.types import LatencyEvidence, Placement
+
+FIRST_BUILDS, FIRST_ROUNDS = 2, 12
+SECOND_BUILDS, SECOND_ROUNDS = 4, 48
+
+
+def find_winner(
+    prepared: Prepared, store: Store, validate: Callable[[], None]
+) -> tuple[FinishedSearch, LatencyEvidence | None]:
+    """The finished search of a case, and its latency if that was measured.
+
+    ``validate`` raises if inputs of the checks cannot be used; it is called before a search begins.
+    """
+    settings = prepared.settings
+    prepared.resources.report_step("reading the model and its data")
+    known = None if settings.no_cache else recall(store, prepared.key)
+    if known is not None:  # for other placements of this search, as another scheme
+        header = prepared.journal_header
+        prepared.keep_corrections(known.folder / CORRECTIONS, header, read_only=True)
+    if settings.scheme is not None:
+        return _placement_of(prepared, settings.scheme, known), None
+    if settings.mode in ("measure", "verify"):
+        if known is None:
+            case, other = prepared.case, other_winner(store, prepared)
+            raise StateError(
+                f"no winner is known for {case.name} on this device, and mode '{settings.mode}' does not search"
+                f"{other and f'; {other}'}",
+                where=case.spec or case.model,
+                cure="run it once with --qdq-mode=run",
+            )
+        return known, None
+    if known is not None and not settings.retune:
+        is_kept, latency = _recheck_winner(prepared, known)
+        if is_kept:
+            take_results(known, prepared.given, prepared.output)
+            return known, latency
+    if known is not None:  # now rather than later: another process may store its own result meanwhile
+        store.discard(prepared.key)
+    return tune(prepared, store, validate)
+
+
+def measure_winner(
+    prepared: Prepared, kept: FinishedSearch, builds: int = BUILDS, rounds: int = ROUNDS
+) -> LatencyEvidence:
+    """Time the reference and the selected model, interleaved, from fresh builds.
+
+    Raises `BackendError` if the tuned model does not run any more.
+    """
+    if kept.model is None:
+        given = require_path(prepared.given)
+        return time_tuned(prepared, given, builds=FIRST_BUILDS, rounds=FIRST_ROUNDS)
+    measured = time_tuned(prepared, kept.model, builds, rounds)
+    if "tuned" not in measured.samples:
+        raise BackendError(
+            f"the tuned model could not be built and run again: {measured.failures['tuned']}",
+            where=kept.model,
+            cure="tune it anew with --qdq-mode=run",
+        )
+    return measured
+
+
+def _recheck_winner(prepared: Prepared, known: FinishedSearch) -> tuple[bool, LatencyEvidence | None]:
+    """Whether a cached winner is reused, and its latency. If not, a new search follows, which CI has to request."""
+    if known.model is None or known.result.coverage is not None:
+        return True, None
+    prepared.resources.report_step("timing the cached winner again")
+    latency, outcome, finding = None, "inaccurate", _inaccuracy(prepared, known.model)
+    if not finding:
+        rechecked = recheck(partial(time_tuned, prepared, known.model), prepared.case.tune.min_gain)
+        latency, outcome, finding = rechecked.latency, rechecked.outcome, rechecked.finding
+    if outcome == "inconclusive":
+        prepared.note_once(f"{finding}; it is kept. Measure again later, or tune again with --qdq-retune")
+    if outcome in ("faster", "inconclusive"):
+        return True, latency
+    if not prepared.settings.in_ci:
+        prepared.note_once(f"{finding}; it was tuned again")
+        prepared.resources.report_wait(f"{finding}: tuning again")  # before the search, which takes minutes
+        return False, latency
+    if outcome != "slower":
+        raise StateError(
+            f"{finding}; no search is started in CI", where=known.model, cure="tune again with --qdq-retune"
+        )
+    prepared.note_once(
+        f"{finding}; it is kept, since no search is started in CI. Tune again with --qdq-retune"
+    )
+    return True, latency
+
+
+def _inaccuracy(prepared: Prepared, tuned: Path) -> str:
+    """The reason why a cached winner fails ``tune.accuracy``, or "". A metric's code may have changed."""
+    rules, scores = prepared.case.tune.accuracy, prepared.scores
+    if rules is None:
+        return ""
+    value = scores.of_file(tuned, rules.metric, rules.output).value
+    least = rules.least(scores.of_reference(rules.metric, rules.output).value)
+    if value >= least:
+        return ""
+    return (
+        f"the cached winner has {rules.key} {metric_text(rules.metric, value)} now, less than the "
+        f"{metric_text(rules.metric, least)} that tune.accuracy requires"
+    )
+
+
+def _placement_of(prepared: Prepared, digest: str, known: FinishedSearch | None) -> FinishedSearch:
+    """The placement of a known trial whose digest begins with ``digest``, rebuilt from its labels."""
+    placements: dict[str, Placement] = {}
+    if known is not None:  # a confirmed winner may be no trial of the search
+        built = [trial.placement for trial in known.result.trials if trial.ok]
+        placements = {each.digest: each for each in (*built, known.result.winner)}
+    matches = [placement for name, placement in placements.items() if name.startswith(digest)]
+    if known is None or len(matches) != 1:
+        case = prepared.case
+        raise StateError(
+            f"several trials of {case.name} have a scheme that begins with '{digest}'"
+            if matches
+            else f"no trial of {case.name} on this device has scheme {digest}",
+            where=case.spec or case.model,
+            cure="run the case once without --qdq-scheme, and take a digest from its trials.jsonl",
+        )
+    (placement,) = matches
+    if placement.digest == known.result.winner.digest:
+        return known
+    result = replace(
+        known.result,
+        winner=placement,
+        unchanged=not placement.sites,
+        reason=f"scheme {placement.digest} was asked for",
+        provenance=replace(known.result.provenance, source="replayed"),
+    )
+    folder = prepared.output / placement.digest
+    make_folder(folder)
+    write_results(prepared, result, placement, folder)
+    return FinishedSearch(result=result, folder=folder, raw_winner=placement)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recheck:
+    """The outcome of one or two measurements of a cached winner, as text too; ``latency`` is the last of them.
+
+    ``faster``: one measurement proves that it gains more than ``min_gain``. ``slower``: both prove that it gains less.
+    ``broken``: it cannot be built and run any more. ``inconclusive``: everything else.
+    """
+
+    outcome: Literal["faster", "inconclusive", "slower", "broken"]
+    latency: LatencyEvidence
+    finding: str = ""
+
+
+def recheck(measure: Measure, min_gain: float = 0.0) -> Recheck:
+    """Measure a cached winner; if the gain is not proved, repeat once with more builds and rounds.
+
+    A slow period of a noisy machine must not start a search that takes minutes. So a winner is rejected only if two
+    measurements from fresh builds prove that it gains less than ``min_gain``.
+    """
+    below = []
+    for builds, rounds in ((FIRST_BUILDS, FIRST_ROUNDS), (SECOND_BUILDS, SECOND_ROUNDS)):
+        latency = measure(builds, rounds)
+        if "tuned" not in latency.samples:
+            finding = f"the cached winner could not be built and run again: {latency.failures['tuned']}"
+            return Recheck(outcome="broken", latency=latency, finding=finding)
+        tested = latency.tested["tuned"]
+        if tested.proves(min_gain):
+            return Recheck(outcome="faster", latency=latency)
+        below.append(tested.excludes(min_gain))
+    speedup, asked = tested.mean.inverse, f"the {100 * min_gain:g} % of tune.min_gain"
+    figures = f"{ratio_text(speedup.median)}x (95 %: {interval_text(speedup)})"
+    if all(below):
+        lost = "is slower than the reference" if speedup.high < 1 else f"gains less than {asked}"
+        finding = f"the cached winner {lost} in two measurements: {figures}"
+        return Recheck(outcome="slower", latency=latency, finding=finding)
+    by = f" by {asked}" if min_gain else ""
+    finding = f"inconclusive: the cached winner is neither proved faster nor proved slower{by}: {figures}"
+    return Recheck(outcome="inconclusive", latency=latency, finding=finding)

@@ -1,0 +1,141 @@
+"""Replays tuned models under another version of the runtime, in another Python environment.
+
+Float and tuned model are built anew under both versions and timed in one interleaved run, so that a change of the
+machine's speed is not taken for a change of the runtime.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from pathlib import Path
+
+from qdqspec.accuracy.compare import SampleOutputs, compare_outputs
+from qdqspec.app.evidence.compared_runtimes import TimedFile, time_across
+from qdqspec.app.evidence.evidence import CaseWork
+from qdqspec.backends._isolation.isolated import Isolated
+from qdqspec.backends.base import Array, Engine
+from qdqspec.errors import BackendError
+from qdqspec.timing.environment import Environment
+from qdqspec.timing.layer_changes import median_layers, steady_changes
+from qdqspec.timing.together import Together, joined
+from qdqspec.types import Clock, LayerChange, Upgrade, UpgradeState
+
+ALLOWED = 0.05  # share that a tuned model may be slower, unless stated
+SAMPLES = 8  # inputs that outputs are compared on
+_LESS_DB = 1.0  # from which an SQNR that misses the limit here too is less there
+PROFILED_BUILDS = 2
+PROFILES = 3  # of each engine, of which the median counts
+FLOAT_HERE, TUNED_HERE, FLOAT_THERE, TUNED_THERE = "float here", "tuned here", "float there", "tuned there"
+
+
+def check_upgrade(work: CaseWork, tuned: Path, environment: Environment, allowed: float = ALLOWED) -> Upgrade:
+    """Measure a tuned model in this environment and another; failures there are the result.
+
+    Raises `BackendError` if a model does not run in this environment.
+    """
+    setup, case = work.prepared, work.prepared.case
+    blank = Upgrade(case=case.name, backend=setup.backend.name, state="ok")
+    with closing(Isolated(setup.backend.name, interpreter=environment)) as there:
+        files = _files(work, tuned, there)
+        timed, clock = time_across(files)
+        for label in (FLOAT_HERE, TUNED_HERE):
+            if label in timed.failures:
+                raise BackendError(
+                    f"the {label.split()[0]} model does not run in this environment: {timed.failures[label]}",
+                    where=case.name,
+                )
+        if TUNED_THERE in timed.failures:
+            return replace(blank, state="failed", reason=str(timed.failures[TUNED_THERE]))
+        measured = _measured(blank, timed, clock)
+        try:
+            changes = _layers(files)
+            sqnr_db = {label: _sqnr_db(work, files, label) for label in (TUNED_HERE, TUNED_THERE)}
+        except BackendError as error:
+            return replace(measured, state="failed", reason=str(error))
+    found = replace(
+        measured,
+        layers=changes,
+        sqnr_here_db=sqnr_db[TUNED_HERE],
+        sqnr_there_db=sqnr_db[TUNED_THERE],
+    )
+    state, reason = judge_upgrade(found, allowed, case.tune.limits.min_sqnr_db)
+    return replace(found, state=state, reason=reason)
+
+
+def judge_upgrade(found: Upgrade, allowed: float, min_sqnr_db: float | None) -> tuple[UpgradeState, str]:
+    """The state of a measured upgrade, and why. Slower means proved: the whole 95 % interval lies above 1."""
+    change, there = found.change, found.ratio_there
+    if change is not None and change.low > 1 and change.median > 1 + allowed:
+        bounds = f"95 %: {change.low - 1:+.1%} to {change.high - 1:+.1%}"
+        return "slower", f"{change.median - 1:.1%} ({bounds}) slower there, and {allowed:.1%} is allowed"
+    if there is not None and there.low > 1:
+        return "slower than float", f"there it takes {there.median:.2f} of the float model's time"
+    here_db, there_db = found.sqnr_here_db, found.sqnr_there_db
+    if min_sqnr_db is None or here_db is None or there_db is None:
+        return "ok", ""
+    # On random inputs a model may be below the limit in both environments.
+    if there_db < (min_sqnr_db if here_db >= min_sqnr_db else here_db - _LESS_DB):
+        return "less accurate", f"SQNR {there_db:.1f} dB there ({here_db:.1f} here), limit {min_sqnr_db:g} dB"
+    return "ok", ""
+
+
+def _files(work: CaseWork, tuned: Path, there: Isolated) -> dict[str, TimedFile]:
+    own = TimedFile.of(work.prepared)
+    here = replace(own, options=replace(own.options, state=None))  # it holds data of one version
+    return {
+        FLOAT_HERE: here,
+        TUNED_HERE: replace(here, path=tuned),
+        FLOAT_THERE: replace(here, backend=there),
+        TUNED_THERE: replace(here, backend=there, path=tuned),
+    }
+
+
+def _measured(blank: Upgrade, timed: Together, clock: Clock) -> Upgrade:
+    """The ratios and milliseconds. The float model may have failed there."""
+    over_tuned = timed.ratios(TUNED_HERE, clock)
+    over_float = timed.ratios(FLOAT_HERE, clock)
+    over_there = timed.ratios(FLOAT_THERE, clock) if FLOAT_THERE in timed.samples else {}
+    here_ms = joined(timed.samples[TUNED_HERE]).median_ms(clock)
+    return replace(
+        blank,
+        clock=clock,
+        here_ms=here_ms,
+        there_ms=here_ms * over_tuned[TUNED_THERE].median,
+        change=over_tuned[TUNED_THERE],
+        float_change=over_float.get(FLOAT_THERE),
+        ratio_here=over_float[TUNED_HERE],
+        ratio_there=over_there.get(TUNED_THERE),
+    )
+
+
+def _layers(files: Mapping[str, TimedFile]) -> tuple[LayerChange, ...]:
+    """The kernels of the tuned model that differ; profiled in turn, so that both have the same speed of the machine."""
+    with ExitStack() as opened:
+        engines: list[Engine] = []
+        for label in (TUNED_HERE, TUNED_THERE) * PROFILED_BUILDS:
+            engine = files[label].open()
+            opened.callback(engine.close)
+            engines.append(engine)
+        rounds = [[engine.layers() for engine in engines] for _ in range(PROFILES)]
+    layers = [median_layers(profiles) for profiles in zip(*rounds, strict=True)]
+    return steady_changes(layers[::2], layers[1::2])
+
+
+def _sqnr_db(work: CaseWork, files: Mapping[str, TimedFile], label: str) -> float:
+    """The SQNR of the worst output against the float model in this environment, on a few inputs."""
+
+    def runs() -> Iterator[SampleOutputs]:
+        data, _ = work.prepared.comparison_data()
+        with ExitStack() as opened:
+            engines = {}
+            for each in (FLOAT_HERE, label):
+                engines[each] = files[each].open()
+                opened.callback(engines[each].close)
+            for feeds in itertools.islice(data, SAMPLES):
+                own: dict[str, Array] = dict(feeds)
+                yield SampleOutputs(engines[FLOAT_HERE].run(own), engines[label].run(own), None)
+
+    return compare_outputs(runs(), "sampled", ()).sqnr_db

@@ -1,0 +1,279 @@
+"""Process isolation: a backend with every engine in a process of its own.
+
+`Isolated` implements the interface of `qdqspec.backends.base` and passes each call to a child process, one per engine,
+so that incumbent and challengers are open together and a crash, hang or memory exhaustion of one is a `BackendError`
+here and does not affect the others. Output of children, also from native code, goes to their log.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from qdqspec import errors
+from qdqspec._core.arrays import Array, Reduction
+from qdqspec._core.closing import Closing
+from qdqspec._core.codec import from_data
+from qdqspec._core.config import options_of
+from qdqspec._core.programs import Interpreter
+from qdqspec._core.units import signal_text
+from qdqspec._core.wire import Header, WireClosedError
+from qdqspec.backends._isolation import launch
+from qdqspec.backends._isolation.worker import options_to_json
+from qdqspec.backends.base import PLAIN, Availability, Backend, BuildOptions, Capabilities, backend_named
+from qdqspec.errors import BackendError, OutputError
+from qdqspec.graph.weights import WEIGHTS
+from qdqspec.qdq.quantize.scales import as_real
+from qdqspec.types import DeviceKey, LayerTime, Samples
+
+CALL_TIMEOUT = 120.0
+_PROFILE_BYTES = 16 << 20
+_SLOWER_THAN_SEEN = 10  # factor over the slowest run so far from which a run counts as hung
+
+
+class Isolated(Closing):
+    """The given backend, or the one of that name, with every engine in its own child process.
+
+    An instance answers `probe`, `device` and `capabilities` itself; children look it up by name. ``build_timeout`` (by
+    default the limit in the options of each build) and ``call_timeout`` are in seconds; several runs in one call get
+    more time, by the duration of earlier runs. ``fork`` selects the launcher: by default a process with the library
+    loaded is forked if that is safe, else a fresh interpreter is started. Children run in ``interpreter``, which may
+    have another version of the runtime, by default in this one. ``device_key`` determines the key of the device, by
+    default the backend's.
+    """
+
+    def __init__(
+        self,
+        backend: str | Backend,
+        *,
+        build_timeout: float | None = None,
+        call_timeout: float = CALL_TIMEOUT,
+        fork: bool | None = None,
+        interpreter: Interpreter | None = None,
+        device_key: Callable[[DeviceKey], str] | None = None,
+    ) -> None:
+        self._device_key = device_key
+        self._local: Backend = backend_named(backend) if isinstance(backend, str) else backend
+        self._registered = backend if isinstance(backend, str) else backend.name
+        self._build_timeout = build_timeout
+        self._call_timeout = call_timeout
+        self._fork = launch.can_fork() if fork is None else fork
+        self._interpreter = interpreter
+        self._launcher: launch.Zygote | launch.Interpreters | None = None
+        self._close_launcher: weakref.finalize[[], Isolated] | None = None
+        self._engines: weakref.WeakSet[IsolatedEngine] = weakref.WeakSet()
+        self._builds = 0
+        self._starting = threading.RLock()
+        self.name = self._local.name
+        self.target = self._local.target
+        self.options = options_of(self._local)
+
+    def probe(self, options: BuildOptions = PLAIN) -> Availability:
+        """The availability reported by the backend."""
+        return self._local.probe(options)
+
+    def device(self, options: BuildOptions) -> DeviceKey:
+        """The device reported by the backend, with the key that ``device_key`` determines."""
+        found = self._local.device(options)
+        return found if self._device_key is None else replace(found, key=self._device_key(found))
+
+    def capabilities(self, options: BuildOptions = PLAIN) -> Capabilities:
+        """The capabilities reported by the backend."""
+        return self._local.capabilities(options)
+
+    def build(self, model: Path, options: BuildOptions) -> IsolatedEngine:
+        """Build in a new child process.
+
+        Raises `BackendError` with the backend's reason, or with the exit status of the child and its last log lines.
+        Several threads may build at once.
+        """
+        with self._starting:
+            serial, self._builds = self._builds, self._builds + 1
+            if self._launcher is None or not self._launcher.is_running:
+                self.close()
+                self._launcher = launch.open_launcher(
+                    self._registered, fork=self._fork, interpreter=self._interpreter
+                )
+                self._close_launcher = weakref.finalize(self, self._launcher.close)
+            launcher = self._launcher
+        engine = IsolatedEngine(launcher.start(), model, self._call_timeout)
+        with self._starting:
+            self._engines.add(engine)
+            closed = launcher is not self._launcher
+        if closed:
+            engine.close()
+            raise BackendError("the backend was closed while an engine started", where=model)
+        options = replace(options, serial=options.serial + serial)
+        engine.build(options, self._build_timeout or options.build_seconds)
+        return engine
+
+    def close(self) -> None:
+        """Kill all children. A later build starts new ones."""
+        with self._starting:
+            launcher, self._launcher = self._launcher, None
+            engines = list(self._engines)
+        for engine in engines:
+            engine.close()
+        if launcher is not None and self._close_launcher is not None and self._close_launcher.detach():
+            launch.give_back(launcher)
+
+
+class IsolatedEngine:
+    """An engine in a child process. After any failure it is closed, and stays closed."""
+
+    def __init__(self, child: launch.Child, model: Path, call_timeout: float) -> None:
+        self.graph_hash = ""
+        self.pid = child.pid  # 0 if it has no process of its own
+        self._child = child
+        self._model = model
+        self._call_timeout = call_timeout
+        self._on_device = False  # whether it has memory of its own on a device
+        self._build_seconds = 0.0
+        self._slowest_run = 0.0  # seconds
+        self._remove_process = weakref.finalize(self, child.remove_process)
+
+    def build(self, options: BuildOptions, seconds: float) -> None:
+        """Build the model, within so many seconds."""
+        started = time.monotonic()
+        request = {"do": "build", "model": str(self._model.absolute()), "options": options_to_json(options)}
+        answer, _ = self.ask(request, timeout=seconds)
+        self._build_seconds = time.monotonic() - started
+        self._on_device = answer["on_device"]
+        self.graph_hash = answer["graph_hash"]
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Run once and return the outputs by name; bfloat16 is returned as float32, which numpy supports."""
+        return self.reduced(feeds, None)
+
+    def reduced(self, feeds: Mapping[str, Array], how: Reduction | None) -> dict[str, Array]:
+        """Run once and return the outputs by name, reduced before they are transferred."""
+        found = self.ask({"do": "run", "reduce": how}, feeds)[1]
+        return {name: as_real(value) for name, value in found.items()}
+
+    def bind(self, feeds: Mapping[str, Array], profile: int = 0) -> None:
+        """Set the inputs that `time` and `layers` use. They are transferred once."""
+        self.ask({"do": "bind", "profile": profile}, feeds)
+
+    def time(self, runs: int, warmup: int = 0, profile: int = 0) -> Samples:
+        """Time single runs on both clocks, in the child, in milliseconds."""
+        return self._timed(runs, warmup, profile)
+
+    def time_after_another(self, runs: int, warmup: int, profile: int = 0) -> Samples:
+        """Time runs, the first of which follows a run of another model of the same size.
+
+        Before the first timed run the process runs the model ``warmup`` times, then a second engine of it. A
+        run right after a wait for another process would take longer, and no program that runs two models in one
+        process has such a wait. Of a large model, or where a device computes, the first run after that of
+        another process is timed.
+        """
+        return self._timed(runs, warmup, profile, after_another=True)
+
+    def _timed(self, runs: int, warmup: int, profile: int, *, after_another: bool = False) -> Samples:
+        request = {"do": "time", "runs": runs, "warmup": warmup, "profile": profile}
+        request["after_another"] = after_another
+        samples = from_data(Samples, self.ask(request, timeout=self._patience(runs + warmup))[0]["samples"])
+        self._slowest_run = max(self._slowest_run, max(samples.wall_ms, default=0.0) / 1e3)
+        return samples
+
+    def layers(self, runs: int = 12, profile: int = 0) -> tuple[LayerTime, ...]:
+        """Time per executed kernel; empty if unknown. A runtime may build the model again for it."""
+        request = {"do": "layers", "runs": runs, "profile": profile}
+        answer, _ = self.ask(request, timeout=self._patience(runs) + _SLOWER_THAN_SEEN * self._build_seconds)
+        return tuple(from_data(LayerTime, layer) for layer in answer["layers"])
+
+    def device_memory(self) -> tuple[int, int] | None:
+        """Bytes that the engine holds on its device, and that are free there now; ``None`` without a device."""
+        if not self._on_device:
+            return None
+        answer, _ = self.ask({"do": "memory"})
+        return answer["held"], answer["free"]
+
+    def log(self) -> str:
+        """The log of the child so far; empty once it is closed."""
+        return launch.log_of(self._child.folder)
+
+    def close(self) -> None:
+        """Kill the child and free its resources; closing twice is harmless."""
+        self._remove_process()
+
+    def ask(
+        self, request: Header, arrays: Mapping[str, Array] | None = None, timeout: float | None = None
+    ) -> tuple[Header, dict[str, Array]]:
+        """Send one request and wait for its answer. Any failure closes the engine and is a `BackendError`.
+
+        If the disk lacks space for an engine's files, it is an `OutputError`, which does not count against the
+        candidate.
+        """
+        if not self._remove_process.alive:
+            raise BackendError("the engine is closed", where=self._model, cure="build the model again")
+        seconds = self._call_timeout if timeout is None else timeout
+        try:
+            self._child.stream.send(request, arrays, seconds)
+            answer, outputs = self._child.stream.receive(seconds)
+        except TimeoutError:
+            raise self._explained(self._unanswered(request["do"], seconds)) from None
+        except WireClosedError:
+            raise self._explained(self._unanswered(request["do"])) from None
+        except BaseException:  # an interrupt leaves an unread answer in the connection
+            self.close()
+            raise
+        if "error" in answer:
+            self.close()
+            found = answer["error"]
+            is_missing = found["kind"] == "BackendUnavailableError"
+            kind = errors.BackendUnavailableError if is_missing else BackendError
+            where = found.get("where") or self._model
+            raise self._explained(kind(found["what"], where=where, cure=found.get("cure")))
+        return answer, outputs
+
+    def _patience(self, runs: int) -> float:
+        return self._call_timeout + _SLOWER_THAN_SEEN * self._slowest_run * runs
+
+    def _unanswered(self, what: str, seconds: float | None = None) -> BackendError:
+        """The error of a request without an answer within so many seconds, or of one during which the process ended."""
+        words = launch.last_lines(self._child.folder)
+        code, cure = self._remove_process() or 0, None
+        if seconds is None:
+            problem = f"the engine's process {_exit_text(code)} during '{what}'"
+        else:
+            problem = f"the engine gave no answer to '{what}' for {seconds:g} s and was ended"
+            cure = "leave this candidate out"
+            if what == "build":
+                cure = "give it more time with --qdq-build-limit"
+        if words:
+            problem += f"; the end of its log:\n{words}"
+        return BackendError(problem, where=self._model, cure=cure)
+
+    def _explained(self, error: BackendError) -> BackendError | OutputError:
+        """The error itself, or an `OutputError` if the disk lacked space for an engine's temporary files.
+
+        Runtimes report a full disk with various messages, as a truncated profile, or not at all.
+        """
+        folder = self._child.folder.parent
+        try:
+            left = shutil.disk_usage(folder).free
+        except OSError:
+            return error
+        # An engine may write its optimized model, a profile and a log.
+        files = (self._model, self._model.with_name(WEIGHTS))
+        if left >= _PROFILE_BYTES + sum(file.stat().st_size for file in files if file.exists()):
+            return error
+        return OutputError(
+            f"{left / 2**20:.1f} MiB are left in the temporary folder, and an engine failed: {error.what}",
+            where=folder,
+            cure="free some space or set TMPDIR to another folder",
+        )
+
+
+def _exit_text(code: int) -> str:
+    """The meaning of an exit code, as text."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    name = signal_text(-code)
+    hint = " (often: the machine ran out of memory)" if name == "SIGKILL" else ""
+    return f"was killed by {name}{hint}"

@@ -1,0 +1,364 @@
+"""The worker processes of `qdqspec.backends._isolation.launch`, which build and run engines.
+
+Started with ``python -m``, in one of two roles. ``zygote``: load the backend's library once, then fork a child per
+engine on request. ``single``: serve one engine in this process, where forking is not possible.
+
+Safety rules: a child ends when its connection ends; the zygote ends when the connection to its parent ends, but kills
+its children and removes the scratch folder first; interrupts of the terminal are ignored here, since the parent handles
+them; nothing is written to the terminal.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from qdqspec._core.arrays import REDUCTIONS, Array
+from qdqspec._core.codec import to_data
+from qdqspec._core.programs import ending_with_parent
+from qdqspec._core.wire import FrameStream, Header, WireClosedError, is_transferable
+from qdqspec.backends.base import Backend, BuildOptions, Engine, backend_named
+from qdqspec.errors import BackendError, QdqspecError
+from qdqspec.types import InputShape, ShapeProfile
+
+LOG = "log.txt"  # standard output and standard error of a process, in its folder
+CONTROL_LIMIT = 1 << 16  # bytes of one control message
+MOST_TWICE = 64 << 20  # bytes of a model that is built twice, to be run between runs of itself
+
+Reply = tuple[Header, Mapping[str, Array]]
+
+
+@dataclass
+class Service:
+    """Answers the requests of one connection with one engine."""
+
+    stream: FrameStream
+    backend: Backend
+    engine: Engine | None = field(default=None, init=False)
+    # context of timed runs
+    where: Callable[[], AbstractContextManager[None]] = field(default=nullcontext, init=False)
+    # builds the model once more, to run it between runs of the engine; none for a large model or on a device
+    build_other: Callable[[], Engine] | None = field(default=None, init=False)
+    other: Engine | None = field(default=None, init=False)
+    bound: dict[int, Mapping[str, Array]] = field(default_factory=dict, init=False)  # inputs by profile
+
+    def serve(self) -> None:
+        """Answer until the other end closes. Whatever the backend raises is sent as an answer."""
+        with suppress(WireClosedError):
+            while True:
+                header, arrays = self.stream.receive()
+                try:
+                    self.stream.send(*getattr(self, f"_do_{header['do']}")(header, arrays))
+                except WireClosedError:
+                    raise
+                except Exception as error:  # noqa: BLE001 - it belongs to the parent
+                    self.stream.send({"error": error_to_json(error)})
+
+    def _do_build(self, header: Header, _: Mapping[str, Array]) -> Reply:
+        options = options_from_json(header["options"])
+        self.engine = self.backend.build(Path(header["model"]), options)
+        if options.threads == 1 and self.backend.capabilities(options).one_processor:
+            self.where = one_processor
+            if Path(header["model"]).stat().st_size <= MOST_TWICE:
+                other = replace(options, hashed=False)
+                self.build_other = partial(self.backend.build, Path(header["model"]), other)
+        return {"graph_hash": self.engine.graph_hash, "on_device": hasattr(self.engine, "device_memory")}, {}
+
+    def _do_memory(self, _: Header, __: Mapping[str, Array]) -> Reply:
+        held, free = getattr(self._built(), "device_memory")()  # noqa: B009 - not every engine has it
+        return {"held": held, "free": free}, {}
+
+    def _do_run(self, header: Header, arrays: Mapping[str, Array]) -> Reply:
+        outputs = self._built().run(arrays)
+        numeric = {name: value for name, value in outputs.items() if is_transferable(value)}
+        if outputs and not numeric:
+            raise BackendError(
+                f"no output is a tensor of numbers ({', '.join(outputs)}), so there is nothing to compare",
+                cure="give the model such an output",
+            )
+        if how := header.get("reduce"):
+            numeric = {name: REDUCTIONS[how](value) for name, value in numeric.items()}
+        return {}, numeric
+
+    def _do_bind(self, header: Header, arrays: Mapping[str, Array]) -> Reply:
+        self._built().bind(arrays, **_profile(header["profile"]))
+        self.bound[header["profile"]] = arrays
+        return {}, {}
+
+    def _do_time(self, header: Header, _: Mapping[str, Array]) -> Reply:
+        engine, warmup, profile = self._built(), header["warmup"], _profile(header["profile"])
+        with self.where():
+            if header["after_another"]:
+                if self.build_other is not None:
+                    engine.time(1, warmup - 1, **profile)
+                    self._other(self.build_other).time(1, **profile)
+                warmup = 0
+            samples = engine.time(header["runs"], warmup, **profile)
+        return {"samples": to_data(samples)}, {}
+
+    def _other(self, build: Callable[[], Engine]) -> Engine:
+        """The second engine of the model, with the same inputs; built on first use."""
+        if self.other is None:
+            self.other = build()
+            for number, feeds in self.bound.items():
+                self.other.bind(feeds, **_profile(number))
+        return self.other
+
+    def _do_layers(self, header: Header, _: Mapping[str, Array]) -> Reply:
+        with self.where():
+            layers = self._built().layers(header["runs"], **_profile(header["profile"]))
+        return {"layers": to_data(layers)}, {}
+
+    def _built(self) -> Engine:
+        if self.engine is None:
+            raise BackendError("no engine is built in this process")
+        return self.engine
+
+
+def _profile(number: int) -> dict[str, int]:
+    """The profile as a keyword argument; omitted for the first, so that backends may lack the parameter."""
+    return {"profile": number} if number else {}
+
+
+def error_to_json(error: Exception) -> dict[str, Any]:
+    """The content of an exception as JSON."""
+    kind = type(error).__name__
+    if isinstance(error, QdqspecError):
+        return {"kind": kind, "what": error.what, "where": error.where, "cure": error.cure}
+    if isinstance(error, MemoryError):
+        return {"kind": kind, "what": f"the backend ran out of memory {error}".rstrip()}
+    return {"kind": kind, "what": f"the backend failed: {kind}: {error}"}
+
+
+def options_to_json(options: BuildOptions) -> dict[str, Any]:
+    """Build options, for another process."""
+    data: dict[str, Any] = to_data(options)
+    return {**data, "state": None if options.state is None else str(options.state.absolute())}
+
+
+def options_from_json(data: Mapping[str, Any]) -> BuildOptions:
+    """The inverse of `options_to_json`, except that a relative folder becomes absolute.
+
+    Not by the codec, whose reading half is slow to import in each child.
+    """
+    profiles = []
+    for profile in data["profiles"]:
+        spans = {n: {kind: tuple(dims) for kind, dims in s.items()} for n, s in profile["shapes"].items()}
+        shapes = {name: InputShape(**span) for name, span in spans.items()}
+        profiles.append(ShapeProfile(weight=profile["weight"], shapes=shapes))
+    state = None if data["state"] is None else Path(data["state"])
+    return BuildOptions(**{**data, "profiles": tuple(profiles), "state": state})
+
+
+# ---- role: zygote -------------------------------------------------------------------------------
+
+
+def run_zygote(control: socket.socket, name: str, scratch: Path) -> None:
+    """Load the backend, then fork and end children on request until the parent has ended."""
+    children: set[int] = set()
+    try:
+        backend = backend_named(name)
+        backend.probe()  # imports the heavy library
+        # and onnx, with which backends read their optimized models
+        importlib.import_module("qdqspec.graph.model")
+        gc.freeze()  # objects loaded so far stay shared between the children
+        with suppress(ConnectionError):
+            while True:
+                message, fds, _, _ = socket.recv_fds(control, CONTROL_LIMIT, 2)
+                if not message:
+                    break
+                reply, *sent = (socket.socket(fileno=fd) for fd in fds)
+                answer = _execute(json.loads(message), control, sent, backend, children)
+                with reply, suppress(ConnectionError):  # the request may have been interrupted
+                    reply.send(json.dumps(answer).encode())
+    finally:
+        for pid in children:
+            _end(pid)
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _execute(
+    request: Header,
+    control: socket.socket,
+    sent: list[socket.socket],
+    backend: Backend,
+    children: set[int],
+) -> Header:
+    if request["do"] == "count threads":
+        return {"threads": _thread_count()}
+    if request["do"] == "fork":
+        (connection,) = sent
+        with connection:
+            try:
+                pid = _fork(connection, control, backend, Path(request["folder"]))
+            except OSError as error:
+                return {"error": str(error)}
+        children.add(pid)
+        return {"pid": pid}
+    children.discard(request["pid"])
+    return {"status": _end(request["pid"])}
+
+
+def _fork(connection: socket.socket, control: socket.socket, backend: Backend, folder: Path) -> int:
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        control.close()
+        _end_with_parent(parent)
+        _enter(folder)
+        Service(FrameStream(connection), backend).serve()
+        code = 0
+    except BaseException:  # noqa: BLE001 - written to the log; the parent gets the exit code
+        traceback.print_exc()
+    finally:
+        os._exit(code)  # do not unwind into the zygote's own loop and clean-up
+
+
+def _end(pid: int) -> int:
+    """Kill a child and return its wait status, which is that of the crash if it had already crashed."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    try:
+        return os.waitpid(pid, 0)[1]
+    except ChildProcessError:
+        return 0
+
+
+def _end_with_parent(parent: int) -> None:
+    """Ask Linux to kill this process when the zygote ends for any reason."""
+    if (request := ending_with_parent()) is not None:
+        request()
+        if os.getppid() != parent:  # it ended before the request took effect
+            os._exit(1)
+
+
+def _thread_count() -> int:
+    """Threads of this process, including those of native libraries. Forking is safe with one only."""
+    try:
+        return len(list(Path("/proc/self/task").iterdir()))
+    except OSError:
+        return threading.active_count()
+
+
+# ---- role: single -------------------------------------------------------------------------------
+
+
+def run_single(connection: socket.socket, name: str, folder: Path) -> None:
+    """Serve one engine, until the connection or standard input ends."""
+    lifeline = os.dup(0)
+    threading.Thread(target=_exit_at_end_of, args=(lifeline, folder.parent), daemon=True).start()
+    _enter(folder)
+    stream = FrameStream(connection)
+    try:
+        backend = backend_named(name)
+    except QdqspecError as error:
+        stream.receive()
+        stream.send({"error": error_to_json(error)})
+        return
+    Service(stream, backend).serve()
+
+
+def _exit_at_end_of(lifeline: int, scratch: Path) -> None:
+    """End this process when the parent's end of the pipe closes, even during a hanging native call."""
+    os.read(lifeline, 1)
+    shutil.rmtree(scratch, ignore_errors=True)
+    os._exit(1)
+
+
+# ---- both ---------------------------------------------------------------------------------------
+
+
+def _enter(folder: Path) -> None:
+    """Use ``folder`` for temporary files and for all output of Python or native code."""
+    tempfile.tempdir = str(folder)
+    os.environ["TMPDIR"] = str(folder)
+    log = os.open(folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
+    os.close(log)
+    os.close(null)
+
+
+def _prefer_for_oom_kill() -> None:
+    """Disable core files, and raise the OOM score, so that the kernel kills this process before the run."""
+    if sys.platform == "win32":
+        return
+    import resource  # not on Windows
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("500", encoding="ascii")
+
+
+def main(arguments: list[str]) -> None:
+    """``zygote BACKEND FD FOLDER`` or ``single BACKEND FD FOLDER``."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _prefer_for_oom_kill()
+    role, name, number, folder = arguments
+    if sys.platform == "win32":
+        connection = socket.fromshare(os.read(0, CONTROL_LIMIT))
+    else:
+        connection = socket.socket(fileno=int(number))
+    run = run_zygote if role == "zygote" else run_single
+    run(connection, name, Path(folder))
+
+
+_SYSTEM = Path("/sys/devices/system/cpu")
+_SPEEDS = ("cpu_capacity", "cpufreq/cpuinfo_max_freq")  # Linux reports one of them if cores differ
+
+
+@contextmanager
+def one_processor() -> Iterator[None]:
+    """Pin this thread to one core: the same one in every process with the same set of allowed cores.
+
+    On a busy machine cores are not equally fast: another guest on the same core takes a third of one and nothing of the
+    next, for seconds at a time, and a scheduler does not move processes that take turns. On a common core, disturbances
+    affect both engines of a race (docs/decisions/0001). Does nothing if the system does not support it.
+    """
+    usable: set[int] = set()
+    if hasattr(os, "sched_setaffinity"):
+        with suppress(OSError):
+            usable = os.sched_getaffinity(0)
+            os.sched_setaffinity(0, {chosen(usable)})
+    try:
+        yield
+    finally:
+        if usable:
+            with suppress(OSError):
+                os.sched_setaffinity(0, usable)
+
+
+def chosen(usable: Collection[int], system: Path = _SYSTEM) -> int:
+    """The last of the fastest cores: interrupts are handled by the first."""
+    return max(usable, key=lambda number: (_speed(system / f"cpu{number}"), number))
+
+
+def _speed(folder: Path) -> int:
+    """The speed of a core in an arbitrary unit; 0 if the system does not report it."""
+    for name in _SPEEDS:
+        with suppress(OSError, ValueError):
+            return int((folder / name).read_text(encoding="ascii"))
+    return 0
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

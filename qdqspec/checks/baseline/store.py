@@ -1,0 +1,292 @@
+"""Committed baselines: ``__baselines__/<spec>/<device>.json`` beside a spec.
+
+A file holds, for each case and check of its spec, the ratio tuned / reference on one device, with the raw
+samples it was computed from. Keys are sorted and each build's samples are on one line, so that a diff is
+readable. The input is not trusted: any bytes give a baseline or one clear error.
+
+An entry is obsolete if no check of its spec uses it. The spec decides, not the run: the entry of a check that is
+skipped on this machine is still in use.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias
+
+from filelock import FileLock, Timeout
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from qdqspec._core.files import explained, write_whole
+from qdqspec._core.plain_json import content_sum, read_json
+from qdqspec._core.temporary import shared_folder
+from qdqspec.errors import OutputError, StateError
+from qdqspec.types import Case, Clock, DeviceKey, Interval
+
+FOLDER = "__baselines__"
+SCHEMA_VERSION: Final = 1
+_LARGEST = 64 << 20  # bytes; a file of a thousand cases has a tenth of it
+# a rank test compares all pairs of rounds; a second, longer measurement takes some three hundred
+_MOST_ROUNDS = 20_000
+_REMEMBERED = 20  # past figures kept in an entry
+_PATIENCE = 60.0  # seconds; a file is written in milliseconds
+_RENEW = "restore it from version control, or write it anew with --qdq-update=changed"
+_SUM = "sum"  # the key of an entry's own checksum
+
+Name: TypeAlias = tuple[str, str]  # case and entry: ("int8-b8", "regression")
+Milliseconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Times = tuple[tuple[Milliseconds, ...], ...]  # one sequence for each fresh build
+
+
+class _Part(BaseModel):
+    """One JSON object. Unknown keys, which a newer minor version may write, are ignored."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+class RoleTimes(_Part):
+    """The samples of one role on both clocks, build by build; ``cpu_ms`` is empty if it was not measured.
+
+    ``first`` are, sample by sample, runs that followed another model's. Baselines of earlier versions have none.
+    """
+
+    wall_ms: Times
+    cpu_ms: Times = ()
+    first: RoleTimes | None = None
+
+    def on(self, clock: Clock) -> Times:
+        """The samples on a clock."""
+        return self.cpu_ms if clock == "cpu" else self.wall_ms
+
+    def is_paired(self, clock: Clock) -> bool:
+        """Whether each sample has a first run, or none has one."""
+        return self.first is None or [*map(len, self.first.on(clock))] == [*map(len, self.on(clock))]
+
+    def between(self, clock: Clock) -> Times:
+        """Sample by sample, the geometric mean of both conditions; of runs in a row where ``first`` is missing."""
+        if self.first is None:
+            return self.on(clock)
+        builds = zip(self.on(clock), self.first.on(clock), strict=True)
+        return tuple(tuple(math.sqrt(a * b) for a, b in zip(*build, strict=True)) for build in builds)
+
+
+class Ratio(_Part):
+    """Tuned over reference, with the bounds of its 95 % interval."""
+
+    median: Milliseconds
+    low: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    high: Milliseconds
+
+    @property
+    def interval(self) -> Interval:
+        """The ratio as an interval."""
+        return Interval(median=self.median, low=self.low, high=self.high)
+
+
+class Figure(_Part):
+    """A ratio, the time it was measured (ISO 8601, UTC), and the changes since the previous one."""
+
+    ratio: Ratio
+    recorded: str = ""
+    changed: tuple[str, ...] = ()
+
+
+class Entry(Figure):
+    """The baseline of one check of one case.
+
+    ``model_sha256``, ``rules`` and ``clock`` must equal those of a run that is compared with it; differences
+    in ``environment`` and ``scheme`` are only reported. ``history`` are the past figures, the oldest first.
+    """
+
+    clock: Clock
+    samples: dict[Literal["tuned", "reference"], RoleTimes]
+    model_sha256: str
+    rules: dict[str, Any]
+    scheme: str
+    environment: dict[str, str] = Field(default_factory=dict)
+    history: tuple[Figure, ...] = ()
+
+    def after(self, old: Entry, changed: tuple[str, ...]) -> Entry:
+        """This entry with an old one as the latest of its history."""
+        past = Figure(ratio=old.ratio, recorded=old.recorded, changed=old.changed)
+        return self.model_copy(update={"history": (*old.history, past)[-_REMEMBERED:], "changed": changed})
+
+    @model_validator(mode="after")
+    def _has_whole_rounds(self) -> Self:
+        times = [self.samples[role].on(self.clock) for role in ("tuned", "reference") if role in self.samples]
+        lengths = {len(build) for builds in times for build in builds}
+        if len(times) != 2 or not all(times) or len(lengths) != 1 or 0 in lengths:
+            raise ValueError("tuned and reference need samples on the gating clock, equally many a build")
+        if not all(role.is_paired(self.clock) for role in self.samples.values()):
+            raise ValueError("each sample needs a first run, or none has one")
+        if (rounds := max(sum(map(len, builds)) for builds in times)) > _MOST_ROUNDS:
+            raise ValueError(f"{rounds:,} samples of a model are more than {_MOST_ROUNDS:,}")
+        return self
+
+
+class Baseline(_Part):
+    """The content of one baseline file.
+
+    ``models``: the digests of the nodes of each entry's model, by its hash; see `qdqspec._core.node_digests`.
+    """
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    device: str
+    cases: dict[str, dict[str, Entry]]
+    models: dict[str, str] = Field(default_factory=dict)
+
+    def entry(self, name: Name) -> Entry | None:
+        """The entry of a case's check."""
+        return self.cases.get(name[0], {}).get(name[1])
+
+    def names(self) -> tuple[Name, ...]:
+        """The names of all entries, sorted."""
+        return tuple(sorted((case, check) for case, checks in self.cases.items() for check in checks))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Renewal:
+    """An entry to write, the ratio it replaces, and the digests of its model's nodes."""
+
+    file: Path
+    device: str
+    name: Name
+    old: float | None
+    entry: Entry
+    nodes: str = ""
+
+
+def baseline_file(case: Case, device: DeviceKey) -> Path | None:
+    """The path of the baseline file of a case's spec for a device; ``None`` for a case without a spec."""
+    if case.spec is None:
+        return None
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", device.key).strip("-.")[:120] or "device"
+    return case.spec.parent / FOLDER / case.spec_name / f"{stem}.json"
+
+
+def find_baselines(paths: Iterable[Path]) -> Iterator[Path]:
+    """The files named, and all baselines below the folders named, sorted."""
+    for path in paths:
+        if path.is_dir():
+            found = (file for file in path.rglob("*.json") if file.absolute().parent.parent.name == FOLDER)
+            yield from sorted(file for file in found if file.is_file())
+        else:
+            yield path
+
+
+def read_baseline(path: Path) -> Baseline | None:
+    """The baselines in a file, ``None`` if it does not exist. Raises `StateError` if it is damaged."""
+    try:
+        content = read_json(path, most_bytes=_LARGEST)
+        known = Baseline.model_validate(content)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StateError(f"the baseline cannot be read: {error.strerror}", where=path, cure=_RENEW) from None
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"])) or "the file"
+        raise StateError(
+            f"this is not a baseline: {place}: {first['msg']}", where=path, cure=_RENEW
+        ) from None
+    except ValueError as error:
+        raise StateError(f"this is not a baseline: {error}", where=path, cure=_RENEW) from None
+    for case, check in known.names():
+        written = content["cases"][case][check]
+        # An entry without a checksum is of an earlier version, or written by hand. A later version writes
+        # one.
+        signed = _SUM in written or written.keys() - Entry.model_fields.keys()
+        if signed and written.get(_SUM) != _sum(known.device, (case, check), written):
+            raise StateError(
+                f"entry {case}::{check} was changed since it was written", where=path, cure=_RENEW
+            )
+    return known
+
+
+def _sum(device: str, name: Name, entry: Mapping[str, Any]) -> str:
+    """The checksum of an entry: over its content, its name and its device."""
+    return content_sum([device, *name, {key: value for key, value in entry.items() if key != _SUM}])
+
+
+def update_baseline(
+    path: Path,
+    device: str,
+    put: Mapping[Name, Entry],
+    drop: Iterable[Name] = (),
+    models: Mapping[str, str] | None = None,
+) -> None:
+    """Put entries into a file and drop others; a file without entries is removed.
+
+    ``models`` are the digests of nodes, by hash of the model; those of models without an entry are removed.
+    ``device`` is that of the entries put; a file that only loses entries keeps its own. A damaged file is
+    replaced by the entries put, and so is a file of another device. Processes that change one file wait for
+    each other. Raises `OutputError` if it cannot be written.
+    """
+    with _alone(path):
+        known = None
+        with suppress(StateError):  # a damaged file is replaced
+            known = read_baseline(path)
+        if known is None or (put and known.device != device):
+            known = Baseline(device=device, cases={})
+        cases = {case: dict(checks) for case, checks in known.cases.items()}
+        for case, check in drop:
+            cases.get(case, {}).pop(check, None)
+        for (case, check), entry in put.items():
+            cases.setdefault(case, {})[check] = entry
+        kept = {case: checks for case, checks in cases.items() if checks}
+        if kept:
+            used = {entry.model_sha256 for checks in kept.values() for entry in checks.values()}
+            digests = {sha256: text for sha256, text in {**known.models, **(models or {})}.items() if text}
+            digests = {sha256: text for sha256, text in digests.items() if sha256 in used}
+            text = _text(Baseline(device=known.device, cases=kept, models=digests))
+            write_whole(path, text, what="the baseline", make_folder=True)
+        else:
+            with explained("the baseline", path, "make the folder writable"):
+                path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Lock the file against other processes of this user. The lock file is elsewhere: baselines are committed."""
+    name = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:32]
+    try:
+        with FileLock(shared_folder("locks") / f"baseline-{name}.lock", timeout=_PATIENCE):
+            yield
+    except Timeout:
+        raise OutputError(
+            f"another run has been writing the baseline for {_PATIENCE:.0f} s",
+            where=path,
+            cure="wait for it to end, or end it",
+        ) from None
+
+
+def _text(baseline: Baseline) -> str:
+    data = baseline.model_dump(mode="json")
+    for case, check in baseline.names():
+        entry = data["cases"][case][check]
+        entry[_SUM] = _sum(baseline.device, (case, check), entry)
+    text = json.dumps(data, indent=1, sort_keys=True, allow_nan=False)
+    # JSON strings contain no line break, so the pattern matches arrays of numbers only.
+    return re.sub(r"\[\n[-+.\deE,\s]*\]", lambda found: re.sub(r"\s+", " ", found[0]), text) + "\n"
+
+
+def obsolete_entries(folder: Path, used: Collection[Name]) -> tuple[tuple[Path, Name], ...]:
+    """Entries below a spec's baseline folder, for any device, that are not ``used`` by its checks.
+
+    A damaged file has none: it is reported when a check compares with it.
+    """
+    found: list[tuple[Path, Name]] = []
+    for file in sorted(folder.glob("*.json")):
+        try:
+            known = read_baseline(file)
+        except StateError:
+            continue
+        found += [(file, name) for name in (known.names() if known else ()) if name not in used]
+    return tuple(found)

@@ -1,0 +1,148 @@
+"""The check `accuracy`: a task metric of the tuned model on labelled data."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from qdqspec._core.units import metric_text, percent_text, plain, share_text, texts_apart
+from qdqspec.checks.base import CheckParams, require_a_limit
+from qdqspec.checks.verdicts import LimitResult, unmeasured, verdict_of_limits
+from qdqspec.spec.fields import MetricLimits
+from qdqspec.types import SLACK, AccuracyEvidence, Evidence, EvidenceKind, Interval, Section, Verdict
+from qdqspec.types.requests import Request, ScoreRequest
+
+
+class AccuracyParams(CheckParams, MetricLimits):
+    """A task metric on labelled data, where higher is better."""
+
+    kind: Literal["accuracy"]
+
+    @model_validator(mode="after")
+    def _checks_something(self) -> Self:
+        require_a_limit(self, "min", "max_drop")
+        return self
+
+    @property
+    def request(self) -> ScoreRequest:
+        """The metric that the check compares with its limits."""
+        return ScoreRequest(metric=self.metric, output=self.output)
+
+    @property
+    def evidence_key(self) -> str:
+        """The key of ``Evidence.accuracy`` that answers it."""
+        return self.request.key
+
+
+class AccuracyCheck:
+    """Compares a task metric with a minimum, or its loss against the reference with a maximum."""
+
+    Params: ClassVar[type[CheckParams]] = AccuracyParams
+    needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"accuracy"})
+
+    def requests(self, params: AccuracyParams) -> tuple[Request, ...]:
+        """The metric of reference and tuned model."""
+        return (params.request,)
+
+    def judge(self, params: AccuracyParams, evidence: Evidence) -> Verdict:
+        """Pass if each given limit holds. The drop is reference minus tuned, in the metric's unit."""
+        measured = evidence.accuracy.get(params.evidence_key)
+        if measured is None or measured.samples == 0:
+            return unmeasured(
+                f"no {plain(params.evidence_key, 40)} was measured",
+                "Give labelled data in inputs.evaluation: one array per input, and one with the labels.",
+            )
+        return verdict_of_limits(
+            _limits(params, measured),
+            _measured(params, measured),
+            numbers={
+                "tuned": measured.tuned,
+                "reference": measured.reference,
+                "drop": measured.reference - measured.tuned,
+                "samples": measured.samples,
+            },
+            advice=_advice(params, measured, evidence),
+        )
+
+
+def _advice(params: AccuracyParams, measured: AccuracyEvidence, evidence: Evidence) -> str:
+    if params.min is not None and measured.reference < params.min - SLACK:
+        own = metric_text(params.metric, measured.reference)
+        return f"The reference itself has {own}: lower the minimum, or give a max_drop against it."
+    is_held = evidence.search is not None and evidence.search.accuracy is not None
+    hold = "" if is_held else "Give the search the same limit (tune.accuracy), "
+    sentence = (
+        "exclude the most sensitive nodes (patterns.nodes.exclude), try another quantize.calibration, or accept a "
+        "lower limit."
+    )
+    return f"{hold}{sentence}" if hold else f"{sentence[0].upper()}{sentence[1:]}"
+
+
+def _limits(params: AccuracyParams, measured: AccuracyEvidence) -> list[LimitResult]:
+    name, text = plain(params.evidence_key, 24), partial(metric_text, params.metric)
+    found: list[LimitResult] = []
+    if params.min is not None:
+        holds = measured.tuned >= params.min - SLACK
+        value, least = texts_apart(text, measured.tuned, params.min, SLACK)
+        sign = ">=" if holds else "<"
+        found.append(LimitResult(f"{name} {value} {sign} {least}", holds, (name, value, f"at least {least}")))
+    if params.max_drop is not None:
+        drop = measured.reference - measured.tuned
+        holds = drop <= params.max_drop + SLACK
+        value, most = texts_apart(text, drop, params.max_drop, SLACK)
+        moved = f"{metric_text(params.metric, measured.reference)} to {metric_text(params.metric, measured.tuned)}"
+        words = f"{name} fell by {value}" if drop > 0 else f"{name} did not fall"
+        found.append(
+            LimitResult(f"{words} ({moved}), allowed {most}", holds, ("drop", value, f"at most {most}"))
+        )
+    return found
+
+
+def drop_interval(lost: int, gained: int, samples: int) -> Interval:
+    """The drop on the samples, with its 95 % confidence interval.
+
+    For matched pairs, after Agresti and Min ("Simple improved confidence intervals for comparing matched
+    proportions", Statistics in Medicine 24, 2005): Wald's interval with half a sample added to each kind.
+    """
+    count, down, up = samples + 2, lost + 0.5, gained + 0.5
+    center = (down - up) / count
+    reach = 1.96 * math.sqrt(down + up - (down - up) ** 2 / count) / count
+    return Interval(median=(lost - gained) / samples, low=center - reach, high=center + reach)
+
+
+def _measured(params: AccuracyParams, measured: AccuracyEvidence) -> Section:
+    facts = [
+        ("metric", plain(params.evidence_key)),
+        ("reference", metric_text(params.metric, measured.reference)),
+        ("tuned", metric_text(params.metric, measured.tuned)),
+    ]
+    if measured.lost is not None and measured.gained is not None:
+        drop = drop_interval(measured.lost, measured.gained, measured.samples)
+        facts += [
+            ("became wrong", str(measured.lost)),
+            ("became right", str(measured.gained)),
+            ("drop on similar data (95 %)", f"{percent_text(drop.low)} to {percent_text(drop.high)}"),
+        ]
+    return Section(
+        title=f"Measured on {measured.samples} samples",
+        headers=tuple(name for name, _ in facts),
+        rows=(tuple(value for _, value in facts),),
+        text=_resolution(params, measured),
+    )
+
+
+def _resolution(params: AccuracyParams, measured: AccuracyEvidence) -> str:
+    """The change of the metric per sample, if the metric counts samples."""
+    if measured.lost is None:
+        return ""
+    step = 1 / measured.samples
+    sentence = f"One sample of {measured.samples} is {100 * step:.2g} %"
+    if params.max_drop is not None and params.max_drop < step - SLACK:
+        return f"{sentence}: within {share_text(params.max_drop)} no sample may be lost."
+    return f"{sentence}."
+
+
+check = AccuracyCheck()

@@ -1,0 +1,130 @@
+"""The check `builds`: whether a backend builds the tuned model for each of several targets."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field
+
+from qdqspec._core.units import count_text, plain, share_text
+from qdqspec.checks.base import CheckParams
+from qdqspec.checks.verdicts import unmeasured, verdict
+from qdqspec.spec.fields import Fraction
+from qdqspec.spec.kinds import BackendName
+from qdqspec.types import BuildEvidence, Evidence, EvidenceKind, Section, Verdict
+from qdqspec.types.requests import BuildRequest, Request
+
+_ADVICE = (
+    "Allow more operators or a lower SQNR, or lower min_8bit. `qdqspec explain` names the kernels in float."
+)
+_SHOWN = 600  # characters of the backend's reason
+
+
+def _listed(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(_listed, json_schema_input_type=str | list[str])]
+
+
+class BuildsParams(CheckParams):
+    """The backend that builds the tuned model, for which targets, and the share of heavy kernels in 8 bits."""
+
+    kind: Literal["builds"]
+    backend: BackendName = Field(description="The backend that builds the tuned model.")
+    for_: Names = Field(
+        (),
+        alias="for",
+        description="Values of the backend's option `for`, one build each, such as SM86 (default: one build with its "
+        "own).",
+    )
+    min_8bit: Annotated[Fraction, Field(ge=0, le=1)] | None = Field(
+        None,
+        description="Smallest share of the kernels of convolutions, matrix products and attention that compute in 8 "
+        "bits or fewer: 0.8 or 80%.",
+    )
+
+
+class BuildsCheck:
+    """Judges builds alone: a model that builds is neither right nor fast for that reason."""
+
+    Params: ClassVar[type[CheckParams]] = BuildsParams
+    needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"builds"})
+
+    def requests(self, params: BuildsParams) -> tuple[Request, ...]:
+        """One build for each target."""
+        return self._builds(params)
+
+    def _builds(self, params: BuildsParams) -> tuple[BuildRequest, ...]:
+        return tuple(BuildRequest(backend=params.backend, target=name) for name in params.for_ or ("",))
+
+    def judge(self, params: BuildsParams, evidence: Evidence) -> Verdict:
+        """Pass if each build succeeds with enough kernels in 8 bits; inconclusive if the backend is not usable."""
+        found = [evidence.builds.get(request.key) for request in self._builds(params)]
+        builds = [build for build in found if build is not None]
+        if len(builds) < len(found):
+            return unmeasured("the tuned model was not built", "Run the case again, so that it is built.")
+        if missing := [build for build in builds if build.missing]:
+            return verdict(
+                "inconclusive",
+                f"backend {params.backend} is not usable here: {plain(missing[0].missing)}",
+                advice=missing[0].cure,
+                command=missing[0].cure if missing[0].cure.startswith("pip ") else "",
+            )
+        wrong = [build for build in builds if _problem(params, build)]
+        decisive = min(wrong or builds, key=lambda build: (not build.refused, build.share or 0.0))
+        return verdict(
+            "fail" if wrong else "pass",
+            _problem(params, decisive) or _headline(params, builds),
+            *_sections(builds),
+            numbers={f"8bit.{build.target}": build.share for build in builds if build.share is not None},
+            advice=decisive.cure or _ADVICE,
+        )
+
+
+def _problem(params: BuildsParams, build: BuildEvidence) -> str:
+    """The reason why a build breaks the check; empty if it does not."""
+    at = f" for {build.target}" if build.target else ""
+    if build.refused:
+        return f"refused{at}: {plain(build.refused, _SHOWN)}"
+    if params.min_8bit is None:
+        return ""
+    if build.share is None:
+        return f"{params.backend} lists no kernels of heavy operators{at}: min_8bit cannot be judged"
+    if build.share >= params.min_8bit:
+        return ""
+    least = share_text(params.min_8bit)
+    return f"only {build.narrow} of {build.heavy} heavy kernels compute in 8 bits{at}; asked {least}"
+
+
+def _headline(params: BuildsParams, builds: list[BuildEvidence]) -> str:
+    targets = ", ".join(build.target for build in builds if build.target)
+    counts = [build for build in builds if build.share is not None]
+    least = min(counts, key=lambda build: build.share or 0.0, default=None)
+    narrow = f", {least.narrow} of {least.heavy} heavy kernels in 8 bits" if least else ""
+    return f"builds{f' for {targets}' if targets else f' with {params.backend}'}{narrow}; nothing ran"
+
+
+def _sections(builds: list[BuildEvidence]) -> tuple[Section, ...]:
+    rows = tuple(
+        (
+            build.target or "-",
+            "refused" if build.refused else "built",
+            "" if build.refused else str(build.kernels),
+            "" if build.share is None else f"{build.narrow} of {build.heavy}",
+        )
+        for build in builds
+    )
+    reasons = [
+        Section(title=f"Refusal for {build.target or build.backend}", text=plain(build.refused, _SHOWN))
+        for build in builds
+        if build.refused
+    ]
+    counted = count_text(len(builds), "build")
+    return (
+        Section(title=f"Builds ({counted})", headers=("for", "result", "kernels", "in 8 bits"), rows=rows),
+        *reasons,
+    )
+
+
+check = BuildsCheck()

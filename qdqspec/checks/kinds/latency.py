@@ -1,0 +1,284 @@
+"""The check `latency`: a time budget of the tuned model."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Annotated, ClassVar, Literal, Self, TypeAlias
+
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
+
+from qdqspec._core.registry import did_you_mean, names
+from qdqspec._core.units import (
+    interval_text,
+    ms_text,
+    ms_texts_apart,
+    origin_text,
+    percent_text,
+    plain,
+    ratio_text,
+)
+from qdqspec.checks.base import CheckParams, Whole, longest_match
+from qdqspec.checks.verdicts import faster_advice, unmeasured, untimed, verdict
+from qdqspec.spec.fields import Number, Positive
+from qdqspec.types import (
+    Clock,
+    ClockChoice,
+    Evidence,
+    EvidenceKind,
+    LatencyEvidence,
+    Outcome,
+    Section,
+    Verdict,
+)
+
+ANY = "any"  # the table's entry for each device without one of its own
+
+_PERCENTILE = re.compile(r"p(100|\d{1,2}(?:\.\d{1,3})?)")
+_GLOB = re.compile(r"[*?\[]")
+
+
+def _table(value: object) -> object:
+    """A number, or percentiles without a device, is the budget of any device."""
+    alone = not isinstance(value, dict) or (value and all(_PERCENTILE.fullmatch(str(key)) for key in value))
+    return {ANY: value} if alone else value
+
+
+def _known_percentiles(budget: dict[str, float]) -> dict[str, float]:
+    for name in budget:
+        if not _PERCENTILE.fullmatch(name):
+            raise ValueError(f"'{name}' is no percentile such as p50, p99 or p99.9")
+    return budget
+
+
+def _known_devices(table: dict[str, LatencyBudget]) -> dict[str, LatencyBudget]:
+    """Reject a misspelt backend: its budget would never apply."""
+    backends = names("backend")
+    for name in table:
+        device = _GLOB.search(name) or any(part in backends for part in re.split(r"[- ]", name))
+        if name != ANY and not device:
+            near = did_you_mean(name.partition("-")[0], backends)
+            raise ValueError(f"'{name}' is no backend, target or device{near}; for all others write '{ANY}'")
+    return table
+
+
+def _shape(value: object) -> str:
+    return "percentiles" if isinstance(value, dict) else "number"
+
+
+Percentiles: TypeAlias = Annotated[
+    dict[str, Positive], Field(min_length=1), AfterValidator(_known_percentiles)
+]
+LatencyBudget: TypeAlias = Annotated[
+    Annotated[Positive, Tag("number")] | Annotated[Percentiles, Tag("percentiles")], Discriminator(_shape)
+]
+BudgetTable: TypeAlias = Annotated[
+    dict[str, LatencyBudget], Field(min_length=1), AfterValidator(_known_devices)
+]
+Budgets: TypeAlias = Annotated[
+    BudgetTable, BeforeValidator(_table, json_schema_input_type=Positive | Percentiles | BudgetTable)
+]
+
+
+class LatencyParams(CheckParams):
+    """A time budget in milliseconds, one for all devices or one for each, of one percentile or several."""
+
+    kind: Literal["latency"]
+    max_ms: Budgets = Field(
+        description="Budget in milliseconds: a number, or a table by device (a glob such as '*h100*'), target or "
+        "backend ('any' for all others). In place of a number, several by percentile: {p50: 9, p99: 12}."
+    )
+    percentile: Number = Field(
+        50,
+        ge=0,
+        le=100,
+        description="The percentile of the runs to which a single number applies.",
+    )
+    profile: Whole | None = Field(
+        None,
+        ge=0,
+        description="The shape profile that is compared, counted from 0 in the order of inputs.shapes (default: the "
+        "weighted geometric mean of all).",
+    )
+    clock: ClockChoice = Field(
+        "auto", description="Thread CPU time or wall time; auto takes the clock that the search used."
+    )
+
+
+class LatencyCheck:
+    """Compares percentiles of the tuned model's runs with the budget of the target."""
+
+    Params: ClassVar[type[CheckParams]] = LatencyParams
+    needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"latency"})
+
+    def judge(self, params: LatencyParams, evidence: Evidence) -> Verdict:
+        """Pass if no percentile exceeds its budget; inconclusive if a single slow run decides."""
+        latency = evidence.latency
+        if latency is None or not latency.samples.get("tuned"):
+            return untimed("latency", evidence)
+        budget = budget_for(params.max_ms, evidence.target, evidence.device.key, params.percentile)
+        if budget is None:
+            return _no_budget(params, evidence)
+        count = max(len(latency.profiles), 1)
+        if params.profile is not None and params.profile >= count:
+            return unmeasured(
+                f"shape profile {params.profile} was not among the {count} measured",
+                "Number profiles from 0, in the order of inputs.shapes.",
+            )
+        clock = latency.clock if params.clock == "auto" else params.clock
+        if clock == "cpu" and not latency.samples["tuned"].cpu_ms:
+            return unmeasured(
+                f"{plain(evidence.target, 30)} takes no thread CPU time",
+                "Judge this target with clock: wall.",
+            )
+        # The measurement to compare with the budget: all profiles together, or the named one.
+        line = latency.line("tuned", params.profile if latency.profiles else None)
+        runs, where = line.run_ms(clock), ""
+        if params.profile is not None and latency.profiles:
+            where = f" at {plain(latency.profiles[params.profile].name, 40)}"
+        limits = [_Limit.of(percent, allowed, runs, where) for percent, allowed in sorted(budget.items())]
+        return _verdict(limits, evidence, latency, clock)
+
+
+@dataclass(frozen=True, slots=True)
+class _Limit:
+    """One percentile and its budget."""
+
+    percent: float
+    name: str
+    value: float
+    allowed: float
+    runs: int
+    outcome: Outcome
+
+    @classmethod
+    def of(cls, percent: float, allowed: float, runs: tuple[float, ...], where: str) -> Self:
+        """Judge a percentile; inconclusive if it exceeds the limit only because of the slowest run."""
+        name = ("median" if percent == 50 else f"p{percent:g}") + where
+        value = percentile(runs, percent)
+        known = percentile(runs, min(percent, 100 * (1 - 1 / len(runs))))
+        outcome: Outcome = "pass" if value <= allowed else "fail" if known > allowed else "inconclusive"
+        return cls(percent, name, value, allowed, len(runs), outcome)
+
+    @property
+    def over(self) -> float:
+        """The excess over the budget, as a share of it."""
+        return self.value / self.allowed - 1
+
+    @property
+    def excess(self) -> str:
+        """The excess as text; a factor if it is ten times the budget or more."""
+        return percent_text(self.over) if self.over < 9 else f"{self.over + 1:.0f}x"
+
+    @property
+    def headline(self) -> str:
+        """The verdict on this percentile alone."""
+        shown, allowed = ms_texts_apart(self.value, self.allowed)
+        if self.outcome == "inconclusive":
+            return f"{self.name} {shown} ms of {self.runs} runs: too few to judge against budget {allowed} ms"
+        sign = "<=" if self.outcome == "pass" else ">"
+        return f"{self.name} {shown} ms {sign} budget {allowed} ms ({self.excess})"
+
+    def row(self, clock: Clock, target: str) -> tuple[str, ...]:
+        """Its row of the budget table."""
+        shown, allowed = ms_texts_apart(self.value, self.allowed)
+        return (f"{self.name} ms", shown, allowed, self.excess, clock, target, self.outcome)
+
+
+_WORST: dict[Outcome, int] = {"fail": 2, "inconclusive": 1, "pass": 0}
+
+
+def _verdict(limits: list[_Limit], evidence: Evidence, latency: LatencyEvidence, clock: Clock) -> Verdict:
+    worst = max(limits, key=lambda limit: (_WORST[limit.outcome], limit.over))
+    return verdict(
+        worst.outcome,
+        worst.headline,
+        Section(
+            title="Budget",
+            headers=("metric", "value", "budget", "difference", "clock", "target", "verdict"),
+            rows=tuple(limit.row(clock, plain(evidence.target)) for limit in limits),
+        ),
+        measured_section(latency, clock),
+        numbers={
+            "value_ms": worst.value,
+            "budget_ms": worst.allowed,
+            "over": worst.over,
+            "percentile": worst.percent,
+            **{f"p{limit.percent:g}_ms": limit.value for limit in limits},
+        },
+        advice=_advice(worst, evidence),
+    )
+
+
+def _advice(worst: _Limit, evidence: Evidence) -> str:
+    if worst.outcome == "inconclusive":
+        needed = math.ceil(100 / (100 - worst.percent)) if worst.percent < 100 else 0
+        enough = (
+            f"a p{worst.percent:g} takes at least {needed} runs" if needed else "no number of runs is enough"
+        )
+        return (
+            f"One slow run of {worst.runs} decides the result; {enough}. "
+            "Use a lower percentile, or raise the budget."
+        )
+    return faster_advice(evidence, "raise the budget", gap=worst.value / worst.allowed)
+
+
+def _no_budget(params: LatencyParams, evidence: Evidence) -> Verdict:
+    known = ", ".join(plain(name) for name in params.max_ms)
+    target, device = plain(evidence.target), plain(evidence.device.key)
+    return verdict(
+        "inconclusive",
+        f"no budget for {plain(evidence.target, 30)} in max_ms",
+        Section(title="Budget", text=f"max_ms names {known}; this run is on {target} ({device})."),
+        advice=f"Add '{target}: <milliseconds>' (or '{ANY}: <milliseconds>') to max_ms.",
+    )
+
+
+def measured_section(latency: LatencyEvidence, clock: Clock) -> Section:
+    """Each measured role with its median and its time against the reference."""
+    rows = []
+    for line in latency.lines():
+        ratio, samples = line.ratio, line.samples
+        name = f"{line.role} {plain(line.at, 60)}".rstrip()
+        against = "" if ratio is None else ratio_text(ratio.median)
+        bounds = "" if ratio is None or ratio.low == ratio.high else interval_text(ratio)
+        median = line.median_ms if clock == latency.clock else samples.median_ms(clock)
+        rows.append((name, ms_text(median), against, bounds, str(len(samples.on(clock)))))
+    return Section(
+        title=f"Latency ({origin_text(latency.provenance)}, {latency.builds} builds each, {clock} clock)",
+        headers=("role", "median ms", "of reference", "95 % interval", "runs"),
+        rows=tuple(rows),
+    )
+
+
+def percentile(values: tuple[float, ...], percent: float) -> float:
+    """The percentile of at least one value, interpolated linearly between neighbours."""
+    ordered = sorted(values)
+    place = (len(ordered) - 1) * percent / 100
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+
+
+def budget_for(
+    table: Mapping[str, float | dict[str, float]], target: str, device: str, percentile: float
+) -> dict[float, float] | None:
+    """Milliseconds by percentile for a device; ``None`` if the table has no entry for it.
+
+    A glob over the device's key takes precedence over its target, the target over its backend, and ``any`` is
+    last; of several that match, the longest applies. A plain number is the limit of the given ``percentile``.
+    """
+    devices = [name for name in table if name == device or (_GLOB.search(name) and fnmatchcase(device, name))]
+    name = max(devices, key=len) if devices else longest_match(table, target) or ANY
+    if name not in table:
+        return None
+    found = table[name]
+    if isinstance(found, dict):
+        return {float(p.removeprefix("p")): value for p, value in found.items()}
+    return {percentile: found}
+
+
+check = LatencyCheck()

@@ -1,0 +1,115 @@
+"""The check `lint`: whether other targets accept the tuned model and run it fast."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field
+
+from qdqspec._core.units import count_text, plain
+from qdqspec.checks.base import CheckParams, Switch
+from qdqspec.checks.verdicts import WIDTH, unmeasured, verdict
+from qdqspec.spec.kinds import LintTargetName
+from qdqspec.types import Evidence, EvidenceKind, Finding, LintTarget, Section, Verdict
+from qdqspec.types.requests import LintRequest, Request
+
+_SHOWN = 20  # findings in the table; `qdqspec lint` lists them all
+
+
+def _listed(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+Targets = Annotated[
+    tuple[LintTargetName, ...],
+    BeforeValidator(_listed, json_schema_input_type=LintTargetName | list[LintTargetName]),
+    Field(min_length=1),
+]
+
+
+class LintParams(CheckParams):
+    """The targets for which the tuned model is linted, and the severities that fail."""
+
+    kind: Literal["lint"]
+    target: Targets = Field(description="One or several targets for which a backend has rules.")
+    strict: Switch = Field(
+        False, description="Fail also on findings of severity slow, not only on refused ones."
+    )
+    load: Switch = Field(
+        True, description="Load the model in the runtime of each target, where it is installed."
+    )
+    ignore: tuple[Annotated[str, Field(pattern=r"^[A-Z]{3}\d{3}$")], ...] = Field(
+        (), description="Ids of rules whose findings are accepted, such as TRT042."
+    )
+
+
+class LintCheck:
+    """Judges the lint findings of the tuned model and its loads by installed runtimes; no device is needed."""
+
+    Params: ClassVar[type[CheckParams]] = LintParams
+    needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"lint"})
+
+    def requests(self, params: LintParams) -> tuple[Request, ...]:
+        """The findings for each target."""
+        return tuple(LintRequest(target=target, load=params.load) for target in params.target)
+
+    def judge(self, params: LintParams, evidence: Evidence) -> Verdict:
+        """Pass if no target refuses anything, nor with ``strict`` runs anything slowly."""
+        missing = [target for target in params.target if target not in evidence.lint]
+        if missing:
+            return unmeasured(
+                f"lint for {missing[0]} was not run", "Run the case again, so that it is linted."
+            )
+        found = [
+            (target, finding)
+            for target in params.target
+            for finding in evidence.lint[target]
+            if finding.id not in params.ignore
+        ]
+        severities = ("refused", "slow") if params.strict else ("refused",)
+        wrong = [(target, finding) for target, finding in found if finding.severity in severities]
+        return verdict(
+            "fail" if wrong else "pass",
+            _headline(params, wrong),
+            *_sections(wrong or found),
+            *_loads({target: evidence.lint_loads.get(target, "") for target in params.target}),
+            numbers={
+                severity: sum(f.severity == severity for _, f in found)
+                for severity in ("refused", "slow", "note")
+            },
+            advice="".join(
+                f"{first.id}: {first.title}. To cure it: {first.cure}. `qdqspec lint` lists all."
+                for _, first in wrong[:1]
+            ),
+        )
+
+
+def _headline(params: LintParams, wrong: list[tuple[LintTarget, Finding]]) -> str:
+    if not wrong:
+        return f"nothing {'refused or slow' if params.strict else 'refused'}: {', '.join(params.target)}"
+    target, first = wrong[0]
+    more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+    effect = f"{target} {'refuses' if first.severity == 'refused' else 'is slow with'}"
+    tail = f" ({first.id}){more}"
+    sentence = f"{effect} {plain(first.node, 30) or 'the model'}: {plain(first.message)}"
+    return f"{plain(sentence, WIDTH - len(tail))}{tail}"
+
+
+def _sections(found: list[tuple[LintTarget, Finding]]) -> tuple[Section, ...]:
+    rows: list[tuple[str, ...]] = [
+        (target, f.id, f.severity, plain(f.node) or "(the model)", plain(f.message, 60))
+        for target, f in found[:_SHOWN]
+    ]
+    if len(found) > _SHOWN:
+        rows.append(("", "", "", f"and {count_text(len(found) - _SHOWN, 'more finding')}", ""))
+    headers = ("target", "rule", "severity", "node", "what")
+    return (Section(title="Findings", headers=headers, rows=tuple(rows)),) if rows else ()
+
+
+def _loads(notes: Mapping[LintTarget, str]) -> tuple[Section, ...]:
+    rows = tuple((target, plain(note)) for target, note in notes.items() if note)
+    return (Section(title="Loads", headers=("target", "runtime"), rows=rows),) if rows else ()
+
+
+check = LintCheck()

@@ -1,0 +1,487 @@
+"""The check `parity`: the difference between the tuned model's outputs and the reference's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
+
+from qdqspec._core.units import count_text, db_text, pair_text, plain, seconds_text, share_text, texts_apart
+from qdqspec.accuracy.notes import NAME_WIDTH, slice_notes, slice_text
+from qdqspec.checks.base import CheckParams
+from qdqspec.checks.parity_params import (
+    AGREEMENT,
+    LIMITS,
+    WHOLE,
+    Limit,
+    broken,
+    value_of,
+)
+from qdqspec.checks.parity_params import SLICE as SLICE
+from qdqspec.checks.parity_params import ParityParams as ParityParams
+from qdqspec.checks.parity_params import SearchParams as SearchParams
+from qdqspec.checks.verdicts import WIDTH, is_unchanged, unmeasured, verdict
+from qdqspec.types import (
+    CulpritEvidence,
+    Evidence,
+    EvidenceKind,
+    Outcome,
+    ParityEvidence,
+    ParitySearch,
+    Probe,
+    Section,
+    TensorParity,
+    TriedInput,
+    Verdict,
+)
+from qdqspec.types.requests import InputRequest, ParityRequest, Request
+
+_BOTH = 2.0  # steps whose error differs by less than this factor are both named
+_CULPRITS = 3  # pairs that a verdict lists
+_HELPS_DB = 1.0  # least gain of excluding them to advise it
+_NAMED, _NODE_WIDTH = 6, 40  # nodes that the advice names
+_MOST_DB = 300.0  # beyond, powers of ten exceed the range of a float
+QUANTIZATION, RUNTIME = "quantization", "the runtime"
+_WORDS_WIDTH = 60
+
+
+class ParityCheck:
+    """Compares each output with each limit; the worst output makes the headline."""
+
+    Params: ClassVar[type[CheckParams]] = ParityParams
+    needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"parity"})
+
+    def requests(self, params: ParityParams) -> tuple[Request, ...]:
+        """The comparison, the pairs that cost most if quantization breaks a limit, and the search for an input."""
+        culpable, limits_slices = partial(culpable_output, params), params.asks(SLICE)
+        compared = ParityRequest(top=params.top, culpable=culpable, limits_slices=limits_slices)
+        if params.search is None:
+            return (compared,)
+        search = {name: getattr(params.search, name) for name in SearchParams.model_fields}
+        return compared, InputRequest(key=params.evidence_key, limits=params, **search)
+
+    def judge(self, params: ParityParams, evidence: Evidence) -> Verdict:
+        """Pass if each chosen output keeps each limit; outputs that are not floats must be equal."""
+        parity = evidence.parity
+        if parity is None or not parity.outputs:
+            return unmeasured("no parity was measured", "Run the case again, so that it is measured.")
+        judged = params.chosen(parity.outputs)
+        if not judged:
+            known = ", ".join(plain(out.name, NAME_WIDTH) for out in parity.outputs[:5])
+            return unmeasured("no output has a name given in outputs", f"The model's outputs: {known}.")
+        failures = _failures(params, parity)
+        searched = evidence.parity_search.get(params.evidence_key) if params.search is not None else None
+        if (
+            not failures
+            and (why := _unknown(params, parity, judged) or _unsearched(params, evidence)) is not None
+        ):
+            return why
+        outcome, headline, advised = _conclusion(params, evidence, judged, failures, searched)
+        return verdict(
+            outcome,
+            headline,
+            _table(params, parity, judged),
+            *definition_section(parity),
+            *(() if params.asks(SLICE) else slice_sections(judged)),
+            *steps_table(parity, judged[0].name),
+            *(culprits_table(evidence.culprits) if culpable_output(params, parity) is not None else ()),
+            *(search_sections(searched) if searched is not None else ()),
+            numbers={
+                **_numbers(params, parity, judged),
+                "inputs_tried": searched.tried if searched else math.nan,
+            },
+            advice=advised,
+        )
+
+
+def _conclusion(
+    params: ParityParams,
+    evidence: Evidence,
+    judged: list[TensorParity],
+    failures: list[_Failure],
+    searched: ParitySearch | None,
+) -> tuple[Outcome, str, str]:
+    """Outcome, headline and advice: failures on the data take precedence over those that a search found."""
+    if failures:
+        first = failures[0]
+        return "fail", first.words, advice(first.output, first.step, evidence.culprits)
+    if searched is not None and searched.found is not None:
+        return "fail", f"for an input found: {searched.found.broken[0]}", search_advice(searched.found)
+    tried = f"; {searched.tried} inputs tried" if searched is not None and searched.tried else ""
+    return "pass", _pass_headline(params, judged) + tried, ""
+
+
+def _unsearched(params: ParityParams, evidence: Evidence) -> Verdict | None:
+    """The verdict if a search was requested and could not be made."""
+    if params.search is None or is_unchanged(evidence):
+        return None
+    searched = evidence.parity_search.get(params.evidence_key)
+    if searched is not None and searched.tried:
+        return None
+    why = f": {plain(searched.missing)}" if searched is not None and searched.missing else ""
+    return unmeasured(
+        "no input could be searched", f"The data breaks no limit, and no other input was tried{why}."
+    )
+
+
+def culpable_output(params: ParityParams, parity: ParityEvidence) -> str | None:
+    """The first failing output that quantization contributes to; ``None`` if there is none."""
+    found = (failure.output for failure in _failures(params, parity) if failure.step != RUNTIME)
+    return next(found, None)
+
+
+def broken_limits(params: ParityParams, parity: ParityEvidence) -> tuple[str, ...]:
+    """A message for each exceeded limit: of the whole, of quantization and of the runtime."""
+    return tuple(failure.words for failure in _failures(params, parity))
+
+
+class _Failure(NamedTuple):
+    """A limit that an output exceeds, and the step that causes it; empty if unknown."""
+
+    output: str
+    words: str
+    step: str
+
+
+def _failures(params: ParityParams, parity: ParityEvidence) -> list[_Failure]:
+    """Each exceeded limit: those of the whole first, then those of the two steps."""
+    top, found = params.top.key, []
+    for out in params.chosen(parity.outputs):
+        step = error_source(parity, out.name)
+        for words in broken(params, out, top):
+            longer = f"{words}, by {step}" if step else words
+            found.append(_Failure(out.name, longer if len(longer) <= WIDTH else words, step))
+    for limits, outputs, step in (
+        (params.quantization, parity.quantization, QUANTIZATION),
+        (params.runtime, parity.runtime, RUNTIME),
+    ):
+        if limits is not None:
+            for out in params.chosen(outputs):
+                result = broken(limits, out, top)
+                found += [_Failure(out.name, f"{step} alone, {words}", step) for words in result]
+    return found
+
+
+def _unknown(params: ParityParams, parity: ParityEvidence, judged: list[TensorParity]) -> Verdict | None:
+    """The verdict if something requested could not be measured."""
+    if (params.quantization or params.runtime) and not parity.quantization and parity.undivided:
+        return unmeasured(
+            "quantization and runtime errors were not measured separately",
+            f"It was not possible: {plain(parity.undivided)}. Give limits of the total difference only.",
+        )
+    if params.asks(SLICE) and all(out.slice_sqnr_db is None for out in judged):
+        return unmeasured(
+            "no output has a slice with enough values",
+            "Give more samples (inputs.evaluation), or remove min_slice_sqnr_db.",
+        )
+    if params.asks(AGREEMENT) and not any(params.top.key in out.agreement for out in judged):
+        return unmeasured(
+            f"no output has more than {params.top_k} classes",
+            "Name the output with the scores in outputs, and their axis in class_axis.",
+        )
+    return None
+
+
+def _columns(params: ParityParams) -> tuple[Limit, ...]:
+    """The columns: the facts of each comparison, and those of all data together that are limited."""
+    return (*LIMITS, *(limit for limit in WHOLE if params.asks(limit)))
+
+
+def _worst(limit: Limit, judged: list[TensorParity], top: str) -> float:
+    values = [value_of(limit, out, top) for out in judged if out.compared]
+    known = [value for value in values if value is not None]
+    if not known or any(math.isnan(value) for value in known):
+        return math.nan
+    return min(known) if limit.floor else max(known)
+
+
+def _numbers(params: ParityParams, parity: ParityEvidence, judged: list[TensorParity]) -> dict[str, float]:
+    """The worst value of each fact; also the SQNR of the two steps."""
+    top = params.top.key
+    found = {limit.fact: _worst(limit, judged, top) for limit in _columns(params)}
+    for step, outputs in (("quantization", parity.quantization), ("runtime", parity.runtime)):
+        if outputs:
+            found[f"{step}_sqnr_db"] = _worst(LIMITS[0], params.chosen(outputs), top)
+    return {**found, "samples": parity.samples}
+
+
+def _pass_headline(params: ParityParams, judged: list[TensorParity]) -> str:
+    """The headline of a pass: each limit with the worst value that kept it."""
+    if judged[0].sqnr_db == math.inf:  # the worst output
+        return "every output equals the reference's"
+    kept = []
+    for limit in (*LIMITS, *WHOLE):
+        allowed = getattr(params, limit.param)
+        if allowed is not None:
+            shown, bound = texts_apart(limit.text, _worst(limit, judged, params.top.key), allowed)
+            kept.append(f"{limit.title} {shown} {'>=' if limit.floor else '<='} {bound}")
+    return ", ".join(kept[:2]) or "quantization and runtime keep their limits"
+
+
+def _table(params: ParityParams, parity: ParityEvidence, judged: list[TensorParity]) -> Section:
+    shown, top = _columns(params), params.top.key
+    rows = [
+        (*_row(out, shown, top, 40), "fail" if any(broken(params, out, top)) else "pass") for out in judged
+    ]
+    allowed = [(limit, getattr(params, limit.param)) for limit in shown]
+    bounds = [
+        "" if most is None else f"{'>=' if limit.floor else '<='} {limit.text(most)}"
+        for limit, most in allowed
+    ]
+    return Section(
+        title=f"Outputs, worst first ({count_text(parity.samples, 'input')} of {parity.data} data)",
+        headers=("output", *(top if limit is AGREEMENT else limit.title for limit in shown), "verdict"),
+        rows=(*rows, ("limit", *bounds, "")),
+    )
+
+
+def _row(out: TensorParity, shown: tuple[Limit, ...], top: str, width: int) -> tuple[str, ...]:
+    """An output and its values; in place of the first, within ``width``, why there are none."""
+    if not out.compared or not out.matches:
+        why = plain(out.note or ("equal" if out.matches else "not equal"), width)
+        return (plain(out.name), why, *("" for _ in shown[1:]))
+    return (plain(out.name), *(_text_of(limit, out, top) for limit in shown))
+
+
+def _text_of(limit: Limit, out: TensorParity, top: str = "") -> str:
+    """The value that a limit bounds; empty if there is none, and for the cosine of one number."""
+    value = value_of(limit, out, top)
+    if value is None or (out.is_single and limit.fact == "cosine"):
+        return ""
+    where = f" ({slice_text(out.worst_slice)})" if limit is SLICE and out.worst_slice is not None else ""
+    return limit.text(value) + where
+
+
+def slice_sections(outputs: Iterable[TensorParity]) -> tuple[Section, ...]:
+    """The lines of `slice_notes` as sections."""
+    text = "\n".join(slice_notes(outputs))
+    return (Section(title="Slices far below their output", text=text),) if text else ()
+
+
+def error_source(parity: ParityEvidence, output: str) -> str:
+    """``quantization``, ``the runtime``, or both; empty if they were not measured separately."""
+    noise = _noise(parity, output)
+    if noise is None:
+        return ""
+    quantization, runtime = noise
+    if max(quantization, runtime) == 0:
+        return ""
+    if quantization >= _BOTH * runtime:
+        return QUANTIZATION
+    return RUNTIME if runtime >= _BOTH * quantization else "quantization and runtime"
+
+
+def steps_table(parity: ParityEvidence, output: str) -> tuple[Section, ...]:
+    """The steps from the float model to the backend's result, for one output, with the error of each."""
+    noise = _noise(parity, output)
+    if noise is None and not parity.undivided:
+        return ()
+    if noise is None:
+        title = "Quantization error and runtime error were not measured separately"
+        return (Section(title=title, text=plain(parity.undivided, 200)),)
+    rows, whole = [], sum(noise)
+    definition = parity.definition
+    first = "float model" if definition is None or definition.holds else "definition of the given model"
+    for name, outputs, own in (
+        (f"quantization: {first} > Q/DQ arithmetic", parity.quantization, noise[0]),
+        ("runtime: Q/DQ arithmetic > as it runs", parity.runtime, noise[1]),
+        (f"both: {first} > as it runs", parity.outputs, None),
+    ):
+        out = _named(outputs, output)
+        assert out is not None
+        share = "" if own is None or not 0 < whole < math.inf else share_text(own / whole)
+        rows.append((name, *(_text_of(limit, out) for limit in LIMITS), share))
+    return (
+        Section(
+            title=f"Where the difference of '{plain(output, NAME_WIDTH)}' comes from",
+            headers=("step", *(limit.title for limit in LIMITS), "of the noise"),
+            rows=tuple(rows),
+        ),
+    )
+
+
+def definition_section(parity: ParityEvidence) -> tuple[Section, ...]:
+    """A section if the backend does not compute the given model itself as ONNX defines it."""
+    found = parity.definition
+    if found is None or found.holds:
+        return ()
+    node = f", first at {plain(found.node, _WORDS_WIDTH)}" if found.node else ""
+    text = (
+        f"{found.sqnr_db:.1f} dB against its definition in ONNX at output '{plain(found.output, NAME_WIDTH)}' on "
+        f"{count_text(found.samples, 'sample')}{node}. All figures compare with the definition."
+    )
+    return (Section(title="The given model as it runs here", text=text),)
+
+
+def culprits_table(found: CulpritEvidence | None) -> tuple[Section, ...]:
+    """The pairs that cost most, and the gain of keeping their nodes in float."""
+    if found is None or not found.pairs:
+        return ()
+    rows = []
+    for pair in found.pairs[:_CULPRITS]:
+        without = "" if pair.without_db is None else f"{pair.without_db:.1f} dB"
+        rows.append((pair_text(pair.site), f"{pair.alone_db:.1f} dB", share_text(pair.share), without))
+    return (
+        Section(
+            title=f"Noisiest of {count_text(found.total, 'Q/DQ pair')} at '{plain(found.output, NAME_WIDTH)}' "
+            f"({found.together_db:.1f} dB together, over {count_text(found.samples, 'sample')})",
+            headers=("pair", "alone", "of the noise", "without these nodes so far"),
+            rows=tuple(rows),
+        ),
+    )
+
+
+def advice(output: str, step: str, culprits: CulpritEvidence | None = None) -> str:
+    """Advice for an output, by the step and the pairs that cause its error."""
+    name = plain(output, NAME_WIDTH)
+    if step == RUNTIME:
+        return (
+            f"The Q/DQ arithmetic of '{name}' is within the limit, but the runtime's result differs from it: "
+            f"the runtime saturates, rounds or fuses otherwise. `qdqspec explain` shows what runs in integers, "
+            f"`qdqspec lint` what may saturate. Exclude these nodes (patterns.nodes.exclude), or reduce the "
+            f"runtime's optimizations (--qdq-backend-option)."
+        )
+    where = " in its Q/DQ arithmetic, before any runtime" if step == QUANTIZATION else ""
+    return (
+        f"Output '{name}' has the largest difference{where}. {_which_nodes(culprits)}, "
+        "set tune.min_sqnr_db, try another quantize.calibration, or relax the limit."
+    )
+
+
+def _which_nodes(culprits: CulpritEvidence | None) -> str:
+    """The nodes to exclude: those of the noisiest pairs if that helps, else those before the output."""
+    found = culprits.pairs[:_CULPRITS] if culprits is not None else ()
+    gains = [culprit.without_db for culprit in found if culprit.without_db is not None]
+    if culprits is None or not gains or max(gains) < culprits.together_db + _HELPS_DB:
+        spread = "The noise is not caused by a few pairs: exclude" if gains else "Exclude"
+        return (
+            f"{spread} layers before it (patterns.nodes.exclude; qdqspec explain CASE --culprits lists pairs)"
+        )
+    worst = found[: gains.index(max(gains)) + 1]
+    nodes = dict.fromkeys(plain(node, _NODE_WIDTH) for culprit in worst for node in culprit.nodes)
+    named = list(nodes)[:_NAMED] + [f"{len(nodes) - _NAMED} more"] * (len(nodes) > _NAMED)
+    where = [f"exclude {', '.join(named)} (patterns.nodes.exclude)"] if nodes else []
+    where += ["leave graph outputs in float (quantize.outputs)"] if any(c.makes_output for c in worst) else []
+    return f"For {max(gains):.1f} dB {' and '.join(where)}"
+
+
+def _noise(parity: ParityEvidence, output: str) -> tuple[float, float] | None:
+    """Error power over signal power of the two steps, if both are known; infinite if incomparable."""
+    steps = _named(parity.quantization, output), _named(parity.runtime, output)
+    if any(out is None or not out.compared for out in steps):
+        return None
+    quantization, runtime = (_power(out) for out in steps if out is not None)
+    return quantization, runtime
+
+
+def _power(out: TensorParity) -> float:
+    if not out.matches or not out.sqnr_db > -math.inf:  # also true for NaN
+        return math.inf
+    return 0.0 if out.sqnr_db == math.inf else 10.0 ** (-max(-_MOST_DB, min(out.sqnr_db, _MOST_DB)) / 10)
+
+
+def _named(outputs: tuple[TensorParity, ...], name: str) -> TensorParity | None:
+    return next((out for out in outputs if out.name == name), None)
+
+
+def noise_shares(parity: ParityEvidence) -> dict[str, Any] | None:
+    """The shares of quantization and runtime in the noise of the worst output; ``None`` if they are not known."""
+    worst = min(parity.outputs, key=lambda out: (out.matches, out.sqnr_db), default=None)
+    noise = None if worst is None else _noise(parity, worst.name)
+    if worst is None or noise is None or not 0 < sum(noise) < math.inf:
+        return None
+    quantization, runtime = (own / sum(noise) for own in noise)
+    return {"output": worst.name, "quantization": quantization, "runtime": runtime}
+
+
+def search_sections(found: ParitySearch) -> tuple[Section, ...]:
+    """The inputs tried; for an input that breaks the limits all details, and how to reproduce it."""
+    summary = Section(title="Search", text=_summary(found))
+    return (summary,) if found.found is None else (summary, *probe_sections(found.found))
+
+
+def probe_sections(probe: Probe) -> tuple[Section, ...]:
+    """An input, its outputs, the origin of the difference, and how to reproduce it."""
+    found = [_inputs(probe)] if probe.inputs else []
+    found += comparison_sections(probe.parity, "Outputs for this input, worst first")
+    if probe.command:
+        found.append(
+            Section(title=f"Kept in {plain(probe.file, 100)}; try it again with", text=probe.command)
+        )
+    return tuple(found)
+
+
+def search_advice(probe: Probe) -> str:
+    """Advice about an input that breaks the limits."""
+    if probe.within:
+        return (
+            "All its values are within the range of the calibration data: add such inputs to it, exclude layers "
+            "(patterns.nodes.exclude), or relax the limit. State the valid range of inputs in search.values."
+        )
+    beyond = next(one for one in probe.inputs if not one.within)
+    name = plain(beyond.name, NAME_WIDTH)
+    return (
+        f"Input '{name}' is outside the range of the calibration data ({_range(beyond)}). If such inputs do not "
+        f"occur, state the valid range: search: "
+        f"{{values: {{{name}: [{beyond.known_low:.5g}, {beyond.known_high:.5g}]}}}}; if they do, calibrate with "
+        f"data that contains them."
+    )
+
+
+def _summary(found: ParitySearch) -> str:
+    if not found.tried:
+        return f"No input was tried: {plain(found.missing, 200)}."
+    over = ", when the time was over" if found.late else ""
+    text = (
+        f"{count_text(found.tried, 'input')} tried in {seconds_text(found.seconds)}{over}, beside the data."
+    )
+    if found.found is None:
+        closest = (
+            f" The smallest SQNR was {db_text(found.closest_db)} dB."
+            if math.isfinite(found.closest_db)
+            else ""
+        )
+        return f"{text} None broke a limit.{closest}"
+    where = "within" if found.found.within else "beyond"
+    return f"{text} The smallest that breaks a limit is {where} the range of the calibration data."
+
+
+def _inputs(probe: Probe) -> Section:
+    rows = tuple(
+        (
+            plain(one.name, NAME_WIDTH),
+            f"{one.dtype} [{', '.join(map(str, one.shape))}]",
+            plain(one.words, _WORDS_WIDTH),
+            f"{one.low:.5g} to {one.high:.5g}",
+            _range(one),
+        )
+        for one in probe.inputs
+    )
+    return Section(
+        title=f"The input ({count_text(len(rows), 'array')})",
+        headers=("input", "type", "values", "range", "in the calibration data"),
+        rows=rows,
+    )
+
+
+def _range(one: TriedInput) -> str:
+    return f"{one.known_low:.5g} to {one.known_high:.5g}"
+
+
+def comparison_sections(parity: ParityEvidence, title: str, *, slices: bool = False) -> tuple[Section, ...]:
+    """The difference of each output, with or without limits, and the origin of the largest.
+
+    ``slices`` is whether those of the outputs have a limit: their SQNR is shown. Else those far below are.
+    """
+    if not parity.outputs:
+        return ()
+    ordered = sorted(parity.outputs, key=lambda out: (out.matches, out.sqnr_db))
+    shown = (*LIMITS, SLICE) if slices else LIMITS
+    rows = [_row(out, shown, "", _WORDS_WIDTH) for out in ordered]
+    outputs = Section(title=title, headers=("output", *(limit.title for limit in shown)), rows=tuple(rows))
+    far = () if slices else slice_sections(ordered)
+    return (outputs, *definition_section(parity), *far, *steps_table(parity, ordered[0].name))
+
+
+check = ParityCheck()

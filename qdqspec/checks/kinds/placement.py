@@ -1,0 +1,187 @@
+"""The check `placement`: which nodes are quantized, and the number of Q/DQ pairs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Annotated, ClassVar, Literal, Self, TypeAlias
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+
+from qdqspec._core.registry import did_you_mean
+from qdqspec._core.units import count_text, plain
+from qdqspec.checks.base import CheckParams, Whole, require_a_limit
+from qdqspec.checks.verdicts import is_unchanged, unmeasured, verdict
+from qdqspec.types import Evidence, EvidenceKind, Section, Verdict
+
+Entry = Annotated[str, Field(min_length=1)]
+
+
+def _least(value: object) -> object:
+    if isinstance(value, str) and value != "all":
+        raise ValueError(f"'{value}' is not a number of nodes, or 'all'")
+    return value
+
+
+def _listed(value: object) -> object:
+    """``{Conv: all, MatMul: 2}`` is short for a list of both."""
+    return [{name: least} for name, least in value.items()] if isinstance(value, dict) else value
+
+
+def _form(value: object) -> str:
+    return "counted" if isinstance(value, dict) else "name"
+
+
+Least: TypeAlias = Annotated[
+    Annotated[Whole, Field(ge=1), Tag("number")] | Annotated[Literal["all"], Tag("all")],
+    Discriminator(lambda value: "all" if value == "all" else "number"),
+    BeforeValidator(_least, json_schema_input_type=Annotated[int, Field(ge=1)] | Literal["all"]),
+]
+Counted: TypeAlias = Annotated[dict[Entry, Least], Field(min_length=1)]
+Needed: TypeAlias = Annotated[
+    Annotated[Entry, Tag("name")] | Annotated[Counted, Tag("counted")], Discriminator(_form)
+]
+Needs: TypeAlias = Annotated[
+    tuple[Needed, ...], BeforeValidator(_listed, json_schema_input_type=Counted | tuple[Entry | Counted, ...])
+]
+
+
+class PlacementParams(CheckParams):
+    """Required and forbidden quantized nodes, and the number of activation pairs."""
+
+    kind: Literal["placement"]
+    require: Needs = Field(
+        (),
+        description="Op types, or globs over node names. For each, at least one node must read a quantized tensor, or "
+        "the number given: {Conv: all, MatMul: 2}.",
+    )
+    forbid: tuple[Entry, ...] = Field(
+        (), description="Op types, or globs over node names; none of these nodes may read a quantized tensor."
+    )
+    max_pairs: Whole | None = Field(None, ge=0, description="Largest number of activation Q/DQ pairs.")
+    min_pairs: Whole | None = Field(None, ge=0, description="Smallest number of activation Q/DQ pairs.")
+
+    @model_validator(mode="after")
+    def _checks_something(self) -> Self:
+        require_a_limit(self, "require", "forbid", "max_pairs", "min_pairs")
+        if None not in (self.min_pairs, self.max_pairs) and (self.min_pairs or 0) > (self.max_pairs or 0):
+            raise ValueError(f"min_pairs {self.min_pairs} is above max_pairs {self.max_pairs}")
+        return self
+
+    @property
+    def needs(self) -> list[tuple[str, int | str]]:
+        """Each required entry, with the least number of its nodes, or ``all``."""
+        parts: list[dict[str, int | str]] = [
+            {**entry} if isinstance(entry, dict) else {entry: 1} for entry in self.require
+        ]
+        return [(name, least) for part in parts for name, least in part.items()]
+
+
+class PlacementCheck:
+    """Judges the pairs of the selected model, in names of the model without Q/DQ."""
+
+    Params: ClassVar[type[CheckParams]] = PlacementParams
+    needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"placement"})
+
+    def judge(self, params: PlacementParams, evidence: Evidence) -> Verdict:
+        """Pass if each entry and both counts hold. Weight pairs count for entries, not for the counts."""
+        if (params.require or params.forbid) and not evidence.node_ops:
+            return unmeasured("the model's nodes are not known", "Run the case again, so that it is tuned.")
+        rules = [*_entry_rules(params, evidence), *_count_rules(params, evidence)]
+        broken = [rule for rule in rules if not rule.holds]
+        pairs = _pairs(evidence)
+        alone = ", unchanged" if is_unchanged(evidence) else ""
+        headline = f"{count_text(pairs, 'activation pair')}{alone}: {count_text(len(rules), 'rule')} held"
+        if broken:
+            more = f" (and {count_text(len(broken) - 1, 'more rule')})" if len(broken) > 1 else ""
+            headline = f"{broken[0].words}{more}"
+        return verdict(
+            "fail" if broken else "pass",
+            headline,
+            Section(
+                title="Placement",
+                headers=("rule", "found", "verdict"),
+                rows=tuple((r.name, r.found, "pass" if r.holds else "fail") for r in rules),
+            ),
+            numbers={"pairs": pairs, "weights": len(evidence.pairs) - pairs},
+            advice=_advice(params, evidence, broken),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """One rule of the spec compared with the placement; ``words`` is the headline if it is broken."""
+
+    name: str
+    found: str
+    holds: bool
+    words: str
+
+
+def _entry_rules(params: PlacementParams, evidence: Evidence) -> list[_Rule]:
+    quantized = {end.node for pair in evidence.pairs for end in pair.site.consumers}
+    rules = []
+    for entry, least in params.needs:
+        nodes = _matching(entry, evidence)
+        hit = [node for node in nodes if node in quantized]
+        asked = "" if least == 1 else f", {least} asked" if nodes else ""
+        words = f"required {plain(entry, 30)}: {_found(hit, nodes)}{asked}"
+        enough = len(hit) >= (max(len(nodes), 1) if least == "all" else int(least))
+        name = f"require {plain(entry)}" + ("" if least == 1 else f": {least}")
+        rules.append(_Rule(name, _found(hit, nodes), enough, words))
+    for entry in params.forbid:
+        nodes = _matching(entry, evidence)
+        hit = [node for node in nodes if node in quantized]
+        first = f", first {plain(hit[0], 20)}" if hit else ""
+        words = f"forbidden {plain(entry, 24)}: {count_text(len(hit), 'node')} quantized{first}"
+        rules.append(_Rule(f"forbid {plain(entry)}", _found(hit, nodes), not hit, words))
+    return rules
+
+
+def _count_rules(params: PlacementParams, evidence: Evidence) -> list[_Rule]:
+    pairs = _pairs(evidence)
+    found = count_text(pairs, "activation pair")
+    rules = []
+    if params.max_pairs is not None:
+        words = f"{found} > {params.max_pairs} allowed"
+        rules.append(_Rule(f"max_pairs {params.max_pairs}", found, pairs <= params.max_pairs, words))
+    if params.min_pairs is not None:
+        words = f"{found} < {params.min_pairs} asked"
+        rules.append(_Rule(f"min_pairs {params.min_pairs}", found, pairs >= params.min_pairs, words))
+    return rules
+
+
+def _matching(entry: str, evidence: Evidence) -> list[str]:
+    """The nodes of the model whose op type is the entry, or whose name the glob matches."""
+    return [
+        node for node, op_type in evidence.node_ops.items() if entry == op_type or fnmatchcase(node, entry)
+    ]
+
+
+def _found(hit: list[str], nodes: list[str]) -> str:
+    return f"{len(hit)} of {count_text(len(nodes), 'node')} quantized" if nodes else "no such node"
+
+
+def _pairs(evidence: Evidence) -> int:
+    return sum(not pair.site.weight for pair in evidence.pairs)
+
+
+def _advice(params: PlacementParams, evidence: Evidence, broken: list[_Rule]) -> str:
+    known = tuple({*evidence.node_ops.values(), *evidence.node_ops})
+    for entry, _ in params.needs:
+        if not _matching(entry, evidence):
+            near = did_you_mean(entry, known)
+            return f"'{plain(entry)}' is no op type and no node of this model{near}: correct the entry."
+    if any(rule.name.startswith("require") for rule in broken) and is_unchanged(evidence):
+        return (
+            "The model is unchanged, as no placement was selected: remove the entry, or allow more patterns."
+        )
+    if broken and broken[0].name.startswith("require"):
+        return (
+            "The search quantizes only what is proved faster: require fewer nodes, or allow only these "
+            "(patterns.allow). `qdqspec inspect` states why a node cannot be quantized."
+        )
+    return "Set the same restriction in patterns (allow, deny, nodes.exclude), so that the search meets it."
+
+
+check = PlacementCheck()

@@ -1,0 +1,236 @@
+"""The check `regression`: the ratio tuned / reference against the committed baseline."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from qdqspec._core.units import percent_text, plain, share_text
+from qdqspec.checks.base import CheckParams
+from qdqspec.checks.baseline.compare import conditions_effect, is_stale, judge_change
+from qdqspec.checks.verdicts import WIDTH, untimed, verdict
+from qdqspec.spec.fields import Fraction
+from qdqspec.types import (
+    Evidence,
+    EvidenceKind,
+    Interval,
+    Outcome,
+    RegressionEvidence,
+    Section,
+    TimeChange,
+    Verdict,
+)
+from qdqspec.types.requests import BaselineRequest, Request
+
+ENTRY = "regression"  # the baseline entry of checks without an id
+_EQUAL = "as fast"
+_LONG = 30  # characters of a file's name
+_REASON_WIDTH = WIDTH - len("the baseline is not comparable: ")
+
+
+class RegressionParams(CheckParams):
+    """The largest slowdown of a model against its baseline."""
+
+    kind: Literal["regression"]
+    max: Annotated[Fraction, Field(gt=0)] = Field(
+        0.05,
+        description="Largest growth of the ratio tuned / reference over the baseline's: 5% or 0.05.",
+    )
+
+    @property
+    def evidence_key(self) -> str:
+        """The entry of ``Evidence.regression``, and of the baseline file."""
+        return self.id or ENTRY
+
+
+class RegressionCheck:
+    """Compares ratios, never milliseconds: reference and tuned model were interleaved in both runs."""
+
+    Params: ClassVar[type[CheckParams]] = RegressionParams
+    needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"regression"})
+
+    def requests(self, params: RegressionParams) -> tuple[Request, ...]:
+        """The comparison with the entry of the check."""
+        return (BaselineRequest(key=params.evidence_key, allowed=params.max),)
+
+    def judge(self, params: RegressionParams, evidence: Evidence) -> Verdict:
+        """Pass if the interval excludes growth beyond the allowance, fail if it is significant, else inconclusive."""
+        found = evidence.regression.get(params.evidence_key)
+        if found is None:
+            return untimed("ratio", evidence)
+        if found.state == "written":
+            return _written(found)
+        if found.change is None or found.baseline is None or found.ratio is None:
+            return _refused(found, evidence)
+        return _compare(params, evidence, found, found.change, found.baseline, found.ratio)
+
+
+def _compare(
+    params: RegressionParams,
+    evidence: Evidence,
+    found: RegressionEvidence,
+    change: TimeChange,
+    baseline: Interval,
+    ratio: Interval,
+) -> Verdict:
+    outcome = judge_change(change, params.max)
+    stale = is_stale(change, params.max)
+    numbers = {
+        "ratio": ratio.median,
+        "baseline": baseline.median,
+        "change": change.builds.median - 1,
+        "low": change.builds.low - 1,
+        "high": change.builds.high - 1,
+        "max": params.max,
+        "p_value": change.p_value,
+        "reference": change.reference - 1,
+        "looks": float(found.looks),
+    }
+    sections = [_budget(change, params, outcome), _ratios(found, baseline, ratio)]
+    sections += (
+        [Section(title="Also different", text="\n".join(map(plain, found.notes)))] if found.notes else []
+    )
+    sections += [Section(title="Stale baseline", text=f"Renew it: {found.command}")] if stale else []
+    return verdict(
+        outcome,
+        _headline(change, params.max, outcome, stale=stale),
+        *sections,
+        numbers=numbers,
+        advice=_advice(found, outcome, evidence),
+    )
+
+
+def _headline(change: TimeChange, allowed: float, outcome: Outcome, *, stale: bool) -> str:
+    moved, bounds, most = _moved(change.builds.median), _bounds(change.builds), share_text(allowed)
+    against = f"{moved} {'as' if moved == _EQUAL else 'than'} the baseline (95 %: {bounds})"
+    if stale:
+        return f"{against}: it is stale"
+    if outcome == "inconclusive" and conditions_effect(change) > 1:
+        return f"{moved}, but the reference took {percent_text(change.reference - 1)} too: other conditions"
+    return {
+        "pass": f"{against}, allowed {most}",
+        "fail": f"{against}, allowed {most}",
+        "inconclusive": f"{moved} (95 %: {bounds}): too noisy to tell from the allowed {most}",
+    }[outcome]
+
+
+def _advice(found: RegressionEvidence, outcome: Outcome, evidence: Evidence) -> str:
+    if outcome == "inconclusive" and found.change is not None and conditions_effect(found.change) > 1:
+        return (
+            "Measure again without other work on the machine: conditions that change the time of the float "
+            "model this much change that of the faster model more."
+        )
+    if outcome == "inconclusive":
+        return "Measure again on a quieter machine, or raise the allowance: the interval contains it."
+    if outcome == "fail" and evidence.search is not None and evidence.search.unchanged:
+        return (
+            f"The float model is selected now ({plain(evidence.search.reason)}). If this is intended, renew the "
+            f"baseline and commit it: {found.command}"
+        )
+    return f"Find the cause of the slowdown; if it is intended, renew the baseline and commit it: {found.command}"
+
+
+def _moved(ratio: float) -> str:
+    """``9.8 % slower``, ``0.4 % faster``."""
+    share = share_text(abs(ratio - 1))
+    return _EQUAL if share == share_text(0) else f"{share} {'faster' if ratio < 1 else 'slower'}"
+
+
+def _bounds(change: Interval) -> str:
+    return f"{percent_text(change.low - 1)} to {percent_text(change.high - 1)}"
+
+
+def _ratios(found: RegressionEvidence, baseline: Interval, ratio: Interval) -> Section:
+    taken = "measured twice, the second time more precisely" if found.looks > 1 else "measured once"
+    return Section(
+        title=f"Tuned over reference ({found.builds} builds each, interleaved, {taken})",
+        headers=("run", "ratio", "95 % interval", "recorded"),
+        rows=(
+            ("baseline", _ratio(baseline.median), _ratio_bounds(baseline), plain(found.recorded)),
+            ("this run", _ratio(ratio.median), _ratio_bounds(ratio), "now"),
+        ),
+    )
+
+
+def _budget(change: TimeChange, params: RegressionParams, outcome: Outcome) -> Section:
+    ranks = change.ranks
+    row = (
+        percent_text(change.builds.median - 1),
+        _bounds(change.builds),
+        _bounds(ranks) if ranks.low > 0 and ranks.high < float("inf") else "too few rounds",
+        f"at most {percent_text(params.max)}",
+        outcome,
+    )
+    return Section(
+        title="Budget",
+        headers=("change", "95 % interval over builds", "99 % by rank test", "allowed", "verdict"),
+        rows=(row,),
+    )
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.3f}"
+
+
+def _ratio_bounds(interval: Interval) -> str:
+    if interval.low == interval.high:
+        return "the same model"
+    return f"{_ratio(interval.low)} to {_ratio(interval.high)}"
+
+
+def _written(found: RegressionEvidence) -> Verdict:
+    new = _ratio(found.ratio.median) if found.ratio else "unknown"
+    if found.baseline is None or found.ratio is None:
+        headline = f"baseline written: tuned / reference {new}"
+    else:
+        moved = percent_text(found.ratio.median / found.baseline.median - 1)
+        headline = f"baseline renewed: tuned / reference {_ratio(found.baseline.median)} to {new} ({moved})"
+    numbers = {"ratio": found.ratio.median} if found.ratio else {}
+    return verdict("pass", headline, numbers=numbers)
+
+
+def _unlike(reason: str) -> str:
+    """As much of a reason as the headline has room for: at least the rule that differs."""
+    rule, is_rule, values = reason.partition(" was ")
+    _, _, nodes = values.partition(": ")  # of the model: the nodes that changed
+    shorter = [f"{rule}: {text}" for text in (nodes, nodes.partition(":")[0]) if text]
+    texts = (reason, *shorter, f"{rule} differs" if is_rule else reason)
+    return next((text for text in texts if len(text) < _REASON_WIDTH), texts[-1])
+
+
+def _refused(found: RegressionEvidence, evidence: Evidence) -> Verdict:
+    """The verdict without a baseline, or with one that is not comparable."""
+    file = plain(found.file.rpartition("/")[2])  # named after the device: a long one is in the table only
+    unlike = _unlike(found.reason)
+    comparison = {
+        "missing": "no baseline of this check on this device",
+        "unlike": f"the baseline is not comparable: {plain(unlike)}",
+        "damaged": f"damaged baseline{f' {file}' if len(file) < _LONG else ''}: {plain(found.reason)}",
+        "off": "baselines are off in this run",
+    }.get(found.state, found.reason)
+    advice = f"Measure on this device and commit the file: {found.command}"
+    if found.state == "missing" and found.required:
+        advice += "\nWhere runners have several processors, --qdq-baseline=warn skips the check on those without one."
+    if found.state == "damaged":
+        advice = f"{found.command[:1].upper()}{found.command[1:]}."
+    if found.state == "off":
+        advice = "Run without --qdq-baseline=off."
+    rows = (
+        ("device", plain(evidence.device.key)),
+        ("file", plain(found.file)),
+        ("why", plain(found.reason)),
+        ("its ratio", _ratio(found.baseline.median) if found.baseline else ""),
+        ("ratio of this run", _ratio(found.ratio.median) if found.ratio else ""),
+    )
+    judged = verdict(
+        "fail" if found.required else "inconclusive",
+        comparison,
+        Section(title="Baseline", headers=("what", "value"), rows=tuple(row for row in rows if row[1])),
+        advice=advice,
+    )
+    return replace(judged, command="" if found.state == "damaged" else found.command)
+
+
+check = RegressionCheck()

@@ -1,0 +1,98 @@
+"""The check `speedup`: reference time over tuned time."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from qdqspec._core.units import at_least_text, at_most_text, interval_text, ratio_text
+from qdqspec.checks.base import CheckParams
+from qdqspec.checks.kinds.latency import measured_section
+from qdqspec.checks.rejected import candidates_section
+from qdqspec.checks.verdicts import faster_advice, is_unchanged, untimed, verdict
+from qdqspec.spec.fields import Positive
+from qdqspec.types import Evidence, EvidenceKind, Interval, LatencyEvidence, Outcome, Section, Verdict
+
+
+class SpeedupParams(CheckParams):
+    """The smallest speed-up."""
+
+    kind: Literal["speedup"]
+    min: Positive = Field(description="Reference time over tuned time: 1.3 means 30 % more inferences.")
+
+
+class SpeedupCheck:
+    """Compares reference and tuned model, both measured interleaved in one run, on one device."""
+
+    Params: ClassVar[type[CheckParams]] = SpeedupParams
+    needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"latency"})
+
+    def judge(self, params: SpeedupParams, evidence: Evidence) -> Verdict:
+        """Pass at or above the minimum, fail if the whole interval is below it, else inconclusive.
+
+        An unchanged model is the reference itself: its factor is 1 and is not measured.
+        """
+        if is_unchanged(evidence):
+            return _unchanged(params, evidence)
+        if evidence.latency is None:
+            return untimed("latency", evidence)
+        return _compare(params, evidence, evidence.latency)
+
+
+def judge_interval(speedup: Interval, least: float) -> Outcome:
+    """Judge by the median, but inconclusive if it is below the minimum and the confidence interval is not."""
+    if speedup.median >= least:
+        return "pass"
+    return "fail" if speedup.high < least else "inconclusive"
+
+
+def _compare(params: SpeedupParams, evidence: Evidence, latency: LatencyEvidence) -> Verdict:
+    # Of prediction intervals, which are wider, a budget that is missed would more often be inconclusive.
+    speedup = latency.tested_speedup
+    outcome = judge_interval(speedup, params.min)
+    bounds = interval_text(speedup)
+    least = speedup.low if latency.at_least is None else latency.at_least
+    comparison = {
+        "pass": f"{ratio_text(speedup.median)}x as fast, {at_least_text(least)}, asked",
+        "fail": f"only {ratio_text(speedup.median)}x as fast, {at_most_text(speedup.high)}, asked",
+        "inconclusive": f"{ratio_text(speedup.median)}x as fast (95 % in this run: {bounds}): too noisy to tell from",
+    }[outcome]
+    advice = faster_advice(evidence, "lower min", gap=params.min / speedup.median)
+    if outcome == "inconclusive":
+        advice = "Measure again on a quieter machine: the interval contains the minimum. " + advice
+    return verdict(
+        outcome,
+        f"{comparison} {ratio_text(params.min)}x",
+        _budget(ratio_text(speedup.median), bounds, params, outcome),
+        measured_section(latency, latency.clock),
+        numbers={"speedup": speedup.median, "low": speedup.low, "high": speedup.high, "min": params.min},
+        advice=advice,
+    )
+
+
+def _unchanged(params: SpeedupParams, evidence: Evidence) -> Verdict:
+    outcome: Outcome = "pass" if params.min <= 1 else "fail"
+    sections = [_budget("1.00", "the same model", params, outcome)]
+    if evidence.latency is not None:
+        sections.append(measured_section(evidence.latency, evidence.latency.clock))
+    if evidence.search is not None and outcome == "fail":
+        sections += candidates_section(evidence.search)
+    return verdict(
+        outcome,
+        f"1.00x, unchanged: no faster placement was selected; asked {ratio_text(params.min)}x",
+        *sections,
+        numbers={"speedup": 1.0, "low": 1.0, "high": 1.0, "min": params.min},
+        advice=faster_advice(evidence, "lower min", gap=params.min),
+    )
+
+
+def _budget(value: str, bounds: str, params: SpeedupParams, outcome: Outcome) -> Section:
+    return Section(
+        title="Budget",
+        headers=("metric", "value", "95 % interval", "minimum", "verdict"),
+        rows=(("reference over tuned", value, bounds, ratio_text(params.min), outcome),),
+    )
+
+
+check = SpeedupCheck()

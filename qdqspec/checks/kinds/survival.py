@@ -1,0 +1,125 @@
+"""The check `survival`: whether Q/DQ pairs survive the optimizers that process the model later."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field, field_validator
+
+from qdqspec._core.units import count_text, plain
+from qdqspec.checks.base import CheckParams
+from qdqspec.checks.verdicts import is_unchanged, unmeasured, verdict
+from qdqspec.spec.kinds import OptimizerName
+from qdqspec.types import Evidence, EvidenceKind, Optimizer, Section, SurvivalEvidence, Verdict
+from qdqspec.types.requests import Request, SurvivalRequest
+
+_SHOWN = 12  # lost pairs that a verdict names
+
+
+class SurvivalParams(CheckParams):
+    """Optimizers after which every Q/DQ pair must be present, or part of an integer kernel."""
+
+    kind: Literal["survival"]
+    through: tuple[OptimizerName, ...] = Field(  # min_length would count a misspelt name as missing
+        description="Optimizers that are run on the tuned model; onnxslim and onnxscript only if they are installed.",
+        json_schema_extra={"minItems": 1},
+    )
+
+    @field_validator("through")
+    @classmethod
+    def _some_each_once(cls, through: tuple[Optimizer, ...]) -> tuple[Optimizer, ...]:
+        if not through:
+            raise ValueError("nothing to check: name at least one optimizer")
+        twice = {name for name in through if through.count(name) > 1}
+        if twice:
+            raise ValueError(f"{', '.join(sorted(twice))}: named twice")
+        return through
+
+
+class SurvivalCheck:
+    """Finds pairs that an optimizer removed, so that a float kernel runs instead of an integer one."""
+
+    Params: ClassVar[type[CheckParams]] = SurvivalParams
+    needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"survival"})
+
+    def requests(self, params: SurvivalParams) -> tuple[Request, ...]:
+        """The surviving pairs for each optimizer."""
+        return tuple(SurvivalRequest(optimizer=name) for name in params.through)
+
+    def judge(self, params: SurvivalParams, evidence: Evidence) -> Verdict:
+        """Fail if an optimizer lost a pair; inconclusive if one could not be run, or was not."""
+        found = [evidence.survival[name] for name in params.through if name in evidence.survival]
+        if len(found) < len(params.through):
+            missing = next(name for name in params.through if name not in evidence.survival)
+            return unmeasured(f"{missing} was not run", "Run the case again, so that it is tuned.")
+        lossy = [result for result in found if result.lost]
+        if lossy:
+            return _failed(found, lossy)
+        failed = [result for result in found if result.error]
+        return _untried(found, failed) if failed else _passed(evidence, found)
+
+
+def _failed(found: list[SurvivalEvidence], lossy: list[SurvivalEvidence]) -> Verdict:
+    first = lossy[0]
+    more = f" and {len(lossy) - 1} more" if len(lossy) > 1 else ""
+    words = f"{first.optimizer}{more} lost {len(first.lost)} of {count_text(first.pairs, 'pair')}"
+    return verdict(
+        "fail",
+        f"{words}, first {plain(first.lost[0], 76 - len(words) - 8)}",
+        _table(found),
+        *(_names(result) for result in lossy),
+        numbers=_numbers(found),
+        advice="Exclude the lost pairs (patterns.nodes.exclude), which cost time without a gain, or do not run "
+        "this optimizer on the model.",
+    )
+
+
+def _untried(found: list[SurvivalEvidence], failed: list[SurvivalEvidence]) -> Verdict:
+    first = failed[0]
+    return verdict(
+        "inconclusive",
+        f"not run through {first.optimizer}: {plain(first.error)}",
+        _table(found),
+        numbers=_numbers(found),
+        advice=f"To get it: {first.cure}" if first.cure else f"Its message: {plain(first.error)}",
+    )
+
+
+def _passed(evidence: Evidence, found: list[SurvivalEvidence]) -> Verdict:
+    pairs = max(result.pairs for result in found)
+    alone = " (unchanged)" if is_unchanged(evidence) and not pairs else ""
+    count = "both" if pairs == 2 else f"all {pairs}" if pairs > 1 else str(pairs)
+    noun = "pair" if pairs == 1 else "pairs"
+    return verdict(
+        "pass",
+        f"{count} {noun}{alone} survived {count_text(len(found), 'optimizer')}",
+        _table(found),
+        numbers=_numbers(found),
+    )
+
+
+def _table(found: list[SurvivalEvidence]) -> Section:
+    rows = []
+    for result in found:
+        counts = (result.pairs, result.kept, result.integer, len(result.lost))
+        outcome = "inconclusive" if result.error else "fail" if result.lost else "pass"
+        rows.append((result.optimizer, *("" if result.error else str(count) for count in counts), outcome))
+    return Section(
+        title="Survival",
+        headers=("optimizer", "pairs", "still Q/DQ", "in integer kernels", "lost", "verdict"),
+        rows=tuple(rows),
+    )
+
+
+def _names(result: SurvivalEvidence) -> Section:
+    rows = [(plain(name, 100),) for name in result.lost[:_SHOWN]]
+    if len(result.lost) > _SHOWN:
+        rows.append((f"and {len(result.lost) - _SHOWN} more",))
+    return Section(title=f"Lost in {result.optimizer}", headers=("tensor > readers",), rows=tuple(rows))
+
+
+def _numbers(found: list[SurvivalEvidence]) -> dict[str, float]:
+    return {f"lost {result.optimizer}": len(result.lost) for result in found if not result.error}
+
+
+check = SurvivalCheck()

@@ -1,0 +1,456 @@
+"""Pattern expressions, for ``allow`` and ``deny``: their syntax, and the nodes of a model that they match.
+
+    choice    = sequence { "|" sequence }
+    sequence  = item { ">" item }                        along data edges
+    item      = ( operator | "(" choice ")" ) [ "?" | "*" ]
+    operator  = name [ "[" attribute "=" value { "," ... } "]" ] | "*"       "*" is any operator
+
+``|`` binds looser than ``>``: ``Conv > Relu | MatMul`` is a Conv before a Relu, or a MatMul. A single
+word may also be a built-in (``conv-relu``), and a text with ``/`` or a wildcard is a node name
+(``/head/*``, ``block_?_conv``).
+
+There can be exponentially many matches, but the set of nodes that they cover is a reachability question, answered in
+time linear in the graph. The expression becomes a position automaton, whose states are its operators in the order
+written (V. M. Glushkov, "The abstract theory of automata", Russian Mathematical Surveys 16, 1961). The automaton runs
+along the data edges of the whole graph at once; a node is on a match if one of its states is reachable from a start
+state and reaches an accepting state.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache, cached_property
+from typing import NamedTuple, TypeAlias, TypeVar
+
+import onnx
+
+from qdqspec._core.registry import did_you_mean
+from qdqspec.errors import PatternError, SpecError
+from qdqspec.graph.model import Model, Node
+from qdqspec.graph.ops import is_constant_node, reads_data
+from qdqspec.graph.regions.flow import attribute_text
+from qdqspec.types import PatternRules
+
+BUILT_INS: dict[str, str] = {
+    "conv-relu": "Conv > BatchNormalization? > (Relu|Clip|LeakyRelu|PRelu|HardSwish)",
+    "conv-add-relu": "Conv > BatchNormalization? > Add > (Relu|Clip)?",
+    "conv-layernorm": "Conv > (Transpose|Reshape|Squeeze|Unsqueeze|Identity)* > LayerNormalization",
+    "matmul-gelu": "(MatMul|Gemm) > Add? > (Gelu | Div > Erf > Add > Mul > Mul?)",
+    "attention": "Attention | MatMul > (Mul|Div|Add|Where)* > Softmax > (Cast|Dropout)* > MatMul",
+}
+LONGEST = 2000  # characters
+DEEPEST = 50  # parentheses
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One operator; ``op_type`` ``*`` is any. Attribute values are compared as text."""
+
+    op_type: str
+    attributes: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class InTurn:
+    """Parts that follow each other along data edges."""
+
+    parts: tuple[PatternPart, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Alternatives:
+    """One of several parts."""
+
+    parts: tuple[PatternPart, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """A part that is optional and, if ``many``, repeatable."""
+
+    part: PatternPart
+    many: bool
+
+
+PatternPart: TypeAlias = Op | InTurn | Alternatives | Repeat
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """A parsed expression: a structure (``part``), or a glob over node names (``name``)."""
+
+    text: str
+    part: PatternPart | None = None
+    name: str = ""
+
+
+class _Token(NamedTuple):
+    kind: str
+    text: str
+    start: int
+
+
+_TOKEN = re.compile(
+    r"(?P<space>\s+)|(?P<word>[A-Za-z_][\w.:-]*)|(?P<mark>[>()|?*\[\],=])|(?P<value>[-+.\w]+)|(?P<bad>.)",
+    re.DOTALL,
+)
+_NODE_NAME = re.compile(r"[^\s>()|,=]*")
+
+
+def parse(text: str) -> Expression:
+    """Parse an expression. Raises `PatternError`, with a caret under the column of the problem."""
+    if len(text) > LONGEST:
+        raise PatternError(f"longer than {LONGEST} characters", text=text[:LONGEST], column=LONGEST)
+    stripped = text.strip()
+    if _is_node_name(stripped):
+        return Expression(text, name=stripped)
+    if stripped in BUILT_INS:
+        return Expression(text, _Parser(BUILT_INS[stripped]).whole())
+    return Expression(text, _Parser(text).whole())
+
+
+def _is_node_name(text: str) -> bool:
+    if not text or not _NODE_NAME.fullmatch(text):
+        return False
+    if "/" in text or "#" in text:
+        return True
+    if text == "*" or "[" in text:
+        return False
+    # `Relu?` and `Relu*` are an operator that may be missing; any other wildcard can only be a name.
+    return ("*" in text or "?" in text) and text.rstrip("?*") not in known_ops()
+
+
+@cache
+def known_ops() -> frozenset[str]:
+    """Names of all operators that the installed ``onnx`` defines, in any domain."""
+    return frozenset(schema.name for schema in onnx.defs.get_all_schemas())
+
+
+ParsedT = TypeVar("ParsedT")
+
+
+class _Parser:
+    """Recursive descent over one text."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._tokens = list(self._scan())
+        self._at = 0
+        self._depth = 0
+
+    def whole(self) -> PatternPart:
+        """Parse the whole text as one expression."""
+        part = self._choice()
+        if self._token.kind != "end":
+            raise self._error(f"did not expect {self._token.text!r} here")
+        return part
+
+    def _scan(self) -> Iterator[_Token]:
+        for match in _TOKEN.finditer(self._text):
+            kind = match.lastgroup
+            if kind == "bad":
+                raise self._error(f"did not expect {match.group()!r} here", match.start())
+            if kind != "space":
+                yield _Token(match.group() if kind == "mark" else str(kind), match.group(), match.start())
+        yield _Token("end", "the end", len(self._text))
+
+    @property
+    def _token(self) -> _Token:
+        return self._tokens[self._at]
+
+    def _take(self, kind: str) -> bool:
+        if self._token.kind == kind:
+            self._at += 1
+            return True
+        return False
+
+    def _need(self, kind: str, what: str) -> _Token:
+        token = self._token
+        if not self._take(kind):
+            raise self._error(
+                f"expected {what}, not {token.text!r}" if token.kind != "end" else f"expected {what}"
+            )
+        return token
+
+    def _choice(self) -> PatternPart:
+        parts = self._listed("|", self._sequence)
+        return parts[0] if len(parts) == 1 else Alternatives(parts)
+
+    def _sequence(self) -> PatternPart:
+        parts = self._listed(">", self._item)
+        return parts[0] if len(parts) == 1 else InTurn(parts)
+
+    def _listed(self, mark: str, parse: Callable[[], ParsedT]) -> tuple[ParsedT, ...]:
+        """One or more parts with a mark between them."""
+        parts = [parse()]
+        while self._take(mark):
+            parts.append(parse())
+        return tuple(parts)
+
+    def _item(self) -> PatternPart:
+        part = self._group() if self._token.kind == "(" else self._operator()
+        if self._take("?"):
+            return Repeat(part, many=False)
+        return Repeat(part, many=True) if self._take("*") else part
+
+    def _group(self) -> PatternPart:
+        opened = self._need("(", "'('")
+        self._depth += 1
+        if self._depth > DEEPEST:
+            raise self._error(f"more than {DEEPEST} parentheses inside each other", opened.start)
+        part = self._choice()
+        if not self._take(")"):
+            raise self._error("this parenthesis is never closed", opened.start)
+        self._depth -= 1
+        return part
+
+    def _operator(self) -> PatternPart:
+        if self._take("*"):
+            return Op("*")
+        token = self._need("word", "an operator")
+        if token.text in BUILT_INS:
+            return _Parser(BUILT_INS[token.text]).whole()
+        if ":" not in token.text and token.text not in known_ops():
+            near = did_you_mean(token.text, sorted({*known_ops(), *BUILT_INS}))
+            raise self._error(f"unknown operator '{token.text}'{near}", token.start)
+        return Op(token.text, self._attributes())
+
+    def _attributes(self) -> tuple[tuple[str, str], ...]:
+        if not self._take("["):
+            return ()
+        found = self._listed(",", self._attribute)
+        self._need("]", "']'")
+        return tuple(sorted(found))
+
+    def _attribute(self) -> tuple[str, str]:
+        name = self._need("word", "an attribute name").text
+        self._need("=", "'=' and a value")
+        if not self._take("["):
+            return name, self._scalar()
+        items = self._listed(",", self._scalar)
+        self._need("]", "']'")
+        return name, f"[{','.join(items)}]"
+
+    def _scalar(self) -> str:
+        token = self._token
+        if token.kind not in ("word", "value"):
+            raise self._error("expected a value")
+        self._at += 1
+        return token.text
+
+    def _error(self, what: str, start: int | None = None) -> PatternError:
+        at = self._token.start if start is None else start
+        return PatternError(what, text=self._text, column=at + 1)
+
+
+def matched_nodes(expression: Expression, model: Model) -> frozenset[str]:
+    """The names of all nodes on a match. Linear in the graph for any expression."""
+    if expression.name:
+        return frozenset(n.name for n in model.nodes if fnmatchcase(n.name, expression.name))
+    assert expression.part is not None
+    matcher = ExpressionMatcher(model)
+    automaton = _Automaton(expression.part)
+    found = automaton.matched(matcher.readers, lambda op, node: matcher.fits(op, model.nodes[node]))
+    return frozenset(model.nodes[index].name for index in found)
+
+
+def allowed_nodes(model: Model, rules: PatternRules) -> frozenset[str]:
+    """Names of the nodes that may be quantized.
+
+    An empty ``allow`` allows all, ``deny`` overrides it, and ``include`` and ``exclude`` are case-sensitive
+    globs over node names. ``Constant`` nodes are never among them. Raises `PatternError` for an expression
+    that cannot be parsed.
+    """
+    everything = {node.name for node in model.nodes if not is_constant_node(node)}
+    allowed = _named(model, rules.allow) if rules.allow else set(everything)
+    denied = _named(model, rules.deny)
+    return frozenset(
+        name
+        for name in (allowed & everything) - denied
+        if (not rules.include or _is_like(name, rules.include)) and not _is_like(name, rules.exclude)
+    )
+
+
+def denied_nodes(model: Model, rules: PatternRules) -> frozenset[str]:
+    """Names of the nodes that ``deny`` and ``exclude`` keep in floating point, inputs included.
+
+    A node that is only not allowed may still read a tensor that an allowed producer has quantized.
+    """
+    denied = _named(model, rules.deny)
+    return frozenset(denied | {node.name for node in model.nodes if _is_like(node.name, rules.exclude)})
+
+
+def require_matches(model: Model, rules: PatternRules) -> None:
+    """Raise `SpecError` for a glob of ``include`` that matches no node, or if nothing in ``allow`` matches any.
+
+    They restrict quantization, so the model would stay unchanged without a reason. Names belong to one model,
+    so each must match; a list of operators may be for many models, so one that is absent is only a warning
+    (`unmatched`).
+    """
+    names = [node.name for node in model.nodes if not is_constant_node(node)]
+    for glob in rules.include:
+        if any(fnmatchcase(name, glob) for name in names):
+            continue
+        is_operator = any(node.op_type == glob for node in model.nodes)
+        raise SpecError(
+            f"'{glob}' is the name of no node{did_you_mean(glob, names)}",
+            where=model.where,
+            cure=f"it is an operator type: write it under patterns.allow (--allow {glob})"
+            if is_operator
+            else "patterns.nodes.include, allow_file and --include take globs over node names: /layer1/*",
+        )
+    if rules.allow and not _named(model, rules.allow):
+        operators = sorted({node.op_type for node in model.nodes})
+        raise SpecError(
+            f"nothing in patterns.allow matches a node: {', '.join(rules.allow)}",
+            where=model.where,
+            cure=f"operators of this model: {', '.join(operators)}",
+        )
+
+
+def unmatched(model: Model, rules: PatternRules) -> tuple[str, ...]:
+    """The expressions and globs of the rules that match no node, as written: a warning, not an error."""
+    names = [node.name for node in model.nodes]
+    idle = [text for text in (*rules.allow, *rules.deny) if not matched_nodes(parse(text), model)]
+    idle += [g for g in (*rules.include, *rules.exclude) if not any(fnmatchcase(name, g) for name in names)]
+    return tuple(idle)
+
+
+def _named(model: Model, texts: tuple[str, ...]) -> set[str]:
+    return {name for text in texts for name in matched_nodes(parse(text), model)}
+
+
+def _is_like(name: str, globs: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, glob) for glob in globs)
+
+
+class ExpressionMatcher:
+    """Decides which nodes of a model the operators of an expression fit, and which nodes may follow another."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._defaults = cache(self._schema_defaults)
+
+    @cached_property
+    def readers(self) -> tuple[tuple[int, ...], ...]:
+        """By node, the nodes that read one of its outputs as data: not as a scale, a bound or a shape."""
+        model = self._model
+        found = []
+        for node in model.nodes:
+            ends = (end for tensor in node.outputs for end in model.consumers.get(tensor, ()))
+            found.append(dict.fromkeys(model.by_name[e.node].index for e in ends if reads_data(model, e)))
+        return tuple(map(tuple, found))
+
+    def fits(self, op: Op, node: Node) -> bool:
+        """Whether a node has this operator type and these attributes. ``Constant`` nodes never match."""
+        if is_constant_node(node) or node.is_marker:
+            return False
+        if op.op_type not in ("*", node.op_type, f"{node.domain}:{node.op_type}"):
+            return False
+        return all(self._has(node, name, value) for name, value in op.attributes)
+
+    def _has(self, node: Node, name: str, value: str) -> bool:
+        own = (attribute for attribute in node.proto.attribute if attribute.name == name)
+        found = next(own, None) or self._defaults(node.domain, node.op_type).get(name)
+        return found is not None and _is_value(found, value)
+
+    def _schema_defaults(self, domain: str, op_type: str) -> dict[str, onnx.AttributeProto]:
+        """Attribute defaults of an operator's schema; empty for operators that onnx does not define."""
+        versions = {o.domain: o.version for o in self._model.proto.opset_import}
+        try:
+            schema = onnx.defs.get_schema(op_type, versions.get(domain, self._model.opset), domain)
+        except onnx.defs.SchemaError:
+            return {}
+        return {name: a.default_value for name, a in schema.attributes.items() if a.default_value.name}
+
+
+def _is_value(attribute: onnx.AttributeProto, value: str) -> bool:
+    if attribute.type == onnx.AttributeProto.FLOAT:
+        try:
+            # A float32 written in decimal: 0.1 is stored as 0.100000001.
+            return math.isclose(attribute.f, float(value), rel_tol=1e-6)
+        except ValueError:
+            return False
+    return attribute_text(attribute) == f"{attribute.name}={value}"
+
+
+class _Piece(NamedTuple):
+    """The states that a part of the expression begins and ends with."""
+
+    first: frozenset[int]
+    last: frozenset[int]
+    may_be_empty: bool
+
+
+class _Automaton:
+    """The position automaton of an expression. States are indexes of its operators."""
+
+    def __init__(self, part: PatternPart) -> None:
+        self._ops: list[Op] = []
+        self._follow: list[set[int]] = []
+        self._first, self._last, _ = self._piece(part)
+
+    def _piece(self, part: PatternPart) -> _Piece:
+        match part:
+            case Op():
+                self._ops.append(part)
+                self._follow.append(set())
+                only = frozenset({len(self._ops) - 1})
+                return _Piece(only, only, may_be_empty=False)
+            case Alternatives():
+                pieces = [self._piece(choice) for choice in part.parts]
+                return _Piece(
+                    frozenset().union(*(p.first for p in pieces)),
+                    frozenset().union(*(p.last for p in pieces)),
+                    any(p.may_be_empty for p in pieces),
+                )
+            case InTurn():
+                first, last, may_be_empty = _Piece(frozenset(), frozenset(), may_be_empty=True)
+                for piece in map(self._piece, part.parts):
+                    self._link(last, piece.first)
+                    first = first | piece.first if may_be_empty else first
+                    last = last | piece.last if piece.may_be_empty else piece.last
+                    may_be_empty = may_be_empty and piece.may_be_empty
+                return _Piece(first, last, may_be_empty)
+            case Repeat():
+                inside = self._piece(part.part)
+                if part.many:
+                    self._link(inside.last, inside.first)
+                return _Piece(inside.first, inside.last, may_be_empty=True)
+
+    def _link(self, ends: Iterable[int], beginnings: frozenset[int]) -> None:
+        for state in ends:
+            self._follow[state] |= beginnings
+
+    def matched(self, consumers: Sequence[Sequence[int]], fits: Callable[[Op, int], bool]) -> set[int]:
+        """The nodes on any match.
+
+        ``consumers`` lists by node the nodes that read it; ``fits`` is whether a node has an operator.
+        """
+        # state and node: the pairs that it was reached from
+        reached: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        starts = ((state, node) for node in range(len(consumers)) for state in self._first)
+        pending = [(state, node) for state, node in starts if fits(self._ops[state], node)]
+        reached.update({spot: [] for spot in pending})
+        while pending:
+            spot = state, node = pending.pop()
+            for follower in self._follow[state]:
+                for reader in consumers[node]:
+                    after = follower, reader
+                    if after in reached:
+                        reached[after].append(spot)
+                    elif fits(self._ops[follower], reader):
+                        reached[after] = [spot]
+                        pending.append(after)
+        useful = {spot for spot in reached if spot[0] in self._last}
+        pending = list(useful)
+        while pending:
+            for before in reached[pending.pop()]:
+                if before not in useful:
+                    useful.add(before)
+                    pending.append(before)
+        return {node for _, node in useful}

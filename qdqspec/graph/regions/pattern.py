@@ -1,0 +1,525 @@
+"""Patterns: equivalence classes of isomorphic regions.
+
+Two regions share a pattern when their nodes can be paired so that operators, attributes, element types,
+shapes (if asked for), input slots and the boundary agree. Without shapes, the number of groups of a depthwise
+convolution is ignored too. Operands of commutative operators may change places. Values of constants do not
+count, nor whether two inputs share one constant; bodies of If, Loop and Scan are represented by their
+operators only.
+
+Most blocks of a model repeat. The properties that nodes of a `NodeKind` share are written once, and a `NodeView`
+holds the rest as small numbers, so that a repeated block is recognized before it is written or ordered.
+
+Nodes are paired by canonical labelling of a small labelled acyclic graph: colour refinement along and against the edges
+runs until the partition is stable. Remaining ties are resolved by individualizing each vertex of a tied class in turn
+and keeping the smallest certificate, as in B. D. McKay, "Practical graph isomorphism", Congressus Numerantium 30
+(1981). A branch whose first leaf was seen before is an automorphic image and is not searched.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NamedTuple, TypeAlias
+
+import onnx
+
+from qdqspec.graph.model import Model, Node, TensorType
+from qdqspec.graph.ops import COMMUTATIVE, is_commutative
+from qdqspec.graph.protos import attribute_of
+from qdqspec.graph.regions.dominators import Chains, DominatorTree, post_dominators, structure_tree
+from qdqspec.graph.regions.flow import Flow, short_hash
+
+PatternGranularity: TypeAlias = Literal["structure", "structure+shapes"]
+VERSION = "p1"
+LONGEST = 40  # operators that a text has one by one; larger patterns are written as counts
+REPEATING = 200  # nodes; larger blocks rarely repeat, and caching them costs memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pattern:
+    """A class of isomorphic regions.
+
+    ``order`` lists the node names of the region it was made from; in two regions of equal digest, nodes at
+    equal positions correspond.
+    """
+
+    digest: str
+    text: str
+    order: tuple[str, ...]
+
+
+class PatternMaker:
+    """Makes patterns of one model's node sets. Facts about single nodes are computed once."""
+
+    def __init__(self, flow: Flow, granularity: PatternGranularity = "structure+shapes") -> None:
+        self.place = {index: i for i, index in enumerate(flow.order)}
+        self._flow = flow
+        self._faces = dict(zip(flow.order, _faces(flow, granularity == "structure+shapes"), strict=True))
+        self._solved: dict[tuple[object, ...], Solution] = {}
+
+    def make(self, indices: Iterable[int]) -> Pattern:
+        """The pattern of nodes given by index. Equal digests mean isomorphic; isomorphic sets have equal digests.
+
+        The second half does not hold for highly symmetric sets, where the number of symmetric nodes times the
+        number of all nodes is above 50,000 (some 220 interchangeable branches): their digest may depend on the
+        order in which nodes are listed.
+        """
+        view = self.view(indices)
+        order, digest, text = self.solution(view)
+        shared = len(order) - len(view.members)
+        names = (self._flow.model.nodes[view.members[v - shared]].name for v in order if v >= shared)
+        return Pattern(digest=digest, text=text, order=tuple(names))
+
+    def view(self, indices: Iterable[int]) -> NodeView:
+        """The view of nodes given by index."""
+        inside = set(indices)
+        members = sorted(inside, key=self.place.__getitem__)
+        kinds: list[NodeKind] = []
+        feeds: list[int] = []
+        seen: list[str] = []
+        inputs: list[str] = []
+        outputs: list[str] = []
+        number: dict[str, int] = {}  # in ``feeds``
+        made = 0
+        for index in members:
+            kind, reads, makes = self._faces[index]
+            kinds.append(kind)
+            for tensor in reads:
+                feed = number.get(tensor)
+                if feed is None:
+                    inputs.append(tensor)
+                    feed = number[tensor] = -len(inputs)
+                feeds.append(feed)
+            signs = ""
+            for tensor, readers in makes:
+                number[tensor] = made
+                made += 1
+                if inside.issuperset(readers):
+                    signs += "."
+                else:
+                    signs += "o"
+                    outputs.append(tensor)
+            seen.append(signs)
+        return NodeView(members, kinds, feeds, seen, inputs, outputs)
+
+    def solution(self, view: NodeView) -> Solution:
+        """The pattern of a view. Cached, because most repeated blocks are equal before they are ordered."""
+        if len(view.members) > REPEATING:
+            return self._solve(view)
+        key = tuple(view.kinds), tuple(view.feeds), tuple(view.seen)
+        if key not in self._solved:
+            self._solved[key] = self._solve(view)
+        return self._solved[key]
+
+    def _solve(self, view: NodeView) -> Solution:
+        order, certificate = canonical_order(_labelled_graph(view))
+        digest = hashlib.sha256(certificate.encode()).hexdigest()[:16]
+        return Solution(order, f"{VERSION}-{digest}", self._text(view.members))
+
+    def _text(self, members: Sequence[int]) -> str:
+        """The text without carried nodes, which would hide the operators that matter."""
+        carried, nodes = self._flow.carried, self._flow.model.nodes
+        chosen = [i for i in members if i not in carried] or members
+        op_types = [nodes[i].op_type for i in chosen]
+        if len(chosen) > LONGEST:
+            return counted_text(op_types)
+        local = {index: i for i, index in enumerate(chosen)}
+        feeds = [[local[p] for p in self._flow.producers[i] if p in local] for i in chosen]
+        return pattern_text(op_types, feeds)
+
+
+class Solution(NamedTuple):
+    """A pattern by vertices of a `_labelled_graph`, in canonical order."""
+
+    order: list[int]
+    digest: str
+    text: str
+
+
+def _labelled_graph(view: NodeView) -> LabelledGraph:
+    """The labelled graph of a view: first the outside tensors that several ends share, then the nodes."""
+    shared = _shared_outside(view.feeds)
+    labels = [""] * len(shared)
+    edges: list[list[InEdge]] = [[] for _ in shared]
+    made: list[tuple[int, int]] = []  # vertex and output, by number of tensor
+    texts: dict[tuple[object, ...], str] = {}
+    feeds = iter(view.feeds)
+    for kind, seen in zip(view.kinds, view.seen, strict=True):
+        fed, row = [], []
+        for (slot, known), feed in zip(kind.ends, feeds, strict=False):  # as many as there are ends
+            if feed >= 0:
+                maker, output = made[feed]
+                row.append((slot, maker, output))
+            elif feed in shared:
+                row.append((slot, shared[feed], 0))
+                labels[shared[feed]] = f"outside {known}"
+            else:
+                fed.append((slot, known))
+        made += [(len(labels), output) for output in range(kind.makes)]
+        key = kind, seen, *fed
+        text = texts.get(key)
+        if text is None:
+            text = texts[key] = kind.text(fed, seen)
+        labels.append(text)
+        edges.append(row)
+    return LabelledGraph(labels, edges)
+
+
+def _shared_outside(feeds: Sequence[int]) -> dict[int, int]:
+    met: set[int] = set()
+    shared: dict[int, int] = {}
+    for feed in feeds:
+        if feed < 0:
+            if feed in met:
+                shared.setdefault(feed, len(shared))
+            met.add(feed)
+    return shared
+
+
+def pattern_text(op_types: Sequence[str], feeds: Sequence[Sequence[int]]) -> str:
+    """Operators along the data flow, branches in parentheses; large graphs as counts of operators.
+
+    Operators are in topological order; ``feeds`` lists for each the positions of its producers.
+    """
+    return counted_text(op_types) if len(op_types) > LONGEST else _Writer(op_types, feeds).write()
+
+
+def counted_text(op_types: Sequence[str]) -> str:
+    """Counts of operators by type: ``120 nodes: 40 Conv, 40 Relu, ...``."""
+    common = sorted(Counter(op_types).items(), key=lambda item: (-item[1], item[0]))
+    shown = ", ".join(f"{count} {op}" for op, count in common[:5])
+    return f"{len(op_types)} nodes: {shown}" + (", ..." if len(common) > 5 else "")
+
+
+class _Writer:
+    """Writes a pattern as text: ``Conv > Relu > (Conv | Conv > Relu) > Add``."""
+
+    def __init__(self, op_types: Sequence[str], feeds: Sequence[Sequence[int]]) -> None:
+        self._ops = op_types
+        self._successors = _successors(feeds)
+        tree = DominatorTree()
+        for row in feeds:
+            tree.add([p + 1 for p in row])
+        last = len(feeds) + 1
+        tree.add([v for v in range(1, last) if self._successors[v] == [last]])
+        self._chains: Chains = structure_tree(tree.parent, post_dominators(self._successors))
+
+    def write(self) -> str:
+        """The text of the whole pattern."""
+        is_one_fork = self._chains.following[0] == len(self._ops) + 1
+        return self._chain(0).removeprefix("(").removesuffix(")") if is_one_fork else self._chain(0)
+
+    def _chain(self, vertex: int) -> str:
+        parts = []
+        while vertex >= 0:
+            if 0 < vertex <= len(self._ops):
+                parts.append(self._ops[vertex - 1])
+            if branches := self._chains.inside.get(vertex):
+                parts.append(self._fork(vertex, branches))
+            vertex = self._chains.following[vertex]
+        return " > ".join(parts)
+
+    def _fork(self, vertex: int, heads: Sequence[int]) -> str:
+        """The branches sorted by text, so that equal patterns have equal texts."""
+        texts = sorted(self._chain(head) for head in heads)
+        is_skipped = vertex > 0 and self._chains.following[vertex] in self._successors[vertex]
+        if is_skipped:
+            texts.append("skip")
+        return f"({' | '.join(texts)})" if len(texts) > 1 or vertex == 0 else texts[0]
+
+
+def _successors(feeds: Sequence[Sequence[int]]) -> list[list[int]]:
+    last = len(feeds) + 1
+    successors: list[list[int]] = [[] for _ in range(last + 1)]
+    for here, row in enumerate(feeds, start=1):
+        for producer in row:
+            successors[producer + 1].append(here)
+        if not row:
+            successors[0].append(here)
+    for vertex in range(1, last):
+        successors[vertex] = successors[vertex] or [last]
+    return successors
+
+
+UNKNOWN = "?"  # an unknown type
+_ABSENT = "-"  # the type of an omitted input
+_GROUPS = re.compile(rb"(?<=[\[,])group=\d+")
+_BODY_SLOT = -1  # the tensors that a body reads have no order
+_RESULT = -1  # the reader of a graph output
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NodeKind:
+    """The properties of nodes without their neighbours; one object per kind, compared by identity.
+
+    ``ends`` are slot and type of the inputs that are not constant.
+    """
+
+    label: str
+    ends: tuple[tuple[int, str], ...]
+    constants: tuple[str, ...]
+    makes: int  # outputs
+
+    def text(self, fed: Sequence[tuple[int, str]], seen: str) -> str:
+        """The label of a node, given its ends fed by outside tensors and its outputs read outside."""
+        inputs = sorted([*self.constants, *(f"{slot}:{known}" for slot, known in fed)])
+        return f"{self.label}({','.join(inputs)})>{seen}"
+
+
+class NodeView(NamedTuple):
+    """Nodes in canonical order with their kinds, the source of each end, and which outputs are read outside.
+
+    In ``feeds`` tensors made inside are numbered from 0, outside ones from -1 down, in order of appearance.
+    ``inputs`` and ``outputs`` are the tensors that enter and leave, in that order.
+    """
+
+    members: list[int]
+    kinds: list[NodeKind]
+    feeds: list[int]
+    seen: list[str]
+    inputs: list[str]
+    outputs: list[str]
+
+
+# A node: its kind, the tensors its ends read, and the tensors it makes with the readers of each.
+_Face: TypeAlias = tuple[NodeKind, Sequence[str], Sequence[tuple[str, Sequence[int]]]]
+
+
+def _faces(flow: Flow, with_shapes: bool) -> Iterator[_Face]:
+    model, types = flow.model, _type_texts(flow.model, with_shapes)
+    readers = dict(flow.readers)
+    for tensor in model.outputs:
+        readers[tensor] = (*readers.get(tensor, ()), _RESULT)
+    for tensor, owner in flow.given_by.items():
+        readers[tensor] = (*readers.get(tensor, ()), owner)
+    kinds: dict[tuple[object, ...], NodeKind] = {}
+    for index in flow.order:
+        node = model.nodes[index]
+        own, reads, slots = flow.own[index], flow.reads[index], node.inputs
+        if index in flow.bodied:
+            inner = tuple([t for t in reads if t not in slots])
+            reads = (*[t for t in slots if t in reads], *inner)
+            slots = (*slots, *inner)
+        if not with_shapes and _is_depthwise(model, node):
+            own = _GROUPS.sub(b"group=each", own)
+        # Equal counts mean that each input carries data.
+        flows = None if len(reads) == len(slots) else tuple([t in reads for t in slots])
+        read = tuple([types.get(t, UNKNOWN) for t in slots])
+        made = tuple([types.get(t, UNKNOWN) for t in node.outputs])
+        key = own, len(node.inputs), read, flows, made
+        kind = kinds.get(key)
+        if kind is None:
+            kind = kinds[key] = _kind(node, model.opset, own, read, flows, made)
+        yield kind, reads, [(t, readers.get(t, ())) for t in node.outputs]
+
+
+def _kind(
+    node: Node, opset: int, own: bytes, read: Sequence[str], flows: Sequence[bool] | None, made: Sequence[str]
+) -> NodeKind:
+    loose = node.op_type in COMMUTATIVE and is_commutative(node, opset)
+    ends, constants = [], []
+    for slot, known in enumerate(read):
+        place = _BODY_SLOT if slot >= len(node.inputs) else 0 if loose else slot
+        if flows is None or flows[slot]:
+            ends.append((place, known))
+        elif known != _ABSENT:
+            constants.append(f"c{place}:{known}")
+    return NodeKind(own.decode() + ",".join(made), tuple(ends), tuple(constants), len(made))
+
+
+def _is_depthwise(model: Model, node: Node) -> bool:
+    """Whether a convolution has one group per channel. Shapes, if asked for, give the number of groups."""
+    if node.op_type not in ("Conv", "ConvTranspose") or len(node.inputs) < 2:
+        return False
+    weight = model.shape(node.inputs[1]) or ()
+    groups = attribute_of(node.proto, "group", 1)
+    axis, width = (0, groups) if node.op_type == "ConvTranspose" else (1, 1)
+    return groups > 1 and len(weight) > axis and weight[axis] == width
+
+
+def _type_texts(model: Model, with_shapes: bool) -> dict[str, str]:
+    """Tensor types as text, by tensor name; unknown ones are missing."""
+    known = model.types
+    # Tensors share type objects: comparing by identity is faster.
+    made = {id(one): one for one in known.values()}
+    texts = {number: _type_text(one, with_shapes) for number, one in made.items()}
+    return {tensor: texts[id(one)] for tensor, one in known.items()} | {"": _ABSENT}
+
+
+def _type_text(known: TensorType, with_shapes: bool) -> str:
+    name: str = onnx.TensorProto.DataType.Name(known.elem_type)
+    if not with_shapes or known.shape is None:
+        return name
+    return f"{name}[{'x'.join('?' if d is None else str(d) for d in known.shape)}]"
+
+
+Colors: TypeAlias = list[bytes]
+EFFORT = 50_000  # vertex visits spent on ties; beyond that, symmetric vertices keep the order of their input
+
+
+# an input: its slot, the vertex that produces it, the index of the output
+InEdge: TypeAlias = tuple[int, int, int]
+# by vertex: label of the edge, and the vertex at its other end
+Tagged: TypeAlias = list[list[tuple[bytes, int]]]
+
+
+class LabelledGraph:
+    """A labelled acyclic graph: vertices in topological order, their labels, and the edges into each."""
+
+    def __init__(self, labels: Sequence[str], edges: Sequence[Sequence[InEdge]]) -> None:
+        self.labels = labels
+        self.edges = edges
+        ways = {(slot, output) for row in edges for slot, _, output in row}
+        tags = {axis: b"%d.%d." % axis for axis in ways}
+        self.up: Tagged = [[(tags[slot, output], feeding) for slot, feeding, output in row] for row in edges]
+        self.depth: list[int] = []
+        for row in edges:
+            deepest = -1
+            for _, feeding, _ in row:
+                if self.depth[feeding] > deepest:
+                    deepest = self.depth[feeding]
+            self.depth.append(deepest + 1)
+
+    @cached_property
+    def down(self) -> Tagged:
+        """The same edges by producer. Computed on demand: most graphs need no backward sweep."""
+        down: Tagged = [[] for _ in self.labels]
+        for vertex, row in enumerate(self.up):
+            for tag, feeding in row:
+                down[feeding].append((tag, vertex))
+        return down
+
+
+def canonical_order(graph: LabelledGraph) -> tuple[list[int], str]:
+    """Vertices in canonical order, and the certificate: the whole graph written in that order.
+
+    Graphs with equal certificates are isomorphic.
+    """
+    hashes = {label: short_hash(label.encode()) for label in set(graph.labels)}
+    colors = _refined(graph, [hashes[label] for label in graph.labels])
+    ties = len(colors) - len(set(colors))
+    if not ties:
+        return _written(graph, colors)
+    if ties * len(colors) > EFFORT:
+        return _written_in(graph, _greedy_order(graph, colors))
+    return _Search(graph).best(colors)[0]
+
+
+class _Search:
+    def __init__(self, graph: LabelledGraph) -> None:
+        self._graph = graph
+        self._left = EFFORT
+
+    def best(self, colors: Colors) -> tuple[tuple[list[int], str], set[str]]:
+        """The smallest certificate in this subtree of the search, and all certificates found."""
+        tied = _smallest_cell(colors)
+        if not tied:
+            written = _written(self._graph, colors)
+            return written, {written[1]}
+        found, seen = self.best(self._individualized(colors, tied[0]))
+        for vertex in tied[1:]:
+            if self._left < 0:
+                break
+            branch = self._individualized(colors, vertex)
+            if self._first_leaf(branch) in seen:
+                continue
+            other, more = self.best(branch)
+            seen |= more
+            found = min(found, other, key=lambda written: written[1])
+        return found, seen
+
+    def _individualized(self, colors: Colors, vertex: int) -> Colors:
+        self._left -= len(colors)
+        changed = list(colors)
+        changed[vertex] = short_hash(colors[vertex] + b"\0chosen")
+        return _refined(self._graph, changed)
+
+    def _first_leaf(self, colors: Colors) -> str:
+        while tied := _smallest_cell(colors):
+            colors = self._individualized(colors, tied[0])
+        return _written(self._graph, colors)[1]
+
+
+def _smallest_cell(colors: Colors) -> list[int]:
+    classes: dict[bytes, list[int]] = {}
+    for vertex, color in enumerate(colors):
+        classes.setdefault(color, []).append(vertex)
+    ties = [(len(members), color) for color, members in classes.items() if len(members) > 1]
+    return classes[min(ties)[1]] if ties else []
+
+
+def _refined(graph: LabelledGraph, colors: Colors) -> Colors:
+    """Refine colours by the producers and the consumers of each vertex until the colouring is stable.
+
+    Each sweep propagates a difference through the whole depth, down and up, so that few sweeps are needed
+    however deep the graph is.
+    """
+    count = len(set(colors))
+    while count < len(colors):
+        before = count
+        colors = _swept(graph.up, range(len(colors)), colors)
+        if (count := len(set(colors))) == len(colors):
+            break
+        colors = _swept(graph.down, range(len(colors) - 1, -1, -1), colors)
+        if (count := len(set(colors))) == before:
+            break
+    return colors
+
+
+def _swept(edges: Tagged, order: Iterable[int], colors: Colors) -> Colors:
+    fresh = list(colors)
+    for vertex in order:
+        parts, row = colors[vertex], edges[vertex]
+        if len(row) == 1:
+            tag, end = row[0]
+            parts += b"\0" + tag + fresh[end]
+        elif row:
+            parts = b"\0".join([parts, *sorted([tag + fresh[end] for tag, end in row])])
+        fresh[vertex] = short_hash(parts)
+    return fresh
+
+
+def _written(graph: LabelledGraph, colors: Colors) -> tuple[list[int], str]:
+    return _written_in(graph, sorted(range(len(colors)), key=lambda v: (graph.depth[v], colors[v])))
+
+
+def _written_in(graph: LabelledGraph, order: list[int]) -> tuple[list[int], str]:
+    place = [0] * len(order)
+    for i, vertex in enumerate(order):
+        place[vertex] = i
+    rows = []
+    for vertex in order:
+        row = graph.edges[vertex]
+        if len(row) == 1:  # same text as that of the list below, which takes three times as long to write
+            slot, feeding, output = row[0]
+            rows.append(f"{graph.labels[vertex]}<[({slot}, {place[feeding]}, {output})]")
+        else:
+            ends = sorted([(slot, place[feeding], output) for slot, feeding, output in row])
+            rows.append(f"{graph.labels[vertex]}<{ends}")
+    return order, "\n".join(rows)
+
+
+def _greedy_order(graph: LabelledGraph, colors: Colors) -> list[int]:
+    """A topological order by colour that keeps the vertices of one symmetric branch together."""
+    missing = [len(row) for row in graph.edges]
+    place: dict[int, int] = {}
+
+    def entry(vertex: int) -> tuple[int, bytes, list[int], int]:
+        fed_by = sorted(place[feeding] for _, feeding, _ in graph.edges[vertex])
+        return graph.depth[vertex], colors[vertex], fed_by, vertex
+
+    ready = [entry(v) for v, count in enumerate(missing) if not count]
+    heapq.heapify(ready)
+    while ready:
+        vertex = heapq.heappop(ready)[-1]
+        place[vertex] = len(place)
+        for _, fed in graph.down[vertex]:
+            missing[fed] -= 1
+            if not missing[fed]:
+                heapq.heappush(ready, entry(fed))
+    return list(place)

@@ -1,0 +1,564 @@
+"""Finds the regions of a model, which are its units of placement.
+
+By structure: the program structure tree of the data flow gives chains of operators and, between two links of
+a chain, the branches there. A chain is cut into units, each of which begins with an anchor (Conv, MatMul,
+...) or with a branching; units are packed into leaves of at most ``max_nodes`` and larger branchings
+become composites. Blocks are regions under construction: a `Leaf` is a run of nodes, a `Composite` holds blocks. Both
+are mutable while a search builds them; at the end they become regions with ids, boundaries and patterns.
+
+By names: the module names that exporters write into a model are paths (``/layer1/0/conv1/Conv``); where they are flat,
+PyTorch's exporter writes the scopes to node metadata under ``pkg.torch.onnx.name_scopes``, as a Python list literal.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from itertools import groupby
+from typing import TypeAlias
+
+from qdqspec._core.collector import uncollected
+from qdqspec._core.registry import did_you_mean
+from qdqspec.errors import SpecError
+from qdqspec.graph.model import Model, Node
+from qdqspec.graph.ops import ANCHORS, MOVING_OPS, POOLS
+from qdqspec.graph.protos import metadata
+from qdqspec.graph.regions.dominators import Chains, DominatorTree, post_dominators, structure_tree
+from qdqspec.graph.regions.flow import Flow, flow_of
+from qdqspec.graph.regions.pattern import PatternMaker
+from qdqspec.types import LayerTime, Region, RegionRules
+
+_TINY = 2  # a leaf of at most so many nodes joins a neighbour if both fit within the limit
+
+_SHARE = 0.5
+
+
+@dataclass(slots=True)
+class Leaf:
+    """Nodes that stay in one region.
+
+    A ``closed`` leaf is a whole branching structure and is not extended. A ``light`` leaf has no anchor.
+    """
+
+    nodes: list[int]
+    closed: bool = False
+    light: bool = False
+
+    @property
+    def size(self) -> int:
+        """Number of nodes."""
+        return len(self.nodes)
+
+
+@dataclass(slots=True)
+class Composite:
+    """Blocks between one entry and one exit. ``size`` counts nodes on all levels."""
+
+    children: list[Block]
+    size: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.size = sum(child.size for child in self.children)
+
+
+Block: TypeAlias = Leaf | Composite
+# Whether two sets of nodes are adjacent in the data flow: see `Flow.linked`.
+Linked: TypeAlias = Callable[[Iterable[int], Iterable[int]], bool]
+
+
+def _leaves(blocks: Iterable[Block]) -> Iterable[Leaf]:
+    """All leaves in order, at any depth."""
+    pending = list(blocks)[::-1]
+    while pending:
+        block = pending.pop()
+        if isinstance(block, Leaf):
+            yield block
+        else:
+            pending.extend(reversed(block.children))
+
+
+def _nodes(blocks: Iterable[Block]) -> list[int]:
+    """The nodes of all leaves."""
+    return [index for leaf in _leaves(blocks) for index in leaf.nodes]
+
+
+def _dissolve(root: Composite, limit: int, linked: Linked) -> None:
+    """Replace composites that make up nearly all of their parent by their children, below ``root``, in place.
+
+    Such a level carries no information. Without it, each level holds at most `_SHARE` of the nodes of the
+    level above, so that all levels together hold at most 1 / (1 - _SHARE) times the nodes, however deep they
+    nest.
+    """
+    pending = [root]
+    while pending:
+        composite = pending.pop()
+        kept: list[Block] = []
+        waiting = composite.children[::-1]
+        while waiting:
+            block = waiting.pop()
+            if isinstance(block, Composite) and block.size > _SHARE * composite.size:
+                waiting.extend(reversed(block.children))
+            else:
+                kept.append(block)
+        composite.children = _join_tiny(kept, limit, linked)
+        pending.extend(block for block in composite.children if isinstance(block, Composite))
+
+
+def _pack_run(blocks: Sequence[Block], limit: int) -> list[Block]:
+    """Merge consecutive leaves up to ``limit`` nodes, and cut longer ones."""
+    if len(blocks) == 1 and blocks[0].size <= limit:
+        return list(blocks)
+    packed: list[Block] = []
+    for is_open, group in groupby(blocks, key=lambda b: isinstance(b, Leaf) and not b.closed):
+        run = list(group)
+        packed += _fill([b for b in run if isinstance(b, Leaf)], limit) if is_open else run
+    return packed
+
+
+def _join_tiny(blocks: Sequence[Block], limit: int, linked: Linked) -> list[Block]:
+    """Merge each tiny leaf with the next leaf, or else with the previous one, if both fit into one.
+
+    A closed leaf takes in only leaves without an anchor, so that equal blocks of a model stay equal.
+    """
+    if len(blocks) < 2:
+        return list(blocks)
+    joined: list[Block] = []  # last block first
+    for block in reversed(blocks):
+        after = joined[-1] if joined else None
+        if isinstance(after, Leaf) and isinstance(block, Leaf) and _may_join(block, after, limit, linked):
+            whole = block.nodes + after.nodes
+            joined[-1] = Leaf(whole, closed=block.closed or after.closed, light=block.light and after.light)
+        else:
+            joined.append(block)
+    return joined[::-1]
+
+
+def _may_join(a: Leaf, b: Leaf, limit: int, linked: Linked) -> bool:
+    if a.size + b.size > limit or min(a.size, b.size) > _TINY:
+        return False
+    if (a.closed or b.closed) and not any(leaf.light and leaf.size <= _TINY for leaf in (a, b)):
+        return False
+    return linked(a.nodes, b.nodes)
+
+
+def _fill(run: Sequence[Leaf], limit: int) -> list[Block]:
+    """Cut a run into leaves of about equal size, at unit borders where units are small enough."""
+    pieces = [piece for leaf in run for piece in _cut(leaf.nodes, limit)]
+    total = sum(map(len, pieces))
+    count = -(-total // limit)
+    goal = total / count
+    filled: list[list[int]] = [[]]
+    for piece in pieces:
+        # Exceed the goal only where that is closer to it than stopping before it.
+        now = len(filled[-1])
+        if now and (now + len(piece) > limit or now + len(piece) - goal > goal - now):
+            filled.append([])
+        filled[-1] += piece
+    return [Leaf(nodes, light=all(leaf.light for leaf in run)) for nodes in filled]
+
+
+def _cut(nodes: list[int], limit: int) -> list[list[int]]:
+    count = -(-len(nodes) // limit)
+    size = -(-len(nodes) // max(count, 1))
+    return [nodes[i : i + size] for i in range(0, len(nodes), size)]
+
+
+DEFAULT_RULES = RegionRules()
+_STARTERS = ANCHORS | POOLS
+
+
+def groups_of(layers: Iterable[LayerTime]) -> tuple[tuple[str, ...], ...]:
+    """The nodes of each kernel that computes, in order of execution; a node belongs to its first kernel.
+
+    Used as ``find_regions(model, rules, groups=groups_of(engine.layers()))``. Several kernels may share a
+    node: a Softmax that a compiler splits in two is in the first one's group only.
+    """
+    taken: set[str] = set()
+    groups: list[tuple[str, ...]] = []
+    for layer in layers:
+        own = tuple(node for node in layer.nodes if node not in taken) if not layer.boundary else ()
+        taken.update(own)
+        if own:
+            groups.append(own)
+    return tuple(groups)
+
+
+@uncollected()
+def find_regions(
+    model: Model, rules: RegionRules = DEFAULT_RULES, *, groups: Sequence[Sequence[str]] = ()
+) -> tuple[Region, ...]:
+    """Cut the graphs of a model into regions: one ROOT first, then depth first. Leaves are a strict partition.
+
+    Each node is in exactly one LEAF, except ``Constant`` nodes, which count as initializers and are in none.
+    Nodes computed from shapes or constants alone, and runs of copies only (Transpose, Reshape, Q, DQ, ...),
+    join the leaf that uses them; only these may extend a leaf beyond ``max_nodes``. A body of an If, Loop or
+    Scan is a region after those of the graph that contains it.
+
+    ``groups`` are node names fused by a backend, for ``by="fusion"``. Nodes that ``names``, ``manual`` or
+    ``fusion`` do not cover are grouped by structure. Ids are positions in the tree (``r0.3``): they and the
+    patterns do not depend on names, nor on the order in which nodes are listed. Raises `SpecError` when a
+    glob of ``rules.manual`` matches no node.
+
+    Source: Johnson, Pearson, Pingali, "The program structure tree", PLDI 1994.
+    """
+    flow = flow_of(model)
+    if rules.by == "manual":
+        groups = _groups_of_globs(flow, rules.manual)
+    inside: dict[str, list[Block]] = {}
+    for path, graph in flow.graphs().items():
+        inside[path] = _blocks(graph, rules, groups)
+        _settle(graph, list(_leaves(inside[path])))
+    root = Composite(_pruned(_nested(flow, inside, "")))
+    return tuple(_regions(root, "r0", None, flow, PatternMaker(flow))) if root.children else ()
+
+
+def _blocks(flow: Flow, rules: RegionRules, groups: Sequence[Sequence[str]]) -> list[Block]:
+    """The blocks of one graph."""
+    if rules.by == "names":
+        return _blocks_of_names(flow, rules.max_nodes) or _blocks_of_structure(flow, rules.max_nodes)
+    blocks = _blocks_of_structure(flow, rules.max_nodes)
+    if rules.by in ("manual", "fusion"):
+        return _blocks_of_groups(flow, groups, list(_leaves(blocks)))
+    return blocks
+
+
+def _nested(flow: Flow, inside: Mapping[str, list[Block]], path: str) -> list[Block]:
+    """The blocks of a graph, followed by one for each body in it, recursively."""
+    blocks = [*inside.get(path, ())]
+    bodies, nodes = flow.model.bodies, flow.model.nodes
+    for owner in (nodes[index] for index in flow.order if bodies):
+        if owner.scope == path and owner.name in bodies:
+            found = [_nested(flow, inside, end.scope) for end in bodies[owner.name]]
+            blocks += [Composite(body) for body in found if body]
+    return blocks
+
+
+def _blocks_of_structure(flow: Flow, max_nodes: int) -> list[Block]:
+    """The blocks below the root, in topological order."""
+    searched = [i for i in flow.order if i not in flow.carried] or list(flow.order)
+    root = Composite(_Builder(flow, searched, max_nodes).root())
+    _dissolve(root, max_nodes, flow.linked)
+    return root.children
+
+
+def _chains(flow: Flow, searched: Sequence[int]) -> Chains:
+    """Chains of nodes: vertex 0 is the entry, ``i + 1`` is ``searched[i]``, the last is the exit."""
+    vertex = {index: i + 1 for i, index in enumerate(searched)}
+    last = len(searched) + 1
+    tree = DominatorTree()
+    successors: list[list[int]] = [[] for _ in range(last + 1)]
+    works: set[int] = set()  # vertices with an anchor at or above them
+    for here, index in enumerate(searched, start=1):
+        feeding = [vertex[p] for p in flow.producers[index] if p in vertex]
+        if len(feeding) > 1 and tree.meet(feeding) == 0:
+            # Side inputs, which join from a graph input of their own without any anchor, are omitted: all layers
+            # read an attention mask or a position table, which would connect them into one structure.
+            feeding = [f for f in feeding if f in works] or feeding
+        tree.add(feeding)
+        for producer in feeding or (0,):
+            successors[producer].append(here)
+        if flow.model.nodes[index].op_type in ANCHORS or not works.isdisjoint(feeding):
+            works.add(here)
+    results = {*flow.model.outputs, *flow.given_by}
+    for here, index in enumerate(searched, start=1):
+        if not successors[here] or not results.isdisjoint(flow.model.nodes[index].outputs):
+            successors[here].append(last)
+    tree.add([here for here in range(1, last) if successors[here][-1] == last])
+    return structure_tree(tree.parent, post_dominators(successors))
+
+
+class _Builder:
+    """Makes blocks of chains, the innermost first."""
+
+    def __init__(self, flow: Flow, searched: Sequence[int], limit: int) -> None:
+        self._flow = flow
+        self._limit = limit
+        self._index = [-1, *searched, -1]  # of the node of each vertex
+        self._ops = [flow.model.nodes[index].op_type if index >= 0 else "" for index in self._index]
+        self._chains = _chains(flow, searched)
+        self._slots_of: dict[int, dict[str, int]] = {}
+        self._between: dict[int, list[Block]] = {}  # blocks between a vertex and the next of its chain
+
+    def root(self) -> list[Block]:
+        """The blocks of the outermost chain."""
+        # A chain begins before the chains inside it, so in this order the inner ones are ready.
+        for vertex in sorted(self._chains.inside, reverse=True):
+            blocks: list[Block] = []
+            for head in self._sorted(self._chains.inside[vertex]):
+                blocks += self._chain(head)
+            self._between[vertex] = blocks
+        return self._chain(0)
+
+    def _sorted(self, heads: list[int]) -> list[int]:
+        """Branches by depth, operators and consumers, so that the order is equal in each layer of a model."""
+        return sorted(heads, key=self._character) if len(heads) > 1 else heads
+
+    def _character(self, head: int) -> tuple[int, list[bytes], list[tuple[bytes, int]], int]:
+        operators: list[bytes] = []
+        vertex = last = head
+        while self._ops[vertex] and len(operators) < self._limit:
+            last = vertex
+            operators.append(self._flow.own[self._index[vertex]])
+            vertex = self._chains.following[vertex]
+        fed = [
+            (self._flow.own[c], self._slots(c)[tensor])
+            for tensor in self._flow.model.nodes[self._index[last]].outputs
+            for c in self._flow.readers.get(tensor, ())
+        ]
+        return self._flow.depth[self._index[head]], operators, sorted(fed), head
+
+    def _slots(self, index: int) -> dict[str, int]:
+        """The slot at which a node reads each tensor. Cached: each branch of a large join asks for it."""
+        if index not in self._slots_of:
+            reads = self._flow.reads[index]
+            self._slots_of[index] = dict(zip(reversed(reads), range(len(reads) - 1, -1, -1), strict=True))
+        return self._slots_of[index]
+
+    def _chain(self, head: int) -> list[Block]:
+        blocks: list[Block] = []
+        branches: list[Block] = []
+        unit: list[int] = []
+        vertex = head
+        while vertex >= 0:
+            if unit and self._ops[vertex] in _STARTERS:
+                blocks += self._unit(branches, unit)
+                branches, unit = [], []
+            if self._index[vertex] >= 0:
+                unit.append(self._index[vertex])
+            inside = self._between.pop(vertex, [])
+            if inside and _all_light(inside) and _size(inside) + len(unit) <= self._limit:
+                # The inside of a decomposed LayerNormalization or Gelu does not begin a unit.
+                unit += _nodes(inside)
+            elif inside:
+                blocks += self._unit(branches, unit)
+                branches, unit = inside, []
+            vertex = self._chains.following[vertex]
+        blocks += self._unit(branches, unit)
+        return _join_tiny(_pack_run(blocks, self._limit), self._limit, self._flow.linked)
+
+    def _unit(self, branches: list[Block], unit: list[int]) -> list[Block]:
+        """One leaf for a branching and the run after it if they fit, else a composite.
+
+        A run without a branching is a leaf.
+        """
+        light = self._flow.is_light(unit)
+        tail: list[Block] = [Leaf(unit, light=light)] if unit else []
+        if not branches:
+            return tail
+        room = self._limit - _size(branches)
+        if (len(unit) > room and len(unit) - room <= _TINY) or room < min(len(unit), 1):
+            parts = [*branches, *_pack_run(tail, self._limit)]
+            return [Composite(_join_tiny(parts, self._limit, self._flow.linked))]
+        closed = Leaf(_nodes(branches) + unit[:room], closed=True, light=light and _all_light(branches))
+        return (
+            [closed, *_pack_run([Leaf(unit[room:], light=light)], self._limit)] if unit[room:] else [closed]
+        )
+
+
+def _all_light(blocks: Sequence[Block]) -> bool:
+    return all(isinstance(block, Leaf) and block.light for block in blocks)
+
+
+def _size(blocks: Sequence[Block]) -> int:
+    return sum([block.size for block in blocks])
+
+
+# Regions given from outside: globs of a spec, or groups of nodes fused by a backend.
+
+
+def _groups_of_globs(flow: Flow, globs: Sequence[Sequence[str]]) -> list[list[str]]:
+    """The node names that each tuple of globs matches; a node belongs to the first tuple that matches.
+
+    Raises `SpecError` for a tuple that matches no node.
+    """
+    names = [flow.model.nodes[index].name for index in flow.order]
+    chosen = []
+    for patterns in globs:
+        matched = [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
+        if not matched:
+            near = did_you_mean(patterns[0], names) if patterns else ""
+            raise SpecError(
+                f"the manual region {list(patterns)} matches no node{near}",
+                where=flow.model.where,
+                cure="`qdqspec inspect --verbose` lists the node names",
+            )
+        chosen.append(matched)
+    return chosen
+
+
+def _blocks_of_groups(flow: Flow, groups: Iterable[Sequence[str]], rest: Iterable[Leaf]) -> list[Block]:
+    """One leaf for each group of node names; other nodes stay in their leaf of ``rest``.
+
+    Names that the model does not have are skipped: a backend may name nodes that it created.
+    """
+    place = {index: i for i, index in enumerate(flow.order)}
+    by_name = flow.model.by_name
+    taken: set[int] = set()
+    found: list[Block] = []
+    for group in groups:
+        indices = {by_name[name].index for name in group if name in by_name} & place.keys()
+        fresh = sorted(indices - taken, key=place.__getitem__)
+        taken.update(fresh)
+        if fresh:
+            found.append(Leaf(fresh))
+    for leaf in rest:
+        left = [index for index in leaf.nodes if index not in taken]
+        if left:
+            found.append(Leaf(left))
+    return found
+
+
+def _settle(flow: Flow, found: Sequence[Leaf]) -> None:
+    """Assign each carried node, and each node of a leaf that only copies, to the leaf that uses it.
+
+    Then each node of ``flow.order`` is in exactly one leaf.
+    """
+    home = {index: leaf for leaf in found for index in leaf.nodes}
+    nodes = flow.model.nodes
+    idle = [leaf for leaf in found if all(nodes[index].op_type in MOVING_OPS for index in leaf.nodes)]
+    if len(idle) == len(found):
+        idle = []
+    for leaf in idle:
+        for index in leaf.nodes:
+            del home[index]
+        leaf.nodes.clear()
+    for index in reversed(flow.order):
+        _adopt(flow.consumers[index], index, home)
+    for index in flow.order:
+        _adopt(flow.producers[index], index, home)
+    for index in flow.order:  # in a part of the graph without a leaf
+        if index not in home:
+            home[index] = next(leaf for leaf in found if leaf.nodes)
+            home[index].nodes.append(index)
+
+
+def _adopt(neighbours: Sequence[int], index: int, home: dict[int, Leaf]) -> None:
+    if index in home:
+        return
+    leaf = next((home[n] for n in neighbours if n in home), None)
+    if leaf is not None:
+        home[index] = leaf
+        leaf.nodes.append(index)
+
+
+def _pruned(blocks: Sequence[Block]) -> list[Block]:
+    """The blocks without those that lost all nodes, and without levels that hold one block only."""
+    kept: list[Block] = []
+    for block in blocks:
+        if isinstance(block, Leaf):
+            if block.nodes:
+                kept.append(block)
+        elif inside := _pruned(block.children):
+            kept.append(inside[0] if len(inside) == 1 else Composite(inside))
+    return kept
+
+
+def _regions(
+    block: Block, name: str, parent: str | None, flow: Flow, patterns: PatternMaker
+) -> Iterator[Region]:
+    """Regions of a block and all below, depth first. Levels are few: see `_dissolve`."""
+    children = block.children if isinstance(block, Composite) else []
+    names = tuple(f"{name}.{i}" for i in range(len(children)))
+    view = patterns.view(_nodes([block]))
+    solution = patterns.solution(view)
+    yield Region(
+        id=name,
+        type="ROOT" if parent is None else "COMPOSITE" if children else "LEAF",
+        parent=parent,
+        children=names,
+        nodes=tuple([flow.model.nodes[i].name for i in sorted(view.members)]),
+        inputs=tuple(view.inputs),
+        outputs=tuple(view.outputs),
+        pattern=solution.digest,
+        pattern_text=solution.text,
+    )
+    for child, child_name in zip(children, names, strict=True):
+        yield from _regions(child, child_name, name, flow, patterns)
+
+
+_DEEPEST = 50  # levels; names are user input and recursion depth follows them
+_SCOPES_KEY = "pkg.torch.onnx.name_scopes"
+
+
+@dataclass(slots=True)
+class _Scope:
+    """One module: its own nodes and its submodules, in order of first appearance."""
+
+    size: int = 0
+    entries: list[int | str] = field(default_factory=list)
+    inner: dict[str, _Scope] = field(default_factory=dict)
+
+
+def _blocks_of_names(flow: Flow, max_nodes: int) -> list[Block]:
+    """The blocks below the root; empty if fewer than half of the nodes have a module name.
+
+    A module of at most ``max_nodes`` nodes is a leaf, a larger one a composite. Nodes without a module name
+    belong to the root.
+    """
+    searched = [i for i in flow.order if i not in flow.carried] or list(flow.order)
+    paths = {index: _scope_of(flow.model.nodes[index]) for index in searched}
+    if 2 * sum(map(bool, paths.values())) < len(paths):
+        return []
+    root = _Scope()
+    for index, path in paths.items():
+        _add_node(root, path, index)
+    whole = Composite(_blocks_in_scope(root, max_nodes, flow))
+    _dissolve(whole, max_nodes, flow.linked)
+    return whole.children
+
+
+def _scope_of(node: Node) -> tuple[str, ...]:
+    """The modules that contain a node, outermost first; empty if unknown."""
+    if (listed := metadata(node.proto, _SCOPES_KEY)) is not None:
+        return _scopes_from_metadata(listed)
+    return tuple(part for part in node.name.split("/")[:-1] if part)[:_DEEPEST]
+
+
+def _scopes_from_metadata(text: str) -> tuple[str, ...]:
+    """The modules in a list of dotted names ending with the operator: ['', 'layer1', 'layer1.0', 'conv2d']."""
+    try:
+        names = ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return ()
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return ()
+    path: list[str] = []
+    before = ""
+    for name in filter(None, names[:-1]):
+        path.append(name.removeprefix(f"{before}."))
+        before = name
+    return tuple(path[:_DEEPEST])
+
+
+def _add_node(scope: _Scope, path: tuple[str, ...], index: int) -> None:
+    scope.size += 1
+    for part in path:
+        if part not in scope.inner:
+            scope.inner[part] = _Scope()
+            scope.entries.append(part)
+        scope = scope.inner[part]
+        scope.size += 1
+    scope.entries.append(index)
+
+
+def _blocks_in_scope(scope: _Scope, limit: int, flow: Flow) -> list[Block]:
+    blocks: list[Block] = []
+    for entry in scope.entries:
+        if isinstance(entry, int):
+            blocks.append(Leaf([entry], light=flow.is_light([entry])))
+        elif (inner := scope.inner[entry]).size <= limit:
+            nodes = _nodes_of_scope(inner)
+            blocks.append(Leaf(nodes, closed=True, light=flow.is_light(nodes)))
+        else:
+            inside = _blocks_in_scope(inner, limit, flow)
+            blocks.append(inside[0] if len(inside) == 1 else Composite(inside))
+    return _join_tiny(_pack_run(blocks, limit), limit, flow.linked)
+
+
+def _nodes_of_scope(scope: _Scope) -> list[int]:
+    found: list[int] = []
+    for entry in scope.entries:
+        found += [entry] if isinstance(entry, int) else _nodes_of_scope(scope.inner[entry])
+    return found

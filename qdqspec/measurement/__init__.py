@@ -1,1 +1,0 @@
-"""Latency measurement: clocks, statistics, races, process isolation, locks, journal and cache."""

@@ -1,1 +1,0 @@
-"""Comparison of model outputs, and the data for it."""

@@ -1,1 +1,0 @@
-"""Placements of Q/DQ pairs: parts `space`, `edit`, `scheme`, `read`, each of which imports earlier ones only."""

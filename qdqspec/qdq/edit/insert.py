@@ -1,0 +1,344 @@
+"""Inserts the Q/DQ pairs of a placement into a model; all other nodes, and their fields, stay unchanged.
+
+The pairs are made with onnx-graphsurgeon (`placement.edit.pairs`). They are merged into the model's protobuf, because a
+round trip of a whole model through graphsurgeon changes it. See
+docs/decisions/0002-insertion-into-the-own-protobuf.md.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TypeAlias
+
+import onnx
+from onnx import TensorProto
+
+from qdqspec.errors import PlacementError
+from qdqspec.graph.dynamic_kernels import with_kernels
+from qdqspec.graph.flat import closed, flat_form, scopes_of
+from qdqspec.graph.model import Model
+from qdqspec.graph.opset import IR_WITH_FREE_INITIALIZERS
+from qdqspec.graph.protos import (
+    copied,
+    copy_fields,
+    map_tensors,
+    names_read_inside,
+    refill,
+    rename_tensors,
+    with_value,
+)
+from qdqspec.graph.trt import DOMAIN, VERSION, is_pair_op
+from qdqspec.graph.weights import WeightStore
+from qdqspec.graph.wire import Parts
+from qdqspec.qdq.edit.biases import CorrectedBias
+from qdqspec.qdq.edit.pairs import PairMaker, QuantSource, makes_output
+from qdqspec.qdq.edit.raised import RaisedInputs, raised, version_text
+from qdqspec.qdq.quantize.formats import RUN_TIME
+from qdqspec.types import Consumer, Placement, Site
+
+__all__ = ["Inserted", "Inserter", "QuantSource", "insert_qdq"]
+
+Ends: TypeAlias = tuple[tuple[int, int], ...]  # inputs of nodes: (index of the node, number of the input)
+
+
+@dataclass(frozen=True)
+class Inserted:
+    """A model with Q/DQ pairs, and notes for the reader.
+
+    ``parts`` is the model in the form to write; ``proto`` is the same as a message.
+    """
+
+    parts: Parts
+    notes: tuple[str, ...] = ()
+
+    @cached_property
+    def proto(self) -> onnx.ModelProto:
+        """The model as one message, made on first use."""
+        return self.parts.proto()
+
+
+def insert_qdq(
+    model: Model,
+    placement: Placement,
+    numbers: QuantSource,
+    *,
+    floating: frozenset[Site] = frozenset(),
+) -> Inserted:
+    """The model with the pairs of a placement; `Inserter` makes many candidates of one model.
+
+    Weights at the sites ``floating`` stay float. Raises `PlacementError` if a site does
+    not fit, `ModelError` if the opset cannot be raised.
+    """
+    return Inserter(model, numbers, floating=floating).insert(placement)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Insert:
+    """The additions of a site to a model. ``fields`` is a serialized graph of its ``count`` nodes and its constants.
+
+    ``integer`` is the stored weight if there is one. It can replace the float weight if the chosen inserts
+    cover all its ``readers``; this one covers ``covered`` of them. ``is_foreign`` is whether operators of domain
+    ``trt`` are among the nodes.
+    """
+
+    site: Site
+    fields: bytes
+    count: int
+    integer: TensorProto | None
+    output: str
+    opset: int
+    covered: int
+    readers: int
+    is_foreign: bool
+    bias: CorrectedBias | None
+
+
+class Inserter:
+    """Makes candidates of one model; the common parts are prepared once.
+
+    An activation gets a QuantizeLinear and a DequantizeLinear, and only the site's consumers read their
+    output. If a graph output is one of them, the DequantizeLinear makes it under its name, and the float
+    tensor is renamed; nodes that are not consumers read it under the new name. A weight is stored as integers
+    behind a DequantizeLinear; at the sites ``floating``, and without dimensions, it stays float and gets both
+    operators. With a ``store``, candidates refer to weights there, and are to be saved in its folder.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        numbers: QuantSource,
+        *,
+        floating: frozenset[Site] = frozenset(),
+        store: WeightStore | None = None,
+    ) -> None:
+        self._model = model
+        self._maker = PairMaker(model, numbers, floating=floating, store=store)
+        self._inserts: dict[tuple[str, str], list[_Insert]] = {}  # by row of the site and its source
+        self._bases: dict[int, _Base] = {}
+        self._proto = model.proto if store is None else map_tensors(model.proto, store.externalize)
+        self._flat = model.flat if store is None else flat_form(self._proto)
+
+    def insert(self, placement: Placement) -> Inserted:
+        """The model with these pairs. Raises `PlacementError` naming tensor and model."""
+        sites = placement.ordered
+        outputs = [site.tensor for site in sites if makes_output(site)]
+        floats = {tensor: self._maker.float_name(tensor) for tensor in outputs}
+        inserts = [one for site in sites for one in self._made(site, floats.get(site.tensor, ""))]
+        base = self._base(max((self._model.opset, *(insert.opset for insert in inserts))))
+        candidate = base.with_pairs(inserts, floats)
+        if candidate is None or len(floats) < len(outputs):
+            raise self._overlap(sites)
+        if any(site.format == RUN_TIME for site in sites):
+            candidate = Parts.of(with_kernels(candidate.proto()))
+        if self._model.has_bodies:  # integers go where the float weight is
+            instead = {i.integer.name: i.site.tensor for i in inserts if i.integer is not None}
+            candidate = Parts.of(closed(candidate.proto(), instead))
+        return Inserted(candidate, base.notes)
+
+    def _made(self, site: Site, source: str) -> list[_Insert]:
+        """The pairs of a site, one for each graph that reads it, made once. ``source`` is a graph output's new name."""
+        known = self._inserts.get((site.row, source))
+        if known is None:
+            known = [self._make(part, site, source) for part in self._split(site)]
+            self._inserts[site.row, source] = known
+        return known
+
+    def _make(self, site: Site, whole: Site, source: str) -> _Insert:
+        pair = self._maker.make(site, source=source, whole=whole)
+        added = [pair.bias.value] if pair.bias is not None and pair.bias.is_added else []
+        graph = onnx.GraphProto(node=pair.nodes, initializer=[*pair.constants, *added])
+        replaces = self._maker.stores_integers(whole) and self._maker.is_private(site.tensor)
+        return _Insert(
+            site=site,
+            fields=graph.SerializeToString(deterministic=True),
+            count=len(pair.nodes),
+            integer=pair.integer,
+            output=pair.output,
+            opset=pair.opset,
+            covered=len(set(site.consumers)) if replaces else 0,
+            readers=len(self._model.consumers.get(site.tensor, ())),
+            is_foreign=any(map(is_pair_op, pair.nodes)),
+            bias=pair.bias,
+        )
+
+    def _split(self, site: Site) -> list[Site]:
+        """A site split by the graphs that read it, as kernels are fused within a graph."""
+        if not self._model.has_bodies:
+            return [site]
+        ends: dict[str, list[Consumer]] = {}
+        for end in site.consumers:
+            node = self._model.by_name.get(end.node)
+            ends.setdefault(node.scope if node is not None else "", []).append(end)
+        return [site if len(ends) == 1 else replace(site, consumers=tuple(some)) for some in ends.values()]
+
+    def _overlap(self, sites: Iterable[Site]) -> PlacementError:
+        seen: set[Consumer] = set()
+        for site in sites:
+            for end in site.consumers:
+                if end in seen:
+                    where = "a graph output" if end.is_output else f"input {end.input} of node '{end.node}'"
+                    return PlacementError(
+                        f"two sites of the placement feed {where} from tensor '{site.tensor}'",
+                        where=self._model.where,
+                        cure="name each consumer in one site only",
+                    )
+                seen.add(end)
+        raise AssertionError("inserts that share an input come from sites that share a consumer")
+
+    def _base(self, opset: int) -> _Base:
+        if opset not in self._bases:
+            self._bases[opset] = _Base(self._model, self._proto, self._flat, opset)
+        return self._bases[opset]
+
+
+class _Base:
+    """The model at one opset. A candidate is parsed from serialized graphs, joined: a graph for each node and pair."""
+
+    def __init__(self, model: Model, proto: onnx.ModelProto, flat: onnx.ModelProto, opset: int) -> None:
+        self.notes: tuple[str, ...] = ()
+        if opset > model.opset or proto.ir_version < IR_WITH_FREE_INITIALIZERS:
+            flat = flat_form(raised(proto, opset))
+            was = version_text(model.proto)
+            self.notes = (f"raised to opset {opset}, which its number formats need (was {was})",)
+        self._model = model
+        self.nodes = list(flat.graph.node)
+        self.weights = list(flat.graph.initializer)
+        self.weight = {tensor.name: i for i, tensor in enumerate(self.weights)}
+        self.constant = {n.output[0]: i for i, n in enumerate(self.nodes) if n.op_type == "Constant"}
+        self._around = onnx.ModelProto()
+        copy_fields(flat, self._around, but={"graph"})
+        rest = onnx.GraphProto()
+        copy_fields(flat.graph, rest, but={"node", "initializer"})
+        self._rest = rest.SerializeToString()
+        self._fields = [onnx.GraphProto(node=[node]).SerializeToString() for node in self.nodes]
+        self._scopes = tuple(scopes_of(self.nodes)) if model.has_bodies else ()
+        self._raised = RaisedInputs(model, self.nodes, is_raised=bool(self.notes))
+        self._places: dict[_Insert, tuple[int, Ends]] = {}
+
+    def with_pairs(self, inserts: Sequence[_Insert], floats: Mapping[str, str]) -> Parts | None:
+        """The model with these pairs; ``None`` if two of them are for one input. ``floats`` rename graph outputs."""
+        before: defaultdict[int, list[_Insert]] = defaultdict(list)  # pairs by the node that they come before
+        reads: dict[tuple[int, int], str] = {}
+        expected = 0
+        for insert in inserts:
+            index, ends = self._place(insert)
+            before[index].append(insert)
+            reads.update(dict.fromkeys(ends, insert.output))
+            expected += len(ends)
+        if len(reads) < expected:
+            return None
+        made = self._merged(before)
+        for index in sorted({index for name in floats for index in self._ends_of_outputs[name]}):
+            rename_tensors(made.node(index), lambda name: floats.get(name, name))
+        for (index, number), name in reads.items():
+            made.node(index).input[number] = name
+        in_order = [insert for index in sorted(before) for insert in before[index]]
+        for insert in in_order:
+            if insert.bias is not None and insert.bias.is_added:
+                reader, _ = self._place(insert)[1][0]
+                made.node(reader).input.append(insert.bias.value.name)
+            elif insert.bias is not None:
+                made.replace_constant(insert.bias.value.name, insert.bias.value)
+        made.store_weights(in_order)
+        if any(insert.is_foreign for insert in inserts):
+            made.import_domain()
+        return Parts(made.model, made.weights)
+
+    def _merged(self, before: Mapping[int, Sequence[_Insert]]) -> _Candidate:
+        """The model with nodes and constants of pairs, which no node reads yet."""
+        fields, places, count = [self._rest], [], 0
+        for index, node in enumerate([*self._fields, b""]):
+            for insert in before.get(index, ()):
+                fields.append(insert.fields)
+                count += insert.count
+            fields.append(node)
+            places.append(index + count)
+        model = copied(self._around)
+        model.graph.ParseFromString(b"".join(fields))
+        return _Candidate(self, model, model.graph.node, places, list(self.weights))
+
+    def _place(self, insert: _Insert) -> tuple[int, Ends]:
+        """The index of the node that a pair comes before, and the inputs that read it."""
+        if insert not in self._places:
+            self._places[insert] = self._find_place(insert.site)
+        return self._places[insert]
+
+    def _find_place(self, site: Site) -> tuple[int, Ends]:
+        """The pair after the producer of the tensor, or before the first reader: in the graph of the readers."""
+        cure = "choose a number format that needs no newer opset, or export the model with a newer one"
+        places = [
+            place
+            for end in site.consumers
+            if not end.is_output
+            for place in self._raised.of(site.tensor, end, site.consumers, "quantized", cure)
+        ]
+        ends = tuple(dict.fromkeys(places))
+        producer = self._raised.producer.get(site.tensor)
+        is_captured = (
+            producer is not None
+            and self._scopes
+            and any(self._scopes[index] != self._scopes[producer] for index, _ in ends)
+        )
+        if producer is None or site.tensor in self._model.constants or is_captured:
+            return min(index for index, _ in ends), ends
+        return producer + 1, ends
+
+    @cached_property
+    def _ends_of_outputs(self) -> Mapping[str, list[int]]:
+        """The nodes that make or read each graph output, in their bodies too."""
+        found: dict[str, list[int]] = {name: [] for name in self._model.outputs}
+        for index, node in enumerate(self.nodes):
+            for name in {*node.input, *node.output, *names_read_inside(node)} & found.keys():
+                found[name].append(index)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A model that is edited, and its ``nodes``. ``places[i]`` is the index among them of node ``i`` of the base."""
+
+    base: _Base
+    model: onnx.ModelProto
+    nodes: Sequence[onnx.NodeProto]
+    places: Sequence[int]
+    weights: list[TensorProto]
+
+    def node(self, index: int) -> onnx.NodeProto:
+        """A node of the base."""
+        return self.nodes[self.places[index]]
+
+    def replace_constant(self, name: str, value: TensorProto) -> None:
+        """Store another value in the place of a constant."""
+        if name in self.base.weight:
+            self.weights[self.base.weight[name]] = value
+        else:
+            node = self.node(self.base.constant[name])
+            node.CopyFrom(with_value(node, value))
+            node.output[0] = value.name
+
+    def store_weights(self, inserts: Sequence[_Insert]) -> None:
+        """Store integer weights in the place of the float ones, or beside those that other nodes read.
+
+        Of the pairs of a weight the first in the graph takes its place, because stripping finds that one first.
+        """
+        stored = [(insert, insert.integer) for insert in inserts if insert.integer is not None]
+        covered, replaced = Counter[str](), set()
+        for insert, _ in stored:
+            covered[insert.site.tensor] += insert.covered
+        for insert, integer in stored:
+            if covered.pop(insert.site.tensor, 0) == insert.readers:
+                self.replace_constant(insert.site.tensor, integer)
+                replaced.add(insert.site.tensor)
+            else:
+                self.weights.append(integer)
+        inputs = self.model.graph.input
+        if any(value.name in replaced for value in inputs):  # callers can no longer feed the float weight
+            refill(inputs, [value for value in inputs if value.name not in replaced])
+
+    def import_domain(self) -> None:
+        """Import the operators of domain ``trt``."""
+        if all(opset.domain != DOMAIN for opset in self.model.opset_import):
+            self.model.opset_import.add(domain=DOMAIN, version=VERSION)

@@ -1,0 +1,360 @@
+"""Makes one Q/DQ pair as ONNX nodes and constants, with onnx-graphsurgeon. `placement.edit.insert` inserts it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnx_graphsurgeon as gs
+from onnx import numpy_helper
+from onnx.helper import tensor_dtype_to_np_dtype
+
+from qdqspec.errors import PlacementError
+from qdqspec.graph.dynamic_kernels import CARRIED, QUANTIZE
+from qdqspec.graph.flat import numbered_name
+from qdqspec.graph.model import Model
+from qdqspec.graph.protos import all_graphs, copied
+from qdqspec.graph.trt import (
+    DOMAIN,
+    FP4_DYNAMIC,
+    MXFP8_DEQUANTIZE,
+    MXFP8_DYNAMIC,
+    MXFP8_QUANTIZE,
+    PAIR_OPS,
+    as_e8m0,
+)
+from qdqspec.graph.weights import WeightStore
+from qdqspec.qdq.edit.biases import BIAS, CorrectedBias, biased_layer, corrected_bias
+from qdqspec.qdq.quantize.formats import BIAS_FORMAT, NumberFormat, QuantParams, number_format
+from qdqspec.qdq.quantize.scales import REALS, in_type_of
+from qdqspec.qdq.space.units import dynamic_misfit
+from qdqspec.types import Site
+
+# Q and DQ compute in the type of their scale, and each operator around them expects the tensor's own type.
+# This is the first opset that supports it.
+_REAL_OPSET: dict[int, int] = {
+    onnx.TensorProto.FLOAT: 13,
+    onnx.TensorProto.FLOAT16: 19,
+    onnx.TensorProto.BFLOAT16: 19,
+}
+
+
+class QuantSource(Protocol):
+    """Source of the numbers of a site: calibration, or a scheme file."""
+
+    def params(self, site: Site) -> QuantParams:
+        """Scale and zero point of the site."""
+        ...
+
+    def integer_weight(self, site: Site) -> npt.NDArray[np.generic]:
+        """The integers of a weight site, in the shape of the weight."""
+        ...
+
+    def bias_shift(self, site: Site) -> npt.NDArray[np.float32] | None:
+        """The shift of the bias of the layer that reads this weight; ``None`` if its bias is unchanged."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """The nodes and constants of one site. Consumers read ``output``; ``nodes`` are in topological order.
+
+    ``integer`` is the stored weight if there is one; it then has a DequantizeLinear only. ``opset`` is the
+    first version of the default operator set that supports the pair. ``bias`` is the corrected bias of the layer
+    that reads the weight.
+    """
+
+    nodes: tuple[onnx.NodeProto, ...]
+    constants: tuple[onnx.TensorProto, ...]
+    integer: onnx.TensorProto | None
+    output: str
+    opset: int
+    bias: CorrectedBias | None = None
+
+
+def misfit(model: Model, site: Site) -> str | None:
+    """The reason why a site does not fit a model, or ``None`` if it does."""
+    if not model.ends(site.tensor):
+        return "no node of the model reads it"
+    if site.weight and site.tensor not in model.constants:
+        return "it is placed as a weight but is no constant"
+    if site.format == BIAS_FORMAT and not site.weight:
+        return f"{BIAS_FORMAT} is for constants: no QuantizeLinear makes it"
+    elem_type = model.elem_type(site.tensor)
+    if elem_type not in _REAL_OPSET:
+        kind = "unknown" if elem_type is None else onnx.TensorProto.DataType.Name(elem_type)
+        return f"its element type is {kind}, not FLOAT, FLOAT16 or BFLOAT16"
+    fmt = number_format(site.format)
+    if fmt.weight_only and not site.weight:
+        return f"{fmt.name} is for weights only"
+    if fmt.block and site.axis is None:
+        return f"{fmt.name} comes in blocks of {fmt.block}, and the site names no axis for them"
+    if fmt.dynamic and (why := _dynamic_misfit(model, site, fmt)):
+        return why
+    if not site.consumers:
+        return "the site names no consumer"
+    unknown = sorted(set(site.consumers) - set(model.ends(site.tensor)))
+    if unknown and unknown[0].is_output:
+        return f"it is not graph output {unknown[0].input} of the model"
+    if unknown:
+        return f"node '{unknown[0].node}' does not read it at input {unknown[0].input}"
+    if makes_output(site) and (site.tensor in model.constants or site.tensor not in model.producer):
+        return "it is a graph output that no node computes, so its name cannot pass to a pair"
+    return None
+
+
+def _dynamic_misfit(model: Model, site: Site, fmt: NumberFormat) -> str | None:
+    """The reason why a format with dynamic scales does not fit a site."""
+    if not fmt.at_run_time:
+        return None if site.weight else dynamic_misfit(model, site.tensor, fmt, site.axis)
+    if site.weight:
+        return f"{fmt.name} is for activations only"
+    is_float = model.elem_type(site.tensor) == onnx.TensorProto.FLOAT
+    return None if is_float else f"{QUANTIZE} takes FLOAT only"
+
+
+def makes_output(site: Site) -> bool:
+    """Whether the site's pair makes a graph output, which is always the first consumer."""
+    return bool(site.consumers) and site.consumers[0].is_output
+
+
+@dataclass
+class PairMaker:
+    """Makes the pairs of one model. Names depend on model and site only, never on other sites."""
+
+    model: Model
+    numbers: QuantSource
+    floating: frozenset[Site] = frozenset()
+    store: WeightStore | None = None
+
+    def __post_init__(self) -> None:
+        self._taken = frozenset((*_all_names(self.model.proto), *_all_names(self.model.flat)))
+        self._private = (
+            frozenset(self.model.constants) - frozenset(self.model.outputs) - self.model.subgraph_reads
+        )
+
+    def is_private(self, tensor: str) -> bool:
+        """Whether only nodes of the model read this constant."""
+        return tensor in self._private
+
+    def stores_integers(self, site: Site) -> bool:
+        """Whether the site becomes a stored integer weight.
+
+        A constant of rank 0 stays float and gets both operators: some compilers refuse stored integers without
+        dimensions, and the constant keeps its rank, which may be that of the result.
+        """
+        if site.format == BIAS_FORMAT:
+            return site.weight
+        return site.weight and site not in self.floating and bool(self.model.constants[site.tensor].dims)
+
+    def float_name(self, tensor: str) -> str:
+        """The new name of a graph output's float tensor before the pair: ``y_float``; ``y_float~1`` if taken."""
+        return numbered_name(f"{tensor}_float", self._taken)
+
+    def make(self, site: Site, *, source: str = "", whole: Site | None = None) -> Pair:
+        """The pair of a site. Raises `PlacementError` naming tensor and model if it does not fit.
+
+        ``source`` is the tensor to quantize if its name differs from the site's. If the site is the part of a
+        ``whole`` one that one graph reads, the constants are those of the whole.
+        """
+        why = misfit(self.model, site)
+        if why is not None:
+            raise PlacementError(
+                f"tensor '{site.tensor}' cannot be quantized: {why}",
+                where=self.model.where,
+                cure="make the placement for this very model",
+            )
+        whole = whole or site
+        elem_type = self.model.elem_type(site.tensor) or 0
+        params = in_type_of(self.numbers.params(whole), elem_type)
+        if params.is_dynamic:
+            make = self._dynamic if params.format.block else self._at_run_time
+            return make(site, params, elem_type, source or site.tensor)
+        names, constants, nodes = self._number_inputs(whole, params, elem_type)
+        output, quantized = self._output(site), self._name(site, "_quantized")
+        quantize, dequantize = "QuantizeLinear", "DequantizeLinear"
+        if _has_powers(params):
+            quantize, dequantize = MXFP8_QUANTIZE, MXFP8_DEQUANTIZE
+        integer = None
+        if self.stores_integers(whole):
+            quantized = self._name(whole, "_quantized")
+            stored = np.asarray(self.numbers.integer_weight(whole), dtype=params.format.dtype)
+            integer = _tensor(quantized, stored)
+        else:
+            # an attribute gives the output type if no zero point does
+            typed = {} if params.has_zero_point else {"output_dtype": params.format.elem_type}
+            attributes = _along(params) | typed
+            read = [source or site.tensor, *names]
+            nodes.append(self._node(quantize, site, attributes, read, quantized))
+        # The output has the scale's type by default, which exponents must not be.
+        attributes = _along(params) | ({"output_dtype": elem_type} if _has_powers(params) else {})
+        nodes.append(self._node(dequantize, site, attributes, [quantized, *names], output))
+        bias = self._bias(whole)
+        if bias is not None:
+            nodes[-1].metadata_props.add(key=BIAS, value=bias.record)
+        return Pair(
+            nodes=tuple(nodes),
+            constants=constants,
+            integer=integer if integer is None or self.store is None else self.store.externalize(integer),
+            output=output,
+            opset=max(_REAL_OPSET[elem_type], params.format.opset),
+            bias=bias,
+        )
+
+    def _bias(self, site: Site) -> CorrectedBias | None:
+        shift = self.numbers.bias_shift(site) if site.weight else None
+        layer = None if shift is None else biased_layer(self.model, site)
+        if shift is None or layer is None:
+            return None
+        return corrected_bias(self.model, layer, shift, self._name(site, "_bias"))
+
+    def _at_run_time(self, site: Site, params: QuantParams, elem_type: int, source: str) -> Pair:
+        """An activation whose one scale and zero point are found when the model runs."""
+        output = self._output(site)
+        made = [self._name(site, kind) for kind in ("_quantized", "_scale", "_zero_point")]
+        nodes = (
+            self._node(QUANTIZE, site, {}, [source], *made),
+            self._node("DequantizeLinear", site, {}, made, output),
+        )
+        opset = max(_REAL_OPSET[elem_type], params.format.opset)
+        return Pair(nodes=nodes, constants=(), integer=None, output=output, opset=opset)
+
+    def _dynamic(self, site: Site, params: QuantParams, elem_type: int, source: str) -> Pair:
+        """An activation whose blocks get their scales at run time, by operators of domain ``trt``."""
+        fmt, output = params.format, self._output(site)
+        quantized, scale, stored, outer = (
+            self._name(site, kind) for kind in ("_quantized", "_scale", "_scale_quantized", "_scale_scale")
+        )
+        along = {"axis": -1, "block_size": fmt.block}
+        if params.outer is None:
+            attributes = along | {"output_dtype": fmt.elem_type}
+            nodes = [self._node(MXFP8_DYNAMIC, site, attributes, [source], quantized, scale)]
+            attributes = along | {"output_dtype": elem_type}
+            nodes.append(self._node(MXFP8_DEQUANTIZE, site, attributes, [quantized, scale], output))
+            constants: tuple[onnx.TensorProto, ...] = ()
+        else:
+            attributes = along | {"scale_type": fmt.scale_type or 0}
+            undo = self._node("DequantizeLinear", site, {}, [stored, outer], scale, part="_scale")
+            nodes = [
+                self._node(FP4_DYNAMIC, site, attributes, [source, outer], quantized, stored),
+                undo,
+                self._node("DequantizeLinear", site, along, [quantized, scale], output),
+            ]
+            constants = (_tensor(outer, params.outer.astype(REALS[elem_type])),)
+        opset = max(_REAL_OPSET[elem_type], params.format.opset)
+        return Pair(nodes=tuple(nodes), constants=constants, integer=None, output=output, opset=opset)
+
+    def _number_inputs(
+        self, site: Site, params: QuantParams, elem_type: int
+    ) -> tuple[list[str], tuple[onnx.TensorProto, ...], list[onnx.NodeProto]]:
+        """The names of scale and, if present, zero point; their values; and the nodes of a scale of two levels."""
+        fmt, real = params.format, REALS[elem_type]
+        shape = params.scale.shape if fmt.block or params.axis is None else (-1,)
+        if _has_powers(params):
+            values: npt.NDArray[np.generic] = as_e8m0(params.scale)
+        else:
+            kind = tensor_dtype_to_np_dtype(fmt.scale_type) if fmt.scale_type else real
+            values = params.scale.reshape(shape).astype(kind)
+        scale, nodes = self._name(site, "_scale"), []
+        if params.outer is None:
+            constants = [_tensor(scale, values)]
+        else:
+            stored, outer = (self._name(site, f"_scale_{part}") for part in ("quantized", "scale"))
+            constants = [_tensor(stored, values), _tensor(outer, params.outer.astype(real))]
+            nodes = [self._node("DequantizeLinear", site, {}, [stored, outer], scale, part="_scale")]
+        names = [scale]
+        if params.has_zero_point:
+            names.append(self._name(site, "_zero_point"))
+            constants.append(_tensor(names[1], params.zero_point.reshape(shape).astype(fmt.dtype)))
+        return names, tuple(constants), nodes
+
+    def _output(self, site: Site) -> str:
+        """The tensor after the pair.
+
+        A stored integer weight that all consumers read takes the weight's name, so that consumers and later
+        tools find it under that name. A graph output keeps its name as well.
+        """
+        if makes_output(site):
+            return site.tensor
+        if self.stores_integers(site) and self.is_private(site.tensor) and self._covers_all(site):
+            return site.tensor
+        return self._name(site, "_dequantized")
+
+    def _node(
+        self,
+        op_type: str,
+        site: Site,
+        attributes: dict[str, int],
+        inputs: list[str],
+        *outputs: str,
+        part: str = "",
+    ) -> onnx.NodeProto:
+        node = copied(_blank(op_type, tuple(attributes.items())))
+        node.name = self._name(site, f"{part}_{op_type}")
+        node.input.extend(inputs)
+        node.output.extend(outputs)
+        node.metadata_props.add(key=CARRIED, value=site.tensor)
+        return node
+
+    def _name(self, site: Site, kind: str) -> str:
+        """``x_scale``; ``x_scale.2`` if only consumers from the third on are meant; ``x_scale~1`` if taken.
+
+        If a graph output is meant and not all others, it is ``x_scale.output``. Names of two sites of a
+        placement are distinct: the sites differ in tensor or in first consumer, and the suffixes are
+        unambiguous.
+        """
+        part = ""
+        if not self._covers_all(site):
+            first = site.consumers[0]
+            known = self.model.consumers[site.tensor]
+            part = ".output" if first.is_output else f".{known.index(first)}"
+        return numbered_name(f"{site.tensor}{kind}{part}", self._taken)
+
+    def _covers_all(self, site: Site) -> bool:
+        """Whether each node that reads the tensor reads the pair."""
+        readers = {end for end in site.consumers if not end.is_output}
+        return len(readers) == len(self.model.consumers.get(site.tensor, ()))
+
+
+def _along(params: QuantParams) -> dict[str, int]:
+    attributes = {} if params.axis is None else {"axis": params.axis}
+    return attributes | ({"block_size": params.format.block} if params.format.block else {})
+
+
+def _has_powers(params: QuantParams) -> bool:
+    """Whether scales are powers of two, stored as exponents, which only operators of domain ``trt`` support."""
+    return params.format.scale_type == onnx.TensorProto.FLOAT8E8M0
+
+
+def _tensor(name: str, values: npt.NDArray[np.generic]) -> onnx.TensorProto:
+    """Made without graphsurgeon, which does not support sub-byte types and prints that to standard output."""
+    return numpy_helper.from_array(np.asarray(values, order="C"), name)  # not `ascontiguousarray`: scalars
+
+
+@cache
+def _blank(op_type: str, attributes: tuple[tuple[str, int], ...]) -> onnx.NodeProto:
+    """A node from graphsurgeon without name and tensors. Cached: a model takes thousands of a kind."""
+    domain = DOMAIN if op_type in PAIR_OPS else None
+    ends = {"inputs": [gs.Variable("x")], "outputs": [gs.Variable("y")]}
+    node = gs.Node(op_type, "", dict(attributes), **ends, domain=domain)
+    graph = gs.export_onnx(gs.Graph(nodes=[node], inputs=[], outputs=[]), do_type_check=False).graph
+    blank: onnx.NodeProto = graph.node[0]
+    for field in ("name", "input", "output"):
+        blank.ClearField(field)
+    return blank
+
+
+def _all_names(proto: onnx.ModelProto) -> Iterator[str]:
+    """Each name of a tensor or node, in bodies too."""
+    for graph in all_graphs(proto.graph):
+        for named in (*graph.input, *graph.initializer, *graph.output, *graph.value_info):
+            yield named.name
+        for node in graph.node:
+            yield node.name
+            yield from node.input
+            yield from node.output

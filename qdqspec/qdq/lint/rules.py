@@ -1,0 +1,219 @@
+"""Lint rules, their registry, their application to a model and the text of the findings."""
+
+from __future__ import annotations
+
+import importlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import groupby
+from typing import Any, TypeAlias
+
+from packaging.version import Version
+
+from qdqspec._core import registry
+from qdqspec._core.config import hooks
+from qdqspec._core.registry import did_you_mean
+from qdqspec._core.units import count_text, plain
+from qdqspec.errors import ConfigError
+from qdqspec.graph.model import Model, Node
+from qdqspec.qdq.lint.view import View, type_name
+from qdqspec.types import Finding, FindingSeverity, LintTarget
+
+# A place that breaks a rule: the node, or ``None`` for the whole model, and the problem.
+Hit: TypeAlias = tuple[Node | None, str]
+Find: TypeAlias = Callable[[View], Iterator[Hit]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One property that a target refuses or handles badly. Ids are stable and never reused.
+
+    It applies to versions of the target's runtime from ``since``, if that is not empty, and before ``until``.
+    ``unknown`` are two such bounds between which no source states whether it applies; it is applied there, and the
+    finding states that.
+    """
+
+    id: str
+    severity: FindingSeverity
+    title: str
+    cure: str
+    source: str
+    targets: tuple[LintTarget, ...]
+    find: Find
+    since: str = ""
+    until: str = ""
+    unknown: tuple[str, str] | None = None
+
+    def holds_for(self, runtime: Version | None) -> bool:
+        """Whether the rule applies to a version of the runtime; if that is unknown, to the newest."""
+        return not self.until if runtime is None else _is_between(runtime, self.since, self.until)
+
+    def is_for(self, target: LintTarget) -> bool:
+        """Whether it is one of a target's rules, in some version at least."""
+        return any(target == each or target.startswith(f"{each}.") for each in self.targets)
+
+    def scope(self, versions: Sequence[Version]) -> str:
+        """The versions among those judged that it applies to, and those where that is unknown; empty if it is all."""
+        holding = [version for version in versions if self.holds_for(version)]
+        found = [range_text(self.since, self.until)] if len(holding) < len(versions) else []
+        if self.unknown is not None and any(_is_between(version, *self.unknown) for version in holding):
+            found.append(f"not known {range_text(*self.unknown)}")
+        return "; ".join(found)
+
+
+def range_text(since: str, until: str) -> str:
+    """``from 10.13 before 11.0``."""
+    return " ".join(text for text, given in ((f"from {since}", since), (f"before {until}", until)) if given)
+
+
+def _is_between(version: Version, since: str, until: str) -> bool:
+    is_old = bool(since) and version < Version(since)
+    return not is_old and (not until or version < Version(until))
+
+
+_RULES: dict[tuple[str, tuple[LintTarget, ...]], Rule] = {}
+
+
+def _add(rule: Rule) -> None:
+    if any(name == rule.id and not set(targets).isdisjoint(rule.targets) for name, targets in _RULES):
+        raise ValueError(f"two lint rules are called {rule.id}")
+    _RULES[rule.id, rule.targets] = rule
+
+
+def rule(
+    name: str,
+    severity: FindingSeverity,
+    title: str,
+    *,
+    cure: str,
+    source: str,
+    targets: Iterable[LintTarget],
+    since: str = "",
+    until: str = "",
+    unknown: tuple[str, str] | None = None,
+) -> Callable[[Find], Find]:
+    """Register a function as the rule of that id, three capital letters and three digits.
+
+    A target of a major version is one of all its versions: a rule for ``x-10`` is one for ``x-10.1``.
+    """
+
+    def register(find: Find) -> Find:
+        _add(Rule(name, severity, title, cure, source, tuple(targets), find, since, until, unknown))
+        return find
+
+    return register
+
+
+def also_for(targets: tuple[LintTarget, ...], name: str, source: str, **changes: Any) -> None:
+    """Register a known rule for other targets too, with its own source there, for all their versions.
+
+    ``changes`` are other fields of `Rule`: severity, title, cure, find.
+    """
+    known = next(rule for (other, _), rule in _RULES.items() if other == name)
+    bounds: dict[str, Any] = {"since": "", "until": "", "unknown": None}
+    _add(replace(known, targets=targets, source=source, **bounds | changes))
+
+
+def rules_for(target: LintTarget | None = None) -> tuple[Rule, ...]:
+    """The rules of a target, or of all backends, by id. Imports the rules of the backend that the target belongs to."""
+    for backend in registry.names("backend") if target is None else [hooks.owner_of(target)]:
+        if module := hooks.declaration_of(backend).lint_rules:
+            importlib.import_module(module)
+    known = sorted(_RULES.values(), key=lambda each: each.id)
+    return tuple(each for each in known if target is None or each.is_for(target))
+
+
+def formats_newer_than_opset(view: View) -> Iterator[Hit]:
+    """A stored type that ONNX's operators do not have in the model's opset; ONNX's checker does not check this."""
+    for node, numbers in view.heads:
+        if node.name in view.too_new:
+            since = view.too_new[node.name]
+            yield node, f"is {type_name(numbers.elem_type)}, and the opset is {view.model.opset}, not {since}"
+
+
+def unequal_scales(view: View, moves: Callable[[Node], bool]) -> Iterator[Hit]:
+    """Each node that moves values between a DQ and a Q of different scales or zero points."""
+    for node in view.operators:
+        before = view.dequantizer(node.inputs[0]) if node.inputs and moves(node) else None
+        if before is None:
+            continue
+        after = [q for output in node.outputs for q in view.quantizers(output)]
+        other = next((q for q in after if not view.numbers(before).same_scale(view.numbers(q))), None)
+        if other is not None:
+            yield node, f"is between '{before.name}' and '{other.name}'"
+
+
+_ORDER = ("refused", "slow", "note")
+
+
+def lint_model(
+    model: Model, target: LintTarget, *, compute_capability: tuple[int, int] | None = None
+) -> tuple[Finding, ...]:
+    """The findings of a target: most severe first, then by rule and graph order.
+
+    A target of a major version alone is judged for all its versions: the title of a finding states
+    in which of them it applies, and in which that is unknown.
+    ``compute_capability`` is the GPU's, such as ``(8, 9)``; without one, findings that depend on it are
+    notes. Nodes in bodies of If, Loop and Scan are named by their path: ``choice/then_branch/conv``; those of
+    local functions by their call: ``block/conv``. Raises `ConfigError` for an unknown target.
+    """
+    if not hooks.declares("lint_targets", target):
+        known = hooks.all_names("lint_targets")
+        raise ConfigError(
+            f"unknown lint target '{target}'{did_you_mean(target, known)}", cure=f"known: {', '.join(known)}"
+        )
+    if model.proto.functions:
+        from qdqspec.graph.given import inlined  # with the inliner, which few models need
+
+        model = Model(inlined(model.proto, kept=()), path=model.path)
+    found = _findings(View(model, target, compute_capability))
+    return tuple(sorted(found, key=lambda finding: (_ORDER.index(finding.severity), finding.id)))
+
+
+def _findings(view: View) -> Iterator[Finding]:
+    for rule in rules_for(view.target):
+        if not any(map(rule.holds_for, view.versions or (None,))):
+            continue
+        scope = rule.scope(view.versions)
+        for node, problem in rule.find(view):
+            yield Finding(
+                id=rule.id,
+                severity=rule.severity,
+                node="" if node is None else node.name,
+                message=problem,
+                title=f"{rule.title} ({scope})" if scope else rule.title,
+                cure=rule.cure,
+                source=rule.source,
+            )
+
+
+def render_findings(
+    target: LintTarget, findings: Sequence[Finding], *, most: int = 5, judged: str = ""
+) -> str:
+    """Findings by rule, most severe first, ``most`` nodes each; all of them if ``most`` is 0.
+
+    ``judged`` states what judged the model beside the static rules.
+    """
+    counts = Counter(finding.severity for finding in findings)
+    counted = [f"{counts[severity]} {severity}" for severity in ("refused", "slow") if counts[severity]]
+    counted += [count_text(counts["note"], "note")] if counts["note"] else []
+    lines = [f"{target}: {', '.join(counted) or 'nothing found'}{judged and f'; {judged}'}"]
+    for (severity, name), group in groupby(findings, key=lambda finding: (finding.severity, finding.id)):
+        found = list(group)
+        lines += ["", f"{severity} {name}: {found[0].title}"]
+        shown = found[:most] if most else found
+        lines += [f"  {plain(f'{f.node}: {f.message}' if f.node else f.message)}" for f in shown]
+        lines += [f"  and {len(found) - len(shown)} more"] if len(found) > len(shown) else []
+        lines.append(f"  cure: {found[0].cure}")
+    return "\n".join(lines)
+
+
+def findings_to_json(found: Mapping[LintTarget, Sequence[Finding]]) -> dict[str, Any]:
+    """The findings of each target as data, never cut, and their numbers by severity."""
+    return {
+        "targets": {target: [asdict(finding) for finding in findings] for target, findings in found.items()},
+        "counts": {
+            target: Counter(finding.severity for finding in findings) for target, findings in found.items()
+        },
+    }

@@ -1,0 +1,451 @@
+"""Calibration: the range of every tensor from sample inputs, one sample at a time, or from other tools.
+
+It is independent of runtimes: the caller passes a function that runs a model. The percentile, entropy and squared-error
+methods clip a tensor's range by a histogram with a fixed number of bins over a known range, so that memory is bounded
+whatever the number of samples.
+
+Ranges of other tools are calibration caches, which the backend of their runtime reads (hook ``ranges``), or plain
+numbers in JSON: ``{"tensor": 6.0}`` for -6 to 6, or ``{"tensor": [-1.5, 6.0]}``.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from qdqspec._core.arrays import LOST_SHARE, REDUCTIONS, Array, Feed, Floats, Reduction
+from qdqspec._core.config import hooks
+from qdqspec._core.plain_json import parse_json
+from qdqspec._core.units import count_text, list_text
+from qdqspec.errors import DataError
+from qdqspec.graph.flat import find_scopes
+from qdqspec.graph.float32 import is_converted
+from qdqspec.graph.model import Model
+from qdqspec.graph.observe import Observer, observe
+from qdqspec.graph.ops import copies_values
+from qdqspec.graph.wire import Parts
+from qdqspec.qdq.quantize.ranges import TensorRange
+from qdqspec.qdq.quantize.scales import REALS, as_real
+from qdqspec.types import Method
+
+BINS = 2048
+PERCENTILE = 99.99  # percentage of all values that is not clipped
+_LEVELS = 128  # of the magnitude, as in an 8-bit symmetric grid
+_MSE_CANDIDATES = 128
+_MSE_STEPS = 255  # of an 8-bit grid over the whole range
+
+
+class Histogram:
+    """Counts of non-zero values in `BINS` equal bins on each side of zero, up to the largest magnitude of ``span``.
+
+    Zeros are not counted: every grid represents zero exactly, and their large number after a Relu would dominate all
+    other counts.
+    """
+
+    __slots__ = ("counts", "span")
+
+    def __init__(self, span: TensorRange) -> None:
+        self.span = span
+        self.counts: Floats = np.zeros(2 * BINS)
+
+    def add(self, values: npt.NDArray[np.generic]) -> None:
+        """Count values. Changes this histogram."""
+        numbers = values[values != 0].astype(np.float64)
+        limit = self.span.largest
+        self.counts += np.histogram(numbers, bins=2 * BINS, range=(-limit, limit))[0]
+
+    @property
+    def edges(self) -> Floats:
+        """Borders of the bins, one more than there are bins."""
+        return np.linspace(-self.span.largest, self.span.largest, 2 * BINS + 1)
+
+    @property
+    def magnitudes(self) -> Floats:
+        """Counts of absolute values in `BINS` equal bins."""
+        return self.counts[BINS:] + self.counts[:BINS][::-1]
+
+
+def percentile_range(histogram: Histogram, percentile: float = PERCENTILE) -> TensorRange:
+    """Clip equal shares of both tails; at least ``percentile`` percent of the non-zero values stay inside."""
+    total = histogram.counts.sum()
+    if total == 0:
+        return histogram.span
+    share = np.cumsum(histogram.counts) / total
+    cut = (100 - percentile) / 200
+    edges = histogram.edges
+    low = edges[np.searchsorted(share, cut, side="right")]
+    high = edges[np.searchsorted(share, 1 - cut, side="left") + 1]
+    span = histogram.span
+    return TensorRange(float(np.clip(low, span.low, 0)), float(np.clip(high, 0, span.high)))
+
+
+def entropy_range(histogram: Histogram) -> TensorRange:
+    """Entropy calibration: clip where the relative entropy of magnitudes and their 128-level image is smallest.
+
+    The search of S. Migacz (NVIDIA, GPU Technology Conference 2017, session S7310): for every number of bins kept,
+    the tail is added to the last bin kept, the bins are merged into 128 levels and spread again over the non-empty
+    ones, and the divergence of both is computed. Prefix sums give all thresholds at once.
+    """
+    counts = histogram.magnitudes
+    if counts.sum() == 0:
+        return histogram.span
+    divergence = _divergences(counts)
+    kept = BINS - int(np.argmin(divergence[::-1]))  # among equals the one that clips least
+    return _clip(histogram.span, histogram.span.largest * (kept + 0.5) / BINS)
+
+
+def mse_range(histogram: Histogram) -> TensorRange:
+    """Clip where the squared error of an 8-bit grid, rounding and clipping together, is smallest."""
+    if histogram.counts.sum() == 0:
+        return histogram.span
+    edges = histogram.edges
+    centers = (edges[:-1] + edges[1:]) / 2
+    limits = histogram.span.largest * np.arange(_MSE_CANDIDATES, 0, -1) / _MSE_CANDIDATES
+    errors = [_squared_error(histogram, centers, limit) for limit in limits]
+    best = int(np.argmin(errors))  # the first is the widest
+    return _clip(histogram.span, float(limits[best]))
+
+
+def _clip(span: TensorRange, limit: float) -> TensorRange:
+    return TensorRange(max(span.low, -limit), min(span.high, limit))
+
+
+def _squared_error(histogram: Histogram, centers: Floats, limit: float) -> float:
+    low, high = max(histogram.span.low, -limit), min(histogram.span.high, limit)
+    step = (high - low) / _MSE_STEPS
+    clipped = np.clip(centers, low, high) - centers
+    return float((histogram.counts * (clipped**2 + step**2 / 12)).sum())
+
+
+def _divergences(counts: Floats) -> Floats:
+    """Relative entropy for every number of bins kept; infinite for fewer bins than levels.
+
+    ``counts`` is P before the tail is added; Q spreads the sum of a level over its non-empty bins.
+    """
+    sums = _prefix(counts)
+    filled = _prefix((counts > 0).astype(np.float64))
+    own_information = _prefix(_xlogx(counts))
+    kept = np.arange(_LEVELS, BINS + 1)
+    borders = kept[:, None] * np.arange(_LEVELS + 1) // _LEVELS
+    level = np.diff(sums[borders], axis=1)
+    bins = np.diff(filled[borders], axis=1)
+    total, inside = sums[-1], sums[kept]
+    tail, last = total - inside, counts[kept - 1]
+    bins[:, -1] += (last == 0) & (tail > 0)
+    mass = level.copy()
+    mass[:, -1] += tail
+    information = own_information[kept] - _xlogx(last) + _xlogx(last + tail)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        cross = np.where(mass > 0, mass * np.log(level / bins), 0.0).sum(axis=1)
+        found = (information - cross) / total - np.log(total) + np.log(inside)
+    result = np.full(BINS + 1, np.inf)
+    result[kept] = np.where(np.isfinite(found), found, np.inf)
+    return result
+
+
+def _prefix(values: Floats) -> Floats:
+    return np.concatenate(([0.0], np.cumsum(values)))
+
+
+def _xlogx(values: Floats) -> Floats:
+    return values * np.log(np.where(values > 0, values, 1.0))
+
+
+# Takes a model and returns a function that runs it: feed in, outputs by name out. The model comes from `observe`;
+# references to external data stay relative to the folder of the original. If the function has an attribute
+# ``reduced``, that runs it too and reduces the values of each output, so that fewer are transferred.
+OutputRunner: TypeAlias = Callable[[Parts], Callable[[Feed], Mapping[str, Array]]]
+
+_FROM_HISTOGRAM: dict[Method, Callable[[Histogram], TensorRange]] = {
+    "percentile": percentile_range,
+    "entropy": entropy_range,
+    "mse": mse_range,
+}
+_FLOATS = frozenset({*REALS, onnx.TensorProto.DOUBLE})
+# Bounded outputs whose rare large values carry the information.
+_BOUNDED = frozenset({"HardSigmoid", "Sigmoid", "Softmax", "Softsign", "Tanh"})
+# too small to benefit from clipping, or to be divided into bins
+_NEGLIGIBLE = float(np.finfo(np.float32).smallest_normal)
+_LISTED = 5
+_log = logging.getLogger(__name__)
+
+
+def calibrate(
+    model: Model,
+    tensors: Iterable[str],
+    feeds: Callable[[], Iterable[Feed]],
+    method: Method,
+    run: OutputRunner,
+    *,
+    note: Callable[[str], None] = _log.warning,
+) -> dict[str, TensorRange]:
+    """Return the range of each tensor over all feeds.
+
+    ``feeds`` is called once for ``max`` and ``mean`` (of the smallest and the largest value of each sample), twice for
+    the other methods (range first, then a histogram of fixed size per tensor), and its samples are never stored. The
+    range of a tensor in a body of If, Loop or Scan is over all iterations. Omitted are integer tensors, those that no
+    feed produced, as in a branch never taken, and those that held NaN, infinity or more than half of the largest
+    number of their type, as masked scores do, and masked scores before a Softmax of which 8 bits would keep the mask
+    alone; ``note`` gets all but the first. Some tensors are never clipped: the model's
+    outputs, input and output of a Softmax, the output of a Sigmoid and similar operators. Raises `DataError` if there
+    is no sample.
+    """
+    return calibrate_with(model, tensors, feeds, (method,), run, note=note)[method]
+
+
+def calibrate_with(
+    model: Model,
+    tensors: Iterable[str],
+    feeds: Callable[[], Iterable[Feed]],
+    methods: Collection[Method],
+    run: OutputRunner,
+    *,
+    note: Callable[[str], None] = _log.warning,
+) -> dict[Method, dict[str, TensorRange]]:
+    """Calibrate by several methods, as `calibrate`, in two passes over the inputs."""
+    watch = _Watch.over(model, tensors, run)
+    spans, means, unbounded, inner = _spans(watch, feeds())
+    for number, unusable in unbounded.items():
+        note(
+            f"infinite, NaN or as large as the float type allows in calibration sample {number}, as masks are, so left "
+            f"in floating point: {_quoted(unusable)}"
+        )
+    seen = {*spans}.union(*unbounded.values())
+    for line in _without_values(model, watch.wanted - seen, seen):
+        note(line)
+    found: dict[Method, dict[str, TensorRange]] = {"max": spans}
+    clipped = spans.keys() - _deciding_tensors(model)
+    found["mean"] = spans | {tensor: means[tensor] for tensor in clipped}
+    if _FROM_HISTOGRAM.keys() & set(methods):
+        histograms = {
+            tensor: Histogram(spans[tensor]) for tensor in clipped if spans[tensor].largest > _NEGLIGIBLE
+        }
+        for feed in feeds():
+            values = watch.values(feed, "spaced")
+            for tensor in histograms.keys() & values.keys():
+                histograms[tensor].add(values[tensor])
+        for method in _FROM_HISTOGRAM.keys() & set(methods):
+            choose = _FROM_HISTOGRAM[method]
+            found[method] = spans | {tensor: choose(histogram) for tensor, histogram in histograms.items()}
+    logits = _logits(model)
+    inner = {tensor: largest for tensor, largest in inner.items() if tensor in logits}
+    usable = {method: _without_masks(found[method], inner) for method in methods}
+    lost = sorted({tensor for method in methods for tensor in found[method].keys() - usable[method].keys()})
+    if lost:
+        note(
+            "in 8 bits all scores beside those of a mask would be zero before a Softmax, so left in floating point: "
+            f"{_quoted(lost)}"
+        )
+    return usable
+
+
+def _without_masks(ranges: Mapping[str, TensorRange], inner: Mapping[str, float]) -> dict[str, TensorRange]:
+    """The ranges that are not those of a mask alone: ``inner`` are the largest magnitudes of the other values."""
+    return {
+        tensor: span
+        for tensor, span in ranges.items()
+        if not 0 < inner.get(tensor, 0.0) < LOST_SHARE * span.largest
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Watch:
+    """Gives the values of the wanted tensors for one feed: from the feed itself, and from a run.
+
+    ``was_half`` is true for a model that was converted from float16, whose masks have the largest numbers of that type.
+    """
+
+    wanted: frozenset[str]
+    inputs: frozenset[str]
+    observer: Observer
+    execute: Callable[[Feed], Mapping[str, Array]] | None
+    was_half: bool = False
+
+    @classmethod
+    def over(cls, model: Model, tensors: Iterable[str], run: OutputRunner) -> _Watch:
+        """Watch ``tensors`` that are floating-point or of unknown type."""
+        wanted = {t for t in tensors if model.elem_type(t) in (*_FLOATS, None) and t not in model.constants}
+        observer = observe(model, wanted)
+        return cls(
+            wanted=frozenset(wanted),
+            inputs=frozenset(wanted & set(model.inputs)),
+            observer=observer,
+            execute=run(observer.parts) if observer.names else None,
+            was_half=is_converted(model),
+        )
+
+    def largest(self, value: Array) -> float:
+        """The largest number of the type in which the model was given."""
+        return float(np.finfo("float16" if self.was_half else str(value.dtype)).max)
+
+    def values(self, feed: Feed, how: Reduction) -> dict[str, Array]:
+        """Float values by tensor, reduced; none of those that are empty, as in bodies that did not run."""
+        found = {name: feed[name] for name in self.inputs}
+        if self.execute is not None:
+            reduced = getattr(self.execute, "reduced", None)
+            found |= self.observer.seen(self.execute(feed) if reduced is None else reduced(feed, how))
+        real = {name: as_real(value) for name, value in found.items() if isinstance(value, np.ndarray)}
+        return {
+            name: REDUCTIONS[how](value)  # of what is reduced already, the same values
+            for name, value in real.items()
+            if value.size > 0 and np.issubdtype(value.dtype, np.floating)
+        }
+
+
+def _logits(model: Model) -> set[str]:
+    """Tensors that a Softmax reads, directly or through copies: differences of their values count, not their sizes."""
+    found: set[str] = set()
+    for node in model.nodes:
+        reads = node if node.op_type in ("LogSoftmax", "Softmax") else None
+        while reads is not None:
+            found.add(reads.inputs[0])
+            before = model.producer.get(reads.inputs[0])
+            copies = before is not None and (copies_values(before) or before.op_type == "Cast")
+            reads = before if copies else None
+    return found
+
+
+def _deciding_tensors(model: Model) -> set[str]:
+    """Tensors whose largest values decide the result.
+
+    If they were clipped by entropy, SqueezeNet's probabilities had an SQNR of 2 dB; if all others were, 19 dB.
+    """
+    bounded = (t for node in model.nodes if node.op_type in _BOUNDED for t in node.outputs)
+    logits = (node.inputs[0] for node in model.nodes if node.op_type == "Softmax")
+    return {*model.outputs, *bounded, *logits}
+
+
+def _spans(
+    watch: _Watch, feeds: Iterable[Feed]
+) -> tuple[dict[str, TensorRange], dict[str, TensorRange], dict[int, list[str]], dict[str, float]]:
+    """The range of each tensor, the mean of its ranges over samples, and by sample the tensors that are not finite.
+
+    Then the largest magnitude of each tensor below a quarter of its largest one, as far as `extremes` has it.
+    """
+    spans: dict[str, TensorRange] = {}
+    sums: dict[str, npt.NDArray[np.float64]] = {}
+    samples = Counter[str]()
+    unbounded: dict[str, int] = {}
+    inner: dict[str, float] = {}
+    number = -1
+    for number, feed in enumerate(feeds):
+        for tensor, value in watch.values(feed, "extremes").items():
+            low, high = float(value.min()), float(value.max())
+            if not max(-low, high) < watch.largest(value) / 2:  # also true for NaN
+                unbounded.setdefault(tensor, number)
+                continue
+            seen = TensorRange(low, high)
+            known = spans.get(tensor, seen)
+            spans[tensor] = known.union(seen)
+            magnitudes = (inner.get(tensor, 0.0), known.largest, *np.abs(value).astype(np.float64).tolist())
+            below = (each for each in magnitudes if each < spans[tensor].largest / 4)
+            inner[tensor] = max(below, default=0.0)
+            sums[tensor] = sums.get(tensor, 0.0) + np.array([seen.low, seen.high])
+            samples[tensor] += 1
+    if number < 0:
+        raise DataError(
+            "there is no calibration sample, so no range can be found",
+            cure="give `inputs.calibration` at least one sample",
+        )
+    by_sample: dict[int, list[str]] = {}
+    for tensor, first in unbounded.items():
+        spans.pop(tensor, None)
+        by_sample.setdefault(first, []).append(tensor)
+    means = {tensor: TensorRange(*(sums[tensor] / samples[tensor]).tolist()) for tensor in spans}
+    return spans, means, by_sample, inner
+
+
+def _without_values(model: Model, missing: Iterable[str], seen: Iterable[str]) -> Iterator[str]:
+    """A line for each outermost body that never ran, and one for other tensors that were never computed."""
+    homes, idle, others = find_scopes(model.proto).of_tensor, Counter[str](), []
+    ran = {scope for tensor in seen if tensor in homes for scope in homes[tensor][0].chain}
+    for tensor in sorted(missing):
+        around = homes[tensor][0].chain if tensor in homes else ()
+        body = next((scope.path for scope in around if scope.path and scope not in ran), "")
+        if body:
+            idle[body] += 1
+        else:
+            others.append(tensor)
+    for body, count in idle.items():
+        yield f"the calibration data never runs '{body}': {count_text(count, 'tensor')} left in floating point"
+    if others:
+        yield f"never produced by the calibration data, so left in floating point: {_quoted(others)}"
+
+
+def _quoted(tensors: Sequence[str]) -> str:
+    return list_text([f"'{tensor}'" for tensor in tensors], _LISTED)
+
+
+_MOST_BYTES = 64 << 20
+_CURE = 'give a calibration cache of a runtime, or JSON such as {"tensor": 6.0} or {"tensor": [-1.5, 6.0]}'
+
+
+def given_ranges(
+    path: Path, wanted: Collection[str], where: str, note: Callable[[str], None]
+) -> dict[str, TensorRange]:
+    """The ranges in a file for the wanted tensors; ``note`` receives the names of those without one.
+
+    Raises `DataError` if it cannot be read, or has none of them: it belongs to another model than ``where`` then.
+    """
+    given = read_ranges(path)
+    found = {tensor: given[tensor] for tensor in wanted if tensor in given}
+    if wanted and not found:
+        raise DataError(
+            f"it has a scale for no tensor of {where}", where=path, cure="give that of this model"
+        )
+    if missing := sorted(set(wanted) - found.keys()):
+        note(f"{path.name} has no scale for these, so they stay in floating point: {', '.join(missing)}")
+    return found
+
+
+def read_ranges(path: Path) -> dict[str, TensorRange]:
+    """The range of each tensor in a file; raises `DataError` with the line or name that cannot be read."""
+    try:
+        if path.exists() and not path.is_file():  # reading a pipe would block
+            raise DataError("this is no file", where=path, cure=_CURE)
+        if path.stat().st_size > _MOST_BYTES:
+            raise DataError(f"it is larger than {_MOST_BYTES >> 20} MiB", where=path, cure=_CURE)
+        data = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"it cannot be read: {error.strerror}", where=path, cure="check the path") from None
+    try:
+        caches = (read(data) for read in hooks.readers("ranges"))
+        cache = next((found for found in caches if found is not None), None)
+        if cache is not None:
+            return {name: _symmetric(*found) for name, found in cache.items()}
+        given = parse_json(data)
+        if not isinstance(given, dict):
+            raise ValueError("it is no table of tensors")
+        return {name: _range(value, f"'{name:.60}'") for name, value in given.items()}
+    except ValueError as error:
+        raise DataError(f"the scales cannot be read: {error}", where=path, cure=_CURE) from None
+
+
+def _range(value: object, where: str) -> TensorRange:
+    if isinstance(value, list) and len(value) == 2:
+        low, high = (_number(one, where) for one in value)
+        if low > high:
+            raise ValueError(f"{where}: {low:g} is above {high:g}")
+        return TensorRange(low, high)
+    return _symmetric(_number(value, where), where)
+
+
+def _symmetric(largest: float, where: str) -> TensorRange:
+    if not (math.isfinite(largest) and largest >= 0):
+        raise ValueError(f"{where}: {largest:g} is no largest magnitude")
+    return TensorRange(-largest, largest)
+
+
+def _number(value: object, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{where}: {value!r:.30} is no number")
+    return float(value)

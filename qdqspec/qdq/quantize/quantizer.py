@@ -1,0 +1,210 @@
+"""Quantization parameters of every Q/DQ site of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import InitVar, dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from qdqspec._core.arrays import Array
+from qdqspec.errors import ModelError, PlacementError
+from qdqspec.graph.model import Model
+from qdqspec.qdq.quantize.corrections import (
+    NO_CORRECTIONS,
+    Corrections,
+    WeightKey,
+    rounding_text,
+    shift_text,
+    weight_key,
+)
+from qdqspec.qdq.quantize.formats import BIAS_FORMAT, QuantParams, number_format
+from qdqspec.qdq.quantize.ranges import TensorRange
+from qdqspec.qdq.quantize.saturation import Saturation
+from qdqspec.qdq.quantize.scales import (
+    activation_params,
+    bias_params,
+    dynamic_params,
+    in_type_of,
+    quantize,
+    run_time_params,
+    weight_params,
+)
+from qdqspec.types import Consumer, PlacedPair, Placement, Site
+
+
+class SumLimit(Protocol):
+    """Limits the scale of an int8 weight by the inputs of its layer: see `qdqspec.accuracy.corrections.overflow`."""
+
+    @property
+    def source(self) -> str:
+        """The tensor that the layer reads."""
+        ...
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """The formats that the tensor may be quantized in."""
+        ...
+
+    def maxima(self, params: Iterable[QuantParams]) -> Any:
+        """The largest inputs of the layer with any of these parameters."""
+        ...
+
+    def scale(
+        self, weight: Array, reduced: QuantParams, params: Iterable[QuantParams]
+    ) -> npt.NDArray[np.float32]:
+        """The smallest scale with which no sum of two products overflows."""
+        ...
+
+
+_Key = tuple[str, str, int | None, bool, tuple[Consumer, ...]]
+
+
+@dataclass
+class Quantizer:
+    """Gives scale and zero point of a site, which are cached, and the integers of a weight, which are not.
+
+    Format and axis are those of the site. ``ranges`` are those of calibration, already tied (`tie_ranges`).
+    ``corrections`` replace them, and scales and integers of weights. No range exceeds the ``saturations``.
+    ``reduce_range`` uses 7 bits of an 8-bit weight, or up to 8 as its ``sum_limits`` allow, by tensor;
+    ``symmetric_activations`` places the zero point of unsigned
+    activations with values of both signs in the middle. ``biases`` maps the consumer of an int32 bias to the sites of
+    the activation and the weight whose product it is added to.
+    """
+
+    model: Model
+    ranges: Mapping[str, TensorRange]
+    reduce_range: bool = False
+    symmetric_activations: bool = False
+    biases: InitVar[Mapping[Consumer, tuple[Site, Site]] | None] = None
+    corrections: Corrections = NO_CORRECTIONS
+    saturations: Mapping[str, Saturation] = field(default_factory=dict)
+    sum_limits: Mapping[str, SumLimit] = field(default_factory=dict)
+    _params: dict[_Key, QuantParams] = field(default_factory=dict, init=False)
+
+    def __post_init__(self, biases: Mapping[Consumer, tuple[Site, Site]] | None) -> None:
+        self._ranges = {**self.ranges, **self.corrections.ranges}
+        for tensor, saturation in self.saturations.items():
+            self._ranges[tensor] = saturation.within(self._ranges[tensor])
+        self._biases = biases or {}
+
+    def params(self, site: Site) -> QuantParams:
+        """Scale and zero point of the site.
+
+        Raises `PlacementError` for an activation that was not calibrated or a weight that is not a constant,
+        `ModelError` for a weight that holds NaN or infinity.
+        """
+        # Sites of one tensor with other consumers share their numbers, except for biases.
+        ends = site.consumers if site.format == BIAS_FORMAT else ()
+        key = site.tensor, site.format, site.axis, site.weight, ends
+        if key not in self._params:
+            params = self._of_weight(site) if site.weight else self._of_activation(site)
+            self._params[key] = in_type_of(params, self.model.elem_type(site.tensor))
+        return self._params[key]
+
+    def integer_weight(self, site: Site) -> Array:
+        """The weight's integers, in the shape of the weight. Not cached: the caller stores them."""
+        own = self.corrections.weights.get(weight_key(site))
+        if own is not None and own.integers is not None:
+            return own.integers
+        return quantize(self._floats(site), self.params(site))
+
+    def bias_shift(self, site: Site) -> npt.NDArray[np.float32] | None:
+        """The shift of the bias of the layer that reads this weight; ``None`` if its bias is unchanged."""
+        return self.corrections.biases.get(weight_key(site)) if site.weight else None
+
+    def corrected(self, corrections: Corrections) -> Quantizer:
+        """A quantizer with these corrections instead of the present ones."""
+        return replace(self, biases=self._biases, corrections=corrections)
+
+    def equals(self, other: Quantizer, placement: Placement) -> bool:
+        """Whether another quantizer of the same model gives all sites of a placement the same numbers."""
+        weights = {*self.corrections.weights, *other.corrections.weights}
+        return all(self._stored(site, weights) == other._stored(site, weights) for site in placement.sites)
+
+    def _stored(self, site: Site, weights: Collection[WeightKey]) -> tuple[bytes, ...]:
+        """The numbers of a site, with the integers of these weights; those of others follow from the scales."""
+        params = self.params(site)
+        integers = self.integer_weight(site) if site.weight and weight_key(site) in weights else None
+        arrays = params.scale, params.zero_point, params.outer, self.bias_shift(site), integers
+        return tuple(b"" if values is None else values.tobytes() for values in arrays)
+
+    def placed(self, placement: Placement) -> tuple[PlacedPair, ...]:
+        """The sites of a placement with their numbers, by tensor name and consumers."""
+        found = []
+        for site in sorted(placement.sites, key=lambda site: (site.tensor, site.consumers)):
+            params, rounding = self.params(site), ""
+            own = self.corrections.weights.get(weight_key(site)) if site.weight else None
+            if own is not None and own.integers is not None:
+                rounding = rounding_text(own.integers, quantize(self._floats(site), params))
+            pair = PlacedPair(
+                site=site,
+                scale=tuple(params.scale.reshape(-1).tolist()),
+                zero_point=tuple(params.zero_point.astype(np.int64).reshape(-1).tolist()),
+                outer=None if params.outer is None else float(params.outer),
+                rounding=rounding,
+                bias=shift_text(self.bias_shift(site)),
+            )
+            found.append(pair)
+        return tuple(found)
+
+    def _of_activation(self, site: Site) -> QuantParams:
+        if number_format(site.format).at_run_time:
+            return run_time_params(number_format(site.format))
+        if site.tensor not in self._ranges:
+            raise PlacementError(
+                f"tensor '{site.tensor}' has no calibrated range, so it cannot be quantized",
+                where=self.model.where,
+                cure="calibrate it, or take the site out of the placement",
+            )
+        fmt = number_format(site.format)
+        if fmt.dynamic:
+            return dynamic_params(self._ranges[site.tensor], fmt, site.axis)
+        return activation_params(self._ranges[site.tensor], fmt, symmetric=self.symmetric_activations)
+
+    def _of_weight(self, site: Site) -> QuantParams:
+        fmt = number_format(site.format)
+        if site.format == BIAS_FORMAT:
+            activation, weight = self._biases[site.consumers[0]]
+            return bias_params(self.params(activation), self.params(weight), fmt, site.axis or 0)
+        params = weight_params(self._floats(site), fmt, site.axis, reduce_range=self.reduce_range)
+        own = self.corrections.weights.get(weight_key(site))
+        if own is not None:
+            return replace(params, scale=own.scale)
+        limit = self._sum_limit(site)
+        if limit is None:
+            return params
+        return replace(params, scale=limit.scale(self._floats(site), params, self._inputs_of(limit)))
+
+    def sum_bound(self, site: Site) -> Any:
+        """The largest inputs of the layer that reads an int8 weight, on calibration data; ``None`` if not limited."""
+        limit = self._sum_limit(site)
+        return None if limit is None else limit.maxima(self._inputs_of(limit))
+
+    def _sum_limit(self, site: Site) -> SumLimit | None:
+        return self.sum_limits.get(site.tensor) if self.reduce_range and site.format == "int8" else None
+
+    def _inputs_of(self, limit: SumLimit) -> list[QuantParams]:
+        """The parameters of a layer's input in each of its formats."""
+        span, middle = self._ranges.get(limit.source), self.symmetric_activations
+        if span is None:
+            return []
+        return [activation_params(span, number_format(name), symmetric=middle) for name in limit.formats]
+
+    def _floats(self, site: Site) -> npt.NDArray[np.floating]:
+        if site.tensor not in self.model.constants:
+            raise PlacementError(
+                f"'{site.tensor}' is placed as a weight but is no constant of the model",
+                where=self.model.where,
+                cure="place it as an activation",
+            )
+        values = self.model.array(site.tensor).astype(np.float32, copy=False)
+        if not np.isfinite(values).all():
+            raise ModelError(
+                f"weight '{site.tensor}' holds NaN or infinite values",
+                where=self.model.where,
+                cure="export the model again; such a weight cannot be quantized",
+            )
+        return values

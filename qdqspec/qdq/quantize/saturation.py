@@ -1,0 +1,233 @@
+"""The values beyond which the operators that read a tensor saturate: a range that ends there has smaller steps.
+
+A convolution before a GELU or HardSwish has values of both signs, but all large negative ones give nearly the
+same result. A range that is clipped where the readers no longer distinguish values loses nearly nothing.
+
+The readers are followed to the first operators that are not elementwise functions of this tensor and constants. What is
+before these is one function of a single number, or of one for each channel, and is computed on a grid.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from qdqspec._core.arrays import Array, Floats
+from qdqspec.graph.model import Model, Node
+from qdqspec.graph.ops import FLOATS, SHAPE_SOURCES, copies_values, is_default, is_nearest
+from qdqspec.graph.opset import IR_WITH_FREE_INITIALIZERS
+from qdqspec.qdq.quantize.ranges import TensorRange, tied_groups
+
+TOLERANCE = 1 / 32  # of the change by one step where the function is steepest
+STEPS = 255  # of an 8-bit range
+MOST_NODES = 24  # of one function
+_POINTS = 1025  # of the grid over the range; fewer if there is a function for each channel
+_LEAST_POINTS = 129
+_MOST_VALUES = 1 << 17  # of one tensor
+_BEYOND = np.linspace(0, 1, 17)[1:]  # points outside of the range, in its sizes
+_ELEMENTWISE = frozenset(
+    {
+        "Add", "Celu", "Clip", "Div", "Elu", "Erf", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Max", "Min",
+        "Mish", "Mul", "Neg", "PRelu", "Pow", "Relu", "Selu", "Sigmoid", "Softplus", "Softsign", "Sub", "Sum",
+        "Swish", "Tanh", "ThresholdedRelu",
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Saturation:
+    """The values between which a tensor's readers distinguish values; infinite where they always do."""
+
+    low: float = -math.inf
+    high: float = math.inf
+
+    def within(self, span: TensorRange) -> TensorRange:
+        """The part of a range that readers distinguish."""
+        return TensorRange(max(span.low, self.low), min(span.high, self.high))
+
+
+def saturations(
+    model: Model, ranges: Mapping[str, TensorRange], kept: Collection[str] = ()
+) -> dict[str, Saturation]:
+    """The ends of what the readers of these tensors distinguish; none where they distinguish all values.
+
+    ``ranges`` are tied (`qdqspec.qdq.quantize.ranges.tie_ranges`): tensors that share a range share its ends. All its
+    values beyond an end change the results by less than a part of what one step of it changes (`TOLERANCE`). An end
+    that is not zero is one step farther, since it is rounded with the zero point. Outputs of the model, and tensors
+    from which they are computed by elementwise operators alone, have no end; nor do those that share a range with one
+    that is ``kept``.
+    """
+    found: dict[str, Saturation] = {}
+    fixed = {*model.constants}
+    if model.flat.ir_version >= IR_WITH_FREE_INITIALIZERS:  # an input may replace its initializer
+        fixed -= {i.name for i in model.flat.graph.input}
+    shown = model.captured.union(model.outputs)
+    for group in tied_groups(model, ranges):
+        span = ranges[group[0]]
+        if span.high == span.low or not {*kept}.isdisjoint(group):
+            continue
+        function = _Function(model, fixed, shown, group)
+        if function.results and not function.is_seen_whole:
+            end = _ends(function, span)
+            if end is not None:
+                found |= dict.fromkeys(group, end)
+    return found
+
+
+@dataclass
+class _Function:
+    """The elementwise ``nodes`` that read the values of a group of tensors, and their ``results`` that others read.
+
+    ``fixed`` are constants, ``shown`` the tensors that callers and bodies read.
+    """
+
+    model: Model
+    fixed: Collection[str]
+    shown: Collection[str]
+    group: tuple[str, ...]
+    nodes: list[onnx.NodeProto] = field(default_factory=list)
+    results: list[str] = field(default_factory=list)
+    is_seen_whole: bool = False  # whether an operator or a caller distinguishes all values
+
+    def __post_init__(self) -> None:
+        same, made, read = {*self.group}, set[str](), set[str]()
+        waiting: list[int] = []
+        self._wait(self.group, waiting)
+        last = -1
+        while waiting:
+            index = heapq.heappop(waiting)
+            node, is_known = self.model.nodes[index], index == last
+            last, known = index, same | made
+            operands = {tensor for tensor in node.inputs if tensor and tensor not in self.fixed}
+            if is_known or (is_default(node) and node.op_type in SHAPE_SOURCES):
+                continue
+            if len(self.nodes) >= MOST_NODES:
+                read |= known & operands
+            elif (_selects(node, self.model) and known & operands == {node.inputs[0]}) or (
+                _is_concat(node) and operands and operands <= same
+            ):
+                outputs = [tensor for tensor in node.outputs if tensor]
+                (same if operands & same else made).update(outputs)
+                source = [*known & operands][:1]
+                others = [tensor for tensor in outputs if tensor not in self.group]
+                self.nodes += [helper.make_node("Identity", source, [tensor]) for tensor in others]
+                self._wait(outputs, waiting)
+            elif _is_elementwise(node, self.fixed) and operands <= known:
+                made.update(node.outputs)
+                self.nodes.append(node.proto)
+                self._wait(node.outputs, waiting)
+            else:
+                read |= known & operands
+        self.is_seen_whole = not read.isdisjoint(same) or not (same | made).isdisjoint(self.shown)
+        self.results = sorted(read)
+
+    def _wait(self, tensors: Iterable[str], waiting: list[int]) -> None:
+        """Add the readers of these tensors."""
+        for tensor in tensors:
+            for end in self.model.consumers.get(tensor, ()):
+                heapq.heappush(waiting, self.model.by_name[end.node].index)
+
+    def channels(self) -> tuple[int, ...] | None:
+        """The shape of all constants together, with one function for each of its elements; ``None`` if it has none."""
+        try:
+            return np.broadcast_shapes(*(tuple(self.model.constants[t].dims) for t in self._constants()))
+        except ValueError:
+            return None
+
+    def _constants(self) -> list[str]:
+        read = dict.fromkeys(tensor for node in self.nodes for tensor in node.input if tensor)
+        return [tensor for tensor in read if tensor in self.fixed]
+
+    def at(self, grid: Array, dimensions: int) -> Iterator[Floats]:
+        """Each result for the values of a grid: one row for each value. Nothing if they cannot be computed.
+
+        No constant has more ``dimensions``.
+        """
+        from qdqspec.graph.reference import evaluator_of  # imported late: it takes as long as all of onnx
+
+        values = grid.reshape(-1, *[1] * dimensions)
+        inputs = [helper.make_tensor_value_info(t, TensorProto.FLOAT, values.shape) for t in self.group]
+        outputs = [onnx.ValueInfoProto(name=name) for name in self.results]
+        constants = [numpy_helper.from_array(_as_floats(self.model.array(t)), t) for t in self._constants()]
+        graph = helper.make_graph(self.nodes, "function", inputs, outputs, constants)
+        proto = helper.make_model(graph, opset_imports=list(self.model.flat.opset_import), ir_version=10)
+        try:
+            with np.errstate(all="ignore"):
+                found = evaluator_of(proto).run(None, dict.fromkeys(self.group, values))
+        except Exception:  # noqa: BLE001 - a function that the reference implementation cannot compute has no ends
+            return
+        for one in found:
+            yield np.asarray(one, np.float64).reshape(len(grid), -1)
+
+
+def _selects(node: Node, model: Model) -> bool:
+    """Whether an operator returns values of its first input, in another order or float type, or the largest."""
+    if is_default(node) and node.op_type == "Cast":
+        return node.number("to", 0) in FLOATS and model.elem_type(node.inputs[0]) in FLOATS
+    if is_default(node) and node.op_type in ("Dropout", "GlobalMaxPool", "MaxPool", "ReduceMax"):
+        return len(node.outputs) == 1
+    return copies_values(node) or is_nearest(node)
+
+
+def _is_elementwise(node: Node, fixed: Collection[str]) -> bool:
+    return (
+        is_default(node)
+        and node.op_type in _ELEMENTWISE
+        and (node.op_type != "Div" or node.inputs[1] in fixed)
+    )
+
+
+def _is_concat(node: Node) -> bool:
+    return is_default(node) and node.op_type == "Concat"
+
+
+def _as_floats(values: Array) -> Array:
+    """Floats as float32, others unchanged."""
+    return values if np.issubdtype(values.dtype, np.integer) else values.astype(np.float32)
+
+
+def _ends(function: _Function, span: TensorRange) -> Saturation | None:
+    """The ends of a range of which a function does not distinguish the values beyond; ``None`` without an end."""
+    channels = function.channels()
+    count = 0 if channels is None else math.prod(channels)
+    points = min(_POINTS, _MOST_VALUES // count) if count else 0
+    if channels is None or points < _LEAST_POINTS:
+        return None
+    size = span.high - span.low
+    inside = np.linspace(span.low, span.high, points)
+    inside[np.abs(inside).argmin()] = 0.0
+    grid = np.concatenate([span.low - size * _BEYOND[::-1], inside, span.high + size * _BEYOND])
+    results = list(function.at(grid.astype(np.float32), len(channels)))
+    if not results or not all(np.isfinite(values).all() for values in results):
+        return None
+    tolerances = [TOLERANCE * size / STEPS * _steepest(grid, values) for values in results]
+    low = min(map(_same_from_start, results, tolerances))
+    high = min(map(_same_from_start, (values[::-1] for values in results), tolerances))
+    if max(low, high) == len(grid):  # a constant
+        return None
+    ends = grid[low - 1] if low > 1 else -math.inf, grid[-high] if high > 1 else math.inf
+    step = (min(ends[1], span.high) - max(ends[0], span.low)) / STEPS
+    end = Saturation(
+        low=min(ends[0] - step, 0.0) if ends[0] < 0 else 0.0,
+        high=max(ends[1] + step, 0.0) if ends[1] > 0 else 0.0,
+    )
+    return None if end.within(span) == span else end
+
+
+def _steepest(grid: Floats, values: Floats) -> Floats:
+    """The largest slope of each column inside of the range."""
+    inside = slice(len(_BEYOND), -len(_BEYOND))
+    return np.asarray(np.abs(np.diff(values[inside], axis=0) / np.diff(grid[inside])[:, None]).max(axis=0))
+
+
+def _same_from_start(values: Floats, tolerances: Floats) -> int:
+    """The number of first rows that are the same within a tolerance for each column."""
+    highest, lowest = np.maximum.accumulate(values), np.minimum.accumulate(values)
+    differs = (np.maximum(highest - values, values - lowest) > tolerances).any(axis=1)
+    return int(np.argmax(differs)) if differs.any() else len(values)

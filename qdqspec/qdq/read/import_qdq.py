@@ -1,0 +1,260 @@
+"""Imports placements from quantized models of other tools, of training, or made by hand.
+
+Parts that a placement cannot express are noted.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from qdqspec._core.units import count_text, names_text
+from qdqspec.graph.float32 import converted_like, is_converted
+from qdqspec.graph.fold import folded_like
+from qdqspec.graph.model import Model
+from qdqspec.graph.trt import DOMAIN
+from qdqspec.qdq.edit.equalize import Equalization, ScaledValues, equalizations_of
+from qdqspec.qdq.quantize.corrections import rounding_text
+from qdqspec.qdq.quantize.formats import NumberFormat, format_stored_as, number_format
+from qdqspec.qdq.quantize.scales import quantize
+from qdqspec.qdq.read.found import FoundPair, Numbers, find_pairs
+from qdqspec.qdq.read.strip import (
+    KERNELS_KEPT,
+    NOT_REMOVED,
+    RELU_INSERTED,
+    StrippedModel,
+    strip_with_parts,
+)
+from qdqspec.qdq.scheme.match import Matcher, positions
+from qdqspec.qdq.scheme.scheme_file import params_of
+from qdqspec.types import Consumer, PlacedPair, Placement, Site
+
+_TINY = float(np.finfo(np.float32).tiny)
+_MOST_STEPS = 127  # of a rounding, which takes a byte
+_SUPERSEDED = (
+    "is quantized again at once, with other numbers: the readers of the last pair get that pair only"
+)
+
+
+class _Kept(NamedTuple):
+    """A pair of a scheme, and by how many steps its integers come back changed."""
+
+    pair: PlacedPair
+    steps: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imported:
+    """The placement of a quantized model with its numbers, and notes for the reader.
+
+    ``model`` is the one that `strip_qdq` makes; tensor and node names are its own. ``positions`` of its nodes are for
+    models with other names: see `qdqspec.qdq.scheme.match`. The numbers are those of a model with the factors
+    ``equalized``, which was converted from float16 to float32 if it ``is_converted``.
+    """
+
+    model: Model
+    placement: Placement
+    pairs: tuple[PlacedPair, ...]
+    equalized: tuple[Equalization, ...] = ()
+    notes: tuple[str, ...] = ()
+    positions: Mapping[str, str] = field(default_factory=dict)
+    is_converted: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitted:
+    """A placement for one float model, and notes on the sites that do not fit it."""
+
+    placement: Placement
+    notes: tuple[str, ...] = ()
+
+
+def import_placement(model: Model, reference: Model | None = None) -> Imported:
+    """Import the Q/DQ pairs of a model, made by any tool.
+
+    ``reference`` is the model before quantization, for its names of weights and nodes that the tool removed. Its
+    BatchNormalization and computed weights are folded as in tuning, unless fewer weights of the model are found then.
+    Pairs that a placement cannot express (unknown blocks and formats, computed scales) are noted and omitted.
+    """
+    apart = _stripped(model, reference)
+    found = find_pairs(apart)
+    reasons = {id(pair): why for pair in found if (why := _inexpressible(pair))}
+    placed = [_placed(pair) for pair in found if id(pair) not in reasons and not pair.unread]
+    kept = list(_kept(apart, found, placed))
+    known = apart.found.weights.reference is not None
+    why = "the reference quantizes otherwise" if known else "float32 cannot hold its integers"
+    notes = [*_grouped((pair.tensor, reasons[id(pair)]) for pair in found if id(pair) in reasons)]
+    notes += _grouped(_partly_expressed(found))
+    notes += [
+        f"'{pair.site.tensor}' comes back up to {steps} steps away from its integers: {why}"
+        for pair, steps in kept
+        if steps
+    ]
+    notes += _left(apart)
+    return Imported(
+        model=apart.stripped,
+        placement=Placement(sites=frozenset(pair.site for pair in placed)),
+        pairs=tuple(
+            sorted((pair for pair, _ in kept), key=lambda pair: (pair.site.tensor, pair.site.consumers))
+        ),
+        equalized=equalizations_of(model.flat, apart.stripped.constants),
+        notes=tuple(notes),
+        positions=positions(apart.stripped),
+        is_converted=is_converted(model),
+    )
+
+
+def _stripped(model: Model, reference: Model | None) -> StrippedModel:
+    """The stripped model, by the folded reference, or by the reference if that has float values of more weights.
+
+    The reference of a model that was converted from float16 is converted alike.
+    """
+    converted = None if reference is None else converted_like(reference, model)
+    folded = None if converted is None else folded_like(converted, model)
+    references = [converted] if folded is None else [folded.model, converted]
+    found = (strip_with_parts(model, each) for each in references)
+    return min(found, key=lambda apart: len(apart.found.weights.dequantized))
+
+
+def placement_for(model: Model, quantized: Model) -> Fitted:
+    """The placement of a quantized model as a placement of ``model``, its float original or a similar one.
+
+    Sites are matched by the nodes that read them, because tools rename tensors. For warm starts: a search
+    calibrates again, so that the numbers are not needed.
+    """
+    imported = import_placement(quantized, model)
+    matcher = Matcher(model, imported.positions)
+    sites: list[Site] = []
+    taken: set[Consumer] = set()
+    lost: list[tuple[str, str]] = []
+    for site in sorted(imported.placement.sites, key=lambda site: (site.tensor, site.consumers)):
+        found = matcher.find(site)
+        for there in found.sites:
+            if taken.isdisjoint(there.consumers):  # else an earlier site has one of its consumers
+                taken.update(there.consumers)
+                sites.append(there)
+        lost += [(site.tensor, why) for why in found.reasons]
+    notes = (*imported.notes, *_grouped(lost, most=3))
+    return Fitted(placement=Placement(sites=frozenset(sites)), notes=notes)
+
+
+def _inexpressible(pair: FoundPair) -> str:
+    """The reason why a placement cannot express the pair; empty if it can."""
+    if pair.numbers is None:
+        return pair.problem
+    if pair.ends and not _consumers(pair):
+        return "makes a graph output of a constant, which no site names: the output is float after `apply`"
+    if pair.hidden and not pair.ends:
+        return "is read only in bodies whose nodes no site names"
+    return _unknown_numbers(pair.numbers)
+
+
+def _consumers(pair: FoundPair) -> tuple[Consumer, ...]:
+    """The consumers that a site can name: no node makes a constant that is a graph output."""
+    return tuple(end for end in pair.ends if not (end.is_output and pair.weight))
+
+
+def _format_of(numbers: Numbers) -> NumberFormat | None:
+    at_run_time = numbers.dynamic and not numbers.block
+    return format_stored_as(numbers.format, numbers.block, numbers.scale_type, at_run_time=at_run_time)
+
+
+def _unknown_numbers(numbers: Numbers) -> str:
+    known = _format_of(numbers)
+    if known is None and (numbers.block or numbers.scale.ndim > 1):
+        return f"is {numbers.format} in blocks of {numbers.block or '?'}, which schemes do not carry"
+    if known is None:
+        return f"is {numbers.format}, which schemes do not carry"
+    if numbers.axis is not None and numbers.axis < 0:
+        return "has an axis counted from the end of a shape that is not known"
+    if numbers.precision:
+        return "is set to compute in another precision than that of its scale"
+    if not (np.isfinite(numbers.step) & (numbers.step >= _TINY)).all():
+        return "has a scale that is zero, negative, subnormal or not finite"
+    return ""
+
+
+def _partly_expressed(found: Iterable[FoundPair]) -> Iterator[tuple[str, str]]:
+    """Pairs that a site expresses only in part, or that a later pair of a chain replaces."""
+    for pair in found:
+        if 0 < len(_consumers(pair)) < len(pair.ends):
+            yield pair.tensor, "also makes a graph output, which is float after `apply`: it is a constant"
+        if pair.hidden and pair.ends:
+            yield (
+                pair.tensor,
+                "is also read in a body of If, Loop or Scan, which reads it in float after `apply`",
+            )
+        yield from ((earlier.tensor, _SUPERSEDED) for earlier in pair.chain)
+
+
+def _placed(pair: FoundPair) -> PlacedPair:
+    numbers = pair.numbers
+    assert numbers is not None
+    known = _format_of(numbers)
+    assert known is not None
+    site = Site(
+        tensor=pair.tensor,
+        consumers=_consumers(pair),
+        format=known.name,
+        axis=numbers.axis,
+        weight=pair.weight,
+    )
+    return PlacedPair(
+        site=site,
+        scale=tuple(numbers.scale.reshape(-1).tolist()),
+        zero_point=tuple(int(z) for z in numbers.zero_point.reshape(-1).tolist()),
+        stored=pair.stored or not pair.weight,
+        outer=None if numbers.outer is None else numbers.outer.item(),
+        bias=pair.bias,
+    )
+
+
+def _kept(apart: StrippedModel, found: Iterable[FoundPair], placed: Iterable[PlacedPair]) -> Iterator[_Kept]:
+    """Each pair with the rounding of its stored integers, which may differ from the nearest of the float weight.
+
+    The steps are the largest difference that a scheme does not hold.
+    """
+    sources = {(pair.tensor, _consumers(pair)): pair.quantized for pair in found if pair.stored}
+    floats = ScaledValues(apart.stripped)
+    for change in equalizations_of(apart.found.model.flat, apart.stripped.constants):
+        floats.add(change)
+    for pair in placed:
+        source = sources.get((pair.site.tensor, pair.site.consumers))
+        if source is None:
+            yield _Kept(pair)
+            continue
+        stored = apart.found.model.array(source)
+        weight = floats.of(pair.site.tensor).astype(np.float32, copy=False)
+        nearest = quantize(weight, params_of(pair, weight.shape))
+        steps = math.ceil(np.abs(nearest.astype(np.float64) - stored.astype(np.float64)).max(initial=0))
+        fmt = number_format(pair.site.format)
+        if 0 < steps <= _MOST_STEPS and not (fmt.floating or fmt.block) and fmt.high <= 255:
+            yield _Kept(replace(pair, rounding=rounding_text(stored, nearest)))
+        else:
+            yield _Kept(pair, steps)
+
+
+def _left(apart: StrippedModel) -> Iterator[str]:
+    yield from (note for note in apart.notes if note.startswith((NOT_REMOVED, KERNELS_KEPT)))
+    if apart.found.restorer.relus:
+        yield from (note for note in apart.notes if note.startswith(RELU_INSERTED))
+    trt = [node.name for node in apart.stripped.nodes if node.domain == DOMAIN]
+    if trt:
+        yield f"operators of domain trt, {names_text(trt)}: left as they are"
+
+
+def _grouped(reasons: Iterable[tuple[str, str]], most: int = sys.maxsize) -> Iterator[str]:
+    """A note for each reason with its tensors; reasons after so many are one note together."""
+    groups: dict[str, list[str]] = {}
+    for tensor, why in reasons:
+        groups.setdefault(why, []).append(tensor)
+    kinds = list(groups.items())
+    for why, tensors in kinds[:most]:
+        yield f"{names_text(dict.fromkeys(tensors))}: {why}"
+    if others := {tensor for _, tensors in kinds[most:] for tensor in tensors}:
+        yield f"{count_text(len(others), 'more tensor')} without a place in this model"

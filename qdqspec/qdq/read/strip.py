@@ -1,0 +1,367 @@
+"""Removes Q/DQ from a model, made by any tool: the inverse of insertion.
+
+Pairs are recognized by structure, never by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import onnx
+from onnx import TensorProto
+
+from qdqspec._core.units import names_text
+from qdqspec.graph.flat import closed
+from qdqspec.graph.float32 import converted_like
+from qdqspec.graph.fold import folded_like
+from qdqspec.graph.model import QDQ_OPS, Model, Node
+from qdqspec.graph.opset import opset_of, raise_opset
+from qdqspec.graph.protos import (
+    all_graphs,
+    copied,
+    copy_model,
+    graphs_inside,
+    map_tensors,
+    metadata,
+    names_read_inside,
+    refill,
+    rename_tensors,
+    with_value,
+)
+from qdqspec.graph.trt import DOMAIN, is_pair_op
+from qdqspec.graph.weights import tensor_bytes
+from qdqspec.qdq.edit.biases import BIAS_INPUT, biases_before
+from qdqspec.qdq.edit.equalize import products_of, restored
+from qdqspec.qdq.edit.raised import RAISED_FROM, RaisedInputs, raised
+from qdqspec.qdq.read.recognize import Recognition, recognize, within_reach
+from qdqspec.types import Consumer
+
+RELU_INSERTED = "a Relu was inserted"  # prefix of a note on it
+NOT_REMOVED = "not removed"  # prefix of a note on Q/DQ that is kept
+KERNELS_KEPT = "not Q/DQ, but operators that compute in integers themselves"  # prefix of a note
+_KERNEL_PREFIXES = ("ConvInteger", "DynamicQuantize", "MatMulInteger", "QLinear", "QOrdered")
+_KERNELS = frozenset(
+    {
+        "GatherBlockQuantized",
+        "MatMulBnb4",
+        "MatMulNBits",
+        "QAttention",
+        "QEmbedLayerNormalization",
+        "QGemm",
+        "QMoE",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Stripped:
+    """A model without Q/DQ, and notes on pairs that were not removed and weights that were not restored."""
+
+    proto: onnx.ModelProto
+    notes: tuple[str, ...] = ()
+
+
+def strip_qdq(model: Model, reference: Model | None = None) -> Stripped:
+    """The float model of a model with Q/DQ pairs.
+
+    Float weights behind Q and DQ are restored bit for bit; integer ones dequantized as float, or from the
+    ``reference`` (the model before quantization) bit for bit. Models from `insert_qdq` are restored byte for
+    byte, except that a raised opset stays raised. If the result has exactly the nodes, weights and interface
+    of the reference (at the model's opset), the reference itself is returned: tools reorder, raise the opset,
+    and drop what nothing reads. So it is if that holds after BatchNormalization and computed weights are folded,
+    and float16 is converted to float32, as tuning does first. Pairs that cannot be removed are kept and noted.
+    External data refers to the folder of ``model``, and may be outside it if it is the reference's: `save_model`
+    includes it.
+    """
+    if reference is None:
+        return _stripped(model, None)[0]
+    converted = converted_like(reference, model)
+    restored_types = () if converted is reference else ("with the float16 tensors of the reference",)
+    stripped, is_equal = _stripped(model, converted)
+    if is_equal:
+        return Stripped(_reachable(reference, model), (*stripped.notes, *restored_types))
+    if (folded := folded_like(converted, model)) is not None:
+        other, is_equal = _stripped(model, folded.model)
+        if is_equal:
+            restored_nodes = (
+                f"with the nodes that quantizing folded into weights, {names_text(folded.missing)}"
+            )
+            return Stripped(_reachable(reference, model), (*other.notes, restored_nodes, *restored_types))
+    return stripped
+
+
+def _stripped(model: Model, reference: Model | None) -> tuple[Stripped, bool]:
+    """Strip as `strip_qdq` without folding; also state whether the result is the reference."""
+    expected = None if reference is None else _at_opset_of(model, reference)
+    work = _Stripping.of(recognize(model, expected))
+    proto = work.proto()
+    notes = [*work.notes()]
+    if reference is not None and expected is not None:
+        if _same_parts(proto, _reachable(expected, model), model):
+            return Stripped(_reachable(reference, model), (*notes, "equal to the reference")), True
+        here = Model(proto).by_name
+        lost = [n.name for n in reference.nodes if n.name not in here and n.op_type not in QDQ_OPS]
+        if lost:
+            why = "the quantizing tool removed them"
+            notes.append(f"not like the reference, which has more nodes, {names_text(lost)}: {why}")
+    if (before := metadata(model.proto, RAISED_FROM)) is not None:
+        notes.append(f"stays at opset {opset_of(model.proto)}, to which it was raised (was {before})")
+    return Stripped(proto, tuple(notes)), False
+
+
+@dataclass(frozen=True, slots=True)
+class StrippedModel:
+    """A model, its version without Q/DQ, and the names there of the nodes that both have.
+
+    Raising the opset of the reference made the nodes ``added`` of the model, in place of some that ``raised`` knows.
+    """
+
+    found: Recognition
+    stripped: Model
+    names: dict[str, str]
+    notes: tuple[str, ...] = ()
+    added: frozenset[str] = frozenset()
+    raised: RaisedInputs | None = None
+
+    def ends(self, tensor: str, end: Consumer) -> tuple[Consumer, ...]:
+        """The consumers of a tensor for one of a pair: several if raising the opset replaced their nodes."""
+        if end.is_output:
+            return (end,)
+        replaced = self.raised.replaced(tensor) if self.raised and end.node in self.added else ()
+        return replaced or (Consumer(self.names[end.node], end.input),)
+
+
+def strip_with_parts(
+    model: Model, reference: Model | None = None, *, activations: Model | None = None
+) -> StrippedModel:
+    """Strip a model as `strip_qdq` does, and return the removed parts with their places.
+
+    ``activations`` replaces the reference if only nodes have to be restored, as of `recognize`.
+    """
+    expected = None if reference is None else _at_opset_of(model, reference)
+    found = recognize(model, expected, activations=activations)
+    work = _Stripping.of(found)
+    stripped = Model(work.build(), path=model.path)
+    products = products_of(model) - stripped.by_name.keys()
+    origins = (origin for origin, proto in work.nodes() if proto.name not in products)
+    pairs = zip(origins, stripped.nodes, strict=True)
+    kept = {origin.name: node for origin, node in pairs if origin is not None}
+    names = {name: (_alike(reference, node) or node).name for name, node in kept.items()}
+    notes = tuple(work.notes())
+    if reference is None or expected is reference:
+        return StrippedModel(found, stripped, names, notes)
+    added = (n for n, node in kept.items() if _alike(expected, node) and not _alike(reference, node))
+    raised_inputs = RaisedInputs(reference, [node.proto for node in stripped.nodes], is_raised=True)
+    return StrippedModel(found, stripped, names, notes, frozenset(added), raised_inputs)
+
+
+def _alike(model: Model | None, node: Node) -> Node | None:
+    """The node of a model that makes the same tensor in the same way; nameless nodes may have other numbers there."""
+    made = next((output for output in node.outputs if output), "")
+    found = None if model is None else model.producer.get(made)
+    return None if found is None or found.op_type != node.op_type else found
+
+
+@dataclass(frozen=True, slots=True)
+class _Stripping:
+    """Builds the model without the pairs found, and the notes."""
+
+    found: Recognition
+    biases: Mapping[str, TensorProto | None]  # before correction, by name; None if the layer had none
+
+    @classmethod
+    def of(cls, found: Recognition) -> _Stripping:
+        """With the biases that the removed pairs corrected."""
+        return cls(found, biases_before(found.model, found.removed))
+
+    def proto(self) -> onnx.ModelProto:
+        """The model without the pairs. Weights in bodies are where their integers were."""
+        if not self.found.model.has_bodies:
+            return self.build()
+        return closed(self.build(), {weight: integers for integers, weight in self.found.place.items()})
+
+    def build(self) -> onnx.ModelProto:
+        """The model without the pairs, in the flat form."""
+        proto = copy_model(self.found.model.flat, but={"node", "initializer", "value_info", "input"})
+        graph = proto.graph
+        graph.node.extend(proto for _, proto in self.nodes())
+        graph.initializer.extend(self._initializers())
+        graph.input.extend(self._inputs())
+        vanished = {out for index in self.found.removed for out in self.found.model.nodes[index].outputs}
+        vanished |= self.found.dropped | self.found.alias.keys()
+        vanished -= self.found.floats.keys() | {
+            self.found.model.nodes[i].outputs[0] for i in self.found.restorer.relus
+        }
+        # the pair that made an output is removed, the output is not
+        vanished -= set(self.found.model.outputs)
+        graph.value_info.extend(v for v in self.found.model.flat.graph.value_info if v.name not in vanished)
+        foreign = [node for node in self.found.model.nodes if node.domain == DOMAIN]
+        is_unused = all(node.index in self.found.removed for node in foreign)
+        is_unused = is_unused and all(f.domain != DOMAIN for f in self.found.model.proto.functions)
+        if is_unused and any(is_pair_op(node.proto) for node in foreign):
+            refill(proto.opset_import, [o for o in proto.opset_import if o.domain != DOMAIN])
+        return restored(proto, self.found.weights.restored)
+
+    def nodes(self) -> Iterator[tuple[Node | None, onnx.NodeProto]]:
+        """The nodes of the result, each with the node of the model that it was; restored ones are new."""
+        restorer = self.found.restorer
+        for node in self.found.model.nodes:
+            if node.index in restorer.relus:
+                read = self.found.now(restorer.relus[node.index])
+                yield None, onnx.helper.make_node("Relu", [read], list(node.outputs), f"{node.name}_Relu")
+            elif node.index in restorer.exact:
+                revived = restorer.exact[node.index]
+                before = copied(self._node(node))
+                names = [revived.inputs[0] if o == revived.outputs[0] else o for o in before.output]
+                refill(before.output, names)
+                yield node, before
+                yield None, revived.proto
+            elif node.index not in self.found.removed:
+                yield node, self._node(node)
+
+    def _node(self, node: Node) -> onnx.NodeProto:
+        if node.op_type == "Constant":
+            return self._constant(node)
+        has_added_bias = any(name in self.biases for name in node.inputs[BIAS_INPUT : BIAS_INPUT + 1])
+        has_added_bias = has_added_bias and self.biases[node.inputs[BIAS_INPUT]] is None
+        renamed = any(name in self.found.alias for name in (*node.inputs, *node.outputs, *node.body_reads))
+        if not (renamed or has_added_bias):
+            return node.proto
+        changed = copied(node.proto)
+        rename_tensors(changed, self.found.now)
+        if has_added_bias:
+            del changed.input[BIAS_INPUT:]
+        return changed
+
+    def _constant(self, node: Node) -> onnx.NodeProto:
+        """A Constant node with its bias before correction, or with the weight that it is restored to."""
+        name = node.outputs[0]
+        bias, weight = self.biases.get(name), None
+        if bias is not None:
+            return with_value(node.proto, bias)
+        if name in self.found.dropped:
+            weight = self.found.place.get(name)
+        if weight is None and name not in self.found.alias:
+            return node.proto
+        changed = copied(node.proto)
+        rename_tensors(changed, self.found.now)
+        if weight is not None:
+            changed = with_value(changed, self.found.float_weight(weight))
+            changed.output[0] = weight
+        return changed
+
+    def _initializers(self) -> Iterator[TensorProto]:
+        placed = {self.found.place[name] for name in self.found.dropped if name in self.found.place}
+        for tensor in self.found.model.flat.graph.initializer:
+            if tensor.name in self.biases:
+                before = self.biases[tensor.name]
+                yield from () if before is None else (before,)
+            elif tensor.name not in self.found.dropped:
+                yield tensor
+            elif tensor.name in self.found.place:
+                yield self._float(self.found.place[tensor.name])
+        yield from (self._float(name) for name in self.found.floats if name not in placed)
+        if self.found.restorer.reference is not None:
+            constants = self.found.restorer.reference.constants
+            yield from (constants[name] for name in sorted(self.found.restorer.constants()))
+
+    def _float(self, name: str) -> TensorProto:
+        """The restored weight as an initializer; the value of a Constant node may have any name inside."""
+        tensor = self.found.float_weight(name)
+        if tensor.name == name:
+            return tensor
+        named = copied(tensor)
+        named.name = name
+        return named
+
+    def _inputs(self) -> list[onnx.ValueInfoProto]:
+        """The graph inputs, including those that are also restored weights."""
+        inputs = [i for i in self.found.model.flat.graph.input if i.name not in self.found.dropped]
+        reference = self.found.weights.reference
+        if reference is None or not any(i.name in self.found.floats for i in reference.proto.graph.input):
+            return inputs
+        names = {i.name for i in inputs} | self.found.floats.keys()
+        return [i for i in reference.proto.graph.input if i.name in names]
+
+    def notes(self) -> Iterator[str]:
+        """Notes for the reader."""
+        for reason, nodes in self.found.left.items():
+            yield f"{NOT_REMOVED}, {names_text(nodes)}: {reason}"
+        kept = [node for node in self.found.model.nodes if node.index not in self.found.removed]
+        kernels = [n for n in kept if n.op_type in _KERNELS or n.op_type.startswith(_KERNEL_PREFIXES)]
+        if kernels:
+            kinds = ", ".join(dict.fromkeys(node.op_type for node in kernels))
+            yield f"{KERNELS_KEPT}, {kinds}, {names_text([n.name for n in kernels])}: left as they are"
+        bodies = (body for node in self.found.model.nodes for body in graphs_inside(node.proto))
+        graphs = (graph for body in bodies for graph in all_graphs(body))
+        for holder in (*graphs, *self.found.model.proto.functions):
+            if any(node.op_type in QDQ_OPS for node in holder.node):
+                what = "a function, or a body of another operator than If, Loop, Scan"
+                yield f"not stripped, Q/DQ in '{holder.name}': {what}"
+        if self.found.weights.restored:
+            yield f"taken from the reference, {names_text(self.found.weights.restored)}"
+        if self.found.weights.dequantized:
+            known = self.found.weights.reference is not None
+            cures = "give the original as reference to restore them", "the reference has no such weight"
+            weights = names_text(self.found.weights.dequantized)
+            yield f"dequantized, not equal to the original weights, {weights}: {cures[known]}"
+        if self.found.restorer.exact:
+            nodes = [node.name for node in self.found.restorer.exact.values()]
+            yield f"removed by the quantizing tool and taken from the reference, {names_text(nodes)}"
+        if self.found.restorer.relus:
+            yield (
+                f"{RELU_INSERTED} where a zero point cuts off negative values, "
+                f"{names_text(self.found.restorer.relus.values())}: the quantizing tool may have removed one, or a "
+                "Clip; the original with `--reference` restores the removed node"
+            )
+
+
+def _at_opset_of(model: Model, reference: Model) -> Model:
+    """The reference with its opset raised to the model's, as the quantizing tool did."""
+    if metadata(model.proto, RAISED_FROM) is not None:
+        return Model(raised(reference.proto, opset_of(model.proto)), path=reference.path)
+    if opset_of(model.proto) > opset_of(reference.proto):
+        return Model(raise_opset(reference.proto, opset_of(model.proto)), path=reference.path)
+    return reference
+
+
+def _same_parts(one: onnx.ModelProto, other: onnx.ModelProto, reader: Model) -> bool:
+    """Whether two models have the same nodes and weights, in any order, and the same interface."""
+    left, right = one.graph, other.graph
+    mine, its = ({t.name: t for t in graph.initializer} for graph in (left, right))
+    return (
+        left.input == right.input
+        and left.output == right.output
+        and one.functions == other.functions
+        and mine.keys() <= its.keys()
+        and all(_same_tensor(tensor, its[name], reader) for name, tensor in mine.items())
+        and (its.keys() - mine.keys()).isdisjoint(_read(right))  # tools drop what nothing reads
+        and sorted(map(_bytes, left.node)) == sorted(map(_bytes, right.node))
+    )
+
+
+def _read(graph: onnx.GraphProto) -> set[str]:
+    """The tensors that the nodes of a graph read, also in bodies, and its outputs."""
+    read = {output.name for output in graph.output}
+    for node in graph.node:
+        read.update((*node.input, *names_read_inside(node)))
+    return read
+
+
+def _same_tensor(one: TensorProto, other: TensorProto, reader: Model) -> bool:
+    """Whether two tensors have equal values; one may store them in another field, or refer to a file."""
+    if one == other:
+        return True
+    if (one.data_type, list(one.dims)) != (other.data_type, list(other.dims)):
+        return False
+    base = None if reader.path is None else reader.path.parent
+    return tensor_bytes(one, base) == tensor_bytes(other, base)
+
+
+def _bytes(node: onnx.NodeProto) -> bytes:
+    return bytes(node.SerializeToString(deterministic=True))
+
+
+def _reachable(owner: Model, reader: Model) -> onnx.ModelProto:
+    return map_tensors(owner.proto, lambda tensor: within_reach(tensor, owner, reader))

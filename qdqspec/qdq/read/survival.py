@@ -1,0 +1,262 @@
+"""Checks which Q/DQ pairs of a model survive an optimizer.
+
+A pair has survived for a reader if the reader's kernel in the optimized graph
+
+- computes in integers (QLinearConv and similar, or a Reshape, MaxPool and so on of an integer tensor), or
+- still reads a DequantizeLinear of the same scale, at most through converting nodes.
+
+A reader of a tensor's shape does not need a pair, and optimizers fold it: it is skipped. Names of Q and DQ
+nodes, of their tensors and even their integer type are not compared: an optimizer may convert int8 to
+uint8, duplicate DequantizeLinear nodes, and rename tensors when it changes the layout.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from qdqspec._core.config import hooks
+from qdqspec._core.temporary import TemporaryFolder
+from qdqspec.errors import BackendError, BackendUnavailableError
+from qdqspec.graph.flat import LEAVE, MARKERS
+from qdqspec.graph.fold import fold_constants, with_constant_numbers
+from qdqspec.graph.model import Model, Node, load_model
+from qdqspec.graph.ops import SHAPE_SOURCES
+from qdqspec.graph.save import save_model
+from qdqspec.qdq.read.found import FoundPair, find_pairs
+from qdqspec.qdq.read.recognize import is_op, is_qdq, scale_of
+from qdqspec.qdq.read.strip import strip_with_parts
+from qdqspec.types import Consumer, Optimizer, SurvivalEvidence
+
+_KERNELS = (
+    "QLinear", "QGemm", "QAttention", "MatMulInteger", "ConvInteger", "DynamicQuantizeMatMul",
+    "DynamicQuantizeLSTM", "MatMulNBits",
+)  # fmt: skip
+_MOVES = frozenset(
+    {
+        "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "MaxPool",
+        "Pad", "Reshape", "Resize", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze",
+        "ReduceMax", "ReduceMin", "Relu", "Where", "Max", "Min", "NhwcMaxPool", "TopK",
+    }
+)  # fmt: skip
+_CONVERTS = frozenset(
+    {"ReorderInput", "ReorderOutput", "Transpose", "Reshape", "Cast", "Squeeze", "Unsqueeze", "Identity"}
+)
+# nodes that change the layout around a kernel
+_LAYOUT = frozenset({"ReorderInput", "ReorderOutput", "Transpose"})
+_INTEGERS = frozenset({TensorProto.INT8, TensorProto.UINT8, TensorProto.INT16, TensorProto.UINT16})
+
+
+def check_survival(model: Path, through: Sequence[Optimizer]) -> tuple[SurvivalEvidence, ...]:
+    """Run optimizers on a model file, each on the original, and report the survival of its pairs.
+
+    An optimizer that is not installed, or fails, gives evidence with an ``error``. Raises `ModelError` if the
+    model itself cannot be read.
+    """
+    apart = strip_with_parts(load_model(model))
+    source = apart.found.model
+    here = {there: name for name, there in apart.names.items()}  # node names of the model with Q/DQ
+    pairs = [(pair, here) for pair in find_pairs(apart) if not pair.unread]
+    return tuple(_through(name, source, model, pairs) for name in dict.fromkeys(through))
+
+
+def _through(
+    name: Optimizer, source: Model, path: Path, pairs: Iterable[tuple[FoundPair, dict[str, str]]]
+) -> SurvivalEvidence:
+    with TemporaryFolder() as folder:
+        try:
+            out = run_optimizer(name, path, folder)
+        except BackendError as error:
+            return SurvivalEvidence(optimizer=name, error=error.what, cure=error.cure or "")
+        owner = hooks.owner_of(name)
+        mapping = owner and hooks.declaration_of(owner).kernel_origins
+        optimized = with_constant_numbers(Model(onnx.load(str(out), load_external_data=False), path=out))
+        after = _After(source, optimized, mapping or hooks.default().kernel_origins)
+        results = [(pair, *after.result(pair, here)) for pair, here in pairs]
+    return SurvivalEvidence(
+        optimizer=name,
+        kept=sum(result == "kept" for _, result, _ in results),
+        integer=sum(result == "integer" for _, result, _ in results),
+        lost=tuple(
+            f"{pair.tensor} > {', '.join(ends)}" for pair, result, ends in results if result == "lost"
+        ),
+    )
+
+
+@dataclass
+class _After:
+    """The optimized graph, seen from the nodes of the original model."""
+
+    source: Model
+    model: Model
+    mapping: hooks.Hook  # of the runtime whose optimizer made the graph, or of the default one
+    integers: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.integers = {n for n, t in self.model.constants.items() if t.data_type in _INTEGERS}
+        for node in self.model.nodes:  # topological order
+            if node.op_type == "QuantizeLinear" or self._makes_integers(node):
+                self.integers.update(node.outputs[:1])
+
+    @cached_property
+    def kernels(self) -> dict[str, Node]:
+        """The kernel that has the name of a node of the source, or makes its output."""
+        given = {node.name for node in self.source.nodes if node.proto.name and not is_qdq(node)}
+        found = {node.name: node for node in self.model.nodes if node.name in given and not is_qdq(node)}
+        for node in self.source.nodes:
+            maker = self.model.producer.get(node.outputs[0]) if node.outputs else None
+            if maker is not None and maker.op_type not in _LAYOUT and not is_qdq(maker):
+                found.setdefault(node.name, maker)
+        return found
+
+    @cached_property
+    def likely(self) -> dict[str, Node]:
+        """The kernel that a node was probably fused into."""
+        found: dict[str, Node] = {}
+        origins = hooks.load(self.mapping)(self.model.flat.graph, self.source)
+        for kernel, origin in zip(self.model.nodes, origins, strict=True):
+            for name in origin.nodes:
+                found.setdefault(name, kernel)
+        return found
+
+    @cached_property
+    def needed(self) -> set[str]:
+        """The nodes of the source whose values reach a graph output; of others no more than the shape is read."""
+        ends: dict[str, list[str]] = {}  # the outputs of bodies, by the node that owns them
+        for node in self.source.nodes:
+            if node.domain == MARKERS and node.op_type == LEAVE:
+                ends.setdefault(node.name.rpartition("/")[0], []).extend(node.outputs)
+        found: set[str] = set()
+        todo = list(self.source.outputs)
+        while todo:
+            maker = self.source.producer.get(todo.pop())
+            if maker is not None and maker.name not in found and maker.op_type not in SHAPE_SOURCES:
+                found.add(maker.name)
+                todo += [*maker.inputs, *ends.get(maker.name, ())]
+        return found
+
+    def result(self, pair: FoundPair, here: dict[str, str]) -> tuple[str, list[str]]:
+        """The result of a pair (``kept``, ``integer`` or ``lost``), and the readers that lost it."""
+        results: dict[str, str] = {}
+        for end in pair.ends:
+            if end.is_output:
+                results[f"graph output '{pair.tensor}'"] = self._made(pair.tensor)
+            elif here[end.node] in self.needed:
+                results[f"{end.node}:{end.input}"] = self._at(pair, end, here)
+        if pair.hidden:
+            made = {self.source.by_name[name].outputs[0] for name in pair.nodes}
+            is_made = any(made.intersection(node.outputs) for node in self._all_dequantizers)
+            results["bodies of If, Loop or Scan"] = "kept" if is_made else "lost"
+        lost = [reader for reader, result in results.items() if result == "lost"]
+        if lost:
+            return "lost", lost
+        return ("integer" if "integer" in results.values() else "kept"), []
+
+    def _at(self, pair: FoundPair, end: Consumer, here: dict[str, str]) -> str:
+        name = here[end.node]
+        kernel = self.kernels.get(name) or self.likely.get(name)
+        if kernel is not None and self._reads_integers(kernel):
+            return "integer"
+        if kernel is not None and any(self._same(pair, dq) for dq in self._dequantizers(kernel)):
+            return "kept"
+        if name in self.kernels:
+            return "lost"
+        # The reader was removed, such as two Transposes that cancel out. The pair may still exist.
+        return "kept" if any(self._same(pair, dq) for dq in self._all_dequantizers) else "lost"
+
+    def _reads_integers(self, node: Node) -> bool:
+        return node.op_type.startswith(_KERNELS) or self._moves_integers(node)
+
+    def _makes_integers(self, node: Node) -> bool:
+        """Whether its result is integers too; that of a QGemm without an output scale is float."""
+        rescaled = node.op_type.startswith("QLinear") or (node.op_type == "QGemm" and any(node.inputs[7:8]))
+        return rescaled or self._moves_integers(node)
+
+    def _moves_integers(self, node: Node) -> bool:
+        return node.op_type in _MOVES and any(name in self.integers for name in node.inputs[:1])
+
+    def _dequantizers(self, kernel: Node) -> list[Node]:
+        found = []
+        for name in kernel.inputs:
+            node = self.model.producer.get(name)
+            while node is not None and node.op_type in _CONVERTS and node.inputs:
+                node = self.model.producer.get(node.inputs[0])
+            if node is not None and is_op(node, "DequantizeLinear"):
+                found.append(node)
+        return found
+
+    @cached_property
+    def _all_dequantizers(self) -> list[Node]:
+        return [node for node in self.model.nodes if is_op(node, "DequantizeLinear")]
+
+    def _same(self, pair: FoundPair, dequantize: Node) -> bool:
+        """Whether a DequantizeLinear has the pair's scale; a computed one must be the pair's own."""
+        if pair.numbers is None or dequantize.inputs[1] not in self.model.constants:
+            return dequantize.inputs[0] == pair.quantized
+        scale = scale_of(self.model, dequantize).astype(np.float32)
+        return scale.tobytes() == pair.numbers.scale.tobytes()
+
+    def _made(self, output: str) -> str:
+        """Whether a graph output is still made from integers."""
+        node = self.model.producer.get(output)
+        if node is None:
+            return "lost"
+        if is_op(node, "DequantizeLinear"):
+            return "kept"
+        return "integer" if self._reads_integers(node) else "lost"
+
+
+# Runs optimizers that may process a quantized model: our folding, onnxslim, onnxscript, and those of
+# backends.
+# onnxslim and onnxscript are optional, and imported when they are run.
+
+Run = Callable[[Path, Path], Path]  # model file, folder to write to; the optimized file
+
+
+def run_optimizer(name: Optimizer, model: Path, folder: Path) -> Path:
+    """Write the model that an optimizer makes of a model into ``folder``.
+
+    Raises `BackendUnavailableError` with installation advice if it is not installed, `BackendError` if it
+    fails.
+    """
+    run: Run = _RUNS.get(name) or hooks.load(hooks.declaration_of(hooks.owner_of(name)).optimizers[name])
+    return run(model, folder)
+
+
+def _fold(model: Path, folder: Path) -> Path:
+    out = folder / "folded.onnx"
+    save_model(fold_constants(load_model(model)).model.proto, out, base=model.absolute().parent)
+    return out
+
+
+def _run_package(name: str, function: str, model: Path, folder: Path) -> Path:
+    """Run a function of a package, if that is installed. Any error of it is a `BackendError` on one line."""
+    package = name.partition(".")[0]
+    try:
+        optimize = getattr(importlib.import_module(name), function)
+    except ImportError as error:
+        missing = isinstance(error, ModuleNotFoundError) and error.name == package
+        what = f"{package} is not installed here" if missing else f"{package} cannot be imported: {error}"
+        raise BackendUnavailableError(what, cure=f"pip install {package}") from None
+    try:
+        optimized = optimize(onnx.load(str(model)))
+    except Exception as error:  # noqa: BLE001 - a tool may raise any class
+        why = " ".join(str(error).split())[:300] or type(error).__name__
+        raise BackendError(f"{package} failed on the model: {why}", where=model) from None
+    out = folder / "optimized.onnx"
+    save_model(optimized, out)
+    return out
+
+
+_RUNS: dict[Optimizer, Run] = {
+    "constant-folding": _fold,
+    "onnxslim": partial(_run_package, "onnxslim", "slim"),
+    "onnxscript": partial(_run_package, "onnxscript.optimizer", "optimize"),
+}

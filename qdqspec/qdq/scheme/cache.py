@@ -1,0 +1,373 @@
+"""The pattern cache: the best schemes of each pattern, by backend and device, for warm starts of later searches.
+
+A pattern is stored twice, with its shapes and without, so that a smaller variant of a model also matches.
+Ratios are those of whole models, reference one: they rank the schemes of a pattern and do not predict another
+model's ratio. The file `patterns.yaml` holds a cache: any bytes give a cache or a `StateError` with the file's name.
+Aliases are rejected: with them, a small file can expand to a large one.
+"""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap
+from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent
+
+from qdqspec.errors import PlacementError, StateError
+from qdqspec.graph.regions.pattern import PatternGranularity
+from qdqspec.graph.save import write_text
+from qdqspec.qdq.scheme.relative import (
+    Frames,
+    Scheme,
+    find_ends,
+    parse_scheme,
+    placement_of,
+    schemes_of,
+)
+from qdqspec.qdq.space.search_space import SchemeSpace, labels_of
+from qdqspec.types import NOT_CANDIDATES, Interval, Label, Placement, Region, Trial
+
+MOST = 32  # schemes per pattern
+MINIMUM_DISTANCE = 2  # schemes that differ in fewer sites count as duplicates
+UNPROVED = 0.02  # penalty of a ratio without confirmation by fresh builds
+GRANULARITIES: tuple[PatternGranularity, ...] = ("structure+shapes", "structure")
+_BEST_TRIALS = 64  # trials whose schemes are stored
+_STARTS = 2  # warm starts of different rank; each takes one build of the next search
+_CLOSE = 1.1  # largest ratio of a lower rank to the best for a warm start
+
+
+class Key(NamedTuple):
+    """The key of a row of the cache. Placements are not transferred between backends."""
+
+    backend: str
+    device: str
+    pattern: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheEntry:
+    """A scheme and the ratio of the fastest model with it; ``interval`` if fresh builds confirmed it."""
+
+    scheme: Scheme
+    ratio: float
+    interval: tuple[float, float] | None = None
+
+    @property
+    def rank(self) -> tuple[float, str, float, float]:
+        """Sort key, smaller is better: first the upper bound of the ratio, then fields that make the order total."""
+        low, high = self.interval or (self.ratio, self.ratio * (1 + UNPROVED))
+        return high, self.scheme.digest, self.ratio, low
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PatternCache:
+    """Entries of each key, the best first; ``texts`` are readable forms of the patterns."""
+
+    entries: Mapping[Key, tuple[CacheEntry, ...]] = field(default_factory=dict)
+    texts: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """The backends with entries."""
+        return tuple(sorted({key.backend for key in self.entries}))
+
+
+def pruned(
+    entries: Iterable[CacheEntry], *, minimum_distance: int = MINIMUM_DISTANCE
+) -> tuple[CacheEntry, ...]:
+    """The best entries first, without duplicates of better ones, at most `MOST`."""
+    kept: list[CacheEntry] = []
+    for entry in sorted(entries, key=lambda entry: entry.rank):
+        if len(kept) < MOST and all(
+            entry.scheme.distance(better.scheme) >= minimum_distance for better in kept
+        ):
+            kept.append(entry)
+    return tuple(kept)
+
+
+# ---- out of a search ----------------------------------------------------------------------------
+
+
+def gather(
+    trials: Sequence[Trial],
+    space: SchemeSpace,
+    backend: str,
+    device: str,
+    *,
+    confirmed: Mapping[str, Interval] | None = None,
+) -> PatternCache:
+    """The entries from the trials of a search. ``confirmed`` are ratios of fresh builds, by placement."""
+    proved = confirmed or {}
+    good = [t for t in trials if t.ok and t.ratio is not None and t.phase not in NOT_CANDIDATES]
+    good.sort(key=lambda trial: _entry(Scheme(), trial, proved).rank)
+    found: dict[Key, list[CacheEntry]] = {}
+    texts: dict[str, str] = {}
+    for granularity in GRANULARITIES:
+        frames = Frames(space.model, space.regions, granularity)
+        for trial in good[:_BEST_TRIALS]:
+            for pattern, scheme, text in _frequent_schemes(frames, space, trial.placement):
+                texts[pattern] = text
+                found.setdefault(Key(backend, device, pattern), []).append(_entry(scheme, trial, proved))
+    return PatternCache(entries={key: pruned(entries) for key, entries in found.items()}, texts=texts)
+
+
+def _frequent_schemes(
+    frames: Frames, space: SchemeSpace, placement: Placement
+) -> Iterator[tuple[str, Scheme, str]]:
+    """The most frequent scheme of each pattern with units, and the pattern's text."""
+    schemes = schemes_of(frames, placement)
+    counts: dict[str, Counter[Scheme]] = {}
+    texts: dict[str, str] = {}
+    for region in frames.leaves:
+        if not space.unit_of.keys().isdisjoint(region.nodes):
+            pattern = frames.of(region.id).pattern
+            counts.setdefault(pattern, Counter())[schemes[region.id]] += 1
+            texts[pattern] = region.pattern_text
+    for pattern, count in counts.items():
+        scheme = min(count, key=lambda scheme: (-count[scheme], scheme.digest))
+        yield pattern, scheme, texts[pattern]
+
+
+def _entry(scheme: Scheme, trial: Trial, confirmed: Mapping[str, Interval]) -> CacheEntry:
+    interval = confirmed.get(trial.placement.digest)
+    if interval is not None:
+        return CacheEntry(scheme=scheme, ratio=interval.median, interval=(interval.low, interval.high))
+    assert trial.ratio is not None
+    return CacheEntry(scheme=scheme, ratio=trial.ratio)
+
+
+# ---- into a search ------------------------------------------------------------------------------
+
+
+class _Known(NamedTuple):
+    """The entries for one region, and the index of the frames that they refer to."""
+
+    frames: int
+    entries: tuple[CacheEntry, ...]
+
+
+def warm_starts(
+    cache: PatternCache, regions: Sequence[Region], space: SchemeSpace, backend: str, device: str
+) -> tuple[Placement, ...]:
+    """Placements to begin with: the best known scheme of each pattern, then the second best.
+
+    Entries of this device take precedence over those of others; if it has entries for each region, only the
+    best is returned. Regions of unknown patterns stay float, and in one more placement are fully quantized.
+    Raises `StateError` if the cache has entries of other backends only.
+    """
+    if cache.entries and backend not in cache.backends:
+        raise StateError(
+            f"the pattern cache was made on {', '.join(cache.backends)}, not on {backend}: "
+            "speed differs between backends",
+            cure=f"start from a patterns.yaml that a run on {backend} has left",
+        )
+    usable = _usable(cache, backend, device)
+    frames = [Frames(space.model, regions, granularity) for granularity in GRANULARITIES]
+    known = {
+        region.id: entries
+        for region in frames[0].leaves
+        if (entries := _known(usable, frames, region.id)) is not None
+    }
+    starts: dict[str, Placement] = {}
+    unknown = {unit.id: unit.full for unit in space.units if frames[0].leaf_of.get(unit.id) not in known}
+    patterns = [frames[found.frames].of(region_id).pattern for region_id, found in known.items()]
+    is_own = not unknown and all(Key(backend, device, pattern) in cache.entries for pattern in patterns)
+    ranks = 1 if is_own else _STARTS
+    for rank in range(ranks if known else 0):
+        labels = _composed(frames, space, known, rank)
+        for start in (space.resolve({**labels, **(unknown if rank == 0 else {})}), space.resolve(labels)):
+            if start.sites or is_own:  # an empty start records that a similar model stays float
+                starts.setdefault(start.digest, start)
+    return tuple(starts.values())
+
+
+def _usable(cache: PatternCache, backend: str, device: str) -> dict[str, tuple[CacheEntry, ...]]:
+    """Entries by pattern: this device's, or if it has none those of all other devices."""
+    own: dict[str, tuple[CacheEntry, ...]] = {}
+    others: dict[str, tuple[CacheEntry, ...]] = {}
+    for key, entries in cache.entries.items():
+        if key.backend == backend:
+            found = own if key.device == device else others
+            found[key.pattern] = (*found.get(key.pattern, ()), *entries)
+    return {pattern: pruned(entries) for pattern, entries in {**others, **own}.items()}
+
+
+def _known(
+    usable: Mapping[str, tuple[CacheEntry, ...]], frames: Sequence[Frames], region_id: str
+) -> _Known | None:
+    """The entries for a region; those with its shapes if there are any."""
+    for index, framed in enumerate(frames):
+        frame = framed.of(region_id)
+        fitting = tuple(  # all places of the scheme exist in the region: a cache may contain any
+            entry
+            for entry in usable.get(frame.pattern, ())
+            if all(find_ends(framed, frame, site.place) is not None for site in entry.scheme.sites)
+        )
+        if fitting:
+            return _Known(index, fitting)
+    return None
+
+
+def _composed(
+    frames: Sequence[Frames],
+    space: SchemeSpace,
+    known: Mapping[str, _Known],
+    rank: int,
+) -> dict[str, Label]:
+    """Labels of all units if each region uses its scheme of that rank, or its best if none is close."""
+    schemes: list[dict[str, Scheme]] = [{} for _ in frames]
+    for region_id, found in known.items():
+        best = found.entries[0]
+        close = [entry for entry in found.entries if entry.ratio <= _CLOSE * best.ratio]
+        schemes[found.frames][region_id] = (close[rank] if rank < len(close) else best).scheme
+    return labels_of(space, *map(placement_of, frames, schemes))
+
+
+# ---- the file -----------------------------------------------------------------------------------
+
+SCHEMA_VERSION = 1
+MOST_BYTES = 4 * 2**20  # the parser takes a second for some 200 KB
+_DEPTH = 10  # a cache has eight levels; the parser's time is quadratic in them
+_WIDE = 2**20  # characters before a line is broken: one line per scheme
+_CURE = "delete it, and let a tuning run write it anew"
+
+
+def write_cache(path: Path, cache: PatternCache) -> None:
+    """Write a cache atomically. Raises `OutputError` if it cannot be written."""
+    write_text(path, cache_text(cache))
+
+
+def cache_text(cache: PatternCache) -> str:
+    """The YAML text of a cache; equal caches give equal texts."""
+    caches: dict[tuple[str, str], list[dict[str, object]]] = {}
+    for key in sorted(cache.entries):
+        text, rows = cache.texts.get(key.pattern, ""), list(map(_row, cache.entries[key]))
+        pattern: dict[str, object] = {"pattern": key.pattern, "text": text, "schemes": rows}
+        caches.setdefault((key.backend, key.device), []).append(pattern)
+    content = {
+        "schema_version": SCHEMA_VERSION,
+        "caches": [
+            {"backend": backend, "device": device, "patterns": patterns}
+            for (backend, device), patterns in caches.items()
+        ],
+    }
+    written, yaml = io.StringIO(), YAML()
+    yaml.width = _WIDE
+    yaml.dump(content, written)
+    return written.getvalue()
+
+
+def _row(entry: CacheEntry) -> CommentedMap:
+    row = CommentedMap(ratio=float(entry.ratio))
+    if entry.interval is not None:
+        row["interval"] = list(map(float, entry.interval))
+    row["sites"] = str(entry.scheme)
+    row.fa.set_flow_style()
+    return row
+
+
+def read_cache(path: Path) -> PatternCache:
+    """Read a cache. Raises `StateError` naming the file if it is missing, damaged, or not a cache."""
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise StateError(
+                f"a pattern cache has at most {MOST_BYTES:,} bytes, not {path.stat().st_size:,}",
+                where=path,
+                cure=_CURE,
+            )
+        text = path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise StateError(f"the pattern cache cannot be read: {error.strerror}", where=path) from None
+    except UnicodeDecodeError:
+        raise StateError("the pattern cache is not UTF-8 text", where=path, cure=_CURE) from None
+    try:
+        _refuse_costly_yaml(text, path)
+        content = YAML(typ="safe", pure=True).load(text)
+    except StateError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the parser raises various other errors for invalid text
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
+        raise StateError(f"the pattern cache is not YAML: {reason}", where=path, cure=_CURE) from None
+    return _checked(content, path)
+
+
+def _refuse_costly_yaml(text: str, where: Path) -> None:
+    """Reject constructs that take the parser time or memory out of proportion to the file."""
+    depth = 0
+    for event in YAML(typ="safe", pure=True).parse(text):
+        depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
+        if isinstance(event, AliasEvent):
+            raise StateError("a pattern cache has no aliases", where=where, cure=_CURE)
+        if depth > _DEPTH:
+            raise StateError("this is not a pattern cache: it nests too deep", where=where, cure=_CURE)
+
+
+class _Row(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+_Ratio = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=False)]
+
+
+class _Scheme(_Row):
+    ratio: _Ratio
+    interval: Annotated[list[_Ratio], Field(min_length=2, max_length=2)] | None = None
+    sites: str
+
+    @model_validator(mode="after")
+    def _can_be_read(self) -> _Scheme:
+        self.entry()
+        return self
+
+    def entry(self) -> CacheEntry:
+        try:
+            scheme = parse_scheme(self.sites)
+        except PlacementError as error:
+            raise ValueError(error.what) from None
+        interval = None if self.interval is None else (self.interval[0], self.interval[1])
+        return CacheEntry(scheme=scheme, ratio=self.ratio, interval=interval)
+
+
+class _Pattern(_Row):
+    pattern: str
+    text: str = ""
+    schemes: list[_Scheme]
+
+
+class _Cache(_Row):
+    backend: str
+    device: str
+    patterns: list[_Pattern]
+
+
+class _File(_Row):
+    schema_version: Literal[1]
+    caches: list[_Cache]
+
+    def rows(self) -> Iterator[tuple[Key, _Pattern]]:
+        for cache in self.caches:
+            for pattern in cache.patterns:
+                yield Key(cache.backend, cache.device, pattern.pattern), pattern
+
+
+def _checked(content: Any, where: Path) -> PatternCache:
+    try:
+        file = _File.model_validate(content)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        place = ".".join(str(part) for part in problem["loc"]) or "the whole file"
+        raise StateError(
+            f"this is not a pattern cache: {place}: {problem['msg']}", where=where, cure=_CURE
+        ) from None
+    entries: dict[Key, tuple[CacheEntry, ...]] = {}
+    for key, pattern in file.rows():
+        own = (scheme.entry() for scheme in pattern.schemes)
+        entries[key] = pruned((*entries.get(key, ()), *own))
+    return PatternCache(entries=entries, texts={key.pattern: row.text for key, row in file.rows()})

@@ -1,0 +1,177 @@
+"""Finds the sites of a placement in a model with other names of tensors or nodes.
+
+Quantizing tools rename tensors, and exporters rename nodes. A site is searched by its own names; then by the
+nodes that read it, which keep their names more often than tensors do; then by the position of these nodes in
+the graph, if the source of the placement recorded it (`positions`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from qdqspec.graph.model import QDQ_OPS, Model, Node
+from qdqspec.graph.ops import is_commutative
+from qdqspec.qdq.edit.pairs import misfit
+from qdqspec.types import Consumer, Site
+
+_ROUNDS = 3  # largest distance of neighbours that distinguish nodes
+
+# Tools remove and insert these, so that they do not count for the positions of others.
+_PASSED_OVER = QDQ_OPS | {"BatchNormalization", "Cast", "Clip", "Constant", "Dropout", "Identity", "Relu"}
+
+
+def positions(model: Model) -> dict[str, str]:
+    """The position of each node in the graph, as text independent of the names of tensors and nodes.
+
+    ``Conv:5f0c12ab34cd:3/8`` is the third of eight Conv nodes with the same surroundings: operators up to
+    three nodes away on either side and the shapes of their weights (Weisfeiler-Lehman labels), counted from
+    the inputs on.
+    """
+    labels = _labels(model)
+    depths = _depths(model)
+    alike: defaultdict[str, list[Node]] = defaultdict(list)
+    for node in sorted(model.nodes, key=lambda node: (depths[node.name], node.index)):
+        alike[labels[node.name]].append(node)
+    return {
+        node.name: f"{node.op_type}:{label}:{number}/{len(nodes)}"
+        for label, nodes in alike.items()
+        for number, node in enumerate(nodes, start=1)
+    }
+
+
+@dataclass(slots=True, kw_only=True)
+class Found:
+    """The sites of a site in a model, one for each tensor that its consumers read; or the reasons why it is missing."""
+
+    sites: tuple[Site, ...] = ()
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass
+class Matcher:
+    """Finds sites in one model. ``known`` are positions of nodes in the model that the sites come from."""
+
+    model: Model
+    known: Mapping[str, str] = field(default_factory=dict)
+
+    def find(self, site: Site) -> Found:
+        """The sites of a site in this model. A site that fits by its own names is returned unchanged."""
+        why = misfit(self.model, site)
+        if why is None:
+            return Found(sites=(site,))
+        read: dict[str, list[Consumer]] = {}
+        reasons: list[str] = []
+        for end in site.consumers:
+            there = self._end(site.tensor, end)
+            if isinstance(there, str):
+                reasons.append(there)
+            else:
+                read.setdefault(there[0], []).append(there[1])
+        sites = []
+        for tensor, ends in read.items():
+            is_weight = tensor in self.model.constants
+            moved = replace(site, tensor=tensor, consumers=tuple(sorted(ends)), weight=is_weight)
+            other = misfit(self.model, moved)
+            if is_weight != site.weight:
+                other = "it is a constant in one of the models only"
+            if other is None:
+                sites.append(moved)
+            else:
+                reasons.append(other)
+        return Found(sites=tuple(sites), reasons=tuple(dict.fromkeys(reasons or (() if sites else (why,)))))
+
+    def _end(self, tensor: str, end: Consumer) -> tuple[str, Consumer] | str:
+        """A consumer in this model with the tensor that it reads, or why there is none."""
+        if end.is_output:
+            if tensor in self.model.output_ends:
+                return tensor, self.model.output_ends[tensor]
+            return "the model has no output of that name"
+        node = self._node(end.node)
+        if node is None:
+            return f"the model has no node '{end.node}', and none in its position"
+        if not node.input_at(end.input):
+            return f"node '{node.name}' has no input {end.input}"
+        return node.inputs[end.input], Consumer(node.name, end.input)
+
+    def _node(self, name: str) -> Node | None:
+        """The node of that name, or else of its position; it must have the same operator.
+
+        For nodes without a name, which are numbered, the position decides, because the numbers change with
+        each added node.
+        """
+        node = self.model.by_name.get(name)
+        position = self.known.get(name)
+        if position is None:
+            return node
+        is_named = node is not None and position.startswith(f"{node.op_type}:")
+        if is_named and "#" not in name:
+            return node
+        found = self._by_position.get(position)
+        return self.model.by_name[found] if found is not None else node if is_named else None
+
+    @cached_property
+    def _by_position(self) -> dict[str, str]:
+        return {position: name for name, position in positions(self.model).items()}
+
+
+def _labels(model: Model) -> dict[str, str]:
+    """A label for each node, equal for nodes with the same surroundings."""
+    labels = {}
+    for node in model.nodes:  # shapes of constants that are weights; biases and bounds are ignored
+        dims = [list(model.constants[name].dims) for name in node.inputs if name in model.constants]
+        weights = [str(shape) for shape in dims if len(shape) > 1]
+        labels[node.name] = _digest([node.domain, node.op_type, *weights])
+    readers = {node.name: _readers(model, node) for node in model.nodes}
+    makers = {node.name: _makers(model, node) for node in model.nodes}
+    for _ in range(_ROUNDS):
+        before, labels = labels, {}
+        for node in model.nodes:
+            operands = [before.get(name, name) for name in makers[node.name]]
+            operands = sorted(operands) if is_commutative(node, model.opset) else operands
+            read = sorted(f"{end.input} {before.get(end.node, 'output')}" for end in readers[node.name])
+            labels[node.name] = _digest([before[node.name], *operands, "read by", *read])
+    return labels
+
+
+def _makers(model: Model, node: Node) -> list[str]:
+    """The source of each operand that is not a constant: a node's name, or that it is a graph input."""
+    found = []
+    for tensor in node.inputs:
+        maker = model.producer.get(tensor)
+        while maker is not None and maker.op_type in _PASSED_OVER and maker.inputs:
+            tensor = maker.inputs[0]
+            maker = model.producer.get(tensor)
+        if tensor and tensor not in model.constants:
+            found.append("input" if maker is None else maker.name)
+    return found
+
+
+def _readers(model: Model, node: Node) -> list[Consumer]:
+    """The consumers of a node's outputs, after skipped nodes."""
+    found, waiting = [], list(node.outputs)
+    while waiting:
+        for end in model.ends(waiting.pop()):
+            reader = None if end.is_output else model.by_name[end.node]
+            if reader is not None and reader.op_type in _PASSED_OVER:
+                waiting.extend(reader.outputs)
+            else:
+                found.append(Consumer("", 0) if end.is_output else end)
+    return found
+
+
+def _depths(model: Model) -> Mapping[str, int]:
+    """Number of nodes before each on the longest path from the inputs, without skipped nodes."""
+    depths: Counter[str] = Counter()
+    for node in model.nodes:
+        before = (model.producer.get(name) for name in node.inputs)
+        deepest = max((depths[maker.name] for maker in before if maker is not None), default=0)
+        depths[node.name] = deepest + (node.op_type not in _PASSED_OVER)
+    return depths
+
+
+def _digest(parts: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]

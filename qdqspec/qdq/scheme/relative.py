@@ -1,0 +1,295 @@
+"""Schemes: the Q/DQ pairs of one region, relative to its pattern, to transfer placements between regions and models.
+
+A scheme is independent of models. A `Frame` maps the places of a pattern to a region of a model; `schemes_of` and
+`placement_of` convert placements to schemes and back. An edge, a tensor and the input that reads it, is of the leaf
+of its reader. If a tensor leaves the leaf that makes it, quantized for all readers, the producer's leaf has it too, so
+that each of both leaves can be transferred alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NamedTuple, TypeAlias
+
+from qdqspec.errors import PlacementError
+from qdqspec.graph.model import Model, Node
+from qdqspec.graph.ops import is_commutative
+from qdqspec.graph.regions.flow import flow_of
+from qdqspec.graph.regions.pattern import PatternGranularity, PatternMaker
+from qdqspec.qdq.quantize.formats import BIAS_FORMAT
+from qdqspec.types import Consumer, Placement, Region, Site
+
+PlaceKind: TypeAlias = Literal["in", "out", "result"]
+_KINDS: dict[str, PlaceKind] = {"in": "in", "out": "out", "result": "result"}
+
+
+class PatternPlace(NamedTuple):
+    """A place in a pattern, by the canonical index of a node and a slot of it.
+
+    ``in``: that input of the node. ``out``: that output, for all readers. ``result``: that output as an output
+    of the model; ignored where it is not one.
+    """
+
+    kind: PlaceKind
+    node: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class RelativeSite:
+    """A pair at a place, like `qdqspec.types.Site` without names."""
+
+    place: PatternPlace
+    format: str
+    axis: int = -1  # -1: one scale for the whole tensor
+    weight: bool = False
+
+    def __str__(self) -> str:
+        kind, node, slot = self.place
+        axis = f"/{self.axis}" if self.axis >= 0 else ""
+        return f"{kind}{node}.{slot}={'w:' if self.weight else ''}{self.format}{axis}"
+
+
+_WRITTEN = re.compile(
+    r"(in|out|result)([0-9]{1,9})\.([0-9]{1,9})=(w:)?([a-z][a-z0-9_]{0,31})(?:/([0-9]{1,3}))?", re.ASCII
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheme:
+    """The pairs of one region. Equal sites are the same scheme, in any order."""
+
+    sites: frozenset[RelativeSite] = frozenset()
+
+    def __str__(self) -> str:
+        """``in0.0=uint8 in0.1=w:int8/0 out2.0=uint8``; `parse_scheme` is the inverse."""
+        return " ".join(map(str, sorted(self.sites)))
+
+    @property
+    def digest(self) -> str:
+        """Sixteen hex digits, stable over runs, machines and order of sites."""
+        return hashlib.sha256(str(self).encode()).hexdigest()[:16]
+
+    def distance(self, other: Scheme) -> int:
+        """Number of sites in which two schemes differ: the size of their symmetric difference."""
+        return len(self.sites ^ other.sites)
+
+
+def scheme(sites: Iterable[RelativeSite]) -> Scheme:
+    """The scheme of these sites."""
+    return Scheme(sites=frozenset(sites))
+
+
+def parse_scheme(text: str) -> Scheme:
+    """The scheme of a text from ``str``. Raises `PlacementError` quoting the word that is not a site."""
+    sites = []
+    for word in text.split():
+        match = _WRITTEN.fullmatch(word)
+        if match is None:
+            raise PlacementError(
+                f"'{word[:60]}' is not a site", cure="a site is written like in0.1=w:int8/0 or out3.0=uint8"
+            )
+        kind, node, slot, weight, fmt, axis = match.groups()
+        site = RelativeSite(
+            place=PatternPlace(_KINDS[kind], int(node), int(slot)),
+            format=fmt,
+            axis=-1 if axis is None else int(axis),
+            weight=weight is not None,
+        )
+        sites.append(site)
+    return scheme(sites)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """A region with its nodes in the canonical order of its pattern."""
+
+    region: Region
+    pattern: str  # digest, in the granularity of the frames
+    order: tuple[str, ...]
+    position: Mapping[str, int]
+
+
+class Frames:
+    """The frames of a model's regions, each computed on first use.
+
+    With ``granularity="structure"``, regions that differ in shapes only share their patterns.
+    """
+
+    def __init__(
+        self, model: Model, regions: Iterable[Region], granularity: PatternGranularity = "structure+shapes"
+    ) -> None:
+        self.model = model
+        self.regions = {region.id: region for region in regions}
+        self._granularity = granularity
+        self._made: dict[str, Frame] = {}
+        self._slots: dict[tuple[str, str], tuple[int, ...]] = {}
+        self._places: dict[Consumer, tuple[str, PatternPlace]] = {}
+
+    @property
+    def leaves(self) -> tuple[Region, ...]:
+        """The regions that partition the model."""
+        return tuple(region for region in self.regions.values() if not region.children)
+
+    @cached_property
+    def leaf_of(self) -> dict[str, str]:
+        """The leaf of each node, by name."""
+        return {node: region.id for region in self.leaves for node in region.nodes}
+
+    def of(self, region_id: str) -> Frame:
+        """The frame of a region."""
+        if region_id not in self._made:
+            region, by_name = self.regions[region_id], self.model.by_name
+            pattern = self._maker.make(by_name[name].index for name in region.nodes)
+            self._made[region_id] = Frame(
+                region=region,
+                pattern=pattern.digest,
+                order=pattern.order,
+                position={name: i for i, name in enumerate(pattern.order)},
+            )
+        return self._made[region_id]
+
+    def place(self, end: Consumer) -> tuple[str, PatternPlace]:
+        """The leaf of an input, and its place there. Raises `PlacementError` if no leaf has it."""
+        if end not in self._places:
+            if end.node not in self.leaf_of:
+                raise PlacementError(f"node '{end.node}' is in no region", where=self.model.where)
+            frame = self.of(self.leaf_of[end.node])
+            # Its own slot, unless operands may be swapped.
+            slot = self._slots_of(frame, self.model.by_name[end.node]).index(end.input)
+            self._places[end] = frame.region.id, PatternPlace("in", frame.position[end.node], slot)
+        return self._places[end]
+
+    def input(self, frame: Frame, node: str, slot: int) -> int | None:
+        """The input at a canonical slot; ``None`` if the node has none there."""
+        slots = self._slots_of(frame, self.model.by_name[node])
+        return slots[slot] if slot < len(slots) else None
+
+    @cached_property
+    def _maker(self) -> PatternMaker:
+        return PatternMaker(flow_of(self.model), self._granularity)
+
+    def _slots_of(self, frame: Frame, node: Node) -> tuple[int, ...]:
+        """The inputs of a node, as indexes in canonical order."""
+        inputs = range(len(node.inputs))
+        if not is_commutative(node, self.model.opset):
+            return tuple(inputs)
+        key = frame.region.id, node.name
+        if key not in self._slots:
+            self._slots[key] = tuple(sorted(inputs, key=lambda i: (self._rank(frame, node.inputs[i]), i)))
+        return self._slots[key]
+
+    def _rank(self, frame: Frame, tensor: str) -> tuple[object, ...]:
+        """Sort key of an operand that is the same in all regions of the pattern: its producer, or its readers."""
+        maker = self.model.producer.get(tensor)
+        if maker is not None and maker.name in frame.position:
+            return 0, frame.position[maker.name], maker.outputs.index(tensor)
+        ends = self.model.consumers.get(tensor, ())
+        readers = sorted(frame.position[end.node] for end in ends if end.node in frame.position)
+        known = self.model.types.get(tensor)
+        shape = (
+            () if known is None or known.shape is None else tuple(-1 if d is None else d for d in known.shape)
+        )
+        return 1, tensor in self.model.constants, known.elem_type if known else -1, shape, tuple(readers)
+
+
+class _Numbers(NamedTuple):
+    """The properties that sites must share to be merged."""
+
+    format: str
+    axis: int
+    weight: bool
+
+
+def schemes_of(frames: Frames, placement: Placement) -> dict[str, Scheme]:
+    """The scheme of each leaf, by region id; leaves that stay float have an empty one.
+
+    A pair on an output of a body of If, Loop or Scan is in no scheme, since no region has that output. Raises
+    `PlacementError` if a site names a node that is in no region.
+    """
+    found: dict[str, set[RelativeSite]] = {region.id: set() for region in frames.leaves}
+    for site in placement.sites:
+        for region_id, place in _places(frames, site):
+            axis = -1 if site.axis is None else site.axis
+            relative = RelativeSite(place=place, format=site.format, axis=axis, weight=site.weight)
+            found[region_id].add(relative)
+    return {region_id: scheme(sites) for region_id, sites in found.items()}
+
+
+def _places(frames: Frames, site: Site) -> Iterator[tuple[str, PatternPlace]]:
+    """The places of a site: each edge, and the producer's output if all consumers read the tensor quantized."""
+    model = frames.model
+    nodes = {end for end in site.consumers if not end.is_output}
+    readers = {end for end in nodes if end.node not in model.by_name or not model.by_name[end.node].is_marker}
+    for end in readers:
+        yield frames.place(end)
+    maker = model.producer.get(site.tensor)
+    if maker is None or site.weight or maker.name not in frames.leaf_of:
+        return
+    frame = frames.of(frames.leaf_of[maker.name])
+    slot = frame.position[maker.name], maker.outputs.index(site.tensor)
+    if len(nodes) < len(site.consumers):
+        yield frame.region.id, PatternPlace("result", *slot)
+    if readers and site.tensor in frame.region.outputs and readers == set(model.consumers[site.tensor]):
+        yield frame.region.id, PatternPlace("out", *slot)
+
+
+def placement_of(frames: Frames, schemes: Mapping[str, Scheme]) -> Placement:
+    """The placement of schemes, given by the ids of leaves.
+
+    Edges of one tensor with equal formats become one site. If two schemes contain one edge, the reader's takes
+    precedence over the producer's. Raises `PlacementError` if a scheme does not fit its region.
+    """
+    edges: dict[Consumer, tuple[str, _Numbers]] = {}
+    for kinds in (("out", "result"), ("in",)):
+        for region_id, chosen in schemes.items():
+            for site in sorted(site for site in chosen.sites if site.place.kind in kinds):
+                for tensor, end in _ends(frames, frames.of(region_id), site):
+                    edges[end] = tensor, _Numbers(site.format, site.axis, site.weight)
+    return Placement(sites=frozenset(_merged(edges)))
+
+
+def _merged(edges: Mapping[Consumer, tuple[str, _Numbers]]) -> Iterator[Site]:
+    """One site per tensor and format; each int32 bias has its own scale."""
+    groups: dict[tuple[object, ...], list[Consumer]] = {}
+    for end, (tensor, numbers) in edges.items():
+        own = end if numbers.format == BIAS_FORMAT else None
+        groups.setdefault((tensor, numbers, own), []).append(end)
+    for ends in groups.values():
+        tensor, numbers = edges[ends[0]]
+        axis = None if numbers.axis < 0 else numbers.axis
+        yield Site(
+            tensor=tensor, consumers=tuple(ends), format=numbers.format, axis=axis, weight=numbers.weight
+        )
+
+
+def _ends(frames: Frames, frame: Frame, site: RelativeSite) -> list[tuple[str, Consumer]]:
+    """The edges of a relative site in a region."""
+    ends = find_ends(frames, frame, site.place)
+    if ends is None:
+        raise PlacementError(
+            f"the scheme's site {site} is not in region {frame.region.id} of {len(frame.order)} nodes",
+            where=frames.model.where,
+            cure="a scheme fits the regions of its own pattern only",
+        )
+    return ends
+
+
+def find_ends(frames: Frames, frame: Frame, place: PatternPlace) -> list[tuple[str, Consumer]] | None:
+    """The edges at a place of a region; ``None`` if there is no such place."""
+    model = frames.model
+    if place.node >= len(frame.order):
+        return None
+    node = model.by_name[frame.order[place.node]]
+    if place.kind in ("out", "result"):
+        tensor = node.outputs[place.slot] if place.slot < len(node.outputs) else ""
+        wanted = place.kind == "result"
+        return [(tensor, end) for end in model.ends(tensor) if end.is_output == wanted] if tensor else None
+    index = frames.input(frame, node.name, place.slot)
+    if index is None or not node.inputs[index]:
+        return None
+    return [(node.inputs[index], Consumer(node.name, index))]

@@ -1,0 +1,459 @@
+"""`scheme.json`: a placement with its numbers, to store, transfer and apply again.
+
+A file that is damaged, or not a scheme, is rejected with its name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from qdqspec._core.plain_json import TooLargeError, content_sum, read_json
+from qdqspec._core.units import names_text
+from qdqspec.errors import ConfigError, PlacementError, StateError
+from qdqspec.graph.declared import with_types
+from qdqspec.graph.float32 import FLOAT16, computes_in_float16, in_float32
+from qdqspec.graph.fold import fold_weights
+from qdqspec.graph.model import Model
+from qdqspec.graph.save import write_text
+from qdqspec.qdq.edit.biases import biased_layer
+from qdqspec.qdq.edit.equalize import EQUALIZATIONS, Equalization, equalized, misfit_of
+from qdqspec.qdq.edit.insert import Inserted, insert_qdq
+from qdqspec.qdq.edit.pairs import misfit
+from qdqspec.qdq.quantize.corrections import rounded, rounding_steps, shift_of, weight_key
+from qdqspec.qdq.quantize.formats import QuantParams, number_format
+from qdqspec.qdq.quantize.scales import quantize
+from qdqspec.qdq.scheme.match import Matcher
+from qdqspec.types import Consumer, PlacedPair, Placement, Site
+
+SCHEMA_VERSION = 1
+
+_SMALLEST, _LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+_MOST_BYTES = 256 * 2**20  # a site takes some hundred bytes; schemes are far smaller
+IMPORTED = "imported"  # as a backend: the scheme comes from a model that another tool quantized
+_CURE = "write it again with `qdqspec tune`; after an edit by hand, delete its digest"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchemeFile:
+    """Content of a scheme file: the backend it was made for, and the sites with their numbers.
+
+    ``positions`` are those of the nodes that read the sites, if the file has them: see `match.positions`.
+    ``dq_dtype`` is the type of tensors whose type the model does not state. The numbers are those of a model with the
+    factors ``equalized``, which was ``converted_from`` float16 to float32 if that is set.
+    """
+
+    backend: str
+    pairs: tuple[PlacedPair, ...]
+    equalized: tuple[Equalization, ...] = ()
+    positions: Mapping[str, str] = field(default_factory=dict)
+    dq_dtype: str | None = None
+    converted_from: str | None = None
+
+    @cached_property
+    def placement(self) -> Placement:
+        """The sites without numbers."""
+        return Placement(sites=frozenset(pair.site for pair in self.pairs))
+
+
+def write_scheme(
+    path: Path,
+    placement: Placement,
+    pairs: Sequence[PlacedPair],
+    backend: str,
+    positions: Mapping[str, str] | None = None,
+    *,
+    dq_dtype: str | None = None,
+    factors: Sequence[Equalization] = (),
+    is_converted: bool = False,
+) -> None:
+    """Write a placement and the numbers of its sites atomically. One line per site.
+
+    With ``positions`` of nodes, the sites can be matched in models with other names of tensors and nodes;
+    ``dq_dtype`` was assumed for tensors without a type. The numbers are those of a model with ``factors``, which was
+    converted from float16 to float32 if it ``is_converted``. Raises `PlacementError` if ``pairs`` are not those of the
+    placement, `OutputError` if the file cannot be written.
+    """
+    if {pair.site for pair in pairs} != placement.sites:
+        raise PlacementError("the numbers given are not those of the placement", where=path)
+    ordered = sorted(pairs, key=lambda pair: (pair.site.tensor, pair.site.consumers))
+    records = [_record(pair, positions or {}) for pair in ordered]
+    channels = [change.record for change in factors]
+    head = {
+        "schema_version": SCHEMA_VERSION,
+        "backend": backend,
+        "digest": placement.digest,
+        "sum": _sum(backend, records, channels),
+    } | ({} if dq_dtype is None else {"dq_dtype": dq_dtype})
+    head |= {"converted_from": FLOAT16} if is_converted else {}
+    head |= {"equalized": channels} if channels else {}
+    sites = ",\n  ".join(map(json.dumps, records))
+    write_text(path, f'{json.dumps(head)[:-1]}, "sites": [\n  {sites}\n]}}\n')
+
+
+def read_scheme(path: Path) -> SchemeFile:
+    """Read a scheme file. Raises `StateError` naming the file if it is missing, damaged or not a scheme."""
+    try:
+        content = read_json(path, most_bytes=_MOST_BYTES)
+    except OSError as error:
+        raise StateError(
+            f"the scheme cannot be read: {error.strerror}", where=path, cure="check the path"
+        ) from None
+    except TooLargeError as error:
+        raise StateError(f"this is too large to be a scheme: {error}", where=path, cure=_CURE) from None
+    except ValueError as error:
+        raise StateError(f"the scheme is not JSON: {error}", where=path, cure=_CURE) from None
+    return _checked(content, path)
+
+
+def apply_scheme(model: Model, scheme: Path | Mapping[str, object]) -> Inserted:
+    """The model with the pairs and numbers of a scheme.
+
+    A float16 model is converted to float32 if the scheme was made for one that was. BatchNormalization is folded
+    first, as in tuning, unless more sites fit the model without folding. Sites are matched by their names, by the nodes
+    that read them, and by the position of these: see `qdqspec.qdq.scheme.match`. Sites that do not fit are
+    omitted and noted; if none fits, or the model cannot have the factors of the scheme, `PlacementError` is raised. A
+    damaged scheme raises `StateError`.
+    """
+    known = read_scheme(scheme) if isinstance(scheme, Path) else _checked(scheme, "the scheme")
+    typed, converted = model, []
+    if known.converted_from is not None and computes_in_float16(model):
+        typed, converted = (
+            in_float32(model),
+            [f"converted from {known.converted_from} to float32, as tuning does"],
+        )
+    typed = typed if known.dq_dtype is None else with_types(typed, known.dq_dtype)
+    prepared, notes = prepared_for(typed, known.pairs, known.positions, known.equalized)
+    fitted = fit_pairs(prepared, known.pairs, known.positions)
+    if known.pairs and not fitted.pairs:
+        first, reason = next(iter(fitted.reasons.items()))
+        raise PlacementError(
+            f"none of the {len(known.pairs)} sites fits; the first, tensor '{first}': {reason}",
+            where=scheme if isinstance(scheme, Path) else None,
+            cure=f"apply it to the model it was made for, not to {model.where}",
+        )
+    notes += fitted.notes(is_imported=known.backend == IMPORTED)
+    placement = Placement(sites=frozenset(pair.site for pair in fitted.pairs))
+    floating = frozenset(pair.site for pair in fitted.pairs if not pair.stored)
+    inserted = insert_qdq(prepared, placement, SchemeNumbers(prepared, fitted.pairs), floating=floating)
+    return replace(inserted, notes=(*converted, *notes, *inserted.notes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittedPairs:
+    """The pairs of a scheme under the names of one model.
+
+    ``moved`` are the tensors with other names there, ``reasons`` why others were omitted, in whole or in
+    part; both by their names in the scheme.
+    """
+
+    pairs: tuple[PlacedPair, ...]
+    moved: tuple[str, ...]
+    reasons: Mapping[str, str]
+
+    def notes(self, *, is_imported: bool) -> list[str]:
+        """Notes for the reader."""
+        notes = []
+        if self.moved:
+            notes.append(
+                f"found by the nodes that read them, {names_text(self.moved)}: this model names them otherwise"
+            )
+        if self.reasons:
+            first, reason = next(iter(self.reasons.items()))
+            many = f"{names_text(self.reasons)}; " if len(self.reasons) > 1 else ""
+            notes.append(f"left out {many}'{first}': {reason}")
+        if self.reasons and is_imported:
+            notes.append(
+                "to place the omitted sites, import the quantized model again with `--reference` and this model"
+            )
+        return notes
+
+
+def fit_pairs(
+    model: Model, pairs: Iterable[PlacedPair], positions: Mapping[str, str] | None = None
+) -> FittedPairs:
+    """The pairs as sites of a model. If two read the same input, the first one is kept."""
+    matcher = Matcher(model, positions or {})
+    fitted: list[PlacedPair] = []
+    moved: list[str] = []
+    reasons: dict[str, str] = {}
+    taken: set[Consumer] = set()
+    for pair in pairs:
+        found = matcher.find(pair.site)
+        problems = list(found.reasons)
+        for site in found.sites:
+            there = replace(pair, site=site)
+            if (why := _misfit(model, there)) is not None:
+                problems.append(why)
+            elif taken.intersection(site.consumers):
+                problems.append("another site of the scheme quantizes the same input")
+            else:
+                taken.update(site.consumers)
+                fitted.append(there)
+                moved += [] if site == pair.site else [pair.site.tensor]
+        if problems:
+            reasons[pair.site.tensor] = problems[0]
+    return FittedPairs(pairs=tuple(fitted), moved=tuple(dict.fromkeys(moved)), reasons=reasons)
+
+
+def prepared_for(
+    model: Model,
+    pairs: Sequence[PlacedPair],
+    positions: Mapping[str, str] | None = None,
+    factors: Sequence[Equalization] = (),
+) -> tuple[Model, list[str]]:
+    """The model that the sites were made for, equalized by these factors, and notes.
+
+    Folding replaces two tensors by one. Raises `PlacementError` if it cannot have the factors.
+    """
+    folded = fold_weights(model)
+    if (
+        not pairs
+        or not folded.missing
+        or _fit(model, pairs, positions) > _fit(folded.model, pairs, positions)
+    ):
+        found, notes = model, []
+    else:
+        found, notes = folded.model, [folded.note]
+    if (why := misfit_of(found, factors)) is not None:
+        raise PlacementError(
+            f"the scheme is for scaled channels, and {why}",
+            where=model.where,
+            cure="apply it to the float model that it was made for",
+        )
+    return equalized(found, factors), notes
+
+
+def _fit(model: Model, pairs: Sequence[PlacedPair], positions: Mapping[str, str] | None) -> tuple[int, int]:
+    """Sort key: number of pairs that fit a model, then number that fit by their own names."""
+    fitted = fit_pairs(model, pairs, positions)
+    return len(fitted.pairs), -len(fitted.moved)
+
+
+class SchemeNumbers:
+    """The numbers of a scheme in the form that insertion needs."""
+
+    def __init__(self, model: Model, pairs: Iterable[PlacedPair]) -> None:
+        self._model = model
+        known = tuple(pairs)
+        self._params = {pair.site: params_of(pair, _shape(model, pair.site)) for pair in known}
+        self._rounding = {weight_key(pair.site): pair.rounding for pair in known if pair.rounding}
+        self._biases = {weight_key(pair.site): pair.bias for pair in known if pair.bias}
+
+    def params(self, site: Site) -> QuantParams:
+        """Scale and zero point of a site, or of the site with more consumers that it is part of."""
+        if site not in self._params:
+            alike = (known for known in self._params if replace(known, consumers=site.consumers) == site)
+            whole = next(known for known in alike if set(site.consumers) <= set(known.consumers))
+            self._params[site] = self._params[whole]
+        return self._params[site]
+
+    def integer_weight(self, site: Site) -> npt.NDArray[np.generic]:
+        """The constant of a site as integers."""
+        values = self._model.array(site.tensor).astype(np.float32, copy=False)
+        nearest = quantize(values, self.params(site))
+        text = self._rounding.get(weight_key(site))
+        return nearest if text is None else rounded(nearest, text)
+
+    def bias_shift(self, site: Site) -> npt.NDArray[np.float32] | None:
+        """The shift of the bias of the layer that reads this weight."""
+        text = self._biases.get(weight_key(site), "") if site.weight else ""
+        layer = biased_layer(self._model, site) if text else None
+        return None if layer is None else shift_of(text, layer.channels)
+
+
+def params_of(pair: PlacedPair, shape: Sequence[int] = ()) -> QuantParams:
+    """The numbers of a pair as arithmetic parameters; scales of blocks need the shape of the weight."""
+    fmt, axis = number_format(pair.site.format), pair.site.axis
+    along: tuple[int, ...] = () if axis is None else (-1,)
+    if fmt.dynamic and not pair.site.weight:
+        along = ()
+    elif fmt.block and axis is not None:
+        along = tuple(-(-d // fmt.block) if i == axis else d for i, d in enumerate(shape))
+    scale = np.array(pair.scale, np.float32).reshape(along)
+    zero_point = np.array(pair.zero_point).astype(fmt.dtype).reshape(along)
+    outer = None if pair.outer is None else np.asarray(pair.outer, np.float32)
+    return QuantParams(fmt, scale, zero_point, axis, outer)
+
+
+def _misfit(model: Model, pair: PlacedPair) -> str | None:
+    reason = misfit(model, pair.site) or _misfit_of_corrections(model, pair)
+    found_later = number_format(pair.site.format).dynamic and not pair.site.weight
+    if reason is not None or pair.site.axis is None or found_later:
+        return reason
+    shape, axis = _shape(model, pair.site), pair.site.axis
+    block = number_format(pair.site.format).block
+    channels = shape[axis] if axis < len(shape) else 0
+    wanted = prod(shape) // channels * -(-channels // block) if block and channels else channels
+    if wanted != len(pair.scale):
+        what = f"blocks of {block}" if block else "channels"
+        return f"it has {wanted or 'no'} {what} on axis {axis}, the scheme {len(pair.scale)}"
+    return None
+
+
+def _misfit_of_corrections(model: Model, pair: PlacedPair) -> str | None:
+    layer = biased_layer(model, pair.site) if pair.bias else None
+    if pair.bias and layer is None:
+        return "the scheme corrects the bias of its layer, which has none of its own"
+    checked = "its rounding"
+    try:
+        if pair.rounding:
+            rounding_steps(pair.rounding, prod(_shape(model, pair.site)))
+        checked = "the bias of its layer"
+        if layer is not None:
+            shift_of(pair.bias, layer.channels)
+    except ValueError as error:
+        return f"{checked} does not fit: {error}"
+    return None
+
+
+def _shape(model: Model, site: Site) -> tuple[int, ...]:
+    """The shape of a constant; unknown dimensions of other tensors are 0."""
+    return tuple(dim or 0 for dim in model.shape(site.tensor) or ())
+
+
+def _record(pair: PlacedPair, positions: Mapping[str, str]) -> dict[str, object]:
+    site, single = pair.site, pair.site.axis is None
+    record: dict[str, object] = {
+        "tensor": site.tensor,
+        "consumers": [
+            end._asdict() | ({"position": positions[end.node]} if end.node in positions else {})
+            for end in site.consumers
+        ],
+        "format": site.format,
+        "scale": pair.scale[0] if single else pair.scale,
+        "zero_point": pair.zero_point[0] if single else pair.zero_point,
+        "axis": site.axis,
+        "weight": site.weight,
+    }
+    record |= {} if pair.outer is None else {"outer": pair.outer}
+    record |= {"rounding": pair.rounding} if pair.rounding else {}
+    record |= {"bias": pair.bias} if pair.bias else {}
+    return record if pair.stored else {**record, "stored": False}
+
+
+def _sum(backend: object, records: Iterable[object], factors: Sequence[object]) -> str:
+    """Checksum of factors and of sites with their numbers, in any order. The digest covers the placement only."""
+    return content_sum([backend, *sorted(map(content_sum, records)), *factors])
+
+
+# ---- the file border ----------------------------------------------------------------------------
+
+
+class _Consumer(BaseModel):
+    node: str
+    input: Annotated[int, Field(ge=0)]
+    position: str | None = None  # of the node in the graph, for models where its name differs
+
+
+class _Site(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    tensor: str
+    consumers: Annotated[list[_Consumer], Field(min_length=1)]
+    format: str
+    scale: float | list[float]
+    zero_point: int | list[int]
+    axis: Annotated[int, Field(ge=0)] | None = None
+    weight: bool | None = None  # by default, a site with an axis is a weight
+    stored: bool = True  # of a weight: stored as integers behind a DQ, or float behind Q and DQ
+    outer: float | None = None  # factor of all scales, if a format quantizes scales too
+    rounding: str = ""  # of a weight: how its integers differ from the nearest ones
+    bias: str = ""  # of a weight: the shift of the bias of its layer
+
+    @model_validator(mode="after")
+    def _numbers_make_sense(self) -> _Site:
+        pair = self.pair()
+        try:
+            fmt = number_format(self.format)
+        except ConfigError as error:
+            raise ValueError(error.what) from None
+        if len(pair.scale) != len(pair.zero_point) or not pair.scale:
+            raise ValueError("scale and zero_point must be equally many")
+        if self.axis is None and len(pair.scale) != 1:
+            raise ValueError("several scales need an axis")
+        if (pair.outer is not None) != fmt.two_level:
+            raise ValueError(f"an outer scale is {'missing' if fmt.two_level else f'nothing {fmt.name} has'}")
+        scales = pair.scale if pair.outer is None else (*pair.scale, pair.outer)
+        if not all(_SMALLEST <= scale <= _LARGEST for scale in scales):  # NaN fails too
+            raise ValueError("a scale must be a positive float32")
+        if not all(fmt.low <= z <= fmt.high for z in pair.zero_point):
+            raise ValueError(f"a zero point of {fmt.name} lies between {fmt.low} and {fmt.high}")
+        return self
+
+    def pair(self) -> PlacedPair:
+        site = Site(
+            tensor=self.tensor,
+            consumers=tuple(Consumer(end.node, end.input) for end in self.consumers),
+            format=self.format,
+            axis=self.axis,
+            weight=self.axis is not None if self.weight is None else self.weight,
+        )
+        return PlacedPair(
+            site=site,
+            scale=tuple(self.scale) if isinstance(self.scale, list) else (self.scale,),
+            zero_point=tuple(self.zero_point) if isinstance(self.zero_point, list) else (self.zero_point,),
+            stored=self.stored,
+            outer=self.outer,
+            rounding=self.rounding,
+            bias=self.bias,
+        )
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    schema_version: Literal[1]
+    backend: str
+    sites: list[_Site]
+    equalized: list[dict[str, object]] = []  # factors of channels, see `Equalization`
+    digest: str | None = None  # of the placement; after an edit by hand it must be deleted
+    sum: str | None = None  # of everything including numbers; ignored without a digest
+    dq_dtype: Literal["float32", "float16", "bfloat16"] | None = None  # of tensors without a type
+    converted_from: Literal["float16"] | None = (
+        None  # the float type of the model before its conversion to float32
+    )
+
+
+def _checked(content: object, where: Path | str) -> SchemeFile:
+    try:
+        file = _File.model_validate(content)
+        factors = EQUALIZATIONS.validate_python(file.equalized)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        place = ".".join(str(part) for part in problem["loc"]) or "the whole file"
+        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+        raise StateError(
+            f"this is not a scheme: {place}: {problem['msg']}{more}", where=where, cure=_CURE
+        ) from None
+    ends = (end for site in file.sites for end in site.consumers)
+    known = SchemeFile(
+        backend=file.backend,
+        pairs=tuple(site.pair() for site in file.sites),
+        equalized=factors,
+        positions={end.node: end.position for end in ends if end.position is not None},
+        dq_dtype=file.dq_dtype,
+        converted_from=file.converted_from,
+    )
+    if file.digest is not None and file.digest != known.placement.digest:
+        raise StateError(
+            f"the scheme is damaged: its sites have digest {known.placement.digest}, it says {file.digest}",
+            where=where,
+            cure=_CURE,
+        )
+    assert isinstance(content, Mapping)  # it has been validated
+    sites = [dict(site) for site in content["sites"]]
+    if file.digest and file.sum is not None and file.sum != _sum(file.backend, sites, file.equalized):
+        raise StateError(
+            "the scheme is damaged: its numbers are not those that were written", where=where, cure=_CURE
+        )
+    return known

@@ -1,0 +1,267 @@
+"""The journal of a search: every trial on a line of its own, on disk before the next one starts.
+
+``trials.jsonl`` holds one object per line and nothing else; the description of the run (model, spec, backend, device,
+seed, versions) is in ``trials.header.json`` beside it. Each line carries that header's digest as ``run``, which
+identifies lines of another run, and ends with a checksum of itself as ``sum``, which detects changed bytes. A journal
+is validated when it is opened: a line truncated by a kill is cut and noted, any other damage is a `StateError`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from qdqspec._core.closing import Closing
+from qdqspec._core.codec import from_data, to_data
+from qdqspec._core.files import unwritable, write_whole
+from qdqspec._core.node_digests import changes_text
+from qdqspec.errors import OutputError, StateError
+from qdqspec.types import Trial, kind_of
+
+
+def trial_to_json(trial: Trial) -> dict[str, Any]:
+    """The fields of a trial, its number as ``trial``; ``placement`` is the digest, ``scheme`` the placement in full."""
+    data: dict[str, Any] = to_data(trial)
+    return {
+        "trial": data.pop("number"),
+        **data,
+        "placement": trial.placement.digest,
+        "scheme": data["placement"],
+    }
+
+
+def trial_from_json(data: Mapping[str, Any]) -> Trial:
+    """The inverse of `trial_to_json`. Raises ``ValueError`` if the object is not a trial."""
+    try:
+        digest, fields = data["placement"], {"number": data["trial"], "placement": data["scheme"]}
+        trial = from_data(Trial, {**data, **fields})
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"not a trial: {error!r}") from None
+    if trial.placement.digest != digest:
+        raise ValueError(f"the scheme has digest {trial.placement.digest}, not {digest}")
+    for _, label in trial.placement.labels:
+        kind_of(label)
+    return trial
+
+
+SCHEMA_VERSION = 3  # 2: lines end with a checksum; 3: all fields of a trial by name
+_SUM = re.compile(rb',"sum":"([0-9a-f]{16})"\}\n?')
+_SUM_BYTES = 26  # bytes of a line that `_SUM` matches, without the line end
+MOST_BYTES = 1 << 30  # a build takes a few hundred kilobytes at most
+_OTHER = "name the trials.jsonl of a tuning run, with trials.header.json beside it"
+_NODES = "model_nodes"  # digests, from which a message names what changed
+_AWAY = "move the journal away, or choose another output folder, to start anew"
+
+
+class Journal(Closing):
+    """An open journal. ``notes`` are messages for the user about its state when it was opened."""
+
+    def __init__(self, path: Path, run: str, trials: list[Trial], notes: tuple[str, ...]) -> None:
+        self.path = path
+        self.notes = notes
+        self._run = run
+        self._trials = trials
+        self._file = os.open(path, os.O_RDWR | os.O_APPEND | getattr(os, "O_BINARY", 0))
+
+    @classmethod
+    def open(cls, path: Path, header: Mapping[str, object]) -> Journal:
+        """Open or create the journal of the run that ``header`` describes.
+
+        Every key of the header counts: a journal whose header differs belongs to another run. Raises `StateError` for
+        that and for a damaged line, `OutputError` if the file cannot be written.
+        """
+        header = _full(header)
+        try:
+            raw = path.read_bytes() if path.exists() else b""
+            if raw:
+                _check_header(path, header)
+            run = _digest(header)
+            lines, trials, note, damage = _sound_lines(path, raw, run)
+            if damage is not None:
+                raise damage
+            text = json.dumps(header, indent=2, sort_keys=True) + "\n"
+            write_whole(_header_path(path), text, what="the journal", make_folder=True)
+            _repair(path, raw, b"".join(lines))
+            return cls(path, run, trials, (note,) if note else ())
+        except OSError as error:
+            raise _unwritable(path, error) from None
+
+    @classmethod
+    def recover(cls, source: Path, target: Path, header: Mapping[str, object]) -> int:
+        """Create a journal in ``target`` from the lines of this run before any damage in ``source``.
+
+        They are copied byte for byte; returns their number.
+        """
+        lines, *_ = _sound_lines(source, source.read_bytes(), _digest(_full(header)))
+        write_whole(target, b"".join(lines), what="the journal")
+        return len(lines)
+
+    def append(self, trial: Trial, **more: object) -> None:
+        """Write one trial, and wait until it is on disk. ``more`` are further keys of its line.
+
+        Raises `OutputError` if it cannot be written; the earlier lines are intact then.
+        """
+        self._write(_line({**trial_to_json(trial), **more, "run": self._run}))
+        self._trials.append(trial)
+
+    def trials(self) -> tuple[Trial, ...]:
+        """All trials, oldest first."""
+        return tuple(self._trials)
+
+    def close(self) -> None:
+        """Close the file; closing twice is harmless."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _write(self, line: bytes) -> None:
+        if self._file < 0:
+            raise StateError("the journal is closed", where=self.path, cure="open it again")
+        size = os.fstat(self._file).st_size
+        try:
+            rest = memoryview(line)
+            while rest:
+                rest = rest[os.write(self._file, rest) :]
+            os.fsync(self._file)
+        except OSError as error:
+            with contextlib.suppress(OSError):  # a full disk may have stored half a line: truncate it
+                os.ftruncate(self._file, size)
+            raise _unwritable(self.path, error) from None
+
+
+def read_journal(path: Path) -> tuple[dict[str, Any], tuple[Trial, ...]]:
+    """Header and trials of a journal, oldest first; nothing is written, and a truncated last line is ignored.
+
+    Raises `StateError` if it or its header is missing, or it is damaged.
+    """
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise StateError(f"a journal has at most {MOST_BYTES >> 20} MiB", where=path, cure=_OTHER)
+        raw, header = path.read_bytes(), _header(path)
+    except OSError as error:
+        what = f"the journal {path.name} cannot be read: {error.strerror or error}"
+        raise StateError(what, where=error.filename or path, cure=_OTHER) from None
+    if header is None:
+        what = f"the header of the journal {path.name} is damaged"
+        raise StateError(what, where=_header_path(path), cure=_OTHER)
+    _, trials, _, damage = _sound_lines(path, raw, _digest(header))
+    if damage is not None:
+        raise damage
+    return header, tuple(trials)
+
+
+def _header(path: Path) -> dict[str, Any] | None:
+    """The header on disk, ``None`` if it is damaged. Raises ``OSError``."""
+    with contextlib.suppress(ValueError, RecursionError):
+        found = json.loads(_header_path(path).read_bytes())
+        return found if isinstance(found, dict) else None
+    return None
+
+
+def _header_path(path: Path) -> Path:
+    return path.with_name(f"{path.stem}.header.json")
+
+
+def _full(header: Mapping[str, object]) -> dict[str, Any]:
+    """The header as it is written, with the version of its format."""
+    full: dict[str, Any] = json.loads(json.dumps({"schema_version": SCHEMA_VERSION, **header}))
+    return full
+
+
+def _digest(header: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _check_header(path: Path, header: Mapping[str, Any]) -> None:
+    """Compare with the header on disk. A missing or damaged one is rewritten if the lines are of this run."""
+    found = _header(path) if _header_path(path).exists() else None
+    if found is None or found == header:
+        return
+    differences = [
+        f"{key} was {_short(found.get(key))} and is {_short(header.get(key))}"
+        for key in sorted({*found, *header} - {_NODES})
+        if found.get(key) != header.get(key)
+    ]
+    if found.get(_NODES) != header.get(_NODES):
+        what = changes_text(str(found.get(_NODES)), str(header.get(_NODES)))
+        differences.append(what or f"{_NODES} is missing in one of them")
+    raise StateError(f"this journal belongs to another run: {'; '.join(differences)}", where=path, cure=_AWAY)
+
+
+def _short(value: object) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= 48 else f"{text[:45]}..."
+
+
+def _sound_lines(path: Path, raw: bytes, run: str) -> tuple[list[bytes], list[Trial], str, StateError | None]:
+    """The lines before any damage, with their line ends, and their trials.
+
+    Also a note if a kill truncated the last line, and the error of a damaged one.
+    """
+    *whole, torn = raw.split(b"\n")
+    lines, trials, note = list[bytes](), list[Trial](), ""
+    for number, line in enumerate([*whole, torn] if torn else whole, 1):
+        try:
+            trials.append(_trial(path, number, line, run))
+        except StateError as error:
+            if number <= len(whole):
+                return lines, trials, "", error
+            note = "were half a line, from a run that was killed; they were cut"
+            return lines, trials, f"{path}: the last {len(torn)} bytes {note}", None
+        lines.append(line + b"\n")
+    if torn:
+        note = f"{path}: the last line had no end; it was complete and is kept"
+    return lines, trials, note, None
+
+
+def _trial(path: Path, number: int, line: bytes, run: str) -> Trial:
+    """The trial of a line, without or with its end."""
+    where = f"{path}:{number}"
+    try:
+        found = _SUM.fullmatch(line, max(0, len(line.removesuffix(b"\n")) - _SUM_BYTES))
+        text = line[: found.start()] + b"}" if found else line
+        entry: dict[str, Any] = json.loads(text)
+        trial = trial_from_json(entry)
+        if found is None or found[1] != _sum(text):
+            raise ValueError("its sum does not fit")
+    except (ValueError, RecursionError) as error:
+        reason = str(error).splitlines()[0][:120]
+        raise StateError(
+            f"this line of the journal is damaged ({reason})",
+            where=where,
+            cure=f"delete the line to resume from the others, or {_AWAY}",
+        ) from None
+    if entry.get("run") != run:
+        raise StateError("this line was written by another run", where=where, cure=_AWAY)
+    return trial
+
+
+def _line(entry: Mapping[str, Any]) -> bytes:
+    """An entry with its checksum as the last key, and the line end."""
+    text = json.dumps(entry, separators=(",", ":")).encode()
+    return text[:-1] + b',"sum":"' + _sum(text) + b'"}\n'
+
+
+def _sum(text: bytes) -> bytes:
+    return hashlib.blake2b(text, digest_size=8).hexdigest().encode()
+
+
+def _repair(path: Path, raw: bytes, whole: bytes) -> None:
+    """Create the file, or cut or complete its end. Whole lines are never rewritten."""
+    with path.open("ab") as file:
+        file.truncate(min(len(raw), len(whole)))
+        file.write(whole[len(raw) :])
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _unwritable(path: Path, error: OSError) -> OutputError:
+    return unwritable(
+        "the journal", path, error, "choose another output folder; the trials before it are kept"
+    )

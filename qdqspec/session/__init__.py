@@ -1,5 +1,0 @@
-"""Tunes, measures and checks cases: `pipeline` runs one case, `Session` holds the shared resources of cases."""
-
-from qdqspec.session.session import Session
-
-__all__ = ["Session"]

@@ -1,0 +1,338 @@
+"""Builds models, and races and compares their engines: all timing of a search."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from threading import Lock
+from typing import TypeAlias
+
+import numpy as np
+
+from qdqspec.accuracy.gate import Runs
+from qdqspec.backends._memory import HasMemory, has_memory
+from qdqspec.backends._open_engines import Engines
+from qdqspec.backends.base import Backend, BuildOptions, Engine
+from qdqspec.errors import BackendError, QdqspecError
+from qdqspec.timing.drift import DriftMonitor
+from qdqspec.timing.profiles import GivenFeeds, Load, Part, attach, loads_of, profile_latencies
+from qdqspec.timing.race import MOST_RUNS, Turn, profiled, race, warmed
+from qdqspec.timing.stats import Deviation, RatioEstimate, build_deviation, drift
+from qdqspec.timing.together import FreshBuilds, IsSettled, Together, joined, merged
+from qdqspec.types import (
+    Clock,
+    Interval,
+    LatencyEvidence,
+    LayerTime,
+    Placement,
+    Race,
+    RatioTest,
+    Samples,
+    Trial,
+)
+
+CONFIRM_BUILDS = 3
+CONFIRM_ROUNDS = 24
+FLOOR_EPS = 0.01  # smallest significant difference: one per cent
+FLOAT = Placement(sites=frozenset())
+
+Key: TypeAlias = tuple[
+    Placement, tuple[str, ...]
+]  # of an engine: its placement, and the nodes that it is built of
+Extract: TypeAlias = Callable[[Placement, tuple[str, ...]], Part]
+
+
+def significant(deviation: float) -> float:
+    """The smallest significant difference where builds of one model have this standard deviation of logarithms.
+
+    A half at most: no gain would reach a larger one.
+    """
+    return min(0.5, max(FLOOR_EPS, 2 * deviation))
+
+
+class Bench:
+    """Builds models and times engines of them. It knows no search: which candidate wins is decided in `search.loop`.
+
+    ``feeds`` are inputs of one shape profile, or loads of several. ``write`` gives the file of a placement; without it
+    only model files are built. ``extract`` writes only the named nodes with their pairs, and gives inputs for them.
+    ``folder`` contains the candidates' files, and is removed from recorded messages. One engine of a whole model and
+    one of a part are kept open for races (`keep`). With ``looks`` the reference and the kept engine are timed from time
+    to time, and the intervals of `compare` include the variation of the ratio between these times. ``jobs`` is the
+    number of parallel builds of a comparison; if ``memory`` reports that not all of them fit at once, they are opened
+    one after the other. ``report`` is given the steps of measurements of fresh builds, as text.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        write: Callable[[Placement], Path] | None,
+        feeds: GivenFeeds,
+        *,
+        clock: Clock,
+        random: np.random.Generator,
+        options: BuildOptions | None = None,
+        exclusive: Callable[[], AbstractContextManager[object]] = nullcontext,
+        extract: Extract | None = None,
+        folder: Path | None = None,
+        jobs: int = 1,
+        engines: int = 1,
+        memory: HasMemory = has_memory,
+        looks: DriftMonitor | None = None,
+        report: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.clock: Clock = clock
+        self.exclusive = exclusive
+        self._backend = backend
+        self._write = write
+        self._loads = loads_of(feeds)
+        self._random = random
+        self._options = options or BuildOptions()
+        self._extract = extract
+        self._folder = folder
+        self._engines = engines
+        self._memory = memory
+        self._fresh = FreshBuilds(
+            clock=clock, random=random, exclusive=exclusive, jobs=jobs, memory=memory, report=report
+        )
+        self._writing = Lock()
+        self._looks = looks
+        self._kept: dict[bool, tuple[Key, Engine]] = {}  # by whether it is a part
+
+    def open(self, model: Placement | Path, subgraph: tuple[str, ...] = (), *, fresh: bool = False) -> Engine:
+        """An engine of a placement, of a part of it, or of a model file, with inputs bound.
+
+        Raises `BackendError` or `PlacementError`.
+        """
+        path, loads, options = model, self._loads, self._options
+        if isinstance(path, Placement):
+            with self._writing:
+                path, loads, options = self._files(path, subgraph)
+        return attach(self._backend.build(path, replace(options, fresh=fresh, hashed=not fresh)), loads)
+
+    def keep(self, placement: Placement, engine: Engine, subgraph: tuple[str, ...] = ()) -> None:
+        """Keep an engine open in place of the one before."""
+        self.drop(part=bool(subgraph))
+        self._kept[bool(subgraph)] = (placement, subgraph), engine
+
+    def keeps(self, engine: Engine) -> bool:
+        """Whether this engine is kept open."""
+        return any(each is engine for _, each in self._kept.values())
+
+    def kept(self, placement: Placement, subgraph: tuple[str, ...] = ()) -> Engine:
+        """The kept engine of a placement, built and warmed up if another one or none is kept."""
+        key, engine = self._kept.get(bool(subgraph), (None, None))
+        if engine is None or key != (placement, subgraph):
+            engine = self.open(placement, subgraph)
+            self.keep(placement, engine, subgraph)
+            warmed(engine, self.clock)
+        return engine
+
+    def drop(self, *, part: bool = False) -> None:
+        """Close the kept engine of a whole model, or of a part."""
+        _, engine = self._kept.pop(part, (None, None))
+        if engine is not None:
+            engine.close()
+
+    @contextmanager
+    def several(self, placement: Placement, engine: Engine) -> Iterator[Runs]:
+        """The engine of a placement together with others of it, which compute outputs at the same time."""
+        most = self._engines
+        if most == 1 or not self._memory([engine], most - 1):
+            yield engine
+            return
+        with Engines(partial(self.open, placement), most, given=engine) as several:
+            yield several
+
+    def race(
+        self,
+        engine: Engine,
+        opponent: Placement,
+        eps: float,
+        subgraph: tuple[str, ...] = (),
+    ) -> tuple[Race, Samples, Samples]:
+        """Race an engine against the kept one of the opponent, for a gain of ``eps``.
+
+        If one of the two fails, the opponent is built again, once. Raises `BackendError` if it fails again.
+        """
+        try:
+            return self._raced(engine, opponent, eps, subgraph)
+        except BackendError as error:
+            self.drop(part=bool(subgraph))
+            try:
+                return self._raced(engine, opponent, eps, subgraph)
+            except BackendError:  # the challenger failed, or the opponent permanently
+                self.drop(part=bool(subgraph))
+                raise error from None
+
+    def _raced(
+        self, engine: Engine, opponent: Placement, eps: float, subgraph: tuple[str, ...]
+    ) -> tuple[Race, Samples, Samples]:
+        rival = self.kept(opponent, subgraph)
+        if engine.graph_hash and engine.graph_hash == rival.graph_hash:  # both run the same kernels
+            same = Race(opponent=opponent.digest, ratio=1.0, p_value=1.0, pairs=0, verdict="same graph")
+            return same, Samples(), Samples()
+        return race(engine, rival, opponent.digest, clock=self.clock, eps=eps, random=self._random)
+
+    def measure_noise(
+        self,
+        reference: Trial,
+        seconds: float | None = None,
+        *,
+        plans: Sequence[tuple[int, int]] = ((5, 12), (5, 6), (3, 6)),
+        assumed: float = 0.05,
+    ) -> tuple[float, Samples]:
+        """The smallest significant difference, by the variation between builds of the reference, and their samples.
+
+        It is twice the standard deviation between builds, and one per cent or more. ``plans`` are numbers of builds and
+        rounds: the first that takes no longer than the ``seconds`` is used. With three builds the deviation is
+        underestimated so often that one race in thirty is won falsely. Where none fits it is ``assumed``, twice the
+        largest deviation seen between builds of real models: a lower value lets more placements win that are not
+        faster. Raises `BackendError` if the model does not build again.
+        """
+        fitting = (plan for plan in plans if self._fits(plan, reference, seconds))
+        builds, rounds = next(fitting, (0, 0))
+        if not builds:
+            return assumed, Samples()
+        built = self._together({"noise": reference.placement}, builds, rounds)
+        if built.failures:
+            why = self.reason(built.failures["noise"])
+            raise BackendError(f"the model was built once and then not again: {why}")
+        times = [build.on(self.clock) for build in built.samples["noise"]]
+        return significant(build_deviation(times)), joined(built.samples["noise"])
+
+    def _fits(self, plan: tuple[int, int], reference: Trial, seconds: float | None) -> bool:
+        """Whether so many builds with so many rounds take no longer than the seconds."""
+        if seconds is None or not reference.samples.wall_ms:
+            return True
+        builds, rounds = plan
+        run_ms = reference.samples.median_ms("wall")
+        turn = Turn.lasting(run_ms)
+        round_s = (max(1, turn.warmup) + turn.runs) * run_ms / 1e3
+        return builds * (reference.build_seconds + (MOST_RUNS + rounds) * round_s) <= seconds
+
+    def compare(
+        self,
+        roles: Mapping[str, Placement | Path],
+        *,
+        builds: int = CONFIRM_BUILDS,
+        rounds: int = CONFIRM_ROUNDS,
+        is_settled: Callable[[Mapping[str, RatioTest]], bool] = lambda _: False,
+        again: Callable[[Mapping[str, RatioTest]], bool] = lambda _: False,
+    ) -> LatencyEvidence:
+        """Build each role, a placement or a model file, freshly ``builds`` times and time all of them interleaved.
+
+        ``roles`` must include ``reference`` and ``tuned``. Equal models share their builds. It may end after half of
+        the rounds if the ratios by role are ``is_settled``. While ``again`` is true of the ratios so far, it is
+        repeated with other builds, and all builds count. Raises `BackendError` if the reference does not build;
+        another role that fails is omitted, with its reason recorded.
+        """
+        ids = {role: _identity(model) for role, model in roles.items()}
+        distinct = {ids[role]: model for role, model in roles.items()}
+        reference = ids["reference"]
+
+        def estimated(found: Together, times: Deviation = (0.0, 0)) -> dict[str, RatioEstimate]:
+            if reference not in found.samples:
+                return {}
+            ratios = found.estimates(reference, found.clock(self.clock), times)
+            return {role: ratios[each] for role, each in ids.items() if each in ratios}
+
+        def tests(ratios: Mapping[str, RatioEstimate]) -> dict[str, RatioTest]:
+            return {role: ratio.test for role, ratio in ratios.items()}
+
+        def decides(so_far: Together) -> bool:
+            ratios = estimated(so_far)
+            return bool(ratios) and is_settled(tests(ratios))
+
+        found = self._together(distinct, builds, rounds, is_settled=decides)
+        times = (0.0, 0) if self._looks is None else self._looks.deviation
+        ratios = estimated(found, times)
+        measurements = [found]
+        while ratios and again(tests(ratios)):
+            more = self._together(distinct, builds, rounds)
+            if more.samples.keys() != found.samples.keys():
+                break  # a model does not build any more
+            measurements.append(more)
+            found = merged(measurements)
+            ratios = estimated(found, times)
+        timed = found.samples
+        broken = {each: self.reason(error) for each, error in found.failures.items()}
+        if why := broken.get(reference):
+            raise BackendError(f"the reference model could not be built and run again: {why}")
+        clock = found.clock(self.clock)
+        present = {role: each for role, each in ids.items() if each in timed}
+        return LatencyEvidence(
+            clock=clock,
+            samples={role: joined(timed[each]) for role, each in present.items()},
+            ratios={role: ratio.predicted for role, ratio in ratios.items()},
+            tested=tests(ratios),
+            speedup=ratios["tuned"].predicted.inverse
+            if "tuned" in ratios
+            else Interval(median=1, low=1, high=1),
+            builds=len(timed[reference]),
+            profiles=profile_latencies(self._loads, found, present, clock, times),
+            drift=drift([build.on(clock) for build in found.builds]),
+            failures={role: broken[each] for role, each in ids.items() if each in broken},
+        )
+
+    def layers_of(self, placement: Placement) -> tuple[LayerTime, ...]:
+        """Layer times of a build of a placement. Raises `BackendError` if it does not run or cannot be profiled."""
+        with closing(self.open(placement)) as engine, self.exclusive():
+            return profiled(engine, warmed(engine, self.clock).median_ms(self.clock))
+
+    def look(self, build_seconds: float) -> None:
+        """Time the reference and the kept engine, if that is another placement and the last look is long ago.
+
+        ``build_seconds`` is how long the reference takes to build, which the first look does.
+        """
+        (placement, _), engine = self._kept.get(False, ((FLOAT, ()), None))
+        if self._looks is not None and engine is not None and placement.sites:
+            with self.exclusive():
+                self._looks.take_if_due(engine, partial(self.open, FLOAT), build_seconds)
+
+    def close(self) -> None:
+        """Close all open engines."""
+        self.drop()
+        self.drop(part=True)
+        if self._looks is not None:
+            self._looks.close()
+
+    def reason(self, error: QdqspecError) -> str:
+        """The recorded text of a failure, without the temporary folder of the candidates."""
+        text = str(error)
+        return text if self._folder is None else text.replace(f"{self._folder}{os.sep}", "")
+
+    def _files(
+        self, placement: Placement, subgraph: tuple[str, ...]
+    ) -> tuple[Path, tuple[Load, ...], BuildOptions]:
+        if not subgraph:
+            assert self._write is not None, "this bench builds model files only"
+            return self._write(placement), self._loads, self._options
+        assert self._extract is not None, "this bench builds whole models only"
+        part = self._extract(placement, subgraph)  # its inputs have their own names and shapes
+        return part.path, part.loads, replace(self._options, profiles=())
+
+    def _together(
+        self,
+        models: Mapping[str, Placement | Path],
+        builds: int,
+        rounds: int,
+        is_settled: IsSettled = lambda _: False,
+    ) -> Together:
+        """Time fresh builds of models together. Kept engines are closed if memory is short."""
+        openers = {name: [partial(self.open, model, fresh=True)] * builds for name, model in models.items()}
+        return self._fresh.time(
+            openers,
+            rounds,
+            beside=[engine for _, engine in self._kept.values()],
+            close_others=self.close,
+            is_settled=is_settled,
+        )
+
+
+def _identity(model: Placement | Path) -> str:
+    """The identity of a model: models with equal ones share their builds."""
+    return str(model) if isinstance(model, Path) else model.digest

@@ -1,0 +1,160 @@
+"""Changes of the times of fresh builds between two runs. Pure.
+
+Times are compared by Welch's test and a rank test. Both tests are needed, because each misses effects that the other
+detects. Builds of one model differ by one or two per cent, so the interval counts builds: a thousand runs of one
+unlucky build prove nothing. The mean of few builds is moved by one outlier, so the rank test counts rounds, where an
+outlier is one rank like others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+
+from qdqspec._core.arrays import Floats
+from qdqspec.timing.stats import pooled_deviation, ratio_around, student_t, trimmed_mean
+from qdqspec.types import Clock, Interval, LatencyEvidence, Samples, TimeChange
+
+UNKNOWN_DEVIATION = 0.024  # between builds, assumed with one build per role: the largest we have measured
+_ENOUGH = 200  # degrees of freedom from which Student's t equals the normal distribution to two digits
+
+Builds = tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildTimes:
+    """Milliseconds of one run on one clock: a sequence for each fresh build, all of one length.
+
+    With a ``reference`` the ratio tuned / reference is compared, and position ``i`` of every sequence belongs to one
+    round, so that drift cancels; without one, the times themselves are compared, run by run. ``beside`` are other
+    models of the run, used only to estimate the variation between builds.
+    """
+
+    tuned: Builds
+    reference: Builds = ()
+    beside: tuple[Builds, ...] = ()
+
+    @property
+    def alone(self) -> bool:
+        """Whether the reference itself is the selected model: the ratio is exactly one."""
+        return self.tuned == self.reference
+
+
+def ratio_times(latency: LatencyEvidence, *, in_a_row: bool = False) -> BuildTimes:
+    """The samples of tuned and reference on the deciding clock, by build.
+
+    They are between both conditions of the caches, like a speed-up; with ``in_a_row`` those of consecutive runs only.
+    """
+    clock, builds = latency.clock, latency.builds
+    samples = [latency.samples[role] for role in ("tuned", "reference")]
+    tuned, reference = (
+        _apart(each.on(clock) if in_a_row else each.between(clock), builds) for each in samples
+    )
+    return BuildTimes(tuned=tuned, reference=reference)
+
+
+def builds_of(samples: Samples, clock: Clock, builds: int) -> Builds:
+    """Split joined samples by build; one build if they do not divide evenly."""
+    return _apart(samples.on(clock), builds)
+
+
+def _apart(values: tuple[float, ...], builds: int) -> Builds:
+    count = builds if builds > 0 and len(values) % builds == 0 else 1
+    length = len(values) // count
+    return tuple(values[start : start + length] for start in range(0, len(values), max(1, length)))
+
+
+def ratio_interval(times: BuildTimes) -> Interval:
+    """The ratio tuned / reference (without a reference: the time) with its 95 % interval."""
+    level = _level(times)
+    return _interval(level.center, level.variance, level.freedom)
+
+
+def change_between(now: BuildTimes, before: BuildTimes) -> TimeChange:
+    """The change of the ratio (without references: of the time), now over before.
+
+    The interval is Welch's (1947): each run has its own variance between builds. The rank test is that of Mann and
+    Whitney (1947) on the logarithms of each round, its bounds those of Hodges and Lehmann (1963).
+    """
+    ours, theirs = _level(now), _level(before)
+    variance = ours.variance + theirs.variance
+    # Degrees of freedom of the sum of two variances (Welch and Satterthwaite).
+    parts = sum(level.variance**2 / level.freedom for level in (ours, theirs))
+    freedom = (ours.variance + theirs.variance) ** 2 / parts if parts else math.inf
+    references = [times.reference for times in (now, before) if times.reference]
+    middles = [float(np.median(np.concatenate(builds))) for builds in references]
+    return TimeChange(
+        builds=_interval(ours.center - theirs.center, variance, freedom),
+        ranks=shift_bounds(ours.rounds, theirs.rounds).exponential,
+        p_value=mann_whitney_p(ours.rounds, theirs.rounds),
+        reference=middles[0] / middles[1] if len(middles) == 2 else 1.0,
+    )
+
+
+def mann_whitney_p(ours: Sequence[float] | Floats, theirs: Sequence[float] | Floats) -> float:
+    """Two-sided p-value of the Mann-Whitney rank test.
+
+    Normal approximation with corrections for ties and continuity.
+    """
+    from scipy.stats import mannwhitneyu
+
+    return float(mannwhitneyu(ours, theirs, method="asymptotic").pvalue)
+
+
+def shift_bounds(
+    ours: Sequence[float] | Floats, theirs: Sequence[float] | Floats, alpha: float = 0.01
+) -> Interval:
+    """The shift between two samples: the median of all differences, and the bounds that the rank test does not reject.
+
+    A shift outside the bounds is rejected, with error ``alpha`` on each side: a larger one finds smaller changes, and
+    more that are none. Samples too small to reject anything have infinite bounds.
+    """
+    differences = np.sort(np.subtract.outer(np.asarray(ours), np.asarray(theirs)), axis=None)
+    pairs = len(differences)
+    deviation = math.sqrt(pairs * (len(ours) + len(theirs) + 1) / 12)
+    needed = math.ceil(pairs / 2 + 0.5 + NormalDist().inv_cdf(1 - alpha) * deviation)
+    known = needed <= pairs
+    return Interval(
+        median=float(np.median(differences)),
+        low=float(differences[pairs - needed]) if known else -math.inf,
+        high=float(differences[needed - 1]) if known else math.inf,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """One run in logarithms: its value, the variance and degrees of freedom of that, and the values to rank."""
+
+    center: float
+    variance: float
+    freedom: float
+    rounds: Floats
+
+
+def _level(times: BuildTimes) -> _Level:
+    logs = [
+        np.log(np.asarray(builds, dtype=np.float64)) for builds in (times.tuned, times.reference) if builds
+    ]
+    if times.alone:
+        return _Level(0.0, 0.0, math.inf, np.zeros(logs[0].shape[1]))
+    if times.reference:
+        rounds = np.concatenate(logs).mean(axis=0)
+        logs = [group - rounds for group in logs]
+    levels = [[trimmed_mean(build) for build in group] for group in logs]
+    beside = [[trimmed_mean(np.log(build)) for build in builds] for builds in times.beside]
+    deviation, freedom = pooled_deviation([*levels, *beside])
+    if not freedom:
+        deviation = UNKNOWN_DEVIATION
+    variance = deviation**2 * sum(1 / len(group) for group in levels)
+    ranked = logs[0].mean(axis=0) - logs[1].mean(axis=0) if times.reference else logs[0].ravel()
+    center = float(np.mean(levels[0])) - (float(np.mean(levels[1])) if times.reference else 0.0)
+    return _Level(center, variance, freedom or math.inf, ranked)
+
+
+def _interval(center: float, variance: float, freedom: float) -> Interval:
+    reach = student_t(0.95, int(min(freedom, _ENOUGH))) * math.sqrt(variance) if variance else 0.0
+    return ratio_around(center, reach)

@@ -1,0 +1,97 @@
+"""The variation of a ratio between times, from two builds that stay open during a search.
+
+A measurement of some seconds is made in one state of the machine: its frequency, other guests, the placement of
+memory. A change of state changes the ratio itself, and neither more rounds nor more builds within these seconds
+show this. So the reference and the incumbent are timed against each other repeatedly (docs/decisions/0006).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from qdqspec._core.arrays import Floats
+from qdqspec.backends._memory import HasMemory, has_memory
+from qdqspec.backends.base import Engine
+from qdqspec.errors import BackendError
+from qdqspec.timing.race import settle
+from qdqspec.timing.stats import Deviation, log_ratios, time_deviation
+from qdqspec.types import Clock, Samples
+
+
+class DriftMonitor:
+    """Looks at the reference and the incumbent of one search from time to time.
+
+    Between two looks ``apart`` times the duration of a look passes, and ``least_seconds``: looks take a twentieth of a
+    search; more of them know the variation better, and leave less time to search. A look has ``rounds`` pairs of turns.
+    """
+
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        random: np.random.Generator,
+        memory: HasMemory = has_memory,
+        now: Callable[[], float] = time.monotonic,
+        apart: float = 20.0,
+        least_seconds: float = 5.0,
+        rounds: int = 6,
+    ) -> None:
+        self.reference: Engine | None = None
+        self.seconds = 0.0  # the duration of the last look
+        self.series: list[list[Floats]] = []  # log ratios of the rounds of each look, by incumbent
+        self._clock: Clock = clock
+        self._random = random
+        self._memory = memory
+        self._now = now
+        self._apart = apart
+        self._least_seconds = least_seconds
+        self._rounds = rounds
+        self._ended = now()
+        self._beside: Engine | None = None  # the incumbent of the last series
+
+    @property
+    def deviation(self) -> Deviation:
+        """The deviation of a log ratio between times, and its degrees of freedom; see `time_deviation`."""
+        return time_deviation(self.series)
+
+    def take_if_due(
+        self, incumbent: Engine, open_reference: Callable[[], Engine], build_seconds: float
+    ) -> None:
+        """Look at the reference and the incumbent if the last look is long enough ago and memory allows it.
+
+        The reference is opened once, which takes ``build_seconds``, and stays open. An engine that fails ends the look;
+        a race finds the cause.
+        """
+        started = self._now()
+        lasts = self.seconds or build_seconds
+        if started - self._ended < max(self._least_seconds, self._apart * lasts):
+            return
+        try:
+            if self.reference is None and self._memory([incumbent], 1):
+                self.reference = open_reference()
+            if self.reference is not None:
+                self._look(self.reference, incumbent)
+        except BackendError:
+            self.close()
+        self._ended = self._now()
+        self.seconds = self._ended - started
+
+    def close(self) -> None:
+        """Close the reference; the looks taken so far stay."""
+        if self.reference is not None:
+            self.reference.close()
+        self.reference = self._beside = None
+
+    def _look(self, reference: Engine, incumbent: Engine) -> None:
+        if incumbent is not self._beside:
+            self._beside = incumbent
+            self.series.append([])
+        engines, samples = (incumbent, reference), [Samples(), Samples()]
+        turn = min((settle(engine, self._clock) for engine in engines), key=lambda each: each.runs)
+        for _ in range(self._rounds):
+            for side in self._random.permutation(2):
+                samples[side] += turn.sample(engines[side])
+        self.series[-1].append(log_ratios(*(taken.on(self._clock) for taken in samples)))

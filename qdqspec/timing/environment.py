@@ -1,0 +1,119 @@
+"""Another Python environment that engines can run in: another version of a runtime, measured by this qdqspec.
+
+Its interpreter runs the worker module of this installation, which alone is put in front of its own packages: so both
+sides have one protocol and one measurement, whatever version of qdqspec the other environment has, and its own runtime.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from qdqspec._core.codec import from_data, to_data
+from qdqspec._core.programs import python_command
+from qdqspec._core.temporary import TemporaryFolder
+from qdqspec.backends._isolation.worker import options_from_json, options_to_json
+from qdqspec.backends.base import BuildOptions
+from qdqspec.errors import BackendUnavailableError, ConfigError
+from qdqspec.types import DeviceKey
+
+_PACKAGE = Path(__file__).parents[1]
+_SECONDS = 120.0  # to import a runtime, on a loaded machine
+_MISSING = re.compile(r"No module named '([\w.]+)'")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Installed:
+    """A backend as installed in an environment; ``why`` states why it is not usable."""
+
+    usable: bool
+    why: str = ""
+    install: str = ""
+    facts: Mapping[str, str]
+    device: DeviceKey | None = None
+
+
+class Environment:
+    """The environment of an interpreter, such as ``next/bin/python``. Close it after its engines."""
+
+    def __init__(self, python: Path) -> None:
+        """Raises `ConfigError` if there is no such interpreter."""
+        found = shutil.which(python) or str(python)  # a bare name is one on the PATH
+        self.python = Path(found).absolute()  # not resolved: the link of a virtual environment identifies it
+        if not self.python.is_file() or not os.access(self.python, os.X_OK):
+            raise ConfigError(
+                "there is no interpreter of this name",
+                where=python,
+                cure="name the python of an environment, such as next/bin/python",
+            )
+        self._own = TemporaryFolder()
+        link = (
+            self._own.path / _PACKAGE.name
+        )  # makes the package importable without those installed beside it
+        try:
+            link.symlink_to(_PACKAGE, target_is_directory=True)
+        except OSError:  # systems without links for all users
+            shutil.copytree(_PACKAGE, link, ignore=shutil.ignore_patterns("__pycache__"))
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment variables that make the interpreter import this qdqspec, and all else from its own."""
+        return {"PYTHONPATH": str(self._own.path)}
+
+    def installed(self, backend: str, options: BuildOptions) -> Installed:
+        """The backend as this environment has it.
+
+        Raises `BackendUnavailableError` if the environment lacks a dependency of qdqspec.
+        """
+        words = backend, json.dumps(options_to_json(options))
+        command, env = python_command(__name__, *words, interpreter=self)
+        try:
+            ended = subprocess.run(
+                command, env=env, capture_output=True, text=True, timeout=_SECONDS, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise BackendUnavailableError(
+                f"the interpreter does not run: {error}", where=self.python
+            ) from None
+        if ended.returncode:
+            missing = _MISSING.search(ended.stderr)
+            last = (ended.stderr.strip().splitlines() or ["no message"])[-1]
+            raise BackendUnavailableError(
+                f"the environment lacks {missing[1]}"
+                if missing
+                else f"qdqspec does not run in this environment: {last}",
+                where=self.python,
+                cure=f"{self.python} -m pip install qdqspec",
+            )
+        return from_data(Installed, json.loads(ended.stdout.splitlines()[-1]))
+
+    def close(self) -> None:
+        """Remove the temporary folder. May be called twice."""
+        self._own.close()
+
+
+def _main(backend: str, options: str) -> None:
+    from qdqspec.backends.base import backend_named
+
+    words = options_from_json(json.loads(options))
+    found = backend_named(backend)
+    state = found.probe(words)
+    installed = Installed(
+        usable=state.usable,
+        why=state.why,
+        install=state.install,
+        facts=dict(state.facts),
+        device=found.device(words) if state.usable else None,
+    )
+    sys.stdout.write(f"\n{json.dumps(to_data(installed))}\n")
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

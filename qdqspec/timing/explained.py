@@ -1,0 +1,338 @@
+"""Compares the layers of two engines to explain their difference in speed, in ONNX names.
+
+The input is layer times of any runtime. If end-to-end times are known, they decide which engine is faster;
+the layers only explain it. A list of kernels without times is described, and not compared.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from difflib import SequenceMatcher
+from functools import cached_property
+from typing import Literal, TypeAlias
+
+from qdqspec._core.units import plain
+from qdqspec.timing.layer_changes import kernel_groups
+from qdqspec.types import CorrectionGain, Interval, LayerTime
+
+RowKind: TypeAlias = Literal["kernel", "conversion"]
+
+PAIR_OPS = frozenset({"QuantizeLinear", "DequantizeLinear"})
+WEIGHTED_OPS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+HEAVY_OPS = WEIGHTED_OPS | {"Attention", "GRU", "LSTM", "RNN"}
+_NOTHING_MS = 0.0  # conversions that take no time are bookkeeping of the runtime and are not counted
+_END = "the outputs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainedEngine:
+    """One engine to explain: its layers in order of execution, and its end-to-end median if known."""
+
+    name: str
+    layers: tuple[LayerTime, ...]
+    end_to_end_ms: float | None = None
+    speedup: Interval | None = None  # over the reference, if both were timed against each other
+    proved: str = ""  # of the speed-up, as `units.proved_text`
+    ops: Mapping[str, str] = field(default_factory=dict)  # operators by node, if the model is known
+    quantized: frozenset[str] = frozenset()  # nodes that read a dequantized activation, if the model is known
+    notes: tuple[str, ...] = ()
+    corrections: tuple[CorrectionGain, ...] = ()  # that the search of this engine tried
+
+    @property
+    def timed(self) -> bool:
+        """Whether it was timed; otherwise its layers are a list of kernels, and their milliseconds are all 0."""
+        return self.end_to_end_ms is not None or any(layer.milliseconds for layer in self.layers)
+
+    @property
+    def sum_ms(self) -> float:
+        """Sum of all layers; more than end to end, because a profiler prevents overlap."""
+        return math.fsum(layer.milliseconds for layer in self.layers)
+
+    @property
+    def milliseconds(self) -> float:
+        """The time used for ranking: end to end if known, else the sum."""
+        return self.sum_ms if self.end_to_end_ms is None else self.end_to_end_ms
+
+    @property
+    def kernels(self) -> list[LayerTime]:
+        """Layers that compute."""
+        return [layer for layer in self.layers if not layer.boundary]
+
+    @property
+    def integer(self) -> list[LayerTime]:
+        """Kernels that compute in integers or another narrow format."""
+        return [layer for layer in self.kernels if layer.integer]
+
+    @property
+    def left_in_float(self) -> list[LayerTime]:
+        """Kernels of nodes that read quantized activations, and that compute in floats all the same.
+
+        A kernel that only scales the result of an integer kernel has the node of that kernel, and is no such kernel.
+        """
+        float_nodes = self.quantized - {node for kernel in self.integer for node in kernel.nodes}
+        return [k for k in self.kernels if not k.integer and not float_nodes.isdisjoint(k.nodes)]
+
+    @property
+    def heavy(self) -> dict[str, bool]:
+        """Whether an integer kernel computes it, for each convolution, matrix product, attention or recurrent node."""
+        nodes = [node for kernel in self.kernels for node in kernel.nodes]
+        integer = {node for kernel in self.integer for node in kernel.nodes}
+        return {node: node in integer for node in nodes if op_of(node, self.ops) in HEAVY_OPS}
+
+    @property
+    def float_writers(self) -> list[LayerTime]:
+        """Integer kernels that write floats, which a later kernel has to quantize again."""
+        return [layer for layer in self.integer if ">" in layer.precision]
+
+    @property
+    def unfused_pairs(self) -> list[LayerTime]:
+        """Q and DQ that were not fused into a kernel."""
+        return [layer for layer in self.layers if is_pair(layer)]
+
+    @property
+    def conversions(self) -> list[LayerTime]:
+        """Changes of type or layout, besides Q and DQ; of a timed engine those that take time."""
+        between = (layer for layer in self.layers if layer.boundary and not is_pair(layer))
+        return [layer for layer in between if layer.milliseconds > _NOTHING_MS or not self.timed]
+
+    def behind(self, layer: LayerTime) -> LayerTime | None:
+        """The kernel that produces a conversion's input if known; else the kernel executed before it."""
+        made = next((kernel for kernel in self.kernels if {*kernel.tensors} & {*layer.tensors}), None)
+        if made is not None:
+            return made
+        before = self.layers[: self.layers.index(layer)]
+        return next((one for one in reversed(before) if not one.boundary), None)
+
+    def reads_alone(self, kernel: LayerTime) -> bool:
+        """Whether a DQ that was not fused is executed just before a kernel."""
+        index = self.layers.index(kernel)
+        before = self.layers[index - 1] if index else None
+        return before is not None and before.boundary and before.op_type == "DequantizeLinear"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """The same place in both engines: a kernel's nodes, or the conversions before them."""
+
+    place: tuple[str, ...]
+    kind: RowKind
+    reference: tuple[LayerTime, ...]
+    tuned: tuple[LayerTime, ...]
+
+    @property
+    def text(self) -> str:
+        """Its nodes, or the nodes after its conversions."""
+        nodes = plain(nodes_text(self.place))
+        return f"before {nodes}" if self.kind == "conversion" else nodes
+
+    @property
+    def reference_ms(self) -> float:
+        """Time in the reference."""
+        return math.fsum(layer.milliseconds for layer in self.reference)
+
+    @property
+    def tuned_ms(self) -> float:
+        """Time in the tuned engine."""
+        return math.fsum(layer.milliseconds for layer in self.tuned)
+
+    @property
+    def difference_ms(self) -> float:
+        """Time in the tuned engine minus that in the reference."""
+        return self.tuned_ms - self.reference_ms
+
+    @property
+    def lost_fusion(self) -> bool:
+        """Whether nodes that ran as one kernel run as several."""
+        return self.kind == "kernel" and len(self.tuned) > len(self.reference) > 0
+
+    @property
+    def won_fusion(self) -> bool:
+        """Whether nodes that ran as several kernels run as fewer."""
+        return self.kind == "kernel" and len(self.reference) > len(self.tuned) > 0
+
+
+@dataclass(frozen=True)
+class EngineComparison:
+    """Two engines of one network. ``renamed`` maps nodes of ``tuned`` to their names in the reference."""
+
+    reference: ExplainedEngine
+    tuned: ExplainedEngine
+    renamed: Mapping[str, str]
+
+    @property
+    def ratio(self) -> float:
+        """Time of the tuned engine over the reference's."""
+        return (
+            self.tuned.milliseconds / self.reference.milliseconds if self.reference.milliseconds else math.inf
+        )
+
+    @property
+    def decided_by_sum(self) -> bool:
+        """Whether an end-to-end time is missing, so that sums of layers are compared."""
+        return self.reference.end_to_end_ms is None or self.tuned.end_to_end_ms is None
+
+    @cached_property
+    def rows(self) -> tuple[Row, ...]:
+        """All places, the largest differences first."""
+        renamed = self.renamed
+        theirs = [replace(k, nodes=tuple(renamed.get(n, n) for n in k.nodes)) for k in self.tuned.kernels]
+        rows = [
+            Row(
+                place=tuple(dict.fromkeys(key for layer in (*ours, *others) for key in _kernel_keys(layer))),
+                kind="kernel",
+                reference=tuple(ours),
+                tuned=tuple(others),
+            )
+            for ours, others in kernel_groups(self.reference.kernels, theirs, _kernel_keys)
+        ]
+        before, after = _conversions(self.reference.layers, {}), _conversions(self.tuned.layers, renamed)
+        rows += [
+            Row(
+                place=(place,),
+                kind="conversion",
+                reference=tuple(before.get(place, ())),
+                tuned=tuple(after.get(place, ())),
+            )
+            for place in dict.fromkeys((*before, *after))
+        ]
+        return tuple(sorted(rows, key=lambda row: -abs(row.difference_ms)))
+
+
+def compare(reference: ExplainedEngine, tuned: ExplainedEngine) -> EngineComparison:
+    """Match the layers of two engines of one network."""
+    names = [[node for layer in engine.kernels for node in layer.nodes] for engine in (reference, tuned)]
+    return EngineComparison(reference, tuned, same_nodes(*names))
+
+
+def find_reference(engines: Sequence[ExplainedEngine]) -> ExplainedEngine:
+    """The engine to compare with: the only one without quantized layers, else the first."""
+    plain = [engine for engine in engines if not engine.integer and not engine.unfused_pairs]
+    return plain[0] if len(plain) == 1 else engines[0]
+
+
+def is_pair(layer: LayerTime) -> bool:
+    """Whether a layer is a Q or DQ that was not fused."""
+    return layer.boundary and layer.op_type in PAIR_OPS
+
+
+def ops_in(nodes: Iterable[str], engine: ExplainedEngine) -> set[str]:
+    """Operators of nodes."""
+    return {op_of(node, engine.ops) for node in nodes}
+
+
+def _kernel_keys(layer: LayerTime) -> tuple[str, ...]:
+    return layer.nodes or (layer.name,)
+
+
+def _conversions(layers: Sequence[LayerTime], names: Mapping[str, str]) -> dict[str, list[LayerTime]]:
+    """Conversions that take time, by the first node of the kernel after them."""
+    found: dict[str, list[LayerTime]] = {}
+    following = _END
+    for layer in reversed(layers):
+        if not layer.boundary:
+            following = names.get(layer.nodes[0], layer.nodes[0]) if layer.nodes else layer.name
+        elif layer.milliseconds > _NOTHING_MS or is_pair(layer):
+            found.setdefault(following, []).insert(0, layer)
+    return dict(reversed(found.items()))
+
+
+# ---- nodes of two exports -----------------------------------------------------------------------
+
+# An exporter renumbers nodes for each Q/DQ placement (``Conv_5`` and ``Conv_34`` are the same node in the recorded
+# ResNet-18 quartet), so where names differ, nodes are matched by operator and order.
+_NUMBERED = re.compile(r"(?P<op>[A-Za-z][A-Za-z]*?)_?(?P<number>\d+)$")
+_WORD = re.compile(r"[A-Za-z]+")
+# operators that fusion may remove from names
+_ABSORBED = frozenset({"Relu", "Clip", "Identity", "Dropout", "Flatten", "Reshape"})
+_ENOUGH = 0.5  # share of common names above which nodes are matched by name
+_LARGEST = 3000  # nodes; above this, matching by order takes too long and is unreliable
+
+
+def nodes_text(nodes: Sequence[str]) -> str:
+    """The nodes of one kernel; those after the first without the scope that they share with it.
+
+    ``/layer2/conv1/Conv + Relu`` for ``/layer2/conv1/Conv`` and ``/layer2/Relu``.
+    """
+    first, *others = nodes or ("",)
+    scopes = first.split("/")[:-1]
+    return " + ".join((first, *(_without(scopes, node.split("/")) for node in others)))
+
+
+def short_place(text: str, width: int) -> str:
+    """A node, tensor or kernel in ``width`` characters: without its first scopes, which most nodes of a model share.
+
+    The last scope is kept; if the text is still too long, its middle is cut out.
+    """
+    text = plain(text)
+    while len(text) > width:
+        rest = text.removeprefix(".../").lstrip("/").partition("/")[2]
+        if "/" not in rest.partition(" + ")[0]:
+            break
+        text = f".../{rest}"
+    return plain(text, width)
+
+
+def _without(scopes: Sequence[str], parts: Sequence[str]) -> str:
+    same = 0
+    while same < min(len(scopes), len(parts) - 1) and scopes[same] == parts[same]:
+        same += 1
+    return "/".join(parts[same:] if same > 1 or not parts[0] else parts)
+
+
+def op_of(node: str, ops: Mapping[str, str] | None = None) -> str:
+    """A node's operator: from ``ops``, else from its name (``Conv_5``, ``/layer1/conv1/Conv``, ``Conv#3``)."""
+    if ops and node in ops:
+        return ops[node]
+    last = node.rsplit("/", 1)[-1].partition("#")[0]
+    numbered = _NUMBERED.match(last)
+    found = _WORD.search(numbered["op"] if numbered else last)
+    return found[0] if found else last
+
+
+def same_nodes(reference: Sequence[str], tuned: Sequence[str]) -> dict[str, str]:
+    """Names in ``reference`` of the nodes of ``tuned`` that have other names there."""
+    common = set(reference) & set(tuned)
+    smaller = min(len(set(reference)), len(set(tuned)))
+    if not smaller or len(common) >= _ENOUGH * smaller or max(len(reference), len(tuned)) > _LARGEST:
+        return {}
+    left, right = _in_order(reference), _in_order(tuned)
+    found = _by_operator(left, right)
+    return found | _followers(left, right, found)
+
+
+def _in_order(nodes: Sequence[str]) -> list[str]:
+    """Nodes sorted by the exporter's numbers if all have one: a runtime executes branches in any order."""
+    distinct = list(dict.fromkeys(nodes))
+    numbers = [_NUMBERED.search(node) for node in distinct]
+    if not all(numbers):
+        return distinct
+    keyed = [
+        (int(number["number"][:12]), node) for number, node in zip(numbers, distinct, strict=True) if number
+    ]
+    return [node for _, node in sorted(keyed)]
+
+
+def _by_operator(left: list[str], right: list[str]) -> dict[str, str]:
+    ours = [node for node in left if op_of(node) not in _ABSORBED]
+    theirs = [node for node in right if op_of(node) not in _ABSORBED]
+    matcher = SequenceMatcher(None, [op_of(n) for n in ours], [op_of(n) for n in theirs], autojunk=False)
+    return {
+        theirs[block.b + offset]: ours[block.a + offset]
+        for block in matcher.get_matching_blocks()
+        for offset in range(block.size)
+    }
+
+
+def _followers(left: list[str], right: list[str], found: Mapping[str, str]) -> dict[str, str]:
+    """Match activations by the node before them."""
+    after = dict(itertools.pairwise(left))
+    more = {}
+    for node, follower in itertools.pairwise(right):
+        candidate = after.get(found.get(node, ""), "")
+        if follower not in found and candidate and op_of(candidate) == op_of(follower):
+            more[follower] = candidate
+    return more

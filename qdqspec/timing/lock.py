@@ -1,0 +1,159 @@
+"""Locks between runs: one run per folder, one timed section per user and device. Later ones wait.
+
+Both locks are released when their process ends, even by a crash. A waiting process reports the owner of the lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import re
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Self
+
+from filelock import FileLock, Timeout
+
+from qdqspec._core.files import remove_partial, unwritable
+from qdqspec._core.temporary import shared_folder
+from qdqspec.errors import OutputError, StateError
+
+_PATIENCE = 0.5  # seconds of waiting for a device that are not reported
+_SINCE = "%Y-%m-%d %H:%M:%S"  # local time
+_RUN = "PYTEST_XDIST_TESTRUNUID"  # equal in the workers of one test run, which often wait for each other
+
+_REPORTED: set[Path] = set()  # locks for which this process has reported a wait: once is enough
+_OWN_FOLDERS: set[Path] = set()  # held by this process
+
+
+def log_wait(text: str) -> None:
+    """Log a wait, if no progress display shows it."""
+    logging.getLogger("qdqspec").warning("%s", text)
+
+
+class _Waiting:
+    """A lock with a note beside it that states its owner and the time.
+
+    With ``reentrant`` a thread that holds it does not wait for itself.
+    """
+
+    def __init__(self, path: Path, report: Callable[[str], None], *, reentrant: bool = False) -> None:
+        self.path = path
+        self._note = path.with_name(f"{path.name}.owner")  # Windows cannot read a locked file
+        self._lock = FileLock(path, thread_local=reentrant, is_singleton=reentrant)
+        self._report = report
+
+    def acquire(self, what: str, patience: float) -> float:
+        """Wait for the lock; after ``patience`` seconds report the wait for ``what``, and the owner.
+
+        Returns the seconds spent.
+        """
+        started = time.monotonic()
+        try:
+            self._lock.acquire(timeout=patience)
+        except Timeout:
+            self._tell(what)
+            self._lock.acquire()
+        if self._lock.lock_counter == 1:
+            since = datetime.now(UTC).astimezone()
+            own = {"pid": os.getpid(), "since": f"{since:{_SINCE}}", "run": os.environ.get(_RUN, "")}
+            with contextlib.suppress(OSError):  # a full disk is reported by the next write
+                self._note.write_text(json.dumps(own), encoding="utf-8")
+        return time.monotonic() - started
+
+    def release(self) -> None:
+        """Release the lock."""
+        if self._lock.lock_counter == 1:
+            with contextlib.suppress(OSError):
+                self._note.unlink()
+        self._lock.release()
+
+    def _tell(self, what: str) -> None:
+        """Report the wait, unless the owner belongs to the same test run."""
+        owner, note = "another process", dict[str, str]()
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
+            note = json.loads(self._note.read_text(encoding="utf-8"))
+            owner = f"process {int(note['pid'])}, since {datetime.fromisoformat(note['since']):{_SINCE}}"
+        is_own = owner != "another process" and note.get("run") == os.environ.get(_RUN, "") != ""
+        if not is_own and self.path not in _REPORTED:
+            _REPORTED.add(self.path)
+            self._report(f"waits for {what} ({owner})")
+
+
+class RunLock:
+    """Locks a results folder for this run. Another process waits, and reports that at once.
+
+    Raises `StateError` if this process holds it already, since it would wait for itself.
+    """
+
+    def __init__(self, folder: Path, report: Callable[[str], None] = log_wait) -> None:
+        self._folder = folder
+        self._lock = _Waiting(folder / ".lock", report)
+
+    def __enter__(self) -> Self:
+        own = self._folder.absolute()
+        if own in _OWN_FOLDERS:
+            raise StateError(
+                f"another run is writing here (process {os.getpid()}, which is this one)",
+                where=self._folder,
+                cure="wait for it to end, or choose another output folder",
+            )
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._lock.acquire(f"the run that writes to {self._folder}", patience=0)
+            for folder in (self._folder, *(path for path in self._folder.iterdir() if path.is_dir())):
+                remove_partial(folder)
+        except OSError as error:
+            self._lock.release()
+            raise unwritable("the folder", self._folder, error, "choose another output folder") from None
+        _OWN_FOLDERS.add(own)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _OWN_FOLDERS.discard(self._folder.absolute())
+        self._lock.release()
+
+
+class DeviceLock:
+    """Allows timing on a device to one process of this user at a time; the others wait, and report that.
+
+    Runs that share a processor would disturb each other's measurements. A thread may take it again. Its file is in the
+    user's own temporary folder, so that users of one machine do not share it. ``waited`` is called with the seconds of
+    each wait.
+    """
+
+    def __init__(
+        self,
+        device_key: str,
+        *,
+        folder: Path | None = None,
+        report: Callable[[str], None] = log_wait,
+        waited: Callable[[float], None] = lambda seconds: None,  # noqa: ARG005 - ignored by default
+    ) -> None:
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", device_key)[:100]
+        self._key = device_key
+        self._waited = waited
+        self._lock = _Waiting((folder or shared_folder("locks")) / f"{name}.lock", report, reentrant=True)
+
+    def __enter__(self) -> Self:
+        path = self._lock.path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._waited(
+                self._lock.acquire(f"a measurement of another run on {self._key}", patience=_PATIENCE)
+            )
+        except OSError as error:
+            self._lock.release()
+            raise OutputError(
+                f"the lock that keeps measurements apart cannot be taken: {error.strerror or error}",
+                where=path,
+                cure="make its folder writable, or set TMPDIR to another folder",
+            ) from None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()

@@ -1,0 +1,226 @@
+"""Races: sequential Wilcoxon signed-rank tests on interleaved runs of two open engines.
+
+Two builds timed one after the other are ranked wrongly in up to 83 % of cases on a shared machine; the same runs
+interleaved and ranked, in a few per cent. So a challenger is timed in pairs with the incumbent, in random order inside
+each pair, and accepted at the end of a round, the rounds growing, as soon as the rank test allows. It is also rejected
+between rounds: as soon as the same test excludes a significant gain. Stopping early can miss a gain, but never claims a
+false one.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from qdqspec._core.arrays import Floats
+from qdqspec.backends.base import Engine
+from qdqspec.timing.stats import log_ratios, signed_rank_bounds, wilcoxon_p
+from qdqspec.types import Clock, Interval, LayerTime, Race, Samples
+
+MOST_RUNS = (
+    5  # of one part of a turn, and before a fresh engine is timed: integer kernels are warm after five or six
+)
+
+
+def race(
+    challenger: Engine,
+    incumbent: Engine,
+    opponent: str,
+    *,
+    clock: Clock,
+    eps: float,
+    random: np.random.Generator,
+    looks: Sequence[int] = (6, 12, 24, 48),
+    far_slower: float = 1.15,
+    futile: float = 0.85,
+) -> tuple[Race, Samples, Samples]:
+    """Test whether a warm challenger takes less than ``1 - eps`` times the incumbent's time.
+
+    Returns the outcome, with ``opponent`` as the digest of the incumbent, and the samples of both.
+
+    - ``looks`` are the numbers of pairs after which the challenger may win: more of them end races earlier, and make
+      false wins more frequent.
+    - A ratio above ``far_slower`` after three pairs ends a race: a lower one saves runs, and misses gains.
+    - So does an interval with the confidence ``futile`` that excludes a gain of ``eps``. The confidence is below that
+      of a verdict: at 95 % half of the pairs are spent on challengers that are as fast as the incumbent, and wins are
+      as frequent (docs/decisions/0007).
+    """
+    engines, samples = (challenger, incumbent), [Samples(), Samples()]
+    turn = Turn.lasting(max(engine.time(1).median_ms(clock) for engine in engines))
+    while True:
+        for side in random.permutation(2):
+            samples[side] += turn.sample(engines[side])
+        differences = log_ratios(*(each.on(clock) for each in samples))
+        pairs, is_far_slower = len(differences), False
+        if pairs == 3:
+            is_far_slower = math.exp(np.median(differences)) > far_slower
+        is_futile = pairs > looks[0] and _is_futile(differences, eps, futile)
+        if is_far_slower or is_futile or pairs in looks:
+            outcome = _outcome(opponent, differences, eps, is_far_slower)
+            is_last = pairs == looks[-1] or pairs not in looks
+            if is_last or outcome.verdict != "no difference":
+                return outcome, samples[0], samples[1]
+
+
+def both_of(first: Race, second: Race, ours: Samples, theirs: Samples, clock: Clock) -> Race:
+    """Combine two races between different builds of the same two placements; won only if both were.
+
+    ``ours`` and ``theirs`` are the samples of both.
+    """
+    return Race(
+        opponent=first.opponent,
+        ratio=math.sqrt(first.ratio * second.ratio),
+        p_value=max(first.p_value, second.p_value),
+        pairs=first.pairs + second.pairs,
+        verdict="faster" if first.verdict == second.verdict == "faster" else "no difference",
+        interval=_interval(log_ratios(ours.on(clock), theirs.on(clock))),
+    )
+
+
+def _outcome(
+    opponent: str, differences: Floats, eps: float, is_far_slower: bool, alpha: float = 0.02
+) -> Race:
+    """The outcome of a race that ended with these logarithms of ratios.
+
+    ``alpha`` is the error of each look, one-sided: with it six pairs of one sign are the first that can decide.
+    """
+    ratio, p_value = math.exp(np.median(differences)), wilcoxon_p(differences)
+    proved = p_value / 2 < alpha  # one-sided: the ratio gives the direction
+    faster, slower = proved and ratio < 1 - eps, is_far_slower or (proved and ratio > 1 + eps)
+    return Race(
+        opponent=opponent,
+        ratio=ratio,
+        p_value=p_value,
+        pairs=len(differences),
+        verdict="faster" if faster else "slower" if slower else "no difference",
+        interval=_interval(differences),
+    )
+
+
+def _interval(differences: Floats) -> Interval | None:
+    bounds = signed_rank_bounds(differences)
+    return None if bounds is None else bounds.exponential
+
+
+def _is_futile(differences: Floats, eps: float, confidence: float) -> bool:
+    """Whether more pairs are unlikely to help: the rank test has excluded a significant gain."""
+    bounds = signed_rank_bounds(differences, confidence)
+    return bounds is not None and bounds.low > math.log1p(-eps)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The procedure of one sample of an engine: untimed runs, then the median of timed ones.
+
+    Another engine ran just before and left the caches cold: a first run takes 2 to 60 % longer, and a model of a
+    millisecond, float more than integers, is warm after five or six. A model of 12 ms or more is warm after one; its
+    first run takes 0.4 to 3 ms longer, with integers sometimes more than in float. Timed runs of a turn vary less than
+    turns do, so that a few give as much information as many.
+    """
+
+    warmup: int
+    runs: int
+
+    @classmethod
+    def lasting(
+        cls, typical_ms: float, warm_ms: float = 6.0, timed_ms: float = 3.0, cold_ms: float = 100.0
+    ) -> Turn:
+        """A turn for an engine with this time per run.
+
+        Fast models run for ``warm_ms`` untimed, which a longer time makes warmer, and ``timed_ms`` timed, of which
+        more reduce the noise of a sample. Of a model that takes ``cold_ms`` a cold run is nearly as fast as a warm one.
+        """
+        warmup, runs = (min(MOST_RUNS, round(lasts / max(typical_ms, 1e-6))) for lasts in (warm_ms, timed_ms))
+        return cls(warmup=max(warmup, int(typical_ms < cold_ms)), runs=max(1, runs))
+
+    def sample(self, engine: Engine) -> Samples:
+        """Take one sample; repeat it if another process disturbed it."""
+        return self._undisturbed(median_sample(engine.time(self.runs, warmup=self.warmup)), engine)
+
+    def both(self, engine: Engine) -> Samples:
+        """The sample of a turn, with its first run, which follows a run of another model."""
+        warmup = max(1, self.warmup)
+        taken = time_after_another(engine, warmup + self.runs, self.warmup)
+        steady = median_sample(on_each_clock(lambda times: times[warmup:], taken))
+        return _with_first(self._undisturbed(steady, engine), on_each_clock(lambda times: times[:1], taken))
+
+    def _undisturbed(self, sample: Samples, engine: Engine) -> Samples:
+        """The sample, or a new one where wall time far above CPU time shows that another process ran meanwhile.
+
+        Long runs are disturbed in any case, also when repeated.
+        """
+        for _ in range(2):
+            if not sample.cpu_ms or sample.cpu_ms[0] >= 20.0 or sample.wall_ms[0] <= 1.2 * sample.cpu_ms[0]:
+                break
+            sample = median_sample(engine.time(self.runs, warmup=self.warmup))
+        return sample
+
+
+def time_after_another(engine: Engine, runs: int, warmup: int, profile: int = 0) -> Samples:
+    """Time runs, the first of which follows a run of another model.
+
+    A fast model, with the longest warm-up, in a process of its own runs ``warmup`` times before; see
+    `IsolatedEngine.time_after_another`. Of others that is the first run of a turn: another engine ran just before, and
+    the change of the process is a small part of the run.
+    """
+    own = getattr(engine, "time_after_another", None)
+    at = {"profile": profile} if profile else {}
+    if own is None or warmup < MOST_RUNS:
+        return engine.time(runs, **at)
+    taken: Samples = own(runs, warmup, **at)
+    return taken
+
+
+def settle(engine: Engine, clock: Clock) -> Turn:
+    """Run a fresh engine until it is warm, and choose the length of its turns."""
+    return Turn.lasting(warmed(engine, clock).median_ms(clock))
+
+
+def warmed(engine: Engine, clock: Clock, short_ms: float = 12.0, settled: float = 0.02) -> Samples:
+    """Run a fresh engine until it is warm, and return its last runs.
+
+    A run that is not by the share ``settled`` faster than all before it ends the warm-up. Models faster than
+    ``short_ms`` get a fixed number of runs, which take less time than checking each of them.
+    """
+    taken = engine.time(1)
+    if taken.median_ms(clock) < short_ms:
+        return engine.time(3, warmup=MOST_RUNS - 1)
+    while len(taken.wall_ms) < MOST_RUNS:
+        last = engine.time(1)
+        if last.on(clock)[0] > (1 - settled) * min(taken.on(clock)):
+            return last + engine.time(1)
+        taken += last
+    return engine.time(2)
+
+
+def profiled(engine: Engine, typical_ms: float) -> tuple[LayerTime, ...]:
+    """Layer times of an engine with this time per run: of 5 to 12 runs, within about 24 ms."""
+    return engine.layers(max(5, min(12, round(24.0 / max(typical_ms, 1e-6)))))
+
+
+def on_each_clock(change: Callable[..., tuple[float, ...]], *several: Samples) -> Samples:
+    """The first samples with ``change`` of the times of all of them: on each clock, at each profile, of first runs."""
+    firsts = [samples.first for samples in several if samples.first is not None]
+    profiles = zip(*(samples.profiles for samples in several), strict=True)
+    return replace(
+        several[0],
+        wall_ms=change(*(samples.wall_ms for samples in several)),
+        cpu_ms=change(*(samples.cpu_ms for samples in several)),
+        profiles=tuple(on_each_clock(change, *parts) for parts in profiles),
+        first=on_each_clock(change, *firsts) if len(firsts) == len(several) else None,
+    )
+
+
+def median_sample(samples: Samples) -> Samples:
+    """Several runs of one turn as one sample: the median on each clock."""
+    return on_each_clock(lambda times: (statistics.median(times),) if times else (), samples)
+
+
+def _with_first(sample: Samples, first: Samples) -> Samples:
+    """A sample with the first run of its turn, at each profile too."""
+    profiles = tuple(map(_with_first, sample.profiles, first.profiles))
+    return replace(sample, profiles=profiles, first=first)

@@ -1,0 +1,295 @@
+"""Statistics of paired timings, as pure functions, and the model by which ratios of fresh builds are estimated.
+
+scipy is imported by the functions that call it: it takes up to a second, and runs that measure nothing do not need it
+(docs/decisions/0005).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from threading import Thread
+from typing import TypeAlias
+
+import numpy as np
+
+from qdqspec._core.arrays import Floats
+from qdqspec.types import Interval, RatioTest
+
+Deviation: TypeAlias = tuple[float, int]  # a standard deviation of logarithms, with its degrees of freedom
+Variance: TypeAlias = tuple[float, int]  # a variance of logarithms, with its degrees of freedom
+
+FEWEST_FREEDOM = 3  # of a deviation between times that a test takes into account
+# The standard deviation between builds of one model, the root mean square over 79 measurements of five builds each of
+# 12 models, and the degrees of freedom that it counts for (docs/decisions/0007).
+USUAL_BUILDS = 0.015, 2
+ENOUGH_FREEDOM = 4  # of five builds, whose deviation is used as it is
+# The standard deviation of a log ratio between times, and its degrees of freedom, before anything is known of a
+# machine: fitted to 132 claims beside independent figures, on three machines (docs/decisions/0006).
+USUAL_TIMES = 0.008, 6
+
+
+def preload_scipy() -> None:
+    """Import scipy in the background, for a caller that will need its tests and waits for engines first."""
+    Thread(target=import_module, args=("scipy.stats",), name="qdqspec-import").start()
+
+
+def trimmed_mean(values: Sequence[float] | Floats, share: float = 0.2) -> float:
+    """The trimmed mean: without the lowest and highest ``share`` of the values (each side)."""
+    ordered = np.sort(np.asarray(values, dtype=np.float64))
+    cut = int(len(ordered) * share)
+    return float(ordered[cut : len(ordered) - cut].mean())
+
+
+def trimmed_error(values: Sequence[float] | Floats, share: float = 0.2) -> float:
+    """Standard error of `trimmed_mean`, from the winsorized standard deviation.
+
+    Tukey and McLaughlin (1963). Needs at least two values.
+    """
+    ordered = np.sort(np.asarray(values, dtype=np.float64))
+    cut = int(len(ordered) * share)
+    moved = np.clip(ordered, ordered[cut], ordered[len(ordered) - cut - 1])
+    return float(moved.std(ddof=1)) / ((1 - 2 * cut / len(ordered)) * math.sqrt(len(ordered)))
+
+
+def log_ratios(challenger: Sequence[float], incumbent: Sequence[float]) -> Floats:
+    """Natural logarithms of the pairwise time ratios."""
+    return np.log(np.asarray(challenger, dtype=np.float64)) - np.log(np.asarray(incumbent, dtype=np.float64))
+
+
+def wilcoxon_p(differences: Sequence[float] | Floats) -> float:
+    """Two-sided p-value of Wilcoxon's signed-rank test that the differences centre on zero.
+
+    Zero differences are dropped (Wilcoxon 1945); if none are left the result is 1.
+    """
+    from scipy.stats import wilcoxon
+
+    values = np.asarray(differences, dtype=np.float64)
+    values = values[values != 0]
+    return float(wilcoxon(values).pvalue) if len(values) else 1.0
+
+
+def signed_rank_bounds(differences: Sequence[float] | Floats, confidence: float = 0.95) -> Interval | None:
+    """The Hodges-Lehmann estimate of the centre of differences, with bounds from the exact signed-rank test.
+
+    The estimate and bounds of Hodges and Lehmann (1963), from the means of all pairs. ``None`` for too few differences
+    to reject anything: fewer than six at 95 %.
+    """
+    values = np.asarray(differences, dtype=np.float64)
+    distribution = _signed_rank_distribution(len(values))
+    rejected = int(np.searchsorted(distribution, (1 - confidence) / 2, side="right"))
+    if not rejected:
+        return None
+    # of all pairs, each value with itself included
+    means = np.sort(np.add.outer(values, values)[np.tri(len(values), dtype=bool)] / 2)
+    return Interval(
+        median=float(np.median(means)), low=float(means[rejected - 1]), high=float(means[-rejected])
+    )
+
+
+@cache
+def _signed_rank_distribution(count: int) -> Floats:
+    """P(W <= w) for every w: subsets of 1..count by their sum, counted by adding one rank at a time."""
+    ways = np.ones(1)
+    for rank in range(1, count + 1):
+        ways = np.pad(ways, (0, rank)) + np.pad(ways, (rank, 0))
+    return np.asarray(np.cumsum(ways) / 2.0**count, dtype=np.float64)
+
+
+def student_t(confidence: float, freedom: int) -> float:
+    """Two-sided quantile of Student's t: the multiple of a standard error that covers ``confidence``."""
+    from scipy.special import stdtrit  # loads in a third of the time of scipy.stats
+
+    return float(stdtrit(freedom, (1 + confidence) / 2))
+
+
+def pooled_deviation(groups: Sequence[Sequence[float] | Floats]) -> Deviation:
+    """Standard deviation within groups, pooled over them, and its degrees of freedom."""
+    freedom = sum(len(group) - 1 for group in groups)
+    if freedom < 1:
+        return 0.0, 0
+    return math.sqrt(sum(len(group) * float(np.var(group)) for group in groups) / freedom), freedom
+
+
+def build_deviation(builds: Sequence[Sequence[float]] | Floats) -> float:
+    """Standard deviation of logarithms between fresh builds of one model, with the variation between runs removed.
+
+    Takes one sequence of samples for each of two or more builds; position ``i`` of every sequence belongs to the
+    same round. The variance of the builds' levels contains both kinds of variation; the part from runs that averaging
+    leaves is estimated from their variation about the build's level, and subtracted: analysis of variance with random
+    effects (Eisenhart 1947). Fewer than five builds often agree by chance, and one disturbed build makes their
+    deviation several times too large: their variance is combined with `USUAL_BUILDS` (Smyth 2004).
+    """
+    logs = np.log(np.asarray(builds, dtype=np.float64))
+    apart = logs - logs.mean(axis=0)
+    # Each build contributes to the rounds' means, which reduces the deviation of its runs from them.
+    deviation, freedom = _deviation_without_runs([list(apart)], 1 / (1 - 1 / len(apart)))
+    if freedom >= ENOUGH_FREEDOM:
+        return deviation
+    return math.sqrt(_with_usual((deviation, freedom), USUAL_BUILDS)[0])
+
+
+def time_deviation(series: Sequence[Sequence[Floats]]) -> Deviation:
+    """Standard deviation of a log ratio between times, with run noise removed, and its degrees of freedom.
+
+    Each series has the looks at one pair of builds, one after the other; a look is the log ratios of its
+    rounds. Looks of a series have the same builds, so their differences, beyond the noise of their runs, are
+    caused by the state of the machine.
+    """
+    return _deviation_without_runs([looks for looks in series if len(looks) > 1])
+
+
+def variance_between_times(times: Deviation) -> Variance:
+    """The variance of a log ratio between times: the one that a search measured, combined with a usual value.
+
+    If its looks vary more than `USUAL_TIMES`, their variance. If they vary less, the weighted mean: few looks that
+    agree by chance do not prove a steady machine, and many do. The degrees of freedom add up, because the usual value
+    is known before the first look.
+    """
+    variance, freedom = _with_usual(times, USUAL_TIMES)
+    return max(variance, times[0] ** 2), freedom
+
+
+def _deviation_without_runs(groups: Sequence[Sequence[Floats]], correction: float = 1.0) -> Deviation:
+    """The deviation between the levels of a group's members, less the part that is caused by runs."""
+    among, freedom = pooled_deviation([[trimmed_mean(runs) for runs in group] for group in groups])
+    if not freedom:
+        return 0.0, 0
+    by_runs = float(np.mean([trimmed_error(runs) ** 2 for group in groups for runs in group])) * correction
+    return math.sqrt(max(0.0, among**2 - by_runs)), freedom
+
+
+def _with_usual(measured: Deviation, usual: Deviation) -> Variance:
+    """The mean of a measured and a usual variance, weighted by degrees of freedom (Smyth 2004)."""
+    freedom = measured[1] + usual[1]
+    return (measured[1] * measured[0] ** 2 + usual[1] * usual[0] ** 2) / freedom, freedom
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RatioEstimate:
+    """The time of a model over that of another one, estimated from fresh builds of both.
+
+    ``test`` has 95 % confidence intervals: whether this measurement proves a gain. ``predicted`` is the 95 % prediction
+    interval: the ratio that another program measures, with other builds, at another time (docs/decisions/0006).
+    """
+
+    test: RatioTest
+    predicted: Interval
+
+
+def estimate_ratios(
+    conditions: Sequence[Mapping[str, Sequence[Sequence[float]]]],
+    base: str,
+    measurements: int = 1,
+    times: Deviation = (0.0, 0),
+) -> dict[str, RatioEstimate]:
+    """Every role's time over the base role's, from one or two conditions of the caches.
+
+    The conditions are consecutive runs, and first runs after another model. Each has one sequence of samples per fresh
+    build, by role; position ``i`` of every sequence belongs to the same round. The estimate is the mean over the
+    conditions, in logarithms, as all that follows.
+
+    Builds are the unit of replication: the deviation between the levels of one role's builds, pooled over the roles,
+    contains the run noise that averaging leaves. With a single build per role it is unknown, and intervals are (0,
+    infinity). Builds of several ``measurements`` have equal means in each round, so that each further measurement takes
+    a degree of freedom (two-way analysis of variance). ``times`` is the result of `time_deviation`.
+
+    - Confidence intervals have the variance between builds, and from `FEWEST_FREEDOM` on that between times; below,
+      Student's t is so large that no gain could be proved.
+    - The prediction interval is for another program that has as many builds, at another time, in one of the
+      conditions: the variance between builds of both programs, twice that between times (`variance_between_times`),
+      and on each side half of the difference between the conditions.
+    """
+    levels = [build_levels(each) for each in conditions]
+    middle = {role: np.mean([each[role] for each in levels], axis=0) for role in levels[0]}
+    between_builds = [variance_of_builds(each, measurements) for each in (middle, *levels)]
+    for_tests = times[0] ** 2 / measurements if times[1] >= FEWEST_FREEDOM else 0.0, times[1]
+    time_variance, time_freedom = variance_between_times(times)
+    found = {}
+    for role in middle:
+        if role == base:
+            one = Interval(median=1, low=1, high=1)
+            found[role] = RatioEstimate(test=RatioTest(mean=one, enclosing=one), predicted=one)
+            continue
+        share = 1 / len(middle[role]) + 1 / len(middle[base])
+        mean, *apart = (
+            ratio_around(
+                float(each[role].mean() - each[base].mean()),
+                student_half_width((share * variance, freedom), for_tests),
+            )
+            for each, (variance, freedom) in zip((middle, *levels), between_builds, strict=True)
+        )
+        enclosing = Interval(
+            median=mean.median, low=min(each.low for each in apart), high=max(each.high for each in apart)
+        )
+        both = between_builds[0][0] + float(np.mean([variance for variance, _ in between_builds[1:]]))
+        reach = student_half_width((share * both, between_builds[0][1]), (2 * time_variance, time_freedom))
+        reach += _half_apart(levels, role, base, measurements)
+        predicted = ratio_around(math.log(mean.median), reach)
+        found[role] = RatioEstimate(test=RatioTest(mean=mean, enclosing=enclosing), predicted=predicted)
+    return found
+
+
+def build_levels(roles: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, Floats]:
+    """The level of each fresh build, by role: the trimmed mean of its logarithms.
+
+    Each round's mean over all builds is subtracted, which removes drift.
+    """
+    logs = {role: np.log(np.asarray(builds, dtype=np.float64)) for role, builds in roles.items()}
+    rounds = np.concatenate(list(logs.values())).mean(axis=0)
+    return {
+        role: np.array([trimmed_mean(build - rounds) for build in builds]) for role, builds in logs.items()
+    }
+
+
+def variance_of_builds(levels: Mapping[str, Floats], measurements: int = 1) -> Variance:
+    """The variance between builds of one role, pooled over the roles; see `estimate_ratios` for ``measurements``."""
+    deviation, pooled = pooled_deviation(list(levels.values()))
+    freedom = max(0, pooled - (measurements - 1))
+    return (deviation**2 * pooled / freedom if freedom else 0.0), freedom
+
+
+def ratio_around(center: float, reach: float) -> Interval:
+    """The ratio with the logarithm ``center``, and the bounds ``reach`` below and above that."""
+    return Interval(median=center, low=center - reach, high=center + reach).exponential
+
+
+def student_half_width(*parts: Variance) -> float:
+    """Half the width of a 95 % interval for a value with the sum of these variances; infinite if the first is unknown.
+
+    By Student's t, with the degrees of freedom of the sum (Satterthwaite 1946).
+    """
+    if not parts[0][1]:
+        return math.inf
+    known = [(variance, freedom) for variance, freedom in parts if variance]
+    total = sum(variance for variance, _ in known)
+    shares = sum(variance**2 / freedom for variance, freedom in known)
+    freedom = max(1, math.floor(total**2 / shares + 1e-9)) if shares else parts[0][1]
+    return student_t(0.95, freedom) * math.sqrt(total)
+
+
+def _half_apart(levels: Sequence[Mapping[str, Floats]], role: str, base: str, measurements: int) -> float:
+    """Half of the difference of the log ratio between two conditions, reduced by the expected effect of noise."""
+    if len(levels) == 1:
+        return 0.0
+    steady, first = levels
+    halves = {name: (first[name] - steady[name]) / 2 for name in steady}
+    variance = variance_of_builds(halves, measurements)[0] * (1 / len(halves[role]) + 1 / len(halves[base]))
+    difference = float(halves[role].mean() - halves[base].mean())
+    return math.sqrt(max(0.0, difference**2 - variance))
+
+
+def drift(builds: Sequence[Sequence[float]]) -> float:
+    """The slowdown of the last third of the rounds against the first, over all builds: 0.05 is five per cent.
+
+    Position ``i`` of every sequence belongs to the same round. Ratios taken round by round are not affected by drift;
+    times in milliseconds are.
+    """
+    rounds = np.log(np.asarray(builds, dtype=np.float64)).mean(axis=0)
+    third = len(rounds) // 3
+    if not third:
+        return 0.0
+    return float(np.exp(np.median(rounds[-third:]) - np.median(rounds[:third])) - 1)

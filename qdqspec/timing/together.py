@@ -1,0 +1,326 @@
+"""Several fresh builds of several models timed in the same rounds, and the ratios of the models' times.
+
+`FreshBuilds` times one turn of each build in every round, in random order. Position ``i`` of every build's samples
+belongs to the same round, so that a change of the machine's speed between rounds affects all of them. All builds are
+open at once if memory allows it, else two at a time (docs/decisions/0001).
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain, count
+from typing import TypeAlias
+
+import numpy as np
+
+from qdqspec._core.units import count_text
+from qdqspec.backends._memory import HasMemory, MemoryShortError, has_memory, is_memory_error
+from qdqspec.backends.base import Engine
+from qdqspec.errors import BackendError, PlacementError, QdqspecError
+from qdqspec.timing.race import Turn, on_each_clock, settle
+from qdqspec.timing.stats import Deviation, RatioEstimate, estimate_ratios, trimmed_error
+from qdqspec.types import Clock, Interval, Samples
+
+NOTE = "timed two at a time for lack of memory: scaled by the time of the first build in the same round"
+
+IsSettled: TypeAlias = Callable[["Together"], bool]  # whether what was measured decides
+Opener: TypeAlias = Callable[[], Engine]
+Openers: TypeAlias = Mapping[str, Sequence[Opener]]  # a function for each build, by model
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Samples of each group's builds, and why a group has none: a group with one failure is omitted.
+
+    ``measurements`` is the number of times that was done, each with builds of its own; see `merged`.
+    """
+
+    samples: dict[str, list[Samples]] = field(default_factory=dict)
+    failures: dict[str, QdqspecError] = field(default_factory=dict)
+    measurements: int = 1
+
+    @property
+    def builds(self) -> list[Samples]:
+        """The samples of all builds of all groups."""
+        return list(chain.from_iterable(self.samples.values()))
+
+    def clock(self, wanted: Clock) -> Clock:
+        """The clock that all samples have: wall time if a runtime reports no processor time."""
+        return wanted if all(build.cpu_ms for build in self.builds) else "wall"
+
+    def estimates(
+        self, base: str, clock: Clock, times: Deviation = (0.0, 0), profile: int | None = None
+    ) -> dict[str, RatioEstimate]:
+        """Every group's time over that of the ``base`` group; see `estimate_ratios` for ``times``.
+
+        In both conditions of the caches if all builds have both; over all shape profiles, or at one of them.
+        """
+        groups = {
+            name: builds if profile is None else [build.profiles[profile] for build in builds]
+            for name, builds in self.samples.items()
+        }
+        conditions = [{name: [build.on(clock) for build in builds] for name, builds in groups.items()}]
+        if all(build.first for builds in groups.values() for build in builds):
+            first = {
+                name: [build.first.on(clock) for build in own if build.first] for name, own in groups.items()
+            }
+            conditions.append(first)
+        return estimate_ratios(conditions, base, self.measurements, times)
+
+    def ratios(self, base: str, clock: Clock) -> dict[str, Interval]:
+        """The ratios of `estimates` with confidence intervals that enclose both conditions."""
+        return {name: each.test.enclosing for name, each in self.estimates(base, clock).items()}
+
+
+def joined(builds: Sequence[Samples]) -> Samples:
+    """The samples of several builds, one build after the other."""
+    return sum(builds, Samples())
+
+
+def merged(measurements: Sequence[Together]) -> Together:
+    """The builds of several measurements of the same models as if all had been timed together.
+
+    The rounds of the first measurement are kept; those of the others are scaled, so that the mean of all builds is
+    equal in each round.
+    """
+    first = measurements[0]
+    rounds = min(len(build.wall_ms) for each in measurements for build in each.builds)
+    note = f"measured {len(measurements)} times; later times are scaled to the first"
+    samples: dict[str, list[Samples]] = {name: [] for name in first.samples}
+    for each in measurements:
+        scaled = partial(_scaled, rounds=rounds, first=len(first.builds))
+        for name, own in each.samples.items():
+            aligned = [on_each_clock(scaled, build, *first.builds, *each.builds) for build in own]
+            samples[name] += [replace(build, notes=(*build.notes, note)) for build in aligned]
+    return Together(samples, first.failures, measurements=len(measurements))
+
+
+def _scaled(own: tuple[float, ...], *times: tuple[float, ...], rounds: int, first: int) -> tuple[float, ...]:
+    """Times of one build in units of the ``first`` ones, by the means of both measurements in each round."""
+    if not all(times):
+        return ()
+    logs = np.log([each[:rounds] for each in times])
+    factors = np.exp(logs[:first].mean(axis=0) - logs[first:].mean(axis=0))
+    return tuple((np.asarray(own[:rounds]) * factors).tolist())
+
+
+@dataclass
+class FreshBuilds:
+    """Times fresh builds with ``jobs`` parallel builds; after memory was short once, only two are open at a time.
+
+    Timing, and not building, happens inside ``exclusive``. ``report`` is given each step as text.
+
+    - After ``most_seconds`` of timing no round begins: a longer time makes the intervals of slow models narrower.
+    - Rounds end early too if each build's level has a standard error of ``enough``, a quarter of the smallest
+      significant difference: a smaller one costs runs that tell nothing about other builds.
+    - ``fewest`` rounds are timed in any case.
+    """
+
+    clock: Clock
+    random: np.random.Generator
+    exclusive: Callable[[], AbstractContextManager[object]]
+    jobs: int = 1
+    memory: HasMemory = has_memory
+    report: Callable[[str], None] = lambda _: None
+    most_seconds: float = 60.0
+    enough: float = 0.0025
+    fewest: int = 6
+    _is_short: bool = field(default=False, init=False)
+
+    def time(
+        self,
+        groups: Openers,
+        rounds: int,
+        *,
+        beside: Sequence[Engine] = (),
+        close_others: Callable[[], None],
+        is_settled: IsSettled = lambda _: False,
+    ) -> Together:
+        """Samples of each group's builds. If memory is short, ``close_others`` closes the engines in ``beside``."""
+        if not self._is_short:
+            try:
+                return self.all_at_once(groups, rounds, beside=beside, is_settled=is_settled)
+            except MemoryShortError:
+                self._is_short = True
+        close_others()
+        return self.two_at_a_time(groups, rounds)
+
+    def all_at_once(
+        self,
+        groups: Openers,
+        rounds: int,
+        *,
+        beside: Sequence[Engine] = (),
+        is_settled: IsSettled = lambda _: False,
+    ) -> Together:
+        """Open all engines, warm them up, take ``rounds`` samples of each, and close them.
+
+        From half of the rounds on it ends when more runs add no information: the remaining variation is between builds.
+        After half and three quarters of the rounds it ends if ``is_settled``. Timing begins when all are built. Raises
+        `MemoryShortError` as soon as ``memory`` reports that the remaining ones do not fit ``beside`` the open ones, or
+        if one fails for lack of memory.
+        """
+        result = Together()
+        with ExitStack() as opened:
+            engines = self._open_all(groups, beside, result, opened)
+            with self.exclusive():
+                self._take_turns(engines, rounds, result, is_settled)
+        return result
+
+    def _open_all(
+        self, groups: Openers, beside: Sequence[Engine], result: Together, opened: ExitStack
+    ) -> dict[tuple[str, int], Engine]:
+        """The engines by group and number, those of failed groups too; ``opened`` closes them."""
+        engines: dict[tuple[str, int], Engine] = {}
+        left = {name: len(openers) for name, openers in groups.items()}
+
+        def require_memory() -> None:
+            more = sum(left.values())
+            if more and not self.memory([*beside, *engines.values()], more):
+                raise MemoryShortError
+
+        require_memory()
+        for name, openers in self._reporting(groups).items():
+            try:
+                for number, engine in enumerate(self._built(openers, opened)):
+                    engines[name, number] = engine
+                    left[name] -= 1
+                    require_memory()
+            except (BackendError, PlacementError) as error:
+                _fail(result, name, error)
+                left[name] = 0
+            else:
+                result.samples[name] = [Samples()] * len(openers)
+        return engines
+
+    def _reporting(self, groups: Openers) -> Openers:
+        """The same openers, each of which reports its position among all."""
+        total, numbers = sum(map(len, groups.values())), count(1)
+
+        def opened(opener: Opener) -> Engine:
+            self.report(f"build {next(numbers)} of {total}")
+            return opener()
+
+        return {name: [partial(opened, opener) for opener in openers] for name, openers in groups.items()}
+
+    def _built(self, openers: Sequence[Opener], opened: ExitStack) -> Iterable[Engine]:
+        """The engines of one group in order, closed by ``opened``, also those built in parallel with a failed one."""
+
+        def build(opener: Opener) -> Engine:
+            engine = opener()
+            opened.callback(engine.close)
+            return engine
+
+        if self.jobs == 1:
+            return map(build, openers)
+        pool = ThreadPoolExecutor(self.jobs)
+        try:
+            return [future.result() for future in [pool.submit(build, opener) for opener in openers]]
+        except Exception:
+            pool.shutdown(cancel_futures=True)  # none may be running while others are timed
+            raise
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # an interrupt does not wait for a compiler
+
+    def _take_turns(
+        self,
+        engines: Mapping[tuple[str, int], Engine],
+        rounds: int,
+        result: Together,
+        is_settled: IsSettled,
+    ) -> None:
+        keys, turns = list(engines), dict[tuple[str, int], Turn]()
+        self.report(f"timing {count_text(len(engines), 'build')} in turns")
+        started = time.monotonic()
+        for done in range(-1, rounds):  # the first time, engines are warmed up
+            if done >= self.fewest:
+                is_late = time.monotonic() - started > self.most_seconds
+                if is_late or (done >= rounds // 2 and self._is_precise(result)):
+                    return
+                if done in (rounds // 2, 3 * rounds // 4) and is_settled(result):
+                    return
+            for position in self.random.permutation(len(keys)):
+                name, number = key = keys[position]
+                if name not in result.samples:
+                    continue
+                try:
+                    if done < 0:
+                        turns[key] = settle(engines[key], self.clock)
+                    else:
+                        result.samples[name][number] += turns[key].both(engines[key])
+                except BackendError as error:
+                    _fail(result, name, error)
+                    del result.samples[name]  # it ran before and fails now: no result for this placement
+
+    def _is_precise(self, result: Together) -> bool:
+        """Whether each build's level, relative to the others' in the same rounds, is known precisely enough."""
+        logs = np.log([build.on(self.clock) for build in result.builds])
+        return len(logs) > 1 and all(
+            trimmed_error(apart) <= self.enough for apart in logs - logs.mean(axis=0)
+        )
+
+    def two_at_a_time(self, groups: Openers, rounds: int) -> Together:
+        """Time builds with two engines open at a time.
+
+        The first build of the first group stays open as the anchor. Each build in turn, the anchor too, alternates with
+        it for all rounds. Its samples are normalized: multiplied by the anchor's median time over the anchor's time in
+        the same round, so that position ``i`` of every build's samples may be read as one round. Each sample carries
+        the noise of two turns, also of the anchor, which is timed against itself. Without an anchor all groups fail.
+        """
+        pairs: dict[str, list[tuple[Samples, Samples]]] = {}
+        failures: dict[str, QdqspecError] = {}
+        reporting = self._reporting(groups)
+        first = next(iter(reporting.values()))[0]
+        with ExitStack() as opened:
+            try:
+                anchor = opened.enter_context(closing(first()))
+                with self.exclusive():
+                    warm = settle(anchor, self.clock), anchor
+            except (BackendError, PlacementError) as error:
+                return Together(failures=dict.fromkeys(groups, error))
+            for name, openers in reporting.items():
+                try:
+                    pairs[name] = []
+                    for opener in openers:
+                        engine = nullcontext(anchor) if opener is first else closing(opener())
+                        with engine as own, self.exclusive():
+                            pairs[name].append(self._alternate(own, warm, rounds))
+                except (BackendError, PlacementError) as error:
+                    failures[name] = error
+                    del pairs[name]
+        typical = joined([beside for group in pairs.values() for _, beside in group])
+        samples: dict[str, list[Samples]] = {}
+        for name, group in pairs.items():
+            scaled = [on_each_clock(_by_round, *pair, typical) for pair in group]
+            samples[name] = [replace(each, notes=(*each.notes, NOTE)) for each in scaled]
+        return Together(samples, failures)
+
+    def _alternate(self, engine: Engine, warm: tuple[Turn, Engine], rounds: int) -> tuple[Samples, Samples]:
+        """One turn of an engine and of one that is ``warm`` in every round, in random order."""
+        pair = (settle(engine, self.clock), engine), warm
+        samples = [Samples(), Samples()]
+        for _ in range(rounds):
+            for side in self.random.permutation(2):
+                turn, own = pair[side]
+                samples[side] += turn.both(own)
+        return samples[0], samples[1]
+
+
+def _fail(result: Together, name: str, error: QdqspecError) -> None:
+    """Omit a group, unless it may have failed because too many engines are open."""
+    if is_memory_error(error):
+        raise MemoryShortError from error
+    result.failures[name] = error
+
+
+def _by_round(ours: Sequence[float], anchor: Sequence[float], typical: Sequence[float]) -> tuple[float, ...]:
+    if not anchor or not all(anchor):  # the clock was not recorded, or is too coarse
+        return tuple(ours)
+    median = statistics.median(typical)
+    return tuple(time * median / beside for time, beside in zip(ours, anchor, strict=True))
