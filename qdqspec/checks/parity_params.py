@@ -212,6 +212,41 @@ class ParityParams(CheckParams, ParityLimits):
                 signed.append(max(-_WORST, min(-value if self._leading.floor else value, _WORST)))
         return max(signed, default=0.0)
 
+    def polygraphy_words(self, outputs: tuple[TensorParity, ...]) -> list[str]:
+        """The options of `polygraphy run` for the limits that it knows; empty if it knows none of them.
+
+        ``outputs`` are the compared ones: a limit in steps is one of the difference, by the step of each output.
+        """
+        chosen = {out.name: out for out in self.chosen(outputs) if out.compared}
+        found: list[tuple[str, str, float, dict[str, float | None]]] = [  # the third is that of other outputs
+            ("snr", "--snr-threshold", -_WORST, dict.fromkeys(chosen, self.min_sqnr_db)),
+            (
+                "cosine_similarity",
+                "--cosine-similarity-threshold",
+                -1,
+                dict.fromkeys(chosen, self.min_cosine),
+            ),
+            ("simple", "--atol", _WORST, {name: self._most_difference(out) for name, out in chosen.items()}),
+        ]
+        names, words = list[str](), list[str]()
+        for name, option, other, limits in found:
+            given = {output: limit for output, limit in limits.items() if limit is not None}
+            if given:
+                names.append(name)
+                words += [
+                    option,
+                    f":{other:g}",
+                    *(f"{output}:{limit:.9g}" for output, limit in given.items()),
+                ]
+        exact = ["--rtol", "0", "--check-error-stat", "max"] if "simple" in names else []
+        return ["--compare", *names, *words, *exact] if names else []
+
+    def _most_difference(self, out: TensorParity) -> float | None:
+        """The largest difference that an output may have by `max_abs` and `max_steps`."""
+        steps = self.max_steps
+        of_steps = None if steps is None or not out.max_steps else steps * out.max_abs / out.max_steps
+        return min((most for most in (self.max_abs, of_steps) if most is not None), default=None)
+
     @property
     def _leading(self) -> Limit | None:
         return next((limit for limit in LIMITS if getattr(self, limit.param) is not None), None)

@@ -343,6 +343,9 @@ class Evidence:
     parity: ParityEvidence | None = None
     culprits: CulpritEvidence | None = None  # if parity exceeds a limit of its checks
     parity_search: Mapping[str, ParitySearch] = field(default_factory=dict)  # by parameters of its checks
+    replays: Mapping[str, str] = field(
+        default_factory=dict
+    )  # commands that repeat a parity failure, by its parameters
     accuracy: Mapping[str, AccuracyEvidence] = field(default_factory=dict)  # by metric
     size_bytes: Mapping[str, int] = field(default_factory=dict)  # "reference", "tuned"
     survival: Mapping[Optimizer, SurvivalEvidence] = field(default_factory=dict)

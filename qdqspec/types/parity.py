@@ -207,7 +207,7 @@ class Probe:
     """One input that was tried alone, and messages of the limits it breaks, if any.
 
     ``parity`` is that of this input; it has no outputs if the tuned model does not run on it. ``file`` holds
-    the input, and ``command`` tries it again.
+    the input, and ``command`` tries it again: one command a line.
     """
 
     inputs: tuple[TriedInput, ...]

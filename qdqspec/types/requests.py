@@ -74,24 +74,6 @@ class BaselineRequest:
     allowed: float
 
 
-def _no_output(_: ParityEvidence) -> None:
-    return None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParityRequest:
-    """The outputs compared with ``top``, and the errors of quantization and runtime separately: ``Evidence.parity``.
-
-    ``culpable`` selects the output whose error is attributed to Q/DQ pairs (``Evidence.culprits``), if any.
-    ``limits_slices`` is whether slices of outputs have a limit: without one, those far below are noted.
-    """
-
-    kind: ClassVar[EvidenceKind] = "parity"
-    top: TopK = field(default_factory=TopK)
-    culpable: Callable[[ParityEvidence], str | None] = _no_output
-    limits_slices: bool = False
-
-
 class InputLimits(Protocol):
     """Limits that single inputs are tried against: the parameters of a check, a pydantic model."""
 
@@ -103,9 +85,34 @@ class InputLimits(Protocol):
         """The distance of an input's error from a limit: larger is worse."""
         ...
 
+    def polygraphy_words(self, outputs: tuple[TensorParity, ...]) -> list[str]:
+        """The options of `polygraphy run` for these limits; empty if it has none of them."""
+        ...
+
     def model_dump(self, *, mode: str, exclude_none: bool) -> dict[str, Any]:
         """The parameters as JSON data, with the ``kind`` of the check that reads them."""
         ...
+
+
+def _no_output(_: ParityEvidence) -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParityRequest:
+    """The outputs compared with ``top``, and the errors of quantization and runtime separately: ``Evidence.parity``.
+
+    ``culpable`` selects the output whose error is attributed to Q/DQ pairs (``Evidence.culprits``), if any.
+    ``limits_slices`` is whether slices of outputs have a limit: without one, those far below are noted. If the data
+    breaks ``limits``, the worst input is kept in files of Polygraphy: ``Evidence.replays[key]``.
+    """
+
+    kind: ClassVar[EvidenceKind] = "parity"
+    top: TopK = field(default_factory=TopK)
+    culpable: Callable[[ParityEvidence], str | None] = _no_output
+    limits_slices: bool = False
+    key: str = ""
+    limits: InputLimits | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,6 +48,8 @@ class Declaration:
     equivalents: Mapping[str, str] = field(default_factory=dict)
     # (model, file, options): the shell command that builds and times a file of a model with a tool of the runtime.
     replay: Hook = ""
+    # The words of `polygraphy run` that select its runner for a model of this backend, such as ``--onnxrt``.
+    polygraphy: tuple[str, ...] = ()
     # (model, path, *, keep_io): the model in float16, an `onnx.ModelProto`.
     float16: Hook = ""
     # (options): the end of a Python program that builds the file `MODEL` with the runtime alone, as the backend does,

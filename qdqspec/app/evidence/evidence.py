@@ -14,7 +14,7 @@ from qdqspec.accuracy.notes import slice_notes
 from qdqspec.app.evidence.culprits import culprits_of
 from qdqspec.app.evidence.kernels import quantized_work
 from qdqspec.app.evidence.parity import BothModels, compare_models
-from qdqspec.app.evidence.probes import search_input
+from qdqspec.app.evidence.probes import replay_failure, search_input
 from qdqspec.app.preparation.cached import SCHEME, FinishedSearch
 from qdqspec.app.preparation.files import profiles_of
 from qdqspec.app.preparation.loading import lint_and_load
@@ -85,6 +85,7 @@ class CaseWork:
         self.raised: set[str] = set()
         self.culprits: CulpritEvidence | None = None
         self.parity_search: dict[str, ParitySearch] = {}
+        self.replays: dict[str, str] = {}
         self._fields: dict[EvidenceKind, dict[str, Any]] = {}  # of the evidence, by the kinds measured so far
         self._figures: dict[str, Mapping[str, float]] = {}
         self._parity: ParityEvidence | None = None
@@ -175,6 +176,7 @@ class CaseWork:
             pairs=self.scheme.pairs,
             culprits=self.culprits,
             parity_search=self.parity_search,
+            replays=self.replays,
             profiles=self.prepared.options.profiles,
             node_ops=self.node_ops,
             quantized=self.quantized,
@@ -255,6 +257,7 @@ class CaseWork:
                 output = request.culpable(self.parity)
                 if output is not None and self.culprits is None:
                     self.culprits = self.find_culprits(output, seconds=CULPRIT_SECONDS)
+                self._keep_failure(request, check.id)
             elif isinstance(request, InputRequest):
                 is_known = request.key in self.parity_search
                 if not is_known and not request.limits.broken_by(self.parity.outputs, whole=True):
@@ -262,6 +265,15 @@ class CaseWork:
                     self.parity_search[request.key] = found
             elif isinstance(request, FigureRequest):
                 self._measure(request)
+
+    def _keep_failure(self, request: ParityRequest, check_id: str) -> None:
+        """Keep the worst input of the tuned model if the data breaks a limit that Polygraphy knows."""
+        limits, outputs = request.limits, self.parity.outputs
+        if limits is None or request.key in self.replays or self.search.unchanged:
+            return
+        if limits.broken_by(outputs, whole=True) and limits.polygraphy_words(outputs):
+            command = replay_failure(self.prepared, self.tuned_path, limits, check_id)
+            self.replays[request.key] = command
 
     def find_culprits(self, output: str | None = None, **limits: Any) -> CulpritEvidence:
         """The pairs of the selected model that cost most accuracy, at an output; see `culprits_of`."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import filecmp
 import math
-import os
 import shlex
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from qdqspec._core.arrays import Array, Feed
 from qdqspec.accuracy.compare import OutputComparison, Typical, compare_outputs, typical_of
 from qdqspec.accuracy.domain import InputResult, Span, input_domains, make, spans_of, words
 from qdqspec.app.evidence.parity import SideBySide, both_models
+from qdqspec.app.evidence.replay import FOLDER, save_replay, shown
 from qdqspec.app.evidence.saved_probe import SavedProbe, write_probe
 from qdqspec.app.preparation.cached import MODEL
 from qdqspec.app.preparation.prepare import Prepared
@@ -28,7 +29,6 @@ from qdqspec.types.requests import InputLimits, InputRequest
 if TYPE_CHECKING:
     from qdqspec.accuracy.input_search import Drawn
 
-FOLDER = "parity"  # subfolder of the case's folder: one file for each check with a failing input
 _DATA = "tried"  # name of a probe's data in reports
 _STOPPED = 1e9  # noise assigned to an input on which the tuned model fails
 _OPTIONS = ("backend", "device", "threads")  # options that affect the result, repeated in the command if set
@@ -98,6 +98,21 @@ def _stopped(error: BackendError) -> str:
     return f"the tuned model does not run on it: {error.what}"
 
 
+def replay_failure(prepared: Prepared, tuned: Path, limits: InputLimits, check_id: str) -> str:
+    """Save the worst input that breaks the limits alone; the command that repeats its failure, empty if none does."""
+    feeds, _ = prepared.comparison_data()
+    worst, noise = None, 0.0
+    with both_models(prepared, tuned, divided=False) as models:
+        prober = Prober(models, limits)
+        for given in feeds:
+            tried = prober.attempt(given)
+            if tried is not None and tried.broken and (worst is None or tried.noise > noise):
+                worst, noise = given, tried.noise
+        if worst is None:
+            return ""
+        return save_replay(prepared, tuned, limits, check_id, worst, models.run(worst))
+
+
 def search_input(prepared: Prepared, tuned: Path, request: InputRequest, check_id: str) -> ParitySearch:
     """Search for an input that breaks the limits; the smallest one found is written to a file.
 
@@ -164,7 +179,11 @@ class _InputSearcher:
                 file, SavedProbe(feeds=feeds, params=self._asked.limits, typical=typical, inputs=inputs)
             )
             command = _command(self._prepared, tuned, file)
-            probe = prober.probe(feeds, inputs, file=_shown(file), command=command)
+            with suppress(BackendError):  # it may be the tuned model that does not run on it
+                outputs = models.run(feeds)
+                again = save_replay(self._prepared, tuned, self._asked.limits, file.stem, feeds, outputs)
+                command = "\n".join(filter(None, (command, again)))
+            probe = prober.probe(feeds, inputs, file=shown(file), command=command)
         return ParitySearch(
             tried=found.tried,
             seconds=found.seconds,
@@ -201,14 +220,8 @@ def _command(prepared: Prepared, tuned: Path, file: Path) -> str:
     beside = prepared.output / MODEL
     if beside.is_file() and filecmp.cmp(beside, tuned, shallow=False):
         tuned = beside  # the copy of the same file among the results, not in the cache
-    models = [_shown(prepared.reference), _shown(tuned)]
+    models = [shown(prepared.reference), shown(tuned)]
     settings = prepared.settings
     given = [f"--{name}={getattr(settings, name)}" for name in _OPTIONS if name in settings.origins]
     extra = [f"--backend-option={option}" for option in settings.backend_option]
-    return shlex.join(["qdqspec", "verify", *models, "--input", _shown(file), *given, *extra])
-
-
-def _shown(path: Path) -> str:
-    """A path relative to the current folder if below it, for messages and commands."""
-    here = Path.cwd()
-    return os.path.relpath(path, here) if path.is_relative_to(here) else str(path)
+    return shlex.join(["qdqspec", "verify", *models, "--input", shown(file), *given, *extra])

@@ -23,6 +23,7 @@ declaration = Declaration(
         "onnxruntime-extended": f"{_OPTIMIZE}:extended",
         "onnxruntime-all": f"{_OPTIMIZE}:everything",
     },
+    polygraphy=("--onnxrt",),
     kernel_origins=f"{__name__}.layers:map_kernels",
     float16=f"{_OPTIMIZE}:half_model",
     program=f"{__name__}.engine:program",

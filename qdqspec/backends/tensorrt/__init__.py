@@ -19,6 +19,7 @@ declaration = Declaration(
         "--warmup_runs": "use --backend-option tensorrt.warmup-ms=N: a GPU is warmed up by time",
         "--verbose": "use --backend-option tensorrt.verbose=on: the whole log is in logs/",
     },
+    polygraphy=("--trt",),
     replay="qdqspec.backends.trtexec.engine:replay_command",
 )  # fmt: skip
 

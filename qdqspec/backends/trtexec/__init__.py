@@ -6,6 +6,7 @@ from qdqspec._core.config.hooks import Declaration, attributes_of
 
 declaration = Declaration(
     targets=("trtexec",),
+    polygraphy=("--trt",),
     replay=f"{__name__}.engine:replay_command",
     command_line={"args": "More arguments for this tool, quoted as one."},
     equivalents={

@@ -55,7 +55,13 @@ class ParityCheck:
     def requests(self, params: ParityParams) -> tuple[Request, ...]:
         """The comparison, the pairs that cost most if quantization breaks a limit, and the search for an input."""
         culpable, limits_slices = partial(culpable_output, params), params.asks(SLICE)
-        compared = ParityRequest(top=params.top, culpable=culpable, limits_slices=limits_slices)
+        compared = ParityRequest(
+            top=params.top,
+            culpable=culpable,
+            limits_slices=limits_slices,
+            key=params.evidence_key,
+            limits=params,
+        )
         if params.search is None:
             return (compared,)
         search = {name: getattr(params.search, name) for name in SearchParams.model_fields}
@@ -87,6 +93,7 @@ class ParityCheck:
             *steps_table(parity, judged[0].name),
             *(culprits_table(evidence.culprits) if culpable_output(params, parity) is not None else ()),
             *(search_sections(searched) if searched is not None else ()),
+            *replay_section(evidence.replays.get(params.evidence_key, "")),
             numbers={
                 **_numbers(params, parity, judged),
                 "inputs_tried": searched.tried if searched else math.nan,
@@ -393,6 +400,11 @@ def noise_shares(parity: ParityEvidence) -> dict[str, Any] | None:
         return None
     quantization, runtime = (own / sum(noise) for own in noise)
     return {"output": worst.name, "quantization": quantization, "runtime": runtime}
+
+
+def replay_section(command: str) -> tuple[Section, ...]:
+    """The command that repeats a failure without qdqspec."""
+    return (Section(title="The worst input with Polygraphy", text=command),) if command else ()
 
 
 def search_sections(found: ParitySearch) -> tuple[Section, ...]:

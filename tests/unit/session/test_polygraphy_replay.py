@@ -1,0 +1,118 @@
+"""The files and the command of a parity failure: Polygraphy alone repeats the failure."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from qdqspec._core.config import hooks
+from qdqspec.app.evidence.parity import both_models
+from qdqspec.app.evidence.probes import replay_failure
+from qdqspec.app.evidence.replay import save_replay
+from qdqspec.app.session import Session
+from qdqspec.testing.records import params_of
+from qdqspec.types import Case, Inputs
+
+FLOAT = """<ir_version: 8, opset_import: ["": 17]> net (float[batch,4] x) => (float[batch,4] y, float[batch,4] same) {
+  y = Relu(x)  same = Neg(x) }"""
+# Saturates at 1: the third sample below is outside.
+TUNED = """<ir_version: 8, opset_import: ["": 17]> net (float[batch,4] x) => (float[batch,4] y, float[batch,4] same) {
+  q = QuantizeLinear(x, s, z)  d = DequantizeLinear(q, s, z)  y = Relu(d)  same = Neg(x) }"""
+
+
+def _saved(text: str, path: Path) -> Path:
+    model = onnx.parser.parse_model(text)
+    if "QuantizeLinear" in text:
+        for name, value in (("s", np.float32(1 / 127)), ("z", np.int8(0))):
+            model.graph.initializer.append(numpy_helper.from_array(np.array(value), name))
+    onnx.save(model, path)
+    return path
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Case:
+    data = np.random.default_rng(0).uniform(-1, 1, (6, 4)).astype(np.float32)
+    data[2] = 3
+    np.savez(tmp_path / "data.npz", x=data)
+    model = _saved(FLOAT, tmp_path / "net.onnx")
+    return Case(id="default", model=model, inputs=Inputs(calibration=tmp_path / "data.npz"))
+
+
+@pytest.fixture
+def tuned(tmp_path: Path) -> Path:
+    return _saved(TUNED, tmp_path / "tuned.onnx")
+
+
+@pytest.fixture
+def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
+    monkeypatch.chdir(tmp_path)
+    with Session(root=tmp_path) as opened:
+        yield opened
+
+
+def _verdict(commands: str) -> int:
+    """The exit code of the last command; those before must succeed."""
+    *before, last = [
+        subprocess.run(
+            [str(Path(sys.executable).with_name("polygraphy")), *shlex.split(line)[1:]],
+            capture_output=True, text=True, timeout=300, check=False,
+        )
+        for line in commands.splitlines()
+    ]  # fmt: skip
+    assert all(done.returncode == 0 for done in before), before
+    assert "Pass Rate" in last.stdout, last
+    return last.returncode
+
+
+@pytest.mark.parametrize(
+    ("broken", "kept"),
+    [
+        ({"min_sqnr_db": 30}, {"min_sqnr_db": 3}),
+        ({"max_abs": 1.5}, {"max_abs": 2.5}),
+        ({"max_steps": 10, "outputs": ["y"]}, {"max_steps": 200}),
+        ({"min_sqnr_db": 30, "min_cosine": 0.5}, {"min_sqnr_db": 3, "min_cosine": 0.5}),
+    ],
+    ids=["sqnr", "difference", "steps", "two limits"],
+)
+def test_polygraphy_repeats_the_failure_of_the_worst_sample(
+    session: Session, case: Case, tuned: Path, broken: dict[str, object], kept: dict[str, object]
+) -> None:
+    prepared = session.work(case).prepared
+    command = replay_failure(prepared, tuned, params_of("parity", **broken), "parity")
+    assert "--onnxrt" in command
+    assert _verdict(command) == 1
+
+    feeds, _ = prepared.comparison_data()
+    worst = list(feeds)[2]
+    limits = params_of("parity", **kept)
+    with both_models(prepared, tuned) as models:
+        looser = save_replay(prepared, tuned, limits, "parity", worst, models.run(worst))
+    assert _verdict(looser) == 0
+
+
+def test_nothing_is_written_without_a_sample_that_breaks_a_limit_alone(
+    session: Session, case: Case, tuned: Path
+) -> None:
+    prepared = session.work(case).prepared
+    assert replay_failure(prepared, tuned, params_of("parity", min_sqnr_db=3), "parity") == ""
+    assert not (prepared.output / "parity" / "parity").exists()
+
+
+def test_a_backend_without_a_runner_compares_the_outputs_that_were_saved(
+    session: Session, case: Case, tuned: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = session.work(case).prepared
+    without = replace(hooks.declaration_of(prepared.backend.name), polygraphy=())
+    monkeypatch.setattr(hooks, "declaration_of", lambda _: without)
+    command = replay_failure(prepared, tuned, params_of("parity", min_sqnr_db=30), "parity")
+    assert "--onnxrt" not in command
+    assert _verdict(command) == 1
