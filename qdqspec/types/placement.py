@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -61,19 +60,17 @@ class Placement:
     """The Q/DQ pairs of a whole model. Equal sites are the same placement, whatever the labels.
 
     ``labels`` holds the label of each block, for strategies that work on blocks. ``given`` marks the pairs of a model
-    that is a candidate as it was given, with its own numbers. ``listed`` are the sites again in nearly sorted order, if
-    available: sorting these takes a quarter of the time.
+    that is a candidate as it was given, with its own numbers.
     """
 
     sites: frozenset[Site]
     labels: tuple[tuple[str, Label], ...] = field(default=(), compare=False)
     given: bool = False
-    listed: InitVar[Sequence[Site]] = ()
     _ordered: tuple[Site, ...] = field(default=(), init=False, repr=False, compare=False)
     _digest: str = field(default="", init=False, repr=False, compare=False)
 
-    def __post_init__(self, listed: Sequence[Site]) -> None:
-        ordered = tuple(sorted(listed or self.sites, key=_row_of))
+    def __post_init__(self) -> None:
+        ordered = tuple(sorted(self.sites, key=_row_of))
         rows = "\n".join([*(["given"] if self.given else ()), *(site.row for site in ordered)])
         object.__setattr__(self, "_ordered", ordered)
         object.__setattr__(self, "_digest", hashlib.sha256(rows.encode()).hexdigest()[:16])

@@ -1,7 +1,7 @@
 """Inserts the Q/DQ pairs of a placement into a model; all other nodes, and their fields, stay unchanged.
 
-The pairs are made with onnx-graphsurgeon (`placement.edit.pairs`). They are merged into the model's protobuf, because a
-round trip of a whole model through graphsurgeon changes it. See
+The pairs are made with onnx-graphsurgeon (`qdqspec.qdq.edit.pairs`), and added to the nodes of the model's protobuf,
+because a round trip of a whole model through graphsurgeon changes it. See
 docs/decisions/0002-insertion-into-the-own-protobuf.md.
 """
 
@@ -23,7 +23,7 @@ from qdqspec.graph.model import Model
 from qdqspec.graph.opset import IR_WITH_FREE_INITIALIZERS
 from qdqspec.graph.protos import (
     copied,
-    copy_fields,
+    copy_model,
     map_tensors,
     names_read_inside,
     refill,
@@ -33,8 +33,7 @@ from qdqspec.graph.protos import (
 from qdqspec.graph.trt import DOMAIN, VERSION, is_pair_op
 from qdqspec.graph.weights import WeightStore
 from qdqspec.graph.wire import Parts
-from qdqspec.qdq.edit.biases import CorrectedBias
-from qdqspec.qdq.edit.pairs import PairMaker, QuantSource, makes_output
+from qdqspec.qdq.edit.pairs import Pair, PairMaker, QuantSource, makes_output
 from qdqspec.qdq.edit.raised import RaisedInputs, raised, version_text
 from qdqspec.qdq.quantize.formats import RUN_TIME
 from qdqspec.types import Consumer, Placement, Site
@@ -77,23 +76,15 @@ def insert_qdq(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Insert:
-    """The additions of a site to a model. ``fields`` is a serialized graph of its ``count`` nodes and its constants.
+    """The pair of a site. It covers ``covered`` of the ``readers`` of a weight.
 
-    ``integer`` is the stored weight if there is one. It can replace the float weight if the chosen inserts
-    cover all its ``readers``; this one covers ``covered`` of them. ``is_foreign`` is whether operators of domain
-    ``trt`` are among the nodes.
+    A stored integer weight can replace the float weight if the chosen inserts cover all its readers.
     """
 
     site: Site
-    fields: bytes
-    count: int
-    integer: TensorProto | None
-    output: str
-    opset: int
+    pair: Pair
     covered: int
     readers: int
-    is_foreign: bool
-    bias: CorrectedBias | None
 
 
 class Inserter:
@@ -127,14 +118,15 @@ class Inserter:
         outputs = [site.tensor for site in sites if makes_output(site)]
         floats = {tensor: self._maker.float_name(tensor) for tensor in outputs}
         inserts = [one for site in sites for one in self._made(site, floats.get(site.tensor, ""))]
-        base = self._base(max((self._model.opset, *(insert.opset for insert in inserts))))
+        base = self._base(max((self._model.opset, *(insert.pair.opset for insert in inserts))))
         candidate = base.with_pairs(inserts, floats)
         if candidate is None or len(floats) < len(outputs):
             raise self._overlap(sites)
         if any(site.format == RUN_TIME for site in sites):
             candidate = Parts.of(with_kernels(candidate.proto()))
         if self._model.has_bodies:  # integers go where the float weight is
-            instead = {i.integer.name: i.site.tensor for i in inserts if i.integer is not None}
+            integers = ((insert.pair.integer, insert.site.tensor) for insert in inserts)
+            instead = {integer.name: tensor for integer, tensor in integers if integer is not None}
             candidate = Parts.of(closed(candidate.proto(), instead))
         return Inserted(candidate, base.notes)
 
@@ -148,20 +140,12 @@ class Inserter:
 
     def _make(self, site: Site, whole: Site, source: str) -> _Insert:
         pair = self._maker.make(site, source=source, whole=whole)
-        added = [pair.bias.value] if pair.bias is not None and pair.bias.is_added else []
-        graph = onnx.GraphProto(node=pair.nodes, initializer=[*pair.constants, *added])
         replaces = self._maker.stores_integers(whole) and self._maker.is_private(site.tensor)
         return _Insert(
             site=site,
-            fields=graph.SerializeToString(deterministic=True),
-            count=len(pair.nodes),
-            integer=pair.integer,
-            output=pair.output,
-            opset=pair.opset,
+            pair=pair,
             covered=len(set(site.consumers)) if replaces else 0,
             readers=len(self._model.consumers.get(site.tensor, ())),
-            is_foreign=any(map(is_pair_op, pair.nodes)),
-            bias=pair.bias,
         )
 
     def _split(self, site: Site) -> list[Site]:
@@ -195,7 +179,7 @@ class Inserter:
 
 
 class _Base:
-    """The model at one opset. A candidate is parsed from serialized graphs, joined: a graph for each node and pair."""
+    """The model at one opset, with the place of each pair."""
 
     def __init__(self, model: Model, proto: onnx.ModelProto, flat: onnx.ModelProto, opset: int) -> None:
         self.notes: tuple[str, ...] = ()
@@ -208,12 +192,7 @@ class _Base:
         self.weights = list(flat.graph.initializer)
         self.weight = {tensor.name: i for i, tensor in enumerate(self.weights)}
         self.constant = {n.output[0]: i for i, n in enumerate(self.nodes) if n.op_type == "Constant"}
-        self._around = onnx.ModelProto()
-        copy_fields(flat, self._around, but={"graph"})
-        rest = onnx.GraphProto()
-        copy_fields(flat.graph, rest, but={"node", "initializer"})
-        self._rest = rest.SerializeToString()
-        self._fields = [onnx.GraphProto(node=[node]).SerializeToString() for node in self.nodes]
+        self.around = copy_model(flat, but={"node", "initializer"})
         self._scopes = tuple(scopes_of(self.nodes)) if model.has_bodies else ()
         self._raised = RaisedInputs(model, self.nodes, is_raised=bool(self.notes))
         self._places: dict[_Insert, tuple[int, Ends]] = {}
@@ -226,39 +205,25 @@ class _Base:
         for insert in inserts:
             index, ends = self._place(insert)
             before[index].append(insert)
-            reads.update(dict.fromkeys(ends, insert.output))
+            reads.update(dict.fromkeys(ends, insert.pair.output))
             expected += len(ends)
         if len(reads) < expected:
             return None
-        made = self._merged(before)
+        made = _Candidate(self)
         for index in sorted({index for name in floats for index in self._ends_of_outputs[name]}):
             rename_tensors(made.node(index), lambda name: floats.get(name, name))
         for (index, number), name in reads.items():
             made.node(index).input[number] = name
         in_order = [insert for index in sorted(before) for insert in before[index]]
         for insert in in_order:
-            if insert.bias is not None and insert.bias.is_added:
+            bias = insert.pair.bias
+            if bias is not None and bias.is_added:
                 reader, _ = self._place(insert)[1][0]
-                made.node(reader).input.append(insert.bias.value.name)
-            elif insert.bias is not None:
-                made.replace_constant(insert.bias.value.name, insert.bias.value)
+                made.node(reader).input.append(bias.value.name)
+            elif bias is not None:
+                made.replace_constant(bias.value.name, bias.value)
         made.store_weights(in_order)
-        if any(insert.is_foreign for insert in inserts):
-            made.import_domain()
-        return Parts(made.model, made.weights)
-
-    def _merged(self, before: Mapping[int, Sequence[_Insert]]) -> _Candidate:
-        """The model with nodes and constants of pairs, which no node reads yet."""
-        fields, places, count = [self._rest], [], 0
-        for index, node in enumerate([*self._fields, b""]):
-            for insert in before.get(index, ()):
-                fields.append(insert.fields)
-                count += insert.count
-            fields.append(node)
-            places.append(index + count)
-        model = copied(self._around)
-        model.graph.ParseFromString(b"".join(fields))
-        return _Candidate(self, model, model.graph.node, places, list(self.weights))
+        return made.parts(before)
 
     def _place(self, insert: _Insert) -> tuple[int, Ends]:
         """The index of the node that a pair comes before, and the inputs that read it."""
@@ -296,26 +261,43 @@ class _Base:
         return found
 
 
-@dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A model that is edited, and its ``nodes``. ``places[i]`` is the index among them of node ``i`` of the base."""
+    """The model of a base while it is edited: copies of the nodes that change, the weights, and what is around them."""
 
-    base: _Base
-    model: onnx.ModelProto
-    nodes: Sequence[onnx.NodeProto]
-    places: Sequence[int]
-    weights: list[TensorProto]
+    def __init__(self, base: _Base) -> None:
+        self._base = base
+        self._edited: dict[int, onnx.NodeProto] = {}
+        self._weights = list(base.weights)
+        self._model = copied(base.around)
 
     def node(self, index: int) -> onnx.NodeProto:
-        """A node of the base."""
-        return self.nodes[self.places[index]]
+        """A node of the base, to be changed."""
+        if index not in self._edited:
+            self._edited[index] = copied(self._base.nodes[index])
+        return self._edited[index]
+
+    def parts(self, before: Mapping[int, Sequence[_Insert]]) -> Parts:
+        """The model with the nodes and constants of the pairs ``before`` each node."""
+        graph, nodes = self._model.graph, list[onnx.NodeProto]()
+        for index in range(len(self._base.nodes) + 1):
+            for insert in before.get(index, ()):
+                nodes += insert.pair.nodes
+                graph.initializer.extend(insert.pair.constants)
+                if insert.pair.bias is not None and insert.pair.bias.is_added:
+                    graph.initializer.append(insert.pair.bias.value)
+            nodes += [self._edited.get(index, node) for node in self._base.nodes[index : index + 1]]
+        graph.node.extend(nodes)
+        opsets = self._model.opset_import
+        if any(map(is_pair_op, nodes)) and all(opset.domain != DOMAIN for opset in opsets):
+            opsets.add(domain=DOMAIN, version=VERSION)
+        return Parts(self._model, self._weights)
 
     def replace_constant(self, name: str, value: TensorProto) -> None:
         """Store another value in the place of a constant."""
-        if name in self.base.weight:
-            self.weights[self.base.weight[name]] = value
+        if name in self._base.weight:
+            self._weights[self._base.weight[name]] = value
         else:
-            node = self.node(self.base.constant[name])
+            node = self.node(self._base.constant[name])
             node.CopyFrom(with_value(node, value))
             node.output[0] = value.name
 
@@ -324,7 +306,7 @@ class _Candidate:
 
         Of the pairs of a weight the first in the graph takes its place, because stripping finds that one first.
         """
-        stored = [(insert, insert.integer) for insert in inserts if insert.integer is not None]
+        stored = [(insert, insert.pair.integer) for insert in inserts if insert.pair.integer is not None]
         covered, replaced = Counter[str](), set()
         for insert, _ in stored:
             covered[insert.site.tensor] += insert.covered
@@ -333,12 +315,7 @@ class _Candidate:
                 self.replace_constant(insert.site.tensor, integer)
                 replaced.add(insert.site.tensor)
             else:
-                self.weights.append(integer)
-        inputs = self.model.graph.input
+                self._weights.append(integer)
+        inputs = self._model.graph.input
         if any(value.name in replaced for value in inputs):  # callers can no longer feed the float weight
             refill(inputs, [value for value in inputs if value.name not in replaced])
-
-    def import_domain(self) -> None:
-        """Import the operators of domain ``trt``."""
-        if all(opset.domain != DOMAIN for opset in self.model.opset_import):
-            self.model.opset_import.add(domain=DOMAIN, version=VERSION)

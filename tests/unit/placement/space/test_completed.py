@@ -7,14 +7,11 @@ from dataclasses import replace
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from onnx import numpy_helper
 
 from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.graph.model import Model
-from qdqspec.qdq.space.completions import Completions
 from qdqspec.qdq.space.search_space import SchemeSpace, labels_of
 from qdqspec.types import Label
 
@@ -143,26 +140,3 @@ def test_runtimes_that_quantize_no_weight_leave_it_float() -> None:
     assert labels == AROUND
     with_rule = replace(FakeDevice().capabilities(), completes=frozenset({"Conv"}))
     assert dict(SchemeSpace(model, with_rule).resolve(AROUND).labels) == {**AROUND, "middle": "in+out"}
-
-
-EDGES = st.integers(0, 9)
-CHOICES = st.lists(
-    st.tuples(st.lists(st.lists(EDGES, min_size=1, max_size=3), max_size=4), st.lists(EDGES, max_size=2)),
-    max_size=5,
-)
-
-
-@given(CHOICES, st.sets(EDGES))
-def test_choices_are_completed_with_a_pair_at_each_place_and_a_constant_without_one(
-    choices: list[tuple[list[list[int]], list[int]]], pairs: set[int]
-) -> None:
-    completions = Completions()
-    for number, (places, constants) in enumerate(choices):
-        completions.add(10 + number, places, constants)
-    covered = np.isin(np.arange(10), sorted(pairs))
-    assert len(completions) == len(choices)
-    assert completions.of(covered) == [
-        10 + number
-        for number, (places, constants) in enumerate(choices)
-        if all(pairs.intersection(edges) for edges in places) and not pairs.issuperset(constants)
-    ]
