@@ -85,6 +85,7 @@ class _Insert:
     pair: Pair
     covered: int
     readers: int
+    is_foreign: bool  # whether operators of domain ``trt`` are among its nodes
 
 
 class Inserter:
@@ -146,6 +147,7 @@ class Inserter:
             pair=pair,
             covered=len(set(site.consumers)) if replaces else 0,
             readers=len(self._model.consumers.get(site.tensor, ())),
+            is_foreign=any(map(is_pair_op, pair.nodes)),
         )
 
     def _split(self, site: Site) -> list[Site]:
@@ -288,7 +290,9 @@ class _Candidate:
             nodes += [self._edited.get(index, node) for node in self._base.nodes[index : index + 1]]
         graph.node.extend(nodes)
         opsets = self._model.opset_import
-        if any(map(is_pair_op, nodes)) and all(opset.domain != DOMAIN for opset in opsets):
+        if any(insert.is_foreign for some in before.values() for insert in some) and all(
+            opset.domain != DOMAIN for opset in opsets
+        ):
             opsets.add(domain=DOMAIN, version=VERSION)
         return Parts(self._model, self._weights)
 
