@@ -15,7 +15,7 @@ from qdqspec.spec.messages import findings
 from qdqspec.spec.models import Spec
 from qdqspec.spec.paths import PathRules, path_rules
 from qdqspec.spec.problems import Problem, source_lines, spec_error
-from qdqspec.spec.reader import MAX_BYTES, Document, read_quickly, read_yaml
+from qdqspec.spec.reader import MAX_BYTES, Document, read_yaml
 
 
 def load_spec(path: Path, *, root: Path | None = None, allow_paths: Sequence[Path] = ()) -> Spec:
@@ -29,15 +29,11 @@ def load_spec(path: Path, *, root: Path | None = None, allow_paths: Sequence[Pat
     within = Path(os.path.abspath(root or Path.cwd()))  # noqa: PTH100 - as the path itself
     name = path.relative_to(within).as_posix() if path.is_relative_to(within) else str(path)
     text, rules = _text(path, name), path_rules(path, root, allow_paths)
-    document, spec, problems = read_quickly(text), None, list[Problem]()
-    if document is not None:
-        spec = _validated(document, rules, problems)
-    if document is None or spec is None or problems:  # again, with the parser that reports all problems
-        document = read_yaml(text)
-        problems = [*document.problems]
-        spec = _validated(document, rules, problems) if document.data or not problems else None
-        if spec is None or problems:
-            raise spec_error(problems, document.lines, name)
+    document = read_yaml(text)
+    problems = [*document.problems]
+    spec = _validated(document, rules, problems) if document.data or not problems else None
+    if spec is None or problems:
+        raise spec_error(problems, document.lines, name)
     lines = tuple(document.line(("checks", n)) for n in range(len(spec.checks)))
     return spec.located(path, document.line(("matrix",)), lines)
 

@@ -3,10 +3,9 @@
 The parser's events are read once, without building nodes: that keeps collection fast, finds all duplicate
 keys and tags of a file at once, and limits depth and size before memory is spent.
 
-libyaml's parser is some forty times as fast as ruamel.yaml's, but its error messages are not suitable; it
-reads YAML 1.1, which differs in details that a spec does not need. So it is used first, and its result is
-accepted only if the file is valid and has none of these details. All other files are read again by the parser
-that reports problems.
+libyaml's parser is some ten times as fast as PyYAML's own, whose messages say more: a file in which the first finds a
+problem is read again by the second. Both read YAML 1.1; the types of plain scalars here are those of YAML 1.2, in which
+``on`` and ``yes`` are text.
 """
 
 from __future__ import annotations
@@ -18,11 +17,9 @@ from functools import lru_cache
 from types import ModuleType
 from typing import Any, NoReturn, TypeAlias
 
-from ruamel.yaml import YAML, events
-from ruamel.yaml.error import MarkedYAMLError, StringMark, YAMLError
-from ruamel.yaml.events import Event
-from ruamel.yaml.nodes import ScalarNode
-from ruamel.yaml.reader import ReaderError
+import yaml
+from yaml import Event, Mark, MarkedYAMLError, YAMLError, events
+from yaml.reader import ReaderError
 
 from qdqspec.spec.problems import Problem, source_lines
 
@@ -35,14 +32,12 @@ MAX_ALIASES = 20
 MAX_NODES = 20_000
 _MAX_DIGITS = 40  # of a number; Python refuses to convert more than 4,300
 
-# Resolves and constructs single scalars. It never reads a document, so no directive can change it.
-_SCALARS = YAML(typ="safe", pure=True)
-_CONSTRUCT = {
-    "tag:yaml.org,2002:bool": _SCALARS.constructor.construct_yaml_bool,
-    "tag:yaml.org,2002:int": _SCALARS.constructor.construct_yaml_int,
-    "tag:yaml.org,2002:float": _SCALARS.constructor.construct_yaml_float,
-}
-_NULL = "tag:yaml.org,2002:null"
+# Plain scalars of YAML 1.2 (core schema, section 10.3.2); digits may be grouped by underscores.
+_NULL = frozenset({"", "~", "null", "Null", "NULL"})
+_BOOL = {word: word.lower() == "true" for word in ("true", "True", "TRUE", "false", "False", "FALSE")}
+_INT = re.compile(r"[-+]?[0-9][0-9_]*|0o[0-7][0-7_]*|0x[0-9a-fA-F][0-9a-fA-F_]*|0b[01][01_]*")
+_FLOAT = re.compile(r"[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)?")
+_SPECIAL = re.compile(r"([-+]?)\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +47,8 @@ class Document:
     data: dict[str, Plain]
     lines: list[str]
     problems: tuple[Problem, ...]
-    keys: dict[Loc, tuple[StringMark, StringMark]] = field(default_factory=dict)
-    values: dict[Loc, tuple[StringMark, StringMark]] = field(default_factory=dict)
+    keys: dict[Loc, tuple[Mark, Mark]] = field(default_factory=dict)
+    values: dict[Loc, tuple[Mark, Mark]] = field(default_factory=dict)
 
     def line(self, loc: Loc) -> int:
         """The line of a key or list item, counted from 1."""
@@ -81,34 +76,20 @@ class Document:
 
 def read_yaml(text: str) -> Document:
     """Read one YAML document whose top is a mapping; problems are listed, not raised."""
-    # New for each text: a %YAML directive changes the object that reads it.
-    return Reader(text, YAML(typ="safe", pure=True).parse(text), events).read()
+    quick = _read_quickly(text) if yaml.__with_libyaml__ else None
+    if quick is not None and not quick.problems:
+        return quick
+    return Reader(text, yaml.parse(text, yaml.SafeLoader), events).read()
 
 
-# Where the two parsers differ, found with two hundred thousand random texts, or may differ: tabs, line breaks
-# that YAML 1.2 does not have, non-printable characters, directives and document markers, comments in the head
-# of a block scalar, and anchors that end in anything but a space.
-_CORNERS = re.compile(
-    r"[\t\x00-\x08\x0b-\x1f\x7f-\xa0\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]"
-    r"|^(?:%|---|\.\.\.)|[|>][-+\d]*#|&[\w-]*[^\w\s-]",
-    re.MULTILINE,
-)
+def _read_quickly(text: str) -> Document | None:
+    """The document as libyaml reads it; ``None`` if it cannot."""
+    from yaml import _yaml  # its own classes of events: `yaml` has others if it was imported twice
 
-
-def read_quickly(text: str) -> Document | None:
-    """The document that `read_yaml` would return; ``None`` if it would report a problem, or if that is unknown."""
-    if _CORNERS.search(text.replace("\r\n", "\n")):
-        return None
     try:
-        # The parser's own classes: if a test imports PyYAML twice, those of `yaml` are different objects.
-        from yaml import _yaml
-    except ImportError:  # PyYAML without libyaml
-        return None
-    try:
-        found = Reader(text, iter(_yaml.CParser(text).get_event, None), _yaml).read()
+        return Reader(text, iter(_yaml.CParser(text).get_event, None), _yaml).read()
     except (_yaml.YAMLError, ValueError, ArithmeticError, LookupError):
         return None
-    return None if found.problems else found
 
 
 class _StopReading(Exception):  # noqa: N818 - control flow inside this module, never an error of a user
@@ -118,18 +99,18 @@ class _StopReading(Exception):  # noqa: N818 - control flow inside this module, 
 class Reader:
     """Turns a parser's events into plain data; records positions by location, and problems.
 
-    ``kinds`` holds the classes of the events, by the names that PyYAML and ruamel.yaml share.
+    ``kinds`` holds the classes of the events, of libyaml or of PyYAML.
     """
 
     def __init__(self, text: str, events: Iterator[Any], kinds: ModuleType) -> None:
         self.problems: list[Problem] = []
-        self.keys: dict[Loc, tuple[StringMark, StringMark]] = {}
-        self.values: dict[Loc, tuple[StringMark, StringMark]] = {}
+        self.keys: dict[Loc, tuple[Mark, Mark]] = {}
+        self.values: dict[Loc, tuple[Mark, Mark]] = {}
         self._text = text
         self._events = events
         self._kinds = kinds
         self._anchors: dict[str, tuple[Plain | None, int]] = {}
-        self._last: StringMark | None = None  # where the last event ended
+        self._last: Mark | None = None  # where the last event ended
         self._aliases = 0
         self._nodes = 0
 
@@ -261,7 +242,7 @@ class Reader:
         except ReaderError as error:
             self.problems.append(self._bad_character(error))
         except (YAMLError, ValueError, ArithmeticError, LookupError) as error:
-            # ruamel raises other errors for a few malformed escapes, such as "\UFFFFFFFF".
+            # other errors for a few malformed escapes, such as "\UFFFFFFFF"
             self.problems.append(_problem_at((self._last, self._last), f"not valid YAML: {error}"))
         raise _StopReading
 
@@ -282,16 +263,19 @@ class Reader:
 @lru_cache(maxsize=4096)
 def _plain_value(text: str) -> Plain | None:
     """The value of an unquoted scalar in YAML 1.2: null, boolean, number, or else the text itself."""
-    tag = str(_SCALARS.resolver.resolve(ScalarNode, text, (True, False)))
-    if tag == _NULL:
+    if text in _NULL:
         return None
-    if tag not in _CONSTRUCT or len(text) > _MAX_DIGITS:
+    if text in _BOOL:
+        return _BOOL[text]
+    if len(text) > _MAX_DIGITS:
         return text
-    try:
-        value: Plain = _CONSTRUCT[tag](ScalarNode(tag, text))
-    except ValueError:  # ruamel's pattern accepts 0b, 0x and such without a digit as numbers
-        return text
-    return value
+    digits = text.replace("_", "")
+    if _INT.fullmatch(text):
+        return int(digits, 0 if digits[1:2] in ("o", "x", "b") else 10)
+    if _FLOAT.fullmatch(text):
+        return float(digits)
+    special = _SPECIAL.fullmatch(text)
+    return text if special is None else float(text.replace(".", ""))
 
 
 def _syntax_problem(error: MarkedYAMLError) -> Problem:
@@ -307,7 +291,7 @@ def _syntax_problem(error: MarkedYAMLError) -> Problem:
 
 
 def _problem_at(
-    marks: tuple[StringMark | None, StringMark | None] | None, message: str, *, hint: str = "", note: str = ""
+    marks: tuple[Mark | None, Mark | None] | None, message: str, *, hint: str = "", note: str = ""
 ) -> Problem:
     start, end = marks or (None, None)
     if start is None or end is None:

@@ -7,13 +7,14 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from qdqspec import load_spec
 from qdqspec.errors import SpecError
 from qdqspec.spec.models import Spec
-from qdqspec.spec.reader import read_quickly, read_yaml
+from qdqspec.spec.reader import read_yaml
 
 VALID = """\
 qdqspec: 1
@@ -138,30 +139,25 @@ def mutated(draw: st.DrawFn) -> str:
 
 
 @given(mutated() | TEXT)
-def test_the_fast_reader_returns_the_data_of_the_full_reader(text: str) -> None:
-    quick = read_quickly(text)
-    if quick is None:
+def test_both_parsers_give_the_same_data(text: str) -> None:
+    quick = read_yaml(text)
+    if quick.problems:
         return
-    slow = read_yaml(text)
-    assert slow.problems == ()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(yaml, "__with_libyaml__", False)
+        slow = read_yaml(text)
+    if slow.problems:  # a text in a corner of YAML 1.1 that libyaml takes
+        return
     assert repr(quick.data) == repr(slow.data)  # equal for NaN, and distinct for 1 and 1.0
-    assert quick.keys.keys() | quick.values.keys() == slow.keys.keys() | slow.values.keys()
     for loc in quick.keys.keys() | quick.values.keys():
         assert quick.line(loc) == slow.line(loc)
 
 
-def test_the_fast_reader_accepts_a_valid_spec() -> None:
-    assert read_quickly(VALID) is not None
-    assert read_quickly(VALID.replace("\n", "\r\n")) is not None
-
-
-def test_the_fast_reader_works_after_pyyaml_was_imported_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_specs_are_read_after_pyyaml_was_imported_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """A test that runs pytest in the same process reloads Python modules, but not C modules."""
-    assert read_quickly(VALID) is not None
     for name in [name for name in sys.modules if name.split(".")[0] == "yaml"]:
         monkeypatch.delitem(sys.modules, name)
-    assert read_quickly(VALID) is not None
-    assert read_quickly("'") is None
+    assert read_yaml(VALID).problems == ()
 
 
 VALUES = st.recursive(

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from qdqspec import __version__, registry
+from qdqspec import __version__
+from qdqspec._core import registry
 from qdqspec._core.codec import from_data, to_data
 from qdqspec._core.config import Settings
 from qdqspec.app.preparation.resources import resources_of

@@ -12,7 +12,8 @@ from typing import ClassVar
 import pytest
 from pydantic import Field
 
-from qdqspec import load_spec, registry
+from qdqspec import load_spec
+from qdqspec._core import registry
 from qdqspec.checks.base import CheckParams
 from qdqspec.errors import SpecError
 from qdqspec.spec.kinds import params_of

@@ -57,7 +57,7 @@ def test_aliases_are_replaced_by_their_anchor() -> None:
         ("a: &b [*b]\n", 1, 8, "alias '*b' has no anchor before it"),
         ("? [a]\n: 1\n", 1, 3, "a key is a plain word, not a list, mapping or alias"),
         ("&k a: 1\n", 1, 1, "a key has neither tag nor anchor"),
-        ("%YAML 1.1\n---\na: yes\n", 2, 1, "a spec is YAML 1.2"),
+        ("%YAML 1.1\n---\na: yes\n", 1, 1, "a spec is YAML 1.2"),
         ("- a\n", 1, 1, "a spec is a mapping of keys to values"),
         ("", 1, 1, "the file is empty"),
         ("# only a comment\n", 1, 1, "the file is empty"),
