@@ -232,7 +232,7 @@ class Reader:
             self._stop(event, f"more than {MAX_NODES:,} values", hint="aliases count as their content")
 
     def _next(self) -> Any:
-        # Any: ruamel types only the base class of its events.
+        # Any: PyYAML has no types of events
         try:
             event = next(self._events)
             self._last = event.end_mark

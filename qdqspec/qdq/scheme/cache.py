@@ -8,17 +8,15 @@ Aliases are rejected: with them, a small file can expand to a large one.
 
 from __future__ import annotations
 
-import io
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
+import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from ruamel.yaml import YAML
-from ruamel.yaml.comments import CommentedMap
-from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent
+from yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent
 
 from qdqspec.errors import PlacementError, StateError
 from qdqspec.graph.regions.pattern import PatternGranularity
@@ -258,18 +256,30 @@ def cache_text(cache: PatternCache) -> str:
             for (backend, device), patterns in caches.items()
         ],
     }
-    written, yaml = io.StringIO(), YAML()
-    yaml.width = _WIDE
-    yaml.dump(content, written)
-    return written.getvalue()
+    return yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=_WIDE)
 
 
-def _row(entry: CacheEntry) -> CommentedMap:
-    row = CommentedMap(ratio=float(entry.ratio))
+class _Line(dict[str, object]):
+    """A mapping that is written on one line."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes each `_Line` on one line, and no aliases."""
+
+    def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 - of any value
+        return True
+
+
+_Dumper.add_representer(
+    _Line, lambda dumper, row: dumper.represent_mapping("tag:yaml.org,2002:map", row, flow_style=True)
+)
+
+
+def _row(entry: CacheEntry) -> _Line:
+    row = _Line(ratio=float(entry.ratio))
     if entry.interval is not None:
         row["interval"] = list(map(float, entry.interval))
     row["sites"] = str(entry.scheme)
-    row.fa.set_flow_style()
     return row
 
 
@@ -289,7 +299,7 @@ def read_cache(path: Path) -> PatternCache:
         raise StateError("the pattern cache is not UTF-8 text", where=path, cure=_CURE) from None
     try:
         _refuse_costly_yaml(text, path)
-        content = YAML(typ="safe", pure=True).load(text)
+        content = yaml.safe_load(text)
     except StateError:
         raise
     except Exception as error:  # noqa: BLE001 - the parser raises various other errors for invalid text
@@ -301,7 +311,7 @@ def read_cache(path: Path) -> PatternCache:
 def _refuse_costly_yaml(text: str, where: Path) -> None:
     """Reject constructs that take the parser time or memory out of proportion to the file."""
     depth = 0
-    for event in YAML(typ="safe", pure=True).parse(text):
+    for event in yaml.parse(text, yaml.SafeLoader):
         depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
         if isinstance(event, AliasEvent):
             raise StateError("a pattern cache has no aliases", where=where, cure=_CURE)
