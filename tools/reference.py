@@ -16,9 +16,10 @@ from typing import Any
 from python_page import python_names
 from verbs_page import verb_fields
 
-from qdqspec import cli, registry
+from qdqspec._core import registry
 from qdqspec._core.config import hooks
 from qdqspec._core.config.options import OPTIONS
+from qdqspec.app import cli
 from qdqspec.app.report.record import RunPart
 from qdqspec.backends.base import backend_named
 from qdqspec.spec import inline
@@ -224,8 +225,8 @@ def _placement_rules() -> Iterator[str]:
     yield "leaves an operator in float."
     yield ""
     yield "Two more rules apply to every backend, in the search and in the final model. All inputs of a weighted"
-    yield "operator are quantized together (`placement/space/units.py`). Inputs and output of a Concat, a MaxPool or an"
-    yield "operator that moves values share one scale (`tie_ranges` in `quantize/ranges.py`). The operators that run in"
+    yield "operator are quantized together (`qdq/space/units.py`). Inputs and output of a Concat, a MaxPool or an"
+    yield "operator that moves values share one scale (`tie_ranges` in `qdq/quantize/ranges.py`). The operators that run in"
     yield "each format, pooling among them, are in the table of a backend (`backends/tensorrt/ops.py`)."
     backends: dict[tuple[str, str], list[str]] = {}
     for backend in registry.names("backend"):

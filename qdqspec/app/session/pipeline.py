@@ -10,17 +10,8 @@
                        latency, parity, accuracy, size, survival, lint > evidence > check > verdict
 
 `judge` is the whole pipeline, `tune` its part up to the winner, and `open_tuning` the part of that up to the first
-build. Each step is done once for a case. The modules of the steps, here and in `preparation`, `accuracy`, `search`:
-
-    prepare    preparation: prepare, case_data, observer, correcting, start
-    search     tuning; search.loop, a strategy; accuracy: limits, rehearser, oracle
-    confirm    confirm, outcome; preparation.timing
-    winner     winner; preparation: cached, files, staging
-    evidence   evidence, gate; accuracy: parity, culprits, probes
-    verdict    checks: one module for each kind
-
-`session.Session` holds the cases of a run; `report.write` renders their record. `study` runs a search step by step;
-`compared_runtimes` and `qdqspec.app.upgrade` compare finished searches.
+build. Each step is done once for a case; docs/architecture.md names the modules of each step. `study` runs a search
+step by step; `evidence.compared_runtimes` and `app.upgrade` compare finished searches.
 """
 
 from __future__ import annotations
