@@ -29,10 +29,11 @@ class Attribution(Stepwise):
 
     - `uniform` leaves profiles of each unit under each label, among neighbours that have it too.
     - `measure_noise` leaves `energy.noise`, if a front is sought or the limit was exceeded.
-    - `compose` leaves the labellings of least energy, within the limit if the noise is known, with their profiles.
+    - `compose` leaves no labelling of least energy, within the limit if the noise is known, that by its energy saves
+      `least_gain` of the incumbent's time.
     - `flip` leaves no change of a single block that is expected to save `least_gain` of the incumbent's time.
 
-    ``least_gains`` is the share of the time that a flip must be expected to save, by preset: less has more builds.
+    ``least_gains`` is the share of the time that a build must be expected to save, by preset: less has more builds.
     ``noise_slack`` is the factor by which the sum of noise may exceed what is allowed before a flip is not even
     rehearsed: more has more rehearsals, and finds flips whose noise does not add up.
     """
