@@ -256,14 +256,14 @@ def cache_text(cache: PatternCache) -> str:
             for (backend, device), patterns in caches.items()
         ],
     }
-    return yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=_WIDE)
+    return str(yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=_WIDE))
 
 
 class _Line(dict[str, object]):
     """A mapping that is written on one line."""
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(yaml.SafeDumper):  # type: ignore[misc]  # of a library without types
     """Writes each `_Line` on one line, and no aliases."""
 
     def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 - of any value
