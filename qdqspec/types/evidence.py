@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from qdqspec.types.case import Case, ShapeProfile
-from qdqspec.types.measurement import DeviceKey, Interval, Provenance, Samples, SearchResult
+from qdqspec.types.measurement import DeviceKey, Interval, LayerTime, Provenance, Samples, SearchResult
 from qdqspec.types.parity import CulpritEvidence, ParityEvidence, ParitySearch
 from qdqspec.types.placement import Site
 from qdqspec.types.runtimes import RuntimeComparison
@@ -259,6 +259,7 @@ class BuildEvidence:
 
     ``refused`` is the backend's reason if it does not build the model, ``missing`` why the backend cannot be used
     here. ``narrow`` of the ``heavy`` kernels, those of convolutions, products and attention, compute in 8 bits.
+    ``layers`` are its kernels, and ``ops`` the operators of the tuned model's nodes.
     """
 
     backend: str
@@ -269,6 +270,8 @@ class BuildEvidence:
     kernels: int = 0
     narrow: int = 0
     heavy: int = 0
+    layers: tuple[LayerTime, ...] = ()
+    ops: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def share(self) -> float | None:

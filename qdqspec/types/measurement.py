@@ -74,7 +74,7 @@ class LayerTime:
     ``boundary`` marks kernels that only convert (quantize, dequantize, reorder, transpose inserted by the
     runtime); their time is assigned to ``tensors``. ``integer`` is true if the kernel computes on integers,
     or on another narrow format such as fp8. ``precision`` is, if the runtime reports it, the format of the
-    computation and that of the result: ``int8 > fp16``.
+    computation and that of the result: ``int8 > fp16``. ``place`` is where it runs, if the runtime has several places.
     """
 
     name: str
@@ -85,6 +85,7 @@ class LayerTime:
     boundary: bool = False
     integer: bool = False
     precision: str = ""
+    place: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,10 +50,13 @@ class SurvivalRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildRequest:
-    """A build of the tuned model by a backend for a value of its option ``for``: ``Evidence.builds[key]``."""
+    """A build of the tuned model by a backend for a value of its option ``for``: ``Evidence.builds[key]``.
+
+    Without a name it is the backend of the case.
+    """
 
     kind: ClassVar[EvidenceKind] = "builds"
-    backend: str
+    backend: str = ""
     target: str = ""
 
     @property

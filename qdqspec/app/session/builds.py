@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,12 +24,14 @@ def build_for(prepared: Prepared, tuned: Path, request: BuildRequest) -> BuildEv
     blank = BuildEvidence(backend=request.backend, target=request.target)
     target = {f"{request.backend}.for": request.target} if request.target else {}
     options = replace(prepared.options, extra={**prepared.options.extra, **target}, state=None)
-    with closing(Isolated(request.backend)) as backend:
+    with ExitStack() as opened:
+        own = not request.backend
+        backend = prepared.backend if own else opened.enter_context(closing(Isolated(request.backend)))
         backend.options.read(options.extra)
         found = backend.probe(options)
         if not found.usable:
             return replace(blank, missing=found.why, cure=found.install)
-        prepared.resources.report_step(f"building with {request.key}")
+        prepared.resources.report_step(f"building with {request.key or backend.name}")
         try:
             with closing(backend.build(tuned, options)) as engine:
                 engine.bind(prepared.loads[0].feeds)
@@ -38,7 +40,7 @@ def build_for(prepared: Prepared, tuned: Path, request: BuildRequest) -> BuildEv
             return replace(blank, refused=error.what, cure=error.cure or "")
     ops = {node.name: node.op_type for node in load_model(tuned).nodes}
     narrow, heavy = heavy_kernels(layers, {name for name, op in ops.items() if op in HEAVY})
-    return replace(blank, kernels=len(layers), narrow=narrow, heavy=heavy)
+    return replace(blank, kernels=len(layers), narrow=narrow, heavy=heavy, layers=layers, ops=ops)
 
 
 def heavy_kernels(layers: Sequence[LayerTime], heavy: set[str]) -> tuple[int, int]:

@@ -1,0 +1,134 @@
+"""The backend `onnxruntime-qnn`, and its engine: Qualcomm's NPU as its own emulator computes it on x86-64.
+
+The emulator tells what the compiler accepts, which nodes leave the NPU, which of the others run in integers, and the
+outputs. It tells no time: its cycles are the clock of the machine it runs on. That it computes as a device does was not
+verified on one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from qdqspec._core.arrays import Array
+from qdqspec.backends._cpu import major_minor
+from qdqspec.backends._engine import BoundEngine, cannot_run, check_names, refusals_of
+from qdqspec.backends._source import PAIRS, Source, read_given
+from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities
+from qdqspec.backends.onnxruntime_qnn.graph import hash_of
+from qdqspec.backends.onnxruntime_qnn.library import INSTALL, open_session, plainly, versions
+from qdqspec.backends.onnxruntime_qnn.ops import capabilities
+from qdqspec.backends.onnxruntime_qnn.options import CHOOSE, OPTIONS, options_from
+from qdqspec.errors import BackendError, BackendUnavailableError
+from qdqspec.types import DeviceKey, LayerTime, Samples
+
+CPU, NPU = "cpu", "npu"
+_refusals = refusals_of(plainly, lambda _: None)
+
+
+class OnnxRuntimeQnn:
+    """Qualcomm's HTP emulator."""
+
+    name = "onnxruntime-qnn"
+    target = "onnxruntime-qnn-htp-emulator"
+    options = OPTIONS
+
+    def probe(self, options: BuildOptions = PLAIN) -> Availability:
+        """Report whether the emulator is installed and a chip is chosen."""
+        words = options_from(options.extra)
+        try:
+            facts = versions()
+        except BackendUnavailableError as error:
+            return Availability(usable=False, why=error.what, install=INSTALL)
+        if not words.soc:
+            return Availability(usable=False, why="no chip is chosen", install=CHOOSE, facts=facts)
+        return Availability(usable=True, facts={**facts, "emulates": f"{words.soc}, HTP v{words.chip.arch}"})
+
+    def device(self, options: BuildOptions) -> DeviceKey:
+        """The architecture that is emulated, and major.minor of the SDK."""
+        words, facts = options_from(options.extra), versions()
+        key = f"htp-v{words.chip.arch}-emulator-qairt-{major_minor(facts['qairt'])}"
+        return DeviceKey(key=key, details={**facts, "soc": words.soc, "io": words.io})
+
+    def capabilities(self, options: BuildOptions = PLAIN) -> Capabilities:  # noqa: ARG002 - the same for every chip
+        """The operators that run in integers."""
+        return capabilities()
+
+    def build(self, model: Path, options: BuildOptions) -> QnnEngine:
+        """Compile a model file; raise `BackendError` with the compiler's reason on one line."""
+        versions()
+        return QnnEngine(model, options)
+
+
+class QnnEngine(BoundEngine[Any, Mapping[str, Array]]):
+    """A compiled model in the emulator."""
+
+    def __init__(self, model: Path, options: BuildOptions) -> None:
+        source = read_given(model)
+        opened = open_session(model, source, options)
+        super().__init__(model, opened.session)
+        self._source, self._opened = source, opened
+        self.graph_hash = hash_of(opened.kernels)
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Run once in the emulator and return the outputs by name."""
+        session = self._require_open()
+        check_names(self._source.inputs, feeds, self.model)
+        with _refusals(cannot_run(feeds), self.model):
+            return dict(
+                zip(self._source.outputs, session.run(self._source.outputs, dict(feeds)), strict=True)
+            )
+
+    def bind(self, feeds: Mapping[str, Array], profile: int = 0) -> None:
+        """Check inputs, which kernels do not depend on."""
+        check_names(self._source.inputs, feeds, self.model)
+        self._bound[profile] = feeds
+
+    def time(self, runs: int, warmup: int = 0, profile: int = 0) -> Samples:
+        """Raise `BackendError`: an emulator's time is not a latency."""
+        del runs, warmup, profile
+        raise BackendError(
+            "an emulator's time is not a latency", where=self.model, cure="measure on a device"
+        )
+
+    def layers(self, runs: int = 12, profile: int = 0) -> tuple[LayerTime, ...]:
+        """The compiled operators by place and type, in names of the model; their times are 0."""
+        del runs
+        self._require_bound(profile)
+        return (*self._on_npu(), *self._on_cpu())
+
+    def _on_npu(self) -> Iterator[LayerTime]:
+        source = Source(self._source)
+        for kernel in self._opened.kernels:
+            is_node = kernel.node in source.nodes
+            yield LayerTime(
+                name=kernel.name,
+                op_type=kernel.op_type,
+                milliseconds=0.0,
+                nodes=(kernel.node,) if is_node else (),
+                tensors=() if is_node else (source.base(kernel.data),),
+                boundary=not is_node,
+                integer=kernel.is_integer,
+                precision=kernel.precision,
+                place=f"{NPU}-{kernel.part + 1}" if kernel.part else NPU,
+            )
+
+    def _on_cpu(self) -> Iterator[LayerTime]:
+        """Nodes on the CPU, without pairs of inputs, outputs and constants, which are there on purpose."""
+        model, source = self._source, Source(self._source)
+        fed = {*model.inputs, *model.constants, *source.static}
+        for name, op_type in self._opened.on_cpu:
+            node = model.by_name.get(name)
+            is_pair = op_type in PAIRS
+            if is_pair and (
+                node is None or source.base(node.inputs[0]) in fed or node.outputs[0] in model.outputs
+            ):
+                continue
+            nodes = () if is_pair or node is None else (name,)
+            yield LayerTime(
+                name=name, op_type=op_type, milliseconds=0.0, nodes=nodes, boundary=is_pair, place=CPU
+            )
+
+
+backend = OnnxRuntimeQnn

@@ -1,0 +1,180 @@
+"""Lint rules for Qualcomm's HTP, ids ``QNN001`` and so on; importing the module registers them.
+
+All were measured with the emulator of onnxruntime-qnn 2.7.0 (QAIRT 2.51.0), and are verified against the installed one
+in ``tests/unit/backends/test_qnn.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+from onnx import TensorProto
+
+from qdqspec.graph.model import Node
+from qdqspec.qdq.lint import rules
+from qdqspec.qdq.lint.rules import Hit
+from qdqspec.qdq.lint.view import QdqNumbers, View, type_name
+
+_MEASURED = "measured, emulator of QAIRT 2.51.0"
+_CLIPPING = ("Clip", "Relu")
+
+rule = partial(rules.rule, targets=("onnxruntime-qnn-htp-emulator",))
+
+
+@rule(
+    "QNN001",
+    "refused",
+    "A dimension of an input has no size: all nodes run on the CPU, without a message",
+    cure="export the model with fixed shapes, or give inputs.shapes",
+    source=f"{_MEASURED}: a symbolic batch leaves no node to the NPU",
+)
+def open_shapes(view: View) -> Iterator[Hit]:
+    """The first reader of each input that has a dimension without a size."""
+    for value in view.model.proto.graph.input:
+        sizes = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        readers = view.readers(value.name)
+        if value.name in view.model.inputs and not all(sizes) and readers:
+            yield readers[0], f"reads '{value.name}' of an open shape"
+
+
+@rule(
+    "QNN002",
+    "slow",
+    "Data and result of a convolution or product are of different types: it runs in float",
+    cure="quantize both to uint8",
+    source=f"{_MEASURED}: Conv of uint8 with a result in int8 or uint16, and the reverse",
+)
+def two_types(view: View) -> Iterator[Hit]:
+    """A linear operator whose data is quantized to another type than the result."""
+    for node, before, after in _between_pairs(view):
+        if before.elem_type != after.elem_type:
+            yield node, f"reads {type_name(before.elem_type)} and gives {type_name(after.elem_type)}"
+
+
+@rule(
+    "QNN003",
+    "slow",
+    "The data of a convolution is quantized and its result is not: it runs in float",
+    cure="quantize the result too, after a Relu or Clip that follows",
+    source=f"{_MEASURED}: 13 of 15 convolutions of a model with pairs on inputs only",
+)
+def float_results(view: View) -> Iterator[Hit]:
+    """A Conv with quantized data and weight, and a reader of its result that reads floats."""
+    for node in view.of("Conv", "ConvTranspose"):
+        end = view.fused(node, _CLIPPING)[-1]
+        if _is_quantized(view, node) and not view.only_quantized(end.outputs[0]):
+            yield node, f"gives '{end.outputs[0]}' in float"
+
+
+@rule(
+    "QNN004",
+    "refused",
+    "A Softmax has a signed result with zero point 0: half of its steps are lost, and the NPU computes other values",
+    cure="quantize its result to uint8 with zero point 0",
+    source=f"{_MEASURED}: -17 to -26 dB for one Softmax, -40 dB for SqueezeNet",
+)
+def signed_softmax(view: View) -> Iterator[Hit]:
+    """A Softmax whose result is quantized to int8 or int16 symmetrically."""
+    for node in view.of("Softmax"):
+        for quantizer in view.quantizers(node.outputs[0]):
+            numbers = view.numbers(quantizer)
+            if numbers.elem_type in (TensorProto.INT8, TensorProto.INT16) and not _zero(numbers).any():
+                yield node, f"is quantized to {type_name(numbers.elem_type)} with zero point 0"
+
+
+@rule(
+    "QNN005",
+    "refused",
+    "A pair between an operator and a Clip has a wider range than the Clip: the compiler loses the bound",
+    cure="leave that pair out: the Clip is computed with the operator before it",
+    source=f"{_MEASURED}: -0.1 dB for a Clip of 0 to 6 behind a range of -6 to 6; onnxruntime-qnn pull request 478",
+)
+def pair_before_clip(view: View) -> Iterator[Hit]:
+    """A Clip that reads a pair behind a linear operator, and clips what the pair can represent."""
+    for node in view.of("Clip"):
+        pair = view.dequantizer(node.inputs[0])
+        maker = None if pair is None else view.model.producer.get(view.before_pair(node.inputs[0]))
+        bounds = [view.model.array(name).item() for name in node.inputs[1:3] if name in view.model.constants]
+        if (
+            pair is None
+            or maker is None
+            or maker.op_type not in ("Conv", "Gemm", "MatMul")
+            or len(bounds) < 2
+        ):
+            continue
+        low, high = _range(view.numbers(pair))
+        if low < bounds[0] or high > bounds[1]:
+            yield node, f"clips {low:.4g} to {high:.4g}, the range of '{pair.name}'"
+
+
+@rule(
+    "QNN006",
+    "refused",
+    "A LayerNormalization has a scale of another type than its data and an int32 bias: it runs on the CPU",
+    cure="leave it in float, or store its scale in the type of its data",
+    source=f"{_MEASURED}: uint8 data with an int8 scale and an int32 bias, and the reverse; 18 partitions in ConvNeXt",
+)
+def layer_normalizations(view: View) -> Iterator[Hit]:
+    """A LayerNormalization between pairs whose scale has another type than its data."""
+    for node in view.of("LayerNormalization"):
+        data, scale, bias = ([*map(view.dequantizer, node.inputs[:3]), None, None, None])[:3]
+        if data is None or scale is None or bias is None:
+            continue
+        types = [view.numbers(each).elem_type for each in (data, scale, bias)]
+        if types[2] == TensorProto.INT32 and types[0] != types[1]:
+            yield node, f"has data in {type_name(types[0])} and a scale in {type_name(types[1])}"
+
+
+@rule(
+    "QNN007",
+    "refused",
+    "A signed weight has zero points other than 0, one a channel: the model does not build",
+    cure="store signed weights with zero point 0",
+    source=f"{_MEASURED}: session creation fails for Conv",
+)
+def weights_with_zero_points(view: View) -> Iterator[Hit]:
+    """A linear operator with a signed weight per channel and differing zero points."""
+    for node, dequantizer in view.quantized_weights():
+        numbers = view.numbers(dequantizer)
+        if (
+            numbers.elem_type == TensorProto.INT8
+            and numbers.channel_scales
+            and len(np.unique(_zero(numbers))) > 1
+        ):
+            yield node, f"has a weight with {len(np.unique(_zero(numbers)))} zero points"
+
+
+def _between_pairs(view: View) -> Iterator[tuple[Node, QdqNumbers, QdqNumbers]]:
+    """Each linear operator with a quantized weight between two pairs, and the numbers of both."""
+    for node in view.of("Conv", "Gemm", "MatMul"):
+        before = view.dequantizer(node.inputs[0])
+        after = view.quantizers(view.fused(node, _CLIPPING)[-1].outputs[0])
+        if before is not None and after and _is_quantized(view, node):
+            yield node, view.numbers(before), view.numbers(after[0])
+
+
+def _is_quantized(view: View, node: Node) -> bool:
+    return view.dequantizer(node.inputs[0]) is not None and view.weight_dequantizer(node) is not None
+
+
+def _zero(numbers: QdqNumbers) -> np.ndarray:
+    return np.zeros(1) if numbers.zero_point is None else np.atleast_1d(numbers.zero_point)
+
+
+def _range(numbers: QdqNumbers) -> tuple[float, float]:
+    """The real numbers that a pair with one scale represents; infinite if it is not known."""
+    if numbers.scale is None or numbers.scale.size != 1 or numbers.elem_type not in _LIMITS:
+        return -np.inf, np.inf
+    scale, zero = float(numbers.scale.item()), float(_zero(numbers)[0])
+    low, high = _LIMITS[numbers.elem_type]
+    return scale * (low - zero), scale * (high - zero)
+
+
+_LIMITS = {
+    TensorProto.UINT8: (0, 255),
+    TensorProto.INT8: (-128, 127),
+    TensorProto.UINT16: (0, 65535),
+    TensorProto.INT16: (-32768, 32767),
+}
