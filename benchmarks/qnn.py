@@ -3,10 +3,10 @@
     python benchmarks/qnn.py FOLDER ... [--only NAMES] [--soc sc8380xp] [--samples 8]
 
 Each float model is made static (batch 1) and quantized by `qdqspec.tune` for backend `onnxruntime-qnn`, by
-``quantize`` with ``get_qnn_qdq_config`` after ``qnn_preprocess_model``, and by ``quantize_static`` with uint8 activations
-and int8 weights per channel; all with the same calibration data. The table has nodes on the CPU (without pairs of
-inputs, outputs and constants), parts, convolutions in integers, and the SQNR of the worst output against float: on the
-emulator, and of the arithmetic that ONNX defines. The emulator is not a device.
+``quantize`` with ``get_qnn_qdq_config`` after ``qnn_preprocess_model``, and by ``quantize_static`` with uint8
+activations and int8 weights per channel; all with the same calibration data. The table has nodes on the CPU (without
+pairs of inputs, outputs and constants), parts, convolutions in integers, and the SQNR of the worst output against
+float: on the emulator, and of the arithmetic that ONNX defines. The emulator is not a device.
 """
 
 from __future__ import annotations
