@@ -84,7 +84,7 @@ def _rows(model: RealModel, folder: Path, options: BuildOptions, samples: int) -
     def ours(output: Path) -> None:
         found = qdqspec.tune(
             path, backend="onnxruntime-qnn", calibration=data, output=output.parent / "tuned", no_cache=True,
-            backend_options=[f"{word}={value}" for word, value in options.extra.items()],
+            backend_option=tuple(f"{word}={value}" for word, value in options.extra.items()),
         )  # fmt: skip
         output.write_bytes(found.model.read_bytes())
 

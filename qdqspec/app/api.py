@@ -39,6 +39,7 @@ class Machine(TypedDict, total=False):
     """Machine and session options: fields of `qdqspec._core.config.Settings`."""
 
     backend: str
+    backend_option: tuple[str, ...]  # each as ``BACKEND.WORD=VALUE``
     device: int
     threads: int
     jobs: int

@@ -101,14 +101,17 @@ class QnnEngine(BoundEngine[Any, Mapping[str, Array]]):
     def _on_npu(self) -> Iterator[LayerTime]:
         source = Source(self._source)
         for kernel in self._opened.kernels:
-            is_node = kernel.node in source.nodes
+            maker = (
+                None if kernel.converts else source.producer.get(source.base(kernel.made))
+            )  # of an unnamed node
+            named = kernel.node if kernel.node in source.nodes else maker.name if maker is not None else ""
             yield LayerTime(
                 name=kernel.name,
                 op_type=kernel.op_type,
                 milliseconds=0.0,
-                nodes=(kernel.node,) if is_node else (),
-                tensors=() if is_node else (source.base(kernel.data),),
-                boundary=not is_node,
+                nodes=(named,) if named else (),
+                tensors=() if named else (source.base(kernel.data),),
+                boundary=not named,
                 integer=kernel.is_integer,
                 precision=kernel.precision,
                 place=f"{NPU}-{kernel.part + 1}" if kernel.part else NPU,

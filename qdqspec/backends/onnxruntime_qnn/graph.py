@@ -33,6 +33,7 @@ class Kernel(NamedTuple):
     gives: tuple[str, ...]
     is_integer: bool
     data: str  # the tensor that it reads
+    made: str  # the tensor that it makes
     constants: str  # digest of its quantization parameters
 
     @property
@@ -77,6 +78,7 @@ def _kernel(name: str, node: dict[str, Any], graph: dict[str, Any], part: int) -
         gives=_names(given),
         is_integer=bool(data) and all(number in _FIXED for number in data),
         data=_SUFFIX.sub("", next(iter(node["input_names"]), "")),
+        made=_SUFFIX.sub("", next(iter(node["output_names"]), "")),
         constants=hashlib.sha256(json.dumps(parameters, sort_keys=True).encode()).hexdigest()[:16],
     )
 

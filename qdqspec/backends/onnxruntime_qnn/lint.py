@@ -172,7 +172,7 @@ def _range(numbers: QdqNumbers) -> tuple[float, float]:
     return scale * (low - zero), scale * (high - zero)
 
 
-_LIMITS = {
+_LIMITS: dict[int, tuple[int, int]] = {
     TensorProto.UINT8: (0, 255),
     TensorProto.INT8: (-128, 127),
     TensorProto.UINT16: (0, 65535),
