@@ -16,11 +16,12 @@ from qdqspec.backends._cpu import major_minor
 from qdqspec.backends._engine import BoundEngine, cannot_run, check_names, refusals_of
 from qdqspec.backends._source import PAIRS, Source, read_given
 from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities
-from qdqspec.backends.onnxruntime_qnn.graph import hash_of
+from qdqspec.backends.onnxruntime_qnn.graph import Kernel, hash_of
 from qdqspec.backends.onnxruntime_qnn.library import INSTALL, open_session, plainly, versions
-from qdqspec.backends.onnxruntime_qnn.ops import capabilities
+from qdqspec.backends.onnxruntime_qnn.ops import ABSORBED, capabilities
 from qdqspec.backends.onnxruntime_qnn.options import CHOOSE, OPTIONS, options_from
 from qdqspec.errors import BackendError, BackendUnavailableError
+from qdqspec.graph.model import Model
 from qdqspec.types import DeviceKey, LayerTime, Samples
 
 CPU, NPU = "cpu", "npu"
@@ -101,17 +102,14 @@ class QnnEngine(BoundEngine[Any, Mapping[str, Array]]):
     def _on_npu(self) -> Iterator[LayerTime]:
         source = Source(self._source)
         for kernel in self._opened.kernels:
-            maker = (
-                None if kernel.converts else source.producer.get(source.base(kernel.made))
-            )  # of an unnamed node
-            named = kernel.node if kernel.node in source.nodes else maker.name if maker is not None else ""
+            nodes = _nodes(self._source, source, kernel)
             yield LayerTime(
                 name=kernel.name,
                 op_type=kernel.op_type,
                 milliseconds=0.0,
-                nodes=(named,) if named else (),
-                tensors=() if named else (source.base(kernel.data),),
-                boundary=not named,
+                nodes=nodes,
+                tensors=() if nodes else (source.base(kernel.data),),
+                boundary=not nodes,
                 integer=kernel.is_integer,
                 precision=kernel.precision,
                 place=f"{NPU}-{kernel.part + 1}" if kernel.part else NPU,
@@ -132,6 +130,23 @@ class QnnEngine(BoundEngine[Any, Mapping[str, Array]]):
             yield LayerTime(
                 name=name, op_type=op_type, milliseconds=0.0, nodes=nodes, boundary=is_pair, place=CPU
             )
+
+
+def _nodes(model: Model, source: Source, kernel: Kernel) -> tuple[str, ...]:
+    """The node that a kernel is named after; else those that make its result, with what it absorbed.
+
+    Where ONNX Runtime changed the layout, a result has the name of the node that makes it.
+    """
+    if kernel.node in source.nodes or kernel.converts:
+        return (kernel.node,) if kernel.node in source.nodes else ()
+    maker = model.by_name.get(kernel.made)
+    found, tensor = list[str](), source.base(kernel.made if maker is None else maker.outputs[0])
+    while (node := source.producer.get(tensor)) is not None:
+        found.insert(0, node.name)
+        if node.op_type not in ABSORBED:
+            break
+        tensor = source.base(node.inputs[0])
+    return tuple(found)
 
 
 backend = OnnxRuntimeQnn
