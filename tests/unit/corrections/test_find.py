@@ -207,12 +207,6 @@ def test_channels_with_outliers_are_equalized(session: Session, tmp_path: Path) 
     np.testing.assert_array_equal(Model(strip_qdq(made).proto).array("gamma"), work.given.array("gamma"))
 
 
-def test_channels_of_similar_ranges_are_not_equalized(session: Session, tmp_path: Path) -> None:
-    work = with_outliers(session, tmp_path, factor=1.0)
-    assert work.corrections.gains == ()
-    assert work.model is work.folded
-
-
 def test_corrected_models_with_other_outputs_are_refused(
     session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -137,13 +137,10 @@ def test_the_lock_of_a_device_is_in_the_users_folder() -> None:
         assert held._lock.path.parent.parent.stat().st_mode & 0o077 == 0
 
 
-def test_a_folder_that_cannot_be_made_is_an_output_error(tmp_path: Path) -> None:
+def test_a_lock_that_cannot_be_made_or_taken_is_an_output_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="cannot be written"):
         RunLock(tmp_path / "file" / "run").__enter__()
-
-
-def test_a_device_lock_that_cannot_be_taken_is_an_output_error(tmp_path: Path) -> None:
     (tmp_path / "a-cpu.lock").mkdir()
     with pytest.raises(OutputError, match="cannot be taken") as caught:
         DeviceLock("a cpu", folder=tmp_path).__enter__()

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from qdqspec.timing.stats import USUAL_TIMES, estimate_ratios, variance_between_times
-from qdqspec.types import Interval
 
 LEVELS = {"reference": 26.0, "tuned": 18.0, "runner-up": 19.0, "everything": 20.0}
 STEADY = (0.0, 1000)  # looks that show a steady machine
@@ -95,19 +94,6 @@ def test_predictions_cover_figures_of_other_programs_with_usual_states_without_l
 @pytest.mark.parametrize("caches", [0.03, 0.08])
 def test_predictions_cover_figures_of_both_conditions(caches: float) -> None:
     assert 0.94 < covered(Machine(caches=caches), STEADY)[0] < 0.99
-
-
-def test_the_estimate_is_the_mean_of_both_conditions_and_the_base_is_one() -> None:
-    steady, first = Machine(run=1e-9, first=1e-9, build=1e-9, caches=0.08).measured(
-        np.random.default_rng(0), 2
-    )
-    ratios = estimate_ratios([steady, first], "reference", 1, STEADY)
-    found = {role: ratio.predicted for role, ratio in ratios.items()}
-    assert found["tuned"].median == pytest.approx(18 / 26 * math.exp(0.04))
-    assert (found["tuned"].low, found["tuned"].high) == pytest.approx(
-        (18 / 26, 18 / 26 * math.exp(0.08)), rel=2e-3
-    )
-    assert found["reference"] == Interval(median=1, low=1, high=1)
 
 
 def test_the_variance_between_times_is_never_less_than_usual_after_few_looks() -> None:

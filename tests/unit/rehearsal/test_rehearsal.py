@@ -63,16 +63,6 @@ def placed(*sites: Site) -> Placement:
     return Placement(sites=frozenset(sites))
 
 
-def test_pairs_are_switched_by_format_and_edge(model: Model, feeds: list, tmp_path: Path) -> None:
-    numbers = Quantizer(model, ranges_for(model))
-    coarse, fine = site("b", ("add", 0)), SITES[2]
-    one_weight = site("w", ("second", 1), fmt="int8", weight=True)
-    with rehearsal_of(model, SITES, numbers, *feeds) as rehearsal:
-        for placement in (placed(coarse, fine), placed(fine), placed(one_weight)):
-            expected = built_outputs(model, placement, numbers, feeds[0], tmp_path)["y"]
-            np.testing.assert_array_equal(rehearsal.engine(placement).run(feeds[0])["y"], expected)
-
-
 def test_the_error_is_over_all_samples_at_the_output_and_before_the_sigmoid(
     model: Model, feeds: list, tmp_path: Path
 ) -> None:

@@ -91,25 +91,6 @@ def test_noise_measured_after_a_cut_equals_that_of_the_whole_model(segments: int
     assert found.noise[late, 1] > 0
 
 
-def test_pairs_with_little_noise_are_measured_on_the_first_samples_only(model: Model) -> None:
-    with rehearsal_of(model, all_sites(model), Quantizer(model, ranges_for(model)), *feeds(5)) as rehearsal:
-        found = find_sensitivities(rehearsal, segments=1)
-        first = find_sensitivities(rehearsal, segments=1, samples=2)
-    few, noise = (found.noise == first.noise).all(axis=1), found.noise.max(axis=1)
-    assert few.any()
-    assert not few.all()
-    assert noise[few].max() < noise[~few].max()
-    assert noise[few].sum() < 0.15 * noise.sum()
-
-
-def test_noise_of_several_pairs_is_approximately_the_sum(model: Model) -> None:
-    sites = all_sites(model)
-    with rehearsal_of(model, sites, Quantizer(model, ranges_for(model)), *feeds(8)) as rehearsal:
-        found, whole = find_sensitivities(rehearsal), Placement(sites=frozenset(sites))
-        assert summed_db(found, whole) == pytest.approx(rehearsal.error(whole).guiding_db, abs=2)
-        assert summed_db(found, Placement(sites=frozenset())) == 200
-
-
 def test_each_label_of_a_unit_has_the_noise_of_its_pairs() -> None:
     model = load_model(MODELS / "digits_resnet.onnx")
     space = SchemeSpace(model, OnnxRuntime().capabilities())
