@@ -52,11 +52,6 @@ def test_lint_of_any_quantized_model_is_deterministic_and_uses_known_rules(
     assert render_findings(target, found)
 
 
-@given(target=st.sampled_from(TARGETS), proto=onnx_models(repeated_names=True))
-def test_a_model_without_pairs_has_no_findings(target: str, proto) -> None:
-    assert lint_model(Model(proto), target) == ()
-
-
 # ---- models that pass ONNX's checker but have no meaning -----------------------------------------
 
 DATA = Path(__file__).parents[1] / "data"

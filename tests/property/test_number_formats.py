@@ -52,22 +52,6 @@ def test_the_rounding_error_of_weights_is_within_the_precision_of_the_format(
     assert (error <= np.abs(values).max() * COARSENESS[name] * 1.005 + 1e-30).all()
 
 
-@given(formats, weights, st.integers(0, 1))
-def test_scales_are_representable_in_their_type(fmt: NumberFormat, values: np.ndarray, axis: int) -> None:
-    params = weight_params(values, fmt, axis)
-    assert (params.step > 0).all()
-    assert np.isfinite(params.step).all()
-    assert params.zero_point.dtype == fmt.dtype
-    assert (params.outer is not None) == fmt.two_level
-    if fmt.scale_type is not None:
-        dtype = helper.tensor_dtype_to_np_dtype(fmt.scale_type)
-        np.testing.assert_array_equal(params.scale.astype(dtype).astype(np.float32), params.scale)
-    if fmt.block:
-        blocks = list(values.shape)
-        blocks[axis] = -(-blocks[axis] // fmt.block)
-        assert list(params.scale.shape) == blocks
-
-
 def one_weight(values: np.ndarray, opset: int) -> Model:
     """A graph that reads one constant. ONNX's reference has no DequantizeLinear of opsets below 19."""
     elem_type = helper.np_dtype_to_tensor_dtype(values.dtype)

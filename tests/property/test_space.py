@@ -90,33 +90,6 @@ def test_the_placement_of_any_labels_is_valid_and_runs(
         assert np.isfinite(ours).all()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@given(MODELS, RULES, st.data())
-def test_sites_are_on_float_tensors_and_disjoint_consumers(
-    backend: str, proto: onnx.ModelProto, rules: QuantizeRules, data: st.DataObject
-) -> None:
-    model = Model(proto)
-    space = SchemeSpace(model, BACKENDS[backend], rules=rules)
-    labels = labels_of(data, space)
-    placement = space.resolve(labels)
-    seen: set[tuple[str, int]] = set()
-    for site in placement.sites:
-        assert model.elem_type(site.tensor) == onnx.TensorProto.FLOAT
-        assert site.weight == (site.tensor in model.constants)
-        assert set(site.consumers) <= set(model.ends(site.tensor))
-        assert rules.outputs or not any(end.is_output for end in site.consumers)
-        assert seen.isdisjoint(site.consumers)
-        assert site.weight or site.tensor in space.tensors
-        seen.update(site.consumers)
-    chosen = {name: label for name, label in labels.items() if label != "fp"}
-    completed = dict(placement.labels).items() - chosen.items()
-    assert chosen.keys() <= dict(placement.labels).keys()
-    for name, label in completed:
-        assert label == "in+out"
-        assert space.by_id[name].op_type in BACKENDS[backend].completes
-    assert space.resolve(dict(placement.labels)) == placement
-
-
 @given(MODELS, st.data())
 def test_onnx_runtime_has_no_float_weight_between_pairs(proto: onnx.ModelProto, data: st.DataObject) -> None:
     """It would quantize such a weight itself (`Capabilities.completes`)."""
@@ -147,27 +120,6 @@ def test_a_reason_is_reported_for_exactly_the_units_not_offered(
     assert {name for name, reason in judged.outputs.items() if not reason} == offered.intersection(
         model.outputs
     )
-
-
-@given(MODELS)
-def test_units_share_no_node_and_begin_with_float(proto: onnx.ModelProto) -> None:
-    space = SchemeSpace(Model(proto), BACKENDS["onnxruntime"])
-    nodes = [node for unit in space.units for node in unit.nodes]
-    assert len(nodes) == len({*nodes})
-    for unit in space.units:
-        assert unit.labels[0] == "fp"
-        assert len(unit.labels) > 1
-        assert unit.full in unit.labels
-        assert unit.edges
-
-
-@given(MODELS, st.data())
-def test_the_first_node_of_a_unit_is_an_allowed_one(proto: onnx.ModelProto, data: st.DataObject) -> None:
-    model = Model(proto)
-    allowed = {node.name for node in model.nodes if data.draw(st.booleans())}
-    space = SchemeSpace(model, BACKENDS["onnxruntime"], allowed=allowed)
-    assert {unit.id for unit in space.units} <= allowed
-    assert not SchemeSpace(model, BACKENDS["onnxruntime"], allowed=()).units
 
 
 @given(MODELS, st.data())

@@ -141,31 +141,6 @@ def test_a_constant_is_the_same_in_each_form() -> None:
     assert digests_of(Model(before)) == digests_of(Model(after))
 
 
-def branches(scale: float) -> Model:
-    def body(name: str, factor: float) -> onnx.GraphProto:
-        constant = numpy_helper.from_array(np.float32(factor), f"{name}_s")
-        output = helper.make_tensor_value_info(f"{name}_y", TensorProto.FLOAT, ["n"])
-        node = helper.make_node("Mul", ["x", f"{name}_s"], [f"{name}_y"], name="mul")
-        return helper.make_graph([node], name, [], [output], [constant])
-
-    node = helper.make_node(
-        "If", ["c"], ["y"], name="choice", then_branch=body("t", scale), else_branch=body("e", 3)
-    )
-    ends = [
-        helper.make_tensor_value_info("c", TensorProto.BOOL, []),
-        helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n"]),
-    ]
-    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n"])
-    return Model(
-        helper.make_model(helper.make_graph([node], "g", ends, [output]), opset_imports=[helper.make_opsetid("", 17)])
-    )  # fmt: skip
-
-
-def test_nodes_of_branches_are_named() -> None:
-    text = changes_text(digests_of(branches(1)), digests_of(branches(2)))
-    assert text == "1 node changed: Mul 'choice/then_branch/mul' (weights); 1 constant changed"
-
-
 def chain(count: int) -> Model:
     nodes = [
         helper.make_node(

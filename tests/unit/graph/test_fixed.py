@@ -75,22 +75,6 @@ def test_names_that_exist_in_the_graph_are_prefixed_with_the_path_of_the_branch(
         np.testing.assert_array_equal(ours, theirs)
 
 
-def test_one_tensor_may_be_several_outputs_of_the_branch() -> None:
-    text = """(float[n] x, bool c) => (float[n] y, float[n] z) {
-      y, z = If (c) <
-        then_branch = yes () => (t, t2) { t = Neg(x)  t2 = Identity(t) },
-        else_branch = no () => (e, e2) { e = Abs(x)  e2 = Abs(e) }
-      >
-    }"""
-    model = model_of(text)
-    branch = next(a.g for a in model.proto.graph.node[0].attribute if a.name == "then_branch")
-    del branch.node[1]
-    branch.output[1].name = "t"
-    proto = fix_inputs(model, {"c": np.array(True)})
-    first, second = run(proto, x=np.float32([1, -2]))
-    assert first.tolist() == second.tolist() == [-1, 2]
-
-
 def test_an_if_inside_a_loop_is_replaced_and_its_inputs_remain() -> None:
     text = """(float[2] x, int64 k, bool c, bool on) => (float[2] y) {
       [loop] y = Loop (k, c, x) <
@@ -147,14 +131,6 @@ def test_a_value_that_an_iteration_changes_is_not_constant() -> None:
     proto = fixed(model_of(IN_LOOP.replace("rr2 = Identity(rr)", "rr2 = Neg(rr)")), rate=16000)
     body = next(a.g for a in proto.graph.node[0].attribute if a.name == "body")
     assert "If" in [node.op_type for node in body.node]
-
-
-def test_q_and_dq_on_a_fixed_input_are_never_folded() -> None:
-    text = """(float[2] x, float[2] g) => (float[2] y) <float s = {0.5}, uint8 z = {0}> {
-      q = QuantizeLinear(g, s, z)  d = DequantizeLinear(q, s, z)  y = Mul(x, d)
-    }"""
-    proto = fixed(model_of(text), g=[1.0, 2.0])
-    assert [node.op_type for node in proto.graph.node] == ["QuantizeLinear", "DequantizeLinear", "Mul"]
 
 
 def test_in_an_old_ir_version_a_constant_replaces_the_input() -> None:

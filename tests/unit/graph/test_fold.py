@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import onnx
 import onnxruntime
@@ -14,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from random_models import onnx_models, random_inputs
 
 from qdqspec.graph.fold import fold_batchnorm
-from qdqspec.graph.model import Model, Node, load_model
+from qdqspec.graph.model import Model, Node
 
 SHAPE = (2, 4, 7, 7)
 
@@ -98,16 +96,6 @@ def test_shared_statistics_and_weights_are_folded_for_each() -> None:
     assert folded.removed == ("norm", "norm2")
     for ours, theirs in zip(run(folded.model.proto), run(proto), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
-
-
-def test_parameters_with_another_reader_are_kept() -> None:
-    proto = conv_norm()
-    proto.graph.node.extend([helper.make_node("Neg", ["beta"], ["z"], "neg")])
-    proto.graph.output.extend([helper.make_tensor_value_info("z", TensorProto.FLOAT, (8,))])
-    folded = fold_batchnorm(Model(proto))
-    assert "beta" in folded.model.initializers
-    assert "gamma" not in folded.model.initializers
-    np.testing.assert_allclose(run(folded.model.proto)[0], run(proto)[0], rtol=1e-4, atol=1e-4)
 
 
 def test_parameters_in_constant_nodes_are_removed_unless_another_node_reads_them() -> None:
@@ -207,17 +195,6 @@ def test_unsuitable_batch_normalizations_are_not_folded(change) -> None:
     assert folded.model is model
 
 
-def test_a_body_that_reads_the_convolution_keeps_it() -> None:
-    proto = conv_norm()
-    out = helper.make_tensor_value_info("o", TensorProto.FLOAT, (2, 8, 7, 7))
-    body = helper.make_graph([helper.make_node("Neg", ["c"], ["o"])], "body", [], [out])
-    proto.graph.initializer.extend([numpy_helper.from_array(np.array(True), "yes")])
-    proto.graph.node.extend(
-        [helper.make_node("If", ["yes"], ["z"], "if", then_branch=body, else_branch=body)]
-    )
-    assert fold_batchnorm(Model(proto)).removed == ()
-
-
 def test_generated_node_names_are_the_same_after_folding() -> None:
     """Profiles of the original model, rules of a spec, and placements in the folded model use the same node names."""
     proto = conv_norm()
@@ -244,30 +221,6 @@ def unnamed(node: Node) -> onnx.NodeProto:
     proto.CopyFrom(node.proto)
     proto.name = ""
     return proto
-
-
-def test_q_dq_pairs_are_not_changed() -> None:
-    proto = conv_norm()
-    proto.graph.initializer.extend(
-        [
-            numpy_helper.from_array(np.array(0.1, np.float32), "s"),
-            numpy_helper.from_array(np.array(128, np.uint8), "z"),
-        ]
-    )
-    proto.graph.node.insert(0, helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"], "q"))
-    proto.graph.node.insert(1, helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"], "d"))
-    proto.graph.node[2].input[0] = "d"
-    folded = fold_batchnorm(Model(proto))
-    assert ops(folded.model) == ["QuantizeLinear", "DequantizeLinear", "Conv"]
-    assert list(folded.model.proto.graph.node[:2]) == list(proto.graph.node[:2])
-
-
-def test_external_weights_are_read_from_the_folder_of_the_model(tmp_path: Path) -> None:
-    proto = conv_norm()
-    expected = run(proto)[0]
-    onnx.save(proto, tmp_path / "m.onnx", save_as_external_data=True, location="m.bin", size_threshold=0)
-    folded = fold_batchnorm(load_model(tmp_path / "m.onnx"))
-    np.testing.assert_allclose(run(folded.model.proto)[0], expected, rtol=1e-4, atol=1e-4)
 
 
 @settings(max_examples=25)

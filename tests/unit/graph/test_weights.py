@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime
@@ -15,7 +14,7 @@ from qdqspec.errors import ModelError, OutputError
 from qdqspec.graph.model import load_model
 from qdqspec.graph.protos import map_tensors
 from qdqspec.graph.save import save_model
-from qdqspec.graph.weights import WeightStore, array_of
+from qdqspec.graph.weights import WeightStore
 
 
 def floats(name: str, count: int = 512, start: float = 0.0) -> TensorProto:
@@ -63,30 +62,10 @@ def test_a_file_of_an_earlier_run_is_kept_and_used(tmp_path: Path) -> None:
     assert resumed.path.read_bytes()[:size] == floats("a").raw_data
 
 
-def test_small_tensors_remain_in_the_model(tmp_path: Path) -> None:
-    small = floats("a", 4)
-    assert WeightStore(tmp_path).externalize(small) is small
-
-
 @pytest.mark.parametrize("dtype", [np.int64, np.int32, np.bool_])
 def test_shapes_and_axes_remain_in_the_model_for_shape_inference(tmp_path: Path, dtype: type) -> None:
     shape = numpy_helper.from_array(np.ones(4096, dtype), "shape")
     assert WeightStore(tmp_path).externalize(shape) is shape
-
-
-def test_values_of_typed_fields_are_stored_as_raw_bytes(tmp_path: Path) -> None:
-    listed = onnx.helper.make_tensor("w", TensorProto.FLOAT, [512], [0.5] * 512)
-    WeightStore(tmp_path).externalize(listed)
-    assert (tmp_path / "weights.bin").read_bytes() == np.full(512, 0.5, np.float32).tobytes()
-
-
-def test_external_data_of_another_folder_is_copied(tmp_path: Path) -> None:
-    for name in ("there", "here"):
-        (tmp_path / name).mkdir()
-    there = WeightStore(tmp_path / "there").externalize(floats("a"))
-    here = WeightStore(tmp_path / "here", base=tmp_path / "there").externalize(there)
-    assert place(here)["location"] == "weights.bin"
-    assert (tmp_path / "here" / "weights.bin").read_bytes() == floats("a").raw_data
 
 
 def test_external_data_that_ends_early_is_named(tmp_path: Path) -> None:
@@ -101,13 +80,3 @@ def test_external_data_that_ends_early_is_named(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match=r"nowhere.weights\.bin: the weights' file cannot be written"):
         WeightStore(tmp_path / "nowhere")
-
-
-@pytest.mark.parametrize("kind", [np.float32, np.float16, np.int8, ml_dtypes.bfloat16, ml_dtypes.int4])
-def test_an_external_array_is_equal_to_the_array_in_the_model(tmp_path: Path, kind: type) -> None:
-    values = (np.arange(6000) % 15 - 7).reshape(50, 120).astype(kind)
-    tensor = numpy_helper.from_array(values, "w")
-    beside = WeightStore(tmp_path).externalize(tensor)
-    assert place(beside)
-    np.testing.assert_array_equal(array_of(beside, tmp_path), array_of(tensor, None))
-    np.testing.assert_array_equal(array_of(beside, tmp_path), values)

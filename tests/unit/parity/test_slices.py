@@ -161,25 +161,6 @@ def test_slices_without_a_signal_or_without_values_are_not_reported(name: str) -
     assert parity_of((reference, tuned)).far_slice() is None
 
 
-def test_slices_that_differ_by_the_power_of_their_signal_are_not_far() -> None:
-    values = RANDOM.normal(size=(1, 6, 400)).astype(np.float32) * np.float32([1, 1, 2, 3, 4, 4])[:, None]
-    found = parity_of((values, in_steps(values, 0.1)))
-    assert found.worst_slice is not None
-    assert found.worst_slice.index in (0, 1)
-    assert found.far_slice() is None
-    assert found.far_slice(5.0) is None  # 30 dB is usable
-    assert parity_of((values, in_steps(values, 3.0))).far_slice(5.0) is not None
-
-
-def test_an_axis_with_too_many_slices_is_left_out() -> None:
-    values = np.ones((1, 40, 50), np.float64)
-    compared = SliceComparison(most_slices=40)
-    compared.add(values, values, np.ones(values.shape, np.bool_))
-    worst = compared.worst(1.0)
-    assert worst is not None
-    assert worst.axis == 1
-
-
 def test_the_quietest_of_thousands_of_anchors_is_not_shown() -> None:
     """Scores of a face detector: one place of 4420 where nothing ever was."""
     values = RANDOM.normal(size=(16, 4420, 2)).astype(np.float32)

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 from onnx import TensorProto, helper
 
@@ -16,16 +14,6 @@ def model_of(*nodes: tuple[str, str, str], **attributes: object) -> Model:
     value = helper.make_tensor_value_info("x", TensorProto.FLOAT, None)
     graph = helper.make_graph(protos, "g", [value], [helper.make_tensor_value_info("y", 1, None)])
     return Model(helper.make_model(graph))
-
-
-def test_input_and_output_of_a_pool_have_the_union_of_ranges() -> None:
-    found = tie_ranges(model_of(("MaxPool", "x", "y")), {"x": TensorRange(-1, 4), "y": TensorRange(0, 5)})
-    assert found == {"x": TensorRange(-1, 5), "y": TensorRange(-1, 5)}
-
-
-def test_inputs_and_output_of_a_concat_have_the_union_of_ranges() -> None:
-    ranges = {"a": TensorRange(0, 1), "b": TensorRange(-2, 0), "y": TensorRange(-1, 1)}
-    assert set(tie_ranges(model_of(("Concat", "a b", "y")), ranges).values()) == {TensorRange(-2, 1)}
 
 
 def test_a_tie_continues_through_copies_without_a_range() -> None:
@@ -63,25 +51,6 @@ def test_only_nearest_resize_copies_values(mode: str, tied: bool) -> None:
 def test_the_indices_of_a_pool_are_not_tied() -> None:
     ranges = {"x": TensorRange(0, 1), "y": TensorRange(0, 1), "indices": TensorRange(0, 900)}
     assert tie_ranges(model_of(("MaxPool", "x", "y indices")), ranges) == ranges
-
-
-def test_both_ends_of_a_long_chain_of_copies_are_tied() -> None:
-    names = ["x", *(f"t{i}" for i in range(5000)), "y"]
-    model = model_of(*(("Identity", a, b) for a, b in pairwise(names)))
-    found = tie_ranges(model, {"x": TensorRange(0, 1), "y": TensorRange(-1, 0)})
-    assert found["x"] == found["y"] == TensorRange(-1, 1)
-
-
-def test_the_mask_of_a_dropout_is_not_tied() -> None:
-    ranges = {"x": TensorRange(0, 1), "y": TensorRange(-1, 0), "mask": TensorRange(0, 900)}
-    found = tie_ranges(model_of(("Dropout", "x", "y mask")), ranges)
-    assert found == {"x": TensorRange(-1, 1), "y": TensorRange(-1, 1), "mask": TensorRange(0, 900)}
-
-
-@pytest.mark.parametrize("op", ["Transpose", "Concat", "MaxPool", "Resize"])
-def test_operators_of_other_domains_tie_nothing(op: str) -> None:
-    ranges = {"x": TensorRange(-8, 8), "y": TensorRange(0, 1)}
-    assert tie_ranges(model_of((op, "x", "y"), domain="odd"), ranges) == ranges
 
 
 def test_branches_that_join_have_one_range() -> None:

@@ -24,21 +24,6 @@ def test_the_digest_of_a_pattern_is_stable():
     assert digest("a = Relu(x) y = Add(a, z)") == "p1-3de73e1b49c199e1"
 
 
-def test_the_order_of_commutative_operands_does_not_change_a_pattern():
-    assert digest("a = Relu(x) y = Add(a, z)") == digest("a = Relu(x) y = Add(z, a)")
-    assert digest("a = Relu(x) y = Sub(a, z)") != digest("a = Relu(x) y = Sub(z, a)")
-
-
-def test_a_chain_and_a_fork_of_the_same_operators_differ():
-    chain = "a = Relu(x) b = Relu(a) y = Add(b, z)"
-    fork = "a = Relu(x) b = Relu(x) y = Add(a, b)"
-    assert digest(chain) != digest(fork)
-
-
-def test_sharing_an_outer_tensor_changes_a_pattern():
-    assert digest("a = Relu(x) b = Neg(x) y = Add(a, b)") != digest("a = Relu(x) b = Neg(z) y = Add(a, b)")
-
-
 def test_attributes_arity_and_element_types_change_a_pattern():
     assert digest("y = Softmax <axis = 0> (x)") != digest("y = Softmax <axis = 1> (x)")
     assert digest("y = Sum(x, z)") != digest("y = Sum(x, z, z)")
@@ -83,14 +68,6 @@ def test_depthwise_convolutions_of_any_width_have_one_structure():
     assert depthwise(4, 4, "structure+shapes") != depthwise(8, 8, "structure+shapes")
 
 
-def test_a_result_with_a_reader_outside_changes_a_pattern():
-    body = "a = Relu(x) y = Neg(a)"
-    model = model_of(body)
-    seen = model_of(body + " b = Abs(a) c = Add(b, y)")
-    names = ["Relu#0", "Neg#1"]
-    assert canonical(model, names).digest != canonical(seen, names).digest
-
-
 def test_the_text_of_a_pattern_shows_branches_and_skips():
     model = model_of("e = Relu(x) a = Neg(e) b = Abs(e) c = Add(a, b) y = Mul(c, z)")
     names = [node.name for node in model.nodes]
@@ -124,10 +101,6 @@ def ring(sizes: list[int], start: int = 0) -> LabelledGraph:
 
 def test_rings_that_refinement_does_not_distinguish_have_different_orders():
     assert canonical_order(ring([6]))[1] != canonical_order(ring([3, 3]))[1]
-
-
-def test_the_canonical_order_of_a_ring_is_independent_of_its_start():
-    assert canonical_order(ring([6, 3, 3]))[1] == canonical_order(ring([3, 6, 3], start=1))[1]
 
 
 def test_many_equal_branches_are_ordered_in_limited_time():

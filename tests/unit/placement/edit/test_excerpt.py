@@ -67,16 +67,6 @@ def test_a_part_computes_the_tensors_of_the_whole_model(models: Path, name: str)
             )
 
 
-def test_a_part_consists_of_its_nodes_and_one_reader_per_output(models: Path) -> None:
-    model = load_model(models / "digits_resnet.onnx")
-    nodes = [node.name for node in model.nodes[:3]]
-    part, values = cut(model, nodes, random_inputs(model, seed=0), model.path)
-    assert [node.name for node in part.model.nodes] == [*nodes, *(end.node for end in part.readers.values())]
-    onnx.checker.check_model(part.model.proto, full_check=True)
-    (shape,) = (part.model.shape(name) for name in part.inputs)
-    assert shape == values[model.inputs[0]].shape
-
-
 def test_dynamic_shapes_are_taken_from_the_values() -> None:
     model = Model(onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["" : 17]>
@@ -85,14 +75,6 @@ def test_dynamic_shapes_are_taken_from_the_values() -> None:
     part, _ = cut(model, ["b"], {"x": np.ones((3, 4), np.float32)}, Path())
     assert part.model.shape("t") == (3, 4)
     assert part.model.shape("u") == (3, 4)
-
-
-TWO_SHAPES = Model(onnx.parser.parse_model(
-    """<ir_version: 8, opset_import: ["" : 17]>
-    g (float[n, 4] x) => (float[n, m] y, int64[2, k] i) {
-        [a] t = Relu(x)  [b] u = Neg(t)  [s] s = Shape(u)  [r] v = Reshape(u, s)  [c] y = Abs(v)  [z] i = NonZero(t)
-    }"""
-))  # fmt: skip
 
 
 def test_a_computed_shape_is_a_constant_of_the_part() -> None:

@@ -62,13 +62,6 @@ def test_the_text_of_a_scheme_file(path: Path, golden: Callable[[str, str], None
     golden("placement/scheme.json", path.read_text())
 
 
-def test_a_scheme_is_read_from_its_file_unchanged(path: Path, placement: Placement, model: Model) -> None:
-    known = read_scheme(path)
-    assert known.backend == "onnxruntime"
-    assert known.placement == placement
-    assert set(known.pairs) == set(Quantizer(model, ranges_for(model)).placed(placement))
-
-
 def test_only_the_numbers_of_the_placement_are_written(placement: Placement, tmp_path: Path) -> None:
     with pytest.raises(PlacementError, match="not those of the placement"):
         write_scheme(tmp_path / "scheme.json", placement, (), "onnxruntime")
@@ -88,20 +81,15 @@ def first(content: dict[str, Any], **values: object) -> None:
 
 DAMAGE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "version": (lambda c: c.update(schema_version=2), "schema_version: Input should be 1"),
-    "no sites": (lambda c: c.pop("sites"), "sites: Field required"),
     "format": (lambda c: first(c, format="int9"), r"sites\.0: .*unknown number format 'int9'"),
     "zero scale": (lambda c: first(c, scale=0.0), "a scale must be a positive float32"),
     "infinite scale": (lambda c: first(c, scale=float("inf")), "Infinity is no number of JSON"),
-    "too large a scale": (lambda c: first(c, scale=1e300), "a scale must be a positive float32"),
-    "no scale": (lambda c: first(c, scale=[], zero_point=[]), "equally many"),
     "lengths": (lambda c: first(c, scale=[1.0, 2.0]), "equally many"),
     "no axis": (lambda c: first(c, scale=[1.0, 2.0], zero_point=[0, 0]), "several scales need an axis"),
     "zero point": (lambda c: first(c, zero_point=300), "lies between"),
     "consumers": (lambda c: first(c, consumers=[]), "at least 1 item"),
     "a site gone": (lambda c: c["sites"].pop(), "the scheme is damaged: its sites have digest"),
     "another scale": (lambda c: first(c, scale=0.5), "the scheme is damaged: its numbers are not those"),
-    "another backend": (lambda c: c.update(backend="b"), "the scheme is damaged: its numbers are not those"),
-    "another tensor": (lambda c: first(c, tensor="other"), "the scheme is damaged: its sites have digest"),
 }
 
 
@@ -114,9 +102,7 @@ def test_damaged_content_is_an_error_with_its_place_and_a_cure(path: Path, kind:
     assert "qdqspec tune" in (caught.value.cure or "")
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"[", b"\xff\xfe", b"[" * 100_000, b"1" * 10_000, b"null", b"[]", b'"s"']
-)
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"[" * 100_000, b"1" * 10_000, b"[]"])
 def test_a_file_that_is_no_scheme_is_an_error(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "scheme.json"
     path.write_bytes(content)
@@ -159,31 +145,21 @@ def test_a_tensor_of_another_name_is_found_by_the_nodes_that_read_it(path: Path,
     )
 
 
-def test_one_note_reports_all_sites_that_do_not_fit(path: Path, model: Model) -> None:
+@pytest.mark.parametrize("backend", ["onnxruntime", "imported"])
+def test_one_note_reports_all_sites_that_do_not_fit(path: Path, model: Model, backend: str) -> None:
     def change(content: dict[str, Any]) -> None:
         for number, site in enumerate(content["sites"][:-1]):
             site.update(tensor=f"gone{number}", consumers=[{"node": f"lost{number}", "input": 0}])
-        del content["digest"]
-
-    (note,) = apply_scheme(model, edited(path, change)).notes
-    assert note.startswith("left out ")
-    assert "'gone0', 'gone1'" in note
-    assert note.endswith("; 'gone0': the model has no node 'lost0', and none in its position")
-
-
-@pytest.mark.parametrize("backend", ["onnxruntime", "imported"])
-def test_sites_that_do_not_fit_are_omitted_with_a_cure(path: Path, model: Model, backend: str) -> None:
-    def change(content: dict[str, Any]) -> None:
-        ends = [{"node": "gone", "input": 0}]
-        first(content, tensor="gone", consumers=ends)
         content["backend"] = backend
         del content["digest"]
 
     applied = apply_scheme(model, edited(path, change))
-    left_out, *cure = applied.notes
-    assert left_out == "left out 'gone': the model has no node 'gone', and none in its position"
-    assert [("--reference" in note) for note in cure] == ([True] if backend == "imported" else [])
-    assert sum(n.op_type == "DequantizeLinear" for n in applied.proto.graph.node) == 2
+    note, *cure = applied.notes
+    assert ["--reference" in text for text in cure] == ([True] if backend == "imported" else [])
+    assert sum(n.op_type == "DequantizeLinear" for n in applied.proto.graph.node) == 1
+    assert note.startswith("left out ")
+    assert "'gone0', 'gone1'" in note
+    assert note.endswith("; 'gone0': the model has no node 'lost0', and none in its position")
 
 
 def test_scales_of_another_channel_count_are_omitted_with_a_note(path: Path, model: Model) -> None:
@@ -201,11 +177,6 @@ def test_scales_of_another_channel_count_are_omitted_with_a_note(path: Path, mod
 def test_a_scheme_without_a_matching_site_is_an_error(path: Path, models: Path) -> None:
     with pytest.raises(PlacementError, match=r"scheme\.json: none of the 3 sites fits"):
         apply_scheme(load_model(models / "squeezenet10.onnx"), path)
-
-
-def test_a_scheme_without_sites_changes_nothing(model: Model, tmp_path: Path) -> None:
-    write_scheme(tmp_path / "s.json", Placement(sites=frozenset()), (), "onnxruntime")
-    assert apply_scheme(model, tmp_path / "s.json").proto == model.proto
 
 
 @pytest.mark.parametrize("fold", [True, False])

@@ -12,7 +12,7 @@ from onnx import numpy_helper
 from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.graph.model import Model
-from qdqspec.qdq.space.search_space import SchemeSpace, labels_of
+from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.types import Label
 
 AROUND: dict[str, Label] = {"first": "in+out", "last": "in+out"}
@@ -72,13 +72,6 @@ def test_pairs_are_not_moved_past_other_operators(op: str) -> None:
     assert dict(space.resolve(AROUND).labels) == AROUND
 
 
-def test_the_labels_of_a_completed_placement_give_it_again() -> None:
-    space = SchemeSpace(chain("c = Relu (b)"), OnnxRuntime().capabilities())
-    placement = space.resolve(AROUND)
-    assert space.resolve(dict(placement.labels)) == placement
-    assert labels_of(space, placement) == dict(placement.labels)
-
-
 def test_activations_alone_are_completed_and_weights_alone_are_not() -> None:
     space = SchemeSpace(chain("c = Relu (b)"), OnnxRuntime().capabilities())
     full = space.resolve({"middle": "in+out"})
@@ -126,12 +119,6 @@ def test_no_pair_is_moved_to_a_convolution_that_is_not_allowed() -> None:
     before = {node.name for node in model.nodes if "p" in node.outputs}
     assert "last" in quantized
     assert quantized.isdisjoint({"middle", *before})
-
-
-def test_a_convolution_before_one_that_is_not_allowed_is_quantized_if_the_next_is_not() -> None:
-    """No pair follows the one that is not allowed, so that ONNX Runtime leaves its weight."""
-    space = SchemeSpace(chain("c = Relu (b)"), OnnxRuntime().capabilities(), allowed={"first"})
-    assert {site.tensor for site in space.resolve({"first": "in+out"}).sites} == {"x", "w0", "a"}
 
 
 def test_runtimes_that_quantize_no_weight_leave_it_float() -> None:

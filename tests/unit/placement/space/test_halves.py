@@ -33,11 +33,6 @@ def test_units_with_weights_and_activations_have_two_half_labels(space: SchemeSp
     assert offered["Add"] == offered["GlobalAveragePool"] == ()
 
 
-def test_half_labels_are_not_in_the_search_space(space: SchemeSpace) -> None:
-    assert set(HALVES).isdisjoint(space.labels)
-    assert all(set(unit.halves).isdisjoint(unit.labels) for unit in space.units)
-
-
 def test_the_sites_of_both_halves_are_those_of_the_full_label(models: Path) -> None:
     space = SchemeSpace(load_model(models / "digits_resnet.onnx"), FakeDevice().capabilities())
     for unit in (unit for unit in space.units if unit.op_type == "Conv"):

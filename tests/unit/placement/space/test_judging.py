@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -12,7 +11,7 @@ from onnx import numpy_helper
 
 from qdqspec._core.registry import resolve
 from qdqspec.backends.base import Capabilities
-from qdqspec.graph.model import Model, load_model
+from qdqspec.graph.model import Model
 from qdqspec.qdq.space.judging import NOT_ASKED, judge
 from qdqspec.types import QuantizeRules
 
@@ -128,13 +127,6 @@ def test_the_reason_why_a_node_is_not_offered(kind: str) -> None:
     assert reasons(model_of(text))[node] == reason
 
 
-def test_a_requested_graph_output_is_offered() -> None:
-    model = model_of(f"g ({IMAGE} x) => ({IMAGE} y) {{ y = Sigmoid(x) }}")
-    asked = judge(model, BACKEND, backend="any", rules=QuantizeRules(outputs=True))
-    assert (asked.reasons["y"], asked.outputs) == ("", {"y": ""})
-    assert judge(model, BACKEND, backend="any").outputs == {"y": NOT_ASKED}
-
-
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -176,15 +168,6 @@ def test_judging_folds_batch_normalization_as_tuning_does() -> None:
     }
 
 
-@pytest.mark.parametrize("backend", ["onnxruntime", "tensorrt", "trtexec", "fake"])
-def test_judging_needs_no_installed_backend(backend: str, models: Path) -> None:
-    model = load_model(models / "digits_resnet.onnx")
-    found = judge(model, resolve("backend", backend)().capabilities(), backend=backend)
-    assert found.reasons["/layer2/layer2.0/conv2/Conv"] == ""
-    small = backend in ("tensorrt", "trtexec")  # ten columns, one for each class
-    assert found.outputs == {"logits": "Gemm: rule small-gemm leaves it in float" if small else NOT_ASKED}
-
-
 def test_a_product_of_two_activations_is_not_offered_where_the_weight_must_be_constant() -> None:
     model = model_of(
         "g (float[4,4] x) => (float[4,4] y) <float[4,4] v = {1,0,0,0,0,1,0,0,0,0,1,0,0,0,0,1}> "
@@ -196,19 +179,3 @@ def test_a_product_of_two_activations_is_not_offered_where_the_weight_must_be_co
         "a": "",
         "y": "MatMul: its weight is computed, and integer kernels need a constant one",
     }
-
-
-def test_batch_normalization_with_parameters_from_constant_nodes_is_folded() -> None:
-    """Folding removes the Constant nodes together with BatchNormalization."""
-    values = ", ".join(f"v{n} = Constant<value = float[4] {{1.0, 2.0, 3.0, 4.0}}>()" for n in range(4))
-    text = f"g ({IMAGE} x) => ({IMAGE} y) {{ {values.replace(', v', ' v')} a = Conv(x, w)"
-    model = model_of(f"{text} b = BatchNormalization(a, v0, v1, v2, v3) c = Relu(b) y = Tanh(c) }}")
-    for node in model.proto.graph.node:
-        node.name = ""  # as in exported models
-    found = list(reasons(Model(model.proto)).values())
-    assert [text for text in found if text] == [
-        "Relu: quantized together with the operator before it",
-        "Tanh: the backend runs it in floating point only",
-        "BatchNormalization: folded into the operator before it",
-    ]
-    assert found.count("") == 1  # the reason of Conv is empty

@@ -11,7 +11,6 @@ from onnx import numpy_helper
 
 from qdqspec.backends.base import Capabilities
 from qdqspec.backends.fake.engine import FakeDevice
-from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.backends.tensorrt.ops import capabilities as tensorrt_capabilities
 from qdqspec.graph.model import Model
 from qdqspec.graph.regions.search import find_regions
@@ -20,8 +19,7 @@ from qdqspec.qdq.quantize.quantizer import Quantizer
 from qdqspec.qdq.quantize.ranges import TensorRange
 from qdqspec.qdq.scheme.cache import gather, warm_starts
 from qdqspec.qdq.space.search_space import SchemeSpace, labels_of, project
-from qdqspec.search.journal import trial_from_json, trial_to_json
-from qdqspec.types import Placement, QuantizeRules, Site, Trial, format_of, kind_of, label_of
+from qdqspec.types import Placement, QuantizeRules, Site, Trial
 
 TEXT = """<ir_version: 9, opset_import: ["": 19]> net (float[8,64] x) => (float[8,64] y) {
   a = MatMul(x, w0)  b = Relu(a)  c = MatMul(b, w1)  d = Add(b, c)  y = MatMul(d, w2) }"""
@@ -76,11 +74,6 @@ def test_a_format_can_be_limited_to_some_operators() -> None:
     assert offered["add"] == ("fp", "in+out")
     assert offered["m1"] == ("fp", "in+out", "in-only", "fp8:in-only")
     assert {u.id: u.labels for u in space_of("fp8+int8", capabilities).units}["add"] == ("fp", "int8:in+out")
-
-
-def test_formats_of_the_same_storage_are_one_choice() -> None:
-    space = space_of("int8+uint8+int4", OnnxRuntime().capabilities())
-    assert [choice.format for choice in space.choices] == ["int8", "int4"]
 
 
 def test_a_format_that_the_backend_does_not_support_is_no_choice() -> None:
@@ -213,19 +206,6 @@ def test_random_labels_of_several_formats_give_a_valid_model(seed: int) -> None:
 # ---- labels read back -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "labels",
-    [
-        {"m0": "in+out", "m1": "int4:in-only", "m2": "fp8:in-only"},
-        {"m0": "fp8:in-only", "m1": "in-only"},
-        {"m0": "int4:in-only", "m1": "int4:in-only", "m2": "int4:in-only"},
-    ],
-)
-def test_labels_of_a_placement_have_the_format_of_each_unit(labels: dict[str, str]) -> None:
-    space = space_of("int8+fp8+int4")
-    assert labels_of(space, space.resolve(labels)) == labels
-
-
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize(
     "space", [space_of("int8+fp8+int4"), attended(), product()], ids=["fake", "weights", "products"]
@@ -251,22 +231,3 @@ def test_a_pattern_cache_stores_the_format_of_each_site() -> None:
     trial = Trial(number=1, phase="compose", placement=mixed, ratio=0.5)
     cache = gather([trial], space, "fake", "here")
     assert mixed in warm_starts(cache, space.regions, space, "fake", "here")
-
-
-def test_a_journal_stores_labels_with_their_formats() -> None:
-    placement = space_of("int8+fp8").resolve({"m0": "in+out", "m1": "fp8:in+out"})
-    line = trial_to_json(Trial(number=1, phase="pure", placement=placement))
-    again = trial_from_json(line).placement
-    assert (again, again.labels) == (placement, placement.labels)
-    line["scheme"]["labels"] = [["m0", "fp8:both"]]
-    with pytest.raises(ValueError, match="unknown label 'fp8:both'"):
-        trial_from_json(line)
-
-
-def test_a_label_is_a_kind_with_an_optional_format() -> None:
-    assert [label_of("", "in+out"), label_of("fp8", "in-only"), label_of("fp8", "fp")] == [
-        "in+out", "fp8:in-only", "fp",
-    ]  # fmt: skip
-    assert [(format_of(label), kind_of(label)) for label in ("fp", "in+out", "int4:in-only")] == [
-        ("", "fp"), ("", "in+out"), ("int4", "in-only"),
-    ]  # fmt: skip
