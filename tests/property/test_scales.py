@@ -65,6 +65,15 @@ def test_per_channel_equals_per_slice(
             assert whole.scale[channel] == pytest.approx(least)
 
 
+@given(weights, st.booleans())
+def test_weights_use_their_whole_range_symmetrically(weight: np.ndarray, reduce_range: bool) -> None:
+    integers = quantize(weight, weight_params(weight, FORMATS["int8"], 0, reduce_range=reduce_range))
+    largest = np.abs(integers.astype(int)).reshape(len(weight), -1).max(axis=1)
+    peaks = np.abs(weight).reshape(len(weight), -1).max(axis=1)
+    regular = (peaks > 0) & (peaks > peaks.max() * 2.0**-16)
+    assert (largest[regular] == (63 if reduce_range else 127)).all()
+
+
 @given(weights, st.data(), formats)
 def test_integers_are_those_of_onnx_quantizelinear(
     weight: np.ndarray, data: st.DataObject, fmt: NumberFormat

@@ -90,6 +90,33 @@ def test_the_placement_of_any_labels_is_valid_and_runs(
         assert np.isfinite(ours).all()
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@given(MODELS, RULES, st.data())
+def test_sites_are_on_float_tensors_and_disjoint_consumers(
+    backend: str, proto: onnx.ModelProto, rules: QuantizeRules, data: st.DataObject
+) -> None:
+    model = Model(proto)
+    space = SchemeSpace(model, BACKENDS[backend], rules=rules)
+    labels = labels_of(data, space)
+    placement = space.resolve(labels)
+    seen: set[tuple[str, int]] = set()
+    for site in placement.sites:
+        assert model.elem_type(site.tensor) == onnx.TensorProto.FLOAT
+        assert site.weight == (site.tensor in model.constants)
+        assert set(site.consumers) <= set(model.ends(site.tensor))
+        assert rules.outputs or not any(end.is_output for end in site.consumers)
+        assert seen.isdisjoint(site.consumers)
+        assert site.weight or site.tensor in space.tensors
+        seen.update(site.consumers)
+    chosen = {name: label for name, label in labels.items() if label != "fp"}
+    completed = dict(placement.labels).items() - chosen.items()
+    assert chosen.keys() <= dict(placement.labels).keys()
+    for name, label in completed:
+        assert label == "in+out"
+        assert space.by_id[name].op_type in BACKENDS[backend].completes
+    assert space.resolve(dict(placement.labels)) == placement
+
+
 @given(MODELS, st.data())
 def test_onnx_runtime_has_no_float_weight_between_pairs(proto: onnx.ModelProto, data: st.DataObject) -> None:
     """It would quantize such a weight itself (`Capabilities.completes`)."""

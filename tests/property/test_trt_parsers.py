@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 
 import pytest
 from hypothesis import example, given
@@ -19,14 +18,9 @@ from qdqspec.backends.tensorrt.layers import (
     parse_layers,
     read_layers,
     read_profile,
-    read_times,
 )
 from qdqspec.backends.trtexec.log import find_all, read_log
 from qdqspec.errors import BackendError
-
-SAMPLES = Path(__file__).parents[1] / "data" / "tensorrt" / "samples"
-GRAPH = (SAMPLES / "trt10.16-mnist-detailed.graph.json").read_text()
-PROFILE = (SAMPLES / "trt8-resnet18-a100-qat-residual.profile.json").read_text()
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=12),
@@ -51,16 +45,6 @@ layers = st.lists(st.dictionaries(keys, values, max_size=8) | st.text(max_size=3
 names = st.text(st.sampled_from('abC_1 +|(){}[],.:*"\\\x1e\x1f') | st.characters(codec="utf-8"), max_size=40)
 
 
-def damaged(text):
-    """A recorded text with one section replaced."""
-    return st.builds(
-        lambda start, length, patch: text[:start] + patch + text[start + length :],
-        st.integers(0, len(text)),
-        st.integers(0, 40),
-        st.text(max_size=10),
-    )
-
-
 def read(reader, *arguments):
     """The result of the reader, or ``None`` for a `BackendError`, which must have a cure."""
     try:
@@ -77,17 +61,6 @@ def check(found):
         assert math.isfinite(layer.milliseconds)
         assert layer.milliseconds >= 0
         assert layer.boundary != bool(layer.nodes)
-
-
-@given(st.text(max_size=200) | damaged(GRAPH))
-def test_any_text_is_accepted_as_layer_information(text):
-    check(read(parse_layers, text))
-
-
-@given(st.text(max_size=200) | damaged(PROFILE), layers)
-def test_any_text_is_accepted_as_a_profile(text, found):
-    check(read(parse_layers, {"Layers": found}, text))
-    read(read_times, text)
 
 
 @given(

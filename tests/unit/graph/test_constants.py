@@ -155,6 +155,13 @@ def test_unused_nodes_and_initializers_are_removed() -> None:
     assert folded.model.initializers == {}
 
 
+def test_operators_that_the_reference_cannot_compute_are_not_folded() -> None:
+    broken = parsed(
+        "g (float[4] x) => (float[4] y) { r = Reshape(w, n)  y = Add(x, r) }", w=W, n=np.array([3])
+    )
+    assert fold_constants(broken).model is broken
+
+
 def test_constant_folding_reduces_a_real_model(models: Path) -> None:
     folded = fold_constants(load_model(models / "ultraface_rfb320.onnx"))
     assert len(folded.model.nodes) < 150

@@ -75,6 +75,22 @@ def test_names_that_exist_in_the_graph_are_prefixed_with_the_path_of_the_branch(
         np.testing.assert_array_equal(ours, theirs)
 
 
+def test_one_tensor_may_be_several_outputs_of_the_branch() -> None:
+    text = """(float[n] x, bool c) => (float[n] y, float[n] z) {
+      y, z = If (c) <
+        then_branch = yes () => (t, t2) { t = Neg(x)  t2 = Identity(t) },
+        else_branch = no () => (e, e2) { e = Abs(x)  e2 = Abs(e) }
+      >
+    }"""
+    model = model_of(text)
+    branch = next(a.g for a in model.proto.graph.node[0].attribute if a.name == "then_branch")
+    del branch.node[1]
+    branch.output[1].name = "t"
+    proto = fix_inputs(model, {"c": np.array(True)})
+    first, second = run(proto, x=np.float32([1, -2]))
+    assert first.tolist() == second.tolist() == [-1, 2]
+
+
 def test_an_if_inside_a_loop_is_replaced_and_its_inputs_remain() -> None:
     text = """(float[2] x, int64 k, bool c, bool on) => (float[2] y) {
       [loop] y = Loop (k, c, x) <

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,11 @@ def redirect(path: Path, location: str) -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"nowhere\.onnx: there is no such model file"):
         load_model(tmp_path / "nowhere.onnx")
+
+
+def test_a_folder_is_not_a_model(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=f"{re.escape(str(tmp_path))}: this is a folder"):
+        load_model(tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"", b"not a model", b"\xff" * 64])

@@ -54,6 +54,11 @@ def test_an_input_is_never_overwritten(
     assert given.read_bytes() == b"the user's own"
 
 
+def test_a_missing_folder_is_named(proto: onnx.ModelProto, tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="nowhere: there is no such folder"):
+        save_model(proto, tmp_path / "nowhere" / "a.onnx")
+
+
 def test_a_folder_in_place_of_the_file_is_an_error(proto: onnx.ModelProto, tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="this is a folder"):
         save_model(proto, tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime
@@ -14,7 +15,7 @@ from qdqspec.errors import ModelError, OutputError
 from qdqspec.graph.model import load_model
 from qdqspec.graph.protos import map_tensors
 from qdqspec.graph.save import save_model
-from qdqspec.graph.weights import WeightStore
+from qdqspec.graph.weights import WeightStore, array_of
 
 
 def floats(name: str, count: int = 512, start: float = 0.0) -> TensorProto:
@@ -80,3 +81,13 @@ def test_external_data_that_ends_early_is_named(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match=r"nowhere.weights\.bin: the weights' file cannot be written"):
         WeightStore(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float16, np.int8, ml_dtypes.bfloat16, ml_dtypes.int4])
+def test_an_external_array_is_equal_to_the_array_in_the_model(tmp_path: Path, kind: type) -> None:
+    values = (np.arange(6000) % 15 - 7).reshape(50, 120).astype(kind)
+    tensor = numpy_helper.from_array(values, "w")
+    beside = WeightStore(tmp_path).externalize(tensor)
+    assert place(beside)
+    np.testing.assert_array_equal(array_of(beside, tmp_path), array_of(tensor, None))
+    np.testing.assert_array_equal(array_of(beside, tmp_path), values)

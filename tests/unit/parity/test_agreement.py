@@ -69,3 +69,8 @@ def test_a_tie_is_won_by_the_earlier_class_so_that_a_constant_output_is_no_agree
     reference = random.normal(size=(200, 10)).astype(np.float32)
     share = shares((reference, np.zeros_like(reference)))["top1"]
     assert share == pytest.approx(0.1, abs=0.06)
+
+
+def test_nan_is_never_best() -> None:
+    ours = np.array([[np.nan, 1.0, 0.0]])
+    assert shares((ours, np.array([[np.nan, 2.0, 0.0]]))) == {"top1": 1.0}

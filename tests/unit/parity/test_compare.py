@@ -16,6 +16,8 @@ from qdqspec.accuracy.compare import (
     SampleOutputs,
     Typical,
     compare_outputs,
+    noise_power,
+    signal_power,
     typical_of,
 )
 from qdqspec.checks.kinds.parity import comparison_sections
@@ -101,6 +103,8 @@ def test_infinities_and_nans_of_both_outputs_are_excluded() -> None:
     found = parity_of((f32(1, -np.inf, np.nan), f32(1, -np.inf, np.nan)))
     assert found.sqnr_db == math.inf
     assert found.matches
+    assert parity_of((f32(1, -np.inf), f32(1, np.inf))).sqnr_db == -math.inf
+    assert parity_of((f32(1, -np.inf), f32(1, 0))).sqnr_db == -math.inf
 
 
 def test_outputs_without_any_number_are_not_equal() -> None:
@@ -177,6 +181,17 @@ def test_agreement_is_computed_for_outputs_with_class_scores() -> None:
 def test_polygraphy_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     parity_of((f32(1, 2), f32(3, 4)))
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_powers_are_summed_over_finite_values_of_the_reference(dtype: type) -> None:
+    reference = np.array([[3, np.inf, np.nan], [4, 0, 0]], dtype)
+    assert signal_power(reference) == 25
+    assert noise_power(reference, reference) == 0
+    assert noise_power(reference, np.array([[1, 7, np.nan], [4, 1, 0]], dtype)) == 5
+    assert noise_power(reference, np.array([[np.nan, 7, 7], [4, 1, 0]], dtype)) == math.inf
+    assert noise_power(reference, np.array([[-np.inf, 7, 7], [4, 1, 0]], dtype)) == math.inf
+    assert noise_power(reference, reference[:1]) == noise_power(reference, None) == math.inf
 
 
 def test_importing_the_module_does_not_import_polygraphy() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 
 import numpy as np
+import onnx
 import pytest
 
 from qdqspec import Session
@@ -75,6 +76,23 @@ def test_objects_that_are_no_data_are_an_error(given, message):
     assert "{input: array}" in str(caught.value.cure)
 
 
+def test_a_table_of_a_spec_is_not_converted(tmp_path):
+    table = {"arrays": str(tmp_path / "d.npz"), "names": {"x": "pixels"}}
+    assert GivenFiles().asked({"calibration": table, "trials": 3}) == {"calibration": table, "trials": 3}
+
+
+def test_a_session_accepts_a_model_and_data_in_memory(models):
+    proto = onnx.load(models / "digits_resnet.onnx")
+    rows = np.random.default_rng(0).normal(size=(3, 1, 16, 16)).astype(np.float32)
+    with Session(backend="fake") as session:
+        case = session.case(proto, {"calibration": {"input": rows}})
+        assert case.model.is_file()
+        data = open_data(
+            case.inputs.calibration, {"input": InputSpec(dtype=np.dtype("f4"), shape=(1, 1, 16, 16))}
+        )
+        assert data.samples == 3
+
+
 def case_of(tmp_path, loader):
     (tmp_path / "m.onnx").touch()
     return inline_case(tmp_path / "m.onnx", {"calibration": {"loader": loader}})
@@ -92,6 +110,23 @@ def test_a_loader_function_is_called_once(tmp_path):
     np.testing.assert_array_equal(values(case.inputs.calibration), ROWS)
     np.testing.assert_array_equal(values(case.inputs.calibration), ROWS)
     assert len(calls) == 1
+
+
+def load_installed():
+    return {"x": ROWS}
+
+
+def test_a_loader_of_an_entry_point_is_found(tmp_path, monkeypatch):
+    point = importlib.metadata.EntryPoint("theirs", f"{__name__}:load_installed", "qdqspec.data")
+    monkeypatch.setattr(point.__class__, "load", lambda self: load_installed)
+    monkeypatch.setattr(
+        importlib.metadata, "entry_points", lambda group: [point] if group == "qdqspec.data" else []
+    )
+    given_data._installed.cache_clear()
+    files = GivenFiles()
+    case = files.loaded(case_of(tmp_path, "theirs"), {})
+    np.testing.assert_array_equal(values(case.inputs.calibration), ROWS)
+    given_data._installed.cache_clear()
 
 
 def test_the_error_of_an_unknown_loader_states_how_to_define_one(tmp_path):

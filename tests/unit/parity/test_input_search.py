@@ -190,6 +190,11 @@ def test_attempts_without_a_result_are_not_counted() -> None:
     assert searched(lambda drawn: None, examples=20).tried == 0
 
 
+def test_an_exception_of_an_attempt_is_raised() -> None:
+    with pytest.raises(ZeroDivisionError):
+        searched(lambda drawn: 1 / 0)
+
+
 def test_the_search_prints_nothing_and_writes_no_file(tmp_path: Path) -> None:
     code = """
 import numpy as np, local_module

@@ -187,3 +187,8 @@ def test_an_error_of_a_user_metric_is_reported_with_its_place() -> None:
 def test_a_user_metric_must_return_one_number(value, description: str) -> None:
     with pytest.raises(DataError, match=f"metric 'mine' gave .*{description}.*one number is wanted"):
         own(lambda *_: value)
+
+
+@pytest.mark.parametrize("value", [1, 0.5, np.float32(0.5), np.array(0.5), True])
+def test_a_user_metric_may_return_any_numeric_type(value) -> None:
+    assert own(lambda *_: value).value == float(value)

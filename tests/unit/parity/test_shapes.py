@@ -71,6 +71,13 @@ def test_the_range_of_shapes_has_those_of_evaluation_data_too(tmp_path: Path) ->
     assert profile.shapes == {"audio": InputShape(min=(1, 8), opt=(1, 8), max=(1, 16))}
 
 
+def test_an_unknown_rank_must_be_declared() -> None:
+    model = model_with(x=None)
+    with pytest.raises(ModelError, match="input 'x' has no known rank"):
+        resolve_shapes(model, Inputs())
+    assert resolve_shapes(model, declared(x=(2, 3))) == {"x": (2, 3)}
+
+
 def test_a_batch_size_does_not_change_fixed_leading_dimensions() -> None:
     model = model_with(x=["n", 4], state=[2, 1, 8])
     assert resolve_shapes(model, Inputs(batch=8)) == {"x": (8, 4), "state": (2, 1, 8)}

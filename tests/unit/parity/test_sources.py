@@ -155,6 +155,19 @@ def test_layout_channels_and_pixels_without_scaling(
     assert (feed["image"].shape, feed["image"].dtype) == (shape, dtype)
 
 
+def test_images_of_another_shape_are_an_error_that_names_the_keys_to_change(photo: Path) -> None:
+    with pytest.raises(DataError, match=r"shape \[3, 8, 6\], where the model takes") as caught:
+        open_data(Data(path=photo, images=ImageRules(size=(8, 6))), PICTURE)
+    assert "`size`, `layout` or `colors`" in str(caught.value.cure)
+
+
+def test_bgr_reverses_the_channels(photo: Path) -> None:
+    (rgb,) = values(Data(path=photo, images=ImageRules(size=(4, 6))), PICTURE, "image")
+    (bgr,) = values(Data(path=photo, images=ImageRules(size=(4, 6), colors="bgr")), PICTURE, "image")
+    np.testing.assert_array_equal(bgr, rgb[::-1])
+    assert not np.array_equal(bgr, rgb)
+
+
 def test_images_and_labels_are_read_from_a_folder(photo: Path) -> None:
     Image.new("RGB", (12, 8)).save(photo.with_name("a.jpg"))
     photo.with_name("labels.txt").write_text("0\n1\n")

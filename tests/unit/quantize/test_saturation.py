@@ -167,6 +167,10 @@ def test_a_function_for_each_pair_of_many_channels_has_no_end() -> None:
     assert not saturations(empty, {"t": WIDE})
 
 
+def test_a_function_that_is_not_finite_has_no_end() -> None:
+    assert reading("r = Relu(t) f = Pow(r, minus)", TensorRange(-6, 6)) is None
+
+
 def test_numbers_have_no_range_beyond_the_ends() -> None:
     site = Site(tensor="t", consumers=(Consumer("p", 0),), format="uint8")
     plain = Quantizer(model(HARD_SWISH), {"t": WIDE})

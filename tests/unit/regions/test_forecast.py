@@ -62,6 +62,14 @@ def test_recurrent_layers_count_each_step(kind: str, gates: int, direction: str,
     assert found.macs == 20 * 3 * directions * gates * 8 * (16 + 8)
 
 
+def test_products_with_weights_in_blocks_of_bits_are_counted() -> None:
+    text = """<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]>
+        net (float[n,7,32] x, uint8[24,2,8] w, float[48] s) => (float[n,7,24] y) {
+        y = com.microsoft.MatMulNBits<K = 32, N = 24, bits = 4, block_size = 16>(x, w, s) }"""
+    found = forecast_tuning(Model(onnx.parser.parse_model(text)), 10, {"x": (2, 7, 32)})
+    assert found.macs == 2 * 7 * 32 * 24
+
+
 _SCALES = "float s, uint8 z, float[12] t, uint8[12] u, float v, uint8 p"
 
 

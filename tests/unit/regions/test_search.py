@@ -6,7 +6,7 @@ import onnx
 import pytest
 
 from qdqspec.errors import SpecError
-from qdqspec.graph.model import Model
+from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.regions.search import find_regions
 from qdqspec.types import Region, RegionRules
 
@@ -132,3 +132,12 @@ def test_regions_by_names_follow_the_module_names(source):
 def test_regions_by_names_of_an_unnamed_model_are_those_by_structure():
     model = model_of("a = Conv(x, w) b = Relu(a) c = Conv(b, w) y = Relu(c)")
     assert find_regions(model, RegionRules(by="names")) == find_regions(model)
+
+
+def test_regions_by_names_of_a_real_model_are_its_stages(models):
+    regions = find_regions(load_model(models / "digits_resnet.onnx"), RegionRules(by="names"))
+    stage = next(region for region in regions if region.type == "COMPOSITE")
+    below = [region for region in regions if region.parent == stage.id]
+    assert all(name.startswith("/layer2/layer2.0/") for name in below[0].nodes)
+    assert all(name.startswith("/layer2/layer2.1/") for name in below[1].nodes)
+    assert next(r.pattern_text for r in regions if r.type == "LEAF") == "Conv > Relu"

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
+from qdqspec.app.preparation.branching import scaled_branches
 from qdqspec.app.preparation.files import write_placed, write_placement
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.session import Session
@@ -180,6 +181,14 @@ def test_outliers_of_a_normalization_are_scaled(session: Session, tmp_path: Path
     )
     assert "t0_scaled" in work.space.tensors
     assert not any("t0_scaled" in unit.nodes for unit in work.space.units)  # it is not quantized itself
+
+
+def test_operators_without_labels_have_no_products_before_them(session: Session, tmp_path: Path) -> None:
+    work = prepared(session, tmp_path, residual_model(outlier=100.0))
+    labels = {op: kinds for op, kinds in work.capabilities.labels.items() if op != "MatMul"}
+    assert scaled_branches(work, work.given)
+    work.capabilities = replace(work.capabilities, labels=labels, dynamic={})
+    assert scaled_branches(work, work.given) == ()
 
 
 @pytest.mark.parametrize(

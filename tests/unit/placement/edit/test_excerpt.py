@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import helper, numpy_helper
+from onnx import numpy_helper
 from random_models import random_inputs, ranges_for
 
 from qdqspec.backends.onnxruntime import backend
@@ -92,24 +92,13 @@ def test_a_computed_shape_is_a_constant_of_the_part() -> None:
 
 
 def test_nodes_of_a_part_have_the_generated_names_of_unnamed_nodes() -> None:
-    proto = helper.make_model(
-        helper.make_graph(
-            [
-                helper.make_node("Relu", ["x"], ["a"]),
-                helper.make_node("Relu", ["a"], ["b"]),
-                helper.make_node("Relu", ["b"], ["y"]),
-            ],
-            "g",
-            [helper.make_tensor_value_info("x", 1, [2])],
-            [helper.make_tensor_value_info("y", 1, [2])],
-        ),
-        opset_imports=[helper.make_opsetid("", 17)],
-        ir_version=8,
-    )
-    model = Model(proto)
+    model = Model(onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]>
+        g (float[2] x) => (float[2] y) { a = Relu(x)  b = Relu(a)  y = Relu(b) }"""
+    ))  # fmt: skip
     part, _ = cut(model, ["Relu#1"], {"x": np.ones(2, np.float32)}, Path())
     assert part.model.nodes[0].name == "Relu#1"
-    assert all(not node.name for node in proto.graph.node)
+    assert all(not node.name for node in model.proto.graph.node)
 
 
 @pytest.mark.parametrize("label", ["in+out", "in-only"])

@@ -96,11 +96,6 @@ def test_a_node_that_is_no_consumer_reads_the_float_tensor_in_bodies_too() -> No
     assert strip_qdq(made).proto == model.proto
 
 
-def test_the_name_of_the_float_tensor_is_unique() -> None:
-    model = model_of("g (float[2] y_float) => (float[2] y) { y = Relu(y_float) }")
-    assert lines(insert(model, site("y", OUTPUT)))[0] == "y_float~1 = Relu(y_float)"
-
-
 def test_strip_keeps_an_output_type_that_value_info_repeats() -> None:
     model = model_of(CONVS)
     model.proto.graph.value_info.extend(model.proto.graph.output)
@@ -114,7 +109,7 @@ def test_strip_keeps_an_output_type_that_value_info_repeats() -> None:
         (CONVS, site("t", OUTPUT), "it is not graph output 0 of the model"),
         ("g (float[2] x) => (float[2] x, float[2] y) { y = Relu(x) }", site("x", OUTPUT), "no node computes"),
         (
-            "g (float[2] x) => (float[1] y, float[2] z) { y = Constant<value_floats = [1.0]>() z = Relu(x) }",
+            "g (float x) => (float y, float z) { y = Constant<value = float {1.0}>() z = Relu(x) }",
             site("y", OUTPUT),
             "no node computes",
         ),
@@ -122,20 +117,12 @@ def test_strip_keeps_an_output_type_that_value_info_repeats() -> None:
     ids=["no such output", "inner tensor", "graph input", "constant"],
 )
 def test_invalid_output_sites_are_rejected(text: str, wanted: Site, words: str) -> None:
-    model = model_of(text)
-    if words == "no node computes" and wanted.tensor == "y":
-        del model.proto.graph.node[0].attribute[:]
-        value = numpy_helper.from_array(np.ones(1, np.float32))
-        model.proto.graph.node[0].attribute.append(onnx.helper.make_attribute("value", value))
-        model = Model(model.proto)
     with pytest.raises(PlacementError, match=words):
-        insert(model, wanted)
+        insert(model_of(text), wanted)
 
 
 def test_two_pairs_for_one_output_are_rejected() -> None:
-    with pytest.raises(
-        PlacementError, match="two sites of the placement feed a graph output from tensor 'y'"
-    ):
+    with pytest.raises(PlacementError, match="two sites of the placement feed a graph output from tensor"):
         insert(model_of(CONVS), site("y", OUTPUT), site("y", OUTPUT, fmt="int8"))
 
 

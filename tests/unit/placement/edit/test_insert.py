@@ -4,23 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from random_models import random_inputs, ranges_for
+from random_models import ranges_for
 
 from qdqspec.errors import ModelError, PlacementError
-from qdqspec.graph.model import Model, load_model
-from qdqspec.graph.save import save_model
-from qdqspec.graph.weights import WeightStore
+from qdqspec.graph.model import Model
 from qdqspec.qdq.edit.insert import Inserter, insert_qdq
 from qdqspec.qdq.quantize.quantizer import Quantizer
 from qdqspec.qdq.quantize.ranges import TensorRange
-from qdqspec.qdq.read.strip import strip_qdq
 from qdqspec.types import Consumer, Placement, Site
 
 
@@ -185,44 +181,6 @@ def test_a_model_whose_opset_cannot_be_raised_is_an_error_with_the_reason() -> N
         net.insert(WEIGHT)
 
 
-@pytest.mark.parametrize("name", ["digits_resnet", "squeezenet10", "ultraface_rfb320"])
-def test_candidates_of_real_models_are_small_files_that_compute_the_same(
-    models: Path, tmp_path: Path, name: str
-) -> None:
-    model = load_model(models / f"{name}.onnx")
-    placement = everything(model)
-    numbers = Quantizer(model, ranges_for(model))
-    inserter = Inserter(model, numbers, store=WeightStore(tmp_path, base=models))
-    save_model(inserter.insert(placement).proto, tmp_path / "light.onnx")
-    whole = insert_qdq(model, placement, numbers).proto
-    onnx.checker.check_model(str(tmp_path / "light.onnx"), full_check=True)
-    assert (tmp_path / "light.onnx").stat().st_size < whole.ByteSize() / 2
-    feeds = random_inputs(model)
-    light = onnxruntime.InferenceSession(str(tmp_path / "light.onnx"), providers=["CPUExecutionProvider"])
-    inlined = onnxruntime.InferenceSession(whole.SerializeToString(), providers=["CPUExecutionProvider"])
-    for ours, theirs in zip(light.run(None, feeds), inlined.run(None, feeds), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
-
-
-def everything(model: Model) -> Placement:
-    """Every float activation, and every weight per channel."""
-    sites = []
-    for tensor, ends in model.consumers.items():
-        weight = tensor in model.constants
-        if model.elem_type(tensor) != TensorProto.FLOAT or (weight and len(model.shape(tensor) or ()) < 2):
-            continue
-        sites.append(
-            Site(
-                tensor=tensor,
-                consumers=ends,
-                format="int8" if weight else "uint8",
-                axis=0 if weight else None,
-                weight=weight,
-            )
-        )
-    return Placement(sites=frozenset(sites))
-
-
 @pytest.mark.parametrize("shape", ["", "[2,3]"])
 def test_a_constant_without_dimensions_is_not_stored_as_an_integer(shape: str) -> None:
     """TensorRT's compiler refuses stored integers of rank 0; of rank 1 they would raise that of a scalar result."""
@@ -243,21 +201,3 @@ def test_a_constant_without_dimensions_is_not_stored_as_an_integer(shape: str) -
         None, {"x": x}
     )
     np.testing.assert_array_equal(y, x * value, strict=True)
-
-
-def test_strip_restores_the_position_of_a_weight_with_two_formats() -> None:
-    """The integers whose reader is first in the graph, not by name, are at the position of the float weight."""
-    net = Net(
-        parsed(
-            """g (float[4] x) => (float[4] y, float[4] z) {
-                w = Constant<value = float[4] {1, 2, 3, 4}>()
-                [b] y = Mul(x, w)
-                [a] z = Mul(y, w)
-            }"""
-        )
-    )
-    del net.proto.graph.initializer[:]
-    sites = [site("w", (name, 1), fmt="int8", weight=True) for name in "ab"]
-    stripped = strip_qdq(net.insert(*sites)).proto
-    assert [node.op_type for node in stripped.graph.node] == ["Constant", "Mul", "Mul"]
-    assert [node.output[0] for node in stripped.graph.node] == ["w", "y", "z"]

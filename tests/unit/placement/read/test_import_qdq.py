@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from qdqspec.qdq.quantize.quantizer import Quantizer
 from qdqspec.qdq.read.diff import diff_models
 from qdqspec.qdq.read.import_qdq import Imported, import_placement, placement_for
 from qdqspec.qdq.read.strip import strip_qdq
-from qdqspec.qdq.scheme.scheme_file import SchemeNumbers, apply_scheme, write_scheme
+from qdqspec.qdq.scheme.scheme_file import apply_scheme, write_scheme
 from qdqspec.types import Consumer, Placement, Site
 
 DATA = Path(__file__).parents[3] / "data"
@@ -99,24 +98,6 @@ def test_an_imported_and_reapplied_model_computes_the_same(
         np.testing.assert_array_equal(mine, its)
     if level == LEVELS.ORT_ENABLE_ALL:
         assert kernels == wanted
-
-
-def test_imported_weights_keep_their_stored_integers(tmp_path: Path) -> None:
-    for name, stored in (("digits_resnet_qat_qdq", False), ("qdq_nncf_digits_resnet", True)):
-        imported = import_placement(load_model(DATA / f"{name}.onnx"))
-        assert {pair.stored for pair in imported.pairs if pair.site.weight} == {stored}
-        scheme = tmp_path / "scheme.json"
-        write_scheme(scheme, imported.placement, imported.pairs, "imported")
-        kept = [
-            site.get("stored", True) for site in json.loads(scheme.read_text())["sites"] if site["weight"]
-        ]
-        assert set(kept) == {stored}
-
-
-def test_a_negative_axis_is_counted_from_the_front() -> None:
-    imported = import_placement(load_model(DATA / "qdq_nncf_digits_resnet.onnx"))
-    (last,) = [pair for pair in imported.pairs if pair.site.consumers == (Consumer("/fc/Gemm", 1),)]
-    assert (last.site.axis, len(last.scale)) == (0, 10)
 
 
 @pytest.mark.parametrize("name", DIALECTS)
@@ -391,41 +372,6 @@ def test_a_consumer_that_raising_the_opset_replaced_is_that_of_the_reference() -
         assert "Flatten" in {node.op_type for node in inserted.nodes}
         imported = import_placement(inserted, model)
         assert (imported.placement.sites, imported.notes) == ({placed}, ())
-
-
-def test_a_consumer_that_raising_the_opset_replaced_is_imported_with_folded_nodes() -> None:
-    reference = parsed(
-        "g (float[1,2,4,4] x) => (float[1,2,4,4] y) { c = Conv(x, w) "
-        "n = BatchNormalization(c, scale, shift, mean, variance) y = Softmax<axis = 1>(n) }",
-        opset=12,
-        w=np.ones((2, 2, 1, 1), F32),
-        **{name: np.ones(2, F32) for name in ("scale", "shift", "mean", "variance")},
-    )
-    folded = fold_weights(reference).model
-    site = Site(tensor="n", consumers=(Consumer("Softmax#2", 0),), format="uint8")
-    quantizer = Quantizer(folded, ranges_for(folded))
-    inserted = Model(insert_qdq(folded, Placement(sites=frozenset([site])), quantizer).proto)
-    assert import_placement(inserted, reference).placement.sites == {site}
-
-
-def test_integers_that_are_not_the_nearest_of_the_reference_are_kept() -> None:
-    lots = np.random.default_rng(3)
-    weight = lots.normal(size=(4, 3)).astype(F32)
-    scale = np.array(0.02, F32)
-    nearest = np.clip(np.round(weight / scale), -128, 127)
-    stored = np.clip(nearest + lots.integers(-2, 3, (4, 3)), -128, 127).astype(np.int8)
-    body = "g (float[2,4] x) => (float[2,3] y) {{ {} y = MatMul(x, w) }}"
-    quantized = parsed(
-        body.format("w = DequantizeLinear(i, s, z) "), i=stored, s=scale, z=np.array(0, np.int8)
-    )
-    reference = parsed(body.format(""), w=weight)
-    imported = import_placement(quantized, reference)
-    assert imported.notes == ()
-    (pair,) = imported.pairs
-    assert pair.rounding
-    again = SchemeNumbers(reference, imported.pairs).integer_weight(pair.site)
-    assert np.array_equal(again, stored)
-    assert not import_placement(quantized).pairs[0].rounding
 
 
 def test_integers_of_a_weight_that_tuning_folded_a_node_into_are_kept(tmp_path: Path) -> None:

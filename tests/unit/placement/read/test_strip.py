@@ -21,7 +21,6 @@ from qdqspec.qdq.quantize.ranges import TensorRange
 from qdqspec.qdq.read.strip import Stripped, strip_qdq
 from qdqspec.types import Consumer, Placement, Site
 
-SCALE = "s = Constant<value_float = 0.5>()  z = Constant<value = uint8 {3}>()"
 PAIR = "q = QuantizeLinear(x, s, z)  a = DequantizeLinear(q, s, z)"
 
 
@@ -234,19 +233,6 @@ def test_a_weight_of_another_shape_is_not_taken_from_the_reference() -> None:
     stripped = strip_qdq(model, reference)
     assert Model(stripped.proto).array("w").shape == (1, 2)
     assert any("the reference has no such weight" in note for note in stripped.notes)
-
-
-def test_float_weights_with_a_pair_are_unchanged() -> None:
-    weight = RANDOM.normal(size=(2, 3)).astype(np.float32)
-    model = parsed(
-        f"""g (float[1,2] x) => (float[1,3] y) {{
-            {SCALE} q = QuantizeLinear<axis = 0>(w, s, z)  d = DequantizeLinear<axis = 0>(q, s, z)  y = MatMul(x, d)
-        }}""",
-        w=weight,
-    )
-    stripped = strip_qdq(model)
-    assert lines(stripped) == ["y = MatMul(x, w)"]
-    assert stripped.proto.graph.initializer == model.proto.graph.initializer
 
 
 def test_a_pair_that_produces_the_output_of_a_body_is_kept_and_reported() -> None:

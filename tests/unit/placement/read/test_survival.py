@@ -131,6 +131,16 @@ def test_a_failing_optimizer_is_reported_as_an_error(monkeypatch) -> None:
     assert [(one.error, one.pairs) for one in found] == [("it broke", 0), ("", 1)]
 
 
+def test_a_model_that_onnxruntime_refuses_is_reported(tmp_path: Path) -> None:
+    path = saved(tmp_path, "g (float[2] x) => (float[2] y) { y = own.Op(x) }".replace("own.Op", "Neg"))
+    broken = onnx.load(str(path))
+    broken.graph.node[0].domain = "own"
+    broken.opset_import.add(domain="own", version=1)
+    onnx.save(broken, path)
+    (found,) = check_survival(path, ["onnxruntime-basic"])
+    assert found.error.startswith("ONNX Runtime could not optimize the model")
+
+
 def test_a_missing_model_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="there is no such model file"):
         check_survival(tmp_path / "none.onnx", ["constant-folding"])

@@ -62,11 +62,6 @@ def test_pruning_drops_near_duplicates_of_better_entries(entries: list[CacheEntr
         assert any(k.rank <= lost.rank and k.scheme.distance(lost.scheme) < distance for k in kept)
 
 
-def test_pruning_keeps_the_best_entries_up_to_a_limit() -> None:
-    many = [entry(f"in{n}.0=uint8 in{n}.1=uint8", 0.5 + n / 100) for n in range(50)]
-    assert pruned(reversed(many)) == tuple(many[:32])
-
-
 def test_a_confirmed_ratio_ranks_before_a_lower_unconfirmed_one() -> None:
     confirmed = entry("in0.0=uint8 in0.1=uint8", 0.50, (0.495, 0.505))
     unconfirmed = entry("in3.0=uint8 in3.1=uint8", 0.497)
@@ -125,6 +120,11 @@ def test_a_file_that_is_no_cache_is_an_error_with_its_name(tmp_path: Path, data:
         read_cache(path)
     assert message in str(caught.value)
     assert str(path) in str(caught.value)
+
+
+def test_a_missing_cache_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match="No such file"):
+        read_cache(tmp_path / "patterns.yaml")
 
 
 # ---- from one search to the next ----------------------------------------------------------------
@@ -218,9 +218,3 @@ def test_regions_of_unknown_patterns_are_float_or_fully_quantized(space: SchemeS
 def most_common(space: SchemeSpace) -> str:
     leaves: Sequence[str] = [r.pattern for r in space.regions if not r.children and "Conv" in r.pattern_text]
     return max(leaves, key=leaves.count)
-
-
-def test_a_cache_without_patterns_of_the_model_gives_no_warm_start(space: SchemeSpace) -> None:
-    cache = PatternCache(entries={Key(*HERE, "p1-unknown"): (entry("in0.0=uint8", 0.5),)})
-    assert warm_starts(cache, space.regions, space, *HERE) == ()
-    assert warm_starts(PatternCache(), space.regions, space, *HERE) == ()

@@ -134,39 +134,6 @@ def test_commutative_operands_are_matched_by_their_producers() -> None:
     assert edges(placement_of(Frames(model, regions), {second.id: scheme})) == {("d", "q")}
 
 
-LEVELS = """
-g (float[1,4,6,6] x) => (float[1,4,6,6] y)
-{
-  a = Conv(x, w)
-  b = Relu(a)
-  c = Conv(b, w)
-  d = Relu(c)
-  e = Add(d, b)
-  f = Conv(e, w)
-  y = Softmax(f)
-}
-"""
-
-
-def levels() -> tuple[Model, tuple[Region, ...]]:
-    """A tree of regions with a root and three leaves."""
-    model = model_of(LEVELS)
-    regions = cut(model, ["a", "b"], ["c", "d", "e"], ["f", "y"])
-    assert sorted(r.nodes for r in regions if not r.children) == [("a", "b"), ("c", "d", "e"), ("f", "y")]
-    return model, regions
-
-
-def test_edges_of_one_tensor_and_format_are_one_site() -> None:
-    model, regions = levels()
-    leaf = leaf_with(regions, "c").id
-    alike = placement_of(Frames(model, regions), {leaf: parse_scheme("in0.0=uint8 in2.0=uint8 in2.1=uint8")})
-    assert sorted((site.tensor, len(site.consumers)) for site in alike.sites) == [("b", 2), ("d", 1)]
-    unlike = placement_of(Frames(model, regions), {leaf: parse_scheme("in0.0=uint8 in2.0=int8 in2.1=int8")})
-    assert sorted((site.tensor, site.format) for site in unlike.sites) == [
-        ("b", "int8"), ("b", "uint8"), ("d", "int8"),
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize("text", ["in9.0=uint8", "in0.7=uint8", "out0.3=uint8"])
 def test_a_scheme_of_another_pattern_is_an_error(text: str) -> None:
     model = model_of(TWINS)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -123,19 +122,6 @@ def test_the_order_of_sites_is_ignored_and_an_edited_file_needs_no_digest(path: 
     assert len(read_scheme(path).pairs) == 2
 
 
-def test_scales_and_zero_points_of_the_file_are_applied(path: Path, model: Model) -> None:
-    def change(content: dict[str, Any]) -> None:
-        for site in content["sites"]:
-            site.update({} if site["weight"] else {"scale": 0.25, "zero_point": 7})
-        del content["digest"]
-
-    content = edited(path, change)
-    applied = Model(apply_scheme(model, content).proto)
-    activation = next(s["tensor"] for s in content["sites"] if not s["weight"])
-    assert applied.array(f"{activation}_scale") == np.float32(0.25)
-    assert applied.array(f"{activation}_zero_point") == 7
-
-
 def test_a_tensor_of_another_name_is_found_by_the_nodes_that_read_it(path: Path, model: Model) -> None:
     content = edited(path, lambda c: (first(c, tensor="renamed"), c.pop("digest"))[0])
     applied = apply_scheme(model, content)
@@ -193,32 +179,9 @@ def test_a_scheme_of_the_folded_or_unfolded_model_applies(models: Path, tmp_path
     write_scheme(tmp_path / "s.json", placement, numbers.placed(placement), "onnxruntime")
     applied = apply_scheme(given, tmp_path / "s.json")
     assert applied.proto == insert_qdq(model, placement, numbers).proto
-    assert bool(applied.notes) == fold
-
-
-def test_applying_a_scheme_folds_batch_normalization_first() -> None:
-    text = """<ir_version: 8, opset_import: ["": 17]> g (float[1,1,2,2] x) => (float[1,1,2,2] y)
-        <float[1,1,1,1] w = {2}, float[1] one = {1}, float[1] zero = {0}> {
-            [c] h = Conv(x, w)
-            y = BatchNormalization(h, one, zero, zero, one)
-        }"""
-    scheme = {
-        "schema_version": 1,
-        "backend": "onnxruntime",
-        "sites": [
-            {
-                "tensor": "x",
-                "consumers": [{"node": "c", "input": 0}],
-                "format": "uint8",
-                "scale": 0.1,
-                "zero_point": 0,
-                "axis": None,
-            }
-        ],
-    }
-    applied = apply_scheme(Model(onnx.parser.parse_model(text)), scheme)
-    assert applied.notes == ("1 BatchNormalization folded, as tuning does",)
-    assert [n.op_type for n in applied.proto.graph.node] == ["QuantizeLinear", "DequantizeLinear", "Conv"]
+    assert [note.endswith("BatchNormalization folded, as tuning does") for note in applied.notes] == [
+        True
+    ] * fold
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])

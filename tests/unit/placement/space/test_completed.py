@@ -121,6 +121,12 @@ def test_no_pair_is_moved_to_a_convolution_that_is_not_allowed() -> None:
     assert quantized.isdisjoint({"middle", *before})
 
 
+def test_a_convolution_before_one_that_is_not_allowed_is_quantized_if_the_next_is_not() -> None:
+    """No pair follows the one that is not allowed, so that ONNX Runtime leaves its weight."""
+    space = SchemeSpace(chain("c = Relu (b)"), OnnxRuntime().capabilities(), allowed={"first"})
+    assert {site.tensor for site in space.resolve({"first": "in+out"}).sites} == {"x", "w0", "a"}
+
+
 def test_runtimes_that_quantize_no_weight_leave_it_float() -> None:
     model = chain("c = Relu (b)")
     labels = dict(SchemeSpace(model, FakeDevice().capabilities()).resolve(AROUND).labels)

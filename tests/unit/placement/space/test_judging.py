@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -11,7 +12,7 @@ from onnx import numpy_helper
 
 from qdqspec._core.registry import resolve
 from qdqspec.backends.base import Capabilities
-from qdqspec.graph.model import Model
+from qdqspec.graph.model import Model, load_model
 from qdqspec.qdq.space.judging import NOT_ASKED, judge
 from qdqspec.types import QuantizeRules
 
@@ -166,6 +167,15 @@ def test_judging_folds_batch_normalization_as_tuning_does() -> None:
         "Conv#2": "",
         "Tanh#3": "Tanh: the backend runs it in floating point only",
     }
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "tensorrt", "trtexec", "fake"])
+def test_judging_needs_no_installed_backend(backend: str, models: Path) -> None:
+    model = load_model(models / "digits_resnet.onnx")
+    found = judge(model, resolve("backend", backend)().capabilities(), backend=backend)
+    assert found.reasons["/layer2/layer2.0/conv2/Conv"] == ""
+    small = backend in ("tensorrt", "trtexec")  # ten columns, one for each class
+    assert found.outputs == {"logits": "Gemm: rule small-gemm leaves it in float" if small else NOT_ASKED}
 
 
 def test_a_product_of_two_activations_is_not_offered_where_the_weight_must_be_constant() -> None:

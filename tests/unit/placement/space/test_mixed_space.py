@@ -11,6 +11,7 @@ from onnx import numpy_helper
 
 from qdqspec.backends.base import Capabilities
 from qdqspec.backends.fake.engine import FakeDevice
+from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.backends.tensorrt.ops import capabilities as tensorrt_capabilities
 from qdqspec.graph.model import Model
 from qdqspec.graph.regions.search import find_regions
@@ -19,6 +20,7 @@ from qdqspec.qdq.quantize.quantizer import Quantizer
 from qdqspec.qdq.quantize.ranges import TensorRange
 from qdqspec.qdq.scheme.cache import gather, warm_starts
 from qdqspec.qdq.space.search_space import SchemeSpace, labels_of, project
+from qdqspec.search.journal import trial_from_json, trial_to_json
 from qdqspec.types import Placement, QuantizeRules, Site, Trial
 
 TEXT = """<ir_version: 9, opset_import: ["": 19]> net (float[8,64] x) => (float[8,64] y) {
@@ -76,7 +78,9 @@ def test_a_format_can_be_limited_to_some_operators() -> None:
     assert {u.id: u.labels for u in space_of("fp8+int8", capabilities).units}["add"] == ("fp", "int8:in+out")
 
 
-def test_a_format_that_the_backend_does_not_support_is_no_choice() -> None:
+def test_choices_are_the_supported_formats_of_different_storage() -> None:
+    space = space_of("int8+uint8+int4", OnnxRuntime().capabilities())
+    assert [choice.format for choice in space.choices] == ["int8", "int4"]
     assert [choice.format for choice in space_of("int16+fp8+int8").choices] == ["fp8", "int8"]
 
 
@@ -108,13 +112,6 @@ def test_weight_only_formats_need_no_calibration() -> None:
 
 
 # ---- the resolved placement -------------------------------------------------------------------------
-
-
-def test_a_weight_only_label_reads_float_activations() -> None:
-    placement = space_of("int8+int4").resolve({"m0": "in+out", "m1": "int4:in-only"})
-    assert sites(placement, "b") == {"uint8": {"add"}}
-    assert sites(placement, "w1") == {"int4": {"m1"}}
-    assert not sites(placement, "c")
 
 
 def test_a_weight_only_unit_reads_integers_of_an_operator_without_float_output() -> None:
@@ -231,3 +228,13 @@ def test_a_pattern_cache_stores_the_format_of_each_site() -> None:
     trial = Trial(number=1, phase="compose", placement=mixed, ratio=0.5)
     cache = gather([trial], space, "fake", "here")
     assert mixed in warm_starts(cache, space.regions, space, "fake", "here")
+
+
+def test_a_journal_stores_labels_with_their_formats() -> None:
+    placement = space_of("int8+fp8").resolve({"m0": "in+out", "m1": "fp8:in+out"})
+    line = trial_to_json(Trial(number=1, phase="pure", placement=placement))
+    again = trial_from_json(line).placement
+    assert (again, again.labels) == (placement, placement.labels)
+    line["scheme"]["labels"] = [["m0", "fp8:both"]]
+    with pytest.raises(ValueError, match="unknown label 'fp8:both'"):
+        trial_from_json(line)
