@@ -148,10 +148,7 @@ def test_import_and_strip_invert_blocked_pairs_of_a_linear_layer(
     imported = import_placement(quantized)
     assert (imported.placement, imported.notes) == (placement, ())
     again = insert_qdq(
-        model,
-        placement,
-        SchemeNumbers(model, imported.pairs),
-        floating=floating(placement.sites, weights),
+        model, placement, SchemeNumbers(model, imported.pairs), floating=floating(placement.sites, weights)
     )
     assert again.proto.SerializeToString(deterministic=True) == inserted.SerializeToString(deterministic=True)
     assert diff_models(quantized, Model(again.proto)).same

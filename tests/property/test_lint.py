@@ -39,10 +39,7 @@ def test_lint_of_any_quantized_model_is_deterministic_and_uses_known_rules(
     model, placement = drawn
     quantized = Model(
         insert_qdq(
-            model,
-            placement,
-            Quantizer(model, ranges_for(model)),
-            floating=floating(placement.sites, mode),
+            model, placement, Quantizer(model, ranges_for(model)), floating=floating(placement.sites, mode)
         ).proto
     )
     found = lint_model(quantized, target)

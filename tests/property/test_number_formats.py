@@ -87,10 +87,7 @@ def test_weights_are_dequantized_as_by_the_onnx_reference(
     site = Site(tensor="w", consumers=(Consumer("add", 1),), format=fmt.name, axis=axis, weight=True)
     numbers = Quantizer(model, {})
     inserted = insert_qdq(
-        model,
-        Placement(sites=frozenset({site})),
-        numbers,
-        floating=floating({site}, mode),
+        model, Placement(sites=frozenset({site})), numbers, floating=floating({site}, mode)
     ).proto
     onnx.checker.check_model(inserted, full_check=True)
     ours = dequantize(numbers.integer_weight(site), numbers.params(site))
@@ -124,10 +121,7 @@ def placed(draw: st.DrawFn) -> tuple[Model, Placement]:
 def test_strip_inverts_any_placement_of_any_format(drawn: tuple[Model, Placement], mode: str) -> None:
     model, placement = drawn
     inserted = insert_qdq(
-        model,
-        placement,
-        Quantizer(model, ranges_for(model)),
-        floating=floating(placement.sites, mode),
+        model, placement, Quantizer(model, ranges_for(model)), floating=floating(placement.sites, mode)
     )
     onnx.checker.check_model(inserted.proto, full_check=True)
     needed = [FORMATS[site.format].opset for site in placement.sites]

@@ -120,15 +120,6 @@ def test_qlinear_matmul(kind: type, per_column: bool) -> None:
     )
 
 
-def test_matmul_integer() -> None:
-    a, b = integers(4, 64), integers(64, 9, kind=np.int8)
-    zeros = integers(9, kind=np.int8)
-    node = helper.make_node("MatMulInteger", ["a", "b", "az", "bz"], ["y"], "product")
-    proto = model_of([node], {"a": a}, {"b": b, "az": np.uint8(9), "bz": zeros}, (TensorProto.INT32,))
-    expected = (a.astype(np.int64) - 9) @ (b.astype(np.int64) - zeros)
-    np.testing.assert_array_equal(defined(proto, {"a": a})[0], expected)
-
-
 def test_conv_integer_pads_with_the_zero_point() -> None:
     x, w = integers(1, 4, 6, 6), integers(5, 4, 3, 3, kind=np.int8)
     node = helper.make_node("ConvInteger", ["x", "w", "xz"], ["y"], "conv", pads=[1, 1, 1, 1])

@@ -66,11 +66,3 @@ def test_a_new_constant_is_stored_in_the_graph_that_reads_it() -> None:
     assert [t.name for t in proto.graph.initializer] == ["w", "in_both"]
     assert [t.name for t in then.initializer] == ["k", "in_then"]
     assert [t.name for t in other.initializer] == ["k"]
-
-
-def test_a_replacement_of_a_constant_is_stored_in_the_same_graph() -> None:
-    flat = opened(onnx.parser.parse_model(TWO))
-    flat.graph.initializer[0].name = "w2"
-    next(node for node in flat.graph.node if node.name == "choice/then_branch/act").input[1] = "w2"
-    assert [t.name for t in closed(flat, {"w2": "w"}).graph.initializer] == ["w2"]
-    assert [t.name for t in closed(flat).graph.initializer] == []

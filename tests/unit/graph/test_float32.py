@@ -131,9 +131,7 @@ def test_a_default_value_of_an_input_keeps_its_type() -> None:
 
 
 def test_bfloat16_stays() -> None:
-    model = parsed(
-        "b = Cast<to = 16>(x)  c = Relu(b)  h = Cast<to = 10>(c)  y = MatMul(h, w)",
-    )
+    model = parsed("b = Cast<to = 16>(x)  c = Relu(b)  h = Cast<to = 10>(c)  y = MatMul(h, w)")
     converted = in_float32(model)
     onnx.checker.check_model(converted.proto, full_check=True)
     assert TensorProto.BFLOAT16 in {converted.elem_type(node.outputs[0]) for node in converted.nodes}

@@ -122,12 +122,3 @@ def test_generated_node_names_do_not_depend_on_pairs() -> None:
         "DequantizeLinear#1",
         "Neg#3",
     ]
-
-
-@pytest.mark.parametrize("name", ["digits_resnet", "squeezenet10", "ultraface_rfb320"])
-def test_example_models_are_loaded_without_changes(models: Path, name: str) -> None:
-    path = models / f"{name}.onnx"
-    model = load_model(path)
-    assert len(model.by_name) == len(model.nodes)
-    assert all(model.elem_type(tensor) is not None for node in model.nodes for tensor in node.outputs)
-    assert model.proto == onnx.load(path)

@@ -12,9 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from qdqspec.errors import ModelError
 from qdqspec.graph import model as graph_model
 from qdqspec.graph.model import load_model
-from qdqspec.graph.protos import map_tensors
 from qdqspec.graph.save import save_model
-from qdqspec.graph.weights import WeightStore
 from qdqspec.graph.wire import read_light
 
 VALUES = np.random.default_rng(0).standard_normal((256, 256), np.float32)
@@ -59,15 +57,6 @@ def test_a_model_read_without_weights_has_the_same_hash_types_and_arrays(
     assert light.external_files() == ()
     np.testing.assert_array_equal(light.array("a"), whole.array("a"))
     assert not light.constants["a"].raw_data
-
-
-def test_the_weight_store_reads_weights_from_the_model_file(large: Path, tmp_path: Path) -> None:
-    (tmp_path / "work").mkdir()
-    light = map_tensors(
-        load_model(large).proto, WeightStore(tmp_path / "work", base=large.parent).externalize
-    )
-    save_model(light, tmp_path / "work" / "light.onnx")
-    np.testing.assert_array_equal(load_model(tmp_path / "work" / "light.onnx").array("a"), VALUES)
 
 
 def test_the_file_may_be_a_link_to_another_folder(large: Path, tmp_path: Path) -> None:

@@ -25,10 +25,7 @@ TWO_BRANCHES = """g (bool yes, float[4] x) => (float[4] y) {
 def test_nodes_of_bodies_are_named_by_their_path() -> None:
     found = scopes_of(TWO_BRANCHES)
     assert [scope.path for scope in found.all] == ["", "choice/then_branch", "choice/else_branch"]
-    assert found.all[2].names == (
-        "choice/else_branch/Abs#0",
-        "choice/else_branch/act",
-    )
+    assert found.all[2].names == ("choice/else_branch/Abs#0", "choice/else_branch/act")
     scope, index = found.of_node["choice/then_branch/act"]
     assert scope.graph.node[index].op_type == "Relu"
 

@@ -57,12 +57,6 @@ def test_types_follow_from_the_weights_of_operators_that_onnx_runtime_adds():
     assert [found.elem_type(name) for name in "my"] == [None, F], "the mask has another type"
 
 
-def test_a_contradiction_gives_no_type():
-    nodes = [onnx.helper.make_node("Add", ["a", "b"], ["c"])]
-    assert unified(nodes, 17, {"a": F, "b": I64}) == {}
-    assert unified(nodes, 17, {"a": F}) == {"b": F, "c": F}
-
-
 @given(onnx_models(), st.integers())
 def test_no_wrong_type_is_inferred(proto: onnx.ModelProto, seed: int):
     found = Model(proto)

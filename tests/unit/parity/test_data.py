@@ -105,13 +105,6 @@ def test_the_last_batch_is_filled_up_from_the_beginning(saved: Callable[..., Pat
     assert note.startswith("7 samples do not fill batches of 3: the last one is filled up with 2 repeated")
 
 
-def test_too_few_samples_for_a_batch_are_repeated(saved: Callable[..., Path]) -> None:
-    data = open_data(saved(x=images(2), labels=np.arange(2)), batch_of(5))
-    assert (len(data), data.samples) == (1, 2)
-    np.testing.assert_array_equal(together(data), images(2)[[0, 1, 0, 1, 0]])
-    np.testing.assert_array_equal(data.require_labels(), [0, 1])
-
-
 @pytest.mark.parametrize(
     ("arrays", "warnings"),
     [

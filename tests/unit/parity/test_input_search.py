@@ -143,12 +143,6 @@ def test_the_smallest_shape_and_the_simplest_values_are_found() -> None:
     assert recipe.first == 5.0
 
 
-def test_values_within_the_data_are_preferred_to_values_outside() -> None:
-    found = searched(breaks(lambda array: array.max() > 2)).smallest
-    assert found is not None
-    assert found["x"].first == 3.0
-
-
 # ---- bounds -------------------------------------------------------------------------------------
 
 

@@ -78,11 +78,6 @@ def test_an_unknown_rank_must_be_declared() -> None:
     assert resolve_shapes(model, declared(x=(2, 3))) == {"x": (2, 3)}
 
 
-def test_a_batch_size_does_not_change_fixed_leading_dimensions() -> None:
-    model = model_with(x=["n", 4], state=[2, 1, 8])
-    assert resolve_shapes(model, Inputs(batch=8)) == {"x": (8, 4), "state": (2, 1, 8)}
-
-
 def test_a_batch_that_no_input_can_take_is_an_error() -> None:
     with pytest.raises(ModelError, match="fixes the first dimension of 'x' at 1"):
         resolve_shapes(model_with(x=[1, 4]), Inputs(batch=8))

@@ -132,13 +132,6 @@ def test_an_image_is_cropped_at_the_centre_and_normalized(photo: Path) -> None:
     np.testing.assert_allclose(sample[2], 200 / 255 / 2, rtol=1e-6)
 
 
-def test_without_resize_the_image_is_scaled_to_cover_the_size(photo: Path) -> None:
-    (sample,) = values(Data(path=photo, images=ImageRules(size=(4, 6))), PICTURE, "image")
-    assert sample.shape == (3, 4, 6)
-    assert sample[0, 0, 0] * 255 == pytest.approx(5, abs=3)  # mean of columns 0 and 1
-    assert sample[0, 0, 5] * 255 == pytest.approx(105, abs=3)
-
-
 @pytest.mark.parametrize(
     ("rules", "shape", "dtype"),
     [

@@ -6,13 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qdqspec._core.arrays import evenly_spaced, extremes
-from qdqspec.qdq.quantize.calibrate import (
-    BINS,
-    Histogram,
-    _divergences,
-    mse_range,
-    percentile_range,
-)
+from qdqspec.qdq.quantize.calibrate import BINS, Histogram, _divergences, mse_range, percentile_range
 from qdqspec.qdq.quantize.ranges import TensorRange
 
 

@@ -115,13 +115,6 @@ def test_outputs_of_the_model_and_what_computes_them_have_no_end() -> None:
     assert not found
 
 
-def test_a_constant_that_a_caller_may_replace_is_an_activation() -> None:
-    plain = model(HARD_SWISH).proto
-    plain.graph.input.append(helper.make_tensor_value_info("three", 1, []))
-    assert reading(HARD_SWISH) is not None
-    assert not saturations(Model(plain), {"t": WIDE})
-
-
 def test_a_tensor_that_a_body_reads_has_no_end() -> None:
     body = (
         "z = If(flag) <then_branch = then () => (float[1, 8, 2] a) { a = Identity(t) },"

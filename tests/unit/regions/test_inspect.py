@@ -85,14 +85,6 @@ def test_regions_with_nothing_to_quantize_are_shown_on_request(models):
     assert "--include-all shows them" in render_text(found)
 
 
-def test_an_inspection_without_a_backend_does_not_report_quantization(models):
-    model = load_model(models / "digits_resnet.onnx")
-    found = inspect_model(model, find_regions(model))
-    coverage = to_json(found)["coverage"]
-    assert (coverage["nodes"], coverage["quantizable"]) == (37, None)
-    assert "quantizable" not in render_text(found)
-
-
 def test_graph_outputs_that_stay_float_are_reported_with_the_reason(models):
     model = load_model(models / "ultraface_rfb320.onnx")
     why = {"scores": "Softmax cannot", "boxes": ""}

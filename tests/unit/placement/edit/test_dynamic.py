@@ -519,11 +519,6 @@ def test_the_attention_of_onnx_has_no_dynamic_label() -> None:
     assert "attention" not in _space(model).by_id
 
 
-def test_the_rules_select_whether_dynamic_labels_are_offered() -> None:
-    assert _space(_products(), "dynamic").by_id["left"].labels == ("fp", "dynamic")
-    assert "dynamic" not in _space(_products(), "in+out", "in-only").labels
-
-
 def test_dynamic_labels_need_no_calibrated_range() -> None:
     space = _space(_products()).known(())
     assert space.by_id["left"].labels == ("fp", "dynamic")

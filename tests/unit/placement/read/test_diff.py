@@ -130,10 +130,7 @@ def test_an_unnamed_node_that_was_added_renumbers_no_other() -> None:
     assert diff_models(one, swapped).skeleton.differs
 
 
-CHAINS = {
-    "read between": "u = DequantizeLinear(q, s, z)  o = Neg(d)",
-    "not read between": "o = Neg(x)",
-}
+CHAINS = {"read between": "u = DequantizeLinear(q, s, z)  o = Neg(d)", "not read between": "o = Neg(x)"}
 
 
 def chain(between: str, second: bool, one: object = F32(0.5)) -> Model:
@@ -161,16 +158,6 @@ def test_a_tensor_that_is_quantized_twice_differs_from_one_that_is_quantized_onc
     assert diff_models(twice, chain(between, second=True)).same
     rescaled = render_text(diff_models(twice, chain(between, second=True, one=F32(0.75))))
     assert "behind 1 other pair > behind 1 with other numbers" in rescaled
-
-
-def test_a_pair_that_is_repeated_at_once_computes_the_same() -> None:
-    twice = parsed(
-        """g (float[2,2] x) => (float[2,2] y) {
-            q = QuantizeLinear(x, s, z)  d = DequantizeLinear(q, s, z)
-            p = QuantizeLinear(d, s, z)  e = DequantizeLinear(p, s, z)  y = Neg(e) }""",
-        s=F32(0.5), z=np.uint8(3),
-    )  # fmt: skip
-    assert diff_models(pair(), twice).same
 
 
 def test_a_weight_rounded_to_integers_is_the_same_float_model() -> None:

@@ -137,14 +137,8 @@ def test_the_reason_why_a_node_is_not_offered(kind: str) -> None:
             f"g ({IMAGE} x) => ({IMAGE} y) {{ y = Tanh(x) }}",
             "Tanh: the backend runs it in floating point only",
         ),
-        (
-            f"g ({IMAGE} x) => ({IMAGE} y) {{ a = Conv(x, w) y = Relu(a) }}",
-            "",
-        ),
-        (
-            f"g ({IMAGE} x) => ({IMAGE} y) {{ a = Mul(x, x) y = Relu(a) }}",
-            NOT_ASKED,
-        ),
+        (f"g ({IMAGE} x) => ({IMAGE} y) {{ a = Conv(x, w) y = Relu(a) }}", ""),
+        (f"g ({IMAGE} x) => ({IMAGE} y) {{ a = Mul(x, x) y = Relu(a) }}", NOT_ASKED),
     ],
     ids=["input", "integers", "float operator", "function after a convolution", "function"],
 )

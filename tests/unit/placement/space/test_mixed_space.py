@@ -175,13 +175,6 @@ def test_a_float_product_of_tensorrt_reads_no_pairs_where_they_may_be_of_two_for
     assert sites(quantized, "a") == sites(quantized, "c") == {"int8": {"p"}}
 
 
-def test_a_unit_of_tensorrt_without_float_output_stays_float_before_a_weight_only_unit() -> None:
-    space = attended()
-    placement = space.resolve({"add": "in+out", "m2": "int4:in-only"})
-    assert {site.tensor for site in placement.sites} == {"w0"}
-    assert dict(placement.labels) == {"m2": "int4:in-only"}
-
-
 def test_each_reader_of_a_tensor_reads_its_own_format() -> None:
     placement = space_of("int8+fp8").resolve({"m0": "in+out", "m1": "fp8:in+out", "add": "in+out"})
     assert sites(placement, "b") == {"uint8": {"add"}, "fp8": {"m1"}}
