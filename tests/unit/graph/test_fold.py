@@ -17,41 +17,26 @@ from qdqspec.graph.model import Model, Node
 SHAPE = (2, 4, 7, 7)
 
 
-def conv_norm(
-    op: str = "Conv", *, group: int = 1, bias: bool = True, seed: int = 0, opset: int = 17, **more
-) -> onnx.ModelProto:
-    """``x`` through a convolution to ``c`` and a BatchNormalization to ``y``. ``more`` are attributes of the
-    BatchNormalization."""
-    random = np.random.default_rng(seed)
-    shape = (8, 4 // group, 3, 3) if op == "Conv" else (4, 8 // group, 3, 3)
+def conv_norm(op: str = "Conv", *, group: int = 1, bias: bool = True) -> onnx.ModelProto:
+    """``x`` through a convolution to ``c`` and a BatchNormalization to ``y``."""
+    proto = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["": 17]> g (float[2,4,7,7] x) => (float[2,8,7,7] y) {{
+            [conv] c = {op}<group = {group}, pads = [1, 1, 1, 1]>(x, w{", b" if bias else ""})
+            [norm] y = BatchNormalization<epsilon = 0.001>(c, gamma, beta, mean, variance) }}"""
+    )
+    random = np.random.default_rng(0)
     values = {
-        "w": random.normal(size=shape),
-        "b": random.normal(size=8),
+        "w": random.normal(size=(8, 4 // group, 3, 3) if op == "Conv" else (4, 8 // group, 3, 3)),
+        **({"b": random.normal(size=8)} if bias else {}),
         "gamma": random.uniform(0.5, 2, 8),
         "beta": random.normal(size=8),
         "mean": random.normal(size=8),
         "variance": random.uniform(0.1, 3, 8),
     }
-    operands = ["x", "w", "b"] if bias else ["x", "w"]
-    nodes = [
-        helper.make_node(op, operands, ["c"], "conv", group=group, pads=[1, 1, 1, 1]),
-        helper.make_node("BatchNormalization", ["c", "gamma", "beta", "mean", "variance"], ["y"], "norm", **more),
-    ]  # fmt: skip
-    weights = [
-        numpy_helper.from_array(v.astype(np.float32), k) for k, v in values.items() if bias or k != "b"
-    ]
-    return model_of(nodes, weights, opset)
-
-
-def model_of(nodes, weights, opset: int = 17, outputs=("y",)) -> onnx.ModelProto:
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, SHAPE)],
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, (2, 8, 7, 7)) for name in outputs],
-        weights,
+    proto.graph.initializer.extend(
+        numpy_helper.from_array(value.astype(np.float32), name) for name, value in values.items()
     )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    return proto
 
 
 def run(proto: onnx.ModelProto, feeds=None) -> list[np.ndarray]:
@@ -71,7 +56,7 @@ def ops(model: Model) -> list[str]:
 @pytest.mark.parametrize("group", [1, 2, 4])
 @pytest.mark.parametrize("bias", [True, False])
 def test_outputs_are_the_same_after_folding(op: str, group: int, bias: bool) -> None:
-    proto = conv_norm(op, group=group, bias=bias, epsilon=1e-3)
+    proto = conv_norm(op, group=group, bias=bias)
     before = proto.SerializeToString()
     folded = fold_batchnorm(Model(proto))
     assert folded.removed == ("norm",)
@@ -153,13 +138,8 @@ def not_a_convolution(proto: onnx.ModelProto) -> None:
     proto.graph.node[0].CopyFrom(helper.make_node("Concat", ["x", "x"], ["c"], "concat", axis=1))
 
 
-def a_convolution_of_somebody_else(proto: onnx.ModelProto) -> None:
-    proto.graph.node[0].domain = "com.example"
-    proto.opset_import.append(helper.make_opsetid("com.example", 1))
-
-
-def a_normalization_of_somebody_else(proto: onnx.ModelProto) -> None:
-    proto.graph.node[1].domain = "com.example"
+def another_domain(proto: onnx.ModelProto, node: int = 1) -> None:
+    proto.graph.node[node].domain = "com.example"
     proto.opset_import.append(helper.make_opsetid("com.example", 1))
 
 
@@ -181,8 +161,8 @@ def per_activation(proto: onnx.ModelProto) -> None:
         computed_weight,
         computed_statistics,
         not_a_convolution,
-        a_convolution_of_somebody_else,
-        a_normalization_of_somebody_else,
+        another_domain,
+        lambda proto: another_domain(proto, node=0),
         per_activation,
     ],
 )

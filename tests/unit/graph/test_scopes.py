@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import onnx
-from hypothesis import given
-from hypothesis import strategies as st
 
 from qdqspec.graph.flat import Scopes, find_scopes
 
@@ -35,32 +33,3 @@ def test_a_path_that_is_a_prefix_of_a_node_name_is_changed() -> None:
     proto.graph.node[0].name = "choice/then_branch/act"
     found = find_scopes(proto)
     assert [scope.path for scope in found.bodies] == ["choice/then_branch~1", "choice/else_branch"]
-
-
-LETTERS = st.lists(st.sampled_from("abc"), min_size=1, max_size=3, unique=True)
-
-
-@given(then=LETTERS, other=LETTERS, main=LETTERS)
-def test_names_are_unique_over_all_graphs(then: list[str], other: list[str], main: list[str]) -> None:
-    def chain(names: list[str]) -> str:
-        return "\n".join(
-            f"[{name}] {name} = Relu({before})" for before, name in zip(["x", *names], names, strict=False)
-        )
-
-    found = scopes_of(
-        f"""g (bool yes, float[4] x) => (float[4] y) {{
-            {chain(main)}
-            [a] y = If(yes) <
-                then_branch = then () => (float[4] {then[-1]}) {{ {chain(then)} }},
-                else_branch = other () => (float[4] {other[-1]}) {{ {chain(other)} }}
-            >
-        }}"""
-    )
-    nodes = [name for scope in found.all for name in scope.names]
-    tensors = [name for scope in found.all for name in scope.tensors.values()]
-    assert len(set(nodes)) == len(nodes)
-    assert len(set(tensors)) == len(tensors)
-    for scope in found.all:
-        for local, unique in scope.tensors.items():
-            assert found.of_tensor[unique] == (scope, local)
-            assert scope.unique(local) == unique

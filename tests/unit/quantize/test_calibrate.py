@@ -9,7 +9,7 @@ import onnx
 import onnxruntime
 import pytest
 from arrays import arrays_of
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, numpy_helper
 
 from qdqspec._core.arrays import MOST_SPACED, REDUCTIONS, Feed, Reduction
 from qdqspec.errors import DataError
@@ -29,11 +29,15 @@ def run_on_cpu(parts: Parts) -> Callable[[Feed], Mapping[str, np.ndarray]]:
     return lambda feed: dict(zip(names, session.run(names, dict(feed)), strict=True))
 
 
-def model_of(nodes: list[onnx.NodeProto], *constants: onnx.TensorProto, outputs: str = "y") -> Model:
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [None])
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs.split()]
-    graph = helper.make_graph(nodes, "g", [x], ends, initializer=constants)
-    return Model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9))
+def model_of(nodes: str, *, kind: str = "float", inputs: str = "x", **constants: float) -> Model:
+    ports = ", ".join(f"{kind}[n] {name}" for name in inputs.split())
+    proto = onnx.parser.parse_model(
+        f'<ir_version: 9, opset_import: ["": 17]> g ({ports}) => ({kind}[m] y) {{ {nodes} }}'
+    )
+    real = np.float16 if kind == "float16" else np.float32
+    for name, value in constants.items():
+        proto.graph.initializer.append(numpy_helper.from_array(np.array(value, real), name))
+    return Model(proto)
 
 
 def feeds_of(*samples: list[float]) -> Callable[[], Iterator[Feed]]:
@@ -43,7 +47,7 @@ def feeds_of(*samples: list[float]) -> Callable[[], Iterator[Feed]]:
 @pytest.fixture
 def absolute() -> Model:
     """x > Neg > n > Abs > y"""
-    return model_of([helper.make_node("Neg", ["x"], ["n"]), helper.make_node("Abs", ["n"], ["y"])])
+    return model_of("n = Neg(x)  y = Abs(n)")
 
 
 def test_max_is_over_all_samples_of_inputs_inner_tensors_and_outputs(absolute: Model) -> None:
@@ -98,14 +102,7 @@ def test_one_outlier_in_a_hundred_thousand_values_is_clipped(absolute: Model, me
 @pytest.mark.parametrize("method", METHODS)
 def test_graph_outputs_and_inputs_of_saturating_operators_are_never_clipped(method: str) -> None:
     """One large value among many small ones: clipped in x and n, kept in logits, p, s and y."""
-    ops = [
-        ("Neg", "x", "logits"),
-        ("Softmax", "logits", "p"),
-        ("Neg", "p", "n"),
-        ("Sigmoid", "n", "s"),
-        ("Neg", "s", "y"),
-    ]
-    model = model_of([helper.make_node(op, [before], [after]) for op, before, after in ops])
+    model = model_of("logits = Neg(x) p = Softmax(logits) n = Neg(p) s = Sigmoid(n) y = Neg(s)")
     values = np.random.default_rng(0).standard_normal(50_000).astype(np.float32)
     values[0] = -60
 
@@ -125,7 +122,7 @@ def test_a_tensor_that_is_always_zero_keeps_an_empty_range(absolute: Model, meth
 @pytest.mark.parametrize("method", METHODS)
 def test_tensors_that_are_not_finite_stay_float_and_are_reported(method: str) -> None:
     """Attention masks contain minus infinity, and random inputs cause roots of negative numbers."""
-    model = model_of([helper.make_node("Sqrt", ["x"], ["root"]), helper.make_node("Abs", ["x"], ["y"])])
+    model = model_of("root = Sqrt(x)  y = Abs(x)")
     notes: list[str] = []
     found = calibrate(model, ["root", "y"], feeds_of([1], [-1], [4]), method, run_on_cpu, note=notes.append)
     assert found.keys() == {"y"}
@@ -142,18 +139,10 @@ def test_masked_scores_stay_float_and_other_tensors_keep_their_ranges(
     limits = np.finfo(dtype)
     values = {"smallest": limits.min, "largest": limits.max, "half": limits.min / 2}
     mask = np.array([0, values.get(str(masked), masked), 0], dtype)
-    nodes = [
-        helper.make_node("Mul", ["x", "x"], ["s"]),
-        helper.make_node("Add", ["s", "mask"], ["m"]),
-        helper.make_node("Clip", ["m", "low", "high"], ["y"]),
-    ]
-    kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-    ends = [helper.make_tensor_value_info(name, kind, [3]) for name in ("x", "mask", "y")]
-    bounds = [
-        numpy_helper.from_array(np.array(bound, dtype), name) for name, bound in (("low", -1), ("high", 9))
-    ]
-    graph = helper.make_graph(nodes, "masked", ends[:2], ends[2:], bounds)
-    model = Model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9))
+    model = model_of(
+        "s = Mul(x, x)  m = Add(s, mask)  y = Clip(m, low, high)",
+        kind="float16" if dtype is np.float16 else "float", inputs="x mask", low=-1, high=9,
+    )  # fmt: skip
     feeds = [{"x": np.array([1, 2, 3], dtype), "mask": mask}, {"x": np.array([2, 0, 1], dtype), "mask": mask}]
     notes: list[str] = []
     found = calibrate(
@@ -165,27 +154,22 @@ def test_masked_scores_stay_float_and_other_tensors_keep_their_ranges(
     assert note.endswith("so left in floating point: 'mask', 'm'")
 
 
-def masked_scores(*after: onnx.NodeProto) -> Model:
+def masked_scores(after: str) -> Model:
     """Scores with a mask added, then other nodes that read them as ``m``."""
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [None]) for name in ("x", "mask", "y")]
-    nodes = [helper.make_node("Add", ["x", "mask"], ["m"]), *after]
-    graph = helper.make_graph(nodes, "scores", ends[:2], ends[2:])
-    return Model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9))
+    return model_of(f"m = Add(x, mask)  {after}", inputs="x mask")
 
 
 @pytest.mark.parametrize("reduces", [False, True])
 @pytest.mark.parametrize("masked", [-1e4, -65504, -1e9])
 def test_scores_of_which_8_bits_keep_the_mask_alone_stay_float(masked: float, reduces: bool) -> None:
-    nodes = helper.make_node("Identity", ["m"], ["c"]), helper.make_node("Softmax", ["c"], ["y"])
     mask = np.float32([0, masked, 0, 0])
     feeds = [
         {"x": np.float32([3, -4, 9, -8]) * gain, "mask": mask * hides} for gain, hides in ((1, 0), (0.5, 1))
     ]
     notes: list[str] = []
     run = ReducingRuns if reduces else run_on_cpu
-    found = calibrate(
-        masked_scores(*nodes), ["x", "m", "c", "y"], lambda: iter(feeds), "max", run, note=notes.append
-    )
+    model = masked_scores("c = Identity(m)  y = Softmax(c)")
+    found = calibrate(model, ["x", "m", "c", "y"], lambda: iter(feeds), "max", run, note=notes.append)
     assert found.keys() == {"x", "y"}
     (note,) = notes
     assert note.endswith("so left in floating point: 'c', 'm'")
@@ -201,7 +185,7 @@ def test_other_scores_keep_their_range(masked: float, op: str, reduces: bool) ->
     """Scores up to 9 beside a mask of -1000 are more than a step; other operators compute with sizes."""
     feeds = [{"x": np.float32([3, -4, 9, -8]), "mask": np.float32([0, masked, 0, 0])}]
     run = ReducingRuns if reduces else run_on_cpu
-    model = masked_scores(helper.make_node(op, ["m"], ["y"]))
+    model = masked_scores(f"y = {op}(m)")
     assert "m" in calibrate(model, ["m"], lambda: iter(feeds), "max", run)
 
 

@@ -19,7 +19,7 @@ from qdqspec.qdq.edit.insert import insert_qdq
 from qdqspec.qdq.read.diff import diff_models
 from qdqspec.qdq.read.import_qdq import import_placement
 from qdqspec.qdq.read.strip import strip_qdq
-from qdqspec.qdq.scheme.scheme_file import SchemeNumbers, apply_scheme, read_scheme, write_scheme
+from qdqspec.qdq.scheme.scheme_file import SchemeNumbers, apply_scheme, write_scheme
 from qdqspec.types import Consumer, PlacedPair, Placement, Site
 
 EXPONENTS = (3, -2, 0, 1)

@@ -21,21 +21,12 @@ from qdqspec.qdq.quantize.quantizer import Quantizer
 from qdqspec.qdq.read.diff import diff_models
 from qdqspec.qdq.read.import_qdq import placement_for
 from qdqspec.qdq.read.strip import strip_qdq
-from qdqspec.qdq.scheme.relative import Frames, placement_of, schemes_of
 from qdqspec.qdq.scheme.scheme_file import apply_scheme, read_scheme, write_scheme
 from qdqspec.qdq.space.search_space import SchemeSpace
-from qdqspec.types import Consumer, Placement, QuantizeRules, RegionRules, Site
+from qdqspec.types import Consumer, Placement, QuantizeRules, Site
 
 OUTPUT = ("", 0)
 
-# The output is also read by nodes, one of them through its body.
-READ_INSIDE = """g (float[2,4] x, bool c) => (float[2,4] y, float[2,4] z) {
-    [r] y = Relu(x)
-    [s] t = Sigmoid(y)
-    [i] b = If (c) <then_branch = g1 () => (float[2,4] u) { u = Add(y, y) },
-                    else_branch = g2 () => (float[2,4] v) { v = Neg(x) }>
-    [a] z = Add(t, b)
-}"""
 CONVS = """g (float[1,4,6,6] x) => (float[1,4,6,6] y) {
     [a] t = Conv(x, w) [b] u = Relu(t) [c] v = Conv(u, w) [d] y = Relu(v) }"""
 
@@ -80,20 +71,6 @@ def test_the_pair_produces_the_output_and_the_tensor_of_the_node_is_renamed() ->
     assert made.proto.graph.output == model.proto.graph.output
     steps = run(made)[0] / made.array("y_scale")
     np.testing.assert_allclose(steps, np.round(steps), atol=1e-3)
-
-
-def test_a_node_that_is_no_consumer_reads_the_float_tensor_in_bodies_too() -> None:
-    model = model_of(READ_INSIDE)
-    made = insert(model, site("y", OUTPUT))
-    assert made.by_name["s"].inputs == ("y_float",)
-    inside = {name for node in made.nodes_inside["i"] for name in node.inputs}
-    assert "y_float" in inside
-    assert "y" not in inside
-    assert "y = DequantizeLinear(y_quantized.output, y_scale.output, y_zero_point.output)" in lines(made)
-    for condition in (True, False):
-        given = {"c": np.array(condition)}
-        np.testing.assert_array_equal(run(made, **given)[1], run(model, **given)[1])
-    assert strip_qdq(made).proto == model.proto
 
 
 def test_strip_keeps_an_output_type_that_value_info_repeats() -> None:
@@ -179,30 +156,3 @@ def test_an_output_that_nodes_read_too_is_quantized_for_all_readers() -> None:
     assert found.consumers == (Consumer("", 0), Consumer("b", 0))
     (alone,) = (s for s in space.resolve({"b": "in+out"}).sites if s.tensor == "t")
     assert alone.consumers == (Consumer("b", 0),)
-
-
-def test_an_output_that_a_body_reads_stays_float() -> None:
-    model = model_of(
-        """g (float[1,4,6,6] x, bool c) => (float[1,4,6,6] y, float[1,4,6,6] z) {
-            [a] y = Conv(x, w)
-            [i] z = If (c) <then_branch = g1 () => (float[1,4,6,6] u) { u = Neg(y) },
-                            else_branch = g2 () => (float[1,4,6,6] v) { v = Neg(x) }> }"""
-    )
-    assert space_of(model, outputs=True).units == ()
-
-
-def test_a_carried_output_site_is_dropped_where_the_tensor_is_no_output() -> None:
-    """The model has the same pattern twice; one of them ends in the graph output, in the longer model none."""
-    twins = RegionRules(by="manual", manual=(("a", "b"), ("c", "d")))
-    model = model_of(CONVS)
-    longer = model_of(CONVS.replace("[d] y = Relu(v)", "[d] o = Relu(v) [e] y = Softmax(o)"))
-    placement = space_of(model, outputs=True).resolve({"c": "in+out"})
-    regions = find_regions(model, twins)
-    last = next(region for region in regions if region.nodes == ("c", "d"))
-    ending = schemes_of(Frames(model, regions), placement)[last.id]
-    assert str(ending) == "in0.0=uint8 in0.1=w:int8/0 result1.0=uint8"
-    assert placement_of(Frames(model, regions), {last.id: ending}) == placement
-    frames = Frames(longer, find_regions(longer, twins))
-    alike = {region.id: ending for region in frames.leaves if region.pattern == last.pattern}
-    found = placement_of(frames, alike)
-    assert {end.node for s in found.sites for end in s.consumers} == {"a", "c"}

@@ -12,7 +12,6 @@ from onnx import numpy_helper
 
 from qdqspec.backends.onnxruntime import backend
 from qdqspec.errors import PlacementError
-from qdqspec.graph.fold import fold_batchnorm
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.regions.search import find_regions
 from qdqspec.qdq.scheme.relative import Frames, parse_scheme, placement_of, schemes_of
@@ -20,7 +19,6 @@ from qdqspec.qdq.space.search_space import SchemeSpace, labels_of
 from qdqspec.types import Consumer, Placement, Region, RegionRules, Site
 
 HEAD = '<ir_version: 8, opset_import: ["": 17]>'
-NAMES = ("digits_resnet", "squeezenet10", "ultraface_rfb320")
 
 
 def model_of(text: str) -> Model:
@@ -54,47 +52,6 @@ def leaf_with(regions: Sequence[Region], node: str) -> Region:
 
 def edges(placement: Placement) -> set[tuple[str, str]]:
     return {(site.tensor, end.node) for site in placement.sites for end in site.consumers}
-
-
-@pytest.fixture(params=NAMES)
-def real(request: pytest.FixtureRequest, models: Path) -> SchemeSpace:
-    model = fold_batchnorm(load_model(models / f"{request.param}.onnx")).model
-    return SchemeSpace(model, backend().capabilities(), regions=find_regions(model))
-
-
-def random_placements(space: SchemeSpace, count: int = 12) -> list[Placement]:
-    random = np.random.default_rng(0)
-    labelled = [{unit.id: random.choice(unit.labels) for unit in space.units} for _ in range(count)]
-    return [space.resolve(labels) for labels in ({}, space.everything(), space.uniform("in-only"), *labelled)]
-
-
-def renamed(model: Model) -> Model:
-    """The model with every node and tensor renamed."""
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
-    for index, node in enumerate(proto.graph.node):
-        node.name = f"node{index}"
-    return Model(onnx.compose.add_prefix(proto, "other_", rename_nodes=False))
-
-
-def test_a_placement_is_carried_to_a_model_of_other_names(real: SchemeSpace) -> None:
-    copy = renamed(real.model)
-    tensors = {t: f"other_{t}" for node in real.model.nodes for t in (*node.inputs, *node.outputs)}
-    nodes = {node.name: twin.name for node, twin in zip(real.model.nodes, copy.nodes, strict=True)}
-    for placement in random_placements(real, count=4):
-        schemes = schemes_of(Frames(real.model, real.regions), placement)
-        carried = placement_of(Frames(copy, find_regions(copy)), schemes)
-        expected = {
-            Site(
-                tensor=tensors[site.tensor],
-                consumers=tuple(Consumer(nodes[end.node], end.input) for end in site.consumers),
-                format=site.format,
-                axis=site.axis,
-                weight=site.weight,
-            )
-            for site in placement.sites
-        }
-        assert carried.sites == expected
 
 
 def test_a_tensor_between_two_regions_is_in_the_schemes_of_both() -> None:

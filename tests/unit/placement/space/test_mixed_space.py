@@ -49,19 +49,11 @@ def sites(placement: Placement, tensor: str) -> dict[str, set[str]]:
     return {s.format: {end.node for end in s.consumers} for s in placement.sites if s.tensor == tensor}
 
 
-# ---- what is offered ------------------------------------------------------------------------------
-
-
 def test_units_have_labels_of_each_format_they_support() -> None:
     offered = {unit.id: unit.labels for unit in space_of("int8+fp8+int4").units}
     product = ("fp", "in+out", "in-only", "fp8:in+out", "fp8:in-only", "int4:in-only")
     last = ("fp", "in-only", "fp8:in-only", "int4:in-only")  # it produces the graph output
     assert offered == {"m0": product, "m1": product, "add": ("fp", "in+out", "fp8:in+out"), "m2": last}
-
-
-def test_labels_of_the_first_format_have_no_prefix() -> None:
-    assert {label for unit in space_of("fp8").units for label in unit.labels} == {"fp", "in+out", "in-only"}
-    assert space_of("fp8+int8").labels == ("fp", "in+out", "in-only", "int8:in+out", "int8:in-only")
 
 
 def test_a_format_can_be_limited_to_some_operators() -> None:
@@ -109,9 +101,6 @@ def test_weight_only_formats_need_no_calibration() -> None:
         ("m0", "m1", "m2"), ("fp", "int4:in-only")
     )
     assert space.tensors == frozenset()
-
-
-# ---- the resolved placement -------------------------------------------------------------------------
 
 
 def test_a_weight_only_unit_reads_integers_of_an_operator_without_float_output() -> None:
@@ -191,9 +180,6 @@ def test_random_labels_of_several_formats_give_a_valid_model(seed: int) -> None:
     numbers = Quantizer(space.model, ranges, biases=space.bias_sources)
     proto = insert_qdq(space.model, space.resolve(labels), numbers).proto
     onnx.checker.check_model(proto, full_check=True)
-
-
-# ---- labels read back -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(20))

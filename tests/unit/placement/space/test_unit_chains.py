@@ -59,9 +59,6 @@ def worst_error(model: Model, label: Label) -> float:
     return max(float(np.abs(ours - theirs).max() / np.abs(theirs).max()) for ours, theirs in pairs)
 
 
-# ---- nodes of a unit ----------------------------------------------------------------------------
-
-
 def test_a_unit_includes_the_only_reader_if_it_is_an_activation() -> None:
     text = "g (float[1,4,6,6] x) => (float[1,4,6,6] y) { c = Conv(x, w)\n r = Relu(c)\n y = Conv(r, v) }"
     space = space_of(model_of(text, w=(4, 4, 1, 1), v=(4, 4, 1, 1)))
@@ -79,9 +76,6 @@ def test_all_operands_of_a_concat_are_quantized_constants_too() -> None:
     assert sites["c"].weight
     assert sites["c"].format == sites["x"].format == "uint8"
     assert sites["c"].axis is None
-
-
-# ---- parameters are no activations --------------------------------------------------------------
 
 
 def test_resize_scales_computed_from_shapes_are_not_offered() -> None:
@@ -117,8 +111,6 @@ def test_a_condition_computed_from_shapes_does_not_exclude_the_results_of_the_bo
     }"""
     assert [unit.id for unit in space_of(model_of(text, w=(4, 4, 1, 1))).units] == ["c"]
 
-
-# ---- biases -------------------------------------------------------------------------------------
 
 GEMM = "g (float[3,8] x) => (float[3,5] y) { y = Gemm(x, w, b) }"
 
@@ -181,6 +173,3 @@ def test_a_shared_weight_is_one_site_if_the_channel_axes_agree() -> None:
 def test_products_with_int32_biases_are_close_to_the_float_model(text: str) -> None:
     """ONNX Runtime ignores the scale of a bias, so it must be the product of input and weight scale."""
     assert worst_error(model_of(text, w=(8, 5), b=(5,)), "in-only") < 0.05
-
-
-# ---- not offered ---------------------------------------------------------------------------------

@@ -54,17 +54,10 @@ _LENGTH = (
     """a = Conv(x, w) b = ReduceSum<keepdims = 0>(a) c = Ceil(b) k = Cast<to = 7>(c) n = Reshape(k, one)"""
 )
 _SIZED = {
-    "ConstantOfShape": "y = ConstantOfShape(n)",
     "Expand": "y = Expand(v, n)",
-    "OneHot": "y = OneHot(n, k, v)",
-    "Pad": "m = Concat<axis = 0>(n, n) y = Pad(v, m)",
     "Range": "y = Range(zero, k, step)",
     "Reshape": "y = Reshape(v, n)",
     "Resize": "y = Resize(v, , , n)",
-    "Slice": "y = Slice(v, none, n)",
-    "Split": "m = Concat<axis = 0>(n, n) y, u = Split(v, m)",
-    "Tile": "y = Tile(v, n)",
-    "TopK": "y, u = TopK(v, n)",
 }
 
 
