@@ -114,20 +114,11 @@ def test_the_text_names_what_changed(change: Callable[[onnx.ModelProto], None], 
     assert changes_text(digests_of(Model(before)), digests_of(Model(after))) == text
 
 
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        (set_weight, "1 node changed: Conv 'Conv#2' (weights); 1 constant changed"),
-        (lambda proto: insert_relu(proto, ""), "1 node changed: + Relu 'Relu#3'"),
-        (remove_add, "1 node changed: - Add 'Add#3'"),
-    ],
-)
-def test_nodes_without_names_are_matched_by_order(
-    change: Callable[[onnx.ModelProto], None], text: str
-) -> None:
+def test_nodes_without_names_are_matched_by_order() -> None:
     before, after = network(named=False), network(named=False)
-    change(after)
-    assert changes_text(digests_of(Model(before)), digests_of(Model(after))) == text
+    insert_relu(after, "")
+    text = changes_text(digests_of(Model(before)), digests_of(Model(after)))
+    assert text == "1 node changed: + Relu 'Relu#3'"
 
 
 def test_a_constant_is_the_same_in_each_form() -> None:

@@ -117,20 +117,6 @@ def test_the_first_axis_counts_samples_unless_it_is_the_only_one() -> None:
     assert parity_of(*several).worst_slice == WorstSlice(axis=0, index=1, sqnr_db=0.0)
 
 
-def test_axes_of_other_lengths_in_other_samples_are_left_out() -> None:
-    """Detections: as many rows as objects were found, six columns."""
-    samples = []
-    for rows in (5, 0, 12):
-        reference = RANDOM.normal(size=(1, rows, 6)).astype(np.float32) + 3
-        tuned = reference.copy()
-        tuned[..., 2] *= 0.5
-        samples.append((reference, tuned))
-    worst = parity_of(*samples).worst_slice
-    assert worst is not None
-    assert (worst.axis, worst.index) == (2, 2)
-    assert worst.sqnr_db == pytest.approx(20 * math.log10(2))
-
-
 def no_alarm() -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Outputs in which a slice has no SQNR, and nothing is wrong."""
     ordinary = RANDOM.normal(size=(1, 8, 32, 32)).astype(np.float32)
