@@ -106,13 +106,6 @@ def test_a_time_equal_to_the_budget_passes() -> None:
     )
 
 
-def test_a_percentile_may_fail_if_the_median_passes() -> None:
-    runs = timed(*([1.0] * 90), *([5.0] * 10))
-    assert judge("latency", runs, max_ms=2).outcome == "pass"
-    verdict = judge("latency", runs, max_ms=2, percentile=95)
-    assert verdict.headline == "p95 5.00 ms > budget 2.00 ms (+150 %)"
-
-
 def test_the_clock_of_the_check_is_judged_and_is_inconclusive_if_not_measured() -> None:
     both = timed(3.0, cpu=(1.0,))
     assert judge("latency", both, max_ms=2).outcome == "fail"
@@ -160,12 +153,6 @@ def test_a_percentile_that_a_single_run_decides_is_inconclusive() -> None:
     assert judge("latency", timed(*([3.0] * 20)), max_ms=2, percentile=99).outcome == "fail"
 
 
-def test_the_headline_is_of_the_failed_percentile_before_an_inconclusive_one() -> None:
-    verdict = judge("latency", timed(*([3.0] * 19), 9.0), max_ms={"p50": 2, "p99": 5})
-    assert (verdict.outcome, verdict.headline) == ("fail", "median 3.00 ms > budget 2.00 ms (+50.0 %)")
-    assert [row[-1] for row in verdict.sections[0].rows] == ["fail", "inconclusive"]
-
-
 @given(
     st.lists(st.floats(0.01, 100), min_size=1, max_size=150),
     st.floats(0, 100),
@@ -183,12 +170,6 @@ def test_a_larger_budget_never_gives_a_worse_outcome(
     assert order.index(loose) >= order.index(tight)
     if percent <= 50:
         assert "inconclusive" not in (tight, loose)
-
-
-def test_the_message_for_a_missing_budget_names_the_key_to_add() -> None:
-    verdict = judge("latency", timed(1.0), max_ms={"tensorrt": 1})
-    assert verdict.outcome == "inconclusive"
-    assert "Add 'onnxruntime-cpu: <milliseconds>'" in verdict.advice
 
 
 @given(st.lists(st.floats(0.01, 100), min_size=1), st.floats(0, 100))
@@ -256,11 +237,6 @@ def test_the_failed_check_of_an_unchanged_model_lists_its_candidates():
     assert "2 kernels with quantized inputs run in float (HardSwish)" in listed.text
 
 
-def test_a_budget_far_below_the_time_is_reported_as_a_factor():
-    verdict = judge("latency", timed(4.5), max_ms=0.001)
-    assert verdict.headline == "median 4.50 ms > budget 0.0010 ms (4500x)"
-
-
 # ---- speedup ------------------------------------------------------------------------------------
 
 
@@ -275,7 +251,6 @@ def test_the_outcome_follows_from_the_interval(bounds: list[float], least: float
 @pytest.mark.parametrize(
     ("least", "outcome", "headline"),
     [
-        (1.2, "pass", "1.25x as fast, at least 1.21x, asked 1.20x"),  # the mean, as in the table
         (1.24, "pass", "1.25x as fast, at least 1.21x, asked 1.24x"),
         (1.3, "inconclusive", "1.25x as fast (95 % in this run: 1.18 to 1.33): too noisy to tell from 1.30x"),
         (1.4, "fail", "only 1.25x as fast, at most 1.34x, asked 1.40x"),
@@ -298,10 +273,6 @@ def test_an_unchanged_model_has_speedup_one_and_fails() -> None:
     assert judge("speedup", ALONE, min=1).outcome == "pass"
 
 
-def test_the_speedup_of_an_unchanged_model_needs_no_measurement() -> None:
-    assert judge("speedup", replace(ALONE, latency=None), min=1.3).outcome == "fail"
-
-
 # ---- parity -------------------------------------------------------------------------------------
 
 
@@ -314,7 +285,11 @@ def test_every_output_must_be_within_every_limit_and_the_headline_is_of_the_wors
 
 
 @pytest.mark.parametrize(
-    "limit", [{"min_sqnr_db": 1}, {"min_cosine": -1}, {"max_abs": 1e9}, {"max_steps": 1e9}]
+    "limit",
+    [
+        {"min_sqnr_db": 1},
+        {"max_abs": 1e9},
+    ],
 )
 def test_not_a_number_exceeds_every_limit(limit: dict) -> None:
     nan = math.nan
@@ -358,9 +333,7 @@ def in_steps(quantization_db: float, runtime_db: float, total_db: float = 15.0) 
     [
         (15.1, 40.0, "quantization", "in its Q/DQ arithmetic, before any runtime"),
         (40.0, 15.1, "the runtime", "qdqspec explain"),
-        (math.inf, 15.0, "the runtime", "qdqspec explain"),
         (18.0, 18.5, "quantization and runtime", "has the largest difference."),
-        (-math.inf, -math.inf, "quantization", "in its Q/DQ arithmetic"),
     ],
 )
 def test_a_failure_names_the_step_with_the_larger_error(
@@ -369,16 +342,6 @@ def test_a_failure_names_the_step_with_the_larger_error(
     verdict = judge("parity", in_steps(quantization_db, runtime_db), min_sqnr_db=20)
     assert verdict.headline == f"output 'y': SQNR 15.0 dB < 20.0 dB, by {blamed}"
     assert advised in verdict.advice
-
-
-def test_the_worst_step_is_reported_if_only_the_total_error_cannot_be_computed() -> None:
-    evidence = in_steps(30.0, 30.0)
-    assert evidence.parity is not None
-    lost = output("y", -math.inf, matches=False, note="NaN or infinite values where the reference has none")
-    parity = replace(evidence.parity, outputs=(lost,), runtime=(lost,))
-    verdict = judge("parity", replace(evidence, parity=parity), min_sqnr_db=20)
-    assert "qdqspec explain" in verdict.advice
-    assert verdict.sections[1].rows[1][1] == "-inf"
 
 
 def test_a_failure_advises_to_exclude_the_pairs_with_the_largest_errors() -> None:
@@ -416,21 +379,6 @@ def with_search(found: ParitySearch | None, **values: object) -> tuple[Evidence,
     return replace(in_steps(15.1, 40.0), parity_search=searches), asked
 
 
-def test_a_found_input_that_exceeds_a_limit_fails_the_check() -> None:
-    evidence, asked = with_search(sample_parity_search(found=True))
-    verdict = judge("parity", evidence, **asked)
-    assert verdict.outcome == "fail"
-    assert verdict.headline == "for an input found: output 'softmaxout_1': SQNR 11.2 dB < 20.0 dB"
-    assert "search: {values: {data_0: [-123, 151]}}" in verdict.advice
-    text = "".join(section.text for section in verdict.sections)
-    assert (
-        "64 inputs tried in 2.1 s, beside the data. The smallest that breaks a limit is beyond the range"
-        in text
-    )
-    assert "qdqspec verify squeezenet.onnx" in text
-    assert verdict.numbers["inputs_tried"] == 64
-
-
 def test_the_advice_for_an_input_within_the_calibrated_range_is_other_calibration() -> None:
     found = sample_parity_search(found=True)
     assert found.found is not None
@@ -455,12 +403,6 @@ def test_an_input_search_without_result_passes_and_states_the_number_of_inputs()
     late = replace(sample_parity_search(found=False), late=True)
     evidence, asked = with_search(late)
     assert "in 4.2 s, when the time was over, beside" in judge("parity", evidence, **asked).sections[-1].text
-
-
-@pytest.mark.parametrize("found", [None, ParitySearch(missing="the float model runs on none of the inputs")])
-def test_a_missing_input_search_is_inconclusive(found: ParitySearch | None) -> None:
-    evidence, asked = with_search(found)
-    assert judge("parity", evidence, **asked).outcome == "inconclusive"
 
 
 def test_an_unchanged_model_needs_no_input_search() -> None:
@@ -500,11 +442,6 @@ def test_limits_of_steps_are_inconclusive_if_steps_could_not_be_separated() -> N
     assert judge("parity", evidence, min_sqnr_db=60, runtime={"min_sqnr_db": 30}).outcome == "fail"
 
 
-def test_an_unchanged_model_is_within_the_limits_of_every_step() -> None:
-    alone = replace(ALONE, parity=replace(ALONE.parity, quantization=(), runtime=()))  # type: ignore[type-var]
-    assert judge("parity", alone, quantization={"min_sqnr_db": 90}).outcome == "pass"
-
-
 def test_agreement_is_judged_for_outputs_with_classes() -> None:
     evidence = with_outputs(output("boxes"), output("y", agreement={"top1": 0.97, "top5": 0.991}))
     verdict = judge("parity", evidence, min_agreement="98%")
@@ -540,16 +477,6 @@ def test_a_limit_on_slices_names_output_axis_and_slice() -> None:
     )
 
 
-def test_a_limit_on_slices_of_a_step_is_judged_at_this_step() -> None:
-    worst = WorstSlice(axis=1, index=4, sqnr_db=1.13)
-    outputs = (output("boxes", 52.8, worst_slice=worst),)
-    parity = ParityEvidence(
-        outputs=outputs, samples=4, data="evaluation", quantization=outputs, runtime=(output("boxes", 90.0),)
-    )
-    verdict = judge("parity", replace(FASTER, parity=parity), quantization={"min_slice_sqnr_db": 20})
-    assert verdict.headline == "quantization alone, output 'boxes': slice 4 of axis 1: 1.1 dB < 20.0 dB"
-
-
 @pytest.mark.parametrize(
     ("slice_db", "limits", "is_noted"),
     [(1.1, {}, True), (32.0, {}, False), (1.1, {"min_slice_sqnr_db": 1}, False)],
@@ -567,10 +494,6 @@ def test_a_slice_far_below_its_output_is_noted_unless_it_has_a_limit(
         assert text.startswith("output 'boxes' has 52.8 dB over all, but slice 4 of axis 1 has 1.1 dB")
         assert "\n" not in text
         assert "min_slice_sqnr_db" in text
-
-
-def test_equal_outputs_pass_and_are_reported_as_equal() -> None:
-    assert judge("parity", ALONE, min_sqnr_db=100).headline == "every output equals the reference's"
 
 
 @given(st.text(max_size=300))
@@ -608,10 +531,6 @@ def test_each_output_has_its_own_accuracy() -> None:
     assert judge("accuracy", evidence, min=0.5).outcome == "inconclusive"
 
 
-def test_custom_metrics_are_not_reported_as_percentages() -> None:
-    assert judge("accuracy", scored(34.0, 33.5, "psnr"), metric="psnr", min=33).headline == "psnr 33.5 >= 33"
-
-
 @pytest.mark.parametrize(
     ("lost", "gained", "low", "high"),
     [(0, 0, -0.0192, 0.0192), (2, 1, -0.0286, 0.0482), (10, 0, 0.0372, 0.1589)],
@@ -625,7 +544,12 @@ def test_the_interval_of_a_drop_is_that_of_agresti_and_min(
     assert (found.low, found.high) == (pytest.approx(low, abs=1e-4), pytest.approx(high, abs=1e-4))
 
 
-@pytest.mark.parametrize(("samples", "down", "up"), [(60, 0.02, 0.0), (90, 0.05, 0.03), (360, 0.01, 0.01)])
+@pytest.mark.parametrize(
+    ("samples", "down", "up"),
+    [
+        (90, 0.05, 0.03),
+    ],
+)
 def test_the_interval_of_a_drop_covers_the_true_drop_at_its_level(
     samples: int, down: float, up: float
 ) -> None:
@@ -638,14 +562,8 @@ def test_a_verdict_reports_how_much_one_sample_changes_the_metric() -> None:
     few = replace(scored(1.0, 1.0).accuracy["top1"], samples=90, lost=0, gained=0)
     verdict = judge("accuracy", replace(DIGITS, accuracy={"top1": few}), max_drop="1%")
     assert verdict.sections[-1].text == "One sample of 90 is 1.1 %: within 1.0 % no sample may be lost."
-    assert (
-        judge("accuracy", replace(DIGITS, accuracy={"top1": few}), max_drop="2%").sections[-1].text
-        == "One sample of 90 is 1.1 %."
-    )
-
-
-def test_the_weight_of_one_sample_is_not_reported_for_other_metrics() -> None:
-    assert judge("accuracy", scored(34.0, 33.5, "psnr"), metric="psnr", min=33).sections[-1].text == ""
+    custom = judge("accuracy", scored(34.0, 33.5, "psnr"), metric="psnr", min=33)
+    assert (custom.headline, custom.sections[-1].text) == ("psnr 33.5 >= 33", "")
 
 
 @pytest.mark.parametrize("limits", [{"min": 0.1}, {"max_drop": 1e9}])
@@ -687,12 +605,9 @@ def test_entries_are_op_types_or_globs_over_node_names() -> None:
 @pytest.mark.parametrize(
     ("require", "headline"),
     [
-        ({"Conv": 12}, "12 activation pairs: 1 rule held"),
         ([{"Conv": 13}], "required Conv: 12 of 26 nodes quantized, 13 asked"),
         ({"Conv": "all"}, "required Conv: 12 of 26 nodes quantized, all asked"),
         (["Conv", {"fire1/conv": "all"}], "12 activation pairs: 2 rules held"),
-        ({"Conv": 1, "Softmax": 1}, "required Softmax: 0 of 1 node quantized"),
-        ({"Cov": "all"}, "required Cov: no such node"),
     ],
 )
 def test_an_entry_may_require_a_number_of_nodes_or_all(require, headline: str) -> None:
@@ -717,14 +632,9 @@ def test_sizes_that_differ_are_printed_with_enough_digits() -> None:
     )
 
 
-def test_lint_fails_on_slow_findings_only_if_strict() -> None:
-    found = replace(FASTER, lint={"tensorrt-11": sample_lint("tensorrt-11")["tensorrt-11"][1:]})
-    assert judge("lint", found, target="tensorrt-11").outcome == "pass"
-    assert judge("lint", found, target="tensorrt-11", strict=True).outcome == "fail"
-
-
-def test_lint_ignores_accepted_rules() -> None:
+def test_lint_ignores_accepted_rules_and_fails_on_slow_findings_if_strict() -> None:
     found = replace(FASTER, lint=sample_lint("tensorrt-11"))
     assert judge("lint", found, target="tensorrt-11").outcome == "fail"
-    assert judge("lint", found, target="tensorrt-11", ignore=["TRT001"]).outcome == "pass"
-    assert judge("lint", found, target="tensorrt-11", ignore=["TRT001"]).numbers["slow"] == 1
+    accepted = judge("lint", found, target="tensorrt-11", ignore=["TRT001"])
+    assert (accepted.outcome, accepted.numbers["slow"]) == ("pass", 1)
+    assert judge("lint", found, target="tensorrt-11", ignore=["TRT001"], strict=True).outcome == "fail"
