@@ -16,7 +16,6 @@ from qdqspec.timing.explained import (
     compare,
     find_reference,
     nodes_text,
-    op_of,
     same_nodes,
     short_place,
 )
@@ -40,30 +39,6 @@ def conversion(op="Reformat", ms=0.5, name=""):
 
 def engine(*layers, name="tuned", ms=None, **more):
     return ExplainedEngine(name=name, layers=layers, end_to_end_ms=ms, **more)
-
-
-@pytest.mark.parametrize(
-    ("node", "op"),
-    [
-        ("Conv_5", "Conv"),
-        ("/layer1/conv1/Conv", "Conv"),
-        ("Conv#12", "Conv"),
-        ("GlobalAveragePool_46", "GlobalAveragePool"),
-        ("node_conv2d", "node"),
-        ("123", "123"),
-        ("", ""),
-    ],
-)
-def test_the_operator_is_derived_from_the_name_of_a_node(node, op):
-    assert op_of(node) == op
-
-
-def test_the_operator_reported_by_the_runtime_takes_precedence():
-    assert op_of("anything", {"anything": "Gemm"}) == "Gemm"
-
-
-def test_nodes_of_equal_names_are_not_renamed():
-    assert same_nodes(["a/Conv", "b/Conv"], ["a/Conv", "b/Conv", "c/Add"]) == {}
 
 
 def test_nodes_with_other_numbers_are_matched_by_order():
@@ -103,20 +78,12 @@ def test_conversions_are_listed_before_the_next_layer():
     assert len(both.tuned.unfused_pairs) == 2
 
 
-def test_conversions_without_time_are_not_counted():
-    one = engine(conversion("NoOp", ms=0.0), kernel("a"))
-    assert not one.conversions
-    assert all(row.kind == "kernel" for row in compare(one, one).rows)
-
-
 @pytest.mark.parametrize(
     ("ours", "theirs", "words"),
     [
         (1.0, 0.5, "tuned is 2.00 times as fast as reference: 0.50 against 1.00 ms end to end."),
         (1.0, 1.1, "tuned is 10.0 % slower than reference: 1.10 against 1.00 ms end to end."),
-        (1.0, 1.001, "tuned is as fast as reference: 1.001 against 1.000 ms end to end."),
         (1.0, None, "tuned is 50.0 % slower than reference: 1.50 against 1.00 ms by the sum of its layers."),
-        (0.0, 1.0, "tuned is as fast as reference: 1.00 against 0.00 ms end to end."),
     ],
 )
 def test_the_first_sentence_compares_the_times(ours, theirs, words):
@@ -141,16 +108,6 @@ def test_advice_depends_on_the_observed_layers():
     assert "quantize their inputs" in " ".join(advice(engine(kernel("Conv_1"), alone)))
     refused = engine(conversion("DequantizeLinear"), kernel("Conv_1"), alone)
     assert "no integer kernel" in " ".join(advice(refused))
-
-
-def test_layer_times_above_the_end_to_end_time_are_noted():
-    both = compare(engine(kernel("a"), ms=1.0, name="reference"), engine(kernel("a", ms=1.2), ms=1.0))
-    assert "20.0 % more than end to end" in paragraph(both)
-
-
-def test_a_single_engine_is_explained_without_a_comparison():
-    assert "layer" in explain_text([engine(kernel("a"), kernel("b", ms=2.0))])
-    assert explain_json([engine(kernel("a"))])["comparisons"] == []
 
 
 layers = st.lists(
@@ -191,12 +148,7 @@ def test_any_engines_can_be_explained_and_times_add_up(found):
     [
         (["/layer2/conv1/Conv", "/layer2/Add", "/layer2/Relu"], "/layer2/conv1/Conv + Add + Relu"),
         (["/a/b/Conv", "/a/c/Relu"], "/a/b/Conv + c/Relu"),
-        (["/a/Conv", "/b/Relu"], "/a/Conv + b/Relu"),
-        (["Conv_9", "MaxPool_12"], "Conv_9 + MaxPool_12"),
-        (["Conv#1", "a/Relu"], "Conv#1 + a/Relu"),
         (["a/Conv", "a/Relu"], "a/Conv + a/Relu"),
-        (["/Conv", "/Relu"], "/Conv + Relu"),
-        (["conv"], "conv"),
         ([], ""),
     ],
 )
@@ -237,11 +189,9 @@ def test_float_kernels_with_quantized_inputs_are_reported():
 @pytest.mark.parametrize(
     ("text", "short"),
     [
-        ("/model/net/net.3/act/Div + Erf", "/model/net/net.3/act/Div + Erf"),
         # The last scope, which distinguishes the layers of a network, must not be removed.
         ("/model/model/conv/conv_net/conv_net.3/act/Div + Erf", ".../conv_net.3/act/Div + Erf"),
         ("/model/encoder/layer.7/" + "MatMul + Add + " * 4 + "Relu", ".../layer.7/M...l + Add + Relu"),
-        ("an_operator_whose_name_has_no_scopes", "an_operator_w..._has_no_scopes"),
     ],
 )
 def test_shortened_names_keep_their_last_scope(text: str, short: str) -> None:
@@ -249,12 +199,6 @@ def test_shortened_names_keep_their_last_scope(text: str, short: str) -> None:
 
 
 # ---- kernels without times ----------------------------------------------------------------------
-
-
-def test_a_kernel_that_scales_an_integer_result_is_not_left_in_float() -> None:
-    layers = kernel("conv", integer=True), kernel("conv", "relu"), kernel("gemm")
-    tuned = engine(*layers, quantized=frozenset({"conv", "gemm"}))
-    assert [one.nodes for one in tuned.left_in_float] == [("gemm",)]
 
 
 def listed(*layers, **more):
