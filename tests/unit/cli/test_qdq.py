@@ -51,8 +51,6 @@ def test_pairs_of_integer_operators_are_counted_and_described(verb, tmp_path) ->
 
 QUANTIZED_OPERATORS = {
     "QLinearConv": "QLinearConv(q, s, z, w, s, z, s, z)",
-    "QLinearMatMul": "QLinearMatMul(q, s, z, v, s, z, s, z)",
-    "QLinearAdd": "com.microsoft.QLinearAdd(q, s, z, q, s, z, s, z)",
     "QGemm": "com.microsoft.QGemm(q, s, z, v, s, z, bias, s, z)",
 }
 
@@ -160,22 +158,9 @@ def test_fold_writes_a_smaller_model(verb, models, tmp_path) -> None:
     assert "0 nodes folded" in verb("fold", "folded.onnx", "-o", "again.onnx").out
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["import", "none.onnx", "-o", "x.json"], "none.onnx: there is no such model file"),
-        (["diff", "none.onnx", QAT], "none.onnx: there is no such model file"),
-        (["diff", QAT, "pyproject.toml"], "pyproject.toml: "),
-        (["fold", "none.onnx", "-o", "x.onnx"], "none.onnx: there is no such model file"),
-        (["fold", QAT, "-o", "none/x.onnx"], "none: there is no such folder"),
-        (["import", QAT, "-o", QAT], "this file is an input"),
-        (["fold", QAT, "-o", QAT], "overwrite the input"),
-    ],
-)
-def test_an_error_is_one_message(verb, words, message) -> None:
+def test_import_never_writes_to_its_input(verb) -> None:
     before = QAT.read_bytes()
-    result = verb(*words)
-    assert result.code == 2
-    assert message in result.err
-    assert result.out == ""
+    result = verb("import", QAT, "-o", QAT)
+    assert (result.code, result.out) == (2, "")
+    assert "this file is an input" in result.err
     assert QAT.read_bytes() == before
