@@ -74,20 +74,14 @@ def test_apply_raises_the_opset_inside_bodies_too(applied: Path) -> None:
     assert np.isfinite(outputs(applied / "tuned.onnx", True)).all()
 
 
-def test_diff_names_pairs_by_the_path_of_their_readers(applied: Path, verb) -> None:
-    result = verb("diff", "float.onnx", "tuned.onnx")
-    assert result.code == 1
-    assert f"x > {CONV}:0" in result.out
-    assert f"w > {CONV}:1" in result.out
-    assert verb("diff", "tuned.onnx", "tuned.onnx").code == 0
-
-
-@pytest.mark.parametrize("reference", [(), ("--reference", "float.onnx")])
-def test_import_and_apply_give_the_same_model(applied: Path, verb, reference: tuple[str, ...]) -> None:
-    assert verb("import", "tuned.onnx", "-o", "again.json", *reference).code == 0
+def test_import_and_apply_give_the_same_model(applied: Path, verb) -> None:
+    assert verb("import", "tuned.onnx", "-o", "again.json", "--reference", "float.onnx").code == 0
     assert verb("apply", "float.onnx", "again.json", "-o", "again.onnx").code == 0
     compared = verb("diff", "tuned.onnx", "again.onnx")
     assert compared.code == 0, compared.out
+    different = verb("diff", "float.onnx", "tuned.onnx").out
+    assert f"x > {CONV}:0" in different
+    assert f"w > {CONV}:1" in different
 
 
 def test_strip_restores_the_float_model(applied: Path, verb) -> None:
