@@ -112,12 +112,8 @@ xfail: {reason: not yet, strict: false}
     assert (case.regions.by, case.regions.max_nodes) == ("manual", 4)
     assert case.regions.manual == (("a", "b*"), ("c",))
     rules = case.quantize
-    assert (rules.format, rules.calibration, rules.weights, rules.activations) == (
-        "uint8",
-        "entropy",
-        "per-tensor",
-        "uint8",
-    )
+    numbers = (rules.format, rules.calibration, rules.weights, rules.activations)
+    assert numbers == ("uint8", "entropy", "per-tensor", "uint8")
     assert case.tune == TuneRules(
         strategy="attribution",
         preset="quick",
@@ -134,10 +130,8 @@ xfail: {reason: not yet, strict: false}
 
 
 def test_a_spec_with_several_shape_profiles(write: Write) -> None:
-    case = the_case(
-        write(f"{HEAD}inputs: {{shapes: [{{x: [1]}}, {{x: {{opt: [8], max: [9], weight: 2}}}}]}}\n{CHECKS}")
-    )
-    first, second = case.inputs.profiles
+    shapes = "[{x: [1]}, {x: {opt: [8], max: [9], weight: 2}}]"
+    first, second = the_case(write(f"{HEAD}inputs: {{shapes: {shapes}}}\n{CHECKS}")).inputs.profiles
     assert (first.opt(), first.weight) == ({"x": (1,)}, 1.0)
     assert second.shapes["x"] == InputShape(min=(8,), opt=(8,), max=(9,))
     assert second.weight == 2.0
@@ -165,8 +159,7 @@ def test_the_keys_of_corrections(write: Write, written: str, corrections: tuple[
     ],
 )
 def test_invalid_corrections_are_an_error(write: Write, written: str, problem: str) -> None:
-    with pytest.raises(SpecError, match=problem):
-        the_case(write(f"{HEAD}quantize: {{corrections: {written}}}\n{CHECKS}"))
+    assert problem in str(refusal(write(f"{HEAD}quantize: {{corrections: {written}}}\n{CHECKS}")))
 
 
 @pytest.mark.parametrize(("written", "minutes"), [("0.5", 0.5), ("1.5 h", 90)])
@@ -231,54 +224,30 @@ def test_a_check_of_a_plugin_is_loaded_and_validated(write: Write, monkeypatch: 
     [
         (CHECKS + "qdqspec: 1\n", "1:1: 'model' is missing in the spec"),
         ("model: m.onnx\n" + CHECKS, "1:1: 'qdqspec' is missing in the spec"),
-        (HEAD.replace("1", "2") + CHECKS, "1:10: 'qdqspec' should be 1, not 2"),
         (HEAD, "1:1: 'checks' is missing in the spec"),
         (HEAD + "checks: []\n", "3:9: 'checks' is empty: a spec without a check would prove nothing"),
         (HEAD + "checks: [speedup]\n", "3:10: a check is a mapping with a 'kind'"),
-        (HEAD + "checks: [{min: 1}]\n", "3:10: a check without a 'kind'"),
-        (HEAD + "checks: [{kind: speedpu, min: 1}]\n", "3:17: unknown check kind 'speedpu'"),
-        (HEAD + "checks: [{kind: speedup, mni: 1, min: 1}]\n", "3:26: unknown key 'mni' in check 'speedup'"),
-        (HEAD + "checks: [{kind: speedup}]\n", "3:10: 'min' is missing in check 'speedup'"),
         (
             HEAD + CHECKS + "  - {kind: speedup, min: 1, id: speedup}\n",
             "5:33: two checks are called 'speedup'",
         ),
-        (HEAD + CHECKS + "  - {kind: speedup, min: 1, id: 'a[b]'}\n", "5:33: 'a[b]' cannot be an id"),
-        (HEAD + CHECKS + "cheks: []\n", "5:1: unknown key 'cheks' in the spec"),
-        (HEAD + CHECKS + "Matrix: {}\n", "5:1: unknown key 'Matrix' in the spec (did you mean 'matrix'?)"),
-        (
-            HEAD + CHECKS + "quantize: {format: INT8}\n",
-            "5:20: 'INT8' is not a value of 'format' (did",
-        ),
-        (HEAD + CHECKS + "tune: {targets: [fake, openvino]}\n", "5:8: unknown key 'targets' in 'tune'"),
-        (HEAD + CHECKS + "tags: [a, 1]\n", "5:11: 'tags' should be text, not 1"),
         (HEAD + CHECKS + "tune: quick\n", "5:7: 'tune' should be a mapping, not 'quick'"),
-        (HEAD + CHECKS + "tune: {trials: true}\n", "5:16: 'trials' should be an integer, not true"),
         (HEAD + CHECKS + "tune: {minutes: 10x}\n", "5:17: '10x' is not a duration such as 90s, 10m or 1h"),
         (HEAD + CHECKS + "tune: {minutes: .inf}\n", "5:17: 'minutes' should be a finite number, not inf"),
         (
             HEAD + CHECKS + "tune: {min_sqnr_db: off}\n",
             "5:21: 'min_sqnr_db' should be a finite number or none, not off",
         ),
-        (HEAD + CHECKS + "tune: {strategy: atribution}\n", "5:18: unknown strategy 'atribution'"),
-        (HEAD + CHECKS + "quantize: {format: fp9}\n", "5:20: 'fp9' is not a value of 'format'"),
-        (HEAD + CHECKS + "quantize: {format: [int8, fp9]}\n", "5:27: 'fp9' is not a value of 'format'"),
         (HEAD + CHECKS + "quantize: {format: [int8, int8]}\n", "5:20: 'int8' occurs twice among the formats"),
-        (HEAD + CHECKS + "regions: {by: manual}\n", "5:10: 'by: manual' and a list 'manual' belong"),
         (HEAD + CHECKS + "regions: {by: manual, manual: [[]]}\n", "5:10: a manual region without a node"),
         (HEAD + CHECKS + "regions: {by: fusion, graph: /etc/a.json}\n", "5:30: path '/etc/a.json' leads out"),
         (HEAD + CHECKS + "matrix: {quant: int8}\n", "5:17: 'quant' should be a list, not 'int8'"),
         (HEAD + CHECKS + "matrix: {quant: []}\n", "5:17: an axis without a value"),
-        (HEAD + CHECKS + "matrix: {batch: [1, 1]}\n", "5:17: '1' occurs twice on one axis"),
         (HEAD + CHECKS + "matrix: {batch: [1], exclude: [{}]}\n", "5:32: no axis is named here"),
         (HEAD + CHECKS + "matrix: {}\n", "5:9: the matrix excludes every case"),
         (
             HEAD + CHECKS + "matrix: {batch: [1], include: [{batch: 2}, {batch: 2}]}\n",
             "5:9: two cases of the matrix are called 'b2'",
-        ),
-        (
-            HEAD + CHECKS + "inputs: {shapes: {x: {min: [1]}}}\n",
-            "5:19: 'opt' is missing in 'inputs.shapes.x'",
         ),
         (HEAD + CHECKS + "inputs: {shapes: {x: {opt: [3], max: [2]}}}\n", "5:22: not min <= opt <= max"),
         (HEAD + CHECKS + "inputs: {shapes: [{}]}\n", "5:19: a shape profile without an input"),
@@ -286,17 +255,8 @@ def test_a_check_of_a_plugin_is_loaded_and_validated(write: Write, monkeypatch: 
             HEAD + CHECKS + "inputs: {shapes: {x: {opt: [1], weight: 1}, y: {opt: [1], weight: 2}}}\n",
             "5:10: the inputs of one profile have different weights",
         ),
-        (HEAD + CHECKS + "skip: ' '\n", "5:7: empty text where a text is required"),
         (HEAD + CHECKS + "skip:\n", "5:1: 'skip' has no value"),
-        (HEAD + CHECKS + "skip_unless: {gpu: yes}\n", "5:15: unknown key 'gpu' in 'skip_unless'"),
         (HEAD + CHECKS + "skip: no\n", "5:7: 'no' is no reason: remove the key, or state the reason"),
-        (
-            HEAD + CHECKS + "skip_unless: {backend: onnxruntime-cpuu}\n",
-            "5:24: unknown backend 'onnxruntime-cpuu'",
-        ),
-        (HEAD + CHECKS + "skip_unless: {compute_capability: '8.9'}\n", "5:35: 8.9 is not a comparison"),
-        (HEAD + CHECKS + "xfail: {strict: false}\n", "5:1: 'reason' is missing in 'xfail'"),
-        (HEAD + CHECKS + "patterns: {allow_file: no.txt}\n", "5:24: cannot read 'no.txt': no such file"),
         (HEAD + CHECKS + "patterns: {deny_file: .}\n", "5:23: cannot read '.': it is not a file"),
         ("", "1:1: the file is empty"),
     ],
@@ -377,6 +337,12 @@ def test_messages_contain_the_path_relative_to_the_working_directory(
     assert str(refusal(path, root=None)).startswith("a.qdq.yaml:1:1: ")
 
 
+def test_names_in_capitals_are_an_error_with_a_suggestion(write: Write) -> None:
+    text = str(refusal(write(HEAD + CHECKS + "quantize: {format: INT8}\nMatrix: {Quant: [int8]}\n")))
+    assert "did you mean 'int8'?" in text
+    assert "did you mean 'matrix'?" in text
+
+
 def test_a_spec_that_is_no_text_is_an_error(write: Write, tmp_path: Path) -> None:
     path = tmp_path / "specs" / "b.qdq.yaml"
     path.parent.mkdir()
@@ -400,11 +366,9 @@ def test_a_spec_that_is_a_named_pipe_is_an_error(write: Write) -> None:
 
 def test_accuracy_without_evaluation_data_is_an_error_at_its_position(write: Write) -> None:
     text = HEAD + "checks:\n  - {kind: speedup, min: 1}\n  - {kind: accuracy, min: 97%}\n"
-    with pytest.raises(SpecError) as caught:
-        load_spec(write(text))
-    (problem,) = caught.value.problems
-    assert problem == (5, 5, "check 'accuracy' needs inputs.evaluation, which is not given")
-    assert "add inputs: {evaluation: data.npz}" in str(caught.value)
+    error = refusal(write(text))
+    assert error.problems == ((5, 5, "check 'accuracy' needs inputs.evaluation, which is not given"),)
+    assert "add inputs: {evaluation: data.npz}" in str(error)
 
 
 def test_the_accuracy_constraint_has_the_keys_of_the_accuracy_check(write: Write) -> None:
@@ -435,7 +399,6 @@ def test_an_invalid_accuracy_constraint_is_an_error_at_its_position(
 ) -> None:
     data = "" if "inputs.evaluation" in problem else "inputs: {evaluation: e.npz}\n"
     text = HEAD + (data or "title: T\n") + f"tune: {{accuracy: {tune}}}\n" + CHECKS
-    with pytest.raises(SpecError) as caught:
-        load_spec(write(text))
-    assert problem in str(caught.value)
-    assert ":4:" in str(caught.value.where)
+    error = refusal(write(text))
+    assert problem in str(error)
+    assert ":4:" in str(error.where)
