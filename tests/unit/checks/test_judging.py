@@ -114,20 +114,19 @@ def test_the_clock_of_the_check_is_judged_and_is_inconclusive_if_not_measured() 
     assert (verdict.outcome, verdict.advice) == ("inconclusive", "Judge this target with clock: wall.")
 
 
-def test_the_most_specific_budget_applies() -> None:
+def test_the_most_specific_budget_applies_that_of_the_device_first() -> None:
     table = {"onnxruntime": 0.5, "onnxruntime-cpu": 2, "any": 0.1}
-    assert judge("latency", timed(1.0), max_ms=table).numbers["budget_ms"] == 2
-    assert judge("latency", replace(timed(1.0), target="tensorrt"), max_ms=table).numbers["budget_ms"] == 0.1
-
-
-def test_a_budget_of_the_device_precedes_that_of_the_backend() -> None:
-    table = {"onnxruntime-cpu": 2, "*avx512*": 0.5, "*avx512*onnxruntime-1*": 3, "any": 9}
+    of_devices = {**table, "*avx512*": 0.7, "*avx512*onnxruntime-1*": 3}
     here = timed(1.0)
-    assert judge("latency", here, max_ms=table).numbers["budget_ms"] == 3  # the longest glob
     elsewhere = replace(here, device=DeviceKey(key="arm64 neon"))
-    assert judge("latency", elsewhere, max_ms=table).numbers["budget_ms"] == 2
-    exact = {**table, here.device.key: 4}
-    assert judge("latency", here, max_ms=exact).numbers["budget_ms"] == 4
+    for evidence, budgets, applied in (
+        (here, table, 2),
+        (replace(here, target="tensorrt"), table, 0.1),
+        (here, of_devices, 3),  # the longest glob
+        (elsewhere, of_devices, 2),
+        (here, {**of_devices, here.device.key: 4}, 4),
+    ):
+        assert judge("latency", evidence, max_ms=budgets).numbers["budget_ms"] == applied
 
 
 def test_one_budget_may_have_several_percentiles() -> None:
@@ -344,20 +343,6 @@ def test_a_failure_names_the_step_with_the_larger_error(
     assert advised in verdict.advice
 
 
-def test_a_failure_advises_to_exclude_the_pairs_with_the_largest_errors() -> None:
-    evidence = replace(in_steps(15.1, 40.0), culprits=sample_culprits())
-    verdict = judge("parity", evidence, min_sqnr_db=20)
-    assert verdict.sections[-1].title.startswith(
-        "Noisiest of 12 Q/DQ pairs at 'softmaxout_1' (31.4 dB together"
-    )
-    assert verdict.advice.startswith(
-        "Output 'y' has the largest difference in its Q/DQ arithmetic, before any runtime. For 41.5 dB exclude "
-        "fire4/conv, fire1/conv (patterns.nodes.exclude) and leave graph outputs in float (quantize.outputs), "
-    )
-    passed = judge("parity", evidence, min_sqnr_db=10)
-    assert not any(section.title.startswith("Noisiest") for section in passed.sections)
-
-
 def test_errors_of_the_runtime_are_not_attributed_to_pairs() -> None:
     evidence = replace(in_steps(40.0, 15.1), culprits=sample_culprits())
     verdict = judge("parity", evidence, min_sqnr_db=20)
@@ -393,15 +378,8 @@ def test_a_failure_on_the_data_is_reported_before_a_found_input() -> None:
     assert judge("parity", evidence, **asked).headline.startswith("output 'y': SQNR 15.0 dB < 60.0 dB")
 
 
-def test_an_input_search_without_result_passes_and_states_the_number_of_inputs() -> None:
-    evidence, asked = with_search(sample_parity_search(found=False))
-    verdict = judge("parity", evidence, **asked)
-    assert verdict.headline == "SQNR 15.0 dB >= 10.0 dB; 187 inputs tried"
-    assert verdict.sections[-1].text == (
-        "187 inputs tried in 4.2 s, beside the data. None broke a limit. The smallest SQNR was 22.6 dB."
-    )
-    late = replace(sample_parity_search(found=False), late=True)
-    evidence, asked = with_search(late)
+def test_an_input_search_that_ended_early_states_it() -> None:
+    evidence, asked = with_search(replace(sample_parity_search(found=False), late=True))
     assert "in 4.2 s, when the time was over, beside" in judge("parity", evidence, **asked).sections[-1].text
 
 

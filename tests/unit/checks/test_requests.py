@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -23,8 +22,7 @@ from qdqspec.checks.base import CheckParams, baseline_entries, needs_of, request
 from qdqspec.checks.verdicts import unmeasured, verdict
 from qdqspec.errors import ConfigError, DataError
 from qdqspec.spec.load import load_spec
-from qdqspec.testing.checks import CheckContract
-from qdqspec.testing.records import faster_case, params_of
+from qdqspec.testing.records import params_of
 from qdqspec.types import Case, CheckSpec, Evidence, EvidenceKind, Section, TuneRules, Verdict
 from qdqspec.types.requests import (
     BaselineRequest,
@@ -36,7 +34,6 @@ from qdqspec.types.requests import (
     ScoreRequest,
 )
 
-FASTER = faster_case().evidence
 MODEL = Path(__file__).parents[3] / "specs" / "models" / "digits_resnet.onnx"
 CALLS: list[str] = []  # keys of the measurements made
 
@@ -175,16 +172,6 @@ def test_the_evidence_needed_by_a_check_is_derived_from_its_requests() -> None:
     assert [type(request) for request in requests_of(parity)] == [ParityRequest]
     size = CheckSpec(id="s", kind="size", params=params_of("size", max_ratio=0.5))
     assert requests_of(size) == ()
-
-
-class TestShiftCheck(CheckContract):
-    check = check
-    passing = (
-        {"kind": "mean-shift", "max": 0.5},
-        replace(FASTER, figures={"mean-shift": {"largest": 0.25, "inputs": 8.0}}),
-    )
-    failing = ({"kind": "mean-shift", "max": 0.1}, passing[1])
-    inconclusive = ({"kind": "mean-shift", "max": 0.1}, FASTER)
 
 
 class PaceCheck:

@@ -207,16 +207,21 @@ def spec(tmp_path, models):
     return path.name
 
 
-def test_a_tuned_case_is_explained_by_name_and_by_folder(verb, tmp_path, spec):
+@pytest.fixture
+def folder(verb, spec, tmp_path):
+    """The results of the case, tuned on the simulated device."""
     missing = verb("explain", f"{spec}::default", "--backend", "fake")
     assert missing.code == 2
     assert "no results of digits::default yet" in missing.err
     assert verb("tune", spec, "--backend", "fake").code == 0
+    return tmp_path / "reports" / "digits" / "default"
+
+
+def test_a_tuned_case_is_explained_by_name_and_by_folder(verb, spec, folder):
     by_case = verb("explain", f"{spec}::default", "--backend", "fake")
     assert by_case.code == 0
     assert "end to end, median ms" in by_case.out
     assert "tuned is" in by_case.out
-    folder = tmp_path / "reports" / "digits" / "default"
     assert verb("explain", folder).out == by_case.out
     found = verb("explain", folder, "--json").json
     assert [engine["name"] for engine in found["engines"]] == ["reference", "tuned"]
@@ -225,9 +230,7 @@ def test_a_tuned_case_is_explained_by_name_and_by_folder(verb, tmp_path, spec):
     assert found["comparisons"][0]["renamed"] == {}
 
 
-def test_a_case_is_compared_with_its_baseline(verb, tmp_path, spec):
-    assert verb("tune", spec, "--backend", "fake").code == 0
-    folder = tmp_path / "reports" / "digits" / "default"
+def test_a_case_is_compared_with_its_baseline(verb, folder):
     result = json.loads((folder / "result.json").read_text())
     assert result["regression"] == {}
     result["regression"] = case_to_json(faster_case())["regression"]
@@ -251,9 +254,7 @@ def test_the_reason_is_given_why_a_recurrent_operator_stays_float(verb, tmp_path
     assert "note: cell has no label: GRU: there is no integer kernel of it" in told
 
 
-def test_the_gain_of_each_correction_of_a_case_is_listed(verb, tmp_path, spec):
-    assert verb("tune", spec, "--backend", "fake").code == 0
-    folder = tmp_path / "reports" / "digits" / "default"
+def test_the_gain_of_each_correction_of_a_case_is_listed(verb, folder):
     assert "correction" not in verb("explain", folder).out
     result = json.loads((folder / "result.json").read_text())
     result["search"]["corrections"] = [asdict(gain) for gain in sample_corrections()]
@@ -265,10 +266,8 @@ def test_the_gain_of_each_correction_of_a_case_is_listed(verb, tmp_path, spec):
     assert [engine["corrections"] for engine in engines] == [[], result["search"]["corrections"]]
 
 
-def test_the_speedup_of_a_case_is_that_of_its_table_with_and_without_its_journal(verb, spec, tmp_path):
+def test_the_speedup_of_a_case_is_that_of_its_table_with_and_without_its_journal(verb, folder):
     """Without the journal both models are profiled again."""
-    assert verb("tune", spec, "--backend", "fake", "-o", "out").code == 0
-    folder = tmp_path / "out" / "default"
     result = json.loads((folder / "result.json").read_text())
     found = [verb("explain", folder, "--json").json]
     (folder / "trials.jsonl").unlink()
@@ -301,10 +300,8 @@ def test_an_unchanged_case_is_explained_by_its_best_candidates(verb, spec, tmp_p
     assert verb("explain", folder).out.startswith(f"Unchanged:\n{result['reason']}\n\nCandidates")
 
 
-def test_the_profile_of_a_part_is_not_used_for_the_tuned_model(verb, tmp_path, spec):
+def test_the_profile_of_a_part_is_not_used_for_the_tuned_model(verb, folder):
     """`subgraph` builds parts with the same pairs that the selected model may have."""
-    assert verb("tune", spec, "--backend", "fake", "-o", "out").code == 0
-    folder = tmp_path / "out" / "default"
     before = verb("explain", folder, "--json").json
     winner = json.loads((folder / "scheme.json").read_text())["digest"]
     lines = (folder / "trials.jsonl").read_text().splitlines(keepends=True)
@@ -345,20 +342,14 @@ def test_pairs_with_the_largest_errors_are_ranked_in_a_model_of_another_tool(ver
     assert "outputs: false" in result.out
 
 
-def test_pairs_with_the_largest_errors_are_ranked_in_a_case_and_in_its_folder(verb, tmp_path, spec):
-    missing = verb("explain", f"{spec}::default", "--culprits", "--backend", "fake")
-    assert missing.code == 2
-    assert "no results of a run here" in missing.err
-    assert verb("tune", spec, "--backend", "fake").code == 0
+def test_pairs_with_the_largest_errors_are_ranked_in_a_case_and_in_its_folder(verb, spec, folder):
     found = verb("explain", spec, "--culprits", "--backend", "fake", "--json").json
-    scheme = json.loads((tmp_path / "reports" / "digits" / "default" / "scheme.json").read_text())
+    scheme = json.loads((folder / "scheme.json").read_text())
     assert found["total"] == len(found["pairs"]) == sum(s["format"] != "int32" for s in scheme["sites"])
     assert found["data"] == "random"
     assert any("random inputs are used" in note for note in found["notes"])
-    folder = verb(
-        "explain", tmp_path / "reports" / "digits" / "default", "--culprits", "--backend", "fake", "--json"
-    )
-    assert folder.json["pairs"] == found["pairs"]
+    of_folder = verb("explain", folder, "--culprits", "--backend", "fake", "--json").json
+    assert of_folder["pairs"] == found["pairs"]
 
 
 def test_a_model_without_its_original_is_ranked_against_itself_without_pairs(verb):

@@ -99,19 +99,6 @@ def test_the_proposed_length_of_sound_is_a_second(verb, tmp_path, dims, expected
     assert verb("init", "net.onnx", *FAKE, "--json").json["inputs"] == {"x": expected}
 
 
-def test_the_example_of_an_excluded_operator_is_one_that_would_be_quantized(verb, tmp_path):
-    """The rarest operator of the model would be a bad example, since it often stays float anyway."""
-    onnx.save(
-        onnx.parser.parse_model(
-            """<ir_version: 8, opset_import: ["": 17]> net (float[4,4] x) => (float[4,4] y) {
-            a = MatMul(x, x) b = Sin(a) c = MatMul(b, a) y = Cos(c) }"""
-        ),
-        tmp_path / "net.onnx",
-    )
-    assert verb("init", "net.onnx").code == 0
-    assert "deny: [MatMul]" in (tmp_path / "net.qdq.yaml").read_text()
-
-
 def test_only_formats_that_operators_can_have_are_proposed(verb, tmp_path):
     """Blocks of 256 weights are not proposed for a model with 4, in which no operator could have them."""
     proto = onnx.parser.parse_model(

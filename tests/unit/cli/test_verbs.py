@@ -86,16 +86,6 @@ def test_doctor_lists_the_options_of_the_chosen_backend(verb):
     assert not any(line.split()[:1] == ["tensorrt.tf32"] for line in lines)
 
 
-def test_doctor_gives_json(verb):
-    found = verb("doctor", "--json", "--backend", "fake").json
-    assert found["chosen"] == "fake"
-    assert found["backends"]["onnxruntime"]["usable"] is True
-    assert "onnxruntime" in found["backends"]["onnxruntime"]["facts"]
-    options = {option["name"]: option for option in found["backends"]["tensorrt"]["options"]}
-    assert options["tensorrt.opt-level"]["in_files"] is True
-    assert options["tensorrt.plugins"]["in_files"] is False
-
-
 def test_doctor_fails_if_the_chosen_backend_does_not_work(verb, monkeypatch):
     from qdqspec.backends.base import Availability
     from qdqspec.backends.onnxruntime import backend
@@ -170,18 +160,6 @@ def test_ctrl_c_during_imports_of_the_installed_command(module, tmp_path):
     ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert (ended.returncode, ended.stdout) == (130, "")
     assert len(ended.stderr.splitlines()) <= 1
-
-
-def test_an_interrupt_of_the_imports_is_reported():
-    """A command that is interrupted before its modules are imported prints the message, too."""
-    code = (
-        "import sys, qdqspec.app.cli, qdqspec.__main__ as start\n"
-        "def interrupted(): raise KeyboardInterrupt\n"
-        "qdqspec.app.cli.main = interrupted\n"
-        "sys.exit(start.main())"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (130, "Interrupted\n")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGTERM ends a process at once there")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 
 from qdqspec._core.node_digests import NodeDigest, pack
-from qdqspec.app.report.compare import ComparedCase, compare_runs, comparison_text, comparison_to_json
+from qdqspec.app.report.compare import ComparedCase, compare_runs, comparison_text
 from qdqspec.errors import StateError
 from qdqspec.testing.records import alone_case, cached_case, faster_case, sample_regression, sample_run
 from qdqspec.types import CaseRecord, DeviceKey, LatencyEvidence, RegressionEvidence, RunRecord, Samples
@@ -157,16 +156,6 @@ def runs() -> tuple[RunRecord, RunRecord]:
 
 def test_the_text_of_a_comparison(golden) -> None:
     golden("report/compare.txt", comparison_text(compare_runs(*runs())) + "\n")
-
-
-def test_the_json_of_a_comparison() -> None:
-    data = comparison_to_json(compare_runs(*runs()), 0.05)
-    json.dumps(data, allow_nan=False)
-    assert [(case["case"], case["verdict"], case["beyond"]) for case in data["cases"]] == [
-        ("digits::default", "slower", True),
-        ("squeezenet::default", "faster", False),
-    ]
-    assert (data["only_in_a"], data["only_in_b"]) == (["ultraface::default"], ["ultraface::b8"])
 
 
 def test_specs_of_one_name_are_reported_with_their_folders() -> None:

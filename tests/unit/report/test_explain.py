@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qdqspec.app.report.explain_text import explain_json, explain_text
-from qdqspec.app.report.explain_words import advice, paragraph, verdict
+from qdqspec.app.report.explain_words import advice, paragraph
 from qdqspec.timing.explained import (
     ExplainedEngine,
     compare,
@@ -78,19 +78,6 @@ def test_conversions_are_listed_before_the_next_layer():
     assert len(both.tuned.unfused_pairs) == 2
 
 
-@pytest.mark.parametrize(
-    ("ours", "theirs", "words"),
-    [
-        (1.0, 0.5, "tuned is 2.00 times as fast as reference: 0.50 against 1.00 ms end to end."),
-        (1.0, 1.1, "tuned is 10.0 % slower than reference: 1.10 against 1.00 ms end to end."),
-        (1.0, None, "tuned is 50.0 % slower than reference: 1.50 against 1.00 ms by the sum of its layers."),
-    ],
-)
-def test_the_first_sentence_compares_the_times(ours, theirs, words):
-    sides = engine(kernel("a", ms=1.0), name="reference", ms=ours), engine(kernel("a", ms=1.5), ms=theirs)
-    assert verdict(compare(*sides)) == words
-
-
 def test_the_engine_without_quantization_is_the_reference():
     plain, quantized = engine(kernel("a"), name="plain"), engine(kernel("a", integer=True), name="quantized")
     assert find_reference([quantized, plain]) is plain
@@ -156,22 +143,6 @@ def test_the_scope_of_a_kernel_is_written_once(nodes: list[str], text: str) -> N
     assert nodes_text(nodes) == text
 
 
-def test_an_unfused_pair_is_reported_with_its_tensor_and_producer() -> None:
-    maker = LayerTime(name="k0", op_type="Conv", milliseconds=1, nodes=("/a/Conv",), tensors=("/a/y",))
-    other = LayerTime(name="k1", op_type="Relu", milliseconds=1, nodes=("/b/Relu",), tensors=("/b/y",))
-    alone = LayerTime(
-        name="y_QuantizeLinear/duplicated",
-        op_type="QuantizeLinear",
-        milliseconds=0.1,
-        tensors=("/a/y",),
-        boundary=True,
-    )
-    engine = ExplainedEngine(name="tuned", layers=(maker, other, alone))
-    assert engine.behind(alone) is maker
-    text = explain_text([ExplainedEngine(name="reference", layers=(maker, other)), engine])
-    assert "  QuantizeLinear of /a/y: 0.100 ms, behind /a/Conv\n" in text
-
-
 def test_float_kernels_with_quantized_inputs_are_reported():
     layers = kernel("conv", integer=True), kernel("softmax"), kernel("other")
     tuned = engine(*layers, quantized=frozenset({"conv", "softmax"}))
@@ -205,26 +176,6 @@ def listed(*layers, **more):
     return engine(*(replace(layer, milliseconds=0.0) for layer in layers), **more)
 
 
-def test_kernels_without_times_are_described_by_counts() -> None:
-    convolution = kernel("Conv_1", integer=True, precision="int8 > fp32")
-    tuned = listed(
-        convolution, kernel("Conv_1", "Relu_2"), conversion(), kernel("Gemm_3"), conversion("QuantizeLinear")
-    )
-    reference = listed(kernel("Conv_1", "Relu_2"), kernel("Gemm_3"), name="reference")
-    for engines in ([tuned], [reference, tuned], [reference, tuned, replace(tuned, name="other")]):
-        text = explain_text(engines)
-        assert "ms" not in re.findall(r"\w+", text)
-        assert "%" not in text
-        assert "  Gemm_3\n" in text
-        assert "QuantizeLinear of t: behind Gemm_3\n" in text
-    assert [int(number) for number in re.findall(r"changes of type or layout\s+(\d+)\s+(\d+)", text)[0]] == [
-        0,
-        1,
-    ]
-    assert "1 of 2" in text
-    assert "quantize their inputs too" in text
-
-
 def test_an_engine_without_times_is_not_compared_with_a_timed_one() -> None:
     engines = [engine(kernel("a"), name="reference", ms=1.0), listed(kernel("a", integer=True))]
     assert "do not show which engine is faster" in explain_text(engines)
@@ -235,10 +186,3 @@ def test_an_engine_without_times_is_not_compared_with_a_timed_one() -> None:
     assert (timed["sum_ms"], timed["layers"][0]["milliseconds"]) == (1.0, 1.0)
     assert (untimed["sum_ms"], untimed["layers"][0]["milliseconds"]) == (None, None)
     assert set(untimed["milliseconds_of"].values()) == {None}
-
-
-def test_only_so_many_float_operators_are_listed() -> None:
-    floats = [kernel(f"Conv_{index}") for index in range(5)]
-    text = explain_text([listed(kernel("Conv_9", integer=True), *floats)], most=3)
-    assert "  Conv_2\n  and 2 more" in text
-    assert "Conv_0" not in explain_text([listed(*floats)]), "nothing is quantized"
