@@ -34,28 +34,6 @@ def graph(placement):
     return SAMPLES / f"trt8-resnet18-a100-{placement}.graph.json"
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["data.npz"], "data.npz: this is nothing that can be explained"),
-        (["data.npz"], "a case (spec::case or its folder), a model"),
-        (["none.json"], "none.json: there is no such file"),
-        (["none.onnx"], "none.onnx: there is no such model file"),
-        (["pyproject.toml"], "pyproject.toml: TensorRT's layer information cannot be used"),
-        (["."], "result.json: the result cannot be read"),
-        (["none.qdq.yaml::default"], "none.qdq.yaml"),
-        (["a.onnx", "b.onnx", "c.onnx"], "a model is explained alone, or with its original before it"),
-        (["a.onnx", "b.json"], "qdqspec explain MODEL TUNED"),
-        (["a.qdq.yaml", "b.qdq.yaml", "--culprits"], "one case or model"),
-    ],
-)
-def test_an_error_is_one_message(verb, tmp_path, words, message):
-    (tmp_path / "data.npz").write_bytes(b"PK\x03\x04")
-    result = verb("explain", *words)
-    assert (result.code, result.out) == (2, "")
-    assert message in result.err
-
-
 def test_an_error_for_an_unknown_operator_names_the_quantized_model(verb, models, tmp_path):
     """The name is not that of the temporary float copy with which the model is compared."""
     model = onnx.load(models / "digits_resnet.onnx")

@@ -336,14 +336,6 @@ def test_images_of_all_formats_are_data(verb, project, data):
     assert [file.name for file in files_of(case.inputs.calibration)] == ["a.jpg", "b.JPG", "c.png"]
 
 
-def test_a_file_that_does_not_fit_is_an_error_with_its_arrays(verb, project):
-    np.savez(project / "pix.npz", pixels=samples(2)["input"])
-    result = verb("init", "digits_resnet.onnx", *FAKE, "--data", "pix.npz")
-    assert result.code == 2
-    assert "its arrays: pixels;" in result.err
-    assert "{arrays: pix.npz, names: {input: pixels}}" in result.err
-
-
 SAME_DATA = "note: calibration and evaluation are the same data"
 
 
@@ -404,39 +396,11 @@ def test_a_missing_pillow_is_noted_for_images(verb, project, data, monkeypatch):
     )
 
 
-def test_the_error_for_data_that_does_not_fit_has_the_inputs_of_the_model(verb, data):
-    result = verb("init", "digits_resnet.onnx", *FAKE, "--data", "data")
-    assert result.code == 2
-    assert "no data there fits the model's inputs: input [?, 1, 16, 16]" in result.err
-    assert verb("init", "digits_resnet.onnx", *FAKE, "--data", "gone").code == 2
-
-
 @pytest.mark.parametrize("name", ["a: b #.onnx", "true.onnx", "größe[1].qdq.onnx"])
 def test_file_names_are_quoted_if_yaml_needs_it(verb, project, name):
     (project / "digits_resnet.onnx").rename(project / name)
     output = verb("init", name, *FAKE, "--json").json["output"]
     assert load_cases(project / output, Settings(root=project))[0].model == project / name
-
-
-def test_an_existing_file_is_not_overwritten(verb, project):
-    (project / "digits_resnet.qdq.yaml").write_text("mine")
-    result = verb("init", "digits_resnet.onnx", *FAKE)
-    assert result.code == 2
-    assert "this spec exists already, and is not overwritten" in result.err
-    assert (project / "digits_resnet.qdq.yaml").read_text() == "mine"
-
-
-@pytest.mark.parametrize(
-    ("output", "says"),
-    [
-        ("spec.yaml", "pytest collects a spec by its ending"),
-        ("digits_resnet.onnx/x/d.qdq.yaml", "the spec cannot be written: Not a directory"),
-    ],
-)
-def test_an_impossible_output_path_is_refused(verb, project, output, says):
-    result = verb("init", "digits_resnet.onnx", *FAKE, "-o", output)
-    assert result.code == 2
-    assert says in result.err
 
 
 def test_the_option_needed_for_a_model_outside_the_project_is_printed(verb, project, models):

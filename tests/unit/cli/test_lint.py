@@ -55,20 +55,6 @@ def test_the_compute_capability_can_be_given(verb, model):
     assert "TRT022" not in verb(*words).out
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--target", "tensorrt-12"], "unknown lint target 'tensorrt-12'"),
-        ([], "no target is given\n  name one with --target, of: "),
-        (["--target", "tensorrt-10", "--compute-capability", "hopper"], "not a compute capability"),
-    ],
-)
-def test_an_error_is_one_message(verb, model, words, message):
-    result = verb("lint", model(np.int8(0)), *words)
-    assert result.code == 2
-    assert message in result.err
-
-
 def test_the_runtime_of_the_target_loads_the_model(verb, tmp_path):
     """It refuses this one, whose nodes the static rules accept; without the option it is not loaded."""
     path = pair_that_no_build_takes(tmp_path / "pair.onnx")

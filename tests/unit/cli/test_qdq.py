@@ -132,12 +132,6 @@ def test_import_with_the_original_gives_a_scheme_for_the_original(verb, models) 
     assert "left out" not in applied.out
 
 
-def test_import_of_a_float_model_is_an_error(verb, models) -> None:
-    result = verb("import", models / "digits_resnet.onnx", "-o", "scheme.json")
-    assert result.code == 2
-    assert "no Q/DQ pair that a scheme can carry" in result.err
-
-
 def test_diff_exits_with_1_if_models_differ(verb, models) -> None:
     original = models / "digits_resnet.onnx"
     result = verb("diff", original, QAT, "--json")
@@ -156,11 +150,3 @@ def test_fold_writes_a_smaller_model(verb, models, tmp_path) -> None:
     assert result.json["folded"] > 0
     assert len(load_model(tmp_path / "folded.onnx").nodes) == result.json["nodes"] < 244
     assert "0 nodes folded" in verb("fold", "folded.onnx", "-o", "again.onnx").out
-
-
-def test_import_never_writes_to_its_input(verb) -> None:
-    before = QAT.read_bytes()
-    result = verb("import", QAT, "-o", QAT)
-    assert (result.code, result.out) == (2, "")
-    assert "this file is an input" in result.err
-    assert QAT.read_bytes() == before

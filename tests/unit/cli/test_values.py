@@ -134,19 +134,3 @@ def test_inspect_and_lint_read_the_model_at_the_value(files: Path, verb) -> None
     whole = verb("inspect", "rates.onnx", "--json").json
     assert any(f"gate/then_branch/{CONV}" in region["nodes"] for region in whole["regions"])
     assert verb("lint", "rates.onnx", "--target", "onnxruntime-cpu", *VALUES).code == 0
-
-
-def test_a_wrong_input_name_is_an_error_that_lists_the_inputs(files: Path, verb) -> None:
-    result = verb("inspect", "rates.onnx", "--values", "rat:1")
-    assert result.code == 2
-    assert "names 'rat', which is no input of the model (did you mean 'rate'?)" in result.err
-
-
-@pytest.mark.parametrize(
-    "given",
-    [("--shapes", "x:1x4x8x8,x:2x4x8x8"), ("--values", "x:1", "--values", "x:2")],
-)
-def test_an_input_given_twice_is_an_error(verb, given) -> None:
-    result = verb("tune", "rates.onnx", *given)
-    assert result.code == 2
-    assert f"argument {given[0]}: 'x' is given twice" in result.err

@@ -107,38 +107,6 @@ def test_schema_is_written_to_standard_output_or_a_file(verb, tmp_path):
     assert json.loads((tmp_path / "s.json").read_text()) == schema
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["tun"], "unknown verb 'tun' (did you mean 'tune'?)"),
-        # 'lint' is as similar, and begins with another letter
-        (["inti"], "unknown verb 'inti' (did you mean 'init'?)"),
-        (["bananas"], "unknown verb 'bananas'\n"),
-        (["--helpall"], "unknown option '--helpall' (did you mean '--help'?)"),
-        (
-            ["tune", "net.onnx", "--calibraton", "a.npz"],
-            "arguments: --calibraton (did you mean '--calibration'?)",
-        ),
-        (["tune", "net.onnx", "again.onnx"], "unrecognized arguments: again.onnx\n"),
-        (
-            ["cache", "prun"],
-            "'prun' is not one of list, info, prune, clear, export, import (did you mean 'prune'?)",
-        ),
-        (["verify", "a.onnx", "b.onnx", "--calibration", "e.npz"], "--calibration (did you mean '--data'?)"),
-    ],
-)
-def test_a_misspelt_word_has_a_suggestion(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        cli.main(words)
-    assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert message in said
-    assert "--help" in said
-    assert len(said.splitlines()) == 2, "without the list of all options"
-
-
 INTERRUPTED_IMPORT = """
 import importlib, sys
 class Interrupting:
@@ -185,11 +153,6 @@ def test_a_signal_during_a_fork_is_not_lost(name):
     """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("not interrupted\ninterrupted later\n", "")
-
-
-def test_a_missing_spec_is_reported_with_similar_names(verb, tmp_path):
-    (tmp_path / "net.qdq.yaml").touch()
-    assert "(did you mean 'net.qdq.yaml'?)" in verb("tune", "net.qdq.yml").err
 
 
 def test_verify_accepts_images_as_tune_does(verb, tmp_path):
@@ -257,12 +220,6 @@ def test_verify_finds_scores_that_share_the_scale_of_boxes(verb, tmp_path):
     np.savez(tmp_path / "one.npz", x=np.zeros((1, 1, 6, 200), np.float32))
     single = verb("verify", "given.onnx", "tuned.onnx", "--input", "one.npz", "--min-slice-sqnr-db", "20")
     assert (single.code, "too few values" in single.err) == (2, True)
-
-
-def test_verify_without_a_tuned_model_is_an_error(verb, models):
-    result = verb("verify", models / "digits_resnet.onnx")
-    assert result.code == 2
-    assert "no tuned model is given" in result.err
 
 
 @pytest.mark.parametrize(
