@@ -7,12 +7,6 @@ import json
 import pytest
 
 
-def test_the_header_states_where_models_run(project):
-    project.run("--qdq-threads=2", "--qdq-no-cache").stdout.fnmatch_lines(
-        ["qdqspec: onnxruntime, 2 threads, mode run, no cache"]
-    )
-
-
 def test_nothing_is_read_or_reported_if_no_spec_is_collected(project, monkeypatch):
     monkeypatch.setenv("QDQSPEC_BACKND", "x")
     (project.path / "test_plain.py").write_text("def test_plain(): pass\n")

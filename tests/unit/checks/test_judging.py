@@ -99,19 +99,28 @@ def test_the_budget_is_compared_with_milliseconds_that_agree_with_the_ratio() ->
     assert ("tuned", "3.83", "0.97") in {row[:3] for row in verdict.sections[1].rows}
 
 
-def test_a_time_equal_to_the_budget_passes() -> None:
-    assert judge("latency", timed(1.2, 1.2, 1.2), max_ms=1.2).outcome == "pass"
-    assert judge("latency", timed(1.2001, 1.2001), max_ms=1.2).headline == (
-        "median 1.2001 ms > budget 1.2000 ms (+0.0 %)"
-    )
+SLOW_TAIL = timed(*([1.0] * 90), *([5.0] * 10))
 
 
-def test_the_clock_of_the_check_is_judged_and_is_inconclusive_if_not_measured() -> None:
-    both = timed(3.0, cpu=(1.0,))
-    assert judge("latency", both, max_ms=2).outcome == "fail"
-    assert judge("latency", both, max_ms=2, clock="cpu").outcome == "pass"
-    verdict = judge("latency", timed(1.0), max_ms=2, clock="cpu")
-    assert (verdict.outcome, verdict.advice) == ("inconclusive", "Judge this target with clock: wall.")
+@pytest.mark.parametrize(
+    ("evidence", "values", "outcome", "headline"),
+    [
+        (timed(1.2, 1.2), {"max_ms": 1.2}, "pass", "median 1.20 ms <= budget 1.20 ms (+0.0 %)"),
+        (timed(1.2001), {"max_ms": 1.2}, "fail", "median 1.2001 ms > budget 1.2000 ms (+0.0 %)"),
+        (timed(4.5), {"max_ms": 0.001}, "fail", "median 4.50 ms > budget 0.0010 ms (4500x)"),
+        (timed(3.0, cpu=(1.0,)), {"max_ms": 2}, "fail", "median 3.00 ms > budget 2.00 ms (+50.0 %)"),
+        (timed(3.0, cpu=(1.0,)), {"max_ms": 2, "clock": "cpu"}, "pass", None),
+        (timed(1.0), {"max_ms": 2, "clock": "cpu"}, "inconclusive", None),
+        (SLOW_TAIL, {"max_ms": {"p50": 2, "p95": 6}}, "pass", "p95 5.00 ms <= budget 6.00 ms (-16.7 %)"),
+        (SLOW_TAIL, {"max_ms": {"p50": 2, "p95": 4}}, "fail", "p95 5.00 ms > budget 4.00 ms (+25.0 %)"),
+    ],
+)
+def test_a_time_is_compared_with_its_budget(
+    evidence: Evidence, values: dict, outcome: str, headline: str | None
+) -> None:
+    verdict = judge("latency", evidence, **values)
+    assert verdict.outcome == outcome
+    assert headline in (None, verdict.headline)
 
 
 def test_the_most_specific_budget_applies_that_of_the_device_first() -> None:
@@ -129,27 +138,19 @@ def test_the_most_specific_budget_applies_that_of_the_device_first() -> None:
         assert judge("latency", evidence, max_ms=budgets).numbers["budget_ms"] == applied
 
 
-def test_one_budget_may_have_several_percentiles() -> None:
-    runs = timed(*([1.0] * 90), *([5.0] * 10))
-    verdict = judge("latency", runs, max_ms={"onnxruntime": {"p50": 2, "p95": 4}})
-    assert (verdict.outcome, verdict.headline) == ("fail", "p95 5.00 ms > budget 4.00 ms (+25.0 %)")
-    assert [row[0::6] for row in verdict.sections[0].rows] == [("median ms", "pass"), ("p95 ms", "fail")]
-    assert (verdict.numbers["p50_ms"], verdict.numbers["p95_ms"]) == (1.0, 5.0)
-    assert verdict.numbers["value_ms"] == 5.0
-    held = judge("latency", runs, max_ms={"p50": 2, "p95": 6})
-    assert (held.outcome, held.headline) == ("pass", "p95 5.00 ms <= budget 6.00 ms (-16.7 %)")
-
-
 def test_a_percentile_that_a_single_run_decides_is_inconclusive() -> None:
     """The 99th percentile of twenty runs is nearly that of the slowest run."""
     verdict = judge("latency", timed(*([1.0] * 19), 9.0), max_ms=2, percentile=99)
     assert verdict.outcome == "inconclusive"
     assert verdict.headline == "p99 7.48 ms of 20 runs: too few to judge against budget 2.00 ms"
     assert "at least 100 runs" in verdict.advice
-    assert judge("latency", timed(*([1.0] * 99), 9.0), max_ms=2, percentile=99).outcome == "pass"
-    assert judge("latency", timed(*([1.0] * 18), 9.0, 9.0), max_ms=2, percentile=99).outcome == "fail"
-    assert judge("latency", timed(*([1.0] * 20)), max_ms=2, percentile=99).outcome == "pass"
-    assert judge("latency", timed(*([3.0] * 20)), max_ms=2, percentile=99).outcome == "fail"
+    for times, outcome in (
+        ([1.0] * 99 + [9.0], "pass"),
+        ([1.0] * 18 + [9.0] * 2, "fail"),
+        ([1.0] * 20, "pass"),
+        ([3.0] * 20, "fail"),
+    ):
+        assert judge("latency", timed(*times), max_ms=2, percentile=99).outcome == outcome
 
 
 @given(
@@ -383,15 +384,6 @@ def test_an_input_search_that_ended_early_states_it() -> None:
     assert "in 4.2 s, when the time was over, beside" in judge("parity", evidence, **asked).sections[-1].text
 
 
-def test_an_unchanged_model_needs_no_input_search() -> None:
-    params = params_of("parity", min_sqnr_db=10, search=20)
-    alone = replace(
-        ALONE,
-        parity_search={params.evidence_key: ParitySearch(missing="the model is unchanged")},  # type: ignore[attr-defined]
-    )
-    assert judge("parity", alone, min_sqnr_db=10, search=20).headline == "every output equals the reference's"
-
-
 def test_each_step_has_separate_limits() -> None:
     evidence = in_steps(26.0, 31.0, 25.0)
     assert judge(
@@ -424,7 +416,6 @@ def test_agreement_is_judged_for_outputs_with_classes() -> None:
     evidence = with_outputs(output("boxes"), output("y", agreement={"top1": 0.97, "top5": 0.991}))
     verdict = judge("parity", evidence, min_agreement="98%")
     assert verdict.headline == "output 'y': top1 agreement 97.0 % < 98.0 %"
-    assert [row[-2] for row in verdict.sections[0].rows] == ["", "97.0 %", ">= 98.0 %"]
     assert verdict.numbers["agreement"] == 0.97
     verdict = judge("parity", evidence, top_k=5, min_agreement=0.99)
     assert verdict.headline == "agreement 99.1 % >= 99.0 %"
@@ -440,12 +431,6 @@ def test_a_limit_on_slices_names_output_axis_and_slice() -> None:
     assert failed.outcome == "fail"
     assert failed.headline == "output 'boxes': slice 4 of axis 1: 1.1 dB < 20.0 dB"
     assert failed.numbers["slice_sqnr_db"] == pytest.approx(1.13)
-    assert failed.sections[0].headers[5] == "worst slice"
-    assert {row[0]: row[5] for row in failed.sections[0].rows} == {
-        "boxes": "1.1 dB (slice 4 of axis 1)",
-        "other": "",
-        "limit": ">= 20.0 dB",
-    }
     assert judge("parity", evidence, min_slice_sqnr_db=1).headline == "worst slice 1.1 dB >= 1.0 dB"
     assert judge("parity", evidence, min_slice_sqnr_db=1, outputs=["boxes"]).outcome == "pass"
     missing = judge("parity", evidence, min_slice_sqnr_db=1, outputs=["other"])
@@ -489,18 +474,22 @@ def scored(reference: float, tuned: float, name: str = "top1") -> Evidence:
     return replace(DIGITS, accuracy={name: found})
 
 
-def test_values_equal_to_a_limit_pass_in_spite_of_binary_fractions() -> None:
-    assert 0.97 - 0.96 > 0.01
-    assert judge("accuracy", scored(0.97, 0.96), max_drop="1%").outcome == "pass"
-    assert judge("accuracy", scored(0.97, 0.96), min=0.96).outcome == "pass"
-    assert judge("accuracy", scored(0.97, 0.959), max_drop="1%").outcome == "fail"
-
-
-def test_the_message_on_a_drop_has_both_values() -> None:
-    verdict = judge("accuracy", scored(0.98, 0.951), max_drop="1%")
-    assert verdict.headline == "top1 fell by 2.9 % (98.0 % to 95.1 %), allowed 1.0 %"
-    better = judge("accuracy", scored(0.95, 0.96), max_drop="1%")
-    assert better.headline == "top1 did not fall (95.0 % to 96.0 %), allowed 1.0 %"
+@pytest.mark.parametrize(
+    ("reference", "tuned", "limits", "outcome", "headline"),
+    [
+        (0.97, 0.96, {"max_drop": "1%"}, "pass", "top1 fell by 1.0 % (97.0 % to 96.0 %), allowed 1.0 %"),
+        (0.97, 0.96, {"min": 0.96}, "pass", None),
+        (0.97, 0.959, {"max_drop": "1%"}, "fail", "top1 fell by 1.1 % (97.0 % to 95.9 %), allowed 1.0 %"),
+        (0.95, 0.96, {"max_drop": "1%"}, "pass", "top1 did not fall (95.0 % to 96.0 %), allowed 1.0 %"),
+    ],
+)
+def test_a_score_is_compared_with_its_limits(
+    reference: float, tuned: float, limits: dict, outcome: str, headline: str | None
+) -> None:
+    """Values equal to a limit pass, although 0.97 - 0.96 > 0.01 in binary fractions."""
+    verdict = judge("accuracy", scored(reference, tuned), **limits)
+    assert verdict.outcome == outcome
+    assert headline in (None, verdict.headline)
 
 
 def test_each_output_has_its_own_accuracy() -> None:
@@ -565,13 +554,11 @@ def test_accuracy_advice_depends_on_the_constraint_of_the_search() -> None:
 # ---- placement and size -------------------------------------------------------------------------
 
 
-def test_a_misspelt_requirement_is_distinguished_from_an_unquantized_op() -> None:
+def test_a_misspelt_requirement_has_a_suggestion() -> None:
     verdict = judge("placement", FASTER, require=["Cov"])
-    assert verdict.outcome == "fail"
+    assert (verdict.outcome, verdict.headline) == ("fail", "required Cov: no such node")
     assert "(did you mean 'Conv'?)" in verdict.advice
-    unquantized = judge("placement", FASTER, require=["Softmax"])
-    assert unquantized.headline == "required Softmax: 0 of 1 node quantized"
-    assert "did you mean" not in unquantized.advice
+    assert "did you mean" not in judge("placement", FASTER, require=["Softmax"]).advice
 
 
 def test_entries_are_op_types_or_globs_over_node_names() -> None:

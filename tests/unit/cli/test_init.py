@@ -74,29 +74,18 @@ def test_the_forecast_is_computed_at_the_proposed_shapes(verb, tmp_path):
     assert re.search(r"estimated from node count, weights and\s+#?\s*1 million", text)  # 8 * 3 * 224 * 224
 
 
-def test_a_named_dimension_has_one_size_in_all_inputs(verb, tmp_path):
-    """A vector over the batch has as many entries as the batch, not 128."""
-    proto = onnx.parser.parse_model(
-        """<ir_version: 8, opset_import: ["": 17]>
-        net (int64[batch] lengths, float[batch,width] x, int64[batch,width] ids) => (float[batch,width] y) {
-        a = Cast<to = 1>(ids) y = Add(x, a) }"""
-    )
-    onnx.save(proto, tmp_path / "net.onnx")
-    result = verb("init", "net.onnx", *FAKE, "--json")
-    assert result.json["inputs"] == {"lengths": [1], "x": [1, 16], "ids": [1, 16]}
-
-
 @pytest.mark.parametrize(
-    ("dims", "expected"),
-    [("n,audio_length", [1, 16000]), ("n,features", [1, 16])],
+    ("inputs", "expected"),
+    [
+        ("int64[batch] lengths, float[batch,width] x", {"lengths": [1], "x": [1, 16]}),  # one size a name
+        ("float[n,audio_length] x", {"x": [1, 16000]}),  # 16 are shorter than the first window of a network
+        ("float[n,features] x", {"x": [1, 16]}),
+    ],
 )
-def test_the_proposed_length_of_sound_is_a_second(verb, tmp_path, dims, expected):
-    """Sixteen samples of sound are shorter than the first window of a network."""
-    proto = onnx.parser.parse_model(
-        f'<ir_version: 8, opset_import: ["": 17]> net (float[{dims}] x) => (float[{dims}] y) {{ y = Relu(x) }}'
-    )
-    onnx.save(proto, tmp_path / "net.onnx")
-    assert verb("init", "net.onnx", *FAKE, "--json").json["inputs"] == {"x": expected}
+def test_the_proposed_sizes_follow_from_the_names_of_dimensions(verb, tmp_path, inputs, expected):
+    text = f'<ir_version: 8, opset_import: ["": 17]> net ({inputs}) => (float[a,b] y) {{ y = Relu(x) }}'
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "net.onnx")
+    assert verb("init", "net.onnx", *FAKE, "--json").json["inputs"] == expected
 
 
 def test_only_formats_that_operators_can_have_are_proposed(verb, tmp_path):
@@ -254,9 +243,6 @@ def test_data_in_a_folder_is_found_by_names_and_shapes(verb, project, data):
     assert case.inputs.evaluation == data / "rest.npz"
     text = (project / "specs" / "d.qdq.yaml").read_text()
     assert "  # - {kind: accuracy, metric: top1, max_drop: 1%}" in text
-    for changed in specs_with_comments_removed(text):
-        (project / "specs" / "c.qdq.yaml").write_text(changed)
-        assert load_cases(project / "specs" / "c.qdq.yaml", Settings(root=project))
 
 
 def test_a_metric_is_proposed_only_for_labels_that_fit_it(verb, project, data):
@@ -339,15 +325,15 @@ def test_images_of_all_formats_are_data(verb, project, data):
 SAME_DATA = "note: calibration and evaluation are the same data"
 
 
-@pytest.mark.parametrize("kind", ["one file", "many files", "images"])
+@pytest.mark.parametrize("kind", ["one file", "images"])
 def test_one_data_set_for_calibration_and_evaluation_is_stated_in_file_and_terminal(
     verb, project, data, kind
 ):
-    for number in range(1 if kind == "one file" else 6):
-        if kind == "images":
+    if kind == "images":
+        for number in range(6):
             Image.new("L", (20, 30)).save(data / f"{number}.png")
-        else:
-            np.savez(data / f"{number}.npz", **samples(2))
+    else:
+        np.savez(data / "0.npz", **samples(2))
     (data / "unrelated.npz").unlink()
     result = verb("init", "digits_resnet.onnx", *FAKE, "--data", "data")
     assert result.code == 0

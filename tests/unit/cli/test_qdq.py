@@ -12,10 +12,6 @@ from onnx import numpy_helper
 from onnxruntime.quantization import quantize_dynamic
 
 from qdqspec.graph.model import load_model
-from qdqspec.qdq.quantize.quantizer import Quantizer
-from qdqspec.qdq.quantize.ranges import TensorRange
-from qdqspec.qdq.scheme.scheme_file import write_scheme
-from qdqspec.types import Consumer, Placement, Site
 
 DATA = Path(__file__).parents[2] / "data"
 QAT = DATA / "digits_resnet_qat_qdq.onnx"
@@ -83,38 +79,6 @@ def test_strip_counts_what_it_removed_and_names_operators_that_it_keeps(verb, tm
     assert kept in verb("import", "net.onnx", "-o", "scheme.json").out
     again = verb("strip", "float.onnx", "-o", "again.onnx", "--json")
     assert (again.json["pairs"], again.json["left"]) == (0, 1)
-
-
-@pytest.mark.parametrize("name", ["nvfp4", "mxfp8"])
-def test_blocks_along_any_axis_are_equal_after_strip_import_and_apply(verb, tmp_path, name) -> None:
-    text = '<ir_version: 8, opset_import: ["": 17]> g (float[4,64] x) => (float[4,64] y) { y = MatMul(x, w) }'
-    model = onnx.parser.parse_model(text)
-    weight = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32)
-    model.graph.initializer.append(numpy_helper.from_array(weight, "w"))
-    onnx.save(model, tmp_path / "layer.onnx")
-    loaded = load_model(tmp_path / "layer.onnx")
-    ends = {name: Consumer("MatMul#0", index) for index, name in enumerate("xw")}
-    sites = (
-        Site(tensor="x", consumers=(ends["x"],), format=name, axis=1),
-        Site(tensor="w", consumers=(ends["w"],), format=name, axis=0, weight=True),
-    )
-    placement = Placement(sites=frozenset(sites))
-    numbers = Quantizer(loaded, {"x": TensorRange(-4.0, 4.0)}).placed(placement)
-    write_scheme(tmp_path / "scheme.json", placement, numbers, "tensorrt")
-    assert (
-        "narrow.onnx: 2 dequantized tensors in it"
-        in verb("apply", "layer.onnx", "scheme.json", "-o", "narrow.onnx").out
-    )
-    assert (
-        verb("import", "narrow.onnx", "-o", "read.json").out
-        == "read.json: 1 activation and 1 weight pairs in it\n"
-    )
-    stripped = verb("strip", "narrow.onnx", "-o", "back.onnx", "--reference", "layer.onnx")
-    assert "2 dequantized tensors removed" in stripped.out
-    assert (tmp_path / "back.onnx").read_bytes() == (tmp_path / "layer.onnx").read_bytes()
-    assert "scales found at run time" in verb("diff", "layer.onnx", "narrow.onnx").out
-    assert verb("lint", "narrow.onnx", "--target", "tensorrt-11", "--compute-capability", "10.0").code == 0
-    assert "ORT007" in verb("lint", "narrow.onnx", "--target", "onnxruntime-cpu").out
 
 
 def test_import_reports_its_assumptions(verb) -> None:

@@ -16,11 +16,6 @@ def ids(exclude: list[dict[str, object]] = [], include: list[dict[str, object]] 
     return list(named_combinations(combinations(AXES, exclude, include)))  # type: ignore[arg-type]  # plain dicts
 
 
-def test_exclude_removes_combinations_with_all_its_values() -> None:
-    assert ids(exclude=[{"quant": "int8", "batch": 8}]) == ["int8-b1", "uint8-b1", "uint8-b8"]
-    assert ids(exclude=[{"batch": 8}]) == ["int8-b1", "uint8-b1"]
-
-
 def test_a_later_include_can_override_added_values_only() -> None:
     found = ids(include=[{"preset": "quick"}, {"quant": "int8", "preset": "extensive"}])
     assert found == ["int8-b1-extensive", "int8-b8-extensive", "uint8-b1-quick", "uint8-b8-quick"]
