@@ -18,18 +18,16 @@ from qdqspec.app.report.record import case_from_json, case_to_json, record_to_js
 from qdqspec.app.report.tables import summary_table
 from qdqspec.app.report.write import format_named
 from qdqspec.app.session import Session
-from qdqspec.checks.base import CheckParams, baseline_entries, needs_of, requests_of
+from qdqspec.checks.base import CheckParams, baseline_entries
 from qdqspec.checks.verdicts import unmeasured, verdict
 from qdqspec.errors import ConfigError, DataError
 from qdqspec.spec.load import load_spec
-from qdqspec.testing.records import params_of
 from qdqspec.types import Case, CheckSpec, Evidence, EvidenceKind, Section, TuneRules, Verdict
 from qdqspec.types.requests import (
     BaselineRequest,
     ComparedModels,
     FigureRequest,
     LintRequest,
-    ParityRequest,
     Request,
     ScoreRequest,
 )
@@ -163,15 +161,6 @@ def test_figures_of_an_installed_check_are_in_evidence_records_and_reports(tmp_p
 def test_an_exception_in_a_measurement_is_an_error_of_its_check(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="the sensor is not calibrated"):
         judged(tmp_path, shift(max=1.0, broken=True))
-
-
-@pytest.mark.usefixtures("installed")
-def test_the_evidence_needed_by_a_check_is_derived_from_its_requests() -> None:
-    assert needs_of(shift(max=1.0)) == {"size", "figures", "lint"}
-    parity = CheckSpec(id="p", kind="parity", params=params_of("parity", min_cosine=0.9))
-    assert [type(request) for request in requests_of(parity)] == [ParityRequest]
-    size = CheckSpec(id="s", kind="size", params=params_of("size", max_ratio=0.5))
-    assert requests_of(size) == ()
 
 
 class PaceCheck:

@@ -68,7 +68,7 @@ ERRORS = [
     ("explain cal.npz", "a case (spec::case or its folder), a model"),
     ("explain none.json", "none.json: there is no such file"),
     ("explain pyproject.toml", "pyproject.toml: TensorRT's layer information cannot be used"),
-    ("explain .", "result.json: the result cannot be read"),
+    ("explain specs", "result.json: the result cannot be read"),
     ("explain a.onnx b.onnx c.onnx", "a model is explained alone, or with its original before it"),
     ("explain a.onnx b.json", "qdqspec explain MODEL TUNED"),
     ("explain a.qdq.yaml b.qdq.yaml --culprits", "one case or model"),
@@ -79,13 +79,12 @@ ERRORS = [
     ("list specs", "names of specs end in .qdq.yaml"),
     ("list specs", "qdqspec init MODEL.onnx"),
     ("list bakends", "there is no such spec or folder (did you mean 'backends'?)"),
-    # compare, baseline and cache
+    # compare and cache
     ("compare run.json run.json --fail-on=-5%", "--fail-on"),
     ("compare run.json run.json --fail-on=nan", "--fail-on"),
     ("compare run.json empty.json", "empty.json: this is no run record"),
     ("compare run.json result.json", "result.json: this is the result of one case, not a run record"),
     ("compare run.json result.json", "tune --report run.json"),
-    ("baseline prune broken", "wrong.qdq.yaml"),
     ("cache prune --older-than 30", "a time with its unit is expected"),
     ("cache import none.zip", "none.zip: there is no such archive"),
 ]
@@ -96,10 +95,8 @@ def project(verb, models: Path, tmp_path: Path) -> Path:
     shutil.copy(models / "digits_resnet.onnx", tmp_path / "net.onnx")
     shutil.copy(DATA / "qdq_ort_u8s8_digits_resnet_b1.onnx", tmp_path / "quantized.onnx")
     (tmp_path / "spec.qdq.yaml").write_text(SPEC)
-    for folder in ("specs", "broken"):
-        (tmp_path / folder).mkdir()
+    (tmp_path / "specs").mkdir()
     np.savez(tmp_path / "specs" / "unrelated.npz", other=np.zeros((2, 2), np.float32))
-    (tmp_path / "broken" / "wrong.qdq.yaml").write_text("qdqspec: 1\n")
     (tmp_path / "cal.npz").write_bytes(b"PK" + bytes(2_000_000))
     np.savez(tmp_path / "pix.npz", pixels=np.zeros((2, 1, 16, 16), np.float32))
     run = record_to_json(sample_run())

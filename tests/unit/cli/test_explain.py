@@ -300,13 +300,6 @@ def test_a_model_is_profiled_against_itself_without_pairs(verb):
     )
 
 
-def test_the_layers_of_a_model_without_pairs_are_listed(verb, models):
-    result = verb("explain", models / "digits_resnet.onnx", "--layers", "3")
-    assert result.code == 0
-    assert "Q/DQ not fused" in result.out
-    assert result.out.count("Conv + ") == 3
-
-
 def test_pairs_with_the_largest_errors_are_ranked_in_a_model_of_another_tool(verb, models):
     words = ("--culprits", "--reference", models / "digits_resnet.onnx")
     data = models.parent / "data" / "digits_calibration.npz"

@@ -81,10 +81,3 @@ def test_completions_of_a_shell(tmp_path, line, found):
         timeout=60,
     )
     assert (tmp_path / "found").read_text().split() == found
-
-
-def test_descriptions_are_wrapped_and_examples_are_not(verb, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "60")
-    description, _, example = verb("explain", "--help").out.partition("example:\n")
-    assert max(map(len, description.splitlines())) <= 60
-    assert example.splitlines()[0].startswith("  qdqspec")

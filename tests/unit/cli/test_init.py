@@ -194,12 +194,6 @@ def test_init_inspect_and_plan_name_one_number_of_builds(verb, project):
     assert found == [{"100"}] * 3
 
 
-def test_folders_of_the_output_are_created(verb, project):
-    assert verb("init", "digits_resnet.onnx", *FAKE, "-o", "specs/vision/d.qdq.yaml").code == 0
-    (case,) = load_cases(project / "specs" / "vision" / "d.qdq.yaml", Settings(root=project))
-    assert case.model == project / "digits_resnet.onnx"
-
-
 @pytest.fixture
 def data(project):
     (project / "data").mkdir()

@@ -69,12 +69,6 @@ def test_inspect_prints_only_the_requested_parts(verb, model):
     assert "Leaf sizes" not in regions + patterns
 
 
-def test_inspect_forecasts_without_building(verb, model):
-    assert "the search may take" in verb("inspect", model).out
-    forecast = verb("inspect", model, "--json").json["forecast"]
-    assert 0 < forecast["low_seconds"] < forecast["high_seconds"]
-
-
 def test_inspect_counts_at_the_shapes_of_data_or_states_assumed_ones(verb, tmp_path):
     text = (
         '<ir_version: 8, opset_import: ["": 17]> '
