@@ -1,4 +1,4 @@
-"""Generated pages are up to date, links have targets, and the commands of the tutorial are accepted."""
+"""Generated pages are up to date, and the commands of the tutorial are accepted."""
 
 from __future__ import annotations
 
@@ -25,14 +25,6 @@ def test_the_reference_pages_are_the_generated_ones(monkeypatch: pytest.MonkeyPa
         assert (DOCS / "reference" / name).read_text(encoding="utf-8") == text, (
             "run: python tools/reference.py"
         )
-
-
-def test_links_of_the_readme_have_targets() -> None:
-    """Those of the documents are checked by ``mkdocs build --strict``."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    links = [link for link in re.findall(r"\]\(([^)\s#]+)", text) if not link.startswith("http")]
-    assert links
-    assert [link for link in links if not (ROOT / link).exists()] == []
 
 
 def test_the_commands_of_the_tutorial_are_accepted(
