@@ -94,7 +94,7 @@ def test_a_stream_continues_after_a_failed_capture(monkeypatch: pytest.MonkeyPat
         stream.synchronize()
 
 
-@pytest.mark.parametrize("runs", [0, 1, 64, 65, 200])
+@pytest.mark.parametrize("runs", [0, 64, 65])
 def test_each_run_has_its_own_time(runs: int):
     from fake_gpu import gpu
 
@@ -112,11 +112,6 @@ def test_the_launch_time_of_each_run_is_measured_on_the_host():
     with closing(cuda.Stream()) as stream:
         timed = cuda.time_runs(stream, lambda: None, 3, clock=lambda: 1e-3 * next(ticks))
     assert timed.host_ms == pytest.approx((1.0, 1.0, 1.0))
-
-
-def test_a_gpu_in_default_compute_mode_is_not_exclusive():
-    assert not cuda.is_exclusive()
-    assert cuda.bus_id() == "00000000:01:00.0"
 
 
 def test_warm_up_lasts_for_the_given_runs_or_time():

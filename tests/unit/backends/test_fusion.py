@@ -107,19 +107,3 @@ def test_a_file_of_fusions_of_another_model_or_a_missing_one_is_an_error(
         session.regions(told)
     assert caught.value.where == str(graph)
     assert "--exportLayerInfo" in str(caught.value.cure)
-
-
-def test_the_parts_of_strategy_subgraph_are_the_fusions_of_the_file(case: Case, tmp_path: Path):
-    names = [node.name for node in onnx.load(case.model).graph.node]
-    layers = [{"Name": "k", "Metadata": "\x1e".join(f"[ONNX Layer: {name}]" for name in names[:4])}]
-    graph = tmp_path / "engine.graph.json"
-    graph.write_text(json.dumps({"Layers": layers}))
-    told = replace(
-        case,
-        regions=RegionRules(by="fusion", graph=graph),
-        tune=TuneRules(strategy="subgraph", trials=2),
-    )
-    with Session(backend="fake", root=tmp_path) as session:
-        trials = session.search(told).trials
-    parts = {trial.subgraph for trial in trials if trial.subgraph}
-    assert any(set(names[:4]) <= set(part) for part in parts), parts

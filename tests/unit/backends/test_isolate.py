@@ -8,13 +8,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
 import numpy as np
 import pytest
+from processes import processes_with, wait_until
 
 from qdqspec._core.arrays import REDUCTIONS, Reduction
 from qdqspec.backends._isolation.isolated import Isolated, IsolatedEngine
@@ -79,18 +79,6 @@ def test_outputs_are_reduced_before_they_are_transferred(
     engine.close()
 
 
-def test_each_build_of_a_model_has_another_level(
-    fake: Isolated, model: Path, feeds: dict[str, np.ndarray]
-) -> None:
-    levels = set()
-    for _ in range(2):
-        engine = build(fake, model, run_noise="0", wall_noise="0")
-        engine.bind(feeds)
-        levels.add(engine.time(1).cpu_ms[0])
-        engine.close()
-    assert len(levels) == 2
-
-
 def test_a_segmentation_fault_is_reported_with_signal_and_last_output(fake: Isolated, model: Path) -> None:
     with pytest.raises(BackendError) as caught:
         build(fake, model, crash="build")
@@ -118,14 +106,6 @@ def test_a_hang_ends_after_the_time_limit(model: Path, feeds: dict[str, np.ndarr
             engine.run(feeds)
 
 
-def test_a_build_has_a_separate_time_limit(model: Path) -> None:
-    with (
-        Isolated("fake", build_timeout=0.3) as backend,
-        pytest.raises(BackendError, match=r"'build' for 0\.3 s"),
-    ):
-        build(backend, model, hang="build")
-
-
 def test_the_time_limit_of_a_call_grows_with_the_number_of_slow_runs(
     model: Path, feeds: dict[str, np.ndarray]
 ) -> None:
@@ -136,18 +116,6 @@ def test_the_time_limit_of_a_call_grows_with_the_number_of_slow_runs(
         slow = engine.time(1).wall_ms[0] / 1e3
         assert slow > 30
         assert engine._patience(10) > 10 * slow
-
-
-def test_an_exception_in_the_backend_is_raised_with_its_message(fake: Isolated, model: Path) -> None:
-    with pytest.raises(BackendError, match=r"RuntimeError: simulated failure in build"):
-        build(fake, model, **{"raise": "build"})
-
-
-def test_the_error_of_a_refused_model_keeps_reason_and_file(fake: Isolated, tmp_path: Path) -> None:
-    with pytest.raises(BackendError, match="no such model file") as caught:
-        build(fake, tmp_path / "absent.onnx")
-    assert caught.value.where == str(tmp_path / "absent.onnx")
-    assert caught.value.cure == "check the path"
 
 
 @needs_proc
@@ -195,17 +163,6 @@ def test_no_file_remains_in_the_temporary_folder(
             assert any(file.is_file() for file in tmp_path.rglob("*"))
         close_idle()
         assert not any(file.is_file() for file in tmp_path.rglob("*"))
-
-
-def test_a_killed_zygote_is_replaced(model: Path) -> None:
-    with Isolated("fake") as backend:
-        build(backend, model).close()
-        launcher = backend._launcher
-        assert launcher is not None
-        if hasattr(launcher, "_process"):
-            launcher._process.kill()
-            launcher._process.wait()
-        build(backend, model).close()
 
 
 @needs_fork
@@ -338,8 +295,8 @@ def test_children_end_with_a_killed_parent(model: Path, fork: bool) -> None:
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     parent.stdout.close()
-    _wait_until(lambda: not _processes_with(scratch.name), "children outlived their parent")
-    _wait_until(lambda: not scratch.exists(), "the scratch folder outlived its run")
+    wait_until(lambda: not processes_with(scratch.name), "children outlived their parent")
+    wait_until(lambda: not scratch.exists(), "the scratch folder outlived its run")
 
 
 @needs_proc
@@ -349,12 +306,13 @@ def test_children_end_with_a_killed_zygote(model: Path) -> None:
         launcher = backend._launcher
         assert launcher is not None
         scratch = launcher._scratch.name
-        assert len(_processes_with(scratch)) == 2
+        assert len(processes_with(scratch)) == 2
         os.kill(launcher._process.pid, signal.SIGKILL)  # type: ignore[union-attr]
         launcher._process.wait()  # type: ignore[union-attr]
-        _wait_until(lambda: not _processes_with(scratch), "children outlived the zygote")
+        wait_until(lambda: not processes_with(scratch), "children outlived the zygote")
         with pytest.raises(BackendError, match="engine's process"):
             engine.layers()
+        build(backend, model).close()  # by another zygote
 
 
 @needs_proc
@@ -364,45 +322,12 @@ def test_loading_a_backend_starts_no_threads(name: str) -> None:
     Zygote(name).close()
 
 
-def test_isolated_engines_of_onnx_runtime_are_equal_builds(
-    models: Path, feeds: dict[str, np.ndarray], model: Path
-) -> None:
-    with Isolated("onnxruntime") as backend:
-        first, second = (backend.build(model, BuildOptions()) for _ in range(2))
-        for engine in (first, second):
-            engine.bind(feeds)
-        assert first.graph_hash == second.graph_hash
-        assert len((first.time(2) + second.time(3)).cpu_ms) == 5
-        np.testing.assert_array_equal(first.run(feeds)["logits"], second.run(feeds)["logits"])
-
-
 def _is_running(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     return True
-
-
-def _processes_with(word: str) -> list[int]:
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if (
-                word in (folder / "cmdline").read_text()
-                and "State:\tZ" not in (folder / "status").read_text()
-            ):
-                found.append(int(folder.name))
-        except OSError:
-            continue
-    return found
-
-
-def _wait_until(true: object, otherwise: str) -> None:
-    deadline = time.monotonic() + 20
-    while not true():  # type: ignore[operator]
-        assert time.monotonic() < deadline, otherwise
-        time.sleep(0.02)
 
 
 def test_a_failure_on_a_full_disk_is_an_output_error_and_no_failed_candidate(

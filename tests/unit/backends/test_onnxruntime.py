@@ -219,34 +219,6 @@ def test_the_hash_includes_bodies_and_their_kernels_have_times(tmp_path: Path) -
     assert [layer.nodes for layer in engines[0].layers(2)] == [("abs",), ("if/else_branch/Neg",), ("if",)]
 
 
-@pytest.mark.parametrize(
-    ("word", "value", "words"),
-    [
-        ("optimization", "none", "one of all, pairs-kept, extended, basic, off"),
-        ("optimisation", "off", "did you mean 'onnxruntime.optimization'"),
-    ],
-)
-def test_unknown_options_are_refused(tmp_path: Path, word: str, value: str, words: str) -> None:
-    onnx.save(small_model(), tmp_path / "small.onnx")
-    options = BuildOptions(extra={f"onnxruntime.{word}": value})
-    with pytest.raises(ConfigError, match=words):
-        OnnxRuntime().build(tmp_path / "small.onnx", options)
-    with pytest.raises(ConfigError, match=words):
-        OnnxRuntime().device(options)
-
-
-def test_without_optimization_no_kernel_runs_in_integers(tmp_path: Path) -> None:
-    onnx.save(small_model(quantized=True), tmp_path / "small.onnx")
-    integer = {}
-    for level in ("all", "off"):
-        extra = {"onnxruntime.optimization": level, "tensorrt.opt-level": "4"}
-        engine = OnnxRuntime().build(tmp_path / "small.onnx", BuildOptions(extra=extra))
-        engine.bind(FEEDS)
-        integer[level] = [layer for layer in engine.layers() if layer.integer]
-    assert integer["all"]
-    assert not integer["off"]
-
-
 def test_an_optimization_level_is_recorded_with_the_device() -> None:
     device = OnnxRuntime().device(BuildOptions(extra={"onnxruntime.optimization": "basic"}))
     assert device.details["optimization"] == "basic"

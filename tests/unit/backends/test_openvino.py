@@ -24,7 +24,6 @@ from qdqspec.backends.openvino.engine import OpenVino, OpenVinoEngine
 from qdqspec.backends.openvino.library import plainly
 from qdqspec.errors import BackendError, BackendUnavailableError, ConfigError
 from qdqspec.graph.model import load_model
-from qdqspec.graph.regions.search import groups_of
 from qdqspec.testing.backends import small_model
 from qdqspec.timing import bench
 
@@ -144,13 +143,6 @@ def test_bound_inputs_are_copies(tmp_path: Path) -> None:
     np.testing.assert_array_equal(engine._bound[0][0].get_input_tensor(0).data, FEEDS["x"])
 
 
-def test_calls_of_a_closed_engine_report_that_it_is_closed(engine: OpenVinoEngine) -> None:
-    engine.close()
-    for call in (lambda: engine.run(FEEDS), lambda: engine.time(1)):
-        with pytest.raises(BackendError, match="closed"):
-            call()
-
-
 @pytest.mark.parametrize("threads", [1, 2])
 def test_arithmetic_and_threads_are_pinned(tmp_path: Path, threads: int) -> None:
     engine = build(tmp_path / "small.onnx", small_model(), threads=threads)
@@ -189,20 +181,6 @@ def convolutions() -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-def test_the_device_key_names_processor_version_and_threads() -> None:
-    key = OpenVino().device(BuildOptions(threads=4)).key
-    assert "-openvino-" in key
-    assert key.endswith("-t4")
-
-
-@pytest.mark.parametrize(
-    "word", ["cache-dir", "num-streams", "inference-precision-hint", "CACHE_DIR", "config"]
-)
-def test_properties_of_openvino_are_not_options(word: str) -> None:
-    with pytest.raises(ConfigError):
-        check_option(f"openvino.{word}=x", "qdqspec.toml", command_line=True)
-
-
 def test_extension_libraries_are_named_on_the_command_line_only(tmp_path: Path) -> None:
     library = tmp_path / "lib.so"
     library.write_bytes(b"no library")
@@ -213,10 +191,6 @@ def test_extension_libraries_are_named_on_the_command_line_only(tmp_path: Path) 
     with pytest.raises(BackendError, match="extension library could not be loaded") as caught:
         build(tmp_path / "m.onnx", small_model(), extra={"openvino.plugins": str(library)})
     assert caught.value.where == str(library)
-
-
-def test_fused_operators_belong_to_one_kernel(engine: OpenVinoEngine) -> None:
-    assert groups_of(engine.layers())[0] == ("conv", "relu")
 
 
 def test_a_relu_replaced_by_the_quantization_belongs_to_the_kernel_of_its_convolution(tmp_path: Path) -> None:
@@ -316,11 +290,6 @@ def test_a_search_on_a_real_model_builds_integer_kernels(
     assert {trial["status"] for trial in built} == {"ok"}
     integer = {layer["op_type"] for trial in built for layer in trial.get("layers", ()) if layer["integer"]}
     assert "Convolution" in integer
-
-
-def test_doctor_lists_the_devices_with_their_names() -> None:
-    facts = OpenVino().probe().facts
-    assert re.search(r"CPU: \w+", facts["devices"])
 
 
 def test_explain_names_operators_that_did_not_run_in_integers(

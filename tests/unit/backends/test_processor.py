@@ -174,7 +174,3 @@ def test_all_processors_are_usable_again_after_a_failed_run() -> None:
     with pytest.raises(BackendError):
         fail()
     assert os.sched_getaffinity(0) == usable
-
-
-def test_onnx_runtime_computes_in_the_calling_thread() -> None:
-    assert OnnxRuntime().capabilities().one_processor

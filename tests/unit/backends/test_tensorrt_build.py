@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import closing
@@ -22,7 +21,7 @@ from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.tensorrt.cache import Shared
 from qdqspec.backends.tensorrt.engine import TensorRt
 from qdqspec.backends.tensorrt.log import Log, refusals
-from qdqspec.errors import BackendError, BackendUnavailableError
+from qdqspec.errors import BackendError
 from qdqspec.testing.backends import small_model
 from qdqspec.types import InputShape, ShapeProfile
 
@@ -101,18 +100,6 @@ def test_a_version_compatible_engine_is_loaded_with_its_host_code(model: Path, t
     with closing(TensorRt().build(model, BuildOptions())) as engine:
         assert engine._native is not None
         assert not engine._native.runtime.engine_host_code_allowed
-
-
-def test_without_tensorrt_the_error_states_how_to_install_it(model: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, "tensorrt", None)
-    with pytest.raises(BackendUnavailableError) as caught:
-        TensorRt().build(model, BuildOptions())
-    assert caught.value.cure == "pip install 'qdqspec[tensorrt]'"
-
-
-def test_a_missing_gpu_is_reported(model: Path, newest: None):
-    with pytest.raises(BackendError, match="cudaSetDevice failed: cudaErrorInvalidDevice"):
-        TensorRt().build(model, BuildOptions(device=3))
 
 
 # ---- dynamic shapes -----------------------------------------------------------------------------
@@ -216,17 +203,6 @@ def test_only_fresh_builds_differ_in_their_kernels(model: Path, tmp_path: Path, 
     assert [record["timing_cache"] for record in records(state)] == ["shared"] * 3 + ["empty"] * 3
 
 
-def test_a_damaged_timing_cache_is_replaced_by_an_empty_one(model: Path, tmp_path: Path, newest: None):
-    state = tmp_path / "state"
-    TensorRt().build(model, BuildOptions(state=state)).close()
-    (cache,) = state.glob("*.timing-cache")
-    cache.write_bytes(b"\x00garbage")
-    TensorRt().build(model, BuildOptions(state=state)).close()
-    assert "conv_kernel" in json.loads(cache.read_bytes())
-    assert cache.with_name(f"{cache.name}.damaged").read_bytes() == b"\x00garbage"
-    assert any("begun anew" in warning for warning in records(state)[-1]["warnings"])
-
-
 @pytest.mark.parametrize("spoil", ["a byte", "half", "its digest gone"])
 def test_a_timing_cache_with_a_wrong_digest_is_not_given_to_tensorrt(
     model: Path, tmp_path: Path, newest: None, spoil: str
@@ -328,18 +304,6 @@ def refusal_without_where(model: Path, options: BuildOptions) -> str:
     with pytest.raises(BackendError) as caught:
         TensorRt().build(model, options)
     return caught.value.what
-
-
-def test_kernels_skipped_for_lack_of_memory_are_recorded(
-    model: Path, tmp_path: Path, newest: None, fail: Fail
-):
-    TensorRt().build(model, BuildOptions(state=tmp_path / "a")).close()
-    fail("short-of-memory")
-    TensorRt().build(model, BuildOptions(state=tmp_path / "b")).close()
-    assert records(tmp_path / "a")[0]["short_of_memory"] is False
-    (record,) = records(tmp_path / "b")
-    assert record["short_of_memory"] is True
-    assert "insufficient memory" in str(record["warnings"])
 
 
 def test_options_are_passed_to_the_builder(model: Path, newest: None, monkeypatch: pytest.MonkeyPatch):

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import importlib.metadata
 import subprocess
-import sys
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
 import onnx
 import pytest
-from packaging.requirements import Requirement
 
 from qdqspec.app.session import Session
 from qdqspec.backends.base import BuildOptions
@@ -20,7 +17,6 @@ from qdqspec.backends.tensorrt.api import TENSORRT
 from qdqspec.backends.tensorrt.engine import TensorRt
 from qdqspec.backends.tensorrt.ops import formats_for, lacking
 from qdqspec.errors import BackendError, BackendUnavailableError
-from qdqspec.qdq.quantize.formats import FORMATS
 from qdqspec.testing.backends import small_model
 from qdqspec.types import Case, QuantizeRules
 
@@ -67,15 +63,6 @@ def test_the_probe_reports_versions_gpu_and_driver(tensorrt_version: str):
     assert key.key == f"nvidia-fake-100-sm90-tensorrt-{major_minor}"
     assert key.details["tensorrt.opt-level"] == "4"
     assert backend.target == f"tensorrt-{major_minor.split('.')[0]}"
-
-
-def test_this_process_imports_neither_tensorrt_nor_cuda(install_tensorrt: Install):
-    install_tensorrt("11.4.0.106")
-    backend = TensorRt()
-    assert backend.probe().usable
-    backend.device(BuildOptions())
-    backend.capabilities()
-    assert not {name.split(".")[0] for name in sys.modules} & {"tensorrt", "cuda", "fake_gpu"}
 
 
 def test_a_missing_gpu_is_reported(install_tensorrt: Install, monkeypatch: pytest.MonkeyPatch):
@@ -252,32 +239,3 @@ def test_a_missing_feature_of_the_gpu_is_reported_with_the_reason(
 ):
     assert lacking(capability, version)[name] == why
     assert name not in formats_for(capability, version)
-
-
-def test_capabilities_are_those_of_the_documentation(install_tensorrt: Install):
-    install_tensorrt("10.9.0.34")
-    capabilities = TensorRt().capabilities()
-    assert capabilities.activations["int8"] == capabilities.weights["int8"] == "int8"
-    assert capabilities.symmetric_activations
-    assert not capabilities.integer_bias  # the parser refuses an int32 bias with a DequantizeLinear
-    assert {"skip-side-of-residual-add", "conv-to-layernorm", "q-before-pad"} <= set(capabilities.rules)
-    assert set(capabilities.formats) <= set(FORMATS)
-    assert "in-only" in capabilities.labels["Conv"]
-    assert not {"Softmax", "LayerNormalization", "Gelu"} & set(capabilities.labels)
-
-
-def test_each_extra_installs_cuda_and_tensorrt_for_one_major_version_of_cuda():
-    """Wheels of TensorRT for CUDA 13 with bindings of CUDA 13 need a driver for CUDA 13."""
-    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text("utf-8"))["project"]
-    extras = project["optional-dependencies"]
-    for major, oldest in (("12", "10.9.0.34"), ("13", "10.13.3.9")):
-        engine, bindings = map(Requirement, extras[f"tensorrt-cu{major}"])
-        assert (engine.name, bindings.name) == (f"tensorrt-cu{major}", "cuda-bindings")
-        assert oldest in engine.specifier
-        assert "11.4.0.106" in engine.specifier
-        assert "12.0" not in engine.specifier
-        assert [f"{other}.9" in bindings.specifier for other in (12, 13, 14)] == [
-            major == "12",
-            major == "13",
-            False,
-        ]

@@ -7,16 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from qdqspec.backends.tensorrt import options as trt_options
-from qdqspec.backends.tensorrt.options import TensorRtOptions, options_from
+from qdqspec.backends.tensorrt.options import options_from
 from qdqspec.errors import ConfigError
-
-
-def test_without_options_defaults_of_tensorrt_are_kept():
-    words = options_from({"fake.seed": "1"})
-    assert words == TensorRtOptions()
-    assert words.opt_level is words.workspace is words.build_route is None
-    assert words.tf32
 
 
 def test_options_are_parsed(tmp_path: Path):
@@ -58,13 +50,3 @@ def test_options_are_parsed(tmp_path: Path):
 def test_a_wrong_value_of_an_option_is_reported(word: str, text: str, said: str):
     with pytest.raises(ConfigError, match=said):
         options_from({f"tensorrt.{word}": text})
-
-
-def test_every_option_has_a_help_text():
-    for option in trt_options.OPTIONS.options:
-        assert option.help.endswith(".")
-
-
-def test_every_field_is_a_declared_option():
-    declared = {option.key for option in trt_options.OPTIONS.options}
-    assert declared == set(TensorRtOptions.__dataclass_fields__)

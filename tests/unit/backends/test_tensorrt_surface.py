@@ -35,24 +35,6 @@ def test_the_backend_uses_only_names_of_the_recorded_surface(version: str, tmp_p
     assert trt_surface.complaints(trt_surface.load(version), tmp_path, cache) == []
 
 
-def test_a_missing_name_is_found(tmp_path: Path, cache: Path):
-    surface = trt_surface.load("11.4.0.106")
-    for entry in surface["classes"].values():
-        entry["methods"] = {name: told for name, told in entry["methods"].items() if name == "__init__"}
-        entry["properties"] = {}
-    surface["enums"] = {name: {"NOTHING": 0} for name in surface["enums"]}
-    surface["functions"] = {}
-    missing = set(
-        re.findall(r'has no attribute "(\w+)"', "\n".join(trt_surface.complaints(surface, tmp_path, cache)))
-    )
-    assert {
-        "add_optimization_profile", "build_serialized_network", "create_execution_context", "create_timing_cache",
-        "deserialize_cuda_engine", "execute_async_v3", "get_tensor_profile_shape",
-        "init_libnvinfer_plugins", "parse_from_file", "set_tensor_address", "DETAILED", "TF32", "WORKSPACE",
-    } <= missing  # fmt: skip
-    assert len(missing) > 50
-
-
 def test_a_missing_keyword_or_name_at_the_end_of_a_chain_is_found(tmp_path: Path, cache: Path):
     surface = trt_surface.load("11.4.0.106")
     del surface["classes"]["EngineInspector"]["methods"]["get_engine_information"]
@@ -68,14 +50,6 @@ def test_each_optional_name_exists_in_some_version():
     asked = trt_surface.optional_names()
     assert "STRONGLY_TYPED" in asked
     assert asked <= everywhere
-
-
-def test_numbers_of_flags_differ_between_versions():
-    """The backend must use names: the former number of the strongly typed flag is that of another flag in TensorRT
-    11."""
-    numbers = [trt_surface.load(version)["enums"]["NetworkDefinitionCreationFlag"] for version in VERSIONS]
-    assert [n["STRONGLY_TYPED"] for n in numbers] == [1, 1, 0]
-    assert numbers[2]["PREFER_JIT_PYTHON_PLUGINS"] == 1
 
 
 def test_the_checked_sources_are_all_that_import_tensorrt():
@@ -103,19 +77,6 @@ def test_the_backend_of_tensorrt_for_rtx_uses_only_names_of_the_installed_one(
     rtx: Surface, tmp_path: Path, cache: Path
 ):
     assert trt_surface.complaints(rtx, tmp_path, cache, RTX_SOURCES) == []
-
-
-def test_a_missing_name_of_tensorrt_for_rtx_is_found(rtx: Surface, tmp_path: Path, cache: Path):
-    config = rtx["classes"]["IBuilderConfig"]
-    fewer = {name: told for name, told in config["methods"].items() if name != "set_compute_capability"}
-    classes = rtx["classes"] | {"IBuilderConfig": config | {"methods": fewer}}
-    enums = {name: members for name, members in rtx["enums"].items() if name != "ComputeCapability"}
-    complaints = trt_surface.complaints(
-        rtx | {"classes": classes, "enums": enums}, tmp_path, cache, RTX_SOURCES
-    )
-    said = "\n".join(complaints)
-    assert '"set_compute_capability"' in said
-    assert '"ComputeCapability"' in said
 
 
 def test_capabilities_have_the_names_of_the_installed_tensorrt_for_rtx(rtx: Surface):
@@ -157,13 +118,6 @@ def check_class(name: str, value: type, entry: Surface) -> None:
     if made is not None:
         stored = set(re.findall(r"self\.([a-zA-Z]\w*) = ", inspect.getsource(made)))
         assert stored <= known, name
-
-
-def test_the_fake_has_build_routes_in_the_versions_that_have_them(tensorrt_version: str):
-    import tensorrt as fake
-
-    known = trt_surface.load(tensorrt_version)["classes"]["IBuilderConfig"]["properties"]
-    assert hasattr(fake.IBuilderConfig(), "build_route") == ("build_route" in known)
 
 
 def agrees(taken: list[str], real: list[list[object]]) -> bool:
