@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
 from openvino_installed import require_openvino
 from operator_models import IMAGE, MATRIX, Graph, conv
 
@@ -15,7 +14,7 @@ from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.openvino.engine import OpenVino
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model
-from qdqspec.qdq.lint import lint_model, rules_for
+from qdqspec.qdq.lint import lint_model
 
 RANDOM = np.random.default_rng(0)
 
@@ -54,13 +53,12 @@ def with_constant(
 
 
 REFUSED = [
-    with_constant("Add", IMAGE), with_constant("Mul", IMAGE), with_constant("Sub", IMAGE, first=True),
-    with_constant("Add", (6,)), with_constant("Add", (8, 1, 1), behind="Conv"), with_constant("Mul", (4, 32)),
-    with_constant("Add", (1, 32)),
+    with_constant("Add", IMAGE), with_constant("Sub", IMAGE, first=True), with_constant("Add", (6,)),
+    with_constant("Add", (8, 1, 1), behind="Conv"), with_constant("Mul", (4, 32)),
 ]  # fmt: skip
 ACCEPTED = [
     with_constant("Sub", IMAGE), with_constant("Add", (8, 1, 1)), with_constant("Mul", (1, 8, 1, 1)),
-    with_constant("Add", ()), with_constant("Add", (1, 1, 1, 1)),
+    with_constant("Add", ()),
 ]  # fmt: skip
 
 
@@ -141,22 +139,3 @@ def test_models_of_slow_findings_run_in_float(case: str, tmp_path: Path) -> None
 def test_signed_activations_are_named() -> None:
     assert "OVC016" in ids(convolution(data=np.int8))
     assert "OVC016" not in ids(convolution())
-
-
-def test_placements_of_the_backend_have_no_refusing_finding() -> None:
-    g = Graph()
-    y = g.node("Relu", conv(g, g.input(IMAGE)))
-    y = g.node("Add", g.pair(conv(g, g.pair(y))), g.pair(y))
-    assert not ids(g.model(g.pair(y)))
-
-
-def test_a_float_model_has_no_finding() -> None:
-    nodes = [helper.make_node("Add", ["x", "c"], ["t"]), helper.make_node("Softmax", ["t"], ["y"])]
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, 32]) for name in "xy"]
-    constant = onnx.numpy_helper.from_array(np.ones(32, np.float32), "c")
-    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], [constant])
-    assert not ids(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
-
-
-def test_rules_apply_to_the_cpu_only() -> None:
-    assert {rule.targets for rule in rules_for("openvino-cpu")} == {("openvino-cpu",)}
