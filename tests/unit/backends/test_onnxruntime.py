@@ -219,12 +219,6 @@ def test_the_hash_includes_bodies_and_their_kernels_have_times(tmp_path: Path) -
     assert [layer.nodes for layer in engines[0].layers(2)] == [("abs",), ("if/else_branch/Neg",), ("if",)]
 
 
-def test_an_optimization_level_is_recorded_with_the_device() -> None:
-    device = OnnxRuntime().device(BuildOptions(extra={"onnxruntime.optimization": "basic"}))
-    assert device.details["optimization"] == "basic"
-    assert "optimization" not in OnnxRuntime().device(BuildOptions()).details
-
-
 OLD_IR = """[ONNXRuntimeError] : 1 : FAIL : Load model from /a b/m.onnx failed:/onnxruntime_src/graph/model.cc:256
 onnxruntime::Model::Model(onnx::ModelProto&&, const std::function<void()>&) Unsupported model IR version: 14, max
 supported IR version: 13

@@ -16,7 +16,6 @@ from onnx import helper
 from openvino_installed import require_openvino
 from operator_models import IMAGE, Graph, conv
 
-from qdqspec import tune
 from qdqspec._core.config.declared import check_option
 from qdqspec.app.cli import main
 from qdqspec.backends.base import BuildOptions
@@ -25,7 +24,6 @@ from qdqspec.backends.openvino.library import plainly
 from qdqspec.errors import BackendError, BackendUnavailableError, ConfigError
 from qdqspec.graph.model import load_model
 from qdqspec.testing.backends import small_model
-from qdqspec.timing import bench
 
 FEEDS = {"x": np.ones((1, 3, 8, 8), np.float32)}
 
@@ -264,26 +262,15 @@ checks:
 """
 
 
-def hasten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(bench.Bench.measure_noise.__kwdefaults__, "plans", ((2, 4),))
-    for name, fewer in (("builds", 2), ("rounds", 6)):
-        monkeypatch.setitem(bench.Bench.compare.__kwdefaults__, name, fewer)
-
-
-@pytest.mark.parametrize("asked", ["python", "spec"])
+@pytest.mark.usefixtures("hasty")
 def test_a_search_on_a_real_model_builds_integer_kernels(
-    tmp_path: Path, models: Path, monkeypatch: pytest.MonkeyPatch, asked: str
+    tmp_path: Path, models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Regions follow what OpenVINO fuses; candidates are built and timed in separate processes."""
-    hasten(monkeypatch)
     monkeypatch.chdir(tmp_path)
     shutil.copy(models / "digits_resnet.onnx", tmp_path)
     (tmp_path / "net.qdq.yaml").write_text(SPEC)
-    if asked == "spec":
-        assert main(["tune", "net.qdq.yaml", "--backend", "openvino", "-o", "out", "--no-cache"]) == 0
-    else:
-        shapes = {"input": [2, 1, 16, 16]}
-        tune("digits_resnet.onnx", backend="openvino", trials=2, shapes=shapes, output="out", no_cache=True)
+    assert main(["tune", "net.qdq.yaml", "--backend", "openvino", "-o", "out", "--no-cache"]) == 0
     (journal,) = (tmp_path / "out").rglob("trials.jsonl")
     trials = [json.loads(line) for line in journal.read_text().splitlines()]
     built = [trial for trial in trials if "status" in trial]

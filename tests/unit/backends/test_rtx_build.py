@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import _ctypes
 import json
-import shutil
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -118,22 +116,6 @@ def test_a_node_in_a_function_is_reported_with_the_calls(rtx: Isolated, tmp_path
     assert "Det 'inner' in function caller (f): false" in refusal(rtx, model).what
 
 
-def test_a_zero_point_that_is_not_zero_is_refused(rtx: Isolated, tmp_path: Path):
-    model = tmp_path / "unsigned.onnx"
-    onnx.save(small_model(quantized=True, activations="uint8"), model)
-    what = refusal(rtx, model).what
-    assert what.startswith("TensorRT refuses the model: QuantizeLinear 'x_quantize': ")
-    assert "Non-zero zero point is not supported" in what
-
-
-def test_a_file_that_is_not_a_model_is_reported(rtx: Isolated, tmp_path: Path):
-    model = tmp_path / "garbage.onnx"
-    model.write_bytes(b"garbage")
-    what = refusal(rtx, model).what
-    assert what.startswith("TensorRT refuses the model: ")
-    assert what.endswith("Failed to parse the ONNX model. (MODEL_DESERIALIZE_FAILED)")
-
-
 def test_external_weights_are_found(rtx: Isolated, tmp_path: Path):
     """The parser reads the file itself, so that external data and models above 2 GB are possible."""
     plain, apart = small(tmp_path / "plain.onnx"), tmp_path / "apart" / "model.onnx"
@@ -158,26 +140,18 @@ def spans(*shapes: tuple[int, ...]) -> ShapeProfile:
     return ShapeProfile(shapes={"x": InputShape(min=low, opt=usual, max=high)})
 
 
-@pytest.mark.parametrize("profiles", [(), (ShapeProfile(),)])
-def test_a_dynamic_dimension_without_a_shape_is_an_error(
-    rtx: Isolated, dynamic: Path, profiles: tuple[ShapeProfile, ...]
-):
-    error = refusal(rtx, dynamic, profiles)
+def test_a_dynamic_dimension_without_a_shape_is_an_error(rtx: Isolated, dynamic: Path):
+    error = refusal(rtx, dynamic)
     assert error.what == "input 'x' [?, 3, ?] has dynamic dimensions and no shape is given"
     assert error.cure == "declare them in the spec: inputs: {shapes: {x: [?, 3, ?]}}"
 
 
-@pytest.mark.parametrize("shape", [(1, 4, 8), (1, 3), (1, 3, 8, 8)])
+@pytest.mark.parametrize("shape", [(1, 4, 8), (1, 3)])
 def test_a_shape_that_does_not_fit_the_model_is_an_error(
     rtx: Isolated, dynamic: Path, shape: tuple[int, ...]
 ):
     what = refusal(rtx, dynamic, (spans(shape, shape, shape),)).what
     assert what == f"input 'x' is declared with shape {list(shape)}, but the model has [?, 3, ?]"
-
-
-def test_a_smallest_shape_above_the_largest_is_refused(rtx: Isolated, dynamic: Path):
-    what = refusal(rtx, dynamic, (spans((4, 3, 8), (2, 3, 8), (1, 3, 8)),)).what
-    assert what == "TensorRT refused the shapes of the inputs"
 
 
 def test_an_input_whose_values_determine_shapes_is_an_error(rtx: Isolated, tmp_path: Path):
@@ -210,15 +184,6 @@ def test_the_kernels_of_an_engine_are_those_of_its_model(rtx: Isolated, tmp_path
     assert [layer.nodes[0] for layer in integer if layer.integer] == ["conv"]
 
 
-def test_equal_kernels_have_one_hash(rtx: Isolated, tmp_path: Path):
-    """Engines of one model differ by a byte (measured with 1.7.1.116)."""
-    hashes = []
-    for name, quantized in (("a", False), ("b", False), ("c", True)):
-        with opened(rtx, small(tmp_path / f"{name}.onnx", quantized=quantized)) as engine:
-            hashes.append(engine.graph_hash)
-    assert hashes[0] == hashes[1] != hashes[2]
-
-
 def test_a_build_is_recorded(rtx: Isolated, tmp_path: Path):
     with opened(rtx, small(tmp_path / "m.onnx"), for_="SM89,sm120"):
         pass
@@ -237,16 +202,12 @@ def test_the_log_of_a_build_is_kept(rtx: Isolated, tmp_path: Path):
         assert "[TRT] [V] Layers:" in whole.log()
 
 
-@pytest.mark.parametrize(
-    "ask", [lambda engine: engine.run(FEEDS), lambda engine: engine.time(1)], ids=["run", "time"]
-)
-def test_an_engine_without_a_gpu_does_not_run(
-    rtx: Isolated, tmp_path: Path, ask: Callable[[IsolatedEngine], object]
-):
-    with opened(rtx, small(tmp_path / "m.onnx")) as engine:
-        engine.bind(FEEDS)
-        with pytest.raises(BackendError, match="does not run here"):
-            ask(engine)
+def test_an_engine_without_a_gpu_does_not_run(rtx: Isolated, tmp_path: Path):
+    for ask in (lambda engine: engine.run(FEEDS), lambda engine: engine.time(1)):
+        with opened(rtx, small(tmp_path / "m.onnx")) as engine:
+            engine.bind(FEEDS)
+            with pytest.raises(BackendError, match="does not run here"):
+                ask(engine)
 
 
 # ---- refusals of the compiler -------------------------------------------------------------------
@@ -270,14 +231,6 @@ def test_a_refusal_names_the_capabilities_that_refuse(rtx: Isolated, tmp_path: P
     assert "leave the capability out of tensorrt-rtx.for" in str(error.cure)
     with opened(rtx, model, for_="SM89,SM120") as engine:
         assert any(layer.integer for layer in engine.layers())
-
-
-def test_capabilities_with_one_reason_are_named_together(rtx: Isolated, tmp_path: Path):
-    inputs = ", ".join(f"float[1,2,4,8] {name}" for name in "qkv")
-    text = f"g ({inputs}) => (float[1,2,4,8] y) {{ [att] y = Attention(q, k, v) }}"
-    what = refusal(rtx, saved(tmp_path / "m.onnx", text, 11, 23)).what
-    assert what.startswith("TensorRT for RTX refuses the model for SM86, SM89, SM120: ")
-    assert "Attention operation was not supported by a dedicated kernel" in what
 
 
 def test_capabilities_with_different_reasons_are_reported_separately(rtx: Isolated, tmp_path: Path):
@@ -319,7 +272,6 @@ def test_words_and_numbers_of_a_text_are_not_names(tmp_path: Path):
     assert list(named_nodes("Quantized constant (s) is only allowed before DQ", model)) == ["type"]
     assert list(named_nodes("in kernel __myl_Relu_myl0_1 of s_myl0_2", model)) == ["type"]
     assert list(named_nodes("No kernel for node two.", model)) == ["two"]
-    assert list(named_nodes("No kernel for node two. In compileGraph", model)) == ["two"]
     assert list(named_nodes("Mismatched type for tensor 2012, f8 vs. expected type:i8", model)) == ["two"]
 
 
@@ -353,10 +305,8 @@ def test_engines_run_on_the_gpu_here_unless_other_gpus_are_named(
     ("word", "text", "said"),
     [
         ("for", "SM87", "none of SM75, SM80, SM86, SM89, SM120, SM121 .did you mean 'SM89'"),
-        ("fro", "SM89", "did you mean 'tensorrt-rtx.for'"),
         ("opt-level", "4", "accepts it without an effect"),
         ("version-compatible", "on", "libnvinfer_lean"),
-        ("plugins", "nowhere.so", "there is no file"),
     ],
 )
 def test_a_wrong_option_is_reported(word: str, text: str, said: str):
@@ -365,27 +315,6 @@ def test_a_wrong_option_is_reported(word: str, text: str, said: str):
 
 
 # ---- plugins ------------------------------------------------------------------------------------
-
-
-def library(folder: Path, source: str) -> Path:
-    """A compiled shared library."""
-    if (compiler := shutil.which("cc")) is None:
-        pytest.skip("there is no C compiler to make a plugin library")
-    code, path = folder / "plugin.c", folder / "plugin.so"
-    code.write_text(source)
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(path), str(code)], check=True)
-    return path
-
-
-def test_a_library_with_creators_is_loaded_by_the_plugin_registry(rtx: Isolated, tmp_path: Path):
-    """Without a driver TensorRT logs an unrelated error of CUDA behind each of its own, which is not quoted."""
-    creators = "void** getCreators(int* count) { *count = 0; return 0; }"
-    path = library(tmp_path, f"{creators} void setLoggerFinder(void* finder) {{}}")
-    what = refusal(rtx, small(tmp_path / "m.onnx"), plugins=str(path)).what
-    assert what.startswith(f"the plugin library {path} could not be loaded: IPluginRegistry::loadLibrary: ")
-    assert "(No creator returned by " in what
-    assert "cudaError" not in what
-    assert " | " not in what
 
 
 def test_a_library_without_creators_is_loaded_as_one_that_registers_itself(rtx: Isolated, tmp_path: Path):

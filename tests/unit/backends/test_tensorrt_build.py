@@ -29,13 +29,6 @@ Fail = Callable[[str], None]
 
 
 @pytest.fixture
-def model(tmp_path: Path) -> Path:
-    path = tmp_path / "model.onnx"
-    onnx.save(small_model(), path)
-    return path
-
-
-@pytest.fixture
 def newest(install_tensorrt: Callable[[str], None]) -> None:
     install_tensorrt("11.4.0.106")
 

@@ -15,10 +15,9 @@ from onnx import TensorProto, helper, numpy_helper
 from qdqspec.app.session import Session
 from qdqspec.errors import DataError
 from qdqspec.qdq.scheme.scheme_file import read_scheme
-from qdqspec.timing import bench
 from qdqspec.types import Case, Inputs, TuneRules
 
-pytestmark = pytest.mark.usefixtures("engine_threads")
+pytestmark = pytest.mark.usefixtures("engine_threads", "hasty")
 Install = Callable[[str], None]
 SHAPE = (1, 16, 12, 12)
 ACTIVATIONS = ("x", "a", "b", "d")
@@ -46,14 +45,6 @@ def case(tmp_path: Path) -> Case:
     np.savez(tmp_path / "data.npz", x=random.normal(size=(3, *SHAPE[1:])).astype(np.float32))
     inputs = Inputs(calibration=tmp_path / "data.npz")
     return Case(id="default", model=tmp_path / "capped.onnx", inputs=inputs, tune=TuneRules(trials=2))
-
-
-@pytest.fixture(autouse=True)
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two builds and a few rounds: the tests look at ranges only."""
-    monkeypatch.setitem(bench.Bench.measure_noise.__kwdefaults__, "plans", ((2, 3),))
-    for name, fewer in (("builds", 2), ("rounds", 4)):
-        monkeypatch.setitem(bench.Bench.compare.__kwdefaults__, name, fewer)
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import statistics
 import sys
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -16,7 +15,7 @@ from qdqspec.backends._isolation.isolated import Isolated
 from qdqspec.backends.base import Backend, BuildOptions
 from qdqspec.backends.trtexec.engine import Trtexec, options_from
 from qdqspec.errors import BackendError, BackendUnavailableError, ConfigError
-from qdqspec.testing.backends import BackendContract, small_model
+from qdqspec.testing.backends import BackendContract
 from qdqspec.types import InputShape, ShapeProfile
 
 COMMON = {"--stronglyTyped", "--useCudaGraph", "--useSpinWait", "--noDataTransfers", "--separateProfileRun"}
@@ -35,13 +34,6 @@ class TestTrtexec(BackendContract):
     def backend(self, request, install_trtexec) -> Backend:
         install_trtexec(request.param)
         return Trtexec()
-
-
-@pytest.fixture
-def model(tmp_path) -> Path:
-    path = tmp_path / "model.onnx"
-    onnx.save(small_model(), path)
-    return path
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from qdqspec._core.config import Settings
 from qdqspec.app.session import Session
-from qdqspec.timing import bench
 from qdqspec.types import Case, RegionRules, TuneRules
 
+pytestmark = pytest.mark.usefixtures("hasty")
 SHAPE = (1, 16, 24, 24)
 
 
@@ -45,14 +45,6 @@ def case(tmp_path) -> Case:
 @pytest.fixture
 def settings(tmp_path) -> Settings:
     return Settings(root=tmp_path, backend="trtexec", output=Path("out"), cache_dir=Path("cache"), layout="")
-
-
-@pytest.fixture(autouse=True)
-def hasty(monkeypatch):
-    """Two builds and four rounds: every timed turn is a process."""
-    monkeypatch.setitem(bench.Bench.measure_noise.__kwdefaults__, "plans", ((2, 4),))
-    for name, fewer in (("builds", 2), ("rounds", 6)):
-        monkeypatch.setitem(bench.Bench.compare.__kwdefaults__, name, fewer)
 
 
 @pytest.mark.usefixtures("trtexec_here")

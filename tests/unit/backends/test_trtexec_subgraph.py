@@ -13,9 +13,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from qdqspec.app.cli import main
-from qdqspec.timing import bench
 
-pytestmark = pytest.mark.usefixtures("trtexec_here")
+pytestmark = pytest.mark.usefixtures("trtexec_here", "hasty")
 SPEC = """\
 qdqspec: 1
 model: net.onnx
@@ -32,10 +31,7 @@ GROUPS = [["conv0", "relu0"], ["conv1", "relu1"]]
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two convolutions for any number of images, and few turns, since every timed turn is a process."""
-    monkeypatch.setitem(bench.Bench.measure_noise.__kwdefaults__, "plans", ((2, 2),))
-    for name, fewer in (("builds", 2), ("rounds", 6)):
-        monkeypatch.setitem(bench.Bench.compare.__kwdefaults__, name, fewer)
+    """Two convolutions for any number of images."""
     random = np.random.default_rng(0)
     nodes = [
         helper.make_node("Conv", ["x", "w0"], ["a"], "conv0", pads=[1, 1, 1, 1]),
