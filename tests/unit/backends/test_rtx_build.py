@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from onnx import numpy_helper
+from graph_text import saved
 from rtx_installed import require_rtx
 
 from qdqspec.app.session import Session
@@ -52,15 +52,6 @@ class TestIsolatedTensorRtRtx(BackendContract):
     @pytest.fixture
     def backend(self, rtx: Isolated) -> Backend:
         return rtx
-
-
-def saved(path: Path, text: str, ir_version: int = 10, opset: int = 21, **weights: np.ndarray) -> Path:
-    """A model of ONNX's text form; operators of domain ``local`` are functions, of ``plugins`` plugins."""
-    head = f'<ir_version: {ir_version}, opset_import: ["": {opset}, "local": 1, "plugins": 1]>'
-    model = onnx.parser.parse_model(f"{head}\n{text}")
-    model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in weights.items())
-    onnx.save(model, path)
-    return path
 
 
 def small(path: Path, *, quantized: bool = False) -> Path:
@@ -368,7 +359,7 @@ def test_without_the_plugin_library_the_error_states_both_cures(tmp_path: Path):
 
 def test_a_crash_of_the_compiler_is_a_failed_build_with_its_log(rtx: Isolated, tmp_path: Path):
     text = "g (float[1,2,4,8] x) => (float[1,2,4,8] y) { [att] y = Attention(x, x, x) }"
-    crashing = saved(tmp_path / "crash.onnx", text, 11, 23)
+    crashing = saved(tmp_path / "crash.onnx", text, ir_version=11, opset=23)
     with pytest.raises(BackendError) as caught:
         opened(rtx, crashing)
     assert "was killed by SIGSEGV during 'build'" in caught.value.what

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from graph_text import saved
 
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.tensorrt.cache import Shared
@@ -99,14 +99,7 @@ def test_a_version_compatible_engine_is_loaded_with_its_host_code(model: Path, t
 
 
 def dynamic_model(path: Path) -> Path:
-    graph = helper.make_graph(
-        [helper.make_node("Relu", ["x"], ["y"], "relu")],
-        "dynamic",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, "w"])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3, "w"])],
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9), path)
-    return path
+    return saved(path, "dynamic (float[n,3,w] x) => (float[n,3,w] y) { [relu] y = Relu(x) }")
 
 
 def spans(*batches: int, weight: float = 1.0) -> ShapeProfile:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from graph_text import saved
 
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.tensorrt.engine import TensorRt, TensorRtEngine, graph_hash
@@ -164,13 +164,8 @@ def test_only_an_idle_gpu_is_warmed_up(opened: Open):
 
 
 def test_outputs_whose_shape_depends_on_data_are_read(opened: Open, tmp_path: Path):
-    graph = helper.make_graph(
-        [helper.make_node("NonZero", ["x"], ["y"], "nonzero")],
-        "data",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4])],
-        [helper.make_tensor_value_info("y", TensorProto.INT64, [1, "n"])],
-    )
-    engine = opened(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9))
+    text = "data (float[4] x) => (int64[1,n] y) { y = NonZero(x) }"
+    engine = opened(onnx.load(saved(tmp_path / "data.onnx", text)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FAKE_TRT", "shapes-from-data")
         for values, places in (([0, 1, 0, 2], [1, 3]), ([1, 1, 1, 1], [0, 1, 2, 3]), ([0, 0, 0, 0], [])):

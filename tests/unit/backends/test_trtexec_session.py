@@ -9,36 +9,27 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from graph_text import kernels, saved
+from onnx import TensorProto, numpy_helper
 
 from qdqspec._core.config import Settings
 from qdqspec.app.session import Session
 from qdqspec.types import Case, RegionRules, TuneRules
 
 pytestmark = pytest.mark.usefixtures("hasty")
-SHAPE = (1, 16, 24, 24)
 
 
 @pytest.fixture
 def case(tmp_path) -> Case:
     """Two convolutions and operators that fuse with them."""
-    random = np.random.default_rng(0)
-    nodes = [
-        helper.make_node("Conv", ["x", "w0"], ["a"], "conv0", pads=[1, 1, 1, 1]),
-        helper.make_node("Relu", ["a"], ["b"], "relu0"),
-        helper.make_node("Conv", ["b", "w1"], ["y"], "conv1", pads=[1, 1, 1, 1]),
-    ]
-    weights = [
-        numpy_helper.from_array(random.normal(0, 0.2, (16, 16, 3, 3)).astype(np.float32), f"w{i}")
-        for i in (0, 1)
-    ]
-    ends = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, SHAPE)] for name in "xy"]
-    graph = helper.make_graph(nodes, "two", *ends, weights)
-    path = tmp_path / "two.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9), path)
+    text = """two (float[1,16,24,24] x) => (float[1,16,24,24] y) {
+        [conv0] a = Conv<pads = [1, 1, 1, 1]>(x, w0)
+        [relu0] b = Relu(a)
+        [conv1] y = Conv<pads = [1, 1, 1, 1]>(b, w1)
+    }"""
+    path = saved(tmp_path / "two.onnx", text, **kernels(2, 16, 16, 3, 3))
     return Case(id="default", model=path, tune=TuneRules(trials=3), regions=RegionRules(by="fusion"))
 
 
