@@ -7,18 +7,14 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-import onnx
 import pytest
 
-from qdqspec.app.session import Session
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.tensorrt import device as trt_device
 from qdqspec.backends.tensorrt.api import TENSORRT
 from qdqspec.backends.tensorrt.engine import TensorRt
 from qdqspec.backends.tensorrt.ops import formats_for, lacking
 from qdqspec.errors import BackendError, BackendUnavailableError
-from qdqspec.testing.backends import small_model
-from qdqspec.types import Case, QuantizeRules
 
 Install = Callable[[str], None]
 
@@ -44,25 +40,33 @@ def test_a_missing_tensorrt_is_reported_with_the_command_that_installs_it(nothin
     assert TensorRt().capabilities().formats == ("int8",)
 
 
-def test_the_probe_reports_versions_gpu_and_driver(tensorrt_version: str):
+def test_the_probe_reports_versions_gpu_driver_and_settings(
+    tensorrt_version: str, put_nvidia_smi: Callable[..., Path]
+):
+    settings = {"driver_version": "580.65.06", "compute_mode": "Default", "mig.mode.current": "Disabled"}
+    put_nvidia_smi(**settings)
     backend = TensorRt()
     availability = backend.probe()
     assert availability.usable, availability.why
-    assert dict(availability.facts) | {"system": "", "python": ""} == {
-        "tensorrt": tensorrt_version,
-        "gpu": "NVIDIA Fake 100",
-        "compute capability": "9.0",
-        "memory": "80 GiB",
-        "driver": "for CUDA 12.8",
-        "cuda-bindings": "for CUDA 12.9",
-        "system": "",
-        "python": "",
-    }
+    assert (
+        availability.facts.items()
+        >= {
+            "tensorrt": tensorrt_version,
+            "gpu": "NVIDIA Fake 100",
+            "compute capability": "9.0",
+            "memory": "80 GiB",
+            "driver": "for CUDA 12.8",
+            "cuda-bindings": "for CUDA 12.9",
+            "driver version": "580.65.06",
+            "compute mode": "Default",
+            "MIG": "Disabled",
+        }.items()
+    )
     major_minor = ".".join(tensorrt_version.split(".")[:2])
     key = backend.device(BuildOptions(extra={"tensorrt.opt-level": "4"}))
     assert key.key == f"nvidia-fake-100-sm90-tensorrt-{major_minor}"
     assert key.details["tensorrt.opt-level"] == "4"
-    assert backend.target == f"tensorrt-{major_minor.split('.')[0]}"
+    assert backend.target == f"tensorrt-{tensorrt_version[:2]}"
 
 
 def test_a_missing_gpu_is_reported(install_tensorrt: Install, monkeypatch: pytest.MonkeyPatch):
@@ -89,18 +93,6 @@ def test_a_gpu_in_exclusive_process_mode_is_refused_before_a_search(
     assert availability.install == "nvidia-smi --compute-mode=DEFAULT"
 
 
-def test_the_probe_reports_settings_of_the_gpu(
-    install_tensorrt: Install, put_nvidia_smi: Callable[..., Path], tmp_path: Path
-):
-    put_nvidia_smi(
-        **{"driver_version": "580.65.06", "compute_mode": "Default", "mig.mode.current": "Disabled"}
-    )
-    install_tensorrt("11.4.0.106")
-    facts = TensorRt().probe().facts
-    assert facts["driver version"] == "580.65.06"
-    assert (facts["compute mode"], facts["MIG"]) == ("Default", "Disabled")
-
-
 def test_a_gpu_number_that_does_not_exist_is_an_error(install_tensorrt: Install):
     install_tensorrt("11.4.0.106")
     with pytest.raises(BackendError, match="there is no GPU 2: 1 can be used"):
@@ -108,7 +100,7 @@ def test_a_gpu_number_that_does_not_exist_is_an_error(install_tensorrt: Install)
 
 
 def test_the_chosen_gpu_is_queried_and_used(
-    install_tensorrt: Install, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    install_tensorrt: Install, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: Path
 ):
     monkeypatch.setenv("FAKE_TRT", "two-gpus")
     install_tensorrt("11.4.0.106")
@@ -118,30 +110,12 @@ def test_the_chosen_gpu_is_queried_and_used(
     assert backend.device(second).key == "nvidia-fake-40-sm86-tensorrt-11.4"
     assert "fp8" in backend.capabilities().formats
     assert "fp8" not in backend.capabilities(second).formats
-    path = tmp_path / "model.onnx"
-    onnx.save(small_model(), path)
-    backend.build(path, second).close()
+    backend.build(model, second).close()
     from fake_gpu import gpu
 
     assert gpu.device == 1
     (cache,) = (tmp_path / "state").glob("*.timing-cache")
     assert cache.name.startswith("nvidia-fake-40-sm86")
-
-
-def test_a_session_uses_the_gpu_of_its_settings(
-    install_tensorrt: Install, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
-    monkeypatch.setenv("FAKE_TRT", "two-gpus")
-    install_tensorrt("11.4.0.106")
-    model = tmp_path / "model.onnx"
-    onnx.save(small_model(), model)
-    case = Case(id="default", model=model, quantize=QuantizeRules(format="fp8"))
-    for device, usable in ((0, True), (1, False)):
-        with Session(backend="tensorrt", device=device, root=tmp_path) as session:
-            found = session.availability(case)
-            assert found.usable is usable
-            assert ("fp8" in session.work(case).prepared.capabilities.formats) is usable
-    assert "tensorrt has no fp8 on this device" in found.why
 
 
 def test_a_library_that_crashes_when_loaded_is_reported(install_tensorrt: Install, tmp_path: Path):
@@ -188,13 +162,7 @@ def test_output_of_a_library_does_not_affect_the_probe(install_tensorrt: Install
 
 def test_versions_outside_the_supported_range_are_refused():
     assert TENSORRT.unsupported("8.6.1") == "TensorRT 8.6.1 is too old: 10.9 is the oldest that qdqspec knows"
-    assert "too old" in str(TENSORRT.unsupported("10.8.0.43"))
-    assert (
-        TENSORRT.unsupported("10.9.0.34")
-        is TENSORRT.unsupported("11.4.0.106")
-        is TENSORRT.unsupported("11.9.1")
-        is None
-    )
+    assert TENSORRT.unsupported("10.9.0.34") is TENSORRT.unsupported("11.9.1") is None
     assert "too new" in str(TENSORRT.unsupported("12.0.0"))
 
 
@@ -212,10 +180,8 @@ def test_the_version_is_found_in_a_package_for_one_cuda_version(
     ("capability", "formats"),
     [
         ((0, 0), {"int8"}),
-        ((7, 5), {"int8"}),
         ((8, 6), {"int8", "int4"}),
         ((8, 9), {"int8", "int4", "fp8"}),
-        ((9, 0), {"int8", "int4", "fp8"}),
         ((10, 0), {"int8", "int4", "fp8", "nvfp4", "mxfp8"}),
         ((12, 0), {"int8", "int4", "fp8", "nvfp4"}),
     ],
@@ -230,7 +196,6 @@ def test_formats_depend_on_the_compute_capability(capability: tuple[int, int], f
         ("nvfp4", (9, 0), (11, 4), "nvfp4 needs compute capability 10.0 (Blackwell), and this GPU has 9.0"),
         ("mxfp8", (12, 0), (11, 4), "mxfp8 is for compute capability 10.x, and this GPU has 12.0"),
         ("mxfp8", (10, 0), (10, 9), "mxfp8 needs TensorRT 10.12, and this is 10.9"),
-        ("fp8", (8, 6), (11, 4), "fp8 needs compute capability 8.9 (Ada), and this GPU has 8.6"),
         ("fp8", (0, 0), (11, 4), "the GPU is not known, and fp8 is not for all"),
     ],
 )
