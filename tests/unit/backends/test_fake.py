@@ -103,14 +103,6 @@ def test_each_seed_is_a_device_with_other_times(tmp_path: Path) -> None:
     assert true_ms(path, {"fake.scale": "1.1"}) == pytest.approx(1.1 * true_ms(path))
 
 
-def test_only_integer_kernels_are_slowed_by_their_factor(tmp_path: Path) -> None:
-    plain, integer = chain(tmp_path, PLAIN), chain(tmp_path, FIRST_IN_INTEGERS)
-    costs = [true_ms(integer, {"fake.integer": factor}) for factor in ("1", "2", "3")]
-    assert costs[2] - costs[1] == pytest.approx(costs[1] - costs[0])
-    assert costs[0] < costs[1]
-    assert true_ms(plain, {"fake.integer": "3"}) == true_ms(plain)
-
-
 def test_the_same_calls_give_the_same_times(tmp_path: Path) -> None:
     def session() -> list[object]:
         device = FakeDevice()
