@@ -8,9 +8,8 @@ import numpy as np
 import onnx
 import pytest
 from openvino_installed import require_openvino
-from operator_models import IMAGE, MATRIX, Graph, conv
+from operator_models import IMAGE, MATRIX, Graph, conv, layers_of, runs_in_integers
 
-from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.openvino.engine import OpenVino
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model
@@ -23,21 +22,9 @@ def ids(proto: onnx.ModelProto) -> set[str]:
     return {finding.id for finding in lint_model(Model(proto), "openvino-cpu")}
 
 
-def built(proto: onnx.ModelProto, folder: Path):
+@pytest.fixture(autouse=True)
+def installed() -> None:
     require_openvino()
-    onnx.save(proto, folder / "m.onnx")
-    engine = OpenVino().build(folder / "m.onnx", BuildOptions())
-    shapes = {i.name: [d.dim_value for d in i.type.tensor_type.shape.dim] for i in proto.graph.input}
-    engine.bind({name: RANDOM.uniform(-1, 1, shape).astype(np.float32) for name, shape in shapes.items()})
-    return engine
-
-
-def integer(proto: onnx.ModelProto, op: str, folder: Path) -> bool:
-    """Whether all kernels that compute operators of a type read integers."""
-    wanted = {node.name for node in proto.graph.node if node.op_type == op}
-    own = [layer for layer in built(proto, folder).layers(1) if wanted & {*layer.nodes}]
-    assert own, f"no kernel computes {op}"
-    return all(layer.integer for layer in own)
 
 
 def with_constant(
@@ -66,13 +53,13 @@ ACCEPTED = [
 def test_a_quantized_constant_is_refused(proto: onnx.ModelProto, tmp_path: Path) -> None:
     assert "OVC001" in ids(proto)
     with pytest.raises(BackendError, match="out of range"):
-        built(proto, tmp_path)
+        layers_of(OpenVino(), proto, tmp_path)
 
 
 @pytest.mark.parametrize("proto", ACCEPTED, ids=range(len(ACCEPTED)))
 def test_other_constants_are_not_refused(proto: onnx.ModelProto, tmp_path: Path) -> None:
     assert "OVC001" not in ids(proto)
-    built(proto, tmp_path)
+    layers_of(OpenVino(), proto, tmp_path)
 
 
 def convolution(
@@ -132,8 +119,8 @@ def test_models_of_slow_findings_run_in_float(case: str, tmp_path: Path) -> None
     assert name in ids(bad)
     assert name not in ids(good)
     own = {"OVC015-softmax": "Softmax", "OVC015-transposed": "ConvTranspose"}.get(case, op)
-    assert not integer(bad, own, tmp_path)
-    assert integer(good, op or "MaxPool", tmp_path)
+    assert not runs_in_integers(OpenVino(), bad, tmp_path, own)
+    assert runs_in_integers(OpenVino(), good, tmp_path, op or "MaxPool")
 
 
 def test_signed_activations_are_named() -> None:
