@@ -19,18 +19,6 @@ def fake_cuda(install_tensorrt: Callable[[str], None]) -> None:
     install_tensorrt("11.4.0.106")
 
 
-def test_name_memory_and_versions_of_a_device_are_read():
-    assert cuda.count_devices() == 1
-    device = cuda.describe()
-    assert (device.name, device.capability, device.driver, device.runtime) == (
-        "NVIDIA Fake 100",
-        (9, 0),
-        "12.8",
-        "12.9",
-    )
-    assert cuda.memory() == (40 << 30, 80 << 30)
-
-
 def test_errors_have_the_name_of_the_cuda_error():
     with pytest.raises(CudaError) as caught:
         cuda.DeviceBuffer(200 << 30)
@@ -68,19 +56,6 @@ def test_arrays_are_equal_after_upload_and_download(shape: tuple[int, ...]):
         buffer.close()
     assert not gpu.blocks
     assert not gpu.streams
-
-
-def test_captured_work_runs_only_when_the_graph_is_launched():
-    from fake_gpu import gpu
-
-    done: list[int] = []
-    with closing(cuda.Stream()) as stream:
-        with closing(stream.capture(lambda: gpu.queue(stream.handle, lambda: done.append(1)))) as graph:
-            assert done == []
-            graph.launch(stream)
-            graph.launch(stream)
-            stream.synchronize()
-        assert done == [1, 1]
 
 
 def test_a_stream_continues_after_a_failed_capture(monkeypatch: pytest.MonkeyPatch):

@@ -131,12 +131,6 @@ def test_drift_is_common_to_all_engines_of_a_device(tmp_path: Path) -> None:
     assert max(abs(math.log(pair)) for pair in pairs) < 0.01
 
 
-def test_a_model_without_pairs_builds_at_any_fail_rate(tmp_path: Path) -> None:
-    build(chain(tmp_path, PLAIN), fail_rate="1")
-    with pytest.raises(BackendError, match="refuses this placement"):
-        build(chain(tmp_path, FIRST_IN_INTEGERS), fail_rate="1")
-
-
 def test_the_configured_share_of_builds_fails_reproducibly(tmp_path: Path) -> None:
     path = chain(tmp_path, FIRST_IN_INTEGERS)
 

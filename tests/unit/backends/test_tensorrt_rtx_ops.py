@@ -60,12 +60,6 @@ def test_pooling_is_offered_where_it_has_a_kernel(op: str, offered: set[tuple[st
             assert bool(space_of(pooled(op), fmt, compute).units) == ((fmt, compute) in offered)
 
 
-def test_small_operators_are_offered_in_both_formats() -> None:
-    conv = model_of("(float[1,3,8,8] x) => (float[1,4,H,W] y) { y = Conv(x, w) }", w=(4, 3, 3, 3))
-    product = model_of("(float[1,64] x) => (float[1,8] y) { y = MatMul(x, w) }", w=(64, 8))
-    assert all(space_of(model, fmt).units for model in (conv, product) for fmt in ("int8", "fp8"))
-
-
 @pytest.mark.parametrize(
     ("kernel", "fp8"), [((4, 8), True), ((1, 32), True), ((1, 33), False), ((5, 7), False)]
 )

@@ -65,20 +65,6 @@ def test_a_search_finds_the_faster_placement(install_trtexec, case, settings, ve
     assert len(built) > 3
 
 
-def test_candidates_whose_build_fails_are_failed_trials(install_trtexec, case, settings):
-    """All builds but that of the reference fail: the model is unchanged, and the trials have the reason."""
-    tool = install_trtexec("10.16")
-    script = tool.folder / "trtexec"
-    broken = '    if "two.onnx" not in options["--onnx"]:\n        break_down("no_implementation")\n'
-    start = "def build(options, _stage):\n"
-    script.write_text(script.read_text().replace(start, start + broken))
-    with closing(Session(settings)) as session:
-        result = session.search(case)
-    assert result.unchanged
-    assert result.failed > 0
-    assert any("Could not find any implementation" in (trial.error or "") for trial in result.trials)
-
-
 def test_without_layer_information_regions_are_structural(install_trtexec, case, settings):
     install_trtexec(without=["--exportLayerInfo"])
     with closing(Session(settings)) as session:

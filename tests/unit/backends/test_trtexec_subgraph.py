@@ -107,14 +107,3 @@ def test_groups_of_a_file_are_timed_separately_and_combined(
     assert len(list(builds(tool))) - before < before, "parts in the journal were not built again"
     assert (folder / "tuned_raw.onnx").is_file()
     assert (folder / "tuned.onnx").is_file()
-
-
-def test_without_a_file_fusions_are_read_from_one_float16_build(
-    install_trtexec: Callable[..., Any], project: Path
-) -> None:
-    tool = install_trtexec("11.1")
-    tune(project, "{by: fusion}")
-    halves = [words for name, words in builds(tool) if name == "half.onnx"]
-    assert [words["--optShapes"] for words in halves] == ["x:2x16x24x24"]
-    parts = [tuple(line["subgraph"]) for line in journal(project) if line["phase"] == "isolated"]
-    assert set(parts) == {tuple(group) for group in GROUPS}
