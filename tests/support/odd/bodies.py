@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx
 
-from odd.written import CONV, DENSE, OddModel, write
+from odd.written import DENSE, OddModel, write
 
 
 def _if() -> onnx.ModelProto:
@@ -83,15 +83,6 @@ def _local_function() -> onnx.ModelProto:
     )
 
 
-def _all_in_a_function() -> onnx.ModelProto:
-    return write(
-        "net (float[1, 8] x) => (float[1, 8] y) { y = mine.Dense(x, w) }",
-        DENSE,
-        more=', "mine" : 1',
-        functions='<domain: "mine", opset_import: ["" : 17]> Dense (a, b) => (c) { c = MatMul(a, b) }',
-    )
-
-
 def _custom_operator() -> onnx.ModelProto:
     return write(
         """net (float[1, 8] x) => (float[1, 8] y) {
@@ -104,17 +95,6 @@ def _custom_operator() -> onnx.ModelProto:
     )
 
 
-def _custom_of_a_known_name() -> onnx.ModelProto:
-    return write(
-        """net (float[1, 3, 8, 8] x) => (float[1, 4, 8, 8] y) {
-            h = Conv <pads = [1, 1, 1, 1]> (x, w)
-            y = acme.Conv(h, v)
-        }""",
-        CONV,
-        more=', "acme" : 1',
-    )
-
-
 BODIES = (
     OddModel(name="if", oddity="MatMul in a branch of If", make=_if),
     OddModel(name="loop", oddity="MatMul in the body of Loop", make=_loop),
@@ -122,21 +102,9 @@ BODIES = (
     OddModel(name="bodies-in-bodies", oddity="twelve Ifs in one another", make=_deep_bodies),
     OddModel(name="local-function", oddity="a function with an attribute", make=_local_function),
     OddModel(
-        name="only-a-function",
-        oddity="all computing is in a function",
-        make=_all_in_a_function,
-    ),
-    OddModel(
         name="custom-operator",
         oddity="an operator of a domain nobody knows",
         make=_custom_operator,
-        outcome="refused",
-        error_text="acme",
-    ),
-    OddModel(
-        name="custom-conv",
-        oddity="an operator of a domain nobody knows, called Conv",
-        make=_custom_of_a_known_name,
         outcome="refused",
         error_text="acme",
     ),

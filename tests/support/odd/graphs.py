@@ -32,12 +32,6 @@ def _no_nodes() -> onnx.ModelProto:
     return write("net (float[1, 8] x) => (float[1, 8] x) {}")
 
 
-def _no_initializers() -> onnx.ModelProto:
-    return write(
-        "net (float[2, 8] a, float[8, 8] b) => (float[2, 8] y) { h = MatMul(a, b)\n y = MatMul(h, b) }"
-    )
-
-
 def _only_copies() -> onnx.ModelProto:
     return write(
         """net (float[1, 4, 6] x) => (float[24] y) <int64[1] form = {-1}> {
@@ -58,24 +52,6 @@ def _output_is_weight() -> onnx.ModelProto:
 
 def _output_twice() -> onnx.ModelProto:
     return write("net (float[1, 8] x) => (float[1, 8] y, float[1, 8] y) { y = MatMul(x, w) }", {"w": (8, 8)})
-
-
-def _several_outputs() -> onnx.ModelProto:
-    return write(
-        """net (float[1, 8] x) => (float[1, 8] h, float[1, 8] y, float[1, 4] left, float[1, 4] right) {
-            h = MatMul(x, w)
-            y = MatMul(h, v)
-            left, right = Split <axis = 1> (y)
-        }""",
-        DENSE,
-        opset=11,
-    )
-
-
-def _output_used_on() -> onnx.ModelProto:
-    return write(
-        "net (float[1, 8] x) => (float[1, 8] h, float[1, 8] y) { h = MatMul(x, w)\n y = MatMul(h, v) }", DENSE
-    )
 
 
 def _missing_operands() -> onnx.ModelProto:
@@ -106,17 +82,6 @@ def _training_batchnorm() -> onnx.ModelProto:
             y, m, s = BatchNormalization <training_mode = 1> (h, scale, bias, mean, one)
         }""",
         {"w": CONV["w"], "scale": (4,), "bias": (4,), "mean": (4,), "one": (4,)},
-    )
-
-
-def _training_dropout() -> onnx.ModelProto:
-    return write(
-        """net (float[1, 8] x) => (float[1, 8] y) <float half = {0.5}, bool yes = {1}> {
-            h = MatMul(x, w)
-            d, mask = Dropout(h, half, yes)
-            y = MatMul(d, v)
-        }""",
-        DENSE,
     )
 
 
@@ -173,17 +138,13 @@ GRAPHS = (
         name="no-nodes", oddity="nothing is computed", make=_no_nodes,
         outcome="refused", error_text="the model has no nodes",
     ),
-    OddModel(name="no-initializers", oddity="both operands are inputs", make=_no_initializers),
     OddModel(name="only-copies", oddity="nothing is computed, values are moved", make=_only_copies),
     OddModel(name="output-is-input", oddity="an input is an output, too", make=_output_is_input),
     OddModel(name="output-is-weight", oddity="a weight is an output, too", make=_output_is_weight),
     OddModel(name="output-twice", oddity="one tensor is two outputs", make=_output_twice),
-    OddModel(name="several-outputs", oddity="outputs on the way, two of one operator", make=_several_outputs),
-    OddModel(name="output-read-on", oddity="an output that is read by an operator", make=_output_used_on),
     OddModel(name="missing-operands", oddity="an operand left out in the middle", make=_missing_operands),
     OddModel(name="unread", oddity="inputs, weights and results that nobody reads", make=_unread),
     OddModel(name="training-batchnorm", oddity="training mode", make=_training_batchnorm),
-    OddModel(name="training-dropout", oddity="training mode, random", make=_training_dropout),
     OddModel(name="q-operators", oddity="QLinearMatMul", make=_q_operators, outcome="nothing"),
     OddModel(name="integer-operators", oddity="DynamicQuantizeLinear, MatMulInteger", make=_integer_operators),
     OddModel(name="pairs-already", oddity="a Q/DQ pair stands in it", make=_pairs),

@@ -25,19 +25,6 @@ def _of_type(name: str) -> onnx.ModelProto:
     return proto
 
 
-def _mixed_types() -> onnx.ModelProto:
-    return write(
-        """net (float[1, 8] x) => (float[1, 8] y) {
-            h = MatMul(x, w)
-            d = Cast <to = 11> (h)
-            e = Sqrt(d)
-            f = Cast <to = 1> (e)
-            y = MatMul(f, v)
-        }""",
-        DENSE,
-    )
-
-
 def _zero_size() -> onnx.ModelProto:
     return write(
         """net (float[1, 8] x, float[0, 8] empty) => (float[1, 8] y, float[0, 8] z) {
@@ -46,16 +33,6 @@ def _zero_size() -> onnx.ModelProto:
             z = MatMul(empty, v)
         }""",
         DENSE,
-    )
-
-
-def _zero_size_weight() -> onnx.ModelProto:
-    return write(
-        """net (float[1, 8] x) => (float[1, 8] y, float[1, 0] z) {
-            y = MatMul(x, w)
-            z = MatMul(x, nothing)
-        }""",
-        {"w": (8, 8), "nothing": (8, 0)},
     )
 
 
@@ -186,26 +163,11 @@ def _infinite_mask() -> onnx.ModelProto:
     return proto
 
 
-def _constant_weights() -> onnx.ModelProto:
-    """Weights from Constant nodes, one for each way to store the value."""
-    proto = write("net (float[1, 2] x) => (float[1, 2] y) { h = MatMul(x, w)\n y = Add(h, b) }")
-    for name, value in (("b", {"value_floats": [0.5, -0.5]}), ("w", {"value": _floats((2, 2))})):
-        proto.graph.node.insert(0, helper.make_node("Constant", [], [name], **value))
-    return proto
-
-
-def _floats(shape: tuple[int, ...]) -> TensorProto:
-    values = np.random.default_rng(0).normal(0, 0.3, shape).astype(np.float32)
-    return numpy_helper.from_array(values)
-
-
 TENSORS = (
     OddModel(name="float16", oddity="all is float16", make=partial(_of_type, "float16")),
     OddModel(name="bfloat16", oddity="all is bfloat16", make=partial(_of_type, "bfloat16")),
     OddModel(name="double", oddity="all is double", make=partial(_of_type, "double"), outcome="nothing"),
-    OddModel(name="mixed-types", oddity="float32 with a part in double", make=_mixed_types),
     OddModel(name="zero-size", oddity="an input without an element", make=_zero_size),
-    OddModel(name="zero-size-weight", oddity="a weight without an element", make=_zero_size_weight),
     OddModel(name="scalar-input", oddity="an input of rank 0", make=_scalar_input),
     OddModel(
         name="input-with-default", oddity="a weight that a caller may replace",
@@ -238,5 +200,4 @@ TENSORS = (
         outcome="refused", error_text="'x' has no known rank",
     ),
     OddModel(name="infinite-mask", oddity="minus infinity in an attention mask", make=_infinite_mask),
-    OddModel(name="constant-nodes", oddity="weights from Constant nodes", make=_constant_weights),
 )  # fmt: skip
