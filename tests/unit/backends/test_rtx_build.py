@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import _ctypes
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -22,9 +24,9 @@ from qdqspec.app.session import Session
 from qdqspec.backends._isolation.isolated import Isolated, IsolatedEngine
 from qdqspec.backends.base import Backend, BuildOptions
 from qdqspec.backends.tensorrt.device import DeviceState
-from qdqspec.backends.tensorrt_rtx.compiler import named_nodes
+from qdqspec.backends.tensorrt_rtx.compiler import CURRENT, named_nodes
 from qdqspec.backends.tensorrt_rtx.engine import TensorRtRtx, built_for
-from qdqspec.backends.tensorrt_rtx.options import options_from
+from qdqspec.backends.tensorrt_rtx.options import CAPABILITIES, options_from
 from qdqspec.errors import BackendError, ConfigError
 from qdqspec.graph.model import Model
 from qdqspec.testing.backends import BackendContract, small_model
@@ -249,6 +251,13 @@ def test_the_node_that_the_compiler_names_is_reported(rtx: Isolated, tmp_path: P
     }"""
     what = refusal(rtx, saved(tmp_path / "b.onnx", constant), for_="SM89").what
     assert "refuses the model for SM89 at node 'scalar': " in what
+
+
+def test_capabilities_have_the_names_of_the_library():
+    require_rtx()
+    code = "import tensorrt_rtx; print(*tensorrt_rtx.ComputeCapability.__members__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert {*CAPABILITIES, CURRENT} <= set(done.stdout.split())
 
 
 def test_words_and_numbers_of_a_text_are_not_names(tmp_path: Path):
