@@ -25,6 +25,7 @@ from qdqspec.errors import BackendError, OutputError
 
 needs_fork = pytest.mark.skipif(not can_fork(), reason="fork is not safe on this system")
 needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
+FEEDS = {"input": np.linspace(0, 1, 256, dtype=np.float32).reshape(1, 1, 16, 16)}
 LAUNCHERS = [pytest.param(True, marks=needs_fork), False]
 
 
@@ -39,27 +40,20 @@ def model(models: Path) -> Path:
     return models / "digits_resnet.onnx"
 
 
-@pytest.fixture
-def feeds() -> dict[str, np.ndarray]:
-    return {"input": np.linspace(0, 1, 256, dtype=np.float32).reshape(1, 1, 16, 16)}
-
-
 def build(backend: Isolated, model: Path, **extra: str) -> IsolatedEngine:
     return backend.build(model, BuildOptions(extra={f"fake.{key}": value for key, value in extra.items()}))
 
 
-def test_an_isolated_engine_gives_the_results_of_the_engine(
-    fake: Isolated, model: Path, feeds: dict[str, np.ndarray]
-) -> None:
+def test_an_isolated_engine_gives_the_results_of_the_engine(fake: Isolated, model: Path) -> None:
     serial = fake._builds
     inside = FakeDevice().build(model, BuildOptions(serial=serial))
     outside = build(fake, model)
     for engine in (inside, outside):
-        engine.bind(feeds)
+        engine.bind(FEEDS)
     assert outside.graph_hash == inside.graph_hash
     assert outside.time(5, warmup=1) == inside.time(5, warmup=1)
     assert outside.layers() == inside.layers()
-    outputs, expected = outside.run(feeds), inside.run(feeds)
+    outputs, expected = outside.run(FEEDS), inside.run(FEEDS)
     assert outputs.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_array_equal(outputs[name], value)
@@ -67,11 +61,9 @@ def test_an_isolated_engine_gives_the_results_of_the_engine(
 
 
 @pytest.mark.parametrize("how", get_args(Reduction))
-def test_outputs_are_reduced_before_they_are_transferred(
-    fake: Isolated, model: Path, feeds: dict[str, np.ndarray], how: Reduction
-) -> None:
+def test_outputs_are_reduced_before_they_are_transferred(fake: Isolated, model: Path, how: Reduction) -> None:
     engine = build(fake, model)
-    outputs, reduced = engine.run(feeds), engine.reduced(feeds, how)
+    outputs, reduced = engine.run(FEEDS), engine.reduced(FEEDS, how)
     assert reduced.keys() == outputs.keys()
     for name, values in outputs.items():
         np.testing.assert_array_equal(reduced[name], REDUCTIONS[how](values))
@@ -87,32 +79,28 @@ def test_a_segmentation_fault_is_reported_with_signal_and_last_output(fake: Isol
     assert str(model) in str(caught.value)
 
 
-def test_a_crash_leaves_the_other_engines_running(
-    fake: Isolated, model: Path, feeds: dict[str, np.ndarray]
-) -> None:
+def test_a_crash_leaves_the_other_engines_running(fake: Isolated, model: Path) -> None:
     incumbent, challenger = build(fake, model), build(fake, model, crash="time")
     for engine in (incumbent, challenger):
-        engine.bind(feeds)
+        engine.bind(FEEDS)
     with pytest.raises(BackendError, match="SIGSEGV"):
         challenger.time(1)
     assert len(incumbent.time(3).wall_ms) == 3
     incumbent.close()
 
 
-def test_a_hang_ends_after_the_time_limit(model: Path, feeds: dict[str, np.ndarray]) -> None:
+def test_a_hang_ends_after_the_time_limit(model: Path) -> None:
     with Isolated("fake", call_timeout=0.2) as backend:
         engine = build(backend, model, hang="run")
         with pytest.raises(BackendError, match=r"no answer to 'run' for 0\.2 s"):
-            engine.run(feeds)
+            engine.run(FEEDS)
 
 
-def test_the_time_limit_of_a_call_grows_with_the_number_of_slow_runs(
-    model: Path, feeds: dict[str, np.ndarray]
-) -> None:
+def test_the_time_limit_of_a_call_grows_with_the_number_of_slow_runs(model: Path) -> None:
     with Isolated("fake", call_timeout=30) as backend:
         # A run takes minutes of simulated time.
         engine = build(backend, model, scale="1e6", wall_noise="0", run_noise="0")
-        engine.bind(feeds)
+        engine.bind(FEEDS)
         slow = engine.time(1).wall_ms[0] / 1e3
         assert slow > 30
         assert engine._patience(10) > 10 * slow
@@ -124,14 +112,12 @@ def test_running_out_of_memory_is_reported(fake: Isolated, model: Path) -> None:
         build(fake, model, oom="build")
 
 
-def test_after_a_failure_the_engine_stays_closed(
-    fake: Isolated, model: Path, feeds: dict[str, np.ndarray]
-) -> None:
+def test_after_a_failure_the_engine_stays_closed(fake: Isolated, model: Path) -> None:
     engine = build(fake, model)
     with pytest.raises(BackendError, match="bind"):
         engine.time(1)
     with pytest.raises(BackendError, match="the engine is closed"):
-        engine.bind(feeds)
+        engine.bind(FEEDS)
     engine.close()
 
 
@@ -141,14 +127,12 @@ def test_text_tensors_are_refused_before_the_request(fake: Isolated, model: Path
         engine.bind({"input": np.array(["a", "b"])})
 
 
-def test_output_of_a_child_process_is_only_in_its_log(
-    model: Path, feeds: dict[str, np.ndarray], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_output_of_a_child_process_is_only_in_its_log(model: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with Isolated("fake") as backend:
         engine = build(backend, model, crash="run")
         assert engine.log() == ""
         with pytest.raises(BackendError):
-            engine.run(feeds)
+            engine.run(FEEDS)
     assert capfd.readouterr() == ("", "")
 
 
@@ -223,9 +207,7 @@ def test_an_engine_that_starts_while_its_backend_closes_is_ended(
         assert not _is_running(started[0].pid)
 
 
-def test_an_interrupt_closes_the_engine(
-    model: Path, feeds: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_closes_the_engine(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(timeout: float | None = None) -> None:
         raise KeyboardInterrupt
 
@@ -233,9 +215,9 @@ def test_an_interrupt_closes_the_engine(
         engine = build(backend, model)
         monkeypatch.setattr(engine._child.stream, "receive", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            engine.bind(feeds)
+            engine.bind(FEEDS)
         with pytest.raises(BackendError, match="closed"):
-            engine.bind(feeds)
+            engine.bind(FEEDS)
 
 
 @needs_fork
