@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from graph_text import saved
 from processes import runs, wait_until
 from web_installed import require_web
 
@@ -186,13 +186,10 @@ def test_weights_in_external_files_are_read(tmp_path: Path, small: Path) -> None
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "int64", "bool"])
 def test_tensors_of_all_types_pass_through(tmp_path: Path, dtype: str) -> None:
     require_web()
-    kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-    values = [helper.make_tensor_value_info(name, kind, (2, 3)) for name in "xy"]
-    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "g", values[:1], values[1:])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    onnx.save(model, tmp_path / "m.onnx")
+    name = {"float32": "float"}.get(dtype, dtype)
+    path = saved(tmp_path / "m.onnx", f"g ({name}[2,3] x) => ({name}[2,3] y) {{ y = Identity(x) }}")
     value = np.array([[0, 1, 1], [1, 0, 1]]).astype(dtype)
-    result = build(tmp_path / "m.onnx").run({"x": value})["y"]
+    result = build(path).run({"x": value})["y"]
     assert result.dtype == value.dtype
     np.testing.assert_array_equal(result, value)
 
@@ -200,17 +197,11 @@ def test_tensors_of_all_types_pass_through(tmp_path: Path, dtype: str) -> None:
 def test_kernels_are_compiled_by_the_optimizing_compiler_before_runs_are_timed(tmp_path: Path) -> None:
     """V8's baseline code of these kernels takes more than twice as long as its optimized code."""
     require_web()
-    weight = helper.make_tensor(
-        "w", TensorProto.FLOAT, (32, 32, 3, 3), np.full(32 * 32 * 9, 0.01, np.float32).tobytes(), raw=True
-    )
-    values = [helper.make_tensor_value_info(name, 1, (1, 32, 32, 32)) for name in "xy"]
-    node = helper.make_node("Conv", ["x", "w"], ["y"], "conv", pads=[1, 1, 1, 1])
-    graph = helper.make_graph([node], "g", values[:1], values[1:], [weight])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    onnx.save(model, tmp_path / "m.onnx")
+    text = "g (float[1,32,32,32] x) => (float[1,32,32,32] y) { y = Conv<pads = [1, 1, 1, 1]>(x, w) }"
+    path = saved(tmp_path / "m.onnx", text, w=np.full((32, 32, 3, 3), 0.01, np.float32))
 
     def is_compiled() -> bool:
-        with closing(build(tmp_path / "m.onnx")) as engine:
+        with closing(build(path)) as engine:
             engine.bind({"x": np.ones((1, 32, 32, 32), np.float32)})
             first, later = (min(engine.time(10).cpu_ms) for _ in range(2))
             return first < 1.6 * later

@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from onnx import TensorProto, helper
+from graph_text import saved
 
 from qdqspec.backends.tensorrt.layers import (
     Layer,
@@ -130,21 +130,16 @@ def listed(*rows):
 
 
 @pytest.fixture
-def padded():
+def padded(tmp_path):
     """x > Q > DQ > an unnamed Conv > Relu."""
-    nodes = [
-        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["xq"], "q"),
-        helper.make_node("DequantizeLinear", ["xq", "s", "z"], ["xd"], "dq"),
-        helper.make_node("Conv", ["xd", "w"], ["a"]),
-        helper.make_node("Relu", ["a"], ["y"], "relu"),
-    ]
-    weights = [
-        helper.make_tensor("w", TensorProto.FLOAT, [1, 1, 1, 1], [1.0]),
-        helper.make_tensor("s", TensorProto.FLOAT, [], [0.1]),
-        helper.make_tensor("z", TensorProto.INT8, [], [0]),
-    ]
-    ends = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 1, 4, 4])] for name in "xy"]
-    return Model(helper.make_model(helper.make_graph(nodes, "g", *ends, weights)))
+    text = """g (float[1,1,4,4] x) => (float[1,1,4,4] y)
+        <float[1,1,1,1] w = {1}, float s = {0.1}, int8 z = {0}> {
+        [q] xq = QuantizeLinear(x, s, z)
+        [dq] xd = DequantizeLinear(xq, s, z)
+        a = Conv(xd, w)
+        [relu] y = Relu(a)
+    }"""
+    return load_model(saved(tmp_path / "padded.onnx", text))
 
 
 PADDED = listed(
