@@ -45,6 +45,12 @@ def install_tensorrt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     forget()
 
 
+@pytest.fixture
+def newest(install_tensorrt: Callable[[str], None]) -> None:
+    """The newest supported version, installed as a fake."""
+    install_tensorrt(VERSIONS[-1])
+
+
 @pytest.fixture(params=VERSIONS)
 def tensorrt_version(request: pytest.FixtureRequest, install_tensorrt: Callable[[str], None]) -> str:
     """Each supported version, installed as a fake."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from contextlib import closing
 
 import numpy as np
@@ -13,10 +12,7 @@ from qdqspec.backends._nvidia import cuda
 from qdqspec.backends._nvidia.cuda import CudaError
 from qdqspec.errors import BackendUnavailableError
 
-
-@pytest.fixture(autouse=True)
-def fake_cuda(install_tensorrt: Callable[[str], None]) -> None:
-    install_tensorrt("11.4.0.106")
+pytestmark = pytest.mark.usefixtures("newest")
 
 
 def test_errors_have_the_name_of_the_cuda_error():

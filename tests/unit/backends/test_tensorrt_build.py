@@ -29,11 +29,6 @@ from qdqspec.types import InputShape, ShapeProfile
 Fail = Callable[[str], None]
 
 
-@pytest.fixture
-def newest(install_tensorrt: Callable[[str], None]) -> None:
-    install_tensorrt("11.4.0.106")
-
-
 def refusal(model: Path, options: BuildOptions | None = None) -> BackendError:
     with pytest.raises(BackendError) as caught:
         TensorRt().build(model, options or BuildOptions())

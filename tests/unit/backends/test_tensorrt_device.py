@@ -16,8 +16,6 @@ from qdqspec.backends.tensorrt.engine import TensorRt
 from qdqspec.backends.tensorrt.ops import formats_for, lacking
 from qdqspec.errors import BackendError, BackendUnavailableError
 
-Install = Callable[[str], None]
-
 
 @pytest.fixture
 def nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,9 +67,8 @@ def test_the_probe_reports_versions_gpu_driver_and_settings(
     assert backend.target == f"tensorrt-{tensorrt_version[:2]}"
 
 
-def test_a_missing_gpu_is_reported(install_tensorrt: Install, monkeypatch: pytest.MonkeyPatch):
+def test_a_missing_gpu_is_reported(newest: None, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("FAKE_TRT", "no-gpu")
-    install_tensorrt("11.4.0.106")
     availability = TensorRt().probe()
     assert not availability.usable
     assert availability.why.startswith("cudaGetDeviceCount failed: cudaErrorNoDevice")
@@ -80,12 +77,11 @@ def test_a_missing_gpu_is_reported(install_tensorrt: Install, monkeypatch: pytes
 
 
 def test_a_gpu_in_exclusive_process_mode_is_refused_before_a_search(
-    install_tensorrt: Install, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    newest: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     """Compared engines are open in two processes, of which the second would fail in every race."""
     monkeypatch.setenv("FAKE_TRT", "exclusive-process")
     monkeypatch.setenv("FAKE_GPU_LOCK", str(tmp_path / "gpu"))
-    install_tensorrt("11.4.0.106")
     availability = TensorRt().probe()
     assert not availability.usable
     assert "EXCLUSIVE_PROCESS" in availability.why
@@ -93,17 +89,15 @@ def test_a_gpu_in_exclusive_process_mode_is_refused_before_a_search(
     assert availability.install == "nvidia-smi --compute-mode=DEFAULT"
 
 
-def test_a_gpu_number_that_does_not_exist_is_an_error(install_tensorrt: Install):
-    install_tensorrt("11.4.0.106")
+def test_a_gpu_number_that_does_not_exist_is_an_error(newest: None):
     with pytest.raises(BackendError, match="there is no GPU 2: 1 can be used"):
         TensorRt().device(BuildOptions(device=2))
 
 
 def test_the_chosen_gpu_is_queried_and_used(
-    install_tensorrt: Install, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: Path
+    newest: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: Path
 ):
     monkeypatch.setenv("FAKE_TRT", "two-gpus")
-    install_tensorrt("11.4.0.106")
     backend, second = TensorRt(), BuildOptions(device=1, state=tmp_path / "state")
     assert backend.probe().facts["gpu"] == "NVIDIA Fake 100"
     assert backend.probe(second).facts["gpu"] == "NVIDIA Fake 40"
@@ -118,9 +112,8 @@ def test_the_chosen_gpu_is_queried_and_used(
     assert cache.name.startswith("nvidia-fake-40-sm86")
 
 
-def test_a_library_that_crashes_when_loaded_is_reported(install_tensorrt: Install, tmp_path: Path):
+def test_a_library_that_crashes_when_loaded_is_reported(newest: None, tmp_path: Path):
     """Other libraries may have written to standard error before the crash, and a core file would take time to write."""
-    install_tensorrt("11.4.0.106")
     (tmp_path / "site" / "tensorrt.py").write_text(
         "import os, resource, sys\n"
         "resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n"
@@ -137,9 +130,8 @@ def test_a_library_that_crashes_when_loaded_is_reported(install_tensorrt: Instal
 
 
 def test_a_library_that_hangs_when_loaded_is_reported(
-    install_tensorrt: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    newest: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    install_tensorrt("11.4.0.106")
     (tmp_path / "site" / "tensorrt.py").write_text("import time\ntime.sleep(3600)\n")
     monkeypatch.setattr(trt_device, "_TIMEOUT", 0.5)
     assert TensorRt().probe().why == (
@@ -147,15 +139,13 @@ def test_a_library_that_hangs_when_loaded_is_reported(
     )
 
 
-def test_a_library_that_cannot_be_imported_is_reported(install_tensorrt: Install, tmp_path: Path):
-    install_tensorrt("11.4.0.106")
+def test_a_library_that_cannot_be_imported_is_reported(newest: None, tmp_path: Path):
     (tmp_path / "site" / "tensorrt.py").write_text("raise OSError('libnvinfer.so.11: cannot open')\n")
     availability = TensorRt().probe()
     assert availability.why == "tensorrt cannot be imported: libnvinfer.so.11: cannot open"
 
 
-def test_output_of_a_library_does_not_affect_the_probe(install_tensorrt: Install, tmp_path: Path):
-    install_tensorrt("11.4.0.106")
+def test_output_of_a_library_does_not_affect_the_probe(newest: None, tmp_path: Path):
     (tmp_path / "site" / "sitecustomize.py").write_text("print('{} welcome')\n")
     assert TensorRt().probe().usable
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from qdqspec.qdq.scheme.scheme_file import read_scheme
 from qdqspec.types import Case, Inputs, TuneRules
 
 pytestmark = pytest.mark.usefixtures("engine_threads", "hasty")
-Install = Callable[[str], None]
 ACTIVATIONS = ("x", "a", "b", "d")
 
 
@@ -49,10 +47,7 @@ def library(tmp_path: Path) -> Path:
     return path
 
 
-def test_ranges_are_calibrated_on_tensorrt_itself(
-    case: Case, library: Path, tmp_path: Path, install_tensorrt: Install
-):
-    install_tensorrt("11.4.0.106")
+def test_ranges_are_calibrated_on_tensorrt_itself(case: Case, library: Path, tmp_path: Path, newest: None):
     with Session(backend="tensorrt", root=tmp_path, plugin=(library,)) as session:
         prepared = session.work(case).prepared
         assert [unit.id for unit in prepared.candidates.units] == ["conv0", "conv1", "conv2"]
@@ -69,9 +64,8 @@ def test_ranges_are_calibrated_on_tensorrt_itself(
 
 
 def test_a_calibration_cache_needs_no_run(
-    case: Case, library: Path, tmp_path: Path, install_tensorrt: Install, monkeypatch: pytest.MonkeyPatch
+    case: Case, library: Path, tmp_path: Path, newest: None, monkeypatch: pytest.MonkeyPatch
 ):
-    install_tensorrt("10.16.1.11")
     monkeypatch.setattr(
         "qdqspec.app.preparation.prepare.open_observer", lambda *_, **__: pytest.fail("nothing has to be run")
     )

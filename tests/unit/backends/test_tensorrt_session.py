@@ -9,12 +9,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import onnx
 import pytest
 from trt_surface import ROOT
 
 from qdqspec.app.session import Session
-from qdqspec.testing.backends import small_model
 from qdqspec.types import Case, Inputs, TuneRules
 
 MODEL = ROOT / "specs" / "models" / "squeezenet10.onnx"
@@ -50,16 +48,13 @@ def test_a_search_selects_a_faster_placement(
 
 
 def test_notes_of_the_runtime_are_in_record_and_reports(
-    install_tensorrt: Callable[[str], None], fail: Callable[[str], None], tmp_path: Path, engine_threads: None
+    newest: None, fail: Callable[[str], None], tmp_path: Path, model: Path, engine_threads: None
 ):
     """Notes on samples of an engine are in the trial, the record, the footnotes of the table and the HTML page."""
     from qdqspec.app.report.tables import warning_lines
     from qdqspec.app.report.write import render, write_results
 
-    install_tensorrt("11.4.0.106")
     fail("short-of-memory,no-graph")
-    model = tmp_path / "small.onnx"
-    onnx.save(small_model(), model)
     case = Case(
         id="default", model=model, inputs=Inputs(batch=1), tune=TuneRules(trials=1, min_sqnr_db="none")
     )
