@@ -1,11 +1,10 @@
-"""CUDA through cuda-bindings, on a fake runtime: which calls are made, and that everything is freed."""
+"""CUDA through cuda-bindings, on a fake runtime; tests of the device run on it too: see test_tensorrt_session.py."""
 
 from __future__ import annotations
 
 import sys
 from contextlib import closing
 
-import numpy as np
 import pytest
 
 from qdqspec.backends._nvidia import cuda
@@ -28,41 +27,6 @@ def test_without_cuda_bindings_the_error_states_how_to_install_them(monkeypatch:
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     with pytest.raises(BackendUnavailableError, match="cuda-bindings cannot be imported"):
         cuda.runtime()
-
-
-@pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)])
-def test_arrays_are_equal_after_upload_and_download(shape: tuple[int, ...]):
-    from fake_gpu import gpu
-
-    values = np.arange(np.prod(shape, dtype=int), dtype=np.float32).reshape(shape)
-    with (
-        closing(cuda.Stream()) as stream,
-        closing(cuda.HostBuffer(values.nbytes)) as ours,
-        closing(cuda.DeviceBuffer(values.nbytes)) as theirs,
-        closing(cuda.HostBuffer(values.nbytes)) as back,
-    ):
-        ours.view(values.dtype, shape)[...] = values
-        cuda.upload(theirs, ours, stream)
-        cuda.download(back, theirs, stream)
-        stream.synchronize()
-        assert np.array_equal(back.view(values.dtype, shape), values)
-        with pytest.raises(ValueError, match="do not fit"):
-            ours.view(np.dtype(np.float64), (99,))
-    for buffer in (ours, theirs, back):
-        buffer.close()
-    assert not gpu.blocks
-    assert not gpu.streams
-
-
-def test_a_stream_continues_after_a_failed_capture(monkeypatch: pytest.MonkeyPatch):
-    with closing(cuda.Stream()) as stream:
-        with pytest.raises(ZeroDivisionError):
-            stream.capture(lambda: 1 // 0)
-        stream.synchronize()
-        monkeypatch.setenv("FAKE_TRT", "no-graph")
-        with pytest.raises(CudaError, match="cudaErrorStreamCaptureInvalidated"):
-            stream.capture(lambda: None)
-        stream.synchronize()
 
 
 @pytest.mark.parametrize("runs", [0, 64, 65])

@@ -59,30 +59,20 @@ def test_only_the_skip_side_of_a_residual_add_is_quantized() -> None:
     assert space.by_id["c"].labels == ("fp", "in-only")
 
 
-@pytest.mark.parametrize("operands", ["c, b", "b, c"])
-def test_the_skip_side_is_found_in_either_order(operands: str) -> None:
-    space = space_of(model_of(RESIDUAL.replace("c, b", operands), **KERNELS), SKIP)
-    assert [tensor for tensor, _ in space.by_id["d"].edges] == ["b"]
-
-
-def test_of_two_weighted_sides_the_deeper_one_stays_float() -> None:
-    text = RESIDUAL.replace("d = Add(c, b)", "s = Conv(x, w4)\n  d = Add(s, c)")
-    space = space_of(model_of(text, **KERNELS, w4=(4, 4, 1, 1)), SKIP)
-    assert [tensor for tensor, _ in space.by_id["d"].edges] == ["s"]
-
-
-def test_an_add_of_two_activations_keeps_both_sides() -> None:
-    text = RESIDUAL.replace("d = Add(c, b)", "f = Relu(c)\n  d = Add(f, b)")
-    space = space_of(model_of(text, **KERNELS), SKIP)
-    assert [tensor for tensor, _ in space.by_id["d"].edges] == ["f", "b"]
-
-
-def test_a_branch_with_another_reader_is_not_fused() -> None:
-    text = RESIDUAL.replace(
-        "y = Conv<pads=[1,1,1,1]>(e, w3)", "h = Conv<pads=[1,1,1,1]>(e, w3)\n  y = Add(h, c)"
-    )
-    space = space_of(model_of(text, **KERNELS), SKIP)
-    assert [tensor for tensor, _ in space.by_id["d"].edges] == ["c", "b"]
+@pytest.mark.parametrize(
+    ("old", "new", "quantized"),
+    [
+        pytest.param("c, b", "b, c", ["b"], id="the other order"),
+        pytest.param(
+            "d = Add(c, b)", "s = Conv(x, w4) d = Add(s, c)", ["s"], id="the deeper of two stays float"
+        ),
+        pytest.param("d = Add(c, b)", "f = Relu(c) d = Add(f, b)", ["f", "b"], id="two activations"),
+        pytest.param("y = Conv", "k = Neg(c) y = Conv", ["c", "b"], id="a branch with another reader"),
+    ],
+)
+def test_the_sides_of_an_add_that_are_quantized(old: str, new: str, quantized: list[str]) -> None:
+    space = space_of(model_of(RESIDUAL.replace(old, new), **KERNELS, w4=(4, 4, 1, 1)), SKIP)
+    assert [tensor for tensor, _ in space.by_id["d"].edges] == quantized
 
 
 @pytest.mark.parametrize("rule", RULES)
