@@ -158,37 +158,24 @@ def has_begun(journal: Path) -> bool:
 
 
 @rare
-@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "suspended"])
+@pytest.mark.parametrize("fault", ["killed", "suspended", "resumed"])
 def test_the_case_of_a_lost_worker_is_run_by_another(settings, case, processes, fault):
+    """Lines and the answer of a worker that continues while its case runs elsewhere are dropped."""
     with opened(settings) as session:
         future = session._future(replace(case, tune=TuneRules(trials=16)))
         lost, journal = worker_of(session), session.output(case) / "trials.jsonl"
         wait_for(lambda: has_begun(journal))
-        lost.send_signal(fault)
+        (lost.kill if fault == "killed" else lost.suspend)()
         notes = impatient(session)
         try:
+            wait_for(lambda: any("the case is run elsewhere" in note for note in notes))
+            if fault == "resumed":
+                lost.resume()
             assert future.result(PATIENCE).record.evidence.search.total >= 8
         finally:
-            with suppress(psutil.NoSuchProcess):  # the scheduler may have restarted it
-                lost.kill()  # the Nanny starts another worker
-        lines = entries(session.output(case))
-    assert any("the case is run elsewhere" in note for note in notes)
-    assert_each_trial_once(lines)
-    wait_for(lambda: not processes_of_cases(processes))
-
-
-@rare
-def test_lines_and_answer_of_a_late_worker_are_dropped(settings, case, processes):
-    """A worker that was suspended continues while its case runs on another worker."""
-    with opened(settings) as session:
-        future = session._future(replace(case, tune=TuneRules(trials=16)))
-        late, journal = worker_of(session), session.output(case) / "trials.jsonl"
-        wait_for(lambda: has_begun(journal))
-        late.suspend()
-        notes = impatient(session)
-        wait_for(lambda: any("the case is run elsewhere" in note for note in notes))
-        late.resume()
-        assert future.result(PATIENCE).record.evidence.search.total >= 8
+            if fault != "resumed":
+                with suppress(psutil.NoSuchProcess):  # the scheduler may have restarted it
+                    lost.kill()  # the Nanny starts another worker
         lines = entries(session.output(case))
     assert_each_trial_once(lines)
     wait_for(lambda: not processes_of_cases(processes))
