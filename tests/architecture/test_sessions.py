@@ -21,10 +21,6 @@ def constant(name: str) -> tuple[str, ...]:
     return tuple(ast.literal_eval(value))
 
 
-def test_the_oldest_python_is_the_required_one() -> None:
-    assert PROJECT["requires-python"] == f">={constant('PYTHONS')[0]}"
-
-
 def test_the_oldest_versions_of_all_extras_of_users_are_tested() -> None:
     extras = {name for name in PROJECT["optional-dependencies"] if not name.startswith("tensorrt")}
     assert set(constant("EXTRAS")) == extras - {"dev", "docs"}

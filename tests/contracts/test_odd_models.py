@@ -26,20 +26,14 @@ from qdqspec.app.session.result import Result
 from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.errors import QdqspecError
 from qdqspec.graph.given import given_model
-from qdqspec.graph.model import Model, load_model
+from qdqspec.graph.model import load_model
 from qdqspec.qdq.quantize.quantizer import Quantizer
 from qdqspec.qdq.quantize.ranges import TensorRange
 from qdqspec.qdq.scheme.scheme_file import write_scheme
 from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.types import Inputs
 
-_SOME_OPSETS = (
-    "opset-7",
-    "opset-9",
-    "opset-13",
-    "opset-21",
-    "opset-25",
-)  # `benchmarks/odd_models.py` runs all
+_SOME_OPSETS = ("opset-7", "opset-13", "opset-25")  # `benchmarks/odd_models.py` runs all
 MODELS = [odd for odd in ODD_MODELS if not odd.name.startswith("opset-") or odd.name in _SOME_OPSETS]
 READABLE = [odd for odd in MODELS if odd.name != "no-nodes"]
 # Models that ONNX Runtime computes, but not the reference implementation of the simulated device.
@@ -48,14 +42,7 @@ if Version(onnx.__version__) < Version("1.22"):
     NOT_SIMULATED |= {"scan"}  # onnx's own evaluator passes no outer values into the body of Scan
 NOT_TUNED = {f"names-{kind}" for kind in ("colons", "slashes", "spaces", "globs", "endings", "length")}
 NOTHING_SIMULATED = {"only-copies"}  # it has no integer kernels for these
-NOTHING_PLACED = {
-    "only-a-function",
-    "only-copies",
-    "double",
-    "q-operators",
-    "string-input",
-    "unnamed-dimensions",
-}
+NOTHING_PLACED = {"only-copies", "double", "q-operators", "string-input", "unnamed-dimensions"}
 # Models that the reference implementation computes, but not ONNX Runtime.
 NOT_ON_ORT = {"bfloat16": "ONNX Runtime has no kernel", "names-repeated": "two nodes with same node name"}
 
@@ -143,9 +130,8 @@ def test_tune_on_the_simulated_device(odd: OddModel, net: Path, simulated: Sessi
 
 
 TUNED_FOR_REAL = (
-    "names-quotes", "names-of-others", "names-repeated", "loop", "local-function", "custom-operator", "float16",
-    "bfloat16", "double", "zero-size", "initializers-are-inputs", "sparse-weight", "sequence-output",
-    "infinite-mask", "opset-7", "opset-25", "output-twice", "training-batchnorm", "pairs-already",
+    "names-quotes", "names-repeated", "loop", "local-function", "custom-operator", "float16", "bfloat16", "double",
+    "zero-size", "sparse-weight", "infinite-mask", "opset-7", "opset-25", "output-twice", "pairs-already",
 )  # fmt: skip
 
 
@@ -158,11 +144,8 @@ def test_tune_on_onnx_runtime(odd: OddModel, net: Path, onnx_runtime: Session) -
 
 
 @of([odd for odd in MODELS if odd.outcome == "refused"])
-@pytest.mark.parametrize("backend", ["fake", "onnxruntime"])
-def test_tuning_a_refused_model_is_an_error_with_the_reason(
-    odd: OddModel, net: Path, verb: Verb, backend: str
-) -> None:
-    result = verb("tune", "net.onnx", "--backend", backend, "-o", "out", "--no-cache")
+def test_tuning_a_refused_model_is_an_error_with_the_reason(odd: OddModel, net: Path, verb: Verb) -> None:
+    result = verb("tune", "net.onnx", "--backend", "fake", "-o", "out", "--no-cache")
     assert result.code == 2
     assert odd.error_text in result.err
 
@@ -178,17 +161,6 @@ def test_inspect_and_lint_on_odd_models(odd: OddModel, net: Path, verb: Verb) ->
     targets = ("tensorrt-10", "tensorrt-11", "onnxruntime-cpu", "openvino-cpu")
     looked = verb("lint", "net.onnx", *(word for target in targets for word in ("--target", target)))
     assert looked.code in ((2,) if refused else (0, 1))
-
-
-@of(
-    [
-        odd
-        for odd in MODELS
-        if odd.name in ("names-quotes", "loop", "only-copies", "string-constant", "string-input")
-    ]
-)
-def test_explain_on_odd_models(odd: OddModel, net: Path, verb: Verb) -> None:
-    assert verb("explain", "net.onnx", "--backend", "fake").code == (2 if odd.outcome == "refused" else 0)
 
 
 @of(READABLE)
@@ -216,8 +188,8 @@ def test_an_applied_scheme_can_be_imported_and_stripped(odd: OddModel, net: Path
     write_scheme(net.with_name("scheme.json"), placement, numbers.placed(placement), "fake")
     assert verb("apply", "net.onnx", "scheme.json", "-o", "placed.onnx").code == 0
     placed = load_model(net.with_name("placed.onnx"))
-    assert interface(placed) == interface(model)
-    assert loads(placed.path) == loads(net)
+    assert (placed.inputs, placed.outputs) == (model.inputs, model.outputs)
+    assert (opened(placed.path) is None) == (opened(net) is None)
     assert verb("diff", "net.onnx", "placed.onnx").code == 1
     assert verb("import", "placed.onnx", "-o", "again.json", "--reference", "net.onnx").code == 0
     assert verb("strip", "placed.onnx", "-o", "back.onnx", "--reference", "net.onnx").code == 0
@@ -226,14 +198,6 @@ def test_an_applied_scheme_can_be_imported_and_stripped(odd: OddModel, net: Path
         assert net.with_name("back.onnx").read_bytes() == tuned.SerializeToString(deterministic=True)
         assert verb("apply", "net.onnx", "again.json", "-o", "placed-again.onnx").code == 0
         assert verb("diff", "placed.onnx", "placed-again.onnx").code == 0
-
-
-def interface(model: Model) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    return model.inputs, model.outputs
-
-
-def loads(model: Path | None) -> bool:
-    return opened(model) is not None
 
 
 def opened(model: Path | None) -> onnxruntime.InferenceSession | None:

@@ -6,11 +6,12 @@ import json
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from graph_text import saved
 
 from qdqspec.app.session import Session
 from qdqspec.backends._isolation.isolated import Isolated
@@ -38,8 +39,8 @@ def image(squeezenet: Path) -> dict[str, np.ndarray]:
     return {given.name: np.random.default_rng(0).uniform(0, 1, shape).astype(np.float32)}
 
 
-def saved(model: onnx.ModelProto, path: Path) -> Path:
-    onnx.save(model, path)
+def quantized(path: Path, activations: Literal["int8", "uint8"]) -> Path:
+    onnx.save(small_model(quantized=True, activations=activations), path)
     return path
 
 
@@ -80,7 +81,7 @@ def test_a_second_build_uses_kernels_of_the_timing_cache(
 
 
 def test_a_quantized_convolution_runs_in_integers(tensorrt: Isolated, chosen: BuildOptions, tmp_path: Path):
-    path = saved(small_model(quantized=True, activations="int8"), tmp_path / "q.onnx")
+    path = quantized(tmp_path / "q.onnx", "int8")
     with closing(tensorrt.build(path, chosen)) as engine:
         engine.bind(FEEDS)
         layers = engine.layers()
@@ -90,7 +91,7 @@ def test_a_quantized_convolution_runs_in_integers(tensorrt: Isolated, chosen: Bu
 def test_asymmetric_quantization_is_refused_with_the_node(
     tensorrt: Isolated, chosen: BuildOptions, tmp_path: Path
 ):
-    path = saved(small_model(quantized=True, activations="uint8"), tmp_path / "u.onnx")
+    path = quantized(tmp_path / "u.onnx", "uint8")
     with pytest.raises(BackendError, match="x_quantize"):
         tensorrt.build(path, chosen)
 
@@ -106,13 +107,7 @@ def test_layers_contain_every_convolution(tensorrt: Isolated, fitting: BuildOpti
 
 
 def relu(path: Path) -> Path:
-    graph = helper.make_graph(
-        [helper.make_node("Relu", ["x"], ["y"], "relu")],
-        "dynamic",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3])],
-    )
-    return saved(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9), path)
+    return saved(path, "dynamic (float[n,3] x) => (float[n,3] y) { [relu] y = Relu(x) }")
 
 
 def test_an_engine_with_several_shape_profiles(tensorrt: Isolated, chosen: BuildOptions, tmp_path: Path):
@@ -130,14 +125,8 @@ def test_a_dynamic_input_without_a_shape_is_refused(tensorrt: Isolated, chosen: 
 
 
 def test_outputs_with_data_dependent_shapes(tensorrt: Isolated, chosen: BuildOptions, tmp_path: Path):
-    graph = helper.make_graph(
-        [helper.make_node("NonZero", ["x"], ["y"], "nonzero")],
-        "data",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4])],
-        [helper.make_tensor_value_info("y", TensorProto.INT64, [1, "n"])],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
-    with closing(tensorrt.build(saved(model, tmp_path / "n.onnx"), chosen)) as engine:
+    model = saved(tmp_path / "n.onnx", "data (float[4] x) => (int64[1,n] y) { [nonzero] y = NonZero(x) }")
+    with closing(tensorrt.build(model, chosen)) as engine:
         assert engine.run({"x": np.array([0, 1, 0, 2], np.float32)})["y"].tolist() == [[1, 3]]
         assert engine.run({"x": np.ones(4, np.float32)})["y"].tolist() == [[0, 1, 2, 3]]
 

@@ -35,7 +35,6 @@ def archive(path: Path, **members: bytes) -> Path:
 HOSTILE = {
     "a row longer than memory": (array((1, 10**10), bytes(10**6)), "it holds 1,000,000 bytes"),
     "rows without number": (array((10**15, 0)), "1,000,000,000,000,000 rows with nothing in them"),
-    "negative rows": (array((-3, 4)), "its shape is (-3, 4)"),
     "true rows": (array((True, 4), bytes(16)), "its shape is (True, 4)"),
     "rows beyond all numbers": (array((2**62, 2**62)), "its shape needs"),
     "a header longer than the file": (
@@ -51,8 +50,6 @@ HOSTILE = {
         "its header is not one of numpy's",
     ),
     "pickled objects": (array((2,), b"cos\nsystem\n(S'id'\ntR.", dtype="|O"), "pickled objects"),
-    "fields": (array(None, bytes(8), header="{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (2,)}"),
-               "pickled objects"),
     "no array": (b"words", "its header is not one of numpy's"),
 }  # fmt: skip
 
@@ -78,11 +75,7 @@ def test_an_archive_with_too_many_arrays_is_an_error(tmp_path: Path) -> None:
 
 
 def test_the_number_of_labels_is_checked_before_they_are_read(tmp_path: Path) -> None:
-    path = archive(
-        tmp_path / "data.npz",
-        x=array((2, 3), bytes(24)),
-        labels=array((1 << 20, 0)),
-    )
+    path = archive(tmp_path / "data.npz", x=array((2, 3), bytes(24)), labels=array((1 << 20, 0)))
     with pytest.raises(DataError, match="there are 1048576 labels for 2 samples"):
         open_data(path, {"x": InputSpec(dtype=np.dtype("float32"), shape=(1, 3))})
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from qdqspec.errors import StateError
+from qdqspec.search import journal as journal_module
 from qdqspec.search.journal import Journal
-from qdqspec.timing import journal as journal_module
 from qdqspec.types import Consumer, LayerTime, Placement, Race, Samples, Site, Trial
 
 HEADER = {"model_sha256": "ab12", "device": "a-cpu", "backend": "onnxruntime-cpu", "seed": 0}

@@ -47,21 +47,15 @@ def test_a_full_disk_does_not_change_the_old_results(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, os.strerror(28))
 
-    name = (
-        "qdqspec.app.preparation.cached.shutil.copyfile"
-        if cached
-        else "qdqspec.app.preparation.files.write_scheme"
-    )
+    writer = "cached.shutil.copyfile" if cached else "files.write_scheme"
     with monkeypatch.context() as patch:
-        patch.setattr(name, full)
+        patch.setattr(f"qdqspec.app.preparation.{writer}", full)
         with pytest.raises(OutputError, match="No space left") as caught:
             open_session().search(case)
     assert caught.value.where == str(folder)
     assert "free some space" in str(caught.value.cure)
     after = contents(folder)
-    assert {name: after[name] for name in (*SET, "result.json")} == {
-        name: before[name] for name in (*SET, "result.json")
-    }
+    assert [after[name] for name in (*SET, "result.json")] == [before[name] for name in (*SET, "result.json")]
     assert not [path for path in folder.iterdir() if path.name.endswith(".part")]
     open_session().search(case)
     assert "result.json" not in contents(folder), "reports write it after all other files"

@@ -124,10 +124,7 @@ def test_a_stale_baseline_passes_and_warns(kept):
     result.stdout.fnmatch_lines([f"warning: a::default: *is stale*pytest {ITEM}*--qdq-update=changed"])
 
 
-@pytest.mark.parametrize("ci", [None, "true"])
-def test_a_damaged_baseline_fails_in_every_mode(kept, monkeypatch, ci):
-    if ci:
-        monkeypatch.setenv("CI", ci)
+def test_a_damaged_baseline_fails_in_every_mode(kept):
     kept.file.write_text(kept.file.read_text()[:-200])
     for mode in ("run", "measure", "verify"):
         result = kept.runpytest_inprocess("specs", f"--qdq-mode={mode}", "--qdq-baseline=warn")
@@ -162,22 +159,8 @@ def test_the_changed_nodes_of_a_model_are_named(kept):
     assert len(found["models"]) == 1
 
 
-def test_a_file_without_digests_is_still_compared(kept):
-    """Files of earlier versions have none."""
-    data = json.loads(kept.file.read_text())
-    del data["models"]
-    kept.file.write_text(json.dumps(data))
-    kept.runpytest_inprocess("specs").assert_outcomes(passed=1)
-
-
 def test_baseline_off_compares_nothing(kept):
     scale_baseline(kept.file, 1.5)
     result = kept.runpytest_inprocess("specs", "-rs", "--qdq-baseline=off")
     result.assert_outcomes(skipped=1)
     result.stdout.fnmatch_lines(["SKIPPED*inconclusive: baselines are off in this run"])
-
-
-def test_an_invalid_value_of_the_option_baseline_is_an_error(real):
-    result = real.runpytest_inprocess("--qdq-baseline=requires")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*--qdq-baseline: 'requires' does not fit: *did you mean 'require'?*"])

@@ -86,13 +86,3 @@ def test_the_commands_of_the_workflow_run(pytester, models, monkeypatch, tmp_pat
     )
     assert "# Quantized models" in (tmp_path / "GITHUB_STEP_SUMMARY").read_text()
     assert (pytester.path / "run.json").is_file()
-
-
-@pytest.mark.parametrize("line", [line for line in PAGE.splitlines() if line.startswith("pytest ")])
-def test_the_other_commands_of_the_page_are_accepted(pytester, models, line):
-    specs = pytester.mkdir("specs")
-    (specs / "net.onnx").write_bytes((models / "digits_resnet.onnx").read_bytes())
-    (specs / "net.qdq.yaml").write_text(SPEC)
-    _, *words = shlex.split(line.partition("#")[0])
-    run = pytester.runpytest_subprocess(*words, "--qdq-backend=fake", "--collect-only", "-q")
-    assert run.ret in (0, 5)  # 5: everything is deselected

@@ -70,32 +70,25 @@ def test_mode_plan_builds_nothing(real):
     assert not (real.path / "reports").exists()
 
 
-def test_a_fixture_writes_the_results_of_a_check(real):
+def test_fixtures_tune_a_case_and_write_its_results(real):
     (real.path / "test_case.py").write_text(
         "import pytest\n"
         "@pytest.mark.qdq('specs/a.qdq.yaml::default')\n"
         "def test_case(qdq_tuned):\n"
         "    assert qdq_tuned.total >= 1\n"
+        "def test_other(qdq_case):\n"
+        "    case = qdq_case('specs/a.qdq.yaml::default')\n"
+        "    assert case.latency.median_ms > 0\n"
+        "    assert case.parity.sqnr_db > 10\n"
     )
     result = real.runpytest_subprocess("test_case.py", "--qdq-backend=fake")
-    result.assert_outcomes(passed=1)
+    result.assert_outcomes(passed=2)
     result.stdout.fnmatch_lines(["a::default *", "Models and measurements: reports"])
     written = json.loads((real.path / "reports" / "a" / "default" / "result.json").read_text())
     assert written["tuned"]["median_ms"] > 0
     explained = real.run(sys.executable, "-m", "qdqspec", "explain", "specs/a.qdq.yaml::default")
     assert explained.ret == 0
     explained.stdout.fnmatch_lines(["*reference*tuned*"])
-
-
-def test_the_fixture_qdq_case_with_a_real_case(real):
-    (real.path / "test_case.py").write_text(
-        "def test_case(qdq_case):\n"
-        "    case = qdq_case('specs/a.qdq.yaml::default')\n"
-        "    assert case.latency.median_ms > 0\n"
-        "    assert case.search.total >= 1\n"
-        "    assert case.parity.sqnr_db > 10\n"
-    )
-    real.runpytest_subprocess("test_case.py").assert_outcomes(passed=1)
 
 
 ACCURACY = """\

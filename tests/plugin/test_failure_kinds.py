@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
-
-import pytest
-import sample_evidence
 
 from qdqspec._core.registry import names
 
@@ -71,30 +67,15 @@ def qdq_session():
 """
 
 
-@pytest.fixture
-def sample(project):
-    """A project whose checks of all kinds fail."""
+def test_the_failure_text_of_every_kind_of_check(project, golden, monkeypatch) -> None:
     (project.path / "conftest.py").write_text(CONFTEST)
-    samples = Path(sample_evidence.__file__)
-    (project.path / samples.name).write_text(samples.read_text())  # for runs in a separate process
     (project.path / "specs" / "a.qdq.yaml").unlink()
     project.spec("squeezenet.qdq.yaml", SPEC)
-    return project
-
-
-@pytest.fixture
-def run(sample, monkeypatch) -> tuple[dict[str, str], dict[str, str]]:
-    """The text of each failure, by kind, and its line in the summary, of one real run."""
-    project = sample
     monkeypatch.setenv("CI", "true")  # pytest does not truncate summary lines in CI
-    text = project.run("--qdq-seed=17").stdout.str()
-    blocks = re.findall(r"\n_+ default::([\w-]+) _+\n(.*?)(?=\n_{3,} |\n=====)", text, re.DOTALL)
-    summary = dict(re.findall(r"FAILED \S+::default::([\w-]+) - (.*)", text))
-    return {kind: f"{block}\n" for kind, block in blocks}, summary
-
-
-def test_the_failure_text_of_every_kind_of_check(run, golden) -> None:
-    failures, summary = run
+    shown = project.run("--qdq-seed=17").stdout.str()
+    blocks = re.findall(r"\n_+ default::([\w-]+) _+\n(.*?)(?=\n_{3,} |\n=====)", shown, re.DOTALL)
+    failures = {kind: f"{block}\n" for kind, block in blocks}
+    summary = dict(re.findall(r"FAILED \S+::default::([\w-]+) - (.*)", shown))
     assert set(failures) == set(names("check"))
     for kind, text in failures.items():
         lines = text.splitlines()
@@ -106,15 +87,3 @@ def test_the_failure_text_of_every_kind_of_check(run, golden) -> None:
         command = f"  pytest specs/squeezenet.qdq.yaml::default::{kind} --qdq-scheme={SCHEME} --qdq-seed=17"
         assert lines[-2:] == ["Reproduce with:", command]
     golden("plugin/failures.txt", "\n".join(f"==== {kind}\n{text}" for kind, text in failures.items()))
-
-
-def test_every_kind_of_check_can_be_a_warning(sample) -> None:
-    warning = SPEC.replace("kind: parity\n", "kind: parity\n    severity: warn\n").replace(
-        "}\n", ", severity: warn}\n"
-    )
-    warning = warning.replace("{evaluation: evaluation.npz, severity: warn}", "{evaluation: evaluation.npz}")
-    sample.spec("squeezenet.qdq.yaml", warning)
-    result = sample.run_apart()  # in this process warnings are errors
-    kinds = len(names("check"))
-    result.assert_outcomes(passed=kinds, warnings=kinds)
-    assert result.stdout.str().count("VerdictWarning") == kinds

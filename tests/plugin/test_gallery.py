@@ -1,16 +1,13 @@
-"""The specs of docs/gallery load, and mode plan works with the models that pip downloads."""
+"""The specs of docs/gallery load."""
 
 from __future__ import annotations
 
 import importlib.util
-import shutil
-import subprocess
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from qdqspec.app.cli import main
 from qdqspec.spec.load import load_spec
 
 GALLERY = Path(__file__).parents[2] / "docs" / "gallery"
@@ -47,32 +44,3 @@ def test_gallery_data_is_written_for_calibration_and_evaluation(
         f"{name}_calibration.npz",
         f"{name}_evaluation.npz",
     ]
-
-
-def test_an_environment_without_pip_is_an_error(
-    fetching: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", {}.get)
-    with pytest.raises(SystemExit, match=r"pip is not installed in this environment: .* -m ensurepip"):
-        fetching.fetch("vision", tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("name", ["vision", "speech"])
-def test_mode_plan_works_with_a_downloaded_model(
-    fetching: ModuleType,
-    name: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    pytest.importorskip("pip")  # environments of uv have none
-    shutil.copy(GALLERY / f"{name}.qdq.yaml", tmp_path)
-    (tmp_path / "pyproject.toml").touch()
-    try:
-        fetching.fetch(name, tmp_path)
-    except subprocess.CalledProcessError:
-        pytest.skip("pip cannot download here")
-    monkeypatch.chdir(tmp_path)
-    assert main(["tune", f"{name}.qdq.yaml", "--mode", "plan"]) == 0
-    assert "can be quantized, up to" in capsys.readouterr().out

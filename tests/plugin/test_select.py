@@ -9,9 +9,7 @@ import pytest
     ("expression", "count"),
     [
         ("squeezenet", 4),  # the model's stem
-        ("int8", 4),
         ("vision and smoke", 4),  # tags
-        ("parity", 2),
         ("b8 and speedup", 1),
         ("not vision", 0),
     ],

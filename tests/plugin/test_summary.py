@@ -7,37 +7,21 @@ import json
 import pytest
 
 
-def test_the_header_states_where_models_run(project):
-    project.run("--qdq-threads=2", "--qdq-no-cache").stdout.fnmatch_lines(
-        ["qdqspec: onnxruntime, 2 threads, mode run, no cache"]
-    )
-
-
-def test_nothing_is_reported_if_no_spec_is_collected(project):
+def test_nothing_is_read_or_reported_if_no_spec_is_collected(project, monkeypatch):
+    monkeypatch.setenv("QDQSPEC_BACKND", "x")
     (project.path / "test_plain.py").write_text("def test_plain(): pass\n")
     result = project.run("test_plain.py")
     result.assert_outcomes(passed=1)
     assert not any(line.startswith(("qdqspec:", "===== quantized")) for line in result.outlines)
 
 
-def test_the_environment_is_not_read_if_no_spec_is_collected(project, monkeypatch):
-    monkeypatch.setenv("QDQSPEC_BACKND", "x")
-    (project.path / "test_plain.py").write_text("def test_plain(): pass\n")
-    project.run("test_plain.py").assert_outcomes(passed=1)
-
-
-def test_the_summary_is_one_table_with_a_row_per_case(project):
+def test_the_summary_has_a_row_per_case_and_warnings_below(project):
+    with (project.path / "conftest.py").open("a") as file:
+        file.write(WARNED)
     result = project.run()
     assert result.stdout.str().count("quantized models") == 1
     result.stdout.fnmatch_lines(["case *speed-up*", "a::int8-b1 *1.50x*", "a::int8-b8 *1.50x*"])
-
-
-def test_warnings_of_a_case_are_printed_below_the_summary(project):
-    with (project.path / "conftest.py").open("a") as file:
-        file.write(WARNED)
-    project.run().stdout.fnmatch_lines(
-        ["warning: a::int8-b1, a::int8-b8: parity on random inputs proves little"]
-    )
+    result.stdout.fnmatch_lines(["warning: a::int8-b1, a::int8-b8: parity on random inputs proves little"])
 
 
 WARNED = """
@@ -55,9 +39,6 @@ def test_reports_are_written_and_their_paths_printed(project):
     result = project.run("--qdq-report=out/a.json", "--qdq-report=out/b.json", "--qdq-json=record.txt")
     result.stdout.fnmatch_lines(["Report: out?a.json", "Report: out?b.json", "Report: record.txt"])
     record = json.loads((project.path / "record.txt").read_text())
-    assert [
-        case["case"]["id"] if isinstance(case["case"], dict) else case["case"] for case in record["cases"]
-    ]
     assert len(record["cases"]) == 2
     assert json.loads((project.path / "out" / "a.json").read_text())["cases"] == record["cases"]
 
@@ -100,13 +81,6 @@ def test_a_result_that_cannot_be_written_fails_the_run(with_folders, arguments):
 def test_reports_are_written_without_a_terminal(project):
     project.run("-p", "no:terminal", "--qdq-json=record.json")
     assert len(json.loads((project.path / "record.json").read_text())["cases"]) == 2
-
-
-def test_an_unknown_report_suffix_is_a_usage_error(project):
-    result = project.run("--qdq-report=out.xyz")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*no report format is known by the suffix '.xyz'"])
-    assert project.calls() == []
 
 
 def test_a_report_that_cannot_be_written_fails_the_run_and_keeps_the_table(project):

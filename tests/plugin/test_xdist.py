@@ -16,11 +16,6 @@ from qdqspec.types import CheckSpec
 pytest.importorskip("xdist", reason="pytest-xdist is not installed")
 
 
-def test_loadscope_keeps_a_case_on_one_worker(project):
-    project.run_apart("-n", "2", "--dist", "loadscope", "specs").assert_outcomes(passed=4)
-    assert all(len(pids) == 1 for pids in project.processes().values())
-
-
 ONE_CHECK = "qdqspec: 1\nmodel: models/squeezenet.onnx\nchecks: [{kind: parity, min_sqnr_db: 25}]\n"
 RUNTIMES = "qdqspec: 1\nmodel: net.onnx\nmatrix: {backend: [fake, onnxruntime]}\nchecks: [{kind: size, max_ratio: 9}]\n"
 
@@ -58,13 +53,6 @@ def test_a_spec_with_several_runtimes_is_one_scheduling_unit(tmp_path):
     assert {nodeid: unit_of(nodeid, chooses) for nodeid in units} == units
 
 
-def test_every_case_has_an_xdist_group(project):
-    """Only the marks are tested, because pytest-xdist 3.8 ignores groups under pytest 9.2."""
-    items, _ = project.pytester.inline_genitems()
-    groups = [mark.args[0] for item in items for mark in item.iter_markers("xdist_group")]
-    assert groups == ["specs/a.qdq.yaml::int8-b1"] * 2 + ["specs/a.qdq.yaml::int8-b8"] * 2
-
-
 def test_the_controller_prints_one_table_and_writes_one_record(project):
     result = project.run_apart("-n", "2", "--dist", "loadscope", "--qdq-json=record.json")
     result.assert_outcomes(passed=4)
@@ -72,6 +60,7 @@ def test_the_controller_prints_one_table_and_writes_one_record(project):
     result.stdout.fnmatch_lines(["a::int8-b1 *1.50x*", "a::int8-b8 *1.50x*", "Report: record.json"])
     record = json.loads((project.path / "record.json").read_text())
     assert [len(case["checks"]) for case in record["cases"]] == [2, 2]
+    assert all(len(pids) == 1 for pids in project.processes().values())
 
 
 def test_checks_of_a_case_from_several_workers_are_merged(project):

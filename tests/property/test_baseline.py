@@ -51,31 +51,6 @@ def read(content: bytes) -> Baseline | None:
         return read_baseline(path)
 
 
-def error_of(content: bytes) -> str | None:
-    """The error message for the content of a file; ``None`` for a baseline. Other exceptions are not caught."""
-    try:
-        return None if read(content) else "nothing was read"
-    except StateError as error:
-        return str(error)
-
-
-@given(st.binary(max_size=200))
-def test_any_bytes_raise_one_error(content: bytes) -> None:
-    message = error_of(content)
-    assert message is not None
-    assert "device.json: this is not a baseline: " in message
-    assert message.count("\n") == 1
-
-
-@given(entries(), st.data())
-def test_a_truncated_or_damaged_file_raises_at_most_one_error(entry: Entry, data: st.DataObject) -> None:
-    whole = Baseline(device="d", cases={"default": {"regression": entry}}).model_dump_json().encode()
-    place = data.draw(st.integers(0, len(whole) - 1))
-    assert error_of(whole) is None
-    assert "not a baseline" in (error_of(whole[:place]) or "")
-    assert (error_of(whole[:place] + b"\xff" + whole[place + 1 :]) or "").count("\n") <= 1
-
-
 @given(entries(), st.data())
 def test_a_change_of_any_byte_is_an_error_or_is_whitespace(entry: Entry, data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import onnx
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -13,7 +12,6 @@ from onnx import helper, numpy_helper
 
 from qdqspec.graph.model import Model
 from qdqspec.graph.reference import evaluator_of
-from qdqspec.graph.trt import as_e8m0, of_e8m0
 from qdqspec.qdq.edit.insert import insert_qdq
 from qdqspec.qdq.lint import lint_model
 from qdqspec.qdq.quantize.formats import FORMATS
@@ -113,28 +111,6 @@ def test_mxfp8_equals_the_formula_with_ml_dtypes(values: Array) -> None:
     np.testing.assert_array_equal(read_back("mxfp8", values, 1.0), mxfp8(values))
 
 
-@pytest.mark.parametrize("name", DYNAMIC)
-@given(data=st.data())
-def test_the_error_of_a_block_is_limited_by_its_largest_value(name: str, data: st.DataObject) -> None:
-    """The limit is half a step of the format plus the rounding of the scale."""
-    fmt = FORMATS[name]
-    values = data.draw(activations(fmt.block))
-    largest = float(np.abs(values).max()) or 1.0
-    error = np.abs(read_back(name, values, largest) - values)
-    coarse = {"nvfp4": 1 / 6 + 1 / 16, "mxfp8": 1 / 14}[name]
-    blocks = np.abs(values).reshape(values.shape[0], -1, fmt.block).max(axis=-1, keepdims=True)
-    # The 8-bit scale of a block far below the largest one underflows.
-    least = largest * 2.0**-9 if fmt.two_level else 1e-36
-    assert (error.reshape(values.shape[0], -1, fmt.block) <= blocks * coarse * 1.001 + least).all()
-
-
-@given(st.integers(-127, 127))
-def test_powers_of_two_are_stored_as_their_exponents(exponent: int) -> None:
-    power = np.ldexp(np.float32(1), exponent)
-    assert as_e8m0(power) == exponent + 127
-    assert of_e8m0(as_e8m0(power)) == power
-
-
 @st.composite
 def linears(draw: st.DrawFn) -> tuple[str, Model]:
     name = draw(st.sampled_from(DYNAMIC))
@@ -172,10 +148,7 @@ def test_import_and_strip_invert_blocked_pairs_of_a_linear_layer(
     imported = import_placement(quantized)
     assert (imported.placement, imported.notes) == (placement, ())
     again = insert_qdq(
-        model,
-        placement,
-        SchemeNumbers(model, imported.pairs),
-        floating=floating(placement.sites, weights),
+        model, placement, SchemeNumbers(model, imported.pairs), floating=floating(placement.sites, weights)
     )
     assert again.proto.SerializeToString(deterministic=True) == inserted.SerializeToString(deterministic=True)
     assert diff_models(quantized, Model(again.proto)).same
@@ -186,29 +159,3 @@ def test_import_and_strip_invert_blocked_pairs_of_a_linear_layer(
         assert alone.SerializeToString(deterministic=True) == model.proto.SerializeToString(
             deterministic=True
         )
-
-
-@given(st.data())
-def test_blocked_pairs_of_some_operators_do_not_change_others(data: st.DataObject) -> None:
-    """The operator domain is imported only if a pair needs it."""
-    name = data.draw(st.sampled_from(DYNAMIC))
-    text = """<ir_version: 10, opset_import: ["": 23]> g (float[2,64] x) => (float[2,64] y)
-      { a = MatMul(x, u)  b = Relu(a)  y = MatMul(b, v) }"""
-    proto = onnx.parser.parse_model(text)
-    random = np.random.default_rng(0)
-    for constant in ("u", "v"):
-        proto.graph.initializer.append(
-            numpy_helper.from_array(random.normal(size=(64, 64)).astype(np.float32), constant)
-        )
-    for node in proto.graph.node:
-        node.name = node.output[0]
-    model = Model(proto)
-    ends = {"x": "a", "b": "y"}
-    chosen = data.draw(st.sets(st.sampled_from(sorted(ends))))
-    sites = {Site(tensor=t, consumers=(Consumer(ends[t], 0),), format=name, axis=1) for t in chosen}
-    numbers = Quantizer(model, {tensor: TensorRange(-9.0, 9.0) for tensor in ends})
-    inserted = insert_qdq(model, Placement(sites=frozenset(sites)), numbers).proto
-    assert [o.domain for o in inserted.opset_import] == (["", "trt"] if chosen else [""])
-    assert [n.name for n in inserted.graph.node if not n.metadata_props] == ["a", "b", "y"]
-    stripped = strip_qdq(Model(inserted)).proto
-    assert stripped.SerializeToString(deterministic=True) == proto.SerializeToString(deterministic=True)

@@ -21,7 +21,7 @@ from qdqspec.qdq.edit.insert import insert_qdq
 from qdqspec.qdq.quantize.formats import BIAS_FORMAT
 from qdqspec.qdq.quantize.quantizer import Quantizer
 from qdqspec.qdq.read.diff import diff_models, render_text, to_json
-from qdqspec.qdq.read.import_qdq import import_placement, placement_for
+from qdqspec.qdq.read.import_qdq import import_placement
 from qdqspec.qdq.read.survival import check_survival
 from qdqspec.types import Consumer, Placement, Site
 from tests.support.weights import floating
@@ -71,21 +71,6 @@ def test_import_returns_the_inserted_placement_and_pairs(drawn: Drawn, mode: str
     assert imported.placement.digest == placement.digest
     assert set(imported.pairs) == set(expected)
     assert imported.notes == ()
-
-
-@given(placed_models(), MODES)
-def test_import_without_a_reference_returns_the_placement(drawn: Drawn, mode: str) -> None:
-    model, placement = drawn
-    assert import_placement(quantized(drawn, mode)).placement == placement
-    assert placement_for(model, quantized(drawn, mode)).placement == placement
-
-
-@given(placed_models(), MODES)
-def test_diff_of_a_model_with_itself_is_empty(drawn: Drawn, mode: str) -> None:
-    model = quantized(drawn, mode)
-    found = diff_models(model, Model(model.proto))
-    assert found.same
-    assert (found.added, found.removed, found.changed) == ((), (), ())
 
 
 @given(placed_models(), MODES)
@@ -168,14 +153,6 @@ def nodes_within(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
         for inner in attribute.g.node:
             yield inner
             yield from nodes_within(inner)
-
-
-@given(foldable())
-def test_constant_folding_is_idempotent(proto: onnx.ModelProto) -> None:
-    once = fold_constants(Model(proto)).model
-    again = fold_constants(once)
-    assert again.model is once
-    assert (again.folded, again.unused) == ((), ())
 
 
 @given(placed_models(odd=False), MODES)

@@ -8,13 +8,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from random_models import onnx_models, placements, random_inputs, ranges_for
 
-from qdqspec.errors import StateError
-from qdqspec.graph.model import QDQ_OPS, Model
+from qdqspec.graph.model import Model
 from qdqspec.graph.save import save_model
 from qdqspec.graph.weights import WeightStore
 from qdqspec.graph.wire import Parts
@@ -53,13 +51,6 @@ def run(model: bytes | str, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
     return session.run(None, feeds)
 
 
-@given(onnx_models())
-def test_random_models_are_valid_and_run(proto: onnx.ModelProto) -> None:
-    onnx.checker.check_model(proto, full_check=True)
-    model = Model(proto)
-    assert all(np.isfinite(o).all() for o in run(bytes_of(proto), random_inputs(model)))
-
-
 @given(placed_models(odd=True))
 def test_strip_restores_a_model_with_float_weights(drawn: Drawn) -> None:
     model, placement = drawn
@@ -68,31 +59,11 @@ def test_strip_restores_a_model_with_float_weights(drawn: Drawn) -> None:
 
 
 @given(placed_models(odd=True), MODES)
-def test_strip_with_the_reference_restores_the_model(drawn: Drawn, mode: str) -> None:
-    model, placement = drawn
-    inserted = insert_qdq(model, placement, quantizer(model), floating=floating(placement.sites, mode))
-    assert bytes_of(strip_qdq(Model(inserted.proto), model).proto) == bytes_of(model.proto)
-
-
-@given(placed_models(odd=True), MODES)
 def test_the_serialized_chunks_are_the_bytes_of_the_model(drawn: Drawn, mode: str) -> None:
     model, placement = drawn
     inserted = insert_qdq(model, placement, quantizer(model), floating=floating(placement.sites, mode))
     assert b"".join(inserted.parts.chunks()) == bytes_of(inserted.proto)
     assert b"".join(Parts.of(model.proto).chunks()) == bytes_of(model.proto)
-
-
-@given(placed_models(odd=True), st.data())
-def test_an_inserter_is_independent_of_earlier_placements(drawn: Drawn, data: st.DataObject) -> None:
-    model, placement = drawn
-    inserter = Inserter(model, quantizer(model))
-    for _ in range(3):
-        some = (
-            data.draw(st.sets(st.sampled_from(sorted(placement.sites, key=str)))) if placement.sites else ()
-        )
-        part = Placement(sites=frozenset(some))
-        fresh = insert_qdq(model, part, quantizer(model))
-        assert bytes_of(inserter.insert(part).proto) == bytes_of(fresh.proto)
 
 
 @given(placed_models(odd=True, activations=("int16", "uint16", "uint8"), weights=("int16", "int8")), MODES)
@@ -119,93 +90,6 @@ def test_strip_without_a_reference_restores_all_but_values_of_integer_weights(dr
             np.testing.assert_allclose(stripped.array(name), model.array(name), atol=largest / 127)
         else:
             assert stripped.constants[name] == tensor
-
-
-@given(placed_models(), MODES)
-def test_inserted_models_are_valid_and_run(drawn: Drawn, mode: str) -> None:
-    model, placement = drawn
-    inserted = insert_qdq(model, placement, quantizer(model), floating=floating(placement.sites, mode)).proto
-    onnx.checker.check_model(inserted, full_check=True)
-    assert all(np.isfinite(o).all() for o in run(bytes_of(inserted), random_inputs(model)))
-
-
-def outputs_made(placement: Placement) -> set[str]:
-    """Graph outputs produced by pairs, whose float tensors are renamed."""
-    return {site.tensor for site in placement.sites if any(end.is_output for end in site.consumers)}
-
-
-@given(placed_models(odd=True), MODES)
-def test_nodes_without_a_site_are_unchanged(drawn: Drawn, mode: str) -> None:
-    model, placement = drawn
-    inserted = insert_qdq(model, placement, quantizer(model), floating=floating(placement.sites, mode)).proto
-    concerned = {end.node for site in placement.sites for end in site.consumers}
-    concerned |= {
-        model.producer[s.tensor].name for s in placement.sites if s.weight and s.tensor in model.producer
-    }
-    renamed = outputs_made(placement)
-    kept = [node for node in Model(inserted).nodes if node.op_type not in QDQ_OPS]
-    assert [node.name for node in kept] == [node.name for node in model.nodes]
-    for before, after in zip(model.nodes, kept, strict=True):
-        if before.is_marker or before.name in model.bodies:
-            continue  # markers list tensors of the bodies, including those of pairs
-        if before.name not in concerned and renamed.isdisjoint(
-            {*before.inputs, *before.outputs, *before.body_reads}
-        ):
-            assert before.proto == after.proto
-        elif before.op_type != "Constant":
-            pairs = zip(before.outputs, after.outputs, strict=True)
-            assert {old for old, new in pairs if old != new} == renamed.intersection(before.outputs)
-    assert inserted.graph.input == model.proto.graph.input
-    assert inserted.graph.output == model.proto.graph.output
-    assert inserted.graph.value_info == model.proto.graph.value_info
-    assert inserted.opset_import == model.proto.opset_import
-
-
-@given(placed_models(odd=True))
-def test_exactly_the_consumers_of_a_site_read_its_pair(drawn: Drawn) -> None:
-    model, placement = drawn
-    inserted = Model(insert_qdq(model, placement, quantizer(model), floating=placement.sites).proto)
-    quantized = {end for site in placement.sites for end in site.consumers}
-    # New names of the tensors that nodes produce, which differ only if a pair produces a graph output.
-    now = {
-        old: new
-        for node in model.nodes
-        for old, new in zip(node.outputs, inserted.by_name[node.name].outputs, strict=True)
-    }
-    assert {old for old, new in now.items() if old != new} == outputs_made(placement)
-    ends = [(node.name, i, tensor) for node in model.nodes for i, tensor in enumerate(node.inputs)]
-    for name, index, tensor in [*ends, *(("", i, tensor) for i, tensor in enumerate(model.outputs))]:
-        read = inserted.by_name[name].inputs[index] if name else tensor
-        if (name, index) in quantized:
-            source = inserted.producer[read]
-            assert source.op_type == "DequantizeLinear"
-            assert inserted.producer[source.inputs[0]].inputs[0] == now.get(tensor, tensor)
-        else:
-            assert read == now.get(tensor, tensor)
-
-
-@given(placed_models(odd=True), st.randoms(use_true_random=False))
-def test_insertion_is_independent_of_the_order_of_sites(drawn: Drawn, random) -> None:
-    model, placement = drawn
-    sites = list(placement.sites)
-    random.shuffle(sites)
-    shuffled = Placement(sites=frozenset(sites))
-    assert shuffled.digest == placement.digest
-    numbers = quantizer(model)
-    assert bytes_of(insert_qdq(model, shuffled, numbers).proto) == bytes_of(
-        Inserter(model, numbers).insert(placement).proto
-    )
-
-
-@given(placed_models(odd=True), placed_models(odd=True))
-def test_an_inserter_has_no_state_between_candidates(first: Drawn, second: Drawn) -> None:
-    model, placement = first
-    inserter = Inserter(model, quantizer(model))
-    before = bytes_of(model.proto)
-    alone = bytes_of(inserter.insert(placement).proto)
-    inserter.insert(Placement(sites=frozenset(list(placement.sites)[::2])))
-    assert bytes_of(inserter.insert(placement).proto) == alone
-    assert bytes_of(model.proto) == before
 
 
 @given(placed_models())
@@ -236,28 +120,3 @@ def test_a_scheme_is_read_back_from_its_file(drawn: Drawn) -> None:
     assert known.placement.digest == placement.digest
     assert set(known.pairs) == set(numbers.placed(placement))
     assert bytes_of(applied.proto) == bytes_of(insert_qdq(model, placement, numbers).proto)
-
-
-@given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
-def test_reading_any_bytes_as_a_scheme_is_an_error(data: bytes) -> None:
-    with tempfile.TemporaryDirectory() as name:
-        path = Path(name) / "scheme.json"
-        path.write_bytes(data)
-        with pytest.raises(StateError, match="scheme"):
-            read_scheme(path)
-
-
-@given(placed_models(), st.data())
-def test_a_damaged_scheme_is_an_error_or_read_correctly(drawn: Drawn, data: st.DataObject) -> None:
-    model, placement = drawn
-    with tempfile.TemporaryDirectory() as name:
-        path = Path(name) / "scheme.json"
-        write_scheme(path, placement, quantizer(model).placed(placement), "onnxruntime")
-        whole = bytearray(path.read_bytes())
-        whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
-        path.write_bytes(bytes(whole[: data.draw(st.integers(0, len(whole)))]))
-        try:
-            known = read_scheme(path)
-        except StateError:
-            return
-    assert known.placement.digest == placement.digest or b'"digest"' not in bytes(whole)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -151,9 +150,3 @@ def _refusal(path: Path) -> QdqspecError | None:
     except QdqspecError as error:
         return error
     return None
-
-
-def test_infinite_ratios_are_read_back() -> None:
-    """A candidate may have an infinite ratio, which Python's JSON can represent."""
-    trial = Trial(number=0, phase="pure", placement=Placement(sites=frozenset()), ratio=math.inf)
-    assert trial_from_json(trial_to_json(trial)).ratio == math.inf

@@ -39,10 +39,7 @@ def test_lint_of_any_quantized_model_is_deterministic_and_uses_known_rules(
     model, placement = drawn
     quantized = Model(
         insert_qdq(
-            model,
-            placement,
-            Quantizer(model, ranges_for(model)),
-            floating=floating(placement.sites, mode),
+            model, placement, Quantizer(model, ranges_for(model)), floating=floating(placement.sites, mode)
         ).proto
     )
     found = lint_model(quantized, target)
@@ -50,11 +47,6 @@ def test_lint_of_any_quantized_model_is_deterministic_and_uses_known_rules(
     assert {finding.id for finding in found} <= {rule.id for rule in rules_for(target)}
     assert {finding.node for finding in found} <= {"", *quantized.by_name}
     assert render_findings(target, found)
-
-
-@given(target=st.sampled_from(TARGETS), proto=onnx_models(repeated_names=True))
-def test_a_model_without_pairs_has_no_findings(target: str, proto) -> None:
-    assert lint_model(Model(proto), target) == ()
 
 
 # ---- models that pass ONNX's checker but have no meaning -----------------------------------------

@@ -31,17 +31,7 @@ def labelled_spaces(draw: st.DrawFn) -> tuple[SchemeSpace, Placement]:
 
 
 @given(labelled_spaces())
-def test_a_placement_is_recovered_from_its_schemes(drawn: tuple[SchemeSpace, Placement]) -> None:
-    space, placement = drawn
-    frames = Frames(space.model, space.regions)
-    schemes = schemes_of(frames, placement)
-    assert placement_of(frames, schemes).digest == placement.digest
-
-
-@given(labelled_spaces())
-def test_a_placement_is_recovered_from_the_text_of_its_schemes(
-    drawn: tuple[SchemeSpace, Placement],
-) -> None:
+def test_a_placement_is_recovered_from_the_text_of_its_schemes(drawn: tuple[SchemeSpace, Placement]) -> None:
     space, placement = drawn
     frames = Frames(space.model, space.regions)
     schemes = schemes_of(frames, placement)

@@ -149,27 +149,6 @@ def test_a_reason_is_reported_for_exactly_the_units_not_offered(
     )
 
 
-@given(MODELS)
-def test_units_share_no_node_and_begin_with_float(proto: onnx.ModelProto) -> None:
-    space = SchemeSpace(Model(proto), BACKENDS["onnxruntime"])
-    nodes = [node for unit in space.units for node in unit.nodes]
-    assert len(nodes) == len({*nodes})
-    for unit in space.units:
-        assert unit.labels[0] == "fp"
-        assert len(unit.labels) > 1
-        assert unit.full in unit.labels
-        assert unit.edges
-
-
-@given(MODELS, st.data())
-def test_the_first_node_of_a_unit_is_an_allowed_one(proto: onnx.ModelProto, data: st.DataObject) -> None:
-    model = Model(proto)
-    allowed = {node.name for node in model.nodes if data.draw(st.booleans())}
-    space = SchemeSpace(model, BACKENDS["onnxruntime"], allowed=allowed)
-    assert {unit.id for unit in space.units} <= allowed
-    assert not SchemeSpace(model, BACKENDS["onnxruntime"], allowed=()).units
-
-
 @given(MODELS, st.data())
 def test_tensors_without_calibration_are_not_quantized(proto: onnx.ModelProto, data: st.DataObject) -> None:
     space = SchemeSpace(Model(proto), BACKENDS["onnxruntime"])

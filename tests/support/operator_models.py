@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
+
+from qdqspec.backends.base import Backend, BuildOptions
+from qdqspec.types import LayerTime
 
 IMAGE = (1, 8, 6, 6)
 MATRIX = (4, 32)
@@ -98,3 +103,23 @@ ONE: dict[str, Callable[[Graph, str], str]] = {
     "Unsqueeze": lambda g, x: g.node("Unsqueeze", x, indices(g, 0)),
     "Where": lambda g, x: g.node("Where", g.const(np.ones(IMAGE, bool)), x, g.input(IMAGE, scale=0.03)),
 }
+
+
+def layers_of(backend: Backend, model: onnx.ModelProto, folder: Path) -> tuple[LayerTime, ...]:
+    """The kernels that a model runs on random inputs."""
+    path = folder / "one.onnx"
+    onnx.save(model, path)
+    shapes = {i.name: [d.dim_value or 4 for d in i.type.tensor_type.shape.dim] for i in model.graph.input}
+    with closing(backend.build(path, BuildOptions())) as engine:
+        engine.bind({name: RANDOM.uniform(-1, 1, shape).astype(np.float32) for name, shape in shapes.items()})
+        layers = engine.layers(1)
+    assert layers, "the profile did not fit the graph"
+    return layers
+
+
+def runs_in_integers(backend: Backend, model: onnx.ModelProto, folder: Path, op: str) -> bool:
+    """Whether all kernels that compute operators of a type read integers."""
+    wanted = {node.name for node in model.graph.node if node.op_type == op}
+    own = [layer for layer in layers_of(backend, model, folder) if wanted & {*layer.nodes}]
+    assert own, f"no kernel computes {op}"
+    return all(layer.integer for layer in own)

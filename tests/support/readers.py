@@ -199,13 +199,6 @@ def _read_journal(path: Path) -> object:
         return journal.trials()
 
 
-def _read_header(path: Path) -> object:
-    _journal(path.with_name("trials.jsonl"))
-    path.write_bytes(content := path.read_bytes()[:0] + path.with_name("given").read_bytes())
-    with Journal.open(path.with_name("trials.jsonl"), HEADER) as journal:
-        return content, journal.trials()
-
-
 @functools.cache
 def _model() -> Model:
     return Model(small_model())

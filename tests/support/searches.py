@@ -19,11 +19,15 @@ from qdqspec.search.energy import Energy
 from qdqspec.search.labels import pure_labels
 from qdqspec.search.select import reaches
 from qdqspec.testing.strategies import Oracle
-from qdqspec.types import EXACT_DB, LabelNoise, LayerTime, Placement, Trial
+from qdqspec.types import EXACT_DB, LabelNoise, LayerTime, Placement, QuantizeRules, Trial
 
 
-def residual_space() -> SchemeSpace:
-    """Two convolutions with a residual, pooled, and two products: six units with the names of their nodes."""
+def residual_space(*formats: str) -> SchemeSpace:
+    """Two convolutions with a residual, pooled, and two products: six units with the names of their nodes.
+
+    The format is int8 unless others are given.
+    """
+    formats = formats or ("int8",)
     shapes = {"w1": (8, 4, 3, 3), "w2": (8, 8, 3, 3), "fc1": (8, 16), "fc2": (16, 4)}
     nodes = [
         helper.make_node("Conv", ["x", "w1"], ["a"], "conv1", pads=[1, 1, 1, 1]),
@@ -44,16 +48,16 @@ def residual_space() -> SchemeSpace:
     )
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     capabilities = Capabilities(
-        formats=("int8",),
+        formats=formats,
         labels={
             **dict.fromkeys(("Conv", "Add", "GlobalAveragePool"), ("in+out",)),
             "Gemm": ("in+out", "in-only"),
         },
-        activations={"int8": "uint8"},
-        weights={"int8": "int8"},
+        activations={name: "uint8" if name == "int8" else name for name in formats},
+        weights={name: name for name in formats},
         absorbs=frozenset({"Relu"}),
     )
-    return SchemeSpace(Model(proto), capabilities)
+    return SchemeSpace(Model(proto), capabilities, rules=QuantizeRules(format="+".join(formats)))
 
 
 def kernel(*nodes: str, ms: float = 1.0) -> LayerTime:
@@ -64,12 +68,6 @@ def kernel(*nodes: str, ms: float = 1.0) -> LayerTime:
 def pure_placements(space: SchemeSpace) -> list[Placement]:
     """The reference, then those of `pure_labels`."""
     return [space.resolve({}), *map(space.resolve, pure_labels(space))]
-
-
-def all_placements(space: SchemeSpace) -> list[Placement]:
-    """The placements of all labellings of the units of a small space."""
-    choices = itertools.product(*(unit.labels for unit in space.units))
-    return [space.resolve(dict(zip(space.by_id, labels, strict=True))) for labels in choices]
 
 
 def all_labellings(energy: Energy) -> list[Codes]:

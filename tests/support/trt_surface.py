@@ -1,18 +1,15 @@
-"""TensorRT's Python API: read from NVIDIA's bindings, stored as JSON, converted to type stubs.
+"""TensorRT's Python API, read from NVIDIA's bindings and stored as JSON.
 
 The wheels of the bindings contain classes, enums and docstring signatures, but no engine. They are NVIDIA's property
-and are downloaded, never committed; only the names that qdqspec uses are committed. TensorRT for RTX is installed
-where its backend is tested: its API is read there and is not stored. After a change of the backend that uses a new
-name, or for a new version of TensorRT::
+and are downloaded, never committed; only the names that qdqspec uses are committed. After a change of the backend
+that uses a new name, or for a new version of TensorRT::
 
-    python tests/support/trt_surface.py --all     # checks the backend against every release from 10.9 on
     python tests/support/trt_surface.py           # renews tests/data/tensorrt/api; needs an index and a C compiler
 """
 
 from __future__ import annotations
 
 import ast
-import importlib.util
 import json
 import os
 import re
@@ -22,11 +19,8 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-from qdqspec.backends.tensorrt_rtx.library import RTX
 
 ROOT = Path(__file__).parents[2]
 API = ROOT / "tests" / "data" / "tensorrt" / "api"
@@ -36,8 +30,6 @@ SOURCES = tuple(
     _BACKENDS / "tensorrt" / f"{name}.py"
     for name in ("api", "build", "cache", "device", "engine", "log", "options", "run")
 )
-# The backend of TensorRT for RTX, and the modules of backend tensorrt that it uses.
-RTX_SOURCES = (*SOURCES, *(_BACKENDS / "tensorrt_rtx" / f"{name}.py" for name in ("compiler", "engine")))
 Surface = dict[str, Any]
 
 
@@ -48,10 +40,10 @@ class MissingError(Exception):
 # ---- used names ---------------------------------------------------------------------------------
 
 
-def used_names(sources: Sequence[Path] = SOURCES) -> set[str]:
-    """Every attribute, keyword and literal name in the source of a backend, which may be names of TensorRT."""
+def used_names() -> set[str]:
+    """Every attribute, keyword and literal name in the source of the backend, which may be names of TensorRT."""
     found: set[str] = set()
-    for path in sources:
+    for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Attribute):
                 found.add(node.attr)
@@ -202,15 +194,6 @@ def _make_libraries(folder: Path, libraries: set[str], functions: set[str]) -> N
     )
 
 
-def installed_rtx(folder: Path) -> Path:
-    """A folder from which ``import tensorrt`` gives the installed TensorRT for RTX; raises `MissingError`."""
-    if importlib.util.find_spec("tensorrt_rtx") is None:
-        raise MissingError(f"TensorRT for RTX is not installed: {RTX.install}")
-    lines = ["import sys", "import tensorrt_rtx", "sys.modules[__name__] = tensorrt_rtx"]
-    (folder / "tensorrt.py").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return folder
-
-
 def read_surface(site: Path) -> Surface:
     """The complete API of the bindings in a folder, read by a separate process."""
     done = subprocess.run(
@@ -321,112 +304,6 @@ def _type(text: str) -> str:
     return text if re.fullmatch(r"[\w\[\], .|]+", text) and "::" not in text else "Any"
 
 
-# ---- stubs for a type checker -------------------------------------------------------------------
-
-
-def stub(surface: Surface) -> str:
-    """A ``tensorrt.pyi`` of an API, by which a type checker finds missing names and keywords."""
-    lines = [
-        "from collections.abc import Iterator, Sequence",
-        "from typing import Any, overload",
-        "__version__: str",
-    ]
-    known = set(surface["classes"]) | {name.split(".")[-1] for name in surface["enums"]}
-    nested = {name: members for name, members in surface["enums"].items() if "." in name}
-    for name, members in surface["enums"].items():
-        if name not in nested:
-            lines += _enum_stub(name, members)
-    for name, entry in surface["classes"].items():
-        lines += _class_stub(name, entry, nested, known)
-    for name, signatures in surface["functions"].items():
-        lines += _function_stub(name, signatures, "", known)
-    return "\n".join(lines) + "\n"
-
-
-def _enum_stub(full: str, members: Surface) -> list[str]:
-    """The stub of an enum; ``Owner.Name`` is indented as a member of its owner."""
-    indent = "    " * full.count(".")
-    lines = [f"class {full.split('.')[-1]}:", "    name: str", "    def __int__(self) -> int: ..."]
-    return [indent + line for line in (*lines, *(f"    {member}: {full}" for member in members))]
-
-
-# Members of the bindings without signatures.
-_PROTOCOLS = {
-    "Dims": "def __iter__(self) -> Iterator[int]: ...",
-    "IHostMemory": "def __buffer__(self, flags: int) -> memoryview: ...",
-}
-
-
-def _class_stub(name: str, entry: Surface, nested: Surface, known: set[str]) -> list[str]:
-    bases = ", ".join(entry["bases"][:1])
-    lines = [f"class {name}({bases}):" if bases else f"class {name}:"]
-    for full, members in nested.items():
-        if full.split(".")[0] == name:
-            lines += _enum_stub(full, members)
-    for method, signatures in entry["methods"].items():
-        lines += _function_stub(method, signatures, "    ", known)
-    for prop, signature in entry["properties"].items():
-        kind = _result(signature["type"], known)
-        lines += ["    @property", f"    def {prop}(self) -> {kind}: ..."]
-        if signature["settable"]:
-            lines += [
-                f"    @{prop}.setter",
-                f"    def {prop}(self, value: {_taken(signature['type'], known)}) -> None: ...",
-            ]
-    return [*lines, f"    {_PROTOCOLS.get(name, '...')}"]
-
-
-def _function_stub(name: str, signatures: list[Surface], indent: str, known: set[str]) -> list[str]:
-    heads = list(dict.fromkeys(_head(name, signature, bool(indent), known) for signature in signatures))
-    if not heads:  # without a signature in the docstring, only the name is known
-        me, result = "self, " if indent else "", "None" if name == "__init__" else "Any"
-        heads = [f"def {name}({me}*args: Any, **words: Any) -> {result}"]
-    overload = [f"{indent}@overload"] if len(heads) > 1 else []
-    return [line for head in heads for line in (*overload, f"{indent}{head}: ...")]
-
-
-def _head(name: str, signature: Surface, method: bool, known: set[str]) -> str:
-    parameters = [
-        f"{p}: {_taken(kind, known)}{' = ...' if may else ''}" for p, kind, may in signature["parameters"]
-    ]
-    result = "None" if name == "__init__" else _result(signature["returns"], known)
-    return f"def {name}({', '.join(['self'] * method + parameters)}) -> {result}"
-
-
-def _result(kind: str, known: set[str]) -> str:
-    """The type of a result; classes that are not in the stub are ``Any``, dimensions are a tuple."""
-    kind = re.sub(r"\bDims\b", "tuple[int, ...]", kind)
-    unknown = [word for word in re.findall(r"[A-Z]\w+", kind) if word not in known | {"Any", "None"}]
-    return "Any" if unknown else kind
-
-
-def _taken(kind: str, known: set[str]) -> str:
-    """The type of a parameter; pybind11 converts any sequence to dimensions and any integer to an address."""
-    return "Sequence[int]" if re.fullmatch(r"Dims\d?|tuple|list", kind) else _result(kind, known)
-
-
-# ---- the backend compared with an API -----------------------------------------------------------
-
-
-def complaints(surface: Surface, folder: Path, cache: Path, sources: Sequence[Path] = SOURCES) -> list[str]:
-    """The errors of mypy in the source of a backend with this API of TensorRT."""
-    package = folder / "tensorrt"
-    package.mkdir(parents=True)
-    (package / "__init__.pyi").write_text(stub(surface), encoding="utf-8")
-    files = [str(path) for path in (*sources, package / "__init__.pyi")]
-    words = ["--config-file=", "--follow-imports=skip", "--check-untyped-defs", "--no-error-summary"]
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy", *words, f"--cache-dir={cache}", *files],
-        env={**os.environ, "MYPYPATH": str(folder)},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert not done.stderr, done.stderr
-    return [line for line in done.stdout.splitlines() if ": error:" in line]
-
-
 def try_subclasses(site: Path) -> subprocess.CompletedProcess[str]:
     """Create the backend's subclasses of the classes of the bindings, in a separate process."""
     return subprocess.run(
@@ -477,55 +354,7 @@ def update() -> None:
         (API / f"{version}.json").write_text(text + "\n", encoding="utf-8")
 
 
-def released() -> list[str]:
-    """The newest build of each minor release from 10.9 on, as the package index lists them; raises `MissingError`."""
-    newest: dict[tuple[str, int, int], tuple[tuple[int, ...], str]] = {}
-    for package in ("tensorrt-cu12-bindings", "tensorrt-cu13-bindings"):
-        done = subprocess.run(
-            [sys.executable, "-m", "pip", "index", "versions", package],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
-        listed = re.search(r"^Available versions: (.*)$", done.stdout, re.MULTILINE)
-        if listed is None:
-            raise MissingError(f"the versions of {package} are not known: {done.stderr.strip()[-200:]}")
-        for text in listed[1].split(", "):
-            number = tuple(int(part) for part in text.split(".") if part.isdecimal())  # without .post1
-            if number >= (10, 9) and _is_old(number) == ("cu12" in package):
-                key = (package, *number[:2])
-                newest[key] = max(newest.get(key, (number, text)), (number, text))
-    return [text for _, text in sorted(newest.values())]
-
-
-def check_all() -> int:
-    """Check every released version and print a row for each; returns the number of versions that do not fit."""
-    wrong = 0
-    _say("| TensorRT | classes | names that do not fit | subclasses |\n|---|---|---|---|")
-    with tempfile.TemporaryDirectory() as cache:
-        for version in released():
-            with tempfile.TemporaryDirectory() as folder:
-                site = bindings(version, Path(folder))
-                surface = read_surface(site)
-                found = complaints(trimmed(surface, used_names()), Path(folder) / "mypy", Path(cache))
-                made = try_subclasses(site)
-            ok = "made" if made.returncode == 0 else f"failed: {made.stderr.strip()[-200:]}"
-            wrong += bool(found or made.returncode)
-            _say(f"| {version} | {len(surface['classes'])} | {len(found)} | {ok} |")
-            for line in found:
-                _say(f"  {line}")
-    return wrong
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
-
-
 if __name__ == "__main__":
-    if "--all" in sys.argv:
-        sys.exit(1 if check_all() else 0)
     if "--dump" in sys.argv:
         sys.stdout.write(json.dumps(dump()) + "\n")
     else:

@@ -63,9 +63,3 @@ def test_an_absent_field_has_its_default_and_an_unknown_one_is_ignored() -> None
 def test_a_value_of_another_type_is_an_error_with_its_field(changed: dict, where: str) -> None:
     with pytest.raises(ValueError, match=rf"^{where}"):
         from_data(Part, {"name": "a", **changed})
-
-
-def test_data_that_is_no_object_is_an_error() -> None:
-    for data in ([], "text", None, 3):
-        with pytest.raises(ValueError, match=r"object|dictionary"):
-            from_data(Part, data)

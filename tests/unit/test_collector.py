@@ -26,13 +26,6 @@ def test_objects_created_in_the_pause_are_in_the_oldest_generation():
     assert not young & set(map(id, made))
 
 
-def test_a_disabled_collector_stays_disabled():
-    gc.disable()
-    with uncollected():
-        pass
-    assert not gc.isenabled()
-
-
 def test_objects_frozen_before_stay_frozen():
     kept = [[number] for number in range(OF_PYTHON)]
     gc.freeze()

@@ -7,7 +7,7 @@ from io import StringIO
 
 import pytest
 
-from qdqspec._core.progress import Heartbeat, ProgressBar, bar_texts, can_draw, heartbeat_line, tally
+from qdqspec._core.progress import Heartbeat, ProgressBar, bar_texts, can_draw, heartbeat_line
 from qdqspec.types import Progress
 
 STEP = Progress(case="specs/squeezenet.qdq.yaml::default", phase="", done=0, total=0, doing="calibrating")
@@ -25,7 +25,7 @@ SEARCH = replace(
 )
 
 
-@pytest.mark.parametrize("width", [60, 80, 120, 200])
+@pytest.mark.parametrize("width", [60, 200])
 @pytest.mark.parametrize("progress", [STEP, SEARCH, replace(SEARCH, doing="", seconds_left=None)])
 def test_the_texts_of_a_progress_bar_are_within_its_width(progress: Progress, width: int) -> None:
     before, after = bar_texts(progress, width)
@@ -48,18 +48,16 @@ def test_a_bar_is_not_drawn_on_a_dumb_terminal() -> None:
     assert not can_draw(is_terminal=False, environment={"TERM": "xterm"})
 
 
-def test_a_time_left_of_zero_is_not_shown() -> None:
-    for seconds in (0.0, 0.4, None):
-        assert "left" not in tally(replace(SEARCH, seconds_left=seconds))
-
-
-@pytest.mark.parametrize("width", [60, 80, 140])
-def test_the_lines_about_waiting_are_within_the_width(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", str(width))
+def test_the_lines_about_waiting_are_within_the_width_and_written_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
     what = "waits for a measurement on cpu-family6-model167 (process 4242, since 2026-11-22 10:02:11)"
     file = StringIO()
-    ProgressBar(file=file).update(replace(STEP, waiting=what))
-    assert all(len(line) <= width for line in file.getvalue().splitlines())
+    bar = ProgressBar(file=file)
+    for _ in range(3):
+        bar.update(replace(STEP, waiting=what))
+    assert all(len(line) <= 60 for line in file.getvalue().splitlines())
     assert file.getvalue().split() == ["[qdqspec]", f"{STEP.case}:", *what.split()]
 
 
@@ -98,11 +96,3 @@ def test_the_log_does_not_repeat_lines_of_concurrent_cases() -> None:
     now[0] += 60.0
     heartbeat.update(wait)
     assert lines[2:] == ["[qdqspec] b: waits for a measurement"]
-
-
-def test_a_wait_above_the_bar_is_written_once() -> None:
-    file = StringIO()
-    bar = ProgressBar(file=file)
-    for _ in range(3):
-        bar.update(replace(STEP, waiting="waits for a measurement"))
-    assert file.getvalue().count("waits") == 1

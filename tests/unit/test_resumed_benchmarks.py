@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-import time
+import importlib
 from pathlib import Path
 from types import ModuleType
 
@@ -26,15 +24,12 @@ with open(made, "w") as file:
 """
 
 
-@pytest.fixture(scope="module")
-def resumed() -> ModuleType:
-    path = Path(__file__).parents[2] / "benchmarks" / "resumed.py"
-    spec = importlib.util.spec_from_file_location("benchmarks_resumed", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The module, in an empty folder."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+    monkeypatch.chdir(tmp_path)
+    return importlib.import_module("resumed")
 
 
 def run(
@@ -53,10 +48,7 @@ def run(
     return {row["name"]: row for row in rows}
 
 
-def test_a_benchmark_continues_with_missing_rows(
-    resumed: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_benchmark_continues_with_missing_rows(resumed: ModuleType, tmp_path: Path) -> None:
     assert run(resumed, tmp_path, ["a"]) == {"a": {"name": "a"}}
     rows = run(resumed, tmp_path, ["b", "broken", "a"])
     assert list(rows) == ["b", "broken", "a"]
@@ -65,17 +57,6 @@ def test_a_benchmark_continues_with_missing_rows(
     assert resumed.kept_rows(tmp_path / "rows.json").keys() == {"a", "b", "broken"}
 
 
-def test_a_row_above_the_time_limit_is_stopped(
-    resumed: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    started = time.monotonic()
+def test_a_row_above_the_time_limit_is_stopped(resumed: ModuleType, tmp_path: Path) -> None:
     rows = run(resumed, tmp_path, ["slow"], limit_s=1.0)
     assert rows["slow"]["failed"].startswith("stopped after")
-    assert time.monotonic() - started < 30
-
-
-def test_the_output_of_a_command_is_logged(resumed: ModuleType, tmp_path: Path) -> None:
-    words = [sys.executable, "-c", "print('first'); print('last'); raise SystemExit(3)"]
-    assert resumed.run_limited(words, 30.0, tmp_path / "log.txt") == "exit 3: last"
-    assert (tmp_path / "log.txt").read_text() == "first\nlast\n"

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-import onnx
-
-from odd.written import CONV, DENSE, OddModel, write
+from odd.written import DENSE, odd
 
 
-def _if() -> onnx.ModelProto:
-    return write(
+def _deep_bodies() -> str:
+    """Nested bodies, deeper than any exporter writes."""
+    inner = "a0 = MatMul(h, v)"
+    for level in range(1, 13):
+        inner = (
+            f"a{level} = If(yes) <then_branch = t{level} () => (float[1, 8] a{level - 1}) {{ {inner} }}, "
+            f"else_branch = e{level} () => (float[1, 8] b{level}) {{ b{level} = Relu(h) }}>"
+        )
+    return f"net (float[1, 8] x) => (float[1, 8] a12) <bool yes = {{1}}> {{ h = MatMul(x, w)\n {inner} }}"
+
+
+BODIES = (
+    odd(
+        "if",
+        "MatMul in a branch of If",
         """net (float[1, 8] x) => (float[1, 8] y) <bool yes = {1}> {
             h = MatMul(x, w)
             y = If(yes) <
@@ -17,11 +28,10 @@ def _if() -> onnx.ModelProto:
             >
         }""",
         DENSE,
-    )
-
-
-def _loop() -> onnx.ModelProto:
-    return write(
+    ),
+    odd(
+        "loop",
+        "MatMul in the body of Loop",
         """net (float[1, 8] x) => (float[1, 8] y) <int64 three = {3}, bool yes = {1}> {
             h = MatMul(x, w)
             y = Loop(three, yes, h) <
@@ -32,11 +42,10 @@ def _loop() -> onnx.ModelProto:
             >
         }""",
         DENSE,
-    )
-
-
-def _scan() -> onnx.ModelProto:
-    return write(
+    ),
+    odd(
+        "scan",
+        "MatMul in the body of Scan, which reads outer weights",
         """net (float[3, 8] x) => (float[1, 8] last, float[3, 1, 8] y) {
             h = MatMul(x, w)
             start = MatMul(rows, v)
@@ -49,95 +58,35 @@ def _scan() -> onnx.ModelProto:
             >(start, h)
         }""",
         {**DENSE, "rows": (1, 8)},
-    )
-
-
-def _deep_bodies() -> onnx.ModelProto:
-    """Nested bodies, deeper than any exporter writes."""
-    inner = "a0 = MatMul(h, v)"
-    for level in range(1, 13):
-        inner = (
-            f"a{level} = If(yes) <then_branch = t{level} () => (float[1, 8] a{level - 1}) {{ {inner} }}, "
-            f"else_branch = e{level} () => (float[1, 8] b{level}) {{ b{level} = Relu(h) }}>"
-        )
-    return write(
-        f"net (float[1, 8] x) => (float[1, 8] a12) <bool yes = {{1}}> {{ h = MatMul(x, w)\n {inner} }}", DENSE
-    )
-
-
-def _local_function() -> onnx.ModelProto:
-    return write(
+    ),
+    odd("bodies-in-bodies", "twelve Ifs in one another", _deep_bodies(), DENSE),
+    odd(
+        "local-function",
+        "a function with an attribute",
         """net (float[1, 8] x) => (float[1, 8] y) {
             h = MatMul(x, w)
             s = mine.Twice <gain = 2.0> (h)
             y = MatMul(s, v)
-        }""",
-        DENSE,
-        more=', "mine" : 1',
-        functions="""<domain: "mine", opset_import: ["" : 17]>
+        }
+        <domain: "mine", opset_import: ["" : 17]>
         Twice <gain> (a) => (b) {
             g = Constant <value_float: float = @gain> ()
             c = Mul(a, g)
             b = Relu(c)
         }""",
-    )
-
-
-def _all_in_a_function() -> onnx.ModelProto:
-    return write(
-        "net (float[1, 8] x) => (float[1, 8] y) { y = mine.Dense(x, w) }",
         DENSE,
-        more=', "mine" : 1',
-        functions='<domain: "mine", opset_import: ["" : 17]> Dense (a, b) => (c) { c = MatMul(a, b) }',
-    )
-
-
-def _custom_operator() -> onnx.ModelProto:
-    return write(
+        domain="mine",
+    ),
+    odd(
+        "custom-operator",
+        "an operator of an unknown domain",
         """net (float[1, 8] x) => (float[1, 8] y) {
             h = MatMul(x, w)
             c = acme.Secret <strength = 3> (h)
             y = MatMul(c, v)
         }""",
         DENSE,
-        more=', "acme" : 1',
-    )
-
-
-def _custom_of_a_known_name() -> onnx.ModelProto:
-    return write(
-        """net (float[1, 3, 8, 8] x) => (float[1, 4, 8, 8] y) {
-            h = Conv <pads = [1, 1, 1, 1]> (x, w)
-            y = acme.Conv(h, v)
-        }""",
-        CONV,
-        more=', "acme" : 1',
-    )
-
-
-BODIES = (
-    OddModel(name="if", oddity="MatMul in a branch of If", make=_if),
-    OddModel(name="loop", oddity="MatMul in the body of Loop", make=_loop),
-    OddModel(name="scan", oddity="MatMul in the body of Scan, which reads outer weights", make=_scan),
-    OddModel(name="bodies-in-bodies", oddity="twelve Ifs in one another", make=_deep_bodies),
-    OddModel(name="local-function", oddity="a function with an attribute", make=_local_function),
-    OddModel(
-        name="only-a-function",
-        oddity="all computing is in a function",
-        make=_all_in_a_function,
-    ),
-    OddModel(
-        name="custom-operator",
-        oddity="an operator of a domain nobody knows",
-        make=_custom_operator,
-        outcome="refused",
-        error_text="acme",
-    ),
-    OddModel(
-        name="custom-conv",
-        oddity="an operator of a domain nobody knows, called Conv",
-        make=_custom_of_a_known_name,
-        outcome="refused",
-        error_text="acme",
+        domain="acme",
+        refused="acme",
     ),
 )

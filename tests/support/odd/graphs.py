@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from functools import partial
-
-import onnx
 from onnx import helper
 
-from odd.written import CONV, DENSE, OddModel, write
+from odd.written import CONV, DENSE, ONE, OddModel, odd
 
-OPSETS = tuple(range(7, 26))
+_WEIGHT = ", ".join(str(number % 7) for number in range(64))
+_CHAIN = "\n".join(f"h{i + 1} = Relu(h{i})" for i in range(400))
 
 
-def _of_opset(opset: int) -> onnx.ModelProto:
-    versions = [helper.make_opsetid("", opset)]
-    return write(
+def _of_opset(opset: int) -> OddModel:
+    return odd(
+        f"opset-{opset}",
+        f"default opset {opset}",
         """net (float[1, 3, 8, 8] x) => (float[1, 4, 4, 4] y) {
             a = Conv <pads = [1, 1, 1, 1]> (x, w)
             b = Relu(a)
@@ -24,114 +23,87 @@ def _of_opset(opset: int) -> onnx.ModelProto:
         }""",
         CONV,
         opset=opset,
-        ir=max(helper.find_min_ir_version_for(versions), 4),  # before 4, weights had to be inputs
+        # before IR 4, weights had to be inputs
+        ir=max(helper.find_min_ir_version_for([helper.make_opsetid("", opset)]), 4),
     )
 
 
-def _no_nodes() -> onnx.ModelProto:
-    return write("net (float[1, 8] x) => (float[1, 8] x) {}")
-
-
-def _no_initializers() -> onnx.ModelProto:
-    return write(
-        "net (float[2, 8] a, float[8, 8] b) => (float[2, 8] y) { h = MatMul(a, b)\n y = MatMul(h, b) }"
-    )
-
-
-def _only_copies() -> onnx.ModelProto:
-    return write(
+GRAPHS = (
+    *map(_of_opset, range(7, 26)),
+    odd(
+        "no-nodes",
+        "nothing is computed",
+        "net (float[1, 8] x) => (float[1, 8] x) {}",
+        refused="the model has no nodes",
+    ),
+    odd(
+        "only-copies",
+        "nothing is computed, values are moved",
         """net (float[1, 4, 6] x) => (float[24] y) <int64[1] form = {-1}> {
             a = Transpose <perm = [0, 2, 1]> (x)
             b = Identity(a)
             y = Reshape(b, form)
-        }"""
-    )
-
-
-def _output_is_input() -> onnx.ModelProto:
-    return write("net (float[1, 8] x) => (float[1, 8] x, float[1, 8] y) { y = MatMul(x, w) }", {"w": (8, 8)})
-
-
-def _output_is_weight() -> onnx.ModelProto:
-    return write("net (float[1, 8] x) => (float[1, 8] y, float[8, 8] w) { y = MatMul(x, w) }", {"w": (8, 8)})
-
-
-def _output_twice() -> onnx.ModelProto:
-    return write("net (float[1, 8] x) => (float[1, 8] y, float[1, 8] y) { y = MatMul(x, w) }", {"w": (8, 8)})
-
-
-def _several_outputs() -> onnx.ModelProto:
-    return write(
-        """net (float[1, 8] x) => (float[1, 8] h, float[1, 8] y, float[1, 4] left, float[1, 4] right) {
-            h = MatMul(x, w)
-            y = MatMul(h, v)
-            left, right = Split <axis = 1> (y)
         }""",
-        DENSE,
-        opset=11,
-    )
-
-
-def _output_used_on() -> onnx.ModelProto:
-    return write(
-        "net (float[1, 8] x) => (float[1, 8] h, float[1, 8] y) { h = MatMul(x, w)\n y = MatMul(h, v) }", DENSE
-    )
-
-
-def _missing_operands() -> onnx.ModelProto:
-    return write(
+    ),
+    odd(
+        "output-is-input",
+        "an input is an output, too",
+        "net (float[1, 8] x) => (float[1, 8] x, float[1, 8] y) { y = MatMul(x, w) }",
+        ONE,
+    ),
+    odd(
+        "output-is-weight",
+        "a weight is an output, too",
+        "net (float[1, 8] x) => (float[1, 8] y, float[8, 8] w) { y = MatMul(x, w) }",
+        ONE,
+    ),
+    odd(
+        "output-twice",
+        "one tensor is two outputs",
+        "net (float[1, 8] x) => (float[1, 8] y, float[1, 8] y) { y = MatMul(x, w) }",
+        ONE,
+    ),
+    odd(
+        "missing-operands",
+        "an operand left out in the middle",
         """net (float[1, 8] x) => (float[1, 8] y) <float high = {6}> {
             h = MatMul(x, w)
             c = Clip(h, , high)
             y = MatMul(c, v)
         }""",
         DENSE,
-    )
-
-
-def _unread() -> onnx.ModelProto:
-    return write(
+    ),
+    odd(
+        "unread",
+        "inputs, weights and results that nothing reads",
         """net (float[1, 8] x, float[3] nobody) => (float[1, 8] y) {
             y = MatMul(x, w)
             dead = MatMul(x, v)
         }""",
         {**DENSE, "unused": (5, 5)},
-    )
-
-
-def _training_batchnorm() -> onnx.ModelProto:
-    return write(
+    ),
+    odd(
+        "training-batchnorm",
+        "training mode",
         """net (float[2, 3, 6, 6] x) => (float[2, 4, 6, 6] y, float[4] m, float[4] s) {
             h = Conv <pads = [1, 1, 1, 1]> (x, w)
             y, m, s = BatchNormalization <training_mode = 1> (h, scale, bias, mean, one)
         }""",
         {"w": CONV["w"], "scale": (4,), "bias": (4,), "mean": (4,), "one": (4,)},
-    )
-
-
-def _training_dropout() -> onnx.ModelProto:
-    return write(
-        """net (float[1, 8] x) => (float[1, 8] y) <float half = {0.5}, bool yes = {1}> {
-            h = MatMul(x, w)
-            d, mask = Dropout(h, half, yes)
-            y = MatMul(d, v)
-        }""",
-        DENSE,
-    )
-
-
-def _q_operators() -> onnx.ModelProto:
-    return write(
+    ),
+    odd(
+        "q-operators",
+        "QLinearMatMul",
         f"""net (uint8[1, 8] x) => (uint8[1, 8] y)
-        <float s = {{0.1}}, uint8 z = {{128}}, uint8[8, 8] w = {{{_numbers(64)}}}> {{
+        <float s = {{0.1}}, uint8 z = {{128}}, uint8[8, 8] w = {{{_WEIGHT}}}> {{
             y = QLinearMatMul(x, s, z, w, s, z, s, z)
-        }}"""
-    )
-
-
-def _integer_operators() -> onnx.ModelProto:
-    return write(
-        f"""net (float[1, 8] x) => (float[1, 8] y) <uint8[8, 8] w = {{{_numbers(64)}}}> {{
+        }}""",
+        nothing=True,
+    ),
+    odd(
+        "integer-operators",
+        "DynamicQuantizeLinear, MatMulInteger",
+        f"""net (float[1, 8] x) => (float[1, 8] y) <uint8[8, 8] w = {{{_WEIGHT}}}> {{
             q, s, z = DynamicQuantizeLinear(x)
             h = MatMulInteger(q, w, z)
             f = Cast <to = 1> (h)
@@ -139,15 +111,10 @@ def _integer_operators() -> onnx.ModelProto:
             y = MatMul(g, v)
         }}""",
         {"v": (8, 8)},
-    )
-
-
-def _numbers(count: int) -> str:
-    return ", ".join(str(number % 7) for number in range(count))
-
-
-def _pairs() -> onnx.ModelProto:
-    return write(
+    ),
+    odd(
+        "pairs-already",
+        "a Q/DQ pair is in it",
         """net (float[1, 8] x) => (float[1, 8] y) <float s = {0.05}, uint8 z = {128}> {
             q = QuantizeLinear(x, s, z)
             d = DequantizeLinear(q, s, z)
@@ -155,37 +122,11 @@ def _pairs() -> onnx.ModelProto:
             y = MatMul(h, v)
         }""",
         DENSE,
-    )
-
-
-def _long_chain() -> onnx.ModelProto:
-    steps = "\n".join(f"h{i + 1} = Relu(h{i})" for i in range(400))
-    body = f"h0 = MatMul(x, w)\n {steps}\n y = MatMul(h400, v)"
-    return write(f"net (float[1, 8] x) => (float[1, 8] y) {{ {body} }}", DENSE)
-
-
-GRAPHS = (
-    *(
-        OddModel(name=f"opset-{opset}", oddity=f"default opset {opset}", make=partial(_of_opset, opset))
-        for opset in OPSETS
     ),
-    OddModel(
-        name="no-nodes", oddity="nothing is computed", make=_no_nodes,
-        outcome="refused", error_text="the model has no nodes",
+    odd(
+        "long-chain",
+        "400 operators one after another",
+        f"net (float[1, 8] x) => (float[1, 8] y) {{ h0 = MatMul(x, w)\n {_CHAIN}\n y = MatMul(h400, v) }}",
+        DENSE,
     ),
-    OddModel(name="no-initializers", oddity="both operands are inputs", make=_no_initializers),
-    OddModel(name="only-copies", oddity="nothing is computed, values are moved", make=_only_copies),
-    OddModel(name="output-is-input", oddity="an input is an output, too", make=_output_is_input),
-    OddModel(name="output-is-weight", oddity="a weight is an output, too", make=_output_is_weight),
-    OddModel(name="output-twice", oddity="one tensor is two outputs", make=_output_twice),
-    OddModel(name="several-outputs", oddity="outputs on the way, two of one operator", make=_several_outputs),
-    OddModel(name="output-read-on", oddity="an output that is read by an operator", make=_output_used_on),
-    OddModel(name="missing-operands", oddity="an operand left out in the middle", make=_missing_operands),
-    OddModel(name="unread", oddity="inputs, weights and results that nobody reads", make=_unread),
-    OddModel(name="training-batchnorm", oddity="training mode", make=_training_batchnorm),
-    OddModel(name="training-dropout", oddity="training mode, random", make=_training_dropout),
-    OddModel(name="q-operators", oddity="QLinearMatMul", make=_q_operators, outcome="nothing"),
-    OddModel(name="integer-operators", oddity="DynamicQuantizeLinear, MatMulInteger", make=_integer_operators),
-    OddModel(name="pairs-already", oddity="a Q/DQ pair stands in it", make=_pairs),
-    OddModel(name="long-chain", oddity="400 operators one after another", make=_long_chain),
-)  # fmt: skip
+)

@@ -8,109 +8,99 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from odd.written import CONV, DENSE, OddModel, write
+from odd.written import CONV, DENSE, ONE, OddModel, odd
 
 
-def _of_type(name: str) -> onnx.ModelProto:
-    kind = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16, "double": TensorProto.DOUBLE}[
-        name
-    ]
-    proto = write(
-        f"net ({name}[1, 8] x) => ({name}[1, 8] y) {{ h = MatMul(x, w)\n r = Relu(h)\n y = MatMul(r, v) }}",
-        DENSE,
-    )
+def _retype(elem_type: int, proto: onnx.ModelProto) -> None:
     for tensor in proto.graph.initializer:
-        values = numpy_helper.to_array(tensor).astype(helper.tensor_dtype_to_np_dtype(kind))
+        values = numpy_helper.to_array(tensor).astype(helper.tensor_dtype_to_np_dtype(elem_type))
         tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
-    return proto
 
 
-def _mixed_types() -> onnx.ModelProto:
-    return write(
-        """net (float[1, 8] x) => (float[1, 8] y) {
-            h = MatMul(x, w)
-            d = Cast <to = 11> (h)
-            e = Sqrt(d)
-            f = Cast <to = 1> (e)
-            y = MatMul(f, v)
-        }""",
-        DENSE,
-    )
+def _of_type(name: str, elem_type: int, *, nothing: bool = False) -> OddModel:
+    text = f"net ({name}[1, 8] x) => ({name}[1, 8] y) {{ h = MatMul(x, w)\n r = Relu(h)\n y = MatMul(r, v) }}"
+    return odd(name, f"all is {name}", text, DENSE, nothing=nothing, change=partial(_retype, elem_type))
 
 
-def _zero_size() -> onnx.ModelProto:
-    return write(
+def _add_default(proto: onnx.ModelProto) -> None:
+    values = np.random.default_rng(0).normal(0, 0.3, (8, 8)).astype(np.float32)
+    proto.graph.initializer.append(numpy_helper.from_array(values, "w"))
+
+
+def _with_default(name: str, oddity: str, ir: int) -> OddModel:
+    """Until IR 3 each initializer had to be an input; later such an input is a default that a caller may replace."""
+    text = "net (float[1, 8] x, float[8, 8] w) => (float[1, 8] y) { y = MatMul(x, w) }"
+    return odd(name, oddity, text, ir=ir, opset=8, change=_add_default)
+
+
+def _add_sparse(proto: onnx.ModelProto) -> None:
+    values = numpy_helper.from_array(np.linspace(0.1, 1, 8, dtype=np.float32), "rare")
+    places = numpy_helper.from_array(np.arange(0, 64, 9, dtype=np.int64), "rare_places")
+    proto.graph.sparse_initializer.append(helper.make_sparse_tensor(values, places, [8, 8]))
+
+
+def _add_mask(proto: onnx.ModelProto) -> None:
+    mask = np.triu(np.full((8, 8), -np.inf, np.float32), 1)
+    proto.graph.initializer.append(numpy_helper.from_array(mask, "mask"))
+
+
+def _output_sequence(proto: onnx.ModelProto) -> None:
+    row = helper.make_tensor_type_proto(TensorProto.FLOAT, [1, 8])
+    proto.graph.output[1].type.CopyFrom(helper.make_sequence_type_proto(row))
+
+
+def _make_scalar(proto: onnx.ModelProto) -> None:
+    del proto.graph.input[1].type.tensor_type.shape.dim[:]
+
+
+TENSORS = (
+    _of_type("float16", TensorProto.FLOAT16),
+    _of_type("bfloat16", TensorProto.BFLOAT16),
+    _of_type("double", TensorProto.DOUBLE, nothing=True),
+    odd(
+        "zero-size",
+        "an input without an element",
         """net (float[1, 8] x, float[0, 8] empty) => (float[1, 8] y, float[0, 8] z) {
             all = Concat <axis = 0> (x, empty)
             y = MatMul(all, w)
             z = MatMul(empty, v)
         }""",
         DENSE,
-    )
-
-
-def _zero_size_weight() -> onnx.ModelProto:
-    return write(
-        """net (float[1, 8] x) => (float[1, 8] y, float[1, 0] z) {
-            y = MatMul(x, w)
-            z = MatMul(x, nothing)
-        }""",
-        {"w": (8, 8), "nothing": (8, 0)},
-    )
-
-
-def _scalar_input() -> onnx.ModelProto:
-    proto = write(
-        """net (float[1, 8] x, float[1] gain) => (float[1, 8] y) {
-            h = MatMul(x, w)
-            y = Mul(h, gain)
-        }""",
+    ),
+    odd(
+        "scalar-input",
+        "an input of rank 0",
+        "net (float[1, 8] x, float[1] gain) => (float[1, 8] y) { h = MatMul(x, w)\n y = Mul(h, gain) }",
         DENSE,
-    )
-    del proto.graph.input[1].type.tensor_type.shape.dim[:]
-    return proto
-
-
-def _input_with_default(ir: int) -> onnx.ModelProto:
-    """Until IR 3 each initializer had to be an input; later such an input is a default that a caller may replace."""
-    proto = write(
-        "net (float[1, 8] x, float[8, 8] w) => (float[1, 8] y) { y = MatMul(x, w) }", ir=ir, opset=8
-    )
-    values = np.random.default_rng(0).normal(0, 0.3, (8, 8)).astype(np.float32)
-    proto.graph.initializer.append(numpy_helper.from_array(values, "w"))
-    return proto
-
-
-def _sparse() -> onnx.ModelProto:
-    proto = write(
-        """net (float[1, 8] x) => (float[1, 8] y) {
-            h = MatMul(x, w)
-            y = MatMul(h, rare)
-        }""",
-        {"w": (8, 8)},
-    )
-    values = numpy_helper.from_array(np.linspace(0.1, 1, 8, dtype=np.float32), "rare")
-    places = numpy_helper.from_array(np.arange(0, 64, 9, dtype=np.int64), "rare_places")
-    proto.graph.sparse_initializer.append(helper.make_sparse_tensor(values, places, [8, 8]))
-    return proto
-
-
-def _strings() -> onnx.ModelProto:
-    return write(
+        change=_make_scalar,
+    ),
+    _with_default("input-with-default", "a weight that a caller may replace", 8),
+    _with_default("initializers-are-inputs", "IR 3", 3),
+    odd(
+        "sparse-weight",
+        "a sparse initializer",
+        "net (float[1, 8] x) => (float[1, 8] y) { h = MatMul(x, w)\n y = MatMul(h, rare) }",
+        ONE,
+        change=_add_sparse,
+    ),
+    odd(
+        "string-constant",
+        "an output of strings",
         """net (float[1, 8] x) => (float[1, 8] y, string[2] label) <string[2] words = {"yes", "no"}> {
             y = MatMul(x, w)
             label = Identity(words)
         }""",
-        {"w": (8, 8)},
-    )
-
-
-def _string_input() -> onnx.ModelProto:
-    return write("net (string[1] x) => (string[1] y) { y = Identity(x) }")
-
-
-def _sequence_inside() -> onnx.ModelProto:
-    return write(
+        ONE,
+    ),
+    odd(
+        "string-input",
+        "an input of strings",
+        "net (string[1] x) => (string[1] y) { y = Identity(x) }",
+        refused="'x' holds strings",
+    ),
+    odd(
+        "sequence",
+        "a sequence between operators",
         """net (float[2, 8] x) => (float[2, 8] y) <int64 first = {0}> {
             h = MatMul(x, w)
             rows = SplitToSequence <axis = 0> (h)
@@ -120,59 +110,62 @@ def _sequence_inside() -> onnx.ModelProto:
             y = MatMul(sum, v)
         }""",
         DENSE,
-    )
-
-
-def _sequence_input() -> onnx.ModelProto:
-    return write(
+    ),
+    odd(
+        "sequence-input",
+        "an input that is a sequence",
         """net (seq(float[1, 8]) rows) => (float[1, 8] y) <int64 first = {0}> {
             row = SequenceAt(rows, first)
             y = MatMul(row, w)
         }""",
-        {"w": (8, 8)},
-    )
-
-
-def _sequence_output() -> onnx.ModelProto:
-    proto = write(
+        ONE,
+        refused="'rows' is a sequence",
+    ),
+    odd(
+        "sequence-output",
+        "an output that is a sequence",
         """net (float[2, 8] x) => (float[2, 8] y, float[2, 8] rows) {
             y = MatMul(x, w)
             rows = SplitToSequence <axis = 0> (y)
         }""",
-        {"w": (8, 8)},
-    )
-    row = helper.make_tensor_type_proto(TensorProto.FLOAT, [1, 8])
-    proto.graph.output[1].type.CopyFrom(helper.make_sequence_type_proto(row))
-    return proto
-
-
-def _optional_input() -> onnx.ModelProto:
-    return write(
+        ONE,
+        change=_output_sequence,
+    ),
+    odd(
+        "optional-input",
+        "an input that may be missing",
         """net (optional(float[1, 8]) maybe) => (float[1, 8] y) {
             x = OptionalGetElement(maybe)
             y = MatMul(x, w)
         }""",
-        {"w": (8, 8)},
+        ONE,
         opset=18,
-    )
-
-
-def _unnamed_dimensions() -> onnx.ModelProto:
-    return write("net (float[?, 8] x) => (float[?, 8] y) { h = MatMul(x, w)\n y = MatMul(h, v) }", DENSE)
-
-
-def _unknown_dimensions() -> onnx.ModelProto:
-    return write("net (float[?, 3, ?, ?] x) => (float[?, 4, ?, ?] y) { y = Conv(x, w) }", {"w": CONV["w"]})
-
-
-def _unknown_rank() -> onnx.ModelProto:
-    proto = write("net (float[1, 8] x) => (float[1, 8] y) { y = MatMul(x, w) }", {"w": (8, 8)})
-    proto.graph.input[0].type.tensor_type.ClearField("shape")
-    return proto
-
-
-def _infinite_mask() -> onnx.ModelProto:
-    proto = write(
+        refused="'maybe' is optional",
+    ),
+    odd(
+        "unnamed-dimension",
+        "a dynamic batch without a name",
+        "net (float[?, 8] x) => (float[?, 8] y) { h = MatMul(x, w)\n y = MatMul(h, v) }",
+        DENSE,
+    ),
+    odd(
+        "unnamed-dimensions",
+        "dynamic height and width",
+        "net (float[?, 3, ?, ?] x) => (float[?, 4, ?, ?] y) { y = Conv(x, w) }",
+        {"w": CONV["w"]},
+        refused="dimension 2 of input 'x' is dynamic",
+    ),
+    odd(
+        "unknown-rank",
+        "an input of any rank",
+        "net (float[1, 8] x) => (float[1, 8] y) { y = MatMul(x, w) }",
+        ONE,
+        change=lambda proto: proto.graph.input[0].type.tensor_type.ClearField("shape"),
+        refused="'x' has no known rank",
+    ),
+    odd(
+        "infinite-mask",
+        "minus infinity in an attention mask",
         """net (float[8, 8] x) => (float[8, 8] y) {
             q = MatMul(x, w)
             masked = Add(q, mask)
@@ -180,63 +173,6 @@ def _infinite_mask() -> onnx.ModelProto:
             y = MatMul(p, v)
         }""",
         DENSE,
-    )
-    mask = np.triu(np.full((8, 8), -np.inf, np.float32), 1)
-    proto.graph.initializer.append(numpy_helper.from_array(mask, "mask"))
-    return proto
-
-
-def _constant_weights() -> onnx.ModelProto:
-    """Weights from Constant nodes, one for each way to store the value."""
-    proto = write("net (float[1, 2] x) => (float[1, 2] y) { h = MatMul(x, w)\n y = Add(h, b) }")
-    for name, value in (("b", {"value_floats": [0.5, -0.5]}), ("w", {"value": _floats((2, 2))})):
-        proto.graph.node.insert(0, helper.make_node("Constant", [], [name], **value))
-    return proto
-
-
-def _floats(shape: tuple[int, ...]) -> TensorProto:
-    values = np.random.default_rng(0).normal(0, 0.3, shape).astype(np.float32)
-    return numpy_helper.from_array(values)
-
-
-TENSORS = (
-    OddModel(name="float16", oddity="all is float16", make=partial(_of_type, "float16")),
-    OddModel(name="bfloat16", oddity="all is bfloat16", make=partial(_of_type, "bfloat16")),
-    OddModel(name="double", oddity="all is double", make=partial(_of_type, "double"), outcome="nothing"),
-    OddModel(name="mixed-types", oddity="float32 with a part in double", make=_mixed_types),
-    OddModel(name="zero-size", oddity="an input without an element", make=_zero_size),
-    OddModel(name="zero-size-weight", oddity="a weight without an element", make=_zero_size_weight),
-    OddModel(name="scalar-input", oddity="an input of rank 0", make=_scalar_input),
-    OddModel(
-        name="input-with-default", oddity="a weight that a caller may replace",
-        make=partial(_input_with_default, 8),
+        change=_add_mask,
     ),
-    OddModel(name="initializers-are-inputs", oddity="IR 3", make=partial(_input_with_default, 3)),
-    OddModel(name="sparse-weight", oddity="a sparse initializer", make=_sparse),
-    OddModel(name="string-constant", oddity="an output of strings", make=_strings),
-    OddModel(
-        name="string-input", oddity="an input of strings", make=_string_input,
-        outcome="refused", error_text="'x' holds strings",
-    ),
-    OddModel(name="sequence", oddity="a sequence between operators", make=_sequence_inside),
-    OddModel(
-        name="sequence-input", oddity="an input that is a sequence", make=_sequence_input,
-        outcome="refused", error_text="'rows' is a sequence",
-    ),
-    OddModel(name="sequence-output", oddity="an output that is a sequence", make=_sequence_output),
-    OddModel(
-        name="optional-input", oddity="an input that may be missing", make=_optional_input,
-        outcome="refused", error_text="'maybe' is optional",
-    ),
-    OddModel(name="unnamed-dimension", oddity="a dynamic batch without a name", make=_unnamed_dimensions),
-    OddModel(
-        name="unnamed-dimensions", oddity="dynamic height and width", make=_unknown_dimensions,
-        outcome="refused", error_text="dimension 2 of input 'x' is dynamic",
-    ),
-    OddModel(
-        name="unknown-rank", oddity="an input of any rank", make=_unknown_rank,
-        outcome="refused", error_text="'x' has no known rank",
-    ),
-    OddModel(name="infinite-mask", oddity="minus infinity in an attention mask", make=_infinite_mask),
-    OddModel(name="constant-nodes", oddity="weights from Constant nodes", make=_constant_weights),
-)  # fmt: skip
+)

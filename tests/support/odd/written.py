@@ -15,6 +15,7 @@ Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 
 CONV: Shapes = {"w": (4, 3, 3, 3), "v": (4, 4, 3, 3)}
 DENSE: Shapes = {"w": (8, 8), "v": (8, 8)}
+ONE: Shapes = {"w": (8, 8)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,18 +33,35 @@ class OddModel:
     error_text: str = ""
 
 
-def write(
+def odd(
+    name: str,
+    oddity: str,
     graph: str,
     weights: Shapes | None = None,
     *,
-    opset: int = 17,
-    ir: int = 8,
-    more: str = "",
-    functions: str = "",
+    refused: str = "",
+    nothing: bool = False,
+    change: Callable[[onnx.ModelProto], object] | None = None,
+    **how: object,
+) -> OddModel:
+    """An odd model from text, which ``change`` completes with what text cannot express."""
+
+    def make() -> onnx.ModelProto:
+        proto = write(graph, weights, **how)
+        if change is not None:
+            change(proto)
+        return proto
+
+    outcome: Outcome = "refused" if refused else "nothing" if nothing else "searched"
+    return OddModel(name=name, oddity=oddity, make=make, outcome=outcome, error_text=refused)
+
+
+def write(
+    graph: str, weights: Shapes | None = None, *, opset: int = 17, ir: int = 8, domain: str = ""
 ) -> onnx.ModelProto:
-    """A model from text; ``weights`` are float32 initializers to add, ``more`` are further opsets."""
-    head = f'<ir_version: {ir}, opset_import: ["" : {opset}{more}]>'
-    proto = parser.parse_model(f"{head}\n{graph}\n{functions}")
+    """A model from text; ``weights`` are float32 initializers to add, ``domain`` is another one of its operators."""
+    more = f', "{domain}" : 1' if domain else ""
+    proto = parser.parse_model(f'<ir_version: {ir}, opset_import: ["" : {opset}{more}]>\n{graph}')
     draw = np.random.default_rng(0)
     for name, shape in (weights or {}).items():
         values = draw.normal(0, 0.3, shape).astype(np.float32)

@@ -8,10 +8,14 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+import onnx
 import pytest
 from nvidia_smi import answering
 from trt_surface import VERSIONS
 from trtexec_install import Trtexec, put_trtexec, run_here
+
+from qdqspec.testing.backends import small_model
+from qdqspec.timing import bench
 
 SUPPORT = Path(__file__).parents[2] / "support"
 _OURS = ("tensorrt", "cuda", "fake_gpu")
@@ -41,12 +45,34 @@ def install_tensorrt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     forget()
 
 
+@pytest.fixture
+def newest(install_tensorrt: Callable[[str], None]) -> None:
+    """The newest supported version, installed as a fake."""
+    install_tensorrt(VERSIONS[-1])
+
+
 @pytest.fixture(params=VERSIONS)
 def tensorrt_version(request: pytest.FixtureRequest, install_tensorrt: Callable[[str], None]) -> str:
     """Each supported version, installed as a fake."""
     version: str = request.param
     install_tensorrt(version)
     return version
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """The file of the small model."""
+    path = tmp_path / "model.onnx"
+    onnx.save(small_model(), path)
+    return path
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two builds and a few rounds, for tests that do not look at times."""
+    monkeypatch.setitem(bench.Bench.measure_noise.__kwdefaults__, "plans", ((2, 4),))
+    for name, fewer in (("builds", 2), ("rounds", 6)):
+        monkeypatch.setitem(bench.Bench.compare.__kwdefaults__, name, fewer)
 
 
 @pytest.fixture

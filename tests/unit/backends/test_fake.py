@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnx.parser
-import onnxruntime
 import pytest
 
 from qdqspec.backends.base import BuildOptions
@@ -80,12 +78,6 @@ def test_times_of_layers_add_up_to_the_configured_time(models: Path) -> None:
     assert build(path, **quiet).time(2).cpu_ms == pytest.approx([true_ms(path)] * 2)
 
 
-def test_an_activation_function_is_fused_into_its_convolution(tmp_path: Path) -> None:
-    layers = build(chain(tmp_path, PLAIN)).layers()
-    assert [layer.op_type for layer in layers] == ["Conv", "Conv"]
-    assert [len(layer.nodes) for layer in layers] == [2, 1]
-
-
 def test_an_integer_convolution_fuses_the_pairs_around_it(tmp_path: Path) -> None:
     layers = build(chain(tmp_path, FIRST_IN_INTEGERS)).layers()
     kinds = [(layer.op_type, layer.integer, layer.boundary) for layer in layers]
@@ -104,25 +96,11 @@ def test_a_pair_that_no_integer_kernel_fuses_makes_the_model_slower(tmp_path: Pa
     assert true_ms(chain(tmp_path, INPUT_ONLY)) > true_ms(chain(tmp_path, PLAIN))
 
 
-def test_the_graph_hash_depends_on_the_structure(tmp_path: Path) -> None:
-    plain, integer = chain(tmp_path, PLAIN), chain(tmp_path, FIRST_IN_INTEGERS)
-    assert build(plain).graph_hash == build(plain).graph_hash
-    assert build(plain).graph_hash != build(integer).graph_hash
-
-
 def test_each_seed_is_a_device_with_other_times(tmp_path: Path) -> None:
     path = chain(tmp_path, FIRST_IN_INTEGERS)
     assert true_ms(path) == true_ms(path, {"fake.seed": "0"})
     assert true_ms(path) != true_ms(path, {"fake.seed": "1"})
     assert true_ms(path, {"fake.scale": "1.1"}) == pytest.approx(1.1 * true_ms(path))
-
-
-def test_only_integer_kernels_are_slowed_by_their_factor(tmp_path: Path) -> None:
-    plain, integer = chain(tmp_path, PLAIN), chain(tmp_path, FIRST_IN_INTEGERS)
-    costs = [true_ms(integer, {"fake.integer": factor}) for factor in ("1", "2", "3")]
-    assert costs[2] - costs[1] == pytest.approx(costs[1] - costs[0])
-    assert costs[0] < costs[1]
-    assert true_ms(plain, {"fake.integer": "3"}) == true_ms(plain)
 
 
 def test_the_same_calls_give_the_same_times(tmp_path: Path) -> None:
@@ -153,20 +131,6 @@ def test_drift_is_common_to_all_engines_of_a_device(tmp_path: Path) -> None:
     assert max(abs(math.log(pair)) for pair in pairs) < 0.01
 
 
-def test_outputs_equal_those_of_onnx_runtime(models: Path) -> None:
-    path = models / "digits_resnet.onnx"
-    feeds = {"input": np.random.default_rng(0).random((2, 1, 16, 16), dtype=np.float32)}
-    expected = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(None, feeds)[0]
-    got = FakeDevice().build(path, BuildOptions()).run(feeds)["logits"]
-    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
-
-
-def test_a_model_without_pairs_builds_at_any_fail_rate(tmp_path: Path) -> None:
-    build(chain(tmp_path, PLAIN), fail_rate="1")
-    with pytest.raises(BackendError, match="refuses this placement"):
-        build(chain(tmp_path, FIRST_IN_INTEGERS), fail_rate="1")
-
-
 def test_the_configured_share_of_builds_fails_reproducibly(tmp_path: Path) -> None:
     path = chain(tmp_path, FIRST_IN_INTEGERS)
 
@@ -182,26 +146,6 @@ def test_the_configured_share_of_builds_fails_reproducibly(tmp_path: Path) -> No
     assert outcomes[:10] == [refused(seed) for seed in range(10)]
 
 
-def test_a_fault_rate_of_zero_gives_no_fault(tmp_path: Path) -> None:
-    path = chain(tmp_path, PLAIN)
-    with pytest.raises(RuntimeError, match="simulated failure in build"):
-        build(path, **{"raise": "build"})
-    build(path, fault_rate="0", **{"raise": "build"})
-
-
-def test_a_build_takes_the_configured_time(tmp_path: Path) -> None:
-    path, start = chain(tmp_path, PLAIN), time.monotonic()
-    build(path, build_s="0.2")
-    assert time.monotonic() - start >= 0.2
-
-
-@pytest.mark.parametrize("call", ["time", "layers"])
-def test_timing_requires_bound_inputs(tmp_path: Path, call: str) -> None:
-    engine = FakeDevice().build(chain(tmp_path, PLAIN), BuildOptions())
-    with pytest.raises(BackendError, match="call bind"):
-        getattr(engine, call)(1)
-
-
 @pytest.mark.parametrize(
     ("extra", "text"),
     [
@@ -214,18 +158,6 @@ def test_wrong_options_are_named(extra: dict[str, str], text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         true_ms(Path("any.onnx"), extra)
     assert text in str(caught.value)
-
-
-def test_options_of_other_backends_are_ignored(tmp_path: Path) -> None:
-    FakeDevice().build(chain(tmp_path, PLAIN), BuildOptions(extra={"onnxruntime.level": "all"}))
-
-
-def test_a_model_of_copies_takes_time(tmp_path: Path) -> None:
-    copies = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 13]> g (float[4] x) => (float[4] y) { y = Identity(x) }'
-    )
-    onnx.save(copies, tmp_path / "copies.onnx")
-    assert true_ms(tmp_path / "copies.onnx") > 0
 
 
 @pytest.mark.parametrize("opset", [10, 13, 19, 21])

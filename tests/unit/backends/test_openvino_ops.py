@@ -11,12 +11,11 @@ import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
 from openvino_installed import require_openvino
-from operator_models import IMAGE, MATRIX, ONE, RANDOM, Graph, conv, indices
+from operator_models import IMAGE, MATRIX, ONE, RANDOM, Graph, conv, indices, layers_of, runs_in_integers
 
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.openvino import ops as table
 from qdqspec.backends.openvino.engine import OpenVino
-from qdqspec.types import LayerTime
 
 Maker = Callable[[Graph, str], str]
 
@@ -53,41 +52,13 @@ def maker_of(op: str) -> Maker:
     return {**ONE, **MORE, **JOINED}[op]
 
 
-@pytest.fixture
-def layers_of(tmp_path: Path) -> Callable[[onnx.ModelProto], tuple[LayerTime, ...]]:
-    """The kernels of a model, found by running it."""
+@pytest.fixture(autouse=True)
+def installed() -> None:
     require_openvino()
 
-    def run(model: onnx.ModelProto) -> tuple[LayerTime, ...]:
-        path = tmp_path / "one.onnx"
-        onnx.save(model, path)
-        engine = OpenVino().build(path, BuildOptions())
-        engine.bind(feeds_of(model))
-        layers = engine.layers(1)
-        engine.close()
-        return layers
 
-    return run
-
-
-@pytest.fixture
-def integer(
-    layers_of: Callable[[onnx.ModelProto], tuple[LayerTime, ...]],
-) -> Callable[[onnx.ModelProto, str], bool]:
-    """Whether all kernels that compute operators of a type read integers."""
-
-    def check(model: onnx.ModelProto, op: str) -> bool:
-        wanted = {node.name for node in model.graph.node if node.op_type == op}
-        own = [layer for layer in layers_of(model) if wanted & {*layer.nodes}]
-        assert own, f"no kernel computes {op}"
-        return all(layer.integer for layer in own)
-
-    return check
-
-
-def feeds_of(model: onnx.ModelProto) -> dict[str, np.ndarray]:
-    shapes = {i.name: [d.dim_value for d in i.type.tensor_type.shape.dim] for i in model.graph.input}
-    return {name: RANDOM.uniform(-1, 1, shape).astype(np.float32) for name, shape in shapes.items()}
+def integer(model: onnx.ModelProto, op: str, folder: Path) -> bool:
+    return runs_in_integers(OpenVino(), model, folder, op)
 
 
 def build_one(op: str, make: Maker, *, out: bool) -> onnx.ModelProto:
@@ -99,16 +70,14 @@ def build_one(op: str, make: Maker, *, out: bool) -> onnx.ModelProto:
 @pytest.mark.parametrize(
     ("op", "out"), [(op, kind == "in+out") for op in sorted(table.LABELS) for kind in table.LABELS[op]]
 )
-def test_an_operator_runs_in_integers_under_each_of_its_labels(
-    integer: Callable[[onnx.ModelProto, str], bool], op: str, out: bool
-) -> None:
-    assert integer(build_one(op, maker_of(op), out=out), op)
+def test_an_operator_runs_in_integers_under_each_of_its_labels(tmp_path: Path, op: str, out: bool) -> None:
+    assert integer(build_one(op, maker_of(op), out=out), op, tmp_path)
 
 
 @pytest.mark.parametrize("op", ["GatherElements", "Softmax", "Tile"])
-def test_operators_not_offered_run_in_float(integer: Callable[[onnx.ModelProto, str], bool], op: str) -> None:
+def test_operators_not_offered_run_in_float(tmp_path: Path, op: str) -> None:
     assert op not in table.LABELS
-    assert not integer(build_one(op, ONE[op], out=True), op)
+    assert not integer(build_one(op, ONE[op], out=True), op, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -125,30 +94,26 @@ def test_operators_not_offered_run_in_float(integer: Callable[[onnx.ModelProto, 
     ],
     ids=["ConvTranspose", "Pad", "Resize linear", "Mul of equal shapes", "Add of one pair"],
 )
-def test_exceptions_that_the_table_cannot_express_run_in_float(
-    integer: Callable[[onnx.ModelProto, str], bool], op: str, make: Maker
-) -> None:
-    assert not integer(build_one(op, make, out=True), op)
+def test_exceptions_that_the_table_cannot_express_run_in_float(tmp_path: Path, op: str, make: Maker) -> None:
+    assert not integer(build_one(op, make, out=True), op, tmp_path)
 
 
 def test_a_product_of_two_activations_runs_in_float(
-    integer: Callable[[onnx.ModelProto, str], bool],
+    tmp_path: Path,
 ) -> None:
     g = Graph()
     y = g.node("MatMul", g.input(MATRIX), g.input((32, 16)))
     assert "MatMul" in OpenVino().capabilities().constant_weight
-    assert not integer(g.model(g.pair(y)), "MatMul")
+    assert not integer(g.model(g.pair(y)), "MatMul", tmp_path)
 
 
 @pytest.mark.parametrize("op", sorted(table.ABSORBED))
-def test_operators_that_a_convolution_absorbs_are_computed_in_its_kernel(
-    layers_of: Callable[[onnx.ModelProto], tuple[LayerTime, ...]], op: str
-) -> None:
+def test_operators_that_a_convolution_absorbs_are_computed_in_its_kernel(tmp_path: Path, op: str) -> None:
     """The kernel of the convolution includes the operator and writes integers; no other kernel computes."""
     g = Graph()
     y = ABSORBED[op](g, conv(g, g.input(IMAGE)))
     model = g.model(conv(g, g.pair(y, zero=100)), opset=20)
-    computing = [layer for layer in layers_of(model) if not layer.boundary]
+    computing = [layer for layer in layers_of(OpenVino(), model, tmp_path) if not layer.boundary]
     assert [layer.op_type for layer in computing] == ["Convolution", "Convolution"]
     first = computing[0]
     assert first.precision == "uint8"
@@ -157,9 +122,7 @@ def test_operators_that_a_convolution_absorbs_are_computed_in_its_kernel(
 
 @pytest.mark.parametrize("bias", ["float", "int32"])
 @pytest.mark.parametrize("op", ["Conv", "Gemm"])
-def test_any_bias_is_added_in_integers(
-    integer: Callable[[onnx.ModelProto, str], bool], op: str, bias: str
-) -> None:
+def test_any_bias_is_added_in_integers(tmp_path: Path, op: str, bias: str) -> None:
     g = Graph()
     channels = 8 if op == "Conv" else 16
     rest = g.const(RANDOM.uniform(-1, 1, channels), np.float32) if bias == "float" else g.bias(channels)
@@ -167,14 +130,13 @@ def test_any_bias_is_added_in_integers(
         y = conv(g, g.input(IMAGE), rest)
     else:
         y = g.node("Gemm", g.input(MATRIX), g.weight(32, 16, axis=1), rest)
-    assert integer(g.model(y), op)
+    assert integer(g.model(y), op, tmp_path)
 
 
 @pytest.mark.parametrize("zero", [0, 128])
 @pytest.mark.parametrize("op", ["Conv", "Gemm", "MatMul"])
 def test_products_are_exact_with_the_weights_that_are_offered(tmp_path: Path, op: str, zero: int) -> None:
     """With the largest activations, and 7-bit weights where the processor needs them: no sum saturates."""
-    require_openvino()
     bound = 63 if OpenVino().capabilities().reduce_range else 127
     g = Graph()
     shape, kernel = ((1, 64, 4, 4), (8, 64, 3, 3)) if op == "Conv" else ((4, 256), (256, 16))

@@ -10,19 +10,13 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from qdqspec.app.session import Session
 from qdqspec.backends.base import BuildOptions, Engine
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
-from qdqspec.backends.onnxruntime.ops import BLOCKED_4, BLOCKED_8, BLOCKED_8_SINCE, BLOCKED_AXES
-from qdqspec.errors import BackendError
+from qdqspec.backends.onnxruntime.ops import BLOCKED_4, BLOCKED_8, BLOCKED_AXES
 from qdqspec.graph.model import Model
 from qdqspec.qdq.edit.insert import insert_qdq
 from qdqspec.qdq.quantize.quantizer import Quantizer
 from qdqspec.qdq.quantize.ranges import TensorRange
-from qdqspec.qdq.read.diff import diff_models
-from qdqspec.qdq.read.import_qdq import import_placement
-from qdqspec.qdq.read.strip import strip_qdq
-from qdqspec.qdq.scheme.scheme_file import apply_scheme, write_scheme
 from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.types import Consumer, Placement, QuantizeRules, Site
 
@@ -86,37 +80,6 @@ def test_eight_bits_in_blocks_do_not_saturate(tmp_path: Path, fmt: str) -> None:
     np.testing.assert_allclose(built(proto, tmp_path).run({"x": x})["y"], expected, rtol=1e-3)
 
 
-@pytest.mark.parametrize("fmt", BLOCKED_8)
-def test_a_weight_in_blocks_of_8_bits_is_equal_after_strip_import_and_apply(tmp_path: Path, fmt: str) -> None:
-    """`diff` finds no difference after `strip`, `import` and `apply`."""
-    model = linear("MatMul", 0)
-    quantized = Model(weight_only(model, fmt, 0))
-    assert strip_qdq(quantized, model).notes[-1] == "equal to the reference"
-    imported = import_placement(quantized, model)
-    (pair,) = imported.pairs
-    assert (pair.site.tensor, pair.site.format, pair.site.axis) == ("w", fmt, 0)
-    path = tmp_path / "scheme.json"
-    placement = Placement(sites=frozenset({pair.site}))
-    write_scheme(path, placement, imported.pairs, "onnxruntime-cpu")
-    applied = Model(apply_scheme(model, path).proto)
-    same = diff_models(quantized, applied)
-    assert (same.added, same.removed, same.changed, same.equal) == ((), (), (), 1)
-    other = Model(weight_only(model, "int4", 0))
-    (changed,) = diff_models(quantized, other).changed
-    assert "int4" in str(changed)
-
-
-def test_a_transposed_weight_is_dequantized_in_every_run(tmp_path: Path) -> None:
-    assert "DequantizeLinear" in kernels(built(weight_only(linear("Gemm", 1), "int4", 1), tmp_path))
-
-
-@pytest.mark.parametrize("fmt", ["nvfp4", "mxfp8"])
-def test_formats_that_are_not_offered_do_not_build(tmp_path: Path, fmt: str) -> None:
-    assert fmt not in OnnxRuntime().capabilities().formats
-    with pytest.raises(BackendError, match=r"Could not find an implementation|is not a registered function"):
-        built(weight_only(linear("MatMul", 0), fmt, 0), tmp_path)
-
-
 def test_eight_bits_in_blocks_are_offered_from_the_version_that_fuses_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -126,23 +89,6 @@ def test_eight_bits_in_blocks_are_offered_from_the_version_that_fuses_them(
         )
         formats = OnnxRuntime().capabilities().formats
         assert tuple(name for name in formats if name in BLOCKED_8) == offered
-
-
-def test_a_search_selects_weights_of_8_bits_in_blocks(tmp_path: Path) -> None:
-    """With one row of input the kernel is much faster than float."""
-    weight = RANDOM.normal(size=(1024, 4096)).astype(np.float32)
-    proto = onnx.parser.parse_model(
-        """<ir_version: 10, opset_import: ["": 21]> g (float[1,1024] x) => (float[1,4096] y) { y = MatMul(x, w) }"""
-    )
-    proto.graph.initializer.append(numpy_helper.from_array(weight, "w"))
-    onnx.save(proto, tmp_path / "net.onnx")
-    if "int8_b64" not in OnnxRuntime().capabilities().formats:
-        pytest.skip(
-            f"needs ONNX Runtime {'.'.join(map(str, BLOCKED_8_SINCE))}, which fuses weights of 8 bits in blocks"
-        )
-    with Session(output=tmp_path / "out", no_cache=True) as session:
-        found = session.tune(tmp_path / "net.onnx", quant="int8_b64", trials=4, min_sqnr_db=30).search
-    assert [site.format for site in found.winner.sites] == ["int8_b64"]
 
 
 def test_only_weights_with_a_kernel_are_offered() -> None:
@@ -156,14 +102,6 @@ def test_only_weights_with_a_kernel_are_offered() -> None:
     assert labels(linear("MatMul", 0)) == labels(linear("Gemm", 0)) == [("fp", "in-only")]
     assert labels(linear("Gemm", 1)) == []
     assert labels(Model(linear("MatMul", 0, WEIGHT[:96]).proto)) == []  # not a whole number of blocks
-
-
-def test_a_weight_only_unit_has_one_site_the_weight() -> None:
-    model = linear("MatMul", 0)
-    space = SchemeSpace(model, OnnxRuntime().capabilities(), rules=QuantizeRules(format="uint4"))
-    (site,) = space.resolve(space.everything()).sites
-    assert (site.tensor, site.format, site.axis, site.weight) == ("w", "uint4", 0, True)
-    assert space.tensors == frozenset()
 
 
 def test_two_formats_in_one_model_run_in_their_kernels(tmp_path: Path) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from graph_text import saved
 
 from qdqspec.backends.onnxruntime.optimize import half_model
 from qdqspec.errors import ModelError
@@ -29,19 +28,11 @@ def test_the_float16_form_has_no_float32_tensor_and_keeps_node_names(models: Pat
 
 def resized(path: Path) -> Model:
     """A Resize, which always reads float32 scales: the converter inserts casts around it."""
-    nodes = [
-        helper.make_node("Relu", ["x"], ["a"]),
-        helper.make_node("Resize", ["a", "", "scales"], ["y"], "resize"),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "resize",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 1, 2, 2])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 1, 4, 4])],
-        [numpy_helper.from_array(np.array([1, 1, 2, 2], np.float32), "scales")],
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-    return load_model(path)
+    text = """resize (float[1,1,2,2] x) => (float[1,1,4,4] y) <float[4] scales = {1, 1, 2, 2}> {
+        a = Relu(x)
+        [resize] y = Resize(a, , scales)
+    }"""
+    return load_model(saved(path, text, opset=17, ir_version=8))
 
 
 def test_casts_precede_their_readers(tmp_path: Path):

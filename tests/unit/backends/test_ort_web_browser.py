@@ -6,20 +6,20 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+from processes import processes_with, wait_until
 from web_installed import require_web
 
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.onnxruntime_web import install
 from qdqspec.backends.onnxruntime_web.engine import OnnxRuntimeWeb, OnnxRuntimeWebEngine
-from qdqspec.errors import BackendError, ConfigError
+from qdqspec.errors import BackendError
 from qdqspec.testing.backends import NODES, small_model
 
 IN_CHROMIUM = BuildOptions(extra={"onnxruntime-web.browser": "chromium"})
@@ -47,28 +47,6 @@ def engine(scratch: Path, small: Path) -> Iterator[OnnxRuntimeWebEngine]:
         yield built
 
 
-def processes_with(word: str) -> list[int]:
-    """The processes whose command line or environment has a word."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            text = (folder / "cmdline").read_bytes() + (folder / "environ").read_bytes()
-        except OSError:
-            continue
-        if word.encode() in text:
-            found.append(int(folder.name))
-    return found
-
-
-def happens(what: Callable[[], bool]) -> bool:
-    """Whether something becomes true within ten seconds."""
-    for _ in range(200):
-        if what():
-            return True
-        time.sleep(0.05)
-    return False
-
-
 # ---- without a browser ----------------------------------------------------------------------------
 
 
@@ -84,28 +62,7 @@ def test_without_a_browser_the_probe_names_what_to_install(monkeypatch: pytest.M
     assert "no Chromium" in OnnxRuntimeWeb().probe().facts["browser"]
 
 
-def test_without_playwright_the_probe_names_the_command_that_installs_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(BackendError, match=r"playwright-core .* is not installed") as caught:
-        install.require_browser()
-    assert caught.value.cure == "python -m qdqspec.backends.onnxruntime_web.install"
-
-
-def test_another_browser_is_refused() -> None:
-    with pytest.raises(ConfigError, match="one of none, chromium"):
-        OnnxRuntimeWeb().options.read({"onnxruntime-web.browser": "firefox"})
-
-
 # ---- with a browser -------------------------------------------------------------------------------
-
-
-def test_the_key_of_results_names_the_browser() -> None:
-    require_web(IN_CHROMIUM)
-    keys = [OnnxRuntimeWeb().device(options).key for options in (BuildOptions(), IN_CHROMIUM)]
-    assert "-node" in keys[0]
-    assert "-chromium" in keys[1]
 
 
 def test_outputs_and_kernels_equal_those_of_node(engine: OnnxRuntimeWebEngine, small: Path) -> None:
@@ -126,23 +83,6 @@ def test_elapsed_time_has_a_resolution_of_microseconds_and_layers_have_times(
     assert {"conv", "gemm"} <= {node for layer in layers for node in layer.nodes} <= set(NODES)
 
 
-def test_wrong_inputs_are_refused_and_the_engine_continues(engine: OnnxRuntimeWebEngine) -> None:
-    with pytest.raises(BackendError, match="ONNX Runtime Web"):
-        engine.run({"x": np.ones((3, 8), np.float32)})
-    assert set(engine.run(FEEDS)) == {"y"}
-
-
-def test_weights_in_external_files_are_read(tmp_path: Path, small: Path) -> None:
-    model = small_model(quantized=True)
-    onnx.save(model, tmp_path / "big.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
-    assert (tmp_path / "w.bin").exists()
-    results = []
-    for path in (small, tmp_path / "big.onnx"):
-        with closing(OnnxRuntimeWeb().build(path, IN_CHROMIUM)) as built:
-            results.append(built.run(FEEDS)["y"])
-    np.testing.assert_array_equal(*results)
-
-
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds processes in /proc")
 @pytest.mark.parametrize("killed", [False, True])
 def test_the_browser_ends_with_its_engine_and_leaves_no_files(
@@ -153,7 +93,7 @@ def test_the_browser_ends_with_its_engine_and_leaves_no_files(
         assert engine._native is not None
         os.kill(engine._native.pid, signal.SIGKILL)
     engine.close()
-    assert happens(lambda: not processes_with(str(scratch)))
+    wait_until(lambda: not processes_with(str(scratch)))
     assert killed or not [path for path in scratch.rglob("*") if path.is_file()]
 
 
@@ -163,4 +103,4 @@ def test_a_crash_of_the_page_is_an_error_with_the_reason(engine: OnnxRuntimeWebE
     assert engine._native._thread is not None
     os.kill(engine._native._thread, signal.SIGKILL)
     with pytest.raises(BackendError, match=r"ended with code 70 during 'run': .*the page crashed"):
-        happens(lambda: not engine.run(FEEDS))  # a run may end before the page has crashed
+        wait_until(lambda: not engine.run(FEEDS))  # a run may end before the page has crashed

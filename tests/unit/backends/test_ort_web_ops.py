@@ -6,10 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
-from operator_models import IMAGE, MATRIX, ONE, RANDOM, Graph
+from operator_models import IMAGE, MATRIX, ONE, Graph, layers_of
 from web_installed import require_web
 
 from qdqspec.backends.base import BuildOptions
@@ -41,19 +40,10 @@ def integer_operators(
         nodes[op] = {node.name for node in g.nodes[first:]}
         outputs += [g.pair(y) if out else y for y in results]
     model = g.model(*outputs, opset=20 if "Gelu" in makers else 17)
-    layers = built(model, folder).layers(1)
-    assert layers, "the profile did not fit the graph"
+    layers = layers_of(OnnxRuntimeWeb(), model, folder)
     found = {op: [x for x in layers if names & {*x.nodes} and not x.boundary] for op, names in nodes.items()}
     assert all(found.values())
     return {op: all(layer.integer for layer in own) for op, own in found.items()}
-
-
-def built(model: onnx.ModelProto, folder: Path):
-    onnx.save(model, folder / "m.onnx")
-    engine = OnnxRuntimeWeb().build(folder / "m.onnx", BuildOptions())
-    shapes = {i.name: [d.dim_value for d in i.type.tensor_type.shape.dim] for i in model.graph.input}
-    engine.bind({name: RANDOM.uniform(-1, 1, shape).astype(np.float32) for name, shape in shapes.items()})
-    return engine
 
 
 def test_operators_of_the_table_run_in_integers_between_pairs(tmp_path: Path) -> None:
@@ -86,8 +76,9 @@ def test_products_with_8_bit_weights_are_exact(tmp_path: Path, zero: int) -> Non
     model = g.model(g.pair(g.node("Conv", x, weight), zero=0, scale=300.0), product, opset=19)
     assert not OnnxRuntimeWeb().capabilities().reduce_range
     feeds = {"x0": np.full((1, 64, 4, 4), 9, np.float32), "x1": np.full((4, 256), 9, np.float32)}
-    engine = built(model, tmp_path)
-    assert all(layer.integer for layer in engine.layers(1) if not layer.boundary)
+    layers = layers_of(OnnxRuntimeWeb(), model, tmp_path)
+    assert all(layer.integer for layer in layers if not layer.boundary)
+    engine = OnnxRuntimeWeb().build(tmp_path / "one.onnx", BuildOptions())
     for result, expected in zip(
         engine.run(feeds).values(), ReferenceEvaluator(model).run(None, feeds), strict=True
     ):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
@@ -26,21 +25,15 @@ needs_affinity = pytest.mark.skipif(
 )
 
 
-def system(folder: Path, speeds: Mapping[int, str], name: str = "cpufreq/cpuinfo_max_freq") -> Path:
-    for number, speed in speeds.items():
-        file = folder / f"cpu{number}" / name
-        file.parent.mkdir(parents=True)
-        file.write_text(speed)
-    return folder
-
-
 @pytest.mark.parametrize(
     ("speeds", "usable", "expected"),
     [
         ({}, {0, 1, 2, 3}, 3),
-        ({}, {5}, 5),
-        # Processors 2 and 3 are efficiency cores.
-        ({0: "5000\n", 1: "5000\n", 2: "3800\n", 3: "3800\n"}, {0, 1, 2, 3}, 1),
+        (
+            {0: "5000\n", 1: "5000\n", 2: "3800\n", 3: "3800\n"},
+            {0, 1, 2, 3},
+            1,
+        ),  # 2 and 3 are efficiency cores
         ({0: "5000", 1: "5000", 2: "3800"}, {0, 2}, 0),
         ({0: "not a number", 1: ""}, {0, 1}, 1),
     ],
@@ -49,7 +42,11 @@ def system(folder: Path, speeds: Mapping[int, str], name: str = "cpufreq/cpuinfo
 def test_the_last_of_the_fastest_processors_is_chosen(
     tmp_path: Path, speeds: dict[int, str], usable: set[int], expected: int, name: str
 ) -> None:
-    assert chosen(usable, system(tmp_path, speeds, name)) == expected
+    for number, speed in speeds.items():
+        file = tmp_path / f"cpu{number}" / name
+        file.parent.mkdir(parents=True)
+        file.write_text(speed)
+    assert chosen(usable, tmp_path) == expected
 
 
 class Engine:
@@ -174,7 +171,3 @@ def test_all_processors_are_usable_again_after_a_failed_run() -> None:
     with pytest.raises(BackendError):
         fail()
     assert os.sched_getaffinity(0) == usable
-
-
-def test_onnx_runtime_computes_in_the_calling_thread() -> None:
-    assert OnnxRuntime().capabilities().one_processor

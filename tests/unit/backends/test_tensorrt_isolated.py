@@ -7,23 +7,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 
 from qdqspec.backends._isolation.isolated import Isolated
 from qdqspec.backends._memory import has_memory
 from qdqspec.backends.base import BuildOptions
 from qdqspec.errors import BackendError
-from qdqspec.testing.backends import small_model
 
 FEEDS = {"x": np.zeros((1, 3, 8, 8), np.float32)}
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    path = tmp_path / "model.onnx"
-    onnx.save(small_model(), path)
-    return path
 
 
 @pytest.fixture(params=["10.9.0.34", "11.4.0.106"])

@@ -3,57 +3,38 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from graph_text import kernels, saved
+from onnx import helper
 
 from qdqspec.app.session import Session
 from qdqspec.errors import DataError
 from qdqspec.qdq.scheme.scheme_file import read_scheme
-from qdqspec.timing import bench
 from qdqspec.types import Case, Inputs, TuneRules
 
-pytestmark = pytest.mark.usefixtures("engine_threads")
-Install = Callable[[str], None]
-SHAPE = (1, 16, 12, 12)
+pytestmark = pytest.mark.usefixtures("engine_threads", "hasty")
 ACTIVATIONS = ("x", "a", "b", "d")
 
 
 @pytest.fixture
 def case(tmp_path: Path) -> Case:
     """Conv, an operator of domain ``plugins``, Conv, Relu, Conv: large enough that integer kernels are faster."""
+    text = """capped (float[1,16,12,12] x) => (float[1,16,12,12] y) {
+        [conv0] a = Conv<pads = [1, 1, 1, 1]>(x, w0)
+        [cap] b = plugins.SoftCap<plugin_version = "1">(a)
+        [conv1] c = Conv<pads = [1, 1, 1, 1]>(b, w1)
+        [relu] d = Relu(c)
+        [conv2] y = Conv<pads = [1, 1, 1, 1]>(d, w2)
+    }"""
+    model = saved(tmp_path / "capped.onnx", text, **kernels(3, 16, 16, 3, 3))
     random = np.random.default_rng(0)
-    nodes = [
-        helper.make_node("Conv", ["x", "w0"], ["a"], "conv0", pads=[1, 1, 1, 1]),
-        helper.make_node("SoftCap", ["a"], ["b"], "cap", domain="plugins", plugin_version="1"),
-        helper.make_node("Conv", ["b", "w1"], ["c"], "conv1", pads=[1, 1, 1, 1]),
-        helper.make_node("Relu", ["c"], ["d"], "relu"),
-        helper.make_node("Conv", ["d", "w2"], ["y"], "conv2", pads=[1, 1, 1, 1]),
-    ]
-    weights = [
-        numpy_helper.from_array(random.normal(0, 0.2, (16, 16, 3, 3)).astype(np.float32), f"w{i}")
-        for i in range(3)
-    ]
-    ends = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, SHAPE)] for name in "xy"]
-    graph = helper.make_graph(nodes, "capped", *ends, weights)
-    opsets = [helper.make_opsetid("", 19), helper.make_opsetid("plugins", 1)]
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), tmp_path / "capped.onnx")
-    np.savez(tmp_path / "data.npz", x=random.normal(size=(3, *SHAPE[1:])).astype(np.float32))
+    np.savez(tmp_path / "data.npz", x=random.normal(size=(3, 16, 12, 12)).astype(np.float32))
     inputs = Inputs(calibration=tmp_path / "data.npz")
-    return Case(id="default", model=tmp_path / "capped.onnx", inputs=inputs, tune=TuneRules(trials=2))
-
-
-@pytest.fixture(autouse=True)
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two builds and a few rounds: the tests look at ranges only."""
-    monkeypatch.setitem(bench.Bench.measure_noise.__kwdefaults__, "plans", ((2, 3),))
-    for name, fewer in (("builds", 2), ("rounds", 4)):
-        monkeypatch.setitem(bench.Bench.compare.__kwdefaults__, name, fewer)
+    return Case(id="default", model=model, inputs=inputs, tune=TuneRules(trials=2))
 
 
 @pytest.fixture
@@ -66,10 +47,7 @@ def library(tmp_path: Path) -> Path:
     return path
 
 
-def test_ranges_are_calibrated_on_tensorrt_itself(
-    case: Case, library: Path, tmp_path: Path, install_tensorrt: Install
-):
-    install_tensorrt("11.4.0.106")
+def test_ranges_are_calibrated_on_tensorrt_itself(case: Case, library: Path, tmp_path: Path, newest: None):
     with Session(backend="tensorrt", root=tmp_path, plugin=(library,)) as session:
         prepared = session.work(case).prepared
         assert [unit.id for unit in prepared.candidates.units] == ["conv0", "conv1", "conv2"]
@@ -86,9 +64,8 @@ def test_ranges_are_calibrated_on_tensorrt_itself(
 
 
 def test_a_calibration_cache_needs_no_run(
-    case: Case, library: Path, tmp_path: Path, install_tensorrt: Install, monkeypatch: pytest.MonkeyPatch
+    case: Case, library: Path, tmp_path: Path, newest: None, monkeypatch: pytest.MonkeyPatch
 ):
-    install_tensorrt("10.16.1.11")
     monkeypatch.setattr(
         "qdqspec.app.preparation.prepare.open_observer", lambda *_, **__: pytest.fail("nothing has to be run")
     )

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from graph_text import model_of
 
-from qdqspec._core.config import hooks
-from qdqspec.backends.tensorrt_rtx.ops import FORMATS, RULES, capabilities
+from qdqspec.backends.tensorrt_rtx.ops import FORMATS, capabilities
 from qdqspec.graph.model import Model
 from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.types import QuantizeRules
@@ -61,19 +60,6 @@ def test_pooling_is_offered_where_it_has_a_kernel(op: str, offered: set[tuple[st
             assert bool(space_of(pooled(op), fmt, compute).units) == ((fmt, compute) in offered)
 
 
-def test_a_transposed_convolution_is_not_offered() -> None:
-    model = model_of(
-        "(float[1,16,8,8] x) => (float[1,16,H,W] y) { y = ConvTranspose(x, w) }", w=(16, 16, 3, 3)
-    )
-    assert not space_of(model).units
-
-
-def test_small_operators_are_offered_in_both_formats() -> None:
-    conv = model_of("(float[1,3,8,8] x) => (float[1,4,H,W] y) { y = Conv(x, w) }", w=(4, 3, 3, 3))
-    product = model_of("(float[1,64] x) => (float[1,8] y) { y = MatMul(x, w) }", w=(64, 8))
-    assert all(space_of(model, fmt).units for model in (conv, product) for fmt in ("int8", "fp8"))
-
-
 @pytest.mark.parametrize(
     ("kernel", "fp8"), [((4, 8), True), ((1, 32), True), ((1, 33), False), ((5, 7), False)]
 )
@@ -91,7 +77,3 @@ def test_an_attention_is_quantized_with_its_result() -> None:
         model_of("(float[4,64] x) => (float[4,64] y) { y = MatMul(x, w) }", w=(64, 64))
     ).units
     assert "in-only" in weighted.labels
-
-
-def test_each_rule_can_be_imported() -> None:
-    assert all(callable(hooks.load(hook)) for hook in RULES.values())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -10,12 +9,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import onnx
 import pytest
 from trt_surface import ROOT
 
 from qdqspec.app.session import Session
-from qdqspec.testing.backends import small_model
 from qdqspec.types import Case, Inputs, TuneRules
 
 MODEL = ROOT / "specs" / "models" / "squeezenet10.onnx"
@@ -51,16 +48,13 @@ def test_a_search_selects_a_faster_placement(
 
 
 def test_notes_of_the_runtime_are_in_record_and_reports(
-    install_tensorrt: Callable[[str], None], fail: Callable[[str], None], tmp_path: Path, engine_threads: None
+    newest: None, fail: Callable[[str], None], tmp_path: Path, model: Path, engine_threads: None
 ):
     """Notes on samples of an engine are in the trial, the record, the footnotes of the table and the HTML page."""
     from qdqspec.app.report.tables import warning_lines
     from qdqspec.app.report.write import render, write_results
 
-    install_tensorrt("11.4.0.106")
     fail("short-of-memory,no-graph")
-    model = tmp_path / "small.onnx"
-    onnx.save(small_model(), model)
     case = Case(
         id="default", model=model, inputs=Inputs(batch=1), tune=TuneRules(trials=1, min_sqnr_db="none")
     )
@@ -85,19 +79,9 @@ def test_notes_of_the_runtime_are_in_record_and_reports(
 
 def run_device_tests(site: Path, *words: str) -> str:
     paths = [str(site), str(ROOT / "tests" / "support" / "fake_trt")] if site.is_dir() else []
+    run = [sys.executable, "-m", "pytest", "tests/device", "-m", "not slow", "-q", "-p", "no:cacheprovider"]
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "tests/device",
-            "-m",
-            "not slow",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            *words,
-        ],
+        [*run, *words],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         capture_output=True,
@@ -119,16 +103,6 @@ def test_the_hardware_tests_pass_on_the_fake_tensorrt(
     skipped = [line for line in said.splitlines() if line.startswith("SKIPPED")]
     assert all(line.endswith("is declared") for line in skipped), said
     assert "passed" in said
-
-
-def test_without_hardware_the_hardware_tests_skip_with_a_reason(tmp_path: Path):
-    if importlib.util.find_spec("tensorrt") is not None:
-        pytest.skip("TensorRT is installed here")
-    said = run_device_tests(tmp_path / "nothing", "--qdq-backend=tensorrt")
-    assert "tensorrt is not usable here: tensorrt is not installed; pip install 'qdqspec[tensorrt]'" in said
-    assert "no GPU backend was named: pytest tests/device --qdq-backend=tensorrt" in (
-        run_device_tests(tmp_path / "nothing")
-    )
 
 
 def test_the_hardware_tests_pass_with_the_simulated_trtexec(

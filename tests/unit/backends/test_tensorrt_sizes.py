@@ -49,13 +49,11 @@ def conv(made: int, read: int, kernel: str = "3,3", group: int = 1, *, first: bo
     [
         (conv(32, 32), True, True),
         (conv(16, 16), True, False),  # fp8 needs more than 16
-        (conv(32, 3), True, False),  # a multiple of 8 on one side, 16 on one
         (conv(8, 4), True, False),  # the first of the model
         (conv(8, 4, first=False), False, False),
         (conv(20, 4, first=False), False, False),  # no multiple of 8
         (conv(32, 8, "3,1", first=False), False, False),  # not as wide as high
         (conv(32, 1, group=32, first=False), True, False),  # depthwise
-        (conv(36, 1, group=36, first=False), False, False),
         (conv(32, 1, "1,1", group=32, first=False), False, False),
     ],
 )
@@ -85,10 +83,8 @@ def test_large_kernels_are_not_offered_in_fp8(kernel: str, fp8: bool) -> None:
         ("(float[4,64] x) => (float[4,32] y) { y = MatMul(x, w) }", (64, 32), True),
         ("(float[B,64] x) => (float[B,32] y) { y = MatMul(x, w) }", (64, 32), True),  # not known
         ("(float[1,64] x) => (float[1,32] y) { y = MatMul(x, w) }", (64, 32), False),  # one row
-        ("(float[4,64] x) => (float[4,1] y) { y = MatMul(x, w) }", (64, 1), False),  # one column
         ("(float[4,64] x) => (float[4,15] y) { y = MatMul(x, w) }", (64, 15), False),
         ("(float[4,15] x) => (float[4,32] y) { y = MatMul(x, w) }", (15, 32), False),
-        ("(float[4,64] x) => (float[4,16] y) { y = Gemm<transB=1>(x, w) }", (16, 64), True),
         ("(float[4,64] x) => (float[4,10] y) { y = Gemm<transB=1>(x, w) }", (10, 64), False),
     ],
 )
@@ -146,7 +142,6 @@ def test_an_attention_is_one_unit_of_both_products() -> None:
     ("between", "fp8"),
     [
         ("p = Softmax(d)", True),
-        ("m = Add(d, k)  p = Softmax(m)", True),
         ("s = Div(d, c)  p = Softmax(s)", True),
         ("s = Mul(d, c)  m = Add(s, k)  p = Softmax(m)", True),
         ("m = Add(d, k)  s = Mul(m, c)  p = Softmax(s)", False),  # the mask first
@@ -164,8 +159,6 @@ def test_attention_in_fp8_needs_a_scale_followed_by_a_mask(between: str, fp8: bo
     [
         ({"head": 8}, True, False),
         ({"head": 9}, True, True),
-        ({"head": 257}, True, False),
-        ({"length": 512}, True, True),
         ({"length": 513}, False, True),
     ],
 )

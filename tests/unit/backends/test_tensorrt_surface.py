@@ -1,8 +1,4 @@
-"""Every name that the backend uses exists in each supported TensorRT, and the fake has no others.
-
-A type checker reads the backend against stubs made of the recorded surface of each version: attributes, keywords,
-enum members, with the result types of methods. The names come from the source of the backend, not from a list.
-"""
+"""The fake TensorRT, on which the backend is tested, has only names of the real one, as recorded for each version."""
 
 from __future__ import annotations
 
@@ -13,54 +9,10 @@ from types import ModuleType
 
 import pytest
 import trt_surface
-from trt_surface import RTX_SOURCES, SOURCES, VERSIONS, Surface
-
-from qdqspec.backends.tensorrt.api import parts
-from qdqspec.backends.tensorrt_rtx.compiler import CURRENT
-from qdqspec.backends.tensorrt_rtx.library import RTX
-from qdqspec.backends.tensorrt_rtx.options import CAPABILITIES
+from trt_surface import VERSIONS, Surface
 
 # Classes of which the backend has subclasses; their methods are described in TensorRT's prose documentation only.
 CALLBACKS = {"reallocate_output_async", "notify_shape"}
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """mypy's cache of the standard library, which is most of what it reads."""
-    return tmp_path_factory.mktemp("mypy")
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_the_backend_uses_only_names_of_the_recorded_surface(version: str, tmp_path: Path, cache: Path):
-    assert trt_surface.complaints(trt_surface.load(version), tmp_path, cache) == []
-
-
-def test_a_missing_name_is_found(tmp_path: Path, cache: Path):
-    surface = trt_surface.load("11.4.0.106")
-    for entry in surface["classes"].values():
-        entry["methods"] = {name: told for name, told in entry["methods"].items() if name == "__init__"}
-        entry["properties"] = {}
-    surface["enums"] = {name: {"NOTHING": 0} for name in surface["enums"]}
-    surface["functions"] = {}
-    missing = set(
-        re.findall(r'has no attribute "(\w+)"', "\n".join(trt_surface.complaints(surface, tmp_path, cache)))
-    )
-    assert {
-        "add_optimization_profile", "build_serialized_network", "create_execution_context", "create_timing_cache",
-        "deserialize_cuda_engine", "execute_async_v3", "get_tensor_profile_shape",
-        "init_libnvinfer_plugins", "parse_from_file", "set_tensor_address", "DETAILED", "TF32", "WORKSPACE",
-    } <= missing  # fmt: skip
-    assert len(missing) > 50
-
-
-def test_a_missing_keyword_or_name_at_the_end_of_a_chain_is_found(tmp_path: Path, cache: Path):
-    surface = trt_surface.load("11.4.0.106")
-    del surface["classes"]["EngineInspector"]["methods"]["get_engine_information"]
-    for told in surface["classes"]["IBuilderConfig"]["methods"]["set_timing_cache"]:
-        told["parameters"][1][0] = "renamed"
-    said = trt_surface.complaints(surface, tmp_path, cache)
-    assert any('"ignore_mismatch"' in line for line in said)
-    assert any('"get_engine_information"' in line for line in said)
 
 
 def test_each_optional_name_exists_in_some_version():
@@ -68,58 +20,6 @@ def test_each_optional_name_exists_in_some_version():
     asked = trt_surface.optional_names()
     assert "STRONGLY_TYPED" in asked
     assert asked <= everywhere
-
-
-def test_numbers_of_flags_differ_between_versions():
-    """The backend must use names: the former number of the strongly typed flag is that of another flag in TensorRT
-    11."""
-    numbers = [trt_surface.load(version)["enums"]["NetworkDefinitionCreationFlag"] for version in VERSIONS]
-    assert [n["STRONGLY_TYPED"] for n in numbers] == [1, 1, 0]
-    assert numbers[2]["PREFER_JIT_PYTHON_PLUGINS"] == 1
-
-
-def test_the_checked_sources_are_all_that_import_tensorrt():
-    folder = trt_surface.ROOT / "qdqspec"
-    importing = {
-        path for path in folder.rglob("*.py") if re.search(r"import tensorrt\b", path.read_text("utf-8"))
-    }
-    assert importing <= set(RTX_SOURCES)
-    assert {path for path in importing if "tensorrt" in path.parts} <= set(SOURCES)
-
-
-@pytest.fixture(scope="module")
-def rtx(tmp_path_factory: pytest.TempPathFactory) -> Surface:
-    """The names of the installed TensorRT for RTX that its backend may use."""
-    try:
-        site = trt_surface.installed_rtx(tmp_path_factory.mktemp("rtx"))
-    except trt_surface.MissingError as error:
-        pytest.skip(str(error))
-    surface = trt_surface.read_surface(site)
-    assert parts(surface["version"]) == RTX.newest
-    return trt_surface.trimmed(surface, trt_surface.used_names(RTX_SOURCES))
-
-
-def test_the_backend_of_tensorrt_for_rtx_uses_only_names_of_the_installed_one(
-    rtx: Surface, tmp_path: Path, cache: Path
-):
-    assert trt_surface.complaints(rtx, tmp_path, cache, RTX_SOURCES) == []
-
-
-def test_a_missing_name_of_tensorrt_for_rtx_is_found(rtx: Surface, tmp_path: Path, cache: Path):
-    config = rtx["classes"]["IBuilderConfig"]
-    fewer = {name: told for name, told in config["methods"].items() if name != "set_compute_capability"}
-    classes = rtx["classes"] | {"IBuilderConfig": config | {"methods": fewer}}
-    enums = {name: members for name, members in rtx["enums"].items() if name != "ComputeCapability"}
-    complaints = trt_surface.complaints(
-        rtx | {"classes": classes, "enums": enums}, tmp_path, cache, RTX_SOURCES
-    )
-    said = "\n".join(complaints)
-    assert '"set_compute_capability"' in said
-    assert '"ComputeCapability"' in said
-
-
-def test_capabilities_have_the_names_of_the_installed_tensorrt_for_rtx(rtx: Surface):
-    assert {*CAPABILITIES, CURRENT} <= set(rtx["enums"]["ComputeCapability"])
 
 
 def members(surface: Surface) -> set[str]:
@@ -157,13 +57,6 @@ def check_class(name: str, value: type, entry: Surface) -> None:
     if made is not None:
         stored = set(re.findall(r"self\.([a-zA-Z]\w*) = ", inspect.getsource(made)))
         assert stored <= known, name
-
-
-def test_the_fake_has_build_routes_in_the_versions_that_have_them(tensorrt_version: str):
-    import tensorrt as fake
-
-    known = trt_surface.load(tensorrt_version)["classes"]["IBuilderConfig"]["properties"]
-    assert hasattr(fake.IBuilderConfig(), "build_route") == ("build_route" in known)
 
 
 def agrees(taken: list[str], real: list[list[object]]) -> bool:

@@ -7,11 +7,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from onnx import TensorProto, helper
+from graph_text import saved
 
 from qdqspec.backends.tensorrt.layers import (
     Layer,
-    Tensor,
     eight_bit_share,
     kernel_list_hash,
     metadata_names,
@@ -48,19 +47,6 @@ def test_every_kernel_is_read_with_its_tensors_and_nodes():
             assert len(tensors) == line.count("{ Name: ")
             assert all(tensor.name and tensor.dtype for tensor in tensors)
             assert len(metadata_names(layer.metadata)) == line.count("[ONNX Layer: ")
-
-
-def test_a_convolution_is_read():
-    layer = read_layers(QUANTIZED)[7]
-    assert (layer.name, layer.layer_type) == ("/layer2/layer2.0/conv1/Conv_myl0_7", "correlation")
-    assert layer.inputs == (
-        Tensor("__mye2003/layer2/layer2.0/conv1/Conv_output_0_before_bias.1_8_myl0", "int8", (2, 12, 16, 16)),
-    )
-    assert [(tensor.dtype, tensor.dims) for tensor in layer.constants] == [
-        ("int8", (24, 12, 3, 3)), ("fp32", (1, 24, 1, 1)), ("fp32", (1, 24, 1, 1)),
-    ]  # fmt: skip
-    assert [(tensor.dtype, tensor.dims) for tensor in layer.outputs] == [("fp32", (2, 24, 8, 8))]
-    assert layer.tactic == "__myelin_CASK_STUB"
 
 
 def test_a_log_around_the_list_is_no_part_of_it():
@@ -103,23 +89,14 @@ def test_the_share_of_heavy_kernels_in_eight_bits(quantized):
     [
         ("_gemm_mha_v2_myl0_7", "int8"),
         ("__myl_ReplCastMulCastFc_myl0_1", "fp32"),  # float data, an int4 weight decoded inside
-        ("/m/encoder/layer.0/attention/self/key/MatMul_myl0_3", "fp4"),
         ("/up1/ConvTranspose_myl0_29", "fp32"),
-        ("__mye3415_pooling_myl0_5", "int8"),
         ("__myl_CastMulFc_myl0_105", "fp32"),  # int8 data, a float weight
-        ("__myl_CastMulMulAddAddMulMinMaxRounCast_myl0_18", "fp32"),
         ("/features/features.2/conv/conv.2/Conv_myl0_7", "fp8"),
         ("__myl_Tran_myl0_62", "fp32"),
     ],
 )
 def test_the_type_that_a_kernel_computes_in(excerpt, name, computes):
     assert excerpt[name].computes == computes
-
-
-def test_the_mask_of_an_attention_is_not_its_data():
-    mask, data = Tensor("m", "bool", (1, 128)), Tensor("q", "fp8", (4, 128, 64))
-    assert Layer("_gemm_mha_v2_myl0_3", "kgen", inputs=(mask, data, data, data)).computes == "fp8"
-    assert Layer("__myl_CastReshCast", "kgen", inputs=(Tensor("i", "int32"),)).computes == "int32"
 
 
 def test_synchronization_of_streams_is_left_out_if_it_took_no_time(excerpt):
@@ -153,21 +130,16 @@ def listed(*rows):
 
 
 @pytest.fixture
-def padded():
+def padded(tmp_path):
     """x > Q > DQ > an unnamed Conv > Relu."""
-    nodes = [
-        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["xq"], "q"),
-        helper.make_node("DequantizeLinear", ["xq", "s", "z"], ["xd"], "dq"),
-        helper.make_node("Conv", ["xd", "w"], ["a"]),
-        helper.make_node("Relu", ["a"], ["y"], "relu"),
-    ]
-    weights = [
-        helper.make_tensor("w", TensorProto.FLOAT, [1, 1, 1, 1], [1.0]),
-        helper.make_tensor("s", TensorProto.FLOAT, [], [0.1]),
-        helper.make_tensor("z", TensorProto.INT8, [], [0]),
-    ]
-    ends = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 1, 4, 4])] for name in "xy"]
-    return Model(helper.make_model(helper.make_graph(nodes, "g", *ends, weights)))
+    text = """g (float[1,1,4,4] x) => (float[1,1,4,4] y)
+        <float[1,1,1,1] w = {1}, float s = {0.1}, int8 z = {0}> {
+        [q] xq = QuantizeLinear(x, s, z)
+        [dq] xd = DequantizeLinear(xq, s, z)
+        a = Conv(xd, w)
+        [relu] y = Relu(a)
+    }"""
+    return load_model(saved(tmp_path / "padded.onnx", text))
 
 
 PADDED = listed(
@@ -221,7 +193,6 @@ def test_numbers_of_the_compiler_do_not_change_the_hash():
     [
         ("Datatype: Int8", "Datatype: FP8"),
         ("[2,24,8,8]", "[2,24,8,9]"),
-        ("_QuantizeLinear]", "_Other]"),
         ("kgen", "gemm"),
     ],
 )

@@ -7,15 +7,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from graph_text import kernels, saved
 
 from qdqspec.app.cli import main
-from qdqspec.timing import bench
 
-pytestmark = pytest.mark.usefixtures("trtexec_here")
+pytestmark = pytest.mark.usefixtures("trtexec_here", "hasty")
 SPEC = """\
 qdqspec: 1
 model: net.onnx
@@ -32,28 +30,14 @@ GROUPS = [["conv0", "relu0"], ["conv1", "relu1"]]
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two convolutions for any number of images, and few turns, since every timed turn is a process."""
-    monkeypatch.setitem(bench.Bench.measure_noise.__kwdefaults__, "plans", ((2, 2),))
-    for name, fewer in (("builds", 2), ("rounds", 6)):
-        monkeypatch.setitem(bench.Bench.compare.__kwdefaults__, name, fewer)
-    random = np.random.default_rng(0)
-    nodes = [
-        helper.make_node("Conv", ["x", "w0"], ["a"], "conv0", pads=[1, 1, 1, 1]),
-        helper.make_node("Relu", ["a"], ["b"], "relu0"),
-        helper.make_node("Conv", ["b", "w1"], ["c"], "conv1", pads=[1, 1, 1, 1], strides=[2, 2]),
-        helper.make_node("Relu", ["c"], ["y"], "relu1"),
-    ]
-    shapes = {"w0": (16, 16, 3, 3), "w1": (32, 16, 3, 3)}
-    weights = [
-        numpy_helper.from_array(random.normal(0, 0.2, s).astype(np.float32), n) for n, s in shapes.items()
-    ]
-    ends = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)]
-            for name, shape in (("x", ["batch", 16, 24, 24]), ("y", ["batch", 32, 12, 12]))]  # fmt: skip
-    graph = helper.make_graph(nodes, "net", *ends, weights)
-    onnx.save(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9),
-        tmp_path / "net.onnx",
-    )
+    """Two convolutions for any number of images."""
+    text = """net (float[batch,16,24,24] x) => (float[batch,16,12,12] y) {
+        [conv0] a = Conv<pads = [1, 1, 1, 1]>(x, w0)
+        [relu0] b = Relu(a)
+        [conv1] c = Conv<pads = [1, 1, 1, 1], strides = [2, 2]>(b, w1)
+        [relu1] y = Relu(c)
+    }"""
+    saved(tmp_path / "net.onnx", text, **kernels(2, 16, 16, 3, 3))
     layers = [
         {"Name": " + ".join(group), "Metadata": "\x1e".join(f"[ONNX Layer: {n}]" for n in group)}
         for group in GROUPS
@@ -123,14 +107,3 @@ def test_groups_of_a_file_are_timed_separately_and_combined(
     assert len(list(builds(tool))) - before < before, "parts in the journal were not built again"
     assert (folder / "tuned_raw.onnx").is_file()
     assert (folder / "tuned.onnx").is_file()
-
-
-def test_without_a_file_fusions_are_read_from_one_float16_build(
-    install_trtexec: Callable[..., Any], project: Path
-) -> None:
-    tool = install_trtexec("11.1")
-    tune(project, "{by: fusion}")
-    halves = [words for name, words in builds(tool) if name == "half.onnx"]
-    assert [words["--optShapes"] for words in halves] == ["x:2x16x24x24"]
-    parts = [tuple(line["subgraph"]) for line in journal(project) if line["phase"] == "isolated"]
-    assert set(parts) == {tuple(group) for group in GROUPS}

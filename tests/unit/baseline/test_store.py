@@ -8,13 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from qdqspec._core.codec import from_data, to_data
 from qdqspec.checks.baseline.compare import figures_elsewhere, history_of
 from qdqspec.checks.baseline.store import (
     Baseline,
     Entry,
     Ratio,
-    Renewal,
     RoleTimes,
     baseline_file,
     find_baselines,
@@ -45,13 +43,6 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_written_entry_is_read_back(file: Path) -> None:
-    known = read_baseline(file)
-    assert known is not None
-    assert known.entry(NAME) == ENTRY
-    assert known.device == "device"
-
-
 def test_a_changed_entry_changes_few_lines_of_the_file(file: Path) -> None:
     """Keys are sorted, each build has one line, and the file ends with a line break."""
     text = file.read_text()
@@ -66,13 +57,6 @@ def test_a_changed_entry_changes_few_lines_of_the_file(file: Path) -> None:
     )
 
 
-def test_an_update_keeps_other_entries(file: Path) -> None:
-    update_baseline(file, "device", {("b8", "regression"): ENTRY})
-    known = read_baseline(file)
-    assert known is not None
-    assert known.names() == (("b8", "regression"), NAME)
-
-
 def test_digests_of_models_are_kept_as_long_as_an_entry_is_of_the_model(file: Path) -> None:
     other = ENTRY.model_copy(update={"model_sha256": "cd" * 32})
     update_baseline(
@@ -83,12 +67,10 @@ def test_digests_of_models_are_kept_as_long_as_an_entry_is_of_the_model(file: Pa
     )
     update_baseline(file, "device", {NAME: ENTRY}, models={"ab" * 32: "of the first"})
     known = read_baseline(file)
-    assert known is not None
     assert known.models == {"ab" * 32: "of the first", "cd" * 32: "of the other"}
     update_baseline(file, "", {}, [NAME])
     known = read_baseline(file)
-    assert known is not None
-    assert known.models == {"cd" * 32: "of the other"}
+    assert (known.models, known.device) == ({"cd" * 32: "of the other"}, "device")
 
 
 def test_dropping_the_last_entry_removes_the_file(file: Path) -> None:
@@ -97,18 +79,9 @@ def test_dropping_the_last_entry_removes_the_file(file: Path) -> None:
     assert read_baseline(file) is None
 
 
-def test_dropping_an_entry_keeps_the_device(file: Path) -> None:
-    update_baseline(file, "device", {("b8", "regression"): ENTRY})
-    update_baseline(file, "", {}, [NAME])
-    known = read_baseline(file)
-    assert known is not None
-    assert known.device == "device"
-
-
 def test_entries_of_two_devices_are_in_separate_files(file: Path) -> None:
     update_baseline(file, "another device", {("b8", "regression"): ENTRY})
     known = read_baseline(file)
-    assert known is not None
     assert (known.device, known.names()) == ("another device", (("b8", "regression"),))
 
 
@@ -127,12 +100,9 @@ def changed(**values: object) -> str:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("", "not a baseline"),
         ("[]", "not a baseline"),
         ('{"schema_version": 2, "device": "d"}', "schema_version"),
-        ("[" * 5000, "not a baseline"),
         (changed(ratio={"median": 0, "low": 0, "high": 1}), "ratio.median"),
-        (changed(clock="sun"), "clock"),
         (changed(samples={}), "tuned and reference need samples"),
         (changed(samples={"tuned": {"wall_ms": [[1]]}, "reference": {"wall_ms": [[1]]}}), "gating clock"),
         (
@@ -141,10 +111,6 @@ def changed(**values: object) -> str:
                 samples={"tuned": {"wall_ms": [[1, 2], [1]]}, "reference": {"wall_ms": [[1, 2]]}},
             ),
             "equally many",
-        ),
-        (
-            changed(clock="wall", samples={"tuned": {"wall_ms": [[-1]]}, "reference": {"wall_ms": [[1]]}}),
-            "greater",
         ),
     ],
 )
@@ -168,9 +134,7 @@ def spoilt(file: Path, **values: object) -> None:
     "values",
     [
         {"ratio": {"median": 0.6, "low": 0.49, "high": 0.61}},
-        {"recorded": "2027-01-08T14:00:00+00:00"},
         {"environment": {"onnxruntime": "1.31.2"}},
-        {"sum": "0" * 16},
         {"sum": None},
     ],
 )
@@ -196,27 +160,9 @@ def test_an_entry_without_a_checksum_is_read_and_gets_one_with_the_next_update(f
     del data["cases"]["default"]["regression"]["sum"]
     file.write_text(json.dumps(data))
     known = read_baseline(file)
-    assert known is not None
     assert known.entry(NAME) == ENTRY
     update_baseline(file, "device", {("b8", "regression"): ENTRY})
     assert all("sum" in checks["regression"] for checks in json.loads(file.read_text())["cases"].values())
-
-
-def test_entries_of_two_branches_may_be_merged(file: Path, tmp_path: Path) -> None:
-    """Each entry has its own checksum, so that a merged file is valid."""
-    other = tmp_path / "other.json"
-    update_baseline(other, "device", {("b8", "regression"): ENTRY})
-    data, more = json.loads(file.read_text()), json.loads(other.read_text())
-    data["cases"] |= more["cases"]
-    file.write_text(json.dumps(data))
-    known = read_baseline(file)
-    assert known is not None
-    assert known.names() == (("b8", "regression"), NAME)
-
-
-def test_a_folder_in_place_of_the_file_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(StateError, match="cannot be read"):
-        read_baseline(tmp_path)
 
 
 def test_a_failed_write_keeps_the_old_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +181,6 @@ def test_a_failed_write_keeps_the_old_file(file: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("key", "name"),
     [
-        ("x86-64-onnxruntime-1.31-t1", "x86-64-onnxruntime-1.31-t1.json"),
         ("../../etc/passwd", "etc-passwd.json"),
         ("NVIDIA H100 / 9.0", "NVIDIA-H100-9.0.json"),
         ("...", "device.json"),
@@ -261,11 +206,6 @@ def test_only_baselines_are_found_below_folders(file: Path) -> None:
     assert list(find_baselines([file])) == [file]
 
 
-def test_a_renewal_is_equal_after_serialization() -> None:
-    renewal = Renewal(file=Path("/a/b.json"), device="d", name=NAME, old=0.6, entry=ENTRY)
-    assert from_data(Renewal, json.loads(json.dumps(to_data(renewal)))) == renewal
-
-
 def test_an_entry_keeps_the_last_figures_that_it_replaced() -> None:
     entry = ENTRY
     for number in range(30):
@@ -283,7 +223,6 @@ def test_history_of_a_check_and_its_figures_on_other_devices(file: Path) -> None
     update_baseline(file.with_name("other.json"), "other", {("b8", "regression"): ENTRY})
     file.with_name("torn.json").write_text("{")
     known = read_baseline(file)
-    assert known is not None
     entry = known.entry(NAME)
     assert entry is not None
     old, now = history_of(entry, known.device)

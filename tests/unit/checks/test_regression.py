@@ -42,13 +42,9 @@ def change(
     [
         (change(0.99, 1.05), "pass"),
         (change(0.99, 1.051), "inconclusive"),
-        (change(1.05, 1.2), "inconclusive"),
         (change(1.051, 1.2), "fail"),
         (change(1.051, 1.2, ranks=(1.04, 1.3)), "inconclusive"),
-        (change(0.5, 0.6), "pass"),
-        (change(1.08, 1.12, reference=1.04), "fail"),
         (change(1.08, 1.12, reference=1.25), "inconclusive"),  # the float model took a quarter more time too
-        (change(1.08, 1.12, reference=0.8), "inconclusive"),
         (change(1.3, 1.4, reference=1.25), "fail"),
         (change(0.99, 1.05, reference=1.25), "pass"),
     ],
@@ -78,17 +74,6 @@ def test_each_check_with_an_id_has_a_separate_entry() -> None:
     check = check_named("regression")
     assert check.judge(params_of("regression"), evidence).outcome == "pass"
     assert check.judge(params_of("regression", id="tight"), evidence).outcome == "fail"
-
-
-def test_a_missing_baseline_skips_or_fails_and_states_how_to_write_it() -> None:
-    missing = replace(NOTHING, state="missing", command="pytest a.qdq.yaml --qdq-update=new")
-    assert judge(missing).outcome == "inconclusive"
-    assert judge(missing).command == missing.command
-    required = judge(replace(missing, required=True))
-    assert required.outcome == "fail"
-    assert missing.command in required.advice
-    assert "--qdq-baseline=warn" in required.advice  # for runners of mixed processors
-    assert "--qdq-baseline=warn" not in judge(missing).advice
 
 
 STATES = {
@@ -142,7 +127,13 @@ def test_messages_of_each_state(golden) -> None:
     golden("checks/regression.txt", "\n".join(lines) + "\n")
 
 
-@pytest.mark.parametrize("values", [{"max": 0}, {"max": "-1%"}, {"max": "much%"}, {"max": "nan%"}])
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"max": "-1%"},
+        {"max": "much%"},
+    ],
+)
 def test_an_allowance_without_meaning_is_refused(values: dict) -> None:
     with pytest.raises(ValueError, match="max"):
         params_of("regression", **values)

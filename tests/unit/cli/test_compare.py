@@ -27,55 +27,13 @@ def records(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("words", "code"),
-    [
-        (["a.json", "a.json"], 0),
-        (["slower.json", "a.json"], 0),
-        (["a.json", "slower.json"], 1),
-        (["a.json", "slower.json", "--fail-on", "5%"], 1),
-        (["a.json", "slower.json", "--fail-on", "0.5"], 0),
-        (["a.json", "nowhere.json"], 2),
-    ],
-)
-def test_exit_codes_of_compared_records(verb, records, words, code):
-    assert verb("compare", *words).code == code
-
-
-@pytest.mark.parametrize("share", ["-5%", "much", "nan", "inf%"])
-def test_a_wrong_share_of_fail_on_is_refused(verb, records, share):
-    result = verb("compare", "a.json", "a.json", f"--fail-on={share}")
-    assert result.code == 2
-    assert "--fail-on" in result.err
-
-
-def test_the_table_marks_the_slower_case(verb, records):
+def test_the_slower_case_is_marked_in_table_and_json(verb, records):
     rows = verb("compare", "a.json", "slower.json").out.splitlines()
-    assert rows[2].split()[0] == "squeezenet::default"
-    assert rows[2].split()[-1] == "slower"
+    assert (rows[2].split()[0], rows[2].split()[-1]) == ("squeezenet::default", "slower")
     assert rows[-1].endswith("1 slower, 2 same")
-
-
-def test_json_has_the_limit_and_the_cases_beyond_it(verb, records):
     found = verb("compare", "a.json", "slower.json", "--json", "--fail-on", "5%").json
     assert found["fail_on"] == 0.05
     assert [case["beyond"] for case in found["cases"]] == [True, False, False]
-
-
-def test_a_file_that_is_not_a_record_is_named_in_one_message(verb, records):
-    (records / "other.json").write_text("{}")
-    result = verb("compare", "a.json", "other.json")
-    assert result.code == 2
-    assert result.err.startswith("qdqspec: other.json: this is no run record")
-
-
-def test_the_result_of_one_case_is_refused_with_the_option_that_writes_records(verb, records):
-    (case,) = json.loads((records / "a.json").read_text())["cases"][:1]
-    (records / "result.json").write_text(json.dumps({"schema_version": 1, **case}))
-    result = verb("compare", "a.json", "result.json")
-    assert result.code == 2
-    assert "result.json: this is the result of one case, not a run record" in result.err
-    assert "tune --report run.json" in result.err
 
 
 @pytest.fixture
@@ -119,8 +77,6 @@ def test_folders_of_a_dynamic_model_are_timed_at_the_tuned_shapes(verb, models, 
     for data in ("data.npz", "{arrays: data.npz}"):
         given = verb("compare", "out/fake", "out/other", "--data", data)
         assert (given.code, "random" in given.err) == (0, False), given.err
-    same = verb("compare", "out/fake", "out/fake")
-    assert (same.code, same.err.startswith("qdqspec: these folders are of one runtime")) == (2, True)
     result = json.loads((tmp_path / "out" / "fake" / "result.json").read_text())
     assert [shape["opt"] for shape in result["profiles"][0]["shapes"].values()] == [[1, 1, 16, 16]]
 

@@ -14,9 +14,9 @@ import onnx
 import pytest
 from onnxruntime.quantization import quantize_dynamic
 from PIL import Image
-from qdqspec.parity import given_data
 
 from qdqspec._core.units import at_least_text
+from qdqspec.accuracy import given_data
 from qdqspec.app.report.explain_text import explain_text
 from qdqspec.app.report.record import case_to_json
 from qdqspec.backends.tensorrt.layers import parse_layers
@@ -32,27 +32,6 @@ QUARTET = ("fp16", "qat", "qat-residual", "qat-residual-qgap")
 
 def graph(placement):
     return SAMPLES / f"trt8-resnet18-a100-{placement}.graph.json"
-
-
-def golden_name(*placements):
-    return f"explain/{'-'.join(placements)}.txt"
-
-
-@pytest.mark.parametrize(
-    ("name", "what"),
-    [
-        ("data.npz", "this is nothing that can be explained"),
-        ("gone.json", "there is no such file or folder"),
-        ("gone", "there is no such file or folder"),
-    ],
-)
-def test_other_files_are_refused_with_a_list_of_what_explain_reads(verb, tmp_path, name, what):
-    """The advice is not to export layer information of TensorRT again."""
-    (tmp_path / "data.npz").write_bytes(b"PK\x03\x04")
-    result = verb("explain", name)
-    assert result.code == 2
-    assert f"{name}: {what}" in result.err
-    assert "a case (spec::case or its folder), a model" in result.err
 
 
 def test_an_error_for_an_unknown_operator_names_the_quantized_model(verb, models, tmp_path):
@@ -80,21 +59,11 @@ def test_an_error_for_an_unknown_operator_names_the_quantized_model(verb, models
 
 
 def test_four_placements_are_ranked_and_explained(verb, golden):
-    """The files alone give the fastest placement, its ratio to the others, and the cause."""
+    """The files alone give the fastest placement, its ratio to the others, and the cause; their order is free."""
     result = verb("explain", *map(graph, QUARTET))
     assert result.code == 0
-    assert (
-        "qat-residual-qgap is the fastest with 0.500 ms, 1.77 times as fast as qat, the slowest" in result.out
-    )
-    assert "Slower than the reference: qat." in result.out
-    assert "quantize the skip input of these Adds" in result.out
     golden("explain/quartet.txt", result.out)
-
-
-@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (1, 3, 0, 2)])
-def test_the_order_of_files_does_not_matter(verb, order):
-    outputs = [verb("explain", *(graph(QUARTET[i]) for i in chosen)).out for chosen in ((0, 1, 2, 3), order)]
-    assert outputs[0] == outputs[1]
+    assert verb("explain", *map(graph, reversed(QUARTET))).out == result.out
 
 
 @pytest.mark.parametrize("tuned", QUARTET[1:])
@@ -105,20 +74,15 @@ def test_a_placement_is_compared_with_the_reference(verb, golden, tuned):
 
 
 def test_an_engine_of_tensorrt_8_is_explained(verb, golden):
-    golden(
-        "explain/mobilenet.txt",
-        verb("explain", SAMPLES / "trt8-mobilenetv2-qat.graph.json", "--layers", "5").out,
-    )
+    result = verb("explain", SAMPLES / "trt8-mobilenetv2-qat.graph.json", "--layers", "5")
+    golden("explain/mobilenet.txt", result.out)
 
 
 def test_a_log_with_a_list_of_kernels_is_explained(verb):
-    result = verb(
-        "explain", *(SAMPLES / f"rtx1.7-digits-{name}.layers.log" for name in ("float", "modelopt"))
-    )
+    logs = (SAMPLES / f"rtx1.7-digits-{name}.layers.log" for name in ("float", "modelopt"))
+    result = verb("explain", *logs)
     assert result.code == 0
-    assert re.search(r"integer kernels +0 +10\n", result.out)
     assert re.search(r"heavy operators in float +16 of 16 +6 of 16\n", result.out)
-    assert "__myl_MulMinMaxRounCast_myl0_6: fp32 > int8, behind /layer1/layer1.1/conv2/Conv" in result.out
 
 
 def test_the_candidates_of_an_unchanged_model_are_compared_with_the_reference(golden):
@@ -190,7 +154,7 @@ def test_json_has_ranking_comparisons_and_layers(verb):
     ), "every layer's time is in some row"
 
 
-def test_a_wrong_file_is_named(verb, tmp_path):
+def test_layers_profile_and_times_are_given_together(verb, tmp_path):
     shutil.copy(graph("qat"), tmp_path / "layers.json")
     shutil.copy(SAMPLES / "trt8-resnet18-a100-qat.profile.json", tmp_path / "p.json")
     (tmp_path / "t.json").write_text(
@@ -221,16 +185,21 @@ def spec(tmp_path, models):
     return path.name
 
 
-def test_a_tuned_case_is_explained_by_name_and_by_folder(verb, tmp_path, spec):
+@pytest.fixture
+def folder(verb, spec, tmp_path):
+    """The results of the case, tuned on the simulated device."""
     missing = verb("explain", f"{spec}::default", "--backend", "fake")
     assert missing.code == 2
     assert "no results of digits::default yet" in missing.err
     assert verb("tune", spec, "--backend", "fake").code == 0
+    return tmp_path / "reports" / "digits" / "default"
+
+
+def test_a_tuned_case_is_explained_by_name_and_by_folder(verb, spec, folder):
     by_case = verb("explain", f"{spec}::default", "--backend", "fake")
     assert by_case.code == 0
     assert "end to end, median ms" in by_case.out
     assert "tuned is" in by_case.out
-    folder = tmp_path / "reports" / "digits" / "default"
     assert verb("explain", folder).out == by_case.out
     found = verb("explain", folder, "--json").json
     assert [engine["name"] for engine in found["engines"]] == ["reference", "tuned"]
@@ -239,9 +208,7 @@ def test_a_tuned_case_is_explained_by_name_and_by_folder(verb, tmp_path, spec):
     assert found["comparisons"][0]["renamed"] == {}
 
 
-def test_a_case_is_compared_with_its_baseline(verb, tmp_path, spec):
-    assert verb("tune", spec, "--backend", "fake").code == 0
-    folder = tmp_path / "reports" / "digits" / "default"
+def test_a_case_is_compared_with_its_baseline(verb, folder):
     result = json.loads((folder / "result.json").read_text())
     assert result["regression"] == {}
     result["regression"] = case_to_json(faster_case())["regression"]
@@ -265,9 +232,7 @@ def test_the_reason_is_given_why_a_recurrent_operator_stays_float(verb, tmp_path
     assert "note: cell has no label: GRU: there is no integer kernel of it" in told
 
 
-def test_the_gain_of_each_correction_of_a_case_is_listed(verb, tmp_path, spec):
-    assert verb("tune", spec, "--backend", "fake").code == 0
-    folder = tmp_path / "reports" / "digits" / "default"
+def test_the_gain_of_each_correction_of_a_case_is_listed(verb, folder):
     assert "correction" not in verb("explain", folder).out
     result = json.loads((folder / "result.json").read_text())
     result["search"]["corrections"] = [asdict(gain) for gain in sample_corrections()]
@@ -279,66 +244,42 @@ def test_the_gain_of_each_correction_of_a_case_is_listed(verb, tmp_path, spec):
     assert [engine["corrections"] for engine in engines] == [[], result["search"]["corrections"]]
 
 
-def test_a_winner_without_a_profile_is_profiled_by_explain(verb, tmp_path, spec):
-    assert verb("tune", spec, "--backend", "fake", "-o", "out").code == 0
-    folder = tmp_path / "out" / "default"
-    before = verb("explain", folder, "--json").json
-    (folder / "trials.jsonl").unlink()
-    found = verb("explain", folder, "--json").json
-    assert [engine["kernels"] for engine in found["engines"]] == [e["kernels"] for e in before["engines"]]
-
-
-@pytest.mark.parametrize("has_journal", [True, False])
-def test_the_speedup_of_a_case_is_that_of_its_table(verb, spec, tmp_path, has_journal):
-    """Also if both models are profiled again."""
-    assert verb("tune", spec, "--backend", "fake", "-o", "out").code == 0
-    folder = tmp_path / "out" / "default"
+def test_the_speedup_of_a_case_is_that_of_its_table_with_and_without_its_journal(verb, folder):
+    """Without the journal both models are profiled again."""
     result = json.loads((folder / "result.json").read_text())
-    if not has_journal:
-        (folder / "trials.jsonl").unlink()
-    found = verb("explain", folder, "--json").json
-    assert found["comparisons"][0]["speedup"] == pytest.approx(result["speedup"]["median"])
-    times = [engine["end_to_end_ms"] for engine in found["engines"]]
-    assert times == [result["reference"]["median_ms"], result["tuned"]["median_ms"]]
+    found = [verb("explain", folder, "--json").json]
+    (folder / "trials.jsonl").unlink()
+    found.append(verb("explain", folder, "--json").json)
+    for each in found:
+        assert each["comparisons"][0]["speedup"] == pytest.approx(result["speedup"]["median"])
+        times = [engine["end_to_end_ms"] for engine in each["engines"]]
+        assert times == [result["reference"]["median_ms"], result["tuned"]["median_ms"]]
+    before, after = ([engine["kernels"] for engine in each["engines"]] for each in found)
+    assert before == after
     assert f", {at_least_text(result['speedup']['at_least'])}: " in verb("explain", folder).out
 
 
-@pytest.fixture
-def unchanged(verb, spec, tmp_path):
-    """The folder of a case in which no gain is enough."""
+def test_an_unchanged_case_is_explained_by_its_best_candidates(verb, spec, tmp_path):
+    """Also without its journal."""
     assert verb("tune", spec, "--backend", "fake", "-o", "out", "--min-gain", "90%").code == 0
-    return tmp_path / "out" / "default"
-
-
-def test_an_unchanged_case_is_explained_by_its_best_candidates(verb, unchanged):
-    result = json.loads((unchanged / "result.json").read_text())
+    folder = tmp_path / "out" / "default"
+    result = json.loads((folder / "result.json").read_text())
     assert result["status"] == "unchanged"
-    out = verb("explain", unchanged).out
+    out = verb("explain", folder).out
     assert out.startswith(f"Unchanged:\n{result['reason']}\n\nCandidates that were not selected\n")
-    found = verb("explain", unchanged, "--json").json
+    found = verb("explain", folder, "--json").json
     assert found["search"]["unchanged"]
     assert found["search"]["rejected"] == result["search"]["rejected"]
     names = [candidate["role"] for candidate in found["search"]["rejected"]]
-    reference, *engines = found["engines"]
-    assert reference["name"] == "reference"
-    assert [engine["name"] for engine in engines] == names[:2]
-    assert all(engine["integer_kernels"] for engine in engines)
+    assert [engine["name"] for engine in found["engines"]] == ["reference", *names[:2]]
     assert [one["tuned"] for one in found["comparisons"]] == names[:2]
-    for name in names[:2]:
-        assert f"\n{name} is " in out
+    assert all(f"\n{name} is " in out for name in names[:2])
+    (folder / "trials.jsonl").unlink()
+    assert verb("explain", folder).out.startswith(f"Unchanged:\n{result['reason']}\n\nCandidates")
 
 
-def test_an_unchanged_case_without_a_journal_has_its_candidates(verb, unchanged):
-    (unchanged / "trials.jsonl").unlink()
-    out = verb("explain", unchanged).out
-    assert out.startswith("Unchanged:\n")
-    assert "Candidates that were not selected" in out
-
-
-def test_the_profile_of_a_part_is_not_used_for_the_tuned_model(verb, tmp_path, spec):
+def test_the_profile_of_a_part_is_not_used_for_the_tuned_model(verb, folder):
     """`subgraph` builds parts with the same pairs that the selected model may have."""
-    assert verb("tune", spec, "--backend", "fake", "-o", "out").code == 0
-    folder = tmp_path / "out" / "default"
     before = verb("explain", folder, "--json").json
     winner = json.loads((folder / "scheme.json").read_text())["digest"]
     lines = (folder / "trials.jsonl").read_text().splitlines(keepends=True)
@@ -359,31 +300,6 @@ def test_a_model_is_profiled_against_itself_without_pairs(verb):
     )
 
 
-def test_the_layers_of_a_model_without_pairs_are_listed(verb, models):
-    result = verb("explain", models / "digits_resnet.onnx", "--layers", "3")
-    assert result.code == 0
-    assert "Q/DQ not fused" in result.out
-    assert result.out.count("Conv + ") == 3
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["none.json"], "none.json: there is no such file"),
-        (["none.onnx"], "none.onnx: there is no such model file"),
-        (["pyproject.toml"], "pyproject.toml: TensorRT's layer information cannot be used"),
-        (["a.json", "b.json"], "a.json: there is no such file"),
-        (["."], "result.json: the result cannot be read"),
-        (["none.qdq.yaml::default"], "none.qdq.yaml"),
-    ],
-)
-def test_an_error_is_one_message(verb, words, message):
-    result = verb("explain", *words)
-    assert result.code == 2
-    assert message in result.err
-    assert result.out == ""
-
-
 def test_pairs_with_the_largest_errors_are_ranked_in_a_model_of_another_tool(verb, models):
     words = ("--culprits", "--reference", models / "digits_resnet.onnx")
     data = models.parent / "data" / "digits_calibration.npz"
@@ -397,20 +313,14 @@ def test_pairs_with_the_largest_errors_are_ranked_in_a_model_of_another_tool(ver
     assert "outputs: false" in result.out
 
 
-def test_pairs_with_the_largest_errors_are_ranked_in_a_case_and_in_its_folder(verb, tmp_path, spec):
-    missing = verb("explain", f"{spec}::default", "--culprits", "--backend", "fake")
-    assert missing.code == 2
-    assert "no results of a run here" in missing.err
-    assert verb("tune", spec, "--backend", "fake").code == 0
+def test_pairs_with_the_largest_errors_are_ranked_in_a_case_and_in_its_folder(verb, spec, folder):
     found = verb("explain", spec, "--culprits", "--backend", "fake", "--json").json
-    scheme = json.loads((tmp_path / "reports" / "digits" / "default" / "scheme.json").read_text())
+    scheme = json.loads((folder / "scheme.json").read_text())
     assert found["total"] == len(found["pairs"]) == sum(s["format"] != "int32" for s in scheme["sites"])
     assert found["data"] == "random"
     assert any("random inputs are used" in note for note in found["notes"])
-    folder = verb(
-        "explain", tmp_path / "reports" / "digits" / "default", "--culprits", "--backend", "fake", "--json"
-    )
-    assert folder.json["pairs"] == found["pairs"]
+    of_folder = verb("explain", folder, "--culprits", "--backend", "fake", "--json").json
+    assert of_folder["pairs"] == found["pairs"]
 
 
 def test_a_model_without_its_original_is_ranked_against_itself_without_pairs(verb):
@@ -420,36 +330,21 @@ def test_a_model_without_its_original_is_ranked_against_itself_without_pairs(ver
     assert "random inputs are used" in result.out
 
 
-def test_pairs_of_two_cases_are_not_ranked_together(verb):
-    result = verb("explain", "a.qdq.yaml", "b.qdq.yaml", "--culprits")
-    assert result.code == 2
-    assert "one case or model" in result.err
-
-
 @pytest.mark.parametrize("more", [(), ("--culprits", "--layers", "2")])
 def test_a_model_and_its_tuned_model_are_given_in_the_order_of_verify(verb, models, more):
     original, tuned = models / "digits_resnet.onnx", DATA / "qdq_ort_u8s8_digits_resnet_b1.onnx"
     words = ("--data", models.parent / "data" / "digits_calibration.npz", "--json", *more)
-    found, same = (
-        verb("explain", original, tuned, *words),
-        verb("explain", tuned, "--reference", original, *words),
-    )
+    found = verb("explain", original, tuned, *words)
+    same = verb("explain", tuned, "--reference", original, *words)
     assert (found.code, same.code) == (0, 0)
     if more:
         assert found.json == same.json
     else:
-        names = [[layer["name"] for layer in engine["layers"]] for engine in found.json["engines"]]
-        assert names == [[layer["name"] for layer in engine["layers"]] for engine in same.json["engines"]]
-
-
-@pytest.mark.parametrize(
-    "words", [("a.onnx", "b.onnx", "c.onnx"), ("a.onnx", "b.json"), ("a.json", "b.onnx")]
-)
-def test_the_error_for_models_is_not_that_of_exported_layers(verb, words):
-    result = verb("explain", *words)
-    assert result.code == 2
-    assert "a model is explained alone, or with its original before it" in result.err
-    assert "qdqspec explain MODEL TUNED" in result.err
+        names, others = (
+            [[layer["name"] for layer in engine["layers"]] for engine in each.json["engines"]]
+            for each in (found, same)
+        )
+        assert names == others
 
 
 def test_dynamic_dimensions_are_given_on_the_command_line(verb, tmp_path):
@@ -483,12 +378,17 @@ def test_a_model_is_profiled_with_the_values_of_the_data(verb, tmp_path):
     assert "narrow" not in result.out
 
 
-@pytest.mark.parametrize("culprits", [(), ("--culprits",)])
-def test_images_are_transformed_as_in_a_search(verb, tmp_path, culprits):
+@pytest.fixture
+def pair(tmp_path):
+    """``net.onnx``: a Q/DQ pair before a Relu, for images of any size."""
     text = """<ir_version: 8, opset_import: ["": 17]>
         net (float[n,3,h,w] x) => (float[n,3,h,w] y) <float s = {0.1}, int8 z = {0}> {
-          q = QuantizeLinear(x, s, z) [dequantize] d = DequantizeLinear(q, s, z) [relu] y = Relu(d) }"""
+          q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) y = Relu(d) }"""
     onnx.save(onnx.parser.parse_model(text), tmp_path / "net.onnx")
+
+
+@pytest.mark.parametrize("culprits", [(), ("--culprits",)])
+def test_images_are_transformed_as_in_a_search(verb, tmp_path, pair, culprits):
     Image.new("RGB", (8, 8), (7, 9, 9)).save(tmp_path / "a.png")
     words = ("explain", "net.onnx", *culprits, "--data")
     found = verb(*words, "{images: '*.png', size: 8}", "--json")
@@ -500,16 +400,11 @@ def test_images_are_transformed_as_in_a_search(verb, tmp_path, culprits):
     assert (wrong.code, "--data" in wrong.err, "did you mean 'size'?" in wrong.err) == (2, True, True)
 
 
-@pytest.mark.parametrize("words", [("explain",), ("explain", "--culprits"), ("inspect",)])
-def test_data_is_read_with_a_loader_of_an_entry_point(verb, tmp_path, monkeypatch, words):
-    text = """<ir_version: 8, opset_import: ["": 17]>
-        net (float[n,steps] x) => (float[n,steps] y) <float s = {0.1}, int8 z = {0}> {
-          q = QuantizeLinear(x, s, z) [dequantize] d = DequantizeLinear(q, s, z) [relu] y = Relu(d) }"""
-    onnx.save(onnx.parser.parse_model(text), tmp_path / "net.onnx")
+@pytest.mark.parametrize("words", [("explain", "--culprits"), ("inspect",)])
+def test_data_is_read_with_a_loader_of_an_entry_point(verb, pair, monkeypatch, words):
     point = importlib.metadata.EntryPoint("batches", "builtins:dict", "qdqspec.data")
-    monkeypatch.setattr(
-        type(point), "load", lambda self: lambda: [{"x": np.ones(7, np.float32)} for _ in range(3)]
-    )
+    batches = [{"x": np.ones((3, 8, 8), np.float32)}] * 3
+    monkeypatch.setattr(type(point), "load", lambda self: lambda: batches)
     own = importlib.metadata.entry_points
     monkeypatch.setattr(
         importlib.metadata,
@@ -542,11 +437,7 @@ def test_the_data_of_the_command_line_replaces_that_of_the_spec(verb, tmp_path):
     assert found.code == 0, found.err
 
 
-@pytest.mark.parametrize("words", [(), ("--shapes", "x:1x4x8x8"), ("--shapes", "z:1")])
-def test_an_error_of_a_ranked_model_names_the_file_of_the_user(verb, tmp_path, words):
-    text = """<ir_version: 8, opset_import: ["": 17]>
-        net (float[n,3,h,w] x) => (float[n,3,h,w] y) <float s = {0.1}, int8 z = {0}> {
-          q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) y = Relu(d) }"""
-    onnx.save(onnx.parser.parse_model(text), tmp_path / "net.onnx")
+@pytest.mark.parametrize("words", [(), ("--shapes", "x:1x4x8x8")])
+def test_an_error_of_a_ranked_model_names_the_file_of_the_user(verb, tmp_path, pair, words):
     found = verb("explain", "net.onnx", "--culprits", *words)
     assert (found.code, found.err.startswith(f"qdqspec: {tmp_path / 'net.onnx'}: ")) == (2, True), found.err

@@ -28,9 +28,9 @@ def half(tmp_path):
     return tmp_path / "half.onnx"
 
 
-@pytest.mark.parametrize("words", [("inspect",), ("explain",)])
-def test_the_conversion_is_reported(verb, half, words):
-    result = verb(*words, half)
+@pytest.mark.parametrize("word", ["inspect", "explain"])
+def test_the_conversion_is_reported(verb, half, word):
+    result = verb(word, half)
     assert result.code == 0, result.err
     assert REPORTED in " ".join(result.out.split())
 
@@ -41,11 +41,8 @@ def test_init_reports_the_conversion_and_the_operators_that_run_in_integers(verb
     assert REPORTED in text
     assert "onnxruntime-cpu can run in integers: MatMul 2" in text
     assert "kind: speedup" in text
-
-
-def test_other_backends_have_kernels_for_float16(verb, half, tmp_path):
-    assert verb("init", half, "--backend", "fake").code == 0
-    assert REPORTED not in " ".join((tmp_path / "half.qdq.yaml").read_text().replace("#", "").split())
+    assert verb("init", half, "--backend", "fake", "-o", "fake.qdq.yaml").code == 0
+    assert REPORTED not in " ".join((tmp_path / "fake.qdq.yaml").read_text().replace("#", "").split())
 
 
 def test_lint_notes_a_float16_model(verb, half):

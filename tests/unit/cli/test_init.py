@@ -59,24 +59,6 @@ MODELS = [
 ]
 
 
-@pytest.mark.parametrize("odd", WRITABLE, ids=lambda odd: odd.name)
-def test_the_spec_of_each_odd_model_loads(verb, tmp_path, odd):
-    onnx.save(odd.make(), tmp_path / "net.onnx")
-    result = verb("init", "net.onnx", *FAKE, "--json")
-    assert (result.code, result.err) == (0, "")
-    (case,) = load_cases(tmp_path / result.json["output"], Settings(root=tmp_path))
-    assert case.model == tmp_path / "net.onnx"
-    shapes = case.inputs.profiles[0].opt()
-    for name, shape in shapes.items():
-        assert list(shape) == result.json["inputs"][name]
-    warned = [*cautions(load_model(tmp_path / "net.onnx"))]
-    assert [note for note in result.json["notes"] if note in warned] == warned
-    comments = " ".join((tmp_path / result.json["output"]).read_text(encoding="utf-8").split()).replace(
-        " # ", " "
-    )
-    assert [caution for caution in warned if " ".join(caution.split()) not in comments] == []
-
-
 def test_the_forecast_is_computed_at_the_proposed_shapes(verb, tmp_path):
     """The count for a network for images of 224 x 224 is not that of one pixel."""
     proto = onnx.parser.parse_model(
@@ -92,42 +74,18 @@ def test_the_forecast_is_computed_at_the_proposed_shapes(verb, tmp_path):
     assert re.search(r"estimated from node count, weights and\s+#?\s*1 million", text)  # 8 * 3 * 224 * 224
 
 
-def test_a_named_dimension_has_one_size_in_all_inputs(verb, tmp_path):
-    """A vector over the batch has as many entries as the batch, not 128."""
-    proto = onnx.parser.parse_model(
-        """<ir_version: 8, opset_import: ["": 17]>
-        net (int64[batch] lengths, float[batch,width] x, int64[batch,width] ids) => (float[batch,width] y) {
-        a = Cast<to = 1>(ids) y = Add(x, a) }"""
-    )
-    onnx.save(proto, tmp_path / "net.onnx")
-    result = verb("init", "net.onnx", *FAKE, "--json")
-    assert result.json["inputs"] == {"lengths": [1], "x": [1, 16], "ids": [1, 16]}
-
-
 @pytest.mark.parametrize(
-    ("dims", "expected"),
-    [("batch,samples", [1, 16000]), ("n,audio_length", [1, 16000]), ("n,features", [1, 16])],
+    ("inputs", "expected"),
+    [
+        ("int64[batch] lengths, float[batch,width] x", {"lengths": [1], "x": [1, 16]}),  # one size a name
+        ("float[n,audio_length] x", {"x": [1, 16000]}),  # 16 are shorter than the first window of a network
+        ("float[n,features] x", {"x": [1, 16]}),
+    ],
 )
-def test_the_proposed_length_of_sound_is_a_second(verb, tmp_path, dims, expected):
-    """Sixteen samples of sound are shorter than the first window of a network."""
-    proto = onnx.parser.parse_model(
-        f'<ir_version: 8, opset_import: ["": 17]> net (float[{dims}] x) => (float[{dims}] y) {{ y = Relu(x) }}'
-    )
-    onnx.save(proto, tmp_path / "net.onnx")
-    assert verb("init", "net.onnx", *FAKE, "--json").json["inputs"] == {"x": expected}
-
-
-def test_the_example_of_an_excluded_operator_is_one_that_would_be_quantized(verb, tmp_path):
-    """The rarest operator of the model would be a bad example, since it often stays float anyway."""
-    onnx.save(
-        onnx.parser.parse_model(
-            """<ir_version: 8, opset_import: ["": 17]> net (float[4,4] x) => (float[4,4] y) {
-            a = MatMul(x, x) b = Sin(a) c = MatMul(b, a) y = Cos(c) }"""
-        ),
-        tmp_path / "net.onnx",
-    )
-    assert verb("init", "net.onnx").code == 0
-    assert "deny: [MatMul]" in (tmp_path / "net.qdq.yaml").read_text()
+def test_the_proposed_sizes_follow_from_the_names_of_dimensions(verb, tmp_path, inputs, expected):
+    text = f'<ir_version: 8, opset_import: ["": 17]> net ({inputs}) => (float[a,b] y) {{ y = Relu(x) }}'
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "net.onnx")
+    assert verb("init", "net.onnx", *FAKE, "--json").json["inputs"] == expected
 
 
 def test_only_formats_that_operators_can_have_are_proposed(verb, tmp_path):
@@ -194,24 +152,35 @@ def specs_with_comments_removed(text: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("odd", WRITABLE, ids=lambda odd: odd.name)
-def test_each_comment_can_be_removed(verb, tmp_path, odd):
-    """Alone and together; the resulting options are resolved against the model, not only loaded."""
+def test_the_spec_of_each_odd_model_loads_and_each_comment_can_be_removed(verb, tmp_path, odd):
     onnx.save(odd.make(), tmp_path / "net.onnx")
-    assert_each_comment_can_be_removed(verb, tmp_path, Path("net.onnx"))
+    result = verb("init", "net.onnx", *FAKE, "--json")
+    assert (result.code, result.err) == (0, "")
+    text = (tmp_path / result.json["output"]).read_text(encoding="utf-8")
+    (case,) = load_cases(tmp_path / result.json["output"], Settings(root=tmp_path))
+    assert case.model == tmp_path / "net.onnx"
+    for name, shape in case.inputs.profiles[0].opt().items():
+        assert list(shape) == result.json["inputs"][name]
+    warned = [*cautions(load_model(tmp_path / "net.onnx"))]
+    assert [note for note in result.json["notes"] if note in warned] == warned
+    comments = " ".join(text.split()).replace(" # ", " ")
+    assert [caution for caution in warned if " ".join(caution.split()) not in comments] == []
+    assert_each_comment_can_be_removed(tmp_path, Path("net.onnx"), text)
 
 
 @pytest.mark.parametrize("file", MODELS, ids=lambda file: file.stem)
 def test_each_comment_can_be_removed_for_the_models_of_a_folder(verb, tmp_path, file):
     """The folders that the environment variable `QDQSPEC_TEST_MODELS` names, separated by ':'."""
     shutil.copy(file, tmp_path)
-    assert_each_comment_can_be_removed(verb, tmp_path, Path(file.name))
+    assert verb("init", file.name, *FAKE, "-o", "spec.qdq.yaml").code == 0
+    assert_each_comment_can_be_removed(tmp_path, Path(file.name), (tmp_path / "spec.qdq.yaml").read_text())
 
 
-def assert_each_comment_can_be_removed(verb, tmp_path, path):
-    assert verb("init", str(path), *FAKE, "-o", "spec.qdq.yaml").code == 0
+def assert_each_comment_can_be_removed(tmp_path, path, text):
+    """Alone and together; the resulting options are resolved against the model, not only loaded."""
     model = load_model(tmp_path / path)
-    for text in specs_with_comments_removed((tmp_path / "spec.qdq.yaml").read_text()):
-        (tmp_path / "changed.qdq.yaml").write_text(text)
+    for changed in specs_with_comments_removed(text):
+        (tmp_path / "changed.qdq.yaml").write_text(changed)
         for case in load_cases(tmp_path / "changed.qdq.yaml", Settings(root=tmp_path)):
             require_inputs(model, case.inputs)
 
@@ -223,12 +192,6 @@ def test_init_inspect_and_plan_name_one_number_of_builds(verb, project):
     planned = verb("tune", "digits_resnet.qdq.yaml", "--mode", "plan").out
     found = [set(re.findall(r"(\d+) builds", text)) for text in (written, inspected, planned)]
     assert found == [{"100"}] * 3
-
-
-def test_folders_of_the_output_are_created(verb, project):
-    assert verb("init", "digits_resnet.onnx", *FAKE, "-o", "specs/vision/d.qdq.yaml").code == 0
-    (case,) = load_cases(project / "specs" / "vision" / "d.qdq.yaml", Settings(root=project))
-    assert case.model == project / "digits_resnet.onnx"
 
 
 @pytest.fixture
@@ -274,9 +237,6 @@ def test_data_in_a_folder_is_found_by_names_and_shapes(verb, project, data):
     assert case.inputs.evaluation == data / "rest.npz"
     text = (project / "specs" / "d.qdq.yaml").read_text()
     assert "  # - {kind: accuracy, metric: top1, max_drop: 1%}" in text
-    for changed in specs_with_comments_removed(text):
-        (project / "specs" / "c.qdq.yaml").write_text(changed)
-        assert load_cases(project / "specs" / "c.qdq.yaml", Settings(root=project))
 
 
 def test_a_metric_is_proposed_only_for_labels_that_fit_it(verb, project, data):
@@ -294,8 +254,6 @@ def test_a_metric_is_proposed_only_for_labels_that_fit_it(verb, project, data):
     [
         ("n,5,16,16", (3, 16, 16), "miou"),
         ("n,tokens,5", (3, 4), "top1"),
-        ("n,4,classes", (3, 4), "top1"),
-        ("n,10", (3, 16, 16), ""),
         ("n,5,16,16", (3, 8, 8), ""),
     ],
 )
@@ -306,15 +264,6 @@ def test_the_proposed_metric_fits_labels_and_output(verb, tmp_path, output, labe
     assert verb("init", "net.onnx", *FAKE, "--data", "d.npz").code == 0
     proposed = re.findall("metric: ([a-z0-9]*)", (tmp_path / "net.qdq.yaml").read_text())
     assert proposed == ([metric] if metric else [])
-
-
-def test_many_files_without_names_are_one_data_set(verb, project, data):
-    for number in range(6):
-        np.savez(data / f"{number}.npz", **samples(1))
-    (data / "unrelated.npz").unlink()
-    assert verb("init", "digits_resnet.onnx", *FAKE, "--data", "data").code == 0
-    (case,) = load_cases(project / "digits_resnet.qdq.yaml", Settings(root=project))
-    assert case.inputs.calibration == case.inputs.evaluation == data
 
 
 def test_labels_beside_npy_files_are_found(verb, project, data):
@@ -367,26 +316,18 @@ def test_images_of_all_formats_are_data(verb, project, data):
     assert [file.name for file in files_of(case.inputs.calibration)] == ["a.jpg", "b.JPG", "c.png"]
 
 
-def test_a_file_that_does_not_fit_is_an_error_with_its_arrays(verb, project):
-    np.savez(project / "pix.npz", pixels=samples(2)["input"])
-    result = verb("init", "digits_resnet.onnx", *FAKE, "--data", "pix.npz")
-    assert result.code == 2
-    assert "its arrays: pixels;" in result.err
-    assert "{arrays: pix.npz, names: {input: pixels}}" in result.err
-
-
 SAME_DATA = "note: calibration and evaluation are the same data"
 
 
-@pytest.mark.parametrize("kind", ["one file", "many files", "images"])
+@pytest.mark.parametrize("kind", ["one file", "images"])
 def test_one_data_set_for_calibration_and_evaluation_is_stated_in_file_and_terminal(
     verb, project, data, kind
 ):
-    for number in range(1 if kind == "one file" else 6):
-        if kind == "images":
+    if kind == "images":
+        for number in range(6):
             Image.new("L", (20, 30)).save(data / f"{number}.png")
-        else:
-            np.savez(data / f"{number}.npz", **samples(2))
+    else:
+        np.savez(data / "0.npz", **samples(2))
     (data / "unrelated.npz").unlink()
     result = verb("init", "digits_resnet.onnx", *FAKE, "--data", "data")
     assert result.code == 0
@@ -398,9 +339,13 @@ def test_one_data_set_for_calibration_and_evaluation_is_stated_in_file_and_termi
     assert "the same data as calibration" in line
 
 
-@pytest.mark.parametrize("kind", ["many files", "images"])
-@pytest.mark.parametrize("nested", ["", "cats"])
-@pytest.mark.parametrize("names", [("calibration", "evaluation"), ("train", "val")])
+@pytest.mark.parametrize(
+    ("kind", "nested", "names"),
+    [
+        ("many files", "", ("calibration", "evaluation")),
+        ("images", "cats", ("train", "val")),
+    ],
+)
 def test_folders_named_after_their_use_are_separate_data(verb, project, data, kind, nested, names):
     (data / "unrelated.npz").unlink()
     for name in names:
@@ -431,46 +376,11 @@ def test_a_missing_pillow_is_noted_for_images(verb, project, data, monkeypatch):
     )
 
 
-def test_the_error_for_data_that_does_not_fit_has_the_inputs_of_the_model(verb, data):
-    result = verb("init", "digits_resnet.onnx", *FAKE, "--data", "data")
-    assert result.code == 2
-    assert "no data there fits the model's inputs: input [?, 1, 16, 16]" in result.err
-    assert verb("init", "digits_resnet.onnx", *FAKE, "--data", "gone").code == 2
-
-
-@pytest.mark.parametrize("name", ["my net.onnx", "a: b #.onnx", "true.onnx", "größe[1].qdq.onnx", "7.onnx"])
+@pytest.mark.parametrize("name", ["a: b #.onnx", "true.onnx", "größe[1].qdq.onnx"])
 def test_file_names_are_quoted_if_yaml_needs_it(verb, project, name):
     (project / "digits_resnet.onnx").rename(project / name)
     output = verb("init", name, *FAKE, "--json").json["output"]
     assert load_cases(project / output, Settings(root=project))[0].model == project / name
-
-
-def test_an_existing_file_is_not_overwritten(verb, project):
-    (project / "digits_resnet.qdq.yaml").write_text("mine")
-    result = verb("init", "digits_resnet.onnx", *FAKE)
-    assert result.code == 2
-    assert "this spec exists already, and is not overwritten" in result.err
-    assert (project / "digits_resnet.qdq.yaml").read_text() == "mine"
-
-
-def test_a_spec_in_another_folder_has_the_path_of_the_model(verb, project):
-    (project / "specs").mkdir()
-    assert verb("init", "digits_resnet.onnx", *FAKE, "-o", "specs/d.qdq.yaml").code == 0
-    (case,) = load_cases(project / "specs" / "d.qdq.yaml", Settings(root=project))
-    assert case.model == project / "digits_resnet.onnx"
-
-
-@pytest.mark.parametrize(
-    ("output", "says"),
-    [
-        ("spec.yaml", "pytest collects a spec by its ending"),
-        ("digits_resnet.onnx/x/d.qdq.yaml", "the spec cannot be written: Not a directory"),
-    ],
-)
-def test_an_impossible_output_path_is_refused(verb, project, output, says):
-    result = verb("init", "digits_resnet.onnx", *FAKE, "-o", output)
-    assert result.code == 2
-    assert says in result.err
 
 
 def test_the_option_needed_for_a_model_outside_the_project_is_printed(verb, project, models):
@@ -479,12 +389,6 @@ def test_the_option_needed_for_a_model_outside_the_project_is_printed(verb, proj
     assert f"--qdq-allow-path={models}" in result.out
     settings = Settings(root=project, allow_path=(models,))
     assert load_cases(project / "squeezenet10.qdq.yaml", settings)[0].model == models / "squeezenet10.onnx"
-
-
-def test_a_missing_model_is_an_error(verb):
-    result = verb("init", "gone.onnx", *FAKE)
-    assert result.code == 2
-    assert "gone.onnx: there is no such model file" in result.err
 
 
 def test_named_arrays_that_do_not_fit_are_reported(verb, project, data):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import re
 import shutil
 from pathlib import Path
 
@@ -124,31 +123,15 @@ FLEETING = [
 ]
 
 
-@pytest.mark.parametrize("what", [MODEL, QUANTIZED, "out"])
-def test_explain_json_has_the_layers_that_the_text_shows(prepared, what: str) -> None:
-    text, found = prepared("explain", what, *FAKE).out, prepared("explain", what, *FAKE, "--json").json
-    engines = found["engines"]
-    assert all(engine["layers"] for engine in engines)
-    layers = [layer for engine in engines for layer in engine["layers"]]
-    names = {name for layer in layers for name in (layer["name"], *layer["nodes"], *layer["tensors"])}
-    shown = [word for word in re.findall(r"(?<!\S)/[\w/.]+", text) if "..." not in word]
-    assert shown
-    assert set(shown) <= names
-
-
 @pytest.mark.parametrize(
     ("text", "data", "expected"),
     [
         ("a/b took 4.21 ms and 12 %", {"share": 0.12}, ["4.21", "a/b"]),
-        ("1.48x (1.44 to 1.52)", {"speedup": 1.4796, "ci95": [1.4401, 1.52]}, []),
         ("1.48x (1.44 to 1.52)", {"ratio": 0.676, "ci95": [1.4401, 1.52]}, ["1.48x"]),
         ("1.48x, at least 1.44x", {"speedup": 1.4796, "at_least": 1.4499}, []),
         ("1.48x, at least 1.44x", {"speedup": 1.4796, "at_least": 1.4501}, ["at least 1.44x"]),
-        ("a unchanged: took 2.1 [2.05, 2.15]", {"reason": "took 2.1 [2.05, 2.15]"}, []),
         ("3.5 KiB in 2 min 05 s", {"bytes": 3600, "age": 125.2}, []),
-        ("note: a/b::c: the data are random", {"warnings": ["the data are random"]}, []),
         ("note: the data are random", {}, ["note: the data are random"]),
-        ("and 3 more (--verbose shows all)", {}, []),
     ],
 )
 def test_the_fixture_finds_figures_and_names_missing_in_json(
@@ -162,7 +145,6 @@ def test_the_fixture_finds_figures_and_names_missing_in_json(
     [
         (("inspect", "nowhere.onnx"), "nowhere.onnx"),
         (("lint", MODEL, "--target", "nothing"), None),
-        (("inspect", MODEL, "--nothing"), None),
         (("inspekt", MODEL), None),
     ],
 )

@@ -5,49 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 from qdqspec.app.cli.asked import equivalents
 
 PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "from-modelopt.md"
-
-
-@pytest.mark.parametrize(
-    ("words", "said", "cure"),
-    [
-        (["m.onnx", "--mode", "quick"], "--mode quick is an option of ModelOpt", "use --preset quick"),
-        (
-            ["m.onnx", "--mode=extensive"],
-            "--mode extensive is an option of ModelOpt",
-            "use --preset extensive",
-        ),
-        (
-            ["m.onnx", "--schemes_per_region", "30"],
-            "--schemes_per_region is an option of ModelOpt",
-            "--trials",
-        ),
-        (["m.onnx", "--schemes-per-region=30"], "--schemes-per-region is an option of ModelOpt", "--trials"),
-        (["--onnx_path", "m.onnx"], "--onnx_path is an option of ModelOpt", "as the first argument"),
-        (["m.onnx", "--qdq_baseline", "q.onnx"], "--qdq_baseline is an option of ModelOpt", "--start-from"),
-    ],
-)
-def test_the_error_for_an_option_of_modelopt_names_the_equivalent(verb, words, said, cure) -> None:
-    result = verb("tune", *words)
-    assert result.code == 2
-    assert said in result.err
-    assert cure in result.err
-
-
-def test_the_equivalent_of_an_option_is_given_as_a_sentence(verb) -> None:
-    """An installed package does not contain the documentation to which a message could refer."""
-    assert {text.split()[0] for text in equivalents().values()} <= {"give", "leave", "run", "use"}
-    assert "docs/" not in verb("tune", "m.onnx", "--state_file", "f").err
-
-
-def test_other_unknown_options_are_errors_of_usage(verb) -> None:
-    result = verb("tune", "m.onnx", "--no-such-option")
-    assert result.code == 2
-    assert "unrecognized arguments: --no-such-option" in result.err
 
 
 def test_modes_of_this_project_are_accepted(verb) -> None:

@@ -51,11 +51,12 @@ def test_inspect_prints_the_regions(verb, model):
 
 def test_inspect_has_an_option_for_the_size_of_regions(verb, model):
     def leaves(*words):
-        regions = verb("inspect", model, "--json", *words).json["regions"]
-        return [len(region["nodes"]) for region in regions if region["type"] == "LEAF"]
+        found = verb("inspect", model, "--json", *words).json
+        sizes = [len(region["nodes"]) for region in found["regions"] if region["type"] == "LEAF"]
+        assert sum(sizes) == found["coverage"]["nodes"] >= found["coverage"]["quantizable"] > 0
+        return sizes
 
     assert max(leaves("--max-nodes", "3")) < max(leaves())
-    assert len(leaves("--max-nodes", "3")) > len(leaves())
     assert verb("inspect", model, "--max-nodes", "0").code == 2
 
 
@@ -66,12 +67,6 @@ def test_inspect_prints_only_the_requested_parts(verb, model):
     assert "Patterns" in patterns
     assert "Patterns" not in regions
     assert "Leaf sizes" not in regions + patterns
-
-
-def test_inspect_forecasts_without_building(verb, model):
-    assert "the search may take" in verb("inspect", model).out
-    forecast = verb("inspect", model, "--json").json["forecast"]
-    assert 0 < forecast["low_seconds"] < forecast["high_seconds"]
 
 
 def test_inspect_counts_at_the_shapes_of_data_or_states_assumed_ones(verb, tmp_path):
@@ -94,21 +89,13 @@ def test_inspect_counts_at_the_shapes_of_data_or_states_assumed_ones(verb, tmp_p
     ):
         found = verb("inspect", "net.onnx", "--json", *words).json["forecast"]
         assert (found["multiplications"], found["assumed"]) == (30 * 16, [])
-    assert "names 'xx', which is no input" in verb("inspect", "net.onnx", "--shapes", "xx:1x30x4").err
-
-
-def test_inspect_gives_json(verb, model):
-    found = verb("inspect", model, "--json").json
-    leaves = [region for region in found["regions"] if region["type"] == "LEAF"]
-    assert sum(len(leaf["nodes"]) for leaf in leaves) == found["coverage"]["nodes"]
-    assert 0 < found["coverage"]["quantizable"] <= found["coverage"]["nodes"]
 
 
 def test_apply_then_strip_restores_the_model(verb, model, scheme, tmp_path):
     before = digest(model)
     applied = verb("apply", model, scheme, "-o", "q.onnx", "--json")
-    assert applied.code == 0
-    assert applied.json["pairs"] == 2
+    assert (applied.code, applied.json["pairs"]) == (0, 2)
+    assert (applied.json["warnings"], applied.err) == ([], "")
     quantized = load_model(tmp_path / "q.onnx")
     assert sum(node.op_type == "DequantizeLinear" for node in quantized.nodes) == 2
     stripped = verb("strip", "q.onnx", "-o", "s.onnx", "--reference", model)
@@ -120,37 +107,21 @@ def test_apply_then_strip_restores_the_model(verb, model, scheme, tmp_path):
     assert digest(model) == before
 
 
-@pytest.mark.parametrize("target", ["digits.onnx", "./digits.onnx", "scheme.json"])
-def test_apply_never_writes_to_an_input(verb, model, scheme, target):
+@pytest.mark.parametrize(
+    ("words", "target"),
+    [
+        ("apply digits.onnx scheme.json", "./digits.onnx"),
+        ("apply digits.onnx scheme.json", "scheme.json"),
+        ("strip digits.onnx", "digits.onnx"),
+        ("fold digits.onnx", "digits.onnx"),
+    ],
+)
+def test_an_input_is_never_overwritten(verb, model, scheme, words, target):
     before = digest(model), digest(scheme)
-    result = verb("apply", model, scheme, "-o", target)
+    result = verb(*words.split(), "-o", target)
     assert result.code == 2
     assert "overwrite the input" in result.err
     assert (digest(model), digest(scheme)) == before
-
-
-def test_strip_never_writes_to_an_input(verb, model):
-    before = digest(model)
-    assert verb("strip", model, "-o", model).code == 2
-    assert digest(model) == before
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["inspect", "none.onnx"], "none.onnx: there is no such model file"),
-        (["inspect", "pyproject.toml"], "pyproject.toml: "),
-        (["strip", "none.onnx", "-o", "x.onnx"], "none.onnx: there is no such model file"),
-        (["apply", "digits.onnx", "none.json", "-o", "x.onnx"], "none.json: the scheme cannot be read"),
-        (["apply", "digits.onnx", "pyproject.toml", "-o", "x.onnx"], "pyproject.toml: "),
-        (["strip", "digits.onnx", "-o", "none/x.onnx"], "none: there is no such folder"),
-    ],
-)
-def test_an_error_is_one_message(verb, model, words, message):
-    result = verb(*words)
-    assert result.code == 2
-    assert message in result.err
-    assert result.out == ""
 
 
 @pytest.mark.parametrize("words", [["strip", "net.onnx"], ["apply", "net.onnx", "scheme.json"]])
@@ -177,9 +148,3 @@ def test_a_written_model_that_is_not_valid_is_a_warning(verb, tmp_path):
     assert (
         "warning: folded.onnx: the model is not valid ONNX: " in verb("fold", given, "-o", "folded.onnx").err
     )
-
-
-def test_a_written_model_that_is_valid_has_no_warning(verb, model, scheme):
-    applied = verb("apply", model, scheme, "-o", "tuned.onnx", "--json")
-    assert (applied.json["warnings"], applied.err) == ([], "")
-    assert verb("strip", "tuned.onnx", "-o", "back.onnx").err == ""

@@ -24,7 +24,7 @@ def test_a_model_without_failure_is_an_error(verb, models):
 
 
 def test_the_first_failed_candidate_of_a_search_is_reduced(verb, models, tmp_path):
-    words = (
+    words = [
         "--backend",
         "fake",
         "--backend-option",
@@ -33,7 +33,7 @@ def test_the_first_failed_candidate_of_a_search_is_reduced(verb, models, tmp_pat
         "6",
         "--min-sqnr-db",
         "none",
-    )
+    ]
     found = verb("tune", models / "digits_resnet.onnx", "-o", "out", "--reduce-failures", *words)
     assert found.code == 0, found.err
     assert "the simulated device refuses this placement" in found.err

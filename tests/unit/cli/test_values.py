@@ -30,7 +30,6 @@ g (float[n,4,8,8] x, int64 rate) => (float[n,4,8,8] y) <int64 wide = {16000}> {
 }"""
 CONV = "block/conv"
 VALUES = ("--values", "rate:16000")
-SHAPES = ("--shapes", "x:1x4x8x8")
 
 
 @pytest.fixture
@@ -59,16 +58,12 @@ def files(tmp_path: Path, verb) -> Path:
     return tmp_path
 
 
-def test_apply_inserts_pairs_into_the_model_at_the_value(files: Path) -> None:
+def test_apply_inserts_pairs_into_the_model_at_the_value(files: Path, verb) -> None:
     tuned = load_model(files / "tuned.onnx")
     assert tuned.inputs == ("x",)
     assert CONV in tuned.by_name
     assert sum(node.op_type == "DequantizeLinear" for node in tuned.nodes) == 2
-
-
-def test_apply_at_another_value_is_an_error(files: Path, verb) -> None:
-    result = verb("apply", "rates.onnx", "scheme.json", "-o", "out.onnx", "--values", "rate:8000")
-    assert result.code == 2
+    assert verb("apply", "rates.onnx", "scheme.json", "-o", "out.onnx", "--values", "rate:8000").code == 2
     assert not (files / "out.onnx").exists()
 
 
@@ -91,8 +86,9 @@ def test_explain_compares_with_the_original_at_the_value(files: Path, verb, more
     assert CONV in result.out
 
 
-@pytest.mark.parametrize("more", [(), ("--culprits",)])
-@pytest.mark.parametrize("what", ["tuned.onnx", "open.onnx"])
+@pytest.mark.parametrize(
+    ("what", "more"), [("tuned.onnx", ()), ("open.onnx", ()), ("open.onnx", ("--culprits",))]
+)
 def test_explain_without_reference_fixes_the_remaining_inputs(
     files: Path, verb, what: str, more: tuple[str, ...]
 ) -> None:
@@ -122,15 +118,6 @@ def _with_pairs_and_both_branches(path: Path) -> None:
     onnx.save(proto, path)
 
 
-def test_explain_names_the_file_of_the_user_if_shapes_are_missing(files: Path, verb) -> None:
-    proto = onnx.load(files / "tuned.onnx")
-    proto.graph.input[0].type.tensor_type.shape.dim[2].dim_param = "m"
-    onnx.save(proto, files / "open.onnx")
-    result = verb("explain", "open.onnx")
-    assert result.code == 2
-    assert f"{files / 'open.onnx'}: dimension 2 of input 'x'" in result.err
-
-
 def test_import_and_strip_use_the_reference_at_the_value(files: Path, verb) -> None:
     words = ("--reference", "rates.onnx", *VALUES)
     assert verb("import", "tuned.onnx", "-o", "again.json", *words).code == 0
@@ -147,24 +134,3 @@ def test_inspect_and_lint_read_the_model_at_the_value(files: Path, verb) -> None
     whole = verb("inspect", "rates.onnx", "--json").json
     assert any(f"gate/then_branch/{CONV}" in region["nodes"] for region in whole["regions"])
     assert verb("lint", "rates.onnx", "--target", "onnxruntime-cpu", *VALUES).code == 0
-
-
-def test_a_wrong_input_name_is_an_error_that_lists_the_inputs(files: Path, verb) -> None:
-    result = verb("inspect", "rates.onnx", "--values", "rat:1")
-    assert result.code == 2
-    assert "names 'rat', which is no input of the model (did you mean 'rate'?)" in result.err
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        ("--shapes", "x:1x4x8x8,x:2x4x8x8"),
-        ("--shapes", "x:1x4x8x8", "--shapes", "x:2x4x8x8"),
-        ("--values", "x:1,x:2"),
-        ("--values", "x:1", "--values", "x:2"),
-    ],
-)
-def test_an_input_given_twice_is_an_error(verb, given) -> None:
-    result = verb("tune", "rates.onnx", *given)
-    assert result.code == 2
-    assert f"argument {given[0]}: 'x' is given twice" in result.err

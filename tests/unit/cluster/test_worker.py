@@ -34,18 +34,3 @@ def test_dask_logs_nothing_without_an_error(tmp_path):
         assert [log.read_text() for log in sorted(tmp_path.glob("*.log"))] == ["", ""]
     finally:
         processes.stop()
-
-
-def test_a_process_that_does_not_start_in_time_is_an_error(tmp_path):
-    processes = Processes(tmp_path)
-    try:
-        processes.address = processes.start("cluster", "start", "--port", "0", "--json")["address"]
-        with pytest.raises(AssertionError, match="the worker's process has not connected"):
-            processes.worker(
-                "late",
-                "--backend",
-                "fake",
-                prelude="from qdqspec.app.cluster import worker; worker._START_S = 0.1",
-            )
-    finally:
-        processes.stop()

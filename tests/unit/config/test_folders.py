@@ -111,11 +111,9 @@ def test_finding_a_folder_does_not_fail_on_an_output_that_is_a_file(case, tmp_pa
     ("spec", "name"),
     [
         ("net.qdq.yaml", "net"),
-        ("net.qdq.yml", "net"),
         ("net.yaml", "net"),
         ("test_net.py", "test_net"),
         ("net.py.qdq.yaml", "net.py"),
-        ("net.yaml.qdq.yaml", "net.yaml"),
     ],
 )
 def test_only_the_suffix_of_a_spec_is_not_part_of_its_name(case, spec: str, name: str) -> None:

@@ -53,14 +53,6 @@ def test_equalized_channels_have_similar_ranges(per_channel: bool) -> None:
     assert spread(equalized(model, [change])) < spread(model) / 4
 
 
-def test_chains_with_values_that_are_not_finite_are_omitted() -> None:
-    model = with_factors(image_model(3, ["relu"], "conv"))
-    bad = [{"t1": np.full((1, 4, 6, 6), np.inf, np.float32)}]
-    steps = WeightSteps(steps=127, per_channel=frozenset())
-    assert chosen_equalizations(model, find_chains(model), steps, lambda names: observed(model, names))
-    assert chosen_equalizations(model, find_chains(model), steps, lambda _: bad) == []
-
-
 def test_extremes_of_few_samples_alone_do_not_change_factors() -> None:
     """All channels have the same distribution, with rare large values in different channels of each sample."""
     model = image_model(3, ["relu"], "conv", channels=64)

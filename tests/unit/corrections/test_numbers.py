@@ -61,15 +61,6 @@ def test_neighbours_of_opposite_sign_and_depthwise_kernels_have_8_bits() -> None
     assert not overflows(layer, np.full(depthwise.shape, 127, np.int8))
 
 
-def test_neighbours_in_a_convolution_are_channels_before_kernel_positions() -> None:
-    weight = np.zeros((1, 2, 1, 2), np.int8)
-    layer = layer_of(linear_model("Conv", weight.astype(np.float32), 4))
-    weight[0, :, 0, 0] = 100
-    assert overflows(layer, weight)
-    weight[0, :, 0, :] = [[100, 100], [0, 0]]
-    assert not overflows(layer, weight)
-
-
 @given(seed=st.integers(0, 99))
 def test_rounding_is_equal_after_encoding_as_text(seed: int) -> None:
     random = np.random.default_rng(seed)

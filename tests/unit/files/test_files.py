@@ -37,9 +37,11 @@ def kill_while_writing(folder: Path) -> None:
 def test_text_and_bytes_replace_the_file(tmp_path: Path) -> None:
     write_whole(tmp_path / "a", "é\n")
     assert (tmp_path / "a").read_bytes() == "é\n".encode()
+    longest = "n" * 255
+    write_whole(tmp_path / longest, b"\x00")
     write_whole(tmp_path / "a", b"\x00")
     assert (tmp_path / "a").read_bytes() == b"\x00"
-    assert names(tmp_path) == ["a"]
+    assert names(tmp_path) == ["a", longest]
 
 
 def test_a_file_has_the_permissions_of_any_new_file(tmp_path: Path) -> None:
@@ -68,13 +70,7 @@ def test_a_new_file_never_replaces_one_and_is_complete(
     assert [(tmp_path / name).read_text() for name in names(tmp_path)] == ["one", "three"]
 
 
-def test_the_longest_name_of_the_file_system_is_possible(tmp_path: Path) -> None:
-    write_whole(tmp_path / ("n" * 255), "x")
-    assert names(tmp_path) == ["n" * 255]
-
-
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO])
-@pytest.mark.parametrize("call", ["fsync", "rename"])
+@pytest.mark.parametrize(("number", "call"), [(errno.ENOSPC, "fsync"), (errno.EROFS, "rename")])
 def test_a_failed_write_keeps_the_old_file_and_states_the_cure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, call: str
 ) -> None:
@@ -89,9 +85,7 @@ def test_a_failed_write_keeps_the_old_file_and_states_the_cure(
     monkeypatch.undo()
     assert caught.value.where == str(tmp_path / "a")
     assert os.strerror(number) in caught.value.what
-    assert ("free some space" in str(caught.value.cure)) == (
-        number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    )
+    assert ("free some space" in str(caught.value.cure)) == (number == errno.ENOSPC)
     assert (tmp_path / "a").read_text() == "old"
     assert names(tmp_path) == ["a"]
 
@@ -104,27 +98,18 @@ def test_files_of_a_killed_process_are_removed_after_it_has_ended(tmp_path: Path
     assert names(tmp_path) == []
 
 
-@pytest.mark.parametrize("hours", [-400 * 24, -5, 5, 400 * 24])
-def test_a_changed_clock_removes_no_file_of_a_running_writer(
+@pytest.mark.parametrize("hours", [-24, 24])
+def test_a_changed_clock_removes_no_file_in_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hours: int
 ) -> None:
     real = time.time
+    elsewhere = tmp_path / ".qdqspec-00000000-1-x.part"  # of another machine
+    elsewhere.mkdir()
     with partial_folder(tmp_path) as mine:
         (mine / "half").touch()
         monkeypatch.setattr(time, "time", lambda: real() + 3600 * hours)
         write_whole(tmp_path / "a", "")
         assert (mine / "half").exists()
-
-
-@pytest.mark.parametrize("hours", [-24, -5, 5, 24])
-def test_a_changed_clock_removes_no_file_of_another_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hours: int
-) -> None:
-    real = time.time
-    elsewhere = tmp_path / ".qdqspec-00000000-1-x.part"
-    elsewhere.mkdir()
-    monkeypatch.setattr(time, "time", lambda: real() + 3600 * hours)
-    remove_partial(tmp_path)
     assert elsewhere.exists()
 
 

@@ -13,17 +13,13 @@ from qdqspec._core.plain_json import TooLargeError, parse_json, read_json
 
 BAD = {
     '{"a": 1, "b": 2, "a": 3}': "the key 'a' occurs twice",
-    '{"b": [{"": 1, "": 2}]}': "the key '' occurs twice",
     "[NaN]": "NaN is no number",
     '{"a": -Infinity}': "-Infinity is no number",
     "[1e999]": "the number 1e999 is too large",
     '"\\ud800"': "a text in it is no Unicode",
-    '{"\\uDFFF": 1}': "a text in it is no Unicode",
     "[" * 100_000: "it nests too deep",
-    '{"a":' * 100_000: "it nests too deep",
     "9" * 5000: "limit",
     "": "Expecting value",
-    "{} {}": "Extra data",
 }
 
 

@@ -53,7 +53,6 @@ def test_the_folder_of_a_killed_run_is_removed_by_the_next_one() -> None:
         [sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     with holder:
-        assert holder.stdout is not None
         theirs = Path(holder.stdout.readline().strip())
         with TemporaryFolder():
             assert (theirs / "weights.bin").exists(), "the folder of a running process is kept"

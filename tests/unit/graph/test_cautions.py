@@ -30,10 +30,6 @@ def test_an_unusual_property_is_reported_only_if_results_depend_on_it(name: str)
     assert said.startswith(SAID[name]) if name in SAID else said == ""
 
 
-def test_an_ordinary_model_has_no_warning(models: Path) -> None:
-    assert list(cautions(load_model(models / "digits_resnet.onnx"))) == []
-
-
 def test_the_advice_about_random_outputs_covers_inputs_that_scale_them() -> None:
     """Models that make speech have such an input, and draw random numbers in inference too."""
     text = """<ir_version: 8, opset_import: ["": 17]>

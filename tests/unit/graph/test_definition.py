@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -121,24 +120,6 @@ def test_qlinear_matmul(kind: type, per_column: bool) -> None:
     )
 
 
-def test_matmul_integer() -> None:
-    a, b = integers(4, 64), integers(64, 9, kind=np.int8)
-    zeros = integers(9, kind=np.int8)
-    node = helper.make_node("MatMulInteger", ["a", "b", "az", "bz"], ["y"], "product")
-    proto = model_of([node], {"a": a}, {"b": b, "az": np.uint8(9), "bz": zeros}, (TensorProto.INT32,))
-    expected = (a.astype(np.int64) - 9) @ (b.astype(np.int64) - zeros)
-    np.testing.assert_array_equal(defined(proto, {"a": a})[0], expected)
-
-
-def test_matmul_integer_of_two_computed_operands() -> None:
-    a, b = integers(2, 4, 8), integers(2, 8, 3)
-    node = helper.make_node("MatMulInteger", ["a", "b", "az", "bz"], ["y"], "product")
-    feeds = {"a": a, "b": b}
-    proto = model_of([node], feeds, {"az": np.uint8(9), "bz": np.uint8(7)}, (TensorProto.INT32,))
-    expected = (a.astype(np.int64) - 9) @ (b.astype(np.int64) - 7)
-    np.testing.assert_array_equal(defined(proto, feeds)[0], expected)
-
-
 def test_conv_integer_pads_with_the_zero_point() -> None:
     x, w = integers(1, 4, 6, 6), integers(5, 4, 3, 3, kind=np.int8)
     node = helper.make_node("ConvInteger", ["x", "w", "xz"], ["y"], "conv", pads=[1, 1, 1, 1])
@@ -243,18 +224,3 @@ def test_operators_of_bodies_are_defined_too() -> None:
     proto = model_of([node], feeds, {"b": b}, (TensorProto.INT32,))
     np.testing.assert_array_equal(defined(proto, feeds)[0], a.astype(np.int64) @ b.astype(np.int64))
     assert "MatMulInteger" not in str(as_defined(Model(proto)))
-
-
-def test_a_model_without_integer_operators_is_its_own_definition() -> None:
-    node = helper.make_node("Relu", ["x"], ["y"], "relu")
-    proto = model_of([node], {"x": np.zeros((1, 2), np.float32)}, {}, (TensorProto.FLOAT,))
-    assert as_defined(Model(proto)) is proto
-
-
-def test_the_given_model_is_not_changed(tmp_path: Path) -> None:
-    a = integers(4, 64)
-    node = helper.make_node("MatMulInteger", ["a", "b"], ["y"], "product")
-    proto = model_of([node], {"a": a}, {"b": integers(64, 9, kind=np.int8)}, (TensorProto.INT32,))
-    before = proto.SerializeToString()
-    as_defined(Model(proto))
-    assert proto.SerializeToString() == before

@@ -114,20 +114,11 @@ def test_the_text_names_what_changed(change: Callable[[onnx.ModelProto], None], 
     assert changes_text(digests_of(Model(before)), digests_of(Model(after))) == text
 
 
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        (set_weight, "1 node changed: Conv 'Conv#2' (weights); 1 constant changed"),
-        (lambda proto: insert_relu(proto, ""), "1 node changed: + Relu 'Relu#3'"),
-        (remove_add, "1 node changed: - Add 'Add#3'"),
-    ],
-)
-def test_nodes_without_names_are_matched_by_order(
-    change: Callable[[onnx.ModelProto], None], text: str
-) -> None:
+def test_nodes_without_names_are_matched_by_order() -> None:
     before, after = network(named=False), network(named=False)
-    change(after)
-    assert changes_text(digests_of(Model(before)), digests_of(Model(after))) == text
+    insert_relu(after, "")
+    text = changes_text(digests_of(Model(before)), digests_of(Model(after)))
+    assert text == "1 node changed: + Relu 'Relu#3'"
 
 
 def test_a_constant_is_the_same_in_each_form() -> None:
@@ -139,31 +130,6 @@ def test_a_constant_is_the_same_in_each_form() -> None:
     moved = after.graph.initializer.pop()
     after.graph.node.insert(0, helper.make_node("Constant", [], [moved.name], value=moved))
     assert digests_of(Model(before)) == digests_of(Model(after))
-
-
-def branches(scale: float) -> Model:
-    def body(name: str, factor: float) -> onnx.GraphProto:
-        constant = numpy_helper.from_array(np.float32(factor), f"{name}_s")
-        output = helper.make_tensor_value_info(f"{name}_y", TensorProto.FLOAT, ["n"])
-        node = helper.make_node("Mul", ["x", f"{name}_s"], [f"{name}_y"], name="mul")
-        return helper.make_graph([node], name, [], [output], [constant])
-
-    node = helper.make_node(
-        "If", ["c"], ["y"], name="choice", then_branch=body("t", scale), else_branch=body("e", 3)
-    )
-    ends = [
-        helper.make_tensor_value_info("c", TensorProto.BOOL, []),
-        helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n"]),
-    ]
-    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n"])
-    return Model(
-        helper.make_model(helper.make_graph([node], "g", ends, [output]), opset_imports=[helper.make_opsetid("", 17)])
-    )  # fmt: skip
-
-
-def test_nodes_of_branches_are_named() -> None:
-    text = changes_text(digests_of(branches(1)), digests_of(branches(2)))
-    assert text == "1 node changed: Mul 'choice/then_branch/mul' (weights); 1 constant changed"
 
 
 def chain(count: int) -> Model:

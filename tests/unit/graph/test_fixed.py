@@ -91,24 +91,6 @@ def test_one_tensor_may_be_several_outputs_of_the_branch() -> None:
     assert first.tolist() == second.tolist() == [-1, 2]
 
 
-def test_an_if_inside_a_loop_is_replaced_and_its_inputs_remain() -> None:
-    text = """(float[2] x, int64 k, bool c, bool on) => (float[2] y) {
-      [loop] y = Loop (k, c, x) <
-        body = b (int64 i, bool more, float[2] v) => (go, w) {
-          go = Identity(more)
-          w = If (on) < then_branch = yes () => (t) { u = Add(v, x)  t = Neg(u) },
-                        else_branch = no () => (e) { e = Add(v, v) } >
-        }
-      >
-    }"""
-    model = model_of(text)
-    proto = fixed(model, on=True)
-    body = proto.graph.node[0].attribute[0].g
-    assert [node.op_type for node in body.node] == ["Identity", "Add", "Neg"]
-    feeds = {"x": np.float32([1, 2]), "k": np.int64(3), "c": True}
-    np.testing.assert_array_equal(run(proto, **feeds)[0], run(model.proto, **feeds, on=True)[0])
-
-
 IN_LOOP = """(float[2,2] x, int64 k, bool c, int64 rate) => (float[2,2] y) <int64 wide = {16000}> {
   [loop] y, r = Loop (k, c, x, rate) <
     body = b (int64 i, bool more, float[2,2] v, int64 rr) => (go, w, rr2) {
@@ -147,14 +129,6 @@ def test_a_value_that_an_iteration_changes_is_not_constant() -> None:
     proto = fixed(model_of(IN_LOOP.replace("rr2 = Identity(rr)", "rr2 = Neg(rr)")), rate=16000)
     body = next(a.g for a in proto.graph.node[0].attribute if a.name == "body")
     assert "If" in [node.op_type for node in body.node]
-
-
-def test_q_and_dq_on_a_fixed_input_are_never_folded() -> None:
-    text = """(float[2] x, float[2] g) => (float[2] y) <float s = {0.5}, uint8 z = {0}> {
-      q = QuantizeLinear(g, s, z)  d = DequantizeLinear(q, s, z)  y = Mul(x, d)
-    }"""
-    proto = fixed(model_of(text), g=[1.0, 2.0])
-    assert [node.op_type for node in proto.graph.node] == ["QuantizeLinear", "DequantizeLinear", "Mul"]
 
 
 def test_in_an_old_ir_version_a_constant_replaces_the_input() -> None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-import pytest
 from hypothesis import given
-from odd import ODD_MODELS, OddModel
 from onnx import numpy_helper
 from random_models import onnx_models
 
-from qdqspec.graph.flat import MARKERS, closed, flat_form, is_flat, opened
+from qdqspec.graph.flat import closed, is_flat, opened
 from qdqspec.graph.model import Model
 
 TWO = """<ir_version: 8, opset_import: ["": 17]> g (bool yes, float[4] x) => (float[4] y)
@@ -27,26 +25,12 @@ def bytes_of(proto: onnx.ModelProto) -> bytes:
     return proto.SerializeToString(deterministic=True)
 
 
-@pytest.mark.parametrize("odd", ODD_MODELS, ids=lambda odd: odd.name)
-def test_odd_models_are_equal_byte_for_byte_after_conversion_back(odd: OddModel) -> None:
-    proto = odd.make()
-    if proto.graph.node:
-        assert bytes_of(closed(opened(proto))) == bytes_of(proto)
-
-
 @given(onnx_models(repeated_names=True))
 def test_any_model_is_equal_byte_for_byte_after_conversion_back(proto: onnx.ModelProto) -> None:
     flat = opened(proto)
     assert is_flat(flat)
     assert bytes_of(closed(flat)) == bytes_of(proto)
     assert Model(flat).proto == proto
-
-
-def test_the_flat_form_of_a_model_without_bodies_is_the_model() -> None:
-    proto = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 17]> g (float[4] x) => (float[4] y) { y = Relu(x) }'
-    )
-    assert flat_form(proto) is proto
 
 
 def test_nodes_are_in_one_graph_under_unique_names() -> None:
@@ -82,26 +66,3 @@ def test_a_new_constant_is_stored_in_the_graph_that_reads_it() -> None:
     assert [t.name for t in proto.graph.initializer] == ["w", "in_both"]
     assert [t.name for t in then.initializer] == ["k", "in_then"]
     assert [t.name for t in other.initializer] == ["k"]
-
-
-def test_a_replacement_of_a_constant_is_stored_in_the_same_graph() -> None:
-    flat = opened(onnx.parser.parse_model(TWO))
-    flat.graph.initializer[0].name = "w2"
-    next(node for node in flat.graph.node if node.name == "choice/then_branch/act").input[1] = "w2"
-    assert [t.name for t in closed(flat, {"w2": "w"}).graph.initializer] == ["w2"]
-    assert [t.name for t in closed(flat).graph.initializer] == []
-
-
-def test_a_name_that_is_no_longer_repeated_keeps_its_unique_form() -> None:
-    flat = opened(onnx.parser.parse_model(TWO))
-    kept = [t for t in flat.graph.initializer if t.name != "choice/else_branch/k"]
-    del flat.graph.initializer[:]
-    flat.graph.initializer.extend(kept)
-    next(node for node in flat.graph.node if node.name == "choice/else_branch/act").input[1] = "w"
-    again = Model(closed(flat))
-    assert set(again.initializers) == {"w", "choice/then_branch/k"}  # as in the flat form
-
-
-def test_markers_are_only_in_the_flat_form() -> None:
-    model = Model(opened(onnx.parser.parse_model(TWO)))
-    assert MARKERS.encode() not in bytes_of(model.proto)

@@ -64,24 +64,8 @@ def test_a_function_of_another_opset_version_is_not_inlined() -> None:
     assert flat.graph.node[1].op_type == "h"
 
 
-def test_a_model_without_functions_is_returned() -> None:
-    proto = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 17]> g (float[4] x) => (float[4] y) { y = Neg(x) }'
-    )
-    assert inlined(proto) is proto
-
-
 def test_a_case_tunes_the_inlined_copy_with_a_note(tmp_path: Path) -> None:
     onnx.save(onnx.parser.parse_model(TEXT), tmp_path / "calls.onnx")
     model = given_model(tmp_path / "calls.onnx", {})
     assert model.notes == ("2 local functions are inlined in a copy of the model",)
     assert model.where == str(tmp_path / "calls.onnx")
-
-
-def test_a_note_of_one_function_is_in_the_singular(tmp_path: Path) -> None:
-    text = """<ir_version: 8, opset_import: ["": 17, "own": 1]>
-        g (float[4] x) => (float[4] y) { y = own.f(x) }
-        <domain: "own", opset_import: ["": 17]> f (a) => (b) { b = Neg(a) }"""
-    onnx.save(onnx.parser.parse_model(text), tmp_path / "call.onnx")
-    model = given_model(tmp_path / "call.onnx", {})
-    assert model.notes == ("1 local function is inlined in a copy of the model",)

@@ -41,39 +41,6 @@ def test_metadata_and_other_domains_are_kept() -> None:
     assert raised.graph.node[0] == proto.graph.node[0]
 
 
-def test_operators_whose_definition_changed_are_rewritten() -> None:
-    proto = parsed("g (float[1, 4] x) => (float[4] y) { y = Squeeze<axes = [0]>(x) }", 11)
-    raised = raise_opset(proto, 13)
-    onnx.checker.check_model(raised, full_check=True)
-    assert len(raised.graph.node[-1].input) == 2
-
-
-def test_weights_are_not_converted() -> None:
-    proto = parsed("g (float[4096] x) => (float[4096] y) { y = Add(x, w) }", 13)
-    proto.graph.initializer.append(numpy_helper.from_array(np.ones(4096, np.float32), "w"))
-    proto.graph.initializer[0].doc_string = "a note the converter would lose the encoding of"
-    raised = raise_opset(proto, 21)
-    assert raised.graph.initializer == proto.graph.initializer
-    assert raised.graph.input == proto.graph.input
-
-
-def test_initializers_that_are_not_inputs_are_accepted_below_ir_version_4() -> None:
-    proto = parsed("g (float[4] x) => (float[4] y) { y = Add(x, w) }", 7, ir=3)
-    proto.graph.initializer.append(numpy_helper.from_array(np.ones(4, np.float32), "w"))
-    assert opset_of(raise_opset(proto, 13)) == 13
-
-
-def test_a_higher_opset_is_kept() -> None:
-    proto = parsed("g (float[4] x) => (float[4] y) { y = Relu(x) }", 17)
-    raised = raise_opset(proto, 13)
-    assert raised == proto
-    assert raised is not proto
-
-
-def test_initializers_need_not_be_inputs_after_the_conversion() -> None:
-    assert raise_opset(parsed("g (float[4] x) => (float[4] y) { y = Relu(x) }", 13, ir=3), 13).ir_version == 4
-
-
 def test_weights_that_no_caller_could_replace_remain_constant() -> None:
     """From IR version 4 on an initializer that is an input is a default value, which runtimes do not fold."""
     proto = parsed("g (float[4] x, float[4] w) => (float[4] y) { y = Add(x, w) }", 7, ir=3)

@@ -29,12 +29,6 @@ def proto() -> onnx.ModelProto:
     return proto
 
 
-def test_a_saved_model_is_loaded_unchanged(proto: onnx.ModelProto, tmp_path: Path) -> None:
-    save_model(proto, tmp_path / "a.onnx")
-    assert onnx.load(tmp_path / "a.onnx") == proto
-    assert [p.name for p in tmp_path.iterdir()] == ["a.onnx"]
-
-
 def test_a_file_is_written_in_blocks(
     proto: onnx.ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,16 +116,6 @@ def test_the_file_of_weights_does_not_overwrite_an_input(proto: onnx.ModelProto,
     with pytest.raises(OutputError, match="would overwrite the input"):
         save_model(proto, tmp_path / "a.onnx", inputs=[given], limit_bytes=1)
     assert given.read_bytes() == b"the user's own"
-
-
-def test_external_data_is_saved_inside_the_model(proto: onnx.ModelProto, tmp_path: Path) -> None:
-    for name in ("work", "out"):
-        (tmp_path / name).mkdir()
-    light = map_tensors(proto, WeightStore(tmp_path / "work", threshold_bytes=64).externalize)
-    save_model(light, tmp_path / "work" / "light.onnx")
-    save_model(light, tmp_path / "out" / "whole.onnx", base=tmp_path / "work")
-    assert load_model(tmp_path / "work" / "light.onnx").array("w").tolist() == list(range(64))
-    assert onnx.load(tmp_path / "out" / "whole.onnx", load_external_data=False) == proto
 
 
 def test_an_external_weight_is_copied_in_blocks(tmp_path: Path) -> None:

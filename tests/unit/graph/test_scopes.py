@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import onnx
-from hypothesis import given
-from hypothesis import strategies as st
-from odd.bodies import BODIES
 
-from qdqspec.graph.flat import Scopes, find_scopes, has_bodies
+from qdqspec.graph.flat import Scopes, find_scopes
 
 
 def scopes_of(text: str) -> Scopes:
@@ -23,43 +20,12 @@ TWO_BRANCHES = """g (bool yes, float[4] x) => (float[4] y) {
 }"""
 
 
-def test_a_model_without_bodies_is_one_scope() -> None:
-    found = scopes_of("g (float[4] x) => (float[4] y) { h = Relu(x) [abs] y = Abs(h) }")
-    assert found.bodies == ()
-    assert found.main.names == ("Relu#0", "abs")
-    assert dict(found.main.tensors) == {"x": "x", "h": "h", "y": "y"}
-
-
 def test_nodes_of_bodies_are_named_by_their_path() -> None:
     found = scopes_of(TWO_BRANCHES)
     assert [scope.path for scope in found.all] == ["", "choice/then_branch", "choice/else_branch"]
-    assert found.all[2].names == (
-        "choice/else_branch/Abs#0",
-        "choice/else_branch/act",
-    )
+    assert found.all[2].names == ("choice/else_branch/Abs#0", "choice/else_branch/act")
     scope, index = found.of_node["choice/then_branch/act"]
     assert scope.graph.node[index].op_type == "Relu"
-
-
-def test_a_tensor_keeps_a_name_that_is_unique() -> None:
-    then, other = scopes_of(TWO_BRANCHES).bodies
-    assert dict(then.tensors) == {"a": "choice/then_branch/a"}
-    assert dict(other.tensors) == {"t": "t", "a": "choice/else_branch/a"}
-    assert then.unique("h") == "h"  # captured
-
-
-def test_the_main_graph_always_keeps_its_names() -> None:
-    found = scopes_of(
-        """g (bool yes, float[4] x) => (float[4] y, float[4] a) {
-            y = If(yes) <
-                then_branch = then () => (float[4] a) { a = Relu(x) },
-                else_branch = other () => (float[4] b) { b = Neg(x) }
-            >
-            a = Abs(y)
-        }"""
-    )
-    assert found.main.tensors["a"] == "a"
-    assert found.bodies[0].tensors["a"] == "If#0/then_branch/a"
 
 
 def test_a_path_that_is_a_prefix_of_a_node_name_is_changed() -> None:
@@ -67,48 +33,3 @@ def test_a_path_that_is_a_prefix_of_a_node_name_is_changed() -> None:
     proto.graph.node[0].name = "choice/then_branch/act"
     found = find_scopes(proto)
     assert [scope.path for scope in found.bodies] == ["choice/then_branch~1", "choice/else_branch"]
-
-
-def test_inputs_of_a_loop_body_are_its_tensors() -> None:
-    loop = next(model for model in BODIES if model.name == "loop").make()
-    (body,) = find_scopes(loop).bodies
-    assert body.path == "Loop#1/body"
-    assert set(body.tensors) == {"i", "go_on", "state", "goes_on", "next"}
-    assert body.unique("v") == "v"
-
-
-def test_nested_bodies_have_nested_paths() -> None:
-    deep = next(model for model in BODIES if model.name == "bodies-in-bodies").make()
-    found = find_scopes(deep)
-    assert has_bodies(deep)
-    assert found.bodies[1].path.startswith(f"{found.bodies[0].path}/If#")
-    assert found.bodies[1].parent is found.bodies[0]
-
-
-LETTERS = st.lists(st.sampled_from("abc"), min_size=1, max_size=3, unique=True)
-
-
-@given(then=LETTERS, other=LETTERS, main=LETTERS)
-def test_names_are_unique_over_all_graphs(then: list[str], other: list[str], main: list[str]) -> None:
-    def chain(names: list[str]) -> str:
-        return "\n".join(
-            f"[{name}] {name} = Relu({before})" for before, name in zip(["x", *names], names, strict=False)
-        )
-
-    found = scopes_of(
-        f"""g (bool yes, float[4] x) => (float[4] y) {{
-            {chain(main)}
-            [a] y = If(yes) <
-                then_branch = then () => (float[4] {then[-1]}) {{ {chain(then)} }},
-                else_branch = other () => (float[4] {other[-1]}) {{ {chain(other)} }}
-            >
-        }}"""
-    )
-    nodes = [name for scope in found.all for name in scope.names]
-    tensors = [name for scope in found.all for name in scope.tensors.values()]
-    assert len(set(nodes)) == len(nodes)
-    assert len(set(tensors)) == len(tensors)
-    for scope in found.all:
-        for local, unique in scope.tensors.items():
-            assert found.of_tensor[unique] == (scope, local)
-            assert scope.unique(local) == unique

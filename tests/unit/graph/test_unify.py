@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import onnx
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto
-from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 from random_models import onnx_models
 
 from qdqspec.backends.onnxruntime import backend
 from qdqspec.graph.declared import with_types
-from qdqspec.graph.model import Model, load_model
-from qdqspec.graph.protos import CONTRIBUTED
-from qdqspec.graph.unify import _CONTRIBUTED, assumed, unified
+from qdqspec.graph.model import Model
+from qdqspec.graph.unify import assumed, unified
 from qdqspec.qdq.space.search_space import SchemeSpace
 
 ONES = ", ".join(["1"] * 16)
@@ -61,41 +57,6 @@ def test_types_follow_from_the_weights_of_operators_that_onnx_runtime_adds():
     assert [found.elem_type(name) for name in "my"] == [None, F], "the mask has another type"
 
 
-@pytest.mark.parametrize("op_type", _CONTRIBUTED)
-def test_types_of_operators_that_onnx_runtime_adds_are_those_of_its_schemas(op_type: str):
-    schemas = get_all_operator_schema()
-    (schema,) = (s for s in schemas if s.domain == CONTRIBUTED and s.name == op_type)
-    inputs, outputs = _CONTRIBUTED[op_type]
-    kinds = [parameter.typeStr for parameter in (*schema.inputs[:inputs], *schema.outputs[:outputs])]
-    assert kinds == ["T"] * (inputs + outputs)
-
-
-def test_a_type_unknown_on_both_sides_remains_unknown():
-    found = model("{ [a] b = mine.Unknown(x)  [c] d = Relu(b)  [e] y = mine.Last(d) }")
-    assert [found.elem_type(name) for name in "bd"] == [None, None]
-
-
-def test_a_contradiction_gives_no_type():
-    nodes = [onnx.helper.make_node("Add", ["a", "b"], ["c"])]
-    assert unified(nodes, 17, {"a": F, "b": I64}) == {}
-    assert unified(nodes, 17, {"a": F}) == {"b": F, "c": F}
-
-
-def test_unknown_operators_and_lists_of_types_give_no_type():
-    nodes = [
-        onnx.helper.make_node("NoSuchOperator", ["a"], ["b"]),
-        onnx.helper.make_node("If", ["a"], ["c"]),
-        onnx.helper.make_node("Relu", ["a"], ["d"], domain="mine"),
-    ]
-    assert unified(nodes, 17, {"a": BOOL}) == {}
-
-
-@pytest.mark.parametrize("name", ["digits_resnet", "squeezenet10", "ultraface_rfb320"])
-def test_hidden_types_of_real_models_are_inferred(models: Path, name: str):
-    known = {t: k.elem_type for t, k in load_model(models / f"{name}.onnx").types.items()}
-    check(load_model(models / f"{name}.onnx"), known, random.Random(0))
-
-
 @given(onnx_models(), st.integers())
 def test_no_wrong_type_is_inferred(proto: onnx.ModelProto, seed: int):
     found = Model(proto)
@@ -135,17 +96,6 @@ def test_bfloat16_is_assumed_if_the_opset_has_it() -> None:
     assert set(assumed(nodes, 21, {}, TensorProto.FLOAT16)) == {"a", "w", "b"}
     assert assumed(nodes, 21, {}, TensorProto.BFLOAT16) == ()
     assert set(assumed(nodes, 22, {}, TensorProto.BFLOAT16)) == {"a", "w", "b"}
-
-
-@given(onnx_models(), st.integers())
-def test_known_types_are_not_assumed(proto: onnx.ModelProto, seed: int) -> None:
-    found = Model(proto)
-    lots = random.Random(seed)
-    shown = {name: kind.elem_type for name, kind in found.types.items() if lots.random() < 0.5}
-    nodes = [node.proto for node in found.nodes]
-    told = unified(nodes, found.opset, shown)
-    taken = assumed(nodes, found.opset, shown, TensorProto.FLOAT16)
-    assert not {*taken} & (shown.keys() | told.keys())
 
 
 def test_an_assumed_type_is_declared() -> None:

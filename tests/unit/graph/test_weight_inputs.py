@@ -10,8 +10,6 @@ import pytest
 from onnx import numpy_helper
 
 from qdqspec import Session
-from qdqspec.graph.given import fix_inputs
-from qdqspec.graph.model import Model
 
 
 def network(ir: int) -> onnx.ModelProto:
@@ -41,11 +39,6 @@ def file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 def inputs(proto: onnx.ModelProto) -> list[str]:
     return [value.name for value in proto.graph.input]
-
-
-def test_a_model_with_fixed_inputs_has_no_weights_as_inputs() -> None:
-    fixed = fix_inputs(Model(network(3)), {"x": np.zeros((1, 3, 8, 8), np.float32)})
-    assert inputs(fixed) == []
 
 
 @pytest.mark.usefixtures("engine_threads")

@@ -8,8 +8,8 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import QuantType, quantize_dynamic
+from trt_corpus import parse
 
 from qdqspec.graph.model import Model, load_model
 from qdqspec.qdq.lint import lint_model
@@ -19,26 +19,17 @@ from qdqspec.qdq.read.strip import strip_qdq
 def _model(largest: int = 60, *, shared_scales: bool = False, reads_cast: bool = False) -> Model:
     """A model with two products of one tensor."""
     random = np.random.default_rng(0)
-    nodes = [helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"], "quantize")]
-    constants = []
+    constants = {}
+    text = "[quantize] qx, qs, qz = DynamicQuantizeLinear(x) "
     for name in "ab":
         scale = "scale" if shared_scales else f"scale_{name}"
         weights = random.integers(-largest, largest + 1, (8, 4)).astype(np.int8)
         weights[0, 0] = largest
-        constants.append(numpy_helper.from_array(weights, f"w{name}"))
-        if not any(constant.name == scale for constant in constants):
-            constants.append(numpy_helper.from_array(random.random(4).astype(np.float32), scale))
-        nodes += [
-            helper.make_node("MatMulInteger", ["q", f"w{name}", "z"], [f"i{name}"], name),
-            helper.make_node("Cast", [f"i{name}"], [f"f{name}"], f"cast_{name}", to=TensorProto.FLOAT),
-            helper.make_node("Mul", ["s", scale], [f"s{name}"], f"scales_{name}"),
-            helper.make_node("Mul", [f"f{name}", f"s{name}"], [f"y{name}"], f"scaled_{name}"),
-        ]
-    nodes.append(helper.make_node("Sub", ["ya", "fa" if reads_cast else "yb"], ["y"], "sub"))
-    ends = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 8])]
-    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 4])]
-    graph = helper.make_graph(nodes, "g", ends, outputs, constants)
-    return Model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
+        constants |= {f"w{name}": weights, scale: random.random(4).astype(np.float32)}
+        text += f"[{name}] i{name} = MatMulInteger(qx, w{name}, qz)  f{name} = Cast<to = 1>(i{name}) "
+        text += f"s{name} = Mul(qs, {scale})  y{name} = Mul(f{name}, s{name}) "
+    text += f"y = Sub(ya, {'fa' if reads_cast else 'yb'})"
+    return parse("float[2,8] x", "y", text, 17, **constants)
 
 
 def _findings(model: Model) -> set[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +11,6 @@ import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from openvino_installed import require_openvino
-from operator_models import IMAGE, Graph, conv
 from random_models import onnx_models
 
 from qdqspec.app.reduce import Reduced, reduce_model, smallest, with_shapes
@@ -146,19 +143,15 @@ def on_onnxruntime(tmp_path) -> Reduced:
         return reduce_model(model, backend, BuildOptions(), tmp_path / "fault", seconds=MANY)
 
 
-def test_a_fault_of_onnxruntime_is_reduced_to_its_nodes(on_onnxruntime):
+def test_a_fault_of_onnxruntime_is_reduced_to_its_nodes_with_random_weights(on_onnxruntime):
     small = load_model(on_onnxruntime.model)
     assert {node.op_type for node in small.nodes} == {"DequantizeLinear", "MatMul"}
     assert on_onnxruntime.nodes == 3
     assert on_onnxruntime.kept == ()
-
-
-def test_weights_are_random(on_onnxruntime):
-    given, small = Model(refused()), load_model(on_onnxruntime.model)
-    assert {"w", "ws"} <= small.constants.keys()
+    given = Model(refused())
     for name in ("w", "ws"):
         assert small.array(name).shape == given.array(name).shape
-        assert not np.array_equal(small.array(name), given.array(name))
+        assert not np.array_equal(small.array(name), given.array(name)), "weights are random"
 
 
 def test_the_program_reproduces_the_fault_with_the_runtime_alone(on_onnxruntime):
@@ -168,22 +161,6 @@ def test_the_program_reproduces_the_fault_with_the_runtime_alone(on_onnxruntime)
     done = run(on_onnxruntime.program)
     assert done.returncode != 0
     assert "ONNXRuntimeError" in done.stderr
-
-
-def test_the_program_of_a_model_without_fault_exits_with_0(on_onnxruntime):
-    """Otherwise the test above would also pass for a program with an error."""
-    proto = refused()
-    del proto.graph.node[2:7]
-    proto.graph.node[-1].input[0] = "c"
-    proto.graph.input[0].name = next(iter(load_model(on_onnxruntime.model).inputs))
-    proto.graph.node[0].input[0] = proto.graph.input[0].name
-    proto.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.FLOAT
-    text = on_onnxruntime.program.read_text().replace("'uint8'", "'float32'")
-    on_onnxruntime.program.write_text(text)
-    onnx.save(proto, on_onnxruntime.model)
-    done = run(on_onnxruntime.program)
-    assert done.returncode == 0, done.stderr
-    assert "builds and runs the model" in done.stdout
 
 
 def run(program: Path) -> subprocess.CompletedProcess[str]:
@@ -250,28 +227,3 @@ def test_dynamic_dimensions_have_the_given_shapes(tmp_path):
     model = with_shapes(Model(proto), {"x": [3, 4]})
     reduced = reduce_model(model, Picky("Relu", "Tanh"), BuildOptions(), tmp_path, seconds=MANY)
     assert load_model(reduced.model).shape("x") == (3, 4)
-
-
-def test_the_fault_of_openvino_that_refuses_bert_is_reduced(tmp_path):
-    """AddTransformation of OpenVINO 2026.4.1 fails if a pair on a constant is added to a dequantized activation."""
-    require_openvino()
-    if importlib.metadata.version("openvino") != "2026.4.1":
-        pytest.skip("another version of OpenVINO may build the model")
-    g = Graph()
-    x = conv(g, g.input(IMAGE))
-    table = g.pair(g.const(np.random.default_rng(0).normal(size=IMAGE), np.float32))
-    y = g.node("Add", g.pair(g.node("Relu", x)), table)
-    model = g.model(g.node("Softmax", g.pair(conv(g, g.pair(y))), axis=-1))
-    onnx.save(model, tmp_path / "model.onnx")
-    (tmp_path / "fault").mkdir()
-    with Isolated("openvino") as backend:
-        reduced = reduce_model(
-            load_model(tmp_path / "model.onnx"), backend, BuildOptions(), tmp_path / "fault", seconds=MANY
-        )
-    assert reduced.nodes < len(model.graph.node) / 2
-    small = load_model(reduced.model)
-    assert {node.op_type for node in small.nodes} <= {"Add", "QuantizeLinear", "DequantizeLinear"}
-    done = run(reduced.program)
-    assert done.returncode != 0
-    assert "index '0' out of range" in done.stderr
-    assert "AddTransformation" in reduced.failure

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 from onnx import TensorProto
 from packaging.version import Version
+from trt_corpus import parse
 
 from qdqspec.graph.model import Model
 from qdqspec.qdq.lint import lint_model, rules_for
@@ -43,9 +42,9 @@ def found(model: Model, target: str, name: str) -> list[Finding]:
 
 
 @pytest.mark.parametrize("edge", EDGES, ids=lambda edge: edge[0])
-def test_a_rule_applies_on_one_side_of_its_version_limit(parsed: Callable[..., Model], edge: tuple) -> None:
+def test_a_rule_applies_on_one_side_of_its_version_limit(edge: tuple) -> None:
     name, inputs, nodes, opset, constants, holds, does_not = edge
-    model = parsed(inputs, "y", nodes, opset, **constants)
+    model = parse(inputs, "y", nodes, opset, **constants)
     assert found(model, f"tensorrt-{holds}", name)
     assert not found(model, f"tensorrt-{does_not}", name)
 
@@ -57,27 +56,27 @@ def test_every_version_limit_has_a_model() -> None:
         assert bounds <= edges.get(rule.id, set()), rule.id
 
 
-def test_a_major_version_has_the_findings_of_all_its_versions(parsed: Callable[..., Model]) -> None:
-    model = parsed(ROWS + ", float t", "y", SCALED)
+def test_a_major_version_has_the_findings_of_all_its_versions() -> None:
+    model = parse(ROWS + ", float t", "y", SCALED)
     (finding,) = found(model, "tensorrt-10", "TRT003")
     assert finding.title == "A scale or zero point is computed when the model runs (before 10.13)"
     assert not found(model, "tensorrt-11", "TRT003")
 
 
-def test_a_finding_without_a_source_for_the_version_states_that(parsed: Callable[..., Model]) -> None:
-    model = parsed(ROWS, "y", "q = QuantizeLinear(x, s, zu)  a = DequantizeLinear(q, s, zu)  y = Neg(a)")
+def test_a_finding_without_a_source_for_the_version_states_that() -> None:
+    model = parse(ROWS, "y", "q = QuantizeLinear(x, s, zu)  a = DequantizeLinear(q, s, zu)  y = Neg(a)")
     titles = {
         target: found(model, f"tensorrt-{target}", "TRT001")[0].title for target in ("11.1", "11.2", "11")
     }
     plain = "The zero point is not zero: TensorRT quantizes symmetrically only"
     assert titles == {"11.1": plain} | dict.fromkeys(("11.2", "11"), f"{plain} (not known from 11.2)")
-    between = parsed(ROWS, "y", UNNAMED)
+    between = parse(ROWS, "y", UNNAMED)
     assert found(between, "tensorrt-10.9", "TRT014")[0].title.endswith("(not known from 10.7 before 10.15)")
 
 
-def test_the_parser_casts_scales_below_opset_19(parsed: Callable[..., Model]) -> None:
+def test_the_parser_casts_scales_below_opset_19() -> None:
     text = "q = QuantizeLinear(x, s, z)  a = DequantizeLinear(q, s, z)  y = Neg(a)"
-    old, new = (parsed(HALVES, "y", text, opset) for opset in (18, 19))
+    old, new = (parse(HALVES, "y", text, opset) for opset in (18, 19))
     for model in (old, new):
         model.proto.graph.output[0].type.tensor_type.elem_type = TensorProto.FLOAT
     assert not found(old, "tensorrt-10.12", "TRT009")

@@ -59,25 +59,12 @@ def test_the_smallest_significant_difference_is_bounded(deviation: float, eps: f
     assert significant(deviation) == pytest.approx(eps)
 
 
-def test_eps_is_never_below_one_per_cent(make_lab: MakeLab) -> None:
-    eps, samples = bench_of(make_lab(QUIET)).measure_noise(MADE)
-    assert eps == FLOOR_EPS
-    assert len(samples.wall_ms) == BUILDS * ROUNDS // 2
-
-
 @pytest.mark.parametrize(("seconds", "builds"), [(1e6, BUILDS), (1e-9, 0)])
 def test_the_measurement_of_noise_has_a_time_limit(make_lab: MakeLab, seconds: float, builds: int) -> None:
     lab = make_lab({"fake.build_noise": "0.03"})
     eps, _ = bench_of(lab).measure_noise(MADE, seconds)
     assert len(lab.built) == builds
     assert eps == 0.05 or builds
-
-
-def test_the_deviation_of_few_builds_is_rarely_far_from_the_true_one(make_lab: MakeLab) -> None:
-    """Of three builds alone, 22 % of estimates are half the true deviation or less, and 2 % twice as large or more."""
-    found = [eps_of(make_lab, seed, plans=[(3, 6)]) for seed in range(150)]
-    assert min(found) > 0.5 * 0.04
-    assert np.mean(np.array(found) > 1.5 * 0.04) < 0.05
 
 
 @pytest.mark.parametrize(
@@ -93,27 +80,6 @@ def test_rounds_end_when_more_runs_add_no_information(
     assert found.median_ms("reference") / found.median_ms("tuned") == pytest.approx(found.speedup.median)
     taken = {len(samples.wall_ms) // found.builds for samples in found.samples.values()}
     assert taken == {12 if fewer else 24}
-
-
-@pytest.mark.parametrize("stage", ["build", "bind", "time"])
-def test_a_failed_second_build_in_the_measurement_of_noise_is_one_error(
-    make_lab: MakeLab, stage: str
-) -> None:
-    lab = make_lab()
-    lab.candidates["reference"].fails = lambda where, count: where == stage and count == 2
-    with pytest.raises(BackendError, match="not again: reference fails"):
-        bench_of(lab).measure_noise(MADE)
-    assert not lab.open
-
-
-def test_two_placements_with_the_same_graph_are_not_raced(make_lab: MakeLab) -> None:
-    lab = make_lab(QUIET, same=Candidate(graph="g"))
-    lab.candidates["reference"].graph = "g"
-    bench = bench_of(lab)
-    engine = bench.open(placement("same"))
-    outcome, ours, theirs = bench.race(engine, REFERENCE, 0.01)
-    assert (outcome.verdict, outcome.pairs, outcome.opponent) == ("same graph", 0, REFERENCE.digest)
-    assert ours == theirs == Samples()
 
 
 # ---- confirmation -------------------------------------------------------------------------------
@@ -155,15 +121,6 @@ def test_a_confirmation_is_repeated_with_other_builds_while_asked_for(make_lab: 
     assert any("measured 3 times" in note for note in found.samples["tuned"].notes)
 
 
-def test_a_repetition_that_fails_leaves_the_measurement_before(make_lab: MakeLab) -> None:
-    lab = make_lab(fast=Candidate(scale=0.5, fails=lambda stage, count: stage == "build" and count == 5))
-    found = bench_of(lab).compare(
-        roles(reference="reference", tuned="fast"), rounds=8, again=lambda ratios: True
-    )
-    assert found.builds == 3
-    assert not found.failures
-
-
 def test_a_runtime_without_processor_time_is_judged_by_elapsed_time(
     make_lab: MakeLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,15 +147,7 @@ def test_builds_for_noise_and_confirmation_share_no_cache(make_lab: MakeLab) -> 
     assert len(lab.fresh) == searched + BUILDS + 6
 
 
-def test_equal_placements_share_their_builds(make_lab: MakeLab) -> None:
-    lab = make_lab()
-    found = bench_of(lab).compare(roles(reference="reference", tuned="reference"), rounds=4)
-    assert len(lab.built) == 3
-    assert (found.speedup.low, found.speedup.high) == (1, 1)
-
-
-@pytest.mark.parametrize("count", [1, 2, 3])
-@pytest.mark.parametrize("stage", ["build", "bind", "time"])
+@pytest.mark.parametrize(("stage", "count"), [("build", 1), ("bind", 2), ("time", 3)])
 def test_a_role_with_a_failed_build_is_omitted(make_lab: MakeLab, stage: str, count: int) -> None:
     lab = make_lab(fast=Candidate(scale=0.5), bad=Candidate())
     lab.candidates["bad"].fails = lambda where, nth: where == stage and nth == count
@@ -219,7 +168,9 @@ def test_without_a_tuned_build_there_is_no_speedup(make_lab: MakeLab) -> None:
 @pytest.mark.parametrize("stage", ["build", "time"])
 def test_a_reference_that_fails_is_an_error_with_the_reason(make_lab: MakeLab, stage: str) -> None:
     lab = make_lab(fast=Candidate(scale=0.5))
-    lab.candidates["reference"].fails = lambda where, count: where == stage and count == 3
+    lab.candidates["reference"].fails = lambda where, count: where == stage and count >= 2
     with pytest.raises(BackendError, match=f"again: reference fails in {stage}"):
         bench_of(lab).compare(roles(reference="reference", tuned="fast"), rounds=6)
+    with pytest.raises(BackendError, match="not again: reference fails"):
+        bench_of(lab).measure_noise(MADE)
     assert not lab.open

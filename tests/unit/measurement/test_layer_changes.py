@@ -40,13 +40,6 @@ def test_a_lost_fusion_names_the_nodes():
     assert change.after == ("Conv (conv1)", "Relu (relu1)")
 
 
-def test_kernels_joined_by_a_fusion_are_one_group():
-    (change,) = layer_changes(OLD, (OLD[0], kernel(1.5, "conv2", "add")))
-    assert (change.nodes, change.before_ms, change.after_ms) == (("conv2", "add"), 1.5, 1.5)
-    (back,) = layer_changes((OLD[0], kernel(1.5, "conv2", "add")), OLD)
-    assert back.kinds == ("fusion",)
-
-
 def test_a_kernel_that_falls_back_to_float_changes_its_precision_and_time():
     old = (kernel(0.4, "conv1", integer=True, precision="int8"), OLD[1])
     (change,) = layer_changes(old, (kernel(1.0, "conv1", precision="f32"), OLD[1]))
@@ -75,13 +68,6 @@ def test_a_change_of_time_that_another_pair_of_builds_does_not_confirm_is_noise(
     assert steady_changes((OLD, slow), (slow, OLD)) == ()  # opposite signs
     (change,) = steady_changes((OLD, OLD), (slow, slow))
     assert change.kinds == ("time",)
-
-
-def test_another_fusion_is_listed_at_any_change_of_time():
-    new = (kernel(2.0, "conv1"), kernel(0.1, "relu1", op="Relu"), *OLD[1:])
-    calm = (kernel(0.9, "conv1"), kernel(0.1, "relu1", op="Relu"), *OLD[1:])
-    (change,) = steady_changes((OLD, OLD), (new, calm))
-    assert change.kinds == ("fusion",)
 
 
 def test_the_median_of_profiles_is_taken_kernel_by_kernel():

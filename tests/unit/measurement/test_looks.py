@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.fake.engine import FakeDevice, FakeEngine, options_from
@@ -127,17 +126,6 @@ def test_looks_hardly_widen_intervals_on_a_device_without_states() -> None:
     assert widths[1] < 1.35 * widths[0]
 
 
-def test_the_deviation_between_times_is_that_of_the_states() -> None:
-    found = []
-    for seed in range(40):
-        lab = Lab(seed, STATES)
-        lab.search(20, apart=40.0)
-        deviation, freedom = lab.looks.deviation
-        assert freedom >= 19
-        found.append(deviation)
-    assert np.median(found) == pytest.approx(0.04, rel=0.15)
-
-
 def test_looks_take_a_twentieth_of_the_time_and_keep_one_engine() -> None:
     lab = Lab(0, STEADY)
     lab.search(40, apart=1.0)
@@ -147,13 +135,6 @@ def test_looks_take_a_twentieth_of_the_time_and_keep_one_engine() -> None:
     assert lab.device.built.count("reference") == 3  # first trial, second race, looks
     lab.bench.close()
     assert lab.looks.reference is None
-
-
-def test_without_memory_for_another_engine_there_are_no_looks() -> None:
-    lab = Lab(0, STATES, memory=False)
-    lab.search(10)
-    assert lab.looks.deviation == (0.0, 0)
-    assert lab.device.built.count("reference") == 2  # first trial and second race
 
 
 def test_an_engine_that_fails_in_a_look_does_not_end_the_search() -> None:

@@ -50,16 +50,6 @@ def test_the_ratio_of_means_is_the_mean_of_ratios(rows, share):
         assert mine / other == pytest.approx((a / c) ** share * (b / d) ** (1 - share))
 
 
-def test_a_fast_profile_has_the_weight_of_its_share():
-    """Halving the time of either profile gains the same with equal shares; a mean of milliseconds would depend on the
-    slow one only."""
-    before = as_one([Samples(wall_ms=(0.1,)), Samples(wall_ms=(100.0,))], (0.5, 0.5)).wall_ms[0]
-    fast = as_one([Samples(wall_ms=(0.05,)), Samples(wall_ms=(100.0,))], (0.5, 0.5)).wall_ms[0]
-    slow = as_one([Samples(wall_ms=(0.1,)), Samples(wall_ms=(50.0,))], (0.5, 0.5)).wall_ms[0]
-    assert fast == pytest.approx(slow)
-    assert fast / before == pytest.approx(0.5**0.5)
-
-
 def test_samples_of_each_profile_are_kept_in_sums_medians_and_files():
     parts = [Samples(wall_ms=(1.0, 2.0, 9.0), cpu_ms=(1.0, 2.0, 9.0)), Samples(wall_ms=(4.0, 5.0, 6.0))]
     taken = as_one(parts, (0.5, 0.5))
@@ -89,11 +79,6 @@ def test_layers_of_profiles_are_weighted_as_in_the_objective():
         [whole * (0.75 * 0.5 + 0.25 * 0.1), *[whole * (0.75 * 0.25 + 0.25 * 0.45)] * 2]
     )
     assert merged_layers([(), ()], (0.5, 0.5)) == ()
-
-
-def test_an_engine_with_one_profile_is_not_wrapped(model: Path):
-    engine = FakeDevice().build(model, BuildOptions())
-    assert attach(engine, loads(1.0)) is engine
 
 
 def test_an_engine_that_cannot_be_bound_is_closed(model: Path):

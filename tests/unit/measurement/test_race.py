@@ -16,14 +16,11 @@ from qdqspec.testing.backends import small_model
 from qdqspec.timing.race import (
     MOST_RUNS,
     Turn,
-    median_sample,
-    profiled,
     race,
-    settle,
     warmed,
 )
 from qdqspec.timing.stats import signed_rank_bounds
-from qdqspec.types import LayerTime, Race, Samples
+from qdqspec.types import Race, Samples
 
 SAME_SPEED = {"fake.build_noise": "0"}  # builds of one model have equal speed: only run noise remains
 
@@ -77,29 +74,14 @@ def test_a_difference_of_ten_per_cent_is_found(model: Path, clock: str) -> None:
     assert share(lost, "faster") == 0
 
 
-def test_a_difference_of_five_per_cent_is_nearly_always_found(model: Path) -> None:
-    assert share(verdicts(model, 0.95), "faster") >= 0.9
-
-
 def test_a_difference_below_eps_does_not_win(model: Path) -> None:
     assert share(verdicts(model, 0.97, eps=0.06), "faster") == 0
-
-
-def test_the_ratio_is_challenger_over_incumbent(model: Path) -> None:
-    found = verdicts(model, 0.8, seeds=20)
-    assert np.median([race.ratio for race in found]) == pytest.approx(0.8, rel=0.01)
-    assert {race.opponent for race in found} == {"incumbent"}
+    assert share(verdicts(model, 0.96, eps=0.02), "faster") >= 0.9, "twice eps"
 
 
 def test_a_far_slower_candidate_is_rejected_after_three_pairs(model: Path) -> None:
     found = verdicts(model, 1.6, seeds=40)
     assert {(race.verdict, race.pairs) for race in found} == {("slower", 3)}
-
-
-def test_a_race_is_won_at_an_interim_look_at_the_first_if_the_difference_is_large(model: Path) -> None:
-    assert {race.pairs for race in verdicts(model, 0.7, seeds=40)} == {6}
-    won = {race.pairs for race in verdicts(model, 0.95, seeds=40) if race.verdict == "faster"}
-    assert won <= {6, 12, 24, 48}
 
 
 @pytest.mark.parametrize("scale", [1.0, 1.03])
@@ -114,75 +96,30 @@ def test_a_race_that_can_no_longer_be_won_ends_between_looks(model: Path, scale:
     assert np.median([race.pairs for race in found]) <= 12
 
 
-def test_early_stopping_misses_hardly_any_gain(model: Path) -> None:
-    """A gain of twice eps is still found."""
-    assert share(verdicts(model, 0.96, eps=0.02, seeds=200), "faster") >= 0.95
-
-
-def test_each_pair_gives_one_sample_of_both(model: Path) -> None:
-    outcome, ours, theirs = raced(model, 1, 0.9)
-    assert len(ours.cpu_ms) == len(theirs.cpu_ms) == len(theirs.wall_ms) == outcome.pairs
-
-
 def test_the_interval_is_that_of_the_pairs_and_needs_six(model: Path) -> None:
     outcome, ours, theirs = raced(model, 0, 0.9)
-    assert outcome.interval is not None
+    assert len(ours.cpu_ms) == len(theirs.cpu_ms) == len(theirs.wall_ms) == outcome.pairs
+    assert outcome.ratio == pytest.approx(0.9, rel=0.05)
     assert outcome.interval.low <= outcome.ratio <= outcome.interval.high < 1
     logs = np.log(np.asarray(ours.cpu_ms) / np.asarray(theirs.cpu_ms))
     bounds = signed_rank_bounds(logs)
-    assert bounds is not None
     assert outcome.interval.high == pytest.approx(math.exp(bounds.high))
     hopeless, _, _ = raced(model, 0, 1.6)
     assert hopeless.pairs == 3
     assert hopeless.interval is None
 
 
-def test_the_order_of_runs_in_a_pair_is_random(model: Path) -> None:
-    order: list[str] = []
-
-    class Told(FakeEngine):
-        def time(self, runs: int, warmup: int = 0) -> Samples:
-            order.append(self.told)
-            return super().time(runs, warmup)
-
-    device = FakeDevice()
-    engines = {}
-    for name in ("challenger", "incumbent"):
-        engines[name] = engine(device, model, 0)
-        engines[name].__class__ = Told
-        engines[name].told = name
-    race(*engines.values(), "incumbent", clock="cpu", eps=0.02, random=np.random.default_rng(0))
-    firsts = order[2::2]
-    assert {"challenger", "incumbent"} == set(firsts)
-    assert all({*pair} == set(engines) for pair in zip(order[2::2], order[3::2], strict=True))
-
-
 @pytest.mark.parametrize(
     ("typical_ms", "warmup", "runs"),
     [
-        (0.0, MOST_RUNS, MOST_RUNS),
         (0.01, MOST_RUNS, MOST_RUNS),
         (1.0, 5, 3),
-        (3.0, 2, 1),
-        (30.0, 1, 1),
         (900.0, 0, 1),
     ],
 )
 def test_turns_of_any_model_have_a_similar_duration(typical_ms: float, warmup: int, runs: int) -> None:
     """Untimed runs until the caches are warm again, then a few timed ones; for long models one timed run."""
     assert Turn.lasting(typical_ms) == Turn(warmup=warmup, runs=runs)
-
-
-def test_a_turn_gives_one_sample(model: Path) -> None:
-    one = engine(FakeDevice(), model, 0)
-    sample = settle(one, "cpu").sample(one)
-    assert (len(sample.cpu_ms), len(sample.wall_ms)) == (1, 1)
-
-
-def test_the_median_sample_has_a_median_of_each_clock() -> None:
-    samples = Samples(wall_ms=(9.0, 1.0, 2.0), cpu_ms=(0.5, 0.7, 8.0))
-    assert median_sample(samples) == Samples(wall_ms=(2.0,), cpu_ms=(0.7,))
-    assert median_sample(Samples(wall_ms=(3.0,))) == Samples(wall_ms=(3.0,))
 
 
 class Disturbed:
@@ -207,32 +144,6 @@ def test_a_preempted_turn_is_repeated_at_most_twice(times: int, calls: int, wall
     assert (engine.calls, sample.wall_ms) == (calls, (wall,))
 
 
-def test_a_long_preempted_run_is_not_repeated() -> None:
-    """Every long run is preempted: repetitions would take three times as long without a better sample."""
-    engine = Disturbed(9, cpu_ms=300.0)
-    assert Turn.lasting(300.0).sample(cast("Engine", engine)).wall_ms == (600.0,)
-    assert engine.calls == 1
-
-
-def test_a_turn_has_a_first_run_and_runs_after_the_warm_up() -> None:
-    """The first run has the caches as another model left them."""
-
-    class Cooling:
-        def time(self, runs: int, warmup: int = 0, profile: int = 0) -> Samples:
-            times = (9.0, 5.0, 4.0, 3.0, 2.0, 1.0)[warmup : warmup + runs]
-            own = Samples(wall_ms=times, cpu_ms=tuple(0.9 * time for time in times))
-            return Samples(wall_ms=own.wall_ms, cpu_ms=own.cpu_ms, notes=("a note",), profiles=(own,))
-
-    steady = Turn(warmup=3, runs=3).both(cast("Engine", Cooling()))
-    assert steady.first is not None
-    assert (steady.first.wall_ms, steady.first.cpu_ms) == ((9.0,), (0.9 * 9.0,))
-    assert steady.profiles[0].first == steady.first.profiles[0]
-    assert steady.first.profiles[0].wall_ms == (9.0,)
-    assert steady.between("wall") == (pytest.approx(math.sqrt(18)),)
-    assert steady.wall_ms == (2.0,)
-    assert steady.profiles[0].cpu_ms == (0.9 * 2.0,)
-
-
 @pytest.mark.parametrize(
     ("warmup", "asked"), [(5, ("after another", 8, 5)), (4, ("time", 7)), (0, ("time", 4))]
 )
@@ -252,7 +163,6 @@ def test_the_first_run_of_a_fast_model_is_after_another_model(warmup: int, asked
     engine = Own()
     taken = Turn(warmup=warmup, runs=3).both(cast("Engine", engine))
     assert engine.asked == asked
-    assert taken.first is not None
     assert taken.first.wall_ms == ((1.5,) if warmup == 5 else (1.0,))
 
 
@@ -319,25 +229,3 @@ def test_a_long_model_that_is_faster_once_its_data_is_in_the_caches_wins() -> No
     assert outcome.verdict == "faster"
     assert outcome.ratio == pytest.approx(25.7 / 28.5)
     assert {*ours.cpu_ms, *theirs.cpu_ms} == {25.7, 28.5}
-
-
-def test_a_turn_of_a_very_long_model_has_an_untimed_run_only_if_both_conditions_are_measured() -> None:
-    engine = Warming(300.0)
-    turn = settle(cast("Engine", engine), "cpu")
-    before = engine.done
-    turn.sample(cast("Engine", engine))
-    assert engine.done == before + 1
-    turn.both(cast("Engine", engine))
-    assert engine.done == before + 3
-
-
-@pytest.mark.parametrize(("typical_ms", "runs"), [(0.01, 12), (3.0, 8), (26.0, 5), (900.0, 5)])
-def test_a_profile_of_long_runs_has_fewer_runs(typical_ms: float, runs: int) -> None:
-    class Counting:
-        def layers(self, runs: int) -> tuple[LayerTime, ...]:
-            self.runs = runs
-            return ()
-
-    engine = Counting()
-    assert profiled(cast("Engine", engine), typical_ms) == ()
-    assert engine.runs == runs

@@ -18,8 +18,6 @@ from qdqspec.timing.stats import (
     build_deviation,
     drift,
     estimate_ratios,
-    log_ratios,
-    pooled_deviation,
     signed_rank_bounds,
     student_t,
     trimmed_error,
@@ -32,7 +30,6 @@ SMALL = st.floats(-10, 10, allow_nan=False).map(lambda value: round(value, 6))
 
 
 # Heights of 15 pairs of plants (Darwin 1876), cross-fertilized less self-fertilized, in eighths of an inch.
-DARWIN = (49.0, -67, 8, 16, 6, 23, 28, 41, 14, 29, 56, 24, 75, 60, -48)
 
 
 def ranks(values: list[float]) -> np.ndarray:
@@ -57,10 +54,6 @@ def test_a_small_p_value_is_the_share_of_signs_that_are_as_extreme(values: list[
     assert wilcoxon_p([0.0, *values, 0.0]) == wilcoxon_p(values)
 
 
-def test_the_exact_p_value_of_darwins_plants() -> None:
-    assert wilcoxon_p(DARWIN) == pytest.approx(0.041259765625)  # 1,352 of 2**15 choices of signs
-
-
 @pytest.mark.parametrize(("count", "critical"), [(6, 0), (12, 13), (24, 81), (30, 137)])
 def test_the_critical_values_are_those_of_published_tables(count: int, critical: int) -> None:
     """The largest sum of the ranks of one sign that is significant at 5 %, two-sided."""
@@ -82,18 +75,11 @@ def test_with_many_ties_the_p_value_is_approximated_and_zeros_do_not_count(value
     assert wilcoxon_p(values) == pytest.approx(normal_p(others), rel=1e-9)
 
 
-@pytest.mark.parametrize("count", [51, 200])
-def test_many_pairs_are_approximated(count: int) -> None:
-    values = np.random.default_rng(count).normal(0.1, 1, count).tolist()
-    assert wilcoxon_p(values) == pytest.approx(normal_p(values), rel=1e-9)
-
-
 @pytest.mark.parametrize("count", [6, 7, 12, 24])
 @pytest.mark.parametrize("seed", range(3))
 def test_scipy_rejects_exactly_the_shifts_outside_the_bounds(count: int, seed: int) -> None:
     values = np.random.default_rng([seed, count]).normal(0.1, 1, count)
     bounds = signed_rank_bounds(values)
-    assert bounds is not None
     assert bounds.low <= bounds.median <= bounds.high
 
     def p_value(shift: float) -> float:
@@ -103,43 +89,14 @@ def test_scipy_rejects_exactly_the_shifts_outside_the_bounds(count: int, seed: i
         assert p_value(bound + outwards) <= 0.05 < p_value(bound - outwards)
 
 
-def test_too_few_pairs_to_reject_any_shift_have_no_bounds() -> None:
-    assert signed_rank_bounds([0.1, 0.2, 0.3, 0.4, 0.5]) is None
-    assert signed_rank_bounds([]) is None
-
-
-def test_the_bounds_cover_the_true_shift_in_95_of_100_cases() -> None:
-    random = np.random.default_rng(0)
-    found = [signed_rank_bounds(random.standard_t(3, 12) + 0.3) for _ in range(800)]
-    held = [bounds.low <= 0.3 <= bounds.high for bounds in found if bounds is not None]
-    assert 0.93 <= np.mean(held) <= 0.975
-
-
 @pytest.mark.parametrize("values", [[], [0.0], [0.0, 0.0, 0.0]])
 def test_differences_of_zero_have_p_value_one(values: list[float]) -> None:
     assert wilcoxon_p(values) == 1.0
 
 
-@given(st.lists(SMALL, min_size=1, max_size=40))
-def test_sign_and_scale_do_not_matter_to_a_two_sided_test(values: list[float]) -> None:
-    assert wilcoxon_p([-value for value in values]) == pytest.approx(wilcoxon_p(values))
-    assert wilcoxon_p([2 * value for value in values]) == pytest.approx(wilcoxon_p(values))
-    assert 0 < wilcoxon_p(values) <= 1
-
-
-def test_false_alarms_of_one_look_are_at_the_level() -> None:
-    random = np.random.default_rng(3)
-    alarms = [wilcoxon_p(random.normal(size=24)) < 0.05 for _ in range(2000)]
-    assert 0.035 < np.mean(alarms) < 0.065
-
-
 @given(st.lists(SMALL, min_size=1, max_size=50), st.sampled_from([0.0, 0.1, 0.2, 0.25, 0.4]))
 def test_the_trimmed_mean_equals_that_of_scipy(values: list[float], share: float) -> None:
     assert trimmed_mean(values, share) == pytest.approx(scipy.stats.trim_mean(values, share), abs=1e-12)
-
-
-def test_an_outlier_does_not_change_the_trimmed_mean() -> None:
-    assert trimmed_mean([1.0] * 9 + [1e9]) == 1.0
 
 
 @given(st.lists(SMALL, min_size=20, max_size=20), st.sampled_from([0.1, 0.2, 0.25, 0.4]))
@@ -164,41 +121,12 @@ def test_the_deviation_between_builds_excludes_that_of_runs(build: float, run: f
     assert np.mean(np.square(found)) <= build**2 + 0.5 * runs_alone**2 + 0.1 * build**2
 
 
-def test_one_slow_run_in_ten_does_not_change_the_deviation_between_builds() -> None:
-    random = np.random.default_rng(0)
-    noise = 0.01 * random.standard_normal((300, 5, 12)) + 0.5 * (random.random((300, 5, 12)) < 0.1)
-    assert np.mean([build_deviation(np.exp(builds)) for builds in noise]) < 0.02
-
-
 @pytest.mark.parametrize(
     ("freedom", "expected"),
-    [(3, 3.182), (4, 2.776), (5, 2.571), (8, 2.306), (9, 2.262), (30, 2.042), (120, 1.980)],
+    [(1, 12.706), (3, 3.182), (9, 2.262), (120, 1.980)],
 )
 def test_students_quantiles_are_those_of_published_tables(freedom: int, expected: float) -> None:
     assert student_t(0.95, freedom) == pytest.approx(expected, abs=0.0005)
-
-
-@pytest.mark.parametrize("confidence", [0.5, 0.9, 0.95, 0.99])
-def test_students_quantiles_of_one_and_two_degrees_of_freedom(confidence: float) -> None:
-    """These have closed forms."""
-    assert student_t(confidence, 1) == pytest.approx(math.tan(math.pi * confidence / 2))
-    assert student_t(confidence, 2) == pytest.approx(confidence * math.sqrt(2 / (1 - confidence**2)))
-
-
-def test_log_ratios_are_of_samples_at_the_same_position() -> None:
-    assert log_ratios([2.0, 3.0], [1.0, 6.0]) == pytest.approx([math.log(2), math.log(0.5)])
-
-
-def test_the_pooled_deviation_ignores_differences_between_groups() -> None:
-    near = [[1.0, 2.0, 3.0], [2.0, 4.0]]
-    far = [[1.0, 2.0, 3.0], [1002.0, 1004.0]]
-    assert pooled_deviation(near) == pytest.approx(pooled_deviation(far))
-    assert pooled_deviation(near) == (pytest.approx(math.sqrt((2 + 2) / 3)), 3)
-
-
-@pytest.mark.parametrize("groups", [[], [[1.0]], [[1.0], [2.0]]])
-def test_groups_of_one_build_give_no_deviation(groups: list[list[float]]) -> None:
-    assert pooled_deviation(groups) == (0.0, 0)
 
 
 def interval_of(steady, first=None, role="tuned") -> Interval:
@@ -246,22 +174,6 @@ def test_the_interval_of_one_build_per_role_is_unbounded() -> None:
     assert 0.7 < interval.median < 0.8
 
 
-def test_the_ratio_of_the_base_is_exactly_one() -> None:
-    builds = {"reference": [[4.0, 5.0], [4.2, 5.1]], "tuned": [[3.0, 3.1]]}
-    assert interval_of(builds, role="reference") == Interval(median=1, low=1, high=1)
-
-
-@pytest.mark.parametrize(
-    ("interval", "expected"),
-    [
-        (Interval(median=0.5, low=0.4, high=0.8), Interval(median=2, low=1.25, high=2.5)),
-        (Interval(median=0.5, low=0.0, high=math.inf), Interval(median=2, low=0.0, high=math.inf)),
-    ],
-)
-def test_the_inverse_of_an_interval_swaps_the_bounds(interval: Interval, expected: Interval) -> None:
-    assert interval.inverse == expected
-
-
 def test_drift_is_separated_from_rounds_but_not_from_single_builds() -> None:
     rng = np.random.default_rng(0)
     slower = 1 + np.linspace(0, 0.12, 30)
@@ -285,15 +197,6 @@ def test_an_estimate_has_the_interval_of_the_mean_and_the_one_that_encloses_both
     assert found.enclosing.high > 0.95
     same = estimate_ratios([steady], "reference")["tuned"].test
     assert same.mean == same.enclosing == apart[0]
-
-
-def test_noise_alone_is_seldom_a_proved_gain() -> None:
-    """Of models with equal times in both conditions at most 2.5 % are proved faster."""
-    random, proved = np.random.default_rng(7), 0
-    for _ in range(400):
-        times = [rounds(random, {"reference": 10.0, "tuned": 10.0}, 3) for _ in range(2)]
-        proved += estimate_ratios(times, "reference")["tuned"].test.proves(0.0)
-    assert proved / 400 < 0.04
 
 
 def test_scipy_is_imported_in_the_background_on_demand_only() -> None:

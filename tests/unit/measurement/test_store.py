@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -46,13 +45,6 @@ def test_the_folder_has_a_tag_of_cache_directories(store: Store) -> None:
     )
 
 
-def test_reading_creates_no_folder(store: Store) -> None:
-    store.get(KEY)
-    assert store.entries() == ()
-    assert store.prune(0) == 0
-    assert not store.folder.exists()
-
-
 def test_no_file_remains_of_an_entry_whose_creation_failed(store: Store) -> None:
     def broken(folder: Path) -> None:
         fill(folder)
@@ -76,20 +68,8 @@ def _add(entry: Path) -> None:
     (entry / "extra.txt").write_text("")
 
 
-def _garble(entry: Path) -> None:
-    (entry / "entry.json").write_bytes(b'{"files": 3}')
-
-
-def _forget(entry: Path) -> None:
-    (entry / "entry.json").unlink()
-
-
 def _backdate(entry: Path) -> None:
     _change(entry, rb'"created": \d', b'"created": 9')
-
-
-def _misname(entry: Path) -> None:
-    _change(entry, b'"sum"', b'"suM"')
 
 
 def _change(entry: Path, what: bytes, by: bytes) -> None:
@@ -98,7 +78,7 @@ def _change(entry: Path, what: bytes, by: bytes) -> None:
     assert (entry / "entry.json").read_bytes() != text
 
 
-@pytest.mark.parametrize("damage", [_cut, _lose, _add, _garble, _forget, _backdate, _misname])
+@pytest.mark.parametrize("damage", [_cut, _lose, _add, _backdate])
 def test_a_damaged_entry_is_ignored_reported_and_replaced(store: Store, damage: object) -> None:
     damage(store.put(KEY, fill))  # type: ignore[operator]
     assert store.get(KEY) is None
@@ -106,12 +86,6 @@ def test_a_damaged_entry_is_ignored_reported_and_replaced(store: Store, damage: 
     assert len(store.warnings) == 1
     assert KEY in store.warnings[0]
     assert store.put(KEY, fill) == store.get(KEY)
-
-
-def test_a_complete_entry_is_not_replaced(store: Store) -> None:
-    store.put(KEY, fill)
-    entry = store.put(KEY, lambda folder: (folder / "late.txt").write_text("") and None)
-    assert not (entry / "late.txt").exists()
 
 
 def test_a_folder_that_cannot_be_written_is_reported_once_and_not_used(tmp_path: Path) -> None:
@@ -133,12 +107,6 @@ def test_a_full_disk_is_one_error(store: Store) -> None:
         store.put(KEY, full)
 
 
-def test_an_error_while_filling_an_entry_is_raised(store: Store) -> None:
-    with pytest.raises(FileNotFoundError):
-        store.put(KEY, lambda folder: (folder / "absent").read_text() and None)
-    assert not store.warnings
-
-
 def test_age_and_pruning_depend_on_the_clock(tmp_path: Path) -> None:
     now = 1000.0
     store = Store(tmp_path, clock=lambda: now)
@@ -152,17 +120,11 @@ def test_age_and_pruning_depend_on_the_clock(tmp_path: Path) -> None:
     assert store.prune(300) == 1
     assert not old.exists()
     assert young.exists()
-
-
-def test_an_age_is_not_negative_after_the_clock_was_set_back(tmp_path: Path) -> None:
-    now = 1000.0
-    store = Store(tmp_path, clock=lambda: now)
-    entry = store.put(KEY, fill)
     now = 0.0
-    assert store.age_seconds(entry) == 0.0
+    assert store.age_seconds(young) == 0.0, "the clock was set back"
 
 
-@pytest.mark.parametrize("created", ["NaN", "-1e999", "1e999", "1e300", "null", '"now"', "[]"])
+@pytest.mark.parametrize("created", ["NaN", "1e300", '"now"'])
 def test_any_time_in_an_entry_gives_an_age_that_can_be_shown(tmp_path: Path, created: str) -> None:
     store = Store(tmp_path)
     entry = store.put(KEY, fill)
@@ -170,15 +132,6 @@ def test_any_time_in_an_entry_gives_an_age_that_can_be_shown(tmp_path: Path, cre
     (found,) = store.entries()
     assert found.damage
     assert 0 <= found.age_seconds < 60, "the modification time of the folder is used then"
-
-
-def test_an_entry_without_checksum_is_damaged(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    entry = store.put(KEY, fill)
-    manifest = json.loads((entry / "entry.json").read_text())
-    del manifest["sum"]
-    (entry / "entry.json").write_text(json.dumps(manifest))
-    assert store.get(KEY) is None
 
 
 def test_the_key_depends_on_the_parts_and_not_on_their_order() -> None:

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 
 from qdqspec._core.config import Settings
 from qdqspec.app.preparation.resources import Resources
-from qdqspec.backends._isolation.isolated import Isolated
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.errors import BackendError
-from qdqspec.testing.backends import small_model
 from qdqspec.timing.together import FreshBuilds, Together, merged
 from qdqspec.types import Samples
 
@@ -113,20 +108,6 @@ def test_an_interrupt_does_not_wait_for_a_build() -> None:
     assert ended.wait(WAIT)
 
 
-def test_an_isolated_backend_can_build_in_several_threads(tmp_path: Path) -> None:
-    model = small_model()
-    onnx.save(model, tmp_path / "model.onnx")
-    shape = [d.dim_value for d in model.graph.input[0].type.tensor_type.shape.dim]
-    feeds = {"x": np.random.default_rng(0).uniform(-1, 1, shape).astype(np.float32)}
-    with Isolated("onnxruntime") as backend, ThreadPoolExecutor(4) as pool:
-        engines = list(pool.map(lambda _: backend.build(tmp_path / "model.onnx", BuildOptions()), range(6)))
-        outputs = []
-        for engine in engines:
-            with closing(engine):
-                outputs.append(next(iter(engine.run(feeds).values())))
-    assert all(np.array_equal(outputs[0], other) for other in outputs)
-
-
 def test_builds_that_time_kernels_are_sequential() -> None:
     """At any number of jobs: parallel builds would affect each other's choice of kernels."""
     from qdqspec.backends.tensorrt.engine import TensorRt
@@ -150,20 +131,6 @@ def test_slow_models_have_fewer_rounds(seconds: float, rounds: int) -> None:
     )
     found = builds.all_at_once({"a": [site.build] * 2}, 24)
     assert [len(build.wall_ms) for build in found.samples["a"]] == [rounds, rounds]
-
-
-def test_rounds_end_after_a_half_or_three_quarters_if_the_result_is_settled() -> None:
-    seen: list[int] = []
-
-    def is_settled(found: Together) -> bool:
-        seen.append(len(found.samples["a"][0].wall_ms))
-        return len(seen) == 2
-
-    site = Site(wanted=2)
-    random = np.random.default_rng(0)
-    builds = FreshBuilds(clock="wall", random=random, exclusive=nullcontext, enough=-1.0)
-    builds.all_at_once({"a": [site.build] * 2}, 24, is_settled=is_settled)
-    assert seen == [12, 18]
 
 
 def test_later_measurements_are_scaled_to_the_rounds_of_the_first() -> None:

@@ -33,17 +33,6 @@ def test_sets_of_the_best_are_compared(reference: np.ndarray, k: int, random) ->
     assert in_common(reference, tuned, k, axis=1) == expected
 
 
-@given(scores, st.integers(1, 4))
-def test_equal_outputs_agree(values: np.ndarray, k: int) -> None:
-    found = shares((values, values.copy()), k=k)
-    assert found == ({f"top{k}": 1.0} if values.shape[1] > k else {})
-
-
-def test_a_share_is_over_all_samples() -> None:
-    same, other = np.eye(4, dtype=np.float32), np.eye(4, dtype=np.float32)[[1, 0, 2, 3]]
-    assert shares((same, same), (same, other)) == {"top1": 0.75}
-
-
 def test_order_among_the_best_does_not_count_and_k_does() -> None:
     ours, theirs = np.array([[3.0, 2.0, 1.0, 0.0]]), np.array([[2.0, 3.0, 0.0, 1.0]])
     assert shares((ours, theirs)) == {"top1": 0.0}

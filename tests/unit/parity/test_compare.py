@@ -18,7 +18,6 @@ from qdqspec.accuracy.compare import (
     compare_outputs,
     noise_power,
     signal_power,
-    sqnr_db,
     typical_of,
 )
 from qdqspec.checks.kinds.parity import comparison_sections
@@ -64,37 +63,12 @@ def test_sqnr_and_cosine_do_not_depend_on_scale(signal: np.ndarray, scale: float
     assert large.max_abs == pytest.approx(small.max_abs * scale)
 
 
-def test_sqnr_difference_and_steps_of_a_worked_example() -> None:
-    found = parity_of((f32(0, 255, -0.0), f32(0, 254.5, 0)))
-    assert found.sqnr_db == pytest.approx(10 * math.log10(255**2 / 0.25))
-    assert found.max_abs == 0.5
-    assert found.max_steps == pytest.approx(0.5)
-    assert found.cosine == pytest.approx(1.0)
-
-
-def test_power_is_summed_over_samples_not_averaged_in_db() -> None:
-    found = parity_of((f32(10), f32(10)), (f32(10), f32(8)), (f32(-5), f32(-5)))
-    assert found.sqnr_db == pytest.approx(10 * math.log10(225 / 4))
-    assert found.max_abs == 2
-    assert found.max_steps == pytest.approx(2 / (15 / 255))
-
-
 @pytest.mark.parametrize("size", [1, 30_000, 70_000])
 def test_the_largest_difference_is_found_in_any_sample(size: int) -> None:
     reference = np.ones(size, np.float32)
     for where in range(5):
         pairs = [(reference, reference + 4 * (sample == where)) for sample in range(5)]
         assert parity_of(*pairs).max_abs == 4
-
-
-def test_the_cosine_is_the_lowest_of_all_samples() -> None:
-    assert parity_of((f32(1, 0), f32(1, 0)), (f32(1, 0), f32(0, 1)), (f32(1, 0), f32(1, 0))).cosine == 0
-
-
-def test_many_samples_are_summed_in_double_precision() -> None:
-    big, small = f32(*[1e4] * 1000), f32(*[1e4] * 999, 1e4 + 1)
-    found = parity_of(*[(big, small)] * 100)
-    assert found.sqnr_db == pytest.approx(10 * math.log10(1e8 * 1000))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -114,6 +88,8 @@ def test_infinities_and_nans_of_both_outputs_are_excluded() -> None:
     found = parity_of((f32(1, -np.inf, np.nan), f32(1, -np.inf, np.nan)))
     assert found.sqnr_db == math.inf
     assert found.matches
+    assert parity_of((f32(1, -np.inf), f32(1, np.inf))).sqnr_db == -math.inf
+    assert parity_of((f32(1, -np.inf), f32(1, 0))).sqnr_db == -math.inf
 
 
 def test_outputs_without_any_number_are_not_equal() -> None:
@@ -125,15 +101,24 @@ def test_outputs_without_any_number_are_not_equal() -> None:
     assert parity_of((empty, empty)).matches
 
 
-def test_an_infinity_with_another_counterpart_gives_the_lowest_sqnr() -> None:
-    assert parity_of((f32(1, -np.inf), f32(1, np.inf))).sqnr_db == -math.inf
-    assert parity_of((f32(1, -np.inf), f32(1, 0))).sqnr_db == -math.inf
+def test_figures_of_worked_examples() -> None:
+    one = parity_of((f32(0, 255, -0.0), f32(0, 254.5, 0)))
+    assert one.sqnr_db == pytest.approx(10 * math.log10(255**2 / 0.25))
+    assert (one.max_abs, one.max_steps) == (0.5, pytest.approx(0.5))
+    assert one.cosine == pytest.approx(1.0)
+    several = parity_of((f32(10), f32(10)), (f32(10), f32(8)), (f32(-5), f32(-5)))
+    assert several.sqnr_db == pytest.approx(10 * math.log10(225 / 4))  # power is summed, not averaged in dB
+    assert (several.max_abs, several.max_steps) == (2, pytest.approx(2 / (15 / 255)))
+    turned = parity_of((f32(1, 0), f32(1, 0)), (f32(1, 0), f32(0, 1)))
+    assert turned.cosine == 0  # the lowest of all samples
 
 
-def test_an_output_of_another_shape_is_a_mismatch_with_a_note() -> None:
+def test_an_output_of_another_shape_or_element_type_is_a_mismatch() -> None:
     found = parity_of((np.zeros((1, 2), np.float32), np.zeros((1, 3), np.float32)))
     assert found.sqnr_db == -math.inf
     assert found.note == "shape [1, 3] instead of [1, 2]"
+    assert not parity_of((np.array([1]), f32(1))).matches
+    assert parity_of((f32(1), np.array([1]))).sqnr_db == -math.inf
 
 
 def test_a_missing_output_is_a_mismatch_with_a_note() -> None:
@@ -153,47 +138,15 @@ def test_integer_and_boolean_outputs_must_be_equal(dtype: type) -> None:
     assert (other.compared, other.matches, other.note) == (False, False, "2 values differ")
 
 
-def test_an_output_of_another_element_type_is_a_mismatch() -> None:
-    assert not parity_of((np.array([1]), f32(1))).matches
-    assert parity_of((f32(1), np.array([1]))).sqnr_db == -math.inf
-
-
 def test_a_zero_reference_gives_an_infinite_sqnr_of_either_sign() -> None:
     assert parity_of((f32(0, 0), f32(0, 0))).sqnr_db == math.inf
     found = parity_of((f32(0, 0), f32(0, 1)))
     assert (found.sqnr_db, found.cosine, found.max_steps) == (-math.inf, 0, math.inf)
 
 
-def test_empty_outputs_are_equal() -> None:
-    assert parity_of((np.zeros((0, 4), np.float32), np.zeros((0, 4), np.float32))).sqnr_db == math.inf
-
-
-def test_samples_are_consumed_one_by_one_from_an_iterator() -> None:
-    seen = []
-
-    def pairs():
-        for number in range(3):
-            seen.append(number)
-            yield {"y": f32(1)}, {"y": f32(1)}
-
-    assert compare_outputs(pairs(), "calibration").samples == 3
-    assert seen == [0, 1, 2]
-
-
 def test_a_comparison_of_no_sample_is_an_error() -> None:
     with pytest.raises(DataError, match="no evaluation sample"):
         compare_outputs([], "evaluation")
-
-
-@pytest.mark.parametrize(
-    ("signal", "noise", "db"), [(100, 1, 20), (1, 0, math.inf), (0, 0, math.inf), (0, 1, -math.inf)]
-)
-def test_sqnr_in_decibels(signal: float, noise: float, db: float) -> None:
-    assert sqnr_db(signal, noise) == db
-
-
-def test_sqnr_of_powers_whose_ratio_overflows_a_float() -> None:
-    assert sqnr_db(1e-320, 1e20) == pytest.approx(-3400, abs=1)
 
 
 def test_errors_of_quantization_and_of_the_runtime_are_separate() -> None:
@@ -202,13 +155,8 @@ def test_errors_of_quantization_and_of_the_runtime_are_separate() -> None:
     assert found.sqnr_db == pytest.approx(10 * math.log10(100 / 9))
     assert found.quantization[0].sqnr_db == pytest.approx(20)
     assert found.runtime[0].sqnr_db == pytest.approx(10 * math.log10(101 / 4))
-
-
-def test_separate_errors_need_the_arithmetic_of_every_sample() -> None:
-    whole = SampleOutputs({"y": f32(1)}, {"y": f32(1)}, {"y": f32(1)})
-    found = compare_outputs([whole, SampleOutputs({"y": f32(1)}, {"y": f32(1)})], "evaluation")
-    assert found.samples == 2
-    assert (found.quantization, found.runtime) == ((), ())
+    partly = compare_outputs([run, run._replace(arithmetic=None)], "evaluation")
+    assert (partly.samples, partly.quantization, partly.runtime) == (2, (), ())
 
 
 def test_agreement_is_computed_for_outputs_with_class_scores() -> None:
@@ -222,18 +170,6 @@ def test_agreement_is_computed_for_outputs_with_class_scores() -> None:
 def test_polygraphy_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     parity_of((f32(1, 2), f32(3, 4)))
     assert capfd.readouterr() == ("", "")
-
-
-def test_polygraphy_computes_the_cosine(monkeypatch: pytest.MonkeyPatch) -> None:
-    import polygraphy.comparator as comparator
-
-    called = []
-    func = comparator.CosineSimilarityCompareFunc
-    monkeypatch.setattr(
-        comparator, "CosineSimilarityCompareFunc", lambda *a, **k: called.append(1) or func(*a, **k)
-    )
-    parity_of((f32(1, 2), f32(1, 3)))
-    assert called
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
@@ -264,18 +200,6 @@ def test_weak_outputs_are_compared_to_the_typical_power_and_range() -> None:
     strong = OutputComparison(typical=typical)
     strong.add({"y": f32(100, 0)}, {"y": f32(90, 0)})
     assert strong.results()[0].sqnr_db == pytest.approx(20)
-
-
-def test_the_typical_output_has_the_power_of_finite_values() -> None:
-    typical = typical_of([{"y": f32(1, -np.inf), "z": f32(1, 1)}])
-    assert (typical["y"].finite, typical["z"].finite) == (False, True)
-    assert typical["y"].power == 1
-
-
-@pytest.mark.parametrize("values", [(0.0, 0.0), (0.1, 0.2, 0.3)])
-def test_equal_outputs_have_a_cosine_of_exactly_one(values: tuple[float, ...]) -> None:
-    same = compare_outputs([({"y": f32(*values)}, {"y": f32(*values)})], "random")
-    assert (same.cosine, same.max_abs, same.sqnr_db) == (1.0, 0.0, 200.0)
 
 
 def test_an_output_of_one_number_is_known_as_such():

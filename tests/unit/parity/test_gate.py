@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from qdqspec.parity import gate
 
+from qdqspec.accuracy import gate
 from qdqspec.accuracy.gate import FIRST_DOUBT_DB, MOST_DOUBT_DB, SAMPLES, Evaluator, Offset
 from qdqspec.errors import DataError
 from qdqspec.types import Placement, Site
@@ -102,15 +102,6 @@ def test_an_sqnr_far_from_the_limit_is_decided_on_a_part_of_all_data(db: float, 
     assert found == pytest.approx(db, abs=0.7)
 
 
-def test_an_sqnr_above_the_limit_is_measured_on_all_data_if_time_permits() -> None:
-    """The first samples may be those whose outputs saturate, which have hardly any noise."""
-
-    found, is_whole = evaluator().near(Saturated(COUNT // 2), 25.0)
-    assert is_whole
-    assert found < 25
-    assert evaluator(seconds=0.0).near(Saturated(COUNT // 2), 25.0)[0] > 25
-
-
 def test_an_sqnr_near_the_limit_is_measured_on_all_data() -> None:
     engine, data = Drawn(20.1), evaluator()
     found, is_whole = data.near(engine, 20.0)
@@ -131,37 +122,6 @@ def test_the_reference_is_run_once_on_each_sample_that_is_needed(monkeypatch: py
     again = evaluator(reference)
     assert again(Drawn(25)) == data(Drawn(25))
     assert reference.runs == 2 * COUNT + SAMPLES
-
-
-class Uneven(Drawn):
-    """One sample in four has a hundred times the noise of the others."""
-
-    def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        found = super().run(feeds)["y"]
-        return {"y": SIGNAL + (found - SIGNAL) * (3 if feeds["number"] % 4 == 1 else 0.3)}
-
-
-def test_fewer_standard_errors_decide_on_fewer_samples() -> None:
-    """Noise that differs between samples: two standard errors from the limit are not four."""
-    careful, quick = Uneven(20), Uneven(20)
-    whole_db = evaluator()(Uneven(20))
-    assert evaluator().near(careful, whole_db + 4)[1]
-    found_db, is_whole = evaluator(errors=2.0).near(quick, whole_db + 4)
-    assert (is_whole, quick.runs < careful.runs) == (False, True)
-    assert found_db == pytest.approx(whole_db, abs=1.0)
-
-
-def test_an_error_in_rare_samples_needs_all_data() -> None:
-    """One sample in six has most of the error, so the first samples do not represent all of them."""
-
-    class Rare(Drawn):
-        def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-            found = super().run(feeds)
-            return {"y": found["y"] if feeds["number"] % 6 else np.full(100, 1.5 * SIGNAL)}
-
-    engine = Rare(40)
-    assert evaluator().near(engine, 17.0)[1]
-    assert engine.runs == COUNT
 
 
 def placement_of(*tensors: str) -> Placement:
@@ -192,23 +152,9 @@ def test_the_offset_of_a_placement_is_its_own_if_that_is_known() -> None:
     )
 
 
-def test_a_prior_of_zero_counts_as_one_placement() -> None:
-    offset = Offset(prior=True)
-    offset.learn(24.0, 22.0, placement_of("a"))
-    assert offset.at(24.0) == -1.0
-
-
 def test_the_deviation_of_an_offset_is_bounded() -> None:
     offset = Offset(prior=True)
     assert offset.doubt_db == FIRST_DOUBT_DB
     for name, error in (("a", -8.0), ("b", 8.0)):
         offset.learn(24.0, 24.0 + error, placement_of(name))
     assert offset.doubt_db == MOST_DOUBT_DB
-
-
-def test_an_offset_is_small_if_it_is_small_for_each_placement() -> None:
-    offset = Offset()
-    offset.learn(24.0, 25.5, placement_of("a"))
-    assert (offset.most_db, offset.is_small) == (1.5, True)
-    offset.learn(24.0, 27.5, placement_of("b"))
-    assert not offset.is_small

@@ -49,9 +49,3 @@ def test_the_first_items_of_many_need_few_measurements() -> None:
     found, _ = noisiest(range(1000), measurement, 3)
     assert [item for item, _ in found] == [137, 901, 900]
     assert measurement.count <= 2 * 3 * math.ceil(math.log2(1000))
-
-
-def test_a_full_ranking_needs_one_measurement_per_item() -> None:
-    measurement = Measurement([float(i) for i in range(50)])
-    noisiest(range(50), measurement)
-    assert measurement.count == 50

@@ -36,14 +36,6 @@ def embedding_model() -> Model:
 SHAPES = {"ids": (1, 400), "mask": (1, 400, 1)}
 
 
-def test_random_feeds_are_marked_as_random() -> None:
-    feeds = random_feeds(embedding_model(), SHAPES, seed=0, count=3)
-    assert feeds.random
-    assert len(feeds) == feeds.samples == len(list(feeds)) == 3
-    assert feeds.labels is None
-    assert "random" in feeds.notes[0]
-
-
 def test_random_indices_cover_exactly_the_rows_of_their_table() -> None:
     model = embedding_model()
     session = onnxruntime.InferenceSession(model.proto.SerializeToString())

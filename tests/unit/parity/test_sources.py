@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -133,13 +132,6 @@ def test_an_image_is_cropped_at_the_centre_and_normalized(photo: Path) -> None:
     np.testing.assert_allclose(sample[2], 200 / 255 / 2, rtol=1e-6)
 
 
-def test_without_resize_the_image_is_scaled_to_cover_the_size(photo: Path) -> None:
-    (sample,) = values(Data(path=photo, images=ImageRules(size=(4, 6))), PICTURE, "image")
-    assert sample.shape == (3, 4, 6)
-    assert sample[0, 0, 0] * 255 == pytest.approx(5, abs=3)  # mean of columns 0 and 1
-    assert sample[0, 0, 5] * 255 == pytest.approx(105, abs=3)
-
-
 @pytest.mark.parametrize(
     ("rules", "shape", "dtype"),
     [
@@ -182,12 +174,6 @@ def test_images_without_a_transform_are_an_error_that_shows_one(photo: Path) -> 
         with pytest.raises(DataError, match="no transform is given") as caught:
             open_data(source, PICTURE)
         assert "{images: 'photos/*.jpg', size: 224}" in str(caught.value.cure)
-
-
-def test_a_file_that_is_no_image_is_an_error_with_the_path(tmp_path: Path) -> None:
-    (tmp_path / "a.jpg").write_bytes(b"no image")
-    with pytest.raises(DataError, match=r"a\.jpg: the image cannot be read"):
-        values(Data(path=tmp_path, images=ImageRules(size=(4, 6))), PICTURE, "image")
 
 
 def test_one_error_names_all_files_that_are_no_images(tmp_path: Path) -> None:
@@ -236,12 +222,6 @@ def test_the_orientation_of_a_photo_is_applied(tmp_path: Path) -> None:
     assert sample[:, :, -1].min() > 0.9
 
 
-@pytest.mark.parametrize("name", ["nowhere", "nowhere.jpg"])
-def test_a_missing_image_is_an_error_with_the_path(tmp_path: Path, name: str) -> None:
-    with pytest.raises(DataError, match=r"nowhere.*: there is no such data file"):
-        open_data(Data(path=tmp_path / name, images=ImageRules(size=(4, 6))), PICTURE)
-
-
 def test_images_for_a_model_with_two_inputs_are_an_error(photo: Path) -> None:
     with pytest.raises(DataError, match="images are data for one input, and the model has 2"):
         open_data(Data(path=photo, images=ImageRules(size=(4, 6))), TWO)
@@ -269,13 +249,6 @@ def test_the_digest_depends_on_content_and_transform(photo: Path, tmp_path: Path
     before = data_digest(sources[1])
     photo.write_bytes(photo.read_bytes() + b" ")
     assert data_digest(sources[1]) != before
-
-
-def test_files_of_a_zip_are_not_read_as_npy(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "x.npy", "w") as archive:
-        archive.writestr("x.npy", b"")
-    with pytest.raises(DataError, match="its header is not one of numpy's"):
-        open_data(tmp_path / "x.npy", X)
 
 
 def test_shapes_are_taken_from_npy_files_and_images(tmp_path: Path, photo: Path) -> None:

@@ -25,14 +25,6 @@ def written(tmp_path: Path, text: str | bytes) -> Path:
     return path
 
 
-def test_ranges_are_read_from_a_calibration_cache_of_tensorrt(tmp_path: Path):
-    """3c010a14 are the bits of approximately 1.0 / 127 as float32."""
-    path = written(tmp_path, f"{HEADER}\ninput: 3c010a14\n/layer1/conv: 1 output:0: 3f800000\n")
-    found = read_ranges(path)
-    assert found["input"].high == pytest.approx(1.0, rel=1e-3)
-    assert found["/layer1/conv: 1 output:0"] == TensorRange(-127.0, 127.0)
-
-
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(names, sizes, max_size=6))
 def test_ranges_of_a_cache_and_of_json_are_equal(tmp_path: Path, scales: dict[str, float]):

@@ -96,12 +96,6 @@ def test_readers_that_distinguish_all_values_have_no_end(function: str) -> None:
     assert reading(function) is None
 
 
-def test_a_function_ends_before_an_operator_that_reads_another_activation() -> None:
-    end = reading("r = Relu(t) f = Mul(r, x)")
-    assert end is not None
-    assert end.low == 0.0
-
-
 @pytest.mark.parametrize("also", ["z = MatMul(t, w)", "z = Softmax(t)", "z = Mul(t, x)"])
 def test_one_reader_that_distinguishes_all_values_is_enough(also: str) -> None:
     assert reading("f = Relu(t)") is not None
@@ -115,34 +109,10 @@ def test_the_reader_with_the_farthest_end_decides() -> None:
     assert both.low < -3.0 < one.low == 0.0
 
 
-def test_a_range_inside_of_the_ends_has_none() -> None:
-    assert reading(HARD_SWISH, TensorRange(-2.5, 10.0)) is None
-
-
-def test_shapes_are_no_values() -> None:
-    function = "n = Shape(t) r = Reshape(t, n) q = Relu(r) f = Reshape(q, n)"
-    end = reading(function)
-    assert end is not None
-    assert end.low == 0.0
-
-
-def test_a_concatenation_with_a_constant_is_followed() -> None:
-    end = reading("c = Concat<axis = 1>(shift, t) f = Relu(c)")
-    assert end is not None
-    assert end.low == 0.0
-
-
 def test_outputs_of_the_model_and_what_computes_them_have_no_end() -> None:
     text = "(float[1, 2] x) => (float[1, 2] y) { t = MatMul(x, w) y = Relu(t) }"
     found = saturations(model_of(text, w=(2, 2)), {"t": WIDE, "y": WIDE})
     assert not found
-
-
-def test_a_constant_that_a_caller_may_replace_is_an_activation() -> None:
-    plain = model(HARD_SWISH).proto
-    plain.graph.input.append(helper.make_tensor_value_info("three", 1, []))
-    assert reading(HARD_SWISH) is not None
-    assert not saturations(Model(plain), {"t": WIDE})
 
 
 def test_a_tensor_that_a_body_reads_has_no_end() -> None:
@@ -166,14 +136,6 @@ def test_tensors_that_share_a_range_share_its_ends() -> None:
     assert found.keys() == {"t", "u", "c"}
     assert len({*found.values()}) == 1
     assert not saturations(both, ranges, kept={"u"})
-
-
-def test_a_tensor_that_shares_its_range_with_one_read_otherwise_has_no_end() -> None:
-    text = """(float[1, 8] x) => (float[1, 16] y, float[1, 8] z)
-    { t = MatMul(x, w) u = MatMul(x, w) c = Concat<axis = 1>(t, u) h = HardSwish(c)
-      y = MatMul(h, v) z = MatMul(u, w) }"""
-    both = model_of(text, w=(8, 8), v=(16, 16))
-    assert not saturations(both, tie_ranges(both, {"t": WIDE, "u": WIDE, "c": WIDE}))
 
 
 def test_long_functions_are_followed_to_a_limit() -> None:
@@ -268,14 +230,6 @@ def sigmoids(tmp_path: Path) -> tuple[Path, Path]:
     onnx.save(model("s = Sigmoid(t) f = Mul(t, s)").proto, path)
     np.savez(data, x=np.random.default_rng(0).normal(size=(8, 8, 2)).astype(np.float32) * 30)
     return path, data
-
-
-def test_ranges_of_calibration_end_where_readers_saturate(
-    sigmoids: tuple[Path, Path], tmp_path: Path
-) -> None:
-    with Session(root=tmp_path) as session:
-        prepared = session.work(case_of(*sigmoids)).prepared
-        assert prepared.calibrated[1].saturations.keys() == {"t"}
 
 
 def test_given_ranges_are_used_as_they_are(sigmoids: tuple[Path, Path], tmp_path: Path) -> None:

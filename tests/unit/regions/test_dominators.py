@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqspec.graph.regions.dominators import DominatorTree, post_dominators, structure_tree
+from qdqspec.graph.regions.dominators import DominatorTree, post_dominators
 
 
 @st.composite
@@ -43,16 +43,6 @@ def test_immediate_dominators_by_definition(before):
     post = post_dominators(after)
     for vertex in range(last):
         assert post[vertex] == min(on_every_path(after, vertex, last) - {vertex})
-
-
-def test_a_diamond_nests_its_branches():
-    before = [[], [0], [1], [1], [2, 3], [4]]
-    tree = DominatorTree()
-    for row in before[1:]:
-        tree.add(row)
-    chains = structure_tree(tree.parent, post_dominators(successors_of(before)))
-    assert chains.following[:2] == (1, 4)
-    assert chains.inside == {1: [2, 3]}
 
 
 @pytest.mark.parametrize("depth", [3000])

@@ -56,13 +56,6 @@ def test_nodes_that_compute_constants_are_excluded():
     assert [(part.name, part.inputs) for part in parts] == [("a", ()), ("y", (0,))]
 
 
-def test_without_profiles_each_node_is_a_part():
-    parts = fold_graph(residual(), find_regions(residual()))
-    assert [part.name for part in parts] == ["a", "b", "c", "d", "y"]
-    assert parts[3].inputs == (1, 2)
-    assert parts[0].reference_ms is None
-
-
 def test_parts_have_formats_errors_and_times_with_conversions():
     tuned = [
         LayerTime(name="q", op_type="QuantizeLinear", milliseconds=0.5, tensors=("b",), boundary=True),

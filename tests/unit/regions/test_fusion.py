@@ -6,7 +6,6 @@ from contextlib import closing
 
 from qdqspec.app.session import Session
 from qdqspec.graph.regions.search import groups_of
-from qdqspec.graph.unify import joined
 from qdqspec.types import Case, LayerTime, RegionRules
 
 
@@ -28,7 +27,3 @@ def test_regions_by_the_kernels_of_onnx_runtime(tmp_path, models):
     block = "/layer1/layer1.0"
     assert {f"{block}/conv2/Conv", f"{block}/Add", f"{block}/Relu_1"} in leaves
     assert {f"{block}/conv1/Conv", f"{block}/Relu"} in leaves
-
-
-def test_keys_are_joined_directly_and_through_other_groups() -> None:
-    assert joined("abcdef", ["ce", "", "ae", "f"]) == (("a", "c", "e"), ("b",), ("d",), ("f",))

@@ -85,27 +85,6 @@ def test_regions_with_nothing_to_quantize_are_shown_on_request(models):
     assert "--include-all shows them" in render_text(found)
 
 
-def test_every_node_that_is_not_offered_has_a_reason(inspection):
-    assert sum(count for _, count in inspection.refusals) + len(inspection.quantizable) == inspection.nodes
-    assert inspection.refusals == (("Relu: quantized together with the operator before it", 13),)
-
-
-def test_an_inspection_without_a_backend_does_not_report_quantization(models):
-    model = load_model(models / "digits_resnet.onnx")
-    found = inspect_model(model, find_regions(model))
-    coverage = to_json(found)["coverage"]
-    assert (coverage["nodes"], coverage["quantizable"]) == (37, None)
-    assert "quantizable" not in render_text(found)
-
-
-def test_notes_of_the_backend_are_reported(models):
-    model = load_model(models / "digits_resnet.onnx")
-    note = "some is not installed"
-    found = inspect_model(model, find_regions(model), replace(judged(model, "Conv"), note=note))
-    assert f"note: {note}\n" in render_text(found)
-    assert to_json(found)["judged"] == {"backend": "some", "note": note}
-
-
 def test_graph_outputs_that_stay_float_are_reported_with_the_reason(models):
     model = load_model(models / "ultraface_rfb320.onnx")
     why = {"scores": "Softmax cannot", "boxes": ""}
@@ -157,32 +136,6 @@ def test_bodies_are_regions_of_the_tree_and_functions_separate_graphs(nested):
         ("r0.1", ("choose/then_branch/again/else_branch/neg",)),
         ("r0", ("choose/else_branch/call",)),
     }
-
-
-def test_regions_of_a_body_use_outer_types_and_constants(nested):
-    bodies = {body.name: body for body in find_bodies(nested, find_regions(nested), find_regions)}
-    assert bodies["choose/then_branch"].regions[0].inputs == ("a", "c")  # the constant w is no input
-    alone = Model(
-        onnx.parser.parse_model(
-            """<ir_version: 8, opset_import: ["": 17]>
-            g (float[1,4,8,8] x) => (float[1,4,8,8] y) { y = Relu(x) }"""
-        )
-    )
-    inner = bodies["choose/then_branch/again/then_branch"]
-    assert inner.regions[0].pattern == find_regions(alone)[0].pattern
-
-
-def test_names_of_nodes_in_bodies_do_not_collide_with_outer_names(nested):
-    nested.proto.graph.node[0].name = "choose/then_branch/conv"
-    outside = Model(nested.proto)
-    inside = {
-        n
-        for b in find_bodies(outside, find_regions(outside), find_regions)
-        for r in b.regions
-        for n in r.nodes
-    }
-    assert "choose/then_branch/conv" not in inside
-    assert "choose/then_branch~1/conv" in inside
 
 
 def test_bodies_are_listed_and_functions_are_not_quantized(nested):

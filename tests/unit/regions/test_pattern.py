@@ -24,21 +24,6 @@ def test_the_digest_of_a_pattern_is_stable():
     assert digest("a = Relu(x) y = Add(a, z)") == "p1-3de73e1b49c199e1"
 
 
-def test_the_order_of_commutative_operands_does_not_change_a_pattern():
-    assert digest("a = Relu(x) y = Add(a, z)") == digest("a = Relu(x) y = Add(z, a)")
-    assert digest("a = Relu(x) y = Sub(a, z)") != digest("a = Relu(x) y = Sub(z, a)")
-
-
-def test_a_chain_and_a_fork_of_the_same_operators_differ():
-    chain = "a = Relu(x) b = Relu(a) y = Add(b, z)"
-    fork = "a = Relu(x) b = Relu(x) y = Add(a, b)"
-    assert digest(chain) != digest(fork)
-
-
-def test_sharing_an_outer_tensor_changes_a_pattern():
-    assert digest("a = Relu(x) b = Neg(x) y = Add(a, b)") != digest("a = Relu(x) b = Neg(z) y = Add(a, b)")
-
-
 def test_attributes_arity_and_element_types_change_a_pattern():
     assert digest("y = Softmax <axis = 0> (x)") != digest("y = Softmax <axis = 1> (x)")
     assert digest("y = Sum(x, z)") != digest("y = Sum(x, z, z)")
@@ -83,29 +68,12 @@ def test_depthwise_convolutions_of_any_width_have_one_structure():
     assert depthwise(4, 4, "structure+shapes") != depthwise(8, 8, "structure+shapes")
 
 
-def test_a_result_with_a_reader_outside_changes_a_pattern():
-    body = "a = Relu(x) y = Neg(a)"
-    model = model_of(body)
-    seen = model_of(body + " b = Abs(a) c = Add(b, y)")
-    names = ["Relu#0", "Neg#1"]
-    assert canonical(model, names).digest != canonical(seen, names).digest
-
-
 def test_the_text_of_a_pattern_shows_branches_and_skips():
     model = model_of("e = Relu(x) a = Neg(e) b = Abs(e) c = Add(a, b) y = Mul(c, z)")
     names = [node.name for node in model.nodes]
     assert canonical(model, names).text == "Relu > (Abs | Neg) > Add > Mul"
     skip = model_of("e = Relu(x) a = Neg(e) y = Add(a, e)")
     assert canonical(skip, [n.name for n in skip.nodes]).text == "Relu > (Neg | skip) > Add"
-
-
-def test_equal_patterns_have_equal_text():
-    block = "e{0} = Relu(c{0}) a{0} = Neg(e{0}) b{0} = Abs(e{0}) c{1} = Add(a{0}, b{0})"
-    model = model_of("c0 = Exp(x) " + " ".join(block.format(i, i + 1) for i in range(8)) + " y = Exp(c8)")
-    names = [node.name for node in model.nodes][1:-1]
-    found = [canonical(model, names[i : i + 4]) for i in range(0, len(names), 4)]
-    assert len({pattern.digest for pattern in found}) == 1
-    assert len({pattern.text for pattern in found}) == 1
 
 
 def ring(sizes: list[int], start: int = 0) -> LabelledGraph:

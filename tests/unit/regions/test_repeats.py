@@ -13,14 +13,6 @@ def test_repeats_are_found_from_the_first_row():
     assert runs_of("") == []
 
 
-def test_a_row_that_occurs_twice_is_no_repeat():
-    assert runs_of("aabb") == [Run(i, 1, 1) for i in range(4)]
-
-
-def test_the_shortest_period_is_reported():
-    assert runs_of("abc" * 12) == [Run(0, 3, 12)]
-
-
 @given(st.text("abc", max_size=40))
 def test_runs_reproduce_the_rows(rows):
     runs = runs_of(rows)

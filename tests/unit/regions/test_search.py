@@ -50,11 +50,6 @@ def test_large_branchings_are_composites_of_their_branches():
     assert texts == ["Conv > Relu > Conv > Relu", "Conv > Sigmoid > Conv > Sigmoid > Add"]
 
 
-def test_a_composite_of_most_of_the_model_is_omitted():
-    regions = find_regions(model_of("s = Relu(x) " + FORK.format("y", "s")), RegionRules(max_nodes=6))
-    assert all(region.type != "COMPOSITE" for region in regions)
-
-
 def test_long_sequences_are_cut_into_equal_parts_at_anchors():
     links = "".join(f"c{i} = Conv({f'r{i - 1}' if i else 'x'}, w) r{i} = Relu(c{i})" for i in range(12))
     regions = find_regions(model_of(links, result="r11"))
@@ -69,11 +64,6 @@ def test_shape_arithmetic_constants_and_copies_are_no_separate_regions():
     assert [r.type for r in regions] == ["ROOT", "LEAF"]
     assert len(regions[1].nodes) == 6
     assert regions[1].pattern_text == "Conv > Transpose > Reshape"
-
-
-def test_a_model_of_copies_only_has_one_region():
-    regions = find_regions(model_of("a = Identity(x) y = Transpose <perm = [3, 2, 1, 0]> (a)"))
-    assert [(r.type, len(r.nodes)) for r in regions] == [("ROOT", 2), ("LEAF", 2)]
 
 
 def test_a_mask_read_by_every_layer_does_not_join_the_layers():
@@ -142,17 +132,6 @@ def test_regions_by_names_follow_the_module_names(source):
 def test_regions_by_names_of_an_unnamed_model_are_those_by_structure():
     model = model_of("a = Conv(x, w) b = Relu(a) c = Conv(b, w) y = Relu(c)")
     assert find_regions(model, RegionRules(by="names")) == find_regions(model)
-
-
-def test_resnet_blocks_of_a_real_model_are_regions(models):
-    texts = leaf_texts(find_regions(load_model(models / "digits_resnet.onnx")))
-    assert texts.count("Conv > Relu > Conv > Add > Relu") == 4
-    assert texts.count("(Conv | Conv > Relu > Conv) > Add > Relu") == 2
-
-
-def test_fire_modules_of_a_real_model_are_regions(models):
-    texts = leaf_texts(find_regions(load_model(models / "squeezenet10.onnx")))
-    assert sum(text.startswith("(Conv > Relu | Conv > Relu) > Concat") for text in texts) == 8
 
 
 def test_regions_by_names_of_a_real_model_are_its_stages(models):

@@ -22,23 +22,9 @@ def guide(body: str, outputs: str = "float[1,8] y") -> list[str]:
     return [tensor for edges in found.values() for tensor, _ in edges]
 
 
-@pytest.mark.parametrize("op", ["Softmax", "LogSoftmax", "Sigmoid", "Tanh", "Hardmax", "LpNormalization"])
+@pytest.mark.parametrize("op", ["Softmax", "Sigmoid", "LpNormalization"])
 def test_the_error_is_measured_before_a_trailing_operator_that_saturates(op: str) -> None:
     assert guide(f"a = MatMul(x, w)  y = {op}(a)") == ["a"]
-
-
-AXIS = "axis = Constant<value = int64[1] {1}>()"
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        "e = Exp(a)  s = ReduceSum(a, axis)  y = Div(e, s)",
-        "s = ReduceSum(a, axis)  y = Div(a, s)",
-    ],
-)
-def test_other_divisions_do_not_saturate(body: str) -> None:
-    assert guide(f"{AXIS}  a = MatMul(x, w)  {body}") == ["y"]
 
 
 def test_trailing_operators_that_copy_values_are_skipped() -> None:
@@ -49,15 +35,12 @@ def test_trailing_operators_that_copy_values_are_skipped() -> None:
 def test_an_output_without_a_saturating_operator_is_its_own_guide() -> None:
     assert guide("a = MatMul(x, w)  y = Identity(a)") == ["y"]
     assert guide("b = Softmax(x)  y = MatMul(b, w)") == ["y"]
+    assert guide("a = MatMul(x, w)  s = Sigmoid(a)  y = Mul(a, s)") == ["y"]
 
 
 def test_the_guide_of_an_argmax_is_its_input_scores() -> None:
     body = "a = MatMul(x, w)  b = Softmax(a)  y = ArgMax<axis = 1>(b)"
     assert guide(body, "int64[1,1] y") == ["a"]
-
-
-def test_a_sigmoid_gate_is_no_trailing_operator() -> None:
-    assert guide("a = MatMul(x, w)  s = Sigmoid(a)  y = Mul(a, s)") == ["y"]
 
 
 def test_the_guide_of_a_normalized_embedding_is_the_embedding_before_the_division() -> None:

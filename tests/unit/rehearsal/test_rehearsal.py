@@ -63,22 +63,15 @@ def placed(*sites: Site) -> Placement:
     return Placement(sites=frozenset(sites))
 
 
-def test_pairs_are_switched_by_format_and_edge(model: Model, feeds: list, tmp_path: Path) -> None:
-    numbers = Quantizer(model, ranges_for(model))
-    coarse, fine = site("b", ("add", 0)), SITES[2]
-    one_weight = site("w", ("second", 1), fmt="int8", weight=True)
-    with rehearsal_of(model, SITES, numbers, *feeds) as rehearsal:
-        for placement in (placed(coarse, fine), placed(fine), placed(one_weight)):
-            expected = built_outputs(model, placement, numbers, feeds[0], tmp_path)["y"]
-            np.testing.assert_array_equal(rehearsal.engine(placement).run(feeds[0])["y"], expected)
-
-
 def test_the_error_is_over_all_samples_at_the_output_and_before_the_sigmoid(
     model: Model, feeds: list, tmp_path: Path
 ) -> None:
     numbers, placement = Quantizer(model, ranges_for(model)), placed(*SITES[:2], SITES[4])
     with rehearsal_of(model, SITES, numbers, *feeds) as rehearsal:
-        found = rehearsal.error(placement)
+        found, nothing = rehearsal.error(placement), rehearsal.error(placed())
+        assert rehearsal.error(placed(SITES[4])).guiding_db < 100
+        assert rehearsal.error(placed(SITES[5])).guiding_db == np.inf
+    assert (nothing.sqnr_db, nothing.guiding_db, nothing.max_abs) == (np.inf, np.inf, 0.0)
     reference = [built_outputs(model, placed(), numbers, feed, tmp_path)["y"] for feed in feeds]
     tuned = [built_outputs(model, placement, numbers, feed, tmp_path)["y"] for feed in feeds]
     noise = sum(np.square(r - t).sum() for r, t in zip(reference, tuned, strict=True))
@@ -89,26 +82,6 @@ def test_the_error_is_over_all_samples_at_the_output_and_before_the_sigmoid(
     )
     assert ([one.name for one in found.outputs], [one.name for one in found.guiding]) == (["y"], ["d"])
     assert (found.samples, found.guiding_db != found.sqnr_db) == (3, True)
-
-
-def test_a_pair_before_the_sigmoid_is_part_of_the_guiding_error(model: Model, feeds: list) -> None:
-    with rehearsal_of(model, SITES, Quantizer(model, ranges_for(model)), *feeds) as rehearsal:
-        assert rehearsal.error(placed(SITES[4])).guiding_db < 100
-        assert rehearsal.error(placed(SITES[5])).guiding_db == np.inf
-
-
-def test_the_error_without_pairs_is_zero(model: Model, feeds: list) -> None:
-    with rehearsal_of(model, SITES, Quantizer(model, ranges_for(model)), *feeds) as rehearsal:
-        found = rehearsal.error(placed())
-    assert (found.sqnr_db, found.guiding_db, found.max_abs) == (np.inf, np.inf, 0.0)
-
-
-def test_references_are_recomputed_beyond_the_memory_limit(model: Model, feeds: list) -> None:
-    numbers = Quantizer(model, ranges_for(model))
-    with rehearsal_of(model, SITES, numbers, *feeds) as rehearsal:
-        kept = rehearsal.error(placed(*SITES[:2]))
-    with rehearsal_of(model, SITES, numbers, *feeds, held_bytes=0) as rehearsal:
-        assert rehearsal.error(placed(*SITES[:2])) == kept
 
 
 def test_a_pair_without_a_switch_is_an_error_with_its_name(model: Model, feeds: list) -> None:

@@ -16,40 +16,32 @@ from qdqspec.types import GraphPart, RunRecord
 
 WIDTHS = (400, 700, 1000, 2000)
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-SCRIPT = """<p id="widths"></p><script>onload = () => {
-  document.getElementById("widths").textContent = [...document.querySelectorAll("iframe")].map(frame =>
-    frame.contentDocument.documentElement.scrollWidth).join(" ")
-}</script>"""
-CUT = """<p id="widths"></p><script>onload = () => {
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+# Of each frame: the width of the page, the number of texts cut by their chart, and of parts that scroll.
+SCRIPT = """<p id="seen"></p><script>onload = () => {
   const cut = text => {
     const [own, whole] = [text, text.ownerSVGElement].map(each => each.getBoundingClientRect())
     return own.left < whole.left - 1 || own.right > whole.right + 1
   }
-  document.getElementById("widths").textContent = [...document.querySelectorAll("iframe")].map(frame =>
-    [...frame.contentDocument.querySelectorAll("figure > svg text")].filter(cut).length).join(" ")
-}</script>"""
-SCROLLING = """<p id="widths"></p><script>onload = () => {
   const scrolls = each => each.scrollWidth > each.clientWidth + 1
-  document.getElementById("widths").textContent = [...document.querySelectorAll("iframe")].map(frame =>
-    [...frame.contentDocument.querySelectorAll(".scroll, figure")].filter(scrolls).length).join(" ")
+  document.getElementById("seen").textContent = [...document.querySelectorAll("iframe")].map(frame => {
+    const count = (which, test) => [...frame.contentDocument.querySelectorAll(which)].filter(test).length
+    const width = frame.contentDocument.documentElement.scrollWidth
+    return [width, count("figure > svg text", cut), count(".scroll, figure", scrolls)].join(" ")
+  }).join(" ")
 }</script>"""
 LONG = "set tune.min_sqnr_db, or exclude nodes/that/have/a/long/path/without/any/space/in/between"
 
 
-def overflow(page: str, folder) -> dict[int, int]:
-    """The pixels by which a page is wider than each window."""
-    return {width: is_ - width for width, is_ in in_frames(page, folder, SCRIPT).items()}
-
-
-def in_frames(page: str, folder, script: str) -> dict[int, int]:
-    """The counts of the script in frames of these widths, in one page."""
+def in_frames(page: str, folder) -> dict[int, tuple[int, int, int]]:
+    """The pixels by which a page is wider than each window, and the counts of cut texts and of scrolling parts."""
     opened = page.replace("<details>", "<details open>")
     frames = "".join(
         f'<iframe width="{width}" height="900" style="border:0" srcdoc="{entities.escape(opened)}"></iframe>'
         for width in WIDTHS
     )
     file = folder / "frames.html"
-    file.write_text(f"<!doctype html><meta charset=utf-8>{frames}{script}", encoding="utf-8")
+    file.write_text(f"<!doctype html><meta charset=utf-8>{frames}{SCRIPT}", encoding="utf-8")
     shown = subprocess.run(
         [*command(folder), "--virtual-time-budget=5000", "--dump-dom", file.as_uri()],
         capture_output=True,
@@ -57,9 +49,10 @@ def in_frames(page: str, folder, script: str) -> dict[int, int]:
         encoding="utf-8",
         timeout=120,
     ).stdout
-    found = re.search(r'<p id="widths">([\d ]+)</p>', shown)
+    found = re.search(r'<p id="seen">([\d ]+)</p>', shown)
     assert found, shown[-2000:]
-    return {width: int(is_) for width, is_ in zip(WIDTHS, found[1].split(), strict=True)}
+    numbers = map(int, found[1].split())
+    return {width: (next(numbers) - width, next(numbers), next(numbers)) for width in WIDTHS}
 
 
 def command(folder) -> list[str]:
@@ -78,43 +71,33 @@ def advising_run() -> RunRecord:
     return replace(run, cases=(replace(case, results=results),))
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 def test_a_wide_element_is_found(tmp_path):
     page = html.report_format.render(empty_run()).replace(
         "</body>", '<div style="width:800px">x</div></body>'
     )
-    wide = overflow(page, tmp_path)
-    assert wide[400] > 0
-    assert wide[1000] <= 0
+    seen = in_frames(page, tmp_path)
+    assert seen[400][0] > 0
+    assert seen[1000][0] <= 0
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 @pytest.mark.parametrize(
     "record",
     [sample_run(), hostile_run(), bare_run(), advising_run()],
     ids=["sample", "hostile", "bare", "advice"],
 )
 def test_no_page_is_wider_than_its_window(record, tmp_path):
-    wide = overflow(html.report_format.render(record), tmp_path)
-    assert {width: more for width, more in wide.items() if more > 0} == {}
+    seen = in_frames(html.report_format.render(record), tmp_path)
+    assert {width: wider for width, (wider, _, _) in seen.items() if wider > 0} == {}
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
-def test_texts_of_charts_are_not_cut(tmp_path):
+def test_no_text_of_a_chart_is_cut_and_no_part_of_the_page_scrolls(tmp_path):
     page = html.report_format.render(sample_run())
     longest = "...ModelOfManyWords/Encoder_1/MagikaV2/LayerNorm_1/Square"
     page = re.sub(r">/layer\d/block\d/Conv<", f">{longest}<", page)
     assert longest in page
-    assert set(in_frames(page, tmp_path, CUT).values()) == {0}
+    assert {seen[1:] for seen in in_frames(page, tmp_path).values()} == {(0, 0)}
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
-def test_no_chart_and_no_table_scrolls(tmp_path):
-    """At 400 pixels, charts and small tables must not exceed the window."""
-    assert set(in_frames(html.report_format.render(sample_run()), tmp_path, SCROLLING).values()) == {0}
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 def test_a_printed_drawing_is_not_larger_than_on_the_screen(tmp_path):
     """A chain of 60 parts must not be scaled to the width of the paper, which takes twenty sheets."""
     pytest.importorskip("graph_layout")

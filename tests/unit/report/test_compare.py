@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 
 from qdqspec._core.node_digests import NodeDigest, pack
-from qdqspec.app.report.compare import ComparedCase, compare_runs, comparison_text, comparison_to_json
+from qdqspec.app.report.compare import ComparedCase, compare_runs, comparison_text
 from qdqspec.errors import StateError
 from qdqspec.testing.records import alone_case, cached_case, faster_case, sample_regression, sample_run
 from qdqspec.types import CaseRecord, DeviceKey, LatencyEvidence, RegressionEvidence, RunRecord, Samples
@@ -56,10 +55,6 @@ def test_the_verdict_is_on_the_selected_model(factor: float, word: str) -> None:
     assert found.change.builds.median == pytest.approx(factor, rel=0.02)
 
 
-def test_the_verdict_does_not_depend_on_the_reference_alone() -> None:
-    assert compare_one(faster_case(), scaled(faster_case(), 1.2, "reference")).word == "same"
-
-
 def test_an_equal_slowdown_of_all_models_is_no_change() -> None:
     """All models including the reference have become slower by the same factor."""
     found = compare_one(faster_case(), scaled(faster_case(), 1.1, *faster_case().evidence.latency.samples))
@@ -67,19 +62,10 @@ def test_an_equal_slowdown_of_all_models_is_no_change() -> None:
     assert any("the reference took +10" in note for note in found.notes)
 
 
-def test_a_slowdown_beyond_that_of_the_reference_is_slower() -> None:
-    slower = scaled(scaled(faster_case(), 1.1, "reference", "tuned"), 1.3, "tuned", seed=1)
-    assert compare_one(faster_case(), slower).word == "slower"
-
-
-@pytest.mark.parametrize(("allowed", "beyond"), [(0.0, True), (0.1, True), (0.3, False)])
+@pytest.mark.parametrize(("allowed", "beyond"), [(0.1, True), (0.3, False)])
 def test_a_slowdown_is_compared_with_the_allowance(allowed: float, beyond: bool) -> None:
     found = compare_one(faster_case(), scaled(faster_case(), 1.2, "tuned"))
     assert found.is_slower_beyond(allowed) is beyond
-
-
-def test_a_gain_never_exceeds_the_allowance() -> None:
-    assert not compare_one(faster_case(), scaled(faster_case(), 0.5, "tuned")).is_slower_beyond(0)
 
 
 def test_a_case_without_times_is_reported_as_not_timed() -> None:
@@ -170,23 +156,6 @@ def runs() -> tuple[RunRecord, RunRecord]:
 
 def test_the_text_of_a_comparison(golden) -> None:
     golden("report/compare.txt", comparison_text(compare_runs(*runs())) + "\n")
-
-
-def test_the_json_of_a_comparison() -> None:
-    data = comparison_to_json(compare_runs(*runs()), 0.05)
-    json.dumps(data, allow_nan=False)
-    assert [(case["case"], case["verdict"], case["beyond"]) for case in data["cases"]] == [
-        ("digits::default", "slower", True),
-        ("squeezenet::default", "faster", False),
-    ]
-    assert (data["only_in_a"], data["only_in_b"]) == (["ultraface::default"], ["ultraface::b8"])
-
-
-def test_specs_of_one_name_in_two_folders_are_distinguished() -> None:
-    other = faster_case().evidence.case
-    moved = elsewhere(faster_case(), case=replace(other, spec=other.model.parent / "squeezenet.qdq.yaml"))
-    found = compare_runs(run_of(faster_case(), moved), run_of(faster_case(), moved))
-    assert {case.case for case in found.cases} == {"squeezenet::default", "squeezenet::default (2)"}
 
 
 def test_specs_of_one_name_are_reported_with_their_folders() -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
-from qdqspec.app.report.write import annotation_lines, append_summary, write_reports
+from qdqspec.app.report.write import annotation_lines, write_reports
 from qdqspec.testing.records import sample_run
 
 
@@ -55,9 +53,3 @@ def test_the_summary_is_appended(tmp_path, monkeypatch):
     assert text.startswith("before\n")
     assert "# Quantized models" in text
     assert not (tmp_path / "github").exists()
-
-
-@pytest.mark.parametrize("environment", [{}, {"GITHUB_STEP_SUMMARY": ""}])
-def test_nothing_is_written_outside_of_github_actions(tmp_path, environment):
-    append_summary(b"page", environment)
-    assert list(tmp_path.iterdir()) == []

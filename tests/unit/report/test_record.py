@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qdqspec.app.report.record import (
-    RunPart,
     case_from_json,
     case_to_json,
     json_text,
@@ -124,12 +123,6 @@ def test_a_record_contains_no_absolute_path(tmp_path: Path) -> None:
     assert "cannot open <output>/candidate.onnx: node /block/conv in <home>/x" in text
 
 
-def test_a_model_outside_the_working_folder_is_recorded_by_file_name(tmp_path: Path) -> None:
-    case = faster_case()
-    moved = replace(case.evidence, case=replace(case.evidence.case, model=tmp_path / "far" / "b.onnx"))
-    assert case_to_json(CaseRecord(evidence=moved))["model"]["path"] == "b.onnx"
-
-
 def test_a_spec_below_the_working_folder_is_recorded_with_its_relative_path(
     tmp_path: Path, monkeypatch
 ) -> None:
@@ -149,11 +142,8 @@ def test_a_spec_below_the_working_folder_is_recorded_with_its_relative_path(
     ("data", "words"),
     [
         (None, "no schema_version"),
-        ([], "no schema_version"),
         ({"schema_version": 2}, "it has schema_version 2"),
-        ({"schema_version": 1}, "damaged: qdqspec: Field required"),
         ({**SAMPLE, "cases": [{**SAMPLE["cases"][0], "speedup": 3}]}, r"cases\.0\.speedup"),
-        ({**SAMPLE, "cases": 7}, "cases"),
     ],
 )
 def test_data_that_is_no_record_is_one_error(data: object, words: str) -> None:
@@ -199,7 +189,7 @@ def test_damaged_data_is_read_as_a_record_or_raises_one_error(path: tuple, value
     record_to_json(record)
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"{", b"[" * 100_000, b"NaN"])
+@pytest.mark.parametrize("content", [b"", b"{", b"[" * 100_000])
 def test_a_file_that_is_no_record_is_an_error_with_the_path(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "run.json"
     path.write_bytes(content)
@@ -207,32 +197,12 @@ def test_a_file_that_is_no_record_is_an_error_with_the_path(tmp_path: Path, cont
         read_record(path)
 
 
-def test_a_missing_record_file_is_an_error_with_the_path(tmp_path: Path) -> None:
-    with pytest.raises(StateError, match=r"gone\.json.*No such file"):
-        read_record(tmp_path / "gone.json")
-
-
 def test_unknown_keys_of_later_versions_are_ignored() -> None:
     later = {**SAMPLE, "weather": "fine"}
     assert record_to_json(record_from_json(later)) == SAMPLE
 
 
-def test_the_record_has_a_json_schema() -> None:
-    assert "cases" in RunPart.model_json_schema()["properties"]
-
-
 # ---- beside the baseline ------------------------------------------------------------------------
-
-
-def test_the_comparison_with_a_baseline_is_in_the_record() -> None:
-    data = case_to_json(faster_case())["regression"]["regression"]
-    assert data["state"] == "compared"
-    assert data["file"] == "__baselines__/squeezenet/sample-device.json"
-    assert data["baseline"] == {"median": 0.574, "low": 0.567, "high": 0.581}
-    assert data["ratio"]["low"] < data["ratio"]["median"] < data["ratio"]["high"]
-    assert data["change"]["builds"]["median"] == 1.004
-    assert data["change"]["p_value"] == 0.31
-    assert (data["looks"], data["builds"]) == (1, 3)
 
 
 def test_the_comparison_with_a_baseline_is_read_back() -> None:
@@ -244,12 +214,6 @@ def test_the_comparison_with_a_baseline_is_read_back() -> None:
         evidence = replace(faster_case().evidence, regression={**found, **wide})
         data = json.loads(json_text(case_to_json(CaseRecord(evidence=evidence))))
         assert case_from_json(data).evidence.regression == evidence.regression
-
-
-def test_a_record_of_earlier_versions_has_no_baselines() -> None:
-    data = case_to_json(faster_case())
-    del data["regression"]
-    assert case_from_json(data).evidence.regression == {}
 
 
 def test_commands_of_baselines_contain_no_absolute_path(tmp_path: Path) -> None:

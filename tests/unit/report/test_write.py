@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
 import pytest
 
-from qdqspec.app.report.write import format_for, render, write_json, write_report, write_reports
+from qdqspec.app.report.write import write_report, write_reports
 from qdqspec.errors import ConfigError, OutputError
 from qdqspec.testing.records import sample_run
 
@@ -39,13 +38,6 @@ def test_a_folder_with_the_name_of_a_report_is_an_error_and_no_file_is_written(t
     assert [path.name for path in tmp_path.iterdir()] == ["a.md"]
 
 
-def test_a_file_in_place_of_the_folder_of_a_report_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("mine", encoding="utf-8")
-    with pytest.raises(OutputError, match="cannot be written"):
-        write_report(sample_run(), tmp_path / "file" / "a.md")
-    assert (tmp_path / "file").read_text(encoding="utf-8") == "mine"
-
-
 def test_a_failed_write_keeps_the_old_report(tmp_path: Path, monkeypatch) -> None:
     path = tmp_path / "a.md"
     path.write_text("old", encoding="utf-8")
@@ -57,15 +49,3 @@ def test_a_failed_write_keeps_the_old_report(tmp_path: Path, monkeypatch) -> Non
     with pytest.raises(OutputError, match="No space left"):
         write_report(sample_run(), path)
     assert path.read_text(encoding="utf-8") == "old"
-
-
-def test_a_run_record_is_written_to_any_file_name(tmp_path: Path) -> None:
-    write_json(sample_run(), tmp_path / "record")
-    assert len(json.loads((tmp_path / "record").read_text(encoding="utf-8"))["cases"]) == 3
-
-
-def test_the_json_report_is_the_run_record(tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
-    write_json(sample_run(), path)
-    assert path.read_bytes() == render(sample_run(), path)
-    assert format_for(path).suffix == ".json"

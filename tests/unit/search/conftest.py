@@ -19,6 +19,7 @@ from qdqspec.search.base import Proposal, SearchSetup
 from qdqspec.search.energy import Energy
 from qdqspec.testing.strategies import Oracle, small_space
 from qdqspec.types import LayerTime, Placement, Trial
+from tests.support.lab import MakeLab, lab_in
 
 Cost = Callable[[Placement], float | None]
 MARGIN = 0.99  # a candidate wins a race if its time is below this share of the best
@@ -92,6 +93,11 @@ def layers(space: SchemeSpace) -> tuple[LayerTime, ...]:
         LayerTime(name=node.name, op_type=node.op_type, milliseconds=1.0 + node.index, nodes=(node.name,))
         for node in space.model.nodes
     )
+
+
+@pytest.fixture
+def make_lab(tmp_path: Path) -> MakeLab:
+    return lab_in(tmp_path)
 
 
 @pytest.fixture

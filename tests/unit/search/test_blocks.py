@@ -8,19 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from searches import kernel, residual_space
 
-from qdqspec.search.blocks import block_codes, block_labels, classes_of, fuse
+from qdqspec.search.blocks import block_codes, block_labels, classes_of, fuse, labels_of, tie, uniform_codes
 from qdqspec.testing.strategies import small_space
 from qdqspec.types import LABELS, LayerTime
 
 FP, FULL, IN = (LABELS.index(label) for label in ("fp", "in+out", "in-only"))
 SPACE = residual_space()
 UNITS = [unit.id for unit in SPACE.units]
-
-
-def test_units_in_one_kernel_of_any_profile_are_one_block() -> None:
-    profiles = [[kernel("conv1", "relu"), kernel("conv2", "add")], [kernel("add", "pool")]]
-    blocks = fuse(SPACE, profiles)
-    assert [block.units for block in blocks] == [("conv1",), ("conv2", "add", "pool"), ("gemm1",), ("gemm2",)]
 
 
 def test_conversions_and_nodes_outside_units_do_not_join_blocks() -> None:
@@ -37,10 +31,6 @@ def test_blocks_are_the_connected_components_in_graph_order(kernels: list[list[s
     assert len(blocks) >= len(UNITS) - sum(len({*nodes}) - 1 for nodes in kernels)
     firsts = [UNITS.index(block.units[0]) for block in blocks]
     assert firsts == sorted(firsts)
-
-
-def test_an_empty_space_has_no_blocks() -> None:
-    assert fuse(SPACE.known(()), []) == ()
 
 
 def test_in_only_applies_to_the_units_of_a_block_that_offer_it() -> None:
@@ -72,3 +62,26 @@ def test_similar_blocks_are_one_class() -> None:
     assert len(set(classes)) < len(blocks)
     convolutions = {number for number, kind in zip(classes, kinds, strict=True) if kind == "Conv"}
     assert len(convolutions) == 2  # with and without a Relu
+
+
+# ---- tied classes: units at the same position of the same pattern, which have one label --------------
+
+
+def test_units_of_one_class_have_one_operator_and_one_pattern(space_of) -> None:
+    space = space_of("digits_resnet")
+    patterns = {
+        node: region.pattern for region in space.regions if not region.children for node in region.nodes
+    }
+    classes = tie(space)
+    assert any(len(tied.units) > 1 for tied in classes)
+    for tied in classes:
+        assert len({space.by_id[name].op_type for name in tied.units}) == 1
+        assert {patterns[name] for name in tied.units} == {tied.pattern}
+
+
+def test_labels_of_classes_are_recovered_from_labels_of_units(space_of) -> None:
+    space = space_of("squeezenet10")
+    classes = tie(space)
+    assert sorted(name for tied in classes for name in tied.units) == sorted(space.by_id)
+    for choice in uniform_codes(space, classes):
+        assert tuple(block_codes(space, classes, labels_of(space, classes, choice))) == choice

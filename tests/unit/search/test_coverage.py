@@ -75,13 +75,7 @@ class Builder:
         trial = Trial(number=len(self.trials), phase="coverage", placement=placement, layers=tuple(layers))
         if wrong:
             named = f" at '{min(wrong)}'" if self.names else ""
-            trial = Trial(
-                number=len(self.trials),
-                phase="coverage",
-                placement=placement,
-                status="failed",
-                error=f"refused{named}",
-            )
+            trial = replace(trial, status="failed", error=f"refused{named}", layers=())
         self.trials.append(trial)
         return trial
 
@@ -110,7 +104,6 @@ def search(
 def test_without_limits_all_multiplications_are_covered(space_of) -> None:
     space = space_of()
     found = search(space, Builder(space)).best()
-    assert found is not None
     assert {unit for unit, count in counts(space).items() if count} <= quantized(found.placement)
 
 
@@ -144,14 +137,9 @@ def test_refused_units_stay_in_float_and_no_others(space_of, names: bool) -> Non
     build = Builder(space, refused, names=names)
     run = search(space, build)
     found = run.best()
-    assert found is not None
     assert set(heavy) - quantized(found.placement) == refused
     assert refused == {unit for unit in run.refused if counts(space)[unit]}
     assert all("refused" in reason for reason in run.refused.values())
-
-
-def test_nothing_is_selected_if_everything_is_refused(space_of) -> None:
-    space = space_of()
     assert search(space, Builder(space, [unit.id for unit in space.units])).best() is None
 
 
@@ -160,7 +148,6 @@ def test_a_unit_whose_kernel_computes_in_float_is_not_quantized(space_of) -> Non
     heavy = sorted(unit for unit, count in counts(space).items() if count)
     run = search(space, Builder(space, floats={heavy[0]}))
     found = run.best()
-    assert found is not None
     assert heavy[0] not in quantized(found.placement)
     assert run.refused == {heavy[0]: "its kernel computes in floating point"}
 
@@ -169,7 +156,6 @@ def test_of_equal_coverage_the_fewest_conversions_are_selected(space_of) -> None
     space = space_of()
     build = Builder(space, conversions=lambda placement: len(quantized(placement)))
     found = search(space, build).best()
-    assert found is not None
     equal = [trial for trial in build.trials if trial.ok]
     assert len(equal) > 1
     assert len(quantized(found.placement)) == min(len(quantized(trial.placement)) for trial in equal)
@@ -184,12 +170,4 @@ def test_outputs_that_miss_the_limits_end_in_another_placement(space_of) -> None
         return len(set(seen)) > 2
 
     found = search(space, Builder(space), keeps_limits=keeps_limits).best()
-    assert found is not None
     assert found.placement.digest == seen[-1] not in seen[:2]
-
-
-def test_a_search_that_is_over_selects_among_what_it_built(space_of) -> None:
-    space = space_of()
-    build = Builder(space)
-    found = search(space, build, is_over=lambda: len(build.trials) >= 2).best()
-    assert found in build.trials

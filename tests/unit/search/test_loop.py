@@ -127,60 +127,6 @@ def test_every_proposal_is_built_reported_and_written_to_the_journal_once() -> N
     assert log.trials[1].samples == NOISE
 
 
-@pytest.mark.parametrize("seconds", [None, 10_000.0])
-def test_the_variation_between_builds_is_measured_before_the_first_race(seconds: float | None) -> None:
-    log = Log()
-    contest = Contest(log=log.trials)
-    trials, _ = run(contest, log=log, seconds=seconds)
-    assert contest.built == ["reference", "noise", *NAMES[1:]]
-    again = Contest()
-    resumed, _ = run(again, replay=log.trials, seconds=seconds)
-    assert again.built == []
-    assert [trial.eps for trial in resumed] == [trial.eps for trial in trials] == [0.03] * 6
-
-
-def test_a_search_killed_before_measuring_noise_measures_it_on_resume() -> None:
-    log = Log()
-    run(Contest(log=log.trials), log=log)
-    resumed = Contest()
-    run(resumed, replay=log.trials[:1])
-    assert resumed.built == ["noise", *NAMES[1:]]
-
-
-def test_every_trial_has_the_variation_between_builds() -> None:
-    log = Log()
-    trials, script = run(Contest(fails=("b",)), log=log)
-    assert {trial.eps for trial in (*trials, *script.received)} == {0.03}
-    assert [trial.eps for trial in log.trials] == [None, *[0.03] * 6]  # unknown before the measurement
-
-
-@pytest.mark.parametrize("how", ["replayed", "taken in at once"])
-def test_a_resumed_strategy_receives_the_same_variation_between_builds(how: str) -> None:
-    log = Log()
-    run(Contest(), log=log, trials=4)
-    script = Script()
-    resumed = search_of(script, Contest(), trials=6, replay=log.trials)
-    if how == "taken in at once":
-        resumed.resume()
-    resumed.run()
-    assert [trial.eps for trial in script.received] == [0.03] * 6
-
-
-@pytest.mark.parametrize("budget", [1, 2, 5])
-def test_the_number_of_builds_is_limited(budget: int) -> None:
-    assert len(run(Contest(), trials=budget)[0]) == budget
-
-
-def test_failed_builds_count_towards_the_limit() -> None:
-    trials, script = run(Contest(fails=("a", "b", "d")), trials=4)
-    assert [trial.ok for trial in trials] == [True, False, False, True]
-    assert script.received[1].error == "a is broken"
-
-
-def test_the_time_limit_ends_the_search() -> None:
-    assert 1 < len(run(Contest(), seconds=3.0)[0]) < 6
-
-
 @pytest.mark.parametrize("spent", [{"trials": 0}, {"seconds": 0.0}])
 def test_the_reference_is_built_for_any_budget(spent: dict) -> None:
     assert names_of(run(Contest(), **spent)[0]) == ["reference"]
@@ -207,27 +153,12 @@ def test_progress_counts_the_results_of_trials() -> None:
     assert 0 <= last.seconds_left <= 1000
 
 
-def test_the_time_left_is_not_estimated_from_the_first_candidates() -> None:
-    """The reference takes less time than a candidate, so an estimate from it would be too low."""
-    seen: list[Progress] = []
-    run(Contest(), trials=60, seconds=10_000.0, watch=seen.append)
-    left = {progress.done: progress.seconds_left or 0.0 for progress in seen if not progress.doing}
-    assert min(left[1], left[2]) > 9_900
-    assert left[3] < 9_900
-    free: list[Progress] = []
-    run(Contest(), trials=60, watch=free.append)
-    without_estimate = [progress.done for progress in free if progress.seconds_left is None]
-    assert max(without_estimate) == 2
-
-
 @pytest.mark.parametrize(
     ("budget", "limit"),
     [
         ({"trials": 4}, "its limit of 4 builds"),
-        ({"trials": 1}, "its limit of 1 build"),
         ({"trials": 60, "seconds": 3.0}, "its limit of 3.0 s"),
         ({"trials": 60, "seconds": 90.0, "tick": 40.0}, "its limit of 1 min 30 s"),
-        ({"trials": 60}, ""),
         ({"trials": 6}, ""),  # exactly the number of proposals
     ],
 )
@@ -237,24 +168,6 @@ def test_the_search_reports_the_limit_that_ended_it(budget: dict, limit: str) ->
     search = search_of(Script(NAMES), Contest(), deadline=deadline, **budget)
     search.run()
     assert search.ended_by == limit
-
-
-def test_waiting_for_another_run_is_not_part_of_the_time_limit() -> None:
-    clock, log = iter(range(10_000)), Log()
-    waited = [0.0]
-
-    def now() -> float:  # the clock waits for 40 seconds after the reference is built
-        waited[0] = 40.0 * bool(log.trials)
-        return next(clock) + waited[0]
-
-    deadline = Deadline(seconds=5.0, clock=now, waited=lambda: waited[0])
-    assert 1 < len(search_of(Script(NAMES), Contest(), log=log, deadline=deadline).run()) < 6
-
-
-def test_the_time_limit_of_the_run_ends_the_search() -> None:
-    ended = search_of(Script(NAMES), Contest(), deadline=Deadline(run_left=lambda: 0.0))
-    assert len(ended.run()) == 1
-    assert ended.ended_by == "the time limit of the run"
 
 
 # ---- resume -------------------------------------------------------------------------------------
@@ -268,39 +181,6 @@ def journal(*names: str, fails: Sequence[str] = ()) -> list[Trial]:
     except BackendError:
         assert "reference" in fails
     return log.trials
-
-
-def test_the_variation_that_was_measured_last_is_used() -> None:
-    known = journal("reference", "a")
-    first = replace(next(t for t in known if t.phase == "noise"), eps=0.05)
-    contest = Contest()
-    run(contest, replay=[first, *known], seconds=10_000.0)
-    assert (contest.eps, "noise" in contest.built) == (0.03, False)
-
-
-def test_a_complete_journal_is_replayed_without_building() -> None:
-    contest, log = Contest(), Log()
-    trials, script = run(contest, replay=journal(*NAMES), log=log)
-    assert contest.built == []
-    assert contest.recalled == names_of(trials) == list(NAMES)
-    assert contest.eps == 0.03
-    assert log.trials == []
-    assert len(script.received) == 6
-
-
-def test_proposals_after_a_partial_journal_are_built() -> None:
-    contest, log = Contest(fails=("b",)), Log()
-    trials, _ = run(contest, replay=journal("reference", "a", "b", fails=("b",)), log=log)
-    assert contest.built == ["c", "d", "e"]
-    assert names_of(log.trials) == ["c", "d", "e"]
-    assert [trial.ok for trial in trials] == [True, True, False, True, True, True]
-
-
-def test_a_journal_without_noise_measures_it_on_resume() -> None:
-    contest, log = Contest(), Log()
-    run(contest, replay=journal("reference")[:1], log=log)
-    assert contest.built[0] == "noise"
-    assert log.trials[0].phase == "noise"
 
 
 def test_proposals_are_built_from_the_first_difference_to_the_journal_on() -> None:
@@ -317,20 +197,6 @@ def test_the_result_of_a_subgraph_is_not_used_for_the_whole_model() -> None:
     trials, _ = run(contest, replay=[*journal("reference"), part])
     assert contest.built == list(NAMES[1:])
     assert not any(trial.subgraph for trial in trials)
-
-
-def test_replayed_trials_count_towards_the_budget() -> None:
-    contest = Contest()
-    trials, _ = run(contest, trials=4, replay=journal("reference", "a", "b"))
-    assert len(trials) == 4
-    assert contest.built == ["c"]
-
-
-def test_a_failed_reference_of_the_journal_is_built_again() -> None:
-    contest = Contest()
-    trials, _ = run(contest, replay=journal("reference", fails=("reference",)))
-    assert trials[0].ok
-    assert contest.built[0] == "reference"
 
 
 def test_confirmations_of_the_journal_are_not_replayed_as_trials() -> None:

@@ -18,41 +18,9 @@ def by_pairs(placement: Placement) -> float:
     return 1.0 / (1 + placement.pairs)
 
 
-def test_the_optuna_search_begins_with_pure_labellings(space_of, drive) -> None:
-    space = space_of()
-    trials = drive(OptunaSearch, space, by_pairs, trials=6)
-    pure = [space.resolve(labels) for labels in ({}, space.everything(), space.uniform("in-only"))]
-    assert [trial.placement for trial in trials[:3]] == pure
-
-
-def test_no_placement_is_built_twice(space_of, drive) -> None:
-    trials = drive(OptunaSearch, space_of(), by_pairs, trials=50)
-    assert len({trial.placement.digest for trial in trials}) == len(trials) == 50
-
-
 def test_a_small_space_is_searched_completely(space_of, drive) -> None:
     trials = drive(OptunaSearch, space_of("digits_resnet", "Gemm"), by_pairs)
     assert 2 <= len(trials) < 60
-
-
-def test_the_seed_determines_the_search(space_of, drive) -> None:
-    space = space_of()
-    runs = [
-        [t.placement.digest for t in drive(OptunaSearch, space, by_pairs, seed=s, trials=30)]
-        for s in (0, 0, 1)
-    ]
-    assert runs[0] == runs[1] != runs[2]
-
-
-def test_later_proposals_have_more_labels_that_gain(space_of, drive) -> None:
-    space = space_of()
-    chosen = {unit.id for unit in space.units[::3]}
-
-    def cost(placement: Placement) -> float:
-        return 1.0 + 0.02 * len(chosen ^ {name for name, _ in placement.labels})
-
-    ratios = [trial.ratio for trial in drive(OptunaSearch, space, cost, trials=80)]
-    assert sum(ratios[-20:]) / 20 < sum(ratios[3:23]) / 20  # the first proposals are random
 
 
 def noise_of(placement: Placement) -> float:
@@ -71,18 +39,6 @@ def test_later_proposals_meet_the_accuracy_limit_more_often(space_of, drive) -> 
     trials = drive(OptunaSearch, space_of(), by_pairs, sqnr_db=noise_of, trials=80, min_sqnr_db=50.0)
     accurate = [trial.sqnr_db >= 50.0 for trial in trials]
     assert sum(accurate[-30:]) > 2 * sum(accurate[4:14]) + 3
-
-
-def test_failed_builds_do_not_end_the_search(space_of, drive) -> None:
-    trials = drive(OptunaSearch, space_of(), lambda p: 1.0 if not p.sites else None, trials=20)
-    assert len(trials) == 20
-
-
-def test_the_optuna_search_proposes_seeds_after_the_reference(space_of, drive) -> None:
-    space = space_of()
-    seed = space.resolve({space.units[0].id: space.units[0].full})
-    trials = drive(OptunaSearch, space, by_pairs, trials=4, seeds=(seed,))
-    assert (trials[1].placement, trials[1].phase) == (seed, "seed")
 
 
 def test_a_missing_package_is_an_error_that_names_the_extra(

@@ -8,11 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import pytest
-from arrays import arrays_of
 from rtx_installed import require_rtx
+from sessions import few_digits
 
 from qdqspec.app.report.charts import layers_chart, search_chart
 from qdqspec.app.report.write import write_results
@@ -38,21 +37,13 @@ CHECKS = (
 
 @pytest.fixture
 def case(models: Path, tmp_path: Path) -> Case:
-    images = arrays_of(models.parent / "data" / "digits_calibration.npz")["input"][:16]
-    np.savez(tmp_path / "calibration.npz", input=images)
     return Case(
         id="default",
         model=models / "digits_resnet.onnx",
-        inputs=Inputs(calibration=tmp_path / "calibration.npz"),
+        inputs=Inputs(calibration=few_digits(models, tmp_path, 16)),
         tune=TuneRules(objective="coverage"),
         checks=CHECKS,
     )
-
-
-@pytest.fixture
-def session(tmp_path: Path) -> Iterator[Session]:
-    with Session(root=tmp_path) as opened:
-        yield opened
 
 
 def evidence_of(session: Session, case: Case) -> Evidence:
@@ -70,12 +61,9 @@ def result_json(session: Session, case: Case) -> dict[str, Any]:
 
 def test_a_placement_selected_by_coverage_has_no_time_anywhere(session: Session, case: Case) -> None:
     found = evidence_of(session, case)
-    assert found.search is not None
-    assert found.search.coverage is not None
     assert found.status == "untimed"
     assert found.latency is None
     assert found.search.coverage.quantized > 0.5 * found.search.coverage.multiplications
-    assert found.parity is not None
     assert found.parity.sqnr_db >= 20
     record = result_json(session, case)
     assert record["status"] == "untimed"
@@ -84,6 +72,11 @@ def test_a_placement_selected_by_coverage_has_no_time_anywhere(session: Session,
     assert record["search"]["coverage"]["quantized"] == found.search.coverage.quantized
     assert all(trial.ratio is None and not trial.samples.wall_ms for trial in found.search.trials)
     assert not any(layer.milliseconds for trial in found.search.trials for layer in trial.layers)
+    assert search_chart(found.search) == layers_chart(found.graph) == ""
+    verdicts = {each.kind: session.judge(case, each).verdict for each in case.checks}
+    assert verdicts.pop("parity").outcome == "pass"
+    assert {verdict.outcome for verdict in verdicts.values()} == {"inconclusive"}
+    assert all("selected by coverage, not timed" in verdict.headline for verdict in verdicts.values())
 
 
 def test_a_result_in_python_has_no_latency(session: Session, case: Case) -> None:
@@ -93,30 +86,14 @@ def test_a_result_in_python_has_no_latency(session: Session, case: Case) -> None
         _ = result.latency
 
 
-def test_no_chart_of_times_is_drawn(session: Session, case: Case) -> None:
-    found = evidence_of(session, case)
-    assert found.search is not None
-    assert search_chart(found.search) == layers_chart(found.graph) == ""
-    assert any(part.formats for part in found.graph)
-
-
-def test_checks_of_times_are_inconclusive_with_the_reason(session: Session, case: Case) -> None:
-    verdicts = {each.kind: session.judge(case, each).verdict for each in case.checks}
-    assert verdicts.pop("parity").outcome == "pass"
-    assert {verdict.outcome for verdict in verdicts.values()} == {"inconclusive"}
-    assert all("selected by coverage, not timed" in verdict.headline for verdict in verdicts.values())
-
-
 def test_the_selected_model_is_in_the_folder_and_in_the_cache(
     session: Session, case: Case, tmp_path: Path
 ) -> None:
     found = evidence_of(session, case)
-    assert found.search is not None
     tuned = onnx.load(session.output(case) / "tuned.onnx")
     assert sum(node.op_type == "QuantizeLinear" for node in tuned.graph.node) >= found.search.winner.pairs
     with Session(root=tmp_path) as again:
         known = evidence_of(again, case)
-        assert known.search is not None
         assert known.search.winner == found.search.winner
         assert known.search.provenance.source == "cached"
         assert known.status == "untimed"
@@ -124,13 +101,10 @@ def test_the_selected_model_is_in_the_folder_and_in_the_cache(
 
 def test_a_known_placement_is_timed_in_mode_measure(session: Session, case: Case, tmp_path: Path) -> None:
     placement = evidence_of(session, case).search
-    assert placement is not None
     with Session(root=tmp_path, mode="measure") as measuring:
         timed = evidence_of(measuring, case)
         assert timed.status == "tuned"
-        assert timed.latency is not None
         assert timed.latency.samples["tuned"].wall_ms
-        assert timed.search is not None
         assert timed.search.winner == placement.winner
 
 
@@ -145,8 +119,6 @@ def test_an_interrupted_search_is_continued_from_its_journal(
     with Session(root=tmp_path, no_cache=True) as again:
         resumed = evidence_of(again, case)
     assert journal.read_text(encoding="utf-8").splitlines(keepends=True)[:2] == lines[:2]
-    assert whole.search is not None
-    assert resumed.search is not None
     assert resumed.search.winner == whole.search.winner
 
 
@@ -203,11 +175,8 @@ def test_a_compiler_without_a_device_gives_a_placement(case: Case, tmp_path: Pat
         found = evidence_of(opened, case)
         verdicts = {each.kind: opened.judge(case, each).verdict for each in case.checks}
     assert found.status == "untimed"
-    assert found.parity is not None
     assert found.parity.computed_by == "onnxruntime"
     assert found.parity.sqnr_db >= 20
-    assert found.search is not None
-    assert found.search.coverage is not None
     assert found.search.coverage.kernels > found.search.coverage.conversions > 0
     assert verdicts["builds"].outcome == "pass"
     assert verdicts["parity"].outcome == "pass"

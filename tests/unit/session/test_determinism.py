@@ -10,25 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from chains import SHAPE, chain_model
 
 from qdqspec._core.registry import names
 from qdqspec.app.session import Session
-from qdqspec.types import Case, Inputs, QuantizeRules, SearchResult, TuneRules
+from qdqspec.types import Case, QuantizeRules, SearchResult, TuneRules
 
 CLOCKS = ("build_seconds", "sum")  # the time of a build, and the digest of a line that contains it
-
-
-@pytest.fixture
-def case(tmp_path: Path) -> Case:
-    """A small residual network with data; its costs depend on the seed of the device."""
-    onnx.save(chain_model(), tmp_path / "net.onnx")
-    np.savez(
-        tmp_path / "data.npz", x=np.random.default_rng(1).normal(size=(2, *SHAPE[1:])).astype(np.float32)
-    )
-    return Case(id="default", model=tmp_path / "net.onnx", inputs=Inputs(calibration=tmp_path / "data.npz"))
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ TEXT = """<ir_version: 8, opset_import: ["": 17]>
 g (float[1,4,8,8] x, int64 rate) => (float[1,4,8,8] y) <int64 wide = {16000}> {
   is_wide = Equal(rate, wide)
   y = If (is_wide) <
-    then_branch = yes () => (t) { c = Conv(x, w)  t = Relu(c) },
+    then_branch = yes () => (t) { c = Conv<pads = [1, 1, 1, 1]>(x, w)  t = Relu(c) },
     else_branch = no () => (e) { d = Neg(x)  e = Relu(d) }
   >
 }"""
@@ -32,11 +32,6 @@ def case(tmp_path: Path) -> Case:
     proto.graph.initializer.append(
         numpy_helper.from_array(random.normal(size=(4, 4, 3, 3)).astype(np.float32), "w")
     )
-    for node in proto.graph.node:
-        for attribute in node.attribute:
-            for inner in attribute.g.node:
-                if inner.op_type == "Conv":
-                    inner.attribute.append(onnx.helper.make_attribute("pads", [1, 1, 1, 1]))
     onnx.save(proto, tmp_path / "rates.onnx")
     x = random.normal(size=(4, 1, 4, 8, 8)).astype(np.float32)
     np.savez(tmp_path / "data.npz", x=x, rate=np.full(4, 8000))
@@ -55,18 +50,13 @@ def test_a_fixed_input_is_removed_and_parity_is_measured_at_its_value(case: Case
         assert given.where == str(case.model)
         assert given.inputs == ("x",)
         assert [node.op_type for node in given.nodes] == ["Conv", "Relu"]
+        other = session.model(replace(case, inputs=replace(case.inputs, values={"rate": 8000})))
+        assert [node.op_type for node in other.nodes] == ["Neg", "Relu"]
         assert load_model(result.model).inputs == ("x",)
         assert result.parity.sqnr_db > 25  # compared with the branch for 16000, not with that of the data
     warnings = result.evidence.warnings
     assert "data.npz: array 'rate' is not used: the input is fixed to 16000" in warnings
     assert any("input 'rate' is fixed to 16000: the tuned model has no such input" in w for w in warnings)
-
-
-def test_another_value_of_a_fixed_input_is_another_model(case: Case, tmp_path: Path) -> None:
-    other = replace(case, inputs=replace(case.inputs, values={"rate": 8000}))
-    with Session(no_cache=True, output=tmp_path / "out") as session:
-        assert session.model(case).sha256 != session.model(other).sha256
-        assert [node.op_type for node in session.model(other).nodes] == ["Neg", "Relu"]
 
 
 def test_an_unknown_fixed_input_is_an_error_with_the_nearest_name(case: Case, tmp_path: Path) -> None:

@@ -3,67 +3,38 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import onnx
 import pytest
-from chains import chain_model
+from sessions import Open
 
-from qdqspec.app.session import Session
-from qdqspec.backends.base import BuildOptions
 from qdqspec.types import Case, TuneRules
 
-Open = Callable[..., Session]
-
 
 @pytest.fixture
-def case(tmp_path: Path) -> Case:
-    onnx.save(chain_model(), tmp_path / "chain.onnx")
-    return Case(id="default", model=tmp_path / "chain.onnx", tune=TuneRules(trials=12, objective="pareto"))
-
-
-@pytest.fixture
-def open_session(tmp_path: Path) -> Iterator[Open]:
-    sessions: list[Session] = []
-
-    def open_it(**settings) -> Session:
-        session = Session(**{"backend": "fake", "root": tmp_path / "root", **settings})
-        session.runtime().options = BuildOptions(
-            extra={"fake.run_noise": "0.005", "fake.build_noise": "0.002"}
-        )
-        sessions.append(session)
-        return session
-
-    yield open_it
-    for session in sessions:
-        session.close()
+def case(case: Case) -> Case:
+    return replace(case, tune=TuneRules(trials=12, objective="pareto"))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (folder / "front").iterdir()}
 
 
-def test_a_front_is_written_as_one_file_per_placement_and_a_table(open_session: Open, case: Case) -> None:
+def test_a_front_is_written_as_one_file_per_placement_and_a_table(
+    open_session: Open, case: Case, tmp_path: Path
+) -> None:
     session = open_session()
-    front = session.search(case).front
+    result = session.tune(case)
+    front = result.search.front
     assert len(front) > 1
     names = {f"{number}.onnx" for number in range(1, len(front) + 1)}
-    assert set(contents(session.output(case))) == {*names, "front.csv"}
-
-
-def test_a_cached_search_writes_the_same_front(open_session: Open, case: Case, tmp_path: Path) -> None:
-    first, second = open_session(), open_session(output=tmp_path / "elsewhere")
-    first.search(case)
-    assert second.search(case).provenance.source == "cached"
-    assert contents(second.output(case)) == contents(first.output(case))
-
-
-def test_a_saved_result_includes_the_front(open_session: Open, case: Case, tmp_path: Path) -> None:
-    result = open_session(no_cache=True).tune(case)
-    assert result.evidence.output is not None
-    assert contents(result.save(tmp_path / "saved")) == contents(result.evidence.output)
+    written = contents(session.output(case))
+    assert set(written) == {*names, "front.csv"}
+    assert contents(result.save(tmp_path / "saved")) == written
+    again = open_session(output=tmp_path / "elsewhere")
+    assert again.search(case).provenance.source == "cached"
+    assert contents(again.output(case)) == written
 
 
 def test_a_search_removes_the_front_of_an_earlier_one(open_session: Open, case: Case) -> None:

@@ -15,8 +15,6 @@ SEEDS = 100
 def gate() -> ModuleType:
     path = Path(__file__).parents[3] / "benchmarks" / "gate.py"
     spec = importlib.util.spec_from_file_location("benchmarks_gate", path)
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -9,10 +9,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from arrays import arrays_of
 from onnxruntime.quantization import QuantType, quantize_dynamic
+from sessions import few_digits
 
-from qdqspec.app.preparation.float_form import float_form_of
 from qdqspec.app.session import Session
 from qdqspec.graph.definition import is_quantized
 from qdqspec.graph.model import load_model
@@ -31,12 +30,6 @@ QUIET = ("fake.run_noise=0", "fake.wall_noise=0", "fake.build_noise=0")  # repro
 
 
 @pytest.fixture
-def session(tmp_path: Path) -> Iterator[Session]:
-    with Session(root=tmp_path) as opened:
-        yield opened
-
-
-@pytest.fixture
 def simulated(tmp_path: Path) -> Iterator[Session]:
     with Session(backend="fake", root=tmp_path, backend_option=QUIET) as opened:
         yield opened
@@ -44,10 +37,8 @@ def simulated(tmp_path: Path) -> Iterator[Session]:
 
 @pytest.fixture
 def case(models: Path, tmp_path: Path) -> Case:
-    data = tmp_path / "calibration.npz"
-    np.savez(data, input=arrays_of(models.parent / "data" / "digits_calibration.npz")["input"][:4])
-    rules = QuantizeRules(corrections="none")
-    return Case(id="default", model=STATIC, inputs=Inputs(calibration=data), quantize=rules)
+    data = Inputs(calibration=few_digits(models, tmp_path, 4))
+    return Case(id="default", model=STATIC, inputs=data, quantize=QuantizeRules(corrections="none"))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -71,12 +62,6 @@ def test_a_model_of_quantize_dynamic_has_a_float_form(session: Session, models: 
     assert not is_quantized(session.work(Case(id="default", model=path)).prepared.given)
 
 
-def test_a_float_model_is_its_own_reference(session: Session, models: Path) -> None:
-    work = session.work(Case(id="default", model=models / "digits_resnet.onnx"))
-    assert float_form_of(work.prepared.given) is None
-    assert work.prepared.quantized is None
-
-
 def test_the_search_starts_from_placement_and_scales_of_the_given_model(session: Session, case: Case) -> None:
     plain = session.work(case).prepared
     float_model = session.work(case).prepared.given.path
@@ -87,14 +72,6 @@ def test_the_search_starts_from_placement_and_scales_of_the_given_model(session:
     assert len(plain.start_scales.ranges) > 10
     for site in everything.ordered:
         np.testing.assert_array_equal(plain.numbers.params(site).scale, asked.numbers.params(site).scale)
-
-
-def test_another_start_replaces_that_of_the_given_model(session: Session, case: Case, models: Path) -> None:
-    other = models / "digits_resnet.onnx"
-    prepared = session.work(replace(case, tune=TuneRules(start_from=(other,)))).prepared
-    assert prepared.case.tune.start_from == (other,)
-    assert not prepared.start_scales.ranges
-    assert prepared.quantized is not None
 
 
 def test_the_model_as_given_is_built_after_the_reference(simulated: Session, case: Case) -> None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from arrays import arrays_of
 from graph_text import model_of
 from random_models import ranges_for
+from sessions import few_digits
 
 from qdqspec.app.preparation.kept_scales import kept_scales, without_overflows
 from qdqspec.app.preparation.prepare import Prepared
@@ -28,19 +27,10 @@ from qdqspec.types import Case, Consumer, Inputs, Placement, QuantizeRules, Site
 
 
 @pytest.fixture
-def session(tmp_path: Path) -> Iterator[Session]:
-    with Session(root=tmp_path) as opened:
-        yield opened
-
-
-@pytest.fixture
 def case(models: Path, tmp_path: Path) -> Case:
-    data = tmp_path / "calibration.npz"
-    np.savez(data, input=arrays_of(models.parent / "data" / "digits_calibration.npz")["input"][:4])
+    data = Inputs(calibration=few_digits(models, tmp_path, 4))
     rules = QuantizeRules(corrections="none", calibration="entropy")
-    return Case(
-        id="default", model=models / "digits_resnet.onnx", inputs=Inputs(calibration=data), quantize=rules
-    )
+    return Case(id="default", model=models / "digits_resnet.onnx", inputs=data, quantize=rules)
 
 
 @pytest.fixture
@@ -55,11 +45,6 @@ def trained(session: Session, case: Case, tmp_path: Path) -> tuple[Prepared, Pla
 
 def started(session: Session, case: Case, path: Path) -> Prepared:
     return session.work(replace(case, tune=TuneRules(start_from=(path,)))).prepared
-
-
-def test_a_float_model_has_no_scales_to_keep(session: Session, case: Case) -> None:
-    work = started(session, case, case.model)
-    assert not any("scales of" in note for note in work.warnings)
 
 
 def test_scales_of_a_quantized_model_are_kept(
@@ -78,6 +63,7 @@ def test_recalibrate_uses_the_scales_of_calibration(
 ) -> None:
     own, placement, path = trained
     plain = session.work(case).prepared
+    assert not any("scales of" in note for note in started(session, case, case.model).warnings)
     rules = replace(case.quantize, scales="recalibrate")
     work = started(session, replace(case, quantize=rules), path)
     for site in placement.ordered:

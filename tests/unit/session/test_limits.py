@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from onnx import numpy_helper
+from arrays import arrays_of
 
 from qdqspec.accuracy.corrections.find import FoundCorrections
 from qdqspec.accuracy.gate import SAMPLES
@@ -22,31 +21,18 @@ from qdqspec.app.session import Session, tuning
 from qdqspec.search.loop import Search
 from qdqspec.types import Case, Inputs, RunRecord, TuneRules
 
-TEXT = """<ir_version: 8, opset_import: ["": 19]> net (float[1,8,24,24] x) => (float[1,8,24,24] y) {
-  a = Conv<pads = [1, 1, 1, 1]>(x, w)  b = Relu(a)  y = Conv<pads = [1, 1, 1, 1]>(b, w) }"""
 QUIET = ("fake.run_noise=0.002", "fake.wall_noise=0.002", "fake.build_noise=0.001", "fake.integer=0.8")
 
 
 @pytest.fixture
-def case(tmp_path: Path) -> Case:
-    """Two convolutions; the evaluation data is that of calibration."""
-    proto, lots = onnx.parser.parse_model(TEXT), np.random.default_rng(0)
-    weights = lots.normal(0, 0.2, (8, 8, 3, 3)).astype(np.float32)
-    proto.graph.initializer.append(numpy_helper.from_array(weights, "w"))
-    onnx.save(proto, tmp_path / "net.onnx")
-    images = lots.normal(size=(3, 8, 24, 24)).astype(np.float32)
-    np.savez(tmp_path / "data.npz", x=images)
-    np.savez(
-        tmp_path / "small.npz", x=images / 1000
-    )  # below half a quantization step of the calibrated range
-    usual = np.concatenate([images] * 3)[:SAMPLES]
-    np.savez(tmp_path / "late.npz", x=np.concatenate([usual, 100 * images]))  # beyond the calibrated ranges
-    return Case(
-        id="default",
-        model=tmp_path / "net.onnx",
-        inputs=Inputs(calibration=tmp_path / "data.npz", evaluation=tmp_path / "data.npz"),
-        tune=TuneRules(trials=4),
-    )
+def case(case: Case, project: Path) -> Case:
+    images = arrays_of(project / "data.npz")["x"]
+    np.savez(project / "small.npz", x=images / 1000)  # below half a quantization step of the calibrated range
+    usual = np.concatenate([images] * 2)[:SAMPLES]
+    np.savez(project / "late.npz", x=np.concatenate([usual, 100 * images]))  # beyond the calibrated ranges
+    data = project / "data.npz"
+    inputs = Inputs(calibration=data, evaluation=data)
+    return replace(case, inputs=inputs, tune=TuneRules(trials=4))
 
 
 def on_small_data(case: Case, name: str = "small", **tune: Any) -> Case:
@@ -61,15 +47,6 @@ def tuned(case: Case, *words: str) -> RunRecord:
         return session.tune(case).record
 
 
-def test_a_model_that_meets_the_default_limit_is_selected(case: Case) -> None:
-    record = tuned(case)
-    (found,) = (one.evidence for one in record.cases)
-    assert found.status == "tuned"
-    assert found.parity is not None
-    assert found.parity.sqnr_db >= 20
-    assert "SQNR limit: 20 dB by default" in summary_table(record)
-
-
 def test_a_candidate_accurate_only_on_the_first_samples_is_not_selected(case: Case) -> None:
     record = tuned(on_small_data(case, "late"))
     (found,) = (one.evidence for one in record.cases)
@@ -77,10 +54,7 @@ def test_a_candidate_accurate_only_on_the_first_samples_is_not_selected(case: Ca
     assert "the SQNR limit of 20 dB (the default)" in found.reason
     assert "reached 20 dB on the first 8 samples and" in found.reason
     assert "dB at most on all evaluation data" in found.reason
-    table = summary_table(record)
-    assert f"default unchanged: {found.reason}" in table
-    (row,) = (line for line in table.splitlines() if "unchanged" in line and "unchanged:" not in line)
-    assert "exact" in row
+    assert f"default unchanged: {found.reason}" in summary_table(record)
     data = json.loads(json.dumps(record_to_json(record), allow_nan=False))["cases"][0]
     assert (data["status"], data["reason"]) == ("unchanged", found.reason)
     assert data["parity"] == {**data["parity"], "sqnr_db": 200.0, "cosine": 1.0, "max_abs": 0.0}
@@ -90,7 +64,6 @@ def test_min_sqnr_db_none_removes_the_limit_and_the_table_marks_the_model(case: 
     record = tuned(on_small_data(case, min_sqnr_db="none"))
     (found,) = (one.evidence for one in record.cases)
     assert found.status == "tuned"
-    assert found.parity is not None
     assert found.parity.sqnr_db < 20
     table = summary_table(record)
     assert f"{found.parity.sqnr_db:.1f} < 20" in table
@@ -98,47 +71,24 @@ def test_min_sqnr_db_none_removes_the_limit_and_the_table_marks_the_model(case: 
     assert f"its SQNR of {found.parity.sqnr_db:.1f} dB is below 20 dB" in table
 
 
-def test_a_candidate_rejected_on_the_first_samples_is_not_run_on_all_data(case: Case) -> None:
-    (found,) = (one.evidence for one in tuned(on_small_data(case)).cases)
-    assert found.status == "unchanged"
-    assert "the SQNR limit of 20 dB (the default)" in found.reason
-    assert "at most on all evaluation data" not in found.reason
-
-
 def test_other_evaluation_data_misses_the_cache(case: Case) -> None:
-    assert tuned(case).cases[0].evidence.status == "tuned"
-    assert tuned(on_small_data(case)).cases[0].evidence.status == "unchanged"
+    first = tuned(case)
+    assert first.cases[0].evidence.status == "tuned"
+    assert "SQNR limit: 20 dB by default" in summary_table(first)
+    second = tuned(on_small_data(case)).cases[0].evidence
+    assert second.status == "unchanged"
+    assert "at most on all evaluation data" not in second.reason, "rejected on the first samples"
 
 
-def test_a_gain_below_the_requested_one_is_unchanged_with_the_gain(case: Case) -> None:
-    (found,) = (one.evidence for one in tuned(replace(case, tune=replace(case.tune, min_gain=0.9))).cases)
-    assert found.status == "unchanged"
-    assert "the gain is not proved" in found.reason
-    assert "tune.min_gain asks for 90 %" in found.reason
-
-
-@pytest.mark.parametrize("min_sqnr_db", [None, 30.0, "none"])
+@pytest.mark.parametrize("min_sqnr_db", [30.0, "none"])
 def test_the_point_selected_from_a_front_meets_the_limit(case: Case, min_sqnr_db: Any) -> None:
     rules = replace(case.tune, trials=8, objective="pareto", min_sqnr_db=min_sqnr_db)
     found = tuned(replace(case, tune=rules)).cases[0].evidence
-    assert found.search is not None
-    assert found.parity is not None
     members = {point.placement: point for point in found.search.front}
     selected = members[found.search.winner.digest]
     assert selected.sqnr_db == pytest.approx(found.parity.sqnr_db, abs=0.01)
     assert selected.sqnr_db >= (found.search.limits.min_sqnr_db or 0)
     assert [point.sqnr_db for point in found.search.front][-1] == 200.0
-
-
-def test_a_front_may_have_points_below_the_limit(case: Case) -> None:
-    rules = replace(case.tune, trials=8, objective="pareto", min_sqnr_db=60.0)
-    found = tuned(replace(case, tune=rules)).cases[0].evidence
-    assert found.search is not None
-    assert found.search.unchanged
-    assert [point.sqnr_db < 60 for point in found.search.front] == [True] * (len(found.search.front) - 1) + [
-        False
-    ]
-    assert len(found.search.front) > 1
 
 
 def test_the_time_of_corrections_is_part_of_the_search_time(

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import gc
 import io
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 
-from qdqspec import verify
 from qdqspec.app.session import Session
 from qdqspec.errors import DataError
 from qdqspec.spec.kinds import params_of
@@ -24,11 +22,9 @@ FORMS: dict[str, tuple[str, str, np.ndarray]] = {
     "infinite input": ("m = Add(s, mask)", "float", np.where(HIDDEN, INF, 0).astype(np.float32)),
     "smallest input": ("m = Add(s, mask)", "float", np.where(HIDDEN, SMALLEST, 0).astype(np.float32)),
     "infinite choice": ("m = Where(mask, low, s)", "bool", HIDDEN),
-    "smallest choice": ("m = Where(mask, low, s)", "bool", HIDDEN),
     "computed": ("f = Cast<to = 1>(mask)  n = Mul(f, low)  m = Add(s, n)", "int64", HIDDEN.astype(np.int64)),
     "infinite half": ("m = Add(s, mask)", "float16", np.where(HIDDEN, INF, 0).astype(np.float16)),
     "smallest half": ("m = Add(s, mask)", "float16", np.where(HIDDEN, -65504, 0).astype(np.float16)),
-    "smallest half in float": ("m = Add(s, mask)", "float", np.where(HIDDEN, -65504, 0).astype(np.float32)),
     "a thousand million": (
         "c = Add(s, mask)  m = Identity(c)",
         "float",
@@ -72,12 +68,6 @@ def case_of(model: Path, data: Path, tune: TuneRules, **limits: object) -> Case:
 COVERAGE = TuneRules(objective="coverage", trials=3)
 
 
-@pytest.fixture
-def session(tmp_path: Path) -> Iterator[Session]:
-    with Session(root=tmp_path, backend="onnxruntime") as opened:
-        yield opened
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_masked_scores_stay_float_and_the_rest_is_quantized(
     form: str, session: Session, tmp_path: Path
@@ -86,7 +76,6 @@ def test_masked_scores_stay_float_and_the_rest_is_quantized(
     assert session.judge(case, case.checks[0]).verdict.outcome == "pass"
     work = session.work(case)
     evidence = work.record.evidence
-    assert evidence.parity is not None
     assert 20 < evidence.parity.sqnr_db < 80
     paired = {pair.site.tensor for pair in evidence.pairs}
     assert {"p", "q"} <= paired
@@ -97,17 +86,6 @@ def test_masked_scores_stay_float_and_the_rest_is_quantized(
     assert not [tensor for tensor, span in ranges.items() if span.largest > 1000 and "mask" not in tensor]
     (note,) = [line for line in evidence.warnings if "'m'" in line]
     assert "so left in floating point" in note
-
-
-def test_a_model_with_an_infinite_mask_is_tuned_verified_and_linted(session: Session, tmp_path: Path) -> None:
-    model, data = attention(tmp_path, "infinite input")
-    case = case_of(model, data, TuneRules(trials=2))
-    session.judge(case, case.checks[0])
-    work = session.work(case)
-    assert {pair.site.tensor for pair in work.record.evidence.pairs}.isdisjoint({"m", "mask"})
-    found = verify(model, work.tuned_path, evaluation=data, backend="onnxruntime")
-    assert found.sqnr_db > 20
-    assert session.judge(case, case.checks[1]).verdict.outcome == "pass"
 
 
 def test_inputs_that_are_searched_keep_the_mask(session: Session, tmp_path: Path) -> None:

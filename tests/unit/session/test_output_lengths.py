@@ -11,8 +11,7 @@ from onnx import numpy_helper
 
 from qdqspec.accuracy.gate import MOST_DB
 from qdqspec.app.session import Session
-from qdqspec.app.session.oracle import RehearsalOracle
-from qdqspec.types import Case, Inputs, Placement, Site, TuneRules
+from qdqspec.types import Case, Inputs, TuneRules
 
 COMPRESSED = """<ir_version: 8, opset_import: ["": 17]> net (float[1,16] x) => (float[n,16] y) {
   a = MatMul(x, w)  b = Relu(a)  c = MatMul(b, v)  d = Reshape(c, rows)
@@ -45,13 +44,3 @@ def test_placements_whose_outputs_have_another_length_are_not_built(tmp_path: Pa
     searched = [trial for trial in found.trials if trial.phase != "confirm"]
     assert [trial.placement.sites for trial in searched] == [frozenset()]
     assert any(gain.before_db == -MOST_DB for gain in found.corrections)
-
-
-@pytest.mark.parametrize(
-    ("best_db", "text"), [(12.34, "12.3 dB at most"), (-60.0, "-60.0 dB at most"), (-198.6, "another shape")]
-)
-def test_the_best_prediction_is_a_value_unless_outputs_cannot_be_compared(best_db: float, text: str) -> None:
-    oracle = RehearsalOracle(None, None, lambda _: None, least_db=20.0)  # type: ignore[arg-type] # nothing is rehearsed
-    pairs = frozenset({Site(tensor="x", consumers=(), format="int8")})
-    oracle._known[Placement(sites=pairs)] = best_db
-    assert text in oracle.refused_text(20.0)

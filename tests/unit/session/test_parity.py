@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 from arrays import arrays_of
 from narrow import within_7_bits
-from onnx import numpy_helper
 from runs_models import RunsModels
 
 from qdqspec import verify
@@ -103,18 +101,6 @@ def test_quantization_and_runtime_errors_of_a_real_model_are_separated(evidence:
     assert total.agreement["top1"] > 0.95
 
 
-@pytest.mark.parametrize("bits", [7, 8])
-def test_8_bit_weights_have_runtime_errors_only_if_products_saturate(bits: int, tmp_path: Path) -> None:
-    quantized = EIGHT_BITS if bits == 8 else within_7_bits(EIGHT_BITS, tmp_path / "narrow.onnx")
-    feeds = arrays_of(CALIBRATION)["input"]
-    with SideBySide(bench(OnnxRuntime()), MODELS / "digits_resnet.onnx", quantized) as compared:
-        found = compare_outputs([compared.run({"input": feeds[i : i + 1]}) for i in range(16)], "calibration")
-    (quantization,), (runtime,) = found.quantization, found.runtime
-    assert 30 < quantization.sqnr_db < 60  # independent of the processor
-    saturates = bits == 8 and OnnxRuntime().capabilities().reduce_range
-    assert (runtime.sqnr_db < quantization.sqnr_db) is saturates
-
-
 def test_a_runtime_that_saturates_is_distinguished_from_quantization() -> None:
     feeds = arrays_of(CALIBRATION)["input"]
     files = MODELS / "digits_resnet.onnx", EIGHT_BITS
@@ -123,17 +109,6 @@ def test_a_runtime_that_saturates_is_distinguished_from_quantization() -> None:
     assert found.quantization[0].sqnr_db > 20
     assert found.runtime[0].sqnr_db < 10
     assert found.sqnr_db < 10
-
-
-def test_a_file_compared_with_itself_is_run_once() -> None:
-    x = {"input": np.zeros((1, 1, 16, 16), np.float32)}
-    path = MODELS / "digits_resnet.onnx"
-    with SideBySide(bench(OnnxRuntime()), path, path) as compared:
-        found = compared.run(x)
-        assert found.arithmetic is None
-        assert found.tuned is found.reference  # not run a second time
-        assert compared.undivided == ""
-        assert [run.tuned is run.reference for run in compared.runs([x, x])] == [True, True]
 
 
 def test_a_model_that_cannot_run_unfused_is_compared_without_separate_errors(
@@ -189,7 +164,7 @@ class Counted:
         self.engine.close()
 
 
-@pytest.mark.parametrize(("held", "most"), [(2**20, 1), (9_000, 3), (0, 3)])
+@pytest.mark.parametrize(("held", "most"), [(2**20, 1), (9_000, 3)])
 def test_runs_of_all_inputs_equal_single_runs_with_a_limited_number_of_open_engines(
     held: int, most: int
 ) -> None:
@@ -200,50 +175,9 @@ def test_runs_of_all_inputs_equal_single_runs_with_a_limited_number_of_open_engi
     backend = Counting()
     with SideBySide(bench(backend), *files) as compared:
         runs = list(compared.runs(iter(feeds), held))
+        assert list(compared.runs(())) == []
     assert (backend.builds, backend.most, backend.open) == (3, most, 0)
     with SideBySide(bench(OnnxRuntime()), *files) as compared:
         for run, each in zip(runs, feeds, strict=True):
             for ours, theirs in zip(run, compared.run(each), strict=True):
                 np.testing.assert_array_equal(ours["logits"], theirs["logits"])
-
-
-def test_nothing_is_built_without_inputs() -> None:
-    backend = Counting()
-    with SideBySide(bench(backend), MODELS / "digits_resnet.onnx", MODELS / "digits_resnet.onnx") as compared:
-        assert list(compared.runs(())) == []
-    assert backend.builds == 0
-
-
-def test_pairs_are_computed_as_onnx_defines_them(tmp_path: Path) -> None:
-    model = onnx.parser.parse_model(
-        """<ir_version: 8, opset_import: ["": 17]> f (float[1,4] x) => (float[1,4] y) {
-          q = QuantizeLinear(x, s, z)  a = DequantizeLinear(q, s, z)
-          b = Relu(a)  r = QuantizeLinear(b, s, z)  y = DequantizeLinear(r, s, z) }"""
-    )
-    for name, value in (("s", np.float32(0.5)), ("z", np.uint8(128))):
-        model.graph.initializer.append(numpy_helper.from_array(np.array(value), name))
-    onnx.save(model, tmp_path / "tuned.onnx")
-    plain = onnx.parser.parse_model(
-        """<ir_version: 8, opset_import: ["": 17]> f (float[1,4] x) => (float[1,4] y) { y = Relu(x) }"""
-    )
-    onnx.save(plain, tmp_path / "plain.onnx")
-    x = np.array(
-        [[0.25, 0.75, -3.0, 1000.0]], np.float32
-    )  # halves are rounded to even numbers, large values saturate
-    with SideBySide(bench(OnnxRuntime()), tmp_path / "plain.onnx", tmp_path / "tuned.onnx") as compared:
-        run = compared.run({"x": x})
-    assert run.arithmetic is not None
-    np.testing.assert_array_equal(run.arithmetic["y"], [[0.0, 1.0, 0.0, 63.5]])
-
-
-def test_agreement_is_measured_for_the_top_k_of_the_checks(evidence: ParityEvidence) -> None:
-    from qdqspec.app.evidence.parity import questions
-    from qdqspec.testing.records import params_of
-    from qdqspec.types import Case, CheckSpec, TopK
-
-    case = Case(id="default", model=MODELS / "digits_resnet.onnx")
-    asked = [params_of("parity", min_agreement="95%", top_k=3), params_of("parity", min_cosine=0.9)]
-    checks = tuple(CheckSpec(id=str(i), kind="parity", params=params) for i, params in enumerate(asked))
-    assert questions(replace(case, checks=checks)) == (TopK(), TopK(k=3))
-    assert questions(case) == (TopK(),)
-    assert set(evidence.outputs[0].agreement) == {"top1"}

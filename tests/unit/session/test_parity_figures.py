@@ -53,11 +53,9 @@ def test_a_case_notes_a_slice_far_below_its_output(heads: tuple[Path, Path], tmp
     with Session(root=tmp_path, backend="onnxruntime") as session:
         assert session.judge(case, case.checks[0]).verdict.outcome == "pass"
         evidence = session.work(case).record.evidence
-    assert evidence.parity is not None
     (found,) = evidence.parity.outputs
     assert found.sqnr_db > 30
     worst = found.far_slice()
-    assert worst is not None
     assert worst.axis == 1
     assert worst.index in (4, 5)
     (noted,) = [line for line in evidence.warnings if "slice" in line]

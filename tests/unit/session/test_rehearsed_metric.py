@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from dataclasses import replace
@@ -48,25 +47,6 @@ def top1(path: Path, data: Path) -> float:
     return float((np.concatenate(scores).argmax(axis=1) == labels).mean())
 
 
-def case_of(
-    model: Path,
-    name: str,
-    sample: tuple[int, ...],
-    calibration: Path,
-    evaluation: Path,
-    max_drop: float = 0.01,
-) -> Case:
-    shape = (BATCH, *sample)
-    profile = ShapeProfile(shapes={name: InputShape(min=shape, opt=shape, max=shape)})
-    return Case(
-        id="default",
-        model=model,
-        inputs=Inputs(profiles=(profile,), calibration=calibration, evaluation=evaluation),
-        quantize=QuantizeRules(corrections="none"),  # equalization would undo the scaling of hard layers
-        tune=TuneRules(trials=12, accuracy=AccuracyRules(metric="top1", max_drop=max_drop)),
-    )
-
-
 def hard_digits(models: Path, folder: Path) -> Path:
     """The digits classifier with channels of three inner tensors scaled apart, so that one scale does not fit them."""
     proto = onnx.load(models / "digits_resnet.onnx")
@@ -88,42 +68,10 @@ def hard_digits(models: Path, folder: Path) -> Path:
     return folder / "digits.onnx"
 
 
-def random_classifier(seed: int, folder: Path) -> tuple[Path, Path, Path]:
-    """A random network of six layers with one hard layer; the labels are its predictions, with 5 % changed."""
-    random = np.random.default_rng(seed)
-    widths = [32, 256, 256, 256, 256, 256, 10]
-    hard = int(random.integers(1, 4))
-    nodes, weights = [], {}
-    for layer, (size, wide) in enumerate(itertools.pairwise(widths)):
-        weights[f"w{layer}"] = random.normal(0, (2 / size) ** 0.5, (size, wide))
-        nodes.append(f"h{layer} = MatMul({'x' if layer == 0 else f'r{layer - 1}'}, w{layer})")
-        nodes.append(
-            f"{'y' if layer == 5 else f'r{layer}'} = {'Identity' if layer == 5 else 'Relu'}(h{layer})"
-        )
-    factors = random.permutation(np.geomspace(1, 1e4, widths[hard]))
-    weights[f"w{hard - 1}"] *= factors
-    weights[f"w{hard}"] /= factors[:, None]
-    text = f'<ir_version: 8, opset_import: ["": 17]> net (float[n,32] x) => (float[n,10] y) {{ {"  ".join(nodes)} }}'
-    proto = onnx.parser.parse_model(text)
-    proto.graph.initializer.extend(
-        numpy_helper.from_array(values.astype(np.float32), name) for name, values in weights.items()
-    )
-    model, calibration, evaluation = (folder / name for name in ("net.onnx", "cal.npz", "eval.npz"))
-    onnx.save(proto, model)
-    samples = random.normal(size=(400, 32)).astype(np.float32)
-    labels = onnxruntime.InferenceSession(model).run(None, {"x": samples})[0].argmax(axis=1)
-    changed = random.random(400) < 0.05
-    labels[changed] = random.integers(0, 10, changed.sum())
-    np.savez(calibration, x=random.normal(size=(100, 32)).astype(np.float32))
-    np.savez(evaluation, x=samples, labels=labels)
-    return model, calibration, evaluation
-
-
 def require_few_failed_builds(case: Case, folder: Path) -> None:
     """Run a search and score each build without the package: at most one in five misses the limit."""
     evaluation, rules = case.inputs.evaluation, case.tune.accuracy
     assert evaluation is not None
-    assert rules is not None
     assert rules.max_drop is not None
     least = top1(case.model, evaluation) - rules.max_drop - 1e-9
     with Session(root=folder, no_cache=True) as session, session.study(case) as study:
@@ -139,30 +87,41 @@ def require_few_failed_builds(case: Case, folder: Path) -> None:
     assert failed <= math.floor(len(found) / MOST_FAILED), found
 
 
-def test_few_builds_of_a_trained_model_miss_the_metric(models: Path, tmp_path: Path) -> None:
-    data = models.parent / "data"
-    case = case_of(
-        hard_digits(models, tmp_path),
-        "input",
-        (1, 16, 16),
-        data / "digits_calibration.npz",
-        data / "digits_evaluation.npz",
+@pytest.fixture
+def digits(models: Path, tmp_path: Path) -> Case:
+    data, shape = models.parent / "data", InputShape.of((BATCH, 1, 16, 16))
+    inputs = Inputs(
+        profiles=(ShapeProfile(shapes={"input": shape}),),
+        calibration=data / "digits_calibration.npz",
+        evaluation=data / "digits_evaluation.npz",
     )
-    require_few_failed_builds(case, tmp_path)
+    return Case(
+        id="default",
+        model=hard_digits(models, tmp_path),
+        inputs=inputs,
+        quantize=QuantizeRules(corrections="none"),  # equalization would undo the scaling of hard layers
+        tune=TuneRules(trials=12, accuracy=AccuracyRules(metric="top1", max_drop=0.01)),
+    )
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_few_builds_of_random_models_miss_the_metric(tmp_path: Path, seed: int) -> None:
-    model, calibration, evaluation = random_classifier(seed, tmp_path)
-    # A drop of 1 % is 4 of these samples; a single quantized layer can lose more.
-    case = case_of(model, "x", (32,), calibration, evaluation, max_drop=0.03)
-    require_few_failed_builds(case, tmp_path)
+def test_few_builds_of_a_trained_model_miss_the_metric(digits: Case, tmp_path: Path) -> None:
+    require_few_failed_builds(digits, tmp_path)
 
 
-def test_the_reason_states_the_number_of_placements_rehearsed_but_not_built(tmp_path: Path) -> None:
-    model, calibration, evaluation = random_classifier(4, tmp_path)
-    case = case_of(model, "x", (32,), calibration, evaluation)
-    unchanged = replace(case, tune=replace(case.tune, min_gain=0.9))  # no placement is that fast
+def test_the_written_model_meets_the_metric(digits: Case, tmp_path: Path) -> None:
+    with Session(root=tmp_path, output=Path("out"), layout="") as session:
+        result = session.search(digits)
+    assert digits.inputs.evaluation is not None
+    written = top1(tmp_path / "out" / "tuned.onnx", digits.inputs.evaluation)
+    assert written == pytest.approx(result.accuracy.selected)
+    assert written >= top1(digits.model, digits.inputs.evaluation) - 0.01
+    assert result.winner.sites
+
+
+def test_the_reason_states_the_number_of_placements_rehearsed_but_not_built(
+    digits: Case, tmp_path: Path
+) -> None:
+    unchanged = replace(digits, tune=replace(digits.tune, min_gain=0.9))  # no placement is that fast
     with Session(root=tmp_path, no_cache=True) as session:
         found = session.search(unchanged)
     assert found.unchanged
@@ -171,13 +130,11 @@ def test_the_reason_states_the_number_of_placements_rehearsed_but_not_built(tmp_
     )
 
 
-def test_a_study_rehearses_the_metric_of_a_placement(models: Path, tmp_path: Path) -> None:
-    data = models.parent / "data"
-    model, evaluation = hard_digits(models, tmp_path), data / "digits_evaluation.npz"
-    case = case_of(model, "input", (1, 16, 16), data / "digits_calibration.npz", evaluation)
-    with Session(root=tmp_path, no_cache=True) as session, session.study(case) as study:
+def test_a_study_rehearses_the_metric_of_a_placement(digits: Case, tmp_path: Path) -> None:
+    with Session(root=tmp_path, no_cache=True) as session, session.study(digits) as study:
         everything = study.rehearse(study.space.everything()).accuracy
         nothing = study.rehearse({}).accuracy
-    assert nothing == pytest.approx(top1(model, evaluation))
+    assert digits.inputs.evaluation is not None
+    assert nothing == pytest.approx(top1(digits.model, digits.inputs.evaluation))
     assert everything is not None
     assert everything < 0.5

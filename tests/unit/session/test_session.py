@@ -10,7 +10,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -20,10 +19,10 @@ import numpy as np
 import onnx
 import pytest
 from chains import chain_model
+from sessions import Open, change_builds, count_builds
 
 from qdqspec.accuracy.corrections.find import FoundCorrections
 from qdqspec.app.preparation.correcting import Correcting
-from qdqspec.app.preparation.identity import data_digest
 from qdqspec.app.session import Session
 from qdqspec.app.session.winner import FIRST_BUILDS, SECOND_BUILDS
 from qdqspec.backends._isolation.launch import close_idle
@@ -36,12 +35,10 @@ from qdqspec.errors import (
     DataError,
     ModelError,
     OutputError,
-    QdqspecError,
     StateError,
 )
 from qdqspec.search.journal import read_journal
 from qdqspec.types import (
-    NOT_CANDIDATES,
     Case,
     CheckSpec,
     CorrectionGain,
@@ -64,47 +61,10 @@ ALL = frozenset({"latency", "parity", "size"})
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
-    """A project folder with a model and its data."""
-    folder = tmp_path / "project"
-    folder.mkdir()
-    onnx.save(chain_model(), folder / "chain.onnx")
-    data = np.random.default_rng(1).normal(size=(4, 8, 12, 12)).astype(np.float32)
-    np.savez(folder / "data.npz", x=data)
-    return folder
-
-
-@pytest.fixture
-def case(project: Path) -> Case:
-    return Case(
-        id="default",
-        model=project / "chain.onnx",
-        inputs=Inputs(calibration=project / "data.npz"),
-        tune=TuneRules(trials=6, preset="extensive"),
-        checks=(
-            CheckSpec(id="speedup", kind="speedup", params=speedup_check.Params(kind="speedup", min=1.01)),
-        ),
-    )
-
-
-Open = Callable[..., Session]
-
-
-@pytest.fixture
-def open_session(tmp_path: Path) -> Iterator[Open]:
-    """Opens sessions on a simulated device with little noise: ``open_session(mode="verify")``."""
-    sessions: list[Session] = []
-
-    def open_it(words: dict[str, str] | None = None, **settings) -> Session:
-        session = Session(**{"backend": "fake", "root": tmp_path / "root", **settings})
-        quiet = {"fake.run_noise": "0.005", "fake.wall_noise": "0.01", "fake.build_noise": "0.002"}
-        session.runtime().options = BuildOptions(extra={**quiet, **(words or {})})
-        sessions.append(session)
-        return session
-
-    yield open_it
-    for session in sessions:
-        session.close()
+def case(case: Case) -> Case:
+    params = speedup_check.Params(kind="speedup", min=1.01)
+    check = CheckSpec(id="speedup", kind="speedup", params=params)
+    return replace(case, tune=replace(case.tune, preset="extensive"), checks=(check,))
 
 
 def files(folder: Path) -> set[str]:
@@ -115,19 +75,6 @@ def lines(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "trials.jsonl").read_text().splitlines()]
 
 
-def count_builds(session: Session) -> list[Path]:
-    """The model files that the session builds from now on."""
-    built: list[Path] = []
-    build = session.runtime().backend.build
-
-    def counted(model: Path, options: BuildOptions):
-        built.append(model)
-        return build(model, options)
-
-    session.runtime().backend.build = counted  # type: ignore[method-assign]
-    return built
-
-
 def digests(folder: Path) -> dict[str, str]:
     return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in folder.iterdir() if p.is_file()}
 
@@ -135,19 +82,25 @@ def digests(folder: Path) -> dict[str, str]:
 # ---- results and files of a run ------------------------------------------------------------------
 
 
-def test_a_run_finds_a_faster_placement_and_writes_its_files(open_session: Open, case: Case) -> None:
+def test_a_run_finds_a_faster_placement_and_writes_its_files(
+    open_session: Open, case: Case, project: Path
+) -> None:
+    before = digests(project)
     session = open_session()
     evidence = session.evidence(case, ALL)
-    assert evidence.search is not None
+    assert digests(project) == before, "files of the user"
     assert not evidence.search.unchanged
-    assert evidence.latency is not None
     assert evidence.latency.speedup.low > 1
     assert evidence.latency.provenance.source == "measured"
-    assert evidence.parity is not None
     assert evidence.parity.sqnr_db > 15
     assert len(evidence.pairs) == len(evidence.search.winner.sites)
     assert files(session.output(case)) >= WRITTEN
     onnx.checker.check_model(session.output(case) / "tuned.onnx", full_check=True)
+    journal = lines(session.output(case))
+    phases = [line["phase"] for line in journal]
+    assert phases[:2] == ["pure", "noise"]
+    assert len([p for p in phases if p not in ("noise", "confirm")]) == evidence.search.total <= 6
+    assert {line["role"] for line in journal if line["phase"] == "confirm"} >= {"reference", "winner"}
 
 
 def test_graph_outputs_are_quantized_on_request(open_session: Open, case: Case) -> None:
@@ -161,7 +114,6 @@ def test_graph_outputs_are_quantized_on_request(open_session: Open, case: Case) 
     assert {"node": "", "input": 0} in [end for site in sites for end in site["consumers"]]
     # A second run reads the output site from the journal and the cache.
     again = open_session().search(asked)
-    assert evidence.search is not None
     assert again.winner == evidence.search.winner
 
 
@@ -174,24 +126,6 @@ def test_an_unusable_strategy_is_an_error_before_calibration(
     with pytest.raises(ConfigError, match="needs the package optuna"):
         session.search(replace(case, tune=TuneRules(strategy="optuna")))
     assert "calibrating" not in steps
-
-
-def test_the_journal_contains_trials_noise_and_confirmation(open_session: Open, case: Case) -> None:
-    session = open_session()
-    search = session.search(case)
-    found = lines(session.output(case))
-    phases = [line["phase"] for line in found]
-    assert phases[:2] == ["pure", "noise"]
-    assert phases.count("confirm") >= 2
-    assert len([p for p in phases if p not in ("noise", "confirm")]) == search.total <= 6
-    assert {line["role"] for line in found if line["phase"] == "confirm"} >= {"reference", "winner"}
-
-
-def test_files_of_the_user_are_unchanged(open_session: Open, case: Case, project: Path) -> None:
-    before = digests(project)
-    session = open_session()
-    session.evidence(case, ALL)
-    assert digests(project) == before
 
 
 def test_progress_is_reported_for_each_trial(open_session: Open, case: Case) -> None:
@@ -212,33 +146,16 @@ def test_the_model_is_unchanged_if_no_placement_is_faster(open_session: Open, ca
     session = open_session(SLOW_INTEGERS)
     one = replace(case, tune=replace(case.tune, trials=1))
     evidence = session.evidence(one, ALL)
-    assert evidence.search is not None
     assert evidence.search.unchanged
     assert evidence.pairs == ()
     output = session.output(one)
     tuned, reference = onnx.load(output / "tuned.onnx"), onnx.load(output / "reference.onnx")
     assert tuned == reference == onnx.load(case.model)
-    assert evidence.parity is not None
     assert evidence.parity.max_abs == 0
-
-
-def test_a_judged_check_is_added_to_the_record_once(open_session: Open, case: Case) -> None:
-    session = open_session()
-    assert session.record().cases == ()
-    result = session.judge(case, case.checks[0])
-    assert result.verdict.outcome == "pass"
-    assert session.judge(case, case.checks[0]) is result
-    (recorded,) = session.record().cases
-    assert recorded.results == (result,)
-    assert recorded.evidence.latency is not None
-
-
-def test_a_case_with_other_rules_is_searched_separately(open_session: Open, case: Case) -> None:
-    session = open_session()
-    other = replace(case, quantize=QuantizeRules(weights="per-tensor"))
-    session.search(case)
-    axes = {site.axis for site in session.search(other).winner.sites}
-    assert axes == {None}
+    again = open_session(SLOW_INTEGERS)
+    built = count_builds(again)
+    assert again.search(one).unchanged
+    assert built == [], "it is cached"
 
 
 # ---- cache --------------------------------------------------------------------------------------
@@ -249,7 +166,6 @@ def test_a_second_session_reads_the_winner_from_the_cache(open_session: Open, ca
     session = open_session()
     built = count_builds(session)
     evidence = session.evidence(case, ALL)
-    assert evidence.search is not None
     assert evidence.search.provenance.source == "cached"
     assert evidence.search.winner == first.winner
     assert evidence.search.trials == first.trials
@@ -268,9 +184,7 @@ def test_a_cached_run_writes_the_same_files(open_session: Open, case: Case, tmp_
     assert len(lines(second.output(case))) == first.search(case).total
 
 
-def test_the_written_reference_of_another_model_is_replaced(
-    open_session: Open, case: Case, project: Path
-) -> None:
+def test_the_written_reference_of_another_model_is_replaced(open_session: Open, case: Case) -> None:
     session = open_session()
     session.search(case)
     (session.output(case) / "reference.onnx").write_bytes(b"of yesterday")
@@ -292,21 +206,9 @@ def test_a_cache_entry_of_another_process_is_kept_and_the_own_result_is_used(
 
     monkeypatch.setattr(second._store, "put", put_late)
     second.search(case)
-    theirs, ours = first.work(case).find(), second.work(case).find()
-    assert theirs.model is not None
-    assert theirs.model.is_file()
+    ours = second.work(case).find()
     assert ours.folder == second.output(case)
-    assert ours.model is not None
     assert ours.model.is_file()
-
-
-def test_an_unchanged_result_is_cached(open_session: Open, case: Case) -> None:
-    one = replace(case, tune=replace(case.tune, trials=1))
-    open_session(SLOW_INTEGERS).search(one)
-    session = open_session(SLOW_INTEGERS)
-    built = count_builds(session)
-    assert session.search(one).unchanged
-    assert built == []
 
 
 def test_without_a_cache_none_is_read_or_written(open_session: Open, case: Case, tmp_path: Path) -> None:
@@ -316,12 +218,6 @@ def test_without_a_cache_none_is_read_or_written(open_session: Open, case: Case,
     assert files(session.output(case)) >= WRITTEN
     open_session().search(case)
     assert open_session(no_cache=True).search(case).provenance.source == "measured"
-
-
-def test_other_data_misses_the_cache(open_session: Open, case: Case, project: Path) -> None:
-    open_session().search(case)
-    np.savez(project / "data.npz", x=np.ones((2, 8, 12, 12), np.float32))
-    assert open_session().search(case).provenance.source == "measured"
 
 
 def test_a_changed_model_of_the_same_path_is_searched_again(open_session: Open, case: Case) -> None:
@@ -364,40 +260,37 @@ def test_the_cache_key_depends_on_all_inputs_of_a_search(
     assert key(replace(case, checks=(), title="other", tags=("x",))) == key()
 
 
-def test_the_digest_of_a_data_folder_depends_on_its_files(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"1")
-    (tmp_path / "b").write_bytes(b"2")
-    both = data_digest(tmp_path)
-    (tmp_path / "b").write_bytes(b"3")
-    assert data_digest(tmp_path) != both
-    assert data_digest(None) == ""
-
-
-def test_the_cache_key_does_not_depend_on_checks(open_session: Open, case: Case) -> None:
-    open_session().search(case)
-    assert open_session().search(replace(case, checks=())).provenance.source == "cached"
-
-
 def with_tuned_scaled(session: Session, *scales: float) -> Session:
     """A session whose cached winner is slower by one factor of ``scales`` per measurement; the last one is repeated."""
-    build, built = session.runtime().backend.build, itertools.count()
+    built = itertools.count()
 
-    def scaled(model: Path, options: BuildOptions):
-        scale = "1"
+    def scale(model: Path, options: BuildOptions) -> BuildOptions:
+        if model.name != "tuned.onnx":
+            return options
+        number = next(built)
+        measurement = (number >= FIRST_BUILDS) + (number >= FIRST_BUILDS + SECOND_BUILDS)
+        chosen = str(scales[min(measurement, len(scales) - 1)])
+        return replace(options, extra={**options.extra, "fake.scale": chosen})
+
+    change_builds(session, scale)
+    return session
+
+
+def with_tuned_refused(session: Session) -> Session:
+    """A session whose cached winner is not built any more."""
+
+    def refuse(model: Path, options: BuildOptions) -> BuildOptions:
         if model.name == "tuned.onnx":
-            number = next(built)
-            measurement = (number >= FIRST_BUILDS) + (number >= FIRST_BUILDS + SECOND_BUILDS)
-            scale = str(scales[min(measurement, len(scales) - 1)])
-        return build(model, replace(options, extra={**options.extra, "fake.scale": scale}))
+            raise BackendError("no kernel")
+        return options
 
-    session.runtime().backend.build = scaled  # type: ignore[method-assign]
+    change_builds(session, refuse)
     return session
 
 
 def found_again(session: Session, case: Case) -> tuple[str, str]:
     """The source of the winner in a second session, and the warnings about it."""
     evidence = session.evidence(case, frozenset())
-    assert evidence.search is not None
     return evidence.search.provenance.source, " ".join(evidence.warnings)
 
 
@@ -429,7 +322,6 @@ def test_a_cached_winner_is_kept_after_one_slow_measurement(
 ) -> None:
     """In the second measurement, the winner is as fast as before, or has about the gain of `tune.min_gain`."""
     latency = open_session().evidence(case, frozenset({"latency"})).latency
-    assert latency is not None
     second = 1.0 if recovers else 0.998 * latency.speedup.median * (1 - case.tune.min_gain)
     source, warnings = found_again(with_tuned_scaled(open_session(), 3, second), case)
     assert source == "cached"
@@ -438,29 +330,14 @@ def test_a_cached_winner_is_kept_after_one_slow_measurement(
 
 
 def test_a_cached_winner_that_cannot_be_built_is_tuned_again(open_session: Open, case: Case) -> None:
-    def broken(session: Session) -> Session:
-        build = session.runtime().backend.build
-
-        def fail(model: Path, options: BuildOptions):
-            if model.name == "tuned.onnx":
-                raise BackendError("no kernel")
-            return build(model, options)
-
-        session.runtime().backend.build = fail  # type: ignore[method-assign]
-        return session
-
     open_session().search(case)
     with pytest.raises(StateError, match="could not be built and run again: no kernel; no search is started"):
-        broken(open_session(in_ci=True)).search(case)
-    source, warnings = found_again(broken(open_session()), case)
+        with_tuned_refused(open_session(in_ci=True)).search(case)
+    with pytest.raises(BackendError, match="tuned model could not be built and run again: no kernel"):
+        with_tuned_refused(open_session(mode="measure")).evidence(case, ALL)
+    source, warnings = found_again(with_tuned_refused(open_session()), case)
     assert source == "measured"
     assert "could not be built and run again: no kernel; it was tuned again" in warnings
-
-
-def test_retune_searches_again_despite_a_cached_winner(open_session: Open, case: Case) -> None:
-    open_session().search(case)
-    assert open_session(retune=True).search(case).provenance.source == "measured"
-    assert open_session().search(case).provenance.source == "cached"
 
 
 # ---- modes --------------------------------------------------------------------------------------
@@ -495,37 +372,15 @@ def test_mode_measure_times_the_cached_winner_again(open_session: Open, case: Ca
     open_session().search(case)
     session = open_session(mode="measure")
     evidence = session.evidence(case, ALL)
-    assert evidence.latency is not None
     assert evidence.latency.builds == 3
     assert evidence.latency.speedup.low > 1
-    assert evidence.search is not None
     assert evidence.search.provenance.source == "cached"
-
-
-def test_mode_measure_is_an_error_if_the_winner_cannot_be_built(open_session: Open, case: Case) -> None:
-    open_session().search(case)
-    session = open_session(mode="measure")
-    build = session.runtime().backend.build
-
-    def refusing(model: Path, options: BuildOptions):
-        if model.name == "tuned.onnx":
-            raise BackendError("no such kernel")
-        return build(model, options)
-
-    session.runtime().backend.build = refusing  # type: ignore[method-assign]
-    with pytest.raises(BackendError, match="tuned model could not be built and run again: no such kernel"):
-        session.evidence(case, ALL)
 
 
 def test_mode_verify_times_nothing(open_session: Open, case: Case) -> None:
     open_session().search(case)
     session = open_session(mode="verify")
-    build = session.runtime().backend.build
-
-    def untimed(model: Path, options: BuildOptions):
-        return build(model, replace(options, extra={**options.extra, "fake.raise": "time"}))
-
-    session.runtime().backend.build = untimed  # type: ignore[method-assign]
+    change_builds(session, lambda _, options: replace(options, extra={**options.extra, "fake.raise": "time"}))
     evidence = session.evidence(case, ALL)
     assert evidence.latency is None
     assert evidence.parity is not None
@@ -562,12 +417,6 @@ def test_the_plan_of_a_finished_search_states_that_the_winner_is_timed_again(
         assert open_session(mode="plan", **anew).planned(case).text.startswith("4 units")
 
 
-def test_mode_plan_is_an_error_if_data_is_missing(open_session: Open, case: Case) -> None:
-    lost = replace(case, inputs=replace(case.inputs, calibration=case.model.with_name("lost.npz")))
-    with pytest.raises(DataError, match=r"lost\.npz"):
-        open_session(mode="plan").planned(lost)
-
-
 # ---- a scheme of an earlier run -----------------------------------------------------------------
 
 
@@ -576,32 +425,18 @@ def test_a_known_scheme_is_replayed(open_session: Open, case: Case) -> None:
     other = next(t for t in first.trials if t.placement.sites and t.placement != first.winner)
     session = open_session(scheme=other.placement.digest[:10])
     evidence = session.evidence(case, ALL)
-    assert evidence.search is not None
     assert evidence.search.winner == other.placement
     assert evidence.search.provenance.source == "replayed"
-    assert len(evidence.pairs) == len(other.placement.sites)
     assert evidence.latency is not None
+    assert open_session(scheme=first.winner.digest).search(case).winner == first.winner
+    reference = open_session(scheme=first.trials[0].placement.digest).search(case)
+    assert (reference.unchanged, reference.winner) == (True, first.trials[0].placement)
 
 
-def test_the_scheme_of_the_winner_selects_the_cached_winner(open_session: Open, case: Case) -> None:
-    winner = open_session().search(case).winner
-    assert open_session(scheme=winner.digest).search(case).winner == winner
-
-
-def test_the_scheme_of_the_reference_selects_the_unchanged_model(open_session: Open, case: Case) -> None:
-    reference = open_session().search(case).trials[0].placement
-    found = open_session(scheme=reference.digest).search(case)
-    assert (found.unchanged, found.winner) == (True, reference)
-
-
-def test_an_unknown_scheme_is_an_error(open_session: Open, case: Case) -> None:
+def test_an_unknown_or_ambiguous_scheme_is_an_error(open_session: Open, case: Case) -> None:
     open_session().search(case)
     with pytest.raises(StateError, match="has scheme nothing"):
         open_session(scheme="nothing").search(case)
-
-
-def test_an_ambiguous_scheme_is_an_error(open_session: Open, case: Case) -> None:
-    open_session().search(case)
     with pytest.raises(StateError, match="several"):
         open_session(scheme="").search(case)
 
@@ -621,8 +456,9 @@ def interrupted(session: Session, case: Case, after: int) -> None:
         session.search(case)
 
 
-def counted_corrections(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Correcting], CorrectionGain]:
-    """Replace the search for corrections by one that returns one gain; the recorded calls and this gain."""
+def test_an_interrupted_search_keeps_its_corrections(
+    open_session: Open, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls: list[Correcting] = []
     gain = CorrectionGain(name="bits", before_db=20.0, after_db=20.5, changed=3, taken=False)
 
@@ -631,31 +467,17 @@ def counted_corrections(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Correctin
         return FoundCorrections(gains=(gain,))
 
     monkeypatch.setattr(Correcting, "find", find)
-    return calls, gain
-
-
-def test_an_interrupted_search_keeps_its_corrections(
-    open_session: Open, case: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls, gain = counted_corrections(monkeypatch)
     interrupted(open_session(), case, 3)
     assert len(calls) == 1
-    assert open_session().search(case).corrections == (gain,)
+    found = open_session().search(case)
+    assert found.corrections == (gain,)
+    other = next(t for t in found.trials if t.placement.sites and t.placement != found.winner)
+    replayed = open_session(scheme=other.placement.digest)
+    assert replayed.search(case).winner == other.placement
+    assert replayed.work(case).prepared.corrections.gains == (gain,)
     assert len(calls) == 1
     open_session(retune=True).search(case)  # a new search finds new corrections
     assert len(calls) == 2
-
-
-def test_another_scheme_has_the_corrections_of_its_search(
-    open_session: Open, case: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls, gain = counted_corrections(monkeypatch)
-    first = open_session().search(case)
-    other = next(t for t in first.trials if t.placement.sites and t.placement != first.winner)
-    session = open_session(scheme=other.placement.digest)
-    assert session.search(case).winner == other.placement
-    assert session.work(case).prepared.corrections.gains == (gain,)
-    assert len(calls) == 1
 
 
 @pytest.mark.parametrize("after", [1, 3])
@@ -676,33 +498,6 @@ def test_an_interrupted_search_continues_after_the_last_trial(
     assert built == [trial.placement.digest for trial in search.trials[after:]]
     whole = open_session(output=Path("whole"), no_cache=True).search(case)
     assert [t.placement for t in whole.trials[:4]] == [t.placement for t in search.trials[:4]]
-
-
-def test_the_random_numbers_of_a_strategy_are_independent_of_measurements(
-    open_session: Open, case: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Otherwise a resumed run, which measures less, would propose other placements than the first."""
-    from qdqspec.search.strategies.attribution import Attribution
-
-    drawn: list[list[float]] = []
-
-    class Drawing(Attribution):
-        def __init__(self, setup, random) -> None:
-            self.own = random
-            self.numbers: list[float] = []
-            drawn.append(self.numbers)
-            super().__init__(setup, random)
-
-        def tell(self, trials) -> None:
-            self.numbers.append(float(self.own.random()))
-            super().tell(trials)
-
-    monkeypatch.setattr("qdqspec.search.strategies.attribution.strategy", Drawing)
-    case = replace(case, tune=replace(case.tune, trials=4))
-    session = open_session()
-    interrupted(session, case, 3)
-    open_session().search(case)
-    assert drawn[1][:2] == drawn[0][:2]
 
 
 def test_a_search_whose_results_could_not_be_written_is_not_repeated(
@@ -768,7 +563,6 @@ def test_results_of_another_device_are_not_used(
     second = open_session()
     evidence = second.evidence(case, frozenset({"latency"}))
     assert evidence.device.key == "other-device"
-    assert evidence.search is not None
     assert evidence.search.provenance.source == "measured"
     folder = second.output(case)
     assert (folder / "trials.previous.jsonl").read_bytes() == before
@@ -782,70 +576,25 @@ def test_a_damaged_journal_is_replaced_with_a_warning(open_session: Open, case: 
     (session.output(case) / "trials.jsonl").write_text("garbage\n")
     evidence = session.evidence(case, frozenset())
     assert any("damaged" in warning for warning in evidence.warnings)
-    assert evidence.search is not None
     assert evidence.search.total > 1
 
 
 # ---- bad input: one error that names the file ---------------------------------------------------
 
 
-def bad_model(project: Path) -> Path:
-    (project / "chain.onnx").write_bytes(b"this is no model")
-    return project / "chain.onnx"
-
-
-def missing_model(project: Path) -> Path:
-    (project / "chain.onnx").unlink()
-    return project / "chain.onnx"
-
-
-def missing_data(project: Path) -> Path:
-    (project / "data.npz").unlink()
-    return project / "data.npz"
-
-
-def nan_data(project: Path) -> Path:
-    values = np.ones((2, 8, 12, 12), np.float32)
-    values[1, 0, 0, 0] = np.nan
-    np.savez(project / "data.npz", x=values)
-    return project / "data.npz"
-
-
-def wrong_shape(project: Path) -> Path:
-    np.savez(project / "data.npz", x=np.ones((2, 3, 12, 12), np.float32))
-    return project / "data.npz"
-
-
-def wrong_name(project: Path) -> Path:
-    np.savez(project / "data.npz", y=np.ones((2, 8, 12, 12), np.float32))
-    return project / "data.npz"
-
-
-def broken_data(project: Path) -> Path:
-    (project / "data.npz").write_bytes(b"PK nothing")
-    return project / "data.npz"
-
-
-@pytest.mark.parametrize(
-    ("spoil", "kind"),
-    [
-        (bad_model, ModelError),
-        (missing_model, ModelError),
-        (missing_data, DataError),
-        (nan_data, DataError),
-        (wrong_shape, DataError),
-        (wrong_name, DataError),
-        (broken_data, DataError),
-    ],
-)
+@pytest.mark.parametrize(("name", "kind"), [("chain.onnx", ModelError), ("data.npz", DataError)])
+@pytest.mark.parametrize("content", [None, b"this is no such file"])
 def test_invalid_input_is_one_error_that_names_the_file(
-    open_session: Open, case: Case, project: Path, spoil, kind
+    open_session: Open, case: Case, project: Path, name: str, kind: type[Exception], content: bytes | None
 ) -> None:
-    spoilt = spoil(project)
-    with pytest.raises(kind) as caught:
-        open_session().evidence(case, ALL)
-    assert isinstance(caught.value, QdqspecError)
-    assert str(spoilt) in str(caught.value)
+    (project / name).unlink()
+    if content is not None:
+        (project / name).write_bytes(content)
+    for mode in ("run", "plan"):
+        session = open_session(mode=mode)
+        with pytest.raises(kind) as caught:
+            session.planned(case) if mode == "plan" else session.evidence(case, ALL)
+        assert str(project / name) in str(caught.value)
 
 
 @pytest.mark.parametrize("worker", [False, True])
@@ -860,36 +609,6 @@ def test_an_output_folder_that_cannot_be_created_is_an_error(
     with pytest.raises(OutputError) as caught:
         session.search(case)
     assert str(blocked) in str(caught.value)
-
-
-@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="the administrator may write anywhere")
-def test_a_read_only_output_folder_is_an_error(open_session: Open, case: Case, tmp_path: Path) -> None:
-    folder = tmp_path / "locked"
-    folder.mkdir()
-    folder.chmod(0o500)
-    with pytest.raises(OutputError) as caught:
-        open_session(output=folder).search(case)
-    assert str(folder) in str(caught.value)
-
-
-def test_an_output_folder_in_use_is_an_error(
-    open_session: Open, case: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # workers of one run wait for each other
-    first, second = open_session(), open_session()
-    errors: list[StateError] = []
-
-    def watch(_: Progress) -> None:
-        with pytest.raises(StateError, match="another run is writing here") as caught:
-            second.search(case)
-        errors.append(caught.value)
-        raise KeyboardInterrupt
-
-    first.watch = watch
-    with pytest.raises(KeyboardInterrupt):
-        first.search(case)
-    assert errors[0].where == str(first.output(case))
-    assert not second.search(case).unchanged
 
 
 HOLDER = """
@@ -911,7 +630,6 @@ def test_a_second_run_waits_for_the_first_and_uses_its_result(
     words = [sys.executable, "-c", HOLDER, str(first.output(case))]
     waits: list[Progress] = []
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
-        assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
 
         def watch(progress: Progress) -> None:
@@ -966,7 +684,7 @@ def test_closing_a_session_ends_its_child_processes(open_session: Open, case: Ca
     before = children()
     session = open_session()
     session.evidence(case, ALL)
-    assert children() > before
+    assert len(children() - before) == 1  # the process that engines are forked from
     session.close()
     session.close()
     assert children() == before
@@ -996,14 +714,6 @@ def test_closing_a_session_after_an_error_ends_its_child_processes(
     assert children() == before
 
 
-@linux
-@processes
-def test_engines_are_closed_as_soon_as_a_case_is_done(open_session: Open, case: Case) -> None:
-    before = children()
-    open_session().evidence(case, ALL)
-    assert len(children() - before) == 1  # the process that engines are forked from
-
-
 # ---- ONNX Runtime -------------------------------------------------------------------------------
 
 
@@ -1025,19 +735,13 @@ def test_a_session_with_a_real_model_on_onnx_runtime(
     session = Session(backend="onnxruntime", root=tmp_path)
     with closing(session):
         evidence = session.evidence(real, ALL)
-        assert evidence.search is not None
-        built = [line for line in lines(session.output(real)) if line["phase"] not in NOT_CANDIDATES]
-        assert (evidence.search.total, evidence.search.failed) == (len(built), 0)
         assert evidence.search.unchanged == (evidence.pairs == ())
-        assert evidence.parity is not None
         assert evidence.parity.data == "evaluation"
         assert evidence.parity.sqnr_db > 15
         assert evidence.size_bytes["reference"] == real.model.stat().st_size
         assert files(session.output(real)) >= WRITTEN
-        header, *rows = (session.output(real) / "layers.csv").read_text().splitlines()
+        header, *_ = (session.output(real) / "layers.csv").read_text().splitlines()
         assert header == "model,kernel,op_type,milliseconds,nodes,tensors,boundary,integer"
-        # a winner of the confirmation alone has no layer times
-        assert {"reference"} <= {row.split(",")[0] for row in rows} <= {"reference", "tuned"}
     with closing(Session(backend="onnxruntime", root=tmp_path, mode="verify")) as again:
         assert again.search(real).winner == evidence.search.winner
         assert again.search(real).provenance.source == "cached"
@@ -1057,7 +761,6 @@ def warnings_at(open_session: Open, case: Case, sqnr_db: float) -> str:
     ("sqnr_db", "asked", "limit"),
     [
         pytest.param(29.9, {"min_sqnr_db": 30.0}, "30", id="below the requested limit"),
-        pytest.param(30.0, {"min_sqnr_db": 30.0}, "", id="at the requested limit"),
         pytest.param(19.9, {}, "20", id="below the default limit"),
         pytest.param(9.9, {"min_sqnr_db": "none"}, "", id="without a limit"),
     ],

@@ -7,36 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import onnx
 import pytest
-from onnx import numpy_helper
 
 from qdqspec._core.registry import names
 from qdqspec.app.session import Session
-from qdqspec.search.base import Proposal, SearchSetup
 from qdqspec.types import AccuracyRules, Case, Inputs, SearchResult, TuneRules
-
-TEXT = """<ir_version: 8, opset_import: ["": 19]> net (float[1,8,24,24] x) => (float[1,8,24,24] y) {
-  a = Conv<pads = [1, 1, 1, 1]>(x, w)  b = Relu(a)  y = Conv<pads = [1, 1, 1, 1]>(b, w) }"""
 
 
 @pytest.fixture
-def case(tmp_path: Path) -> Case:
-    """Two convolutions that are faster in integers, with a budget for the reference only."""
-    proto, lots = onnx.parser.parse_model(TEXT), np.random.default_rng(0)
-    proto.graph.initializer.append(
-        numpy_helper.from_array(lots.normal(0, 0.2, (8, 8, 3, 3)).astype(np.float32), "w")
-    )
-    onnx.save(proto, tmp_path / "net.onnx")
-    images = lots.normal(size=(2, 8, 24, 24)).astype(np.float32)
-    np.savez(tmp_path / "data.npz", x=images, labels=np.zeros(2, np.int64))
-    return Case(
-        id="default",
-        model=tmp_path / "net.onnx",
-        inputs=Inputs(calibration=tmp_path / "data.npz", evaluation=tmp_path / "data.npz"),
-        tune=TuneRules(trials=1),
-    )
+def case(case: Case, project: Path) -> Case:
+    """A budget for the reference only."""
+    data = project / "data.npz"
+    inputs = Inputs(calibration=data, evaluation=data)
+    return replace(case, inputs=inputs, tune=TuneRules(trials=1))
 
 
 def searched(case: Case, **words: Any) -> tuple[SearchResult, dict[str, dict[str, Any]]]:
@@ -65,22 +48,18 @@ def test_full_quantization_without_a_trial_is_confirmed_and_selected_if_proved(
 def test_full_quantization_selected_without_a_trial_is_cached_and_reusable(case: Case) -> None:
     """It is read from the cache, selected by its digest, and a seed of the next search by ``patterns.yaml``."""
     first, _ = searched(case)
+    assert first.total == 1, "its profile is no candidate of the search"
+    _, *rows = (case.model.parent / "out" / "chain" / "default" / "layers.csv").read_text().splitlines()
+    assert {row.partition(",")[0] for row in rows} == {"reference", "tuned"}
     again, _ = searched(case)
     assert again.provenance.source == "cached"
     assert again.winner == first.winner
     assert again.winner.labels == first.winner.labels
     named, _ = searched(case, scheme=first.winner.digest[:8])
     assert named.winner == first.winner
-    patterns = case.model.parent / "out" / "net" / "default" / "patterns.yaml"
+    patterns = case.model.parent / "out" / "chain" / "default" / "patterns.yaml"
     sister, _ = searched(replace(case, tune=TuneRules(trials=2, start_from=(patterns,))))
     assert first.winner in [trial.placement for trial in sister.trials]
-
-
-def test_full_quantization_selected_without_a_trial_has_layer_times(case: Case) -> None:
-    result, _ = searched(case)
-    assert result.total == 1, "its profile is no candidate of the search"
-    _, *rows = (case.model.parent / "out" / "net" / "default" / "layers.csv").read_text().splitlines()
-    assert {row.partition(",")[0] for row in rows} == {"reference", "tuned"}
 
 
 @pytest.mark.parametrize(("least", "unchanged"), [(5.0, False), (90.0, True)])
@@ -93,35 +72,6 @@ def test_the_sqnr_of_full_quantization_without_a_trial_is_measured_before_select
     assert "; the search ended at its limit of 1 build, before it was done" in result.reason
     missed = result.reason.startswith("1 faster candidate misses the SQNR limit of 90 dB by ")
     assert missed == unchanged
-
-
-class PartOnly:
-    """A strategy that proposes full quantization of a part of the model only."""
-
-    def __init__(self, setup: SearchSetup, random: np.random.Generator) -> None:
-        everything, nodes = setup.space.resolve(setup.space.everything()), setup.space.units[0].nodes
-        self.waiting = [Proposal(placement=everything, phase="isolated", subgraph=nodes)]
-
-    def ask(self, n: int = 1) -> list[Proposal]:
-        asked, self.waiting = self.waiting[:n], self.waiting[n:]
-        return asked
-
-    def tell(self, trials: object) -> None:
-        pass
-
-    def done(self) -> bool:
-        return not self.waiting
-
-
-def test_the_sqnr_of_full_quantization_is_measured_if_only_a_part_was_built(case: Case) -> None:
-    asked = replace(case, tune=replace(case.tune, trials=3, min_sqnr_db=90.0))
-    quiet = ("fake.run_noise=0.005", "fake.wall_noise=0.01", "fake.build_noise=0.002", "fake.integer=0.8")
-    with (
-        Session(backend="fake", root=case.model.parent, backend_option=quiet) as session,
-        session.study(asked, strategy=PartOnly) as study,
-    ):
-        assert [(trial.ok, trial.subgraph != ()) for trial in study] == [(True, True)]
-        assert study.confirm().result.unchanged
 
 
 def test_full_quantization_without_a_trial_is_scored_before_selection(case: Case) -> None:

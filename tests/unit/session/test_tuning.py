@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from arrays import arrays_of
+from sessions import few_digits
 from simulated_times import simulate_times
 
 from qdqspec.accuracy.corrections.find import FoundCorrections
 from qdqspec.app.preparation.correcting import Correcting
 from qdqspec.app.session import Session
+from qdqspec.app.session.tuning import named, trials_of
 from qdqspec.search.base import Proposal
 from qdqspec.search.loop import Built, Contest
+from qdqspec.testing.strategies import small_space
 from qdqspec.types import (
     CORRECTIONS,
     AccuracyRules,
     Case,
     Inputs,
     Placement,
-    Progress,
     QuantizeRules,
     Samples,
     TuneRules,
@@ -40,35 +39,13 @@ def _fast_integers(engine_threads: None, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.fixture
 def case(models: Path, tmp_path: Path) -> Case:
-    images = arrays_of(models.parent / "data" / "digits_calibration.npz")["input"][:16]
-    np.savez(tmp_path / "calibration.npz", input=images)
     return Case(
         id="default",
         model=models / "digits_resnet.onnx",
-        inputs=Inputs(calibration=tmp_path / "calibration.npz"),
+        inputs=Inputs(calibration=few_digits(models, tmp_path, 16)),
         quantize=QuantizeRules(corrections=CORRECTIONS),  # sought at each limit
         tune=TuneRules(trials=3),
     )
-
-
-def lines(session: Session, case: Case) -> list[dict[str, Any]]:
-    text = (session.output(case) / "trials.jsonl").read_text(encoding="utf-8")
-    return [json.loads(line) for line in text.splitlines()]
-
-
-def test_the_time_left_is_that_of_the_whole_search(case: Case, tmp_path: Path) -> None:
-    """Corrections before the loop and the confirmation after it are part of that time."""
-    seen, minutes = list[Progress](), 2.0
-    with Session(root=tmp_path) as session:
-        session.watch = lambda progress: None if progress.waiting else seen.append(progress)
-        session.search(replace(case, tune=replace(case.tune, minutes=minutes)))
-    steps = [progress.doing for progress in seen]
-    begun, confirming = steps.index("building the reference"), steps.index("confirming")
-    assert steps.index("looking for corrections") < begun
-    left = {progress.doing: progress.seconds_left for progress in seen[begun:confirming]}
-    assert all(seconds is not None and 0 <= seconds < 60 * minutes for seconds in left.values())
-    builds = [step for step in steps[confirming:] if step.startswith("timing fresh builds: build")]
-    assert builds[:2] == [f"timing fresh builds: build {number} of {len(builds)}" for number in (1, 2)]
 
 
 def state_of(contest: Contest) -> tuple[object, ...]:
@@ -145,3 +122,10 @@ def test_near_misses_of_the_limit_are_repaired_after_the_search(
         search = session.search(replace(case, tune=TuneRules(trials=1, min_sqnr_db=15.0)))
     assert asked == [15.0]
     assert [trial.phase for trial in search.trials] == ["pure", "repair"]
+
+
+def test_with_a_time_limit_a_search_may_build_more_unless_it_has_a_number_of_builds() -> None:
+    space, make = small_space(), named(TuneRules().strategy)
+    untimed, timed = (trials_of(TuneRules(minutes=minutes), space, make) for minutes in (None, 1.0))
+    assert timed > untimed
+    assert trials_of(TuneRules(minutes=1.0, trials=7), space, make) == 7

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import onnx
 import pytest
 from random_models import ranges_for
 
@@ -60,35 +59,20 @@ def cache_at(path: Path, space: SchemeSpace, placement: Placement, target: str =
     return path
 
 
-def test_a_scheme_is_a_warm_start_with_its_placement(start: Start, half: Placement, tmp_path: Path) -> None:
-    path = tmp_path / "scheme.json"
-    write_scheme(path, half, numbers(start.space).placed(half), HERE[0])
-    assert warm_starts([path], start) == (half,)
-
-
 @pytest.mark.parametrize("weights", ["integer", "float"])
 def test_a_quantized_model_is_a_warm_start_with_its_placement(
     start: Start, half: Placement, tmp_path: Path, weights: str
 ) -> None:
-    path = tmp_path / "tuned.onnx"
-    save_model(
-        insert_qdq(
-            start.space.model,
-            half,
-            numbers(start.space),
-            floating=floating(half.sites, weights),
-        ).proto,
-        path,
-    )
+    """Another tool gives its pairs other names."""
+    path, given = tmp_path / "tuned.onnx", floating(half.sites, weights)
+    proto = insert_qdq(start.space.model, half, numbers(start.space), floating=given).proto
+    for node in proto.graph.node:
+        if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
+            node.name = f"another_tool/{node.name}"
+    save_model(proto, path)
     (found,) = warm_starts([path], start)
     assert found == half
     assert found.labels == half.labels
-
-
-def test_a_pattern_cache_is_a_warm_start_with_its_best_placement(start: Start, tmp_path: Path) -> None:
-    everything = start.space.resolve(start.space.everything())
-    path = cache_at(tmp_path / "patterns.yaml", start.space, everything)
-    assert warm_starts([path], start) == (everything,)
 
 
 def test_placements_of_several_files_are_ordered_and_distinct(
@@ -98,7 +82,8 @@ def test_placements_of_several_files_are_ordered_and_distinct(
     scheme = tmp_path / "scheme.json"
     write_scheme(scheme, half, numbers(start.space).placed(half), HERE[0])
     cache = cache_at(tmp_path / "patterns.yml", start.space, everything)
-    assert warm_starts([scheme, cache, scheme], start) == (half, everything)
+    same = cache_at(tmp_path / "same.yaml", start.space, half)
+    assert warm_starts([scheme, cache, same, scheme], start) == (half, everything)
 
 
 def test_files_of_another_model_are_noted(
@@ -107,12 +92,8 @@ def test_files_of_another_model_are_noted(
     model = load_model(models / "squeezenet10.onnx")
     other = SchemeSpace(model, backend().capabilities(), regions=find_regions(model))
     path = cache_at(tmp_path / "patterns.yaml", other, other.resolve(other.everything()))
-    assert warm_starts([path], start) == ()
-    assert notes == ["patterns.yaml contains no placement for this model"]
-
-
-def test_a_float_model_is_no_warm_start(start: Start, notes: list[str], models: Path) -> None:
-    assert warm_starts([models / "digits_resnet.onnx"], start) == ()
+    assert warm_starts([path, models / "digits_resnet.onnx"], start) == ()
+    assert notes[0] == "patterns.yaml contains no placement for this model"
     assert "digits_resnet.onnx contains no placement for this model" in notes
 
 
@@ -122,7 +103,9 @@ def test_files_of_another_backend_are_an_error_with_the_path(
     scheme = tmp_path / "scheme.json"
     write_scheme(scheme, half, numbers(start.space).placed(half), "tensorrt-10")
     cache = cache_at(tmp_path / "patterns.yaml", start.space, half, "tensorrt-10")
-    for path in (scheme, cache):
+    trial = Trial(number=0, phase="pure", placement=half, ratio=1.0, incumbent=True)
+    journal = journal_at(tmp_path / "trials.jsonl", [trial], backend="tensorrt-10")
+    for path in (scheme, cache, journal):
         with pytest.raises(StateError, match=r"made on tensorrt-10, not on onnxruntime-cpu") as caught:
             warm_starts([path], start)
         assert caught.value.where == str(path)
@@ -149,18 +132,6 @@ def test_missing_and_damaged_files_are_an_error_with_the_path(
         path.write_bytes(data)
     with pytest.raises(error, match=name):
         warm_starts([path], start)
-
-
-def test_a_quantized_model_with_renamed_pairs_is_a_warm_start(
-    start: Start, half: Placement, tmp_path: Path
-) -> None:
-    proto = insert_qdq(start.space.model, half, numbers(start.space)).proto
-    for node in proto.graph.node:
-        if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
-            node.name = f"another_tool/{node.name}"
-    path = tmp_path / "other.onnx"
-    onnx.save(proto, path)
-    assert warm_starts([path], start) == (half,)
 
 
 # ---- journals -----------------------------------------------------------------------------------
@@ -196,23 +167,9 @@ def test_a_journal_is_a_warm_start_with_the_fastest_confirmed_placement(
     before = path.read_bytes()
     assert warm_starts([path], start) == (everything, half)
     assert path.read_bytes() == before
-
-
-def test_an_unfinished_journal_is_a_warm_start(
-    start: Start, searched: list[Trial], half: Placement, tmp_path: Path
-) -> None:
-    path = journal_at(tmp_path / "trials.jsonl", searched[:3])
-    path.write_bytes(path.read_bytes() + b'{"trial": 3, "pha')  # an incomplete line
-    assert warm_starts([path], start) == (half, searched[1].placement)
-
-
-def test_a_journal_of_another_backend_is_an_error(
-    start: Start, searched: list[Trial], tmp_path: Path
-) -> None:
-    path = journal_at(tmp_path / "trials.jsonl", searched, backend="tensorrt-10")
-    with pytest.raises(StateError, match=r"made on tensorrt-10, not on onnxruntime-cpu") as caught:
-        warm_starts([path], start)
-    assert caught.value.where == str(path)
+    unfinished = journal_at(tmp_path / "unfinished.jsonl", searched[:3])
+    unfinished.write_bytes(unfinished.read_bytes() + b'{"trial": 3, "pha')  # an incomplete line
+    assert warm_starts([unfinished], start) == (half, everything)
 
 
 def test_the_error_of_a_journal_without_its_header_names_the_missing_file(
@@ -228,18 +185,3 @@ def test_the_error_of_a_journal_without_its_header_names_the_missing_file(
 
 
 # ---- results of complete searches ---------------------------------------------------------------
-
-
-def test_a_cached_float_result_of_a_similar_model_needs_no_note(
-    start: Start, notes: list[str], tmp_path: Path
-) -> None:
-    reference = start.space.resolve({})
-    assert warm_starts([cache_at(tmp_path / "patterns.yaml", start.space, reference)], start) == (reference,)
-    assert notes == []
-
-
-def test_a_placement_of_several_files_is_one_start(start: Start, half: Placement, tmp_path: Path) -> None:
-    scheme, cache = tmp_path / "scheme.json", tmp_path / "patterns.yaml"
-    write_scheme(scheme, half, numbers(start.space).placed(half), HERE[0])
-    cache_at(cache, start.space, half)
-    assert warm_starts([scheme, cache], start) == warm_starts([cache, scheme], start) == (half,)

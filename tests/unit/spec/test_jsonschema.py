@@ -23,30 +23,21 @@ CHECKS = "checks: [{kind: speedup, min: 1.2}]\n"
 GOOD = {
     "smallest": HEAD + CHECKS,
     "shapes": HEAD + CHECKS + "inputs: {shapes: {x: [1, 2], y: {min: [1], opt: [2], max: [3], weight: 1}}}\n",
-    "profiles": HEAD + CHECKS + "inputs: {shapes: [{x: [1]}, {x: [2]}], calibration: c.npz}\n",
     "matrix": HEAD + CHECKS + "matrix: {quant: [int8], batch: [1, 2], exclude: [{batch: 2}]}\n",
     "formats": HEAD
     + CHECKS
     + "quantize: {format: [int8, int4]}\nmatrix: {quant: [fp8, [int8, fp8], int8+int4]}\n",
-    "minutes": HEAD + CHECKS + "tune: {minutes: 90s, trials: 3, strategy: attribution}\n",
     "skips": HEAD + CHECKS + "skip: why\nskip_unless: {backend: tensorrt}\nxfail: why\n",
-    "xfail": HEAD + CHECKS + "xfail: {reason: why, strict: false}\n",
     "checks": HEAD + "checks: [{kind: latency, max_ms: {tensorrt: 1.5}}, {kind: size, max_bytes: 4MiB}]\n",
 }
 BAD = {
     "version": HEAD.replace("1", "2") + CHECKS,
-    "no version": "model: m.onnx\n" + CHECKS,
-    "no check": HEAD + "checks: []\n",
     "unknown key": HEAD + CHECKS + "tun: {}\n",
     "unknown kind": HEAD + "checks: [{kind: sped}]\n",
     "key of another kind": HEAD + "checks: [{kind: speedup, min: 1, max_ms: 3}]\n",
     "no kind": HEAD + "checks: [{min: 1}]\n",
-    "format": HEAD + CHECKS + "quantize: {format: fp9}\n",
     "formats": HEAD + CHECKS + "quantize: {format: [int8, int8]}\n",
-    "no format": HEAD + CHECKS + "quantize: {format: []}\n",
-    "joined format": HEAD + CHECKS + "quantize: {format: int8+fp9}\n",
     "strategy": HEAD + CHECKS + "tune: {strategy: luck}\n",
-    "empty axis": HEAD + CHECKS + "matrix: {batch: []}\n",
     "no value": HEAD + CHECKS + "skip:\n",
     "text for number": HEAD + CHECKS + "tune: {trials: '3'}\n",
 }
@@ -71,10 +62,6 @@ def test_the_packaged_schema_is_the_generated_one() -> None:
     assert json.loads(SHIPPED.read_text(encoding="utf-8")) == spec_schema(), (
         "the spec's keys changed; renew with: qdqspec schema > qdqspec/spec/qdqspec.schema.json"
     )
-
-
-def test_the_schema_is_a_valid_json_schema(schema: jsonschema.Draft202012Validator) -> None:
-    jsonschema.Draft202012Validator.check_schema(schema.schema)
 
 
 @pytest.mark.parametrize("name", GOOD)
@@ -103,8 +90,3 @@ def test_every_check_and_every_key_has_a_description(schema: jsonschema.Draft202
     assert all(section["description"] for section in sections.values())
     for name, part in schema.schema["properties"].items():
         assert part.get("description") or part["$ref"].rpartition("/")[2] in sections, name
-
-
-def test_keys_named_as_words_of_json_schema_are_in_the_schema() -> None:
-    # "title" and "default" are words of JSON Schema, and may be keys of a spec.
-    assert "title" in spec_schema()["properties"]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
@@ -114,12 +112,8 @@ xfail: {reason: not yet, strict: false}
     assert (case.regions.by, case.regions.max_nodes) == ("manual", 4)
     assert case.regions.manual == (("a", "b*"), ("c",))
     rules = case.quantize
-    assert (rules.format, rules.calibration, rules.weights, rules.activations) == (
-        "uint8",
-        "entropy",
-        "per-tensor",
-        "uint8",
-    )
+    numbers = (rules.format, rules.calibration, rules.weights, rules.activations)
+    assert numbers == ("uint8", "entropy", "per-tensor", "uint8")
     assert case.tune == TuneRules(
         strategy="attribution",
         preset="quick",
@@ -136,10 +130,8 @@ xfail: {reason: not yet, strict: false}
 
 
 def test_a_spec_with_several_shape_profiles(write: Write) -> None:
-    case = the_case(
-        write(f"{HEAD}inputs: {{shapes: [{{x: [1]}}, {{x: {{opt: [8], max: [9], weight: 2}}}}]}}\n{CHECKS}")
-    )
-    first, second = case.inputs.profiles
+    shapes = "[{x: [1]}, {x: {opt: [8], max: [9], weight: 2}}]"
+    first, second = the_case(write(f"{HEAD}inputs: {{shapes: {shapes}}}\n{CHECKS}")).inputs.profiles
     assert (first.opt(), first.weight) == ({"x": (1,)}, 1.0)
     assert second.shapes["x"] == InputShape(min=(8,), opt=(8,), max=(9,))
     assert second.weight == 2.0
@@ -164,16 +156,13 @@ def test_the_keys_of_corrections(write: Write, written: str, corrections: tuple[
         ("[]", "an empty list of corrections"),
         ("[bits, bits]", "a correction is in the list twice"),
         ("[biass]", "there is no correction 'biass'"),
-        ("all", "there is no correction 'all'"),
-        ("3", "there is no correction '3'"),
     ],
 )
 def test_invalid_corrections_are_an_error(write: Write, written: str, problem: str) -> None:
-    with pytest.raises(SpecError, match=problem):
-        the_case(write(f"{HEAD}quantize: {{corrections: {written}}}\n{CHECKS}"))
+    assert problem in str(refusal(write(f"{HEAD}quantize: {{corrections: {written}}}\n{CHECKS}")))
 
 
-@pytest.mark.parametrize(("written", "minutes"), [("10", 10), ("0.5", 0.5), ("10m", 10), ("1.5 h", 90)])
+@pytest.mark.parametrize(("written", "minutes"), [("0.5", 0.5), ("1.5 h", 90)])
 def test_durations_are_read_with_their_units(write: Write, written: str, minutes: float) -> None:
     assert the_case(write(f"{HEAD}tune: {{minutes: {written}}}\n{CHECKS}")).tune.minutes == minutes
 
@@ -183,11 +172,8 @@ def test_durations_are_read_with_their_units(write: Write, written: str, minutes
     [
         ("quant", "int16", lambda c: c.quantize.format),
         ("batch", 7, lambda c: c.inputs.batch),
-        ("calibration", "mse", lambda c: c.quantize.calibration),
-        ("weights", "per-tensor", lambda c: c.quantize.weights),
         ("activations", "uint8", lambda c: c.quantize.activations),
         ("strategy", "attribution", lambda c: c.tune.strategy),
-        ("preset", "extensive", lambda c: c.tune.preset),
     ],
 )
 def test_a_matrix_axis_overrides_its_rule(
@@ -195,11 +181,6 @@ def test_a_matrix_axis_overrides_its_rule(
 ) -> None:
     case = the_case(write(f"{HEAD}matrix: {{{axis}: [{value}]}}\n{CHECKS}"))
     assert (found(case), case.matrix) == (value, {axis: value})
-
-
-def test_ids_of_cases_are_independent_of_the_order_of_keys(write: Write) -> None:
-    spec = load_spec(write(f"{HEAD}matrix: {{batch: [1, 8], quant: [int8]}}\n{CHECKS}"))
-    assert [case.id for case in spec.cases()] == ["int8-b1", "int8-b8"]
 
 
 def test_default_ids_of_checks_are_distinct(write: Write) -> None:
@@ -211,13 +192,9 @@ def test_default_ids_of_checks_are_distinct(write: Write) -> None:
     assert [check.line for check in case.checks] == [4, 5, 6, 7]
 
 
-def test_a_byte_order_mark_is_accepted(write: Write) -> None:
-    assert the_case(write("\ufeff" + HEAD + CHECKS)).id == "default"
-
-
-def test_crlf_line_ends_are_accepted(write: Write, tmp_path: Path) -> None:
+def test_a_byte_order_mark_and_crlf_line_ends_are_accepted(tmp_path: Path) -> None:
     path = tmp_path / "crlf.qdq.yaml"
-    path.write_bytes((HEAD + CHECKS).replace("\n", "\r\n").encode())
+    path.write_bytes(("\ufeff" + HEAD + CHECKS).replace("\n", "\r\n").encode())
     assert load_spec(path).cases()[0].checks[0].line == 4
 
 
@@ -239,17 +216,6 @@ def test_a_check_of_a_plugin_is_loaded_and_validated(write: Write, monkeypatch: 
     assert "valid keys: id, kind, limit, severity" in str(error)
 
 
-def test_loading_imports_no_heavy_library(write: Write) -> None:
-    path = write(HEAD + "tune: {strategy: attribution}\nquantize: {format: int8}\n" + CHECKS)
-    code = (
-        "import sys, pathlib; from qdqspec import load_spec; "
-        f"load_spec(pathlib.Path({str(path)!r})).cases(); "
-        "print(sorted({'numpy', 'onnx', 'onnxruntime', 'scipy', 'pytest'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
-
-
 # ---- invalid specs -------------------------------------------------------------------------------
 
 
@@ -258,113 +224,40 @@ def test_loading_imports_no_heavy_library(write: Write) -> None:
     [
         (CHECKS + "qdqspec: 1\n", "1:1: 'model' is missing in the spec"),
         ("model: m.onnx\n" + CHECKS, "1:1: 'qdqspec' is missing in the spec"),
-        (HEAD.replace("1", "2") + CHECKS, "1:10: 'qdqspec' should be 1, not 2"),
-        (HEAD.replace("1", "'1'") + CHECKS, "1:10: 'qdqspec' should be 1, not '1'"),
         (HEAD, "1:1: 'checks' is missing in the spec"),
         (HEAD + "checks: []\n", "3:9: 'checks' is empty: a spec without a check would prove nothing"),
-        (HEAD + "checks: {kind: speedup, min: 1}\n", "3:9: 'checks' should be a list, not a mapping"),
-        (
-            HEAD + "checks: [{kind: latency, max_ms: {}}]\n",
-            "3:34: 'max_ms' should have at least 1 item, not 0",
-        ),
         (HEAD + "checks: [speedup]\n", "3:10: a check is a mapping with a 'kind'"),
-        (HEAD + "checks: [{min: 1}]\n", "3:10: a check without a 'kind'"),
-        (HEAD + "checks: [{kind: speedpu, min: 1}]\n", "3:17: unknown check kind 'speedpu'"),
-        (HEAD + "checks: [{kind: [], min: 1}]\n", "3:17: unknown check kind '[]'"),
-        (HEAD + "checks: [{kind: speedup, mni: 1, min: 1}]\n", "3:26: unknown key 'mni' in check 'speedup'"),
-        (HEAD + "checks: [{kind: speedup}]\n", "3:10: 'min' is missing in check 'speedup'"),
         (
             HEAD + CHECKS + "  - {kind: speedup, min: 1, id: speedup}\n",
             "5:33: two checks are called 'speedup'",
         ),
-        (HEAD + CHECKS + "  - {kind: speedup, min: 1, id: 'a[b]'}\n", "5:33: 'a[b]' cannot be an id"),
-        (HEAD + CHECKS + "cheks: []\n", "5:1: unknown key 'cheks' in the spec"),
-        (HEAD + CHECKS + "tune: {targets: [fake, openvino]}\n", "5:8: unknown key 'targets' in 'tune'"),
-        (HEAD + CHECKS + "tags: [a, 1]\n", "5:11: 'tags' should be text, not 1"),
-        (HEAD + CHECKS + "title: [a]\n", "5:8: 'title' should be text, not a list"),
         (HEAD + CHECKS + "tune: quick\n", "5:7: 'tune' should be a mapping, not 'quick'"),
-        (HEAD + CHECKS + "tune: {trials: true}\n", "5:16: 'trials' should be an integer, not true"),
-        (HEAD + CHECKS + "tune: {trials: '60'}\n", "5:16: 'trials' should be an integer, not '60'"),
-        (HEAD + CHECKS + "tune: {trials: 0}\n", "5:16: 'trials' should be greater than or equal to 1, not 0"),
-        (HEAD + CHECKS + "tune: {minutes: -1}\n", "5:17: 'minutes' should be greater than 0, not -1"),
         (HEAD + CHECKS + "tune: {minutes: 10x}\n", "5:17: '10x' is not a duration such as 90s, 10m or 1h"),
         (HEAD + CHECKS + "tune: {minutes: .inf}\n", "5:17: 'minutes' should be a finite number, not inf"),
-        (
-            HEAD + CHECKS + "tune: {min_sqnr_db: .nan}\n",
-            "5:21: 'min_sqnr_db' should be a finite number or none",
-        ),
         (
             HEAD + CHECKS + "tune: {min_sqnr_db: off}\n",
             "5:21: 'min_sqnr_db' should be a finite number or none, not off",
         ),
-        (HEAD + CHECKS + "tune: {min_gain: 100%}\n", "5:18: 'min_gain' should be less than 1"),
-        (HEAD + CHECKS + "tune: {strategy: atribution}\n", "5:18: unknown strategy 'atribution'"),
-        (HEAD + CHECKS + "quantize: {format: fp9}\n", "5:20: 'fp9' is not a value of 'format'"),
-        (HEAD + CHECKS + "quantize: {format: [int8, fp9]}\n", "5:27: 'fp9' is not a value of 'format'"),
-        (HEAD + CHECKS + "quantize: {format: int8+fp9}\n", "5:20: 'fp9' is not a value of 'format'"),
         (HEAD + CHECKS + "quantize: {format: [int8, int8]}\n", "5:20: 'int8' occurs twice among the formats"),
-        (HEAD + CHECKS + "matrix: {quant: [int8, [int4, fp9]]}\n", "5:31: 'fp9' is not a value of 'quant'"),
-        (HEAD + CHECKS + "regions: {by: manual}\n", "5:10: 'by: manual' and a list 'manual' belong"),
-        (HEAD + CHECKS + "regions: {manual: [[a]]}\n", "5:10: 'by: manual' and a list 'manual' belong"),
         (HEAD + CHECKS + "regions: {by: manual, manual: [[]]}\n", "5:10: a manual region without a node"),
-        (HEAD + CHECKS + "regions: {graph: a.json}\n", "5:10: 'graph' belongs to 'by: fusion'"),
         (HEAD + CHECKS + "regions: {by: fusion, graph: /etc/a.json}\n", "5:30: path '/etc/a.json' leads out"),
         (HEAD + CHECKS + "matrix: {quant: int8}\n", "5:17: 'quant' should be a list, not 'int8'"),
         (HEAD + CHECKS + "matrix: {quant: []}\n", "5:17: an axis without a value"),
-        (HEAD + CHECKS + "matrix: {batch: [1, 1]}\n", "5:17: '1' occurs twice on one axis"),
-        (
-            HEAD + CHECKS + "matrix: {batch: [0]}\n",
-            "5:18: 'batch' should be greater than or equal to 1, not 0",
-        ),
-        (HEAD + CHECKS + "matrix: {optimizer: [a]}\n", "5:10: unknown key 'optimizer' in 'matrix'"),
         (HEAD + CHECKS + "matrix: {batch: [1], exclude: [{}]}\n", "5:32: no axis is named here"),
-        (
-            HEAD + CHECKS + "matrix: {batch: [1], exclude: [{batch: 1}]}\n",
-            "5:9: the matrix excludes every case",
-        ),
         (HEAD + CHECKS + "matrix: {}\n", "5:9: the matrix excludes every case"),
-        (
-            HEAD + CHECKS + f"matrix: {{batch: {list(range(1, 258))}}}\n",
-            "5:9: the matrix gives more than 256 cases",
-        ),
         (
             HEAD + CHECKS + "matrix: {batch: [1], include: [{batch: 2}, {batch: 2}]}\n",
             "5:9: two cases of the matrix are called 'b2'",
         ),
-        (
-            HEAD + CHECKS + "inputs: {shapes: {x: [0]}}\n",
-            "5:23: 'x' should be greater than or equal to 1, not 0",
-        ),
-        (
-            HEAD + CHECKS + "inputs: {shapes: {x: {min: [1]}}}\n",
-            "5:19: 'opt' is missing in 'inputs.shapes.x'",
-        ),
-        (HEAD + CHECKS + "inputs: {shapes: {x: {opt: [1], max: [1, 2]}}}\n", "5:22: min, opt and max have"),
         (HEAD + CHECKS + "inputs: {shapes: {x: {opt: [3], max: [2]}}}\n", "5:22: not min <= opt <= max"),
         (HEAD + CHECKS + "inputs: {shapes: [{}]}\n", "5:19: a shape profile without an input"),
         (
             HEAD + CHECKS + "inputs: {shapes: {x: {opt: [1], weight: 1}, y: {opt: [1], weight: 2}}}\n",
             "5:10: the inputs of one profile have different weights",
         ),
-        (HEAD + CHECKS + "skip: true\n", "5:7: 'skip' should be text, not true"),
-        (HEAD + CHECKS + "skip: ' '\n", "5:7: empty text where a text is required"),
         (HEAD + CHECKS + "skip:\n", "5:1: 'skip' has no value"),
-        (HEAD + CHECKS + "skip_unless: {gpu: yes}\n", "5:15: unknown key 'gpu' in 'skip_unless'"),
         (HEAD + CHECKS + "skip: no\n", "5:7: 'no' is no reason: remove the key, or state the reason"),
-        (HEAD + CHECKS + "skip: 'Yes '\n", "5:7: 'Yes ' is no reason"),
-        (HEAD + CHECKS + "xfail: no\n", "5:8: 'no' is no reason"),
-        (HEAD + CHECKS + "xfail: {reason: on}\n", "5:17: 'on' is no reason"),
-        (
-            HEAD + CHECKS + "skip_unless: {backend: onnxruntime-cpuu}\n",
-            "5:24: unknown backend 'onnxruntime-cpuu'",
-        ),
-        (HEAD + CHECKS + "skip_unless: {backend: tensorrt-12}\n", "5:24: unknown backend 'tensorrt-12'"),
-        (HEAD + CHECKS + "skip_unless: {backend: tensorflow}\n", "5:24: unknown backend 'tensorflow'"),
-        (HEAD + CHECKS + "skip_unless: {compute_capability: '8.9'}\n", "5:35: 8.9 is not a comparison"),
-        (HEAD + CHECKS + "xfail: {strict: false}\n", "5:1: 'reason' is missing in 'xfail'"),
-        (HEAD + CHECKS + "patterns: {allow_file: no.txt}\n", "5:24: cannot read 'no.txt': no such file"),
         (HEAD + CHECKS + "patterns: {deny_file: .}\n", "5:23: cannot read '.': it is not a file"),
-        (HEAD + CHECKS + "patterns: {deny_file: [a]}\n", "5:23: a path to a text file is wanted here"),
         ("", "1:1: the file is empty"),
     ],
 )
@@ -378,10 +271,8 @@ def test_an_invalid_spec_is_an_error_with_its_position(write: Write, text: str, 
     [
         "model: ../../{}",
         "inputs: {{calibration: ../../{}}}",
-        "inputs: {{evaluation: ../../{}}}",
         "tune: {{start_from: [../../{}]}}",
         "patterns: {{allow_file: ../../{}}}",
-        "patterns: {{deny_file: ../../{}}}",
     ],
 )
 def test_a_path_outside_the_root_is_an_error_unless_allowed(write: Write, tmp_path: Path, key: str) -> None:
@@ -396,11 +287,8 @@ def test_a_path_outside_the_root_is_an_error_unless_allowed(write: Write, tmp_pa
 
 
 @pytest.mark.parametrize("name", ["d" * 300, "d/" * 4000 + "d"], ids=["one name", "many folders"])
-@pytest.mark.parametrize(
-    "words", ["model: {}", "model: m.onnx\ninputs: {{calibration: {}}}"], ids=["model", "data"]
-)
-def test_a_too_long_file_name_is_an_error(write: Write, words: str, name: str) -> None:
-    error = refusal(write(f"qdqspec: 1\n{words.format(name)}\n{CHECKS}"))
+def test_a_too_long_file_name_is_an_error(write: Write, name: str) -> None:
+    error = refusal(write(f"qdqspec: 1\nmodel: {name}\n{CHECKS}"))
     first = str(error).splitlines()[0]
     assert first.endswith("is too long for a file's name")
     assert len(first) < 300
@@ -412,12 +300,9 @@ def test_a_link_out_of_the_root_is_an_error(write: Write, tmp_path: Path) -> Non
     assert "leads out of the root" in str(refusal(path, root=tmp_path / "root"))
 
 
-@pytest.mark.parametrize("key", ["calibration", "evaluation"])
-def test_a_data_folder_with_a_link_out_of_the_root_is_an_error(
-    write: Write, tmp_path: Path, key: str
-) -> None:
+def test_a_data_folder_with_a_link_out_of_the_root_is_an_error(write: Write, tmp_path: Path) -> None:
     (tmp_path / "secret.npz").write_bytes(b"")
-    path = write(HEAD + f"inputs: {{{key}: samples}}\n" + CHECKS, "root/specs/a.qdq.yaml")
+    path = write(HEAD + "inputs: {calibration: samples}\n" + CHECKS, "root/specs/a.qdq.yaml")
     samples = path.parent / "samples"
     samples.mkdir()
     (samples / "0.npz").write_bytes(b"")
@@ -436,12 +321,6 @@ def test_variables_in_paths_are_not_expanded(write: Write, tmp_path: Path, text:
     assert case.model == path.parent / text
 
 
-def test_a_link_to_itself_is_an_error(write: Write) -> None:
-    path = write(HEAD + "patterns: {allow_file: loop.txt}\n" + CHECKS)
-    (path.parent / "loop.txt").symlink_to("loop.txt")
-    assert "cannot read 'loop.txt'" in str(refusal(path))
-
-
 def test_the_root_of_a_spec_outside_the_root_is_its_folder(write: Write, tmp_path: Path) -> None:
     path = write(HEAD + CHECKS)
     (tmp_path / "elsewhere").mkdir()
@@ -455,9 +334,13 @@ def test_messages_contain_the_path_relative_to_the_working_directory(
 ) -> None:
     path = write(HEAD)
     monkeypatch.chdir(tmp_path / "specs")
-    with pytest.raises(SpecError, match=r"^a\.qdq\.yaml:1:1: "):
-        load_spec(Path("a.qdq.yaml"))
     assert str(refusal(path, root=None)).startswith("a.qdq.yaml:1:1: ")
+
+
+def test_names_in_capitals_are_an_error_with_a_suggestion(write: Write) -> None:
+    text = str(refusal(write(HEAD + CHECKS + "quantize: {format: INT8}\nMatrix: {Quant: [int8]}\n")))
+    assert "did you mean 'int8'?" in text
+    assert "did you mean 'matrix'?" in text
 
 
 def test_a_spec_that_is_no_text_is_an_error(write: Write, tmp_path: Path) -> None:
@@ -467,11 +350,10 @@ def test_a_spec_that_is_no_text_is_an_error(write: Write, tmp_path: Path) -> Non
     assert str(refusal(path)).splitlines()[0] == "specs/b.qdq.yaml:2:8: the file is not UTF-8 text"
 
 
-def test_a_spec_that_is_too_large_missing_or_a_folder_is_an_error(write: Write, tmp_path: Path) -> None:
+def test_a_spec_that_is_too_large_or_missing_is_an_error(write: Write, tmp_path: Path) -> None:
     large = write("# " + "x" * 1_000_000)
     assert "a spec has at most 1,000,000 bytes" in str(refusal(large))
     assert "No such file" in str(refusal(tmp_path / "specs" / "no.qdq.yaml"))
-    assert "a spec is a file" in str(refusal(tmp_path / "specs"))
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="named pipes need POSIX")
@@ -482,22 +364,11 @@ def test_a_spec_that_is_a_named_pipe_is_an_error(write: Write) -> None:
     assert "a spec is a file" in str(refusal(path.parent / "pipe"))
 
 
-def test_positions_and_messages_are_attributes_of_the_error(write: Write) -> None:
-    error = refusal(write(HEAD + "tags: [1]\nchecks: []\n"))
-    assert error.problems == (
-        (3, 8, "'tags' should be text, not 1"),
-        (4, 9, "'checks' is empty: a spec without a check would prove nothing"),
-    )
-    assert error.where == "specs/a.qdq.yaml:3:8"
-
-
 def test_accuracy_without_evaluation_data_is_an_error_at_its_position(write: Write) -> None:
     text = HEAD + "checks:\n  - {kind: speedup, min: 1}\n  - {kind: accuracy, min: 97%}\n"
-    with pytest.raises(SpecError) as caught:
-        load_spec(write(text))
-    (problem,) = caught.value.problems
-    assert problem == (5, 5, "check 'accuracy' needs inputs.evaluation, which is not given")
-    assert "add inputs: {evaluation: data.npz}" in str(caught.value)
+    error = refusal(write(text))
+    assert error.problems == ((5, 5, "check 'accuracy' needs inputs.evaluation, which is not given"),)
+    assert "add inputs: {evaluation: data.npz}" in str(error)
 
 
 def test_the_accuracy_constraint_has_the_keys_of_the_accuracy_check(write: Write) -> None:
@@ -520,11 +391,7 @@ def test_the_accuracy_constraint_has_the_keys_of_the_accuracy_check(write: Write
     [
         ("{max_drop: 1%}", "4:18: 'tune.accuracy' needs inputs.evaluation, which is not given"),
         ("{metric: top1}", "no limit of the metric is given: add min, max_drop or both"),
-        ("{max_drop: -1%}", "'max_drop' should be greater than or equal to 0"),
-        ("{min: high}", "'min' should be a number, not 'high'"),
-        ("{min: 9x%}", "'9x%' is not a percentage such as 5%"),
         ("{metric: top1, min: 97}", "top1 is a share, and 97 of it is no valid limit: write 97% or 0.97"),
-        ("{drop: 1%}", "unknown key 'drop' in 'tune.accuracy'"),
     ],
 )
 def test_an_invalid_accuracy_constraint_is_an_error_at_its_position(
@@ -532,14 +399,6 @@ def test_an_invalid_accuracy_constraint_is_an_error_at_its_position(
 ) -> None:
     data = "" if "inputs.evaluation" in problem else "inputs: {evaluation: e.npz}\n"
     text = HEAD + (data or "title: T\n") + f"tune: {{accuracy: {tune}}}\n" + CHECKS
-    with pytest.raises(SpecError) as caught:
-        load_spec(write(text))
-    assert problem in str(caught.value)
-    assert ":4:" in str(caught.value.where)
-
-
-def test_names_in_capitals_are_an_error_with_a_suggestion(write: Write) -> None:
-    with pytest.raises(SpecError) as caught:
-        load_spec(write(HEAD + CHECKS + "quantize: {format: INT8}\nMatrix: {Quant: [int8]}\n"))
-    assert "did you mean 'int8'?" in str(caught.value)
-    assert "did you mean 'matrix'?" in str(caught.value)
+    error = refusal(write(text))
+    assert problem in str(error)
+    assert ":4:" in str(error.where)

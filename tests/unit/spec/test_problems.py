@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from qdqspec import load_spec
 from qdqspec.errors import SpecError
-from qdqspec.spec.problems import Problem, excerpt, numbered, source_lines, spec_error
+from qdqspec.spec.problems import Problem, numbered, source_lines, spec_error
 
 MANY = """\
 # a spec with many planted errors
@@ -73,20 +73,6 @@ def test_the_message_of_a_syntax_error(tmp_path: Path, golden: Callable[[str, st
     golden("spec/syntax.txt", f"{caught.value}\n")
 
 
-def test_the_excerpt_of_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "a.yaml"
-    path.write_text("".join(f"line {n}\n" for n in range(1, 12)))
-    assert excerpt(path, 10, 6).splitlines() == [
-        "    9 | line 9",
-        "   10 | line 10",
-        "      |      ^",
-        "   11 | line 11",
-    ]
-    assert excerpt(path, 2, context=0) == "   2 | line 2"
-    assert excerpt(path, 999, 1, context=0).startswith("   12 |")
-    assert excerpt(tmp_path / "gone.yaml", 1) == ""
-
-
 def test_a_long_line_is_truncated_around_the_caret() -> None:
     line = "a" * 500 + "WRONG" + "b" * 500
     shown, carets = numbered([line], 1, 501, width=5)
@@ -104,13 +90,6 @@ def test_the_caret_is_below_the_reported_column(text: str, column: int, width: i
     assert 0 <= carets.index("^") < 120
     if column <= len(lines[0]) and lines[0][column - 1].isprintable() and lines[0][column - 1] != " ":
         assert shown[carets.index("^")] == lines[0][column - 1]
-
-
-def test_problems_are_sorted_by_position_and_distinct() -> None:
-    late, early = Problem(line=2, column=1, message="late"), Problem(line=1, column=2, message="early")
-    error = spec_error([late, early, late], ["ab", "cd"], "a.yaml")
-    assert [row[2] for row in error.problems] == ["early", "late"]
-    assert str(error).splitlines()[0] == "a.yaml:1:2: early (first of 2 problems)"
 
 
 @pytest.mark.parametrize("odd", ["\ud800", "two\nlines", "\x1b[31m", "k" * 900_000])

@@ -14,16 +14,11 @@ from qdqspec.spec.reader import MAX_ALIASES, MAX_NODES, read_yaml
     [
         ("1e-3", 0.001),
         ("010", 10),
-        ("0x1F", 31),
         ("1_000", 1000),
         ("yes", "yes"),
         ("1:30", "1:30"),
-        ("2020-01-01", "2020-01-01"),
-        ("true", True),
         ('"1"', "1"),
-        ("0x", "0x"),
         (".inf", math.inf),
-        ("=", "="),
     ],
 )
 def test_scalars_are_read_by_the_rules_of_yaml_1_2(text: str, value: object) -> None:
@@ -46,27 +41,21 @@ def test_aliases_are_replaced_by_their_anchor() -> None:
     ("text", "line", "column", "message"),
     [
         ("a: 1\na: 2\n", 2, 1, "duplicate key 'a'"),
-        ("a: {b: 1, c: 2, b: 3}\n", 1, 17, "duplicate key 'b'"),
         ("a: !!str 1\n", 1, 4, "explicit tag '!!str'"),
-        ("a: ! 1\n", 1, 4, "explicit tag '!'"),
         ("a: !!python/object:os.system []\n", 1, 4, "explicit tag '!!python/object:os.system'"),
         ("a:\nb: 1\n", 1, 1, "'a' has no value"),
         ("a: [1, ~]\n", 1, 8, "a list entry has no value"),
         ("a: 1\n---\nb: 1\n", 2, 1, "a second document begins here"),
         ("a: *b\n", 1, 4, "alias '*b' has no anchor before it"),
-        ("a: &b [*b]\n", 1, 8, "alias '*b' has no anchor before it"),
         ("? [a]\n: 1\n", 1, 3, "a key is a plain word, not a list, mapping or alias"),
         ("&k a: 1\n", 1, 1, "a key has neither tag nor anchor"),
         ("%YAML 1.1\n---\na: yes\n", 1, 1, "a spec is YAML 1.2"),
         ("- a\n", 1, 1, "a spec is a mapping of keys to values"),
         ("", 1, 1, "the file is empty"),
-        ("# only a comment\n", 1, 1, "the file is empty"),
         ("a: 1\nb: 2 # \x00\n", 2, 8, "character U+0000 is not allowed in YAML"),
         ("a: " + "9" * 41, 1, 4, "a number of more than 40 digits"),
         ("a: b: c\n", 1, 5, "not valid YAML: mapping values are not allowed here"),
-        ("a: 1\n\tb: 2\n", 2, 1, "cannot start any token"),
         ("a: [1,\n", 2, 1, "not valid YAML: while parsing a flow"),
-        ('a: 1\nb: "\\UFFFFFFFF"\n', 2, 2, "not valid YAML"),
         ("a: " + "[" * 51 + "]" * 51, 1, 53, "nested more than 50 deep"),
         (
             "a: &x 1\nb: [" + "*x, " * (MAX_ALIASES + 1) + "]",
@@ -87,16 +76,6 @@ def test_all_problems_of_the_yaml_are_found_and_the_first_value_is_kept() -> Non
     document = read_yaml("a: 1\na: {x: !t 2, x: 3}\nb:\n")
     assert [p.line for p in document.problems] == [2, 2, 2, 3]
     assert document.data == {"a": 1}
-
-
-def test_a_key_given_three_times_is_two_problems() -> None:
-    document = read_yaml("a: {again: 1}\na: {x: 1}\na: {x: 1}\n")
-    assert [p.message for p in document.problems] == ["duplicate key 'a'"] * 2
-    assert document.line(("a", "again")) == 1
-
-
-def test_the_data_before_a_syntax_error_is_not_used() -> None:
-    assert read_yaml("a: 1\nb: [").data == {}
 
 
 def test_the_position_of_a_problem_is_that_of_the_value_or_of_the_key() -> None:

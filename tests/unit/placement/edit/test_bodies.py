@@ -6,15 +6,13 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from odd.bodies import BODIES
 from random_models import random_inputs, ranges_for
 
 from qdqspec._core.registry import resolve
 from qdqspec.backends.base import Capabilities
-from qdqspec.graph.model import QDQ_OPS, Model
+from qdqspec.graph.model import Model
 from qdqspec.qdq.edit.insert import insert_qdq
 from qdqspec.qdq.quantize.quantizer import Quantizer
-from qdqspec.qdq.read.import_qdq import import_placement
 from qdqspec.qdq.read.strip import strip_qdq
 from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.types import Consumer, Placement, Site
@@ -78,21 +76,13 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_outputs_with_16_bit_pairs_are_close_to_the_float_model(case: str) -> None:
+def test_each_graph_has_separate_pairs_and_shares_the_integer_weight(case: str) -> None:
     text, path, node, (data, weight) = CASES[case]
     model = model_of(text)
     made = inserted(model, both(data, path, node, 0), both(weight, path, node, 1, weight=True))
     onnx.checker.check_model(made.proto, full_check=True)
     for condition in (True, False):
-        clipped = np.clip(run(model, condition), -1e3, 1e3)
-        np.testing.assert_allclose(run(made, condition), clipped, atol=0.05)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_each_graph_has_separate_pairs_and_shares_the_integer_weight(case: str) -> None:
-    text, path, node, (data, weight) = CASES[case]
-    model = model_of(text)
-    made = inserted(model, both(data, path, node, 0), both(weight, path, node, 1, weight=True))
+        np.testing.assert_allclose(run(made, condition), run(model, condition), atol=0.05)
     homes = [n.scope for n in made.nodes if n.op_type == "QuantizeLinear"]
     assert homes == [f"{path}/then_branch", f"{path}/else_branch"]
     assert [n.scope for n in made.nodes if n.op_type == "DequantizeLinear"] == [
@@ -100,21 +90,6 @@ def test_each_graph_has_separate_pairs_and_shares_the_integer_weight(case: str) 
     ]
     assert f"{weight}_quantized" in {t.name for t in made.proto.graph.initializer}
     assert weight not in made.initializers
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_strip_and_import_are_the_inverse(case: str) -> None:
-    text, path, node, (data, weight) = CASES[case]
-    model = model_of(text)
-    sites = both(data, path, node, 0), both(weight, path, node, 1, weight=True, axis=1)
-    made = inserted(model, *sites)
-    assert strip_qdq(made, model).proto == model.proto
-    stripped = strip_qdq(made)
-    assert [t.name for t in stripped.proto.graph.initializer] == [
-        t.name for t in model.proto.graph.initializer
-    ]
-    found = {(pair.site.tensor, end) for pair in import_placement(made).pairs for end in pair.site.consumers}
-    assert found == {(site.tensor, end) for site in sites for end in site.consumers}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -145,17 +120,3 @@ def test_a_tensor_that_a_body_reads_has_no_integer_output_outside() -> None:
     capabilities: Capabilities = resolve("backend", "onnxruntime")().capabilities()
     (unit,) = (unit for unit in SchemeSpace(model, capabilities).units if unit.id == "mm")
     assert unit.outputs == ()
-
-
-@pytest.mark.parametrize("name", ["if", "loop", "scan", "bodies-in-bodies"])
-def test_bodies_of_the_odd_models_are_quantized(name: str) -> None:
-    model = Model(next(odd for odd in BODIES if odd.name == name).make())
-    capabilities: Capabilities = resolve("backend", "onnxruntime")().capabilities()
-    space = SchemeSpace(model, capabilities)
-    placement = space.resolve(space.everything())
-    made = inserted(model, *placement.ordered)
-    inside = [node for node in made.nodes if node.op_type in QDQ_OPS and node.scope]
-    assert inside
-    assert strip_qdq(made, model).proto == model.proto
-    session = onnxruntime.InferenceSession(made.proto.SerializeToString(), providers=["CPUExecutionProvider"])
-    assert all(np.isfinite(value).all() for value in session.run(None, random_inputs(made)))

@@ -183,24 +183,24 @@ def test_outliers_of_a_normalization_are_scaled(session: Session, tmp_path: Path
     assert not any("t0_scaled" in unit.nodes for unit in work.space.units)  # it is not quantized itself
 
 
-@pytest.mark.parametrize("corrections", ["none", ("bias",)], ids=["none", "others"])
-def test_products_are_inserted_by_equalization_only(
-    session: Session, tmp_path: Path, corrections: object
-) -> None:
-    work = prepared(session, tmp_path, residual_model(outlier=100.0), corrections)
-    assert branches_of(work.folded) == ()
-
-
-def test_channels_of_similar_ranges_get_no_product(session: Session, tmp_path: Path) -> None:
-    assert branches_of(prepared(session, tmp_path, residual_model()).folded) == ()
-
-
 def test_operators_without_labels_have_no_products_before_them(session: Session, tmp_path: Path) -> None:
     work = prepared(session, tmp_path, residual_model(outlier=100.0))
     labels = {op: kinds for op, kinds in work.capabilities.labels.items() if op != "MatMul"}
     assert scaled_branches(work, work.given)
     work.capabilities = replace(work.capabilities, labels=labels, dynamic={})
     assert scaled_branches(work, work.given) == ()
+
+
+@pytest.mark.parametrize(
+    ("outlier", "corrections"),
+    [(100.0, "none"), (100.0, ("bias",)), (1.0, ("equalization",))],
+    ids=["none", "others", "similar ranges"],
+)
+def test_products_are_inserted_by_equalization_and_for_outliers_only(
+    session: Session, tmp_path: Path, outlier: float, corrections: object
+) -> None:
+    work = prepared(session, tmp_path, residual_model(outlier=outlier), corrections)
+    assert branches_of(work.folded) == ()
 
 
 def test_a_placement_with_a_product_is_written_repeated_and_removed(session: Session, tmp_path: Path) -> None:

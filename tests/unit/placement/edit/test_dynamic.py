@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,143 +36,95 @@ from tests.support.weights import floating
 
 _WIDTH, _HIDDEN = 8, 4
 _TAKES = "QAttention takes float32, equal sizes of queries, keys and values, and here no earlier ones"
-_random = np.random.default_rng(3)
 
 
-def _tensor(name: str, *shape: int) -> TensorProto:
-    return numpy_helper.from_array(_random.standard_normal(shape).astype(np.float32), name)
-
-
-def _model(
-    nodes: list[onnx.NodeProto], weights: list[TensorProto], opset: int = 17, width: int = _WIDTH
-) -> Model:
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [3, 1, width])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-        weights,
-    )
-    imports = [helper.make_opsetid("", opset)]
-    imports += [helper.make_opsetid(domain, 1) for domain in {node.domain for node in nodes} - {""}]
-    proto = helper.make_model(graph, opset_imports=imports, ir_version=8)
+def _model(text: str, opset: int = 17, width: int = _WIDTH, **weights: tuple[int, ...] | np.ndarray) -> Model:
+    """A model of an input ``x``, three steps wide; ``weights`` are arrays, or shapes of random ones."""
+    domains = f'"": {opset}' + (', "com.microsoft": 1' if "com.microsoft" in text else "")
+    head = f"<ir_version: 8, opset_import: [{domains}]> g (float[3, 1, {width}] x) => (float y)"
+    proto = onnx.parser.parse_model(f"{head} {{ {text} }}")
+    for name, weight in weights.items():
+        values = _drawn(name, *weight) if isinstance(weight, tuple) else weight
+        proto.graph.initializer.append(numpy_helper.from_array(values, name))
+    proto.graph.output[0].type.tensor_type.ClearField("shape")
     return Model(onnx.shape_inference.infer_shapes(proto))
+
+
+def _drawn(name: str, *shape: int) -> np.ndarray:
+    """Random numbers, the same in each run and others for each name."""
+    return np.random.default_rng([*name.encode(), *shape]).standard_normal(shape).astype(np.float32)
 
 
 def _products() -> Model:
     """Two products of one tensor, one with a bias."""
-    nodes = [
-        helper.make_node("MatMul", ["x", "w0"], ["a"], "left"),
-        helper.make_node("MatMul", ["x", "w1"], ["b"], "right"),
-        helper.make_node("Add", ["b", "bias"], ["c"], "add"),
-        helper.make_node("Sub", ["a", "c"], ["y"], "sub"),
-    ]
-    return _model(nodes, [_tensor("w0", _WIDTH, 5), _tensor("w1", _WIDTH, 5), _tensor("bias", 5)])
+    return _model(
+        "[left] a = MatMul(x, w0) [right] b = MatMul(x, w1) [add] c = Add(b, bias) [sub] y = Sub(a, c)",
+        w0=(_WIDTH, 5), w1=(_WIDTH, 5), bias=(5,),
+    )  # fmt: skip
 
 
 def _gemm(transposed: bool, bias: bool) -> Model:
-    shape = (5, _WIDTH) if transposed else (_WIDTH, 5)
-    nodes = [
-        helper.make_node("Flatten", ["x"], ["f"], "flatten", axis=2),
-        helper.make_node(
-            "Gemm", ["f", "w", *(["bias"] if bias else [])], ["y"], "gemm", transB=int(transposed)
-        ),
-    ]
-    return _model(nodes, [_tensor("w", *shape), *([_tensor("bias", 5)] if bias else [])])
+    inputs, weights = ("f, w, bias", {"bias": (5,)}) if bias else ("f, w", {})
+    text = f"[flatten] f = Flatten<axis = 2>(x) [gemm] y = Gemm<transB = {int(transposed)}>({inputs})"
+    return _model(text, w=(5, _WIDTH) if transposed else (_WIDTH, 5), **weights)
 
 
 def _lstm(directions: int, width: int = _WIDTH) -> Model:
-    rows = 4 * _HIDDEN
-    attributes = {"hidden_size": _HIDDEN} | ({"direction": "bidirectional"} if directions > 1 else {})
-    nodes = [
-        helper.make_node("LSTM", ["x", "W", "R", "B"], ["h", "last"], "lstm", **attributes),
-        helper.make_node("Relu", ["h"], ["y"], "relu"),
-    ]
-    weights = [
-        _tensor("W", directions, rows, width),
-        _tensor("R", directions, rows, _HIDDEN),
-        _tensor("B", directions, 2 * rows),
-    ]
-    return _model(nodes, weights, width=width)
+    rows, both = 4 * _HIDDEN, ', direction = "bidirectional"' if directions > 1 else ""
+    return _model(
+        f"[lstm] h, last = LSTM<hidden_size = {_HIDDEN}{both}>(x, W, R, B) [relu] y = Relu(h)",
+        width=width, W=(directions, rows, width), R=(directions, rows, _HIDDEN), B=(directions, 2 * rows),
+    )  # fmt: skip
 
 
 def _full_lstm() -> Model:
     """An LSTM with every optional input: bias, sequence lengths, initial states, peepholes."""
-    rows = 4 * _HIDDEN
-    inputs = ["x", "W", "R", "B", "lengths", "state", "cell", "P"]
-    nodes = [
-        helper.make_node("LSTM", inputs, ["h", "last"], "lstm", hidden_size=_HIDDEN),
-        helper.make_node("Relu", ["h"], ["y"], "relu"),
-    ]
-    weights = [
-        _tensor("W", 1, rows, _WIDTH),
-        _tensor("R", 1, rows, _HIDDEN),
-        _tensor("B", 1, 2 * rows),
-        numpy_helper.from_array(np.array([2], np.int32), "lengths"),
-        _tensor("state", 1, 1, _HIDDEN),
-        _tensor("cell", 1, 1, _HIDDEN),
-        _tensor("P", 1, 3 * _HIDDEN),
-    ]
-    return _model(nodes, weights)
+    rows, state = 4 * _HIDDEN, (1, 1, _HIDDEN)
+    return _model(
+        f"""[lstm] h, last = LSTM<hidden_size = {_HIDDEN}>(x, W, R, B, lengths, state, cell, P)
+            [relu] y = Relu(h)""",
+        W=(1, rows, _WIDTH), R=(1, rows, _HIDDEN), B=(1, 2 * rows), P=(1, 3 * _HIDDEN),
+        lengths=np.array([2], np.int32), state=state, cell=state,
+    )  # fmt: skip
 
 
-def _attention(
-    mask: bool, *, bias: bool = True, past: bool = False, sizes: Sequence[int] = (), unidirectional: int = 0
-) -> Model:
+def _attention(mask: bool, *, bias: bool = True, past: bool = False, attributes: str = "") -> Model:
     """The attention of com.microsoft between two operators of ONNX."""
-    inputs = ["a", "w", "bias" if bias else "", "mask" if mask else "", "past" if past else ""]
-    attention = helper.make_node("Attention", inputs, ["h"], "attention", domain=CONTRIBUTED, num_heads=2)
-    while not attention.input[-1]:
-        attention.input.pop()
-    given = {"unidirectional": unidirectional, "qkv_hidden_sizes": [*sizes]}
-    attention.attribute.extend(helper.make_attribute(key, value) for key, value in given.items() if value)
-    nodes = [
-        helper.make_node("Abs", ["x"], ["a"], "abs"),
-        attention,
-        helper.make_node("Neg", ["h"], ["y"], "neg"),
-    ]
-    weights = [_tensor("w", _WIDTH, 3 * _WIDTH), _tensor("bias", 3 * _WIDTH)]
-    weights += [numpy_helper.from_array(np.ones((3, 1), np.int32), "mask")] if mask else []
-    weights += [_tensor("past", 2, 3, 2, 4, _WIDTH // 2)] if past else []
-    return _model(nodes, weights)
+    names = ["a", "w", "bias" if bias else "", "mask" if mask else "", "past" if past else ""]
+    inputs = ", ".join(names).rstrip(", ")
+    optional = {"mask": np.ones((3, 1), np.int32)} if mask else {}
+    return _model(
+        f"""[abs] a = Abs(x) [attention] h = com.microsoft.Attention<num_heads = 2{attributes}>({inputs})
+            [neg] y = Neg(h)""",
+        w=(_WIDTH, 3 * _WIDTH), bias=(3 * _WIDTH,),
+        **optional, **({"past": (2, 3, 2, 4, _WIDTH // 2)} if past else {}),
+    )  # fmt: skip
 
 
 def _normalized() -> Model:
     """A product, a residual sum, and its normalization."""
-    nodes = [
-        helper.make_node("MatMul", ["x", "w"], ["a"], "product"),
-        helper.make_node("Add", ["a", "x"], ["s"], "residual"),
-        helper.make_node("LayerNormalization", ["s", "scale", "shift"], ["n"], "normalization"),
-        helper.make_node("Add", ["n", "constant"], ["m"], "add"),
-        helper.make_node("LayerNormalization", ["m", "scale", "shift"], ["y"], "again"),
-    ]
-    weights = [
-        _tensor("w", _WIDTH, _WIDTH),
-        *(_tensor(name, _WIDTH) for name in ("scale", "shift", "constant")),
-    ]
-    return _model(nodes, weights)
+    return _model(
+        """[product] a = MatMul(x, w) [residual] s = Add(a, x)
+           [normalization] n = LayerNormalization(s, scale, shift) [add] m = Add(n, constant)
+           [again] y = LayerNormalization(m, scale, shift)""",
+        w=(_WIDTH, _WIDTH), scale=(_WIDTH,), shift=(_WIDTH,), constant=(_WIDTH,),
+    )  # fmt: skip
 
 
 def _in_body() -> Model:
-    """A product in each branch of an If."""
-    branches = {
-        name: helper.make_graph(
-            [helper.make_node("MatMul", ["x", weight], [f"{name}_out"], "product")],
-            name,
-            [],
-            [helper.make_tensor_value_info(f"{name}_out", TensorProto.FLOAT, None)],
-            [_tensor(weight, _WIDTH, 5)],
-        )
-        for name, weight in (("then_branch", "w0"), ("else_branch", "w1"))
-    }
-    condition = numpy_helper.from_array(np.array(True), "yes")
-    nodes = [
-        helper.make_node("Abs", ["x"], ["positive"], "abs"),
-        helper.make_node("ReduceMax", ["positive"], ["most"], "most", keepdims=0),
-        helper.make_node("Less", ["most", "limit"], ["small"], "less"),
-        helper.make_node("If", ["small"], ["y"], "if", **branches),
-    ]
-    return _model(nodes, [condition, numpy_helper.from_array(np.float32(2), "limit")])
+    """A product in each branch of an If, with a weight of the branch."""
+
+    def branch(weight: str) -> str:
+        values = ", ".join(f"{value:.4f}" for value in _drawn(weight, _WIDTH * 5))
+        return f"""{weight}_graph () => (float[3, 1, 5] {weight}_out)
+            <float[{_WIDTH}, 5] {weight} = {{{values}}}> {{ [product] {weight}_out = MatMul(x, {weight}) }}"""
+
+    return _model(
+        f"""[abs] positive = Abs(x) [most] most = ReduceMax<keepdims = 0>(positive)
+            [less] small = Less(most, limit)
+            [if] y = If(small) <then_branch = {branch("w0")}, else_branch = {branch("w1")}>""",
+        limit=np.float32(2),
+    )
 
 
 MODELS = {
@@ -185,7 +136,7 @@ MODELS = {
     "lstm of two directions": lambda: _lstm(2),
     "lstm with all inputs": _full_lstm,
     "attention": lambda: _attention(False),
-    "attention with a mask": lambda: _attention(True, unidirectional=1),
+    "attention with a mask": lambda: _attention(True, attributes=", unidirectional = 1"),
     "bodies": _in_body,
     "normalized": _normalized,
 }
@@ -249,31 +200,13 @@ def test_a_residual_sum_is_not_fused_with_its_normalization(tmp_path: Path) -> N
     assert (nodes["residual"], nodes["add"]) == ("Sum", "Add")
 
 
-def test_products_of_one_tensor_share_its_quantization() -> None:
-    found = Counter(node.op_type for node in _inserted(_products()).graph.node)
-    assert (found["DynamicQuantizeLinear"], found["MatMulInteger"]) == (1, 2)
-    assert "DequantizeLinear" not in found
-
-
-def test_inserted_nodes_keep_the_names_of_the_nodes_they_replace() -> None:
-    nodes = {node.name: node.op_type for node in _inserted(_products()).graph.node}
-    assert (nodes["left"], nodes["right"], nodes["add"]) == ("MatMulInteger", "MatMulInteger", "Add")
-
-
+@pytest.mark.parametrize("weights", ["integer", "float"])
 @pytest.mark.parametrize("name", MODELS)
-def test_float_weights_are_inserted_as_pairs_and_strip_removes_them(name: str) -> None:
+def test_strip_restores_the_model_bit_for_bit(name: str, weights: str) -> None:
     model = MODELS[name]()
-    proto = _inserted(model, "float")
-    assert not any(node.op_type == "MatMulInteger" for node in Model(proto).nodes)
-    assert _bytes(strip_qdq(Model(proto)).proto) == _bytes(model.proto)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_strip_with_the_original_returns_it_bit_for_bit(name: str) -> None:
-    model = MODELS[name]()
-    stripped = strip_qdq(Model(_inserted(model)), model)
-    assert _bytes(stripped.proto) == _bytes(model.proto)
-    assert "equal to the reference" in stripped.notes
+    quantized = Model(_inserted(model, weights))
+    assert _bytes(strip_qdq(quantized, model).proto) == _bytes(model.proto)
+    assert weights == "integer" or _bytes(strip_qdq(quantized).proto) == _bytes(model.proto)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -287,23 +220,16 @@ def test_strip_without_the_original_restores_all_but_the_weight_values(name: str
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_import_returns_the_inserted_placement_and_its_labels(name: str) -> None:
+def test_import_and_scheme_reproduce_the_inserted_placement(name: str, tmp_path: Path) -> None:
     model = MODELS[name]()
-    space = _space(model)
-    imported = import_placement(Model(_inserted(model)), model)
-    assert imported.placement == space.resolve(space.uniform("dynamic"))
-    assert labels_of(space, imported.placement) == space.uniform("dynamic")
+    space, made = _space(model), _inserted(model)
+    imported = import_placement(Model(made), model)
+    placement = imported.placement
     assert imported.notes == ()
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_apply_reproduces_the_model_from_its_scheme(name: str, tmp_path: Path) -> None:
-    model = MODELS[name]()
-    space = _space(model)
-    placement = space.resolve(space.uniform("dynamic"))
+    assert labels_of(space, placement) == space.uniform("dynamic")
     numbers = Quantizer(model, {}, reduce_range=True)
     write_scheme(tmp_path / "scheme.json", placement, numbers.placed(placement), "onnxruntime")
-    assert _bytes(apply_scheme(model, tmp_path / "scheme.json").proto) == _bytes(_inserted(model))
+    assert _bytes(apply_scheme(model, tmp_path / "scheme.json").proto) == _bytes(made)
 
 
 def test_diff_reports_tensors_quantized_at_run_time() -> None:
@@ -315,15 +241,10 @@ def test_diff_reports_tensors_quantized_at_run_time() -> None:
     assert diff_models(Model(_inserted(model)), Model(_inserted(model))).same
 
 
-@pytest.mark.parametrize("width", [24, 32, 256, 300])
-@pytest.mark.parametrize("directions", [1, 2])
+@pytest.mark.parametrize(("directions", "width"), [(1, 24), (2, 32), (1, 256), (2, 300)])
 def test_an_lstm_with_a_scale_for_each_row_comes_back(directions: int, width: int, tmp_path: Path) -> None:
     model = _lstm(directions, width)
-    onnx.save(model.proto, tmp_path / "float.onnx")
-    quantize_dynamic(
-        tmp_path / "float.onnx", tmp_path / "int8.onnx", per_channel=True, weight_type=QuantType.QInt8
-    )
-    quantized = load_model(tmp_path / "int8.onnx")
+    quantized = _dynamic(model, tmp_path, per_channel=True, weights=QuantType.QInt8)
     imported = import_placement(quantized, model)
     assert imported.notes == ()
     write_scheme(tmp_path / "scheme.json", imported.placement, imported.pairs, "imported")
@@ -348,11 +269,7 @@ def test_strip_restores_the_float_model_from_quantize_dynamic(
     name: str, per_channel: bool, tmp_path: Path
 ) -> None:
     model = MODELS[name]()
-    onnx.save(model.proto, tmp_path / "float.onnx")
-    quantize_dynamic(
-        tmp_path / "float.onnx", tmp_path / "int8.onnx", per_channel=per_channel, weight_type=QuantType.QInt8
-    )
-    quantized = load_model(tmp_path / "int8.onnx")
+    quantized = _dynamic(model, tmp_path, per_channel=per_channel, weights=QuantType.QInt8)
     kernels = ("MatMulInteger", "DynamicQuantizeLSTM", "QAttention")
     assert any(node.op_type in kernels for node in quantized.nodes)
     stripped = strip_qdq(quantized, model).proto
@@ -364,47 +281,39 @@ def test_strip_restores_the_float_model_from_quantize_dynamic(
 
 def test_the_search_space_contains_the_placement_of_quantize_dynamic(tmp_path: Path) -> None:
     model = _products()
-    onnx.save(model.proto, tmp_path / "float.onnx")
-    quantize_dynamic(tmp_path / "float.onnx", tmp_path / "int8.onnx", per_channel=True)
-    imported = import_placement(load_model(tmp_path / "int8.onnx"), model)
+    imported = import_placement(_dynamic(model, tmp_path, per_channel=True, weights=QuantType.QInt8), model)
     space = _space(model)
     assert imported.placement == space.resolve(space.uniform("dynamic"))
     assert imported.notes == ()
 
 
 def test_strip_restores_embeddings_from_quantize_dynamic(tmp_path: Path) -> None:
-    nodes = [
-        helper.make_node("Cast", ["x"], ["ids"], "cast", to=TensorProto.INT64),
-        helper.make_node("Gather", ["table", "ids"], ["e"], "gather"),
-        helper.make_node("Relu", ["e"], ["y"], "relu"),
-    ]
-    model = _model(nodes, [_tensor("table", 9, 6)])
-    onnx.save(model.proto, tmp_path / "float.onnx")
-    quantize_dynamic(tmp_path / "float.onnx", tmp_path / "int8.onnx")
-    quantized = load_model(tmp_path / "int8.onnx")
+    model = _model(
+        "[cast] ids = Cast<to = 7>(x) [gather] e = Gather(table, ids) [relu] y = Relu(e)", table=(9, 6)
+    )
+    quantized = _dynamic(model, tmp_path, weights=QuantType.QInt8)
     assert _bytes(strip_qdq(quantized, model).proto) == _bytes(model.proto)
     assert {site.tensor for site in import_placement(quantized, model).placement.sites} == {"table"}
 
 
 def _convolutions() -> Model:
     """A convolution with a bias and most attributes, then one without, of two groups."""
-    attributes = {"pads": [1, 0, 0, 1], "strides": [1, 2], "dilations": [1, 1], "kernel_shape": [2, 3]}
-    nodes = [
-        helper.make_node("Conv", ["x4", "k0", "bias"], ["a"], "first", **attributes),
-        helper.make_node("Relu", ["a"], ["b"], "relu"),
-        helper.make_node("Conv", ["b", "k1"], ["y"], "second", group=2),
-    ]
-    axes = numpy_helper.from_array(np.array([0], np.int64), "axes")
-    nodes.insert(0, helper.make_node("Unsqueeze", ["x", "axes"], ["x3"], "batch"))
-    nodes.insert(1, helper.make_node("Transpose", ["x3"], ["x4"], "channels", perm=[0, 2, 1, 3]))
-    # x is 3 x 1 x 8, x4 is 1 x 1 x 3 x 8
-    return _model(nodes, [axes, _tensor("k0", 4, 1, 2, 3), _tensor("bias", 4), _tensor("k1", 6, 2, 1, 1)])
+    return _model(
+        """[batch] x3 = Unsqueeze(x, axes) [channels] x4 = Transpose<perm = [0, 2, 1, 3]>(x3)
+           [first] a = Conv<pads = [1, 0, 0, 1], strides = [1, 2], dilations = [1, 1], kernel_shape = [2, 3]>
+               (x4, k0, bias)
+           [relu] b = Relu(a) [second] y = Conv<group = 2>(b, k1)""",
+        axes=np.array([0]), k0=(4, 1, 2, 3), bias=(4,), k1=(6, 2, 1, 1),
+    )  # fmt: skip
 
 
-def _dynamic(model: Model, folder: Path, *, per_channel: bool = False) -> Model:
+def _dynamic(
+    model: Model, folder: Path, *, per_channel: bool = False, weights: QuantType = QuantType.QUInt8
+) -> Model:
+    """The model that `quantize_dynamic` makes of it."""
     onnx.save(model.proto, folder / "float.onnx")
     quantize_dynamic(
-        folder / "float.onnx", folder / "int8.onnx", per_channel=per_channel, weight_type=QuantType.QUInt8
+        folder / "float.onnx", folder / "int8.onnx", per_channel=per_channel, weight_type=weights
     )
     return load_model(folder / "int8.onnx")
 
@@ -460,6 +369,9 @@ def test_strip_restores_convolutions_from_quantize_dynamic(
     assert not any(note.startswith("not removed") for note in alone.notes)
     found, expected = _run(alone.proto), _run(quantized.proto)
     assert np.abs(found - expected).max() < 0.05 * np.abs(expected).max()  # activations were 8 bits
+    sites = import_placement(quantized, model).placement.sites
+    assert {site.tensor for site in sites} == {"x4", "k0", "b", "k1"}
+    assert {site.format for site in sites if not site.weight} == {RUN_TIME}
 
 
 def test_strip_restores_convolutions_with_weights_of_constant_nodes(tmp_path: Path) -> None:
@@ -504,26 +416,16 @@ def test_strip_restores_a_model_whose_tool_stored_weights_otherwise_and_dropped_
     values = numpy_helper.to_array(bias).tolist()
     bias.ClearField("raw_data")
     bias.float_data.extend(values)
-    proto.graph.initializer.append(_tensor("unread", 3))
+    proto.graph.initializer.append(numpy_helper.from_array(_drawn("unread", 3), "unread"))
     model = Model(proto)
     assert _bytes(strip_qdq(_dynamic(model, tmp_path), model).proto) == _bytes(proto)
 
 
-def test_import_finds_the_pairs_of_convolutions_from_quantize_dynamic(tmp_path: Path) -> None:
-    model = _convolutions()
-    imported = import_placement(_dynamic(model, tmp_path), model)
-    assert {site.tensor for site in imported.placement.sites} == {"x4", "k0", "b", "k1"}
-    assert {site.format for site in imported.placement.sites if not site.weight} == {RUN_TIME}
-
-
 def test_kernels_with_computed_weights_are_not_changed() -> None:
-    nodes = [
-        helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"], "quantize"),
-        helper.make_node("Transpose", ["q"], ["t"], "transpose", perm=[0, 2, 1]),
-        helper.make_node("MatMulInteger", ["q", "t", "z", "z"], ["p"], "product"),
-        helper.make_node("Cast", ["p"], ["y"], "cast", to=TensorProto.FLOAT),
-    ]
-    model = _model(nodes, [])
+    model = _model(
+        """[quantize] q, s, z = DynamicQuantizeLinear(x) [transpose] t = Transpose<perm = [0, 2, 1]>(q)
+           [product] p = MatMulInteger(q, t, z, z) [cast] y = Cast<to = 1>(p)"""
+    )
     assert with_pairs(model) is model
     assert _bytes(strip_qdq(model).proto) == _bytes(model.proto)
 
@@ -541,78 +443,19 @@ def test_operators_without_a_dynamic_kernel_have_no_dynamic_label() -> None:
     scaled = _gemm(False, True).proto
     scaled.graph.node[1].attribute.append(helper.make_attribute("alpha", 0.5))
     assert not _space(Model(scaled)).uniform("dynamic")
-    computed = _model([helper.make_node("MatMul", ["x", "x"], ["y"], "product")], [])
+    computed = _model("[product] y = MatMul(x, x)")
     assert not _space(computed).uniform("dynamic")
     assert _space(computed).labels == ("fp", "in+out", "in-only")
 
 
-def _computed_lstm() -> Model:
-    """An LSTM in a body with computed weights: exporters reorder gates by Slice and Concat, then add Unsqueeze."""
-    rows = 4 * _HIDDEN
-    bounds = [numpy_helper.from_array(np.array([i * rows // 4]), f"at{i}") for i in range(5)]
-    axes = numpy_helper.from_array(np.array([0]), "axes")
-    nodes = []
-    for name in ("W", "R"):
-        nodes += [
-            helper.make_node("Slice", [f"raw{name}", f"at{i}", f"at{i + 1}", "axes"], [f"{name}{i}"])
-            for i in range(4)
-        ]
-        nodes.append(helper.make_node("Concat", [f"{name}{i}" for i in (0, 3, 1, 2)], [f"all{name}"], axis=0))
-        nodes.append(helper.make_node("Unsqueeze", [f"all{name}", "axes"], [name]))
-    inputs = ["x", "W", "R", "B", "", "state", "state"]
-    nodes.append(helper.make_node("LSTM", inputs, ["h", "last"], "lstm", hidden_size=_HIDDEN))
-    weights = [_tensor("rawW", rows, _WIDTH), _tensor("rawR", rows, _HIDDEN), _tensor("B", 1, 2 * rows)]
-    body = helper.make_graph(
-        nodes,
-        "then",
-        [],
-        [helper.make_tensor_value_info("h", TensorProto.FLOAT, None)],
-        [*weights, _tensor("state", 1, 1, _HIDDEN), axes, *bounds],
-    )
-    other = helper.make_graph(
-        [helper.make_node("Identity", ["zeros"], ["z"])],
-        "else",
-        [],
-        [helper.make_tensor_value_info("z", TensorProto.FLOAT, None)],
-        [numpy_helper.from_array(np.zeros((3, 1, 1, _HIDDEN), np.float32), "zeros")],
-    )
-    nodes = [
-        helper.make_node("ReduceMax", ["x"], ["most"], "most", keepdims=0),
-        helper.make_node("Less", ["most", "limit"], ["small"], "less"),
-        helper.make_node("If", ["small"], ["y"], "if", then_branch=body, else_branch=other),
-    ]
-    return _model(nodes, [numpy_helper.from_array(np.float32(100), "limit")])
-
-
-def test_weights_that_are_computed_from_constants_are_folded_first(tmp_path: Path) -> None:
-    given = _computed_lstm()
-    folded = fold_weights(given)
-    assert len(folded.computed) == 12  # four Slice, one Concat and one Unsqueeze for each weight
-    np.testing.assert_array_equal(_run(folded.model.proto), _run(given.proto))
-    quantized = _inserted(folded.model)
-    assert _kernels(quantized, tmp_path)["DynamicQuantizeLSTM"] == 1
-    error = np.abs(_run(quantized) - _run(given.proto)).max()
-    assert 0 < error < 0.05 * np.abs(_run(given.proto)).max()
-    space = _space(folded.model)
-    placement = space.resolve(space.uniform("dynamic"))
-    pairs = Quantizer(folded.model, {}, reduce_range=True).placed(placement)
-    write_scheme(tmp_path / "scheme.json", placement, pairs, "onnxruntime-cpu")
-    applied = apply_scheme(given, tmp_path / "scheme.json")
-    assert applied.notes == ("weights computed, 12 nodes less, as tuning does",)
-    np.testing.assert_array_equal(_run(applied.proto), _run(quantized))
-
-
 def _tied() -> Model:
     """An embedding whose transpose is also the weight of the last product, as in language models."""
-    nodes = [
-        helper.make_node("Gather", ["table", "token"], ["start"], "embedding"),
-        helper.make_node("Add", ["x", "start"], ["sum"], "add"),
-        helper.make_node("Tanh", ["sum"], ["inner"], "inner"),
-        helper.make_node("Transpose", ["table"], ["weight"], "transpose", perm=[1, 0]),
-        helper.make_node("MatMul", ["inner", "weight"], ["logits"], "head"),
-        helper.make_node("Neg", ["logits"], ["y"], "end"),
-    ]
-    return _model(nodes, [_tensor("table", 40, _WIDTH), numpy_helper.from_array(np.array(3), "token")])
+    return _model(
+        """[embedding] start = Gather(table, token) [add] sum = Add(x, start) [inner] inner = Tanh(sum)
+           [transpose] weight = Transpose<perm = [1, 0]>(table) [head] logits = MatMul(inner, weight)
+           [end] y = Neg(logits)""",
+        table=(40, _WIDTH), token=np.array(3),
+    )  # fmt: skip
 
 
 def test_a_transposed_embedding_is_quantized_as_a_weight(tmp_path: Path) -> None:
@@ -629,27 +472,19 @@ def test_a_transposed_embedding_is_quantized_as_a_weight(tmp_path: Path) -> None
     pairs = Quantizer(folded.model, {}, reduce_range=True).placed(placement)
     write_scheme(tmp_path / "scheme.json", placement, pairs, "onnxruntime-cpu")
     applied = apply_scheme(given, tmp_path / "scheme.json")
+    (note,) = applied.notes
+    assert note.startswith("weights computed, 1 node")
     np.testing.assert_array_equal(_run(applied.proto), _run(quantized))
     assert _bytes(strip_qdq(Model(quantized), given).proto) == _bytes(given.proto)
 
 
-def test_onnx_runtime_has_no_kernel_of_a_dynamic_gru() -> None:
-    """If this fails, the installed version has such a kernel, and GRU can be given the label."""
-    model = _lstm(1).proto
-    node = model.graph.node[0]
-    node.op_type, node.domain = "DynamicQuantizeGRU", "com.microsoft"
-    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
-    with pytest.raises(Exception, match="DynamicQuantizeGRU"):
-        ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-
-
-def _recurrent(op_type: str, gates: int, weights: bool = True, **attributes: int) -> Model:
-    node = helper.make_node(op_type, ["x", "W", "R"], ["h"], "cell", hidden_size=_HIDDEN, **attributes)
-    given = [_tensor("W", 1, gates * _HIDDEN, _WIDTH), _tensor("R", 1, gates * _HIDDEN, _HIDDEN)]
-    model = _model([node, helper.make_node("Neg", ["h"], ["y"], "end")], given if weights else []).proto
+def _recurrent(op_type: str, gates: int, weights: bool = True, attributes: str = "") -> Model:
+    text = f"[cell] h = {op_type}<hidden_size = {_HIDDEN}{attributes}>(x, W, R) [end] y = Neg(h)"
+    shapes = {"W": (1, gates * _HIDDEN, _WIDTH), "R": (1, gates * _HIDDEN, _HIDDEN)}
+    model = _model(text, **(shapes if weights else {})).proto
     if not weights:
         model.graph.input.extend(
-            helper.make_tensor_value_info(t.name, TensorProto.FLOAT, list(t.dims)) for t in given
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()
         )
     return Model(model)
 
@@ -658,7 +493,10 @@ def _recurrent(op_type: str, gates: int, weights: bool = True, **attributes: int
     ("model", "reason"),
     [
         (_recurrent("GRU", 3), "GRU: there is no integer kernel of it, as DynamicQuantizeLSTM is of LSTM"),
-        (_recurrent("LSTM", 4, layout=1), "LSTM: it has attribute layout 1, which DynamicQuantizeLSTM lacks"),
+        (
+            _recurrent("LSTM", 4, attributes=", layout = 1"),
+            "LSTM: it has attribute layout 1, which DynamicQuantizeLSTM lacks",
+        ),
         (
             _recurrent("LSTM", 4, weights=False),
             "LSTM: its weights W and R are computed from inputs, and DynamicQuantizeLSTM needs constant ones",
@@ -666,7 +504,7 @@ def _recurrent(op_type: str, gates: int, weights: bool = True, **attributes: int
         (_recurrent("LSTM", 4), ""),
         (_attention(True), ""),
         (_attention(False, bias=False), "Attention: QAttention needs a constant weight, and a bias"),
-        (_attention(False, sizes=[_WIDTH, _WIDTH, _WIDTH]), f"Attention: {_TAKES}"),
+        (_attention(False, attributes=", qkv_hidden_sizes = [8, 8, 8]"), f"Attention: {_TAKES}"),
         (_attention(True, past=True), f"Attention: {_TAKES}"),
     ],
 )
@@ -676,17 +514,9 @@ def test_the_reason_of_an_operator_without_dynamic_label(model: Model, reason: s
 
 
 def test_the_attention_of_onnx_has_no_dynamic_label() -> None:
-    node = helper.make_node(
-        "Attention", ["x", "w", "bias"], ["h"], "attention", q_num_heads=2, kv_num_heads=2
-    )
-    weights = [_tensor("w", 3, 1, _WIDTH), _tensor("bias", 3, 1, _WIDTH)]
-    model = _model([node, helper.make_node("Neg", ["h"], ["y"], "end")], weights, opset=23)
+    text = "[attention] h = Attention<q_num_heads = 2, kv_num_heads = 2>(x, w, bias) [end] y = Neg(h)"
+    model = _model(text, opset=23, w=(3, 1, _WIDTH), bias=(3, 1, _WIDTH))
     assert "attention" not in _space(model).by_id
-
-
-def test_the_rules_select_whether_dynamic_labels_are_offered() -> None:
-    assert _space(_products(), "dynamic").by_id["left"].labels == ("fp", "dynamic")
-    assert "dynamic" not in _space(_products(), "in+out", "in-only").labels
 
 
 def test_dynamic_labels_need_no_calibrated_range() -> None:
@@ -699,15 +529,11 @@ def test_dynamic_labels_need_no_calibrated_range() -> None:
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.sampled_from(["fp", "in-only", "dynamic"]), min_size=3, max_size=3), st.booleans())
 def test_strip_and_import_invert_any_mixture_of_labels(labels: list[str], shared: bool) -> None:
-    weights = ["w0", "w0" if shared else "w1", "w2"]
-    nodes = [
-        helper.make_node("MatMul", ["x", weights[0]], ["a"], "m0"),
-        helper.make_node("MatMul", ["x", weights[1]], ["b"], "m1"),
-        helper.make_node("Add", ["a", "b"], ["c"], "add"),
-        helper.make_node("MatMul", ["c", weights[2]], ["y"], "m2"),
-    ]
-    made = [_tensor("w0", _WIDTH, 4), *([] if shared else [_tensor("w1", _WIDTH, 4)]), _tensor("w2", 4, 4)]
-    model = _model(nodes, made)
+    model = _model(
+        f"""[m0] a = MatMul(x, w0) [m1] b = MatMul(x, {"w0" if shared else "w1"})
+            [add] c = Add(a, b) [m2] y = MatMul(c, w2)""",
+        w0=(_WIDTH, 4), w2=(4, 4), **({} if shared else {"w1": (_WIDTH, 4)}),
+    )  # fmt: skip
     space = _space(model)
     ranges = {tensor: TensorRange(low=-3, high=3) for tensor in space.tensors}
     placement = space.resolve({f"m{i}": label for i, label in enumerate(labels)})

@@ -63,11 +63,6 @@ def test_replacements_of_a_node_read_the_quantized_tensor(ends: list[tuple[str, 
     assert not {node.op_type for node in left.nodes} & {"QuantizeLinear", "DequantizeLinear"}
 
 
-def test_replacements_of_a_node_outside_the_site_read_the_float_tensor() -> None:
-    proto = inserted(model_with(), ("add", 1))
-    assert {"Flatten", "Shape"} <= {*readers(proto, "h")}
-
-
 def test_an_ambiguous_replacement_of_a_node_is_an_error() -> None:
     model = model_with("[other] unused = Softmax <axis = 2> (h)")
     with pytest.raises(PlacementError, match="raising the opset changed node 'soft'"):

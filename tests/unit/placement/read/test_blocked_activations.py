@@ -12,7 +12,6 @@ from qdqspec.graph.fold import fold_constants
 from qdqspec.graph.model import Model
 from qdqspec.graph.reference import evaluator_of
 from qdqspec.qdq.edit.pairs import misfit
-from qdqspec.qdq.quantize.formats import BLOCK_SIZES, FORMATS
 from qdqspec.qdq.read.diff import diff_models, render_text
 from qdqspec.qdq.read.import_qdq import import_placement
 from qdqspec.qdq.read.strip import strip_qdq
@@ -69,6 +68,7 @@ def exported(name: str) -> Model:
 @pytest.mark.parametrize(("name", "worth"), [("nvfp4", 0.5), ("mxfp8", 0.25)])
 def test_pairs_of_model_optimizer_are_imported_and_stripped(name: str, worth: float) -> None:
     model = exported(name)
+    assert fold_constants(model).model is model  # folding keeps these pairs
     imported = import_placement(model)
     found = {pair.site.tensor: pair for pair in imported.pairs}
     assert imported.notes == ()
@@ -84,12 +84,6 @@ def test_pairs_of_model_optimizer_are_imported_and_stripped(name: str, worth: fl
     (float_y,), (narrow_y,) = (evaluator_of(m).run(None, feeds) for m in (stripped, model.proto))
     error = np.linalg.norm(narrow_y - float_y) / np.linalg.norm(float_y)
     assert 0 < error < {"nvfp4": 0.15, "mxfp8": 0.04}[name]
-
-
-@pytest.mark.parametrize("name", ["nvfp4", "mxfp8"])
-def test_folding_keeps_blocked_activation_pairs(name: str) -> None:
-    model = exported(name)
-    assert fold_constants(model).model is model
 
 
 def test_a_dequantizer_with_other_scales_than_its_quantizer_is_reported() -> None:
@@ -110,12 +104,8 @@ def test_a_dequantizer_with_other_scales_than_its_quantizer_is_reported() -> Non
 
 def test_diff_states_that_scales_are_found_at_run_time() -> None:
     model = exported("nvfp4")
-    text = render_text(diff_models(model, strip_qdq_model(model)))
+    text = render_text(diff_models(model, Model(strip_qdq(model).proto)))
     assert "float4e2m1 in blocks of 16, scales found at run time, times 0.002" in text
-
-
-def strip_qdq_model(model: Model) -> Model:
-    return Model(strip_qdq(model).proto)
 
 
 @pytest.mark.parametrize(
@@ -171,10 +161,3 @@ def test_a_linear_layer_is_offered_with_both_sides_in_blocks(name: str) -> None:
 )
 def test_layers_that_do_not_fit_blocks_are_not_offered(text: str) -> None:
     assert space_of(model_of(text, w=floats(64, 8)), "nvfp4").units == ()
-
-
-def test_formats_with_dynamic_activations_and_weight_only_formats() -> None:
-    assert {name for name, fmt in FORMATS.items() if fmt.dynamic} == {"nvfp4", "mxfp8", "uint8_dynamic"}
-    assert {name for name, fmt in FORMATS.items() if fmt.weight_only} == {
-        "int4", "uint4", *(f"int8_b{size}" for size in BLOCK_SIZES),
-    }  # fmt: skip

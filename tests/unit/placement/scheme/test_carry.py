@@ -12,15 +12,13 @@ from onnx import numpy_helper
 
 from qdqspec.backends.onnxruntime import backend
 from qdqspec.errors import PlacementError
-from qdqspec.graph.fold import fold_batchnorm
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.regions.search import find_regions
 from qdqspec.qdq.scheme.relative import Frames, parse_scheme, placement_of, schemes_of
-from qdqspec.qdq.space.search_space import SchemeSpace, labels_of, project
+from qdqspec.qdq.space.search_space import SchemeSpace, labels_of
 from qdqspec.types import Consumer, Placement, Region, RegionRules, Site
 
 HEAD = '<ir_version: 8, opset_import: ["": 17]>'
-NAMES = ("digits_resnet", "squeezenet10", "ultraface_rfb320")
 
 
 def model_of(text: str) -> Model:
@@ -54,58 +52,6 @@ def leaf_with(regions: Sequence[Region], node: str) -> Region:
 
 def edges(placement: Placement) -> set[tuple[str, str]]:
     return {(site.tensor, end.node) for site in placement.sites for end in site.consumers}
-
-
-@pytest.fixture(params=NAMES)
-def real(request: pytest.FixtureRequest, models: Path) -> SchemeSpace:
-    model = fold_batchnorm(load_model(models / f"{request.param}.onnx")).model
-    return SchemeSpace(model, backend().capabilities(), regions=find_regions(model))
-
-
-def random_placements(space: SchemeSpace, count: int = 12) -> list[Placement]:
-    random = np.random.default_rng(0)
-    labelled = [{unit.id: random.choice(unit.labels) for unit in space.units} for _ in range(count)]
-    return [space.resolve(labels) for labels in ({}, space.everything(), space.uniform("in-only"), *labelled)]
-
-
-def test_relative_schemes_of_real_placements_reproduce_them(real: SchemeSpace) -> None:
-    for placement in random_placements(real):
-        frames = Frames(real.model, real.regions)
-        assert placement_of(frames, schemes_of(frames, placement)).digest == placement.digest
-
-
-def test_the_projection_of_a_real_placement_is_itself(real: SchemeSpace) -> None:
-    for placement in random_placements(real):
-        assert project(real, placement).digest == placement.digest
-
-
-def renamed(model: Model) -> Model:
-    """The model with every node and tensor renamed."""
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
-    for index, node in enumerate(proto.graph.node):
-        node.name = f"node{index}"
-    return Model(onnx.compose.add_prefix(proto, "other_", rename_nodes=False))
-
-
-def test_a_placement_is_carried_to_a_model_of_other_names(real: SchemeSpace) -> None:
-    copy = renamed(real.model)
-    tensors = {t: f"other_{t}" for node in real.model.nodes for t in (*node.inputs, *node.outputs)}
-    nodes = {node.name: twin.name for node, twin in zip(real.model.nodes, copy.nodes, strict=True)}
-    for placement in random_placements(real, count=4):
-        schemes = schemes_of(Frames(real.model, real.regions), placement)
-        carried = placement_of(Frames(copy, find_regions(copy)), schemes)
-        expected = {
-            Site(
-                tensor=tensors[site.tensor],
-                consumers=tuple(Consumer(nodes[end.node], end.input) for end in site.consumers),
-                format=site.format,
-                axis=site.axis,
-                weight=site.weight,
-            )
-            for site in placement.sites
-        }
-        assert carried.sites == expected
 
 
 def test_a_tensor_between_two_regions_is_in_the_schemes_of_both() -> None:
@@ -143,39 +89,6 @@ def test_commutative_operands_are_matched_by_their_producers() -> None:
     assert first.pattern == second.pattern
     scheme = schemes_of(Frames(model, regions), one)[first.id]
     assert edges(placement_of(Frames(model, regions), {second.id: scheme})) == {("d", "q")}
-
-
-LEVELS = """
-g (float[1,4,6,6] x) => (float[1,4,6,6] y)
-{
-  a = Conv(x, w)
-  b = Relu(a)
-  c = Conv(b, w)
-  d = Relu(c)
-  e = Add(d, b)
-  f = Conv(e, w)
-  y = Softmax(f)
-}
-"""
-
-
-def levels() -> tuple[Model, tuple[Region, ...]]:
-    """A tree of regions with a root and three leaves."""
-    model = model_of(LEVELS)
-    regions = cut(model, ["a", "b"], ["c", "d", "e"], ["f", "y"])
-    assert sorted(r.nodes for r in regions if not r.children) == [("a", "b"), ("c", "d", "e"), ("f", "y")]
-    return model, regions
-
-
-def test_edges_of_one_tensor_and_format_are_one_site() -> None:
-    model, regions = levels()
-    leaf = leaf_with(regions, "c").id
-    alike = placement_of(Frames(model, regions), {leaf: parse_scheme("in0.0=uint8 in2.0=uint8 in2.1=uint8")})
-    assert sorted((site.tensor, len(site.consumers)) for site in alike.sites) == [("b", 2), ("d", 1)]
-    unlike = placement_of(Frames(model, regions), {leaf: parse_scheme("in0.0=uint8 in2.0=int8 in2.1=int8")})
-    assert sorted((site.tensor, site.format) for site in unlike.sites) == [
-        ("b", "int8"), ("b", "uint8"), ("d", "int8"),
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("text", ["in9.0=uint8", "in0.7=uint8", "out0.3=uint8"])

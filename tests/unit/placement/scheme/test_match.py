@@ -58,11 +58,6 @@ def test_every_site_of_a_renamed_model_is_found_by_position(name: str, models: P
         assert (old.index, site.consumers[0].input) == (new.index, found.consumers[0].input)
 
 
-def test_positions_are_distinct(models: Path) -> None:
-    known = positions(load_model(models / "squeezenet10.onnx"))
-    assert len(set(known.values())) == len(known)
-
-
 def test_an_additional_activation_function_changes_no_other_position(models: Path) -> None:
     """Operators that tools insert and remove do not count in positions."""
     model = load_model(models / "digits_resnet.onnx")

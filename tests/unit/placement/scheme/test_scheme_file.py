@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -62,13 +61,6 @@ def test_the_text_of_a_scheme_file(path: Path, golden: Callable[[str, str], None
     golden("placement/scheme.json", path.read_text())
 
 
-def test_a_scheme_is_read_from_its_file_unchanged(path: Path, placement: Placement, model: Model) -> None:
-    known = read_scheme(path)
-    assert known.backend == "onnxruntime"
-    assert known.placement == placement
-    assert set(known.pairs) == set(Quantizer(model, ranges_for(model)).placed(placement))
-
-
 def test_only_the_numbers_of_the_placement_are_written(placement: Placement, tmp_path: Path) -> None:
     with pytest.raises(PlacementError, match="not those of the placement"):
         write_scheme(tmp_path / "scheme.json", placement, (), "onnxruntime")
@@ -88,20 +80,15 @@ def first(content: dict[str, Any], **values: object) -> None:
 
 DAMAGE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "version": (lambda c: c.update(schema_version=2), "schema_version: Input should be 1"),
-    "no sites": (lambda c: c.pop("sites"), "sites: Field required"),
     "format": (lambda c: first(c, format="int9"), r"sites\.0: .*unknown number format 'int9'"),
     "zero scale": (lambda c: first(c, scale=0.0), "a scale must be a positive float32"),
     "infinite scale": (lambda c: first(c, scale=float("inf")), "Infinity is no number of JSON"),
-    "too large a scale": (lambda c: first(c, scale=1e300), "a scale must be a positive float32"),
-    "no scale": (lambda c: first(c, scale=[], zero_point=[]), "equally many"),
     "lengths": (lambda c: first(c, scale=[1.0, 2.0]), "equally many"),
     "no axis": (lambda c: first(c, scale=[1.0, 2.0], zero_point=[0, 0]), "several scales need an axis"),
     "zero point": (lambda c: first(c, zero_point=300), "lies between"),
     "consumers": (lambda c: first(c, consumers=[]), "at least 1 item"),
     "a site gone": (lambda c: c["sites"].pop(), "the scheme is damaged: its sites have digest"),
     "another scale": (lambda c: first(c, scale=0.5), "the scheme is damaged: its numbers are not those"),
-    "another backend": (lambda c: c.update(backend="b"), "the scheme is damaged: its numbers are not those"),
-    "another tensor": (lambda c: first(c, tensor="other"), "the scheme is damaged: its sites have digest"),
 }
 
 
@@ -114,9 +101,7 @@ def test_damaged_content_is_an_error_with_its_place_and_a_cure(path: Path, kind:
     assert "qdqspec tune" in (caught.value.cure or "")
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"[", b"\xff\xfe", b"[" * 100_000, b"1" * 10_000, b"null", b"[]", b'"s"']
-)
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"[" * 100_000, b"1" * 10_000, b"[]"])
 def test_a_file_that_is_no_scheme_is_an_error(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "scheme.json"
     path.write_bytes(content)
@@ -137,19 +122,6 @@ def test_the_order_of_sites_is_ignored_and_an_edited_file_needs_no_digest(path: 
     assert len(read_scheme(path).pairs) == 2
 
 
-def test_scales_and_zero_points_of_the_file_are_applied(path: Path, model: Model) -> None:
-    def change(content: dict[str, Any]) -> None:
-        for site in content["sites"]:
-            site.update({} if site["weight"] else {"scale": 0.25, "zero_point": 7})
-        del content["digest"]
-
-    content = edited(path, change)
-    applied = Model(apply_scheme(model, content).proto)
-    activation = next(s["tensor"] for s in content["sites"] if not s["weight"])
-    assert applied.array(f"{activation}_scale") == np.float32(0.25)
-    assert applied.array(f"{activation}_zero_point") == 7
-
-
 def test_a_tensor_of_another_name_is_found_by_the_nodes_that_read_it(path: Path, model: Model) -> None:
     content = edited(path, lambda c: (first(c, tensor="renamed"), c.pop("digest"))[0])
     applied = apply_scheme(model, content)
@@ -159,31 +131,21 @@ def test_a_tensor_of_another_name_is_found_by_the_nodes_that_read_it(path: Path,
     )
 
 
-def test_one_note_reports_all_sites_that_do_not_fit(path: Path, model: Model) -> None:
+@pytest.mark.parametrize("backend", ["onnxruntime", "imported"])
+def test_one_note_reports_all_sites_that_do_not_fit(path: Path, model: Model, backend: str) -> None:
     def change(content: dict[str, Any]) -> None:
         for number, site in enumerate(content["sites"][:-1]):
             site.update(tensor=f"gone{number}", consumers=[{"node": f"lost{number}", "input": 0}])
-        del content["digest"]
-
-    (note,) = apply_scheme(model, edited(path, change)).notes
-    assert note.startswith("left out ")
-    assert "'gone0', 'gone1'" in note
-    assert note.endswith("; 'gone0': the model has no node 'lost0', and none in its position")
-
-
-@pytest.mark.parametrize("backend", ["onnxruntime", "imported"])
-def test_sites_that_do_not_fit_are_omitted_with_a_cure(path: Path, model: Model, backend: str) -> None:
-    def change(content: dict[str, Any]) -> None:
-        ends = [{"node": "gone", "input": 0}]
-        first(content, tensor="gone", consumers=ends)
         content["backend"] = backend
         del content["digest"]
 
     applied = apply_scheme(model, edited(path, change))
-    left_out, *cure = applied.notes
-    assert left_out == "left out 'gone': the model has no node 'gone', and none in its position"
-    assert [("--reference" in note) for note in cure] == ([True] if backend == "imported" else [])
-    assert sum(n.op_type == "DequantizeLinear" for n in applied.proto.graph.node) == 2
+    note, *cure = applied.notes
+    assert ["--reference" in text for text in cure] == ([True] if backend == "imported" else [])
+    assert sum(n.op_type == "DequantizeLinear" for n in applied.proto.graph.node) == 1
+    assert note.startswith("left out ")
+    assert "'gone0', 'gone1'" in note
+    assert note.endswith("; 'gone0': the model has no node 'lost0', and none in its position")
 
 
 def test_scales_of_another_channel_count_are_omitted_with_a_note(path: Path, model: Model) -> None:
@@ -203,11 +165,6 @@ def test_a_scheme_without_a_matching_site_is_an_error(path: Path, models: Path) 
         apply_scheme(load_model(models / "squeezenet10.onnx"), path)
 
 
-def test_a_scheme_without_sites_changes_nothing(model: Model, tmp_path: Path) -> None:
-    write_scheme(tmp_path / "s.json", Placement(sites=frozenset()), (), "onnxruntime")
-    assert apply_scheme(model, tmp_path / "s.json").proto == model.proto
-
-
 @pytest.mark.parametrize("fold", [True, False])
 def test_a_scheme_of_the_folded_or_unfolded_model_applies(models: Path, tmp_path: Path, fold: bool) -> None:
     """Nodes of this model have no names, so folding BatchNormalization changes their numbers."""
@@ -222,32 +179,9 @@ def test_a_scheme_of_the_folded_or_unfolded_model_applies(models: Path, tmp_path
     write_scheme(tmp_path / "s.json", placement, numbers.placed(placement), "onnxruntime")
     applied = apply_scheme(given, tmp_path / "s.json")
     assert applied.proto == insert_qdq(model, placement, numbers).proto
-    assert bool(applied.notes) == fold
-
-
-def test_applying_a_scheme_folds_batch_normalization_first() -> None:
-    text = """<ir_version: 8, opset_import: ["": 17]> g (float[1,1,2,2] x) => (float[1,1,2,2] y)
-        <float[1,1,1,1] w = {2}, float[1] one = {1}, float[1] zero = {0}> {
-            [c] h = Conv(x, w)
-            y = BatchNormalization(h, one, zero, zero, one)
-        }"""
-    scheme = {
-        "schema_version": 1,
-        "backend": "onnxruntime",
-        "sites": [
-            {
-                "tensor": "x",
-                "consumers": [{"node": "c", "input": 0}],
-                "format": "uint8",
-                "scale": 0.1,
-                "zero_point": 0,
-                "axis": None,
-            }
-        ],
-    }
-    applied = apply_scheme(Model(onnx.parser.parse_model(text)), scheme)
-    assert applied.notes == ("1 BatchNormalization folded, as tuning does",)
-    assert [n.op_type for n in applied.proto.graph.node] == ["QuantizeLinear", "DequantizeLinear", "Conv"]
+    assert [note.endswith("BatchNormalization folded, as tuning does") for note in applied.notes] == [
+        True
+    ] * fold
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -19,23 +19,12 @@ from qdqspec.graph.save import save_model
 from qdqspec.qdq.edit.insert import insert_qdq
 from qdqspec.qdq.quantize.quantizer import Quantizer
 from qdqspec.qdq.space.search_space import SchemeSpace
-from qdqspec.types import HALVES, Placement, QuantizeRules, kind_of
+from qdqspec.types import HALVES, Placement, QuantizeRules
 
 
 @pytest.fixture
 def space(models: Path) -> SchemeSpace:
     return SchemeSpace(load_model(models / "digits_resnet.onnx"), OnnxRuntime().capabilities())
-
-
-def test_units_with_weights_and_activations_have_two_half_labels(space: SchemeSpace) -> None:
-    offered = {unit.op_type: tuple(map(kind_of, unit.halves)) for unit in space.units}
-    assert offered["Conv"] == offered["Gemm"] == HALVES
-    assert offered["Add"] == offered["GlobalAveragePool"] == ()
-
-
-def test_half_labels_are_not_in_the_search_space(space: SchemeSpace) -> None:
-    assert set(HALVES).isdisjoint(space.labels)
-    assert all(set(unit.halves).isdisjoint(unit.labels) for unit in space.units)
 
 
 def test_the_sites_of_both_halves_are_those_of_the_full_label(models: Path) -> None:

@@ -21,7 +21,7 @@ from qdqspec.qdq.quantize.ranges import TensorRange
 from qdqspec.qdq.scheme.cache import gather, warm_starts
 from qdqspec.qdq.space.search_space import SchemeSpace, labels_of, project
 from qdqspec.search.journal import trial_from_json, trial_to_json
-from qdqspec.types import Placement, QuantizeRules, Site, Trial, format_of, kind_of, label_of
+from qdqspec.types import Placement, QuantizeRules, Site, Trial
 
 TEXT = """<ir_version: 9, opset_import: ["": 19]> net (float[8,64] x) => (float[8,64] y) {
   a = MatMul(x, w0)  b = Relu(a)  c = MatMul(b, w1)  d = Add(b, c)  y = MatMul(d, w2) }"""
@@ -49,19 +49,11 @@ def sites(placement: Placement, tensor: str) -> dict[str, set[str]]:
     return {s.format: {end.node for end in s.consumers} for s in placement.sites if s.tensor == tensor}
 
 
-# ---- what is offered ------------------------------------------------------------------------------
-
-
 def test_units_have_labels_of_each_format_they_support() -> None:
     offered = {unit.id: unit.labels for unit in space_of("int8+fp8+int4").units}
     product = ("fp", "in+out", "in-only", "fp8:in+out", "fp8:in-only", "int4:in-only")
     last = ("fp", "in-only", "fp8:in-only", "int4:in-only")  # it produces the graph output
     assert offered == {"m0": product, "m1": product, "add": ("fp", "in+out", "fp8:in+out"), "m2": last}
-
-
-def test_labels_of_the_first_format_have_no_prefix() -> None:
-    assert {label for unit in space_of("fp8").units for label in unit.labels} == {"fp", "in+out", "in-only"}
-    assert space_of("fp8+int8").labels == ("fp", "in+out", "in-only", "int8:in+out", "int8:in-only")
 
 
 def test_a_format_can_be_limited_to_some_operators() -> None:
@@ -78,12 +70,9 @@ def test_a_format_can_be_limited_to_some_operators() -> None:
     assert {u.id: u.labels for u in space_of("fp8+int8", capabilities).units}["add"] == ("fp", "int8:in+out")
 
 
-def test_formats_of_the_same_storage_are_one_choice() -> None:
+def test_choices_are_the_supported_formats_of_different_storage() -> None:
     space = space_of("int8+uint8+int4", OnnxRuntime().capabilities())
     assert [choice.format for choice in space.choices] == ["int8", "int4"]
-
-
-def test_a_format_that_the_backend_does_not_support_is_no_choice() -> None:
     assert [choice.format for choice in space_of("int16+fp8+int8").choices] == ["fp8", "int8"]
 
 
@@ -112,16 +101,6 @@ def test_weight_only_formats_need_no_calibration() -> None:
         ("m0", "m1", "m2"), ("fp", "int4:in-only")
     )
     assert space.tensors == frozenset()
-
-
-# ---- the resolved placement -------------------------------------------------------------------------
-
-
-def test_a_weight_only_label_reads_float_activations() -> None:
-    placement = space_of("int8+int4").resolve({"m0": "in+out", "m1": "int4:in-only"})
-    assert sites(placement, "b") == {"uint8": {"add"}}
-    assert sites(placement, "w1") == {"int4": {"m1"}}
-    assert not sites(placement, "c")
 
 
 def test_a_weight_only_unit_reads_integers_of_an_operator_without_float_output() -> None:
@@ -185,13 +164,6 @@ def test_a_float_product_of_tensorrt_reads_no_pairs_where_they_may_be_of_two_for
     assert sites(quantized, "a") == sites(quantized, "c") == {"int8": {"p"}}
 
 
-def test_a_unit_of_tensorrt_without_float_output_stays_float_before_a_weight_only_unit() -> None:
-    space = attended()
-    placement = space.resolve({"add": "in+out", "m2": "int4:in-only"})
-    assert {site.tensor for site in placement.sites} == {"w0"}
-    assert dict(placement.labels) == {"m2": "int4:in-only"}
-
-
 def test_each_reader_of_a_tensor_reads_its_own_format() -> None:
     placement = space_of("int8+fp8").resolve({"m0": "in+out", "m1": "fp8:in+out", "add": "in+out"})
     assert sites(placement, "b") == {"uint8": {"add"}, "fp8": {"m1"}}
@@ -208,22 +180,6 @@ def test_random_labels_of_several_formats_give_a_valid_model(seed: int) -> None:
     numbers = Quantizer(space.model, ranges, biases=space.bias_sources)
     proto = insert_qdq(space.model, space.resolve(labels), numbers).proto
     onnx.checker.check_model(proto, full_check=True)
-
-
-# ---- labels read back -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "labels",
-    [
-        {"m0": "in+out", "m1": "int4:in-only", "m2": "fp8:in-only"},
-        {"m0": "fp8:in-only", "m1": "in-only"},
-        {"m0": "int4:in-only", "m1": "int4:in-only", "m2": "int4:in-only"},
-    ],
-)
-def test_labels_of_a_placement_have_the_format_of_each_unit(labels: dict[str, str]) -> None:
-    space = space_of("int8+fp8+int4")
-    assert labels_of(space, space.resolve(labels)) == labels
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -261,12 +217,3 @@ def test_a_journal_stores_labels_with_their_formats() -> None:
     line["scheme"]["labels"] = [["m0", "fp8:both"]]
     with pytest.raises(ValueError, match="unknown label 'fp8:both'"):
         trial_from_json(line)
-
-
-def test_a_label_is_a_kind_with_an_optional_format() -> None:
-    assert [label_of("", "in+out"), label_of("fp8", "in-only"), label_of("fp8", "fp")] == [
-        "in+out", "fp8:in-only", "fp",
-    ]  # fmt: skip
-    assert [(format_of(label), kind_of(label)) for label in ("fp", "in+out", "int4:in-only")] == [
-        ("", "fp"), ("", "in+out"), ("int4", "in-only"),
-    ]  # fmt: skip

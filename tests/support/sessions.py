@@ -1,0 +1,49 @@
+"""Sessions on a simulated device with little noise, and the builds of a session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from arrays import arrays_of
+
+from qdqspec.app.session import Session
+from qdqspec.backends.base import BuildOptions
+
+QUIET = {"fake.run_noise": "0.005", "fake.wall_noise": "0.01", "fake.build_noise": "0.002"}
+Open = Callable[..., Session]
+
+
+def quiet_session(root: Path, words: Mapping[str, str] | None = None, **settings: Any) -> Session:
+    """A session in ``root`` with these options of the simulated device."""
+    session = Session(**{"backend": "fake", "root": root, **settings})
+    session.runtime().options = BuildOptions(extra={**QUIET, **(words or {})})
+    return session
+
+
+def change_builds(session: Session, change: Callable[[Path, BuildOptions], BuildOptions]) -> None:
+    """Call ``change`` before each build of the session; it returns the options of the build, or raises."""
+    backend = session.runtime().backend
+    build = backend.build
+    backend.build = lambda model, options: build(model, change(model, options))  # type: ignore[method-assign]
+
+
+def count_builds(session: Session) -> list[Path]:
+    """The model files that the session builds from now on."""
+    built: list[Path] = []
+
+    def count(model: Path, options: BuildOptions) -> BuildOptions:
+        built.append(model)
+        return options
+
+    change_builds(session, count)
+    return built
+
+
+def few_digits(models: Path, folder: Path, samples: int) -> Path:
+    """A file with the first calibration samples of the digits classifier."""
+    images = arrays_of(models.parent / "data" / "digits_calibration.npz")["input"]
+    np.savez(folder / "calibration.npz", input=images[:samples])
+    return folder / "calibration.npz"

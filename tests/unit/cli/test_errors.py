@@ -1,0 +1,116 @@
+"""The message of each error, one row per message: exit code 2, no other output, and no file is changed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from qdqspec.app.report.record import record_to_json
+from qdqspec.testing.records import sample_run
+
+DATA = Path(__file__).parents[2] / "data"
+SPEC = "qdqspec: 1\nmodel: net.onnx\nmatrix: {batch: [1, 8]}\nchecks:\n  - {kind: speedup, min: 1.1}\n"
+
+ERRORS = [
+    # words that are no verb, option or argument
+    ("tun", "unknown verb 'tun' (did you mean 'tune'?)"),
+    (
+        "inti",
+        "unknown verb 'inti' (did you mean 'init'?)",
+    ),  # 'lint' is as similar, and begins with another letter
+    ("bananas", "unknown verb 'bananas'\n"),
+    ("--helpall", "unknown option '--helpall' (did you mean '--help'?)"),
+    ("tune net.onnx --calibraton a.npz", "arguments: --calibraton (did you mean '--calibration'?)"),
+    ("tune net.onnx again.onnx", "unrecognized arguments: again.onnx\n"),
+    ("cache prun", "'prun' is not one of list, info, prune, clear, export, import (did you mean 'prune'?)"),
+    ("verify a.onnx b.onnx --calibration e.npz", "--calibration (did you mean '--data'?)"),
+    # options of ModelOpt's autotune
+    ("tune net.onnx --mode quick", "--mode quick is an option of ModelOpt"),
+    ("tune net.onnx --mode quick", "use --preset quick"),
+    ("tune net.onnx --schemes-per-region=30", "--schemes-per-region is an option of ModelOpt"),
+    ("tune --onnx_path net.onnx", "as the first argument"),
+    # files that are missing, of another kind, or not to be written
+    ("inspect none.onnx", "none.onnx: there is no such model file"),
+    ("inspect pyproject.toml", "pyproject.toml: "),
+    ("apply net.onnx none.json -o x.onnx", "none.json: the scheme cannot be read"),
+    ("strip net.onnx -o none/x.onnx", "none: there is no such folder"),
+    ("import quantized.onnx -o quantized.onnx", "this file is an input"),
+    ("import net.onnx -o scheme.json", "no Q/DQ pair that a scheme can carry"),
+    ("verify net.onnx", "no tuned model is given"),
+    ("tune spec.qdq.yml", "(did you mean 'spec.qdq.yaml'?)"),
+    ("tune specs", "specs: this is a folder\n  name a model or spec, or run all specs in it: pytest specs\n"),
+    (
+        "tune cal.npz",
+        "cal.npz: this is neither a model nor a spec\n  name a file that ends in .onnx, .qdq.yaml",
+    ),
+    ("tune net.onnx --backend fake --shapes image:1x1x16x16", "--shapes"),
+    ("tune net.onnx --backend fake --shapes input:1x3x16x16", "--shapes"),
+    ("inspect net.onnx --shapes xx:1x30x4", "names 'xx', which is no input"),
+    (
+        "inspect net.onnx --values inputt:1",
+        "'inputt', which is no input of the model (did you mean 'input'?)",
+    ),
+    ("tune net.onnx --shapes x:1x4,x:2x4", "argument --shapes: 'x' is given twice"),
+    ("tune net.onnx --values x:1 --values x:2", "argument --values: 'x' is given twice"),
+    # init
+    ("init net.onnx -o spec.yaml", "pytest collects a spec by its ending"),
+    ("init net.onnx -o net.onnx/x/d.qdq.yaml", "the spec cannot be written: Not a directory"),
+    ("init net.onnx -o spec.qdq.yaml", "this spec exists already, and is not overwritten"),
+    ("init net.onnx --data specs", "no data there fits the model's inputs: input [?, 1, 16, 16]"),
+    ("init net.onnx --data pix.npz", "its arrays: pixels;"),
+    ("init net.onnx --data pix.npz", "{arrays: pix.npz, names: {input: pixels}}"),
+    # explain
+    ("explain cal.npz", "cal.npz: this is nothing that can be explained"),
+    ("explain cal.npz", "a case (spec::case or its folder), a model"),
+    ("explain none.json", "none.json: there is no such file"),
+    ("explain pyproject.toml", "pyproject.toml: TensorRT's layer information cannot be used"),
+    ("explain specs", "result.json: the result cannot be read"),
+    ("explain a.onnx b.onnx c.onnx", "a model is explained alone, or with its original before it"),
+    ("explain a.onnx b.json", "qdqspec explain MODEL TUNED"),
+    ("explain a.qdq.yaml b.qdq.yaml --culprits", "one case or model"),
+    # lint and list
+    ("lint net.onnx --target tensorrt-12", "unknown lint target 'tensorrt-12'"),
+    ("lint net.onnx", "no target is given\n  name one with --target, of: "),
+    ("lint net.onnx --target tensorrt-10 --compute-capability hopper", "not a compute capability"),
+    ("list specs", "names of specs end in .qdq.yaml"),
+    ("list specs", "qdqspec init MODEL.onnx"),
+    ("list bakends", "there is no such spec or folder (did you mean 'backends'?)"),
+    # compare and cache
+    ("compare run.json run.json --fail-on=-5%", "--fail-on"),
+    ("compare run.json run.json --fail-on=nan", "--fail-on"),
+    ("compare run.json empty.json", "empty.json: this is no run record"),
+    ("compare run.json result.json", "result.json: this is the result of one case, not a run record"),
+    ("compare run.json result.json", "tune --report run.json"),
+    ("cache prune --older-than 30", "a time with its unit is expected"),
+    ("cache import none.zip", "none.zip: there is no such archive"),
+]
+
+
+@pytest.fixture
+def project(verb, models: Path, tmp_path: Path) -> Path:
+    shutil.copy(models / "digits_resnet.onnx", tmp_path / "net.onnx")
+    shutil.copy(DATA / "qdq_ort_u8s8_digits_resnet_b1.onnx", tmp_path / "quantized.onnx")
+    (tmp_path / "spec.qdq.yaml").write_text(SPEC)
+    (tmp_path / "specs").mkdir()
+    np.savez(tmp_path / "specs" / "unrelated.npz", other=np.zeros((2, 2), np.float32))
+    (tmp_path / "cal.npz").write_bytes(b"PK" + bytes(2_000_000))
+    np.savez(tmp_path / "pix.npz", pixels=np.zeros((2, 1, 16, 16), np.float32))
+    run = record_to_json(sample_run())
+    (tmp_path / "run.json").write_text(json.dumps(run))
+    (tmp_path / "result.json").write_text(json.dumps({"schema_version": 1, **run["cases"][0]}))
+    (tmp_path / "empty.json").write_text("{}")
+    return tmp_path
+
+
+@pytest.mark.parametrize(("words", "message"), ERRORS)
+def test_an_error_is_one_message(verb, project: Path, words: str, message: str) -> None:
+    before = {file: file.read_bytes() for file in project.rglob("*") if file.is_file()}
+    result = verb(*words.split())
+    assert (result.code, result.out) == (2, "")
+    assert message in result.err
+    assert len(result.err.splitlines()) <= 4
+    assert {file: file.read_bytes() for file in before} == before
