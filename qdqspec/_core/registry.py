@@ -2,7 +2,7 @@
 
 A name is looked up first as a file of a folder that holds nothing else (``checks/kinds/NAME.py``), or as a folder
 with an engine (``backends/NAME``; hyphens in a backend's name are underscores in that of its folder), then as an entry
-point of an installed package; an unknown one raises an error with the nearest known name. Listing names imports nothing.
+point of an installed package; an unknown one raises an error with the nearest known name. Listing imports nothing.
 """
 
 from __future__ import annotations
