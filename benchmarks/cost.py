@@ -33,7 +33,7 @@ from qdqspec.app.preparation import auxiliary_runs
 from qdqspec.app.preparation.correcting import Correcting
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.session.oracle import RehearsalOracle
-from qdqspec.backends._open_engines import Engines
+from qdqspec.backends.open_engines import Engines
 from qdqspec.timing.bench import Bench
 
 KINDS = (

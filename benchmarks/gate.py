@@ -30,9 +30,9 @@ from qdqspec.app.session.gate import (
     entry_from,
     look,
 )
-from qdqspec.backends._memory import HasMemory, has_memory
 from qdqspec.backends.base import BuildOptions, Engine
 from qdqspec.backends.fake.engine import FakeDevice, FakeEngine, options_from
+from qdqspec.backends.memory import HasMemory, has_memory
 from qdqspec.checks.baseline.compare import Conditions, is_stale, judge_change
 from qdqspec.checks.baseline.store import Entry
 from qdqspec.timing.bench import Bench

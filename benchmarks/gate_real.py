@@ -19,8 +19,8 @@ from onnx import TensorProto, helper
 
 from qdqspec.app.session import Session
 from qdqspec.app.session.gate import CLOSE_BUILDS
-from qdqspec.backends._isolation.isolated import Isolated
 from qdqspec.backends.base import BuildOptions
+from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.checks.baseline.store import Entry
 from qdqspec.timing.bench import Bench
 from qdqspec.types import Case, TuneRules

@@ -39,7 +39,7 @@ from qdqspec.app.cases import is_spec, load_cases
 from qdqspec.app.evidence.evidence import CaseWork
 from qdqspec.app.session import Session
 from qdqspec.app.session.tuning import clock_for
-from qdqspec.backends._isolation.isolated import IsolatedEngine
+from qdqspec.backends.isolation.isolated import IsolatedEngine
 from qdqspec.timing.bench import Bench
 from qdqspec.types import Case, Interval, SearchResult
 

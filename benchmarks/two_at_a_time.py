@@ -17,8 +17,8 @@ from gate import FEEDS, ROLES, ScaledDevice, no_memory, write_models
 from power import contested
 from tabulate import tabulate
 
-from qdqspec.backends._memory import HasMemory, has_memory
 from qdqspec.backends.base import BuildOptions
+from qdqspec.backends.memory import HasMemory, has_memory
 from qdqspec.search.loop import Contest
 from qdqspec.timing.bench import Bench
 

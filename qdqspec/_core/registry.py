@@ -1,8 +1,8 @@
 """Finds a backend, strategy, check or report format by name.
 
 A name is looked up first as a file of a folder that holds nothing else (``checks/kinds/NAME.py``), or as a folder
-(``backends/NAME``; hyphens in a backend's name are underscores in that of its folder), then as an entry point of an
-installed package; an unknown one raises an error with the nearest known name. Listing names imports nothing.
+with an engine (``backends/NAME``; hyphens in a backend's name are underscores in that of its folder), then as an entry
+point of an installed package; an unknown one raises an error with the nearest known name. Listing imports nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def built_in(kind: RegistryKind) -> tuple[str, ...]:
     """The names of a kind in this package, sorted."""
     folder = Path(__file__).parents[1].joinpath(*_PLACES[kind][0].split("."))
     if kind == "backend":
-        found = [path.parent.name.replace("_", "-") for path in folder.glob("[!_]*/__init__.py")]
+        found = [path.parent.name.replace("_", "-") for path in folder.glob("*/engine.py")]
     else:
         found = [path.stem for path in folder.glob("[!_]*.py")]
     return tuple(sorted(found))

@@ -15,8 +15,8 @@ from pathlib import Path
 from qdqspec.accuracy.compare import SampleOutputs, compare_outputs
 from qdqspec.app.evidence.compared_runtimes import TimedFile, time_across
 from qdqspec.app.evidence.evidence import CaseWork
-from qdqspec.backends._isolation.isolated import Isolated
 from qdqspec.backends.base import Array, Engine
+from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.errors import BackendError
 from qdqspec.timing.environment import Environment
 from qdqspec.timing.layer_changes import median_layers, steady_changes

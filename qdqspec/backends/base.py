@@ -2,7 +2,7 @@
 
 A backend builds a model file into an engine; an engine runs, times and profiles it. Backends do not depend
 on placements, searches or specs. A backend that fails raises `BackendError`; a crash of a backend is
-contained by `qdqspec.backends._isolation.isolated`, which offers the same interface from a child process.
+contained by `qdqspec.backends.isolation.isolated`, which offers the same interface from a child process.
 """
 
 from __future__ import annotations

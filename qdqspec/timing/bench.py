@@ -14,9 +14,9 @@ from typing import TypeAlias
 import numpy as np
 
 from qdqspec.accuracy.gate import Runs
-from qdqspec.backends._memory import HasMemory, has_memory
-from qdqspec.backends._open_engines import Engines
 from qdqspec.backends.base import Backend, BuildOptions, Engine
+from qdqspec.backends.memory import HasMemory, has_memory
+from qdqspec.backends.open_engines import Engines
 from qdqspec.errors import BackendError, QdqspecError
 from qdqspec.timing.drift import DriftMonitor
 from qdqspec.timing.profiles import GivenFeeds, Load, Part, attach, loads_of, profile_latencies

@@ -13,8 +13,8 @@ from collections.abc import Callable
 import numpy as np
 
 from qdqspec._core.arrays import Floats
-from qdqspec.backends._memory import HasMemory, has_memory
 from qdqspec.backends.base import Engine
+from qdqspec.backends.memory import HasMemory, has_memory
 from qdqspec.errors import BackendError
 from qdqspec.timing.race import settle
 from qdqspec.timing.stats import Deviation, log_ratios, time_deviation

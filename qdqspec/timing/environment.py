@@ -19,8 +19,8 @@ from pathlib import Path
 from qdqspec._core.codec import from_data, to_data
 from qdqspec._core.programs import python_command
 from qdqspec._core.temporary import TemporaryFolder
-from qdqspec.backends._isolation.worker import options_from_json, options_to_json
 from qdqspec.backends.base import BuildOptions
+from qdqspec.backends.isolation.worker import options_from_json, options_to_json
 from qdqspec.errors import BackendUnavailableError, ConfigError
 from qdqspec.types import DeviceKey
 

@@ -21,9 +21,9 @@ NEVER_CALLED = re.compile(
 )
 TALKS_TO_CHILDREN = {
     "backends/onnxruntime_web/node.py",
-    "backends/_isolation/launch.py",
+    "backends/isolation/launch.py",
     "_core/wire.py",
-    "backends/_isolation/worker.py",
+    "backends/isolation/worker.py",
 }  # over private sockets
 
 # Modules that may write a file in place, each with the reason why an interruption causes no damage.
@@ -39,8 +39,8 @@ WRITES_IN_PLACE = {
     "app/preparation/files.py": "into a folder that is moved out as a whole, see staging.py",
     "search/journal.py": "line by line; an incomplete line is recognized and removed",
     "timing/lock.py": "the holder of a lock, which is informative only",
-    "backends/_isolation/worker.py": "its log and the settings of its process",
-    "backends/_isolation/launch.py": "the log of a child",
+    "backends/isolation/worker.py": "its log and the settings of its process",
+    "backends/isolation/launch.py": "the log of a child",
     "backends/tensorrt/cache.py": "one line per build, which is not read back",
     "backends/trtexec/process.py": "inputs for a tool, in a temporary folder",
     "app/cluster/case_process.py": "the pipe of its progress",
@@ -54,8 +54,8 @@ WRITES_IN_PLACE = {
 MAKES_TEMPORARY = {
     "_core/files.py",
     "_core/temporary.py",
-    "backends/_isolation/launch.py",  # in the folder of the launcher
-    "backends/_isolation/worker.py",  # passes the path of a folder to a child process
+    "backends/isolation/launch.py",  # in the folder of the launcher
+    "backends/isolation/worker.py",  # passes the path of a folder to a child process
     "app/report/record.py",  # excludes its path from records
     "backends/onnxruntime/engine.py",  # in a child process: in the folder of that process
     "backends/onnxruntime_web/node.py",  # the log of its process, a file without a name

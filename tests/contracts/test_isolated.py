@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 from openvino_installed import require_openvino
 
-from qdqspec.backends._isolation.isolated import Isolated
 from qdqspec.backends.base import Backend
+from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.testing.backends import BackendContract
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from qdqspec.backends._isolation.isolated import Isolated
 from qdqspec.backends.base import Backend, BuildOptions
+from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.testing.backends import BackendContract
 
 pytestmark = pytest.mark.gpu

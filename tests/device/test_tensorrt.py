@@ -14,8 +14,8 @@ import pytest
 from graph_text import saved
 
 from qdqspec.app.session import Session
-from qdqspec.backends._isolation.isolated import Isolated
 from qdqspec.backends.base import BuildOptions
+from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.errors import BackendError
 from qdqspec.testing.backends import small_model
 from qdqspec.types import Case, Inputs, InputShape, ShapeProfile, TuneRules

@@ -16,8 +16,8 @@ import pytest
 from rtx_installed import require_rtx
 from trt_corpus import CASES, IMPORTED, NEAR_MISSES, NEWER, RTX_CASES, parse
 
-from qdqspec.backends._isolation.isolated import Isolated
 from qdqspec.backends.base import BuildOptions
+from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.backends.tensorrt_rtx.options import compute_capability
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model

@@ -16,8 +16,8 @@ from rtx_installed import require_rtx
 from qdqspec._core.config import Settings
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.preparation.resources import Resources
-from qdqspec.backends._isolation.isolated import Isolated
 from qdqspec.backends.base import BuildOptions
+from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.backends.tensorrt_rtx.ops import FORMATS
 from qdqspec.backends.tensorrt_rtx.options import compute_capability
 from qdqspec.errors import BackendError

@@ -10,15 +10,15 @@ import threading
 
 from qdqspec._core.temporary import TemporaryFolder
 from qdqspec._core.wire import FrameStream
-from qdqspec.backends._isolation.launch import Child, engine_folder
-from qdqspec.backends._isolation.worker import Service
 from qdqspec.backends.base import backend_named
+from qdqspec.backends.isolation.launch import Child, engine_folder
+from qdqspec.backends.isolation.worker import Service
 
 PATIENCE = 60  # seconds to wait for a pending response when an engine is closed
 
 
 class Threads:
-    """A launcher like ``qdqspec.backends._isolation.launch.Zygote``."""
+    """A launcher like ``qdqspec.backends.isolation.launch.Zygote``."""
 
     is_running = True
 

@@ -70,6 +70,12 @@ def pure_placements(space: SchemeSpace) -> list[Placement]:
     return [space.resolve({}), *map(space.resolve, pure_labels(space))]
 
 
+def all_placements(space: SchemeSpace) -> list[Placement]:
+    """The placements of all labellings of the units of a small space."""
+    choices = itertools.product(*(unit.labels for unit in space.units))
+    return [space.resolve(dict(zip(space.by_id, labels, strict=True))) for labels in choices]
+
+
 def all_labellings(energy: Energy) -> list[Codes]:
     """All labellings of the blocks of a small space."""
     choices = itertools.product(*(block.codes for block in energy.blocks))

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from qdqspec._core.arrays import Array, Feed, Floats
 from qdqspec.accuracy.rehearsal.switches import Switches, SwitchStates
-from qdqspec.backends._open_engines import Engines
+from qdqspec.backends.open_engines import Engines
 from qdqspec.graph.flat import closed, flat_form, scopes_of
 from qdqspec.graph.model import Model
 from qdqspec.graph.opset import IR_WITH_FREE_INITIALIZERS, opset_of, raise_opset

@@ -17,9 +17,9 @@ from qdqspec.accuracy.compare import OutputComparison
 from qdqspec.accuracy.rehearsal.graph import SwitchedModel, SwitchGraph, Values
 from qdqspec.accuracy.rehearsal.guiding import guiding_outputs
 from qdqspec.accuracy.rehearsal.switches import Switches, SwitchStates, is_foreign
-from qdqspec.backends._memory import bytes_left
-from qdqspec.backends._open_engines import Engines
 from qdqspec.backends.base import Engine
+from qdqspec.backends.memory import bytes_left
+from qdqspec.backends.open_engines import Engines
 from qdqspec.errors import BackendError, ModelError, PlacementError, QdqspecError
 from qdqspec.graph.model import Model
 from qdqspec.graph.save import save_model

@@ -20,7 +20,7 @@ from qdqspec.accuracy.compare import noise_power, signal_power
 from qdqspec.accuracy.rehearsal.graph import SwitchedModel
 from qdqspec.accuracy.rehearsal.rehearsal import SAMPLES, Rehearsal, RehearsalRefusedError
 from qdqspec.accuracy.rehearsal.switches import Switches, SwitchStates, is_foreign, labelled_sites
-from qdqspec.backends._open_engines import Engines
+from qdqspec.backends.open_engines import Engines
 from qdqspec.errors import BackendError
 from qdqspec.qdq.quantize.formats import BIAS_FORMAT
 from qdqspec.qdq.space.search_space import SchemeSpace

@@ -366,8 +366,8 @@ def _require_shapes(model: Model, inputs: Inputs) -> None:
 
 def _profiled(models: Mapping[str, Path], inputs: Inputs, settings: Settings) -> list[ExplainedEngine]:
     from qdqspec.app.preparation.profiling import profile_models
-    from qdqspec.backends._isolation.isolated import Isolated
     from qdqspec.backends.base import BuildOptions
+    from qdqspec.backends.isolation.isolated import Isolated
     from qdqspec.graph.model import load_model
     from qdqspec.timing.explained import ExplainedEngine
 

@@ -42,8 +42,8 @@ def reduce(arguments: argparse.Namespace) -> int:
     Raises `StateError` if the model does not fail.
     """
     from qdqspec.app.reduce import reduce_model, with_shapes
-    from qdqspec.backends._isolation.isolated import Isolated
     from qdqspec.backends.base import BuildOptions
+    from qdqspec.backends.isolation.isolated import Isolated
 
     settings = settings_from(arguments)
     model = model_given(arguments.model, arguments.values)

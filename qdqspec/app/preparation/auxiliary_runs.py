@@ -11,9 +11,9 @@ from pathlib import Path
 from qdqspec._core.config import hooks
 from qdqspec._core.config.settings import DEFAULT_BACKEND
 from qdqspec.accuracy.rehearsal import Runtime
-from qdqspec.backends._isolation.isolated import Isolated
-from qdqspec.backends._open_engines import engines_at_once
 from qdqspec.backends.base import Backend, BuildOptions, Engine
+from qdqspec.backends.isolation.isolated import Isolated
+from qdqspec.backends.open_engines import engines_at_once
 
 ARITHMETIC = DEFAULT_BACKEND  # the backend that computes a model as ONNX defines it
 

@@ -17,8 +17,8 @@ from qdqspec._core.temporary import TemporaryFolder
 from qdqspec._core.units import count_text
 from qdqspec.accuracy.compare import noise_power, signal_power, sqnr_db
 from qdqspec.app.preparation.auxiliary_runs import ARITHMETIC, unfused
-from qdqspec.backends._isolation.isolated import Isolated
 from qdqspec.backends.base import Backend, BuildOptions, Engine
+from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.errors import BackendError, QdqspecError
 from qdqspec.graph.cautions import random_nodes
 from qdqspec.graph.definition import as_defined

@@ -14,8 +14,8 @@ from qdqspec._core.temporary import TemporaryFolder
 from qdqspec.accuracy.data import random_feeds
 from qdqspec.accuracy.shapes import resolve_shapes, with_named_dimensions
 from qdqspec.app.preparation.definition import compared_with_definition
-from qdqspec.backends._isolation.isolated import Isolated
 from qdqspec.backends.base import PLAIN, Backend, BuildOptions
+from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.errors import BackendError, BackendUnavailableError, ModelError
 from qdqspec.graph.check import type_problem
 from qdqspec.graph.model import Model

@@ -10,8 +10,8 @@ from pathlib import Path
 from qdqspec._core.arrays import Array, Feed, Reduction
 from qdqspec._core.temporary import TemporaryFolder
 from qdqspec.app.preparation.auxiliary_runs import ARITHMETIC
-from qdqspec.backends._isolation.isolated import Isolated
 from qdqspec.backends.base import Backend, BuildOptions, Engine
+from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model, require_path
 from qdqspec.graph.save import save_model

@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from qdqspec._core.config import Settings
-from qdqspec.backends._isolation.isolated import Isolated
-from qdqspec.backends._open_engines import engines_at_once
 from qdqspec.backends.base import Backend, BuildOptions, backend_named
+from qdqspec.backends.isolation.isolated import Isolated
+from qdqspec.backends.open_engines import engines_at_once
 from qdqspec.search.loop import Watch
 from qdqspec.timing.lock import DeviceLock, log_wait
 from qdqspec.types import DeviceKey, Progress

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from qdqspec.app.preparation.prepare import Prepared
-from qdqspec.backends._isolation.isolated import Isolated
+from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import load_model
 from qdqspec.graph.ops import HEAVY

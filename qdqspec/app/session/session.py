@@ -30,8 +30,8 @@ from qdqspec.app.session.pipeline import judge
 from qdqspec.app.session.plan import Plan, plan_of
 from qdqspec.app.session.result import Result
 from qdqspec.app.session.study import AnyStrategy, Study
-from qdqspec.backends._isolation.isolated import Isolated
 from qdqspec.backends.base import Availability
+from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.checks.baseline.store import Renewal
 from qdqspec.checks.verdicts import raised
 from qdqspec.errors import ConfigError, StateError

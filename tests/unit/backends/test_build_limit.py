@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from qdqspec._core.config import Settings
-from qdqspec.backends._isolation.isolated import Isolated
 from qdqspec.backends.base import BUILD_SECONDS, BuildOptions
+from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.errors import BackendError
 
 SOON = 30.0  # seconds, on a busy machine

@@ -17,10 +17,10 @@ import pytest
 from processes import processes_with, wait_until
 
 from qdqspec._core.arrays import REDUCTIONS, Reduction
-from qdqspec.backends._isolation.isolated import Isolated, IsolatedEngine
-from qdqspec.backends._isolation.launch import Child, Zygote, can_fork, close_idle
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.fake.engine import FakeDevice
+from qdqspec.backends.isolation.isolated import Isolated, IsolatedEngine
+from qdqspec.backends.isolation.launch import Child, Zygote, can_fork, close_idle
 from qdqspec.errors import BackendError, OutputError
 
 needs_fork = pytest.mark.skipif(not can_fork(), reason="fork is not safe on this system")
@@ -256,7 +256,7 @@ PARENT = """
 import sys, time
 from pathlib import Path
 from qdqspec.backends.base import BuildOptions
-from qdqspec.backends._isolation.isolated import Isolated
+from qdqspec.backends.isolation.isolated import Isolated
 backend = Isolated("fake", fork=sys.argv[2] == "True")
 engine = backend.build(Path(sys.argv[1]), BuildOptions())
 hanging = backend.build(Path(sys.argv[1]), BuildOptions(extra={"fake.hang": "bind"}))

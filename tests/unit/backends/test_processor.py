@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from qdqspec._core.wire import FrameStream
-from qdqspec.backends._isolation import worker
-from qdqspec.backends._isolation.worker import Service, chosen, one_processor, options_to_json
 from qdqspec.backends.base import BuildOptions, Capabilities
+from qdqspec.backends.isolation import worker
+from qdqspec.backends.isolation.worker import Service, chosen, one_processor, options_to_json
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.errors import BackendError
 from qdqspec.types import LayerTime, Samples

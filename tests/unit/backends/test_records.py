@@ -8,8 +8,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqspec.backends._isolation.worker import options_from_json, options_to_json
 from qdqspec.backends.base import BuildOptions
+from qdqspec.backends.isolation.worker import options_from_json, options_to_json
 from qdqspec.types import InputShape, ShapeProfile
 
 shapes = st.lists(st.integers(0, 2**40), max_size=5).map(tuple)

@@ -21,8 +21,8 @@ from graph_text import saved
 from rtx_installed import require_rtx
 
 from qdqspec.app.session import Session
-from qdqspec.backends._isolation.isolated import Isolated, IsolatedEngine
 from qdqspec.backends.base import Backend, BuildOptions
+from qdqspec.backends.isolation.isolated import Isolated, IsolatedEngine
 from qdqspec.backends.tensorrt.device import DeviceState
 from qdqspec.backends.tensorrt_rtx.compiler import CURRENT, named_nodes
 from qdqspec.backends.tensorrt_rtx.engine import TensorRtRtx, built_for

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from qdqspec.backends._isolation.isolated import Isolated
 from qdqspec.backends.base import Backend
+from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.backends.tensorrt.engine import TensorRt
 from qdqspec.testing.backends import BackendContract
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qdqspec.backends._isolation.isolated import Isolated
-from qdqspec.backends._memory import has_memory
 from qdqspec.backends.base import BuildOptions
+from qdqspec.backends.isolation.isolated import Isolated
+from qdqspec.backends.memory import has_memory
 from qdqspec.errors import BackendError
 
 FEEDS = {"x": np.zeros((1, 3, 8, 8), np.float32)}

@@ -11,8 +11,8 @@ import onnx
 import pytest
 from processes import runs, wait_until
 
-from qdqspec.backends._isolation.isolated import Isolated
 from qdqspec.backends.base import Backend, BuildOptions
+from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.backends.trtexec.engine import Trtexec, options_from
 from qdqspec.errors import BackendError, BackendUnavailableError, ConfigError
 from qdqspec.testing.backends import BackendContract

@@ -162,7 +162,7 @@ def has_begun(journal: Path) -> bool:
 def test_the_case_of_a_lost_worker_is_run_by_another(settings, case, processes, fault):
     """Lines and the answer of a worker that continues while its case runs elsewhere are dropped."""
     with opened(settings) as session:
-        future = session._future(replace(case, tune=TuneRules(trials=16)))
+        future = session._future(replace(case, tune=TuneRules(trials=16, strategy="exhaustive")))
         lost, journal = worker_of(session), session.output(case) / "trials.jsonl"
         wait_for(lambda: has_begun(journal))
         (lost.kill if fault == "killed" else lost.suspend)()
@@ -195,7 +195,8 @@ def assert_each_trial_once(lines: list[dict]) -> None:
 def test_no_process_of_an_ended_client_continues_and_its_search_is_resumed(
     settings, case, processes, tmp_path, signal_sent
 ):
-    words = ["tune", str(case.model), "--backend", "fake", "--trials", "60", "--cluster", processes.address]
+    words = ["tune", str(case.model), "--backend", "fake", "--strategy", "exhaustive", "--trials", "60"]
+    words += ["--cluster", processes.address]
     program = (
         "import signal, sys\n"
         # background jobs of a shell that is not interactive ignore SIGINT, which Python inherits
@@ -249,7 +250,8 @@ def test_two_device_keys_are_not_mixed(settings, case, processes, more_workers, 
     site = tmp_path / "site"
     site.mkdir()
     (site / "sitecustomize.py").write_text(SITE)
-    variables = {"PYTHONPATH": str(site), "TEST_DEVICE_KEY": "other-device"}
+    path = os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH", "")]))
+    variables = {"PYTHONPATH": path, "TEST_DEVICE_KEY": "other-device"}
     said = more_workers("keyed", "--backend", "fake", "--device", "3", variables=variables)
     assert [device["key"] for device in said["devices"]] == ["other-device"]
     with pytest.raises(ConfigError, match="has several devices") as error:

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from random_models import onnx_models
 
 from qdqspec.app.reduce import Reduced, reduce_model, smallest, with_shapes
-from qdqspec.backends._isolation.isolated import Isolated
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.fake.engine import FakeDevice
+from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.errors import BackendError, StateError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.protos import all_graphs

@@ -15,8 +15,8 @@ from random_models import ranges_for
 from rehearsing import rehearsal_of
 
 from qdqspec.accuracy.rehearsal import find_sensitivities, sites_of
-from qdqspec.backends._open_engines import Engines
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
+from qdqspec.backends.open_engines import Engines
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.qdq.quantize.quantizer import Quantizer

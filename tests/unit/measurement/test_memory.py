@@ -11,9 +11,9 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqspec.backends._isolation.isolated import Isolated
-from qdqspec.backends._memory import bytes_left, has_memory, is_memory_error
 from qdqspec.backends.base import BuildOptions, Engine
+from qdqspec.backends.isolation.isolated import Isolated
+from qdqspec.backends.memory import bytes_left, has_memory, is_memory_error
 from qdqspec.errors import BackendError
 from qdqspec.testing.backends import small_model
 from qdqspec.timing.profiles import AllProfiles

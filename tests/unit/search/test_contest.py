@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from qdqspec.accuracy.gate import Runs
-from qdqspec.backends._open_engines import Engines
 from qdqspec.backends.base import BuildOptions
+from qdqspec.backends.open_engines import Engines
 from qdqspec.errors import BackendError, OutputError
 from qdqspec.search.limits import Limits
 from qdqspec.timing.profiles import Load, Part

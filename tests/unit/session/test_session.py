@@ -25,9 +25,9 @@ from qdqspec.accuracy.corrections.find import FoundCorrections
 from qdqspec.app.preparation.correcting import Correcting
 from qdqspec.app.session import Session
 from qdqspec.app.session.winner import FIRST_BUILDS, SECOND_BUILDS
-from qdqspec.backends._isolation.launch import close_idle
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.fake.engine import FakeDevice
+from qdqspec.backends.isolation.launch import close_idle
 from qdqspec.checks.kinds.speedup import check as speedup_check
 from qdqspec.errors import (
     BackendError,

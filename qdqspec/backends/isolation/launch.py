@@ -31,7 +31,7 @@ from qdqspec._core.files import explained
 from qdqspec._core.programs import Interpreter, python_command
 from qdqspec._core.temporary import TemporaryFolder, shared_folder
 from qdqspec._core.wire import FrameStream
-from qdqspec.backends._isolation.worker import CONTROL_LIMIT, LOG
+from qdqspec.backends.isolation.worker import CONTROL_LIMIT, LOG
 from qdqspec.errors import BackendError
 
 _TAIL_BYTES, _TAIL_LINES = 4096, 8  # of a log, in a message
@@ -86,7 +86,7 @@ def _start_worker(
 
     The worker inherits the connection, and ends when its standard input does.
     """
-    module, number = "qdqspec.backends._isolation.worker", connection.fileno()
+    module, number = "qdqspec.backends.isolation.worker", connection.fileno()
     command, variables = python_command(
         module, role, backend, str(number), str(folder), interpreter=interpreter
     )

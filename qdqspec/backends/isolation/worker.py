@@ -1,4 +1,4 @@
-"""The worker processes of `qdqspec.backends._isolation.launch`, which build and run engines.
+"""The worker processes of `qdqspec.backends.isolation.launch`, which build and run engines.
 
 Started with ``python -m``, in one of two roles. ``zygote``: load the backend's library once, then fork a child per
 engine on request. ``single``: serve one engine in this process, where forking is not possible.

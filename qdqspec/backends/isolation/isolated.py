@@ -23,9 +23,9 @@ from qdqspec._core.config import options_of
 from qdqspec._core.programs import Interpreter
 from qdqspec._core.units import signal_text
 from qdqspec._core.wire import Header, WireClosedError
-from qdqspec.backends._isolation import launch
-from qdqspec.backends._isolation.worker import options_to_json
 from qdqspec.backends.base import PLAIN, Availability, Backend, BuildOptions, Capabilities, backend_named
+from qdqspec.backends.isolation import launch
+from qdqspec.backends.isolation.worker import options_to_json
 from qdqspec.errors import BackendError, OutputError
 from qdqspec.graph.weights import WEIGHTS
 from qdqspec.qdq.quantize.scales import as_real
