@@ -31,8 +31,8 @@ from tabulate import tabulate
 import qdqspec
 from qdqspec.accuracy.compare import compare_outputs
 from qdqspec.app.preparation.auxiliary_runs import ARITHMETIC, unfused
-from qdqspec.backends._isolation.isolated import Isolated
 from qdqspec.backends.base import BuildOptions, Engine
+from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.graph.model import load_model
 from qdqspec.types import LayerTime
 

@@ -15,8 +15,8 @@ import onnx.parser
 import pytest
 from onnx import numpy_helper
 
-from qdqspec.backends._isolation.isolated import Isolated
 from qdqspec.backends.base import Backend, BuildOptions, backend_named
+from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.backends.onnxruntime_qnn.options import CHIPS, options_from
 from qdqspec.errors import BackendError, ConfigError
 from qdqspec.graph.model import load_model

@@ -18,7 +18,11 @@ DATA = Path(__file__).parents[2] / "data"
 @pytest.mark.parametrize("name", ["squeezenet10", "ultraface_rfb320", "digits_resnet"])
 def test_float_models_have_no_findings(models: Path, name: str) -> None:
     model = load_model(models / f"{name}.onnx")
-    assert {target: lint_model(model, target) for target in TARGETS} == dict.fromkeys(TARGETS, ())
+    found = {target: lint_model(model, target) for target in TARGETS}
+    found = {
+        target: [each for each in own if each.id != "QNN001"] for target, own in found.items()
+    }  # open batches
+    assert not any(found.values())
 
 
 # Models that other tools made from one network; without TRT040 on sizes, since its convolutions have 12 channels.
