@@ -19,6 +19,7 @@ EXTRAS = (
     "completion",
     "images",
     "openvino",
+    "qnn",
     "optuna",
     "report",
 )  # with bindings of TensorRT comes a GPU

@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib.metadata
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
+from qdqspec._core.temporary import TemporaryFolder
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.onnxruntime_qnn.graph import Kernel, read_kernels
 from qdqspec.backends.onnxruntime_qnn.options import options_from
@@ -68,13 +68,13 @@ def open_session(model: Path, source: Model, options: BuildOptions) -> Opened:
     asked.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     for name, size in _sizes(source, options).items():
         asked.add_free_dimension_override_by_name(name, size)
-    with TemporaryDirectory() as folder:
+    with TemporaryFolder() as folder:
         settings = {
             "backend_path": onnxruntime_qnn.get_qnn_htp_path(),
             "soc_model": str(chip.model),
             "offload_graph_io_quantization": str(int(words.io == "cpu")),
             "dump_json_qnn_graph": "1",
-            "json_qnn_graph_dir": folder,
+            "json_qnn_graph_dir": str(folder),
         }
         try:
             asked.add_provider_for_devices([_device()], settings)
@@ -85,7 +85,7 @@ def open_session(model: Path, source: Model, options: BuildOptions) -> Opened:
             raise BackendError(f"QNN could not build the model: {why}", where=model, cure=cure) from None
         session.disable_fallback()
         _opened[:] = [chip.arch]
-        kernels = read_kernels(Path(folder))
+        kernels = read_kernels(folder)
     parts = session.get_provider_graph_assignment_info()
     on_cpu = tuple((n.name, n.op_type) for part in parts if part.ep_name != PLUGIN for n in part.get_nodes())
     return Opened(session=session, kernels=kernels, on_cpu=on_cpu)

@@ -58,7 +58,7 @@ class PartitionCheck:
             why = build.missing if build is not None else ""
             return unmeasured(
                 f"backend {evidence.backend} does not tell where nodes run",
-                plain(why) or "Use a backend with several places, such as onnxruntime-qnn.",
+                plain(why) or "Use a backend whose runtime has several places.",
             )
         broken = [f"refused: {plain(build.refused, 300)}"] if build.refused else list(_broken(params, build))
         away, parts, integers = len(_on_cpu(build)), _parts(build), sum(_integers(build).values())
