@@ -131,18 +131,34 @@ def _kernel_counts(engines: Sequence[ExplainedEngine]) -> str:
     """The counts of `_summary` without times, and the heavy operators in float."""
     heavy = [engine.heavy.values() for engine in engines]
     floats = ("heavy operators in float", *(f"{len(each) - sum(each)} of {len(each)}" for each in heavy))
-    return _beside("", [*_fact_rows(_COUNTS, engines), floats], engines)
+    return _beside(("",), [*_fact_rows(_COUNTS, engines), floats], engines)
 
 
 def _kinds(engines: Sequence[ExplainedEngine]) -> str:
-    """The number of kernels of each kind, the most frequent first, and how many of them compute in integers."""
+    """The number of kernels of each kind, the most frequent first, and how many of them compute in integers.
+
+    Where a runtime has several places, there is one row for each kind, place and type of computation.
+    """
+    if any(layer.place for engine in engines for layer in engine.layers):
+        return _kinds_by_place(engines)
     every = [Counter(layer.op_type for layer in engine.kernels) for engine in engines]
     integer = [Counter(layer.op_type for layer in engine.integer) for engine in engines]
     rows = []
     for kind, _ in sum(every, Counter[str]()).most_common():
         counts = [(one[kind], narrow[kind]) for one, narrow in zip(every, integer, strict=True)]
         rows.append((plain(kind), *(f"{n} ({narrow} integer)" if narrow else str(n) for n, narrow in counts)))
-    return _beside("kernels of kind", rows, engines)
+    return _beside(("kernels of kind",), rows, engines)
+
+
+def _kinds_by_place(engines: Sequence[ExplainedEngine]) -> str:
+    """The number of kernels of each kind, place and type."""
+    every = [
+        Counter((layer.op_type, layer.place, _precision_text(layer)) for layer in engine.kernels)
+        for engine in engines
+    ]
+    total: Counter[tuple[str, str, str]] = sum(every, Counter())
+    rows = [(*map(plain, row), *(str(one[row] or "-") for one in every)) for row, _ in total.most_common()]
+    return _beside(("kernels of kind", "place", "type"), rows, engines)
 
 
 def _found_in_list(engine: ExplainedEngine, most: int) -> list[str]:
@@ -160,17 +176,20 @@ def _found_in_list(engine: ExplainedEngine, most: int) -> list[str]:
 
 def _summary(engines: Sequence[ExplainedEngine]) -> str:
     """A row for each fact, a column for each engine."""
-    return _beside("", _fact_rows(_FACTS, engines), engines)
+    return _beside(("",), _fact_rows(_FACTS, engines), engines)
 
 
 def _fact_rows(facts: Sequence[_Fact], engines: Sequence[ExplainedEngine]) -> list[tuple[str, ...]]:
     return [(title, *(cell(engine) for engine in engines)) for title, _, cell in facts]
 
 
-def _beside(heading: str, rows: Sequence[tuple[str, ...]], engines: Sequence[ExplainedEngine]) -> str:
-    """A table with a column for each engine."""
-    heads = (heading, *(plain(engine.name, 28) for engine in engines))
-    return Table("", heads, tuple(rows), ("left", *(RIGHT for _ in engines))).text
+def _beside(
+    headings: Sequence[str], rows: Sequence[tuple[str, ...]], engines: Sequence[ExplainedEngine]
+) -> str:
+    """A table with a column for each heading, then one for each engine."""
+    heads = (*headings, *(plain(engine.name, 28) for engine in engines))
+    align = (*("left" for _ in headings), *(RIGHT for _ in engines))
+    return Table("", heads, tuple(rows), align).text
 
 
 def _ranking_table(engines: Sequence[ExplainedEngine], reference: ExplainedEngine) -> str:
@@ -250,7 +269,12 @@ def _unfused(engine: ExplainedEngine) -> str:
         name = short_place(layer.tensors[0] if layer.tensors else layer.name, _NAME_WIDTH)
         maker = engine.behind(layer)
         where = f"behind {_layer_text(maker)}" if maker else "at the input"
-        facts = [f"{ms_text(layer.milliseconds)} ms" if engine.timed else "", layer.precision, where]
+        facts = [
+            f"{ms_text(layer.milliseconds)} ms" if engine.timed else "",
+            layer.precision,
+            layer.place,
+            where,
+        ]
         lines.append(
             f"  {f'{layer.op_type} of ' if layer.tensors else ''}{name}: {', '.join(filter(None, facts))}"
         )

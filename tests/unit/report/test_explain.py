@@ -176,6 +176,23 @@ def listed(*layers, **more):
     return engine(*(replace(layer, milliseconds=0.0) for layer in layers), **more)
 
 
+def test_kernels_are_counted_by_place_and_type_where_a_runtime_has_several_places() -> None:
+    on_npu = [replace(kernel(node), place="npu", precision="float32") for node in "abc"]
+    quantized = [replace(kernel("a", integer=True), place="npu", precision="uint8"), *on_npu[1:]]
+    quantized[2] = replace(on_npu[2], place="cpu", precision="")
+    moved = replace(conversion("QuantizeLinear", name="q"), place="cpu")
+    text = explain_text([listed(*on_npu, name="reference"), listed(*quantized, moved)])
+    rows = [line.split() for line in text.splitlines()]
+    assert ["kernels", "of", "kind", "place", "type", "reference", "tuned"] in rows
+    assert [row for row in rows if row[:1] == ["K"]] == [
+        ["K", "npu", "float32", "3", "1"],
+        ["K", "npu", "uint8", "-", "1"],
+        ["K", "cpu", "float", "-", "1"],
+    ]
+    assert "QuantizeLinear of t: cpu, behind c" in text
+    assert "place" not in explain_text([listed(kernel("a"), name="reference"), listed(kernel("a"))])
+
+
 def test_an_engine_without_times_is_not_compared_with_a_timed_one() -> None:
     engines = [engine(kernel("a"), name="reference", ms=1.0), listed(kernel("a", integer=True))]
     assert "do not show which engine is faster" in explain_text(engines)
