@@ -1,13 +1,15 @@
 """The placement with the most multiplications in narrow formats, within accuracy limits, that a backend builds.
 
 Nothing is timed. Which units are quantized is a 0/1 knapsack problem: multiplications are the value, and the noise of
-each unit alone is the weight. It is solved by branch and bound (HiGHS, in `scipy.optimize.milp`). Units that the
-backend refuses are found by halving the placement, as in delta debugging (Zeller and Hildebrandt, 2002). Of placements
-with equally many multiplications the one with the fewest kernels that only convert is selected.
+each unit alone is the weight. It is solved by dynamic programming: HiGHS, in `scipy.optimize.milp`, prints on the
+terminal whatever its options are. Units that the backend refuses are found by halving the placement, as in delta
+debugging (Zeller and Hildebrandt, 2002). Of placements with equally many multiplications the one with the fewest
+kernels that only convert is selected.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -115,24 +117,28 @@ class CoverageSearch:
                 below = middle
         return found
 
-    def _fitting(self, powers: Mapping[str, float], allowed: float) -> list[str]:
-        """The units with the most multiplications whose noise together is at most ``allowed``: a knapsack problem."""
-        from scipy.optimize import Bounds, LinearConstraint, milp  # takes long, and is seldom needed
+    def _fitting(self, powers: Mapping[str, float], allowed: float, *, steps: int = 10_000) -> list[str]:
+        """The units with the most multiplications whose noise together is at most ``allowed``: a knapsack problem.
 
+        Noise is rounded up to ``steps`` parts of what is allowed. Fewer of them take less time, and leave more of it
+        unused.
+        """
         units = [unit for unit, power in powers.items() if power <= allowed]
-        if not units:
-            return []
-        values = np.array([max(self.multiplications.get(unit, 0), 1) for unit in units], np.float64)
-        weights = np.array([powers[unit] for unit in units]) / allowed
-        solved = milp(
-            -values / values.max(),
-            constraints=LinearConstraint(weights[np.newaxis], ub=1.0),
-            integrality=np.ones(len(units)),
-            bounds=Bounds(0, 1),
-            options={"mip_rel_gap": 1e-3, "time_limit": 5.0},
-        )
-        chosen = () if solved.x is None else solved.x
-        return [unit for unit, share in zip(units, chosen, strict=False) if share > 0.5]
+        costs = [math.ceil(powers[unit] / allowed * steps) for unit in units]
+        most = np.zeros(
+            steps + 1, np.int64
+        )  # multiplications of the units so far, by the steps they may cost
+        taken = np.zeros((len(units), steps + 1), bool)
+        for unit, cost, row in zip(units, costs, taken, strict=True):
+            more = most[: steps + 1 - cost] + max(self.multiplications.get(unit, 0), 1)
+            row[cost:] = more > most[cost:]
+            most[cost:] = np.maximum(most[cost:], more)
+        chosen, left = list[str](), steps
+        for unit, cost, row in reversed(list(zip(units, costs, taken, strict=True))):
+            if row[left]:
+                chosen.insert(0, unit)
+                left -= cost
+        return chosen
 
     def _accepts(self, labels: Labels) -> bool:
         placement = self.space.resolve(labels)
