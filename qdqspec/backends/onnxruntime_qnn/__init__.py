@@ -9,6 +9,7 @@ declaration = Declaration(
     lint_targets=("onnxruntime-qnn-htp-emulator",),
     lint_package="onnxruntime-qnn",
     lint_rules=f"{__name__}.lint",
+    program=f"{__name__}.engine:program",
 )
 
 __getattr__ = attributes_of(f"{__name__}.engine", "backend")

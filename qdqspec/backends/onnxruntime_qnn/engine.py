@@ -17,7 +17,7 @@ from qdqspec.backends._engine import BoundEngine, cannot_run, check_names, refus
 from qdqspec.backends._source import PAIRS, Source, read_given
 from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities
 from qdqspec.backends.onnxruntime_qnn.graph import Kernel, hash_of
-from qdqspec.backends.onnxruntime_qnn.library import INSTALL, open_session, plainly, versions
+from qdqspec.backends.onnxruntime_qnn.library import INSTALL, PLUGIN, open_session, plainly, versions
 from qdqspec.backends.onnxruntime_qnn.ops import ABSORBED, capabilities
 from qdqspec.backends.onnxruntime_qnn.options import CHOOSE, OPTIONS, options_from
 from qdqspec.errors import BackendError, BackendUnavailableError
@@ -25,6 +25,8 @@ from qdqspec.graph.model import Model
 from qdqspec.types import DeviceKey, LayerTime, Samples
 
 CPU, NPU = "cpu", "npu"
+_LISTED = 20  # most nodes that an error names
+_LEFT = "leave these nodes and their inputs in float; `qdqspec lint` says why, `qdqspec reduce` finds a small model"
 _refusals = refusals_of(plainly, lambda _: None)
 
 
@@ -71,6 +73,10 @@ class QnnEngine(BoundEngine[Any, Mapping[str, Array]]):
         super().__init__(model, opened.session)
         self._source, self._opened = source, opened
         self.graph_hash = hash_of(opened.kernels)
+        if options_from(options.extra).fallback == "none" and (left := tuple(self._on_cpu())):
+            ops = ", ".join(sorted({layer.op_type for layer in left}))
+            names = ", ".join(f"'{layer.name}'" for layer in left[:_LISTED])
+            raise BackendError(f"{ops} would run on the CPU: {names}", where=model, cure=_LEFT)
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Run once in the emulator and return the outputs by name."""
@@ -147,6 +153,37 @@ def _nodes(model: Model, source: Source, kernel: Kernel) -> tuple[str, ...]:
             break
         tensor = source.base(node.inputs[0])
     return tuple(found)
+
+
+_PROGRAM = """import onnxruntime as ort
+import onnxruntime_qnn
+
+ort.register_execution_provider_library("{plugin}", onnxruntime_qnn.get_library_path())
+settings = ort.SessionOptions()
+settings.add_session_config_entry("session.disable_cpu_ep_fallback", "{alone}")
+device = next(each for each in ort.get_ep_devices() if each.ep_name == "{plugin}")
+options = {{
+    "backend_path": onnxruntime_qnn.get_qnn_htp_path(),
+    "soc_model": "{soc}",
+    "offload_graph_io_quantization": "{offloaded}",
+}}
+settings.add_provider_for_devices([device], options)
+session = ort.InferenceSession(MODEL, settings)
+session.disable_fallback()
+session.run(None, FEEDS)
+print("onnxruntime-qnn", onnxruntime_qnn.__version__, "builds and runs the model")
+"""
+
+
+def program(options: BuildOptions) -> str:
+    """A Python program that builds ``MODEL`` for the chip and runs it on ``FEEDS``, without qdqspec."""
+    words = options_from(options.extra)
+    return _PROGRAM.format(
+        plugin=PLUGIN,
+        soc=words.chip.model,
+        offloaded=int(words.io == "cpu"),
+        alone=int(words.fallback == "none"),
+    )
 
 
 backend = OnnxRuntimeQnn

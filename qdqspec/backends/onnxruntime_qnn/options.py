@@ -41,6 +41,9 @@ class QnnOptions:
 
     soc: str = option(one_of(*CHIPS), "The chip whose NPU is emulated (required).", "", shown="none")
     io: str = option(one_of("cpu", "npu"), "Where inputs are quantized and outputs dequantized.", "cpu")
+    fallback: str = option(
+        one_of("cpu", "none"), "Where nodes run that the NPU does not take; `none`: the build fails.", "cpu"
+    )
 
     @property
     def chip(self) -> Chip:

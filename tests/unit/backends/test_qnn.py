@@ -15,6 +15,7 @@ import onnx.parser
 import pytest
 from onnx import numpy_helper
 
+from qdqspec.app.reduce import reduce_model
 from qdqspec.backends.base import Backend, BuildOptions, backend_named
 from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.backends.onnxruntime_qnn.options import CHIPS, options_from
@@ -183,6 +184,53 @@ def test_nodes_that_the_npu_does_not_take_are_on_the_cpu(emulator: Isolated, tmp
     )
     on_cpu = [layer.op_type for layer in built(emulator, path) if layer.place == "cpu"]
     assert on_cpu == ["Hardmax"]
+
+
+ALONE = replace(OPTIONS, extra={**OPTIONS.extra, "onnxruntime-qnn.fallback": "none"})
+
+
+@pytest.mark.parametrize(
+    ("body", "options", "words", "wanted"),
+    [
+        (
+            IN.replace("wz)", "wodd)")
+            + CONV
+            + "cq = QuantizeLinear(c, s, z)  cd = DequantizeLinear(cq, s, z)  y = Sigmoid(cd)",
+            OPTIONS,
+            "could not build",
+            {"Conv", "DequantizeLinear", "QuantizeLinear"},
+        ),
+        (
+            IN + CONV + "cq = QuantizeLinear(c, s, z)  cd = DequantizeLinear(cq, s, z)  y = Hardmax(cd)",
+            ALONE,
+            "Hardmax would run on the CPU: 'y'",
+            {"Hardmax"},
+        ),
+    ],
+    ids=["a refused weight", "a node off the NPU"],
+)
+def test_a_failing_model_is_reduced(
+    emulator: Isolated, tmp_path: Path, body: str, options: BuildOptions, words: str, wanted: set[str]
+) -> None:
+    model = load_model(saved(tmp_path, body))
+    reduced = reduce_model(model, emulator, options, tmp_path, seconds=120)
+    assert words in reduced.failure
+    assert {node.op_type for node in load_model(reduced.model).nodes} == wanted
+    done = subprocess.run(
+        [sys.executable, str(reduced.program)], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert "qdqspec." not in reduced.program.read_text()
+    assert "ONNXRuntimeError" in done.stderr
+
+
+@pytest.mark.parametrize(("io", "on_npu"), [("cpu", []), ("npu", ["Dequantize", "Quantize"])])
+def test_pairs_of_inputs_and_outputs_run_where_io_says(
+    emulator: Isolated, tmp_path: Path, io: str, on_npu: list[str]
+) -> None:
+    path = saved(tmp_path, IN + CONV + OUT.format("c"))
+    options = replace(OPTIONS, extra={**OPTIONS.extra, "onnxruntime-qnn.io": io})
+    pairs = [layer.op_type for layer in built(emulator, path, options) if "uantize" in layer.op_type]
+    assert sorted(pairs) == on_npu
 
 
 def test_the_words_emulator_and_architecture_are_in_target_and_device(emulator: Isolated) -> None:
