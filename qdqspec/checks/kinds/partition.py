@@ -11,11 +11,12 @@ from pydantic import Field, model_validator
 from qdqspec._core.units import count_text, plain
 from qdqspec.checks.base import CheckParams, Whole, require_a_limit
 from qdqspec.checks.verdicts import unmeasured, verdict
-from qdqspec.types import BuildEvidence, Evidence, EvidenceKind, Section, Verdict
+from qdqspec.types import Evidence, EvidenceKind, Section, Verdict
 from qdqspec.types.requests import BuildRequest, Request
 
 CPU = "cpu"
-_LISTED = 20
+_LISTED = 20  # most nodes on the CPU that are named
+_PAIRS = ("QuantizeLinear", "DequantizeLinear")
 _ADVICE = "Change the pairs around the nodes that are listed, or leave these nodes in float; `qdqspec lint` says why."
 
 
@@ -55,76 +56,55 @@ class PartitionCheck:
         """Pass if all limits hold; inconclusive where the runtime does not tell where nodes run."""
         build = evidence.builds.get(BuildRequest().key)
         if build is None or not (build.refused or any(layer.place for layer in build.layers)):
-            why = build.missing if build is not None else ""
-            return unmeasured(
-                f"backend {evidence.backend} does not tell where nodes run",
-                plain(why) or "Use a backend whose runtime has several places.",
-            )
-        broken = [f"refused: {plain(build.refused, 300)}"] if build.refused else list(_broken(params, build))
-        away, parts, integers = len(_on_cpu(build)), _parts(build), sum(_integers(build).values())
-        kept = f"{count_text(away, 'node')} on the CPU, {count_text(parts, 'part')}, {integers} nodes in integers"
+            why = f"backend {evidence.backend} does not tell where nodes run"
+            cure = plain(build.missing) if build is not None else ""
+            return unmeasured(why, cure or "Use a backend whose runtime has several places.")
+        away = {layer.name: layer.op_type for layer in build.layers if layer.place == CPU}
+        parts = len({layer.place for layer in build.layers} - {"", CPU})
+        on_device = [layer for layer in build.layers if layer.integer and layer.place != CPU]
+        nodes = {node for layer in on_device for node in layer.nodes}
+        integers = Counter(op_type for node, op_type in build.ops.items() if node in nodes)
+        counts = f"{count_text(len(away), 'node')} on the CPU, {count_text(parts, 'part')}"
+        broken = tuple(_broken(params, away, parts, integers, Counter(build.ops.values())))
+        if build.refused:
+            broken = (f"refused: {plain(build.refused, 300)}",)
         return verdict(
             "fail" if broken else "pass",
-            broken[0] if broken else kept,
-            *_sections(build),
-            numbers={"cpu_nodes": away, "partitions": parts, "integer_nodes": integers},
-            advice=(build.cure or _ADVICE) if broken else "",
+            next(iter(broken), f"{counts}, {integers.total()} nodes in integers"),
+            *_sections(build.ops, away, integers),
+            numbers={"cpu_nodes": len(away), "partitions": parts, "integer_nodes": integers.total()},
+            advice=build.cure or _ADVICE,
         )
 
 
-def _broken(params: PartitionParams, build: BuildEvidence) -> Iterator[str]:
+def _broken(
+    params: PartitionParams, away: Mapping[str, str], parts: int, integers: Counter[str], ops: Counter[str]
+) -> Iterator[str]:
     """A message for each limit that does not hold."""
-    on_cpu, integers, every = _on_cpu(build), _integers(build), Counter(build.ops.values())
-    for op_type in params.forbid_cpu:
-        if found := [name for name, op in on_cpu.items() if op == op_type]:
-            yield f"{op_type} on the CPU: {plain(found[0], 60)}"
+    for name, op_type in away.items():
+        if op_type in params.forbid_cpu:
+            yield f"{op_type} on the CPU: {plain(name, 60)}"
     for op_type, least in params.min_integer.items():
-        wanted = every[op_type] if least == "all" else least
-        if integers[op_type] < wanted:
-            yield f"{integers[op_type]} of {every[op_type]} {op_type} in integers, fewer than {wanted}"
-    if params.max_cpu_nodes is not None and len(on_cpu) > params.max_cpu_nodes:
-        yield f"{count_text(len(on_cpu), 'node')} on the CPU, more than {params.max_cpu_nodes}"
-    if params.max_partitions is not None and _parts(build) > params.max_partitions:
-        yield f"{count_text(_parts(build), 'part')} on the device, more than {params.max_partitions}"
+        if integers[op_type] < (wanted := ops[op_type] if least == "all" else least):
+            yield f"{integers[op_type]} of {ops[op_type]} {op_type} in integers, fewer than {wanted}"
+    if params.max_cpu_nodes is not None and len(away) > params.max_cpu_nodes:
+        yield f"{count_text(len(away), 'node')} on the CPU, more than {params.max_cpu_nodes}"
+    if params.max_partitions is not None and parts > params.max_partitions:
+        yield f"{count_text(parts, 'part')} on the device, more than {params.max_partitions}"
 
 
-def _on_cpu(build: BuildEvidence) -> dict[str, str]:
-    """Names and operators of the nodes on the CPU."""
-    return {layer.name: layer.op_type for layer in build.layers if layer.place == CPU}
-
-
-def _integers(build: BuildEvidence) -> Counter[str]:
-    """The nodes in integers on the device, by operator."""
-    nodes = {node for layer in build.layers if layer.integer and layer.place != CPU for node in layer.nodes}
-    return Counter(build.ops[node] for node in nodes if node in build.ops)
-
-
-def _parts(build: BuildEvidence) -> int:
-    """The graphs of the device."""
-    return len({layer.place for layer in build.layers if layer.place not in ("", CPU)})
-
-
-def _sections(build: BuildEvidence) -> tuple[Section, ...]:
+def _sections(ops: Mapping[str, str], away: Mapping[str, str], integers: Counter[str]) -> Iterator[Section]:
     """Each operator by place, and the nodes on the CPU by name."""
-    integers, on_cpu = _integers(build), _on_cpu(build)
-    every, away = Counter(build.ops.values()), Counter(on_cpu.values())
-    rows = tuple(
-        (
-            op_type,
-            str(integers[op_type]),
-            str(max(0, count - integers[op_type] - away[op_type])),
-            str(away[op_type]),
-        )
-        for op_type, count in sorted(every.items())
-        if op_type not in ("QuantizeLinear", "DequantizeLinear")
+    on_cpu = Counter(away.values())
+    every = Counter(op_type for op_type in sorted(ops.values()) if op_type not in _PAIRS)
+    rows = [(op, integers[op], max(0, n - integers[op] - on_cpu[op]), on_cpu[op]) for op, n in every.items()]
+    headers = ("operator", "integers", "float or fused", "CPU")
+    yield Section(
+        title="Nodes by place and type", headers=headers, rows=tuple(tuple(map(str, row)) for row in rows)
     )
-    listed = "\n".join(f"{op_type} {plain(name, 80)}" for name, op_type in list(on_cpu.items())[:_LISTED])
-    named = (Section(title="Nodes on the CPU", text=listed),) if listed else ()
-    title = "Nodes by place and type"
-    return (
-        Section(title=title, headers=("operator", "integers", "float or fused", "CPU"), rows=rows),
-        *named,
-    )
+    if away:
+        listed = [f"{op_type} {plain(name, 80)}" for name, op_type in away.items()][:_LISTED]
+        yield Section(title="Nodes on the CPU", text="\n".join(listed))
 
 
 check = PartitionCheck()
