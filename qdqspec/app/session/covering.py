@@ -164,6 +164,7 @@ class _Covering:
     def search(self) -> CoverageSearch:
         """The search on the space of the case."""
         space, counts, oracle = self.prepared.space, self._multiplications, self._oracle
+        activations = self.prepared.capabilities.activations
         return CoverageSearch(
             space=space,
             multiplications={unit.id: sum(counts.get(n, 0) for n in unit.nodes) for unit in space.units},
@@ -172,7 +173,7 @@ class _Covering:
             keeps_limits=self._keeps_limits,
             build=self.build,
             is_over=lambda: bool(self.limit_reached),
-            narrow=frozenset(self.prepared.capabilities.activations),
+            narrow=frozenset({*activations, *activations.values()}),
         )
 
     def result(self, search: CoverageSearch, best: Trial | None) -> SearchResult:

@@ -17,10 +17,10 @@ from qdqspec.app.report.charts import layers_chart, search_chart
 from qdqspec.app.report.write import write_results
 from qdqspec.app.session import Session
 from qdqspec.backends.base import BuildOptions, Capabilities
-from qdqspec.backends.fake.engine import FakeDevice
+from qdqspec.backends.fake.engine import FakeDevice, FakeEngine
 from qdqspec.errors import ConfigError, StateError
 from qdqspec.spec.kinds import params_of
-from qdqspec.types import Case, CheckSpec, Evidence, Inputs, InputShape, ShapeProfile, TuneRules
+from qdqspec.types import Case, CheckSpec, Evidence, Inputs, InputShape, LayerTime, ShapeProfile, TuneRules
 
 
 def check(kind: str, **values: object) -> CheckSpec:
@@ -147,6 +147,24 @@ def clockless(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Sessi
 
 def test_coverage_is_the_objective_where_nothing_can_be_timed(clockless: Session, case: Case) -> None:
     assert evidence_of(clockless, replace(case, tune=TuneRules())).status == "untimed"
+
+
+def test_a_unit_whose_kernel_is_float_is_not_counted(
+    clockless: Session, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The activations of format int8 are of type uint8 here, as on CPUs and NPUs."""
+    own, left = FakeEngine.layers, "/layer2/layer2.0/conv1/Conv"
+
+    def layers(self: FakeEngine, runs: int, profile: int = 0) -> tuple[LayerTime, ...]:
+        return tuple(
+            replace(each, integer=each.integer and left not in each.nodes)
+            for each in own(self, runs, profile)
+        )
+
+    monkeypatch.setattr(FakeEngine, "layers", layers)
+    found = evidence_of(clockless, replace(case, tune=TuneRules())).search.coverage
+    assert list(found.refused) == [left]
+    assert found.quantized < found.multiplications
 
 
 @pytest.mark.parametrize("objective", ["latency", "pareto"])
