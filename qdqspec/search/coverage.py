@@ -27,7 +27,7 @@ class CoverageSearch:
     ``is_accurate`` decides by a rehearsal whether a placement meets the limits, ``keeps_limits`` by the outputs of its
     model, after which rehearsals may decide otherwise. ``build`` gives the trial of a placement with its kernels.
     ``narrow`` are the formats whose kernels compute in them: a unit with such a format whose kernel is float by the
-    backend's list counts as float.
+    backend's list counts as float. ``given`` is the placement of a model that is given quantized, and is built first.
     """
 
     space: SchemeSpace
@@ -38,6 +38,7 @@ class CoverageSearch:
     build: Callable[[Placement], Trial]
     is_over: Callable[[], bool]
     narrow: frozenset[str]
+    given: Placement | None = None
     refused: dict[str, str] = field(default_factory=dict)  # unit: why it is not quantized
     _trials: dict[str, Trial] = field(default_factory=dict)
     _verdicts: dict[str, bool] = field(default_factory=dict)
@@ -45,6 +46,8 @@ class CoverageSearch:
 
     def best(self) -> Trial | None:
         """The trial of the selected placement; ``None`` if no accurate one is built or covers a multiplication."""
+        if self.given is not None:
+            self._trial_of(self.given)
         while not self.is_over():
             labellings = self._widest()
             trials = [self._built(labels) for labels in labellings]
@@ -66,15 +69,21 @@ class CoverageSearch:
         """The multiplications of some units."""
         return sum(self.multiplications.get(unit, 0) for unit in units)
 
+    def narrow_units(self, trial: Trial) -> list[str]:
+        """The units that a build computes in narrow formats: by its labels, of the given model by its kernels."""
+        if not trial.placement.given:
+            return [unit for unit, _ in trial.placement.labels if unit not in self.refused]
+        nodes = {node for layer in trial.layers if layer.integer for node in layer.nodes}
+        return [unit.id for unit in self.space.units if not nodes.isdisjoint(unit.nodes)]
+
     def _covers(self, trial: Trial) -> bool:
-        labels = dict(trial.placement.labels)
-        return trial.ok and self.count(labels) > 0 and self._accepts(labels)
+        is_one = trial.ok and self.count(self.narrow_units(trial)) > 0
+        return is_one and (trial.placement.given or self._accepts(dict(trial.placement.labels)))
 
     def _rank(self, trial: Trial) -> tuple[int, int, int]:
         """Most multiplications in narrow kernels first, then the fewest kernels that only convert, then pairs."""
-        units = [unit for unit, _ in trial.placement.labels if unit not in self.refused]
         conversions = sum(layer.boundary for layer in trial.layers)
-        return -self.count(units), conversions, trial.placement.pairs
+        return -self.count(self.narrow_units(trial)), conversions, trial.placement.pairs
 
     # ---- accuracy -------------------------------------------------------------------------------
 
@@ -151,7 +160,9 @@ class CoverageSearch:
     # ---- builds ---------------------------------------------------------------------------------
 
     def _built(self, labels: Labels) -> Trial:
-        placement = self.space.resolve(labels)
+        return self._trial_of(self.space.resolve(labels))
+
+    def _trial_of(self, placement: Placement) -> Trial:
         if placement.digest not in self._trials:
             self._trials[placement.digest] = self.build(placement)
         return self._trials[placement.digest]

@@ -20,14 +20,14 @@ from qdqspec.app.preparation.build_logs import BuildLogs
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.session.limits import limits_of
 from qdqspec.app.session.outcome import Tuned
-from qdqspec.app.session.tuning import candidate_files, deadline_of, oracle_of
+from qdqspec.app.session.tuning import candidate_files, deadline_of, given_candidate, oracle_of
 from qdqspec.errors import BackendError, ConfigError, PlacementError
 from qdqspec.graph.float32 import FLOAT16
 from qdqspec.graph.model import require_path
 from qdqspec.graph.regions.forecast import multiplications_by_node
 from qdqspec.graph.weights import WeightStore
 from qdqspec.search.coverage import CoverageSearch
-from qdqspec.types import TIMED_TRIALS, Coverage, Placement, SearchResult, Trial
+from qdqspec.types import GIVEN, TIMED_TRIALS, Coverage, Placement, SearchResult, Trial
 
 NAME = "coverage"  # the objective, the strategy in results, and the phase in the journal
 _FLOAT = Placement(sites=frozenset())
@@ -127,7 +127,7 @@ class _Covering:
 
     def _built(self, number: int, placement: Placement) -> Trial:
         started, prepared = time.perf_counter(), self.prepared
-        blank = Trial(number=number, phase=NAME, placement=placement)
+        blank = Trial(number=number, phase=GIVEN if placement.given else NAME, placement=placement)
         try:
             with closing(prepared.backend.build(self._files(placement), prepared.options)) as engine:
                 blank = replace(blank, build_seconds=time.perf_counter() - started)
@@ -164,7 +164,7 @@ class _Covering:
     def search(self) -> CoverageSearch:
         """The search on the space of the case."""
         space, counts, oracle = self.prepared.space, self._multiplications, self._oracle
-        activations = self.prepared.capabilities.activations
+        activations, given = self.prepared.capabilities.activations, given_candidate(self.prepared)
         return CoverageSearch(
             space=space,
             multiplications={unit.id: sum(counts.get(n, 0) for n in unit.nodes) for unit in space.units},
@@ -174,6 +174,7 @@ class _Covering:
             build=self.build,
             is_over=lambda: bool(self.limit_reached),
             narrow=frozenset({*activations, *activations.values()}),
+            given=None if given is None else given.placement,
         )
 
     def result(self, search: CoverageSearch, best: Trial | None) -> SearchResult:
@@ -182,17 +183,18 @@ class _Covering:
         winner, layers = selected.placement, () if best is None else best.layers
         coverage = Coverage(
             multiplications=sum(self._multiplications.values()),
-            quantized=search.count(unit for unit, _ in winner.labels if unit not in search.refused),
+            quantized=search.count(search.narrow_units(selected)),
             sqnr_db=None if best is None or oracle is None else oracle.predicted_db(winner),
             kernels=len(layers),
             conversions=sum(layer.boundary for layer in layers),
             refused=dict(search.refused),
         )
+        own = "the given model's own placement: " if winner.given else ""
         return SearchResult(
             winner=winner,
             trials=tuple(self.trials),
             unchanged=best is None,
-            reason=prepared.nothing or _reason(search, coverage, self._least_db),
+            reason=prepared.nothing or f"{own}{_reason(search, coverage, self._least_db)}",
             strategy=NAME,
             seconds=time.monotonic() - self._started[0],
             cpu_seconds=time.process_time() - self._started[1],

@@ -100,7 +100,7 @@ def open_tuning(
             most_trials=trials,
             confirming=CONFIRM_BUILDS * (FINALISTS + (prepared.quantized is not None)),
             replay=journal.trials(),
-            given=_given(prepared),
+            given=given_candidate(prepared),
             watch=resources.watch,
         )
         yield Tuning(
@@ -216,7 +216,7 @@ def oracle_of(
     )
 
 
-def _given(prepared: Prepared) -> Proposal | None:
+def given_candidate(prepared: Prepared) -> Proposal | None:
     """The model as given as a candidate, if it is quantized and the spec excludes nothing of what it quantizes."""
     if prepared.quantized is None:
         return None

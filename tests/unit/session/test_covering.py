@@ -19,6 +19,7 @@ from qdqspec.app.session import Session
 from qdqspec.backends.base import BuildOptions, Capabilities
 from qdqspec.backends.fake.engine import FakeDevice, FakeEngine
 from qdqspec.errors import ConfigError, StateError
+from qdqspec.graph.model import load_model
 from qdqspec.spec.kinds import params_of
 from qdqspec.types import Case, CheckSpec, Evidence, Inputs, InputShape, LayerTime, ShapeProfile, TuneRules
 
@@ -165,6 +166,19 @@ def test_a_unit_whose_kernel_is_float_is_not_counted(
     found = evidence_of(clockless, replace(case, tune=TuneRules())).search.coverage
     assert list(found.refused) == [left]
     assert found.quantized < found.multiplications
+
+
+def test_a_model_that_is_given_quantized_is_judged_as_it_is_with_one_build(
+    clockless: Session, case: Case
+) -> None:
+    path = Path(__file__).parents[2] / "data" / "qdq_nncf_digits_resnet.onnx"
+    given = replace(case, model=path, tune=TuneRules(trials=1, min_sqnr_db=None))
+    found = evidence_of(clockless, given)
+    assert found.search.winner.given
+    assert "the given model's own placement" in found.reason
+    assert 0 < found.search.coverage.quantized < found.search.coverage.multiplications
+    tuned = load_model(clockless.output(given) / "tuned.onnx")
+    assert [node.outputs for node in tuned.nodes] == [node.outputs for node in load_model(path).nodes]
 
 
 @pytest.mark.parametrize("objective", ["latency", "pareto"])
