@@ -20,7 +20,6 @@ from types import MappingProxyType
 
 from json_audit import audit
 
-LEASE = 120.0  # seconds
 PATIENCE = 600.0  # the limit for events that are certain to happen
 LIMITS = (
     "from qdqspec.app.cluster import client, worker; "
