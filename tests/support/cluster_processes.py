@@ -84,11 +84,7 @@ class Processes:
         for process in reversed(ended):
             process.send_signal(signal.SIGTERM)
         for process in reversed(ended):
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            assert process.wait(60) == 130, "SIGTERM ends a process in order, as Ctrl-C does"
             process.stdout.close()
 
 
