@@ -64,7 +64,7 @@ def conclude(
     found: Mapping[str, Any],
     output: Path | None = None,
 ) -> int:
-    """Report that ``output`` was written, by default that of the arguments; ``found`` is for JSON."""
+    """Report that ``output`` was written, by default the output that the arguments name; ``found`` is for JSON."""
     path = output or arguments.output
     answer(arguments, {"output": str(path), **found}, f"{path}: {summary}", notes=notes)
     return FINE

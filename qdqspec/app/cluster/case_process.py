@@ -42,7 +42,7 @@ class Failure:
         return cls(kind=type(error).__name__, what=error.what, where=error.where, cure=error.cure)
 
     def error(self) -> QdqspecError:
-        """The error, of its class if that takes nothing else."""
+        """The error, of the same class; a `PatternError` becomes a `SpecError`."""
         from qdqspec import errors
 
         kind: Any = getattr(errors, self.kind, QdqspecError)

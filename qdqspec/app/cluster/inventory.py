@@ -19,7 +19,7 @@ ANNOUNCED = "qdqspec"  # key of a worker's announcement, and of its free disk sp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """A backend on a worker and its device key; formats and facts are those of `Capabilities` and `Availability`."""
+    """A backend on a worker and its device key. ``formats`` are from `Capabilities`, ``facts`` from `Availability`."""
 
     backend: str
     target: str

@@ -142,7 +142,7 @@ def _moved(
     path: Callable[[Path | None], Path | None],
     data: Callable[[DataSource | None], DataSource | None],
 ) -> Case:
-    """The case with all its paths changed, and those of its data."""
+    """The case with all paths changed, also the paths of its data."""
     model = path(case.model)
     assert model is not None
     return replace(

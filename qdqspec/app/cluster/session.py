@@ -123,7 +123,7 @@ class ClusterSession(Session):
         return claim_folder(self.settings, case)
 
     def record(self) -> RunRecord:
-        """The record of all cases that were asked for; of their checks, those that were judged."""
+        """The record of all requested cases, with the results of the checks that were judged."""
         cases = []
         for key, judged in self._judged.items():
             future = self._futures[key]
@@ -224,7 +224,7 @@ class ClusterSession(Session):
 
 
 def _with_own_paths(data: Any, places: Iterable[tuple[str, Path]]) -> Any:
-    """The answer of a worker, with paths of the client in place of those of the job's folder."""
+    """The answer of a worker, with each path in the job's folder replaced by the path on the client."""
     text = json.dumps(data)
     for sent, own in sorted(places, reverse=True):
         text = text.replace(json.dumps(f"{data['folder']}/{sent}")[1:-1], json.dumps(str(own))[1:-1])

@@ -200,7 +200,7 @@ def run_process(
 
 
 def _written_files(folder: Path, given: Mapping[str, bytes]) -> dict[str, bytes]:
-    """The files that the case wrote, except those that it was given."""
+    """The files that the case wrote; files that are as they were sent are left out."""
     found = {}
     for top in (OUTPUT, CACHE):
         for path in (folder / top).rglob("*"):
