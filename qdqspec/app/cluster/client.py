@@ -16,7 +16,7 @@ from qdqspec import __version__
 from qdqspec._core.codec import from_data
 from qdqspec.app.cluster.address import Address
 from qdqspec.app.cluster.inventory import Device, WorkerInfo
-from qdqspec.app.cluster.worker import ATTEMPTS, run_case
+from qdqspec.app.cluster.worker import run_case
 from qdqspec.errors import BackendUnavailableError, ConfigError, QdqspecError, StateError
 from qdqspec.types import Progress
 
@@ -25,16 +25,20 @@ if TYPE_CHECKING:
 
     from distributed import Client, Future
 
+ATTEMPTS = 4
 _CONNECT = 10.0
 _LOOK = 0.1  # seconds between looks at a case
 _MISSING = 20.0  # seconds for which a device may have no worker: a Nanny restarts its own within a few
 
 
+class _LostError(Exception):
+    """An attempt failed because of its worker: the case can run elsewhere."""
+
+
 @dataclass(slots=True)
 class _Run:
-    """A case that was submitted: its task, and the worker that runs it, once that has begun."""
+    """One attempt of a case: its task, and the worker that runs it, once it has begun."""
 
-    name: str
     watch: Callable[[Progress], None]
     future: Future | None = None
     worker: str = ""
@@ -46,7 +50,6 @@ class Cluster:
     def __init__(
         self, address: Address, certificates: Path, *, note: Callable[[str], None] | None = None
     ) -> None:
-        import dask
         from distributed import Client
 
         self.address = address
@@ -55,9 +58,6 @@ class Cluster:
         self._runs: dict[str, _Run] = {}
         self._closing = threading.Event()
         logging.getLogger("distributed").setLevel(logging.ERROR)
-        dask.config.set(
-            {"distributed.admin.large-graph-warning-threshold": "1 TiB"}
-        )  # a task carries its files
         try:
             self._client: Client = Client(
                 str(address),
@@ -110,24 +110,24 @@ class Cluster:
     ) -> tuple[Any, Mapping[str, bytes]]:
         """Run a case on a device; returns its answer and the files that it wrote, by their paths.
 
-        Dask runs the case elsewhere if its worker is lost. Raises `StateError` if no worker completes the case.
+        A case whose worker is lost is run again. Raises `StateError` if no worker completes the case.
         """
-        key = f"qdqspec-{secrets.token_hex(8)}"
-        run = self._runs[key] = _Run(name, watch)
-        run.future = self._client.submit(
-            run_case,
-            {**request, "topic": self._topic},
-            dict(files),
-            key=key,
-            resources={device.resource: 1},
-            pure=False,
+        for _ in range(ATTEMPTS):
+            key = f"qdqspec-{secrets.token_hex(8)}"
+            run = self._runs[key] = _Run(watch)
+            try:
+                return self._attempt(key, run, {**request, "topic": self._topic}, files, device)
+            except _LostError:
+                self._note(f"{name}: worker {run.worker} was lost; the case is run elsewhere")
+            finally:
+                del self._runs[key]
+                if run.future is not None:
+                    with suppress(Exception):
+                        run.future.cancel()
+        raise StateError(
+            f"{name}: {ATTEMPTS} workers were lost while they ran this case",
+            cure="see the logs of the workers, and run the case again",
         )
-        try:
-            return self._result(run.future, device, name)
-        finally:
-            del self._runs[key]
-            with suppress(Exception):
-                run.future.cancel()
 
     def close(self) -> None:
         """Stop the cases of this client, and disconnect."""
@@ -136,33 +136,51 @@ class Cluster:
             self._client.cancel([run.future for run in list(self._runs.values()) if run.future is not None])
             self._client.close(timeout=5)
 
-    def _result(self, future: Future, device: Device, name: str) -> tuple[Any, Mapping[str, bytes]]:
+    def _attempt(
+        self, key: str, run: _Run, request: Mapping[str, Any], files: Mapping[str, bytes], device: Device
+    ) -> tuple[Any, Mapping[str, bytes]]:
+        """Run the task of a case. Its files are sent to a worker directly, so that the scheduler does not hold them."""
         from distributed import KilledWorker
 
-        seen = time.monotonic()
-        while not future.done():
-            if self._closing.is_set():
-                raise StateError("the run was interrupted")
-            if any(each.offers(device) for each in self.workers()):
-                seen = time.monotonic()
-            elif time.monotonic() - seen > _MISSING:
+        try:
+            (sent,) = self._client.scatter([dict(files)], workers=self._workers_with(device), hash=False)
+        except (OSError, TimeoutError):
+            raise _LostError from None
+        run.future = self._client.submit(
+            run_case, dict(request), sent, key=key, resources={device.resource: 1}, pure=False
+        )
+        while not run.future.done():
+            self._workers_with(device)
+            time.sleep(_LOOK)
+        if run.future.status == "finished":
+            found: tuple[Any, Mapping[str, bytes]] = run.future.result()
+            return found
+        self._require_open()
+        error = run.future.exception() if run.future.status == "error" else None
+        if error is None or isinstance(error, KilledWorker):
+            raise _LostError
+        if isinstance(error, QdqspecError):
+            raise error
+        raise StateError(f"the case was not completed: {error}", cure="run it again") from error
+
+    def _workers_with(self, device: Device) -> list[str]:
+        """The addresses of the workers with a device; waits for one. Raises `BackendUnavailableError` without one."""
+        end = time.monotonic() + _MISSING
+        while True:
+            self._require_open()
+            found = [each.address for each in self.workers() if each.offers(device)]
+            if found:
+                return found
+            if time.monotonic() > end:
                 raise BackendUnavailableError(
                     f"no worker at {self.address} has device {device.key} any more",
                     cure=f"there is: {self._inventory()}",
                 )
             time.sleep(_LOOK)
-        try:
-            found: tuple[Any, Mapping[str, bytes]] = future.result()
-            return found
-        except QdqspecError:
-            raise
-        except KilledWorker:
-            raise StateError(
-                f"{name}: {ATTEMPTS} workers were lost while they ran this case",
-                cure="see the logs of the workers, and run the case again",
-            ) from None
-        except Exception as error:
-            raise StateError(f"{name}: the case was not completed: {error}", cure="run it again") from error
+
+    def _require_open(self) -> None:
+        if self._closing.is_set():
+            raise StateError("the run was interrupted")
 
     def _inventory(self) -> str:
         """The devices of all workers, as text."""
@@ -180,9 +198,6 @@ class Cluster:
         run = self._runs.get(message["job"])
         if run is None:
             return
-        worker = message["worker"]
-        if run.worker and worker != run.worker:
-            self._note(f"{run.name}: worker {run.worker} was lost; the case is run elsewhere")
-        run.worker = worker
+        run.worker = message["worker"]
         if message["progress"] is not None:
             run.watch(from_data(Progress, message["progress"]))

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from distributed import Security, Worker
 
 
-ATTEMPTS = 4  # workers that a case is tried on, if they are lost
 _ENTRY = "qdqspec.app.cluster.worker"
 _CONFIG = (
     "qdqspec"  # section of Dask's configuration, through which the Nanny passes it to the worker's process
@@ -217,7 +216,8 @@ def _written_files(folder: Path, given: Mapping[str, bytes]) -> dict[str, bytes]
 def run_scheduler(address: Address, certificates: Path, ready: Callable[[str], None]) -> None:
     """Serve until interrupted; ``ready`` is called with the address for workers and clients.
 
-    Work stealing is off, since a task on a device is timed there. The status page is served on this machine only.
+    Work stealing is off, since a task on a device is timed there. The client repeats the task of a lost worker: the
+    files of the case may be lost with it. The status page is served on this machine only.
     """
     import dask
     from distributed import Scheduler
@@ -226,7 +226,7 @@ def run_scheduler(address: Address, certificates: Path, ready: Callable[[str], N
     rules = {
         "distributed.scheduler.work-stealing": False,
         "distributed.scheduler.worker-ttl": _WORKER_TTL,
-        "distributed.scheduler.allowed-failures": ATTEMPTS - 1,
+        "distributed.scheduler.allowed-failures": 0,
     }
 
     async def serve() -> None:
