@@ -17,6 +17,7 @@ from typing import Any
 
 import onnx
 
+from qdqspec._core.codec import to_data
 from qdqspec._core.config import Settings
 from qdqspec.app.cli import cluster, main
 from qdqspec.app.cli.output import IMPOSSIBLE
@@ -135,7 +136,7 @@ def _cluster() -> Iterator[tuple[Sequence[str], Any]]:
     worker = WorkerInfo(address=_ADDRESS, announcement=announcement, free_bytes=0, silent_seconds=0.0)
     rows = [cluster._row(worker)]  # noqa: SLF001
     yield ("cluster", "list", "ADDRESS"), {"address": _ADDRESS, "workers": rows}
-    yield ("worker", "ADDRESS"), announcement.to_data()
+    yield ("worker", "ADDRESS"), to_data(announcement)
 
 
 def _output(*words: str) -> str:

@@ -51,7 +51,7 @@ class Machine(TypedDict, total=False):
 
 
 class AskedHere(AskedWithStrategy, Machine, total=False):
-    """Options of a case, with those of the machine and session."""
+    """Options of a case, of the machine and of the session."""
 
 
 def tune(model: GivenModel | Case, **asked: Unpack[AskedHere]) -> Result:
@@ -124,7 +124,7 @@ def find_culprits(
     most: int | None = MOST,
     **asked: Unpack[AskedHere],
 ) -> CulpritEvidence:
-    """The Q/DQ pairs of ``tuned`` that cost most accuracy, from any quantizer; without it, those of the known winner.
+    """Rank the Q/DQ pairs of ``tuned``, from any quantizer, by the accuracy they cost; without it, of the known winner.
 
     Raises `StateError` if no winner is known for these options.
     """

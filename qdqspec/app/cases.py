@@ -22,7 +22,7 @@ def is_spec(path: Path) -> bool:
 
 
 def find_specs(paths: Iterable[Path]) -> tuple[Path, ...]:
-    """Spec files named, and those below folders named, sorted within each. Folders starting with a dot are skipped."""
+    """Named spec files, and the spec files below named folders, sorted in each folder. Hidden folders are skipped."""
     found: list[Path] = []
     for path in paths:
         if not path.is_dir():

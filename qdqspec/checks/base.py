@@ -41,7 +41,7 @@ ByteSize = Annotated[int, Field(strict=True), BeforeValidator(_bytes, json_schem
 
 
 class CheckParams(BaseModel):
-    """The keys of every check, beside those of its kind. Unknown keys are errors."""
+    """The keys that every check has, whatever its kind. Unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -269,6 +269,6 @@ class ParityParams(CheckParams, ParityLimits):
 
 
 def _error_order(out: TensorParity) -> tuple[bool, float]:
-    """Sort key, the worst output first: unequal ones and those with NaN, then by SQNR."""
+    """Sort key, the worst output first: unequal outputs and outputs with NaN, then by SQNR."""
     lost = math.isnan(out.sqnr_db) or not out.matches
     return not lost, 0.0 if lost else out.sqnr_db

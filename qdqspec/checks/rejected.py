@@ -78,7 +78,7 @@ def why_text(rejected: Sequence[RejectedCandidate]) -> str:
 
 
 def slower_text(kernels: KernelComparison) -> str:
-    """The kernels that cost time in a candidate beside the reference, and those that do not run in integers."""
+    """The kernels that are slower in a candidate than in the reference, and the kernels that do not run in integers."""
     places = list_text([plain(place.place) for place in kernels.slower], 1)
     costs = [
         (kernels.conversions_ms, "Q, DQ and conversions", ""),

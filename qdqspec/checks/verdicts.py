@@ -45,7 +45,7 @@ class LimitResult(NamedTuple):
 def verdict_of_limits(
     limits: Sequence[LimitResult], *sections: Section, numbers: Mapping[str, float], advice: str
 ) -> Verdict:
-    """Pass if each limit holds; the headline is that of the first broken one, or of the first."""
+    """Pass if each limit holds. The headline states the first broken limit, else the first limit."""
     broken = [limit for limit in limits if not limit.holds]
     budget = Section(
         title="Budget",
@@ -71,7 +71,7 @@ def raised(error: Exception) -> Verdict:
 
 
 def timed_out(limit: str, known: Verdict | None = None) -> Verdict:
-    """The verdict of a check that was not decided within the run's time limit; ``known`` is its state by then."""
+    """The verdict of a check that was not decided within the run's time limit; ``known`` is its state at the limit."""
     return verdict(
         "inconclusive",
         f"not decided within the time limit of {limit}",

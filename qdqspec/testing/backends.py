@@ -146,7 +146,7 @@ class BackendContract:
     ) -> Iterator[Callable[[onnx.ModelProto], Engine]]:
         """Builds models from files, and closes their engines. Skips if the backend is not usable.
 
-        The builds share a state folder, as those of a search do: without it, compilers that choose kernels by
+        The builds share a state folder, as the builds of a search do: without it, compilers that choose kernels by
         timing may choose differently each time.
         """
         availability = backend.probe(options)
@@ -199,7 +199,7 @@ class BackendContract:
         assert backend.device(options).key == key
 
     def test_capabilities_use_known_words(self, backend: Backend, options: BuildOptions) -> None:
-        """Formats have stored types; labels are those of the search, with ``fp`` implied."""
+        """Formats have stored types; labels are labels of the search, with ``fp`` implied."""
         capabilities = backend.capabilities(options)
         assert capabilities.formats
         assert set(capabilities.weights) >= set(capabilities.formats)

@@ -1,7 +1,7 @@
 """Sample measurements, and records in the form that reports take, made without measuring anything.
 
-The numbers are invented but plausible, and the same on each machine. The verdicts are those of the real
-checks. ``sample_run()`` contains a model that became faster, one that is unchanged and one with accuracy.
+The numbers are invented but plausible, and the same on each machine. The real checks make the verdicts.
+``sample_run()`` contains a model that became faster, an unchanged model, and a model with accuracy.
 """
 
 from __future__ import annotations
@@ -471,7 +471,7 @@ def check_named(kind: str) -> Check:
 
 
 def params_of(kind: str, **values: object) -> CheckParams:
-    """Parameters of a check, validated like those of a spec."""
+    """Parameters of a check, validated as in a spec."""
     return check_named(kind).Params.model_validate({"kind": kind, **values})
 
 

@@ -158,7 +158,7 @@ class Oracle:
 
 
 def drive(strategy: Strategy, oracle: Oracle, *, trials: int = _MOST, batch: int = 1) -> list[Trial]:
-    """Ask, answer and tell until the strategy is done or so many trials were made."""
+    """Ask, answer and tell until the strategy is done or the number of ``trials`` is reached."""
     made: list[Trial] = []
     while len(made) < trials and (proposals := strategy.ask(min(batch, trials - len(made)))):
         answers = [oracle.answer(proposal) for proposal in proposals]
@@ -220,7 +220,7 @@ class StrategyContract:
         assert first == second
 
     def test_it_does_not_change_the_global_random_state(self, space: SchemeSpace) -> None:
-        """The strategy draws only from its own generator, not from that of the interpreter or of numpy."""
+        """The strategy draws only from its own generator, not from the global generators of Python and numpy."""
         asked = []
         for seed in (1, 2):
             random.seed(seed)

@@ -45,9 +45,7 @@ WRITES_IN_PLACE = {
     "backends/trtexec/process.py": "inputs for a tool, in a temporary folder",
     "app/cluster/case_process.py": "the pipe of its progress",
     "app/cluster/address.py": "a private key, which is readable by its owner only from the first byte",
-    "app/cluster/client.py": "results, in a temporary folder until they are verified",
-    "app/cluster/content.py": "received chunks, which are verified before they are moved, and into the folder of a job",
-    "app/cluster/jobs.py": "the log of a job, in its folder",
+    "app/cluster/worker.py": "the files and the log of a case, in its folder on the worker",
     "app/cluster/session.py": "into a hidden folder of the cache",
     "testing/backends.py": "models of a test, in its folder",
 }

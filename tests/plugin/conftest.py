@@ -59,6 +59,10 @@ class Project:
         path.write_text(text)
         return path
 
+    def add_to_conftest(self, text: str) -> None:
+        with (self.path / "conftest.py").open("a") as file:
+            file.write(text)
+
     def outcomes(self, **words: str) -> None:
         """Set outcomes of checks: ``outcomes(**{"int8-b1::speedup": "fail"})``."""
         (self.path / "outcomes.json").write_text(json.dumps(words))

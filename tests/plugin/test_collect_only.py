@@ -34,11 +34,6 @@ def test_collecting_a_spec_loads_no_heavy_module(project):
     result.stdout.fnmatch_lines(["*CheckItem speedup*", "*LOADED [[][]]*"])
 
 
-def test_collecting_does_not_open_the_model(project):
-    assert not (project.path / "specs" / "models").exists()
-    assert project.run("--collect-only", "specs").ret == 0
-
-
 def test_the_plugin_itself_loads_pytest_and_the_standard_library_only():
     code = (
         "import sys, pytest; before = set(sys.modules); import qdqspec.app.plugin; "

@@ -14,18 +14,6 @@ def failure(result: pytest.RunResult) -> str:
     return found[1] + "\n"
 
 
-def test_the_failure_text_of_a_check(project, golden):
-    project.outcomes(**{"int8-b8::speedup": "fail"})
-    golden("plugin/failure.txt", failure(project.run("--qdq-seed=17", "--qdq-backend=fake")))
-
-
-def test_the_summary_line_is_the_verdict_alone(project):
-    project.outcomes(**{"int8-b8::speedup": "fail"})
-    lines = project.run().outlines
-    at = lines.index("FAILED specs/a.qdq.yaml::int8-b8::speedup - speed-up 1.02 < 1.10 asked for")
-    assert "1 failed, 3 passed" in lines[at + 1]
-
-
 def test_the_command_of_a_failure_is_relative_to_the_working_folder(project, monkeypatch):
     project.outcomes(**{"int8-b8::speedup": "fail"})
     monkeypatch.chdir(project.path / "specs")

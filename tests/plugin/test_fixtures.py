@@ -7,13 +7,8 @@ import pytest
 CHECK = "specs/a.qdq.yaml::int8-b8::parity"
 
 
-def add_to_conftest(project, text: str) -> None:
-    with (project.path / "conftest.py").open("a") as file:
-        file.write(text)
-
-
 def test_overriding_calibration_changes_the_judged_case(project):
-    add_to_conftest(project, "\n\n@pytest.fixture\ndef qdq_calibration():\n    return 'mine.npz'\n")
+    project.add_to_conftest("\n\n@pytest.fixture\ndef qdq_calibration():\n    return 'mine.npz'\n")
     project.run(CHECK).assert_outcomes(passed=1)
     assert project.calls()[0] == "judge int8-b8::parity mine.npz squeezenet.onnx"
 
@@ -27,7 +22,7 @@ def qdq_metrics():
 
 
 def test_overriding_the_metrics_applies_to_specs_and_plain_tests(project):
-    add_to_conftest(project, METRICS)
+    project.add_to_conftest(METRICS)
     (project.path / "test_case.py").write_text(
         "def test_case(qdq_case):\n"
         "    assert list(qdq_case('specs/a.qdq.yaml::int8-b8').case.metrics) == ['recall']\n"
@@ -50,7 +45,7 @@ def qdq_model(qdq_session):
 
 @pytest.mark.parametrize("path", ["Path('other.onnx')", "None"])
 def test_overriding_the_model_changes_the_judged_case(project, path):
-    add_to_conftest(project, OTHER_MODEL.format(path=path))
+    project.add_to_conftest(OTHER_MODEL.format(path=path))
     result = project.run(CHECK)
     if path == "None":
         result.assert_outcomes(failed=1)
@@ -61,8 +56,8 @@ def test_overriding_the_model_changes_the_judged_case(project, path):
 
 
 def test_overriding_the_backend_applies_to_skip_unless(project):
-    add_to_conftest(
-        project, "\n\n@pytest.fixture(scope='session')\ndef qdq_backend():\n    return 'tensorrt'\n"
+    project.add_to_conftest(
+        "\n\n@pytest.fixture(scope='session')\ndef qdq_backend():\n    return 'tensorrt'\n"
     )
     project.spec(
         "b.qdq.yaml",
@@ -72,8 +67,7 @@ def test_overriding_the_backend_applies_to_skip_unless(project):
 
 
 def test_module_scoped_fixtures_work_in_specs(project):
-    add_to_conftest(
-        project,
+    project.add_to_conftest(
         "\n\n@pytest.fixture(scope='module', autouse=True)\ndef once(request):\n"
         "    print('entered', request.node.name)\n",
     )

@@ -37,11 +37,6 @@ def pytest_qdq_{hook}(config):
 """
 
 
-def add_to_conftest(project, text: str) -> None:
-    with (project.path / "conftest.py").open("a") as file:
-        file.write(text)
-
-
 def finished(project) -> dict[str, str]:
     """The results passed to the hook, by case; each case once."""
     lines = [line.split(" ", 2) for line in (project.path / "finished.txt").read_text().splitlines()]
@@ -50,7 +45,7 @@ def finished(project) -> dict[str, str]:
 
 
 def test_a_case_is_finished_after_its_last_selected_check(project):
-    add_to_conftest(project, FINISHED)
+    project.add_to_conftest(FINISHED)
     (project.path / "specs" / "test_z.py").write_text(
         "from pathlib import Path\n"
         "def test_after():\n"
@@ -65,14 +60,14 @@ def test_a_case_is_finished_after_its_last_selected_check(project):
 
 
 def test_an_incomplete_case_is_finished_at_the_end_of_the_run(project):
-    add_to_conftest(project, FINISHED)
+    project.add_to_conftest(FINISHED)
     project.outcomes(**{"int8-b1::speedup": "fail"})
     project.run("specs", "-x").assert_outcomes(failed=1)
     assert finished(project) == {"int8-b1": "speedup fail"}
 
 
 def test_the_worker_that_ran_a_case_calls_the_hook(project):
-    add_to_conftest(project, FINISHED)
+    project.add_to_conftest(FINISHED)
     project.run_apart("specs", "-n", "2").assert_outcomes(passed=4)
     assert set(finished(project)) == {"int8-b1", "int8-b8"}
     lines = [line.split()[:2] for line in (project.path / "finished.txt").read_text().splitlines()]
@@ -81,7 +76,7 @@ def test_the_worker_that_ran_a_case_calls_the_hook(project):
 
 @pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["one process", "workers"])
 def test_a_modified_record_is_shown_and_written(project, workers):
-    add_to_conftest(project, MODIFIED)
+    project.add_to_conftest(MODIFIED)
     result = project.run_apart("specs", "--qdq-json=run.json", "--qdq-report=run.md", *workers)
     result.assert_outcomes(passed=4)
     assert result.stdout.str().count("checked on bench 7") >= 1
@@ -92,7 +87,7 @@ def test_a_modified_record_is_shown_and_written(project, workers):
 
 @pytest.mark.parametrize(("hook", "workers"), [("case_finished", ("-n", "2")), ("modify_record", ())])
 def test_an_error_in_a_hook_names_hook_and_plugin_and_keeps_results(project, hook, workers):
-    add_to_conftest(project, BROKEN.format(hook=hook, body='raise ValueError("no such host")'))
+    project.add_to_conftest(BROKEN.format(hook=hook, body='raise ValueError("no such host")'))
     result = project.run_apart("specs", "--qdq-json=run.json", *workers)
     result.assert_outcomes(passed=4)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
@@ -101,7 +96,7 @@ def test_an_error_in_a_hook_names_hook_and_plugin_and_keeps_results(project, hoo
 
 
 def test_a_hook_that_returns_no_record_is_an_error(project):
-    add_to_conftest(project, BROKEN.format(hook="modify_record", body="return {}"))
+    project.add_to_conftest(BROKEN.format(hook="modify_record", body="return {}"))
     result = project.run("specs", "--qdq-json=run.json")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stdout.fnmatch_lines(
@@ -156,7 +151,7 @@ def test_an_error_in_the_device_key_hook_fails_each_check(measured, body, messag
 def test_the_hooks_of_the_page_run(project, monkeypatch):
     page = Path(__file__).parents[2] / "docs" / "how-to" / "ci.md"
     (text,) = re.findall(r"<!-- hooks -->\n```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
-    add_to_conftest(project, f"\n\n{text}")
+    project.add_to_conftest(f"\n\n{text}")
     monkeypatch.setenv("GITHUB_SHA", "5ac1f00d")
     project.run("specs", "--qdq-json=run.json").assert_outcomes(passed=4)
     lines = (project.path / "finished.log").read_text().splitlines()

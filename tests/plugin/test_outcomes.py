@@ -22,17 +22,6 @@ def bare(project):
     return write
 
 
-@pytest.mark.parametrize(
-    ("outcome", "failed", "code"),
-    [("pass", 0, pytest.ExitCode.OK), ("fail", 1, pytest.ExitCode.TESTS_FAILED)],
-)
-def test_a_failed_check_fails_the_run(project, outcome, failed, code):
-    project.outcomes(**{"int8-b1::speedup": outcome})
-    result = project.run()
-    result.assert_outcomes(passed=4 - failed, failed=failed)
-    assert result.ret == code
-
-
 def test_an_inconclusive_check_is_a_skip_with_its_reason(project):
     project.outcomes(**{"int8-b1::speedup": "inconclusive"})
     result = project.run("-rs")
@@ -85,13 +74,6 @@ def test_a_missing_backend_fails_if_the_device_is_required(project):
     result.stdout.fnmatch_lines(
         ["*no runtime found; pip install runtime", "It fails because of --qdq-require=device."]
     )
-
-
-def test_mode_plan_skips_with_the_plan(project):
-    result = project.run("--qdq-mode=plan", "-rs")
-    result.assert_outcomes(skipped=4)
-    result.stdout.fnmatch_lines(["SKIPPED*plan: 12 candidates, about 3 min"])
-    assert project.calls() == ["close"]
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,7 @@ CHECK = "specs/a.qdq.yaml::int8-b8::speedup"
 @pytest.fixture
 def fast_heartbeat(project):
     """The project with a heartbeat at every update."""
-    with (project.path / "conftest.py").open("a") as file:
-        file.write("\n\nfrom qdqspec._core import progress\n\nprogress.HEARTBEAT_SECONDS = 0\n")
+    project.add_to_conftest("\n\nfrom qdqspec._core import progress\n\nprogress.HEARTBEAT_SECONDS = 0\n")
     return project
 
 

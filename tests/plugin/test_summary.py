@@ -16,8 +16,7 @@ def test_nothing_is_read_or_reported_if_no_spec_is_collected(project, monkeypatc
 
 
 def test_the_summary_has_a_row_per_case_and_warnings_below(project):
-    with (project.path / "conftest.py").open("a") as file:
-        file.write(WARNED)
+    project.add_to_conftest(WARNED)
     result = project.run()
     assert result.stdout.str().count("quantized models") == 1
     result.stdout.fnmatch_lines(["case *speed-up*", "a::int8-b1 *1.50x*", "a::int8-b8 *1.50x*"])
@@ -55,8 +54,7 @@ FakeSession._evidence = lambda self, case: replace(plain(self, case), output=HER
 @pytest.fixture
 def with_folders(project):
     """The project with a folder of models for each case."""
-    with (project.path / "conftest.py").open("a") as file:
-        file.write("from fake_session import HERE\n" + WITH_FOLDER)
+    project.add_to_conftest("from fake_session import HERE\n" + WITH_FOLDER)
     for name in ("int8-b1", "int8-b8"):
         (project.path / name).mkdir()
     return project

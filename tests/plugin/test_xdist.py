@@ -129,13 +129,12 @@ def test_ctrl_c_prints_how_to_resume(project, concerned):
 
 
 def test_an_error_in_the_comparison_of_runtimes_is_reported_by_the_controller(project):
-    with (project.path / "conftest.py").open("a") as file:
-        file.write(
-            "\n\ndef compare_runtimes(self):\n"
-            "    from qdqspec.errors import BackendError\n"
-            "    raise BackendError('the second runtime was killed')\n\n\n"
-            "FakeSession.compare_runtimes = compare_runtimes\n"
-        )
+    project.add_to_conftest(
+        "\n\ndef compare_runtimes(self):\n"
+        "    from qdqspec.errors import BackendError\n"
+        "    raise BackendError('the second runtime was killed')\n\n\n"
+        "FakeSession.compare_runtimes = compare_runtimes\n"
+    )
     result = project.run_apart("-n", "2", "specs")
     result.assert_outcomes(passed=4)
     assert result.ret == pytest.ExitCode.USAGE_ERROR

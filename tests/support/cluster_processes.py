@@ -20,7 +20,6 @@ from types import MappingProxyType
 
 from json_audit import audit
 
-LEASE = 120.0  # seconds
 PATIENCE = 600.0  # the limit for events that are certain to happen
 LIMITS = (
     "from qdqspec.app.cluster import client, worker; "
@@ -85,11 +84,7 @@ class Processes:
         for process in reversed(ended):
             process.send_signal(signal.SIGTERM)
         for process in reversed(ended):
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            assert process.wait(60) == 130, "SIGTERM ends a process in order, as Ctrl-C does"
             process.stdout.close()
 
 

@@ -69,8 +69,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return FINE
     except KeyboardInterrupt:
         start = "\n" if sys.stderr.isatty() else ""  # the terminal has written ^C
-        kept = f"; the measurements are kept. Resume with: {shlex.join(('qdqspec', *words))}"
-        complain(f"{start}Interrupted{kept if words[0] == 'tune' else ''}")
+        is_remote = any(
+            word.partition("=")[0] == "--cluster" for word in words
+        )  # measurements are on the worker
+        is_kept = words[0] == "tune" and not is_remote
+        kept = (
+            f"; the measurements are kept. Resume with: {shlex.join(('qdqspec', *words))}" if is_kept else ""
+        )
+        complain(f"{start}Interrupted{kept}")
         return INTERRUPTED
     return code
 
@@ -140,7 +146,7 @@ class _VerbFormatter(argparse.HelpFormatter):
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are a message and where help is, without the list of all options."""
+    """A parser that reports an error in one message and names the command for help; it does not list all options."""
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
@@ -156,7 +162,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
-    """The parser of the command, and that of each verb."""
+    """The parser of the command, and the parser of each verb."""
     parser: argparse.ArgumentParser = _Parser(
         prog="qdqspec",
         description="Search for, verify and gate Q/DQ placements in ONNX models. Tests run with pytest: pytest specs",

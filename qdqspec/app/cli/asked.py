@@ -120,7 +120,7 @@ GROUPS = (
 def case_as_asked(case: Case, arguments: argparse.Namespace) -> Case:
     """The case with the options of the command line in place of the keys of its spec.
 
-    Raises `SpecError`, in terms of the command line, if that is not valid; `ConfigError` if options contradict others.
+    Raises `SpecError`, in terms of the command line, if a value is not valid, and `ConfigError` if options contradict.
     """
     own = [option for group in GROUPS for option in group.arguments]
     flags = {option.key: option.names[0] for option in own}

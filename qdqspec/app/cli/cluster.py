@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qdqspec._core import registry
+from qdqspec._core.codec import to_data
 from qdqspec._core.config.options import BUILD_OPTIONS
 from qdqspec._core.units import count_text, size_text
 from qdqspec.app.cli.arguments import argument, settings_from, verb
@@ -111,7 +112,7 @@ def _row(worker: WorkerInfo) -> dict[str, Any]:
         "address": worker.address,
         "free_bytes": worker.free_bytes,
         "silent_seconds": round(worker.silent_seconds, 1),
-        **worker.announcement.to_data(),
+        **to_data(worker.announcement),
     }
 
 
@@ -145,7 +146,7 @@ def worker(arguments: argparse.Namespace) -> int:
 
     def ready(found: Announcement) -> None:
         lines = [f"{found.host} offers:", *(f"  {device.backend}: {device.key}" for device in found.devices)]
-        answer(arguments, found.to_data(), "\n".join(lines))
+        answer(arguments, to_data(found), "\n".join(lines))
         sys.stdout.flush()
 
     end_on_sigterm()

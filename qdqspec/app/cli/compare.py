@@ -218,7 +218,7 @@ def upgrade_check(arguments: argparse.Namespace) -> int:
 def _models(
     what: str, arguments: argparse.Namespace, settings: Settings
 ) -> Iterator[tuple[Case, str, Path | None]]:
-    """The tuned models that an argument names, each with its name in reports; those without a file are in the cache."""
+    """The tuned models that an argument names, with their names in reports; a model without a file is in the cache."""
     if (Path(what) / RESULT).is_file():
         case, found = _of_folder(Path(what).absolute(), arguments)
         _note_random_inputs(case, found, arguments)

@@ -233,7 +233,7 @@ def _two_engines(
 ) -> Sequence[ExplainedEngine]:
     """The profiles taken by the search; if it did not profile both models, they are profiled now.
 
-    Their end-to-end times are those of the run, so that the speed-up is that of its table.
+    The end-to-end times come from the run, so that the speed-up equals the speed-up in the table of the run.
     """
     trials = [trial for trial in _trials(folder / _JOURNAL) if not trial.subgraph]
     digest = None if found.search is None else found.search.winner.digest

@@ -43,7 +43,7 @@ _OF_COURSE = re.compile("^Constant:|quantized together with|folded into|from sha
 class InputDraft:
     """An input of a model. ``shape`` is the proposal of the spec, ``open_dims`` the dimensions that are not fixed.
 
-    ``from_data`` is true if data fixed those dimensions, ``span`` the range of its samples.
+    ``from_data``: data fixed the open dimensions. ``span``: the range of shapes in the data.
     """
 
     name: str
@@ -143,7 +143,7 @@ def _spec_text(
 ) -> str:
     """The text of the spec: facts of the model as comments, its inputs, and all other keys as comments.
 
-    It names the backend if that is chosen on the command line.
+    The spec names the backend if the command line does.
     """
     from qdqspec.backends.base import BuildOptions, backend_named
     from qdqspec.graph.model import require_path
@@ -305,7 +305,7 @@ def _counted(counts: Mapping[str, int], most: int = 12) -> str:
 
 
 def _input(model: Model, name: str, known: InputShape | None) -> InputDraft:
-    """An input with sizes for its dynamic dimensions: those of the data, else batch 1 and images of a common size."""
+    """An input with a size for each dynamic dimension: from the data, else batch 1 and a usual size of images."""
     import onnx
 
     from qdqspec.accuracy.shapes import named_dims
@@ -329,7 +329,7 @@ def _input(model: Model, name: str, known: InputShape | None) -> InputDraft:
 
 
 def _named_alike(model: Model, proposed: list[InputDraft]) -> list[InputDraft]:
-    """The inputs with one size for each named dimension: that of the data, else of the input of highest rank."""
+    """The inputs with one size for each named dimension: from the data, else from the input of the highest rank."""
     from qdqspec.accuracy.shapes import named_dims
 
     names = {one.name: named_dims(model, one.name) for one in proposed if one.shape is not None}

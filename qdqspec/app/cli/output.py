@@ -8,11 +8,9 @@ import os
 import shutil
 import signal
 import sys
-import threading
 from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from pathlib import Path
-from types import FrameType
 from typing import Any, TextIO
 
 from qdqspec.app.report.terminal import colored, fitted, wants_color
@@ -66,7 +64,7 @@ def conclude(
     found: Mapping[str, Any],
     output: Path | None = None,
 ) -> int:
-    """Report that ``output`` was written, by default that of the arguments; ``found`` is for JSON."""
+    """Report that ``output`` was written, by default the output that the arguments name; ``found`` is for JSON."""
     path = output or arguments.output
     answer(arguments, {"output": str(path), **found}, f"{path}: {summary}", notes=notes)
     return FINE
@@ -93,25 +91,12 @@ def _write(text: str, stream: TextIO) -> None:
 
 
 def end_on_sigterm() -> None:
-    """End on SIGTERM, which service managers and batch systems send, as on Ctrl-C: in order, with all processes."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    """End on SIGTERM, which service managers and batch systems send, as on Ctrl-C: in order, with all processes.
 
-
-# Called before and after a fork: of `logging` (until Python 3.12 and since), and of filelock.
-_FORK_HOOKS = (
-    *("_acquireLock", "_releaseLock", "_prepareFork", "_afterFork"),
-    *("_pin_fork_objects", "_resume_parent_after_fork"),
-)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Raise `KeyboardInterrupt`; a moment later in functions called at a fork, where Python ignores exceptions."""
-    while frame is not None:
-        if frame.f_code.co_name in _FORK_HOOKS:
-            threading.Timer(0.01, os.kill, (os.getpid(), number)).start()
-            return
-        frame = frame.f_back
-    raise KeyboardInterrupt
+    A shell may have started the command with SIGINT ignored.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
 
 
 def refuse_input_as_output(output: Path, inputs: Iterable[Path]) -> None:

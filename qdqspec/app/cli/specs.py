@@ -67,7 +67,7 @@ def list_cases(arguments: argparse.Namespace) -> int:
 
 
 def _list_kind(kind: registry.RegistryKind, arguments: argparse.Namespace) -> int:
-    """All entries of a kind with the first line of their documentation, those of installed packages among them."""
+    """All entries of a kind, built-in or of installed packages, with the first sentence of their documentation."""
     found = {name: _about(kind, name) for name in registry.names(kind)}
     numbers: dict[str, list[str]] = {}
     text = ""

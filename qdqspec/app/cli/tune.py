@@ -298,7 +298,7 @@ def _report(
 
 
 def _verdict_lines(record: RunRecord) -> list[str]:
-    """The checks that failed, one line each; the table's notes state those that are inconclusive."""
+    """The failed checks, one line each; notes of the table name the inconclusive checks."""
     return [
         f"{'warning' if result.severity == 'warn' else 'fail'}: "
         f"{case.evidence.case.name}::{result.id} - {result.verdict.headline}"

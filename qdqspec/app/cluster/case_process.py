@@ -1,18 +1,18 @@
 """The process in which a worker runs one case: ``python -m qdqspec.app.cluster.case_process FOLDER``.
 
 It reads ``request.json`` of the job's folder, reports progress on standard output, one JSON line each, and writes
-``answer.json``. It ends with all its children as soon as its standard input is closed or silent for the lease, so that
-nothing is left of a job whose worker was killed or is frozen.
+``answer.json``. It ends with all its children as soon as its standard input is closed, so that nothing is left of a
+case whose worker was killed.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import sys
 import threading
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import Any
 from qdqspec._core.codec import from_data, to_data
 from qdqspec._core.config import Settings
 from qdqspec._core.files import replace_file
-from qdqspec.app.cluster.request import CaseRequest, unpack
+from qdqspec.app.cluster.request import unpack
 from qdqspec.errors import QdqspecError
 
 REQUEST, ANSWER, LOG = "request.json", "answer.json", "log.txt"
@@ -42,7 +42,7 @@ class Failure:
         return cls(kind=type(error).__name__, what=error.what, where=error.where, cure=error.cure)
 
     def error(self) -> QdqspecError:
-        """The error, of its class if that takes nothing else."""
+        """The error, of the same class; a `PatternError` becomes a `SpecError`."""
         from qdqspec import errors
 
         kind: Any = getattr(errors, self.kind, QdqspecError)
@@ -70,17 +70,17 @@ class Answer:
 def main() -> int:
     """Run the case of the folder that is the first argument; the second one are the settings of the worker."""
     folder = Path(sys.argv[1])
-    request = from_data(CaseRequest, json.loads((folder / REQUEST).read_text(encoding="utf-8")))
+    request = json.loads((folder / REQUEST).read_text(encoding="utf-8"))
     worker = from_data(Settings, json.loads(sys.argv[2]))
     progress = os.dup(1)
     os.dup2(2, 1)  # whatever else is printed belongs to the log
-    threading.Thread(target=_end_with_lease, args=(request.lease,), daemon=True).start()
+    threading.Thread(target=_end_with_worker, daemon=True).start()
     answer = _answer(request, folder, worker, progress)
     replace_file(folder / ANSWER, json.dumps(to_data(answer)))
     return 0
 
 
-def _answer(request: CaseRequest, folder: Path, worker: Settings, progress: int) -> Answer:
+def _answer(request: Mapping[str, Any], folder: Path, worker: Settings, progress: int) -> Answer:
     from qdqspec.app.report.record import record_to_json
     from qdqspec.app.session import Session
 
@@ -111,12 +111,11 @@ def _answer(request: CaseRequest, folder: Path, worker: Settings, progress: int)
         return Answer(folder=str(folder), failure=Failure.of(error))
 
 
-def _end_with_lease(seconds: float) -> None:
-    """Kill this process and its children when the worker has ended, or was silent for these seconds."""
-    while True:
-        ready, _, _ = select.select([0], [], [], seconds)
-        if not ready or not os.read(0, 4096):
-            os.killpg(os.getpgid(0), signal.SIGKILL)
+def _end_with_worker() -> None:
+    """Kill this process and its children when the worker has ended."""
+    while os.read(0, 4096):
+        pass
+    os.killpg(os.getpgid(0), signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import Any
 
 from qdqspec import __version__
 from qdqspec._core import registry
-from qdqspec._core.codec import from_data, to_data
+from qdqspec._core.codec import from_data
 from qdqspec._core.config import Settings
 from qdqspec.app.preparation.resources import resources_of
 from qdqspec.errors import QdqspecError
@@ -19,7 +19,7 @@ ANNOUNCED = "qdqspec"  # key of a worker's announcement, and of its free disk sp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """A backend on a worker and its device key; formats and facts are those of `Capabilities` and `Availability`."""
+    """A backend on a worker and its device key. ``formats`` are from `Capabilities`, ``facts`` from `Availability`."""
 
     backend: str
     target: str
@@ -30,8 +30,8 @@ class Device:
 
     @property
     def resource(self) -> str:
-        """The name of the worker resource that a task on this device takes."""
-        return f"device:{self.key}"
+        """The name of the worker resource that a task on this device takes; workers of another version lack it."""
+        return f"{self.backend}:{self.key}:{__version__}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,10 +43,6 @@ class Announcement:
     host: str
     system: str
     devices: tuple[Device, ...]
-
-    def to_data(self) -> Any:
-        """The announcement as JSON data."""
-        return to_data(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +64,11 @@ class WorkerInfo:
         free = known.get("metrics", {}).get(ANNOUNCED, 0)
         silent = max(0.0, now - float(known.get("last_seen", now)))
         return cls(address=address, announcement=announcement, free_bytes=int(free), silent_seconds=silent)
+
+    def offers(self, device: Device) -> bool:
+        """Whether the worker can run tasks on a device."""
+        mine = self.announcement
+        return mine.version == __version__ and device.resource in {each.resource for each in mine.devices}
 
 
 def announce(settings: Settings, backends: tuple[str, ...]) -> Announcement:

@@ -1,7 +1,7 @@
 """A case with its settings and files as a request to a worker, and back.
 
-The request is JSON data. Files are listed by path, size and SHA-256, and every path of the case points into the job's
-folder. A worker checks the paths and options again: it trusts no client.
+The request is JSON data, and every path of the case points into the job's folder. A worker checks the paths and options
+again: it trusts no client.
 """
 
 from __future__ import annotations
@@ -13,11 +13,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
-from qdqspec import __version__
 from qdqspec._core.codec import from_data, to_data
 from qdqspec._core.config import Settings
 from qdqspec._core.config.declared import check_option
-from qdqspec._core.files import file_digest
 from qdqspec._core.registry import resolve
 from qdqspec.checks.base import Check, requested
 from qdqspec.errors import ConfigError, DataError, ModelError, StateError
@@ -34,60 +32,24 @@ _SENT = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileEntry:
-    """A file of a job: its path in the job's folder.
-
-    ``linked`` is whether it may be a hard link there; ONNX refuses external data that has several.
-    """
-
-    path: str
-    size: int
-    sha256: str
-    linked: bool = True
-
-    def below(self, folder: Path) -> Path:
-        """Its path in ``folder``. Raises `ConfigError` if it leads out of it."""
-        return folder / checked(self.path)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CaseRequest:
-    """A request to a worker: a case as JSON data, settings, and the files that both need.
-
-    ``topic`` is where the worker reports that it has begun; ``lease`` is after how many seconds without a question of
-    the client it stops.
-    """
-
-    id: str
-    version: str
-    topic: str
-    lease: float
-    case: Mapping[str, Any]
-    settings: Mapping[str, Any]
-    files: tuple[FileEntry, ...] = ()
-
-
 @dataclass(slots=True)
 class Package:
-    """The parts of a request that are the same for each attempt, with the local file of each digest."""
+    """A case with its settings as JSON data, and the files that both need."""
 
     case: Mapping[str, Any]
     settings: Mapping[str, Any]
-    files: list[FileEntry] = field(default_factory=list)
-    local: dict[str, Path] = field(default_factory=dict)
+    files: dict[str, Path] = field(default_factory=dict)  # by path in the job's folder
     places: list[tuple[str, Path]] = field(default_factory=list)  # a path of the case in the job, and here
 
-    def add(self, path: str, source: Path, *, linked: bool = True) -> None:
-        """Add a file under its path in the job's folder."""
-        digest = file_digest(source)
-        self.files.append(FileEntry(path=path, size=source.stat().st_size, sha256=digest, linked=linked))
-        self.local[digest] = source
+    @property
+    def request(self) -> dict[str, Any]:
+        """The request to a worker, without the files."""
+        return {"case": self.case, "settings": self.settings}
 
     def add_folder(self, path: str, source: Path) -> None:
         """Add all files below a folder."""
         for file in sorted(each for each in source.rglob("*") if each.is_file()):
-            self.add(f"{path}/{file.relative_to(source).as_posix()}", file)
+            self.files[f"{path}/{file.relative_to(source).as_posix()}"] = file
 
     def place(self, path: Path | None) -> Path | None:
         """Add a file or folder of the case, and return its path in the job's folder."""
@@ -98,7 +60,7 @@ class Package:
         if path.is_dir():
             self.add_folder(place, path)
         elif path.is_file():
-            self.add(place, path)
+            self.files[place] = path
         else:
             raise DataError("this file does not exist", where=path)
         return Path(place)
@@ -123,20 +85,8 @@ class Package:
         self.places.append((place, base))
         for name in sorted(glob.glob(str(path), recursive=True)):  # noqa: PTH207 - it is absolute
             if Path(name).is_file():
-                self.add(f"{place}/{Path(name).relative_to(base).as_posix()}", Path(name))
+                self.files[f"{place}/{Path(name).relative_to(base).as_posix()}"] = Path(name)
         return Path(place) / path.relative_to(base)
-
-    def request(self, name: str, topic: str, lease: float) -> CaseRequest:
-        """The request of one attempt."""
-        return CaseRequest(
-            id=name,
-            version=__version__,
-            topic=topic,
-            lease=lease,
-            case=self.case,
-            settings=self.settings,
-            files=tuple(self.files),
-        )
 
 
 def pack(case: Case, settings: Settings) -> Package:
@@ -151,13 +101,13 @@ def pack(case: Case, settings: Settings) -> Package:
     return package
 
 
-def unpack(request: CaseRequest, folder: Path, worker: Settings) -> tuple[Case, Settings]:
+def unpack(request: Mapping[str, Any], folder: Path, worker: Settings) -> tuple[Case, Settings]:
     """The case and settings of a request, with paths in ``folder`` and the worker's own device, plugins and options.
 
     Raises `QdqspecError` for a path that leads out of the folder, or an option that only the worker's command line may
     give.
     """
-    data = dict(request.case)
+    data = dict(request["case"])
     checks = tuple(_check(check) for check in data.pop("checks"))
     case = from_data(Case, data)
 
@@ -172,7 +122,7 @@ def unpack(request: CaseRequest, folder: Path, worker: Settings) -> tuple[Case, 
         return replace(source, path=here(source.path), labels=here(source.labels))
 
     case = replace(_moved(case, here, data_here), checks=checks)
-    given = from_data(Settings, {name: request.settings[name] for name in _SENT if name in request.settings})
+    given = from_data(Settings, {name: value for name, value in request["settings"].items() if name in _SENT})
     for option in given.backend_option:
         check_option(option, "the client's --qdq-backend-option", command_line=False)
     return case, replace(
@@ -192,7 +142,7 @@ def _moved(
     path: Callable[[Path | None], Path | None],
     data: Callable[[DataSource | None], DataSource | None],
 ) -> Case:
-    """The case with all its paths changed, and those of its data."""
+    """The case with all paths changed, also the paths of its data."""
     model = path(case.model)
     assert model is not None
     return replace(
@@ -264,7 +214,7 @@ def _add_external(package: Package, path: Path, place: str) -> None:
             checked(relative)
         except (ValueError, ConfigError):
             raise ModelError("its external data is not below its own folder", where=path) from None
-        package.add(f"{place}/{relative}", file, linked=False)
+        package.files[f"{place}/{relative}"] = file
 
 
 def _add_baselines(package: Package, case: Case, place: str) -> None:
@@ -273,4 +223,4 @@ def _add_baselines(package: Package, case: Case, place: str) -> None:
     assert case.spec is not None
     for file in sorted((case.spec.parent / FOLDER / case.spec_name).glob("*")):
         if file.is_file():
-            package.add(f"{place}/{FOLDER}/{case.spec_name}/{file.name}", file)
+            package.files[f"{place}/{FOLDER}/{case.spec_name}/{file.name}"] = file

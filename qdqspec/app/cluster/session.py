@@ -1,17 +1,15 @@
 """A session whose cases run on the workers of a cluster.
 
-It has the interface of `Session`. The client alone writes journals, results, baselines and the cache: a worker
-sends its measurements, and keeps nothing.
+It has the interface of `Session`. A worker returns the answer of a case and the files that the case wrote. The client
+writes them, with the baselines and the cache; a worker keeps nothing.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
 import threading
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -19,13 +17,13 @@ from typing import Any
 
 from qdqspec._core.codec import from_data
 from qdqspec._core.config import Settings, claim_folder
-from qdqspec._core.files import copy_whole, explained
+from qdqspec._core.files import write_whole
 from qdqspec.app.cluster.address import Address, require_distributed
 from qdqspec.app.cluster.case_process import Answer
 from qdqspec.app.cluster.client import Cluster
 from qdqspec.app.cluster.inventory import Device
 from qdqspec.app.cluster.request import CACHE, OUTPUT, Package, pack
-from qdqspec.app.preparation.build_logs import HEADER, BuildLogs, open_journal
+from qdqspec.app.preparation.build_logs import HEADER
 from qdqspec.app.preparation.cached import CORRECTIONS, JOURNAL, about
 from qdqspec.app.report.record import record_from_json
 from qdqspec.app.session import Session
@@ -33,9 +31,8 @@ from qdqspec.app.session.session import case_key
 from qdqspec.backends.base import Availability
 from qdqspec.checks.baseline.store import Renewal
 from qdqspec.errors import ConfigError, QdqspecError
-from qdqspec.search.journal import trial_from_json
 from qdqspec.timing.lock import RunLock
-from qdqspec.timing.store import MANIFEST, Store
+from qdqspec.timing.store import MANIFEST
 from qdqspec.types import (
     Case,
     CaseRecord,
@@ -85,7 +82,6 @@ class ClusterSession(Session):
         self._futures: dict[object, Future[_Outcome]] = {}
         self._judged: dict[object, set[str]] = {}
         self._watching = threading.Lock()
-        self._notes: list[str] = []
 
     def availability(self, case: Case) -> Availability:
         """Whether the device of the cluster has one of the case's formats."""
@@ -127,7 +123,7 @@ class ClusterSession(Session):
         return claim_folder(self.settings, case)
 
     def record(self) -> RunRecord:
-        """The record of all cases that were asked for; of their checks, those that were judged."""
+        """The record of all requested cases, with the results of the checks that were judged."""
         cases = []
         for key, judged in self._judged.items():
             future = self._futures[key]
@@ -147,9 +143,8 @@ class ClusterSession(Session):
         """Stop all jobs on the workers, and disconnect."""
         for future in self._futures.values():
             future.cancel()
-        self._cluster.stop()
-        self._pool.shutdown(wait=True, cancel_futures=True)
         self._cluster.close()
+        self._pool.shutdown(wait=True, cancel_futures=True)
         super().close()
 
     def _record_of(self, case: Case) -> CaseRecord:
@@ -172,176 +167,74 @@ class ClusterSession(Session):
         return self._futures[key]
 
     def _run(self, case: Case) -> _Outcome:
-        device = self._device_named(case.backend or self.settings.backend)
-        with RunLock(self.output(case), self._note):
-            run = _CaseRun(self, case, self.output(case))
-            try:
-                self._cluster.run(run, device, case.name, self.settings.build_limit)
-            finally:
-                run.close()
-        return run.outcome()
+        folder, device = self.output(case), self._device_named(case.backend or self.settings.backend)
+        with RunLock(folder, self._note):
+            package = self._package(case, folder)
+            contents = {name: path.read_bytes() for name, path in package.files.items()}
+            data, files = self._cluster.run(package.request, contents, device, case.name, self._tell)
+            places = [(OUTPUT, folder), (CACHE, self._store.folder), *package.places]
+            answer = from_data(Answer, _with_own_paths(data, places))
+            if answer.failure is not None:
+                raise answer.failure.error()
+            if answer.skipped:
+                raise ConfigError(f"the worker cannot run the case: {answer.skipped}", where=case.name)
+            self._write(files, folder)
+        record = record_from_json(answer.record).cases[0]
+        return _Outcome(
+            record=replace(record, evidence=replace(record.evidence, case=case, output=folder)),
+            renewals=tuple(from_data(Renewal, each) for each in answer.renewals),
+            errors={name: failure.error() for name, failure in answer.errors.items()},
+        )
+
+    def _package(self, case: Case, folder: Path) -> Package:
+        """The case's files, an unfinished journal with its corrections, and the cached searches of this case."""
+        package = pack(case, replace(self.settings, time_limit=self._seconds_left()))
+        for name in (JOURNAL, HEADER, CORRECTIONS):
+            if (folder / name).is_file():
+                package.files[f"{OUTPUT}/{name}"] = folder / name
+        if not self.settings.no_cache:
+            for manifest in sorted(self._store.folder.glob(f"[!.]*/{MANIFEST}")):
+                if about(manifest.parent).get("case") == case.name:
+                    package.add_folder(f"{CACHE}/{manifest.parent.name}", manifest.parent)
+        return package
+
+    def _write(self, files: Mapping[str, bytes], folder: Path) -> None:
+        """Write the results of a case, then the cache."""
+        entries: dict[str, dict[str, bytes]] = {}
+        for name, content in files.items():
+            top, _, rest = name.partition("/")
+            if top == OUTPUT:
+                write_whole(folder / rest, content, what="the result", make_folder=True)
+            elif "/" in rest:
+                key, _, inner = rest.partition("/")
+                entries.setdefault(key, {})[inner] = content
+        if not self.settings.no_cache:
+            for key, parts in entries.items():
+                if MANIFEST in parts:
+                    self._store.discard(key)  # the worker has just measured it
+                    self._store.put(key, partial(_fill, parts))
 
     def _note(self, text: str) -> None:
         """Show a remark at once: on the progress display if there is one, else in the log."""
         self._tell(Progress(case="cluster", phase="waiting", done=0, total=0, waiting=text))
 
-    def tell(self, progress: Progress) -> None:
-        """Show progress; cases run in several threads."""
-        with self._watching:
-            if self.watch is not None:
-                self.watch(progress)
-
-    def settings_left(self) -> Settings:
-        """The settings, with the remaining time limit of the run."""
-        return replace(self.settings, time_limit=self._seconds_left())
-
-    @property
-    def store(self) -> Store:
-        """The cache of finished searches."""
-        return self._store
+    def _tell(self, progress: Progress) -> None:
+        with self._watching:  # cases run in several threads
+            super()._tell(progress)
 
 
-class _CaseRun:
-    """One case on the client: its journal, its results, and the package for each attempt."""
-
-    def __init__(self, session: ClusterSession, case: Case, folder: Path) -> None:
-        self._session, self._case, self._folder = session, case, folder
-        self._opened = ExitStack()
-        self._journal: BuildLogs | None = None
-        self._written = 0  # lines of the journal
-        self._position = 0  # lines received in this attempt
-        self._held: list[
-            tuple[dict[str, Any], str]
-        ] = []  # lines of the confirmation, until the results are written
-        self._host = ""
-        self._notes: list[str] = []
-        self._answer: Answer | None = None
-        self._package: Package | None = None
-
-    def package(self) -> Package:
-        """The case's files, with the journal as it is now and the cached searches of this case.
-
-        The journal is sent without its header, which the worker writes when its case opens the journal.
-        """
-        settings = self._session.settings_left()
-        if self._package is None:
-            self._package = pack(self._case, settings)
-        base = self._package
-        package = Package(case=base.case, settings=base.settings, files=[*base.files], local=dict(base.local))
-        for name in (JOURNAL, CORRECTIONS):
-            if (self._folder / name).is_file():
-                package.add(f"{OUTPUT}/{name}", self._folder / name)
-        if not settings.no_cache:
-            for manifest in sorted(self._session.store.folder.glob(f"[!.]*/{MANIFEST}")):
-                if about(manifest.parent).get("case") == self._case.name:
-                    package.add_folder(f"{CACHE}/{manifest.parent.name}", manifest.parent)
-        return package
-
-    def begin(self, worker: str, host: str) -> None:  # noqa: ARG002 - the host is what is recorded
-        """An attempt begins: its lines are counted anew, and those known already are dropped."""
-        self._position, self._host = 0, host
-        self._held.clear()
-
-    def news(self, news: Mapping[str, Any]) -> None:
-        """Write new trials to the journal, and show progress."""
-        for entry in news["entries"]:
-            self._position += 1
-            if self._position <= self._lines(news["header"]):
-                continue
-            if entry["phase"] == "confirm":
-                self._held.append((entry, self._host))
-            else:
-                self._write(entry, self._host)
-        if news["progress"] is not None:
-            self._session.tell(from_data(Progress, news["progress"]))
-
-    def _lines(self, header: Mapping[str, Any]) -> int:
-        """The lines known so far; the journal is opened with the worker's header."""
-        if self._journal is None:
-            own = {name: value for name, value in header.items() if name != "schema_version"}
-            self._journal = self._opened.enter_context(open_journal(self._folder, own, self._notes))
-            self._written = len(self._journal.trials())
-        return self._written + len(self._held)
-
-    def _write(self, entry: dict[str, Any], host: str) -> None:
-        assert self._journal is not None
-        role = {"role": entry["role"]} if "role" in entry else {}
-        self._journal.append(trial_from_json(entry), **role, host=host)
-        self._written += 1
-
-    def corrections(self, file: Path) -> None:
-        """Write the corrections beside the journal."""
-        with explained("the corrections", self._folder):
-            copy_whole(file, self._folder / CORRECTIONS)
-
-    def results(self, files: Mapping[str, Path], answer: Answer) -> None:
-        """Write the results, then the lines that mark the journal as finished, then the cache."""
-        own = (JOURNAL, HEADER)
-        entries: dict[str, dict[str, Path]] = {}
-        for name, path in files.items():
-            top, _, rest = name.partition("/")
-            if top == CACHE and rest.count("/"):
-                key, _, inner = rest.partition("/")
-                entries.setdefault(key, {})[inner] = path
-            elif top == OUTPUT and not (rest in own and self._journal is not None):
-                with explained("the results", self._folder):
-                    (self._folder / rest).parent.mkdir(parents=True, exist_ok=True)
-                    copy_whole(path, self._folder / rest)
-        for entry, host in self._held:
-            self._write(entry, host)
-        self._held.clear()
-        if not self._session.settings.no_cache:
-            for key, parts in entries.items():
-                if MANIFEST in parts:
-                    self._session.store.discard(key)  # the worker has just measured it
-                    self._session.store.put(key, partial(_fill, parts))
-        self._answer = answer
-
-    def outcome(self) -> _Outcome:
-        """The outcome, with the client's paths. Raises the failure of the case."""
-        answer = self._answer
-        assert answer is not None
-        if answer.failure is not None:
-            raise _here(answer.failure.error(), self._mapped)
-        if answer.skipped:
-            raise ConfigError(f"the worker cannot run the case: {answer.skipped}", where=self._case.name)
-        record = record_from_json(self._mapped(answer.record)).cases[0]
-        evidence = replace(
-            record.evidence,
-            case=self._case,
-            output=self._folder,
-            warnings=(*record.evidence.warnings, *self._notes),
-        )
-        return _Outcome(
-            record=replace(record, evidence=evidence),
-            renewals=tuple(from_data(Renewal, self._mapped(each)) for each in answer.renewals),
-            errors={name: _here(failure.error(), self._mapped) for name, failure in answer.errors.items()},
-        )
-
-    def _mapped(self, data: Any) -> Any:
-        """Data with the paths of the job's folder replaced by the client's."""
-        if self._answer is None or not self._answer.folder:
-            return data
-        text, folder = json.dumps(data), self._answer.folder
-        assert self._package is not None
-        places = [(OUTPUT, self._folder), (CACHE, self._session.store.folder), *self._package.places]
-        for sent, own in sorted(places, reverse=True):
-            text = text.replace(json.dumps(f"{folder}/{sent}")[1:-1], json.dumps(str(own))[1:-1])
-        found: Any = json.loads(text)
-        return found
-
-    def close(self) -> None:
-        """Close the journal."""
-        self._opened.close()
+def _with_own_paths(data: Any, places: Iterable[tuple[str, Path]]) -> Any:
+    """The answer of a worker, with each path in the job's folder replaced by the path on the client."""
+    text = json.dumps(data)
+    for sent, own in sorted(places, reverse=True):
+        text = text.replace(json.dumps(f"{data['folder']}/{sent}")[1:-1], json.dumps(str(own))[1:-1])
+    found: Any = json.loads(text)
+    return found
 
 
-def _here(error: QdqspecError, mapped: Any) -> QdqspecError:
-    return type(error)(mapped(error.what), where=mapped(error.where), cure=mapped(error.cure))
-
-
-def _fill(parts: Mapping[str, Path], folder: Path) -> None:
-    """Copy the files of a cache entry, without its manifest, which the store writes."""
-    for name, path in parts.items():
+def _fill(parts: Mapping[str, bytes], folder: Path) -> None:
+    """Write the files of a cache entry, without its manifest, which the store writes."""
+    for name, content in parts.items():
         if name != MANIFEST:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, folder / name)
+            (folder / name).write_bytes(content)

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
-import platform
-from collections.abc import Callable
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from qdqspec._core.codec import from_data, to_data
+from qdqspec._core.codec import to_data
 from qdqspec._core.config import Settings
+from qdqspec._core.files import replace_file
+from qdqspec._core.programs import end_program, python_command
 from qdqspec.app.cluster.address import Address
+from qdqspec.app.cluster.case_process import ANSWER, LOG, REQUEST, Answer, Failure
 from qdqspec.app.cluster.inventory import ANNOUNCED, Announcement, announce
-from qdqspec.app.cluster.jobs import Jobs
-from qdqspec.errors import ConfigError
+from qdqspec.app.cluster.request import CACHE, OUTPUT, checked
+from qdqspec.errors import ConfigError, QdqspecError
 
 if TYPE_CHECKING:
     from distributed import Security, Worker
@@ -27,8 +34,8 @@ _CONFIG = (
 _REACH_S = 30.0  # for an answer of the scheduler
 _START_S = 120.0  # for the start of its process; importing all took more than 30 s on a loaded machine
 _WORKER_TTL = "60s"  # a worker that is silent for so long is removed; Dask's own default is five minutes
-_JOBS: list[Jobs] = []  # of this process; one, set by `dask_setup`
-_HANDLERS = ("ask", "put", "get", "stop")  # methods of `Jobs` that the client calls, as qdqspec_ask
+_STEP = 0.1  # seconds between looks at the process of a case
+_LOG_BYTES = 4000
 
 
 def run_worker(
@@ -52,7 +59,7 @@ def run_worker(
             "no backend is usable on this machine", cure="qdqspec doctor shows what each of them needs"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    given = [str(folder), json.dumps(to_data(settings)), json.dumps(found.to_data())]
+    given = [str(folder), json.dumps(to_data(settings)), json.dumps(to_data(found))]
 
     async def serve() -> None:
         await _require_scheduler(address, security)
@@ -104,36 +111,113 @@ async def _require_scheduler(address: Address, security: Security | None) -> Non
 
 
 def dask_setup(worker: Worker) -> None:
-    """Prepare the worker's process; called by Dask before it connects to the scheduler."""
+    """Announce the worker's devices and free disk space; called by Dask before it connects to the scheduler."""
     import dask
 
-    folder, settings, announcement = dask.config.get(f"{_CONFIG}.given")
+    folder, _, announcement = dask.config.get(f"{_CONFIG}.given")
     known = json.loads(announcement)
-    jobs = Jobs(
-        Path(folder),
-        from_data(Settings, json.loads(settings)),
-        lambda topic, message: worker.log_event(
-            topic, {**message, "worker": worker.address, "host": platform.node()}
-        ),
-    )
-    _JOBS[:] = [jobs]
     worker.startup_information[ANNOUNCED] = lambda _: known
-    worker.metrics[ANNOUNCED] = lambda _: jobs.free_bytes
-    for method in _HANDLERS:
-        worker.handlers[f"qdqspec_{method}"] = getattr(jobs, method)
+    worker.metrics[ANNOUNCED] = lambda _: shutil.disk_usage(folder).free
 
 
-def run_case(request: str) -> str:
-    """The task of a case."""
-    return _JOBS[0].run(request)
+# ---- a case --------------------------------------------------------------------------------------
+
+
+def run_case(request: Mapping[str, Any], files: Mapping[str, bytes]) -> tuple[Any, dict[str, bytes]]:
+    """The task of a case: run it in a process; returns the answer, and the files that the case wrote.
+
+    The process is stopped if the client cancels the task, or is gone.
+    """
+    import dask
+    from distributed import get_worker
+
+    folder, settings, _ = dask.config.get(f"{_CONFIG}.given")
+    worker = get_worker()
+    task = worker.get_current_task()
+    job = Path(folder) / "jobs" / task
+
+    def report(progress: object) -> None:
+        worker.log_event(request["topic"], {"job": task, "worker": worker.address, "progress": progress})
+
+    def is_wanted() -> bool:
+        return task in worker.state.tasks and worker.state.tasks[task].state == "executing"
+
+    try:
+        report(None)
+        for name, content in files.items():
+            path = job / checked(name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        replace_file(job / REQUEST, json.dumps(dict(request)))
+        return run_process(job, settings, report, is_wanted), _written_files(job, files)
+    finally:
+        shutil.rmtree(job, ignore_errors=True)
+
+
+def run_process(
+    folder: Path, settings: str, report: Callable[[object], None], is_wanted: Callable[[], bool]
+) -> Any:
+    """Run the process of a case until it ends or is not wanted any more; returns its answer.
+
+    A process that leaves no answer has failed: the answer is then the end of its log.
+    """
+    command, env = python_command("qdqspec.app.cluster.case_process", str(folder), settings)
+    with (folder / LOG).open("wb") as log:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env=env,
+            start_new_session=True,
+        )
+
+    def read_progress() -> None:
+        assert process.stdout is not None
+        with suppress(OSError, ValueError):
+            for line in process.stdout:
+                report(json.loads(line))
+
+    threading.Thread(target=read_progress, daemon=True).start()
+    try:
+        while process.poll() is None and is_wanted():
+            time.sleep(_STEP)
+    finally:
+        end_program(process)
+        for stream in (process.stdin, process.stdout):
+            with suppress(OSError):
+                if stream is not None:
+                    stream.close()
+    try:
+        return json.loads((folder / ANSWER).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        end = (folder / LOG).read_bytes()[-_LOG_BYTES:].decode(errors="replace")
+        what = (
+            f"the process of the case ended with exit code {process.returncode}; the end of its log:\n{end}"
+        )
+        return to_data(Answer(failure=Failure.of(QdqspecError(what))))
+
+
+def _written_files(folder: Path, given: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The files that the case wrote; files that are as they were sent are left out."""
+    found = {}
+    for top in (OUTPUT, CACHE):
+        for path in (folder / top).rglob("*"):
+            if path.is_file() and not path.name.startswith("."):
+                name, content = path.relative_to(folder).as_posix(), path.read_bytes()
+                if given.get(name) != content:
+                    found[name] = content
+    return found
+
+
+# ---- the scheduler -------------------------------------------------------------------------------
 
 
 def run_scheduler(address: Address, certificates: Path, ready: Callable[[str], None]) -> None:
     """Serve until interrupted; ``ready`` is called with the address for workers and clients.
 
-    Work stealing is off, since a task on a device is timed there. A task whose worker is lost is not restarted by the
-    scheduler but by its client, which knows the trials that are already measured. The status page is served on this
-    machine only.
+    Work stealing is off, since a task on a device is timed there. The client repeats the task of a lost worker: the
+    files of the case may be lost with it. The status page is served on this machine only.
     """
     import dask
     from distributed import Scheduler
@@ -143,7 +227,6 @@ def run_scheduler(address: Address, certificates: Path, ready: Callable[[str], N
         "distributed.scheduler.work-stealing": False,
         "distributed.scheduler.worker-ttl": _WORKER_TTL,
         "distributed.scheduler.allowed-failures": 0,
-        "distributed.admin.large-graph-warning-threshold": "1 GiB",
     }
 
     async def serve() -> None:

@@ -1,7 +1,7 @@
 """Error attribution: ranks Q/DQ pairs by the accuracy they cost, and measures the SQNR without them.
 
-Everything is computed by the default backend without optimization, whatever that of the case: parts of the placement
-are rehearsed in one graph.
+The default backend computes everything without optimization, also if the case names another backend: parts of the
+placement are rehearsed in one graph.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def culprits_of(
 ) -> CulpritEvidence:
     """The pairs in the model of a case with the largest error, measured at ``output`` or else at the worst output.
 
-    They are measured on the best data available. ``most`` is the number of pairs, all for ``None``; ``seconds`` limits
-    the time, and the pairs found by then are returned. The numbers of the pairs are those of the model with
-    ``factors``. If the default backend cannot compute the model, or memory is short, ``missing`` states so.
+    The pairs are measured on the best data available. ``most`` is the number of pairs, all for ``None``. ``seconds``
+    limits the time; the pairs found within the time are returned. Scales and zero points of the pairs belong to the
+    model with ``factors``. If the default backend cannot compute the model, or memory is short, ``missing`` states so.
     """
     if not pairs:
         return CulpritEvidence(missing="nothing is quantized")
@@ -175,8 +175,8 @@ def _culprits(
 ) -> Iterator[Culprit]:
     """The pairs, with their share of the ``whole`` noise.
 
-    The first ``removed`` also have the SQNR that remains when their readers and those of all before read floats, which
-    takes one more measurement each.
+    For each of the first ``removed`` pairs one more measurement gives the SQNR of the model in which the readers of
+    this pair and of all pairs before it read floats.
     """
     without: set[str] = set()  # nodes; the empty name represents graph outputs
     for number, (pair, power) in enumerate(found):

@@ -102,7 +102,7 @@ class CaseWork:
 
     @property
     def as_given(self) -> Prepared:
-        """The case with its model as it is, even if that is quantized."""
+        """The case with its model unchanged, even if the model is quantized."""
         return prepare(self._load(self.case), self.resources, as_given=True)
 
     # ---- winner -----------------------------------------------------------------------------------------
@@ -234,9 +234,9 @@ class CaseWork:
         return self._parity
 
     def parity_with(self, tuned: Path) -> ParityEvidence:
-        """Outputs of another model that takes the same inputs, compared with those of the given model.
+        """The outputs of another model with the same inputs, compared with the outputs of the given model.
 
-        A quantized model that no spec names is compared as it is, and not its float form.
+        A quantized model that no spec names is itself the reference, not its float form.
         """
         return compare_models(self.prepared if self.case.spec is not None else self.as_given, tuned)
 

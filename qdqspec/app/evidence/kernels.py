@@ -62,7 +62,7 @@ def known_candidates(
 ) -> list[KnownCandidate]:
     """All quantized candidates of a search and its confirmation, by their last time, the fastest first.
 
-    ``lines`` are the trials of the confirmation by role, ``ratios`` the times of these. ``scale`` is the time over the
+    ``lines`` are the trials of the confirmation by role, ``ratios`` their times. ``scale`` is the time over the
     reference's of the model to which the ratios of other trials refer.
     """
     known: dict[str, KnownCandidate] = {}
@@ -84,7 +84,7 @@ def rejected_candidates(
     limits: Limits,
     ops: Mapping[str, str],
 ) -> tuple[RejectedCandidate, ...]:
-    """The candidates that show why the reference was selected, with the kernels of those that have a profile.
+    """The candidates that show why the reference was selected, with their kernels if they have a profile.
 
     ``known`` are all of them, the fastest first, and ``reference`` are the layers of the reference.
     """

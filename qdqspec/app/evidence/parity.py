@@ -26,8 +26,8 @@ from qdqspec.types.requests import ParityRequest
 class SideBySide(Closing):
     """The float model and the tuned model on the backend, and the tuned model as ONNX defines it, each built once.
 
-    The float model is also fed ``fixed``, for which the tuned model has no inputs. ``expected`` builds what is compared
-    with in the place of the float model on the backend, if that does not compute the float model as ONNX defines it.
+    The float model is also fed ``fixed``, for which the tuned model has no inputs. ``expected`` builds the engine to
+    compare with if the backend does not compute the float model as ONNX defines it.
     The third engine is `Definition`. If it cannot run the model, ``undivided`` states why from then on. Where the
     backend runs nothing, both models are computed as ONNX defines them. An engine that fails on an input is rebuilt for
     the next one. If both models are one file, it runs once.
@@ -152,7 +152,7 @@ def _bytes(arrays: Mapping[str, Array]) -> int:
 
 
 def compare_models(prepared: Prepared, tuned: Path, *, divided: bool = True) -> ParityEvidence:
-    """Compare the outputs of a model with those of the given model on the best data available.
+    """Compare the outputs of a model with the outputs of the given model, on the best data available.
 
     The given model is the user's own file, fed the values of the inputs that the case fixes. ``divided`` also compares
     both with the Q/DQ arithmetic as ONNX defines it.

@@ -99,7 +99,10 @@ def _stopped(error: BackendError) -> str:
 
 
 def replay_failure(prepared: Prepared, tuned: Path, limits: InputLimits, check_id: str) -> str:
-    """Save the worst input that breaks the limits alone; the command that repeats its failure, empty if none does."""
+    """Save the worst single input that breaks a limit, and return the command that repeats the failure.
+
+    Empty if no single input breaks a limit.
+    """
     feeds, _ = prepared.comparison_data()
     worst, noise = None, 0.0
     with both_models(prepared, tuned, divided=False) as models:
@@ -133,8 +136,8 @@ def search_input(prepared: Prepared, tuned: Path, request: InputRequest, check_i
 class _InputSearcher:
     """Draws inputs for one case, and converts them to arrays and descriptions.
 
-    The search starts from ``samples`` of the data: more of them vary the inputs more, and each is run first. The
-    bounds of values are those of the first ``seen`` inputs: more of them take longer to read.
+    The search starts from ``samples`` inputs of the data, which are run first: more samples vary the inputs more. The
+    ranges of the first ``seen`` inputs of the data bound the values: more inputs take longer to read.
     """
 
     def __init__(

@@ -26,8 +26,9 @@ def save_replay(
 ) -> str:
     """Write an input and the outputs of both models; the commands that repeat the comparison, one a line.
 
-    The first runs the tuned model again, if Polygraphy has a runner for the backend; the last compares the outputs, the
-    float model's first, since the signal of an SNR is that of the first. Empty if Polygraphy knows none of the limits.
+    The first command runs the tuned model again, if Polygraphy has a runner for the backend. The last command compares
+    the outputs; the float model's outputs come first, because Polygraphy takes them as the signal of an SNR. Empty if
+    Polygraphy knows none of the limits.
     """
     comparison = OutputComparison()
     comparison.add(outputs.reference, outputs.tuned)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def find_obsolete(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
-    """Find obsolete entries of the specs of which all checks are selected. Reads baselines, no model."""
+    """Find the obsolete entries of each spec whose checks are all selected. Reads baselines, no model."""
     if config.option.collectonly:
         return
     selected = [item for item in items if isinstance(item, CheckItem)]

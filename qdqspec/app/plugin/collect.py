@@ -151,9 +151,9 @@ class CaseNode(_Explained):
         return node
 
     def collect(self) -> Iterator[CheckItem]:
-        """One item per check, in the order of the spec after those of a task metric.
+        """One item per check: checks of a task metric first, then all others in the order of the spec.
 
-        A wrong name of a metric thus fails, and stops a run with ``-x``, before the search.
+        So an unknown metric fails before the search, and stops a run with ``-x``.
         """
         from qdqspec.checks.base import asks_score
 
@@ -175,7 +175,7 @@ class CheckItem(pytest.Function):
     def of(
         cls, parent: pytest.Collector, case: Case, check: CheckSpec, like: CheckItem | None = None
     ) -> CheckItem:
-        """An item that runs the check through ordinary fixtures: those of ``like``, an item of the same case."""
+        """An item that runs the check through ordinary fixtures; ``like`` is an item of the case that has them."""
         fixtures = None if like is None else like._fixtureinfo  # noqa: SLF001
         item = cls.from_parent(parent, name=check.id, callobj=run_check, fixtureinfo=fixtures)
         item.cases = getattr(parent.parent, "cases", ())
@@ -207,7 +207,7 @@ def _marks(node: CaseNode) -> Iterator[pytest.MarkDecorator]:
 def unchanged_cases(items: Sequence[pytest.Item]) -> tuple[Case, ...]:
     """The cases of the selected checks that will run as their specs state them.
 
-    Those that may be skipped, or that a fixture of a conftest may change, are left out.
+    A case that may be skipped, or that a fixture of a conftest may change, is left out.
     """
     found: dict[str, Case] = {}
     for item in items:

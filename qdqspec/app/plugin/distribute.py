@@ -94,7 +94,7 @@ def case_scheduling(config: pytest.Config, log: Any) -> LoadScopeScheduling | No
 
 
 def unit_of(nodeid: str, one_unit: Callable[[str], bool]) -> str:
-    """The unit of work of a test: its case, its spec where that is ``one_unit``, or itself."""
+    """The unit of work of a test: its spec if the spec is ``one_unit``, else its case; a plain test is its own unit."""
     file, _, rest = nodeid.partition("::")
     if not rest or not is_spec(Path(file)):
         return nodeid

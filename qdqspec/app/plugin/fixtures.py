@@ -1,7 +1,7 @@
 """Fixtures of the plugin. Each may be overridden in a conftest, for specs and plain tests alike.
 
 ``qdq_session``, ``qdq_backend``, ``qdq_calibration``, ``qdq_data``, ``qdq_metrics`` and ``qdq_model`` determine
-the input of the checks of specs; the others return results. Those about one case are function-scoped, because
+the input of the checks of specs; the others return results. Fixtures about one case are function-scoped, because
 pytest has no scope for a case; the session caches results, so that a second request costs nothing. On a plain
 test, ``@pytest.mark.qdq("specs/a.qdq.yaml::int8-b8")`` names the case they are about.
 """

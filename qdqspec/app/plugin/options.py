@@ -43,7 +43,7 @@ def settings_of(config: pytest.Config) -> Settings:
 
 
 def _by_origin(config: pytest.Config) -> tuple[dict[str, object], dict[str, object]]:
-    """The options of the command line, and those from ``addopts`` that can load native code.
+    """The options of the command line, and the options of ``addopts`` that can load native code.
 
     In a worker of pytest-xdist all come from the controller, which has checked them.
     """

@@ -6,7 +6,6 @@ last lines are the command to reproduce it. What formats it is imported after a 
 
 from __future__ import annotations
 
-import operator
 import os
 import shlex
 from collections.abc import Mapping
@@ -91,17 +90,11 @@ def _skip_unless(case: Case, backend: str, session: Session) -> None:
         pytest.skip(f"for a GPU of compute capability {wanted}, which {backend} does not have here")
 
 
-_COMPARE = {">=": operator.ge, "<=": operator.le, "==": operator.eq, ">": operator.gt, "<": operator.lt}
-
-
 def fulfils(value: str | None, comparison: str) -> bool:
-    """Whether a version such as ``8.9`` fulfils ``>=8.6``; ``8`` is 8.0. An unknown one fulfils nothing."""
-    if value is None:
-        return False
-    sign = next(sign for sign in _COMPARE if comparison.startswith(sign))
-    versions = (value, comparison.removeprefix(sign))
-    here, wanted = (tuple(map(int, f"{text.strip()}.0".split(".")[:2])) for text in versions)
-    return bool(_COMPARE[sign](here, wanted))
+    """Whether a version such as ``8.9`` fulfils ``>=8.6``. An unknown version fulfils nothing."""
+    from packaging.specifiers import SpecifierSet
+
+    return value is not None and SpecifierSet(comparison).contains(value)
 
 
 def _require_device(case: Case, session: Session, backend: str, settings: Settings) -> None:

@@ -33,7 +33,7 @@ _MOST_RATIO = 1.05  # of candidates beside the front
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
-    """Maps values to pixels; those outside its range are drawn at its ends."""
+    """Maps values to pixels; a value outside the range is drawn at the end of the axis."""
 
     low: float
     high: float
@@ -61,7 +61,7 @@ def _level(y: float, left: float, right: float, label: str, style: str = "grid")
 
 
 def _style_at(value: float) -> str:
-    """The line of the reference is another one."""
+    """The CSS class of a grid line; the line of the reference, at 1, has another style."""
     return "grid one" if math.isclose(value, 1) else "grid"
 
 
@@ -281,7 +281,7 @@ def _bars(rows: Sequence[_Bar], what: str) -> str:
 
 
 def baseline_chart(found: RegressionEvidence) -> str:
-    """This run's ratio below those of its baseline, and those of other devices; empty for a single row.
+    """The ratios of the baseline, then of this run, then of other devices, one row each; empty for a single row.
 
     A dashed line is at the figure to compare with. The axis need not begin at 0.
     """

@@ -1,7 +1,7 @@
 """The JSON of records: `result.json` and the run record.
 
-Each class of a part is one JSON object. It has the fields of the record that it is `written` for, so that a new field
-of a record is in it, and in those that are read again.
+Each class ``...Part`` is one JSON object. The decorator `written` gives it the fields of a record class, so that a new
+field of the record is written and read without further code.
 
 ``record_from_json(record_to_json(record))`` keeps all that reports show, and a second round trip changes
 nothing. Trial placements, check parameters and layer times, which only the journal and the spec hold, are not
@@ -396,7 +396,7 @@ def _fields(part: type[RecordPart], *records: object) -> dict[str, Any]:
 
 
 def _pairs(found: Evidence) -> tuple[PlacedPair, ...]:
-    """The pairs of the selected model; without their scales if those were not requested."""
+    """The pairs of the selected model; without scales if the scales were not requested."""
     if found.pairs or found.search is None:
         return found.pairs
     sites = sorted(found.search.winner.sites, key=lambda site: (site.tensor, site.consumers))

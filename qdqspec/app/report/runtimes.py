@@ -45,7 +45,7 @@ def _text_of(table: Table, sentences: list[str]) -> str:
 
 
 def _runtimes_table(found: RuntimeComparison) -> Table:
-    """Each model of each runtime, fastest first; those that were not timed last."""
+    """Each model of each runtime, the fastest first; models that were not timed are last."""
 
     def interval(model: RuntimeModel) -> str:
         return "" if model.label == found.reference else known(interval_text, model.ratio)
@@ -132,7 +132,7 @@ def upgrade_text(check: UpgradeCheck) -> str:
 
 
 def _version_lines(check: UpgradeCheck, backend: str) -> list[str]:
-    """The facts of a backend that differ between the environments, or one that states that none does."""
+    """A line for each fact of a backend that differs between the environments, or one line that all facts are equal."""
     here, there = check.here[backend], check.there.get(backend, {})
     return [
         f"{backend}: {plain(key)} {plain(here.get(key, '-'))} here, {plain(there.get(key, '-'))} there"

@@ -74,7 +74,7 @@ class Drawing:
 
 
 def model_graph(parts: Sequence[GraphPart]) -> Drawing | None:
-    """The drawing, with a width and height of its own; ``None`` without the library of the extra ``report``."""
+    """The drawing, with its width and height; ``None`` if the library of the extra ``report`` is not installed."""
     try:
         from graph_layout import SugiyamaLayout
     except ImportError:

@@ -1,4 +1,4 @@
-"""Tables of plain text by their columns, the summary table at the end of a run, and the texts below that.
+"""Tables of plain text by their columns, the summary table at the end of a run, and the texts below the table.
 
 A cell is one printable line; each report format escapes its own syntax.
 """
@@ -71,7 +71,7 @@ class Table:
 
     @classmethod
     def of(cls, title: str, rows: Iterable[_Row], *columns: Column[_Row]) -> Table:
-        """A row of text for each of these rows."""
+        """A table with one row of text for each of the ``rows``."""
         cells = tuple(tuple(column.cell(row) for column in columns) for row in rows)
         heads = tuple(column.title for column in columns)
         return cls(title, heads, cells, tuple(column.align for column in columns))
@@ -135,7 +135,7 @@ def summary_table(record: RunRecord, *, width: int | None = None) -> str:
 
 
 def shown_columns(cases: Sequence[CaseRecord]) -> list[Column[CaseRecord]]:
-    """The columns with a value in some case; that of the backend only if measured cases differ in it."""
+    """The columns with a value in some case; the backend is a column only if the measured cases differ in it."""
     names = {id(case): plain(name, _NAME_WIDTH) for case, name in named_cases(cases)}
     several = len({case.evidence.target for case in cases if not case.evidence.skipped}) > 1
     columns: list[Column[CaseRecord]] = [

@@ -33,9 +33,9 @@ def is_github(path: Path) -> bool:
 
 
 def annotation_lines(record: RunRecord, root: Path, environment: Mapping[str, str] = os.environ) -> list[str]:
-    """A workflow command for each check that failed, at its line of the spec; at most ten.
+    """A workflow command for each failed check, at its line of the spec; at most ten.
 
-    Paths are relative to the checked-out repository, of which ``root`` may be a folder; to ``root`` outside it.
+    Paths are relative to the checked-out repository if ``root`` is inside it, else to ``root``.
     """
     return [*_annotations(record, (Path(environment.get(_REPOSITORY) or root), root))][:MOST_ANNOTATIONS]
 
@@ -156,7 +156,7 @@ def write_results(record: RunRecord) -> None:
 def write_comparisons(record: RunRecord) -> None:
     """Write the comparisons of runtimes to ``tune.json``, in each folder that holds folders of their cases.
 
-    They are those of the run record, with the file of each winner by name.
+    ``tune.json`` has the comparisons of the run record, and the file of each winner by name.
     Raises `OutputError` if a folder cannot be written.
     """
     outputs = {case.evidence.case.name: case.evidence.output for case in record.cases}

@@ -224,10 +224,10 @@ def update_baseline(
 ) -> None:
     """Put entries into a file and drop others; a file without entries is removed.
 
-    ``models`` are the digests of nodes, by hash of the model; those of models without an entry are removed.
-    ``device`` is that of the entries put; a file that only loses entries keeps its own. A damaged file is
-    replaced by the entries put, and so is a file of another device. Processes that change one file wait for
-    each other. Raises `OutputError` if it cannot be written.
+    ``models`` are the digests of nodes, by hash of the model; digests of models without an entry are removed.
+    ``device`` is the device of the new entries; a file that only loses entries keeps its device. The new entries
+    replace a damaged file, and a file of another device. Processes that change one file wait for each other.
+    Raises `OutputError` if the file cannot be written.
     """
     with _alone(path):
         known = None

@@ -109,7 +109,7 @@ def _conclusion(
     failures: list[_Failure],
     searched: ParitySearch | None,
 ) -> tuple[Outcome, str, str]:
-    """Outcome, headline and advice: failures on the data take precedence over those that a search found."""
+    """Outcome, headline and advice: failures on the data take precedence over failures that a search found."""
     if failures:
         first = failures[0]
         return "fail", first.words, advice(first.output, first.step, evidence.culprits)
@@ -152,7 +152,7 @@ class _Failure(NamedTuple):
 
 
 def _failures(params: ParityParams, parity: ParityEvidence) -> list[_Failure]:
-    """Each exceeded limit: those of the whole first, then those of the two steps."""
+    """Each exceeded limit: limits of the total difference first, then limits of the two steps."""
     top, found = params.top.key, []
     for out in params.chosen(parity.outputs):
         step = error_source(parity, out.name)
@@ -191,7 +191,7 @@ def _unknown(params: ParityParams, parity: ParityEvidence, judged: list[TensorPa
 
 
 def _columns(params: ParityParams) -> tuple[Limit, ...]:
-    """The columns: the facts of each comparison, and those of all data together that are limited."""
+    """The columns: facts of each comparison, and facts of all data together if the check limits them."""
     return (*LIMITS, *(limit for limit in WHOLE if params.asks(limit)))
 
 
@@ -357,7 +357,7 @@ def advice(output: str, step: str, culprits: CulpritEvidence | None = None) -> s
 
 
 def _which_nodes(culprits: CulpritEvidence | None) -> str:
-    """The nodes to exclude: those of the noisiest pairs if that helps, else those before the output."""
+    """The nodes to exclude: readers of the noisiest pairs if that helps, else the nodes before the output."""
     found = culprits.pairs[:_CULPRITS] if culprits is not None else ()
     gains = [culprit.without_db for culprit in found if culprit.without_db is not None]
     if culprits is None or not gains or max(gains) < culprits.together_db + _HELPS_DB:
@@ -484,7 +484,7 @@ def _range(one: TriedInput) -> str:
 def comparison_sections(parity: ParityEvidence, title: str, *, slices: bool = False) -> tuple[Section, ...]:
     """The difference of each output, with or without limits, and the origin of the largest.
 
-    ``slices`` is whether those of the outputs have a limit: their SQNR is shown. Else those far below are.
+    ``slices``: slices of the outputs have a limit, and their SQNR is shown; else slices far below their output are.
     """
     if not parity.outputs:
         return ()

@@ -11,7 +11,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from json_audit import lost
 
 from qdqspec.app.cli import main, parsers
 
@@ -121,23 +120,6 @@ FLEETING = [
     ("cache", "clear"),
     ("doctor", *FAKE),
 ]
-
-
-@pytest.mark.parametrize(
-    ("text", "data", "expected"),
-    [
-        ("a/b took 4.21 ms and 12 %", {"share": 0.12}, ["4.21", "a/b"]),
-        ("1.48x (1.44 to 1.52)", {"ratio": 0.676, "ci95": [1.4401, 1.52]}, ["1.48x"]),
-        ("1.48x, at least 1.44x", {"speedup": 1.4796, "at_least": 1.4499}, []),
-        ("1.48x, at least 1.44x", {"speedup": 1.4796, "at_least": 1.4501}, ["at least 1.44x"]),
-        ("3.5 KiB in 2 min 05 s", {"bytes": 3600, "age": 125.2}, []),
-        ("note: the data are random", {}, ["note: the data are random"]),
-    ],
-)
-def test_the_fixture_finds_figures_and_names_missing_in_json(
-    text: str, data: dict[str, object], expected: list[str]
-) -> None:
-    assert lost(text, data) == expected
 
 
 @pytest.mark.parametrize(

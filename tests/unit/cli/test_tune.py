@@ -167,13 +167,6 @@ def test_the_exit_code_of_a_spec_is_that_of_its_checks(verb, fake, tmp_path, out
     assert result.out.count(message) == 1, "the reason is printed once"
 
 
-def test_a_bare_model_is_searched_and_measured(verb, fake, tmp_path):
-    result = verb("tune", "m.onnx", "-o", "out")
-    assert result.code == 0
-    assert "m::default" in result.out
-    assert calls(tmp_path) == ["evidence default latency,parity", "close"]
-
-
 def test_options_of_the_command_line_override_the_spec(planned):
     case = planned(
         "a.qdq.yaml::b1 --strategy attribution --trials 3 --minutes 0.5 --preset quick --quant fp8"

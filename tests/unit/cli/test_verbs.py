@@ -130,31 +130,6 @@ def test_ctrl_c_during_imports_of_the_installed_command(module, tmp_path):
     assert len(ended.stderr.splitlines()) <= 1
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="SIGTERM ends a process at once there")
-@pytest.mark.parametrize(
-    "name", ["_releaseLock", "_afterFork", "_pin_fork_objects", "_resume_parent_after_fork"]
-)
-def test_a_signal_during_a_fork_is_not_lost(name):
-    """Python ignores exceptions in functions that it calls at a fork: of `logging` and of filelock."""
-    code = f"""if True:
-        import signal, time
-        from qdqspec.app.cli.output import end_on_sigterm
-        def inside():
-            signal.raise_signal(signal.SIGTERM)  # in a function that the one at the fork calls
-        def {name}():
-            inside()
-            print("not interrupted")
-        end_on_sigterm()
-        try:
-            {name}()
-            time.sleep(30)
-        except KeyboardInterrupt:
-            print("interrupted later")
-    """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.stdout, done.stderr) == ("not interrupted\ninterrupted later\n", "")
-
-
 def test_verify_accepts_images_as_tune_does(verb, tmp_path):
     text = """<ir_version: 8, opset_import: ["": 17]>
         net (float[1,3,8,8] x) => (float[1,3,8,8] y) { y = Relu(x) }"""

@@ -8,7 +8,7 @@ from pathlib import Path
 import onnx
 import pytest
 from chains import chain_model
-from cluster_processes import LEASE, PATIENCE, Processes
+from cluster_processes import PATIENCE, Processes
 
 
 @pytest.fixture(scope="module")
@@ -37,5 +37,4 @@ def _no_hurry(monkeypatch) -> None:
     """Time limits that are long enough for a loaded machine."""
     from qdqspec.app.cluster import client
 
-    monkeypatch.setattr(client, "LEASE", LEASE)
     monkeypatch.setattr(client, "_CONNECT", PATIENCE)

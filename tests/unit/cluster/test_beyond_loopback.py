@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cluster_processes import LEASE, LIMITS, PATIENCE, Processes
+from cluster_processes import LIMITS, PATIENCE, Processes
 
 from qdqspec.app.cluster.address import Address, is_loopback, make_certificates
 from qdqspec.errors import ConfigError
@@ -98,7 +98,7 @@ def reported(folder: Path, model: Path, *words: str) -> dict:
         "checks: [{kind: speedup, min: 1.01}, {kind: speedup, id: most, min: 50}]\n"
     )
     given = ["specs", "--qdq-backend", "fake", "-p", "no:cacheprovider", *words]
-    program = f"import sys, pytest\n{LIMITS}; client.LEASE = {LEASE}\nsys.exit(pytest.main({given!r}))"
+    program = f"import sys, pytest\n{LIMITS}\nsys.exit(pytest.main({given!r}))"
     run = [sys.executable, "-c", program]
     done = subprocess.run(run, cwd=folder, capture_output=True, text=True, timeout=2 * PATIENCE, check=False)
     written = [json.loads(path.read_text()) for path in folder.rglob("result.json")]

@@ -13,12 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cluster_processes import LEASE, LIMITS, PATIENCE, Processes, wait_for
+from cluster_processes import LIMITS, PATIENCE, Processes, wait_for
 from json_audit import audit
 
 from qdqspec._core.config import Settings
 from qdqspec.app.session import Session
-from qdqspec.errors import BackendUnavailableError, ConfigError
+from qdqspec.errors import BackendUnavailableError, ConfigError, QdqspecError
 from qdqspec.types import Case, TuneRules
 
 psutil = pytest.importorskip("psutil", reason="the extra [cluster] is not installed")
@@ -64,23 +64,11 @@ def entries(folder: Path) -> list[dict]:
 
 def worker_of(session) -> object:
     """The worker that runs the session's case."""
-    jobs = session._cluster._jobs
-    wait_for(lambda: any(job.worker for job in jobs.values()))
-    address = next(job.worker for job in jobs.values() if job.worker)
+    runs = session._cluster._runs
+    wait_for(lambda: any(run.worker for run in runs.values()))
+    address = next(run.worker for run in runs.values() if run.worker)
     pids = session._cluster._client.run(os.getpid, workers=[address])
     return psutil.Process(pids[address])
-
-
-def impatient(session, seconds: float = 3.0) -> list[str]:
-    """Shortens the client's wait for an answer until it has given up one worker; returns the client's notes."""
-    cluster, notes = session._cluster, []
-
-    def note(text: str) -> None:
-        cluster._lease = LEASE
-        notes.append(text)
-
-    cluster._note, cluster._lease = note, seconds
-    return notes
 
 
 def processes_of_cases(processes: Processes) -> list:
@@ -95,18 +83,7 @@ def processes_of_cases(processes: Processes) -> list:
     return found
 
 
-def test_a_case_has_the_same_results_on_a_cluster_as_locally(settings, case, tmp_path, monkeypatch):
-    from qdqspec.app.cluster import client, content
-
-    names, digests = [], []
-
-    async def fetch_file(remote, job, name, *words) -> str:
-        digest = await content.fetch_file(remote, job, name, *words)
-        names.append(name)
-        digests.append(digest)
-        return digest
-
-    monkeypatch.setattr(client, "fetch_file", fetch_file)
+def test_a_case_has_the_same_results_on_a_cluster_as_locally(settings, case, tmp_path):
     with opened(settings) as session:
         there = session.evidence(case, NEEDS)
         folder, record = session.output(case), session.record()
@@ -119,13 +96,8 @@ def test_a_case_has_the_same_results_on_a_cluster_as_locally(settings, case, tmp
     assert {"reference.onnx", "tuned.onnx", "scheme.json", "trials.jsonl"} <= {
         p.name for p in folder.iterdir()
     }
-    assert any(name.endswith("scheme.json") for name in names)
-    assert not any(name.endswith("reference.onnx") for name in names), "it is the client's own model"
-    assert len({*digests}) == len(digests), "copies in the cache entry are not sent again"
     assert [case.evidence.case.name for case in record.cases] == ["chain::default"]
-    lines = entries(folder)
-    assert lines[-1]["phase"] == "confirm"
-    assert {line["host"] for line in lines} == {os.uname().nodename}
+    assert entries(folder)[-1]["phase"] == "confirm"
     # The search is in the client's cache, so that any worker may get the case.
     with opened(settings) as session:
         assert session.search(case).provenance.source == "cached"
@@ -153,72 +125,58 @@ def test_the_error_for_an_unknown_device_lists_the_devices(settings, processes):
         opened(replace(settings, cluster_device="other"))
 
 
-def has_begun(journal: Path) -> bool:
-    return journal.exists() and journal.read_bytes().count(b"\n") >= 2
+LONG = TuneRules(trials=16, strategy="exhaustive")
 
 
 @rare
-@pytest.mark.parametrize("fault", ["killed", "suspended", "resumed"])
+@pytest.mark.parametrize("fault", ["killed", "suspended"])
 def test_the_case_of_a_lost_worker_is_run_by_another(settings, case, processes, fault):
-    """Lines and the answer of a worker that continues while its case runs elsewhere are dropped."""
     with opened(settings) as session:
-        future = session._future(replace(case, tune=TuneRules(trials=16, strategy="exhaustive")))
-        lost, journal = worker_of(session), session.output(case) / "trials.jsonl"
-        wait_for(lambda: has_begun(journal))
+        notes: list[str] = []
+        session._cluster._note = notes.append
+        future = session._future(replace(case, tune=LONG))
+        lost = worker_of(session)
+        wait_for(lambda: processes_of_cases(processes))
         (lost.kill if fault == "killed" else lost.suspend)()
-        notes = impatient(session)
         try:
             wait_for(lambda: any("the case is run elsewhere" in note for note in notes))
-            if fault == "resumed":
-                lost.resume()
             assert future.result(PATIENCE).record.evidence.search.total >= 8
         finally:
-            if fault != "resumed":
-                with suppress(psutil.NoSuchProcess):  # the scheduler may have restarted it
-                    lost.kill()  # the Nanny starts another worker
+            with suppress(psutil.NoSuchProcess):  # the scheduler may have restarted it
+                lost.kill()  # the Nanny starts another worker
         lines = entries(session.output(case))
-    assert_each_trial_once(lines)
+    assert lines[-1]["phase"] == "confirm"
     wait_for(lambda: not processes_of_cases(processes))
 
 
-def assert_each_trial_once(lines: list[dict]) -> None:
-    """Each trial of a search is in the journal exactly once."""
-    trials = [
-        (line["phase"], line["trial"], line["placement"]) for line in lines if line["phase"] != "confirm"
-    ]
-    assert len(trials) == len(set(trials)) >= 8
-    assert lines[-1]["phase"] == "confirm"
+def test_a_case_whose_process_ends_fails_with_its_log(settings, case, processes):
+    with opened(settings) as session:
+        future = session._future(replace(case, tune=LONG))
+        wait_for(lambda: processes_of_cases(processes))
+        processes_of_cases(processes)[0].kill()
+        with pytest.raises(QdqspecError, match="the process of the case ended with exit code -9"):
+            future.result(PATIENCE)
 
 
-@rare
 @pytest.mark.parametrize("signal_sent", [signal.SIGKILL, signal.SIGINT], ids=["killed", "Ctrl-C"])
-def test_no_process_of_an_ended_client_continues_and_its_search_is_resumed(
-    settings, case, processes, tmp_path, signal_sent
-):
+def test_no_process_of_an_ended_client_continues(settings, case, processes, tmp_path, signal_sent):
     words = ["tune", str(case.model), "--backend", "fake", "--strategy", "exhaustive", "--trials", "60"]
-    words += ["--cluster", processes.address]
+    words += ["--cluster", processes.address, "-o", str(tmp_path / "out")]
     program = (
         "import signal, sys\n"
         # background jobs of a shell that is not interactive ignore SIGINT, which Python inherits
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        f"{LIMITS}; client.LEASE = float(sys.argv[1])\n"
-        f"from qdqspec.app.cli import main\nsys.exit(main({[*words, '-o', str(tmp_path / 'out')]!r}))"
+        f"{LIMITS}\nfrom qdqspec.app.cli import main\nsys.exit(main({words!r}))"
     )
-    # A killed client cannot stop its case, which ends by its lease; Ctrl-C stops it.
-    lease = 20.0 if signal_sent == signal.SIGKILL else LEASE
-    journal = tmp_path / "out" / "trials.jsonl"
-    run = [sys.executable, "-c", program]
-    client = subprocess.Popen([*run, str(lease)], cwd=tmp_path, stderr=subprocess.DEVNULL)
-    wait_for(lambda: has_begun(journal))
+    client = subprocess.Popen(
+        [sys.executable, "-c", program], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    )
+    wait_for(lambda: processes_of_cases(processes))
     client.send_signal(signal_sent)
-    code = client.wait(PATIENCE)
-    assert code == (130 if signal_sent == signal.SIGINT else -signal.SIGKILL)
+    _, said = client.communicate(timeout=PATIENCE)
+    assert client.returncode == (130 if signal_sent == signal.SIGINT else -signal.SIGKILL)
+    assert "Resume with" not in said, "the measurements are on the worker"
     wait_for(lambda: not processes_of_cases(processes))
-    before = journal.read_bytes()
-    before = before[: before.rfind(b"\n") + 1]
-    subprocess.run([*run, str(LEASE)], cwd=tmp_path, check=True, capture_output=True)
-    assert journal.read_bytes().startswith(before)
-    assert entries(journal.parent)[-1]["phase"] == "confirm"
 
 
 @rare
@@ -227,7 +185,7 @@ def test_a_worker_of_another_version_gets_no_case(settings, more_workers):
         "old",
         "--backend",
         "onnxruntime",
-        prelude="from qdqspec.app.cluster import inventory, jobs; inventory.__version__ = jobs.__version__ = '0.0.1'",
+        prelude="from qdqspec.app.cluster import inventory; inventory.__version__ = '0.0.1'",
     )
     assert said["version"] == "0.0.1"
     with pytest.raises(BackendUnavailableError, match="no worker") as error:
@@ -261,7 +219,6 @@ def test_two_device_keys_are_not_mixed(settings, case, processes, more_workers, 
     for key in ("fake", "other-device", "fake"):
         with opened(replace(settings, cluster_device=key)) as session:
             evidence = session.evidence(case, NEEDS)
-            assert session._cluster.slots(session._device_named("fake")) == (2 if key == "fake" else 1)
         assert evidence.device.key == key
         source = evidence.search.provenance.source
         assert source == ("cached" if key in found else "measured")

@@ -11,10 +11,9 @@ import onnx
 import pytest
 from chains import SHAPE, chain_model
 
-from qdqspec._core.codec import from_data, to_data
 from qdqspec._core.config import Settings
 from qdqspec.app.cases import load_cases
-from qdqspec.app.cluster.request import CaseRequest, FileEntry, pack, unpack
+from qdqspec.app.cluster.request import checked, pack, unpack
 from qdqspec.errors import ConfigError, DataError
 from qdqspec.types import Case, Data
 
@@ -47,11 +46,8 @@ def case(tmp_path) -> Case:
 
 
 def arrived(given: Case, own: Settings, folder: Path, **changes: object) -> tuple[Case, Settings]:
-    sent = json.dumps(to_data(replace(pack(given, own).request("a", "b", 1.0), **changes)))
-    request = from_data(CaseRequest, json.loads(sent))
-    for entry in request.files:
-        entry.below(folder)
-    return unpack(request, folder, Settings(device=3))
+    sent = json.dumps({**pack(given, own).request, **changes})
+    return unpack(json.loads(sent), folder, Settings(device=3))
 
 
 def test_a_case_is_equal_after_the_transfer(case, tmp_path):
@@ -64,16 +60,10 @@ def test_a_case_is_equal_after_the_transfer(case, tmp_path):
     assert (settings.seed, settings.backend, settings.device) == (7, "fake", 3)
 
 
-def test_each_content_is_sent_once(case, tmp_path):
-    package = pack(case, Settings(root=tmp_path))
-    assert len(package.files) == 4
-    assert len(package.local) == 3  # calibration and evaluation data are one file
-
-
 @pytest.mark.parametrize("path", ["/etc/passwd", "inputs/../../x", "..", "", "a\\..\\b"])
 def test_a_worker_refuses_paths_outside_the_folder_of_the_job(case, tmp_path, path):
     with pytest.raises(ConfigError, match="leads out of"):
-        FileEntry(path=path, size=1, sha256="0" * 64).below(tmp_path)
+        checked(path)
     data = {**pack(case, Settings(root=tmp_path)).case, "model": path or ".."}
     with pytest.raises(ConfigError, match="leads out of"):
         arrived(case, Settings(root=tmp_path), tmp_path / "job", case=data)
@@ -100,8 +90,7 @@ def test_external_data_is_sent(tmp_path):
     weights = {"save_as_external_data": True, "location": "w.bin", "size_threshold": 0}
     onnx.save(chain_model(), tmp_path / "chain.onnx", **weights)
     package = pack(Case(id="default", model=tmp_path / "chain.onnx"), Settings(root=tmp_path))
-    found = {entry.path: entry.linked for entry in package.files}
-    assert found == {"inputs/0/chain.onnx": True, "inputs/0/w.bin": False}
+    assert package.files.keys() == {"inputs/0/chain.onnx", "inputs/0/w.bin"}
 
 
 def test_a_missing_model_is_an_error(tmp_path):
@@ -115,7 +104,7 @@ def test_files_of_a_glob_are_sent(case, tmp_path):
         (tmp_path / "photos" / name).write_bytes(name.encode())
     globbed = replace(case, inputs=replace(case.inputs, calibration=tmp_path / "photos" / "*.npz"))
     found, _ = arrived(globbed, Settings(root=tmp_path), tmp_path / "job")
-    names = [entry.path for entry in pack(globbed, Settings(root=tmp_path)).files]
+    names = pack(globbed, Settings(root=tmp_path)).files
     assert [name.rpartition("/")[2] for name in names if name.endswith("npz")] == [
         "a.npz",
         "b.npz",

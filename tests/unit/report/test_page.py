@@ -3,6 +3,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from html import unescape
 from html.parser import HTMLParser
 
 import pytest
@@ -298,6 +299,6 @@ def test_the_page_has_the_complete_error_of_a_check_that_raised(page) -> None:
     text = page.report_format.render(
         replace(run, cases=(replace(run.cases[0], results=(result,)), *run.cases[1:]))
     )
-    plain_text = re.sub(r"\\(.)", r"\1", text.replace("&#x27;", "'"))
+    plain_text = re.sub(r"\\(.)", r"\1", unescape(text))
     assert reason in plain_text
     assert plain_text.count("it must return one number") == 1

@@ -124,5 +124,5 @@ def test_a_page_of_many_cases_with_drawings_is_within_the_size_limit() -> None:
 def test_without_the_library_the_page_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "graph_layout", None)
     page = html.report_format.render(drawn_run(chain(3)))
-    assert "pip install &#x27;qdqspec[report]&#x27;" in page
+    assert "pip install &#39;qdqspec[report]&#39;" in page
     assert 'aria-label="Milliseconds by part of the model' in page, "charts need no library"

@@ -12,7 +12,7 @@ from qdqspec.types import CaseRecord, RunRecord
 
 
 def _part(path: str) -> Callable[[CaseRecord], object]:
-    """A part of the evidence by the names of its fields; unknown if one of these is."""
+    """A part of the evidence by its path of field names; ``None`` if a field on the path is ``None``."""
 
     def value(case: CaseRecord) -> object:
         found: object = case.evidence
