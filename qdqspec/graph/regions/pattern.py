@@ -10,9 +10,9 @@ Most blocks of a model repeat. The properties that nodes of a `NodeKind` share a
 holds the rest as small numbers, so that a repeated block is recognized before it is written or ordered.
 
 Nodes are paired by canonical labelling of a small labelled acyclic graph: colour refinement along and against the edges
-runs until the partition is stable. Remaining ties are resolved by individualizing each vertex of a tied class in turn
-and keeping the smallest certificate, as in B. D. McKay, "Practical graph isomorphism", Congressus Numerantium 30
-(1981). A branch whose first leaf was seen before is an automorphic image and is not searched.
+runs until the partition is stable. Of vertices that are tied then, the first gets a colour of its own, and the colours
+are refined again, until no tie is left. Tied vertices are symmetric in models, so that any of them gives the same
+text. Source: B. D. McKay, "Practical graph isomorphism", Congressus Numerantium 30 (1981), which tries all of them.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ class PatternMaker:
     def make(self, indices: Iterable[int]) -> Pattern:
         """The pattern of nodes given by index. Equal digests mean isomorphic; isomorphic sets have equal digests.
 
-        The second half does not hold for highly symmetric sets, where the number of symmetric nodes times the
-        number of all nodes is above 50,000 (some 220 interchangeable branches): their digest may depend on the
-        order in which nodes are listed.
+        The second half does not hold for nodes that refinement cannot tell apart although they are not symmetric, nor
+        for highly symmetric sets, where the number of tied nodes times the number of all nodes is above 50,000 (some
+        220 interchangeable branches): their digest may depend on the order in which nodes are listed.
         """
         view = self.view(indices)
         order, digest, text = self.solution(view)
@@ -359,7 +359,7 @@ def _type_text(known: TensorType, with_shapes: bool) -> str:
 
 
 Colors: TypeAlias = list[bytes]
-EFFORT = 50_000  # vertex visits spent on ties; beyond that, symmetric vertices keep the order of their input
+EFFORT = 50_000  # ties times vertices; beyond that, symmetric vertices keep the order of their input
 
 
 # an input: its slot, the vertex that produces it, the index of the output
@@ -403,46 +403,12 @@ def canonical_order(graph: LabelledGraph) -> tuple[list[int], str]:
     hashes = {label: short_hash(label.encode()) for label in set(graph.labels)}
     colors = _refined(graph, [hashes[label] for label in graph.labels])
     ties = len(colors) - len(set(colors))
-    if not ties:
-        return _written(graph, colors)
     if ties * len(colors) > EFFORT:
         return _written_in(graph, _greedy_order(graph, colors))
-    return _Search(graph).best(colors)[0]
-
-
-class _Search:
-    def __init__(self, graph: LabelledGraph) -> None:
-        self._graph = graph
-        self._left = EFFORT
-
-    def best(self, colors: Colors) -> tuple[tuple[list[int], str], set[str]]:
-        """The smallest certificate in this subtree of the search, and all certificates found."""
-        tied = _smallest_cell(colors)
-        if not tied:
-            written = _written(self._graph, colors)
-            return written, {written[1]}
-        found, seen = self.best(self._individualized(colors, tied[0]))
-        for vertex in tied[1:]:
-            if self._left < 0:
-                break
-            branch = self._individualized(colors, vertex)
-            if self._first_leaf(branch) in seen:
-                continue
-            other, more = self.best(branch)
-            seen |= more
-            found = min(found, other, key=lambda written: written[1])
-        return found, seen
-
-    def _individualized(self, colors: Colors, vertex: int) -> Colors:
-        self._left -= len(colors)
-        changed = list(colors)
-        changed[vertex] = short_hash(colors[vertex] + b"\0chosen")
-        return _refined(self._graph, changed)
-
-    def _first_leaf(self, colors: Colors) -> str:
-        while tied := _smallest_cell(colors):
-            colors = self._individualized(colors, tied[0])
-        return _written(self._graph, colors)[1]
+    while tied := _smallest_cell(colors):
+        colors[tied[0]] = short_hash(colors[tied[0]] + b"\0chosen")
+        colors = _refined(graph, colors)
+    return _written(graph, colors)
 
 
 def _smallest_cell(colors: Colors) -> list[int]:

@@ -365,7 +365,7 @@ def _spans(
 
 
 def _without_values(model: Model, missing: Iterable[str], seen: Iterable[str]) -> Iterator[str]:
-    """A line for each outermost body that never ran, and one for other tensors that were never computed."""
+    """A line for each outermost body without values, and one for other tensors that were never computed."""
     homes, idle, others = find_scopes(model.proto).of_tensor, Counter[str](), []
     ran = {scope for tensor in seen if tensor in homes for scope in homes[tensor][0].chain}
     for tensor in sorted(missing):
@@ -376,7 +376,7 @@ def _without_values(model: Model, missing: Iterable[str], seen: Iterable[str]) -
         else:
             others.append(tensor)
     for body, count in idle.items():
-        yield f"the calibration data never runs '{body}': {count_text(count, 'tensor')} left in floating point"
+        yield f"no values in '{body}' on the calibration data: {count_text(count, 'tensor')} left in floating point"
     if others:
         yield f"never produced by the calibration data, so left in floating point: {_quoted(others)}"
 

@@ -32,8 +32,7 @@ from qdqspec.types import Consumer, Kind, Label, Placement, QuantizeRules, Regio
 class SchemeSpace:
     """All placements of one model that the backend can use and the spec allows.
 
-    Units are made of ``allowed`` nodes (all if ``None``); ``denied`` ones read nothing quantized. ``like`` is a
-    space that differs only in whether graph outputs may be quantized; units that this does not concern are its own.
+    Units are made of ``allowed`` nodes (all if ``None``); ``denied`` ones read nothing quantized.
     """
 
     def __init__(
@@ -45,7 +44,6 @@ class SchemeSpace:
         denied: Collection[str] = frozenset(),
         rules: QuantizeRules | None = None,
         regions: tuple[Region, ...] = (),
-        like: SchemeSpace | None = None,
     ) -> None:
         self.model = model
         self.regions = regions
@@ -53,8 +51,7 @@ class SchemeSpace:
         self._capabilities = capabilities
         self.choices = format_choices(self.rules, capabilities)
         self.finder = UnitFinder(model, capabilities, self.rules, self.choices)
-        known = None if like is None else {unit.id: unit for unit in like.stages[""]}
-        found = tuple(self.finder.find(allowed, known))
+        found = tuple(self.finder.find(allowed))
         self.stages: dict[str, tuple[Unit, ...]] = apply_rules(model, found, capabilities.rules)
         *_, found = self.stages.values()
         outside = {n.name for n in model.nodes} - set(allowed) if allowed is not None else set()
