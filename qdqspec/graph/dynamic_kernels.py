@@ -539,7 +539,7 @@ class _Raising:
     # ---- ConvInteger ------------------------------------------------------------------------------
 
     def _convolution(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
-        """Conv on dequantized operands with the bias that was split off, in the place of the first node of the chain."""
+        """Conv on dequantized operands with the bias that was split off, in place of the first node of the chain."""
         quantize = self._quantizer(node.input[0], *node.input[2:3])
         steps = self._chain(node, *_CONVERTED)
         if quantize is None or len(steps) < len(("Cast", "Mul")):

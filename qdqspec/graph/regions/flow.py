@@ -114,14 +114,6 @@ def flow_of(model: Model) -> Flow:
     )
 
 
-def carried_of(model: Model) -> frozenset[int]:
-    """The nodes computed from shapes or constants alone, by index: `Flow.carried`."""
-    if model.has_bodies or model.subgraph_reads:
-        return flow_of(model).carried
-    live = [node.index for node in model.nodes if not is_constant_node(node)]
-    return _carried(model, live, [node.inputs for node in model.nodes], {*model.inputs})
-
-
 def _captures(model: Model, bodied: Iterable[int]) -> dict[int, frozenset[str]]:
     """The tensors that the bodies of a node read, by the node's index. Tensors made inside may be included."""
     found = {index: model.nodes[index].body_reads for index in bodied}
@@ -266,13 +258,6 @@ def _own_texts(model: Model) -> tuple[tuple[bytes, ...], frozenset[int]]:
     return tuple(texts), frozenset(bodied)
 
 
-# Short hashes of nodes.
-
-_EMPTY = hashlib.blake2b(digest_size=8)
-
-
 def short_hash(data: bytes) -> bytes:
-    """Eight-byte hash. Copying a prepared state takes 40 percent of the time of creating one of a given size."""
-    state = _EMPTY.copy()
-    state.update(data)
-    return state.digest()
+    """Eight-byte hash."""
+    return hashlib.blake2b(data, digest_size=8).digest()

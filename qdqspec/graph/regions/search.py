@@ -461,18 +461,18 @@ def _regions(
     """Regions of a block and all below, depth first. Levels are few: see `_dissolve`."""
     children = block.children if isinstance(block, Composite) else []
     names = tuple(f"{name}.{i}" for i in range(len(children)))
-    view = patterns.view(_nodes([block]))
-    solution = patterns.solution(view)
+    own = _nodes([block])
+    pattern = patterns.make(own)
     yield Region(
         id=name,
         type="ROOT" if parent is None else "COMPOSITE" if children else "LEAF",
         parent=parent,
         children=names,
-        nodes=tuple([flow.model.nodes[i].name for i in sorted(view.members)]),
-        inputs=tuple(view.inputs),
-        outputs=tuple(view.outputs),
-        pattern=solution.digest,
-        pattern_text=solution.text,
+        nodes=tuple(flow.model.nodes[index].name for index in sorted(own)),
+        inputs=pattern.inputs,
+        outputs=pattern.outputs,
+        pattern=pattern.digest,
+        pattern_text=pattern.text,
     )
     for child, child_name in zip(children, names, strict=True):
         yield from _regions(child, child_name, name, flow, patterns)

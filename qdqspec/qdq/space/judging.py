@@ -27,7 +27,7 @@ from qdqspec.graph.ops import (
     is_fused_attention,
     reads_data,
 )
-from qdqspec.graph.regions.flow import carried_of
+from qdqspec.graph.regions.flow import flow_of
 from qdqspec.graph.regions.inspect import Judged
 from qdqspec.qdq.capabilities import Capabilities
 from qdqspec.qdq.space.search_space import SchemeSpace
@@ -68,7 +68,7 @@ def judge(
     added = base.by_name.keys() - model.by_name.keys()  # casts
     folded = fold_weights(base)
     missing = frozenset(folded.missing)
-    carried = carried_of(folded.model)
+    carried = flow_of(folded.model).carried
     words = _Reasons(folded.model, capabilities, rules, carried)
     asked = _Reasons(folded.model, capabilities, replace(rules, outputs=True), carried)
     # Folding renumbers nodes without a name: they are matched by their order. Constant nodes may be folded too.
