@@ -132,8 +132,6 @@ class _Side:
         for pair in find_pairs(part):
             for end in pair.ends:  # outputs by name: the models may have them in different orders
                 at[Consumer(f"graph output '{pair.tensor}'", 0) if end.is_output else end] = pair
-            if pair.hidden:
-                at[Consumer(f"bodies that read '{pair.tensor}'", 0)] = pair
         equalized = equalizations_of(part.found.model.flat, part.stripped.constants)
         return cls(part.found.model, part.stripped, at, equalized)
 
@@ -160,10 +158,11 @@ def _compare(sides: tuple[_Side, ...], ends: list[Consumer]) -> PairDiff | None:
     changes = tuple(_changes(sides, before, after)) if before and after else ()
     if before and after and not changes:
         return None
-    named = ("graph output '", "bodies that read '")
     return PairDiff(
         tensor=_name(sides, ends[0], before, after),
-        readers=tuple(e.node if e.node.startswith(named) else f"{e.node}:{e.input}" for e in sorted(ends)),
+        readers=tuple(
+            e.node if e.node.startswith("graph output '") else f"{e.node}:{e.input}" for e in sorted(ends)
+        ),
         before=_facts(before) if before else None,
         after=_facts(after) if after else None,
         changes=changes,

@@ -81,7 +81,6 @@ class FoundPair:
 
     tensor: str
     ends: tuple[Consumer, ...]  # including a graph output that it makes, under the name of the tensor
-    hidden: bool  # whether a body of If, Loop or Scan reads it
     quantized: str
     nodes: tuple[str, ...]
     weight: bool
@@ -94,7 +93,7 @@ class FoundPair:
     @property
     def unread(self) -> bool:
         """Whether only another pair reads it."""
-        return not (self.ends or self.hidden)
+        return not self.ends
 
     @property
     def chain(self) -> tuple[FoundPair, ...]:
@@ -127,7 +126,6 @@ def find_pairs(apart: StrippedModel) -> tuple[FoundPair, ...]:
                     alike[index] = replace(
                         known,
                         ends=tuple(sorted({*known.ends, *pair.ends})),
-                        hidden=known.hidden or pair.hidden,
                         nodes=(*known.nodes, *pair.nodes),
                     )
                     break
@@ -149,7 +147,6 @@ def _pair(apart: StrippedModel, node: Node, made: Mapping[str, FoundPair]) -> Fo
     return FoundPair(
         tensor=tensor,
         ends=tuple(sorted(ends)),
-        hidden=after in model.subgraph_reads,
         quantized=node.inputs[0],
         nodes=(node.name,),
         weight=tensor in apart.stripped.constants,

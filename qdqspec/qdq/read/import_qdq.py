@@ -149,8 +149,6 @@ def _inexpressible(pair: FoundPair) -> str:
         return pair.problem
     if pair.ends and not _consumers(pair):
         return "makes a graph output of a constant, which no site names: the output is float after `apply`"
-    if pair.hidden and not pair.ends:
-        return "is read only in bodies whose nodes no site names"
     return _unknown_numbers(pair.numbers)
 
 
@@ -184,11 +182,6 @@ def _partly_expressed(found: Iterable[FoundPair]) -> Iterator[tuple[str, str]]:
     for pair in found:
         if 0 < len(_consumers(pair)) < len(pair.ends):
             yield pair.tensor, "also makes a graph output, which is float after `apply`: it is a constant"
-        if pair.hidden and pair.ends:
-            yield (
-                pair.tensor,
-                "is also read in a body of If, Loop or Scan, which reads it in float after `apply`",
-            )
         yield from ((earlier.tensor, _SUPERSEDED) for earlier in pair.chain)
 
 
