@@ -215,7 +215,7 @@ class NodeFacts:
 
 
 def _find_facts(flow: Flow, with_shapes: bool) -> dict[int, NodeFacts]:
-    model, types = flow.model, _type_texts(flow.model, with_shapes)
+    model, types = flow.model, _write_types(flow.model, with_shapes)
     readers = dict(flow.readers)
     for tensor in model.outputs:
         readers[tensor] = (*readers.get(tensor, ()), _RESULT)
@@ -253,13 +253,13 @@ def _is_depthwise(model: Model, node: Node) -> bool:
     return groups > 1 and len(weight) > axis and weight[axis] == width
 
 
-def _type_texts(model: Model, with_shapes: bool) -> dict[str, str]:
+def _write_types(model: Model, with_shapes: bool) -> dict[str, str]:
     """Tensor types as text, by tensor name; unknown ones are missing."""
-    texts = {known: _type_text(known, with_shapes) for known in set(model.types.values())}
+    texts = {known: _write_type(known, with_shapes) for known in set(model.types.values())}
     return {tensor: texts[known] for tensor, known in model.types.items()} | {"": _ABSENT}
 
 
-def _type_text(known: TensorType, with_shapes: bool) -> str:
+def _write_type(known: TensorType, with_shapes: bool) -> str:
     name: str = onnx.TensorProto.DataType.Name(known.elem_type)
     if not with_shapes or known.shape is None:
         return name
@@ -309,17 +309,17 @@ def canonical_order(graph: LabelledGraph) -> tuple[list[int], str]:
     Graphs with equal certificates are isomorphic.
     """
     hashes = {label: short_hash(label.encode()) for label in set(graph.labels)}
-    colors = _refined(graph, [hashes[label] for label in graph.labels])
+    colors = _refine(graph, [hashes[label] for label in graph.labels])
     ties = len(colors) - len(set(colors))
     if ties * len(colors) > EFFORT:
-        return _written_in(graph, _greedy_order(graph, colors))
-    while tied := _smallest_cell(colors):
+        return _write_in_order(graph, _order_greedily(graph, colors))
+    while tied := _find_smallest_cell(colors):
         colors[tied[0]] = short_hash(colors[tied[0]] + b"\0chosen")
-        colors = _refined(graph, colors)
-    return _written(graph, colors)
+        colors = _refine(graph, colors)
+    return _write_by_color(graph, colors)
 
 
-def _smallest_cell(colors: Colors) -> list[int]:
+def _find_smallest_cell(colors: Colors) -> list[int]:
     classes: dict[bytes, list[int]] = {}
     for vertex, color in enumerate(colors):
         classes.setdefault(color, []).append(vertex)
@@ -327,7 +327,7 @@ def _smallest_cell(colors: Colors) -> list[int]:
     return classes[min(ties)[1]] if ties else []
 
 
-def _refined(graph: LabelledGraph, colors: Colors) -> Colors:
+def _refine(graph: LabelledGraph, colors: Colors) -> Colors:
     """Refine colours by the producers and the consumers of each vertex until the colouring is stable.
 
     Each sweep propagates a difference through the whole depth, down and up, so that few sweeps are needed
@@ -336,16 +336,16 @@ def _refined(graph: LabelledGraph, colors: Colors) -> Colors:
     count = len(set(colors))
     while count < len(colors):
         before = count
-        colors = _swept(graph.up, range(len(colors)), colors)
+        colors = _sweep(graph.up, range(len(colors)), colors)
         if (count := len(set(colors))) == len(colors):
             break
-        colors = _swept(graph.down, range(len(colors) - 1, -1, -1), colors)
+        colors = _sweep(graph.down, range(len(colors) - 1, -1, -1), colors)
         if (count := len(set(colors))) == before:
             break
     return colors
 
 
-def _swept(edges: Tagged, order: Iterable[int], colors: Colors) -> Colors:
+def _sweep(edges: Tagged, order: Iterable[int], colors: Colors) -> Colors:
     fresh = list(colors)
     for vertex in order:
         parts, row = colors[vertex], edges[vertex]
@@ -358,11 +358,11 @@ def _swept(edges: Tagged, order: Iterable[int], colors: Colors) -> Colors:
     return fresh
 
 
-def _written(graph: LabelledGraph, colors: Colors) -> tuple[list[int], str]:
-    return _written_in(graph, sorted(range(len(colors)), key=lambda v: (graph.depth[v], colors[v])))
+def _write_by_color(graph: LabelledGraph, colors: Colors) -> tuple[list[int], str]:
+    return _write_in_order(graph, sorted(range(len(colors)), key=lambda v: (graph.depth[v], colors[v])))
 
 
-def _written_in(graph: LabelledGraph, order: list[int]) -> tuple[list[int], str]:
+def _write_in_order(graph: LabelledGraph, order: list[int]) -> tuple[list[int], str]:
     place = [0] * len(order)
     for i, vertex in enumerate(order):
         place[vertex] = i
@@ -378,7 +378,7 @@ def _written_in(graph: LabelledGraph, order: list[int]) -> tuple[list[int], str]
     return order, "\n".join(rows)
 
 
-def _greedy_order(graph: LabelledGraph, colors: Colors) -> list[int]:
+def _order_greedily(graph: LabelledGraph, colors: Colors) -> list[int]:
     """A topological order by colour that keeps the vertices of one symmetric branch together."""
     missing = [len(row) for row in graph.edges]
     place: dict[int, int] = {}

@@ -151,7 +151,7 @@ class _Side:
 
 def _compare(sides: tuple[_Side, ...], ends: list[Consumer]) -> PairDiff | None:
     before, after = (side.at.get(ends[0]) for side in sides)
-    changes = tuple(_changes(sides, before, after)) if before and after else ()
+    changes = tuple(_find_changes(sides, before, after)) if before and after else ()
     if before and after and not changes:
         return None
     return PairDiff(
@@ -191,7 +191,7 @@ def _facts(pair: FoundPair) -> PairFacts:
     )
 
 
-def _changes(sides: tuple[_Side, ...], before: FoundPair, after: FoundPair) -> Iterator[Change]:
+def _find_changes(sides: tuple[_Side, ...], before: FoundPair, after: FoundPair) -> Iterator[Change]:
     chains = before.chain, after.chain
     counts = tuple(map(len, chains))
     if counts[0] != counts[1] or not all(one.same(other) for one, other in zip(*chains, strict=True)):
@@ -204,7 +204,7 @@ def _changes(sides: tuple[_Side, ...], before: FoundPair, after: FoundPair) -> I
             states = (pair.problem or "its numbers are constants" for pair in (before, after))
             yield Change(kind="numbers", text=" > ".join(states))
         return
-    yield from _number_changes(before.numbers, after.numbers)
+    yield from _compare_numbers(before.numbers, after.numbers)
     if before.stored != after.stored and before.weight and after.weight:
         words = ("float behind Q and DQ", "stored as integers")
         yield Change(kind="storage", text=f"{words[before.stored]} > {words[after.stored]}")
@@ -220,14 +220,14 @@ def _changes(sides: tuple[_Side, ...], before: FoundPair, after: FoundPair) -> I
         yield Change(kind="channels", text=text)
     if before.stored and after.stored and before.numbers.same(after.numbers):
         stored = (side.model.array(pair.quantized) for side, pair in zip(sides, (before, after), strict=True))
-        yield from _integer_changes(*stored)
+        yield from _compare_integers(*stored)
 
 
-def _number_changes(before: Numbers, after: Numbers) -> Iterator[Change]:
+def _compare_numbers(before: Numbers, after: Numbers) -> Iterator[Change]:
     if before.format != after.format:
         yield Change(kind="format", text=f"{before.format} > {after.format}")
     if (before.axis, before.block) != (after.axis, after.block):
-        yield Change(kind="axis", text=f"{_granularity(before)} > {_granularity(after)}")
+        yield Change(kind="axis", text=f"{_describe_axis(before)} > {_describe_axis(after)}")
     if before.precision != after.precision:
         yield Change(kind="precision", text=f"precision {before.precision} > {after.precision}")
     if before.dynamic != after.dynamic:
@@ -237,24 +237,24 @@ def _number_changes(before: Numbers, after: Numbers) -> Iterator[Change]:
         yield Change(kind="scale", text=f"{before.scale.size} > {after.scale.size} scales")
         return
     elif before.step.tobytes() != after.step.tobytes():
-        yield _scale_change(before.step, after.step)
+        yield _compare_scales(before.step, after.step)
     if not np.array_equal(before.zero_point, after.zero_point):
-        points = _points(before.zero_point), _points(after.zero_point)
+        points = _write_points(before.zero_point), _write_points(after.zero_point)
         yield Change(kind="zero point", text=f"zero point {points[0]} > {points[1]}")
 
 
-def _granularity(numbers: Numbers) -> str:
+def _describe_axis(numbers: Numbers) -> str:
     if numbers.block:
         return f"blocks of {numbers.block} on axis {numbers.axis}"
     return "per tensor" if numbers.axis is None else f"per channel on axis {numbers.axis}"
 
 
-def _scale_change(before: npt.NDArray[np.float32], after: npt.NDArray[np.float32]) -> Change:
+def _compare_scales(before: npt.NDArray[np.float32], after: npt.NDArray[np.float32]) -> Change:
     with np.errstate(divide="ignore", invalid="ignore"):
         relative = np.nan_to_num(after.astype(np.float64) / before - 1, posinf=np.inf).reshape(-1)
     low, high = float(relative.min()), float(relative.max())
     if before.size == 1:
-        text = f"scale {before.item():.5g} > {after.item():.5g} ({_percent(low)})"
+        text = f"scale {before.item():.5g} > {after.item():.5g} ({_write_percent(low)})"
     else:
         count = int(np.count_nonzero(relative))
         text = f"{count} of {before.size} scales ({percent_range(low, high)})"
@@ -263,22 +263,22 @@ def _scale_change(before: npt.NDArray[np.float32], after: npt.NDArray[np.float32
 
 def percent_range(low: float, high: float) -> str:
     """``-5.0 % to +10.0 %``, or one percentage if both are equal."""
-    texts = _percent(low), _percent(high)
+    texts = _write_percent(low), _write_percent(high)
     return texts[0] if texts[0] == texts[1] else " to ".join(texts)
 
 
-def _percent(fraction: float) -> str:
+def _write_percent(fraction: float) -> str:
     if 0 < abs(fraction) < 0.0005:
         return f"{100 * fraction:+.1e} %"
     return f"{100 * fraction:+.1f} %"
 
 
-def _points(zero_point: npt.ArrayLike) -> str:
+def _write_points(zero_point: npt.ArrayLike) -> str:
     points = np.unique(zero_point)
     return f"{points[0]:g}" if points.size == 1 else f"{points[0]:g} to {points[-1]:g}"
 
 
-def _integer_changes(before: Array, after: Array) -> Iterator[Change]:
+def _compare_integers(before: Array, after: Array) -> Iterator[Change]:
     if before.shape != after.shape:
         yield Change(kind="integers", text=f"shape {list(before.shape)} > {list(after.shape)}")
         return
@@ -308,7 +308,7 @@ def to_json(diff: QdqDiff) -> dict[str, object]:
         "equal_pairs": diff.equal,
         "counts": {name: len(getattr(diff, name)) for name in ("added", "removed", "changed")},
         "changes": Counter(change.kind for pair in diff.changed for change in pair.changes),
-        "scale_change": _scale_bounds(change for pair in diff.changed for change in pair.changes),
+        "scale_change": _bound_scales(change for pair in diff.changed for change in pair.changes),
         "added": [dataclasses.asdict(pair) for pair in diff.added],
         "removed": [dataclasses.asdict(pair) for pair in diff.removed],
         "changed": [dataclasses.asdict(pair) for pair in diff.changed],
@@ -318,16 +318,20 @@ def to_json(diff: QdqDiff) -> dict[str, object]:
 
 def render_text(diff: QdqDiff, *, most: int | None = 12) -> str:
     """The differences as text: a summary first, then each difference, ``most`` of a kind."""
-    lines = [_headline(diff)]
-    lines += _section("added", [(_where(p), _described(p.after)) for p in diff.added if p.after], most)
-    lines += _section("removed", [(_where(p), _described(p.before)) for p in diff.removed if p.before], most)
-    changed = [(_where(p), ", ".join(change.text for change in p.changes)) for p in diff.changed]
-    lines += _section("changed", changed, most, _kinds(diff.changed, most))
-    lines += _skeleton(diff.skeleton, most)
+    lines = [_write_headline(diff)]
+    lines += _write_section(
+        "added", [(_write_place(p), _describe_pair(p.after)) for p in diff.added if p.after], most
+    )
+    lines += _write_section(
+        "removed", [(_write_place(p), _describe_pair(p.before)) for p in diff.removed if p.before], most
+    )
+    changed = [(_write_place(p), ", ".join(change.text for change in p.changes)) for p in diff.changed]
+    lines += _write_section("changed", changed, most, _count_kinds(diff.changed, most))
+    lines += _write_skeleton(diff.skeleton, most)
     return "\n".join(lines)
 
 
-def _headline(diff: QdqDiff) -> str:
+def _write_headline(diff: QdqDiff) -> str:
     counts = {"added": diff.added, "removed": diff.removed, "changed": diff.changed}
     pairs = ", ".join(f"{len(found)} {word}" for word, found in counts.items() if found)
     equal = f"{count_text(diff.equal, 'equal Q/DQ pair')}; " if diff.equal else ""
@@ -339,7 +343,9 @@ def _headline(diff: QdqDiff) -> str:
     return f"{f'Q/DQ pairs: {pairs}; ' if pairs else ''}{equal}{none}{behind}"
 
 
-def _section(title: str, rows: list[tuple[str, str]], most: int | None, remark: str = "") -> Iterator[str]:
+def _write_section(
+    title: str, rows: list[tuple[str, str]], most: int | None, remark: str = ""
+) -> Iterator[str]:
     if not rows:
         return
     yield ""
@@ -351,12 +357,12 @@ def _section(title: str, rows: list[tuple[str, str]], most: int | None, remark: 
         yield f"  and {len(rows) - len(shown)} more (--verbose shows all)"
 
 
-def _where(pair: PairDiff) -> str:
+def _write_place(pair: PairDiff) -> str:
     readers = [plain(reader, 40) for reader in pair.readers]
     return f"{plain(pair.tensor, 48)} > {list_text(readers, 2)}"
 
 
-def _described(facts: PairFacts) -> str:
+def _describe_pair(facts: PairFacts) -> str:
     if facts.problem:
         return facts.problem
     blocks = f" in blocks of {facts.block}" if facts.block else ""
@@ -368,29 +374,29 @@ def _described(facts: PairFacts) -> str:
         bounds = f"{min(facts.scale):.4g} to {max(facts.scale):.4g}"
         scale = f"{len(facts.scale)} scales on axis {facts.axis}, {bounds}"
     kept = "" if not facts.weight else ", stored as integers" if facts.stored else ", a float weight"
-    return f"{facts.format}{blocks}, {scale}, zero point {_points(facts.zero_point)}{kept}"
+    return f"{facts.format}{blocks}, {scale}, zero point {_write_points(facts.zero_point)}{kept}"
 
 
-def _kinds(pairs: Iterable[PairDiff], most: int | None) -> str:
+def _count_kinds(pairs: Iterable[PairDiff], most: int | None) -> str:
     """Number of changed pairs by kind, with the bounds of scale changes, for long lists."""
     changes = [change for pair in pairs for change in pair.changes]
     counts = Counter(change.kind for change in changes)
     if most is None or sum(counts.values()) <= most:
         return ""
-    scales = _scale_bounds(changes)
+    scales = _bound_scales(changes)
     bounds = "" if scales is None else f" ({percent_range(*scales)})"
     return ", ".join(
         f"{kind} of {count}{bounds if kind == 'scale' else ''}" for kind, count in counts.most_common()
     )
 
 
-def _scale_bounds(changes: Iterable[Change]) -> tuple[float, float] | None:
+def _bound_scales(changes: Iterable[Change]) -> tuple[float, float] | None:
     """The bounds of the relative changes of scales; ``None`` without any."""
     found = [(c.low, c.high) for c in changes if c.low is not None and c.high is not None]
     return (min(low for low, _ in found), max(high for _, high in found)) if found else None
 
 
-def _skeleton(skeleton: SkeletonDiff, most: int | None) -> Iterator[str]:
+def _write_skeleton(skeleton: SkeletonDiff, most: int | None) -> Iterator[str]:
     if skeleton.folded:
         yield ""
         yield f"{len(skeleton.folded)} BatchNormalization are folded into convolutions in one of them, as tuning does"
@@ -399,4 +405,4 @@ def _skeleton(skeleton: SkeletonDiff, most: int | None) -> Iterator[str]:
         yield "one of them was converted from float16 to float32, as tuning does; the other one is converted alike"
     for title, name in _KINDS.items():
         found: tuple[str, ...] = getattr(skeleton, name)
-        yield from _section(title, [(plain(words, 200), "") for words in found], most)
+        yield from _write_section(title, [(plain(words, 200), "") for words in found], most)

@@ -51,21 +51,21 @@ def compare_skeletons(a: Model, b: Model, steps_a: HalfSteps, steps_b: HalfSteps
 
     Inner tensors are identified by their producers, not by name.
     """
-    a, b, folded = _folded_alike(a, b)
-    mine, its = _operators(a), _operators(b)
+    a, b, folded = _fold_alike(a, b)
+    mine, its = _find_operators(a), _find_operators(b)
     both = [name for name in mine if name in its]
-    differing = (words for name in both for words in _constants(a, b, name, steps_a, steps_b))
+    differing = (words for name in both for words in _compare_constants(a, b, name, steps_a, steps_b))
     return SkeletonDiff(
         added=tuple(name for name in its if name not in mine),
         removed=tuple(name for name in mine if name not in its),
-        changed=tuple(words for name in both if (words := _change(a, b, mine[name], its[name]))),
+        changed=tuple(words for name in both if (words := _describe_change(a, b, mine[name], its[name]))),
         constants=tuple(dict.fromkeys(differing)),
-        interface=tuple(_interface(a, b)),
+        interface=tuple(_compare_interface(a, b)),
         folded=folded,
     )
 
 
-def _folded_alike(a: Model, b: Model) -> tuple[Model, Model, tuple[str, ...]]:
+def _fold_alike(a: Model, b: Model) -> tuple[Model, Model, tuple[str, ...]]:
     """The models, with BatchNormalization and computed weights folded in one if they are in the other."""
     for one, other in ((a, b), (b, a)):
         if (folded := folded_like(one, other)) is not None:
@@ -74,7 +74,7 @@ def _folded_alike(a: Model, b: Model) -> tuple[Model, Model, tuple[str, ...]]:
     return a, b, ()
 
 
-def _operators(model: Model) -> dict[str, Node]:
+def _find_operators(model: Model) -> dict[str, Node]:
     return {
         node.name: node
         for node in model.nodes
@@ -84,20 +84,20 @@ def _operators(model: Model) -> dict[str, Node]:
     }
 
 
-def _change(a: Model, b: Model, one: Node, other: Node) -> str:
+def _describe_change(a: Model, b: Model, one: Node, other: Node) -> str:
     """The difference of two nodes with one name; empty if there is none."""
     if (one.op_type, one.domain) != (other.op_type, other.domain):
         return f"'{one.name}': {one.op_type} > {other.op_type}"
     if _attributes(one) != _attributes(other):
         return f"'{one.name}': other attributes"
-    if [_source(a, name) for name in one.inputs] != [_source(b, name) for name in other.inputs]:
+    if [_find_source(a, name) for name in one.inputs] != [_find_source(b, name) for name in other.inputs]:
         return f"'{one.name}': reads {_read(a, one)} > {_read(b, other)}"
     if [_result(a, name) for name in one.outputs] != [_result(b, name) for name in other.outputs]:
         return f"'{one.name}': makes {', '.join(one.outputs)} > {', '.join(other.outputs)}"
     return ""
 
 
-def _source(model: Model, tensor: str) -> tuple[str, int]:
+def _find_source(model: Model, tensor: str) -> tuple[str, int]:
     """The source of a tensor: a node and the index of its output, else the name of an input."""
     if tensor in model.constants:
         return "(constant)", 0
@@ -118,17 +118,19 @@ def _attributes(node: Node) -> dict[str, bytes]:
     return {a.name: a.SerializeToString(deterministic=True) for a in node.proto.attribute}
 
 
-def _constants(a: Model, b: Model, name: str, steps_a: HalfSteps, steps_b: HalfSteps) -> Iterator[str]:
+def _compare_constants(
+    a: Model, b: Model, name: str, steps_a: HalfSteps, steps_b: HalfSteps
+) -> Iterator[str]:
     reads = (model.by_name[name].inputs for model in (a, b))
     for left, right in zip(*reads, strict=False):
         if left in a.constants and right in b.constants:
-            steps = [_coarsest(a, left, steps_a), _coarsest(b, right, steps_b)]
-            words = _apart(a, left, b, right, [step for step in steps if step is not None])
+            steps = [_find_coarsest(a, left, steps_a), _find_coarsest(b, right, steps_b)]
+            words = _compare_values(a, left, b, right, [step for step in steps if step is not None])
             if words:
                 yield f"'{left}': {words}"
 
 
-def _coarsest(model: Model, tensor: str, half_steps: HalfSteps) -> npt.NDArray[np.generic] | None:
+def _find_coarsest(model: Model, tensor: str, half_steps: HalfSteps) -> npt.NDArray[np.generic] | None:
     """Half a step of the coarsest pair on a tensor.
 
     Its readers may have different pairs, and a restored float weight comes from one of them.
@@ -137,7 +139,7 @@ def _coarsest(model: Model, tensor: str, half_steps: HalfSteps) -> npt.NDArray[n
     return reduce(np.maximum, found) if found else None
 
 
-def _apart(a: Model, left: str, b: Model, right: str, steps: list[npt.NDArray[np.generic]]) -> str:
+def _compare_values(a: Model, left: str, b: Model, right: str, steps: list[npt.NDArray[np.generic]]) -> str:
     one, other = a.constants[left], b.constants[right]
     if one.data_type != other.data_type or list(one.dims) != list(other.dims):
         kinds = (f"{onnx.TensorProto.DataType.Name(t.data_type)}{list(t.dims)}".lower() for t in (one, other))
@@ -148,10 +150,10 @@ def _apart(a: Model, left: str, b: Model, right: str, steps: list[npt.NDArray[np
         return ""
     if x.dtype.kind != "f":
         return f"{int(np.count_nonzero(x != y))} of {x.size} values"
-    return _float_difference(x.astype(np.float64), y.astype(np.float64), steps)
+    return _compare_floats(x.astype(np.float64), y.astype(np.float64), steps)
 
 
-def _float_difference(
+def _compare_floats(
     x: npt.NDArray[np.float64], y: npt.NDArray[np.float64], steps: list[npt.NDArray[np.generic]]
 ) -> str:
     """The values that differ by more than rounding to integers; without integers each difference counts."""
@@ -166,7 +168,7 @@ def _float_difference(
     return f"{int(np.count_nonzero(apart))} of {x.size} values, by up to {np.nanmax(np.abs(x - y)):.3g}{more}"
 
 
-def _interface(a: Model, b: Model) -> Iterator[str]:
+def _compare_interface(a: Model, b: Model) -> Iterator[str]:
     if a.opset != b.opset:
         yield f"opset {a.opset} > {b.opset}"
     for kind, left, right in (
