@@ -318,7 +318,6 @@ _STORED = frozenset({
 })  # fmt: skip
 _KERNELS = frozenset({"ConvInteger", "MatMulInteger", ATTENTION, LSTM})
 _CONVERTED = ("Cast", "Mul", "Add")  # behind a product of integers: to float, with the scales, and a bias
-_ROUNDED = frozenset({"Cast", "Floor", "Reshape"})  # of a bias in integers
 _TRANSPOSED = [0, 2, 1]
 
 
@@ -540,13 +539,9 @@ class _Raising:
     # ---- ConvInteger ------------------------------------------------------------------------------
 
     def _convolution(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
-        """Conv on dequantized operands, in the place of the first node of the chain, with the bias that was split off.
-
-        A bias is added behind the scales, or, by `quantize_dynamic` of older versions, in integers before them.
-        """
+        """Conv on dequantized operands with the bias that was split off, in place of the first node of the chain."""
         quantize = self._quantizer(node.input[0], *node.input[2:3])
-        added = self._chain(node, "Add")
-        steps = self._chain(added[0] if added else node, *_CONVERTED[: 2 if added else 3])
+        steps = self._chain(node, *_CONVERTED)
         if quantize is None or len(steps) < len(("Cast", "Mul")):
             return []
         scale = self._weight_scale(self._other(steps[1], steps[0].output[0]), quantize.output[1])
@@ -559,45 +554,25 @@ class _Raising:
         )
         if weight is None or not is_single or (maker is not None and numbers != list(maker.output)):
             return []
-        dims = list(weight.dims)
         bias = None
-        if added:
-            bias = self._bias(self._other(added[0], node.output[0]), dims, (quantize.output[1], scale))
-            if bias is None:
-                return []
-        elif len(steps) > len(("Cast", "Mul")):
-            if self._reference is None or steps[1].output[0] not in self._reference.producer:
-                bias = self._bias(self._other(steps[2], steps[1].output[0]), dims)
-            steps = steps if bias else steps[:2]
-        before = helper.make_node(
-            "Conv",
-            [quantize.input[0], "", *([bias] if bias else [])],
-            list(steps[-1].output),
-            node.name.removesuffix("_quant"),
-        )
+        has_own_sum = self._reference is not None and steps[1].output[0] in self._reference.producer
+        if len(steps) == len(_CONVERTED) and not has_own_sum:
+            bias = self._bias(self._other(steps[2], steps[1].output[0]), list(weight.dims))
+        steps = steps if bias else steps[:2]
+        inputs = [quantize.input[0], "", *([bias] if bias else [])]
+        name = node.name.removesuffix("_quant")
+        before = helper.make_node("Conv", inputs, list(steps[-1].output), name)
         before.attribute.extend(node.attribute)
         before = self._as_before(before)
-        self._removed.update(self._producer[step.output[0]] for step in (*added, *steps))
+        self._removed.update(self._producer[step.output[0]] for step in steps)
         return self._fed(before, quantize, [self._dequantize(numbers, None, before.input[1])])
 
-    def _bias(
-        self, tensor: str | None, weight: list[int], scales: tuple[str, str] | None = None
-    ) -> str | None:
-        """The constant behind an operand that has the shape of a bias; of one in integers, behind its rounding too.
-
-        ``scales`` are those by whose product the integers are multiplied.
-        """
+    def _bias(self, tensor: str | None, weight: list[int]) -> str | None:
+        """The constant that an operand gives the shape of a bias."""
         shape: list[int] = []
-        passed = {"Reshape"} if scales is None else _ROUNDED
-        while (maker := self._maker(tensor or "")) is not None and maker.op_type in passed:
-            if maker.op_type == "Reshape" and (to := self._constants.get(maker.input[1])) is not None:
+        while (maker := self._maker(tensor or "")) is not None and maker.op_type == "Reshape":
+            if (to := self._constants.get(maker.input[1])) is not None:
                 shape = numpy_helper.to_array(to).tolist()
-            tensor = maker.input[0]
-        if scales is not None:
-            if maker is None or maker.op_type != "Div":
-                return None
-            if self._weight_scale(maker.input[1], scales[0]) != scales[1]:
-                return None
             tensor = maker.input[0]
         found = self._constants.get(tensor or "")
         wanted = [1, weight[0], *[1] * (len(weight) - 2)]

@@ -105,7 +105,8 @@ def find_scopes(proto: onnx.ModelProto) -> Scopes:
     names = tuple(unique_node_names(proto.graph.node))
     inside = [(index, body) for index, node in enumerate(proto.graph.node) for body in bodies_of(node)]
     if not inside:
-        return Scopes((Scope(path="", graph=proto.graph, names=names, tensors=_OwnNames(proto.graph)),))
+        own = {name: name for name in defined_in(proto.graph)}
+        return Scopes((Scope(path="", graph=proto.graph, names=names, tensors=own),))
     return Scopes(tuple(_Namer(proto.graph, names).scopes()))
 
 
@@ -150,26 +151,6 @@ def defined_in(graph: onnx.GraphProto) -> Iterator[str]:
     sparse = (tensor.values.name for tensor in graph.sparse_initializer)
     given = (value.name for value in (*graph.input, *graph.initializer))
     yield from dict.fromkeys((*given, *sparse, *made))
-
-
-class _OwnNames(Mapping[str, str]):
-    """The tensors of a model without bodies, which keep their names; computed on first use."""
-
-    def __init__(self, graph: onnx.GraphProto) -> None:
-        self._graph = graph
-
-    @cached_property
-    def _names(self) -> dict[str, str]:
-        return {name: name for name in defined_in(self._graph)}
-
-    def __getitem__(self, name: str) -> str:
-        return self._names[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
 
 
 class _Namer:

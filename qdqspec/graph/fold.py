@@ -66,7 +66,7 @@ def fold_constants(
     """
     now, folded, unused = model, list[str](), list[str]()
     while True:  # new constants may determine further shapes
-        work = _Folding(now, limit_bytes, None if only is None else _ancestors(now, only))
+        work = _Folding(now, limit_bytes, None if only is None else _find_ancestors(now, only))
         if not work.removed and not work.unread:
             notes = []
             if work.too_large:  # constant nodes that stay
@@ -104,7 +104,7 @@ def with_constant_numbers(model: Model) -> Model:
     return found
 
 
-def _ancestors(model: Model, tensors: Collection[str]) -> frozenset[int]:
+def _find_ancestors(model: Model, tensors: Collection[str]) -> frozenset[int]:
     """The indexes of the nodes that these tensors are computed from, Constant nodes included."""
     found: set[int] = set()
     left = [*tensors]
@@ -191,13 +191,13 @@ class _Folding:
             for name in dict.fromkeys(node.inputs)
             if name
         }
-        proto = _alone(self._model, node, inputs)
-        size = _size_of_outputs(proto)
+        proto = _isolate(self._model, node, inputs)
+        size = _measure_outputs(proto)
         allowed = max(self._limit, sum(value.nbytes for value in inputs.values()))
         if (size is None and node.op_type not in _BOUNDED) or (size or 0) > allowed:
             self.too_large.append(node.name)
             return None
-        return _computed(proto, inputs)
+        return _compute(proto, inputs)
 
     def _remove_unused(self) -> None:
         """Add the nodes whose results only removed nodes read. Q/DQ is never removed."""
@@ -239,7 +239,7 @@ class _Folding:
         return proto
 
 
-def _alone(model: Model, node: Node, inputs: Mapping[str, Array]) -> onnx.ModelProto:
+def _isolate(model: Model, node: Node, inputs: Mapping[str, Array]) -> onnx.ModelProto:
     """A model of this node only. Small inputs are initializers, because the result's shape may depend on them."""
     small = [numpy_helper.from_array(v, n) for n, v in inputs.items() if v.size <= _LOOKED_INTO]
     large = [
@@ -252,7 +252,7 @@ def _alone(model: Model, node: Node, inputs: Mapping[str, Array]) -> onnx.ModelP
     return helper.make_model(graph, opset_imports=list(model.proto.opset_import), ir_version=10)
 
 
-def _size_of_outputs(proto: onnx.ModelProto) -> int | None:
+def _measure_outputs(proto: onnx.ModelProto) -> int | None:
     """Bytes of all results, before any is computed; ``None`` if inference cannot determine them."""
     try:
         inferred = shape_inference.infer_shapes(proto, strict_mode=True, data_prop=True)
@@ -270,7 +270,7 @@ def _size_of_outputs(proto: onnx.ModelProto) -> int | None:
     return total
 
 
-def _computed(proto: onnx.ModelProto, inputs: Mapping[str, Array]) -> dict[str, Array] | None:
+def _compute(proto: onnx.ModelProto, inputs: Mapping[str, Array]) -> dict[str, Array] | None:
     """The results of the reference implementation; ``None`` if it fails or gives another type."""
     from onnx.reference import ReferenceEvaluator  # imported late: it takes as long as all of onnx
 
@@ -325,7 +325,7 @@ class Folded:
 
 def fold_weights(model: Model) -> Folded:
     """Compute weights and biases that depend on constants only, and fold BatchNormalization."""
-    needed = _computed_weights(model)
+    needed = _find_computed_weights(model)
     weights = (
         fold_constants(model, only=needed, limit_bytes=_MOST_BYTES)
         if needed
@@ -339,7 +339,7 @@ def fold_weights(model: Model) -> Folded:
     return Folded(folded.model, removed, (*weights.folded, *weights.unused))
 
 
-def _computed_weights(model: Model) -> frozenset[str]:
+def _find_computed_weights(model: Model) -> frozenset[str]:
     """The inputs that `_WEIGHTS` names which nodes compute from constants."""
     made, needed = set[str](), set[str]()
     for node in model.nodes:  # in graph order
@@ -367,11 +367,11 @@ def fold_batchnorm(model: Model) -> Folded:
     the rest of the model is unchanged, and all nodes keep their names. A model with nothing to fold is returned
     unchanged.
     """
-    folds = list(_find(model))
+    folds = list(_find_normalizations(model))
     if not folds:
         return Folded(model, ())
     removed = {norm.index for _, norm in folds}
-    unread = _unread(model, folds)
+    unread = _find_unread(model, folds)
     removed |= {model.producer[name].index for name in unread & model.producer.keys()}  # Constant nodes
     taken = {*model.types, *model.consumers, *model.subgraph_reads}
     proto = copy_model(model.flat, but={"node", "initializer", "input"})
@@ -380,7 +380,7 @@ def fold_batchnorm(model: Model) -> Folded:
     rewritten: dict[int, onnx.NodeProto] = {}
     for conv, norm in folds:  # one weight at a time limits memory to the results and one computation
         names = [free_name(f"{norm.outputs[0]}/{what}", taken) for what in ("weight", "bias")]
-        for name, values in zip(names, _folded_values(model, conv, norm), strict=True):
+        for name, values in zip(names, _fold_values(model, conv, norm), strict=True):
             proto.graph.initializer.append(numpy_helper.from_array(values, name))
         node = rewritten[conv.index] = copied(conv.proto)
         refill(node.input, [conv.inputs[0], *names])
@@ -391,7 +391,7 @@ def fold_batchnorm(model: Model) -> Folded:
     return Folded(Model(proto, path=model.path), tuple(norm.name for _, norm in folds))
 
 
-def _find(model: Model) -> Iterator[tuple[Node, Node]]:
+def _find_normalizations(model: Model) -> Iterator[tuple[Node, Node]]:
     """Each convolution with the normalization to fold into it."""
     for norm in model.nodes:
         if norm.op_type != "BatchNormalization" or not is_default(norm):
@@ -411,7 +411,7 @@ def _find(model: Model) -> Iterator[tuple[Node, Node]]:
             yield conv, norm
 
 
-def _folded_values(model: Model, conv: Node, norm: Node) -> tuple[Array, Array]:
+def _fold_values(model: Model, conv: Node, norm: Node) -> tuple[Array, Array]:
     gamma, beta, mean, variance = (model.array(name).astype(np.float64) for name in norm.inputs[1:5])
     factor = gamma / np.sqrt(variance + norm.number("epsilon", 1e-5))
     weight = model.array(conv.inputs[1])
@@ -431,7 +431,7 @@ def _scale_channels(weight: npt.NDArray[np.float64], factor: npt.NDArray[np.floa
     return (split * factor.reshape(groups, 1, -1, *rest)).reshape(weight.shape)
 
 
-def _unread(model: Model, folds: Sequence[tuple[Node, Node]]) -> set[str]:
+def _find_unread(model: Model, folds: Sequence[tuple[Node, Node]]) -> set[str]:
     """The old parameters that have no reader any more."""
     old = {name for conv, norm in folds for name in (*conv.inputs[1:], *norm.inputs[1:])}
     convs = {conv.index for conv, _ in folds}

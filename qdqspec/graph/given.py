@@ -83,7 +83,7 @@ def given_model(path: Path, values: Mapping[str, FixedValue]) -> Model:
 
     The hash of a model with fixed inputs is over the user's model and the values.
     """
-    loaded = _with_separate_dimensions(_with_constant_weights(_without_calls(load_model(path))))
+    loaded = _separate_dimensions(_fix_weights(_inline_calls(load_model(path))))
     if not values:
         return loaded
     fixed = fixed_arrays(loaded, values)
@@ -93,7 +93,7 @@ def given_model(path: Path, values: Mapping[str, FixedValue]) -> Model:
     return OwnCopy(loaded, fix_inputs(loaded, fixed), sha256=digest.hexdigest(), fixed=fixed)
 
 
-def _without_calls(model: Model) -> Model:
+def _inline_calls(model: Model) -> Model:
     proto = inlined(model.proto)
     if proto is model.proto:
         return model
@@ -103,7 +103,7 @@ def _without_calls(model: Model) -> Model:
     return OwnCopy(model, proto, sha256=model.sha256, notes=notes)
 
 
-def _with_constant_weights(model: Model) -> Model:
+def _fix_weights(model: Model) -> Model:
     """The model, or a copy if all initializers are inputs too, as old exporters write them.
 
     From IR version 4 on a caller may replace such weights, so that a runtime neither folds nor fuses them. If only
@@ -123,7 +123,7 @@ def _with_constant_weights(model: Model) -> Model:
     return OwnCopy(model, proto, sha256=model.sha256, notes=[note])
 
 
-def _with_separate_dimensions(model: Model) -> Model:
+def _separate_dimensions(model: Model) -> Model:
     """The model, or a copy if several dimensions of its inputs have the name ``?``, as some exporters write them.
 
     Equal names state equal sizes. Compilers refuse to build such a model for other sizes.
@@ -249,7 +249,7 @@ _TAKEN = {True: "then_branch", False: "else_branch"}
 
 def fixed_arrays(model: Model, values: Mapping[str, FixedValue]) -> dict[str, Array]:
     """The values as arrays for the inputs of the model. Raises `SpecError` for a value that is not valid."""
-    return {name: _fixed_array(model, name, value) for name, value in values.items()}
+    return {name: _convert_value(model, name, value) for name, value in values.items()}
 
 
 def fix_inputs(model: Model, values: Mapping[str, Array]) -> onnx.ModelProto:
@@ -268,7 +268,7 @@ def fix_inputs(model: Model, values: Mapping[str, Array]) -> onnx.ModelProto:
             return proto
 
 
-def _fixed_array(model: Model, name: str, value: FixedValue) -> Array:
+def _convert_value(model: Model, name: str, value: FixedValue) -> Array:
     if name not in model.inputs:
         raise SpecError(
             f"`inputs.values` names '{name}', which is no input of the model{did_you_mean(name, model.inputs)}",
@@ -309,16 +309,16 @@ def is_faithful(given: Array, cast: Array) -> bool:
 
 def _inline_constant_ifs(graph: onnx.GraphProto, around: Mapping[str, TensorProto]) -> bool:
     """Replace each If of a graph and its bodies whose condition is constant; return whether there was one."""
-    constants = {**around, **_constants(graph)}
+    constants = {**around, **_find_constants(graph)}
     found = False
-    while (taken := _first_constant_if(graph, constants)) is not None:
+    while (taken := _find_constant_if(graph, constants)) is not None:
         number, attribute = taken
         owner = graph.node[number]
         path = f"{list(unique_node_names(graph.node))[number]}/{attribute}"
         branch = next(body for key, body in bodies_of(owner) if key == attribute)
-        inlined = _branch_in(graph, owner, branch, path)
+        inlined = _inline_branch(graph, owner, branch, path)
         refill(graph.node, [*graph.node[:number], *inlined, *graph.node[number + 1 :]])
-        constants |= _constants(graph)
+        constants |= _find_constants(graph)
         found = True
     for node in graph.node:
         for _, body in bodies_of(node):
@@ -335,7 +335,7 @@ def _read_constants(
     hidden = {name for graph in below for name in defined_in(graph)}
     now = {
         inner: given
-        for given, inner, passed_on in _states(owner, body)
+        for given, inner, passed_on in _list_states(owner, body)
         if given in constants and given not in hidden and passed_on == inner
     }
     found = False
@@ -346,7 +346,7 @@ def _read_constants(
     return found
 
 
-def _states(owner: onnx.NodeProto, body: onnx.GraphProto) -> Iterator[tuple[str, str, str]]:
+def _list_states(owner: onnx.NodeProto, body: onnx.GraphProto) -> Iterator[tuple[str, str, str]]:
     """The loop-carried values of a Loop or Scan: initial value, name inside, and the value an iteration returns.
 
     A copy made by Identity has the name of its source.
@@ -364,9 +364,7 @@ def _states(owner: onnx.NodeProto, body: onnx.GraphProto) -> Iterator[tuple[str,
         yield from zip(owner.input[:states], inside[:states], made, strict=False)
 
 
-def _first_constant_if(
-    graph: onnx.GraphProto, constants: Mapping[str, TensorProto]
-) -> tuple[int, str] | None:
+def _find_constant_if(graph: onnx.GraphProto, constants: Mapping[str, TensorProto]) -> tuple[int, str] | None:
     """The index of the first If on a constant, and the branch that it takes."""
     for number, node in enumerate(graph.node):
         is_if = node.op_type == "If" and is_default(node)
@@ -378,18 +376,18 @@ def _first_constant_if(
     return None
 
 
-def _constants(graph: onnx.GraphProto) -> dict[str, TensorProto]:
+def _find_constants(graph: onnx.GraphProto) -> dict[str, TensorProto]:
     replaced = {value.name for value in graph.input}  # by the caller's feed
     found = {tensor.name: tensor for tensor in graph.initializer if tensor.name not in replaced}
     return found | dict(values_of_constants(graph.node))
 
 
-def _branch_in(
+def _inline_branch(
     graph: onnx.GraphProto, owner: onnx.NodeProto, given: onnx.GraphProto, path: str
 ) -> list[onnx.NodeProto]:
     """The nodes of a branch as nodes of the graph; its weights become the graph's."""
     branch = copy.deepcopy(given)
-    now, alike = _new_names(graph, owner, branch, path)
+    now, alike = _choose_names(graph, owner, branch, path)
     taken = {node.name for node in graph.node if node is not owner}
     for part in all_graphs(branch):
         _rename(part, now)
@@ -403,7 +401,7 @@ def _branch_in(
     return [*branch.node, *copies]
 
 
-def _new_names(
+def _choose_names(
     graph: onnx.GraphProto, owner: onnx.NodeProto, branch: onnx.GraphProto, path: str
 ) -> tuple[dict[str, str], list[tuple[str, str]]]:
     """Names in the graph for tensors of a branch, and outputs of the If that are copies of another tensor."""
@@ -417,26 +415,26 @@ def _new_names(
             now[source] = name
         elif name:
             alike.append((name, source))
-    taken = set(_names_in(graph, but=owner)) | set(owner.output)
+    taken = set(_list_names(graph, but=owner)) | set(owner.output)
     for name in own:
         if name not in now:
             now[name] = free_name(f"{path}/{name}" if name in taken else name, taken)
     return now, [(name, now.get(source, source)) for name, source in alike]
 
 
-def _names_in(graph: onnx.GraphProto, *, but: onnx.NodeProto) -> Iterator[str]:
+def _list_names(graph: onnx.GraphProto, *, but: onnx.NodeProto) -> Iterator[str]:
     """All names that a graph and the bodies in it define or read, except inside one node."""
-    yield from _given_to(graph)
+    yield from _list_given(graph)
     for node in graph.node:
         yield from (*node.input, *node.output)
         if node is not but:
             for _, body in bodies_of(node):
                 for part in all_graphs(body):
-                    yield from _given_to(part)
+                    yield from _list_given(part)
                     yield from (name for inner in part.node for name in (*inner.input, *inner.output))
 
 
-def _given_to(graph: onnx.GraphProto) -> Iterable[str]:
+def _list_given(graph: onnx.GraphProto) -> Iterable[str]:
     return [value.name for value in (*graph.input, *graph.output, *graph.initializer)]
 
 

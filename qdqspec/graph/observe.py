@@ -3,8 +3,8 @@
 A tensor of a body is passed out through the outputs of the node that has the body, level by level, flattened
 and as float32. A tensor of the branch that an If does not take has no elements. A Loop returns the values of
 all iterations, concatenated: as a scan output if the shape is known, else as a loop-carried variable that
-grows. A Scan returns scan outputs; these must have one shape, so that for a body inside a Scan's body only
-the smallest and the largest value of each step are returned.
+grows. A Scan returns scan outputs, which must have one shape: tensors of a body inside a Scan's body whose size
+differs from step to step are skipped.
 """
 
 from __future__ import annotations
@@ -106,46 +106,32 @@ class _Lifting:
         self._taken = {name for scope in scopes.all for name in scope.tensors} | scopes.of_tensor.keys()
         self._count = 0
         self._flat, self._empty = self._name("flat"), self._name("empty")
-        self._low, self._high = self._name("low"), self._name("high")
         proto.ir_version = max(proto.ir_version, IR_WITH_FREE_INITIALIZERS)
 
     def constants(self) -> list[TensorProto]:
         """Initializers of the main graph that the new nodes read; none if no body is observed."""
+        if not any(self.lifted.values()):
+            return []
         values: dict[str, Array] = {
             self._flat: np.array([-1], np.int64),
             self._empty: np.zeros(0, np.float32),
-            self._low: np.array([np.inf], np.float32),
-            self._high: np.array([-np.inf], np.float32),
         }
-        return (
-            [numpy_helper.from_array(v, name) for name, v in values.items()]
-            if any(self.lifted.values())
-            else []
-        )
+        return [numpy_helper.from_array(value, name) for name, value in values.items()]
 
     def lift(self, scope: Scope, own: list[str]) -> None:
         """Pass these tensors of a body, and those of its inner bodies, to the graph around it."""
         assert scope.parent is not None
         node = scope.parent.graph.node[self._scopes.of_node[scope.owner][1]]
-        can = node.op_type != "Scan" or self._model.opset >= _SCAN_SINCE
-        flats = (
-            [*(self._flattened(scope, name) for name in own), *self.lifted.get(scope.path, ())] if can else []
-        )
         outer = self.lifted.setdefault(scope.parent.path, [])
-        for flat in flats:
-            outer.append(self._given(node, scope, flat))
-
-    def _given(self, node: onnx.NodeProto, scope: Scope, flat: _Flat) -> _Flat:
-        if node.op_type == "If":
-            return self._through_if(node, scope, flat)
-        assert scope.parent is not None
-        around = scope.parent.graph
-        if node.op_type == "Loop" and flat.size is None:
-            return self._through_loop(node, scope.graph, flat)
-        if flat.size is not None or flat.tensor in scope.tensors.values():
-            return self._stacked(node, scope.graph, around, flat)
-        low, high = (self._stacked(node, scope.graph, around, f) for f in self._extremes(scope.graph, flat))
-        return self._joined(around, low, high)
+        if node.op_type == "Scan" and self._model.opset < _SCAN_SINCE:
+            return
+        for flat in [*(self._flattened(scope, name) for name in own), *self.lifted.get(scope.path, ())]:
+            if node.op_type == "If":
+                outer.append(self._through_if(node, scope, flat))
+            elif node.op_type == "Loop" and flat.size is None:
+                outer.append(self._through_loop(node, scope.graph, flat))
+            elif flat.size is not None or flat.tensor in scope.tensors.values():  # one size in all steps
+                outer.append(self._stacked(node, scope.graph, scope.parent.graph, flat))
 
     def _flattened(self, scope: Scope, name: str) -> _Flat:
         tensor = scope.tensors[name]
@@ -192,25 +178,6 @@ class _Lifting:
                 attribute.ints.append(0)
         around.node.append(helper.make_node("Reshape", [stacked, self._flat], [given]))
         return _Flat(tensor=flat.tensor, name=given)
-
-    def _extremes(self, body: onnx.GraphProto, flat: _Flat) -> Iterator[_Flat]:
-        """The smallest value and the largest; plus and minus infinity for an empty tensor."""
-        for operator, bound in (("ReduceMin", self._low), ("ReduceMax", self._high)):
-            bounded, extreme = self._name("bounded"), self._name("extreme")
-            body.node.append(helper.make_node("Concat", [flat.name, bound], [bounded], axis=0))
-            body.node.append(helper.make_node(operator, [bounded], [extreme], keepdims=1))
-            yield _Flat(tensor=flat.tensor, name=extreme, size=1)
-
-    def _joined(self, graph: onnx.GraphProto, low: _Flat, high: _Flat) -> _Flat:
-        """The extremes of the steps with at least one value."""
-        none, some, joined = self._name("none"), self._name("some"), self._name("joined")
-        kept = [self._name("kept") for _ in (low, high)]
-        graph.node.append(helper.make_node("Greater", [low.name, high.name], [none]))
-        graph.node.append(helper.make_node("Not", [none], [some]))
-        for value, name in zip((low, high), kept, strict=True):
-            graph.node.append(helper.make_node("Compress", [value.name, some], [name], axis=0))
-        graph.node.append(helper.make_node("Concat", kept, [joined], axis=0))
-        return _Flat(tensor=low.tensor, name=joined)
 
     def _all_outputs(self, node: onnx.NodeProto, count: int) -> list[str]:
         """The node's outputs, with a name for each omitted one."""

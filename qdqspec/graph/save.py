@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import onnx
@@ -14,11 +14,6 @@ from qdqspec.graph.weights import WeightStore, external_length, with_own_bytes
 from qdqspec.graph.wire import Parts
 
 INLINE_LIMIT = 1_900_000_000  # bytes of a model: protobuf is limited to 2 GiB
-
-# Bytes written at once: a page. For larger writes Linux allocates large blocks of free memory, which a
-# virtual machine has to request from its host: 12 MB then took 3 or 35 to 40 ms of CPU time; page by page
-# they take 10 to 15.
-_AT_ONCE = 4096
 
 
 def save_model(
@@ -56,19 +51,12 @@ def save_model(
                 parts = Parts.of(map_tensors(_whole(model), lambda t: with_own_bytes(t, base)))
             chunks = parts.chunks(base)
         with (folder / path.name).open("wb") as file:
-            file.writelines(_blocks(chunks))
+            file.writelines(chunks)
         if (folder / data.name).exists():
             # An old model must never be read with new weights: for a moment no model exists.
             path.unlink(missing_ok=True)
             (folder / data.name).replace(data)
         (folder / path.name).replace(path)
-
-
-def _blocks(chunks: Iterable[bytes]) -> Iterator[memoryview]:
-    """The same bytes in blocks."""
-    for chunk in chunks:
-        view = memoryview(chunk)
-        yield from (view[i : i + _AT_ONCE] for i in range(0, len(view), _AT_ONCE))
 
 
 def _whole(model: onnx.ModelProto | Parts) -> onnx.ModelProto:

@@ -17,6 +17,7 @@ from qdqspec.graph.save import save_model
 from qdqspec.graph.weights import WeightStore
 from qdqspec.graph.wire import Parts
 from qdqspec.qdq.edit.insert import Inserter, insert_qdq
+from qdqspec.qdq.quantize.formats import BIAS_FORMAT, FORMATS
 from qdqspec.qdq.quantize.quantizer import Quantizer
 from qdqspec.qdq.read.strip import strip_qdq
 from qdqspec.qdq.scheme.scheme_file import apply_scheme, read_scheme, write_scheme
@@ -66,11 +67,25 @@ def test_the_serialized_chunks_are_the_bytes_of_the_model(drawn: Drawn, mode: st
     assert b"".join(Parts.of(model.proto).chunks()) == bytes_of(model.proto)
 
 
-@given(placed_models(odd=True, activations=("int16", "uint16", "uint8"), weights=("int16", "int8")), MODES)
-def test_strip_with_the_reference_restores_the_opset(drawn: Drawn, mode: str) -> None:
+@st.composite
+def placed_in_one_format(draw: st.DrawFn) -> Drawn:
+    """A model and a placement of any format that is stored."""
+    fmt = FORMATS[
+        draw(st.sampled_from([n for n, f in FORMATS.items() if n != BIAS_FORMAT and not f.at_run_time]))
+    ]
+    activations = ("uint8",) if fmt.block else (fmt.name,)
+    return draw(placed_models(odd=True, activations=activations, weights=(fmt.name,)))
+
+
+@given(placed_in_one_format(), MODES)
+def test_strip_with_the_reference_restores_a_model_of_any_format_and_its_opset(
+    drawn: Drawn, mode: str
+) -> None:
     model, placement = drawn
     inserted = insert_qdq(model, placement, quantizer(model), floating=floating(placement.sites, mode))
     onnx.checker.check_model(inserted.proto, full_check=True)
+    needed = [FORMATS[site.format].opset for site in placement.sites]
+    assert Model(inserted.proto).opset == max([model.opset, *needed])
     assert bytes_of(strip_qdq(Model(inserted.proto), model).proto) == bytes_of(model.proto)
 
 

@@ -103,25 +103,6 @@ def test_an_interruption_at_any_byte_loses_at_most_one_line(
             assert not journal.notes
 
 
-@given(
-    st.binary(max_size=200) | st.text(alphabet='{}[]":,0123456789\n truefalsn', max_size=60).map(str.encode)
-)
-@example(b"[" * 100_000 + b"\n")
-@example(b"1" * 10_000 + b"\n")
-@example(b'{"trial": 1e999}\n')
-def test_any_bytes_are_read_as_a_journal_or_raise_one_error(noise: bytes) -> None:
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "trials.jsonl"
-        path.write_bytes(noise)
-        refusal = _refusal(path)
-        if refusal is None:
-            assert b"\n" not in noise
-        else:
-            assert str(path) in str(refusal)
-            assert refusal.cure
-            assert path.read_bytes() == noise
-
-
 @given(st.binary(max_size=100), st.sampled_from(["trials.jsonl", "trials.header.json"]))
 @example(b"[" * 100_000, "trials.header.json")
 @example(b"[" * 100_000 + b"\n", "trials.jsonl")
@@ -141,12 +122,3 @@ def test_reading_a_journal_without_locking_does_not_change_it(noise: bytes, name
             refusal = error
         assert refusal is None or (folder in str(refusal) and refusal.cure)
         assert {file.name: file.read_bytes() for file in Path(folder).iterdir()} == before
-
-
-def _refusal(path: Path) -> QdqspecError | None:
-    try:
-        with Journal.open(path, HEADER) as journal:
-            assert journal.trials() == ()
-    except QdqspecError as error:
-        return error
-    return None

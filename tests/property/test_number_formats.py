@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
-from random_models import onnx_models, placements, ranges_for
 
 from qdqspec.graph.model import Model
 from qdqspec.graph.reference import evaluator_of
@@ -20,7 +19,6 @@ from qdqspec.qdq.quantize.formats import BIAS_FORMAT, BLOCK_SIZES, FORMATS, Numb
 from qdqspec.qdq.quantize.quantizer import Quantizer
 from qdqspec.qdq.quantize.ranges import TensorRange
 from qdqspec.qdq.quantize.scales import REALS, dequantize, quantize, weight_params
-from qdqspec.qdq.read.strip import strip_qdq
 from qdqspec.types import Consumer, Placement, Site
 from tests.support.weights import floating
 
@@ -107,24 +105,3 @@ def test_activations_are_clipped_to_their_range(name: str, largest: float) -> No
     far = np.full((2, 2), 3 * largest, np.float32)  # larger values overflow in the reference
     (found,) = ReferenceEvaluator(inserted).run(None, {"x": far})
     np.testing.assert_allclose(found, largest, rtol=0.01)
-
-
-@st.composite
-def placed(draw: st.DrawFn) -> tuple[Model, Placement]:
-    model = Model(draw(onnx_models(repeated_names=True)))
-    names = [draw(st.sampled_from(STORED))]
-    activations = ["uint8"] if FORMATS[names[0]].block else names
-    return model, draw(placements(model, activations=activations, weights=names))
-
-
-@given(placed(), st.sampled_from(("integer", "float")))
-def test_strip_inverts_any_placement_of_any_format(drawn: tuple[Model, Placement], mode: str) -> None:
-    model, placement = drawn
-    inserted = insert_qdq(
-        model, placement, Quantizer(model, ranges_for(model)), floating=floating(placement.sites, mode)
-    )
-    onnx.checker.check_model(inserted.proto, full_check=True)
-    needed = [FORMATS[site.format].opset for site in placement.sites]
-    assert Model(inserted.proto).opset == max([model.opset, *needed])
-    stripped = strip_qdq(Model(inserted.proto), model).proto
-    assert stripped.SerializeToString(deterministic=True) == model.proto.SerializeToString(deterministic=True)

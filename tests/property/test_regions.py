@@ -14,7 +14,6 @@ from reorder import renamed_and_reordered
 from qdqspec.errors import PatternError
 from qdqspec.graph.model import Model
 from qdqspec.graph.regions.expressions import matched_nodes, parse
-from qdqspec.graph.regions.flow import carried_of, flow_of
 from qdqspec.graph.regions.inspect import find_bodies
 from qdqspec.graph.regions.search import find_regions
 from qdqspec.types import Region, RegionRules
@@ -223,9 +222,3 @@ def test_matched_nodes_are_the_nodes_of_all_matches(rows, text):
     model, expression = model_of(rows), parse(text)
     listed = {name for match in matches(expression, model) for name in match}
     assert matched_nodes(expression, model) == listed
-
-
-@given(onnx_models())
-def test_tensors_computed_from_shapes_are_found_in_models_with_bodies(proto: onnx.ModelProto) -> None:
-    model = Model(proto)
-    assert carried_of(model) == flow_of(model).carried

@@ -160,17 +160,3 @@ def test_tensors_without_calibration_are_not_quantized(proto: onnx.ModelProto, d
         ranged = (site for site in placement.sites if not site.weight and site.format != RUN_TIME)
         assert {site.tensor for site in ranged} <= known
     assert len(space.known(space.tensors).units) == len(space.units)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@given(MODELS, RULES)
-def test_a_space_created_like_another_has_the_units_of_its_rules(
-    backend: str, proto: onnx.ModelProto, rules: QuantizeRules
-) -> None:
-    """The two spaces differ only in graph outputs, so that units are reused."""
-    model = Model(proto)
-    like = SchemeSpace(model, BACKENDS[backend], rules=rules)
-    for outputs in (True, False, "auto"):
-        other = replace(rules, outputs=outputs)
-        alone = SchemeSpace(model, BACKENDS[backend], rules=other)
-        assert SchemeSpace(model, BACKENDS[backend], rules=other, like=like).units == alone.units

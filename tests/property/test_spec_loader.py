@@ -119,11 +119,6 @@ def mutated(draw: st.DrawFn) -> str:
 
 
 @given(mutated() | TEXT)
-def test_any_text_is_loaded_or_raises_a_spec_error(text: str) -> None:
-    loaded_or_none(text.encode("utf-8", "surrogatepass"))
-
-
-@given(mutated() | TEXT)
 def test_both_parsers_give_the_same_data(text: str) -> None:
     quick = read_yaml(text)
     if quick.problems:

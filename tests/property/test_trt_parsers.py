@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import pytest
@@ -22,26 +21,6 @@ from qdqspec.backends.tensorrt.layers import (
 from qdqspec.backends.trtexec.log import find_all, read_log
 from qdqspec.errors import BackendError
 
-values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=12),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
-    max_leaves=12,
-)
-keys = st.sampled_from(
-    [
-        "Name",
-        "LayerType",
-        "Inputs",
-        "Outputs",
-        "Origin",
-        "Metadata",
-        "Weights",
-        "Constants",
-        "TacticName",
-        "Datatype",
-    ]
-)
-layers = st.lists(st.dictionaries(keys, values, max_size=8) | st.text(max_size=30), max_size=5)
 names = st.text(st.sampled_from('abC_1 +|(){}[],.:*"\\\x1e\x1f') | st.characters(codec="utf-8"), max_size=40)
 
 
@@ -61,20 +40,6 @@ def check(found):
         assert math.isfinite(layer.milliseconds)
         assert layer.milliseconds >= 0
         assert layer.boundary != bool(layer.nodes)
-
-
-@given(
-    st.fixed_dictionaries({}, optional={"Layers": values | layers, "Bindings": values, "I/O Tensors": values})
-)
-def test_any_object_is_accepted_as_layer_information(graph):
-    check(read(parse_layers, graph))
-    check(read(parse_layers, json.dumps(graph)))
-
-
-@given(names, names)
-def test_names_of_nodes_from_any_layer_name_are_not_empty(name, metadata):
-    for node in EngineNames().of_layer(name, metadata):
-        assert node
 
 
 @given(

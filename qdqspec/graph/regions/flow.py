@@ -87,42 +87,36 @@ class Flow:
 
 def flow_of(model: Model) -> Flow:
     """Read the data flow of a model. Linear in nodes and edges, except for one sort."""
-    own, bodied = _own_texts(model)
+    own, bodied = _write_own_texts(model)
     made_by = {t: n.index for n in model.nodes if own[n.index] for t in n.outputs if t}
     given = [t for n in model.nodes if n.is_marker for t in n.outputs] if model.has_bodies else []
     known = made_by.keys() | {*model.inputs, *given}
-    captures = _captures(model, bodied)
-    reads = tuple([() if not own[n.index] else _reads(n, known, captures.get(n.index)) for n in model.nodes])
+    captures = _find_captures(model, bodied)
+    reads = tuple(
+        [() if not own[n.index] else _list_reads(n, known, captures.get(n.index)) for n in model.nodes]
+    )
     producers = tuple([tuple(dict.fromkeys([made_by[t] for t in row if t in made_by])) for row in reads])
-    depth = _depths(producers)
-    inside = _within_graphs(model, producers)
-    order = _canonical_order(model, own, depth, _turned(range(len(reads)), inside))
+    depth = _measure_depths(producers)
+    inside = _keep_within_graphs(model, producers)
+    order = _sort_canonically(model, own, depth, _invert_edges(range(len(reads)), inside))
     return Flow(
         model=model,
         order=order,
         reads=reads,
         producers=inside,
-        consumers=_turned(order, inside),
-        carried=_carried(model, order, reads, {*model.inputs, *given}),
+        consumers=_invert_edges(order, inside),
+        carried=_find_carried(model, order, reads, {*model.inputs, *given}),
         bodied=bodied,
         depth=depth,
         own=own,
-        readers=_readers(model, order, reads, made_by),
+        readers=_find_readers(model, order, reads, made_by),
         given_by={
             t: model.by_name[n].index for n, ends in model.bodies.items() for e in ends for t in e.inputs[:-1]
         },
     )
 
 
-def carried_of(model: Model) -> frozenset[int]:
-    """The nodes computed from shapes or constants alone, by index: `Flow.carried`."""
-    if model.has_bodies or model.subgraph_reads:
-        return flow_of(model).carried
-    live = [node.index for node in model.nodes if not is_constant_node(node)]
-    return _carried(model, live, [node.inputs for node in model.nodes], {*model.inputs})
-
-
-def _captures(model: Model, bodied: Iterable[int]) -> dict[int, frozenset[str]]:
+def _find_captures(model: Model, bodied: Iterable[int]) -> dict[int, frozenset[str]]:
     """The tensors that the bodies of a node read, by the node's index. Tensors made inside may be included."""
     found = {index: model.nodes[index].body_reads for index in bodied}
     for owner, inside in model.nodes_inside.items():
@@ -132,7 +126,7 @@ def _captures(model: Model, bodied: Iterable[int]) -> dict[int, frozenset[str]]:
     return found
 
 
-def _within_graphs(model: Model, producers: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+def _keep_within_graphs(model: Model, producers: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
     """The producers that are in the same graph."""
     if not model.has_bodies:
         return producers
@@ -140,7 +134,7 @@ def _within_graphs(model: Model, producers: tuple[tuple[int, ...], ...]) -> tupl
     return tuple(tuple(p for p in row if scopes[p] == scopes[index]) for index, row in enumerate(producers))
 
 
-def _turned(order: Iterable[int], producers: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+def _invert_edges(order: Iterable[int], producers: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
     """Consumers by producer, in the order given."""
     consumers: list[list[int]] = [[] for _ in producers]
     for index in order:
@@ -173,14 +167,14 @@ def attribute_text(attribute: onnx.AttributeProto) -> str:
     return f"{attribute.name}={value}"
 
 
-def _reads(node: Node, known: Collection[str], captured: Collection[str] | None) -> tuple[str, ...]:
+def _list_reads(node: Node, known: Collection[str], captured: Collection[str] | None) -> tuple[str, ...]:
     tensors = [t for t in node.inputs if t in known]
     if captured is not None:
         tensors += sorted(t for t in captured if t in known)
     return tuple(tensors)
 
 
-def _carried(
+def _find_carried(
     model: Model, order: Iterable[int], reads: Sequence[Sequence[str]], fed: set[str]
 ) -> frozenset[int]:
     """The nodes computed from shapes or constants alone. ``fed`` are the tensors that no node makes and that vary."""
@@ -195,7 +189,7 @@ def _carried(
     return frozenset(carried)
 
 
-def _readers(
+def _find_readers(
     model: Model, order: Iterable[int], reads: Sequence[Sequence[str]], made_by: dict[str, int]
 ) -> dict[str, tuple[int, ...]]:
     found: defaultdict[str, list[int]] = defaultdict(list)
@@ -207,7 +201,7 @@ def _readers(
     return {tensor: tuple(indices) for tensor, indices in found.items()}
 
 
-def _depths(producers: Sequence[Sequence[int]]) -> tuple[int, ...]:
+def _measure_depths(producers: Sequence[Sequence[int]]) -> tuple[int, ...]:
     depth: list[int] = []
     for feeding in producers:
         if len(feeding) == 1:  # as most are
@@ -217,7 +211,7 @@ def _depths(producers: Sequence[Sequence[int]]) -> tuple[int, ...]:
     return tuple(depth)
 
 
-def _canonical_order(
+def _sort_canonically(
     model: Model, own: Sequence[bytes], depth: Sequence[int], consumers: Sequence[Sequence[int]]
 ) -> tuple[int, ...]:
     """Sort by depth, then by the subgraph above a node, then by the subgraph below it.
@@ -244,7 +238,7 @@ def _canonical_order(
     return tuple([row[-1] for row in rows])
 
 
-def _own_texts(model: Model) -> tuple[tuple[bytes, ...], frozenset[int]]:
+def _write_own_texts(model: Model) -> tuple[tuple[bytes, ...], frozenset[int]]:
     """Each node's operator and attributes, empty for a ``Constant``; and the nodes that have bodies."""
     bodied = {model.by_name[name].index for name in model.bodies}
     texts: list[bytes] = []
@@ -266,13 +260,6 @@ def _own_texts(model: Model) -> tuple[tuple[bytes, ...], frozenset[int]]:
     return tuple(texts), frozenset(bodied)
 
 
-# Short hashes of nodes.
-
-_EMPTY = hashlib.blake2b(digest_size=8)
-
-
 def short_hash(data: bytes) -> bytes:
-    """Eight-byte hash. Copying a prepared state takes 40 percent of the time of creating one of a given size."""
-    state = _EMPTY.copy()
-    state.update(data)
-    return state.digest()
+    """Eight-byte hash."""
+    return hashlib.blake2b(data, digest_size=8).digest()

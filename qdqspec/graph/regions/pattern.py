@@ -6,13 +6,10 @@ convolution is ignored too. Operands of commutative operators may change places.
 count, nor whether two inputs share one constant; bodies of If, Loop and Scan are represented by their
 operators only.
 
-Most blocks of a model repeat. The properties that nodes of a `NodeKind` share are written once, and a `NodeView`
-holds the rest as small numbers, so that a repeated block is recognized before it is written or ordered.
-
 Nodes are paired by canonical labelling of a small labelled acyclic graph: colour refinement along and against the edges
-runs until the partition is stable. Remaining ties are resolved by individualizing each vertex of a tied class in turn
-and keeping the smallest certificate, as in B. D. McKay, "Practical graph isomorphism", Congressus Numerantium 30
-(1981). A branch whose first leaf was seen before is an automorphic image and is not searched.
+runs until the partition is stable. Of vertices that are tied then, the first gets a colour of its own, and the colours
+are refined again, until no tie is left. Tied vertices are symmetric in models, so that any of them gives the same
+text. Source: B. D. McKay, "Practical graph isomorphism", Congressus Numerantium 30 (1981), which tries all of them.
 """
 
 from __future__ import annotations
@@ -21,10 +18,10 @@ import hashlib
 import heapq
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias
 
 import onnx
 
@@ -37,20 +34,21 @@ from qdqspec.graph.regions.flow import Flow, short_hash
 PatternGranularity: TypeAlias = Literal["structure", "structure+shapes"]
 VERSION = "p1"
 LONGEST = 40  # operators that a text has one by one; larger patterns are written as counts
-REPEATING = 200  # nodes; larger blocks rarely repeat, and caching them costs memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pattern:
-    """A class of isomorphic regions.
+    """A class of isomorphic regions, and one region of the class.
 
-    ``order`` lists the node names of the region it was made from; in two regions of equal digest, nodes at
-    equal positions correspond.
+    ``order`` lists the node names of the region; in two regions of equal digest, nodes at equal positions correspond.
+    ``inputs`` and ``outputs`` are the tensors that enter and leave the region.
     """
 
     digest: str
     text: str
     order: tuple[str, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
 
 
 class PatternMaker:
@@ -59,67 +57,40 @@ class PatternMaker:
     def __init__(self, flow: Flow, granularity: PatternGranularity = "structure+shapes") -> None:
         self.place = {index: i for i, index in enumerate(flow.order)}
         self._flow = flow
-        self._faces = dict(zip(flow.order, _faces(flow, granularity == "structure+shapes"), strict=True))
-        self._solved: dict[tuple[object, ...], Solution] = {}
+        self._facts = _find_facts(flow, granularity == "structure+shapes")
+        self._solved: dict[
+            tuple[object, ...], tuple[list[int], str, str]
+        ] = {}  # most blocks of a model repeat
 
     def make(self, indices: Iterable[int]) -> Pattern:
         """The pattern of nodes given by index. Equal digests mean isomorphic; isomorphic sets have equal digests.
 
-        The second half does not hold for highly symmetric sets, where the number of symmetric nodes times the
-        number of all nodes is above 50,000 (some 220 interchangeable branches): their digest may depend on the
-        order in which nodes are listed.
+        The second half does not hold for nodes that refinement cannot tell apart although they are not symmetric, nor
+        for highly symmetric sets, where the number of tied nodes times the number of all nodes is above 50,000 (some
+        220 interchangeable branches): their digest may depend on the order in which nodes are listed.
         """
-        view = self.view(indices)
-        order, digest, text = self.solution(view)
-        shared = len(order) - len(view.members)
-        names = (self._flow.model.nodes[view.members[v - shared]].name for v in order if v >= shared)
-        return Pattern(digest=digest, text=text, order=tuple(names))
-
-    def view(self, indices: Iterable[int]) -> NodeView:
-        """The view of nodes given by index."""
         inside = set(indices)
         members = sorted(inside, key=self.place.__getitem__)
-        kinds: list[NodeKind] = []
-        feeds: list[int] = []
-        seen: list[str] = []
-        inputs: list[str] = []
-        outputs: list[str] = []
-        number: dict[str, int] = {}  # in ``feeds``
-        made = 0
-        for index in members:
-            kind, reads, makes = self._faces[index]
-            kinds.append(kind)
-            for tensor in reads:
-                feed = number.get(tensor)
-                if feed is None:
-                    inputs.append(tensor)
-                    feed = number[tensor] = -len(inputs)
-                feeds.append(feed)
-            signs = ""
-            for tensor, readers in makes:
-                number[tensor] = made
-                made += 1
-                if inside.issuperset(readers):
-                    signs += "."
-                else:
-                    signs += "o"
-                    outputs.append(tensor)
-            seen.append(signs)
-        return NodeView(members, kinds, feeds, seen, inputs, outputs)
-
-    def solution(self, view: NodeView) -> Solution:
-        """The pattern of a view. Cached, because most repeated blocks are equal before they are ordered."""
-        if len(view.members) > REPEATING:
-            return self._solve(view)
-        key = tuple(view.kinds), tuple(view.feeds), tuple(view.seen)
+        facts = [self._facts[index] for index in members]
+        made = {tensor for one in facts for tensor, _ in one.makes}
+        outside = Counter(tensor for one in facts for _, _, tensor in one.ends if tensor not in made)
+        labels, edges = _labels_and_edges(
+            facts, inside, [name for name, count in outside.items() if count > 1]
+        )
+        key = tuple(labels), tuple(map(tuple, edges))
         if key not in self._solved:
-            self._solved[key] = self._solve(view)
-        return self._solved[key]
-
-    def _solve(self, view: NodeView) -> Solution:
-        order, certificate = canonical_order(_labelled_graph(view))
-        digest = hashlib.sha256(certificate.encode()).hexdigest()[:16]
-        return Solution(order, f"{VERSION}-{digest}", self._text(view.members))
+            order, certificate = canonical_order(LabelledGraph(labels, edges))
+            digest = hashlib.sha256(certificate.encode()).hexdigest()[:16]
+            self._solved[key] = order, f"{VERSION}-{digest}", self._text(members)
+        order, digest, text = self._solved[key]
+        first = len(labels) - len(members)  # vertex of the first node
+        return Pattern(
+            digest=digest,
+            text=text,
+            order=tuple(self._flow.model.nodes[members[v - first]].name for v in order if v >= first),
+            inputs=tuple(outside),
+            outputs=tuple(t for one in facts for t, readers in one.makes if not inside.issuperset(readers)),
+        )
 
     def _text(self, members: Sequence[int]) -> str:
         """The text without carried nodes, which would hide the operators that matter."""
@@ -133,52 +104,28 @@ class PatternMaker:
         return pattern_text(op_types, feeds)
 
 
-class Solution(NamedTuple):
-    """A pattern by vertices of a `_labelled_graph`, in canonical order."""
-
-    order: list[int]
-    digest: str
-    text: str
-
-
-def _labelled_graph(view: NodeView) -> LabelledGraph:
-    """The labelled graph of a view: first the outside tensors that several ends share, then the nodes."""
-    shared = _shared_outside(view.feeds)
-    labels = [""] * len(shared)
-    edges: list[list[InEdge]] = [[] for _ in shared]
-    made: list[tuple[int, int]] = []  # vertex and output, by number of tensor
-    texts: dict[tuple[object, ...], str] = {}
-    feeds = iter(view.feeds)
-    for kind, seen in zip(view.kinds, view.seen, strict=True):
-        fed, row = [], []
-        for (slot, known), feed in zip(kind.ends, feeds, strict=False):  # as many as there are ends
-            if feed >= 0:
-                maker, output = made[feed]
-                row.append((slot, maker, output))
-            elif feed in shared:
-                row.append((slot, shared[feed], 0))
-                labels[shared[feed]] = f"outside {known}"
+def _labels_and_edges(
+    facts: Iterable[NodeFacts], inside: Collection[int], shared: Sequence[str]
+) -> tuple[list[str], list[list[InEdge]]]:
+    """The vertices of a labelled graph: the outside tensors that several inputs share, then the nodes."""
+    inside = frozenset(inside)
+    source = {tensor: (vertex, 0) for vertex, tensor in enumerate(shared)}
+    labels, edges = [""] * len(shared), [list[InEdge]() for _ in shared]
+    for one in facts:
+        row, inputs = [], [*one.constants]
+        for slot, known, tensor in one.ends:
+            if tensor in source:
+                vertex, output = source[tensor]
+                row.append((slot, vertex, output))
+                if vertex < len(shared):
+                    labels[vertex] = f"outside {known}"
             else:
-                fed.append((slot, known))
-        made += [(len(labels), output) for output in range(kind.makes)]
-        key = kind, seen, *fed
-        text = texts.get(key)
-        if text is None:
-            text = texts[key] = kind.text(fed, seen)
-        labels.append(text)
+                inputs.append(f"{slot}:{known}")
+        source |= {tensor: (len(labels), output) for output, (tensor, _) in enumerate(one.makes)}
+        signs = "".join("." if inside.issuperset(readers) else "o" for _, readers in one.makes)
+        labels.append(f"{one.label}({','.join(sorted(inputs))})>{signs}")
         edges.append(row)
-    return LabelledGraph(labels, edges)
-
-
-def _shared_outside(feeds: Sequence[int]) -> dict[int, int]:
-    met: set[int] = set()
-    shared: dict[int, int] = {}
-    for feed in feeds:
-        if feed < 0:
-            if feed in met:
-                shared.setdefault(feed, len(shared))
-            met.add(feed)
-    return shared
+    return labels, edges
 
 
 def pattern_text(op_types: Sequence[str], feeds: Sequence[Sequence[int]]) -> str:
@@ -253,83 +200,47 @@ _BODY_SLOT = -1  # the tensors that a body reads have no order
 _RESULT = -1  # the reader of a graph output
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class NodeKind:
-    """The properties of nodes without their neighbours; one object per kind, compared by identity.
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """A node in the terms of patterns.
 
-    ``ends`` are slot and type of the inputs that are not constant.
+    ``label`` has its operator, attributes and types of outputs; ``constants`` the types of constant inputs. ``ends``
+    are slot, type and tensor of the other inputs; ``makes`` the outputs, each with the nodes that read it.
     """
 
     label: str
-    ends: tuple[tuple[int, str], ...]
     constants: tuple[str, ...]
-    makes: int  # outputs
-
-    def text(self, fed: Sequence[tuple[int, str]], seen: str) -> str:
-        """The label of a node, given its ends fed by outside tensors and its outputs read outside."""
-        inputs = sorted([*self.constants, *(f"{slot}:{known}" for slot, known in fed)])
-        return f"{self.label}({','.join(inputs)})>{seen}"
+    ends: tuple[tuple[int, str, str], ...]
+    makes: tuple[tuple[str, Sequence[int]], ...]
 
 
-class NodeView(NamedTuple):
-    """Nodes in canonical order with their kinds, the source of each end, and which outputs are read outside.
-
-    In ``feeds`` tensors made inside are numbered from 0, outside ones from -1 down, in order of appearance.
-    ``inputs`` and ``outputs`` are the tensors that enter and leave, in that order.
-    """
-
-    members: list[int]
-    kinds: list[NodeKind]
-    feeds: list[int]
-    seen: list[str]
-    inputs: list[str]
-    outputs: list[str]
-
-
-# A node: its kind, the tensors its ends read, and the tensors it makes with the readers of each.
-_Face: TypeAlias = tuple[NodeKind, Sequence[str], Sequence[tuple[str, Sequence[int]]]]
-
-
-def _faces(flow: Flow, with_shapes: bool) -> Iterator[_Face]:
-    model, types = flow.model, _type_texts(flow.model, with_shapes)
+def _find_facts(flow: Flow, with_shapes: bool) -> dict[int, NodeFacts]:
+    model, types = flow.model, _write_types(flow.model, with_shapes)
     readers = dict(flow.readers)
     for tensor in model.outputs:
         readers[tensor] = (*readers.get(tensor, ()), _RESULT)
     for tensor, owner in flow.given_by.items():
         readers[tensor] = (*readers.get(tensor, ()), owner)
-    kinds: dict[tuple[object, ...], NodeKind] = {}
+    found: dict[int, NodeFacts] = {}
     for index in flow.order:
         node = model.nodes[index]
-        own, reads, slots = flow.own[index], flow.reads[index], node.inputs
-        if index in flow.bodied:
-            inner = tuple([t for t in reads if t not in slots])
-            reads = (*[t for t in slots if t in reads], *inner)
-            slots = (*slots, *inner)
+        own, data = flow.own[index], set(flow.reads[index])
         if not with_shapes and _is_depthwise(model, node):
             own = _GROUPS.sub(b"group=each", own)
-        # Equal counts mean that each input carries data.
-        flows = None if len(reads) == len(slots) else tuple([t in reads for t in slots])
-        read = tuple([types.get(t, UNKNOWN) for t in slots])
-        made = tuple([types.get(t, UNKNOWN) for t in node.outputs])
-        key = own, len(node.inputs), read, flows, made
-        kind = kinds.get(key)
-        if kind is None:
-            kind = kinds[key] = _kind(node, model.opset, own, read, flows, made)
-        yield kind, reads, [(t, readers.get(t, ())) for t in node.outputs]
-
-
-def _kind(
-    node: Node, opset: int, own: bytes, read: Sequence[str], flows: Sequence[bool] | None, made: Sequence[str]
-) -> NodeKind:
-    loose = node.op_type in COMMUTATIVE and is_commutative(node, opset)
-    ends, constants = [], []
-    for slot, known in enumerate(read):
-        place = _BODY_SLOT if slot >= len(node.inputs) else 0 if loose else slot
-        if flows is None or flows[slot]:
-            ends.append((place, known))
-        elif known != _ABSENT:
-            constants.append(f"c{place}:{known}")
-    return NodeKind(own.decode() + ",".join(made), tuple(ends), tuple(constants), len(made))
+        is_loose = node.op_type in COMMUTATIVE and is_commutative(node, model.opset)
+        slots = [(0 if is_loose else slot, tensor) for slot, tensor in enumerate(node.inputs)]
+        if index in flow.bodied:
+            slots += [(_BODY_SLOT, tensor) for tensor in flow.reads[index] if tensor not in node.inputs]
+        typed = [(slot, types.get(tensor, UNKNOWN), tensor) for slot, tensor in slots]
+        found[index] = NodeFacts(
+            label=own.decode() + ",".join(types.get(tensor, UNKNOWN) for tensor in node.outputs),
+            constants=tuple(
+                f"c{slot}:{known}" for slot, known, t in typed if t not in data and known != _ABSENT
+            ),
+            ends=tuple(end for end in typed if end[2] in data),
+            makes=tuple((tensor, readers.get(tensor, ())) for tensor in node.outputs),
+        )
+    return found
 
 
 def _is_depthwise(model: Model, node: Node) -> bool:
@@ -342,16 +253,13 @@ def _is_depthwise(model: Model, node: Node) -> bool:
     return groups > 1 and len(weight) > axis and weight[axis] == width
 
 
-def _type_texts(model: Model, with_shapes: bool) -> dict[str, str]:
+def _write_types(model: Model, with_shapes: bool) -> dict[str, str]:
     """Tensor types as text, by tensor name; unknown ones are missing."""
-    known = model.types
-    # Tensors share type objects: comparing by identity is faster.
-    made = {id(one): one for one in known.values()}
-    texts = {number: _type_text(one, with_shapes) for number, one in made.items()}
-    return {tensor: texts[id(one)] for tensor, one in known.items()} | {"": _ABSENT}
+    texts = {known: _write_type(known, with_shapes) for known in set(model.types.values())}
+    return {tensor: texts[known] for tensor, known in model.types.items()} | {"": _ABSENT}
 
 
-def _type_text(known: TensorType, with_shapes: bool) -> str:
+def _write_type(known: TensorType, with_shapes: bool) -> str:
     name: str = onnx.TensorProto.DataType.Name(known.elem_type)
     if not with_shapes or known.shape is None:
         return name
@@ -359,7 +267,7 @@ def _type_text(known: TensorType, with_shapes: bool) -> str:
 
 
 Colors: TypeAlias = list[bytes]
-EFFORT = 50_000  # vertex visits spent on ties; beyond that, symmetric vertices keep the order of their input
+EFFORT = 50_000  # ties times vertices; beyond that, symmetric vertices keep the order of their input
 
 
 # an input: its slot, the vertex that produces it, the index of the output
@@ -401,51 +309,17 @@ def canonical_order(graph: LabelledGraph) -> tuple[list[int], str]:
     Graphs with equal certificates are isomorphic.
     """
     hashes = {label: short_hash(label.encode()) for label in set(graph.labels)}
-    colors = _refined(graph, [hashes[label] for label in graph.labels])
+    colors = _refine(graph, [hashes[label] for label in graph.labels])
     ties = len(colors) - len(set(colors))
-    if not ties:
-        return _written(graph, colors)
     if ties * len(colors) > EFFORT:
-        return _written_in(graph, _greedy_order(graph, colors))
-    return _Search(graph).best(colors)[0]
+        return _write_in_order(graph, _order_greedily(graph, colors))
+    while tied := _find_smallest_cell(colors):
+        colors[tied[0]] = short_hash(colors[tied[0]] + b"\0chosen")
+        colors = _refine(graph, colors)
+    return _write_by_color(graph, colors)
 
 
-class _Search:
-    def __init__(self, graph: LabelledGraph) -> None:
-        self._graph = graph
-        self._left = EFFORT
-
-    def best(self, colors: Colors) -> tuple[tuple[list[int], str], set[str]]:
-        """The smallest certificate in this subtree of the search, and all certificates found."""
-        tied = _smallest_cell(colors)
-        if not tied:
-            written = _written(self._graph, colors)
-            return written, {written[1]}
-        found, seen = self.best(self._individualized(colors, tied[0]))
-        for vertex in tied[1:]:
-            if self._left < 0:
-                break
-            branch = self._individualized(colors, vertex)
-            if self._first_leaf(branch) in seen:
-                continue
-            other, more = self.best(branch)
-            seen |= more
-            found = min(found, other, key=lambda written: written[1])
-        return found, seen
-
-    def _individualized(self, colors: Colors, vertex: int) -> Colors:
-        self._left -= len(colors)
-        changed = list(colors)
-        changed[vertex] = short_hash(colors[vertex] + b"\0chosen")
-        return _refined(self._graph, changed)
-
-    def _first_leaf(self, colors: Colors) -> str:
-        while tied := _smallest_cell(colors):
-            colors = self._individualized(colors, tied[0])
-        return _written(self._graph, colors)[1]
-
-
-def _smallest_cell(colors: Colors) -> list[int]:
+def _find_smallest_cell(colors: Colors) -> list[int]:
     classes: dict[bytes, list[int]] = {}
     for vertex, color in enumerate(colors):
         classes.setdefault(color, []).append(vertex)
@@ -453,7 +327,7 @@ def _smallest_cell(colors: Colors) -> list[int]:
     return classes[min(ties)[1]] if ties else []
 
 
-def _refined(graph: LabelledGraph, colors: Colors) -> Colors:
+def _refine(graph: LabelledGraph, colors: Colors) -> Colors:
     """Refine colours by the producers and the consumers of each vertex until the colouring is stable.
 
     Each sweep propagates a difference through the whole depth, down and up, so that few sweeps are needed
@@ -462,16 +336,16 @@ def _refined(graph: LabelledGraph, colors: Colors) -> Colors:
     count = len(set(colors))
     while count < len(colors):
         before = count
-        colors = _swept(graph.up, range(len(colors)), colors)
+        colors = _sweep(graph.up, range(len(colors)), colors)
         if (count := len(set(colors))) == len(colors):
             break
-        colors = _swept(graph.down, range(len(colors) - 1, -1, -1), colors)
+        colors = _sweep(graph.down, range(len(colors) - 1, -1, -1), colors)
         if (count := len(set(colors))) == before:
             break
     return colors
 
 
-def _swept(edges: Tagged, order: Iterable[int], colors: Colors) -> Colors:
+def _sweep(edges: Tagged, order: Iterable[int], colors: Colors) -> Colors:
     fresh = list(colors)
     for vertex in order:
         parts, row = colors[vertex], edges[vertex]
@@ -484,11 +358,11 @@ def _swept(edges: Tagged, order: Iterable[int], colors: Colors) -> Colors:
     return fresh
 
 
-def _written(graph: LabelledGraph, colors: Colors) -> tuple[list[int], str]:
-    return _written_in(graph, sorted(range(len(colors)), key=lambda v: (graph.depth[v], colors[v])))
+def _write_by_color(graph: LabelledGraph, colors: Colors) -> tuple[list[int], str]:
+    return _write_in_order(graph, sorted(range(len(colors)), key=lambda v: (graph.depth[v], colors[v])))
 
 
-def _written_in(graph: LabelledGraph, order: list[int]) -> tuple[list[int], str]:
+def _write_in_order(graph: LabelledGraph, order: list[int]) -> tuple[list[int], str]:
     place = [0] * len(order)
     for i, vertex in enumerate(order):
         place[vertex] = i
@@ -504,7 +378,7 @@ def _written_in(graph: LabelledGraph, order: list[int]) -> tuple[list[int], str]
     return order, "\n".join(rows)
 
 
-def _greedy_order(graph: LabelledGraph, colors: Colors) -> list[int]:
+def _order_greedily(graph: LabelledGraph, colors: Colors) -> list[int]:
     """A topological order by colour that keeps the vertices of one symmetric branch together."""
     missing = [len(row) for row in graph.edges]
     place: dict[int, int] = {}

@@ -68,7 +68,7 @@ Block: TypeAlias = Leaf | Composite
 Linked: TypeAlias = Callable[[Iterable[int], Iterable[int]], bool]
 
 
-def _leaves(blocks: Iterable[Block]) -> Iterable[Leaf]:
+def _list_leaves(blocks: Iterable[Block]) -> Iterable[Leaf]:
     """All leaves in order, at any depth."""
     pending = list(blocks)[::-1]
     while pending:
@@ -79,9 +79,9 @@ def _leaves(blocks: Iterable[Block]) -> Iterable[Leaf]:
             pending.extend(reversed(block.children))
 
 
-def _nodes(blocks: Iterable[Block]) -> list[int]:
+def _list_nodes(blocks: Iterable[Block]) -> list[int]:
     """The nodes of all leaves."""
-    return [index for leaf in _leaves(blocks) for index in leaf.nodes]
+    return [index for leaf in _list_leaves(blocks) for index in leaf.nodes]
 
 
 def _dissolve(root: Composite, limit: int, linked: Linked) -> None:
@@ -208,29 +208,29 @@ def find_regions(
         groups = _groups_of_globs(flow, rules.manual)
     inside: dict[str, list[Block]] = {}
     for path, graph in flow.graphs().items():
-        inside[path] = _blocks(graph, rules, groups)
-        _settle(graph, list(_leaves(inside[path])))
-    root = Composite(_pruned(_nested(flow, inside, "")))
-    return tuple(_regions(root, "r0", None, flow, PatternMaker(flow))) if root.children else ()
+        inside[path] = _find_blocks(graph, rules, groups)
+        _settle(graph, list(_list_leaves(inside[path])))
+    root = Composite(_prune(_nest_bodies(flow, inside, "")))
+    return tuple(_make_regions(root, "r0", None, flow, PatternMaker(flow))) if root.children else ()
 
 
-def _blocks(flow: Flow, rules: RegionRules, groups: Sequence[Sequence[str]]) -> list[Block]:
+def _find_blocks(flow: Flow, rules: RegionRules, groups: Sequence[Sequence[str]]) -> list[Block]:
     """The blocks of one graph."""
     if rules.by == "names":
         return _blocks_of_names(flow, rules.max_nodes) or _blocks_of_structure(flow, rules.max_nodes)
     blocks = _blocks_of_structure(flow, rules.max_nodes)
     if rules.by in ("manual", "fusion"):
-        return _blocks_of_groups(flow, groups, list(_leaves(blocks)))
+        return _blocks_of_groups(flow, groups, list(_list_leaves(blocks)))
     return blocks
 
 
-def _nested(flow: Flow, inside: Mapping[str, list[Block]], path: str) -> list[Block]:
+def _nest_bodies(flow: Flow, inside: Mapping[str, list[Block]], path: str) -> list[Block]:
     """The blocks of a graph, followed by one for each body in it, recursively."""
     blocks = [*inside.get(path, ())]
     bodies, nodes = flow.model.bodies, flow.model.nodes
     for owner in (nodes[index] for index in flow.order if bodies):
         if owner.scope == path and owner.name in bodies:
-            found = [_nested(flow, inside, end.scope) for end in bodies[owner.name]]
+            found = [_nest_bodies(flow, inside, end.scope) for end in bodies[owner.name]]
             blocks += [Composite(body) for body in found if body]
     return blocks
 
@@ -330,7 +330,7 @@ class _Builder:
             inside = self._between.pop(vertex, [])
             if inside and _all_light(inside) and _size(inside) + len(unit) <= self._limit:
                 # The inside of a decomposed LayerNormalization or Gelu does not begin a unit.
-                unit += _nodes(inside)
+                unit += _list_nodes(inside)
             elif inside:
                 blocks += self._unit(branches, unit)
                 branches, unit = inside, []
@@ -351,7 +351,7 @@ class _Builder:
         if (len(unit) > room and len(unit) - room <= _TINY) or room < min(len(unit), 1):
             parts = [*branches, *_pack_run(tail, self._limit)]
             return [Composite(_join_tiny(parts, self._limit, self._flow.linked))]
-        closed = Leaf(_nodes(branches) + unit[:room], closed=True, light=light and _all_light(branches))
+        closed = Leaf(_list_nodes(branches) + unit[:room], closed=True, light=light and _all_light(branches))
         return (
             [closed, *_pack_run([Leaf(unit[room:], light=light)], self._limit)] if unit[room:] else [closed]
         )
@@ -443,39 +443,39 @@ def _adopt(neighbours: Sequence[int], index: int, home: dict[int, Leaf]) -> None
         leaf.nodes.append(index)
 
 
-def _pruned(blocks: Sequence[Block]) -> list[Block]:
+def _prune(blocks: Sequence[Block]) -> list[Block]:
     """The blocks without those that lost all nodes, and without levels that hold one block only."""
     kept: list[Block] = []
     for block in blocks:
         if isinstance(block, Leaf):
             if block.nodes:
                 kept.append(block)
-        elif inside := _pruned(block.children):
+        elif inside := _prune(block.children):
             kept.append(inside[0] if len(inside) == 1 else Composite(inside))
     return kept
 
 
-def _regions(
+def _make_regions(
     block: Block, name: str, parent: str | None, flow: Flow, patterns: PatternMaker
 ) -> Iterator[Region]:
     """Regions of a block and all below, depth first. Levels are few: see `_dissolve`."""
     children = block.children if isinstance(block, Composite) else []
     names = tuple(f"{name}.{i}" for i in range(len(children)))
-    view = patterns.view(_nodes([block]))
-    solution = patterns.solution(view)
+    own = _list_nodes([block])
+    pattern = patterns.make(own)
     yield Region(
         id=name,
         type="ROOT" if parent is None else "COMPOSITE" if children else "LEAF",
         parent=parent,
         children=names,
-        nodes=tuple([flow.model.nodes[i].name for i in sorted(view.members)]),
-        inputs=tuple(view.inputs),
-        outputs=tuple(view.outputs),
-        pattern=solution.digest,
-        pattern_text=solution.text,
+        nodes=tuple(flow.model.nodes[index].name for index in sorted(own)),
+        inputs=pattern.inputs,
+        outputs=pattern.outputs,
+        pattern=pattern.digest,
+        pattern_text=pattern.text,
     )
     for child, child_name in zip(children, names, strict=True):
-        yield from _regions(child, child_name, name, flow, patterns)
+        yield from _make_regions(child, child_name, name, flow, patterns)
 
 
 _DEEPEST = 50  # levels; names are user input and recursion depth follows them
@@ -498,7 +498,7 @@ def _blocks_of_names(flow: Flow, max_nodes: int) -> list[Block]:
     belong to the root.
     """
     searched = [i for i in flow.order if i not in flow.carried] or list(flow.order)
-    paths = {index: _scope_of(flow.model.nodes[index]) for index in searched}
+    paths = {index: _find_scope(flow.model.nodes[index]) for index in searched}
     if 2 * sum(map(bool, paths.values())) < len(paths):
         return []
     root = _Scope()
@@ -509,14 +509,14 @@ def _blocks_of_names(flow: Flow, max_nodes: int) -> list[Block]:
     return whole.children
 
 
-def _scope_of(node: Node) -> tuple[str, ...]:
+def _find_scope(node: Node) -> tuple[str, ...]:
     """The modules that contain a node, outermost first; empty if unknown."""
     if (listed := metadata(node.proto, _SCOPES_KEY)) is not None:
-        return _scopes_from_metadata(listed)
+        return _parse_scopes(listed)
     return tuple(part for part in node.name.split("/")[:-1] if part)[:_DEEPEST]
 
 
-def _scopes_from_metadata(text: str) -> tuple[str, ...]:
+def _parse_scopes(text: str) -> tuple[str, ...]:
     """The modules in a list of dotted names ending with the operator: ['', 'layer1', 'layer1.0', 'conv2d']."""
     try:
         names = ast.literal_eval(text)

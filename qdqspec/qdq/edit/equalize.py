@@ -123,7 +123,7 @@ def find_chains(model: Model, fixed: Collection[str] = ()) -> list[Chain]:
     """
     found: list[Chain] = []
     inside: set[str] = set()
-    if any(change.branch is None for change in _held(model.flat)):
+    if any(change.branch is None for change in _read_held(model.flat)):
         return found  # its constants are restored by what its metadata holds already
     for node in model.nodes:
         if node.outputs and node.outputs[0] not in inside:
@@ -254,7 +254,7 @@ class _Growth:
             axis -= 0 if node.attributes.get("keepdims", 1) else sum(one < axis for one in reduced)
         else:
             _require(op in _RESHAPES)
-            axis, merged = _place(shape, self._shape(node.outputs[0]), axis)
+            axis, merged = _follow_reshape(shape, self._shape(node.outputs[0]), axis)
             repeat *= merged
         return self._join(node, axis, repeat)
 
@@ -286,7 +286,9 @@ def _require(holds: bool) -> None:
         raise _NotScalableError
 
 
-def _place(before: tuple[int | None, ...], after: tuple[int | None, ...], axis: int) -> tuple[int, int]:
+def _follow_reshape(
+    before: tuple[int | None, ...], after: tuple[int | None, ...], axis: int
+) -> tuple[int, int]:
     """The axis of the channels after a reshape, and how many elements each element has on it."""
     behind = before[axis + 1 :]
     _require(None not in (*behind, before[axis]))
@@ -345,10 +347,10 @@ def equalized(model: Model, changes: Collection[Equalization]) -> Model:
     scaling = ScaledValues(model)
     if not all(map(scaling.add, changes)):
         raise PlacementError("channels cannot be scaled exactly", where=model.where)
-    proto = _with_constants(model.flat, scaling.values)
+    proto = _replace_constants(model.flat, scaling.values)
     branches = [change.branch for change in changes if change.branch is not None]
     with_branches(proto, model, branches, {one.factors: scaling.of(one.factors) for one in branches})
-    records = [change.record for change in (*_held(model.flat), *changes)]
+    records = [change.record for change in (*_read_held(model.flat), *changes)]
     refill(proto.metadata_props, [prop for prop in proto.metadata_props if prop.key != EQUALIZED])
     proto.metadata_props.add(key=EQUALIZED, value=json.dumps(records))
     return Model(proto, path=model.path)
@@ -356,7 +358,7 @@ def equalized(model: Model, changes: Collection[Equalization]) -> Model:
 
 def branches_of(model: Model) -> tuple[Equalization, ...]:
     """The changes of a model whose factors are in inserted products."""
-    return tuple(change for change in _held(model.flat) if change.branch is not None)
+    return tuple(change for change in _read_held(model.flat) if change.branch is not None)
 
 
 def products_of(model: Model) -> frozenset[str]:
@@ -377,13 +379,13 @@ def restored(proto: onnx.ModelProto, kept: Collection[str] = ()) -> onnx.ModelPr
             if name not in kept:
                 before = new[name] if name in new else numpy_helper.to_array(constants[name])
                 new[name] = scaled(before, constant, change.exponents, -1)
-    found = _with_constants(proto, new)
+    found = _replace_constants(proto, new)
     without_branches(found, [change.branch for change in changes if change.branch is not None])
     refill(found.metadata_props, [prop for prop in found.metadata_props if prop.key != EQUALIZED])
     return found
 
 
-def _held(proto: onnx.ModelProto) -> tuple[Equalization, ...]:
+def _read_held(proto: onnx.ModelProto) -> tuple[Equalization, ...]:
     """The changes that the metadata of a model holds; damaged metadata holds none."""
     try:
         return EQUALIZATIONS.validate_json(metadata(proto, EQUALIZED) or "[]")
@@ -410,17 +412,17 @@ def equalizations_of(
         return tensor.data_type == TensorProto.FLOAT and size == [len(change.exponents) * one.repeat]
 
     return tuple(
-        change for change in _held(proto) if all(fits(change, constant) for constant in change.constants)
+        change for change in _read_held(proto) if all(fits(change, constant) for constant in change.constants)
     )
 
 
 def branched(model: Model) -> tuple[Equalization, ...]:
     """A change without effect, all exponents zero, for each branch of a model that may have factors."""
     sources = {absorber.source for chain in find_chains(model) for absorber in chain.absorbers}
-    return tuple(_unscaled(model, branch) for branch in find_branches(model, sources))
+    return tuple(_make_unscaled(model, branch) for branch in find_branches(model, sources))
 
 
-def _unscaled(model: Model, branch: Branch) -> Equalization:
+def _make_unscaled(model: Model, branch: Branch) -> Equalization:
     weights = [
         ScaledConstant(node.inputs[1], int(bool(node.attributes.get("transB", 0))), -1)
         for node in map(model.by_name.__getitem__, branch.readers)
@@ -470,21 +472,21 @@ def touched(
     )
 
 
-def _with_constants(flat: onnx.ModelProto, new: Mapping[str, Array]) -> onnx.ModelProto:
+def _replace_constants(flat: onnx.ModelProto, new: Mapping[str, Array]) -> onnx.ModelProto:
     """A copy of a model in the flat form with other values of these constants."""
     proto = copy_model(flat, but={"node", "initializer"})
     proto.graph.initializer.extend(
-        _stored(t, new[t.name]) if t.name in new else t for t in flat.graph.initializer
+        _store_values(t, new[t.name]) if t.name in new else t for t in flat.graph.initializer
     )
     for node in flat.graph.node:
         held = dict(values_of_constants([node])) if node.output[:1] and node.output[0] in new else {}
         for name, value in held.items():
-            node = with_value(node, _stored(value, new[name]))
+            node = with_value(node, _store_values(value, new[name]))
         proto.graph.node.append(node)
     return proto
 
 
-def _stored(before: TensorProto, values: Array) -> TensorProto:
+def _store_values(before: TensorProto, values: Array) -> TensorProto:
     """A tensor with other values, in the same field; external data is included."""
     made = copied(before)
     for name in ("raw_data", "float_data", "external_data", "data_location"):

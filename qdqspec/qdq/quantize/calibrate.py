@@ -213,17 +213,17 @@ def calibrate_with(
 ) -> dict[Method, dict[str, TensorRange]]:
     """Calibrate by several methods, as `calibrate`, in two passes over the inputs."""
     watch = _Watch.over(model, tensors, run)
-    spans, means, unbounded, inner = _spans(watch, feeds())
+    spans, means, unbounded, inner = _collect_spans(watch, feeds())
     for number, unusable in unbounded.items():
         note(
             f"infinite, NaN or as large as the float type allows in calibration sample {number}, as masks are, so left "
-            f"in floating point: {_quoted(unusable)}"
+            f"in floating point: {_quote(unusable)}"
         )
     seen = {*spans}.union(*unbounded.values())
-    for line in _without_values(model, watch.wanted - seen, seen):
+    for line in _note_missing(model, watch.wanted - seen, seen):
         note(line)
     found: dict[Method, dict[str, TensorRange]] = {"max": spans}
-    clipped = spans.keys() - _deciding_tensors(model)
+    clipped = spans.keys() - _find_deciding_tensors(model)
     found["mean"] = spans | {tensor: means[tensor] for tensor in clipped}
     if _FROM_HISTOGRAM.keys() & set(methods):
         histograms = {
@@ -236,19 +236,19 @@ def calibrate_with(
         for method in _FROM_HISTOGRAM.keys() & set(methods):
             choose = _FROM_HISTOGRAM[method]
             found[method] = spans | {tensor: choose(histogram) for tensor, histogram in histograms.items()}
-    logits = _logits(model)
+    logits = _find_logits(model)
     inner = {tensor: largest for tensor, largest in inner.items() if tensor in logits}
-    usable = {method: _without_masks(found[method], inner) for method in methods}
+    usable = {method: _drop_masks(found[method], inner) for method in methods}
     lost = sorted({tensor for method in methods for tensor in found[method].keys() - usable[method].keys()})
     if lost:
         note(
             "in 8 bits all scores beside those of a mask would be zero before a Softmax, so left in floating point: "
-            f"{_quoted(lost)}"
+            f"{_quote(lost)}"
         )
     return usable
 
 
-def _without_masks(ranges: Mapping[str, TensorRange], inner: Mapping[str, float]) -> dict[str, TensorRange]:
+def _drop_masks(ranges: Mapping[str, TensorRange], inner: Mapping[str, float]) -> dict[str, TensorRange]:
     """The ranges that are not those of a mask alone: ``inner`` are the largest magnitudes of the other values."""
     return {
         tensor: span
@@ -301,7 +301,7 @@ class _Watch:
         }
 
 
-def _logits(model: Model) -> set[str]:
+def _find_logits(model: Model) -> set[str]:
     """Tensors that a Softmax reads, directly or through copies: differences of their values count, not their sizes."""
     found: set[str] = set()
     for node in model.nodes:
@@ -314,7 +314,7 @@ def _logits(model: Model) -> set[str]:
     return found
 
 
-def _deciding_tensors(model: Model) -> set[str]:
+def _find_deciding_tensors(model: Model) -> set[str]:
     """Tensors whose largest values decide the result.
 
     If they were clipped by entropy, SqueezeNet's probabilities had an SQNR of 2 dB; if all others were, 19 dB.
@@ -324,7 +324,7 @@ def _deciding_tensors(model: Model) -> set[str]:
     return {*model.outputs, *bounded, *logits}
 
 
-def _spans(
+def _collect_spans(
     watch: _Watch, feeds: Iterable[Feed]
 ) -> tuple[dict[str, TensorRange], dict[str, TensorRange], dict[int, list[str]], dict[str, float]]:
     """The range of each tensor, the mean of its ranges over samples, and by sample the tensors that are not finite.
@@ -364,8 +364,8 @@ def _spans(
     return spans, means, by_sample, inner
 
 
-def _without_values(model: Model, missing: Iterable[str], seen: Iterable[str]) -> Iterator[str]:
-    """A line for each outermost body that never ran, and one for other tensors that were never computed."""
+def _note_missing(model: Model, missing: Iterable[str], seen: Iterable[str]) -> Iterator[str]:
+    """A line for each outermost body without values, and one for other tensors that were never computed."""
     homes, idle, others = find_scopes(model.proto).of_tensor, Counter[str](), []
     ran = {scope for tensor in seen if tensor in homes for scope in homes[tensor][0].chain}
     for tensor in sorted(missing):
@@ -376,12 +376,12 @@ def _without_values(model: Model, missing: Iterable[str], seen: Iterable[str]) -
         else:
             others.append(tensor)
     for body, count in idle.items():
-        yield f"the calibration data never runs '{body}': {count_text(count, 'tensor')} left in floating point"
+        yield f"no values in '{body}' on the calibration data: {count_text(count, 'tensor')} left in floating point"
     if others:
-        yield f"never produced by the calibration data, so left in floating point: {_quoted(others)}"
+        yield f"never produced by the calibration data, so left in floating point: {_quote(others)}"
 
 
-def _quoted(tensors: Sequence[str]) -> str:
+def _quote(tensors: Sequence[str]) -> str:
     return list_text([f"'{tensor}'" for tensor in tensors], _LISTED)
 
 

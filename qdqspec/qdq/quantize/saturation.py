@@ -74,7 +74,7 @@ def saturations(
             continue
         function = _Function(model, fixed, shown, group)
         if function.results and not function.is_seen_whole:
-            end = _ends(function, span)
+            end = _find_ends(function, span)
             if end is not None:
                 found |= dict.fromkeys(group, end)
     return found
@@ -192,7 +192,7 @@ def _as_floats(values: Array) -> Array:
     return values if np.issubdtype(values.dtype, np.integer) else values.astype(np.float32)
 
 
-def _ends(function: _Function, span: TensorRange) -> Saturation | None:
+def _find_ends(function: _Function, span: TensorRange) -> Saturation | None:
     """The ends of a range of which a function does not distinguish the values beyond; ``None`` without an end."""
     channels = function.channels()
     count = 0 if channels is None else math.prod(channels)
@@ -206,9 +206,9 @@ def _ends(function: _Function, span: TensorRange) -> Saturation | None:
     results = list(function.at(grid.astype(np.float32), len(channels)))
     if not results or not all(np.isfinite(values).all() for values in results):
         return None
-    tolerances = [TOLERANCE * size / STEPS * _steepest(grid, values) for values in results]
-    low = min(map(_same_from_start, results, tolerances))
-    high = min(map(_same_from_start, (values[::-1] for values in results), tolerances))
+    tolerances = [TOLERANCE * size / STEPS * _find_steepest(grid, values) for values in results]
+    low = min(map(_count_same, results, tolerances))
+    high = min(map(_count_same, (values[::-1] for values in results), tolerances))
     if max(low, high) == len(grid):  # a constant
         return None
     ends = grid[low - 1] if low > 1 else -math.inf, grid[-high] if high > 1 else math.inf
@@ -220,13 +220,13 @@ def _ends(function: _Function, span: TensorRange) -> Saturation | None:
     return None if end.within(span) == span else end
 
 
-def _steepest(grid: Floats, values: Floats) -> Floats:
+def _find_steepest(grid: Floats, values: Floats) -> Floats:
     """The largest slope of each column inside of the range."""
     inside = slice(len(_BEYOND), -len(_BEYOND))
     return np.asarray(np.abs(np.diff(values[inside], axis=0) / np.diff(grid[inside])[:, None]).max(axis=0))
 
 
-def _same_from_start(values: Floats, tolerances: Floats) -> int:
+def _count_same(values: Floats, tolerances: Floats) -> int:
     """The number of first rows that are the same within a tolerance for each column."""
     highest, lowest = np.maximum.accumulate(values), np.minimum.accumulate(values)
     differs = (np.maximum(highest - values, values - lowest) > tolerances).any(axis=1)

@@ -25,16 +25,18 @@ def aligned(first: StrippedModel, second: StrippedModel) -> tuple[StrippedModel,
     a, b = first.stripped, second.stripped
     if not any(_NUMBERED.search(node.name) for node in (*a.nodes, *b.nodes)):
         return first, second
-    return _named(first, {node.name: node.name for node in a.nodes}), _named(second, _matches(a, b))
+    return _rename_nodes(first, {node.name: node.name for node in a.nodes}), _rename_nodes(
+        second, _match_names(a, b)
+    )
 
 
-def _named(part: StrippedModel, names: Mapping[str, str]) -> StrippedModel:
+def _rename_nodes(part: StrippedModel, names: Mapping[str, str]) -> StrippedModel:
     stripped = Model(part.stripped.flat, path=part.stripped.path)
-    stripped.nodes = tuple(_renamed(node, names[node.name]) for node in part.stripped.nodes)
+    stripped.nodes = tuple(_rename_node(node, names[node.name]) for node in part.stripped.nodes)
     return replace(part, stripped=stripped, names={node: names[name] for node, name in part.names.items()})
 
 
-def _renamed(node: Node, name: str) -> Node:
+def _rename_node(node: Node, name: str) -> Node:
     if is_constant_node(node) or node.proto.name == name:  # a copy of a constant would copy a weight
         return replace(node, name=name)
     proto = copied(node.proto)
@@ -42,14 +44,14 @@ def _renamed(node: Node, name: str) -> Node:
     return replace(node, name=name, proto=proto)
 
 
-def _matches(a: Model, b: Model) -> dict[str, str]:
+def _match_names(a: Model, b: Model) -> dict[str, str]:
     """The name of each node of ``b`` in the terms of ``a``; nodes that ``a`` lacks have names that it has not."""
     alike: dict[object, list[Node]] = {}
     results: dict[tuple[str, str], Node] = {}
-    for node in _unmatched(a, b):
-        alike.setdefault(_origin(a, node, {}), []).append(node)
+    for node in _find_unmatched(a, b):
+        alike.setdefault(_describe_origin(a, node, {}), []).append(node)
         results[node.op_type, node.outputs[0]] = node
-    open_nodes = {node.name for node in _unmatched(b, a)}
+    open_nodes = {node.name for node in _find_unmatched(b, a)}
     names: dict[str, str] = {}
     taken: set[str] = set()
 
@@ -59,8 +61,8 @@ def _matches(a: Model, b: Model) -> dict[str, str]:
     for node in b.nodes:
         found = None
         if node.name in open_nodes:
-            same = [each for each in alike.get(_origin(b, node, names), ()) if fits(each, node)]
-            found = min(same, key=lambda each: _distance(each, node), default=None)
+            same = [each for each in alike.get(_describe_origin(b, node, names), ()) if fits(each, node)]
+            found = min(same, key=lambda each: _measure_distance(each, node), default=None)
             by_result = results.get((node.op_type, node.outputs[0]))
             if found is None and by_result is not None and fits(by_result, node):
                 found = by_result
@@ -72,7 +74,7 @@ def _matches(a: Model, b: Model) -> dict[str, str]:
     return names
 
 
-def _unmatched(model: Model, other: Model) -> Iterator[Node]:
+def _find_unmatched(model: Model, other: Model) -> Iterator[Node]:
     """The nodes with numbers for names, and those whose names the other model lacks."""
     for node in model.nodes:
         is_open = _NUMBERED.search(node.name) or node.name not in other.by_name
@@ -80,7 +82,7 @@ def _unmatched(model: Model, other: Model) -> Iterator[Node]:
             yield node
 
 
-def _origin(model: Model, node: Node, names: Mapping[str, str]) -> tuple[object, ...]:
+def _describe_origin(model: Model, node: Node, names: Mapping[str, str]) -> tuple[object, ...]:
     """The operator of a node and the sources of its inputs, nodes by these names."""
     sources: list[tuple[str, int]] = []
     for tensor in node.inputs:
@@ -92,6 +94,6 @@ def _origin(model: Model, node: Node, names: Mapping[str, str]) -> tuple[object,
     return node.op_type, node.domain, *sources
 
 
-def _distance(one: Node, other: Node) -> tuple[bool, bool, bool]:
+def _measure_distance(one: Node, other: Node) -> tuple[bool, bool, bool]:
     attributes = (sorted(a.SerializeToString() for a in node.proto.attribute) for node in (one, other))
     return next(attributes) != next(attributes), one.outputs != other.outputs, one.name != other.name

@@ -1,32 +1,28 @@
 """Compares the Q/DQ of two models, in names of the models without Q/DQ; the differences as text and as JSON.
 
-Pairs are matched by their readers, never by their own names, which differ between tools. Of the float models, nodes,
-constants and interface are compared, constants where they are read: a tool may have renamed them, and one stored in
-integers is restored only within half a step.
+Pairs are matched by their readers, never by their own names, which differ between tools. `qdqspec.qdq.read.skeleton`
+compares the float models.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import reduce
-from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import onnx
 
 from qdqspec._core.arrays import Array
 from qdqspec._core.units import count_text, list_text, plain
 from qdqspec.graph.float32 import converted_like
-from qdqspec.graph.fold import folded_like
-from qdqspec.graph.model import Model, Node
+from qdqspec.graph.model import Model
 from qdqspec.qdq.edit.equalize import Equalization, ScaledConstant, equalizations_of, scaled
 from qdqspec.qdq.read.align import aligned
 from qdqspec.qdq.read.found import FoundPair, Numbers, find_pairs
 from qdqspec.qdq.read.recognize import along
+from qdqspec.qdq.read.skeleton import SkeletonDiff, compare_skeletons
 from qdqspec.qdq.read.strip import StrippedModel, strip_with_parts
 from qdqspec.types import Consumer
 
@@ -132,8 +128,6 @@ class _Side:
         for pair in find_pairs(part):
             for end in pair.ends:  # outputs by name: the models may have them in different orders
                 at[Consumer(f"graph output '{pair.tensor}'", 0) if end.is_output else end] = pair
-            if pair.hidden:
-                at[Consumer(f"bodies that read '{pair.tensor}'", 0)] = pair
         equalized = equalizations_of(part.found.model.flat, part.stripped.constants)
         return cls(part.found.model, part.stripped, at, equalized)
 
@@ -157,13 +151,14 @@ class _Side:
 
 def _compare(sides: tuple[_Side, ...], ends: list[Consumer]) -> PairDiff | None:
     before, after = (side.at.get(ends[0]) for side in sides)
-    changes = tuple(_changes(sides, before, after)) if before and after else ()
+    changes = tuple(_find_changes(sides, before, after)) if before and after else ()
     if before and after and not changes:
         return None
-    named = ("graph output '", "bodies that read '")
     return PairDiff(
         tensor=_name(sides, ends[0], before, after),
-        readers=tuple(e.node if e.node.startswith(named) else f"{e.node}:{e.input}" for e in sorted(ends)),
+        readers=tuple(
+            e.node if e.node.startswith("graph output '") else f"{e.node}:{e.input}" for e in sorted(ends)
+        ),
         before=_facts(before) if before else None,
         after=_facts(after) if after else None,
         changes=changes,
@@ -196,7 +191,7 @@ def _facts(pair: FoundPair) -> PairFacts:
     )
 
 
-def _changes(sides: tuple[_Side, ...], before: FoundPair, after: FoundPair) -> Iterator[Change]:
+def _find_changes(sides: tuple[_Side, ...], before: FoundPair, after: FoundPair) -> Iterator[Change]:
     chains = before.chain, after.chain
     counts = tuple(map(len, chains))
     if counts[0] != counts[1] or not all(one.same(other) for one, other in zip(*chains, strict=True)):
@@ -209,7 +204,7 @@ def _changes(sides: tuple[_Side, ...], before: FoundPair, after: FoundPair) -> I
             states = (pair.problem or "its numbers are constants" for pair in (before, after))
             yield Change(kind="numbers", text=" > ".join(states))
         return
-    yield from _number_changes(before.numbers, after.numbers)
+    yield from _compare_numbers(before.numbers, after.numbers)
     if before.stored != after.stored and before.weight and after.weight:
         words = ("float behind Q and DQ", "stored as integers")
         yield Change(kind="storage", text=f"{words[before.stored]} > {words[after.stored]}")
@@ -225,14 +220,14 @@ def _changes(sides: tuple[_Side, ...], before: FoundPair, after: FoundPair) -> I
         yield Change(kind="channels", text=text)
     if before.stored and after.stored and before.numbers.same(after.numbers):
         stored = (side.model.array(pair.quantized) for side, pair in zip(sides, (before, after), strict=True))
-        yield from _integer_changes(*stored)
+        yield from _compare_integers(*stored)
 
 
-def _number_changes(before: Numbers, after: Numbers) -> Iterator[Change]:
+def _compare_numbers(before: Numbers, after: Numbers) -> Iterator[Change]:
     if before.format != after.format:
         yield Change(kind="format", text=f"{before.format} > {after.format}")
     if (before.axis, before.block) != (after.axis, after.block):
-        yield Change(kind="axis", text=f"{_granularity(before)} > {_granularity(after)}")
+        yield Change(kind="axis", text=f"{_describe_axis(before)} > {_describe_axis(after)}")
     if before.precision != after.precision:
         yield Change(kind="precision", text=f"precision {before.precision} > {after.precision}")
     if before.dynamic != after.dynamic:
@@ -242,24 +237,24 @@ def _number_changes(before: Numbers, after: Numbers) -> Iterator[Change]:
         yield Change(kind="scale", text=f"{before.scale.size} > {after.scale.size} scales")
         return
     elif before.step.tobytes() != after.step.tobytes():
-        yield _scale_change(before.step, after.step)
+        yield _compare_scales(before.step, after.step)
     if not np.array_equal(before.zero_point, after.zero_point):
-        points = _points(before.zero_point), _points(after.zero_point)
+        points = _write_points(before.zero_point), _write_points(after.zero_point)
         yield Change(kind="zero point", text=f"zero point {points[0]} > {points[1]}")
 
 
-def _granularity(numbers: Numbers) -> str:
+def _describe_axis(numbers: Numbers) -> str:
     if numbers.block:
         return f"blocks of {numbers.block} on axis {numbers.axis}"
     return "per tensor" if numbers.axis is None else f"per channel on axis {numbers.axis}"
 
 
-def _scale_change(before: npt.NDArray[np.float32], after: npt.NDArray[np.float32]) -> Change:
+def _compare_scales(before: npt.NDArray[np.float32], after: npt.NDArray[np.float32]) -> Change:
     with np.errstate(divide="ignore", invalid="ignore"):
         relative = np.nan_to_num(after.astype(np.float64) / before - 1, posinf=np.inf).reshape(-1)
     low, high = float(relative.min()), float(relative.max())
     if before.size == 1:
-        text = f"scale {before.item():.5g} > {after.item():.5g} ({_percent(low)})"
+        text = f"scale {before.item():.5g} > {after.item():.5g} ({_write_percent(low)})"
     else:
         count = int(np.count_nonzero(relative))
         text = f"{count} of {before.size} scales ({percent_range(low, high)})"
@@ -268,22 +263,22 @@ def _scale_change(before: npt.NDArray[np.float32], after: npt.NDArray[np.float32
 
 def percent_range(low: float, high: float) -> str:
     """``-5.0 % to +10.0 %``, or one percentage if both are equal."""
-    texts = _percent(low), _percent(high)
+    texts = _write_percent(low), _write_percent(high)
     return texts[0] if texts[0] == texts[1] else " to ".join(texts)
 
 
-def _percent(fraction: float) -> str:
+def _write_percent(fraction: float) -> str:
     if 0 < abs(fraction) < 0.0005:
         return f"{100 * fraction:+.1e} %"
     return f"{100 * fraction:+.1f} %"
 
 
-def _points(zero_point: npt.ArrayLike) -> str:
+def _write_points(zero_point: npt.ArrayLike) -> str:
     points = np.unique(zero_point)
     return f"{points[0]:g}" if points.size == 1 else f"{points[0]:g} to {points[-1]:g}"
 
 
-def _integer_changes(before: Array, after: Array) -> Iterator[Change]:
+def _compare_integers(before: Array, after: Array) -> Iterator[Change]:
     if before.shape != after.shape:
         yield Change(kind="integers", text=f"shape {list(before.shape)} > {list(after.shape)}")
         return
@@ -313,7 +308,7 @@ def to_json(diff: QdqDiff) -> dict[str, object]:
         "equal_pairs": diff.equal,
         "counts": {name: len(getattr(diff, name)) for name in ("added", "removed", "changed")},
         "changes": Counter(change.kind for pair in diff.changed for change in pair.changes),
-        "scale_change": _scale_bounds(change for pair in diff.changed for change in pair.changes),
+        "scale_change": _bound_scales(change for pair in diff.changed for change in pair.changes),
         "added": [dataclasses.asdict(pair) for pair in diff.added],
         "removed": [dataclasses.asdict(pair) for pair in diff.removed],
         "changed": [dataclasses.asdict(pair) for pair in diff.changed],
@@ -323,16 +318,20 @@ def to_json(diff: QdqDiff) -> dict[str, object]:
 
 def render_text(diff: QdqDiff, *, most: int | None = 12) -> str:
     """The differences as text: a summary first, then each difference, ``most`` of a kind."""
-    lines = [_headline(diff)]
-    lines += _section("added", [(_where(p), _described(p.after)) for p in diff.added if p.after], most)
-    lines += _section("removed", [(_where(p), _described(p.before)) for p in diff.removed if p.before], most)
-    changed = [(_where(p), ", ".join(change.text for change in p.changes)) for p in diff.changed]
-    lines += _section("changed", changed, most, _kinds(diff.changed, most))
-    lines += _skeleton(diff.skeleton, most)
+    lines = [_write_headline(diff)]
+    lines += _write_section(
+        "added", [(_write_place(p), _describe_pair(p.after)) for p in diff.added if p.after], most
+    )
+    lines += _write_section(
+        "removed", [(_write_place(p), _describe_pair(p.before)) for p in diff.removed if p.before], most
+    )
+    changed = [(_write_place(p), ", ".join(change.text for change in p.changes)) for p in diff.changed]
+    lines += _write_section("changed", changed, most, _count_kinds(diff.changed, most))
+    lines += _write_skeleton(diff.skeleton, most)
     return "\n".join(lines)
 
 
-def _headline(diff: QdqDiff) -> str:
+def _write_headline(diff: QdqDiff) -> str:
     counts = {"added": diff.added, "removed": diff.removed, "changed": diff.changed}
     pairs = ", ".join(f"{len(found)} {word}" for word, found in counts.items() if found)
     equal = f"{count_text(diff.equal, 'equal Q/DQ pair')}; " if diff.equal else ""
@@ -344,7 +343,9 @@ def _headline(diff: QdqDiff) -> str:
     return f"{f'Q/DQ pairs: {pairs}; ' if pairs else ''}{equal}{none}{behind}"
 
 
-def _section(title: str, rows: list[tuple[str, str]], most: int | None, remark: str = "") -> Iterator[str]:
+def _write_section(
+    title: str, rows: list[tuple[str, str]], most: int | None, remark: str = ""
+) -> Iterator[str]:
     if not rows:
         return
     yield ""
@@ -356,12 +357,12 @@ def _section(title: str, rows: list[tuple[str, str]], most: int | None, remark: 
         yield f"  and {len(rows) - len(shown)} more (--verbose shows all)"
 
 
-def _where(pair: PairDiff) -> str:
+def _write_place(pair: PairDiff) -> str:
     readers = [plain(reader, 40) for reader in pair.readers]
     return f"{plain(pair.tensor, 48)} > {list_text(readers, 2)}"
 
 
-def _described(facts: PairFacts) -> str:
+def _describe_pair(facts: PairFacts) -> str:
     if facts.problem:
         return facts.problem
     blocks = f" in blocks of {facts.block}" if facts.block else ""
@@ -373,29 +374,29 @@ def _described(facts: PairFacts) -> str:
         bounds = f"{min(facts.scale):.4g} to {max(facts.scale):.4g}"
         scale = f"{len(facts.scale)} scales on axis {facts.axis}, {bounds}"
     kept = "" if not facts.weight else ", stored as integers" if facts.stored else ", a float weight"
-    return f"{facts.format}{blocks}, {scale}, zero point {_points(facts.zero_point)}{kept}"
+    return f"{facts.format}{blocks}, {scale}, zero point {_write_points(facts.zero_point)}{kept}"
 
 
-def _kinds(pairs: Iterable[PairDiff], most: int | None) -> str:
+def _count_kinds(pairs: Iterable[PairDiff], most: int | None) -> str:
     """Number of changed pairs by kind, with the bounds of scale changes, for long lists."""
     changes = [change for pair in pairs for change in pair.changes]
     counts = Counter(change.kind for change in changes)
     if most is None or sum(counts.values()) <= most:
         return ""
-    scales = _scale_bounds(changes)
+    scales = _bound_scales(changes)
     bounds = "" if scales is None else f" ({percent_range(*scales)})"
     return ", ".join(
         f"{kind} of {count}{bounds if kind == 'scale' else ''}" for kind, count in counts.most_common()
     )
 
 
-def _scale_bounds(changes: Iterable[Change]) -> tuple[float, float] | None:
+def _bound_scales(changes: Iterable[Change]) -> tuple[float, float] | None:
     """The bounds of the relative changes of scales; ``None`` without any."""
     found = [(c.low, c.high) for c in changes if c.low is not None and c.high is not None]
     return (min(low for low, _ in found), max(high for _, high in found)) if found else None
 
 
-def _skeleton(skeleton: SkeletonDiff, most: int | None) -> Iterator[str]:
+def _write_skeleton(skeleton: SkeletonDiff, most: int | None) -> Iterator[str]:
     if skeleton.folded:
         yield ""
         yield f"{len(skeleton.folded)} BatchNormalization are folded into convolutions in one of them, as tuning does"
@@ -404,165 +405,4 @@ def _skeleton(skeleton: SkeletonDiff, most: int | None) -> Iterator[str]:
         yield "one of them was converted from float16 to float32, as tuning does; the other one is converted alike"
     for title, name in _KINDS.items():
         found: tuple[str, ...] = getattr(skeleton, name)
-        yield from _section(title, [(plain(words, 200), "") for words in found], most)
-
-
-HalfSteps: TypeAlias = Callable[[Consumer], npt.NDArray[np.generic] | None]
-
-_SLACK = 1e-6  # of the largest value: float32 rounding between integers and floats
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SkeletonDiff:
-    """Differences of the float models: node names, and sentences on nodes, constants and interface.
-
-    ``folded`` names BatchNormalization that only one of them has folded into its convolutions; ``converted`` is true if
-    only one of them was converted from float16 to float32. Both are no differences.
-    """
-
-    added: tuple[str, ...] = ()
-    removed: tuple[str, ...] = ()
-    changed: tuple[str, ...] = ()
-    constants: tuple[str, ...] = ()
-    interface: tuple[str, ...] = ()
-    folded: tuple[str, ...] = ()
-    converted: bool = False
-
-    @property
-    def differs(self) -> bool:
-        """Whether there is any difference."""
-        return bool(self.added or self.removed or self.changed or self.constants or self.interface)
-
-
-def compare_skeletons(a: Model, b: Model, steps_a: HalfSteps, steps_b: HalfSteps) -> SkeletonDiff:
-    """Compare two models without Q/DQ; ``steps`` are tolerances of the constants that nodes read.
-
-    Inner tensors are identified by their producers, not by name.
-    """
-    a, b, folded = _folded_alike(a, b)
-    mine, its = _operators(a), _operators(b)
-    both = [name for name in mine if name in its]
-    differing = (words for name in both for words in _constants(a, b, name, steps_a, steps_b))
-    return SkeletonDiff(
-        added=tuple(name for name in its if name not in mine),
-        removed=tuple(name for name in mine if name not in its),
-        changed=tuple(words for name in both if (words := _change(a, b, mine[name], its[name]))),
-        constants=tuple(dict.fromkeys(differing)),
-        interface=tuple(_interface(a, b)),
-        folded=folded,
-    )
-
-
-def _folded_alike(a: Model, b: Model) -> tuple[Model, Model, tuple[str, ...]]:
-    """The models, with BatchNormalization and computed weights folded in one if they are in the other."""
-    for one, other in ((a, b), (b, a)):
-        if (folded := folded_like(one, other)) is not None:
-            models = (folded.model, other) if one is a else (other, folded.model)
-            return *models, folded.missing
-    return a, b, ()
-
-
-def _operators(model: Model) -> dict[str, Node]:
-    return {
-        node.name: node
-        for node in model.nodes
-        if node.outputs[:1]
-        and not node.is_marker
-        and not (node.op_type == "Constant" and node.outputs[0] in model.constants)
-    }
-
-
-def _change(a: Model, b: Model, one: Node, other: Node) -> str:
-    """The difference of two nodes with one name; empty if there is none."""
-    if (one.op_type, one.domain) != (other.op_type, other.domain):
-        return f"'{one.name}': {one.op_type} > {other.op_type}"
-    if _attributes(one) != _attributes(other):
-        return f"'{one.name}': other attributes"
-    if [_source(a, name) for name in one.inputs] != [_source(b, name) for name in other.inputs]:
-        return f"'{one.name}': reads {_read(a, one)} > {_read(b, other)}"
-    if [_result(a, name) for name in one.outputs] != [_result(b, name) for name in other.outputs]:
-        return f"'{one.name}': makes {', '.join(one.outputs)} > {', '.join(other.outputs)}"
-    return ""
-
-
-def _source(model: Model, tensor: str) -> tuple[str, int]:
-    """The source of a tensor: a node and the index of its output, else the name of an input."""
-    if tensor in model.constants:
-        return "(constant)", 0
-    maker = model.producer.get(tensor)
-    return (f"input {tensor}", 0) if maker is None else (maker.name, maker.outputs.index(tensor))
-
-
-def _result(model: Model, tensor: str) -> str:
-    """The part of an output's name that is compared: whether it is present, and the name of a graph output."""
-    return tensor if tensor in model.outputs or not tensor else "(inner)"
-
-
-def _read(model: Model, node: Node) -> str:
-    return ", ".join("(constant)" if name in model.constants else name for name in node.inputs)
-
-
-def _attributes(node: Node) -> dict[str, bytes]:
-    return {a.name: a.SerializeToString(deterministic=True) for a in node.proto.attribute}
-
-
-def _constants(a: Model, b: Model, name: str, steps_a: HalfSteps, steps_b: HalfSteps) -> Iterator[str]:
-    reads = (model.by_name[name].inputs for model in (a, b))
-    for left, right in zip(*reads, strict=False):
-        if left in a.constants and right in b.constants:
-            steps = [_coarsest(a, left, steps_a), _coarsest(b, right, steps_b)]
-            words = _apart(a, left, b, right, [step for step in steps if step is not None])
-            if words:
-                yield f"'{left}': {words}"
-
-
-def _coarsest(model: Model, tensor: str, half_steps: HalfSteps) -> npt.NDArray[np.generic] | None:
-    """Half a step of the coarsest pair on a tensor.
-
-    Its readers may have different pairs, and a restored float weight comes from one of them.
-    """
-    found = [step for end in model.consumers.get(tensor, ()) if (step := half_steps(end)) is not None]
-    return reduce(np.maximum, found) if found else None
-
-
-def _apart(a: Model, left: str, b: Model, right: str, steps: list[npt.NDArray[np.generic]]) -> str:
-    one, other = a.constants[left], b.constants[right]
-    if one.data_type != other.data_type or list(one.dims) != list(other.dims):
-        kinds = (f"{onnx.TensorProto.DataType.Name(t.data_type)}{list(t.dims)}".lower() for t in (one, other))
-        return " > ".join(kinds)
-    x, y = a.array(left), b.array(right)
-    # The bytes of strings are addresses.
-    if np.array_equal(x, y) if x.dtype.hasobject else x.tobytes() == y.tobytes():
-        return ""
-    if x.dtype.kind != "f":
-        return f"{int(np.count_nonzero(x != y))} of {x.size} values"
-    return _float_difference(x.astype(np.float64), y.astype(np.float64), steps)
-
-
-def _float_difference(
-    x: npt.NDArray[np.float64], y: npt.NDArray[np.float64], steps: list[npt.NDArray[np.generic]]
-) -> str:
-    """The values that differ by more than rounding to integers; without integers each difference counts."""
-    allowed = np.zeros(())
-    if steps:
-        allowed = _SLACK * np.max(np.abs(x), initial=0.0) + sum(s.astype(np.float64) for s in steps)
-    with np.errstate(invalid="ignore"):
-        apart = ~((np.abs(x - y) <= allowed) | (x == y) | (np.isnan(x) & np.isnan(y)))
-    if not apart.any():
-        return ""
-    more = ", by more than rounding to integers" if steps else ""
-    return f"{int(np.count_nonzero(apart))} of {x.size} values, by up to {np.nanmax(np.abs(x - y)):.3g}{more}"
-
-
-def _interface(a: Model, b: Model) -> Iterator[str]:
-    if a.opset != b.opset:
-        yield f"opset {a.opset} > {b.opset}"
-    for kind, left, right in (
-        ("input", a.proto.graph.input, b.proto.graph.input),
-        ("output", a.proto.graph.output, b.proto.graph.output),
-    ):
-        mine = {i.name: i.type for i in left if i.name not in a.constants}
-        its = {i.name: i.type for i in right if i.name not in b.constants}
-        yield from (f"{kind} '{name}' removed" for name in mine if name not in its)
-        yield from (f"{kind} '{name}' added" for name in its if name not in mine)
-        yield from (f"{kind} '{n}': other type or shape" for n in mine if n in its and mine[n] != its[n])
+        yield from _write_section(title, [(plain(words, 200), "") for words in found], most)

@@ -81,7 +81,6 @@ class FoundPair:
 
     tensor: str
     ends: tuple[Consumer, ...]  # including a graph output that it makes, under the name of the tensor
-    hidden: bool  # whether a body of If, Loop or Scan reads it
     quantized: str
     nodes: tuple[str, ...]
     weight: bool
@@ -94,7 +93,7 @@ class FoundPair:
     @property
     def unread(self) -> bool:
         """Whether only another pair reads it."""
-        return not (self.ends or self.hidden)
+        return not self.ends
 
     @property
     def chain(self) -> tuple[FoundPair, ...]:
@@ -120,14 +119,13 @@ def find_pairs(apart: StrippedModel) -> tuple[FoundPair, ...]:
     for node in apart.found.model.nodes:
         scale = makes_scale(apart.found.model, node.outputs[0])
         if is_op(node, "DequantizeLinear") and node.index in apart.found.removed and not scale:
-            pair = made[node.outputs[0]] = _pair(apart, node, made)
+            pair = made[node.outputs[0]] = _describe_pair(apart, node, made)
             alike = found.setdefault((pair.quantized, pair.tensor), [])
             for index, known in enumerate(alike):
                 if known.same(pair):
                     alike[index] = replace(
                         known,
                         ends=tuple(sorted({*known.ends, *pair.ends})),
-                        hidden=known.hidden or pair.hidden,
                         nodes=(*known.nodes, *pair.nodes),
                     )
                     break
@@ -136,20 +134,19 @@ def find_pairs(apart: StrippedModel) -> tuple[FoundPair, ...]:
     return tuple(pair for alike in found.values() for pair in alike)
 
 
-def _pair(apart: StrippedModel, node: Node, made: Mapping[str, FoundPair]) -> FoundPair:
+def _describe_pair(apart: StrippedModel, node: Node, made: Mapping[str, FoundPair]) -> FoundPair:
     model, after = apart.found.model, node.outputs[0]
     quantize = model.producer.get(node.inputs[0])
     stored = quantize is None or not is_op(quantize, "QuantizeLinear")
     earlier = None if quantize is None or stored else made.get(quantize.inputs[0])
     tensor = after if node.index in apart.found.restorer.relus else apart.found.now(after)
-    numbers, problem = _numbers_of(model, node, None if stored else quantize)
+    numbers, problem = _read_numbers(model, node, None if stored else quantize)
     # the readers that remain in the model without Q/DQ
     known = (end for end in model.ends(after) if end.is_output or end.node in apart.names)
     ends = {there for end in known for there in apart.ends(tensor, end)}
     return FoundPair(
         tensor=tensor,
         ends=tuple(sorted(ends)),
-        hidden=after in model.subgraph_reads,
         quantized=node.inputs[0],
         nodes=(node.name,),
         weight=tensor in apart.stripped.constants,
@@ -161,27 +158,27 @@ def _pair(apart: StrippedModel, node: Node, made: Mapping[str, FoundPair]) -> Fo
     )
 
 
-def _numbers_of(model: Model, dequantize: Node, quantize: Node | None) -> tuple[Numbers | None, str]:
+def _read_numbers(model: Model, dequantize: Node, quantize: Node | None) -> tuple[Numbers | None, str]:
     if quantize is not None and is_dynamic(quantize):
-        numbers = _dynamic(model, dequantize, quantize)
+        numbers = _read_dynamic(model, dequantize, quantize)
         return numbers, "" if numbers is not None else RESCALES
     nodes = (dequantize,) if quantize is None else (quantize, dequantize)
     if not all(is_constant(model, node.inputs[1:]) for node in nodes):
         return None, COMPUTED
-    format_name = _format(model, dequantize if quantize is None else quantize)
-    read = [_read(model, node, format_name) for node in nodes]
+    format_name = _find_format(model, dequantize if quantize is None else quantize)
+    read = [_read_stored(model, node, format_name) for node in nodes]
     if not read[0].same(read[-1]):
         return None, RESCALES
     return read[0], ""
 
 
-def _dynamic(model: Model, dequantize: Node, quantize: Node) -> Numbers | None:
+def _read_dynamic(model: Model, dequantize: Node, quantize: Node) -> Numbers | None:
     """The parameters of a dynamically quantizing pair; ``None`` if Q and DQ do not match."""
     if quantize.op_type == QUANTIZE:
         if dequantize.inputs != quantize.outputs:
             return None
         if quantize.inputs[0] in model.constants:
-            return _of_range(model.array(quantize.inputs[0]))
+            return _compute_range_numbers(model.array(quantize.inputs[0]))
         one, zero = np.ones((), np.float32), np.zeros((), np.float32)
         return Numbers(format="uint8", scale=one, zero_point=zero, dynamic=True)
     source, outer = dequantize.inputs[1], None
@@ -210,7 +207,7 @@ def _dynamic(model: Model, dequantize: Node, quantize: Node) -> Numbers | None:
     )
 
 
-def _of_range(values: npt.NDArray[np.generic]) -> Numbers:
+def _compute_range_numbers(values: npt.NDArray[np.generic]) -> Numbers:
     """The numbers that DynamicQuantizeLinear computes for a constant, by its definition in ONNX."""
     low, high = (np.float32(limit) for limit in (values.min(initial=0), values.max(initial=0)))
     scale = (high - low) / np.float32(255) or np.float32(1)
@@ -220,7 +217,7 @@ def _of_range(values: npt.NDArray[np.generic]) -> Numbers:
     )
 
 
-def _format(model: Model, node: Node) -> str:
+def _find_format(model: Model, node: Node) -> str:
     """The element type of a pair's integers: uint8 by default for a QuantizeLinear."""
     zero_point = node.input_at(2)
     elem_type: int = TensorProto.FLOAT8E4M3FN
@@ -235,13 +232,13 @@ def _format(model: Model, node: Node) -> str:
     return str(TensorProto.DataType.Name(elem_type)).lower()
 
 
-def _read(model: Model, node: Node, format_name: str) -> Numbers:
-    scale, scale_type, outer = _scales(model, node)
+def _read_stored(model: Model, node: Node, format_name: str) -> Numbers:
+    scale, scale_type, outer = _read_scales(model, node)
     zero_point = np.zeros(scale.shape, np.float32)
     if given := node.input_at(2):
         zero_point = zero_point + model.array(given).astype(np.float32).reshape(zero_point.shape)
     block = blocks_of(node)[1]
-    axis = _axis(model, node, scale) if scale.size > 1 or scale.ndim else None
+    axis = _find_axis(model, node, scale) if scale.size > 1 or scale.ndim else None
     if axis is None:
         scale, zero_point = scale.reshape(()), zero_point.reshape(())
     return Numbers(
@@ -256,7 +253,7 @@ def _read(model: Model, node: Node, format_name: str) -> Numbers:
     )
 
 
-def _scales(
+def _read_scales(
     model: Model, node: Node
 ) -> tuple[npt.NDArray[np.float32], int | None, npt.NDArray[np.float32] | None]:
     """The scale of a Q or DQ, its storage type if that is narrow, and its factor."""
@@ -271,12 +268,12 @@ def _scales(
     return scale_of(model, node).astype(np.float32), None if stored in FLOATS else stored, None
 
 
-def _axis(model: Model, node: Node, scale: npt.NDArray[np.float32]) -> int | None:
+def _find_axis(model: Model, node: Node, scale: npt.NDArray[np.float32]) -> int | None:
     """The axis of a scale's elements, counted from 0; ``None`` for one scale for the whole tensor.
 
     A scale of shape [1] is one for the whole tensor, unless the named axis has one element itself.
     """
-    shape = _shape(model, node)
+    shape = _find_shape(model, node)
     axis = blocks_of(node)[0]
     axis = axis + len(shape) if axis < 0 and shape is not None else axis
     if scale.size == 1:
@@ -286,11 +283,11 @@ def _axis(model: Model, node: Node, scale: npt.NDArray[np.float32]) -> int | Non
     return axis
 
 
-def _shape(model: Model, node: Node) -> tuple[int | None, ...] | None:
+def _find_shape(model: Model, node: Node) -> tuple[int | None, ...] | None:
     constant = model.constants.get(node.inputs[0])
     if constant is not None:
         return tuple(constant.dims)
     producer = model.producer.get(node.inputs[0])
     if is_op(node, "DequantizeLinear") and producer is not None and is_op(producer, "QuantizeLinear"):
-        return _shape(model, producer)
+        return _find_shape(model, producer)
     return model.shape(node.inputs[0])

@@ -81,21 +81,21 @@ def import_placement(model: Model, reference: Model | None = None) -> Imported:
     BatchNormalization and computed weights are folded as in tuning, unless fewer weights of the model are found then.
     Pairs that a placement cannot express (unknown blocks and formats, computed scales) are noted and omitted.
     """
-    apart = _stripped(model, reference)
+    apart = _strip(model, reference)
     found = find_pairs(apart)
-    reasons = {id(pair): why for pair in found if (why := _inexpressible(pair))}
-    placed = [_placed(pair) for pair in found if id(pair) not in reasons and not pair.unread]
-    kept = list(_kept(apart, found, placed))
+    reasons = {id(pair): why for pair in found if (why := _explain_inexpressible(pair))}
+    placed = [_place_pair(pair) for pair in found if id(pair) not in reasons and not pair.unread]
+    kept = list(_find_roundings(apart, found, placed))
     known = apart.found.weights.reference is not None
     why = "the reference quantizes otherwise" if known else "float32 cannot hold its integers"
-    notes = [*_grouped((pair.tensor, reasons[id(pair)]) for pair in found if id(pair) in reasons)]
-    notes += _grouped(_partly_expressed(found))
+    notes = [*_group_notes((pair.tensor, reasons[id(pair)]) for pair in found if id(pair) in reasons)]
+    notes += _group_notes(_find_partly_expressed(found))
     notes += [
         f"'{pair.site.tensor}' comes back up to {steps} steps away from its integers: {why}"
         for pair, steps in kept
         if steps
     ]
-    notes += _left(apart)
+    notes += _note_nodes_left(apart)
     return Imported(
         model=apart.stripped,
         placement=Placement(sites=frozenset(pair.site for pair in placed)),
@@ -109,7 +109,7 @@ def import_placement(model: Model, reference: Model | None = None) -> Imported:
     )
 
 
-def _stripped(model: Model, reference: Model | None) -> StrippedModel:
+def _strip(model: Model, reference: Model | None) -> StrippedModel:
     """The stripped model, by the folded reference, or by the reference if that has float values of more weights.
 
     The reference of a model that was converted from float16 is converted alike.
@@ -139,33 +139,31 @@ def placement_for(model: Model, quantized: Model) -> Fitted:
                 taken.update(there.consumers)
                 sites.append(there)
         lost += [(site.tensor, why) for why in found.reasons]
-    notes = (*imported.notes, *_grouped(lost, most=3))
+    notes = (*imported.notes, *_group_notes(lost, most=3))
     return Fitted(placement=Placement(sites=frozenset(sites)), notes=notes)
 
 
-def _inexpressible(pair: FoundPair) -> str:
+def _explain_inexpressible(pair: FoundPair) -> str:
     """The reason why a placement cannot express the pair; empty if it can."""
     if pair.numbers is None:
         return pair.problem
-    if pair.ends and not _consumers(pair):
+    if pair.ends and not _find_consumers(pair):
         return "makes a graph output of a constant, which no site names: the output is float after `apply`"
-    if pair.hidden and not pair.ends:
-        return "is read only in bodies whose nodes no site names"
-    return _unknown_numbers(pair.numbers)
+    return _explain_numbers(pair.numbers)
 
 
-def _consumers(pair: FoundPair) -> tuple[Consumer, ...]:
+def _find_consumers(pair: FoundPair) -> tuple[Consumer, ...]:
     """The consumers that a site can name: no node makes a constant that is a graph output."""
     return tuple(end for end in pair.ends if not (end.is_output and pair.weight))
 
 
-def _format_of(numbers: Numbers) -> NumberFormat | None:
+def _find_format(numbers: Numbers) -> NumberFormat | None:
     at_run_time = numbers.dynamic and not numbers.block
     return format_stored_as(numbers.format, numbers.block, numbers.scale_type, at_run_time=at_run_time)
 
 
-def _unknown_numbers(numbers: Numbers) -> str:
-    known = _format_of(numbers)
+def _explain_numbers(numbers: Numbers) -> str:
+    known = _find_format(numbers)
     if known is None and (numbers.block or numbers.scale.ndim > 1):
         return f"is {numbers.format} in blocks of {numbers.block or '?'}, which schemes do not carry"
     if known is None:
@@ -179,27 +177,22 @@ def _unknown_numbers(numbers: Numbers) -> str:
     return ""
 
 
-def _partly_expressed(found: Iterable[FoundPair]) -> Iterator[tuple[str, str]]:
+def _find_partly_expressed(found: Iterable[FoundPair]) -> Iterator[tuple[str, str]]:
     """Pairs that a site expresses only in part, or that a later pair of a chain replaces."""
     for pair in found:
-        if 0 < len(_consumers(pair)) < len(pair.ends):
+        if 0 < len(_find_consumers(pair)) < len(pair.ends):
             yield pair.tensor, "also makes a graph output, which is float after `apply`: it is a constant"
-        if pair.hidden and pair.ends:
-            yield (
-                pair.tensor,
-                "is also read in a body of If, Loop or Scan, which reads it in float after `apply`",
-            )
         yield from ((earlier.tensor, _SUPERSEDED) for earlier in pair.chain)
 
 
-def _placed(pair: FoundPair) -> PlacedPair:
+def _place_pair(pair: FoundPair) -> PlacedPair:
     numbers = pair.numbers
     assert numbers is not None
-    known = _format_of(numbers)
+    known = _find_format(numbers)
     assert known is not None
     site = Site(
         tensor=pair.tensor,
-        consumers=_consumers(pair),
+        consumers=_find_consumers(pair),
         format=known.name,
         axis=numbers.axis,
         weight=pair.weight,
@@ -214,12 +207,14 @@ def _placed(pair: FoundPair) -> PlacedPair:
     )
 
 
-def _kept(apart: StrippedModel, found: Iterable[FoundPair], placed: Iterable[PlacedPair]) -> Iterator[_Kept]:
+def _find_roundings(
+    apart: StrippedModel, found: Iterable[FoundPair], placed: Iterable[PlacedPair]
+) -> Iterator[_Kept]:
     """Each pair with the rounding of its stored integers, which may differ from the nearest of the float weight.
 
     The steps are the largest difference that a scheme does not hold.
     """
-    sources = {(pair.tensor, _consumers(pair)): pair.quantized for pair in found if pair.stored}
+    sources = {(pair.tensor, _find_consumers(pair)): pair.quantized for pair in found if pair.stored}
     floats = ScaledValues(apart.stripped)
     for change in equalizations_of(apart.found.model.flat, apart.stripped.constants):
         floats.add(change)
@@ -239,7 +234,7 @@ def _kept(apart: StrippedModel, found: Iterable[FoundPair], placed: Iterable[Pla
             yield _Kept(pair, steps)
 
 
-def _left(apart: StrippedModel) -> Iterator[str]:
+def _note_nodes_left(apart: StrippedModel) -> Iterator[str]:
     yield from (note for note in apart.notes if note.startswith((NOT_REMOVED, KERNELS_KEPT)))
     if apart.found.restorer.relus:
         yield from (note for note in apart.notes if note.startswith(RELU_INSERTED))
@@ -248,7 +243,7 @@ def _left(apart: StrippedModel) -> Iterator[str]:
         yield f"operators of domain trt, {names_text(trt)}: left as they are"
 
 
-def _grouped(reasons: Iterable[tuple[str, str]], most: int = sys.maxsize) -> Iterator[str]:
+def _group_notes(reasons: Iterable[tuple[str, str]], most: int = sys.maxsize) -> Iterator[str]:
     """A note for each reason with its tensors; reasons after so many are one note together."""
     groups: dict[str, list[str]] = {}
     for tensor, why in reasons:

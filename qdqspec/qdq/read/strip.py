@@ -75,31 +75,33 @@ def strip_qdq(model: Model, reference: Model | None = None) -> Stripped:
     includes it.
     """
     if reference is None:
-        return _stripped(model, None)[0]
+        return _strip(model, None)[0]
     converted = converted_like(reference, model)
     restored_types = () if converted is reference else ("with the float16 tensors of the reference",)
-    stripped, is_equal = _stripped(model, converted)
+    stripped, is_equal = _strip(model, converted)
     if is_equal:
-        return Stripped(_reachable(reference, model), (*stripped.notes, *restored_types))
+        return Stripped(_make_reachable(reference, model), (*stripped.notes, *restored_types))
     if (folded := folded_like(converted, model)) is not None:
-        other, is_equal = _stripped(model, folded.model)
+        other, is_equal = _strip(model, folded.model)
         if is_equal:
             restored_nodes = (
                 f"with the nodes that quantizing folded into weights, {names_text(folded.missing)}"
             )
-            return Stripped(_reachable(reference, model), (*other.notes, restored_nodes, *restored_types))
+            return Stripped(
+                _make_reachable(reference, model), (*other.notes, restored_nodes, *restored_types)
+            )
     return stripped
 
 
-def _stripped(model: Model, reference: Model | None) -> tuple[Stripped, bool]:
+def _strip(model: Model, reference: Model | None) -> tuple[Stripped, bool]:
     """Strip as `strip_qdq` without folding; also state whether the result is the reference."""
-    expected = None if reference is None else _at_opset_of(model, reference)
+    expected = None if reference is None else _raise_to_opset_of(model, reference)
     work = _Stripping.of(recognize(model, expected))
     proto = work.proto()
     notes = [*work.notes()]
     if reference is not None and expected is not None:
-        if _same_parts(proto, _reachable(expected, model), model):
-            return Stripped(_reachable(reference, model), (*notes, "equal to the reference")), True
+        if _have_same_parts(proto, _make_reachable(expected, model), model):
+            return Stripped(_make_reachable(reference, model), (*notes, "equal to the reference")), True
         here = Model(proto).by_name
         lost = [n.name for n in reference.nodes if n.name not in here and n.op_type not in QDQ_OPS]
         if lost:
@@ -139,7 +141,7 @@ def strip_with_parts(
 
     ``activations`` replaces the reference if only nodes have to be restored, as of `recognize`.
     """
-    expected = None if reference is None else _at_opset_of(model, reference)
+    expected = None if reference is None else _raise_to_opset_of(model, reference)
     found = recognize(model, expected, activations=activations)
     work = _Stripping.of(found)
     stripped = Model(work.build(), path=model.path)
@@ -147,16 +149,20 @@ def strip_with_parts(
     origins = (origin for origin, proto in work.nodes() if proto.name not in products)
     pairs = zip(origins, stripped.nodes, strict=True)
     kept = {origin.name: node for origin, node in pairs if origin is not None}
-    names = {name: (_alike(reference, node) or node).name for name, node in kept.items()}
+    names = {name: (_find_same_node(reference, node) or node).name for name, node in kept.items()}
     notes = tuple(work.notes())
     if reference is None or expected is reference:
         return StrippedModel(found, stripped, names, notes)
-    added = (n for n, node in kept.items() if _alike(expected, node) and not _alike(reference, node))
+    added = (
+        n
+        for n, node in kept.items()
+        if _find_same_node(expected, node) and not _find_same_node(reference, node)
+    )
     raised_inputs = RaisedInputs(reference, [node.proto for node in stripped.nodes], is_raised=True)
     return StrippedModel(found, stripped, names, notes, frozenset(added), raised_inputs)
 
 
-def _alike(model: Model | None, node: Node) -> Node | None:
+def _find_same_node(model: Model | None, node: Node) -> Node | None:
     """The node of a model that makes the same tensor in the same way; nameless nodes may have other numbers there."""
     made = next((output for output in node.outputs if output), "")
     found = None if model is None else model.producer.get(made)
@@ -317,7 +323,7 @@ class _Stripping:
             )
 
 
-def _at_opset_of(model: Model, reference: Model) -> Model:
+def _raise_to_opset_of(model: Model, reference: Model) -> Model:
     """The reference with its opset raised to the model's, as the quantizing tool did."""
     if metadata(model.proto, RAISED_FROM) is not None:
         return Model(raised(reference.proto, opset_of(model.proto)), path=reference.path)
@@ -326,7 +332,7 @@ def _at_opset_of(model: Model, reference: Model) -> Model:
     return reference
 
 
-def _same_parts(one: onnx.ModelProto, other: onnx.ModelProto, reader: Model) -> bool:
+def _have_same_parts(one: onnx.ModelProto, other: onnx.ModelProto, reader: Model) -> bool:
     """Whether two models have the same nodes and weights, in any order, and the same interface."""
     left, right = one.graph, other.graph
     mine, its = ({t.name: t for t in graph.initializer} for graph in (left, right))
@@ -363,5 +369,5 @@ def _bytes(node: onnx.NodeProto) -> bytes:
     return bytes(node.SerializeToString(deterministic=True))
 
 
-def _reachable(owner: Model, reader: Model) -> onnx.ModelProto:
+def _make_reachable(owner: Model, reader: Model) -> onnx.ModelProto:
     return map_tensors(owner.proto, lambda tensor: within_reach(tensor, owner, reader))

@@ -150,10 +150,6 @@ class _After:
                 results[f"graph output '{pair.tensor}'"] = self._made(pair.tensor)
             elif here[end.node] in self.needed:
                 results[f"{end.node}:{end.input}"] = self._at(pair, end, here)
-        if pair.hidden:
-            made = {self.source.by_name[name].outputs[0] for name in pair.nodes}
-            is_made = any(made.intersection(node.outputs) for node in self._all_dequantizers)
-            results["bodies of If, Loop or Scan"] = "kept" if is_made else "lost"
         lost = [reader for reader, result in results.items() if result == "lost"]
         if lost:
             return "lost", lost

@@ -104,19 +104,19 @@ def gather(
     """The entries from the trials of a search. ``confirmed`` are ratios of fresh builds, by placement."""
     proved = confirmed or {}
     good = [t for t in trials if t.ok and t.ratio is not None and t.phase not in NOT_CANDIDATES]
-    good.sort(key=lambda trial: _entry(Scheme(), trial, proved).rank)
+    good.sort(key=lambda trial: _make_entry(Scheme(), trial, proved).rank)
     found: dict[Key, list[CacheEntry]] = {}
     texts: dict[str, str] = {}
     for granularity in GRANULARITIES:
         frames = Frames(space.model, space.regions, granularity)
         for trial in good[:_BEST_TRIALS]:
-            for pattern, scheme, text in _frequent_schemes(frames, space, trial.placement):
+            for pattern, scheme, text in _find_frequent_schemes(frames, space, trial.placement):
                 texts[pattern] = text
-                found.setdefault(Key(backend, device, pattern), []).append(_entry(scheme, trial, proved))
+                found.setdefault(Key(backend, device, pattern), []).append(_make_entry(scheme, trial, proved))
     return PatternCache(entries={key: pruned(entries) for key, entries in found.items()}, texts=texts)
 
 
-def _frequent_schemes(
+def _find_frequent_schemes(
     frames: Frames, space: SchemeSpace, placement: Placement
 ) -> Iterator[tuple[str, Scheme, str]]:
     """The most frequent scheme of each pattern with units, and the pattern's text."""
@@ -133,7 +133,7 @@ def _frequent_schemes(
         yield pattern, scheme, texts[pattern]
 
 
-def _entry(scheme: Scheme, trial: Trial, confirmed: Mapping[str, Interval]) -> CacheEntry:
+def _make_entry(scheme: Scheme, trial: Trial, confirmed: Mapping[str, Interval]) -> CacheEntry:
     interval = confirmed.get(trial.placement.digest)
     if interval is not None:
         return CacheEntry(scheme=scheme, ratio=interval.median, interval=(interval.low, interval.high))
@@ -144,7 +144,7 @@ def _entry(scheme: Scheme, trial: Trial, confirmed: Mapping[str, Interval]) -> C
 # ---- into a search ------------------------------------------------------------------------------
 
 
-class _Known(NamedTuple):
+class _RegionEntries(NamedTuple):
     """The entries for one region, and the index of the frames that they refer to."""
 
     frames: int
@@ -166,12 +166,12 @@ def warm_starts(
             "speed differs between backends",
             cure=f"start from a patterns.yaml that a run on {backend} has left",
         )
-    usable = _usable(cache, backend, device)
+    usable = _select_usable(cache, backend, device)
     frames = [Frames(space.model, regions, granularity) for granularity in GRANULARITIES]
     known = {
         region.id: entries
         for region in frames[0].leaves
-        if (entries := _known(usable, frames, region.id)) is not None
+        if (entries := _find_entries(usable, frames, region.id)) is not None
     }
     starts: dict[str, Placement] = {}
     unknown = {unit.id: unit.full for unit in space.units if frames[0].leaf_of.get(unit.id) not in known}
@@ -179,14 +179,14 @@ def warm_starts(
     is_own = not unknown and all(Key(backend, device, pattern) in cache.entries for pattern in patterns)
     ranks = 1 if is_own else _STARTS
     for rank in range(ranks if known else 0):
-        labels = _composed(frames, space, known, rank)
+        labels = _compose_labels(frames, space, known, rank)
         for start in (space.resolve({**labels, **(unknown if rank == 0 else {})}), space.resolve(labels)):
             if start.sites or is_own:  # an empty start records that a similar model stays float
                 starts.setdefault(start.digest, start)
     return tuple(starts.values())
 
 
-def _usable(cache: PatternCache, backend: str, device: str) -> dict[str, tuple[CacheEntry, ...]]:
+def _select_usable(cache: PatternCache, backend: str, device: str) -> dict[str, tuple[CacheEntry, ...]]:
     """Entries by pattern: this device's, or if it has none those of all other devices."""
     own: dict[str, tuple[CacheEntry, ...]] = {}
     others: dict[str, tuple[CacheEntry, ...]] = {}
@@ -197,9 +197,9 @@ def _usable(cache: PatternCache, backend: str, device: str) -> dict[str, tuple[C
     return {pattern: pruned(entries) for pattern, entries in {**others, **own}.items()}
 
 
-def _known(
+def _find_entries(
     usable: Mapping[str, tuple[CacheEntry, ...]], frames: Sequence[Frames], region_id: str
-) -> _Known | None:
+) -> _RegionEntries | None:
     """The entries for a region; those with its shapes if there are any."""
     for index, framed in enumerate(frames):
         frame = framed.of(region_id)
@@ -209,14 +209,14 @@ def _known(
             if all(find_ends(framed, frame, site.place) is not None for site in entry.scheme.sites)
         )
         if fitting:
-            return _Known(index, fitting)
+            return _RegionEntries(index, fitting)
     return None
 
 
-def _composed(
+def _compose_labels(
     frames: Sequence[Frames],
     space: SchemeSpace,
-    known: Mapping[str, _Known],
+    known: Mapping[str, _RegionEntries],
     rank: int,
 ) -> dict[str, Label]:
     """Labels of all units if each region uses its scheme of that rank, or its best if none is close."""
@@ -246,7 +246,7 @@ def cache_text(cache: PatternCache) -> str:
     """The YAML text of a cache; equal caches give equal texts."""
     caches: dict[tuple[str, str], list[dict[str, object]]] = {}
     for key in sorted(cache.entries):
-        text, rows = cache.texts.get(key.pattern, ""), list(map(_row, cache.entries[key]))
+        text, rows = cache.texts.get(key.pattern, ""), list(map(_write_row, cache.entries[key]))
         pattern: dict[str, object] = {"pattern": key.pattern, "text": text, "schemes": rows}
         caches.setdefault((key.backend, key.device), []).append(pattern)
     content = {
@@ -275,7 +275,7 @@ _Dumper.add_representer(
 )
 
 
-def _row(entry: CacheEntry) -> _Line:
+def _write_row(entry: CacheEntry) -> _Line:
     row = _Line(ratio=float(entry.ratio))
     if entry.interval is not None:
         row["interval"] = list(map(float, entry.interval))
@@ -305,7 +305,7 @@ def read_cache(path: Path) -> PatternCache:
     except Exception as error:  # noqa: BLE001 - the parser raises various other errors for invalid text
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
         raise StateError(f"the pattern cache is not YAML: {reason}", where=path, cure=_CURE) from None
-    return _checked(content, path)
+    return _check_content(content, path)
 
 
 def _refuse_costly_yaml(text: str, where: Path) -> None:
@@ -367,7 +367,7 @@ class _File(_Row):
                 yield Key(cache.backend, cache.device, pattern.pattern), pattern
 
 
-def _checked(content: Any, where: Path) -> PatternCache:
+def _check_content(content: Any, where: Path) -> PatternCache:
     try:
         file = _File.model_validate(content)
     except ValidationError as error:

@@ -31,8 +31,8 @@ def positions(model: Model) -> dict[str, str]:
     three nodes away on either side and the shapes of their weights (Weisfeiler-Lehman labels), counted from
     the inputs on.
     """
-    labels = _labels(model)
-    depths = _depths(model)
+    labels = _label_nodes(model)
+    depths = _measure_depths(model)
     alike: defaultdict[str, list[Node]] = defaultdict(list)
     for node in sorted(model.nodes, key=lambda node: (depths[node.name], node.index)):
         alike[labels[node.name]].append(node)
@@ -118,15 +118,15 @@ class Matcher:
         return {position: name for name, position in positions(self.model).items()}
 
 
-def _labels(model: Model) -> dict[str, str]:
+def _label_nodes(model: Model) -> dict[str, str]:
     """A label for each node, equal for nodes with the same surroundings."""
     labels = {}
     for node in model.nodes:  # shapes of constants that are weights; biases and bounds are ignored
         dims = [list(model.constants[name].dims) for name in node.inputs if name in model.constants]
         weights = [str(shape) for shape in dims if len(shape) > 1]
         labels[node.name] = _digest([node.domain, node.op_type, *weights])
-    readers = {node.name: _readers(model, node) for node in model.nodes}
-    makers = {node.name: _makers(model, node) for node in model.nodes}
+    readers = {node.name: _find_readers(model, node) for node in model.nodes}
+    makers = {node.name: _find_makers(model, node) for node in model.nodes}
     for _ in range(_ROUNDS):
         before, labels = labels, {}
         for node in model.nodes:
@@ -137,7 +137,7 @@ def _labels(model: Model) -> dict[str, str]:
     return labels
 
 
-def _makers(model: Model, node: Node) -> list[str]:
+def _find_makers(model: Model, node: Node) -> list[str]:
     """The source of each operand that is not a constant: a node's name, or that it is a graph input."""
     found = []
     for tensor in node.inputs:
@@ -150,7 +150,7 @@ def _makers(model: Model, node: Node) -> list[str]:
     return found
 
 
-def _readers(model: Model, node: Node) -> list[Consumer]:
+def _find_readers(model: Model, node: Node) -> list[Consumer]:
     """The consumers of a node's outputs, after skipped nodes."""
     found, waiting = [], list(node.outputs)
     while waiting:
@@ -163,7 +163,7 @@ def _readers(model: Model, node: Node) -> list[Consumer]:
     return found
 
 
-def _depths(model: Model) -> Mapping[str, int]:
+def _measure_depths(model: Model) -> Mapping[str, int]:
     """Number of nodes before each on the longest path from the inputs, without skipped nodes."""
     depths: Counter[str] = Counter()
     for node in model.nodes:

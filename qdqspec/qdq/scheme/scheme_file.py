@@ -86,7 +86,7 @@ def write_scheme(
     if {pair.site for pair in pairs} != placement.sites:
         raise PlacementError("the numbers given are not those of the placement", where=path)
     ordered = sorted(pairs, key=lambda pair: (pair.site.tensor, pair.site.consumers))
-    records = [_record(pair, positions or {}) for pair in ordered]
+    records = [_write_record(pair, positions or {}) for pair in ordered]
     channels = [change.record for change in factors]
     head = {
         "schema_version": SCHEMA_VERSION,
@@ -112,7 +112,7 @@ def read_scheme(path: Path) -> SchemeFile:
         raise StateError(f"this is too large to be a scheme: {error}", where=path, cure=_CURE) from None
     except ValueError as error:
         raise StateError(f"the scheme is not JSON: {error}", where=path, cure=_CURE) from None
-    return _checked(content, path)
+    return _check_content(content, path)
 
 
 def apply_scheme(model: Model, scheme: Path | Mapping[str, object]) -> Inserted:
@@ -124,7 +124,7 @@ def apply_scheme(model: Model, scheme: Path | Mapping[str, object]) -> Inserted:
     omitted and noted; if none fits, or the model cannot have the factors of the scheme, `PlacementError` is raised. A
     damaged scheme raises `StateError`.
     """
-    known = read_scheme(scheme) if isinstance(scheme, Path) else _checked(scheme, "the scheme")
+    known = read_scheme(scheme) if isinstance(scheme, Path) else _check_content(scheme, "the scheme")
     typed, converted = model, []
     if known.converted_from is not None and computes_in_float16(model):
         typed, converted = (
@@ -192,7 +192,7 @@ def fit_pairs(
         problems = list(found.reasons)
         for site in found.sites:
             there = replace(pair, site=site)
-            if (why := _misfit(model, there)) is not None:
+            if (why := _explain_misfit(model, there)) is not None:
                 problems.append(why)
             elif taken.intersection(site.consumers):
                 problems.append("another site of the scheme quantizes the same input")
@@ -219,7 +219,7 @@ def prepared_for(
     if (
         not pairs
         or not folded.missing
-        or _fit(model, pairs, positions) > _fit(folded.model, pairs, positions)
+        or _count_fitting(model, pairs, positions) > _count_fitting(folded.model, pairs, positions)
     ):
         found, notes = model, []
     else:
@@ -233,7 +233,9 @@ def prepared_for(
     return equalized(found, factors), notes
 
 
-def _fit(model: Model, pairs: Sequence[PlacedPair], positions: Mapping[str, str] | None) -> tuple[int, int]:
+def _count_fitting(
+    model: Model, pairs: Sequence[PlacedPair], positions: Mapping[str, str] | None
+) -> tuple[int, int]:
     """Sort key: number of pairs that fit a model, then number that fit by their own names."""
     fitted = fit_pairs(model, pairs, positions)
     return len(fitted.pairs), -len(fitted.moved)
@@ -245,7 +247,7 @@ class SchemeNumbers:
     def __init__(self, model: Model, pairs: Iterable[PlacedPair]) -> None:
         self._model = model
         known = tuple(pairs)
-        self._params = {pair.site: params_of(pair, _shape(model, pair.site)) for pair in known}
+        self._params = {pair.site: params_of(pair, _find_shape(model, pair.site)) for pair in known}
         self._rounding = {weight_key(pair.site): pair.rounding for pair in known if pair.rounding}
         self._biases = {weight_key(pair.site): pair.bias for pair in known if pair.bias}
 
@@ -285,12 +287,12 @@ def params_of(pair: PlacedPair, shape: Sequence[int] = ()) -> QuantParams:
     return QuantParams(fmt, scale, zero_point, axis, outer)
 
 
-def _misfit(model: Model, pair: PlacedPair) -> str | None:
-    reason = misfit(model, pair.site) or _misfit_of_corrections(model, pair)
+def _explain_misfit(model: Model, pair: PlacedPair) -> str | None:
+    reason = misfit(model, pair.site) or _explain_corrections(model, pair)
     found_later = number_format(pair.site.format).dynamic and not pair.site.weight
     if reason is not None or pair.site.axis is None or found_later:
         return reason
-    shape, axis = _shape(model, pair.site), pair.site.axis
+    shape, axis = _find_shape(model, pair.site), pair.site.axis
     block = number_format(pair.site.format).block
     channels = shape[axis] if axis < len(shape) else 0
     wanted = prod(shape) // channels * -(-channels // block) if block and channels else channels
@@ -300,14 +302,14 @@ def _misfit(model: Model, pair: PlacedPair) -> str | None:
     return None
 
 
-def _misfit_of_corrections(model: Model, pair: PlacedPair) -> str | None:
+def _explain_corrections(model: Model, pair: PlacedPair) -> str | None:
     layer = biased_layer(model, pair.site) if pair.bias else None
     if pair.bias and layer is None:
         return "the scheme corrects the bias of its layer, which has none of its own"
     checked = "its rounding"
     try:
         if pair.rounding:
-            rounding_steps(pair.rounding, prod(_shape(model, pair.site)))
+            rounding_steps(pair.rounding, prod(_find_shape(model, pair.site)))
         checked = "the bias of its layer"
         if layer is not None:
             shift_of(pair.bias, layer.channels)
@@ -316,12 +318,12 @@ def _misfit_of_corrections(model: Model, pair: PlacedPair) -> str | None:
     return None
 
 
-def _shape(model: Model, site: Site) -> tuple[int, ...]:
+def _find_shape(model: Model, site: Site) -> tuple[int, ...]:
     """The shape of a constant; unknown dimensions of other tensors are 0."""
     return tuple(dim or 0 for dim in model.shape(site.tensor) or ())
 
 
-def _record(pair: PlacedPair, positions: Mapping[str, str]) -> dict[str, object]:
+def _write_record(pair: PlacedPair, positions: Mapping[str, str]) -> dict[str, object]:
     site, single = pair.site, pair.site.axis is None
     record: dict[str, object] = {
         "tensor": site.tensor,
@@ -424,7 +426,7 @@ class _File(BaseModel):
     )
 
 
-def _checked(content: object, where: Path | str) -> SchemeFile:
+def _check_content(content: object, where: Path | str) -> SchemeFile:
     try:
         file = _File.model_validate(content)
         factors = EQUALIZATIONS.validate_python(file.equalized)

@@ -27,7 +27,7 @@ from qdqspec.graph.ops import (
     is_fused_attention,
     reads_data,
 )
-from qdqspec.graph.regions.flow import carried_of
+from qdqspec.graph.regions.flow import flow_of
 from qdqspec.graph.regions.inspect import Judged
 from qdqspec.qdq.capabilities import Capabilities
 from qdqspec.qdq.space.search_space import SchemeSpace
@@ -68,9 +68,9 @@ def judge(
     added = base.by_name.keys() - model.by_name.keys()  # casts
     folded = fold_weights(base)
     missing = frozenset(folded.missing)
-    carried = carried_of(folded.model)
+    carried = flow_of(folded.model).carried
     words = _Reasons(folded.model, capabilities, rules, carried)
-    asked = _Reasons(folded.model, capabilities, replace(rules, outputs=True), carried, like=words)
+    asked = _Reasons(folded.model, capabilities, replace(rules, outputs=True), carried)
     # Folding renumbers nodes without a name: they are matched by their order. Constant nodes may be folded too.
     ours_left = (node for node in model.nodes if node.name not in missing and not is_constant_node(node))
     theirs_left = (n for n in folded.model.nodes if not is_constant_node(n) and n.name not in added)
@@ -94,13 +94,10 @@ class _Reasons:
         capabilities: Capabilities,
         rules: QuantizeRules,
         carried: frozenset[int],
-        like: _Reasons | None = None,
     ) -> None:
         self._model = model
         self._can = capabilities
-        self.space: SchemeSpace = SchemeSpace(
-            model, capabilities, rules=rules, like=None if like is None else like.space
-        )
+        self.space = SchemeSpace(model, capabilities, rules=rules)
         self._finder = self.space.finder
         self._of_shapes = self._finder.of_shapes
         self._carried = carried

@@ -91,12 +91,12 @@ class PairEdges:
         if self._capabilities.carriers:
             choices = self._before_floats(choices)
         floats = self._float_products(choices)
-        covered = _covered(choices, floats)
+        covered = _cover_edges(choices, floats)
         added = {one.choice.unit: one.choice for one in self._completions if one.is_due(covered)}
         if added:
             every = {choice.unit: choice for choice in choices} | added
             choices = [every[unit] for unit in sorted(every)]
-            covered = _covered(choices, floats)
+            covered = _cover_edges(choices, floats)
         chosen = tuple((choice.unit, choice.label) for choice in choices)
         return Placement(sites=frozenset(self._sites_of(covered)), labels=chosen)
 
@@ -167,7 +167,7 @@ class PairEdges:
         constants = [(site, "") for site in form.constants] if kind != "activation-only" else []
         biases = [(site, unit.id) for site in form.biases] if kind == "in-only" else []
         reads = [self._activation(edge, fmt) for edge in unit.edges] if fmt is not None else []
-        reads += [edge for site, owner in (*constants, *biases) for edge in _constant_edges(site, owner)]
+        reads += [edge for site, owner in (*constants, *biases) for edge in _list_constant_edges(site, owner)]
         return _Choice(
             unit=unit.id,
             label=label,
@@ -205,7 +205,9 @@ class PairEdges:
                         _Completion(
                             choice=self._choice(unit.id, label),
                             places=tuple(self._places(unit, results, fmt)),
-                            constants=tuple(e for site in form.constants for e in _constant_edges(site, "")),
+                            constants=tuple(
+                                e for site in form.constants for e in _list_constant_edges(site, "")
+                            ),
                         )
                     )
         return found
@@ -226,12 +228,12 @@ class PairEdges:
         return _Key(tensor, fmt, axis, None, scope), end
 
 
-def _constant_edges(site: Site, owner: str) -> list[_PairEdge]:
+def _list_constant_edges(site: Site, owner: str) -> list[_PairEdge]:
     """The edges of a constant in its format."""
     return [(_Key(site.tensor, site.format, site.axis, owner, ""), end) for end in site.consumers]
 
 
-def _covered(choices: Iterable[_Choice], floats: frozenset[Edge]) -> _Covered:
+def _cover_edges(choices: Iterable[_Choice], floats: frozenset[Edge]) -> _Covered:
     """The edges that have a pair: those read quantized, and those made quantized if no reader needs otherwise.
 
     A reader may need another format, or float if the producer can omit its pair. ``floats`` are more edges that are to

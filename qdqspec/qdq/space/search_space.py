@@ -32,8 +32,7 @@ from qdqspec.types import Consumer, Kind, Label, Placement, QuantizeRules, Regio
 class SchemeSpace:
     """All placements of one model that the backend can use and the spec allows.
 
-    Units are made of ``allowed`` nodes (all if ``None``); ``denied`` ones read nothing quantized. ``like`` is a
-    space that differs only in whether graph outputs may be quantized; units that this does not concern are its own.
+    Units are made of ``allowed`` nodes (all if ``None``); ``denied`` ones read nothing quantized.
     """
 
     def __init__(
@@ -45,7 +44,6 @@ class SchemeSpace:
         denied: Collection[str] = frozenset(),
         rules: QuantizeRules | None = None,
         regions: tuple[Region, ...] = (),
-        like: SchemeSpace | None = None,
     ) -> None:
         self.model = model
         self.regions = regions
@@ -53,8 +51,7 @@ class SchemeSpace:
         self._capabilities = capabilities
         self.choices = format_choices(self.rules, capabilities)
         self.finder = UnitFinder(model, capabilities, self.rules, self.choices)
-        known = None if like is None else {unit.id: unit for unit in like.stages[""]}
-        found = tuple(self.finder.find(allowed, known))
+        found = tuple(self.finder.find(allowed))
         self.stages: dict[str, tuple[Unit, ...]] = apply_rules(model, found, capabilities.rules)
         *_, found = self.stages.values()
         outside = {n.name for n in model.nodes} - set(allowed) if allowed is not None else set()
@@ -130,7 +127,7 @@ class SchemeSpace:
     def known(self, tensors: Collection[str]) -> SchemeSpace:
         """The same space without labels that need an activation without a calibrated range."""
         smaller = copy(self)
-        smaller._set_units(_known(unit, tensors) for unit in self.units)  # noqa: SLF001 - of the same class
+        smaller._set_units(_keep_calibrated(unit, tensors) for unit in self.units)  # noqa: SLF001 - of the same class
         return smaller
 
     def resolve(self, labels: Mapping[str, Label]) -> Placement:
@@ -183,7 +180,7 @@ class SchemeSpace:
         return {unit: label for unit, label in full.items() if label != "fp"}
 
 
-def _without_ranges(form: Form) -> Form:
+def _drop_ranges(form: Form) -> Form:
     """The form with the kinds that need no calibrated range: weights alone, and ranges found at run time."""
     if form.choice.activation is None:
         return form
@@ -191,10 +188,10 @@ def _without_ranges(form: Form) -> Form:
     return replace(form, kinds=kinds, biases=())
 
 
-def _known(unit: Unit, tensors: Collection[str]) -> Unit:
+def _keep_calibrated(unit: Unit, tensors: Collection[str]) -> Unit:
     """The unit with its calibrated parts: if an edge is not calibrated, only forms without static ranges remain."""
     if not all(tensor in tensors for tensor, _ in unit.edges):
-        alone = tuple(form for form in map(_without_ranges, unit.forms) if form.kinds)
+        alone = tuple(form for form in map(_drop_ranges, unit.forms) if form.kinds)
         edges = unit.edges if any("dynamic" in form.kinds for form in alone) else ()
         return replace(unit, edges=edges, outputs=(), out_edges=(), forms=alone)
     outputs = tuple(tensor for tensor in unit.outputs if tensor in tensors)
@@ -213,23 +210,25 @@ def labels_of(space: SchemeSpace, *placements: Placement) -> dict[str, Label]:
     otherwise formats and axes are ignored and taken from the space.
     """
     covered = {end: site.format for p in placements for site in p.sites for end in site.consumers}
-    forms = {unit.id: form for unit in space.units if (form := _form(unit, covered)) is not None}
+    forms = {unit.id: form for unit in space.units if (form := _choose_form(unit, covered)) is not None}
     floats = {end for _, end in space.float_edges(forms)}
-    found = {name: _label(space, space.by_id[name], form, covered, floats) for name, form in forms.items()}
+    found = {
+        name: _choose_label(space, space.by_id[name], form, covered, floats) for name, form in forms.items()
+    }
     return {name: label for name, label in found.items() if label != "fp"}
 
 
-def _form(unit: Unit, covered: Mapping[Consumer, str]) -> Form | None:
+def _choose_form(unit: Unit, covered: Mapping[Consumer, str]) -> Form | None:
     """The format that a unit's inputs are all quantized in, or the most similar one."""
     fitting = [
         form
         for form in unit.forms
-        if covered.keys() >= {end for end, _ in (*_constants(form), *_activations(unit, form))}
+        if covered.keys() >= {end for end, _ in (*_list_constants(form), *_list_activations(unit, form))}
     ]
-    return max(fitting, key=lambda form: _similarity(unit, form, covered), default=None)
+    return max(fitting, key=lambda form: _rate_similarity(unit, form, covered), default=None)
 
 
-def _label(
+def _choose_label(
     space: SchemeSpace, unit: Unit, form: Form, covered: Mapping[Consumer, str], floats: Collection[Consumer]
 ) -> Label:
     """Integers out if all readers of its results are quantized, except those that read floats."""
@@ -244,19 +243,19 @@ def _label(
     return label_of(form.choice.name, kind) if kind in form.kinds else "fp"
 
 
-def _constants(form: Form) -> list[tuple[Consumer, str]]:
+def _list_constants(form: Form) -> list[tuple[Consumer, str]]:
     """The readers of a unit's constants, and the format that stores them."""
     return [(end, site.format) for site in form.constants for end in site.consumers]
 
 
-def _activations(unit: Unit, form: Form) -> list[tuple[Consumer, str]]:
+def _list_activations(unit: Unit, form: Form) -> list[tuple[Consumer, str]]:
     """The readers of its activations, and the format that stores them; none for weight-only formats."""
     fmt = form.choice.activation
     return [] if fmt is None else [(end, fmt) for _, end in unit.edges]
 
 
-def _similarity(unit: Unit, form: Form, covered: Mapping[Consumer, str]) -> tuple[int, int, int]:
+def _rate_similarity(unit: Unit, form: Form, covered: Mapping[Consumer, str]) -> tuple[int, int, int]:
     """Sort key: number of constants stored as in this format, then of activations, then their total number."""
-    ends = _constants(form), _activations(unit, form)
+    ends = _list_constants(form), _list_activations(unit, form)
     constants, activations = (sum(covered[end] == stored for end, stored in group) for group in ends)
     return constants, activations, sum(map(len, ends))

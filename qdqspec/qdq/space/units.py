@@ -307,44 +307,16 @@ class UnitFinder:
         self.of_shapes = made_of_shapes(model)
         self.sizing = setters_of_sizes(model)
 
-    def find(
-        self, allowed: Collection[str] | None, known: Mapping[str, Unit] | None = None
-    ) -> Iterator[Unit]:
-        """The units in graph order, of ``allowed`` nodes (all if ``None``).
-
-        ``known`` are the units, by id, under rules that differ only in whether graph outputs may be quantized.
-        """
+    def find(self, allowed: Collection[str] | None) -> Iterator[Unit]:
+        """The units in graph order, of ``allowed`` nodes (all if ``None``)."""
         taken: set[str] = set()
-        near = None if known is None else self._near_outputs()
         for node in self._model.nodes:
             if node.name in taken or (allowed is not None and node.name not in allowed):
                 continue
-            is_known = known is not None and near is not None and node.name not in near
-            unit = known.get(node.name) if known is not None and is_known else self._unit(node)
+            unit = self._unit(node)
             if unit is not None:
                 taken.update(unit.nodes)
                 yield unit
-
-    def _near_outputs(self) -> set[str]:
-        """The nodes whose unit may make a graph output: its producer, and those that it may be fused into."""
-        found: set[str] = set()
-        makers = [
-            self._model.producer[tensor] for tensor in self._model.outputs if tensor in self._model.producer
-        ]
-        while makers:
-            node = makers.pop()
-            found.add(node.name)
-            absorbed = node.op_type in self._capabilities.absorbs
-            if absorbed or node.op_type == "Add":  # an Add is only fused into a MatMul, as its bias
-                before = (self._model.producer.get(tensor) for tensor in node.inputs)
-                makers += [
-                    maker
-                    for maker in before
-                    if maker is not None
-                    and (absorbed or maker.op_type == "MatMul")
-                    and self._sole_reader(maker) is node
-                ]
-        return found
 
     def _unit(self, node: Node) -> Unit | None:
         if node.name in self.sizing:

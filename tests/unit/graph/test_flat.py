@@ -66,3 +66,10 @@ def test_a_new_constant_is_stored_in_the_graph_that_reads_it() -> None:
     assert [t.name for t in proto.graph.initializer] == ["w", "in_both"]
     assert [t.name for t in then.initializer] == ["k", "in_then"]
     assert [t.name for t in other.initializer] == ["k"]
+
+
+def test_a_path_that_is_a_prefix_of_a_node_name_is_changed() -> None:
+    proto = onnx.parser.parse_model(TWO)
+    proto.graph.node[0].name = "choice/then_branch/act"
+    scopes = {node.scope for node in Model(proto).nodes}
+    assert scopes == {"", "choice/then_branch~1", "choice/else_branch"}

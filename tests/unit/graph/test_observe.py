@@ -101,18 +101,14 @@ def test_a_scan_gives_all_steps() -> None:
     }
 
 
-def test_an_if_inside_a_scan_gives_the_extremes_of_each_step() -> None:
+def test_an_if_inside_a_scan_is_skipped_because_its_size_differs_from_step_to_step() -> None:
     more = """total = ReduceSum<keepdims = 0>(r)  zero = Constant<value_float: float = 0.0>()
       up = Greater(total, zero)
       [gate] o = If (up) <
         then_branch = yes () => (t) { t = Add(r, r) }, else_branch = no () => (e) { e = Neg(r) }
       >"""
-    rows = np.array([[1.0, 2.0], [-1.0, -5.0], [3.0, 4.0]], np.float32)
-    found = seen(model_of(SCAN.format(more=more)), ["t", "e"], h=np.zeros(2, np.float32), x=rows)
-    assert {name: sorted(value.tolist()) for name, value in found.items()} == {
-        "t": [2.0, 4.0, 6.0, 8.0],
-        "e": [1.0, 5.0],
-    }
+    found = seen(model_of(SCAN.format(more=more)), ["t", "e", "a"], h=np.zeros(2, np.float32), x=X)
+    assert lists(found) == {"a": [1.0, -2.0, 4.0, -6.0]}
 
 
 def test_float16_tensors_of_a_body_are_output_as_float32() -> None:

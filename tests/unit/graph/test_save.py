@@ -13,7 +13,6 @@ import pytest
 from onnx import numpy_helper
 
 from qdqspec.errors import OutputError
-from qdqspec.graph import save
 from qdqspec.graph.model import load_model
 from qdqspec.graph.protos import map_tensors
 from qdqspec.graph.save import save_model, write_text
@@ -27,14 +26,6 @@ def proto() -> onnx.ModelProto:
     )
     proto.graph.initializer.append(numpy_helper.from_array(np.arange(64, dtype=np.float32), "w"))
     return proto
-
-
-def test_a_file_is_written_in_blocks(
-    proto: onnx.ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(save, "_AT_ONCE", 7)
-    save_model(proto, tmp_path / "a.onnx")
-    assert onnx.load(tmp_path / "a.onnx") == proto
 
 
 @pytest.mark.parametrize("alias", ["itself", "relative", "symlink", "hardlink"])

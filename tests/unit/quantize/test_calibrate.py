@@ -271,7 +271,9 @@ def test_ranges_in_bodies_are_over_all_samples_and_unexecuted_branches_are_noted
     found = calibrate(model, wanted, lambda: iter(samples), "entropy", run_on_cpu, note=notes.append)
     assert found.keys() == {"gate/then_branch/u", "t"}
     assert found["gate/then_branch/u"].low < -1
-    assert notes == ["the calibration data never runs 'gate/else_branch': 2 tensors left in floating point"]
+    assert notes == [
+        "no values in 'gate/else_branch' on the calibration data: 2 tensors left in floating point"
+    ]
     both = [*samples, {"x": np.float32([-5]), "c": np.array(False)}]
     found = calibrate(model, wanted, lambda: iter(both), "max", run_on_cpu, note=notes.append)
     assert found["gate/then_branch/u"] == TensorRange(-2, 3)

@@ -318,48 +318,10 @@ def _dynamic(
     return load_model(folder / "int8.onnx")
 
 
-def _with_integer_biases(model: Model) -> Model:
-    """As an older version of `quantize_dynamic` wrote a bias: in integers, added before the conversion to float."""
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
-    nodes = {node.name: node for node in proto.graph.node}
-    (add,) = (node for node in nodes.values() if node.op_type == "Add")
-    scaled, cast = (
-        next(n for n in nodes.values() if tensor in n.output)
-        for tensor in (add.input[0], nodes["first_quant_output_scale_mul"].input[0])
-    )
-    reshape = next(node for node in proto.graph.node if node.op_type == "Reshape")
-    scale = nodes["first_quant_scales_mul"]
-    integers = cast.input[0]
-    new = [
-        helper.make_node("Mul", list(scale.input), ["bias_scale"], "bias_scale_node"),
-        helper.make_node("Div", ["bias", "bias_scale"], ["bias_tmp_quant"], "bias_tmp"),
-        helper.make_node("Floor", ["bias_tmp_quant"], ["bias_rounded"], "bias_rounded"),
-        helper.make_node("Cast", ["bias_rounded"], ["bias_quantized"], "bias_cast", to=TensorProto.INT32),
-        helper.make_node("Reshape", ["bias_quantized", reshape.input[1]], ["bias_shaped"], "bias_reshape"),
-        helper.make_node("Add", [integers, "bias_shaped"], ["with_bias"], "bias_add"),
-    ]
-    cast.input[0], scaled.output[0] = "with_bias", add.output[0]
-    kept = [
-        node
-        for node in proto.graph.node
-        if node.output[0] not in {reshape.output[0], "a"} or node.name == scaled.name
-    ]
-    at = next(i for i, node in enumerate(kept) if node.name == cast.name)
-    del proto.graph.node[:]
-    proto.graph.node.extend([*kept[:at], *new, *kept[at:]])
-    return Model(proto)
-
-
 @pytest.mark.parametrize("per_channel", [False, True])
-@pytest.mark.parametrize("integer_biases", [False, True])
-def test_strip_restores_convolutions_from_quantize_dynamic(
-    per_channel: bool, integer_biases: bool, tmp_path: Path
-) -> None:
+def test_strip_restores_convolutions_from_quantize_dynamic(per_channel: bool, tmp_path: Path) -> None:
     model = _convolutions()
     quantized = _dynamic(model, tmp_path, per_channel=per_channel)
-    if integer_biases:
-        quantized = _with_integer_biases(quantized)
     assert sum(node.op_type == "ConvInteger" for node in quantized.nodes) == 2
     restored = strip_qdq(quantized, model)
     assert _bytes(restored.proto) == _bytes(model.proto)

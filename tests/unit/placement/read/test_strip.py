@@ -300,7 +300,11 @@ def test_no_relu_is_added_where_the_reference_has_none() -> None:
         ("t = MatMul(x, x)", "y = Relu(a)"),
         ("t = MatMul(x, x)", "y = Clip(a, low, high)"),
         ("t = MatMul(x, x)", "b = Transpose(a)  y = Relu(b)"),
+        ("t = MatMul(x, x)", "b = Reshape(a, shape)  y = Relu(b)"),
         ("u = Relu(x)  v = Sigmoid(x)  t = Add(u, v)", "y = Neg(a)"),
+        ("u = Mul(x, x)  t = Add(u, u)", "y = Neg(a)"),
+        ("u = Clip(x, low, high)  t = MatMul(u, high2)", "y = Neg(a)"),
+        ("u = Softmax(x)  v = Transpose(u)  t = Add(v, v)", "y = Neg(a)"),
     ],
 )
 def test_no_relu_is_added_where_none_can_have_been_removed(before: str, after: str) -> None:
@@ -311,9 +315,32 @@ def test_no_relu_is_added_where_none_can_have_been_removed(before: str, after: s
         zero=np.array(0, np.uint8),
         low=np.array(0, np.float32),
         high=np.array(6, np.float32),
+        high2=np.full((2, 2), 6, np.float32),
+        shape=np.array([2, 2]),
     )
     expected = f"{before}  {after}".replace("(a", "(t")
     assert lines(strip_qdq(model)) == [line.strip() for line in expected.split("  ")]
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "u = Relu(x)  t = Sub(u, x)",
+        "u = Relu(x)  t = Add(u, x)",
+        "u = Relu(x)  t = MatMul(u, low2)",
+        "u = Clip(x)  t = Add(u, u)",
+        "u = Relu(x)  t = Gemm<alpha = -1.0>(u, u)",
+    ],
+)
+def test_a_relu_is_added_where_the_tensor_may_be_negative(before: str) -> None:
+    model = parsed(
+        f"""g (float[2,2] x) => (float[2,2] y) {{
+            {before}  q = QuantizeLinear(t, s, zero)  a = DequantizeLinear(q, s, zero)  y = Neg(a) }}""",
+        s=np.array(0.5, np.float32),
+        zero=np.array(0, np.uint8),
+        low2=np.full((2, 2), -1, np.float32),
+    )
+    assert lines(strip_qdq(model))[-2:] == ["a = Relu(t)", "y = Neg(a)"]
 
 
 def test_inserted_pairs_never_replace_a_relu() -> None:

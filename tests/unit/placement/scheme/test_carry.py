@@ -99,6 +99,15 @@ def test_a_scheme_of_another_pattern_is_an_error(text: str) -> None:
         placement_of(Frames(model, regions), {leaf_with(regions, "a").id: parse_scheme(text)})
 
 
+@pytest.mark.parametrize(
+    "text", ["in0=uint8", "in0.0", "at0.0=uint8", "in0.0=U8", "in0.0=uint8/", "in-1.0=uint8"]
+)
+def test_text_that_is_no_site_is_an_error(text: str) -> None:
+    with pytest.raises(PlacementError, match="is not a site") as caught:
+        parse_scheme(f"in0.0=uint8 {text}")
+    assert f"'{text}'" in str(caught.value)
+
+
 def test_a_half_quantized_operator_is_projected_to_float(models: Path) -> None:
     model = load_model(models / "squeezenet10.onnx")
     space = SchemeSpace(model, backend().capabilities(), regions=find_regions(model))
