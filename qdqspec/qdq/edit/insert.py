@@ -1,7 +1,8 @@
 """Inserts the Q/DQ pairs of a placement into a model; all other nodes, and their fields, stay unchanged.
 
-`qdqspec.qdq.edit.pairs` makes the nodes of a pair. They are added to the nodes of the model's own protobuf message,
-which keeps all other fields. See docs/decisions/0002-insertion-into-the-own-protobuf.md.
+The pairs are made with onnx-graphsurgeon (`qdqspec.qdq.edit.pairs`), and added to the nodes of the model's protobuf,
+because a round trip of a whole model through graphsurgeon changes it. See
+docs/decisions/0002-insertion-into-the-own-protobuf.md.
 """
 
 from __future__ import annotations

@@ -1,22 +1,24 @@
-"""Makes one Q/DQ pair as ONNX nodes and constants. `qdqspec.qdq.edit.insert` inserts it."""
+"""Makes one Q/DQ pair as ONNX nodes and constants, with onnx-graphsurgeon. `qdqspec.qdq.edit.insert` inserts it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx import helper, numpy_helper
+import onnx_graphsurgeon as gs
+from onnx import numpy_helper
 from onnx.helper import tensor_dtype_to_np_dtype
 
 from qdqspec.errors import PlacementError
 from qdqspec.graph.dynamic_kernels import CARRIED, QUANTIZE
 from qdqspec.graph.flat import numbered_name
 from qdqspec.graph.model import Model
-from qdqspec.graph.protos import all_graphs
+from qdqspec.graph.protos import all_graphs, copied
 from qdqspec.graph.trt import (
     DOMAIN,
     FP4_DYNAMIC,
@@ -292,11 +294,10 @@ class PairMaker:
         *outputs: str,
         part: str = "",
     ) -> onnx.NodeProto:
-        name = self._name(site, f"{part}_{op_type}")
-        node = helper.make_node(
-            op_type, inputs, outputs, name, domain=DOMAIN if op_type in PAIR_OPS else None
-        )
-        node.attribute.extend(helper.make_attribute(word, value) for word, value in attributes.items())
+        node = copied(_blank(op_type, tuple(attributes.items())))
+        node.name = self._name(site, f"{part}_{op_type}")
+        node.input.extend(inputs)
+        node.output.extend(outputs)
         node.metadata_props.add(key=CARRIED, value=site.tensor)
         return node
 
@@ -331,7 +332,21 @@ def _has_powers(params: QuantParams) -> bool:
 
 
 def _tensor(name: str, values: npt.NDArray[np.generic]) -> onnx.TensorProto:
+    """Made without graphsurgeon, which does not support sub-byte types and prints that to standard output."""
     return numpy_helper.from_array(np.asarray(values, order="C"), name)  # not `ascontiguousarray`: scalars
+
+
+@cache
+def _blank(op_type: str, attributes: tuple[tuple[str, int], ...]) -> onnx.NodeProto:
+    """A node from graphsurgeon without name and tensors. Cached: a model takes thousands of a kind."""
+    domain = DOMAIN if op_type in PAIR_OPS else None
+    ends = {"inputs": [gs.Variable("x")], "outputs": [gs.Variable("y")]}
+    node = gs.Node(op_type, "", dict(attributes), **ends, domain=domain)
+    graph = gs.export_onnx(gs.Graph(nodes=[node], inputs=[], outputs=[]), do_type_check=False).graph
+    blank: onnx.NodeProto = graph.node[0]
+    for field in ("name", "input", "output"):
+        blank.ClearField(field)
+    return blank
 
 
 def _all_names(proto: onnx.ModelProto) -> Iterator[str]:
