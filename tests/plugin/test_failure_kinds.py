@@ -24,6 +24,7 @@ checks:
   - {kind: lint, target: [tensorrt-11, onnxruntime-cpu]}
   - {kind: size, max_bytes: 1MiB, max_ratio: 0.25}
   - {kind: builds, backend: tensorrt-rtx, for: SM86}
+  - {kind: partition, max_cpu_nodes: 0}
 """
 
 CONFTEST = """\
@@ -36,14 +37,20 @@ from qdqspec._core.registry import resolve
 from qdqspec.testing.records import cached_case, faster_case
 from sample_evidence import sample_builds, sample_lint, sample_survival
 from qdqspec.testing.records import sample_regression
-from qdqspec.types import CheckResult
+from qdqspec.types import BuildEvidence, CheckResult, LayerTime
+from qdqspec.types.requests import BuildRequest
 
+OPS = {"fire2/conv": "Conv", "prob": "Softmax"}
+PLACES = {"fire2/conv": "npu", "prob": "cpu"}
+KERNELS = [
+    LayerTime(name=name, op_type=op, milliseconds=0.0, nodes=(name,), place=PLACES[name]) for name, op in OPS.items()
+]
 EVIDENCE = replace(
     faster_case().evidence,
     accuracy=cached_case().evidence.accuracy,
     survival=sample_survival(24),
     lint=sample_lint("tensorrt-11"),
-    builds=sample_builds(),
+    builds=sample_builds() | {BuildRequest().key: BuildEvidence(backend="npu", layers=tuple(KERNELS), ops=OPS)},
     regression=sample_regression(0.098, looks=2),
     output=Path("reports/squeezenet/default"),
 )
