@@ -32,7 +32,7 @@ Format: TypeAlias = Literal[
     "int4", "uint4", "nvfp4", "mxfp8",
 ]  # fmt: skip
 Activations: TypeAlias = Literal["auto", "int8", "uint8", "int16", "uint16", "fp8"]
-Correction: TypeAlias = Literal["equalization", "ranges", "bits", "bias"]
+Correction: TypeAlias = Literal["bits", "equalization", "bias", "ranges"]
 LabelKind: TypeAlias = Literal["in+out", "in-only", "dynamic"]
 
 _ID = re.compile(r"[a-z0-9][a-z0-9._-]*")

@@ -19,11 +19,12 @@ from qdqspec.qdq.quantize.corrections import WeightKey
 from qdqspec.qdq.quantize.quantizer import Quantizer
 from qdqspec.types import CorrectionGain
 
-# In the order in which they are tried. Other corrections are found for the model that is equalized.
+# In the order in which they are tried: those after equalization are found for the equalized model, and the choice of
+# ranges, which takes the longest, is the last.
 CORRECTIONS: Mapping[str, Callable[[CorrectionTask, Problem, IsOver], Problem]] = {
     "equalization": equalize,
-    "ranges": choose_ranges,
     "bias": correct_biases,
+    "ranges": choose_ranges,
 }
 
 

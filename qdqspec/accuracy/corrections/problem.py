@@ -25,7 +25,7 @@ class CorrectionTask:
     """The inputs of the search for corrections: the ``allowed`` ones, for these numbers, within ``seconds``.
 
     The placements of the ``judge`` quantize the ``sites``. None are sought if the first of them has ``enough_db``.
-    ``ranges`` gives those of every calibration method for a model on some of the samples: all, or the even ones.
+    ``ranges`` gives those of a model by two calibration methods on some of the samples: all, or the even ones.
     ``method`` is the case's own. ``observe`` gives the values of tensors of a model, and ``recalibrated`` the numbers
     of a model with other values in these tensors. ``saturates`` is whether sums of two neighbouring u8 x s8 products
     saturate on the processor. Numbers of tensors in ``fixed`` are not changed. A judgement takes a part of the time,

@@ -1,13 +1,12 @@
-"""Corrections of ranges: one calibration method and one margin for all activations.
+"""Corrections of ranges: wider or narrower ones for all activations.
 
-Each is judged by ranges of the even samples on the odd ones. A margin is a range wider than that of the samples, which
+Both are judged by ranges of the even samples on the odd ones. Wider is a margin around the values of the samples, which
 other data exceeds: values beyond a range are clipped, with an error that may be larger than that of all rounding, which
-grows by the factor of the margin only.
+grows by the factor of the margin only. Narrower are ranges without the rarest values (`NARROW`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from qdqspec.accuracy.corrections.judge import is_gain
@@ -16,16 +15,18 @@ from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import copies_values, is_default, is_nearest
 from qdqspec.qdq.quantize.corrections import Corrections
 from qdqspec.qdq.quantize.ranges import TensorRange, tie_ranges
+from qdqspec.types import Method
 
+NARROW: Method = (
+    "percentile"  # of all methods of calibration only this one gains on several models
+)
 _BOUNDED = frozenset({"Clip", "HardSigmoid", "Sigmoid", "Softmax", "Softsign", "Tanh"})
 
 
-def choose_ranges(
-    task: CorrectionTask, problem: Problem, is_over: IsOver, factors: Sequence[float] = (1.05, 1.125)
-) -> Problem:
-    """The problem with the method, or the margin of the case's own method, that gains most by ranges of even samples.
+def choose_ranges(task: CorrectionTask, problem: Problem, is_over: IsOver, margin: float = 1.125) -> Problem:
+    """The problem with ranges of the case's own method that are wider by ``margin``, or narrower ones, if one gains.
 
-    More ``factors`` widen the ranges for rarer values; each costs a judgement.
+    A larger ``margin`` is for rarer values, and makes all steps larger.
     """
     own = problem.numbers.ranges
     able = {site.tensor for site in task.sites if not site.weight} - task.fixed
@@ -38,8 +39,7 @@ def choose_ranges(
     by_even = task.ranges(problem.model, True)
     before = best = problem.with_numbers(corrections(by_even[task.method], 1.0))
     chosen = task.method, 1.0
-    options = [(task.method, factor) for factor in factors]
-    for method, factor in (*options, *((name, 1.0) for name in by_even if name != task.method)):
+    for method, factor in dict.fromkeys([(task.method, margin), (NARROW, 1.0)]):
         if is_over():
             break
         other = problem.with_numbers(corrections(by_even[method], factor))

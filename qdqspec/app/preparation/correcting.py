@@ -10,13 +10,14 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 from qdqspec._core.arrays import Feed
 from qdqspec.accuracy.corrections.find import FoundCorrections, find_corrections
 from qdqspec.accuracy.corrections.judge import MIN_SAMPLES, Judge
 from qdqspec.accuracy.corrections.kept import read_found, write_found
 from qdqspec.accuracy.corrections.problem import CorrectionTask, Ranges
+from qdqspec.accuracy.corrections.ranges import NARROW
 from qdqspec.accuracy.rehearsal import RehearsalRefusedError
 from qdqspec.app.preparation.auxiliary_runs import reference_runtime
 from qdqspec.errors import BackendError
@@ -24,7 +25,7 @@ from qdqspec.graph.model import Model
 from qdqspec.qdq.edit.equalize import equalized, find_chains
 from qdqspec.qdq.quantize.calibrate import calibrate_with
 from qdqspec.qdq.space.search_space import SchemeSpace
-from qdqspec.types import Method, Placement
+from qdqspec.types import Placement
 
 if TYPE_CHECKING:
     from qdqspec.app.preparation.prepare import Prepared
@@ -153,14 +154,15 @@ class Correcting:
         )
 
     def _ranges(self, model: Model, even: bool) -> Mapping[str, Ranges]:
-        """The ranges of all activations by every method, on all samples or on the ``even`` ones."""
+        """Ranges of all activations by the case's method and `NARROW`, of all samples or of the ``even`` ones."""
         prepared = self._prepared
 
         def feeds() -> Iterator[Feed]:
             return islice(prepared.feeds(), 0, None, 2 if even else 1)
 
         with ExitStack() as observers:
-            run, tensors, methods = partial(prepared.runner, observers), self._space.tensors, get_args(Method)
+            run, tensors = partial(prepared.runner, observers), self._space.tensors
+            methods = {self._case.quantize.calibration, NARROW}
             found = calibrate_with(model, tensors, feeds, methods, run, note=lambda _: None)  # noted before
             return {str(method): ranges for method, ranges in found.items()}
 

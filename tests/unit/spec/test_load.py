@@ -140,9 +140,9 @@ def test_a_spec_with_several_shape_profiles(write: Write) -> None:
 @pytest.mark.parametrize(
     ("written", "corrections"),
     [
-        ("auto", ("equalization", "ranges", "bits", "bias")),
+        ("auto", ("bits", "equalization", "bias", "ranges")),
         ("none", ()),
-        ("[ranges, bits]", ("ranges", "bits")),
+        ("[ranges, bits]", ("bits", "ranges")),
     ],
 )
 def test_the_keys_of_corrections(write: Write, written: str, corrections: tuple[str, ...]) -> None:
