@@ -330,9 +330,7 @@ FEEDS = {{
 {feeds}}}
 
 '''
-_ANY = """from pathlib import Path
-
-from qdqspec.backends.base import BuildOptions, backend_named
+_ANY = """from qdqspec.backends.base import BuildOptions, backend_named
 
 backend_named("{backend}").build(Path(MODEL), BuildOptions(extra={extra!r})).run(FEEDS)
 """

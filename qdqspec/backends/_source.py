@@ -17,12 +17,12 @@ _STATIC = frozenset({"Constant", "Shape", "Size"})
 
 
 def read_source(path: Path) -> Model:
-    """The given model, without its external weights. It was built, so it is not checked again."""
+    """The model in a file that the runtime has read without an error. External weights are not loaded."""
     return Model(onnx.load(str(path), load_external_data=False), path=path)
 
 
 def read_given(path: Path) -> Model:
-    """The same, of a file that the runtime has not read yet. Raises `BackendError` if it is no ONNX model."""
+    """The model in a file that no runtime has read yet. Raises `BackendError` if it is no ONNX model."""
     require_file(path)
     try:
         return read_source(path)

@@ -192,11 +192,15 @@ class CoverageSearch:
         return self._buildable(units[middle:], first, labels)
 
     def _float_units(self, built: Sequence[Trial]) -> dict[str, str]:
-        """The units with multiplications whose kernels are float in each of the builds, as the backend lists them."""
+        """The units with multiplications whose kernels are float in each of the builds, as the backend lists them.
+
+        The labels of a build may have units that were refused after it: without them its pairs are the same.
+        """
         found: dict[str, str] = {}
         for unit, label in built[0].placement.labels:
             computes = self.space.by_id[unit].form_of(label).choice.activation in self.narrow
-            if not self.multiplications.get(unit) or kind_of(label) == "weight-only" or not computes:
+            is_counted = bool(self.multiplications.get(unit)) and unit not in self.refused
+            if not is_counted or kind_of(label) == "weight-only" or not computes:
                 continue
             nodes = set(self.space.by_id[unit].nodes)
             kernels = [[layer.integer for layer in t.layers if nodes & set(layer.nodes)] for t in built]

@@ -127,10 +127,14 @@ _LOADING = re.compile(r"^Load model from .*? failed: ?", re.DOTALL)
 _SOURCE = re.compile(r"/onnxruntime_src/\S+?:\d+ (?:[^()]*\(.*?\) (?=[A-Z]))?")
 _LONGEST = 500
 
+_UNKNOWN = (
+    "give the library of custom operators that has it with --plugin LIB.so (in pytest --qdq-plugin), or cut that part "
+    "off the model"
+)
 # Text contained in a message, and the remedy.
 _CURES = {
-    "is not a registered function/op": "give the library of custom operators that has it with --plugin LIB.so "
-    "(in pytest --qdq-plugin), or cut that part off the model",
+    "is not a registered function/op": _UNKNOWN,
+    "No Op registered for": _UNKNOWN,
     "Unsupported model IR version": "save the model with an older IR version, or update onnxruntime",
     "Current official support for domain": "export the model with an older opset, or update onnxruntime",
     "Could not find an implementation": "ONNX Runtime has no kernel for this operator in this type on a CPU: "

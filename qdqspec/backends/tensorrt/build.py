@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 _MIB = 1 << 20
 _ROUTE = "build_route"  # of IBuilderConfig, since 11
-# Without a driver it follows reasons that have no relation to it.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -148,16 +148,6 @@ def parse_layers(
     )
 
 
-def eight_bit_share(layers: Sequence[Layer], model: Model) -> tuple[int, int]:
-    """The number of kernels with a heavy operator that compute in 8 bits or fewer, and the number of all of them.
-
-    Heavy operators are convolutions, matrix products, attention and recurrent ones. Kernels that only scale, add to or
-    quantize the result of one are not counted.
-    """
-    kernels = set(_heavy_kernels(layers, EngineNames(model)).values())
-    return sum(layers[index].computes in _NARROW for index in kernels), len(kernels)
-
-
 def kernel_list_hash(text: str) -> str:
     """A hash of the kernels that a build logged; equal for two builds of one model.
 

@@ -96,31 +96,17 @@ def _number(text: str) -> float | None:
 
 
 def _profile_rows(log: str) -> Iterator[tuple[str, float]]:
-    """Rows of the table printed by ``--dumpProfile``: up to 8 the name comes first, later last."""
-    heading, waiting = "", False
+    """Name and mean of each row of the table that ``--dumpProfile`` prints: total, mean, median, share, name."""
+    is_table = False
     for _, text in plain_lines(log):
         if _PROFILE in text:
-            heading, waiting = "", True
-        elif waiting and "Layer" in text:
-            heading, waiting = text, False
-        elif heading:
-            row = _row(text, heading)
-            if row is None or row[0] == _TOTAL:
-                heading = ""
-            else:
-                yield row
-
-
-def _row(text: str, heading: str) -> tuple[str, float] | None:
-    """Name and mean of one row: total, mean, median (not in old versions), share."""
-    columns = 4 if "Median" in heading else 3
-    if heading.startswith("Layer"):
-        cells = text.rsplit(maxsplit=columns)
-        cells = cells[1:] + cells[:1]
-    else:
-        cells = text.split(maxsplit=columns)
-    mean = _number(cells[1]) if len(cells) == columns + 1 else None
-    return None if mean is None else (cells[-1], mean)
+            is_table = True
+        elif is_table and not text.startswith("Time("):  # the heading
+            cells = text.split(maxsplit=4)
+            mean = _number(cells[1]) if len(cells) == 5 else None
+            is_table = mean is not None and cells[4] != _TOTAL
+            if is_table and mean is not None:
+                yield cells[4], mean
 
 
 Weight: TypeAlias = Literal["fatal", "note"]

@@ -33,29 +33,6 @@ def engine(tmp_path: Path) -> OnnxRuntimeEngine:
     return engine
 
 
-def test_no_output_is_on_standard_error(
-    tmp_path: Path, models: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    # ONNX Runtime warns of ultraface's unused initializers, and logs wrong shapes as errors.
-    OnnxRuntime().build(models / "ultraface_rfb320.onnx", BuildOptions()).close()
-    engine = build(tmp_path / "small.onnx", small_model())
-    with pytest.raises(BackendError):
-        engine.run({"x": np.ones((2, 3), np.float32)})
-    (tmp_path / "broken.onnx").write_bytes(b"\x08\x07broken")
-    with pytest.raises(BackendError):
-        OnnxRuntime().build(tmp_path / "broken.onnx", BuildOptions())
-    assert capfd.readouterr() == ("", "")
-
-
-def test_the_error_of_a_refused_model_is_one_line_with_reason_and_file(tmp_path: Path) -> None:
-    model = small_model()
-    model.graph.node[0].op_type = "NoSuchOperator"
-    with pytest.raises(BackendError, match="NoSuchOperator") as caught:
-        build(tmp_path / "odd.onnx", model)
-    assert caught.value.where == str(tmp_path / "odd.onnx")
-    assert "\n" not in caught.value.what
-
-
 @pytest.mark.parametrize("kind", ["rank", "name", "dtype"])
 def test_wrong_inputs_are_refused(engine: OnnxRuntimeEngine, kind: str) -> None:
     wrong = {
@@ -69,27 +46,11 @@ def test_wrong_inputs_are_refused(engine: OnnxRuntimeEngine, kind: str) -> None:
     assert f"the model could not be run with {name} {list(value.shape)}: " in caught.value.what
 
 
-def test_bound_inputs_are_copies(tmp_path: Path) -> None:
-    """A later change of the caller's array has no effect."""
-    engine = build(tmp_path / "small.onnx", small_model())
-    mine = np.ones((1, 3, 8, 8), np.float32)
-    engine.bind({"x": mine})
-    mine[:] = np.nan
-    np.testing.assert_array_equal(engine._bound[0]["x"], FEEDS["x"])
-
-
 def test_calls_of_a_closed_engine_report_that_it_is_closed(engine: OnnxRuntimeEngine) -> None:
     engine.close()
     for call in (lambda: engine.run(FEEDS), lambda: engine.time(1)):
         with pytest.raises(BackendError, match="closed"):
             call()
-
-
-def test_thread_time_is_recorded_with_one_thread_only(tmp_path: Path) -> None:
-    for threads, expected in ((1, 3), (2, 0)):
-        engine = build(tmp_path / f"{threads}.onnx", small_model(), threads)
-        engine.bind(FEEDS)
-        assert len(engine.time(3).cpu_ms) == expected
 
 
 def test_garbage_collection_is_enabled_again_after_timing(engine: OnnxRuntimeEngine) -> None:
@@ -217,15 +178,6 @@ def test_messages_of_onnx_runtime_are_reported_without_its_source_files(
     assert plainly(ValueError(said)) == plain
     found = cure_for(plain)
     assert found is None if cure is None else cure in (found or "")
-
-
-def test_a_library_without_operators_is_named_in_the_error(tmp_path: Path) -> None:
-    build(tmp_path / "m.onnx", small_model())
-    library = tmp_path / "lib.so"
-    library.write_bytes(b"no library")
-    with pytest.raises(BackendError, match="custom operators could not be loaded") as caught:
-        OnnxRuntime().build(tmp_path / "m.onnx", BuildOptions(extra={"onnxruntime.plugins": str(library)}))
-    assert caught.value.where == str(library)
 
 
 def test_other_execution_providers_are_refused_with_the_cure(model: Path) -> None:

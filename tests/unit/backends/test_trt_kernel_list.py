@@ -11,7 +11,6 @@ from graph_text import saved
 
 from qdqspec.backends.tensorrt.layers import (
     Layer,
-    eight_bit_share,
     kernel_list_hash,
     metadata_names,
     parse_layers,
@@ -75,13 +74,6 @@ def test_kernels_that_only_convert_are_boundaries(quantized):
         ("kgen", ("input",)),
         ("QuantizeLinear", ("/layer1/layer1.1/Relu_1_output_0",)),
     ]
-
-
-def test_the_share_of_heavy_kernels_in_eight_bits(quantized):
-    layers = read_layers(QUANTIZED)
-    assert eight_bit_share(layers, quantized) == (10, 16)
-    assert eight_bit_share(read_layers(FLOAT), quantized) == (0, 16)
-    assert eight_bit_share((), quantized) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -156,14 +148,12 @@ def test_a_kernel_before_that_of_its_operator_only_prepares_it(padded):
     assert (second.integer, second.nodes) == (True, ("Conv#0",))
     assert third.nodes == ("Conv#0", "relu")
     assert groups_of((first, second, third)) == (("Conv#0",), ("relu",))
-    assert eight_bit_share(read_layers(PADDED), padded) == (1, 1)
 
 
-def test_an_operator_of_generated_kernels_alone_counts_once(padded):
+def test_an_operator_of_generated_kernels_alone_is_in_each_of_them(padded):
     text = listed(
         row("__myl_ReshMulSum_myl0_0", "kgen", ("a",)), row("__myl_Add_myl0_1", "kgen", ("a", "relu"))
     )
-    assert eight_bit_share(read_layers(text), padded) == (0, 1)
     assert [layer.nodes for layer in parse_layers(text, model=padded)] == [("Conv#0",), ("Conv#0", "relu")]
 
 

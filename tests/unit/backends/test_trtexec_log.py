@@ -114,22 +114,6 @@ def test_weak_typing_is_a_note_and_strong_typing_is_not():
     assert read("trt11.0-removed-flags.excerpt.log").notes == ()
 
 
-def test_the_profile_table_of_tensorrt_8_is_read():
-    """The name is in the first column, padded, and there is no median before 8.5."""
-    log = """\
-[I] === Profile (32 iterations ) ===
-[I]                                             Layer   Time (ms)   Avg. Time (ms)   Time %
-[I]  Reformatting CopyNode for Input Tensor 0 to Conv_0       2.59           0.0809      8.0
-[I]                                    Conv_0 + Relu_1       3.57           0.1116     11.0
-[I]                                             Total       6.16           0.1925    100.0
-[I] not a row
-"""
-    assert read_log(log).profile == (
-        ("Reformatting CopyNode for Input Tensor 0 to Conv_0", 0.0809),
-        ("Conv_0 + Relu_1", 0.1116),
-    )
-
-
 @pytest.mark.parametrize(
     "line",
     [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from itertools import chain, combinations
+from itertools import chain, combinations, count
 from pathlib import Path
 
 import numpy as np
@@ -167,6 +167,24 @@ def test_a_unit_whose_kernel_computes_in_float_is_not_quantized(space_of) -> Non
     found = run.best()
     assert heavy[0] not in quantized(found.placement)
     assert run.refused == {heavy[0]: "its kernel computes in floating point"}
+
+
+def test_a_float_unit_without_pairs_of_its_own_does_not_keep_the_search_from_ending(models: Path) -> None:
+    """The Flatten reads and gives what others quantize: without it the placement is the same."""
+    own = backend().capabilities()
+    narrow = replace(own, completes=frozenset(), labels=dict.fromkeys(own.labels, ("in+out",)), dynamic={})
+    space = SchemeSpace(load_model(models / "digits_resnet.onnx"), narrow)
+    asked = count()
+    run = search(
+        space,
+        Builder(space, floats={"/Flatten"}),
+        is_accurate=lambda placement: any(unit.endswith("Add") for unit in quantized(placement)),
+        is_over=lambda: next(asked) > 20,
+    )
+    run.multiplications = {**run.multiplications, "/Flatten": 1}
+    assert run.best() is not None
+    assert set(run.refused) == {"/Flatten"}
+    assert next(asked) < 20
 
 
 def test_of_equal_coverage_the_fewest_conversions_are_selected(space_of) -> None:

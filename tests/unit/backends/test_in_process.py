@@ -1,0 +1,92 @@
+"""The engines of ONNX Runtime and OpenVINO in this process: output, errors, copies of inputs, clocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from openvino_installed import require_openvino
+
+from qdqspec.backends.base import BuildOptions, backend_named
+from qdqspec.errors import BackendError
+from qdqspec.testing.backends import small_model
+
+FEEDS = {"x": np.ones((1, 3, 8, 8), np.float32)}
+Build = Callable[..., Any]
+
+
+@pytest.fixture(params=["onnxruntime", "openvino"])
+def name(request: pytest.FixtureRequest) -> str:
+    if request.param == "openvino":
+        require_openvino()
+    return str(request.param)
+
+
+@pytest.fixture
+def build(name: str, tmp_path: Path) -> Build:
+    """``build(model, threads=1, ...)`` builds a model from the file ``m.onnx``."""
+
+    def make(model: onnx.ModelProto, **options: Any) -> Any:
+        onnx.save(model, tmp_path / "m.onnx")
+        return backend_named(name).build(tmp_path / "m.onnx", BuildOptions(**options))
+
+    return make
+
+
+def test_nothing_is_printed(
+    name: str, build: Build, models: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    # ONNX Runtime warns of ultraface's unused initializers, and logs wrong shapes as errors.
+    backend = backend_named(name)
+    backend.build(models / "ultraface_rfb320.onnx", BuildOptions()).close()
+    with pytest.raises(BackendError):
+        build(small_model()).run({"x": np.ones((2, 3), np.float32)})
+    (tmp_path / "broken.onnx").write_bytes(b"\x08\x07broken")
+    with pytest.raises(BackendError):
+        backend.build(tmp_path / "broken.onnx", BuildOptions())
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_error_of_a_refused_model_is_one_line_with_reason_file_and_cure(
+    build: Build, tmp_path: Path
+) -> None:
+    model = small_model()
+    model.graph.node[0].op_type = "NoSuchOperator"
+    with pytest.raises(BackendError, match="NoSuchOperator") as caught:
+        build(model)
+    assert caught.value.where == str(tmp_path / "m.onnx")
+    assert "\n" not in caught.value.what
+    assert "src/" not in caught.value.what
+    assert "--plugin" in str(caught.value.cure)
+
+
+def test_bound_inputs_are_copies(build: Build) -> None:
+    """A later change of the caller's array has no effect: a run with it would be an error."""
+    engine = build(small_model())
+    mine = {"x": FEEDS["x"].copy()}
+    engine.bind(mine)
+    mine["x"][:] = np.nan
+    bound = engine._bound[0]
+    held = bound["x"] if isinstance(bound, dict) else bound[0].get_input_tensor(0).data
+    np.testing.assert_array_equal(held, FEEDS["x"])
+
+
+@pytest.mark.parametrize(("threads", "samples"), [(1, 3), (2, 0)])
+def test_the_time_of_the_thread_is_recorded_with_one_thread_only(
+    build: Build, threads: int, samples: int
+) -> None:
+    engine = build(small_model(), threads=threads)
+    engine.bind(FEEDS)
+    assert len(engine.time(3).cpu_ms) == samples
+
+
+def test_a_library_that_cannot_be_loaded_is_named(name: str, build: Build, tmp_path: Path) -> None:
+    library = tmp_path / "lib.so"
+    library.write_bytes(b"no library")
+    with pytest.raises(BackendError, match="could not be loaded") as caught:
+        build(small_model(), extra={f"{name}.plugins": str(library)})
+    assert caught.value.where == str(library)
