@@ -89,7 +89,7 @@ def main() -> None:
                 """The time of a task whose case is invalid, so that its process ends at once."""
                 start = time.perf_counter()
                 request = {"case": {"checks": []}, "settings": {}}
-                connection.run(request, {"inputs/file": content}, device, "benchmark", lambda progress: None)
+                connection.run(request, {"inputs/file": content}, device, "benchmark", lambda _: None)
                 return time.perf_counter() - start
 
             seconds(b"")

@@ -21,7 +21,7 @@ from qdqspec.app.cases import find_cases
 from qdqspec.app.plugin.collect import CheckItem, unchanged_cases
 from qdqspec.app.plugin.hooks import device_key
 from qdqspec.app.plugin.options import settings_of
-from qdqspec.app.plugin.progress import shown
+from qdqspec.app.plugin.progress import show_progress
 from qdqspec.app.plugin.state import state_of
 from qdqspec.errors import SpecError
 from qdqspec.types import (
@@ -238,7 +238,7 @@ class CaseView:
 def _show_and_record(config: pytest.Config, session: Session) -> AbstractContextManager[None]:
     """Show the session's progress in the block, and include its results in the table and in ``result.json``."""
     state_of(config).add_session(session)
-    return shown(config, session)
+    return show_progress(config, session)
 
 
 def _find_one_case(reference: str, config: pytest.Config) -> Case:

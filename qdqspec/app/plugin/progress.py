@@ -19,7 +19,7 @@ _DISPLAY = pytest.StashKey[Display | None]()
 
 
 @contextmanager
-def shown(config: pytest.Config, session: Any) -> Iterator[None]:
+def show_progress(config: pytest.Config, session: Any) -> Iterator[None]:
     """Show the progress of ``session`` while the block runs. A session that already has an observer keeps it."""
     display = _display_of(config)
     if display is None or getattr(session, "watch", display) is not None:
