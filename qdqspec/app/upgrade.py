@@ -39,7 +39,7 @@ def check_upgrade(work: CaseWork, tuned: Path, environment: Environment, allowed
     setup, case = work.prepared, work.prepared.case
     blank = Upgrade(case=case.name, backend=setup.backend.name, state="ok")
     with closing(Isolated(setup.backend.name, interpreter=environment)) as there:
-        files = _files(work, tuned, there)
+        files = _timed_files(work, tuned, there)
         timed, clock = time_across(files)
         for label in (FLOAT_HERE, TUNED_HERE):
             if label in timed.failures:
@@ -49,10 +49,10 @@ def check_upgrade(work: CaseWork, tuned: Path, environment: Environment, allowed
                 )
         if TUNED_THERE in timed.failures:
             return replace(blank, state="failed", reason=str(timed.failures[TUNED_THERE]))
-        measured = _measured(blank, timed, clock)
+        measured = _with_times(blank, timed, clock)
         try:
-            changes = _layers(files)
-            sqnr_db = {label: _sqnr_db(work, files, label) for label in (TUNED_HERE, TUNED_THERE)}
+            changes = _compare_layers(files)
+            sqnr_db = {label: _measure_sqnr_db(work, files, label) for label in (TUNED_HERE, TUNED_THERE)}
         except BackendError as error:
             return replace(measured, state="failed", reason=str(error))
     found = replace(
@@ -82,7 +82,7 @@ def judge_upgrade(found: Upgrade, allowed: float, min_sqnr_db: float | None) -> 
     return "ok", ""
 
 
-def _files(work: CaseWork, tuned: Path, there: Isolated) -> dict[str, TimedFile]:
+def _timed_files(work: CaseWork, tuned: Path, there: Isolated) -> dict[str, TimedFile]:
     own = TimedFile.of(work.prepared)
     here = replace(own, options=replace(own.options, state=None))  # it holds data of one version
     return {
@@ -93,7 +93,7 @@ def _files(work: CaseWork, tuned: Path, there: Isolated) -> dict[str, TimedFile]
     }
 
 
-def _measured(blank: Upgrade, timed: Together, clock: Clock) -> Upgrade:
+def _with_times(blank: Upgrade, timed: Together, clock: Clock) -> Upgrade:
     """The ratios and milliseconds. The float model may have failed there."""
     over_tuned = timed.ratios(TUNED_HERE, clock)
     over_float = timed.ratios(FLOAT_HERE, clock)
@@ -111,7 +111,7 @@ def _measured(blank: Upgrade, timed: Together, clock: Clock) -> Upgrade:
     )
 
 
-def _layers(files: Mapping[str, TimedFile]) -> tuple[LayerChange, ...]:
+def _compare_layers(files: Mapping[str, TimedFile]) -> tuple[LayerChange, ...]:
     """The kernels of the tuned model that differ; profiled in turn, so that both have the same speed of the machine."""
     with ExitStack() as opened:
         engines: list[Engine] = []
@@ -124,7 +124,7 @@ def _layers(files: Mapping[str, TimedFile]) -> tuple[LayerChange, ...]:
     return steady_changes(layers[::2], layers[1::2])
 
 
-def _sqnr_db(work: CaseWork, files: Mapping[str, TimedFile], label: str) -> float:
+def _measure_sqnr_db(work: CaseWork, files: Mapping[str, TimedFile], label: str) -> float:
     """The SQNR of the worst output against the float model in this environment, on a few inputs."""
 
     def runs() -> Iterator[SampleOutputs]:

@@ -56,9 +56,9 @@ def baseline(arguments: argparse.Namespace) -> int:
     settings = settings_from(arguments)
     found: list[Kept] = []
     damaged: list[str] = []
-    for file in _files(arguments.paths or [Path()]):
+    for file in _find_files(arguments.paths or [Path()]):
         try:
-            found += _entries(file, settings)
+            found += _read_entries(file, settings)
         except StateError as error:
             damaged.append(str(error))
     obsolete = [kept for kept in found if kept.state == "obsolete"]
@@ -69,7 +69,7 @@ def baseline(arguments: argparse.Namespace) -> int:
     return WANTING if damaged or (obsolete and arguments.action != "prune") else FINE
 
 
-def _files(paths: list[Path]) -> Iterator[Path]:
+def _find_files(paths: list[Path]) -> Iterator[Path]:
     from qdqspec.checks.baseline.store import FOLDER, find_baselines
 
     for path in paths:
@@ -81,13 +81,13 @@ def _files(paths: list[Path]) -> Iterator[Path]:
             raise ConfigError("there is no such file or folder", where=path, cure="name specs or baselines")
 
 
-def _entries(file: Path, settings: Settings) -> Iterator[Kept]:
+def _read_entries(file: Path, settings: Settings) -> Iterator[Kept]:
     from qdqspec.checks.baseline.store import read_baseline
 
     known = read_baseline(file)
     if known is None:
         return
-    asked = _asked_for(file, settings)
+    asked = _entries_asked_for(file, settings)
     for name in known.names():
         entry = known.entry(name)
         assert entry is not None
@@ -95,7 +95,7 @@ def _entries(file: Path, settings: Settings) -> Iterator[Kept]:
         yield Kept(file=file, device=known.device, name=name, entry=entry, state=state)
 
 
-def _asked_for(file: Path, settings: Settings) -> frozenset[Name] | None:
+def _entries_asked_for(file: Path, settings: Settings) -> frozenset[Name] | None:
     """The entries used by the spec of a baseline: none if it is gone, ``None`` if only Python can determine it."""
     from qdqspec.checks.base import baseline_entries
     from qdqspec.checks.baseline.store import FOLDER
@@ -137,7 +137,7 @@ def _print(arguments: argparse.Namespace, found: list[Kept], damaged: list[str])
 def _lines(kept: Kept, action: str) -> list[str]:
     entry = kept.entry
     mark = "removed" if action == "prune" else kept.state
-    head = f"  {'::'.join(kept.name)}  {_figure(entry)}  {mark}"
+    head = f"  {'::'.join(kept.name)}  {_figure_text(entry)}  {mark}"
     if action != "show":
         return [head]
     facts = {"model": entry.model_sha256, "clock": entry.clock, "scheme": entry.scheme}
@@ -147,12 +147,12 @@ def _lines(kept: Kept, action: str) -> list[str]:
     facts |= dict(sorted(entry.environment.items()))
     lines = [f"    {name}: {value}" for name, value in facts.items()]
     for figure in (*entry.history, entry)[::-1]:
-        lines += [] if figure is entry else [f"    before: {_figure(figure)}"]
+        lines += [] if figure is entry else [f"    before: {_figure_text(figure)}"]
         lines += [f"      changed: {plain(text, 200)}" for text in figure.changed]
     return [head, *lines]
 
 
-def _figure(figure: Figure) -> str:
+def _figure_text(figure: Figure) -> str:
     ratio = figure.ratio
     return (
         f"{ratio.median:.3f} ({ratio.low:.3f} to {ratio.high:.3f})  {plain(figure.recorded, 40) or 'undated'}"

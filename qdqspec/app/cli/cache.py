@@ -66,13 +66,13 @@ def cache(arguments: argparse.Namespace) -> int:
             max((each.age_seconds for each in entries), default=0.0),
         )
         found["entries"], found["bytes"], found["oldest_seconds"] = len(entries), size, round(age, 1)
-        text = f"{_searches(len(entries))}, {size_text(size)}, the oldest {seconds_text(age)}"
+        text = f"{_searches_text(len(entries))}, {size_text(size)}, the oldest {seconds_text(age)}"
     elif arguments.action == "export":
         found["exported"] = store.export(arguments.file)
-        text = f"{_searches(found['exported'])} written to {arguments.file}"
+        text = f"{_searches_text(found['exported'])} written to {arguments.file}"
     elif arguments.action == "import":
         found["added"], found["present"] = store.take(arguments.file)
-        text = f"{_searches(found['added'])} added, {found['present']} were there"
+        text = f"{_searches_text(found['added'])} added, {found['present']} were there"
     else:
         found["removed"] = store.prune(arguments.older_than if arguments.action == "prune" else 0.0)
         text = f"{count_text(found['removed'], 'entry', 'entries')} removed"
@@ -80,14 +80,14 @@ def cache(arguments: argparse.Namespace) -> int:
     return FINE
 
 
-def _searches(number: int) -> str:
+def _searches_text(number: int) -> str:
     return count_text(number, "finished search", "finished searches")
 
 
 def _list(arguments: argparse.Namespace, store: Store) -> int:
     entries = store.entries()
     size = sum(entry.size_bytes for entry in entries)
-    head = f"{store.folder}: {_searches(len(entries))}, {size_text(size)}"
+    head = f"{store.folder}: {_searches_text(len(entries))}, {size_text(size)}"
     rows = list(map(_row, entries))
     found = {"folder": str(store.folder), "size_bytes": size, "entries": rows}
     answer(arguments, found, "\n".join([head, *map(_line, entries, rows)]))

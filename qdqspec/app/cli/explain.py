@@ -76,7 +76,7 @@ def explain(arguments: argparse.Namespace) -> int:
         return explain_culprits(arguments)
     from qdqspec.app.report.explain_text import explain_json, explain_text
 
-    engines, search = _engines(arguments)
+    engines, search = _gather_engines(arguments)
     text = explain_text(engines, most=max(arguments.layers, 1), search=search)
     answer(arguments, explain_json(engines, search), text)
     return FINE
@@ -95,7 +95,7 @@ def _take_pair(arguments: argparse.Namespace) -> None:
     arguments.reference, arguments.what = Path(models[0]), models[1:]
 
 
-def _engines(arguments: argparse.Namespace) -> tuple[Sequence[ExplainedEngine], SearchResult | None]:
+def _gather_engines(arguments: argparse.Namespace) -> tuple[Sequence[ExplainedEngine], SearchResult | None]:
     """The engines to explain, and the search that they are of."""
     settings = settings_from(arguments)
     if len(arguments.what) > 1:
@@ -191,7 +191,7 @@ def _from_folder(
             cure="correct that, and run it again",
         )
     corrections = () if search is None else search.corrections
-    engines = _candidates(found, folder) or list(_two_engines(found, folder, inputs, settings))
+    engines = _engines_of_candidates(found, folder) or list(_two_engines(found, folder, inputs, settings))
     last, parity = engines[-1], found.parity
     differs = (
         () if parity is None else _differing(parity.definition, settings, "the given model", parity.data)
@@ -202,7 +202,7 @@ def _from_folder(
     return [*engines[:-1], replace(last, notes=notes, corrections=corrections)], search
 
 
-def _candidates(found: Evidence, folder: Path) -> list[ExplainedEngine]:
+def _engines_of_candidates(found: Evidence, folder: Path) -> list[ExplainedEngine]:
     """The reference of an unchanged case, and the candidates whose profiles are in the journal, two at most.
 
     Empty if there are no candidates or no profiles. If candidates were converted to another float type, no trial is
@@ -213,7 +213,7 @@ def _candidates(found: Evidence, folder: Path) -> list[ExplainedEngine]:
         return []
     profiled = {
         trial.placement.digest: trial
-        for trial in _trials(folder / _JOURNAL)
+        for trial in _read_trials(folder / _JOURNAL)
         if search.rejected and trial.layers and not trial.subgraph
     }
     known = [(one, trial) for one in search.rejected if (trial := profiled.get(one.placement)) is not None]
@@ -221,9 +221,9 @@ def _candidates(found: Evidence, folder: Path) -> list[ExplainedEngine]:
     if reference is None or not known or found.latency is None:
         return []
     reference_ms = found.latency.median_ms("reference")
-    engines = [_engine("reference", reference, reference_ms, found.node_ops)]
+    engines = [_engine_of_trial("reference", reference, reference_ms, found.node_ops)]
     for one, trial in known[:2]:
-        engine = _engine(one.role, trial, reference_ms * one.ratio.median, found.node_ops)
+        engine = _engine_of_trial(one.role, trial, reference_ms * one.ratio.median, found.node_ops)
         engines.append(replace(engine, speedup=one.ratio.inverse))
     return engines
 
@@ -235,7 +235,7 @@ def _two_engines(
 
     The end-to-end times come from the run, so that the speed-up equals the speed-up in the table of the run.
     """
-    trials = [trial for trial in _trials(folder / _JOURNAL) if not trial.subgraph]
+    trials = [trial for trial in _read_trials(folder / _JOURNAL) if not trial.subgraph]
     digest = None if found.search is None else found.search.winner.digest
     reference = next((t for t in trials if t.layers and not t.placement.sites), None)
     tuned = next((t for t in trials if t.layers and t.placement.digest == digest), None)
@@ -243,10 +243,10 @@ def _two_engines(
     is_converted = found.search is not None and bool(found.search.converted_from)
     if reference is None or tuned is None or is_converted:
         files = {role: folder / f"{role}.onnx" for role in ("reference", "tuned")}
-        before, after = _profiled(files, inputs, settings)
+        before, after = _profile_models(files, inputs, settings)
     else:
-        before = _engine("reference", reference, None, found.node_ops)
-        after = _engine("tuned", tuned, None, found.node_ops)
+        before = _engine_of_trial("reference", reference, None, found.node_ops)
+        after = _engine_of_trial("tuned", tuned, None, found.node_ops)
     latency = found.latency
     if latency is None:
         return [before, after]
@@ -254,14 +254,16 @@ def _two_engines(
     return [before, replace(after, speedup=latency.speedup, proved=proved_text(latency, found.min_gain))]
 
 
-def _engine(role: str, trial: Trial, median_ms: float | None, ops: Mapping[str, str]) -> ExplainedEngine:
+def _engine_of_trial(
+    role: str, trial: Trial, median_ms: float | None, ops: Mapping[str, str]
+) -> ExplainedEngine:
     from qdqspec.app.evidence.kernels import engine_of
 
     engine = engine_of(role, trial.placement, trial.layers, ops)
     return replace(engine, end_to_end_ms=median_ms, notes=trial.samples.notes)
 
 
-def _trials(path: Path) -> Iterator[Trial]:
+def _read_trials(path: Path) -> Iterator[Trial]:
     """The readable trials of a journal; another process may be writing the last line."""
     from qdqspec.search.journal import trial_from_json
 
@@ -297,12 +299,12 @@ def _from_model(
         _require_shapes(model, inputs)
     else:
         model = model_given(path, inputs.values)
-        (engine,) = _profiled({path.stem: require_path(model)}, inputs, settings)
+        (engine,) = _profile_models({path.stem: require_path(model)}, inputs, settings)
         about = judged(model, settings).note
         return [replace(engine, notes=(*engine.notes, *filter(None, [about])))]
     with _float_model(model, None if original is None else require_path(original)) as file:
         # the user's file first: an error of both is that of its path
-        tuned, first = _profiled({"tuned": require_path(model), "reference": file}, inputs, settings)
+        tuned, first = _profile_models({"tuned": require_path(model), "reference": file}, inputs, settings)
         notes = (*tuned.notes, *notes, *_conversion(file, require_path(model)), *_recurrent(file, settings))
         return [first, replace(tuned, notes=notes)]
 
@@ -364,7 +366,7 @@ def _require_shapes(model: Model, inputs: Inputs) -> None:
     resolve_shapes(model, shaped_by_data(model, inputs))
 
 
-def _profiled(models: Mapping[str, Path], inputs: Inputs, settings: Settings) -> list[ExplainedEngine]:
+def _profile_models(models: Mapping[str, Path], inputs: Inputs, settings: Settings) -> list[ExplainedEngine]:
     from qdqspec.app.preparation.profiling import profile_models
     from qdqspec.backends.base import BuildOptions
     from qdqspec.backends.isolation.isolated import Isolated

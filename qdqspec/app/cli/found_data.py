@@ -56,14 +56,14 @@ def find_data(path: Path, model: Model, base: Path) -> tuple[DataDraft, Inputs, 
         )
     files = _files(path)
     if path.suffix in (".npz", ".npy") and path.is_file():
-        fits = {path: _opened(model, path)}
+        fits = {path: _open_dataset(model, path)}
     else:
-        arrays = dict.fromkeys(_with_labels(file) for file in files if file.suffix in (".npz", ".npy"))
+        arrays = dict.fromkeys(_folder_with_labels(file) for file in files if file.suffix in (".npz", ".npy"))
         fits = {found: data for found in arrays if (data := opened(model, found))}
     if not fits and path.is_dir() and (data := opened(model, path)):
         fits = {path: data}
     if fits:
-        calibration, evaluation = _chosen(path, fits)
+        calibration, evaluation = _choose_data(path, fits)
         data = fits.get(evaluation) or opened(model, evaluation)
         labels = None if data is None else data.labels
         scored = next((model.shape(name) for name in model.outputs), None)
@@ -73,14 +73,14 @@ def find_data(path: Path, model: Model, base: Path) -> tuple[DataDraft, Inputs, 
             labelled=labels is not None,
             metric="" if labels is None else fitting_metric(labels, scored),
         )
-        notes = [*_unfitting(model, files, fits), *_same(draft, path)]
+        notes = [*_note_unfitting_files(model, files, fits), *_note_shared_data(draft, path)]
         if labels is not None and not draft.metric:
             notes.append(
                 f"labels of {labels.dtype} {list(labels.shape)} fit no built-in metric of the first output: an "
                 "accuracy check needs `output`, or a metric of your own (fixture qdq_metrics)"
             )
         return draft, Inputs(calibration=calibration, evaluation=evaluation), notes
-    if (images := _images(files, model, path, base)) is not None:
+    if (images := _draft_images(files, model, path, base)) is not None:
         is_open = any(None in (model.shape(name) or ())[1:] for name in model.inputs)
         size = "size, which the model leaves open, " if is_open else ""
         notes = [f"check the transform of the images against that of your training: {size}mean and std"]
@@ -90,7 +90,7 @@ def find_data(path: Path, model: Model, base: Path) -> tuple[DataDraft, Inputs, 
             notes.append(
                 "images are decoded with Pillow, which is not installed: pip install 'qdqspec[images]'"
             )
-        return images, Inputs(), [*notes, *_same(images, path)]
+        return images, Inputs(), [*notes, *_note_shared_data(images, path)]
     raise ConfigError(
         f"no data there fits the model's inputs: {', '.join(_input_text(model, name) for name in model.inputs)}",
         where=path,
@@ -99,7 +99,7 @@ def find_data(path: Path, model: Model, base: Path) -> tuple[DataDraft, Inputs, 
     )
 
 
-def _unfitting(model: Model, files: Sequence[Path], fits: Mapping[Path, Dataset]) -> list[str]:
+def _note_unfitting_files(model: Model, files: Sequence[Path], fits: Mapping[Path, Dataset]) -> list[str]:
     """A note if arrays in files named after their use do not fit the model."""
     named = [
         file
@@ -118,7 +118,7 @@ def _unfitting(model: Model, files: Sequence[Path], fits: Mapping[Path, Dataset]
     ]
 
 
-def _same(draft: DataDraft, path: Path) -> list[str]:
+def _note_shared_data(draft: DataDraft, path: Path) -> list[str]:
     """A note if evaluation uses the data that calibrates the ranges."""
     if not draft.is_shared:
         return []
@@ -131,12 +131,12 @@ def _same(draft: DataDraft, path: Path) -> list[str]:
 def opened(model: Model, path: Path) -> Dataset | None:
     """The data of a path; ``None`` if it does not fit the model."""
     try:
-        return _opened(model, path)
+        return _open_dataset(model, path)
     except QdqspecError:
         return None
 
 
-def _opened(model: Model, path: Path) -> Dataset:
+def _open_dataset(model: Model, path: Path) -> Dataset:
     from qdqspec.accuracy.data import open_data, shaped_by_data
     from qdqspec.accuracy.shapes import input_specs, resolve_shapes
 
@@ -150,44 +150,44 @@ def _files(path: Path) -> list[Path]:
     return sorted(file for file in path.rglob("*") if file.is_file() and not file.name.startswith("."))
 
 
-def _with_labels(file: Path) -> Path:
+def _folder_with_labels(file: Path) -> Path:
     """The folder of an .npy file if the labels of its samples are there, else the file."""
     return file.parent if file.suffix == ".npy" and (file.parent / "labels.npy").is_file() else file
 
 
-def _chosen(path: Path, fits: dict[Path, Dataset]) -> tuple[Path, Path]:
+def _choose_data(path: Path, fits: dict[Path, Dataset]) -> tuple[Path, Path]:
     """Calibration and evaluation data, by name and by whether it has labels."""
     found = list(fits)
-    calibration = _named(found, _CALIBRATION)
-    evaluation = _named(found, _EVALUATION)
-    if (folders := _folders(path, found)) is not None:
-        return _all_of(folders[0], found), _all_of(folders[1], found)
+    calibration = _find_named(found, _CALIBRATION)
+    evaluation = _find_named(found, _EVALUATION)
+    if (folders := _find_folders(path, found)) is not None:
+        return _folder_or_glob(folders[0], found), _folder_or_glob(folders[1], found)
     if calibration is None and evaluation is None and len(found) > _MANY and path.is_dir():
-        return _all_of(path, found), _all_of(path, found)
+        return _folder_or_glob(path, found), _folder_or_glob(path, found)
     labelled = next((file for file in found if fits[file].labels is not None), None)
     evaluation = evaluation or labelled or next((file for file in found if file != calibration), found[0])
     return calibration or next((file for file in found if file != evaluation), evaluation), evaluation
 
 
-def _folders(path: Path, files: Sequence[Path]) -> tuple[Path, Path] | None:
+def _find_folders(path: Path, files: Sequence[Path]) -> tuple[Path, Path] | None:
     """The folders of calibration and evaluation data inside ``path``, if there is one of each by name."""
     inside = (file.relative_to(path).parts for file in files if file.is_relative_to(path))
     found = sorted({path / parts[0] for parts in inside if len(parts) > 1})
-    calibration, evaluation = _named(found, _CALIBRATION), _named(found, _EVALUATION)
+    calibration, evaluation = _find_named(found, _CALIBRATION), _find_named(found, _EVALUATION)
     return None if calibration is None or evaluation in (None, calibration) else (calibration, evaluation)
 
 
-def _all_of(folder: Path, files: Sequence[Path]) -> Path:
+def _folder_or_glob(folder: Path, files: Sequence[Path]) -> Path:
     """The folder, or a glob if its files are in folders of it."""
     own = [file for file in files if file.is_relative_to(folder)]
     return folder if any(file.parent == folder for file in own) else folder / "**" / f"*{own[0].suffix}"
 
 
-def _named(files: Sequence[Path], pattern: re.Pattern[str]) -> Path | None:
+def _find_named(files: Sequence[Path], pattern: re.Pattern[str]) -> Path | None:
     return next((file for file in files if pattern.search(file.stem.lower())), None)
 
 
-def _images(files: Sequence[Path], model: Model, path: Path, base: Path) -> DataDraft | None:
+def _draft_images(files: Sequence[Path], model: Model, path: Path, base: Path) -> DataDraft | None:
     """A transform for images, with the size that the model states."""
     from qdqspec.accuracy.sources import IMAGE_SUFFIXES
 
@@ -204,7 +204,7 @@ def _images(files: Sequence[Path], model: Model, path: Path, base: Path) -> Data
         patterns = [relative_text(path, base)] * 2
     else:
         common = Path(os.path.commonpath([str(file.parent) for file in images]))
-        folders = _folders(path, images) or (common, common)
+        folders = _find_folders(path, images) or (common, common)
         patterns = [f"{relative_text(folder, base)}/**/*" for folder in folders]
     rest = [f"size: {size}", f"layout: {'nhwc' if last else 'nchw'}"] + (
         ["colors: gray"] if channels == 1 else []

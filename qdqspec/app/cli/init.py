@@ -81,17 +81,17 @@ def init(arguments: argparse.Namespace) -> int:
     from qdqspec.graph.model import load_model
 
     settings = settings_from(arguments)
-    output = _output(arguments.model, arguments.output)
+    output = _output_path(arguments.model, arguments.output)
     model = load_model(arguments.model)
     data, inputs, remarks = DataDraft(), Inputs(), list[str]()
     if arguments.data is not None:
         data, inputs, remarks = find_data(arguments.data, model, output.absolute().parent)
-    proposed, warned = _proposed(model, inputs), list(cautions(model))
+    proposed, warned = _propose_inputs(model, inputs), list(cautions(model))
     chosen = flags_given(vars(arguments)).get("backend")
     _write_new(
         output, _spec_text(model, output, settings, data, proposed, warned, is_chosen=chosen is not None)
     )
-    notes = [*warned, *remarks, *_outside([model.path, arguments.data], settings)]
+    notes = [*warned, *remarks, *_warn_of_outside([model.path, arguments.data], settings)]
     shapes = {one.name: one.shape for one in proposed}
     known = {"calibration": data.calibration, "evaluation": data.evaluation, "labels": data.labelled}
     command = f"pytest {shlex.quote(str(output))}"
@@ -99,7 +99,7 @@ def init(arguments: argparse.Namespace) -> int:
     return conclude(arguments, f"run it with: {command}", notes, found, output)
 
 
-def _output(model: Path, asked: Path | None) -> Path:
+def _output_path(model: Path, asked: Path | None) -> Path:
     if asked is None:
         return Path(model.name.removesuffix(".onnx").removesuffix(".qdq") + SPEC_SUFFIXES[0])
     if not asked.name.endswith(SPEC_SUFFIXES):
@@ -123,12 +123,12 @@ def _write_new(path: Path, text: str) -> None:
         raise unwritable("the spec", path, error, "choose another folder with -o") from None
 
 
-def _proposed(model: Model, inputs: Inputs) -> list[InputDraft]:
+def _propose_inputs(model: Model, inputs: Inputs) -> list[InputDraft]:
     """The inputs of the model, with sizes for their dynamic dimensions."""
     from qdqspec.accuracy.data import shaped_by_data
 
     known = shaped_by_data(model, inputs).profiles[0].shapes
-    return _named_alike(model, [_input(model, name, known.get(name)) for name in model.inputs])
+    return _unify_named_dims(model, [_propose_input(model, name, known.get(name)) for name in model.inputs])
 
 
 def _spec_text(
@@ -150,10 +150,13 @@ def _spec_text(
 
     backend, options = backend_named(settings.backend), BuildOptions.of(settings)
     capabilities = backend.capabilities(options)
-    found, formats = judged(model, settings), _formats(model, capabilities)
+    found, formats = judged(model, settings), _possible_formats(model, capabilities)
     shapes = {one.name: one.shape for one in proposed if one.shape is not None}
     head = [f"# Written by qdqspec init {__version__}. Editors complete it from: qdqspec schema", "#"]
-    for sentence in (*_facts(model, found, backend.target, shapes), *(f"Note: {one}" for one in warned)):
+    for sentence in (
+        *_state_facts(model, found, backend.target, shapes),
+        *(f"Note: {one}" for one in warned),
+    ):
         head += textwrap.wrap(plain(sentence), 110, initial_indent="# ", subsequent_indent="#   ")
     head.append("# Each line below that is a comment can be used alone: remove its '# '.")
     path = relative_text(require_path(model), output.absolute().parent)
@@ -178,7 +181,7 @@ def _quantize_lines(model: Model, found: Judged, formats: Sequence[str]) -> Iter
         yield f"# matrix: {{quant: [{usual}]}}   # a case for each format{more}"
     else:
         yield f"quantize: {{format: {formats[0]}}}   # no operator of this model can have {usual} here"
-    denied = _denied(model, found)
+    denied = _choose_denied_op(model, found)
     excluded = next(node.name for node in reversed(model.nodes) if not node.is_marker)
     nodes = f"nodes: {{exclude: [{json.dumps(excluded, ensure_ascii=False)}]}}"
     patterns = f"deny: [{denied}], {nodes}" if denied else nodes
@@ -210,9 +213,10 @@ def _input_lines(inputs: Sequence[InputDraft], data: DataDraft) -> Iterator[str]
     yield "inputs:"
     if shaped:
         yield "  shapes:                                 # at which the model is timed"
-        yield from (f"    {_shape(one)}" for one in shaped)
+        yield from (f"    {_shape_text(one)}" for one in shaped)
         yield from (
-            f"    # {quoted(one.name)}: [1]  # {one.kind}, of unknown rank" for one in _unknown(inputs)
+            f"    # {quoted(one.name)}: [1]  # {one.kind}, of unknown rank"
+            for one in _inputs_of_unknown_rank(inputs)
         )
     else:
         yield "  values: {}                              # inputs fixed to a value, by name"
@@ -226,25 +230,25 @@ def _input_lines(inputs: Sequence[InputDraft], data: DataDraft) -> Iterator[str]
         about = "images, and their transform"
         if data.guessed:
             about += f"; guessed, since the model leaves it open: {data.guessed}"
-    yield f"  {_line('calibration', data.calibration)}  # {about}"
+    yield f"  {_data_line('calibration', data.calibration)}  # {about}"
     more = "" if data.labelled else "; with `labels` also for {kind: accuracy, max_drop: 1%}"
     judged = "the same data as calibration: name other samples" if data.is_shared else "the same to judge by"
-    yield f"  {_line('evaluation', data.evaluation)}  # {judged}{more}"
+    yield f"  {_data_line('evaluation', data.evaluation)}  # {judged}{more}"
 
 
 _FLOATS = frozenset({"float", "double", "float16", "bfloat16"})
 
 
-def _unknown(inputs: Sequence[InputDraft]) -> list[InputDraft]:
+def _inputs_of_unknown_rank(inputs: Sequence[InputDraft]) -> list[InputDraft]:
     return [one for one in inputs if one.shape is None and one.kind != "no tensor"]
 
 
-def _line(key: str, found: str) -> str:
+def _data_line(key: str, found: str) -> str:
     """A line for data that was found, else a comment with an example."""
     return f"{key}: {found}" if found else f"# {key}: data.npz".ljust(34)
 
 
-def _shape(one: InputDraft) -> str:
+def _shape_text(one: InputDraft) -> str:
     assert one.shape is not None
     shape = str(list(one.shape))
     if one.span is not None and one.span.min != one.span.max:
@@ -260,7 +264,7 @@ def _shape(one: InputDraft) -> str:
     return f"{quoted(one.name)}: {shape}  # {one.kind}, {origin}"
 
 
-def _formats(model: Model, capabilities: Capabilities) -> list[str]:
+def _possible_formats(model: Model, capabilities: Capabilities) -> list[str]:
     """The backend's formats that some operator of the model can have."""
     from qdqspec.graph.float32 import with_integer_kernels
     from qdqspec.graph.fold import fold_weights
@@ -275,21 +279,23 @@ def _formats(model: Model, capabilities: Capabilities) -> list[str]:
     return [name for name, space in spaces.items() if space.units]
 
 
-def _denied(model: Model, found: Judged) -> str:
+def _choose_denied_op(model: Model, found: Judged) -> str:
     """An operator of the model that would be quantized without it, as an example of a pattern."""
     nodes = (model.by_name[name] for name, reason in found.reasons.items() if not reason)
     ops = Counter(node.op_type for node in nodes if re.fullmatch(r"[A-Z]\w+", node.op_type))
     return "Softmax" if "Softmax" in ops else min(ops, key=lambda op: (ops[op], op), default="")
 
 
-def _facts(model: Model, found: Judged, target: str, shapes: Mapping[str, Sequence[int]]) -> Iterator[str]:
+def _state_facts(
+    model: Model, found: Judged, target: str, shapes: Mapping[str, Sequence[int]]
+) -> Iterator[str]:
     from qdqspec.graph.regions.forecast import forecast_tuning
     from qdqspec.graph.regions.inspect import forecast_line
 
     ops = Counter(node.op_type for node in model.nodes if not node.is_marker)
-    yield f"opset {model.opset}, {ops.total()} nodes: {_counted(ops)}"
+    yield f"opset {model.opset}, {ops.total()} nodes: {_counts_text(ops)}"
     integer = Counter(model.by_name[name].op_type for name, reason in found.reasons.items() if not reason)
-    yield f"{target} can run in integers: {_counted(integer) or 'nothing'}"
+    yield f"{target} can run in integers: {_counts_text(integer) or 'nothing'}"
     refused = Counter(reason for reason in found.reasons.values() if reason and not _OF_COURSE.search(reason))
     yield from (f"not quantized, {count}: {reason}" for reason, count in refused.most_common(_REASONS))
     if found.note:
@@ -297,14 +303,14 @@ def _facts(model: Model, found: Judged, target: str, shapes: Mapping[str, Sequen
     yield forecast_line(forecast_tuning(model, TIMED_TRIALS["default"], shapes))
 
 
-def _counted(counts: Mapping[str, int], most: int = 12) -> str:
+def _counts_text(counts: Mapping[str, int], most: int = 12) -> str:
     """Counts of operators, the most frequent first: ``Conv 26, MaxPool 3``."""
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     more = f" and {len(ranked) - most} more" if len(ranked) > most else ""
     return ", ".join(f"{name} {count}" for name, count in ranked[:most]) + more
 
 
-def _input(model: Model, name: str, known: InputShape | None) -> InputDraft:
+def _propose_input(model: Model, name: str, known: InputShape | None) -> InputDraft:
     """An input with a size for each dynamic dimension: from the data, else batch 1 and a usual size of images."""
     import onnx
 
@@ -328,7 +334,7 @@ def _input(model: Model, name: str, known: InputShape | None) -> InputDraft:
     return InputDraft(name=name, kind=kind, shape=filled, open_dims=open_dims)
 
 
-def _named_alike(model: Model, proposed: list[InputDraft]) -> list[InputDraft]:
+def _unify_named_dims(model: Model, proposed: list[InputDraft]) -> list[InputDraft]:
     """The inputs with one size for each named dimension: from the data, else from the input of the highest rank."""
     from qdqspec.accuracy.shapes import named_dims
 
@@ -349,7 +355,7 @@ def _named_alike(model: Model, proposed: list[InputDraft]) -> list[InputDraft]:
     ]
 
 
-def _outside(paths: Sequence[Path | None], settings: Settings) -> Iterator[str]:
+def _warn_of_outside(paths: Sequence[Path | None], settings: Settings) -> Iterator[str]:
     """Cautions for files that a spec may not name without an option."""
     allowed = (settings.root, *settings.allow_path)
     for path, what in zip(paths, ("model", "data"), strict=True):

@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TextIO
 
-from qdqspec.app.report.terminal import colored, fitted, wants_color
+from qdqspec.app.report.terminal import color_words, fit_to_width, wants_color
 from qdqspec.errors import OutputError
 
 FINE, WANTING, IMPOSSIBLE = 0, 1, 2
@@ -84,9 +84,9 @@ def complain(text: str) -> None:
 
 def _write(text: str, stream: TextIO) -> None:
     if stream.isatty():
-        text = fitted(text, shutil.get_terminal_size().columns)
+        text = fit_to_width(text, shutil.get_terminal_size().columns)
     if wants_color(COLOR.get(), os.environ, is_terminal=stream.isatty()):
-        text = colored(text)
+        text = color_words(text)
     stream.write(f"{text}\n")
 
 

@@ -68,7 +68,7 @@ def list_cases(arguments: argparse.Namespace) -> int:
 
 def _list_kind(kind: registry.RegistryKind, arguments: argparse.Namespace) -> int:
     """All entries of a kind, built-in or of installed packages, with the first sentence of their documentation."""
-    found = {name: _about(kind, name) for name in registry.names(kind)}
+    found = {name: _description_of(kind, name) for name in registry.names(kind)}
     numbers: dict[str, list[str]] = {}
     text = ""
     if kind == "format":
@@ -86,7 +86,7 @@ def _list_kind(kind: registry.RegistryKind, arguments: argparse.Namespace) -> in
     return FINE
 
 
-def _about(kind: registry.RegistryKind, name: str) -> str:
+def _description_of(kind: registry.RegistryKind, name: str) -> str:
     """The first sentence of the documentation of an entry's module."""
     text = inspect.cleandoc(registry.module_of(kind, name).__doc__ or "")
     return " ".join(text.split("\n\n")[0].split()).partition(". ")[0].removesuffix(".").replace("``", "")
@@ -95,21 +95,21 @@ def _about(kind: registry.RegistryKind, name: str) -> str:
 def _lines(path: Path, case: Case) -> list[str]:
     title = f"  {case.title}" if case.title else ""
     head = f"{path.as_posix()}::{case.id}{title}"
-    return [head, *(f"  {check.id}: {_asked(check.params)}" for check in case.checks)]
+    return [head, *(f"  {check.id}: {_params_text(check.params)}" for check in case.checks)]
 
 
-def _asked(params: Any) -> str:
+def _params_text(params: Any) -> str:
     """The parameters given to a check, without the defaults: ``min 1.3``."""
     given = params.model_dump(mode="json", exclude_unset=True, exclude={"id", "severity", "kind"})
-    return ", ".join(f"{key} {_written(value)}" for key, value in given.items()) or "as it is"
+    return ", ".join(f"{key} {_value_text(value)}" for key, value in given.items()) or "as it is"
 
 
-def _written(value: object) -> str:
+def _value_text(value: object) -> str:
     """The value as a spec writes it: ``{cpu: 9}``, ``[Conv]``, ``0.01``."""
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{key}: {_written(one)}' for key, one in value.items())}}}"
+        return f"{{{', '.join(f'{key}: {_value_text(one)}' for key, one in value.items())}}}"
     if isinstance(value, list):
-        return f"[{', '.join(map(_written, value))}]"
+        return f"[{', '.join(map(_value_text, value))}]"
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:.12g}" if isinstance(value, float) else str(value)
@@ -121,7 +121,7 @@ def _entry(path: Path, case: Case, settings: Settings) -> dict[str, object]:
         "id": f"{path.as_posix()}::{case.id}",
         "case": case.id,
         "title": case.title,
-        "model": _from_root(case.model, settings.root),
+        "model": _path_from_root(case.model, settings.root),
         "tags": list(case.tags),
         "quant": case.quantize.format,
         "tune": {"strategy": case.tune.strategy, "trials": case.tune.trials, "minutes": case.tune.minutes},
@@ -138,7 +138,7 @@ def _entry(path: Path, case: Case, settings: Settings) -> dict[str, object]:
     }
 
 
-def _from_root(path: Path, root: Path) -> str:
+def _path_from_root(path: Path, root: Path) -> str:
     return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
 
 

@@ -88,30 +88,32 @@ def tune(arguments: argparse.Namespace) -> int:
     model_file = _model_file(arguments, single=single)
     if arguments.output is not None and model_file is None:
         settings = replace(settings, output=arguments.output.absolute(), layout="" if single else "case")
-    cases = [case_as_asked(case, arguments) for case in _cases(arguments.what, settings, is_model=is_model)]
+    cases = [
+        case_as_asked(case, arguments) for case in _read_cases(arguments.what, settings, is_model=is_model)
+    ]
     cases = on_backends(cases, backends)
     _prepare_output(cases, settings)
     if settings.report:
         from qdqspec.app.report.write import refuse_unknown_formats
 
         refuse_unknown_formats(settings.report)
-    with closing(_session(settings, cases)) as session:
+    with closing(_open_session(settings, cases)) as session:
         if settings.mode == "plan":
             return _print_plans(cases, session, arguments)
-        errors = [*_run(cases, session), *_compare_runtimes(session)]
+        errors = [*_judge_cases(cases, session), *_compare_runtimes(session)]
         record = session.record()
         if arguments.reduce_failures:
             reduce_failures(session, cases)
     if model_file is not None and not errors:
         _write_model(record, model_file)
-    _report(record, settings, arguments, errors, model_file)
+    _write_reports(record, settings, arguments, errors, model_file)
     if errors:
         return IMPOSSIBLE
     failed = [r for case in record.cases for r in case.results if _is_failed(r, settings)]
     return WANTING if failed else FINE
 
 
-def _session(settings: Settings, cases: list[Case]) -> Session:
+def _open_session(settings: Settings, cases: list[Case]) -> Session:
     """The session of this run: on the workers of a cluster if an address is given."""
     if settings.cluster is not None and settings.mode != "plan":
         from qdqspec.app.cluster.session import ClusterSession
@@ -147,7 +149,7 @@ def _write_model(record: RunRecord, path: Path) -> None:
     save_model(load_model(tuned).proto, path, inputs=[tuned], base=tuned.parent)
 
 
-def _cases(what: str, settings: Settings, *, is_model: bool) -> tuple[Case, ...]:
+def _read_cases(what: str, settings: Settings, *, is_model: bool) -> tuple[Case, ...]:
     if is_model:
         return (Case(id="default", model=Path(what).absolute()),)
     if what.endswith(".py"):
@@ -193,7 +195,7 @@ def _print_plans(cases: list[Case], session: Session, arguments: argparse.Namesp
     return FINE
 
 
-def _run(cases: list[Case], session: Session) -> list[str]:
+def _judge_cases(cases: list[Case], session: Session) -> list[str]:
     """Evaluate the checks of each case, or search and measure if it has none; return the errors, each once.
 
     An error of a check is printed and recorded, as is a case that cannot run on this machine. The others are
@@ -207,7 +209,7 @@ def _run(cases: list[Case], session: Session) -> list[str]:
             session.skip(case, "; ".join(filter(None, (lacking.what, lacking.cure))))
             errors.append(str(lacking))
             continue
-        with _watched(session):
+        with _show_progress(session):
             for check in case.checks:
                 try:
                     session.judge(case, check)
@@ -228,7 +230,7 @@ def _run(cases: list[Case], session: Session) -> list[str]:
 
 def _compare_runtimes(session: Session) -> list[str]:
     """Time the runtimes of one model together; return the error, if any."""
-    with _watched(session):
+    with _show_progress(session):
         try:
             session.compare_runtimes()
         except QdqspecError as error:
@@ -238,7 +240,7 @@ def _compare_runtimes(session: Session) -> list[str]:
 
 
 @contextmanager
-def _watched(session: Session) -> Iterator[None]:
+def _show_progress(session: Session) -> Iterator[None]:
     display: Display = (
         ProgressBar(file=sys.stderr, colored=COLOR.get() != "never")
         if can_draw(is_terminal=sys.stderr.isatty())
@@ -252,7 +254,7 @@ def _watched(session: Session) -> Iterator[None]:
         display.close()
 
 
-def _report(
+def _write_reports(
     record: RunRecord,
     settings: Settings,
     arguments: argparse.Namespace,

@@ -80,9 +80,9 @@ def verify(arguments: argparse.Namespace) -> int:
     from qdqspec.checks.kinds.parity import SLICE, ParityParams, broken_limits
 
     with Session(replace(settings_from(arguments), mode="verify")) as session:
-        case = _case(arguments, session)
-        tuned = arguments.tuned or _tuned_of(case, arguments.model, session.settings)
-        given = _limits(arguments)
+        case = _case_given(arguments, session)
+        tuned = arguments.tuned or _find_tuned(case, arguments.model, session.settings)
+        given = _limits_given(arguments)
         limits = [given] if given else [c.params for c in case.checks if isinstance(c.params, ParityParams)]
         if arguments.input is not None:
             if arguments.min_slice_sqnr_db is not None:
@@ -105,7 +105,7 @@ def verify(arguments: argparse.Namespace) -> int:
     return WANTING if probe.broken else FINE
 
 
-def _case(arguments: argparse.Namespace, session: Session) -> Case:
+def _case_given(arguments: argparse.Namespace, session: Session) -> Case:
     """The case of a spec, or of a model, with the inputs of the command line."""
     if is_spec(Path(arguments.model.partition("::")[0])):
         case = find_case(arguments.model, session.settings, Path.cwd())
@@ -114,7 +114,7 @@ def _case(arguments: argparse.Namespace, session: Session) -> Case:
     return session.case(arguments.model, {word: value for word, value in words.items() if value is not None})
 
 
-def _tuned_of(case: Case, what: str, settings: Settings) -> Path:
+def _find_tuned(case: Case, what: str, settings: Settings) -> Path:
     """The tuned model in the results of a case of a spec."""
     if case.spec is None:
         cure = "qdqspec verify MODEL TUNED, or qdqspec verify SPEC::CASE"
@@ -126,7 +126,7 @@ def _tuned_of(case: Case, what: str, settings: Settings) -> Path:
     return tuned
 
 
-def _limits(arguments: argparse.Namespace) -> ParityParams | None:
+def _limits_given(arguments: argparse.Namespace) -> ParityParams | None:
     """The limits on the command line as parameters of a check; ``None`` if there are none."""
     from pydantic import ValidationError
 

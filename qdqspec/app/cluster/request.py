@@ -93,7 +93,7 @@ def pack(case: Case, settings: Settings) -> Package:
     """The package of a case. Raises `QdqspecError` if it depends on something that cannot be sent."""
     _refuse_local(case, settings)
     package = Package(case={}, settings={name: to_data(getattr(settings, name)) for name in _SENT})
-    moved = _moved(case, package.place, package.place_data)
+    moved = _move_paths(case, package.place, package.place_data)
     _add_external(package, case.model, moved.model.parent.as_posix())
     if moved.spec is not None:
         _add_baselines(package, case, moved.spec.parent.as_posix())
@@ -108,7 +108,7 @@ def unpack(request: Mapping[str, Any], folder: Path, worker: Settings) -> tuple[
     give.
     """
     data = dict(request["case"])
-    checks = tuple(_check(check) for check in data.pop("checks"))
+    checks = tuple(_read_check(check) for check in data.pop("checks"))
     case = from_data(Case, data)
 
     def here(path: Path | None) -> Path | None:
@@ -121,7 +121,7 @@ def unpack(request: Mapping[str, Any], folder: Path, worker: Settings) -> tuple[
             raise ConfigError("a request names a data loader, and a worker loads no code of a client")
         return replace(source, path=here(source.path), labels=here(source.labels))
 
-    case = replace(_moved(case, here, data_here), checks=checks)
+    case = replace(_move_paths(case, here, data_here), checks=checks)
     given = from_data(Settings, {name: value for name, value in request["settings"].items() if name in _SENT})
     for option in given.backend_option:
         check_option(option, "the client's --qdq-backend-option", command_line=False)
@@ -137,7 +137,7 @@ def unpack(request: Mapping[str, Any], folder: Path, worker: Settings) -> tuple[
     )
 
 
-def _moved(
+def _move_paths(
     case: Case,
     path: Callable[[Path | None], Path | None],
     data: Callable[[DataSource | None], DataSource | None],
@@ -168,7 +168,7 @@ def checked(text: str) -> PurePosixPath:
     return path
 
 
-def _check(data: Mapping[str, Any]) -> CheckSpec:
+def _read_check(data: Mapping[str, Any]) -> CheckSpec:
     kind = cast("Check", resolve("check", data["kind"]))
     try:
         params = kind.Params.model_validate(data["params"])

@@ -173,7 +173,7 @@ class ClusterSession(Session):
             contents = {name: path.read_bytes() for name, path in package.files.items()}
             data, files = self._cluster.run(package.request, contents, device, case.name, self._tell)
             places = [(OUTPUT, folder), (CACHE, self._store.folder), *package.places]
-            answer = from_data(Answer, _with_own_paths(data, places))
+            answer = from_data(Answer, _replace_paths(data, places))
             if answer.failure is not None:
                 raise answer.failure.error()
             if answer.skipped:
@@ -212,7 +212,7 @@ class ClusterSession(Session):
             for key, parts in entries.items():
                 if MANIFEST in parts:
                     self._store.discard(key)  # the worker has just measured it
-                    self._store.put(key, partial(_fill, parts))
+                    self._store.put(key, partial(_fill_entry, parts))
 
     def _note(self, text: str) -> None:
         """Show a remark at once: on the progress display if there is one, else in the log."""
@@ -223,7 +223,7 @@ class ClusterSession(Session):
             super()._tell(progress)
 
 
-def _with_own_paths(data: Any, places: Iterable[tuple[str, Path]]) -> Any:
+def _replace_paths(data: Any, places: Iterable[tuple[str, Path]]) -> Any:
     """The answer of a worker, with each path in the job's folder replaced by the path on the client."""
     text = json.dumps(data)
     for sent, own in sorted(places, reverse=True):
@@ -232,7 +232,7 @@ def _with_own_paths(data: Any, places: Iterable[tuple[str, Path]]) -> Any:
     return found
 
 
-def _fill(parts: Mapping[str, bytes], folder: Path) -> None:
+def _fill_entry(parts: Mapping[str, bytes], folder: Path) -> None:
     """Write the files of a cache entry, without its manifest, which the store writes."""
     for name, content in parts.items():
         if name != MANIFEST:

@@ -64,7 +64,7 @@ def culprits_of(
             is_whole = len(found) == min(most or math.inf, len(measure.pairs))
             return CulpritEvidence(
                 output=measure.output,
-                pairs=tuple(_culprits(measure, found, whole)),
+                pairs=tuple(_measure_culprits(measure, found, whole)),
                 total=len(measure.pairs),
                 rest=rest / whole if whole else 0.0,
                 together_db=measure.together_db,
@@ -101,7 +101,7 @@ class _Measure:
         )
         self._rehearsal = opened.enter_context(Rehearsal(subject, reference_runtime(opened, options)))
         self._evaluator = Evaluator(feeds, lambda: self._engine(()))
-        self.pairs = _together(prepared, self.sites)
+        self.pairs = _group_pairs(prepared, self.sites)
         together = self._evaluator.by_output(self._engine(self.sites))
         self.output = output if output in together else min(together, key=together.__getitem__, default="")
         self.together_db = together.get(self.output, MOST_DB)
@@ -123,7 +123,7 @@ class _Measure:
         return self._rehearsal.engine(Placement(sites=frozenset(sites)))
 
 
-def _together(model: Model, sites: frozenset[Site]) -> list[Pairs]:
+def _group_pairs(model: Model, sites: frozenset[Site]) -> list[Pairs]:
     """The pairs in graph order of their readers; a bias is grouped with the weight of its node."""
     biases = {site.consumers[0].node: site for site in sites if site.format == BIAS_FORMAT}
     found: list[Pairs] = []
@@ -170,7 +170,7 @@ def noisiest(
     return found, math.fsum(-negative for negative, *_ in groups)
 
 
-def _culprits(
+def _measure_culprits(
     measure: _Measure, found: Sequence[tuple[Pairs, float]], whole: float, removed: int = 3
 ) -> Iterator[Culprit]:
     """The pairs, with their share of the ``whole`` noise.
@@ -182,11 +182,11 @@ def _culprits(
     for number, (pair, power) in enumerate(found):
         alone_db, share = min(sqnr_db(1.0, power), MOST_DB), power / whole if whole else 0.0
         without.update(end.node for end in pair[0].consumers)
-        without_db = measure.sqnr_db(_without(measure.sites, without)) if number < removed else None
+        without_db = measure.sqnr_db(_remove_readers(measure.sites, without)) if number < removed else None
         yield Culprit(site=pair[0], alone_db=alone_db, share=share, without_db=without_db)
 
 
-def _without(sites: frozenset[Site], nodes: set[str]) -> Iterator[Site]:
+def _remove_readers(sites: frozenset[Site], nodes: set[str]) -> Iterator[Site]:
     """The sites without the consumers in these nodes."""
     for site in sites:
         left = tuple(end for end in site.consumers if end.node not in nodes)

@@ -60,13 +60,13 @@ def write_baselines(config: pytest.Config) -> None:
         except QdqspecError as error:
             state.troubles.append(str(error))
         else:
-            state.baseline_lines += _written_lines(near(file, config), put, dropped)
+            state.baseline_lines += _written_lines(path_from_start(file, config), put, dropped)
     if state.obsolete and not dropping:
         entries = sorted(state.obsolete)
         state.baseline_lines += [
-            f"Obsolete baseline: {near(file, config)}: {'::'.join(name)}" for file, name in entries
+            f"Obsolete baseline: {path_from_start(file, config)}: {'::'.join(name)}" for file, name in entries
         ]
-        specs = dict.fromkeys(near(file.parent.parent.parent, config) for file, _ in entries)
+        specs = dict.fromkeys(path_from_start(file.parent.parent.parent, config) for file, _ in entries)
         state.baseline_lines.append(f"Remove with:\n  qdqspec baseline prune {' '.join(specs)}")
 
 
@@ -79,7 +79,7 @@ def _written_lines(file: str, renewals: Sequence[Renewal], dropped: Sequence[Nam
     return lines + [f"  {'::'.join(name)}  removed, its spec does not ask for it" for name in dropped]
 
 
-def near(path: Path, config: pytest.Config) -> str:
+def path_from_start(path: Path, config: pytest.Config) -> str:
     """A path relative to where pytest was started, if it is below."""
     relative = os.path.relpath(path, config.invocation_params.dir)
     return str(path) if relative.startswith("..") else relative

@@ -21,7 +21,7 @@ from qdqspec.app.cases import find_cases
 from qdqspec.app.plugin.collect import CheckItem, unchanged_cases
 from qdqspec.app.plugin.hooks import device_key
 from qdqspec.app.plugin.options import settings_of
-from qdqspec.app.plugin.progress import shown
+from qdqspec.app.plugin.progress import show_progress
 from qdqspec.app.plugin.state import state_of
 from qdqspec.errors import SpecError
 from qdqspec.types import (
@@ -108,7 +108,7 @@ def _qdq_the_case(request: pytest.FixtureRequest, _qdq_own: Callable[[Case], Cas
             f"{request.node.nodeid} uses a qdq fixture without a case; "
             'mark it @pytest.mark.qdq("specs/a.qdq.yaml::case")'
         )
-    return _qdq_own(_one_case(str(marker.args[0]), request.config))
+    return _qdq_own(_find_one_case(str(marker.args[0]), request.config))
 
 
 @pytest.fixture
@@ -144,8 +144,8 @@ def qdq_parity(qdq_session: Session, _qdq_the_case: Case, pytestconfig: pytest.C
 @pytest.fixture
 def qdq_latency(qdq_session: Session, _qdq_the_case: Case, pytestconfig: pytest.Config) -> LatencyEvidence:
     """The final measurement of the tuned model and the reference."""
-    with _recorded(pytestconfig, qdq_session):
-        return _present(qdq_session.evidence(_qdq_the_case, frozenset({"latency"})).latency)
+    with _show_and_record(pytestconfig, qdq_session):
+        return _require_measured(qdq_session.evidence(_qdq_the_case, frozenset({"latency"})).latency)
 
 
 @pytest.fixture
@@ -155,7 +155,7 @@ def qdq_case(
     """Return ``qdq_case("specs/a.qdq.yaml::int8-b8")``: a `CaseView`; the file is relative to the root."""
 
     def view(reference: str) -> CaseView:
-        case = _qdq_own(_one_case(reference, pytestconfig))
+        case = _qdq_own(_find_one_case(reference, pytestconfig))
         return CaseView(case=case, session=qdq_session, _pytest_config=pytestconfig)
 
     return view
@@ -203,7 +203,7 @@ class CaseView:
     @property
     def latency(self) -> LatencyView:
         """The tuned model's latency and the reference's."""
-        measured = _present(self._gather("latency").latency)
+        measured = _require_measured(self._gather("latency").latency)
         return LatencyView(
             median_ms=measured.median_ms("tuned"),
             reference_ms=measured.median_ms("reference"),
@@ -217,12 +217,12 @@ class CaseView:
     @property
     def parity(self) -> ParityEvidence:
         """The outputs of the tuned model compared with the reference's."""
-        return _present(self._gather("parity").parity)
+        return _require_measured(self._gather("parity").parity)
 
     @property
     def search(self) -> SearchResult:
         """The result of the search."""
-        with _recorded(self._pytest_config, self.session):
+        with _show_and_record(self._pytest_config, self.session):
             return self.session.search(self.case)
 
     @property
@@ -231,17 +231,17 @@ class CaseView:
         return self._gather("latency", "parity", "placement", "size")
 
     def _gather(self, *needs: EvidenceKind) -> Evidence:
-        with _recorded(self._pytest_config, self.session):
+        with _show_and_record(self._pytest_config, self.session):
             return self.session.evidence(self.case, frozenset(needs))
 
 
-def _recorded(config: pytest.Config, session: Session) -> AbstractContextManager[None]:
+def _show_and_record(config: pytest.Config, session: Session) -> AbstractContextManager[None]:
     """Show the session's progress in the block, and include its results in the table and in ``result.json``."""
     state_of(config).add_session(session)
-    return shown(config, session)
+    return show_progress(config, session)
 
 
-def _one_case(reference: str, config: pytest.Config) -> Case:
+def _find_one_case(reference: str, config: pytest.Config) -> Case:
     cases = find_cases(reference, settings_of(config), config.rootpath)
     if len(cases) != 1:
         raise SpecError(
@@ -251,7 +251,7 @@ def _one_case(reference: str, config: pytest.Config) -> Case:
     return cases[0]
 
 
-def _present(piece: T | None) -> T:
+def _require_measured(piece: T | None) -> T:
     """The evidence requested; skips the test in a run without timing."""
     if piece is None:
         pytest.skip("not measured in this run: --qdq-mode=verify and plan take no timing")

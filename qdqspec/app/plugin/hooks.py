@@ -49,7 +49,7 @@ def modified_record(config: pytest.Config, record: RunRecord) -> RunRecord:
     try:
         found = _call(hook, config=config, record=record)
         if found is not None and not isinstance(found, RunRecord):
-            raise _wrong(hook, found, "a RunRecord (dataclasses.replace(record, ...)) or None")
+            raise _wrong_result(hook, found, "a RunRecord (dataclasses.replace(record, ...)) or None")
     except ConfigError as error:
         state_of(config).troubles.append(str(error))
         return record
@@ -63,7 +63,7 @@ def device_key(config: pytest.Config, device: DeviceKey) -> str:
     if found is None:
         return device.key
     if not isinstance(found, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", found):
-        raise _wrong(hook, found, "letters, digits, '.', '_' and '-': files are named after the key")
+        raise _wrong_result(hook, found, "letters, digits, '.', '_' and '-': files are named after the key")
     return found
 
 
@@ -84,6 +84,6 @@ def _call(hook: Any, **arguments: object) -> Any:
         ) from error
 
 
-def _wrong(hook: Any, found: object, expected: str) -> ConfigError:
+def _wrong_result(hook: Any, found: object, expected: str) -> ConfigError:
     plugins = ", ".join(one.plugin_name for one in hook.get_hookimpls())
     return ConfigError(f"hook {hook.name} returned {found!r}", where=plugins, cure=f"return {expected}")

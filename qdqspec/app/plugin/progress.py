@@ -19,9 +19,9 @@ _DISPLAY = pytest.StashKey[Display | None]()
 
 
 @contextmanager
-def shown(config: pytest.Config, session: Any) -> Iterator[None]:
+def show_progress(config: pytest.Config, session: Any) -> Iterator[None]:
     """Show the progress of ``session`` while the block runs. A session that already has an observer keeps it."""
-    display = _display(config)
+    display = _display_of(config)
     if display is None or getattr(session, "watch", display) is not None:
         yield
         return
@@ -33,14 +33,14 @@ def shown(config: pytest.Config, session: Any) -> Iterator[None]:
         display.close()
 
 
-def _display(config: pytest.Config) -> Display | None:
+def _display_of(config: pytest.Config) -> Display | None:
     """One display for the whole run, so that the heartbeat interval spans short cases."""
     if _DISPLAY not in config.stash:
-        config.stash[_DISPLAY] = _choose(config)
+        config.stash[_DISPLAY] = _choose_display(config)
     return config.stash[_DISPLAY]
 
 
-def _choose(config: pytest.Config) -> Display | None:
+def _choose_display(config: pytest.Config) -> Display | None:
     verbosity, reporter, terminal = config.get_verbosity(), reporter_of(config), uncaptured(config)
     if verbosity < -1 or (reporter is None and not is_worker(config)):
         return None

@@ -19,7 +19,7 @@ from qdqspec._core.config import Settings
 from qdqspec._core.units import origin_text
 from qdqspec.app.plugin._compat import located_text
 from qdqspec.app.plugin.options import settings_of
-from qdqspec.app.plugin.progress import shown
+from qdqspec.app.plugin.progress import show_progress
 from qdqspec.app.plugin.state import name_of, state_of
 from qdqspec.errors import ModelError, QdqspecError, SpecError
 from qdqspec.types import Case, CheckResult, CheckSpec, DataSource, Evidence, Loader, Metric, Verdict
@@ -67,7 +67,7 @@ def run_check(
     except QdqspecError as error:
         qdq_session.fail(case, item.check, error)
         raise
-    with shown(item.config, qdq_session):
+    with show_progress(item.config, qdq_session):
         result = qdq_session.judge(case, item.check)
     found = (record.evidence for record in qdq_session.record().cases)
     evidence = next((one for one in found if name_of(one.case) == name_of(case)), None)
@@ -217,9 +217,9 @@ def without_traceback(error: BaseException, path: Path, line: int, width: int | 
         return None
     text = error.text if isinstance(error, CheckFailed) else str(error)
     if width is not None:
-        from qdqspec.app.report.terminal import fitted
+        from qdqspec.app.report.terminal import fit_to_width
 
-        text = fitted(text, width)
+        text = fit_to_width(text, width)
     # The place of a check is before it; that in a spec is more exact.
     headline = str(error) if isinstance(error, CheckFailed | SpecError) else error.what
     return located_text(text, path, line, headline.splitlines()[0])

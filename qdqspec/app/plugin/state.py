@@ -84,7 +84,7 @@ def merge_records(records: Sequence[RunRecord]) -> RunRecord | None:
     cases: dict[CaseName, CaseRecord] = {}
     for piece in (case for record in records for case in record.cases):
         name = name_of(piece.evidence.case)
-        cases[name] = _joined(cases[name], piece) if name in cases else piece
+        cases[name] = _join_parts(cases[name], piece) if name in cases else piece
     if not cases:
         return None
     return RunRecord(
@@ -96,7 +96,7 @@ def merge_records(records: Sequence[RunRecord]) -> RunRecord | None:
     )
 
 
-def _joined(first: CaseRecord, second: CaseRecord) -> CaseRecord:
+def _join_parts(first: CaseRecord, second: CaseRecord) -> CaseRecord:
     missing = {
         field.name: getattr(second.evidence, field.name)
         for field in fields(Evidence)

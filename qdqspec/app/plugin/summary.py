@@ -11,7 +11,7 @@ import pytest
 
 from qdqspec.app.cases import is_spec
 from qdqspec.app.plugin._compat import columns_of, has_collected
-from qdqspec.app.plugin.baselines import near
+from qdqspec.app.plugin.baselines import path_from_start
 from qdqspec.app.plugin.collect import PYTHON_SPECS, CheckItem
 from qdqspec.app.plugin.hooks import modified_record
 from qdqspec.app.plugin.options import asked_for, settings_of
@@ -28,7 +28,7 @@ def header(config: pytest.Config, items: Sequence[pytest.Item]) -> str | None:
         return None
     settings = settings_of(config)
     threads = f"{settings.threads} thread{'s' if settings.threads > 1 else ''}"
-    cache = "no cache" if settings.no_cache else f"cache {near(settings.cache_dir, config)}"
+    cache = "no cache" if settings.no_cache else f"cache {path_from_start(settings.cache_dir, config)}"
     at = "" if settings.cluster is None else f" at {settings.cluster}"
     return f"qdqspec: {settings.backend}{at}, {threads}, mode {settings.mode}, {cache}"
 
@@ -117,11 +117,11 @@ def print_summary(terminal: Any, config: pytest.Config) -> None:
 def _print_table(terminal: Any, record: RunRecord, config: pytest.Config) -> None:
     from qdqspec._core.units import wrapped
     from qdqspec.app.report.tables import summary_table, warning_lines
-    from qdqspec.app.report.terminal import colored
+    from qdqspec.app.report.terminal import color_words
     from qdqspec.app.report.write import MOST_ANNOTATIONS, annotation_lines, is_github
 
     state, settings, width = state_of(config), settings_of(config), columns_of(config)
-    paint = colored if terminal.hasmarkup else str
+    paint = color_words if terminal.hasmarkup else str
     terminal.write_line(paint(summary_table(record, width=width)))
     if record.runtimes:
         from qdqspec.app.report.runtimes import runtimes_text
@@ -130,9 +130,9 @@ def _print_table(terminal: Any, record: RunRecord, config: pytest.Config) -> Non
     for line in warning_lines(record):
         terminal.write_line(wrapped(line, width), yellow=True)
     if settings.output.is_dir():
-        terminal.write_line(f"Models and measurements: {near(settings.output, config)}")
+        terminal.write_line(f"Models and measurements: {path_from_start(settings.output, config)}")
     for path in state.reports:
-        terminal.write_line(f"Report: {near(path, config)}")
+        terminal.write_line(f"Report: {path_from_start(path, config)}")
     if any(is_github(path) for path in settings.report):
         own = state.own_record()
         lines = state.annotations + (annotation_lines(own, config.rootpath) if own is not None else [])

@@ -59,7 +59,7 @@ def compare_runs(before: RunRecord, after: RunRecord) -> Comparison:
         raise StateError("the runs have no case in common", cure="compare two runs of the same specs")
     for name in common:
         _refuse_unlike(name, left[name], right[name])
-    cases = [_compared(name, left[name], right[name]) for name in common]
+    cases = [_compare_case(name, left[name], right[name]) for name in common]
     return Comparison(
         device=left[common[0]].device.key,
         cases=tuple(sorted(cases, key=lambda case: _ORDER.index(case.word))),
@@ -149,20 +149,20 @@ def _refuse_unlike(name: str, before: Evidence, after: Evidence) -> None:
         )
 
 
-def _compared(name: str, before: Evidence, after: Evidence) -> ComparedCase:
-    left, right = _times(name, before.latency), _times(name, after.latency)
-    notes = _notes(before, after)
+def _compare_case(name: str, before: Evidence, after: Evidence) -> ComparedCase:
+    left, right = _read_times(name, before.latency), _read_times(name, after.latency)
+    notes = _note_differences(before, after)
     if left is None or right is None or before.latency is None or after.latency is None:
         return ComparedCase(case=name, word="not timed", notes=notes)
-    drift = _drift(before, after)
+    drift = _drift_of_reference(before, after)
     if abs(drift - 1) > _REPORTED_DRIFT:
         notes += (
             f"the reference took {percent_text(drift - 1)} in B: the bounds cover the change with and without that",
         )
-    change = _either_way(change_between(right, left), drift)
+    change = _widen_by_drift(change_between(right, left), drift)
     return ComparedCase(
         case=name,
-        word=_word(change),
+        word=_choose_word(change),
         before_ms=before.latency.samples["tuned"].median_ms(before.latency.clock),
         after_ms=after.latency.samples["tuned"].median_ms(after.latency.clock),
         change=change,
@@ -170,7 +170,7 @@ def _compared(name: str, before: Evidence, after: Evidence) -> ComparedCase:
     )
 
 
-def _times(name: str, latency: LatencyEvidence | None) -> BuildTimes | None:
+def _read_times(name: str, latency: LatencyEvidence | None) -> BuildTimes | None:
     if latency is None or "tuned" not in latency.samples:
         return None
     roles = {
@@ -185,7 +185,7 @@ def _times(name: str, latency: LatencyEvidence | None) -> BuildTimes | None:
     )
 
 
-def _drift(before: Evidence, after: Evidence) -> float:
+def _drift_of_reference(before: Evidence, after: Evidence) -> float:
     """The reference's time in the later run over that in the earlier one; 1 if the models differ."""
     if before.latency is None or after.latency is None or before.model_sha256 != after.model_sha256:
         return 1.0
@@ -194,7 +194,7 @@ def _drift(before: Evidence, after: Evidence) -> float:
     return after.latency.median_ms("reference") / before.latency.median_ms("reference")
 
 
-def _either_way(change: TimeChange, drift: float) -> TimeChange:
+def _widen_by_drift(change: TimeChange, drift: float) -> TimeChange:
     """One interval that covers the change with and without correction for the drift."""
     less, more = min(1.0, 1 / drift), max(1.0, 1 / drift)
     builds, ranks = change.builds, change.ranks
@@ -205,13 +205,13 @@ def _either_way(change: TimeChange, drift: float) -> TimeChange:
     )
 
 
-def _word(change: TimeChange) -> SpeedWord:
+def _choose_word(change: TimeChange) -> SpeedWord:
     if change.builds.high < 1 and change.ranks.high < 1:
         return "faster"
     return "slower" if change.builds.low > 1 and change.ranks.low > 1 else "same"
 
 
-def _notes(before: Evidence, after: Evidence) -> tuple[str, ...]:
+def _note_differences(before: Evidence, after: Evidence) -> tuple[str, ...]:
     """Other differences between the runs that may explain a change."""
     notes = []
     if before.model_sha256 != after.model_sha256:
@@ -234,7 +234,7 @@ def baseline_notes(found: Evidence) -> tuple[str, ...]:
     for name, seen in found.regression.items():
         if seen.change is not None:
             of = f" of {day}" if (day := day_text(seen.recorded)) else ""
-            lines += [f"{plain(name, 60)}: {_moved(seen.change)} against the baseline{of}"]
+            lines += [f"{plain(name, 60)}: {_change_text(seen.change)} against the baseline{of}"]
             lines += map(plain, seen.notes)
     return tuple(lines)
 
@@ -244,11 +244,11 @@ def baseline_pairs(before: Evidence, after: Evidence) -> list[str]:
     lines = []
     for name in sorted(before.regression.keys() | after.regression.keys()):
         seen = {"A": before.regression.get(name), "B": after.regression.get(name)}
-        changes = [f"{_moved(one.change)} in {run}" for run, one in seen.items() if one and one.change]
+        changes = [f"{_change_text(one.change)} in {run}" for run, one in seen.items() if one and one.change]
         lines += [f"{plain(name, 60)} against its baseline: {', '.join(changes)}"] if changes else []
     return lines
 
 
-def _moved(change: TimeChange) -> str:
+def _change_text(change: TimeChange) -> str:
     """``+9.8 % (95 %: +7.8 % to +11.8 %)``."""
     return f"{percent_text(change.builds.median - 1)} (95 %: {_bounds_text(change.builds)})"

@@ -30,7 +30,7 @@ def cases_left_out(cases: int) -> str:
     return f"{count_text(cases, 'more case')} left out: the page would be too long. The JSON report has all."
 
 
-def fitted(
+def fit_page(
     head: Sequence[str],
     cases: Sequence[Sequence[PageBlock]],
     tail: Sequence[str],

@@ -130,7 +130,7 @@ def summary_table(record: RunRecord, *, width: int | None = None) -> str:
         lines = [line.rstrip() for line in text.splitlines()[1:-1]]
         worst = max(columns, key=lambda column: column.rank)
         if width is None or max(map(len, lines)) <= width or not worst.rank:
-            return "\n".join([*lines, wrapped(_footer(record), width)])
+            return "\n".join([*lines, wrapped(_footer_text(record), width)])
         columns.remove(worst)
 
 
@@ -275,7 +275,7 @@ def verdict_word(result: CheckResult) -> str:
 # ---- below the summary ---------------------------------------------------------------------------
 
 
-def _footer(record: RunRecord) -> str:
+def _footer_text(record: RunRecord) -> str:
     found = [case.evidence for case in record.cases]
     devices = dict.fromkeys(f"{plain(e.target)} on {plain(e.device.key)}" for e in found if not e.skipped)
     clocks = dict.fromkeys(e.latency.clock for e in found if e.latency)
@@ -292,7 +292,7 @@ def _footer(record: RunRecord) -> str:
 
 def provenance_text(case: CaseRecord) -> str:
     """The part of a result from an earlier run: the times, or only the placement; empty if there is none."""
-    older, what, anew = _older(case)
+    older, what, anew = _earlier_results(case)
     return (
         f"{what} {older.source_text}, {seconds_text(older.age_seconds, rough=True)} old{anew}" if what else ""
     )
@@ -302,14 +302,14 @@ def _older_lines(record: RunRecord) -> list[str]:
     """A line for each kind of earlier results, with the cases and the age of each."""
     lines: dict[tuple[str, str], list[str]] = {}
     for case, name in named_cases(record.cases):
-        older, what, anew = _older(case)
+        older, what, anew = _earlier_results(case)
         if what:
             named = lines.setdefault((f"{what} {older.source_text}", anew), [])
             named.append(f"{plain(name, _NAME_WIDTH)} ({seconds_text(older.age_seconds, rough=True)} old)")
     return [f"{what}{anew}: {', '.join(named)}" for (what, anew), named in lines.items()]
 
 
-def _older(case: CaseRecord) -> tuple[Provenance, str, str]:
+def _earlier_results(case: CaseRecord) -> tuple[Provenance, str, str]:
     """The source of earlier results, their content, and the results of this run; empty if there are none."""
     latency, search = case.evidence.latency, case.evidence.search
     times = Provenance() if latency is None else latency.provenance

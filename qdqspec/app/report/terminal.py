@@ -28,14 +28,14 @@ def wants_color(choice: str, environment: Mapping[str, str], *, is_terminal: boo
     return bool(environment.get("FORCE_COLOR")) or (is_terminal and environment.get("TERM") != "dumb")
 
 
-def colored(text: str) -> str:
+def color_words(text: str) -> str:
     """The text with failures in red, warnings and undecided checks in yellow, passes in green."""
     for pattern, color in _COLORS:
         text = pattern.sub(color + r"\g<0>" + "\x1b[0m", text)
     return text
 
 
-def within(text: str, width: int) -> str:
+def narrow_tables(text: str, width: int) -> str:
     """The text with tables of at most ``width`` characters.
 
     The widest columns are cut in the middle of their cells; where too little of them would remain, the last columns are
@@ -58,12 +58,12 @@ def within(text: str, width: int) -> str:
     return "\n".join(lines)
 
 
-def fitted(text: str, width: int) -> str:
+def fit_to_width(text: str, width: int) -> str:
     """The text for a terminal of this width: tables are cut, and other lines broken between words.
 
     Text for copying is not broken: a line after one that ends with a colon, and excerpts of files.
     """
-    lines = within(text, width).split("\n")
+    lines = narrow_tables(text, width).split("\n")
     whole = (before.endswith(":") or _EXCERPT.match(line) for before, line in pairwise(["", *lines]))
     return "\n".join(line if keep else wrapped(line, width) for keep, line in zip(whole, lines, strict=True))
 

@@ -53,14 +53,14 @@ class BuildsCheck:
 
     def requests(self, params: BuildsParams) -> tuple[Request, ...]:
         """One build for each target."""
-        return self._builds(params)
+        return self._requested_builds(params)
 
-    def _builds(self, params: BuildsParams) -> tuple[BuildRequest, ...]:
+    def _requested_builds(self, params: BuildsParams) -> tuple[BuildRequest, ...]:
         return tuple(BuildRequest(backend=params.backend, target=name) for name in params.for_ or ("",))
 
     def judge(self, params: BuildsParams, evidence: Evidence) -> Verdict:
         """Pass if each build succeeds with enough kernels in 8 bits; inconclusive if the backend is not usable."""
-        found = [evidence.builds.get(request.key) for request in self._builds(params)]
+        found = [evidence.builds.get(request.key) for request in self._requested_builds(params)]
         builds = [build for build in found if build is not None]
         if len(builds) < len(found):
             return unmeasured("the tuned model was not built", "Run the case again, so that it is built.")
@@ -71,18 +71,18 @@ class BuildsCheck:
                 advice=missing[0].cure,
                 command=missing[0].cure if missing[0].cure.startswith("pip ") else "",
             )
-        wrong = [build for build in builds if _problem(params, build)]
+        wrong = [build for build in builds if _problem_text(params, build)]
         decisive = min(wrong or builds, key=lambda build: (not build.refused, build.share or 0.0))
         return verdict(
             "fail" if wrong else "pass",
-            _problem(params, decisive) or _headline(params, builds),
-            *_sections(builds),
+            _problem_text(params, decisive) or _headline_text(params, builds),
+            *_build_sections(builds),
             numbers={f"8bit.{build.target}": build.share for build in builds if build.share is not None},
             advice=decisive.cure or _ADVICE,
         )
 
 
-def _problem(params: BuildsParams, build: BuildEvidence) -> str:
+def _problem_text(params: BuildsParams, build: BuildEvidence) -> str:
     """The reason why a build breaks the check; empty if it does not."""
     at = f" for {build.target}" if build.target else ""
     if build.refused:
@@ -97,7 +97,7 @@ def _problem(params: BuildsParams, build: BuildEvidence) -> str:
     return f"only {build.narrow} of {build.heavy} heavy kernels compute in 8 bits{at}; asked {least}"
 
 
-def _headline(params: BuildsParams, builds: list[BuildEvidence]) -> str:
+def _headline_text(params: BuildsParams, builds: list[BuildEvidence]) -> str:
     targets = ", ".join(build.target for build in builds if build.target)
     counts = [build for build in builds if build.share is not None]
     least = min(counts, key=lambda build: build.share or 0.0, default=None)
@@ -105,7 +105,7 @@ def _headline(params: BuildsParams, builds: list[BuildEvidence]) -> str:
     return f"builds{f' for {targets}' if targets else f' with {params.backend}'}{narrow}; nothing ran"
 
 
-def _sections(builds: list[BuildEvidence]) -> tuple[Section, ...]:
+def _build_sections(builds: list[BuildEvidence]) -> tuple[Section, ...]:
     rows = tuple(
         (
             build.target or "-",

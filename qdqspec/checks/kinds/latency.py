@@ -41,20 +41,20 @@ _PERCENTILE = re.compile(r"p(100|\d{1,2}(?:\.\d{1,3})?)")
 _GLOB = re.compile(r"[*?\[]")
 
 
-def _table(value: object) -> object:
+def _as_table(value: object) -> object:
     """A number, or percentiles without a device, is the budget of any device."""
     alone = not isinstance(value, dict) or (value and all(_PERCENTILE.fullmatch(str(key)) for key in value))
     return {ANY: value} if alone else value
 
 
-def _known_percentiles(budget: dict[str, float]) -> dict[str, float]:
+def _require_percentiles(budget: dict[str, float]) -> dict[str, float]:
     for name in budget:
         if not _PERCENTILE.fullmatch(name):
             raise ValueError(f"'{name}' is no percentile such as p50, p99 or p99.9")
     return budget
 
 
-def _known_devices(table: dict[str, LatencyBudget]) -> dict[str, LatencyBudget]:
+def _require_devices(table: dict[str, LatencyBudget]) -> dict[str, LatencyBudget]:
     """Reject a misspelt backend: its budget would never apply."""
     backends = names("backend")
     for name in table:
@@ -70,16 +70,16 @@ def _shape(value: object) -> str:
 
 
 Percentiles: TypeAlias = Annotated[
-    dict[str, Positive], Field(min_length=1), AfterValidator(_known_percentiles)
+    dict[str, Positive], Field(min_length=1), AfterValidator(_require_percentiles)
 ]
 LatencyBudget: TypeAlias = Annotated[
     Annotated[Positive, Tag("number")] | Annotated[Percentiles, Tag("percentiles")], Discriminator(_shape)
 ]
 BudgetTable: TypeAlias = Annotated[
-    dict[str, LatencyBudget], Field(min_length=1), AfterValidator(_known_devices)
+    dict[str, LatencyBudget], Field(min_length=1), AfterValidator(_require_devices)
 ]
 Budgets: TypeAlias = Annotated[
-    BudgetTable, BeforeValidator(_table, json_schema_input_type=Positive | Percentiles | BudgetTable)
+    BudgetTable, BeforeValidator(_as_table, json_schema_input_type=Positive | Percentiles | BudgetTable)
 ]
 
 

@@ -17,13 +17,13 @@ from qdqspec.types.requests import LintRequest, Request
 _SHOWN = 20  # findings in the table; `qdqspec lint` lists them all
 
 
-def _listed(value: Any) -> Any:
+def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
 Targets = Annotated[
     tuple[LintTargetName, ...],
-    BeforeValidator(_listed, json_schema_input_type=LintTargetName | list[LintTargetName]),
+    BeforeValidator(_as_list, json_schema_input_type=LintTargetName | list[LintTargetName]),
     Field(min_length=1),
 ]
 
@@ -71,9 +71,9 @@ class LintCheck:
         wrong = [(target, finding) for target, finding in found if finding.severity in severities]
         return verdict(
             "fail" if wrong else "pass",
-            _headline(params, wrong),
-            *_sections(wrong or found),
-            *_loads({target: evidence.lint_loads.get(target, "") for target in params.target}),
+            _headline_text(params, wrong),
+            *_findings_section(wrong or found),
+            *_loads_section({target: evidence.lint_loads.get(target, "") for target in params.target}),
             numbers={
                 severity: sum(f.severity == severity for _, f in found)
                 for severity in ("refused", "slow", "note")
@@ -85,7 +85,7 @@ class LintCheck:
         )
 
 
-def _headline(params: LintParams, wrong: list[tuple[LintTarget, Finding]]) -> str:
+def _headline_text(params: LintParams, wrong: list[tuple[LintTarget, Finding]]) -> str:
     if not wrong:
         return f"nothing {'refused or slow' if params.strict else 'refused'}: {', '.join(params.target)}"
     target, first = wrong[0]
@@ -96,7 +96,7 @@ def _headline(params: LintParams, wrong: list[tuple[LintTarget, Finding]]) -> st
     return f"{plain(sentence, WIDTH - len(tail))}{tail}"
 
 
-def _sections(found: list[tuple[LintTarget, Finding]]) -> tuple[Section, ...]:
+def _findings_section(found: list[tuple[LintTarget, Finding]]) -> tuple[Section, ...]:
     rows: list[tuple[str, ...]] = [
         (target, f.id, f.severity, plain(f.node) or "(the model)", plain(f.message, 60))
         for target, f in found[:_SHOWN]
@@ -107,7 +107,7 @@ def _sections(found: list[tuple[LintTarget, Finding]]) -> tuple[Section, ...]:
     return (Section(title="Findings", headers=headers, rows=tuple(rows)),) if rows else ()
 
 
-def _loads(notes: Mapping[LintTarget, str]) -> tuple[Section, ...]:
+def _loads_section(notes: Mapping[LintTarget, str]) -> tuple[Section, ...]:
     rows = tuple((target, plain(note)) for target, note in notes.items() if note)
     return (Section(title="Loads", headers=("target", "runtime"), rows=rows),) if rows else ()
 

@@ -76,18 +76,19 @@ class ParityCheck:
         if not judged:
             known = ", ".join(plain(out.name, NAME_WIDTH) for out in parity.outputs[:5])
             return unmeasured("no output has a name given in outputs", f"The model's outputs: {known}.")
-        failures = _failures(params, parity)
+        failures = _find_failures(params, parity)
         searched = evidence.parity_search.get(params.evidence_key) if params.search is not None else None
         if (
             not failures
-            and (why := _unknown(params, parity, judged) or _unsearched(params, evidence)) is not None
+            and (why := _judge_unmeasured(params, parity, judged) or _judge_missing_search(params, evidence))
+            is not None
         ):
             return why
-        outcome, headline, advised = _conclusion(params, evidence, judged, failures, searched)
+        outcome, headline, advised = _conclude(params, evidence, judged, failures, searched)
         return verdict(
             outcome,
             headline,
-            _table(params, parity, judged),
+            _outputs_section(params, parity, judged),
             *definition_section(parity),
             *(() if params.asks(SLICE) else slice_sections(judged)),
             *steps_table(parity, judged[0].name),
@@ -95,14 +96,14 @@ class ParityCheck:
             *(search_sections(searched) if searched is not None else ()),
             *replay_section(evidence.replays.get(params.evidence_key, "")),
             numbers={
-                **_numbers(params, parity, judged),
+                **_collect_numbers(params, parity, judged),
                 "inputs_tried": searched.tried if searched else math.nan,
             },
             advice=advised,
         )
 
 
-def _conclusion(
+def _conclude(
     params: ParityParams,
     evidence: Evidence,
     judged: list[TensorParity],
@@ -119,7 +120,7 @@ def _conclusion(
     return "pass", _pass_headline(params, judged) + tried, ""
 
 
-def _unsearched(params: ParityParams, evidence: Evidence) -> Verdict | None:
+def _judge_missing_search(params: ParityParams, evidence: Evidence) -> Verdict | None:
     """The verdict if a search was requested and could not be made."""
     if params.search is None or is_unchanged(evidence):
         return None
@@ -134,13 +135,13 @@ def _unsearched(params: ParityParams, evidence: Evidence) -> Verdict | None:
 
 def culpable_output(params: ParityParams, parity: ParityEvidence) -> str | None:
     """The first failing output that quantization contributes to; ``None`` if there is none."""
-    found = (failure.output for failure in _failures(params, parity) if failure.step != RUNTIME)
+    found = (failure.output for failure in _find_failures(params, parity) if failure.step != RUNTIME)
     return next(found, None)
 
 
 def broken_limits(params: ParityParams, parity: ParityEvidence) -> tuple[str, ...]:
     """A message for each exceeded limit: of the whole, of quantization and of the runtime."""
-    return tuple(failure.words for failure in _failures(params, parity))
+    return tuple(failure.words for failure in _find_failures(params, parity))
 
 
 class _Failure(NamedTuple):
@@ -151,7 +152,7 @@ class _Failure(NamedTuple):
     step: str
 
 
-def _failures(params: ParityParams, parity: ParityEvidence) -> list[_Failure]:
+def _find_failures(params: ParityParams, parity: ParityEvidence) -> list[_Failure]:
     """Each exceeded limit: limits of the total difference first, then limits of the two steps."""
     top, found = params.top.key, []
     for out in params.chosen(parity.outputs):
@@ -170,7 +171,9 @@ def _failures(params: ParityParams, parity: ParityEvidence) -> list[_Failure]:
     return found
 
 
-def _unknown(params: ParityParams, parity: ParityEvidence, judged: list[TensorParity]) -> Verdict | None:
+def _judge_unmeasured(
+    params: ParityParams, parity: ParityEvidence, judged: list[TensorParity]
+) -> Verdict | None:
     """The verdict if something requested could not be measured."""
     if (params.quantization or params.runtime) and not parity.quantization and parity.undivided:
         return unmeasured(
@@ -190,12 +193,12 @@ def _unknown(params: ParityParams, parity: ParityEvidence, judged: list[TensorPa
     return None
 
 
-def _columns(params: ParityParams) -> tuple[Limit, ...]:
+def _choose_columns(params: ParityParams) -> tuple[Limit, ...]:
     """The columns: facts of each comparison, and facts of all data together if the check limits them."""
     return (*LIMITS, *(limit for limit in WHOLE if params.asks(limit)))
 
 
-def _worst(limit: Limit, judged: list[TensorParity], top: str) -> float:
+def _worst_value(limit: Limit, judged: list[TensorParity], top: str) -> float:
     values = [value_of(limit, out, top) for out in judged if out.compared]
     known = [value for value in values if value is not None]
     if not known or any(math.isnan(value) for value in known):
@@ -203,13 +206,15 @@ def _worst(limit: Limit, judged: list[TensorParity], top: str) -> float:
     return min(known) if limit.floor else max(known)
 
 
-def _numbers(params: ParityParams, parity: ParityEvidence, judged: list[TensorParity]) -> dict[str, float]:
+def _collect_numbers(
+    params: ParityParams, parity: ParityEvidence, judged: list[TensorParity]
+) -> dict[str, float]:
     """The worst value of each fact; also the SQNR of the two steps."""
     top = params.top.key
-    found = {limit.fact: _worst(limit, judged, top) for limit in _columns(params)}
+    found = {limit.fact: _worst_value(limit, judged, top) for limit in _choose_columns(params)}
     for step, outputs in (("quantization", parity.quantization), ("runtime", parity.runtime)):
         if outputs:
-            found[f"{step}_sqnr_db"] = _worst(LIMITS[0], params.chosen(outputs), top)
+            found[f"{step}_sqnr_db"] = _worst_value(LIMITS[0], params.chosen(outputs), top)
     return {**found, "samples": parity.samples}
 
 
@@ -221,15 +226,16 @@ def _pass_headline(params: ParityParams, judged: list[TensorParity]) -> str:
     for limit in (*LIMITS, *WHOLE):
         allowed = getattr(params, limit.param)
         if allowed is not None:
-            shown, bound = texts_apart(limit.text, _worst(limit, judged, params.top.key), allowed)
+            shown, bound = texts_apart(limit.text, _worst_value(limit, judged, params.top.key), allowed)
             kept.append(f"{limit.title} {shown} {'>=' if limit.floor else '<='} {bound}")
     return ", ".join(kept[:2]) or "quantization and runtime keep their limits"
 
 
-def _table(params: ParityParams, parity: ParityEvidence, judged: list[TensorParity]) -> Section:
-    shown, top = _columns(params), params.top.key
+def _outputs_section(params: ParityParams, parity: ParityEvidence, judged: list[TensorParity]) -> Section:
+    shown, top = _choose_columns(params), params.top.key
     rows = [
-        (*_row(out, shown, top, 40), "fail" if any(broken(params, out, top)) else "pass") for out in judged
+        (*_output_row(out, shown, top, 40), "fail" if any(broken(params, out, top)) else "pass")
+        for out in judged
     ]
     allowed = [(limit, getattr(params, limit.param)) for limit in shown]
     bounds = [
@@ -243,7 +249,7 @@ def _table(params: ParityParams, parity: ParityEvidence, judged: list[TensorPari
     )
 
 
-def _row(out: TensorParity, shown: tuple[Limit, ...], top: str, width: int) -> tuple[str, ...]:
+def _output_row(out: TensorParity, shown: tuple[Limit, ...], top: str, width: int) -> tuple[str, ...]:
     """An output and its values; in place of the first, within ``width``, why there are none."""
     if not out.compared or not out.matches:
         why = plain(out.note or ("equal" if out.matches else "not equal"), width)
@@ -409,13 +415,13 @@ def replay_section(command: str) -> tuple[Section, ...]:
 
 def search_sections(found: ParitySearch) -> tuple[Section, ...]:
     """The inputs tried; for an input that breaks the limits all details, and how to reproduce it."""
-    summary = Section(title="Search", text=_summary(found))
+    summary = Section(title="Search", text=_search_text(found))
     return (summary,) if found.found is None else (summary, *probe_sections(found.found))
 
 
 def probe_sections(probe: Probe) -> tuple[Section, ...]:
     """An input, its outputs, the origin of the difference, and how to reproduce it."""
-    found = [_inputs(probe)] if probe.inputs else []
+    found = [_inputs_section(probe)] if probe.inputs else []
     found += comparison_sections(probe.parity, "Outputs for this input, worst first")
     if probe.command:
         found.append(
@@ -434,14 +440,14 @@ def search_advice(probe: Probe) -> str:
     beyond = next(one for one in probe.inputs if not one.within)
     name = plain(beyond.name, NAME_WIDTH)
     return (
-        f"Input '{name}' is outside the range of the calibration data ({_range(beyond)}). If such inputs do not "
+        f"Input '{name}' is outside the range of the calibration data ({_range_text(beyond)}). If such inputs do not "
         f"occur, state the valid range: search: "
         f"{{values: {{{name}: [{beyond.known_low:.5g}, {beyond.known_high:.5g}]}}}}; if they do, calibrate with "
         f"data that contains them."
     )
 
 
-def _summary(found: ParitySearch) -> str:
+def _search_text(found: ParitySearch) -> str:
     if not found.tried:
         return f"No input was tried: {plain(found.missing, 200)}."
     over = ", when the time was over" if found.late else ""
@@ -459,14 +465,14 @@ def _summary(found: ParitySearch) -> str:
     return f"{text} The smallest that breaks a limit is {where} the range of the calibration data."
 
 
-def _inputs(probe: Probe) -> Section:
+def _inputs_section(probe: Probe) -> Section:
     rows = tuple(
         (
             plain(one.name, NAME_WIDTH),
             f"{one.dtype} [{', '.join(map(str, one.shape))}]",
             plain(one.words, _WORDS_WIDTH),
             f"{one.low:.5g} to {one.high:.5g}",
-            _range(one),
+            _range_text(one),
         )
         for one in probe.inputs
     )
@@ -477,7 +483,7 @@ def _inputs(probe: Probe) -> Section:
     )
 
 
-def _range(one: TriedInput) -> str:
+def _range_text(one: TriedInput) -> str:
     return f"{one.known_low:.5g} to {one.known_high:.5g}"
 
 
@@ -490,7 +496,7 @@ def comparison_sections(parity: ParityEvidence, title: str, *, slices: bool = Fa
         return ()
     ordered = sorted(parity.outputs, key=lambda out: (out.matches, out.sqnr_db))
     shown = (*LIMITS, SLICE) if slices else LIMITS
-    rows = [_row(out, shown, "", _WORDS_WIDTH) for out in ordered]
+    rows = [_output_row(out, shown, "", _WORDS_WIDTH) for out in ordered]
     outputs = Section(title=title, headers=("output", *(limit.title for limit in shown)), rows=tuple(rows))
     far = () if slices else slice_sections(ordered)
     return (outputs, *definition_section(parity), *far, *steps_table(parity, ordered[0].name))

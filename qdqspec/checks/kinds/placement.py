@@ -23,7 +23,7 @@ def _least(value: object) -> object:
     return value
 
 
-def _listed(value: object) -> object:
+def _as_list(value: object) -> object:
     """``{Conv: all, MatMul: 2}`` is short for a list of both."""
     return [{name: least} for name, least in value.items()] if isinstance(value, dict) else value
 
@@ -42,7 +42,8 @@ Needed: TypeAlias = Annotated[
     Annotated[Entry, Tag("name")] | Annotated[Counted, Tag("counted")], Discriminator(_form)
 ]
 Needs: TypeAlias = Annotated[
-    tuple[Needed, ...], BeforeValidator(_listed, json_schema_input_type=Counted | tuple[Entry | Counted, ...])
+    tuple[Needed, ...],
+    BeforeValidator(_as_list, json_schema_input_type=Counted | tuple[Entry | Counted, ...]),
 ]
 
 
@@ -87,9 +88,9 @@ class PlacementCheck:
         """Pass if each entry and both counts hold. Weight pairs count for entries, not for the counts."""
         if (params.require or params.forbid) and not evidence.node_ops:
             return unmeasured("the model's nodes are not known", "Run the case again, so that it is tuned.")
-        rules = [*_entry_rules(params, evidence), *_count_rules(params, evidence)]
+        rules = [*_judge_entries(params, evidence), *_judge_counts(params, evidence)]
         broken = [rule for rule in rules if not rule.holds]
-        pairs = _pairs(evidence)
+        pairs = _count_pairs(evidence)
         alone = ", unchanged" if is_unchanged(evidence) else ""
         headline = f"{count_text(pairs, 'activation pair')}{alone}: {count_text(len(rules), 'rule')} held"
         if broken:
@@ -118,28 +119,28 @@ class _Rule:
     words: str
 
 
-def _entry_rules(params: PlacementParams, evidence: Evidence) -> list[_Rule]:
+def _judge_entries(params: PlacementParams, evidence: Evidence) -> list[_Rule]:
     quantized = {end.node for pair in evidence.pairs for end in pair.site.consumers}
     rules = []
     for entry, least in params.needs:
-        nodes = _matching(entry, evidence)
+        nodes = _match_nodes(entry, evidence)
         hit = [node for node in nodes if node in quantized]
         asked = "" if least == 1 else f", {least} asked" if nodes else ""
-        words = f"required {plain(entry, 30)}: {_found(hit, nodes)}{asked}"
+        words = f"required {plain(entry, 30)}: {_found_text(hit, nodes)}{asked}"
         enough = len(hit) >= (max(len(nodes), 1) if least == "all" else int(least))
         name = f"require {plain(entry)}" + ("" if least == 1 else f": {least}")
-        rules.append(_Rule(name, _found(hit, nodes), enough, words))
+        rules.append(_Rule(name, _found_text(hit, nodes), enough, words))
     for entry in params.forbid:
-        nodes = _matching(entry, evidence)
+        nodes = _match_nodes(entry, evidence)
         hit = [node for node in nodes if node in quantized]
         first = f", first {plain(hit[0], 20)}" if hit else ""
         words = f"forbidden {plain(entry, 24)}: {count_text(len(hit), 'node')} quantized{first}"
-        rules.append(_Rule(f"forbid {plain(entry)}", _found(hit, nodes), not hit, words))
+        rules.append(_Rule(f"forbid {plain(entry)}", _found_text(hit, nodes), not hit, words))
     return rules
 
 
-def _count_rules(params: PlacementParams, evidence: Evidence) -> list[_Rule]:
-    pairs = _pairs(evidence)
+def _judge_counts(params: PlacementParams, evidence: Evidence) -> list[_Rule]:
+    pairs = _count_pairs(evidence)
     found = count_text(pairs, "activation pair")
     rules = []
     if params.max_pairs is not None:
@@ -151,25 +152,25 @@ def _count_rules(params: PlacementParams, evidence: Evidence) -> list[_Rule]:
     return rules
 
 
-def _matching(entry: str, evidence: Evidence) -> list[str]:
+def _match_nodes(entry: str, evidence: Evidence) -> list[str]:
     """The nodes of the model whose op type is the entry, or whose name the glob matches."""
     return [
         node for node, op_type in evidence.node_ops.items() if entry == op_type or fnmatchcase(node, entry)
     ]
 
 
-def _found(hit: list[str], nodes: list[str]) -> str:
+def _found_text(hit: list[str], nodes: list[str]) -> str:
     return f"{len(hit)} of {count_text(len(nodes), 'node')} quantized" if nodes else "no such node"
 
 
-def _pairs(evidence: Evidence) -> int:
+def _count_pairs(evidence: Evidence) -> int:
     return sum(not pair.site.weight for pair in evidence.pairs)
 
 
 def _advice(params: PlacementParams, evidence: Evidence, broken: list[_Rule]) -> str:
     known = tuple({*evidence.node_ops.values(), *evidence.node_ops})
     for entry, _ in params.needs:
-        if not _matching(entry, evidence):
+        if not _match_nodes(entry, evidence):
             near = did_you_mean(entry, known)
             return f"'{plain(entry)}' is no op type and no node of this model{near}: correct the entry."
     if any(rule.name.startswith("require") for rule in broken) and is_unchanged(evidence):

@@ -61,13 +61,13 @@ class RegressionCheck:
         if found is None:
             return untimed("ratio", evidence)
         if found.state == "written":
-            return _written(found)
+            return _report_written(found)
         if found.change is None or found.baseline is None or found.ratio is None:
-            return _refused(found, evidence)
-        return _compare(params, evidence, found, found.change, found.baseline, found.ratio)
+            return _judge_without_baseline(found, evidence)
+        return _judge_change(params, evidence, found, found.change, found.baseline, found.ratio)
 
 
-def _compare(
+def _judge_change(
     params: RegressionParams,
     evidence: Evidence,
     found: RegressionEvidence,
@@ -88,7 +88,7 @@ def _compare(
         "reference": change.reference - 1,
         "looks": float(found.looks),
     }
-    sections = [_budget(change, params, outcome), _ratios(found, baseline, ratio)]
+    sections = [_budget_section(change, params, outcome), _ratio_section(found, baseline, ratio)]
     sections += (
         [Section(title="Also different", text="\n".join(map(plain, found.notes)))] if found.notes else []
     )
@@ -103,7 +103,7 @@ def _compare(
 
 
 def _headline(change: TimeChange, allowed: float, outcome: Outcome, *, stale: bool) -> str:
-    moved, bounds, most = _moved(change.builds.median), _bounds(change.builds), share_text(allowed)
+    moved, bounds, most = _change_text(change.builds.median), _bounds_text(change.builds), share_text(allowed)
     against = f"{moved} {'as' if moved == _EQUAL else 'than'} the baseline (95 %: {bounds})"
     if stale:
         return f"{against}: it is stale"
@@ -132,34 +132,34 @@ def _advice(found: RegressionEvidence, outcome: Outcome, evidence: Evidence) -> 
     return f"Find the cause of the slowdown; if it is intended, renew the baseline and commit it: {found.command}"
 
 
-def _moved(ratio: float) -> str:
+def _change_text(ratio: float) -> str:
     """``9.8 % slower``, ``0.4 % faster``."""
     share = share_text(abs(ratio - 1))
     return _EQUAL if share == share_text(0) else f"{share} {'faster' if ratio < 1 else 'slower'}"
 
 
-def _bounds(change: Interval) -> str:
+def _bounds_text(change: Interval) -> str:
     return f"{percent_text(change.low - 1)} to {percent_text(change.high - 1)}"
 
 
-def _ratios(found: RegressionEvidence, baseline: Interval, ratio: Interval) -> Section:
+def _ratio_section(found: RegressionEvidence, baseline: Interval, ratio: Interval) -> Section:
     taken = "measured twice, the second time more precisely" if found.looks > 1 else "measured once"
     return Section(
         title=f"Tuned over reference ({found.builds} builds each, interleaved, {taken})",
         headers=("run", "ratio", "95 % interval", "recorded"),
         rows=(
-            ("baseline", _ratio(baseline.median), _ratio_bounds(baseline), plain(found.recorded)),
-            ("this run", _ratio(ratio.median), _ratio_bounds(ratio), "now"),
+            ("baseline", _ratio_text(baseline.median), _ratio_bounds(baseline), plain(found.recorded)),
+            ("this run", _ratio_text(ratio.median), _ratio_bounds(ratio), "now"),
         ),
     )
 
 
-def _budget(change: TimeChange, params: RegressionParams, outcome: Outcome) -> Section:
+def _budget_section(change: TimeChange, params: RegressionParams, outcome: Outcome) -> Section:
     ranks = change.ranks
     row = (
         percent_text(change.builds.median - 1),
-        _bounds(change.builds),
-        _bounds(ranks) if ranks.low > 0 and ranks.high < float("inf") else "too few rounds",
+        _bounds_text(change.builds),
+        _bounds_text(ranks) if ranks.low > 0 and ranks.high < float("inf") else "too few rounds",
         f"at most {percent_text(params.max)}",
         outcome,
     )
@@ -170,28 +170,30 @@ def _budget(change: TimeChange, params: RegressionParams, outcome: Outcome) -> S
     )
 
 
-def _ratio(value: float) -> str:
+def _ratio_text(value: float) -> str:
     return f"{value:.3f}"
 
 
 def _ratio_bounds(interval: Interval) -> str:
     if interval.low == interval.high:
         return "the same model"
-    return f"{_ratio(interval.low)} to {_ratio(interval.high)}"
+    return f"{_ratio_text(interval.low)} to {_ratio_text(interval.high)}"
 
 
-def _written(found: RegressionEvidence) -> Verdict:
-    new = _ratio(found.ratio.median) if found.ratio else "unknown"
+def _report_written(found: RegressionEvidence) -> Verdict:
+    new = _ratio_text(found.ratio.median) if found.ratio else "unknown"
     if found.baseline is None or found.ratio is None:
         headline = f"baseline written: tuned / reference {new}"
     else:
         moved = percent_text(found.ratio.median / found.baseline.median - 1)
-        headline = f"baseline renewed: tuned / reference {_ratio(found.baseline.median)} to {new} ({moved})"
+        headline = (
+            f"baseline renewed: tuned / reference {_ratio_text(found.baseline.median)} to {new} ({moved})"
+        )
     numbers = {"ratio": found.ratio.median} if found.ratio else {}
     return verdict("pass", headline, numbers=numbers)
 
 
-def _unlike(reason: str) -> str:
+def _shorten_reason(reason: str) -> str:
     """As much of a reason as the headline has room for: at least the rule that differs."""
     rule, is_rule, values = reason.partition(" was ")
     _, _, nodes = values.partition(": ")  # of the model: the nodes that changed
@@ -200,10 +202,10 @@ def _unlike(reason: str) -> str:
     return next((text for text in texts if len(text) < _REASON_WIDTH), texts[-1])
 
 
-def _refused(found: RegressionEvidence, evidence: Evidence) -> Verdict:
+def _judge_without_baseline(found: RegressionEvidence, evidence: Evidence) -> Verdict:
     """The verdict without a baseline, or with one that is not comparable."""
     file = plain(found.file.rpartition("/")[2])  # named after the device: a long one is in the table only
-    unlike = _unlike(found.reason)
+    unlike = _shorten_reason(found.reason)
     comparison = {
         "missing": "no baseline of this check on this device",
         "unlike": f"the baseline is not comparable: {plain(unlike)}",
@@ -221,8 +223,8 @@ def _refused(found: RegressionEvidence, evidence: Evidence) -> Verdict:
         ("device", plain(evidence.device.key)),
         ("file", plain(found.file)),
         ("why", plain(found.reason)),
-        ("its ratio", _ratio(found.baseline.median) if found.baseline else ""),
-        ("ratio of this run", _ratio(found.ratio.median) if found.ratio else ""),
+        ("its ratio", _ratio_text(found.baseline.median) if found.baseline else ""),
+        ("ratio of this run", _ratio_text(found.ratio.median) if found.ratio else ""),
     )
     judged = verdict(
         "fail" if found.required else "inconclusive",

@@ -54,38 +54,38 @@ class SurvivalCheck:
             return unmeasured(f"{missing} was not run", "Run the case again, so that it is tuned.")
         lossy = [result for result in found if result.lost]
         if lossy:
-            return _failed(found, lossy)
+            return _report_lost(found, lossy)
         failed = [result for result in found if result.error]
-        return _untried(found, failed) if failed else _passed(evidence, found)
+        return _report_untried(found, failed) if failed else _report_kept(evidence, found)
 
 
-def _failed(found: list[SurvivalEvidence], lossy: list[SurvivalEvidence]) -> Verdict:
+def _report_lost(found: list[SurvivalEvidence], lossy: list[SurvivalEvidence]) -> Verdict:
     first = lossy[0]
     more = f" and {len(lossy) - 1} more" if len(lossy) > 1 else ""
     words = f"{first.optimizer}{more} lost {len(first.lost)} of {count_text(first.pairs, 'pair')}"
     return verdict(
         "fail",
         f"{words}, first {plain(first.lost[0], 76 - len(words) - 8)}",
-        _table(found),
-        *(_names(result) for result in lossy),
-        numbers=_numbers(found),
+        _counts_section(found),
+        *(_lost_section(result) for result in lossy),
+        numbers=_collect_numbers(found),
         advice="Exclude the lost pairs (patterns.nodes.exclude), which cost time without a gain, or do not run "
         "this optimizer on the model.",
     )
 
 
-def _untried(found: list[SurvivalEvidence], failed: list[SurvivalEvidence]) -> Verdict:
+def _report_untried(found: list[SurvivalEvidence], failed: list[SurvivalEvidence]) -> Verdict:
     first = failed[0]
     return verdict(
         "inconclusive",
         f"not run through {first.optimizer}: {plain(first.error)}",
-        _table(found),
-        numbers=_numbers(found),
+        _counts_section(found),
+        numbers=_collect_numbers(found),
         advice=f"To get it: {first.cure}" if first.cure else f"Its message: {plain(first.error)}",
     )
 
 
-def _passed(evidence: Evidence, found: list[SurvivalEvidence]) -> Verdict:
+def _report_kept(evidence: Evidence, found: list[SurvivalEvidence]) -> Verdict:
     pairs = max(result.pairs for result in found)
     alone = " (unchanged)" if is_unchanged(evidence) and not pairs else ""
     count = "both" if pairs == 2 else f"all {pairs}" if pairs > 1 else str(pairs)
@@ -93,12 +93,12 @@ def _passed(evidence: Evidence, found: list[SurvivalEvidence]) -> Verdict:
     return verdict(
         "pass",
         f"{count} {noun}{alone} survived {count_text(len(found), 'optimizer')}",
-        _table(found),
-        numbers=_numbers(found),
+        _counts_section(found),
+        numbers=_collect_numbers(found),
     )
 
 
-def _table(found: list[SurvivalEvidence]) -> Section:
+def _counts_section(found: list[SurvivalEvidence]) -> Section:
     rows = []
     for result in found:
         counts = (result.pairs, result.kept, result.integer, len(result.lost))
@@ -111,14 +111,14 @@ def _table(found: list[SurvivalEvidence]) -> Section:
     )
 
 
-def _names(result: SurvivalEvidence) -> Section:
+def _lost_section(result: SurvivalEvidence) -> Section:
     rows = [(plain(name, 100),) for name in result.lost[:_SHOWN]]
     if len(result.lost) > _SHOWN:
         rows.append((f"and {len(result.lost) - _SHOWN} more",))
     return Section(title=f"Lost in {result.optimizer}", headers=("tensor > readers",), rows=tuple(rows))
 
 
-def _numbers(found: list[SurvivalEvidence]) -> dict[str, float]:
+def _collect_numbers(found: list[SurvivalEvidence]) -> dict[str, float]:
     return {f"lost {result.optimizer}": len(result.lost) for result in found if not result.error}
 
 

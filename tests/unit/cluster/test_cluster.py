@@ -18,7 +18,7 @@ from json_audit import audit
 
 from qdqspec._core.config import Settings
 from qdqspec.app.session import Session
-from qdqspec.errors import BackendUnavailableError, ConfigError, QdqspecError
+from qdqspec.errors import BackendUnavailableError, ConfigError, QdqspecError, StateError
 from qdqspec.types import Case, TuneRules
 
 psutil = pytest.importorskip("psutil", reason="the extra [cluster] is not installed")
@@ -147,6 +147,22 @@ def test_the_case_of_a_lost_worker_is_run_by_another(settings, case, processes, 
         lines = entries(session.output(case))
     assert lines[-1]["phase"] == "confirm"
     wait_for(lambda: not processes_of_cases(processes))
+
+
+def test_a_case_is_given_up_after_four_lost_workers(settings, monkeypatch):
+    from qdqspec.app.cluster import client
+
+    def lose(*words: object) -> None:
+        raise client._LostError
+
+    with opened(settings) as session:
+        notes: list[str] = []
+        cluster = session._cluster
+        cluster._note = notes.append
+        monkeypatch.setattr(cluster, "_attempt", lose)
+        with pytest.raises(StateError, match="net: 4 workers were lost"):
+            cluster.run({}, {}, session._device_named("fake"), "net", print)
+    assert len(notes) == 4
 
 
 def test_a_case_whose_process_ends_fails_with_its_log(settings, case, processes):

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qdqspec.app.report.formats import html, markdown
-from qdqspec.app.report.page import PageBlock, fitted
+from qdqspec.app.report.page import PageBlock, fit_page
 from qdqspec.app.report.svg import ticks
 from qdqspec.app.report.tables import summary_table
 from qdqspec.checks.verdicts import raised
@@ -262,7 +262,7 @@ def test_a_fitted_page_is_within_the_limit_and_keeps_its_order(sizes: list, limi
         [PageBlock(f"{number}:".ljust(size, "x"), f"{number}:brief" if short else "") for size, short in case]
         for number, case in enumerate(sizes)
     ]
-    texts = fitted(["head"], cases, ["tail"], limit, lambda left: f"{left} left")
+    texts = fit_page(["head"], cases, ["tail"], limit, lambda left: f"{left} left")
     assert sum(len(text) + 2 for text in texts) <= limit
     assert (texts[0], texts[-1]) == ("head", "tail")
     whole = sum(len(block.text) + 2 for case in cases for block in case)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tabulate import tabulate
 
-from qdqspec.app.report.terminal import colored, fitted, wants_color, within
+from qdqspec.app.report.terminal import color_words, fit_to_width, narrow_tables, wants_color
 
 
 @pytest.mark.parametrize(
@@ -25,10 +25,10 @@ def test_colour_follows_the_option_then_the_environment(choice, environment, is_
 
 
 def test_only_verdicts_and_labels_of_messages_are_coloured():
-    assert colored("latency FAIL, 4 passed") == "latency \x1b[31mFAIL\x1b[0m, \x1b[32m4 passed\x1b[0m"
-    assert colored("warning: x\nfail: y") == "\x1b[33mwarning:\x1b[0m x\n\x1b[31mfail:\x1b[0m y"
+    assert color_words("latency FAIL, 4 passed") == "latency \x1b[31mFAIL\x1b[0m, \x1b[32m4 passed\x1b[0m"
+    assert color_words("warning: x\nfail: y") == "\x1b[33mwarning:\x1b[0m x\n\x1b[31mfail:\x1b[0m y"
     plain = "case  ref ms\nFAILURE a warning: of x"
-    assert colored(plain) == plain
+    assert color_words(plain) == plain
 
 
 CELLS = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=90)
@@ -37,7 +37,7 @@ CELLS = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, 
 @given(st.lists(st.tuples(CELLS, CELLS, st.integers(0, 10**6)), min_size=1, max_size=5), st.integers(52, 160))
 def test_a_table_is_within_the_width_and_keeps_its_rows(rows, width):
     table = tabulate(rows, headers=("first", "second", "number"), disable_numparse=True)
-    shown = within(f"Title\n\n{table}\n\nA line after it", width).split("\n")
+    shown = narrow_tables(f"Title\n\n{table}\n\nA line after it", width).split("\n")
     assert all(len(line) <= width for line in shown)
     assert len(shown) == len(rows) + 6
     assert (shown[0], shown[-1]) == ("Title", "A line after it")
@@ -49,8 +49,8 @@ def test_a_table_is_within_the_width_and_keeps_its_rows(rows, width):
 
 def test_a_table_that_fits_is_unchanged_and_its_footer_is_no_row():
     text = "case      ms\n--------  --\nsqueeze   10\nfake on fake, medians on the cpu clock with intervals"
-    assert within(text, 60) == text
-    assert within(text, 20) == text
+    assert narrow_tables(text, 60) == text
+    assert narrow_tables(text, 20) == text
 
 
 def test_columns_that_do_not_fit_are_omitted_with_a_note():
@@ -59,7 +59,7 @@ def test_columns_that_do_not_fit_are_omitted_with_a_note():
     rows = [(name, "0.0130", "0.0096", "-0.0034", "float", "integer", "fusion lost: 1 > 2") for name in names]
     heads = ("largest differences", "reference ms", "tuned ms", "ms", "reference", "tuned", "remark")
     table = tabulate(rows, headers=heads, disable_numparse=True)
-    shown = within(table, 80).split("\n")
+    shown = narrow_tables(table, 80).split("\n")
     assert all(len(line) <= 80 for line in shown)
     assert len({line[:20] for line in shown[2:-1]}) == len(names)
     assert shown[0].split()[-1] == "tuned"
@@ -74,7 +74,7 @@ def test_prose_is_wrapped_between_words_and_commands_and_tables_are_not():
     excerpt = "   24 |   - {kind: speedup, min: 1.1}      # reference time over tuned time"
     table = "role    ms\n------  ----\ntuned   0.10"
     text = "\n".join((table, "", ADVICE, f"  {ADVICE}", "Reproduce with:", command, excerpt))
-    shown = fitted(text, 60).split("\n")
+    shown = fit_to_width(text, 60).split("\n")
     assert shown[:4] == [*table.split("\n"), ""]
     assert shown[4:6] == [ADVICE[:60], f"  {ADVICE[61:]}"]
     assert shown[-3:] == ["Reproduce with:", command, excerpt]

@@ -18,7 +18,7 @@ from qdqspec.app.report.charts import (
     layers_chart,
     search_chart,
 )
-from qdqspec.app.report.page import PageBlock, cases_left_out, fitted, rows_left_out
+from qdqspec.app.report.page import PageBlock, cases_left_out, fit_page, rows_left_out
 from qdqspec.app.report.runtimes import tables_of
 from qdqspec.app.report.svg import INSTALL, model_graph, style_of
 from qdqspec.app.report.tables import Table, latency_of, named_cases
@@ -95,7 +95,9 @@ class HtmlFormat:
         head = [_pieces.head(_STYLE, facts.run_line(record)), *_failures(cases), _summary(record)]
         head += [_pieces.runtimes(table, lines) for table, lines in tables_of(record)]
         blocks = [[*_case_blocks(case, name, index)] for index, (case, name) in enumerate(cases)]
-        texts = fitted(head, blocks, [_pieces.tail()], LIMIT_BYTES, lambda n: _pieces.note(cases_left_out(n)))
+        texts = fit_page(
+            head, blocks, [_pieces.tail()], LIMIT_BYTES, lambda n: _pieces.note(cases_left_out(n))
+        )
         return "\n".join(texts) + "\n"
 
 

@@ -8,7 +8,7 @@ from tabulate import tabulate
 
 from qdqspec._core.units import plain
 from qdqspec.app.report import facts
-from qdqspec.app.report.page import PageBlock, cases_left_out, fitted, rows_left_out
+from qdqspec.app.report.page import PageBlock, cases_left_out, fit_page, rows_left_out
 from qdqspec.app.report.runtimes import tables_of
 from qdqspec.app.report.tables import Table, named_cases
 from qdqspec.types import CaseRecord, RunRecord
@@ -33,7 +33,7 @@ class MarkdownFormat:
             listed = "\n".join(f"- {escape(line)}" for line in lines)
             head.append(f"**{escape(table.title)}**\n\n{_table(table)}\n\n{listed}")
         cases = [_case_blocks(case, name) for case, name in named_cases(record.cases)]
-        return "\n\n".join(fitted(head, cases, [], LIMIT_BYTES, cases_left_out)) + "\n"
+        return "\n\n".join(fit_page(head, cases, [], LIMIT_BYTES, cases_left_out)) + "\n"
 
 
 def escape(text: str) -> str:
