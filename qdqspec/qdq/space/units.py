@@ -121,7 +121,7 @@ def is_dynamic_linear(model: Model, node: Node) -> bool:
 
 
 def bias_input(model: Model, node: Node, channels: int) -> int | None:
-    """The index of a constant bias with so many channels that a Gemm adds, or an Add after a MatMul.
+    """The index of a constant bias with ``channels`` numbers that a Gemm adds, or an Add after a MatMul.
 
     A bias that is broadcast otherwise, from one value or over rows, is not supported by integer kernels.
     """
@@ -134,7 +134,7 @@ def bias_input(model: Model, node: Node, channels: int) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormatChoice:
-    """One of a case's formats as its backend stores it.
+    """A format of a case, as its backend stores it.
 
     ``name`` is the prefix of the kind in labels, ``""`` for the case's first format. ``activation`` and
     ``weight`` are names of `qdqspec.qdq.quantize.formats`; without an activation, only weights are quantized.
@@ -313,16 +313,16 @@ class UnitFinder:
         for node in self._model.nodes:
             if node.name in taken or (allowed is not None and node.name not in allowed):
                 continue
-            unit = self._unit(node)
+            unit = self._make_unit(node)
             if unit is not None:
                 taken.update(unit.nodes)
                 yield unit
 
-    def _unit(self, node: Node) -> Unit | None:
+    def _make_unit(self, node: Node) -> Unit | None:
         if node.name in self.sizing:
             return None
-        shape = self._shape(node) if self._is_computed(node.op_type) else None
-        forms = tuple([form for form in self._forms(node, shape) if form.kinds])
+        shape = self._find_shape(node) if self._is_computed(node.op_type) else None
+        forms = tuple([form for form in self._find_forms(node, shape) if form.kinds])
         if not forms:
             return None
         whole = shape is not None and any(form.choice.activation for form in forms)
@@ -336,21 +336,21 @@ class UnitFinder:
             outputs=shape.outputs if shape and gives else (),
         )
 
-    def _forms(self, node: Node, shape: _Shape | None) -> Iterator[Form]:
+    def _find_forms(self, node: Node, shape: _Shape | None) -> Iterator[Form]:
         """The quantized parts of an operator, format by format. An int32 bias has the scale of only one of them."""
         taken = False
         for choice in self._choices:
             if choice.block:
-                form = self._blocked(node, choice, shape)
+                form = self._make_blocked_form(node, choice, shape)
             else:
-                form = None if shape is None else self._plain(node, choice, shape)
+                form = None if shape is None else self._make_plain_form(node, choice, shape)
             if form is not None:
                 yield form.without("in-only") if form.biases and taken else form
                 taken = taken or bool(form.biases)
 
-    def _plain(self, node: Node, choice: FormatChoice, shape: _Shape) -> Form:
+    def _make_plain_form(self, node: Node, choice: FormatChoice, shape: _Shape) -> Form:
         """Activations with one scale per tensor, weights with one per channel or tensor."""
-        biases = self._biases(shape.chain)
+        biases = self._find_biases(shape.chain)
         floats = biases is not None and not (
             node.op_type in self._capabilities.bare and self._is_followed(shape)
         )
@@ -364,7 +364,7 @@ class UnitFinder:
         return Form(
             choice=choice,
             kinds=tuple(kind for kind in kinds if possible[kind]),
-            constants=tuple(self._constant(node, index, choice) for index in shape.constants),
+            constants=tuple(self._make_constant_site(node, index, choice) for index in shape.constants),
             biases=biases or (),
         )
 
@@ -374,7 +374,7 @@ class UnitFinder:
         ends = any(tensor in self._model.output_ends for node in behind for tensor in node.outputs)
         return any(node.op_type in self._capabilities.absorbs for node in behind) and not ends
 
-    def _blocked(self, node: Node, choice: FormatChoice, shape: _Shape | None) -> Form | None:
+    def _make_blocked_form(self, node: Node, choice: FormatChoice, shape: _Shape | None) -> Form | None:
         """The weight in blocks; if the format has activations too, the data operand as well."""
         index = weight_input(self._model, node) if is_default(node) else None
         if index is None or not is_float(self._model, node.inputs[index]):
@@ -387,7 +387,7 @@ class UnitFinder:
             return None
         if not self._permits("in-only"):
             return None
-        site = replace(self._constant(node, index, choice), axis=axis)
+        site = replace(self._make_constant_site(node, index, choice), axis=axis)
         return Form(choice=choice, kinds=("in-only",), constants=(site,))
 
     def _comes_in_blocks(self, node: Node, name: str, shape: _Shape | None) -> bool:
@@ -408,7 +408,7 @@ class UnitFinder:
         """Whether the rules let units have labels of this kind."""
         return not self._allowed_kinds or kind in self._allowed_kinds
 
-    def _shape(self, node: Node) -> _Shape | None:
+    def _find_shape(self, node: Node) -> _Shape | None:
         """The format-independent parts; ``None`` if the operator, or one of its operands, is never quantized."""
         if is_fused_attention(node):
             return self._with_one_edge(node)
@@ -452,7 +452,7 @@ class UnitFinder:
             return True
         return bool(np.isfinite(self._model.array(constant).astype(np.float32, copy=False)).all())
 
-    def _constant(self, node: Node, index: int, choice: FormatChoice) -> Site:
+    def _make_constant_site(self, node: Node, index: int, choice: FormatChoice) -> Site:
         """The site of a constant operand: the weight in the format for weights, others in that for activations."""
         is_weight = index in weight_inputs(self._model, node)
         return Site(
@@ -463,7 +463,7 @@ class UnitFinder:
             weight=True,
         )
 
-    def _biases(self, chain: tuple[Node, ...]) -> tuple[Site, ...] | None:
+    def _find_biases(self, chain: tuple[Node, ...]) -> tuple[Site, ...] | None:
         """The bias that must be int32 for a float output; ``None`` if there is one that cannot be."""
         head = chain[0]
         if head.op_type not in self._capabilities.integer_bias:
@@ -472,7 +472,7 @@ class UnitFinder:
         owner = head if head.op_type == "Gemm" else adder
         if owner is None or (owner is head and not head.input_at(2)):
             return ()
-        index = bias_input(self._model, owner, self._channels(head))
+        index = bias_input(self._model, owner, self._count_channels(head))
         if index is None:
             return None
         site = Site(
@@ -484,7 +484,7 @@ class UnitFinder:
         )
         return (site,)
 
-    def _channels(self, head: Node) -> int:
+    def _count_channels(self, head: Node) -> int:
         """Output channels of a Gemm or MatMul with a constant weight; 0 without one."""
         weight = weight_input(self._model, head)
         axis = channel_axis(self._model, head, weight) if weight is not None else None
@@ -493,7 +493,7 @@ class UnitFinder:
     def chain(self, node: Node) -> list[Node]:
         """The node, the bias after a MatMul, and the activation functions that are fused into its kernel."""
         chain = [node]
-        while (follower := self._sole_reader(chain[-1])) is not None:
+        while (follower := self._find_sole_reader(chain[-1])) is not None:
             is_bias = len(chain) == 1 and self._is_bias(node, follower)
             if not is_bias and not self._is_absorbed(chain[-1], follower):
                 break
@@ -503,7 +503,7 @@ class UnitFinder:
     def _is_bias(self, head: Node, follower: Node) -> bool:
         if head.op_type != "MatMul" or head.op_type not in self._capabilities.integer_bias:
             return False
-        channels = self._channels(head)
+        channels = self._count_channels(head)
         is_added = follower.op_type == "Add" and channels > 0
         return is_added and bias_input(self._model, follower, channels) is not None
 
@@ -514,7 +514,7 @@ class UnitFinder:
             and all(tensor in self._model.constants for tensor in follower.inputs[1:] if tensor)
         )
 
-    def _sole_reader(self, node: Node) -> Node | None:
+    def _find_sole_reader(self, node: Node) -> Node | None:
         """The only node that reads the only output, if there is no other reader."""
         if len(node.outputs) != 1:
             return None
@@ -560,7 +560,7 @@ def apply_rules(model: Model, units: Units, rules: Mapping[str, hooks.Hook]) -> 
 
 
 def excluded_by_rule(stages: Mapping[str, Units]) -> dict[str, str]:
-    """By node, the first rule after which no label is left, if there is one; ``stages`` as of `apply_rules`."""
+    """By node, the first rule after which no label is left; ``stages`` is the result of `apply_rules`."""
     (_, units), *rest = stages.items()
     excluded: dict[str, str] = {}
     left = {node for unit in units for node in unit.nodes}
