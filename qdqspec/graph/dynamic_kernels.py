@@ -43,6 +43,7 @@ from qdqspec.graph.protos import (
     copy_model,
     metadata,
     names_read_inside,
+    padded_inputs,
     refill,
     values_of_constants,
 )
@@ -56,7 +57,6 @@ IMPORTS = "qdqspec.imports"  # node metadata: the domain that the model imports 
 CARRIED = "qdqspec.tensor"  # node metadata of inserted nodes: the tensor whose values the node carries
 
 _INTEGERS = (TensorProto.INT8, TensorProto.UINT8)
-_QATTENTION_INPUTS = 9
 _LSTM_INPUTS = 8  # of ONNX's operator; scales and zero points follow them
 _LINEAR = ("MatMul", "Gemm")
 # Size of the blocks in which a weight of two directions has a scale for each row: all blocks of a row have the same
@@ -246,8 +246,8 @@ class _Lowering:
     def _attention(
         self, node: onnx.NodeProto, pair: onnx.NodeProto, weight: onnx.NodeProto
     ) -> Iterator[onnx.NodeProto]:
-        bias, mask, past = [*node.input[2:5], "", "", ""][:3]
-        stored, scale, zero = [*weight.input, ""][:3]
+        bias, mask, past = padded_inputs(node, 5)[2:]
+        stored, scale, zero = padded_inputs(weight, 3)
         data, data_scale, data_zero = pair.output
         inputs = [data, stored, bias, data_scale, scale, mask, data_zero, zero, past]
         while not inputs[-1]:
@@ -638,8 +638,7 @@ class _Raising:
 
     def _attention(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         """Attention on dequantized operands; one whose input has a stored scale is unchanged."""
-        given = [*node.input, *[""] * _QATTENTION_INPUTS][:_QATTENTION_INPUTS]
-        data, stored, bias, data_scale, scale, mask, data_zero, zero, past = given
+        data, stored, bias, data_scale, scale, mask, data_zero, zero, past = padded_inputs(node, 9)
         quantize = self._find_quantizer(data, data_zero)
         is_known = all(name in self._constants for name in (stored, scale, zero) if name)
         if quantize is None or data_scale != quantize.output[1] or not is_known:

@@ -255,7 +255,6 @@ class Model:
         one = cache(
             TensorType
         )  # equal types share one object: a model has thousands of tensors and few types
-        read: dict[bytes, TensorType] = {}
         light = _infer_types(self)
         for scope in find_scopes(light).all if self.has_bodies else (None,):
             graph = light.graph if scope is None else scope.graph
@@ -263,12 +262,9 @@ class Model:
             weights = {unique(t.name): t for t in graph.initializer}
             found |= {name: one(t.data_type, tuple(t.dims)) for name, t in weights.items()}
             for info in (*graph.input, *graph.output, *graph.value_info):
-                kind = info.type
-                if kind.HasField("tensor_type"):
-                    key = kind.SerializePartialToString()
-                    if key not in read:
-                        read[key] = one(kind.tensor_type.elem_type, _read_shape(kind.tensor_type))
-                    found.setdefault(unique(info.name), read[key])
+                kind = info.type.tensor_type
+                if info.type.HasField("tensor_type"):
+                    found.setdefault(unique(info.name), one(kind.elem_type, _read_shape(kind)))
         for name, tensor in self.constants.items():
             found.setdefault(name, one(tensor.data_type, tuple(tensor.dims)))
         known = {name: type_.elem_type for name, type_ in found.items() if type_.elem_type}
