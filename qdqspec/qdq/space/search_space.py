@@ -16,11 +16,11 @@ from qdqspec.qdq.capabilities import Capabilities
 from qdqspec.qdq.quantize.formats import RUN_TIME
 from qdqspec.qdq.space.moved_pairs import edges_after, edges_before
 from qdqspec.qdq.space.pair_edges import PairEdges
+from qdqspec.qdq.space.unit_finder import UnitFinder
 from qdqspec.qdq.space.units import (
     Edge,
     Form,
     Unit,
-    UnitFinder,
     apply_rules,
     format_choices,
     weight_input,
