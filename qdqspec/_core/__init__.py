@@ -1,1 +1,1 @@
-"""What every package may use: settings, files, records as JSON, the registry, deadlines. It knows no model."""
+"""Modules for every package: settings, files, records as JSON, the registry, deadlines. None knows a model."""

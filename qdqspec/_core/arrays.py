@@ -20,14 +20,14 @@ MOST_SPACED = 1 << 17  # values of one tensor in one sample that a histogram cou
 
 
 LOST_SHARE = 1 / 512  # of the largest magnitude: smaller values round to zero in 8 bits
-_FEW = 1 << 12  # values that are looked at first
+_FEW = 1 << 12  # values that are examined first
 
 
 def extremes(values: Array) -> Array:
-    """The smallest and the largest value, or NaN twice if one is NaN; none of an empty array.
+    """The smallest and the largest value; NaN twice if one is NaN; nothing of an empty array.
 
-    Then, if there is one, a value below a quarter of the largest magnitude: one of at least `LOST_SHARE` of it, or else
-    the largest of the others, as where a mask is far beyond them.
+    A third value follows if some values are below a quarter of the largest magnitude: one of at least `LOST_SHARE` of
+    the largest magnitude, or else the largest of them. It shows whether a mask is far beyond all other values.
     """
     if not values.size:
         return values
@@ -43,9 +43,9 @@ def extremes(values: Array) -> Array:
 
 
 def evenly_spaced(values: Array, most: int = MOST_SPACED) -> Array:
-    """At most ``most`` values of an array, flat, whose distance shares no factor with a dimension.
+    """At most ``most`` values of an array, flat, at equal distances.
 
-    So they are from all channels, rows and columns alike.
+    The distance shares no factor with a dimension, so that the values come from all channels, rows and columns.
     """
     step = max(1, -(-values.size // most))
     while any(math.gcd(step, dim) > 1 for dim in values.shape):

@@ -6,7 +6,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-OF_PYTHON = 1000  # objects at most that Python freezes itself: version 3.12 375, others none
+OF_PYTHON = 1000  # more objects than Python itself freezes: 375 in version 3.12, none in others
 
 
 @contextmanager

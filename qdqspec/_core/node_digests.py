@@ -96,10 +96,10 @@ class _Difference:
             if word == "equal":
                 pairs.update(zip(right[first:last], left[start:end], strict=True))
             elif word == "replace":
-                pairs.update(self._replaced(left[start:end], right[first:last]))
+                pairs.update(self._match_replaced(left[start:end], right[first:last]))
         return pairs
 
-    def _replaced(self, left: Sequence[int], right: Sequence[int]) -> Iterator[tuple[int, int]]:
+    def _match_replaced(self, left: Sequence[int], right: Sequence[int]) -> Iterator[tuple[int, int]]:
         """Rows of one operator in order, at a place where other rows are not equal."""
         open_rows = list(left)
         for number in right:
@@ -112,15 +112,15 @@ class _Difference:
     def _kept(self) -> frozenset[int]:
         return frozenset(self._pairs.values())
 
-    def _reasons(self, number: int) -> Iterator[str]:
+    def _find_reasons(self, number: int) -> Iterator[str]:
         """The parts of a node that changed. Inputs from added or removed nodes follow from these."""
         old, new = self._old[self._pairs[number]], self._new[number]
         if old.attributes != new.attributes:
             yield _KINDS.get(new.op_type, "attributes")
         if old.constants != new.constants:
             yield "weights"
-        before = [_producer(self._pairs[number], source) for source in old.sources]
-        after = [_producer(number, source) for source in new.sources]
+        before = [_find_producer(self._pairs[number], source) for source in old.sources]
+        after = [_find_producer(number, source) for source in new.sources]
         moved = (
             (was is None) != (now is None)
             if was is None or now is None
@@ -133,7 +133,9 @@ class _Difference:
     @cached_property
     def text(self) -> str:
         changed = {
-            number: reasons for number in sorted(self._pairs) if (reasons := ", ".join(self._reasons(number)))
+            number: reasons
+            for number in sorted(self._pairs)
+            if (reasons := ", ".join(self._find_reasons(number)))
         }
         names = [f"{self._new[number]} ({reasons})" for number, reasons in changed.items()]
         names += [f"+ {row}" for number, row in enumerate(self._new) if number not in self._pairs]
@@ -147,7 +149,7 @@ class _Difference:
         if names:
             more = f", and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
             parts.append(f"{count_text(len(names), 'node')} changed: {', '.join(names[:_SHOWN])}{more}")
-        if constants := self._constants():
+        if constants := self._count_constants():
             parts.append(f"{count_text(constants, 'constant')} changed")
         if renamed:
             parts.append(f"{count_text(renamed, 'node')} renamed")
@@ -155,7 +157,7 @@ class _Difference:
             "; ".join(parts) or "nodes and constants are the same: other names of tensors, or other metadata"
         )
 
-    def _constants(self) -> int:
+    def _count_constants(self) -> int:
         """The number of constants that changed; one that several nodes read counts once."""
         return len(
             {
@@ -167,7 +169,7 @@ class _Difference:
         )
 
 
-def _producer(number: int, source: str) -> tuple[int, str] | None:
+def _find_producer(number: int, source: str) -> tuple[int, str] | None:
     """The row that makes an input, and its output; ``None`` for a constant or an omitted input."""
     distance, _, output = source.partition(".")
     return (number - int(distance), output) if distance.isdecimal() else None

@@ -195,7 +195,7 @@ def count_text(number: int, noun: str, plural: str = "") -> str:
 
 
 def list_text(names: Sequence[str], most: int) -> str:
-    """At most so many names, and the number of the others: ``a, b and 3 more``."""
+    """The first ``most`` names, and the number of other names: ``a, b and 3 more``."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 

@@ -30,7 +30,7 @@ def unconfirmed_outputs(model: Model) -> tuple[str, ...]:
     return tuple(
         output.name
         for output in model.proto.graph.output
-        if (declared := _declared(output)) is not None
+        if (declared := _read_declared(output)) is not None
         and ((shape := known.shape(output.name)) is None or not allows(declared, shape))
     )
 
@@ -39,7 +39,7 @@ def contradictions(model: Model, shapes: Mapping[str, Sequence[int]]) -> dict[st
     """For each output whose shape differs from the declared one: both, in words."""
     found = {}
     for output in model.proto.graph.output:
-        declared, shape = _declared(output), shapes.get(output.name)
+        declared, shape = _read_declared(output), shapes.get(output.name)
         if declared is not None and shape is not None and not allows(declared, shape):
             found[output.name] = f"{shape_text(declared)} is declared, {list(shape)} is computed"
     return found
@@ -87,7 +87,7 @@ def with_types(model: Model, dtype: str) -> Model:
     return Model(copied, path=model.path, sha256=model.sha256)
 
 
-def _declared(output: onnx.ValueInfoProto) -> tuple[int | None, ...] | None:
+def _read_declared(output: onnx.ValueInfoProto) -> tuple[int | None, ...] | None:
     kind = output.type.tensor_type
     if not output.type.HasField("tensor_type") or not kind.HasField("shape"):
         return None

@@ -19,7 +19,16 @@ from onnx import TensorProto, helper, numpy_helper
 
 from qdqspec.graph.dynamic_kernels import FreeNames, constants_of
 from qdqspec.graph.model import QDQ_OPS, Model
-from qdqspec.graph.protos import CONTRIBUTED, DEFAULT_DOMAINS, all_graphs, copied, copy_model, refill
+from qdqspec.graph.protos import (
+    CONTRIBUTED,
+    DEFAULT_DOMAINS,
+    all_graphs,
+    attribute_of,
+    copied,
+    copy_model,
+    padded_inputs,
+    refill,
+)
 from qdqspec.graph.weights import array_of
 
 Attributes: TypeAlias = Iterable[onnx.AttributeProto]
@@ -84,7 +93,7 @@ class _Rewriting:
 
     def qlinear_conv(self, node: onnx.NodeProto) -> bool:
         """QLinearConv: x, scale, zero; w, scale, zero; scale, zero of y; bias of scale x_scale * w_scale."""
-        x, xs, xz, w, ws, wz, ys, yz, bias = _inputs(node, 9)
+        x, xs, xz, w, ws, wz, ys, yz, bias = padded_inputs(node, 9)
         per_channel = self._rank_of(w) is not None
         if not per_channel and self._is_vector(ws):
             return False
@@ -98,7 +107,7 @@ class _Rewriting:
 
     def qlinear_matmul(self, node: onnx.NodeProto) -> bool:
         """QLinearMatMul: a, scale, zero; b, scale, zero; scale, zero of y."""
-        a, a_scale, a_zero, b, b_scale, b_zero, ys, yz = _inputs(node, 8)
+        a, a_scale, a_zero, b, b_scale, b_zero, ys, yz = padded_inputs(node, 8)
         if self._is_vector(a_scale) or self._is_vector(ys):
             return False
         operands = [self._dequantized(a, a_scale, a_zero), self._dequantized(b, b_scale, b_zero)]
@@ -107,12 +116,12 @@ class _Rewriting:
 
     def qgemm(self, node: onnx.NodeProto) -> bool:
         """QGemm: a, scale, zero; b, scale, zero; bias of scale alpha * a_scale * b_scale; scale, zero of y."""
-        a, a_scale, a_zero, b, b_scale, b_zero, c, ys, yz = _inputs(node, 9)
-        turned = _number(node, "transB", 0)
+        a, a_scale, a_zero, b, b_scale, b_zero, c, ys, yz = padded_inputs(node, 9)
+        turned = attribute_of(node, "transB", 0)
         columns = (self._column(name, b) if turned else name for name in (b_scale, b_zero))
         operands = [self._dequantized(a, a_scale, a_zero), self._dequantized(b, *columns)]
         attributes = [each for each in node.attribute if each.name != "alpha"]
-        alpha = self._constant(np.float32(_number(node, "alpha", 1.0)))
+        alpha = self._constant(np.float32(attribute_of(node, "alpha", 1.0)))
         operands[0] = self._add("Mul", [operands[0], alpha])
         if c:
             product = self._add("Mul", [self._add("Mul", [a_scale, alpha]), b_scale])
@@ -124,7 +133,7 @@ class _Rewriting:
 
     def matmul_integer(self, node: onnx.NodeProto) -> bool:
         """MatMulInteger: a, b, and their zero points; int32."""
-        a, b, a_zero, b_zero = _inputs(node, 4)
+        a, b, a_zero, b_zero = padded_inputs(node, 4)
         if self._is_vector(a_zero):
             return False
         result = self._add("MatMul", [self._dequantized(a, "", a_zero), self._dequantized(b, "", b_zero)])
@@ -132,21 +141,21 @@ class _Rewriting:
 
     def conv_integer(self, node: onnx.NodeProto) -> bool:
         """ConvInteger: x, w, and their zero points; int32."""
-        x, w, x_zero, w_zero = _inputs(node, 4)
+        x, w, x_zero, w_zero = padded_inputs(node, 4)
         operands = [self._dequantized(x, "", x_zero), self._dequantized(w, "", self._column(w_zero, w))]
         result = self._add("Conv", operands, node.attribute)
         return self._finish("Cast", [result], node, [helper.make_attribute("to", TensorProto.INT32)])
 
     def matmul_integer_to_float(self, node: onnx.NodeProto) -> bool:
         """MatMulIntegerToFloat: a, b, their scales, their zero points, bias."""
-        a, b, a_scale, b_scale, a_zero, b_zero, bias = _inputs(node, 7)
+        a, b, a_scale, b_scale, a_zero, b_zero, bias = padded_inputs(node, 7)
         if self._is_vector(a_scale):
             return False
         return self._product(node, self._dequantized(a, a_scale, a_zero), b, b_scale, b_zero, bias)
 
     def dynamic_quantize_matmul(self, node: onnx.NodeProto) -> bool:
         """DynamicQuantizeMatMul: a in float, b, its scale and zero point, bias."""
-        a, b, b_scale, b_zero, bias = _inputs(node, 5)
+        a, b, b_scale, b_zero, bias = padded_inputs(node, 5)
         found = [self._names.free(f"{node.output[0]}/{part}") for part in ("integers", "scale", "zero")]
         self._made.append(helper.make_node("DynamicQuantizeLinear", [a], found))
         return self._product(node, self._dequantized(*found), b, b_scale, b_zero, bias)
@@ -155,7 +164,7 @@ class _Rewriting:
         """An operator that stays, with uint8 weights in the place of int8 ones."""
         changed = copied(node)
         for place, zero_place in _WEIGHTS[node.op_type]:
-            given = _inputs(node, zero_place + 1)
+            given = padded_inputs(node, zero_place + 1)
             weight, zero = self._known.get(given[place]), self._known.get(given[zero_place])
             if weight is None or weight.data_type != TensorProto.INT8 or (given[zero_place] and zero is None):
                 continue
@@ -245,15 +254,6 @@ def _definition_of(node: onnx.NodeProto) -> _Define | None:
     if node.domain in DEFAULT_DOMAINS:
         return _STANDARD.get(node.op_type)
     return _OF_RUNTIME.get(node.op_type) if node.domain == CONTRIBUTED else None
-
-
-def _inputs(node: onnx.NodeProto, count: int) -> tuple[str, ...]:
-    """The inputs, with empty names for those omitted at the end."""
-    return (*node.input, *[""] * count)[:count]
-
-
-def _number(node: onnx.NodeProto, name: str, default: float) -> float:
-    return next((helper.get_attribute_value(each) for each in node.attribute if each.name == name), default)
 
 
 def _unsigned(values: np.ndarray) -> np.ndarray:

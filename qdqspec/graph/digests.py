@@ -14,10 +14,10 @@ from qdqspec.graph.weights import tensor_bytes
 
 def digests_of(model: Model) -> str:
     """The digests as one text: see `qdqspec._core.node_digests`. Reads all weights."""
-    return pack(_rows(model))
+    return pack(_make_rows(model))
 
 
-def _rows(model: Model) -> Iterator[NodeDigest]:
+def _make_rows(model: Model) -> Iterator[NodeDigest]:
     """Operator sets, inputs, nodes in order, and outputs."""
     base = model.path.parent if model.path else None
     makers: dict[str, tuple[int, int]] = {}

@@ -43,6 +43,7 @@ from qdqspec.graph.protos import (
     copy_model,
     metadata,
     names_read_inside,
+    padded_inputs,
     refill,
     values_of_constants,
 )
@@ -56,7 +57,6 @@ IMPORTS = "qdqspec.imports"  # node metadata: the domain that the model imports 
 CARRIED = "qdqspec.tensor"  # node metadata of inserted nodes: the tensor whose values the node carries
 
 _INTEGERS = (TensorProto.INT8, TensorProto.UINT8)
-_QATTENTION_INPUTS = 9
 _LSTM_INPUTS = 8  # of ONNX's operator; scales and zero points follow them
 _LINEAR = ("MatMul", "Gemm")
 # Size of the blocks in which a weight of two directions has a scale for each row: all blocks of a row have the same
@@ -110,10 +110,10 @@ class _Lowering:
         }
 
     def proto(self) -> onnx.ModelProto:
-        nodes = [new for node in self._flat.graph.node for new in self._lowered(node)]
+        nodes = [new for node in self._flat.graph.node for new in self._lower_node(node)]
         if not self._unread:
             return self._flat
-        nodes = self._swept(nodes)
+        nodes = self._sweep_pairs(nodes)
         read = {name for node in nodes for name in (*node.input, *names_read_inside(node))}
         read |= {output.name for output in self._flat.graph.output}
         proto = copy_model(self._flat, but={"node", "initializer"})
@@ -124,24 +124,24 @@ class _Lowering:
             proto.opset_import.append(helper.make_opsetid(CONTRIBUTED, 1))
         return proto
 
-    def _lowered(self, node: onnx.NodeProto) -> Iterable[onnx.NodeProto]:
+    def _lower_node(self, node: onnx.NodeProto) -> Iterable[onnx.NodeProto]:
         if self._is_fused_slowly(node):
             found = copied(node)
             found.op_type = "Sum"
             found.metadata_props.add(key=REPLACED, value=encoded(node))
             return (found,)
         is_known = is_default(node) and node.op_type in (*_LINEAR, "LSTM")
-        pair = self._activation(node) if is_known or is_fused_attention(node) else None
+        pair = self._find_dynamic_pair(node) if is_known or is_fused_attention(node) else None
         if pair is None:
             return (node,)
         if is_fused_attention(node):
-            weight = self._weight(node, 1)
+            weight = self._find_weight(node, 1)
             return (node,) if weight is None else self._attention(node, pair, weight)
         if node.op_type == "LSTM":
-            weights = [self._weight(node, index) for index in (1, 2)]
+            weights = [self._find_weight(node, index) for index in (1, 2)]
             fits = all(weight is not None and self._rows(weight) for weight in weights)
             return self._lstm(node, pair) if fits and not attribute_of(node, "layout", 0) else (node,)
-        return self._linear(node, pair) if self._fits_linear(node) else (node,)
+        return self._make_linear(node, pair) if self._fits_linear(node) else (node,)
 
     def _is_fused_slowly(self, node: onnx.NodeProto) -> bool:
         """Whether it adds two computed float tensors for a normalization."""
@@ -152,7 +152,7 @@ class _Lowering:
             maker is not None and maker.op_type == "DequantizeLinear" for maker in makers
         )
 
-    def _activation(self, node: onnx.NodeProto) -> onnx.NodeProto | None:
+    def _find_dynamic_pair(self, node: onnx.NodeProto) -> onnx.NodeProto | None:
         """The DynamicQuantizeLinear behind the first operand."""
         after = self._producer.get(node.input[0])
         if after is None or after.op_type != "DequantizeLinear":
@@ -160,7 +160,7 @@ class _Lowering:
         found = self._producer.get(after.input[0])
         return found if found is not None and found.op_type == QUANTIZE else None
 
-    def _weight(self, node: onnx.NodeProto, index: int) -> onnx.NodeProto | None:
+    def _find_weight(self, node: onnx.NodeProto, index: int) -> onnx.NodeProto | None:
         """The DequantizeLinear of stored 8-bit integers, with one scale a tensor or channel, of LSTM also in blocks."""
         found = self._producer.get(node.input[index])
         if found is None or found.op_type != "DequantizeLinear":
@@ -171,7 +171,7 @@ class _Lowering:
         return found if known and self._constants[found.input[0]].data_type in _INTEGERS else None
 
     def _fits_linear(self, node: onnx.NodeProto) -> bool:
-        weight = self._weight(node, 1)
+        weight = self._find_weight(node, 1)
         if weight is None:
             return False
         dims = self._constants[weight.input[0]].dims
@@ -202,15 +202,15 @@ class _Lowering:
         numbers = (numpy_helper.to_array(self._constants[name]) for name in weight.input[1:])
         return all((values == values[..., :1]).all() for values in numbers)
 
-    def _linear(self, node: onnx.NodeProto, pair: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
+    def _make_linear(self, node: onnx.NodeProto, pair: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
         weight = self._producer[node.input[1]]
         integers, scale = weight.input[0], weight.input[1]
         if node.op_type == "Gemm" and attribute_of(node, "transB", 0):
-            yield self._node("Transpose", node, "_weight", [integers], perm=[1, 0])
+            yield self._node("Transpose", node, "_find_weight", [integers], perm=[1, 0])
             integers = self._last
         zero_points = [pair.output[2], *weight.input[2:3]]
         product = self._node("MatMulInteger", node, "", [pair.output[0], integers, *zero_points])
-        self._keep(product, node, pair, (weight,))
+        self._note_replaced(product, node, pair, (weight,))
         yield product
         yield self._node("Cast", node, "_cast", [self._last], to=TensorProto.FLOAT)
         real = self._last
@@ -220,7 +220,7 @@ class _Lowering:
         last = result
         yield result
         if bias:
-            last = self._node("Add", node, "_bias", [result.output[0], bias])
+            last = self._node("Add", node, "_find_bias", [result.output[0], bias])
             yield last
         last.output[0] = node.output[0]
         self._unread.update((node.input[0], node.input[1], *weight.input))
@@ -232,12 +232,12 @@ class _Lowering:
         for part, weight in zip(("W", "R"), weights, strict=True):
             yield self._node("Transpose", node, f"_{part}", [weight.input[0]], perm=[0, 2, 1])
             stored.append(self._last)
-            numbers += self._lstm_numbers(node, weight, part)
+            numbers += self._make_lstm_numbers(node, weight, part)
         others = [*node.input[3:], *[""] * (_LSTM_INPUTS - len(node.input))]
         kernel = self._node(LSTM, node, "", [pair.input[0], *stored, *others, *numbers], domain=CONTRIBUTED)
         refill(kernel.output, node.output)
         kernel.attribute.extend(a for a in node.attribute if a.name != "layout")
-        self._keep(kernel, node, pair, weights)
+        self._note_replaced(kernel, node, pair, weights)
         if CONTRIBUTED not in self._imports:
             kernel.metadata_props.add(key=IMPORTS, value=CONTRIBUTED)
         yield kernel
@@ -246,8 +246,8 @@ class _Lowering:
     def _attention(
         self, node: onnx.NodeProto, pair: onnx.NodeProto, weight: onnx.NodeProto
     ) -> Iterator[onnx.NodeProto]:
-        bias, mask, past = [*node.input[2:5], "", "", ""][:3]
-        stored, scale, zero = [*weight.input, ""][:3]
+        bias, mask, past = padded_inputs(node, 5)[2:]
+        stored, scale, zero = padded_inputs(weight, 3)
         data, data_scale, data_zero = pair.output
         inputs = [data, stored, bias, data_scale, scale, mask, data_zero, zero, past]
         while not inputs[-1]:
@@ -255,11 +255,11 @@ class _Lowering:
         kernel = self._node(ATTENTION, node, "", inputs, domain=CONTRIBUTED)
         refill(kernel.output, node.output)
         kernel.attribute.extend(node.attribute)
-        self._keep(kernel, node, pair, (weight,))
+        self._note_replaced(kernel, node, pair, (weight,))
         yield kernel
         self._unread.update((*node.input[:2], *weight.input))
 
-    def _lstm_numbers(self, node: onnx.NodeProto, weight: onnx.NodeProto, part: str) -> list[str]:
+    def _make_lstm_numbers(self, node: onnx.NodeProto, weight: onnx.NodeProto, part: str) -> list[str]:
         """Scales and zero points as the kernel takes them."""
         shape = self._rows(weight)
         scale = numpy_helper.to_array(self._constants[weight.input[1]])
@@ -284,7 +284,7 @@ class _Lowering:
         self._last = self._names.free(f"{origin.output[0] or origin.name}{part or '_integers'}")
         return helper.make_node(op_type, inputs, [self._last], name=name, **more)
 
-    def _keep(
+    def _note_replaced(
         self,
         kernel: onnx.NodeProto,
         node: onnx.NodeProto,
@@ -298,7 +298,7 @@ class _Lowering:
             original.input[index] = metadata(weight, CARRIED) or weight.output[0]  # the float weight
         kernel.metadata_props.add(key=REPLACED, value=encoded(original))
 
-    def _swept(self, nodes: list[onnx.NodeProto]) -> list[onnx.NodeProto]:
+    def _sweep_pairs(self, nodes: list[onnx.NodeProto]) -> list[onnx.NodeProto]:
         """The nodes less the pairs that nothing reads any more."""
         outputs = {output.name for output in self._flat.graph.output}
         read = Counter(name for node in nodes for name in (*node.input, *names_read_inside(node)))
@@ -377,7 +377,7 @@ class _Raising:
             self._scope = self._scopes[index]
             if node.op_type in (QUANTIZE, "DequantizeLinear") and is_default(node):
                 self._known.setdefault((self._scope, *node.input), node)
-            new = self._raised(node)
+            new = self._raise_node(node)
             if new:
                 self._instead[index] = new
         if not self._instead:
@@ -403,11 +403,11 @@ class _Raising:
             for t in self._flat.graph.initializer
             if t.name in read or t.name not in touched
         )
-        unused = self._imported(kept)
+        unused = self._find_unused_domain(kept)
         refill(proto.opset_import, [o for o in proto.opset_import if o.domain != unused])
         return proto
 
-    def _imported(self, nodes: Iterable[onnx.NodeProto]) -> str | None:
+    def _find_unused_domain(self, nodes: Iterable[onnx.NodeProto]) -> str | None:
         """The domain that was imported for the kernels alone."""
         kernels = [node for i in self._instead for node in (self._nodes[i],) if node.domain == CONTRIBUTED]
         foreign = all(metadata(node, REPLACED) is None for node in kernels)
@@ -415,7 +415,7 @@ class _Raising:
         others = any(node.domain == CONTRIBUTED for node in nodes)
         return CONTRIBUTED if kernels and (foreign or ours) and not others else None
 
-    def _raised(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    def _raise_node(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         if node.op_type == "MatMulInteger" and is_default(node):
             return self._product(node)
         if node.op_type == "ConvInteger" and is_default(node):
@@ -437,24 +437,29 @@ class _Raising:
 
     def _product(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         """MatMul or Gemm on dequantized operands, in the place of the first node of the chain."""
-        quantize, steps = self._quantizer(node.input[0], *node.input[2:3]), self._chain(node, *_CONVERTED)
-        stored, is_transposed = self._stored(node.input[1], [1, 0])
+        quantize, steps = (
+            self._find_quantizer(node.input[0], *node.input[2:3]),
+            self._follow_chain(node, *_CONVERTED),
+        )
+        stored, is_transposed = self._find_stored(node.input[1], [1, 0])
         if quantize is None or stored is None or len(steps) < len(("Cast", "Mul")):
             return []
-        scale = self._weight_scale(self._other(steps[1], steps[0].output[0]), quantize.output[1])
+        scale = self._find_weight_scale(
+            self._find_other_operand(steps[1], steps[0].output[0]), quantize.output[1]
+        )
         if scale not in self._constants:
             return []
         dims = self._constants[stored].dims
         is_single = list(self._constants[scale].dims) in ([], [1])
         if not is_single and (len(dims) != 2 or len(self._constants[scale].dims) != 1):
             return []
-        count, before = 2, self._before(node, quantize, steps[1])
+        count, before = 2, self._find_original(node, quantize, steps[1])
         if before is None and len(steps) > count:
-            count, before = 3, self._before(node, quantize, steps[2])
+            count, before = 3, self._find_original(node, quantize, steps[2])
         if before is None:
             count, name = 2, node.name.removesuffix("_quant")
             before = helper.make_node("MatMul", [quantize.input[0], ""], list(steps[1].output), name=name)
-            before = self._as_before(before)
+            before = self._prefer_original(before)
         if attribute_of(before, "transB", 0) and not is_transposed:
             self._transpose(stored, [1, 0])
         elif is_transposed and not attribute_of(before, "transB", 0):
@@ -462,16 +467,16 @@ class _Raising:
         self._removed.update(self._producer[step.output[0]] for step in steps[:count])
         axis = None if is_single else int(not attribute_of(before, "transB", 0))
         weight = self._dequantize([stored, scale, *node.input[3:4]], axis, before.input[1])
-        return self._fed(before, quantize, [weight])
+        return self._feed_operator(before, quantize, [weight])
 
-    def _before(
+    def _find_original(
         self, node: onnx.NodeProto, quantize: onnx.NodeProto, last: onnx.NodeProto
     ) -> onnx.NodeProto | None:
         """The node that was replaced by a chain that ends here, from its metadata or the reference.
 
         A tool that has no integer kernel for Gemm makes a product and a sum of it, with the weight transposed.
         """
-        known = _replaced(node)
+        known = _read_replaced(node)
         if known is not None and list(known.output) == list(last.output):
             return known
         found = None if self._reference is None else self._reference.producer.get(last.output[0])
@@ -485,7 +490,7 @@ class _Raising:
         )
         return found.proto if fits else None
 
-    def _as_before(self, node: onnx.NodeProto) -> onnx.NodeProto:
+    def _prefer_original(self, node: onnx.NodeProto) -> onnx.NodeProto:
         """The reference's node, if it is equal except for its weight, its name and the order of attributes."""
         found = None if self._reference is None else self._reference.producer.get(node.output[0])
         if found is None or found.op_type != node.op_type or len(found.inputs) != len(node.input):
@@ -501,14 +506,14 @@ class _Raising:
         values = numpy_helper.to_array(self._constants[stored]).transpose(perm)
         self._changed[stored] = numpy_helper.from_array(np.array(values, order="C"), stored)
 
-    def _quantizer(self, tensor: str, zero_point: str = "") -> onnx.NodeProto | None:
+    def _find_quantizer(self, tensor: str, zero_point: str = "") -> onnx.NodeProto | None:
         """The node that found the range of an operand at run time."""
-        found = self._maker(tensor)
+        found = self._find_maker(tensor)
         if found is None or found.op_type != QUANTIZE or not is_default(found):
             return None
         return found if [found.output[0], found.output[2]] == [tensor, zero_point] else None
 
-    def _chain(self, node: onnx.NodeProto, *op_types: str) -> list[onnx.NodeProto]:
+    def _follow_chain(self, node: onnx.NodeProto, *op_types: str) -> list[onnx.NodeProto]:
         """Nodes of these types behind a node, each the only reader of the one before; a Cast is one to float32."""
         steps: list[onnx.NodeProto] = []
         for op_type in op_types:
@@ -522,16 +527,18 @@ class _Raising:
             steps.append(follower)
         return steps
 
-    def _weight_scale(self, product: str | None, scale: str) -> str:
+    def _find_weight_scale(self, product: str | None, scale: str) -> str:
         """The factor of the activation's scale in a product of scales; empty for none."""
-        maker = self._maker(product or "")
-        return (None if maker is None or maker.op_type != "Mul" else self._other(maker, scale)) or ""
+        maker = self._find_maker(product or "")
+        return (
+            None if maker is None or maker.op_type != "Mul" else self._find_other_operand(maker, scale)
+        ) or ""
 
-    def _stored(self, tensor: str, perm: list[int]) -> tuple[str | None, bool]:
+    def _find_stored(self, tensor: str, perm: list[int]) -> tuple[str | None, bool]:
         """The stored integers behind an operand, and whether they are transposed in between."""
         if tensor in self._constants:
             return tensor, False
-        maker = self._maker(tensor)
+        maker = self._find_maker(tensor)
         if maker is None or maker.op_type != "Transpose" or maker.input[0] not in self._constants:
             return None, False
         return (maker.input[0], True) if attribute_of(maker, "perm", None) == perm else (None, False)
@@ -540,14 +547,16 @@ class _Raising:
 
     def _convolution(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         """Conv on dequantized operands with the bias that was split off, in place of the first node of the chain."""
-        quantize = self._quantizer(node.input[0], *node.input[2:3])
-        steps = self._chain(node, *_CONVERTED)
+        quantize = self._find_quantizer(node.input[0], *node.input[2:3])
+        steps = self._follow_chain(node, *_CONVERTED)
         if quantize is None or len(steps) < len(("Cast", "Mul")):
             return []
-        scale = self._weight_scale(self._other(steps[1], steps[0].output[0]), quantize.output[1])
+        scale = self._find_weight_scale(
+            self._find_other_operand(steps[1], steps[0].output[0]), quantize.output[1]
+        )
         numbers = [node.input[1], scale, *node.input[3:4]]
         # a node for a constant that the tool did not see as one
-        maker = self._quantizer(node.input[1], *node.input[3:4])
+        maker = self._find_quantizer(node.input[1], *node.input[3:4])
         weight = self._constants.get(node.input[1] if maker is None else maker.input[0])
         is_single = (
             list(self._constants[scale].dims) in ([], [1]) if scale in self._constants else bool(maker)
@@ -557,20 +566,20 @@ class _Raising:
         bias = None
         has_own_sum = self._reference is not None and steps[1].output[0] in self._reference.producer
         if len(steps) == len(_CONVERTED) and not has_own_sum:
-            bias = self._bias(self._other(steps[2], steps[1].output[0]), list(weight.dims))
+            bias = self._find_bias(self._find_other_operand(steps[2], steps[1].output[0]), list(weight.dims))
         steps = steps if bias else steps[:2]
         inputs = [quantize.input[0], "", *([bias] if bias else [])]
         name = node.name.removesuffix("_quant")
         before = helper.make_node("Conv", inputs, list(steps[-1].output), name)
         before.attribute.extend(node.attribute)
-        before = self._as_before(before)
+        before = self._prefer_original(before)
         self._removed.update(self._producer[step.output[0]] for step in steps)
-        return self._fed(before, quantize, [self._dequantize(numbers, None, before.input[1])])
+        return self._feed_operator(before, quantize, [self._dequantize(numbers, None, before.input[1])])
 
-    def _bias(self, tensor: str | None, weight: list[int]) -> str | None:
+    def _find_bias(self, tensor: str | None, weight: list[int]) -> str | None:
         """The constant that an operand gives the shape of a bias."""
         shape: list[int] = []
-        while (maker := self._maker(tensor or "")) is not None and maker.op_type == "Reshape":
+        while (maker := self._find_maker(tensor or "")) is not None and maker.op_type == "Reshape":
             if (to := self._constants.get(maker.input[1])) is not None:
                 shape = numpy_helper.to_array(to).tolist()
             tensor = maker.input[0]
@@ -583,12 +592,12 @@ class _Raising:
 
     def _lstm(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         numbers = list(node.input[_LSTM_INPUTS:])
-        found = [self._stored(node.input[i], _TRANSPOSED) for i in (1, 2)]
+        found = [self._find_stored(node.input[i], _TRANSPOSED) for i in (1, 2)]
         if len(numbers) < 4 or any(stored is None for stored, _ in found):
             return []
         if not all(name in self._constants for name in numbers):
             return []
-        before = _replaced(node)
+        before = _read_replaced(node)
         if before is None or list(before.output) != list(node.output):
             before = helper.make_node(
                 "LSTM", [*node.input[:3]], list(node.output), node.name.removesuffix("_quant")
@@ -605,7 +614,7 @@ class _Raising:
             weights.append(
                 self._rows(str(stored), scale, zero, before.input[1 + index], transposed=transposed)
             )
-        return self._fed(before, None, weights)
+        return self._feed_operator(before, None, weights)
 
     def _rows(self, stored: str, scale: str, zero: str, carried: str, *, transposed: bool) -> onnx.NodeProto:
         """The dequantized weight of an LSTM, in the shape of ONNX's operator."""
@@ -629,13 +638,12 @@ class _Raising:
 
     def _attention(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         """Attention on dequantized operands; one whose input has a stored scale is unchanged."""
-        given = [*node.input, *[""] * _QATTENTION_INPUTS][:_QATTENTION_INPUTS]
-        data, stored, bias, data_scale, scale, mask, data_zero, zero, past = given
-        quantize = self._quantizer(data, data_zero)
+        data, stored, bias, data_scale, scale, mask, data_zero, zero, past = padded_inputs(node, 9)
+        quantize = self._find_quantizer(data, data_zero)
         is_known = all(name in self._constants for name in (stored, scale, zero) if name)
         if quantize is None or data_scale != quantize.output[1] or not is_known:
             return []
-        before = _replaced(node)
+        before = _read_replaced(node)
         if before is None or list(before.output) != list(node.output):
             inputs = [quantize.input[0], "", bias, mask, past]
             while not inputs[-1]:
@@ -643,9 +651,11 @@ class _Raising:
             name = node.name.removesuffix("_quant")
             before = helper.make_node("Attention", inputs, list(node.output), name, domain=CONTRIBUTED)
             before.attribute.extend(node.attribute)
-            before = self._as_before(before)
+            before = self._prefer_original(before)
         axis = None if list(self._constants[scale].dims) in ([], [1]) else 1
-        return self._fed(before, quantize, [self._dequantize([stored, scale, zero], axis, before.input[1])])
+        return self._feed_operator(
+            before, quantize, [self._dequantize([stored, scale, zero], axis, before.input[1])]
+        )
 
     # ---- Gather -----------------------------------------------------------------------------------
 
@@ -662,7 +672,7 @@ class _Raising:
             return []
         axis = None
         if any(list(self._constants[name].dims) not in ([], [1]) for name in numbers):
-            axis = self._table_axis(node, attribute_of(after, "axis", 1))
+            axis = self._find_table_axis(node, attribute_of(after, "axis", 1))
             if axis is None:
                 return []
         self._removed.add(readers[0])
@@ -672,7 +682,7 @@ class _Raising:
         gather.input[0], gather.output[0] = weight.output[0], after.output[0]
         return [*self._pop_made(), gather]
 
-    def _table_axis(self, gather: onnx.NodeProto, axis: int) -> int | None:
+    def _find_table_axis(self, gather: onnx.NodeProto, axis: int) -> int | None:
         """The axis of a Gather's table that is an axis of its result; ``None`` for one of the indices, or unknown."""
         indices, rank = self._shape(gather.input[1]), len(self._constants[gather.input[0]].dims)
         if indices is None:
@@ -685,7 +695,7 @@ class _Raising:
 
     # ---- pairs ------------------------------------------------------------------------------------
 
-    def _fed(
+    def _feed_operator(
         self, before: onnx.NodeProto, quantize: onnx.NodeProto | None, weights: list[onnx.NodeProto]
     ) -> list[onnx.NodeProto]:
         """The operator behind the pair of its activation, which is new with the first reader, and its weights."""
@@ -731,17 +741,17 @@ class _Raising:
         self._made.append(node)
         return node
 
-    def _maker(self, tensor: str) -> onnx.NodeProto | None:
+    def _find_maker(self, tensor: str) -> onnx.NodeProto | None:
         index = self._producer.get(tensor)
         return None if index is None else self._nodes[index]
 
-    def _other(self, node: onnx.NodeProto, tensor: str) -> str | None:
+    def _find_other_operand(self, node: onnx.NodeProto, tensor: str) -> str | None:
         """The other operand of a node with two."""
         others = [name for name in node.input if name != tensor]
         return others[0] if len(node.input) == 2 and len(others) == 1 else None
 
 
-def _replaced(node: onnx.NodeProto) -> onnx.NodeProto | None:
+def _read_replaced(node: onnx.NodeProto) -> onnx.NodeProto | None:
     """The node that a kernel of ours computes, from its metadata."""
     text = metadata(node, REPLACED)
     try:

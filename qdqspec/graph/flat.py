@@ -159,7 +159,7 @@ class _Namer:
     def __init__(self, graph: onnx.GraphProto, names: tuple[str, ...]) -> None:
         self._main = Scope(path="", graph=graph, names=names, tensors={n: n for n in defined_in(graph)})
         self._times = Counter(self._main.tensors.keys())
-        for body in _below(graph):
+        for body in _list_bodies_below(graph):
             self._times.update(defined_in(body))
         self._tensors = set(self._times)  # unique names assigned, and all own names
         self._paths: set[str] = set()
@@ -202,11 +202,11 @@ class _Namer:
             self._paths.update("/".join(parts[:i]) for i in range(1, len(parts) + 1))
 
 
-def _below(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+def _list_bodies_below(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
     for node in graph.node:
         for _, body in bodies_of(node):
             yield body
-            yield from _below(body)
+            yield from _list_bodies_below(body)
 
 
 def numbered_name(first: str, taken: Container[str]) -> str:
@@ -216,7 +216,7 @@ def numbered_name(first: str, taken: Container[str]) -> str:
 
 
 def free_name(first: str, taken: set[str]) -> str:
-    """The name, or with the first free number, as of `numbered_name`; it is added to the set."""
+    """The name of `numbered_name`, which is added to ``taken``."""
     name = numbered_name(first, taken)
     taken.add(name)
     return name
@@ -261,8 +261,8 @@ def opened(proto: onnx.ModelProto) -> onnx.ModelProto:
 def closed(flat: onnx.ModelProto, replaced: Mapping[str, str] | None = None) -> onnx.ModelProto:
     """The model of a flat form.
 
-    Initializers that were added to the flat form go to the graph of those that they have ``replaced`` (by the
-    new name), or else to the innermost graph that contains all their readers.
+    An initializer that was added to the flat form goes to the graph of the initializer that it replaces: ``replaced``
+    maps the new name to the old one. Without an entry, it goes to the innermost graph that contains all its readers.
     """
     proto = copy_model(flat, but=_MOVED)
     _Closing(flat.graph, dict(replaced or {})).write(proto.graph)
@@ -314,10 +314,10 @@ class _Opening:
             name=name,
             domain=MARKERS,
             path=scope.path,
-            nodes=_listed(renamed),
-            tensors=_listed(tensors),
-            initializers=_listed([(scope.unique(t.name), t.name) for t in scope.graph.initializer]),
-            value_info=_listed([(scope.unique(v.name), v.name) for v in scope.graph.value_info]),
+            nodes=_write_names(renamed),
+            tensors=_write_names(tensors),
+            initializers=_write_names([(scope.unique(t.name), t.name) for t in scope.graph.initializer]),
+            value_info=_write_names([(scope.unique(v.name), v.name) for v in scope.graph.value_info]),
         )
 
     def _leave(self, scope: Scope, begin: str) -> str:
@@ -343,7 +343,7 @@ def _flat_node(node: onnx.NodeProto, name: str, scope: Scope, inside: Mapping[st
     flat = onnx.NodeProto()
     if inside:
         copy_fields(node, flat, but={"attribute"})
-        flat.attribute.extend(_without_body(a) if a.name in inside else a for a in node.attribute)
+        flat.attribute.extend(_replace_body(a) if a.name in inside else a for a in node.attribute)
     else:
         flat.CopyFrom(node)
     flat.name = name
@@ -355,13 +355,13 @@ def _flat_node(node: onnx.NodeProto, name: str, scope: Scope, inside: Mapping[st
     return flat
 
 
-def _without_body(attribute: onnx.AttributeProto) -> onnx.AttributeProto:
+def _replace_body(attribute: onnx.AttributeProto) -> onnx.AttributeProto:
     """An attribute in place of a body: the operators in it except pairs, as text."""
     kinds = (node.op_type for node in attribute.g.node if node.op_type not in QDQ_OPS)
     return helper.make_attribute(attribute.name, ",".join(kinds))
 
 
-def _listed(pairs: Iterable[tuple[str, str]]) -> onnx.TensorProto:
+def _write_names(pairs: Iterable[tuple[str, str]]) -> onnx.TensorProto:
     """Pairs of names as an attribute; a tensor, because an empty list has no type."""
     texts = [text.encode() for pair in pairs for text in pair]
     return onnx.TensorProto(data_type=onnx.TensorProto.STRING, dims=[len(texts)], string_data=texts)
@@ -406,9 +406,9 @@ class _Closing:
         self._finished: dict[str, tuple[str, onnx.GraphProto]] = {}  # by the tensor that represents a body
         self._readers: dict[str, _Body] = {}  # the innermost graph that contains all readers, by tensor
         self._read()
-        self._local = self._restored()
-        self._initializers = self._sorted(flat.initializer, self._homes("initializers"))
-        self._infos = self._sorted(flat.value_info, self._homes("value_info"))
+        self._local = self._restore_names()
+        self._initializers = self._sort_by_home(flat.initializer, self._find_homes("initializers"))
+        self._infos = self._sort_by_home(flat.value_info, self._find_homes("value_info"))
 
     def write(self, main: onnx.GraphProto) -> None:
         """Build all graphs; ``main`` becomes the main graph."""
@@ -433,7 +433,9 @@ class _Closing:
                     main.enter = node  # a part of a model has none
                 continue
             for name in {*node.input, *names_read_inside(node)}:
-                self._readers[name] = _common(self._readers[name], body) if name in self._readers else body
+                self._readers[name] = (
+                    _find_common_body(self._readers[name], body) if name in self._readers else body
+                )
             if node.domain == MARKERS:
                 body.leave = node
                 self._bodies.append(body)
@@ -444,7 +446,7 @@ class _Closing:
             self._readers[value.name] = main
         self._bodies.append(main)
 
-    def _restored(self) -> dict[str, str]:
+    def _restore_names(self) -> dict[str, str]:
         """Original names of tensors by their unique ones, unless only one graph defines the name now."""
         local = {unique: name for body in self._bodies for unique, name in body.listed("tensors").items()}
         made = {name for node in self._flat.node for name in node.output}
@@ -453,10 +455,12 @@ class _Closing:
         times = Counter(local.get(name, name) for name in made)
         return {unique: name for unique, name in local.items() if times[name] > 1}
 
-    def _homes(self, kind: str) -> dict[str, _Body]:
+    def _find_homes(self, kind: str) -> dict[str, _Body]:
         return {unique: body for body in self._bodies for unique in body.listed(kind)}
 
-    def _sorted(self, messages: Iterable[_Named], homes: Mapping[str, _Body]) -> dict[int, list[_Named]]:
+    def _sort_by_home(
+        self, messages: Iterable[_Named], homes: Mapping[str, _Body]
+    ) -> dict[int, list[_Named]]:
         """Tensors or types by the graph that they belong to; only the first of each name."""
         found: dict[int, list[_Named]] = {id(body): [] for body in self._bodies}
         main = self._bodies[-1]
@@ -472,7 +476,7 @@ class _Closing:
 
     def _fill(self, graph: onnx.GraphProto, body: _Body) -> None:
         graph.node.extend(map(self._node, body.nodes))
-        for node, name in zip(graph.node, self._names(body), strict=True):
+        for node, name in zip(graph.node, self._restore_node_names(body), strict=True):
             if name is None:
                 node.ClearField("name")
             else:
@@ -505,7 +509,7 @@ class _Closing:
                 attribute.g.CopyFrom(inside[name])
         return node
 
-    def _names(self, body: _Body) -> list[str | None]:
+    def _restore_node_names(self, body: _Body) -> list[str | None]:
         """Original names of the nodes of a graph; ``None`` where numbering gives the name of the flat form."""
         original = body.listed("nodes")
         unique = [node.name.removeprefix(body.prefix) for node in body.nodes]
@@ -519,7 +523,7 @@ class _Closing:
 _Named: TypeAlias = onnx.TensorProto | onnx.ValueInfoProto
 
 
-def _common(one: _Body, other: _Body) -> _Body:
+def _find_common_body(one: _Body, other: _Body) -> _Body:
     """The innermost graph around both."""
     around = {id(body) for body in one.chain()}
     return next(body for body in other.chain() if id(body) in around)

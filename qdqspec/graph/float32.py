@@ -35,7 +35,7 @@ _TYPES = frozenset({"dtype", "output_datatype", "output_dtype", "precision", "so
 
 def computes_in_float16(model: Model) -> bool:
     """Whether an operator other than Cast reads or makes a float16 tensor."""
-    return next(_float16_nodes(model), None) is not None
+    return next(_find_float16_nodes(model), None) is not None
 
 
 def is_converted(model: Model) -> bool:
@@ -74,7 +74,7 @@ def in_float32(model: Model) -> Model:
     A Cast follows each float16 input ``x``, and makes ``x/float32``, which the nodes read instead; an output is made
     by a Cast alike. All other names stay. Raises `ModelError` if an operator is not known, or the result is not valid.
     """
-    unknown = next((node for node in _float16_nodes(model) if not _is_known(node.proto)), None)
+    unknown = next((node for node in _find_float16_nodes(model) if not _is_known(node.proto)), None)
     if unknown is not None:
         raise ModelError(
             f"node '{unknown.name}' of operator {unknown.domain}:{unknown.op_type} computes in float16, and it is not "
@@ -100,7 +100,7 @@ def in_float32(model: Model) -> Model:
     return Model(proto, path=model.path)
 
 
-def _float16_nodes(model: Model) -> Iterator[Node]:
+def _find_float16_nodes(model: Model) -> Iterator[Node]:
     for node in model.nodes:
         names = (*node.inputs, *node.outputs)
         is_value = node.is_marker or is_constant_node(node) or (node.op_type == "Cast" and is_default(node))

@@ -1,8 +1,9 @@
 """Folding that never changes Q/DQ: of constants, and of what prepares a model for quantization.
 
 Shape arithmetic and weight preparation are computed once, by onnx's reference implementation, one operator at a time.
-Weights and biases that are computed from constants, as exporters write them, become constants: those that several
-operators share (Transpose of an embedding), those of a weight normalization, of LSTM, and float16 ones behind a Cast.
+Exporters write weights and biases that are computed from constants. They become constants: weights that several
+operators share (Transpose of an embedding), weights of a weight normalization or an LSTM, float16 weights behind a
+Cast.
 BatchNormalization is folded into the convolution before it. Runtimes do that themselves for float weights,
 but not for an integer weight with a DequantizeLinear, so it must be done before pairs are inserted.
 """
@@ -44,7 +45,7 @@ _LOOKED_INTO = 1024  # elements: larger inputs cannot be shapes, axes or repeats
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldedConstants:
-    """The smaller model; names of the nodes that became constants, and of those that became unused."""
+    """The smaller model. ``folded`` are names of nodes that became constants, ``unused`` of nodes without a use."""
 
     model: Model
     folded: tuple[str, ...] = ()
@@ -301,7 +302,7 @@ _MOST_BYTES = 1 << 30  # of a computed weight
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """The prepared model; the names of the nodes folded into their producer, and of those that computed weights."""
+    """The prepared model. ``removed`` are names of nodes folded into their producer, ``computed`` of weights' nodes."""
 
     model: Model
     removed: tuple[str, ...]

@@ -111,7 +111,7 @@ class Model:
         self._sha256 = sha256
         self.flat = flat_form(proto)
         self.has_bodies = is_flat(self.flat)
-        self.nodes: tuple[Node, ...] = tuple(_nodes(self.flat.graph.node))
+        self.nodes: tuple[Node, ...] = tuple(_make_nodes(self.flat.graph.node))
 
     @cached_property
     def proto(self) -> onnx.ModelProto:
@@ -255,20 +255,16 @@ class Model:
         one = cache(
             TensorType
         )  # equal types share one object: a model has thousands of tensors and few types
-        read: dict[bytes, TensorType] = {}
-        light = _inferred(self)
+        light = _infer_types(self)
         for scope in find_scopes(light).all if self.has_bodies else (None,):
             graph = light.graph if scope is None else scope.graph
             unique = str if scope is None else scope.unique
             weights = {unique(t.name): t for t in graph.initializer}
             found |= {name: one(t.data_type, tuple(t.dims)) for name, t in weights.items()}
             for info in (*graph.input, *graph.output, *graph.value_info):
-                kind = info.type
-                if kind.HasField("tensor_type"):
-                    key = kind.SerializePartialToString()
-                    if key not in read:
-                        read[key] = one(kind.tensor_type.elem_type, _shape(kind.tensor_type))
-                    found.setdefault(unique(info.name), read[key])
+                kind = info.type.tensor_type
+                if info.type.HasField("tensor_type"):
+                    found.setdefault(unique(info.name), one(kind.elem_type, _read_shape(kind)))
         for name, tensor in self.constants.items():
             found.setdefault(name, one(tensor.data_type, tuple(tensor.dims)))
         known = {name: type_.elem_type for name, type_ in found.items() if type_.elem_type}
@@ -329,7 +325,7 @@ def _hash_file(digest: hashlib._Hash, path: Path) -> None:
             digest.update(block)
 
 
-def _nodes(protos: Sequence[onnx.NodeProto]) -> Iterator[Node]:
+def _make_nodes(protos: Sequence[onnx.NodeProto]) -> Iterator[Node]:
     bodies: set[str] = set()  # the tensors that represent them
     named = zip(unique_node_names(protos), protos, scopes_of(protos), strict=True)
     for index, (name, proto, scope) in enumerate(named):
@@ -341,13 +337,13 @@ def _nodes(protos: Sequence[onnx.NodeProto]) -> Iterator[Node]:
         yield Node(index, name, proto.op_type, proto.domain, inputs, outputs, proto, scope)
 
 
-def _shape(proto: onnx.TypeProto.Tensor) -> tuple[int | None, ...] | None:
+def _read_shape(proto: onnx.TypeProto.Tensor) -> tuple[int | None, ...] | None:
     if not proto.HasField("shape"):
         return None
     return tuple(d.dim_value if d.HasField("dim_value") else None for d in proto.shape.dim)
 
 
-def _inferred(model: Model) -> onnx.ModelProto:
+def _infer_types(model: Model) -> onnx.ModelProto:
     """Shape inference on a copy without big weights, which saves memory and avoids the 2 GB limit."""
     light = without_weights(model.proto)
     light.functions.extend(meanings(light))

@@ -50,16 +50,16 @@ def observe(model: Model, tensors: Iterable[str]) -> Observer:
     graphs = find_scopes(proto)
     work = _Lifting(model, proto, graphs)
     for scope, copied in zip(reversed(scopes.bodies), reversed(graphs.bodies), strict=True):
-        work.lift(copied, [name for name in _made(scope) if scope.tensors[name] in wanted])
-    names = {name: name for name in _made(scopes.main) if name in wanted}
-    proto.graph.output.extend(_output(model, name) for name in names)
+        work.lift(copied, [name for name in _list_made(scope) if scope.tensors[name] in wanted])
+    names = {name: name for name in _list_made(scopes.main) if name in wanted}
+    proto.graph.output.extend(_make_output(model, name) for name in names)
     inner = work.lifted.get("", ())
-    proto.graph.output.extend(_flat_value(flat.name) for flat in inner)
+    proto.graph.output.extend(_make_flat_value(flat.name) for flat in inner)
     names |= {flat.name: flat.tensor for flat in inner}
     return Observer(parts=Parts(proto, [*model.proto.graph.initializer, *work.constants()]), names=names)
 
 
-def _made(scope: Scope) -> Iterator[str]:
+def _list_made(scope: Scope) -> Iterator[str]:
     """The tensors that a graph computes, by its own names: results of non-constant nodes, and a body's inputs."""
     given = {
         value.name
@@ -72,7 +72,7 @@ def _made(scope: Scope) -> Iterator[str]:
             yield from (name for name in node.output if name)
 
 
-def _output(model: Model, name: str) -> onnx.ValueInfoProto:
+def _make_output(model: Model, name: str) -> onnx.ValueInfoProto:
     """An output without a shape: a wrong inferred shape of a dynamic model would only cause warnings."""
     known = model.elem_type(name)
     if known is None:
@@ -80,7 +80,7 @@ def _output(model: Model, name: str) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, known, None)
 
 
-def _flat_value(name: str) -> onnx.ValueInfoProto:
+def _make_flat_value(name: str) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, TensorProto.FLOAT, [None])
 
 
@@ -105,7 +105,7 @@ class _Lifting:
         self._scopes = scopes
         self._taken = {name for scope in scopes.all for name in scope.tensors} | scopes.of_tensor.keys()
         self._count = 0
-        self._flat, self._empty = self._name("flat"), self._name("empty")
+        self._flat, self._empty = self._make_name("flat"), self._make_name("empty")
         proto.ir_version = max(proto.ir_version, IR_WITH_FREE_INITIALIZERS)
 
     def constants(self) -> list[TensorProto]:
@@ -125,53 +125,53 @@ class _Lifting:
         outer = self.lifted.setdefault(scope.parent.path, [])
         if node.op_type == "Scan" and self._model.opset < _SCAN_SINCE:
             return
-        for flat in [*(self._flattened(scope, name) for name in own), *self.lifted.get(scope.path, ())]:
+        for flat in [*(self._flatten(scope, name) for name in own), *self.lifted.get(scope.path, ())]:
             if node.op_type == "If":
-                outer.append(self._through_if(node, scope, flat))
+                outer.append(self._pass_through_if(node, scope, flat))
             elif node.op_type == "Loop" and flat.size is None:
-                outer.append(self._through_loop(node, scope.graph, flat))
+                outer.append(self._pass_through_loop(node, scope.graph, flat))
             elif flat.size is not None or flat.tensor in scope.tensors.values():  # one size in all steps
-                outer.append(self._stacked(node, scope.graph, scope.parent.graph, flat))
+                outer.append(self._stack(node, scope.graph, scope.parent.graph, flat))
 
-    def _flattened(self, scope: Scope, name: str) -> _Flat:
+    def _flatten(self, scope: Scope, name: str) -> _Flat:
         tensor = scope.tensors[name]
-        real, flat = self._name("real"), self._name("flat")
+        real, flat = self._make_name("real"), self._make_name("flat")
         scope.graph.node.append(helper.make_node("Cast", [name], [real], to=TensorProto.FLOAT))
         scope.graph.node.append(helper.make_node("Reshape", [real, self._flat], [flat]))
         shape = self._model.shape(tensor)
         known = None if shape is None or None in shape else int(np.prod([dim or 0 for dim in shape]))
         return _Flat(tensor=tensor, name=flat, size=known)
 
-    def _through_if(self, node: onnx.NodeProto, scope: Scope, flat: _Flat) -> _Flat:
+    def _pass_through_if(self, node: onnx.NodeProto, scope: Scope, flat: _Flat) -> _Flat:
         for attribute, branch in bodies_of(node):
             name = flat.name
             if attribute != scope.attribute:
-                name = self._name("none")
+                name = self._make_name("none")
                 branch.node.append(helper.make_node("Identity", [self._empty], [name]))
             branch.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
-        node.output.append(self._name("of_if"))
+        node.output.append(self._make_name("of_if"))
         return _Flat(tensor=flat.tensor, name=node.output[-1])
 
-    def _through_loop(self, node: onnx.NodeProto, body: onnx.GraphProto, flat: _Flat) -> _Flat:
+    def _pass_through_loop(self, node: onnx.NodeProto, body: onnx.GraphProto, flat: _Flat) -> _Flat:
         """A loop-carried variable, to which each iteration appends."""
         carried = len(body.input) - 2
-        before, after, given = self._name("before"), self._name("after"), self._name("of_loop")
+        before, after, given = self._make_name("before"), self._make_name("after"), self._make_name("of_loop")
         body.node.append(helper.make_node("Concat", [before, flat.name], [after], axis=0))
-        body.input.append(_flat_value(before))
-        ends = [*body.output[: 1 + carried], _flat_value(after), *body.output[1 + carried :]]
+        body.input.append(_make_flat_value(before))
+        ends = [*body.output[: 1 + carried], _make_flat_value(after), *body.output[1 + carried :]]
         refill(body.output, ends)
         node.input.append(self._empty)
-        outputs = self._all_outputs(node, len(ends) - 2)
+        outputs = self._name_all_outputs(node, len(ends) - 2)
         refill(node.output, [*outputs[:carried], given, *outputs[carried:]])
         return _Flat(tensor=flat.tensor, name=given)
 
-    def _stacked(
+    def _stack(
         self, node: onnx.NodeProto, body: onnx.GraphProto, around: onnx.GraphProto, flat: _Flat
     ) -> _Flat:
         """A scan output: one row per iteration."""
-        outputs = self._all_outputs(node, len(body.output) - (node.op_type == "Loop"))
-        body.output.append(_flat_value(flat.name))
-        stacked, given = self._name("stacked"), self._name("of_scan")
+        outputs = self._name_all_outputs(node, len(body.output) - (node.op_type == "Loop"))
+        body.output.append(_make_flat_value(flat.name))
+        stacked, given = self._make_name("stacked"), self._make_name("of_scan")
         refill(node.output, [*outputs, stacked])
         for attribute in node.attribute:
             if attribute.name in ("scan_output_axes", "scan_output_directions"):
@@ -179,12 +179,12 @@ class _Lifting:
         around.node.append(helper.make_node("Reshape", [stacked, self._flat], [given]))
         return _Flat(tensor=flat.tensor, name=given)
 
-    def _all_outputs(self, node: onnx.NodeProto, count: int) -> list[str]:
+    def _name_all_outputs(self, node: onnx.NodeProto, count: int) -> list[str]:
         """The node's outputs, with a name for each omitted one."""
-        named = [name or self._name("unread") for name in node.output]
-        return [*named, *(self._name("unread") for _ in range(count - len(named)))]
+        named = [name or self._make_name("unread") for name in node.output]
+        return [*named, *(self._make_name("unread") for _ in range(count - len(named)))]
 
-    def _name(self, what: str) -> str:
+    def _make_name(self, what: str) -> str:
         """A name that no graph of the model uses."""
         while True:
             self._count += 1

@@ -83,6 +83,11 @@ def attribute_of(node: onnx.NodeProto, name: str, default: ValueT) -> ValueT:
     return default
 
 
+def padded_inputs(node: onnx.NodeProto, count: int) -> tuple[str, ...]:
+    """The first ``count`` inputs, with empty names for inputs that are omitted at the end."""
+    return (*node.input, *[""] * count)[:count]
+
+
 def graphs_inside(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
     """The bodies of a control-flow node."""
     for attribute in node.attribute[:]:  # see `attribute_of`

@@ -40,7 +40,7 @@ _FLOATS = frozenset({"tensor(float)", "tensor(float16)", "tensor(bfloat16)", "te
 
 def unified(nodes: Sequence[onnx.NodeProto], opset: int, known: Mapping[str, int]) -> dict[str, int]:
     """Element types of tensors not in ``known`` that must equal known ones. Contradictions are skipped."""
-    leaders = _leaders(nodes, opset)
+    leaders = _find_leaders(nodes, opset)
     types: dict[str, set[int]] = {}
     for name in known.keys() & leaders.keys():
         types.setdefault(leaders[name], set()).add(known[name])
@@ -59,23 +59,23 @@ def assumed(
 
     Tensors of one type are omitted together if an operator that reads or makes one does not allow the type.
     """
-    leaders = _leaders(nodes, opset)
+    leaders = _find_leaders(nodes, opset)
     wanted = f"tensor({onnx.TensorProto.DataType.Name(elem_type).lower()})"
     refused = {leaders[name] for name in known.keys() & leaders.keys()}
     for node in nodes:
-        for name, _, allowed in _tensors(node, opset):
+        for name, _, allowed in _list_tensors(node, opset):
             if wanted not in allowed:
                 refused.add(leaders[name])
     return tuple(name for name, leader in leaders.items() if leader not in refused)
 
 
-def _leaders(nodes: Sequence[onnx.NodeProto], opset: int) -> dict[str, str]:
-    """For each tensor of ONNX's operators one of those that have its type."""
+def _find_leaders(nodes: Sequence[onnx.NodeProto], opset: int) -> dict[str, str]:
+    """For each tensor of ONNX's operators, the first tensor of the same type."""
     tensors: dict[str, None] = {}
     groups: list[list[str]] = []
     for node in nodes:
         alike: dict[str, list[str]] = {}
-        for name, variable, _ in _tensors(node, opset):
+        for name, variable, _ in _list_tensors(node, opset):
             tensors[name] = None
             if variable:
                 alike.setdefault(variable, []).append(name)
@@ -103,12 +103,12 @@ def joined(keys: Iterable[K], groups: Iterable[Iterable[K]]) -> tuple[tuple[K, .
     return tuple(map(tuple, found.values()))
 
 
-def _tensors(node: onnx.NodeProto, opset: int) -> Iterator[tuple[str, str, frozenset[str]]]:
+def _list_tensors(node: onnx.NodeProto, opset: int) -> Iterator[tuple[str, str, frozenset[str]]]:
     """The tensors of one of ONNX's or `_CONTRIBUTED` operators, each with its type variable and the types allowed."""
     if node.domain == CONTRIBUTED:
         inputs, outputs = _CONTRIBUTED.get(node.op_type, (0, 0))
         yield from ((name, "T", _FLOATS) for name in (*node.input[:inputs], *node.output[:outputs]) if name)
-    formal = _schema(node.op_type, opset) if node.domain in DEFAULT_DOMAINS else None
+    formal = _read_schema(node.op_type, opset) if node.domain in DEFAULT_DOMAINS else None
     if formal is None:
         return
     for names, parameters in ((node.input, formal[0]), (node.output, formal[1])):
@@ -121,7 +121,7 @@ def _tensors(node: onnx.NodeProto, opset: int) -> Iterator[tuple[str, str, froze
 
 
 @lru_cache(maxsize=512)
-def _schema(op_type: str, opset: int) -> tuple[_Formal, _Formal] | None:
+def _read_schema(op_type: str, opset: int) -> tuple[_Formal, _Formal] | None:
     try:
         schema = defs.get_schema(op_type, opset)
     except defs.SchemaError:
@@ -130,10 +130,10 @@ def _schema(op_type: str, opset: int) -> tuple[_Formal, _Formal] | None:
         constraint.type_param_str: frozenset(constraint.allowed_type_strs)
         for constraint in schema.type_constraints
     }
-    return _formal(schema.inputs, variables), _formal(schema.outputs, variables)
+    return _read_parameters(schema.inputs, variables), _read_parameters(schema.outputs, variables)
 
 
-def _formal(
+def _read_parameters(
     parameters: Sequence[defs.OpSchema.FormalParameter], variables: Mapping[str, frozenset[str]]
 ) -> _Formal:
     variadic = defs.OpSchema.FormalParameterOption.Variadic

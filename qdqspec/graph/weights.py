@@ -74,10 +74,10 @@ class WeightStore:
         with self.path.open("r+b") as file:
             file.seek(self._cursor)
             if file.read(len(data)) != data:
-                self._cursor = _aligned(file.seek(0, 2))
+                self._cursor = _align(file.seek(0, 2))
                 file.seek(self._cursor)
                 file.write(data)
-        offset, self._cursor = self._cursor, _aligned(self._cursor + len(data))
+        offset, self._cursor = self._cursor, _align(self._cursor + len(data))
         return offset
 
 
@@ -115,7 +115,7 @@ def external_length(tensor: TensorProto) -> int:
 
 
 def external_blocks(tensor: TensorProto, base: Path | None, most: int = _BLOCK) -> Iterator[bytes]:
-    """A tensor's external data in the folder ``base``, in blocks of at most so many bytes."""
+    """A tensor's external data in the folder ``base``, in blocks of at most ``most`` bytes."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     path = (base or Path()) / entries["location"]
     left = length = external_length(tensor)
@@ -152,5 +152,5 @@ def bare(tensor: TensorProto) -> TensorProto:
     return found
 
 
-def _aligned(offset: int) -> int:
+def _align(offset: int) -> int:
     return -(-offset // _ALIGNMENT) * _ALIGNMENT

@@ -49,16 +49,16 @@ class Parts:
 
     def size(self, base: Path | None = None) -> int:
         """The bytes of the graph. With ``base``, external data of the weights is included."""
-        return len(self._graph) + sum(_field_size(tensor, base) for tensor in self.weights)
+        return len(self._graph) + sum(_measure_field(tensor, base) for tensor in self.weights)
 
     def chunks(self, base: Path | None = None) -> Iterator[bytes]:
         """The bytes of the model's file. With ``base``, external data in that folder is included, block by block."""
-        last = _fields_between(self.rest.graph, _INITIALIZER + 1, _LAST)
-        yield _fields_between(self.rest, 0, _GRAPH - 1) + _head(_GRAPH, self.size(base))
+        last = _serialize_fields(self.rest.graph, _INITIALIZER + 1, _LAST)
+        yield _serialize_fields(self.rest, 0, _GRAPH - 1) + _write_head(_GRAPH, self.size(base))
         yield self._graph[: len(self._graph) - len(last)]
         for tensor in self.weights:
-            yield from _tensor_field(tensor, base)
-        yield last + _fields_between(self.rest, _GRAPH + 1, _LAST)
+            yield from _write_tensor(tensor, base)
+        yield last + _serialize_fields(self.rest, _GRAPH + 1, _LAST)
 
     @cached_property
     def _graph(self) -> bytes:
@@ -66,34 +66,34 @@ class Parts:
         return bytes(self.rest.graph.SerializeToString(deterministic=True))
 
 
-def _tensor_field(tensor: TensorProto, base: Path | None) -> Iterator[bytes]:
+def _write_tensor(tensor: TensorProto, base: Path | None) -> Iterator[bytes]:
     """A tensor as field of a graph."""
     if base is None or not is_external(tensor):
         content = tensor.SerializeToString(deterministic=True)
-        yield _head(_INITIALIZER, len(content)) + content
+        yield _write_head(_INITIALIZER, len(content)) + content
     else:
-        first, last = _around_data(tensor)
-        yield _head(_INITIALIZER, len(first) + external_length(tensor) + len(last)) + first
+        first, last = _split_around_data(tensor)
+        yield _write_head(_INITIALIZER, len(first) + external_length(tensor) + len(last)) + first
         yield from external_blocks(tensor, base)
         yield last
 
 
-def _field_size(tensor: TensorProto, base: Path | None) -> int:
+def _measure_field(tensor: TensorProto, base: Path | None) -> int:
     """The number of bytes of a tensor as field of a graph."""
     size: int = tensor.ByteSize()
     if base is not None and is_external(tensor):
-        size = sum(map(len, _around_data(tensor))) + external_length(tensor)
-    return len(_head(_INITIALIZER, size)) + size
+        size = sum(map(len, _split_around_data(tensor))) + external_length(tensor)
+    return len(_write_head(_INITIALIZER, size)) + size
 
 
-def _around_data(tensor: TensorProto) -> tuple[bytes, bytes]:
+def _split_around_data(tensor: TensorProto) -> tuple[bytes, bytes]:
     """The fields of a tensor before and after the bytes of its external data, where these are included."""
     own = bare(tensor)
-    first = _fields_between(own, 0, _RAW_DATA - 1) + _head(_RAW_DATA, external_length(tensor))
-    return first, _fields_between(own, _RAW_DATA + 1, _LAST)
+    first = _serialize_fields(own, 0, _RAW_DATA - 1) + _write_head(_RAW_DATA, external_length(tensor))
+    return first, _serialize_fields(own, _RAW_DATA + 1, _LAST)
 
 
-def _fields_between(message: Message, first: int, last: int) -> bytes:
+def _serialize_fields(message: Message, first: int, last: int) -> bytes:
     """The fields of a message whose numbers are from ``first`` to ``last``."""
     part = type(message)()
     others = {f.name for f in message.DESCRIPTOR.fields if not first <= f.number <= last}
@@ -102,12 +102,12 @@ def _fields_between(message: Message, first: int, last: int) -> bytes:
 
 
 @lru_cache(maxsize=10_000)
-def _head(number: int, size: int) -> bytes:
+def _write_head(number: int, size: int) -> bytes:
     """The header of a string or message of ``size`` bytes in field ``number``."""
-    return _encoded(number << 3 | 2) + _encoded(size)
+    return _encode(number << 3 | 2) + _encode(size)
 
 
-def _encoded(number: int) -> bytes:
+def _encode(number: int) -> bytes:
     """A number in base 128, the lowest seven bits first."""
     written = bytearray()
     while number > 127:
@@ -137,48 +137,48 @@ def read_light(path: Path) -> onnx.ModelProto:
     """
     proto = onnx.ModelProto()
     with path.open("rb") as file:
-        for field in _fields(file, 0, path.stat().st_size):
+        for field in _read_fields(file, 0, path.stat().st_size):
             if field.number == _GRAPH:
                 _read_graph(file, field, proto.graph)
             else:
-                proto.MergeFromString(_bytes(file, field.start, field.end))
+                proto.MergeFromString(_read_bytes(file, field.start, field.end))
     return proto
 
 
 def _read_graph(file: BinaryIO, field: _Field, graph: onnx.GraphProto) -> None:
     graph.SetInParent()
     begin = field.content  # start of the fields skipped and not yet read
-    for inner in _fields(file, field.content, field.end):
+    for inner in _read_fields(file, field.content, field.end):
         if inner.number == _INITIALIZER and inner.end - inner.content >= _WEIGHT:
-            graph.MergeFromString(_bytes(file, begin, inner.start))
-            graph.initializer.append(_tensor(file, inner))
+            graph.MergeFromString(_read_bytes(file, begin, inner.start))
+            graph.initializer.append(_read_tensor(file, inner))
             begin = inner.end
-    graph.MergeFromString(_bytes(file, begin, field.end))
+    graph.MergeFromString(_read_bytes(file, begin, field.end))
 
 
-def _tensor(file: BinaryIO, field: _Field) -> TensorProto:
+def _read_tensor(file: BinaryIO, field: _Field) -> TensorProto:
     tensor, data = TensorProto(), None
-    for inner in _fields(file, field.content, field.end):
+    for inner in _read_fields(file, field.content, field.end):
         if inner.number == _RAW_DATA and inner.end - inner.content >= _WEIGHT:
             data = inner
         else:
-            tensor.MergeFromString(_bytes(file, inner.start, inner.end))
+            tensor.MergeFromString(_read_bytes(file, inner.start, inner.end))
     if data is not None:
         refer(tensor, Path(file.name).name, data.content, data.end - data.content)
     return tensor
 
 
-def _fields(file: BinaryIO, start: int, end: int) -> Iterator[_Field]:
+def _read_fields(file: BinaryIO, start: int, end: int) -> Iterator[_Field]:
     """The fields between two positions of a file. Only their headers are read."""
     while start < end:
         file.seek(start)
         window = file.read(min(24, end - start))  # a tag and a length have at most ten bytes each
-        tag, at = _varint(window, 0)
+        tag, at = _read_varint(window, 0)
         number, kind = tag >> 3, tag & 7
         if kind == 2:
-            size, at = _varint(window, at)
+            size, at = _read_varint(window, at)
         elif kind == 0:
-            size = _varint(window, at)[1] - at
+            size = _read_varint(window, at)[1] - at
         elif kind in (1, 5):
             size = 8 if kind == 1 else 4
         else:
@@ -190,7 +190,7 @@ def _fields(file: BinaryIO, start: int, end: int) -> Iterator[_Field]:
         start = content + size
 
 
-def _varint(window: bytes, at: int) -> tuple[int, int]:
+def _read_varint(window: bytes, at: int) -> tuple[int, int]:
     value = shift = 0
     for place in range(at, min(at + 10, len(window))):
         value |= (window[place] & 127) << shift
@@ -200,6 +200,6 @@ def _varint(window: bytes, at: int) -> tuple[int, int]:
     raise ValueError("a number that does not end")
 
 
-def _bytes(file: BinaryIO, start: int, end: int) -> bytes:
+def _read_bytes(file: BinaryIO, start: int, end: int) -> bytes:
     file.seek(start)
     return file.read(end - start)

@@ -1,4 +1,4 @@
-"""What a backend tells of its support for Q/DQ models: formats, labels of operators, and what its compiler does."""
+"""The support of a backend for Q/DQ models: formats, labels of operators, and properties of its compiler."""
 
 from __future__ import annotations
 

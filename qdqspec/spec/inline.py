@@ -150,7 +150,7 @@ def inline_case(model: PathLike, asked: Mapping[str, Any]) -> Case:
 
     Raises `ConfigError` for an unknown option, `SpecError` with all other problems.
     """
-    return _case_of(_validated({"model": os.fspath(model)}, asked, str))
+    return _make_case(_validate({"model": os.fspath(model)}, asked, str))
 
 
 def with_words(case: Case, asked: Mapping[str, Any], *, written: Callable[[str], str] = str) -> Case:
@@ -164,7 +164,7 @@ def with_words(case: Case, asked: Mapping[str, Any], *, written: Callable[[str],
     if case.tune.accuracy is not None:
         limits = {name: value for name, value in asdict(case.tune.accuracy).items() if value is not None}
         _put(own, ("tune", "accuracy"), limits)
-    found = _case_of(_validated(own, asked, written))
+    found = _make_case(_validate(own, asked, written))
     fields: dict[str, dict[str, Any]] = {}
     for word in asked:
         place = _PLACES[word]
@@ -187,7 +187,7 @@ def data_source(given: object, word: str) -> DataSource:
     return source
 
 
-def _validated(data: dict[str, Any], asked: Mapping[str, Any], written: Callable[[str], str]) -> BareSpec:
+def _validate(data: dict[str, Any], asked: Mapping[str, Any], written: Callable[[str], str]) -> BareSpec:
     """The spec of ``data`` and the options on top of it."""
     for word, value in asked.items():
         if word not in _PLACES:
@@ -206,7 +206,7 @@ def _validated(data: dict[str, Any], asked: Mapping[str, Any], written: Callable
     try:
         bare = BareSpec.model_validate(data)
     except ValidationError as error:
-        name = partial(_word_at, asked=asked, written=written)
+        name = partial(_find_word, asked=asked, written=written)
         raise error_without_file(error, BareSpec, data, name=name) from None
     if bare.tune.accuracy is not None and bare.inputs.evaluation is None:
         word = written(next(word for word in (*_ACCURACY, "accuracy") if word in asked))
@@ -217,7 +217,7 @@ def _validated(data: dict[str, Any], asked: Mapping[str, Any], written: Callable
     return bare
 
 
-def _word_at(loc: Loc, *, asked: Mapping[str, Any], written: Callable[[str], str]) -> str | None:
+def _find_word(loc: Loc, *, asked: Mapping[str, Any], written: Callable[[str], str]) -> str | None:
     """The option that set a location of the spec, as the caller writes it."""
     places = {word: _PLACES[word] for word in asked}
     exact = (word for word, place in places.items() if loc[: len(place)] == place)
@@ -226,7 +226,7 @@ def _word_at(loc: Loc, *, asked: Mapping[str, Any], written: Callable[[str], str
     return None if word is None else written(word)
 
 
-def _case_of(bare: BareSpec) -> Case:
+def _make_case(bare: BareSpec) -> Case:
     return Case(
         id=bare.name,
         model=bare.model,

@@ -48,7 +48,7 @@ class SpecProblem:
 def findings(error: ValidationError, model: type[BaseModel], data: object) -> Iterator[SpecProblem]:
     """All problems of ``data`` that ``model`` reported."""
     for details in error.errors(include_url=False):
-        yield _finding(details, model, data)
+        yield _make_finding(details, model, data)
 
 
 def error_without_file(
@@ -67,7 +67,7 @@ def error_without_file(
     rows = []
     for finding in found[:MAX_PROBLEMS]:
         hint = f" ({finding.hint})" if finding.hint else ""
-        place = (name and name(finding.loc)) or _dotted(finding.loc)
+        place = (name and name(finding.loc)) or _write_location(finding.loc)
         rows.append(plain(f"{place}: {finding.message}", MAX_MESSAGE) + hint)
         rows += [f"   {finding.note}"] if finding.note else []
     if len(found) > 1:
@@ -77,77 +77,81 @@ def error_without_file(
     return SpecError("\n".join(rows), where=where)
 
 
-def _finding(details: ErrorDetails, model: type[BaseModel], data: object) -> SpecProblem:
+def _make_finding(details: ErrorDetails, model: type[BaseModel], data: object) -> SpecProblem:
     loc: Loc = details["loc"]
     kind, value, context = details["type"], details["input"], details.get("ctx", {})
     if kind == "extra_forbidden":
-        message = f"unknown key '{loc[-1]}' in {_place_name(loc[:-1], data)}"
-        return _choice(loc, message, loc[-1], _keys_at(loc, model, data), "keys")
+        message = f"unknown key '{loc[-1]}' in {_write_place(loc[:-1], data)}"
+        return _make_choice(loc, message, loc[-1], _find_keys(loc, model, data), "keys")
     if kind == "missing":
-        return SpecProblem(loc=loc, message=f"'{loc[-1]}' is missing in {_place_name(loc[:-1], data)}")
+        return SpecProblem(loc=loc, message=f"'{loc[-1]}' is missing in {_write_place(loc[:-1], data)}")
     known = re.findall(r"'([^']*)'", str(context.get("expected")))
     if kind == "literal_error" and len(known) > 1:
-        message = f"{_shown(value)} is not a value of '{_key(loc, data)}'"
-        return _choice(loc, message, value, known, "values")
+        message = f"{_write_value(value)} is not a value of '{_find_key(loc, data)}'"
+        return _make_choice(loc, message, value, known, "values")
     if "known" in context:
-        return _choice(loc, details["msg"], context.get("name", ""), context["known"], "names")
-    return SpecProblem(loc=loc, message=_message(details, data), hint=context.get("hint", ""))
+        return _make_choice(loc, details["msg"], context.get("name", ""), context["known"], "names")
+    return SpecProblem(loc=loc, message=_write_message(details, data), hint=context.get("hint", ""))
 
 
-def _choice(loc: Loc, message: str, word: object, known: Sequence[str], what: str) -> SpecProblem:
+def _make_choice(loc: Loc, message: str, word: object, known: Sequence[str], what: str) -> SpecProblem:
     """A finding about an invalid word: the nearest valid one as hint, all of them as note."""
     near = registry.did_you_mean(str(word), list(known)).strip(" ()")
     note = f"valid {what}: {', '.join(known)}"
     return SpecProblem(loc=loc, message=message, at_key=what == "keys", hint=near, note=note)
 
 
-def _message(details: ErrorDetails, data: object) -> str:
+def _write_message(details: ErrorDetails, data: object) -> str:
     text = details["msg"].removeprefix("Value error, ")
     subject, should, rest = text.partition(" should ")
     if subject not in _SUBJECTS or not should:
         return text
     for pydantic_word, our_word in _WORDS:
         rest = re.sub(pydantic_word, our_word, rest)
-    sentence = f"'{_key(details['loc'], data)}' should {rest}"
-    return sentence if ", not " in rest else f"{sentence}, not {_shown(details['input'])}"
+    sentence = f"'{_find_key(details['loc'], data)}' should {rest}"
+    return sentence if ", not " in rest else f"{sentence}, not {_write_value(details['input'])}"
 
 
-def _keys_at(loc: Loc, model: type[BaseModel], data: object) -> list[str]:
+def _find_keys(loc: Loc, model: type[BaseModel], data: object) -> list[str]:
     """The valid keys of the mapping around the last part of ``loc``."""
     inner = loc[:-1]
     always: set[str] = set()
     if loc[0] == "checks":
-        model, inner, always = params_of(_kind(loc, data)), loc[2:-1], {"kind"} if len(loc) == 3 else set()
+        model, inner, always = (
+            params_of(_find_kind(loc, data)),
+            loc[2:-1],
+            {"kind"} if len(loc) == 3 else set(),
+        )
     for part in inner:
         if part in model.model_fields:
-            model = next(_models_in(model.model_fields[str(part)].annotation), model)
+            model = next(_find_models(model.model_fields[str(part)].annotation), model)
     return sorted(always | {field.alias or name for name, field in model.model_fields.items()})
 
 
-def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+def _find_models(annotation: Any) -> Iterator[type[BaseModel]]:
     """The models anywhere inside a type."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for argument in get_args(annotation):
-        yield from _models_in(argument)
+        yield from _find_models(argument)
 
 
-def _kind(loc: Loc, data: object) -> str:
+def _find_kind(loc: Loc, data: object) -> str:
     entry = data["checks"][loc[1]] if isinstance(data, Mapping) else None
     return str(entry["kind"]) if isinstance(entry, Mapping) else ""
 
 
-def _place_name(loc: Loc, data: object) -> str:
-    loc = _written(loc, data)
+def _write_place(loc: Loc, data: object) -> str:
+    loc = _keep_written(loc, data)
     if not loc:
         return "the spec"
     if loc[0] == "checks" and len(loc) > 1:
-        inner = f" under '{_dotted(loc[2:])}'" if len(loc) > 2 else ""
-        return f"check '{_kind(loc, data)}'{inner}"
-    return f"'{_dotted(loc)}'"
+        inner = f" under '{_write_location(loc[2:])}'" if len(loc) > 2 else ""
+        return f"check '{_find_kind(loc, data)}'{inner}"
+    return f"'{_write_location(loc)}'"
 
 
-def _written(loc: Loc, data: object) -> Loc:
+def _keep_written(loc: Loc, data: object) -> Loc:
     """The parts of ``loc`` that the author wrote, without those that a short form expands to."""
     kept: Loc = ()
     for part in loc:
@@ -159,18 +163,18 @@ def _written(loc: Loc, data: object) -> Loc:
     return kept
 
 
-def _dotted(loc: Loc) -> str:
+def _write_location(loc: Loc) -> str:
     """``checks[0].min``."""
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc)
     return text.removeprefix(".") or "spec"
 
 
-def _key(loc: Loc, data: object) -> str:
+def _find_key(loc: Loc, data: object) -> str:
     """The nearest key that the author wrote, for messages about a value."""
-    return next((str(part) for part in reversed(_written(loc, data)) if isinstance(part, str)), "spec")
+    return next((str(part) for part in reversed(_keep_written(loc, data)) if isinstance(part, str)), "spec")
 
 
-def _shown(value: object) -> str:
+def _write_value(value: object) -> str:
     """A value as the author would recognize it."""
     if isinstance(value, Mapping):
         return "a mapping"

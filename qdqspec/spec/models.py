@@ -114,10 +114,10 @@ class Spec(SpecSection):
             regions=self.regions.rules(),
             quantize=self.quantize.rules(),
             tune=self.tune.rules(),
-            checks=_checks(self.checks, self._check_lines),
+            checks=_make_checks(self.checks, self._check_lines),
             skipping=skip_rules(self.skip, self.skip_unless, self.xfail),
         )
-        return tuple(_chosen(plain, name, choice) for name, choice in choices.items())
+        return tuple(_apply_choice(plain, name, choice) for name, choice in choices.items())
 
     def located(self, source: Path, case_line: int, check_lines: tuple[int, ...]) -> Self:
         """Set the file and the lines (from 1) at which cases and checks are reported."""
@@ -145,7 +145,7 @@ def require_evaluation(inputs: InputsSection, tune: TuneSection, checks: Sequenc
         )
 
 
-def _checks(checks: tuple[CheckEntry, ...], lines: tuple[int, ...]) -> tuple[CheckSpec, ...]:
+def _make_checks(checks: tuple[CheckEntry, ...], lines: tuple[int, ...]) -> tuple[CheckSpec, ...]:
     ids = check_ids(checks)
     return tuple(
         CheckSpec(
@@ -159,7 +159,7 @@ def _checks(checks: tuple[CheckEntry, ...], lines: tuple[int, ...]) -> tuple[Che
     )
 
 
-def _chosen(plain: Case, name: str, choice: Choice) -> Case:
+def _apply_choice(plain: Case, name: str, choice: Choice) -> Case:
     """The case with the chosen values in place of its rules."""
     changed: dict[str, Any] = {}
     for axis, value in choice.items():
@@ -173,7 +173,7 @@ def _chosen(plain: Case, name: str, choice: Choice) -> Case:
 
 def spec_schema() -> dict[str, Any]:
     """The schema (draft 2020-12) of a spec file, with the parameters of every registered check."""
-    schema = _simplified(Spec.model_json_schema(mode="validation"))
+    schema = _simplify(Spec.model_json_schema(mode="validation"))
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "qdqspec spec file (*.qdq.yaml)",
@@ -183,19 +183,19 @@ def spec_schema() -> dict[str, Any]:
     }
 
 
-def _simplified(node: Any) -> Any:
+def _simplify(node: Any) -> Any:
     """The schema without generated titles and empty defaults.
 
     No alternative is ``null``: a key of a file either has a value or is omitted.
     """
     if isinstance(node, list):
-        return [_simplified(item) for item in node]
+        return [_simplify(item) for item in node]
     if not isinstance(node, dict):
         return node
     kept = {
-        key: {name: _simplified(part) for name, part in value.items()}  # names here are user-defined keys
+        key: {name: _simplify(part) for name, part in value.items()}  # names here are user-defined keys
         if key in ("properties", "$defs")
-        else _simplified(value)
+        else _simplify(value)
         for key, value in node.items()
         if not (
             (key == "title" and isinstance(value, str))

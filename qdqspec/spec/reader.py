@@ -71,7 +71,7 @@ class Document:
             value = value[part]
         at_key = at_key or (here[-1:] != loc[-1:] and isinstance(value, Mapping | list))
         marks = (self.keys.get(here) if at_key else None) or self.values.get(here)
-        return _problem_at(marks, message, hint=hint, note=note)
+        return _make_problem(marks, message, hint=hint, note=note)
 
 
 def read_yaml(text: str) -> Document:
@@ -214,7 +214,7 @@ class Reader:
         if len(text) > _MAX_DIGITS and not text.strip("+-.0123456789eE_"):
             self._note(event, f"a number of more than {_MAX_DIGITS} digits")
             return text
-        return _plain_value(text)
+        return _read_scalar(text)
 
     def _alias(self, event: Any) -> Plain | None:
         self._aliases += 1
@@ -238,22 +238,22 @@ class Reader:
             self._last = event.end_mark
             return event
         except MarkedYAMLError as error:
-            self.problems.append(_syntax_problem(error))
+            self.problems.append(_make_syntax_problem(error))
         except ReaderError as error:
-            self.problems.append(self._bad_character(error))
+            self.problems.append(self._make_character_problem(error))
         except (YAMLError, ValueError, ArithmeticError, LookupError) as error:
             # other errors for a few malformed escapes, such as "\UFFFFFFFF"
-            self.problems.append(_problem_at((self._last, self._last), f"not valid YAML: {error}"))
+            self.problems.append(_make_problem((self._last, self._last), f"not valid YAML: {error}"))
         raise _StopReading
 
-    def _bad_character(self, error: ReaderError) -> Problem:
+    def _make_character_problem(self, error: ReaderError) -> Problem:
         before = source_lines(self._text[: error.position])
         message = f"character U+{ord(self._text[error.position]):04X} is not allowed in YAML"
         return Problem(line=len(before), column=len(before[-1]) + 1, message=message)
 
     def _note(self, event: Event | None, message: str, hint: str = "") -> None:
         marks = None if event is None else (event.start_mark, event.end_mark)
-        self.problems.append(_problem_at(marks, message, hint=hint))
+        self.problems.append(_make_problem(marks, message, hint=hint))
 
     def _stop(self, event: Event | None, message: str, hint: str = "") -> NoReturn:
         self._note(event, message, hint)
@@ -261,7 +261,7 @@ class Reader:
 
 
 @lru_cache(maxsize=4096)
-def _plain_value(text: str) -> Plain | None:
+def _read_scalar(text: str) -> Plain | None:
     """The value of an unquoted scalar in YAML 1.2: null, boolean, number, or else the text itself."""
     if text in _NULL:
         return None
@@ -278,7 +278,7 @@ def _plain_value(text: str) -> Plain | None:
     return text if special is None else float(text.replace(".", ""))
 
 
-def _syntax_problem(error: MarkedYAMLError) -> Problem:
+def _make_syntax_problem(error: MarkedYAMLError) -> Problem:
     """The position where the parser stopped, and where the construct it was reading began."""
     mark, began = error.problem_mark or error.context_mark, error.context_mark
     hint = ""
@@ -287,10 +287,10 @@ def _syntax_problem(error: MarkedYAMLError) -> Problem:
     elif mark is not None and began is not None and began.line < mark.line:
         hint = f"begun on line {began.line + 1}"
     reason = ": ".join(part for part in (error.context, error.problem) if part)
-    return _problem_at((mark, mark), f"not valid YAML: {reason}", hint=hint)
+    return _make_problem((mark, mark), f"not valid YAML: {reason}", hint=hint)
 
 
-def _problem_at(
+def _make_problem(
     marks: tuple[Mark | None, Mark | None] | None, message: str, *, hint: str = "", note: str = ""
 ) -> Problem:
     start, end = marks or (None, None)

@@ -73,7 +73,7 @@ class RegressionEvidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileLatency:
-    """One of several shape profiles: its shapes in words, its share of the objective, times over the reference's."""
+    """Latency at one shape profile: its shapes in words, its share of the objective, and times over the reference's."""
 
     name: str
     share: float
@@ -171,7 +171,7 @@ class LatencyEvidence:
 
     @property
     def tested_speedup(self) -> Interval:
-        """The reference's time over the tuned one's, outside of which both conditions exclude it; or ``speedup``."""
+        """The speed-up with an interval that both conditions support; ``speedup`` if it was not tested."""
         tested = self.tested.get("tuned")
         return self.speedup if tested is None else tested.enclosing.inverse
 
@@ -258,7 +258,7 @@ class BuildEvidence:
     """A build of the tuned model by a backend for one ``target``, a value of its option ``for``; empty for its own.
 
     ``refused`` is the backend's reason if it does not build the model, ``missing`` why the backend cannot be used
-    here. ``narrow`` of the ``heavy`` kernels, those of convolutions, products and attention, compute in 8 bits.
+    here. ``heavy`` counts the kernels of convolutions, products and attention; ``narrow`` of them compute in 8 bits.
     ``layers`` are its kernels, and ``ops`` the operators of the tuned model's nodes.
     """
 

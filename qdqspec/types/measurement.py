@@ -413,7 +413,7 @@ class LabelNoise(Mapping[tuple[str, str], float]):
 
     @classmethod
     def separate(cls, powers: Mapping[tuple[str, str], float]) -> LabelNoise:
-        """Noise of which nothing is shared."""
+        """Noise whose parts belong to one label each."""
         return cls(tuple(powers.values()), {key: (number,) for number, key in enumerate(powers)})
 
     def __getitem__(self, key: tuple[str, str]) -> float:

@@ -227,7 +227,7 @@ class ParitySearch:
     """A search for an input that breaks a parity check: ``tried`` different ones in ``seconds``.
 
     ``late`` is whether the time ended before the requested number was tried. ``closest_db`` is the smallest
-    SQNR of those that did not break it, ``found`` the smallest input that does. ``missing`` is why nothing
+    SQNR of inputs that did not break it, ``found`` the smallest input that does. ``missing`` is why nothing
     was tried.
     """
 

@@ -89,7 +89,7 @@ UpgradeState: TypeAlias = Literal["ok", "slower", "slower than float", "less acc
 class LayerChange:
     """Kernels that compute the same ONNX nodes and differ between two versions, with their milliseconds.
 
-    ``tensors`` are those that the kernels only convert. ``kinds`` states the kinds of differences; ``before``
+    ``tensors`` are tensors that the kernels only convert. ``kinds`` states the kinds of differences; ``before``
     and ``after`` describe the kernels: operators, nodes, precision.
     """
 

@@ -32,7 +32,7 @@ class ValueType:
 
 
 def one_of(*known: str) -> ValueType:
-    """One of these words."""
+    """The type of values that are one of these words."""
     expects = f"one of {', '.join(known)}"
 
     def read(value: object) -> str:
@@ -44,7 +44,7 @@ def one_of(*known: str) -> ValueType:
 
 
 def whole(least: int, most: int | None = None, why: str = "") -> ValueType:
-    """A whole number within bounds; ``why`` is added to the description of the type."""
+    """The type of whole numbers within bounds; ``why`` is added to the message for another value."""
     bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
     expects = f"a whole number {bounds}"
 
@@ -95,7 +95,7 @@ def _number(value: object) -> float:
 
 
 def _yes_or_no(expects: str, on: tuple[str, ...], off: tuple[str, ...]) -> ValueType:
-    """One of the words for true or for false, in any case."""
+    """The type of values that are a word for true or for false, in upper or lower case."""
 
     def read(value: object) -> bool:
         if str(value).lower() not in (*on, *off):

@@ -63,7 +63,7 @@ class InTurn:
 
 @dataclass(frozen=True, slots=True)
 class Alternatives:
-    """One of several parts."""
+    """A choice between parts."""
 
     parts: tuple[PatternPart, ...]
 

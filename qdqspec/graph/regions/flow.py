@@ -30,7 +30,7 @@ class Flow:
     nodes keep their listed order). ``depth`` is the length of the longest path from a source to a node,
     ``own`` its operator and attributes as bytes; ``readers`` maps each tensor to the nodes that read it, in
     that order; ``carried`` are nodes that never form a region alone: computed from shapes or from constants
-    alone; ``bodied`` are those that have bodies. ``given_by`` maps each output of a body to its producer.
+    alone; ``bodied`` are nodes that have bodies. ``given_by`` maps each output of a body to its producer.
     Producers, consumers and readers are of the same graph.
     """
 

@@ -34,14 +34,14 @@ def fold_graph(
     The nodes of one kernel, of either profile, stay together. The region with the most nodes is opened first, until
     there are ``most`` parts; of a region with more parts than that, neighbouring ones are joined.
     """
-    fixed = _fixed(model)
+    fixed = _find_fixed(model)
     at = {node.name: i for i, node in enumerate(model.nodes) if not node.is_marker and node.name not in fixed}
     kernels = (
         [at[n] for n in layer.nodes if n in at] for layer in (*reference, *tuned) if not layer.boundary
     )
     # by their first node, the nodes that share a kernel, directly or through another kernel
     bundles = {group[0]: group for group in joined(sorted(at.values()), kernels)}
-    tree = _tree(regions, at, bundles)
+    tree = _build_tree(regions, at, bundles)
     groups = sorted(map(sorted, _cut(tree, most)))
     home = {i: part for part, group in enumerate(groups) for i in group}
     parts = {name: home[i] for name, i in at.items() if i in home}
@@ -49,10 +49,10 @@ def fold_graph(
     for i, part in home.items():
         makers = (model.producer.get(tensor) for tensor in model.nodes[i].inputs)
         reads[part] |= {parts[maker.name] for maker in makers if maker is not None and maker.name in parts}
-    formats = _formats(pairs, tuned)
-    before, after = (_times(model, layers, parts) for layers in (reference, tuned))
+    formats = _find_formats(pairs, tuned)
+    before, after = (_add_times(model, layers, parts) for layers in (reference, tuned))
     times = [any(layer.milliseconds for layer in layers) for layers in (reference, tuned)]
-    noise = _noise(errors, parts)
+    noise = _add_noise(errors, parts)
     return tuple(
         GraphPart(
             name=min((model.nodes[i] for i in group), key=lambda node: node.op_type not in ANCHORS).name,
@@ -67,7 +67,7 @@ def fold_graph(
     )
 
 
-def _fixed(model: Model) -> set[str]:
+def _find_fixed(model: Model) -> set[str]:
     """The nodes that compute the same for all inputs, which runtimes compute once: their inputs are constants."""
     fixed: set[str] = set()
     known = set(model.constants)
@@ -87,7 +87,7 @@ class _Part:
         self.nodes: list[int] = [*nodes, *(index for child in self.children for index in child.nodes)]
 
 
-def _tree(regions: Sequence[Region], at: Mapping[str, int], bundles: Mapping[int, _Nodes]) -> _Part:
+def _build_tree(regions: Sequence[Region], at: Mapping[str, int], bundles: Mapping[int, _Nodes]) -> _Part:
     """The regions, each leaf with the kernels whose first node it holds; nodes of no region are at the top."""
     placed: set[int] = set()
     parts: dict[str, _Part] = {}
@@ -120,14 +120,14 @@ def _cut(root: _Part, most: int) -> list[list[int]]:
         free = most - len(done) - len(pending)  # parts that this one may become
         if len(part.children) > free:
             share = max(1, free * size // (size + sum(other for other, *_ in pending)))
-            done += _joined([child.nodes for child in part.children], share)
+            done += _join_neighbours([child.nodes for child in part.children], share)
             continue
         for child in part.children:
             add(child)
     return done
 
 
-def _joined(groups: Sequence[list[int]], most: int) -> list[list[int]]:
+def _join_neighbours(groups: Sequence[list[int]], most: int) -> list[list[int]]:
     """At most ``most`` runs of neighbours, about equal in nodes."""
     ordered = sorted(groups, key=min)
     goal = sum(map(len, ordered)) / max(most, 1)
@@ -141,7 +141,7 @@ def _joined(groups: Sequence[list[int]], most: int) -> list[list[int]]:
     return runs
 
 
-def _formats(pairs: Iterable[PlacedPair], tuned: _Layers) -> dict[str, str]:
+def _find_formats(pairs: Iterable[PlacedPair], tuned: _Layers) -> dict[str, str]:
     """The format in which nodes compute: that of the activations they read, or else of their weights.
 
     A node that only float kernels of the tuned model compute has none.
@@ -163,7 +163,7 @@ def _formats(pairs: Iterable[PlacedPair], tuned: _Layers) -> dict[str, str]:
     return found
 
 
-def _times(model: Model, layers: _Layers, parts: Mapping[str, int]) -> dict[int, float]:
+def _add_times(model: Model, layers: _Layers, parts: Mapping[str, int]) -> dict[int, float]:
     """Milliseconds of each part. A conversion counts for the part that makes its tensor, or else reads it."""
     spent: dict[int, float] = {}
     for layer in layers:
@@ -178,7 +178,7 @@ def _times(model: Model, layers: _Layers, parts: Mapping[str, int]) -> dict[int,
     return spent
 
 
-def _noise(errors: Iterable[BlockError], parts: Mapping[str, int]) -> dict[int, float]:
+def _add_noise(errors: Iterable[BlockError], parts: Mapping[str, int]) -> dict[int, float]:
     """The error's power of each part over the signal's: of its blocks, each quantized in its worst way, added up."""
     worst: dict[str, float] = {}
     for error in errors:

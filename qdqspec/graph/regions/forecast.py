@@ -49,13 +49,13 @@ class Forecast:
 
 
 def forecast_tuning(model: Model, builds: int, shapes: Mapping[str, Sequence[int]] | None = None) -> Forecast:
-    """Estimate the duration of a search with so many builds.
+    """Estimate the duration of a search with this number of ``builds``.
 
     ``shapes`` are those of inputs, as far as known. Other dynamic dimensions of inputs count as 1 and are named in the
     result; so do unknown ones inside, which depend on values.
     """
     weights = sum(map(size_of, model.constants.values()))
-    known, assumed = _at_shapes(model, shapes or {})
+    known, assumed = _fix_shapes(model, shapes or {})
     macs = sum(multiplications(known, node) for node in model.nodes)
     nodes = len(model.nodes)
     return Forecast(
@@ -69,11 +69,11 @@ def forecast_tuning(model: Model, builds: int, shapes: Mapping[str, Sequence[int
 
 def multiplications_by_node(model: Model, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
     """The multiplications of each node for one input, at these shapes of the model's inputs."""
-    known, _ = _at_shapes(model, shapes)
+    known, _ = _fix_shapes(model, shapes)
     return {node.name: multiplications(known, node) for node in model.nodes}
 
 
-def _at_shapes(model: Model, shapes: Mapping[str, Sequence[int]]) -> tuple[Model, tuple[str, ...]]:
+def _fix_shapes(model: Model, shapes: Mapping[str, Sequence[int]]) -> tuple[Model, tuple[str, ...]]:
     """The model for shape inference with these shapes of inputs, and the dynamic dimensions that are set to 1."""
     if all(None not in (model.shape(name) or (None,)) for name in model.inputs):
         return model, ()
@@ -109,49 +109,49 @@ def multiplications(model: Model, node: Node) -> int:
     return count(model, node) if count is not None and len(node.inputs) > 1 else 0
 
 
-def _convolution(model: Model, node: Node) -> int:
-    weight = _dims(model, node.inputs[_weight(node)])
+def _count_convolution(model: Model, node: Node) -> int:
+    weight = _find_dims(model, node.inputs[_find_weight_input(node)])
     # Transposed or not, each weight meets each position of the smaller image.
-    moved = _dims(model, node.inputs[0] if node.op_type == "ConvTranspose" else node.outputs[0])
+    moved = _find_dims(model, node.inputs[0] if node.op_type == "ConvTranspose" else node.outputs[0])
     return prod(weight) * prod(moved[2:]) * (moved[0] if moved else 1)
 
 
-def _product(model: Model, node: Node) -> int:
-    left, right = (_dims(model, node.inputs[index]) for index in (0, _weight(node)))
+def _count_product(model: Model, node: Node) -> int:
+    left, right = (_find_dims(model, node.inputs[index]) for index in (0, _find_weight_input(node)))
     if not left or not right:
         return 0
     shared = left[0] if node.attributes.get("transA", 0) else left[-1]
     if (
         model.shape(node.outputs[0]) is None
-    ):  # as of operators of other domains: the right operand counts as a matrix
+    ):  # operators of other domains: the right operand counts as a matrix
         return prod(left) * prod(right) // max(shared, 1)
-    return prod(_dims(model, node.outputs[0])) * shared
+    return prod(_find_dims(model, node.outputs[0])) * shared
 
 
-def _recurrence(model: Model, node: Node) -> int:
+def _count_recurrence(model: Model, node: Node) -> int:
     # The weights of all directions and gates meet each step of each sample, in either layout.
-    weights = sum(prod(_dims(model, tensor)) for tensor in node.inputs[1:3])
-    return prod(_dims(model, node.inputs[0])[:2]) * weights
+    weights = sum(prod(_find_dims(model, tensor)) for tensor in node.inputs[1:3])
+    return prod(_find_dims(model, node.inputs[0])[:2]) * weights
 
 
-def _blocked_product(model: Model, node: Node) -> int:
-    return prod(_dims(model, node.inputs[0])) * int(node.number("N", 0))
+def _count_blocked_product(model: Model, node: Node) -> int:
+    return prod(_find_dims(model, node.inputs[0])) * int(node.number("N", 0))
 
 
-def _weight(node: Node) -> int:
+def _find_weight_input(node: Node) -> int:
     """The index of the right operand; in some operators the scale and zero point of the left one precede it."""
     return 3 if node.op_type in _QUANTIZED else 1
 
 
 _QUANTIZED = frozenset({"QGemm", "QLinearConv", "QLinearMatMul"})
 _COUNTS: dict[str, Callable[[Model, Node], int]] = {
-    **dict.fromkeys(("Conv", "ConvInteger", "ConvTranspose", "QLinearConv"), _convolution),
-    **dict.fromkeys(("Gemm", "MatMul", "MatMulInteger", "QGemm", "QLinearMatMul"), _product),
-    **dict.fromkeys(("DynamicQuantizeMatMul", "MatMulIntegerToFloat"), _product),
-    "MatMulNBits": _blocked_product,
-    **dict.fromkeys(("LSTM", "GRU", "RNN", "DynamicQuantizeLSTM"), _recurrence),
+    **dict.fromkeys(("Conv", "ConvInteger", "ConvTranspose", "QLinearConv"), _count_convolution),
+    **dict.fromkeys(("Gemm", "MatMul", "MatMulInteger", "QGemm", "QLinearMatMul"), _count_product),
+    **dict.fromkeys(("DynamicQuantizeMatMul", "MatMulIntegerToFloat"), _count_product),
+    "MatMulNBits": _count_blocked_product,
+    **dict.fromkeys(("LSTM", "GRU", "RNN", "DynamicQuantizeLSTM"), _count_recurrence),
 }
 
 
-def _dims(model: Model, tensor: str) -> list[int]:
+def _find_dims(model: Model, tensor: str) -> list[int]:
     return [1 if size is None else size for size in model.shape(tensor) or ()]

@@ -112,7 +112,7 @@ def inspect_model(
         model=model.path.name if model.path else "the model",
         nodes=len(nodes),
         regions=tuple(regions),
-        patterns=_patterns(model, regions),
+        patterns=_count_patterns(model, regions),
         quantizable=quantizable,
         judged=judged,
         refusals=tuple(sorted(refusals.items(), key=lambda item: (-item[1], item[0]))),
@@ -121,7 +121,7 @@ def inspect_model(
     )
 
 
-def _patterns(model: Model, regions: Sequence[Region]) -> tuple[PatternCount, ...]:
+def _count_patterns(model: Model, regions: Sequence[Region]) -> tuple[PatternCount, ...]:
     first = {region.pattern: region for region in reversed(regions)}
     counts = Counter(region.pattern for region in regions)
     found = [
@@ -157,14 +157,14 @@ def find_bodies(
         name = free_name(f"{function.domain}:{function.name}", taken)
         own = tuple(
             replace(region, nodes=tuple(f"{name}/{node}" for node in region.nodes))
-            for region in find(_of_function(function))
+            for region in find(_model_of_function(function))
         )
         count = len(own[0].nodes) if own else 0
         found.append(Body(name=name, kind="function", nodes=count, regions=own))
     return tuple(found)
 
 
-def _of_function(function: onnx.FunctionProto) -> Model:
+def _model_of_function(function: onnx.FunctionProto) -> Model:
     """A local function as a model. Its tensor types depend on the callers and are unknown here."""
     proto = onnx.ModelProto(ir_version=10, opset_import=function.opset_import)
     proto.graph.name = function.name
@@ -191,19 +191,19 @@ def to_json(inspection: Inspection) -> dict[str, Any]:
     count = None if inspection.quantizable is None else len(inspection.quantizable)
     bodies = [
         {name: getattr(body, name) for name in ("name", "kind", "nodes", "placed")}
-        | {"regions": _regions(body.regions, inspection)}
+        | {"regions": _list_regions(body.regions, inspection)}
         for body in inspection.bodies
     ]
     found: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "model": inspection.model,
-        "counts": _counts(inspection),
-        "regions": _regions(inspection.regions, inspection),
-        "leaf_sizes": _leaf_sizes(inspection),
+        "counts": _count_regions(inspection),
+        "regions": _list_regions(inspection.regions, inspection),
+        "leaf_sizes": _count_leaf_sizes(inspection),
         "patterns": [to_data(pattern) for pattern in inspection.patterns],
         "coverage": {
             "nodes": inspection.nodes,
-            "in_leaves": _covered(inspection),
+            "in_leaves": _count_covered(inspection),
             "quantizable": count,
             "share": None if count is None else count / max(inspection.nodes, 1),
         },
@@ -231,7 +231,7 @@ def forecast_to_json(guess: Forecast | None) -> dict[str, Any] | None:
     }
 
 
-def _regions(regions: Iterable[Region], inspection: Inspection) -> list[dict[str, Any]]:
+def _list_regions(regions: Iterable[Region], inspection: Inspection) -> list[dict[str, Any]]:
     """The regions, each with the number of its quantizable nodes; the text of a pattern is in ``patterns``."""
     known = inspection.quantizable
     return [
@@ -241,7 +241,7 @@ def _regions(regions: Iterable[Region], inspection: Inspection) -> list[dict[str
     ]
 
 
-def _counts(inspection: Inspection) -> dict[str, int]:
+def _count_regions(inspection: Inspection) -> dict[str, int]:
     """The numbers of regions, and of patterns of leaves."""
     leaves = [region for region in inspection.regions if region.type == "LEAF"]
     composites = sum(region.type == "COMPOSITE" for region in inspection.regions)
@@ -249,7 +249,7 @@ def _counts(inspection: Inspection) -> dict[str, int]:
     return {"leaf": len(leaves), "composite": composites, "leaf pattern": patterns}
 
 
-def _covered(inspection: Inspection) -> int:
+def _count_covered(inspection: Inspection) -> int:
     return sum(len(region.nodes) for region in inspection.regions if region.type == "LEAF")
 
 
@@ -268,22 +268,22 @@ def render_text(
     repeat three or more times in sequence only the first; ``verbose`` shows each, with node names and
     boundaries. ``include_all`` adds regions that have nothing to quantize.
     """
-    tree = (_tree(inspection, verbose, lines, include_all), _body_table(inspection, lines))
+    tree = (_write_tree(inspection, verbose, lines, include_all), _write_bodies(inspection, lines))
     parts = (
-        _summary(inspection),
+        _write_summary(inspection),
         *(tree if not only or "regions" in only else ()),
-        *((_sizes(inspection),) if not only else ()),
-        *((_pattern_table(inspection, lines),) if not only or "patterns" in only else ()),
-        *((_refusal_table(inspection, lines), _output_table(inspection, lines)) if not only else ()),
+        *((_write_sizes(inspection),) if not only else ()),
+        *((_write_patterns(inspection, lines),) if not only or "patterns" in only else ()),
+        *((_write_refusals(inspection, lines), _write_outputs(inspection, lines)) if not only else ()),
     )
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _summary(inspection: Inspection) -> str:
-    numbers = {"node": inspection.nodes, **_counts(inspection)}
+def _write_summary(inspection: Inspection) -> str:
+    numbers = {"node": inspection.nodes, **_count_regions(inspection)}
     lines = [
-        f"{inspection.model}: {', '.join(_many(count, noun) for noun, count in numbers.items())}",
-        f"coverage: {_covered(inspection)} of {inspection.nodes} nodes are in exactly one leaf",
+        f"{inspection.model}: {', '.join(_write_count(count, noun) for noun, count in numbers.items())}",
+        f"coverage: {_count_covered(inspection)} of {inspection.nodes} nodes are in exactly one leaf",
     ]
     if inspection.quantizable is not None and inspection.judged is not None:
         share = len(inspection.quantizable) / max(inspection.nodes, 1)
@@ -298,7 +298,7 @@ def _summary(inspection: Inspection) -> str:
 def forecast_line(guess: Forecast) -> str:
     """The estimated time of a search, as a sentence."""
     low, high = (seconds_text(seconds) for seconds in (guess.low_s, guess.high_s))
-    assumed = _listed([plain(name) for name in guess.assumed], _ASSUMED)
+    assumed = _join_names([plain(name) for name in guess.assumed], _ASSUMED)
     assumed = f" (unknown sizes taken as 1: {assumed})" if assumed else ""
     macs = f"{guess.macs / 1e6:,.0f} million" if guess.macs >= 1e6 else "less than a million"
     return (
@@ -308,24 +308,24 @@ def forecast_line(guess: Forecast) -> str:
     )
 
 
-def _body_table(inspection: Inspection, most: int) -> str:
-    """The graphs inside, a line each; the regions of bodies are in the tree, those of functions in the JSON."""
+def _write_bodies(inspection: Inspection, most: int) -> str:
+    """One line for each inner graph. The tree has the regions of bodies, the JSON has the regions of functions."""
     rows = [
         (
             body.kind,
             body.nodes,
             sum(r.type == "LEAF" for r in body.regions),
             plain(body.name, _NAME),
-            _cut(body.regions[0].pattern_text) if body.regions else "constants only",
+            _shorten(body.regions[0].pattern_text) if body.regions else "constants only",
         )
         for body in inspection.bodies
     ]
     functions = any(not body.placed for body in inspection.bodies)
     title = f"Bodies of If, Loop and Scan{' (nothing is placed in local functions)' if functions else ''}"
-    return _table(title, ("kind", "nodes", "leaves", "name", "pattern"), rows, most)
+    return _write_table(title, ("kind", "nodes", "leaves", "name", "pattern"), rows, most)
 
 
-def _table(
+def _write_table(
     title: str, heads: Sequence[str], rows: Sequence[Sequence[object]], most: int, *, numbers: bool = False
 ) -> str:
     """The first ``most`` rows under a title, if any; with ``numbers``, texts of digits are aligned as numbers."""
@@ -336,12 +336,12 @@ def _table(
     return f"{title}\n{table}{rest}"
 
 
-def _many(count: int, noun: str) -> str:
+def _write_count(count: int, noun: str) -> str:
     plural = "leaves" if noun == "leaf" else f"{noun}s"
     return f"{count} {noun if count == 1 else plural}"
 
 
-def _tree(inspection: Inspection, verbose: bool, most: int, include_all: bool) -> str:
+def _write_tree(inspection: Inspection, verbose: bool, most: int, include_all: bool) -> str:
     known = None if include_all else inspection.quantizable
     shown = [
         region
@@ -350,14 +350,14 @@ def _tree(inspection: Inspection, verbose: bool, most: int, include_all: bool) -
     ]
     lines = ["Regions (direct/all nodes, inputs > outputs, pattern)"]
     # the text of a region without its id is equal for regions that are rendered alike
-    keys = (r.id if verbose else (_indent(r), r.pattern, _after_id(r, inspection)) for r in shown)
+    keys = (r.id if verbose else (_indent(r), r.pattern, _describe_region(r, inspection)) for r in shown)
     covered = written = 0
     for run in runs_of(list(keys)):
         written += run.width
         if written > most:
             break
         for region in shown[run.start : run.start + run.width]:
-            lines += _region_lines(region, inspection, verbose, most)
+            lines += _write_region(region, inspection, verbose, most)
         if run.times > 1:
             first, last = shown[run.start + run.width], shown[run.end - 1]
             several = f"the {run.width} above, {run.times - 1} times more"
@@ -368,19 +368,21 @@ def _tree(inspection: Inspection, verbose: bool, most: int, include_all: bool) -
         lines.append(f"... and {len(shown) - covered} more")
     if hidden := len(inspection.regions) - len(shown):
         lines.append(
-            f"({_many(hidden, 'region')} with nothing to quantize not shown; --include-all shows them)"
+            f"({_write_count(hidden, 'region')} with nothing to quantize not shown; --include-all shows them)"
         )
     return "\n".join(lines)
 
 
-def _region_lines(region: Region, inspection: Inspection, verbose: bool, most: int) -> list[str]:
+def _write_region(region: Region, inspection: Inspection, verbose: bool, most: int) -> list[str]:
     indent = _indent(region)
-    lines = [f"{indent}{region.id} {_after_id(region, inspection)}"]
+    lines = [f"{indent}{region.id} {_describe_region(region, inspection)}"]
     if verbose:
         lines.append(f"{indent}    pattern {region.pattern}")
         details = {"inputs": region.inputs, "outputs": region.outputs}
         details |= {"nodes": region.nodes} if region.type == "LEAF" else {}
-        lines += [f"{indent}    {word} {_listed(names, most)}" for word, names in details.items() if names]
+        lines += [
+            f"{indent}    {word} {_join_names(names, most)}" for word, names in details.items() if names
+        ]
     return lines
 
 
@@ -388,7 +390,7 @@ def _indent(region: Region) -> str:
     return "  " * region.id.count(".")
 
 
-def _after_id(region: Region, inspection: Inspection) -> str:
+def _describe_region(region: Region, inspection: Inspection) -> str:
     direct = len(region.nodes) if region.type == "LEAF" else 0
     below = len(region.children)
     children = f", {below} child{'ren' if below > 1 else ''}" if below else ""
@@ -396,22 +398,22 @@ def _after_id(region: Region, inspection: Inspection) -> str:
     if inspection.quantizable is not None:
         quantizable = f", {len(inspection.quantizable.intersection(region.nodes))} quantizable"
     flow = f"{len(region.inputs)} > {len(region.outputs)}{quantizable}"
-    return f"{region.type} {direct}/{len(region.nodes)}{children}, {flow}  {_cut(region.pattern_text)}"
+    return f"{region.type} {direct}/{len(region.nodes)}{children}, {flow}  {_shorten(region.pattern_text)}"
 
 
-def _listed(names: Sequence[str], most: int) -> str:
+def _join_names(names: Sequence[str], most: int) -> str:
     rest = f", ... and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + rest
 
 
-def _sizes(inspection: Inspection) -> str:
-    bins = _leaf_sizes(inspection)
+def _write_sizes(inspection: Inspection) -> str:
+    bins = _count_leaf_sizes(inspection)
     longest = max(bins.values(), default=1)
     rows = [(name, count, "#" * max(1, round(_BAR * count / longest))) for name, count in bins.items()]
-    return _table("Leaf sizes", ("nodes", "leaves", ""), rows, len(rows))
+    return _write_table("Leaf sizes", ("nodes", "leaves", ""), rows, len(rows))
 
 
-def _leaf_sizes(inspection: Inspection) -> dict[str, int]:
+def _count_leaf_sizes(inspection: Inspection) -> dict[str, int]:
     """The number of leaves by size: one bin per size up to ten nodes, then up to the next power of two."""
     counts = Counter(len(r.nodes) for r in inspection.regions if r.type == "LEAF")
     bins: dict[str, int] = {}
@@ -425,34 +427,34 @@ def _leaf_sizes(inspection: Inspection) -> dict[str, int]:
     return bins
 
 
-def _pattern_table(inspection: Inspection, most: int) -> str:
+def _write_patterns(inspection: Inspection, most: int) -> str:
     below_root = (p for p in inspection.patterns if p.type != "ROOT")
-    rows = [(p.count, p.nodes, p.type, p.digest, _shape(p.shape), _cut(p.text)) for p in below_root]
-    return _table(
+    rows = [(p.count, p.nodes, p.type, p.digest, _write_shape(p.shape), _shorten(p.text)) for p in below_root]
+    return _write_table(
         "Patterns", ("count", "nodes", "type", "digest", "output", "pattern"), rows, most, numbers=True
     )
 
 
-def _shape(shape: Sequence[int | None] | None) -> str:
+def _write_shape(shape: Sequence[int | None] | None) -> str:
     return "?" if shape is None else "x".join("?" if dim is None else str(dim) for dim in shape) or "scalar"
 
 
-def _refusal_table(inspection: Inspection, most: int) -> str:
+def _write_refusals(inspection: Inspection, most: int) -> str:
     rows = [(count, reason) for reason, count in inspection.refusals]
-    return _table("Not quantizable", ("nodes", "why"), rows, most, numbers=True)
+    return _write_table("Not quantizable", ("nodes", "why"), rows, most, numbers=True)
 
 
-def _output_table(inspection: Inspection, most: int) -> str:
+def _write_outputs(inspection: Inspection, most: int) -> str:
     """Graph outputs that stay float, grouped by reason."""
     reasons: dict[str, list[str]] = {}
     for tensor, reason in inspection.judged.outputs.items() if inspection.judged else ():
         if reason:
             reasons.setdefault(reason, []).append(tensor)
-    rows = [(len(names), _cut(_listed(names, 4)), reason) for reason, names in reasons.items()]
-    return _table("Graph outputs that stay float", ("count", "outputs", "why"), rows, most)
+    rows = [(len(names), _shorten(_join_names(names, 4)), reason) for reason, names in reasons.items()]
+    return _write_table("Graph outputs that stay float", ("count", "outputs", "why"), rows, most)
 
 
-def _cut(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= _WIDE else text[: _WIDE - 4] + " ..."
 
 
@@ -480,7 +482,7 @@ def runs_of(rows: Sequence[Hashable]) -> list[Run]:
     found: list[Run] = []
     start = 0
     while start < len(rows):
-        ways = [Run(start, width, _times(rows, start, width)) for width in range(1, _WIDEST + 1)]
+        ways = [Run(start, width, _count_repeats(rows, start, width)) for width in range(1, _WIDEST + 1)]
         many = (way for way in ways if way.times >= _FEWEST)
         # the one that spares most rows
         best = max(many, key=lambda way: way.width * (way.times - 1), default=Run(start, 1, 1))
@@ -489,7 +491,7 @@ def runs_of(rows: Sequence[Hashable]) -> list[Run]:
     return found
 
 
-def _times(rows: Sequence[Hashable], start: int, width: int) -> int:
+def _count_repeats(rows: Sequence[Hashable], start: int, width: int) -> int:
     """Number of consecutive repetitions of the ``width`` rows from ``start`` on."""
     end = start + width
     while end < len(rows) and rows[end] == rows[end - width]:

@@ -30,7 +30,7 @@ from qdqspec.graph.regions.flow import Flow, flow_of
 from qdqspec.graph.regions.pattern import PatternMaker
 from qdqspec.types import LayerTime, Region, RegionRules
 
-_TINY = 2  # a leaf of at most so many nodes joins a neighbour if both fit within the limit
+_TINY = 2  # nodes of the largest leaf that joins a neighbour, if both fit within the limit
 
 _SHARE = 0.5
 
@@ -444,7 +444,7 @@ def _adopt(neighbours: Sequence[int], index: int, home: dict[int, Leaf]) -> None
 
 
 def _prune(blocks: Sequence[Block]) -> list[Block]:
-    """The blocks without those that lost all nodes, and without levels that hold one block only."""
+    """Drop blocks that lost all nodes, and levels that hold one block only."""
     kept: list[Block] = []
     for block in blocks:
         if isinstance(block, Leaf):

@@ -109,7 +109,7 @@ def bias_record(node: Node) -> Mapping[str, object] | None:
 
 
 def biases_before(model: Model, removed: Collection[int]) -> dict[str, TensorProto | None]:
-    """The biases that these removed nodes corrected, as they were; ``None`` for those that were added."""
+    """The biases before correction, by name; ``None`` for a bias that the correction added."""
     found: dict[str, TensorProto | None] = {}
     for node in (model.nodes[index] for index in removed):
         record = bias_record(node)

@@ -60,7 +60,7 @@ def find_branches(model: Model, fixed: Collection[str] = ()) -> list[Branch]:
         branch = Branch(tensor, tuple(node.name for node in nodes))
         if tensor in fixed or not _is_normalized(model, tensor) or {branch.product, branch.factors} & known:
             continue
-        if sum(_outputs(model, node) for node in nodes) >= LEAST_OUTPUTS:
+        if sum(_count_outputs(model, node) for node in nodes) >= LEAST_OUTPUTS:
             found.append(branch)
     return found
 
@@ -72,11 +72,11 @@ def _is_normalized(model: Model, tensor: str) -> bool:
         return False
     if maker.op_type in _NORMALIZATIONS:
         return True
-    product = _behind_vector(model, maker, "Add")
-    return product is not None and _behind_vector(model, product, "Mul") is not None
+    product = _find_behind_vector(model, maker, "Add")
+    return product is not None and _find_behind_vector(model, product, "Mul") is not None
 
 
-def _behind_vector(model: Model, node: Node, op_type: str) -> Node | None:
+def _find_behind_vector(model: Model, node: Node, op_type: str) -> Node | None:
     """The node whose output an operator of this type combines with a constant vector, if it does."""
     if node.op_type != op_type or sum(name in model.constants for name in node.inputs) != 1:
         return None
@@ -99,7 +99,7 @@ def _may_scale(model: Model, node: Node) -> bool:
     return is_private and is_plain and has_channels and weight.dims[axis] > 1
 
 
-def _outputs(model: Model, node: Node) -> int:
+def _count_outputs(model: Model, node: Node) -> int:
     dims = model.constants[node.inputs[1]].dims
     return int(dims[0 if node.attributes.get("transB", 0) else 1])
 

@@ -98,7 +98,7 @@ class Absorber:
 
 @dataclass(slots=True, kw_only=True)
 class Chain:
-    """Tensors whose channels can have common factors, the operator that makes the first, and those that end it."""
+    """Tensors whose channels can have common factors: from the operator ``maker`` to the operators ``absorbers``."""
 
     maker: Node
     channels: int

@@ -113,7 +113,7 @@ class Excerpts:
         return tuple(out for out in made if out in outside and out not in model.constants)
 
     def _with_bodies(self, nodes: Collection[str]) -> Collection[str]:
-        """These nodes, and those of their bodies."""
+        """The nodes, and the nodes of their bodies."""
         if not self._model.has_bodies:
             return nodes
         owned = self._model.nodes_inside

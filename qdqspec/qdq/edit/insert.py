@@ -118,11 +118,11 @@ class Inserter:
         sites = placement.ordered
         outputs = [site.tensor for site in sites if makes_output(site)]
         floats = {tensor: self._maker.float_name(tensor) for tensor in outputs}
-        inserts = [one for site in sites for one in self._made(site, floats.get(site.tensor, ""))]
+        inserts = [one for site in sites for one in self._make_once(site, floats.get(site.tensor, ""))]
         base = self._base(max((self._model.opset, *(insert.pair.opset for insert in inserts))))
         candidate = base.with_pairs(inserts, floats)
         if candidate is None or len(floats) < len(outputs):
-            raise self._overlap(sites)
+            raise self._explain_overlap(sites)
         if any(site.format == RUN_TIME for site in sites):
             candidate = Parts.of(with_kernels(candidate.proto()))
         if self._model.has_bodies:  # integers go where the float weight is
@@ -131,7 +131,7 @@ class Inserter:
             candidate = Parts.of(closed(candidate.proto(), instead))
         return Inserted(candidate, base.notes)
 
-    def _made(self, site: Site, source: str) -> list[_Insert]:
+    def _make_once(self, site: Site, source: str) -> list[_Insert]:
         """The pairs of a site, one for each graph that reads it, made once. ``source`` is a graph output's new name."""
         known = self._inserts.get((site.row, source))
         if known is None:
@@ -160,7 +160,7 @@ class Inserter:
             ends.setdefault(node.scope if node is not None else "", []).append(end)
         return [site if len(ends) == 1 else replace(site, consumers=tuple(some)) for some in ends.values()]
 
-    def _overlap(self, sites: Iterable[Site]) -> PlacementError:
+    def _explain_overlap(self, sites: Iterable[Site]) -> PlacementError:
         seen: set[Consumer] = set()
         for site in sites:
             for end in site.consumers:
@@ -306,7 +306,7 @@ class _Candidate:
             node.output[0] = value.name
 
     def store_weights(self, inserts: Sequence[_Insert]) -> None:
-        """Store integer weights in the place of the float ones, or beside those that other nodes read.
+        """Store an integer weight in the place of the float weight, or beside a float weight that other nodes read.
 
         Of the pairs of a weight the first in the graph takes its place, because stripping finds that one first.
         """

@@ -94,7 +94,7 @@ def misfit(model: Model, site: Site) -> str | None:
         return f"{fmt.name} is for weights only"
     if fmt.block and site.axis is None:
         return f"{fmt.name} comes in blocks of {fmt.block}, and the site names no axis for them"
-    if fmt.dynamic and (why := _dynamic_misfit(model, site, fmt)):
+    if fmt.dynamic and (why := _explain_dynamic_misfit(model, site, fmt)):
         return why
     if not site.consumers:
         return "the site names no consumer"
@@ -108,7 +108,7 @@ def misfit(model: Model, site: Site) -> str | None:
     return None
 
 
-def _dynamic_misfit(model: Model, site: Site, fmt: NumberFormat) -> str | None:
+def _explain_dynamic_misfit(model: Model, site: Site, fmt: NumberFormat) -> str | None:
     """The reason why a format with dynamic scales does not fit a site."""
     if not fmt.at_run_time:
         return None if site.weight else dynamic_misfit(model, site.tensor, fmt, site.axis)
@@ -133,7 +133,7 @@ class PairMaker:
     store: WeightStore | None = None
 
     def __post_init__(self) -> None:
-        self._taken = frozenset((*_all_names(self.model.proto), *_all_names(self.model.flat)))
+        self._taken = frozenset((*_list_names(self.model.proto), *_list_names(self.model.flat)))
         self._private = (
             frozenset(self.model.constants) - frozenset(self.model.outputs) - self.model.subgraph_reads
         )
@@ -173,28 +173,28 @@ class PairMaker:
         elem_type = self.model.elem_type(site.tensor) or 0
         params = in_type_of(self.numbers.params(whole), elem_type)
         if params.is_dynamic:
-            make = self._dynamic if params.format.block else self._at_run_time
+            make = self._make_dynamic if params.format.block else self._make_at_run_time
             return make(site, params, elem_type, source or site.tensor)
-        names, constants, nodes = self._number_inputs(whole, params, elem_type)
-        output, quantized = self._output(site), self._name(site, "_quantized")
+        names, constants, nodes = self._make_numbers(whole, params, elem_type)
+        output, quantized = self._choose_output(site), self._make_name(site, "_quantized")
         quantize, dequantize = "QuantizeLinear", "DequantizeLinear"
         if _has_powers(params):
             quantize, dequantize = MXFP8_QUANTIZE, MXFP8_DEQUANTIZE
         integer = None
         if self.stores_integers(whole):
-            quantized = self._name(whole, "_quantized")
+            quantized = self._make_name(whole, "_quantized")
             stored = np.asarray(self.numbers.integer_weight(whole), dtype=params.format.dtype)
-            integer = _tensor(quantized, stored)
+            integer = _make_tensor(quantized, stored)
         else:
             # an attribute gives the output type if no zero point does
             typed = {} if params.has_zero_point else {"output_dtype": params.format.elem_type}
-            attributes = _along(params) | typed
+            attributes = _write_axis(params) | typed
             read = [source or site.tensor, *names]
-            nodes.append(self._node(quantize, site, attributes, read, quantized))
+            nodes.append(self._make_node(quantize, site, attributes, read, quantized))
         # The output has the scale's type by default, which exponents must not be.
-        attributes = _along(params) | ({"output_dtype": elem_type} if _has_powers(params) else {})
-        nodes.append(self._node(dequantize, site, attributes, [quantized, *names], output))
-        bias = self._bias(whole)
+        attributes = _write_axis(params) | ({"output_dtype": elem_type} if _has_powers(params) else {})
+        nodes.append(self._make_node(dequantize, site, attributes, [quantized, *names], output))
+        bias = self._correct_bias(whole)
         if bias is not None:
             nodes[-1].metadata_props.add(key=BIAS, value=bias.record)
         return Pair(
@@ -206,50 +206,51 @@ class PairMaker:
             bias=bias,
         )
 
-    def _bias(self, site: Site) -> CorrectedBias | None:
+    def _correct_bias(self, site: Site) -> CorrectedBias | None:
         shift = self.numbers.bias_shift(site) if site.weight else None
         layer = None if shift is None else biased_layer(self.model, site)
         if shift is None or layer is None:
             return None
-        return corrected_bias(self.model, layer, shift, self._name(site, "_bias"))
+        return corrected_bias(self.model, layer, shift, self._make_name(site, "_correct_bias"))
 
-    def _at_run_time(self, site: Site, params: QuantParams, elem_type: int, source: str) -> Pair:
+    def _make_at_run_time(self, site: Site, params: QuantParams, elem_type: int, source: str) -> Pair:
         """An activation whose one scale and zero point are found when the model runs."""
-        output = self._output(site)
-        made = [self._name(site, kind) for kind in ("_quantized", "_scale", "_zero_point")]
+        output = self._choose_output(site)
+        made = [self._make_name(site, kind) for kind in ("_quantized", "_scale", "_zero_point")]
         nodes = (
-            self._node(QUANTIZE, site, {}, [source], *made),
-            self._node("DequantizeLinear", site, {}, made, output),
+            self._make_node(QUANTIZE, site, {}, [source], *made),
+            self._make_node("DequantizeLinear", site, {}, made, output),
         )
         opset = max(_REAL_OPSET[elem_type], params.format.opset)
         return Pair(nodes=nodes, constants=(), integer=None, output=output, opset=opset)
 
-    def _dynamic(self, site: Site, params: QuantParams, elem_type: int, source: str) -> Pair:
+    def _make_dynamic(self, site: Site, params: QuantParams, elem_type: int, source: str) -> Pair:
         """An activation whose blocks get their scales at run time, by operators of domain ``trt``."""
-        fmt, output = params.format, self._output(site)
+        fmt, output = params.format, self._choose_output(site)
         quantized, scale, stored, outer = (
-            self._name(site, kind) for kind in ("_quantized", "_scale", "_scale_quantized", "_scale_scale")
+            self._make_name(site, kind)
+            for kind in ("_quantized", "_scale", "_scale_quantized", "_scale_scale")
         )
         along = {"axis": -1, "block_size": fmt.block}
         if params.outer is None:
             attributes = along | {"output_dtype": fmt.elem_type}
-            nodes = [self._node(MXFP8_DYNAMIC, site, attributes, [source], quantized, scale)]
+            nodes = [self._make_node(MXFP8_DYNAMIC, site, attributes, [source], quantized, scale)]
             attributes = along | {"output_dtype": elem_type}
-            nodes.append(self._node(MXFP8_DEQUANTIZE, site, attributes, [quantized, scale], output))
+            nodes.append(self._make_node(MXFP8_DEQUANTIZE, site, attributes, [quantized, scale], output))
             constants: tuple[onnx.TensorProto, ...] = ()
         else:
             attributes = along | {"scale_type": fmt.scale_type or 0}
-            undo = self._node("DequantizeLinear", site, {}, [stored, outer], scale, part="_scale")
+            undo = self._make_node("DequantizeLinear", site, {}, [stored, outer], scale, part="_scale")
             nodes = [
-                self._node(FP4_DYNAMIC, site, attributes, [source, outer], quantized, stored),
+                self._make_node(FP4_DYNAMIC, site, attributes, [source, outer], quantized, stored),
                 undo,
-                self._node("DequantizeLinear", site, along, [quantized, scale], output),
+                self._make_node("DequantizeLinear", site, along, [quantized, scale], output),
             ]
-            constants = (_tensor(outer, params.outer.astype(REALS[elem_type])),)
+            constants = (_make_tensor(outer, params.outer.astype(REALS[elem_type])),)
         opset = max(_REAL_OPSET[elem_type], params.format.opset)
         return Pair(nodes=tuple(nodes), constants=constants, integer=None, output=output, opset=opset)
 
-    def _number_inputs(
+    def _make_numbers(
         self, site: Site, params: QuantParams, elem_type: int
     ) -> tuple[list[str], tuple[onnx.TensorProto, ...], list[onnx.NodeProto]]:
         """The names of scale and, if present, zero point; their values; and the nodes of a scale of two levels."""
@@ -260,20 +261,20 @@ class PairMaker:
         else:
             kind = tensor_dtype_to_np_dtype(fmt.scale_type) if fmt.scale_type else real
             values = params.scale.reshape(shape).astype(kind)
-        scale, nodes = self._name(site, "_scale"), []
+        scale, nodes = self._make_name(site, "_scale"), []
         if params.outer is None:
-            constants = [_tensor(scale, values)]
+            constants = [_make_tensor(scale, values)]
         else:
-            stored, outer = (self._name(site, f"_scale_{part}") for part in ("quantized", "scale"))
-            constants = [_tensor(stored, values), _tensor(outer, params.outer.astype(real))]
-            nodes = [self._node("DequantizeLinear", site, {}, [stored, outer], scale, part="_scale")]
+            stored, outer = (self._make_name(site, f"_scale_{part}") for part in ("quantized", "scale"))
+            constants = [_make_tensor(stored, values), _make_tensor(outer, params.outer.astype(real))]
+            nodes = [self._make_node("DequantizeLinear", site, {}, [stored, outer], scale, part="_scale")]
         names = [scale]
         if params.has_zero_point:
-            names.append(self._name(site, "_zero_point"))
-            constants.append(_tensor(names[1], params.zero_point.reshape(shape).astype(fmt.dtype)))
+            names.append(self._make_name(site, "_zero_point"))
+            constants.append(_make_tensor(names[1], params.zero_point.reshape(shape).astype(fmt.dtype)))
         return names, tuple(constants), nodes
 
-    def _output(self, site: Site) -> str:
+    def _choose_output(self, site: Site) -> str:
         """The tensor after the pair.
 
         A stored integer weight that all consumers read takes the weight's name, so that consumers and later
@@ -283,9 +284,9 @@ class PairMaker:
             return site.tensor
         if self.stores_integers(site) and self.is_private(site.tensor) and self._covers_all(site):
             return site.tensor
-        return self._name(site, "_dequantized")
+        return self._make_name(site, "_dequantized")
 
-    def _node(
+    def _make_node(
         self,
         op_type: str,
         site: Site,
@@ -294,14 +295,14 @@ class PairMaker:
         *outputs: str,
         part: str = "",
     ) -> onnx.NodeProto:
-        node = copied(_blank(op_type, tuple(attributes.items())))
-        node.name = self._name(site, f"{part}_{op_type}")
+        node = copied(_make_blank(op_type, tuple(attributes.items())))
+        node.name = self._make_name(site, f"{part}_{op_type}")
         node.input.extend(inputs)
         node.output.extend(outputs)
         node.metadata_props.add(key=CARRIED, value=site.tensor)
         return node
 
-    def _name(self, site: Site, kind: str) -> str:
+    def _make_name(self, site: Site, kind: str) -> str:
         """``x_scale``; ``x_scale.2`` if only consumers from the third on are meant; ``x_scale~1`` if taken.
 
         If a graph output is meant and not all others, it is ``x_scale.output``. Names of two sites of a
@@ -321,7 +322,7 @@ class PairMaker:
         return len(readers) == len(self.model.consumers.get(site.tensor, ()))
 
 
-def _along(params: QuantParams) -> dict[str, int]:
+def _write_axis(params: QuantParams) -> dict[str, int]:
     attributes = {} if params.axis is None else {"axis": params.axis}
     return attributes | ({"block_size": params.format.block} if params.format.block else {})
 
@@ -331,13 +332,13 @@ def _has_powers(params: QuantParams) -> bool:
     return params.format.scale_type == onnx.TensorProto.FLOAT8E8M0
 
 
-def _tensor(name: str, values: npt.NDArray[np.generic]) -> onnx.TensorProto:
+def _make_tensor(name: str, values: npt.NDArray[np.generic]) -> onnx.TensorProto:
     """Made without graphsurgeon, which does not support sub-byte types and prints that to standard output."""
     return numpy_helper.from_array(np.asarray(values, order="C"), name)  # not `ascontiguousarray`: scalars
 
 
 @cache
-def _blank(op_type: str, attributes: tuple[tuple[str, int], ...]) -> onnx.NodeProto:
+def _make_blank(op_type: str, attributes: tuple[tuple[str, int], ...]) -> onnx.NodeProto:
     """A node from graphsurgeon without name and tensors. Cached: a model takes thousands of a kind."""
     domain = DOMAIN if op_type in PAIR_OPS else None
     ends = {"inputs": [gs.Variable("x")], "outputs": [gs.Variable("y")]}
@@ -349,7 +350,7 @@ def _blank(op_type: str, attributes: tuple[tuple[str, int], ...]) -> onnx.NodePr
     return blank
 
 
-def _all_names(proto: onnx.ModelProto) -> Iterator[str]:
+def _list_names(proto: onnx.ModelProto) -> Iterator[str]:
     """Each name of a tensor or node, in bodies too."""
     for graph in all_graphs(proto.graph):
         for named in (*graph.input, *graph.initializer, *graph.output, *graph.value_info):

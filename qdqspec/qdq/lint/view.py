@@ -70,7 +70,7 @@ class QdqNumbers:
 def versions_of(target: LintTarget) -> tuple[Version, ...]:
     """The versions of a target that are judged: the one that it names, or all that are known of a major one.
 
-    Of a target without a version it is that of the installed package; none where that is not known.
+    A target without a version has the version of the installed package, or none if that is not known.
     """
     name, _, named = target.rpartition("-")
     declared = declaration_of(owner_of(target))
@@ -96,7 +96,7 @@ class View:
 
     @cached_property
     def pairs(self) -> tuple[tuple[Node, QdqNumbers], ...]:
-        """Each Q and DQ of the main graph with its numbers, except those that make the scale of another one."""
+        """Each Q and DQ of the main graph with its numbers, except pairs that make the scale of another pair."""
         return tuple(
             (node, self.numbers(node))
             for node in self.model.nodes

@@ -192,12 +192,17 @@ def calibrate(
 
     ``feeds`` is called once for ``max`` and ``mean`` (of the smallest and the largest value of each sample), twice for
     the other methods (range first, then a histogram of fixed size per tensor), and its samples are never stored. The
-    range of a tensor in a body of If, Loop or Scan is over all iterations. Omitted are integer tensors, those that no
-    feed produced, as in a branch never taken, and those that held NaN, infinity or more than half of the largest
-    number of their type, as masked scores do, and masked scores before a Softmax of which 8 bits would keep the mask
-    alone; ``note`` gets all but the first. Some tensors are never clipped: the model's
-    outputs, input and output of a Softmax, the output of a Sigmoid and similar operators. Raises `DataError` if there
-    is no sample.
+    range of a tensor in a body of If, Loop or Scan is over all iterations. Raises `DataError` if there is no sample.
+
+    These tensors have no range:
+
+    - integer tensors;
+    - tensors that no feed produced, such as those of a branch that is never taken;
+    - tensors with NaN, infinity, or more than half of the largest number of their type, as masked scores have;
+    - masked scores before a Softmax, if 8 bits would keep the mask alone.
+
+    ``note`` receives a line for each kind but the first. These tensors are never clipped: outputs of the model, input
+    and output of a Softmax, outputs of Sigmoid and similar operators.
     """
     return calibrate_with(model, tensors, feeds, (method,), run, note=note)[method]
 
@@ -288,7 +293,7 @@ class _Watch:
         return float(np.finfo("float16" if self.was_half else str(value.dtype)).max)
 
     def values(self, feed: Feed, how: Reduction) -> dict[str, Array]:
-        """Float values by tensor, reduced; none of those that are empty, as in bodies that did not run."""
+        """Float values by tensor, reduced. Empty tensors are left out: their body did not run."""
         found = {name: feed[name] for name in self.inputs}
         if self.execute is not None:
             reduced = getattr(self.execute, "reduced", None)

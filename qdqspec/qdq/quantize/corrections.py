@@ -75,7 +75,7 @@ def shift_text(shift: npt.NDArray[np.float32] | None) -> str:
 
 
 def shift_of(text: str, channels: int) -> npt.NDArray[np.float32] | None:
-    """The shift in a text of `shift_text`; raises `ValueError` if damaged or not of so many channels."""
+    """The shift in a text of `shift_text`. Raises `ValueError` if it is damaged or has another number of channels."""
     return np.asarray(unpacked(text, np.dtype("<f4"), channels), np.float32) if text else None
 
 

@@ -59,9 +59,9 @@ def saturations(
 
     ``ranges`` are tied (`qdqspec.qdq.quantize.ranges.tie_ranges`): tensors that share a range share its ends. All its
     values beyond an end change the results by less than a part of what one step of it changes (`TOLERANCE`). An end
-    that is not zero is one step farther, since it is rounded with the zero point. Outputs of the model, and tensors
-    from which they are computed by elementwise operators alone, have no end; nor do those that share a range with one
-    that is ``kept``.
+    that is not zero is one step farther, since it is rounded with the zero point. These tensors have no end: outputs
+    of the model, tensors from which elementwise operators alone compute an output, and tensors that share a range with
+    a ``kept`` tensor.
     """
     found: dict[str, Saturation] = {}
     fixed = {*model.constants}
@@ -193,7 +193,7 @@ def _as_floats(values: Array) -> Array:
 
 
 def _find_ends(function: _Function, span: TensorRange) -> Saturation | None:
-    """The ends of a range of which a function does not distinguish the values beyond; ``None`` without an end."""
+    """The ends of a range: beyond an end, the function gives nearly the same result. ``None`` without an end."""
     channels = function.channels()
     count = 0 if channels is None else math.prod(channels)
     points = min(_POINTS, _MOST_VALUES // count) if count else 0

@@ -37,7 +37,7 @@ _BYTES = (TensorProto.INT8, TensorProto.UINT8)
 
 def run_time_params(fmt: NumberFormat) -> QuantParams:
     """The placeholder parameters of an activation whose scale and zero point are computed when the model runs."""
-    return _per_tensor(fmt, 1.0, 0)
+    return _make_per_tensor(fmt, 1.0, 0)
 
 
 def dynamic_params(span: TensorRange, fmt: NumberFormat, axis: int | None) -> QuantParams:
@@ -46,7 +46,7 @@ def dynamic_params(span: TensorRange, fmt: NumberFormat, axis: int | None) -> Qu
     The outer scale of NVFP4 maps the largest value of ``span`` to the largest block scale; larger values are clipped.
     Source: NVIDIA Model-Optimizer, ``export_fp4`` (amax / 6 / 448).
     """
-    outer = _usable(np.asarray(span.largest / fmt.high / _FP8_HIGH)) if fmt.two_level else None
+    outer = _make_usable(np.asarray(span.largest / fmt.high / _FP8_HIGH)) if fmt.two_level else None
     return replace(run_time_params(fmt), axis=axis, outer=outer)
 
 
@@ -57,12 +57,12 @@ def activation_params(span: TensorRange, fmt: NumberFormat, *, symmetric: bool =
     data is signed, symmetric around the middle of the format (128 for uint8).
     """
     if fmt.signed:
-        return _per_tensor(fmt, span.largest / fmt.high, 0)
+        return _make_per_tensor(fmt, span.largest / fmt.high, 0)
     if symmetric and span.low < 0:
-        return _per_tensor(fmt, span.largest / (fmt.middle - 1), fmt.middle)
-    scale = _usable(np.asarray((span.high - span.low) / (fmt.high - fmt.low)))
+        return _make_per_tensor(fmt, span.largest / (fmt.middle - 1), fmt.middle)
+    scale = _make_usable(np.asarray((span.high - span.low) / (fmt.high - fmt.low)))
     zero_point = np.clip(np.rint(fmt.low - span.low / float(scale)), fmt.low, fmt.high)
-    return _per_tensor(fmt, float(scale), int(zero_point))
+    return _make_per_tensor(fmt, float(scale), int(zero_point))
 
 
 def weight_params(
@@ -74,16 +74,16 @@ def weight_params(
     format, for processors whose 8-bit products saturate; not of one in blocks, whose kernels do not.
     """
     axis = None if axis is None else axis % weight.ndim
-    largest = _largest(weight, axis, fmt.block)
+    largest = _find_largest(weight, axis, fmt.block)
     steps = (fmt.high - fmt.low) // 2
     if reduce_range and fmt.elem_type in _BYTES and not fmt.block:
         steps //= 2
-    scale = _usable(np.maximum(largest, largest.max(initial=0.0) * _LEAST_SHARE) / steps)
+    scale = _make_usable(np.maximum(largest, largest.max(initial=0.0) * _LEAST_SHARE) / steps)
     zero_point = np.full(scale.shape, fmt.middle).astype(fmt.dtype)
-    return _with_narrow_scales(QuantParams(fmt, scale, zero_point, axis))
+    return _narrow_scales(QuantParams(fmt, scale, zero_point, axis))
 
 
-def _largest(weight: npt.NDArray[np.floating], axis: int | None, block: int) -> npt.NDArray[np.float64]:
+def _find_largest(weight: npt.NDArray[np.floating], axis: int | None, block: int) -> npt.NDArray[np.float64]:
     """The largest magnitude of all, of each channel, or of each block."""
     if axis is not None and block:
         starts = np.arange(0, weight.shape[axis], block)
@@ -92,7 +92,7 @@ def _largest(weight: npt.NDArray[np.floating], axis: int | None, block: int) -> 
     return np.asarray(np.max(np.abs(weight), axis=others, initial=0.0), np.float64)
 
 
-def _with_narrow_scales(params: QuantParams) -> QuantParams:
+def _narrow_scales(params: QuantParams) -> QuantParams:
     """The scales as the format stores them: powers of two, or 8-bit floats with one scale for all of them."""
     scale = params.scale
     if params.format.scale_type == TensorProto.FLOAT8E8M0:
@@ -100,7 +100,7 @@ def _with_narrow_scales(params: QuantParams) -> QuantParams:
         exponents = np.clip(np.ceil(np.log2(scale.astype(np.float64))), *_E8M0_EXPONENTS)
         return replace(params, scale=np.exp2(exponents).astype(np.float32))
     if params.format.two_level:
-        outer = _usable(np.asarray(scale.max(initial=0.0) / _FP8_HIGH))
+        outer = _make_usable(np.asarray(scale.max(initial=0.0) / _FP8_HIGH))
         inside = np.clip(scale / outer, _FP8_LOW, _FP8_HIGH)  # none is rounded to zero
         narrow = np.asarray(inside.astype(ml_dtypes.float8_e4m3fn), np.float32)
         return replace(params, scale=narrow, outer=outer)
@@ -117,8 +117,8 @@ def in_type_of(params: QuantParams, elem_type: int | None) -> QuantParams:
     if real is None or real == np.float32:
         return params
     if params.outer is not None:
-        return replace(params, outer=_rounded(params.outer, real))
-    return params if params.format.scale_type else replace(params, scale=_rounded(params.scale, real))
+        return replace(params, outer=_round_scale(params.outer, real))
+    return params if params.format.scale_type else replace(params, scale=_round_scale(params.scale, real))
 
 
 def as_real(values: Array) -> Array:
@@ -127,7 +127,7 @@ def as_real(values: Array) -> Array:
     return values.astype(np.float32) if foreign else values
 
 
-def _rounded(scale: Scales, real: np.dtype[np.generic]) -> Scales:
+def _round_scale(scale: Scales, real: np.dtype[np.generic]) -> Scales:
     limits = ml_dtypes.finfo(real)  # type: ignore[no-untyped-call]  # its stub leaves it so
     inside = np.clip(scale, float(limits.smallest_subnormal), float(limits.max))
     return np.asarray(inside.astype(real).astype(np.float32))
@@ -135,7 +135,7 @@ def _rounded(scale: Scales, real: np.dtype[np.generic]) -> Scales:
 
 def quantize(values: npt.NDArray[np.floating], params: QuantParams) -> Array:
     """The stored numbers of ``values``: saturate(round half to even(value / scale) + zero point)."""
-    step, zero_point = _along_axis(params, values.shape)
+    step, zero_point = _broadcast_numbers(params, values.shape)
     fmt = params.format
     # float32 is not exact up to 2**31; and a scalar has to stay an array
     wide: type[np.floating] = np.float64 if fmt.dtype.itemsize > 2 else np.float32
@@ -156,16 +156,16 @@ def bias_params(activation: QuantParams, weight: QuantParams, fmt: NumberFormat,
 
 def dequantize(stored: Array, params: QuantParams) -> npt.NDArray[np.float32]:
     """The real values of stored numbers: (stored - zero point) * scale."""
-    step, zero_point = _along_axis(params, stored.shape)
+    step, zero_point = _broadcast_numbers(params, stored.shape)
     return np.asarray((stored.astype(np.float32) - zero_point) * step, dtype=np.float32)
 
 
 def steps_of(params: QuantParams, shape: tuple[int, ...]) -> Scales:
     """The real value of one unit of the stored numbers, in a shape that broadcasts over the tensor's."""
-    return _along_axis(params, shape)[0]
+    return _broadcast_numbers(params, shape)[0]
 
 
-def _along_axis(params: QuantParams, shape: tuple[int, ...]) -> tuple[Scales, Scales]:
+def _broadcast_numbers(params: QuantParams, shape: tuple[int, ...]) -> tuple[Scales, Scales]:
     """Scale and zero point in a shape that broadcasts over the tensor's."""
     step, zero_point = params.step, params.zero_point.astype(np.float32)
     if params.axis is None:
@@ -178,11 +178,11 @@ def _along_axis(params: QuantParams, shape: tuple[int, ...]) -> tuple[Scales, Sc
     return step.reshape(along), zero_point.reshape(along)
 
 
-def _per_tensor(fmt: NumberFormat, scale: float, zero_point: int) -> QuantParams:
-    return QuantParams(fmt, _usable(np.asarray(scale)), np.asarray(zero_point, dtype=fmt.dtype))
+def _make_per_tensor(fmt: NumberFormat, scale: float, zero_point: int) -> QuantParams:
+    return QuantParams(fmt, _make_usable(np.asarray(scale)), np.asarray(zero_point, dtype=fmt.dtype))
 
 
-def _usable(scale: npt.NDArray[np.floating]) -> Scales:
+def _make_usable(scale: npt.NDArray[np.floating]) -> Scales:
     """The scale as float32, never zero, subnormal or infinite."""
     clipped = np.clip(scale, _SMALLEST, np.finfo(np.float32).max).astype(np.float32)
     return np.where(np.asarray(scale) == 0, _SCALE_OF_ZERO, clipped)

@@ -97,7 +97,7 @@ class FoundPair:
 
     @property
     def chain(self) -> tuple[FoundPair, ...]:
-        """The pairs before this one on the same values, the last first, without those that the next one repeats."""
+        """Earlier pairs on the same values, last first. A pair that the next one repeats is left out."""
         found, pair = [], self
         while (earlier := pair.earlier) is not None:
             if earlier.numbers is None or not earlier.same(pair):  # else quantizing twice equals once

@@ -244,7 +244,7 @@ def _note_nodes_left(apart: StrippedModel) -> Iterator[str]:
 
 
 def _group_notes(reasons: Iterable[tuple[str, str]], most: int = sys.maxsize) -> Iterator[str]:
-    """A note for each reason with its tensors; reasons after so many are one note together."""
+    """A note for each reason with its tensors. Reasons after the first ``most`` are one note together."""
     groups: dict[str, list[str]] = {}
     for tensor, why in reasons:
         groups.setdefault(why, []).append(tensor)

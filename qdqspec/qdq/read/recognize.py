@@ -192,7 +192,7 @@ class Recognition:
         )
 
     def float_weight(self, name: str) -> TensorProto:
-        """One of ``floats``, computed on demand: all of them are as large as the model before quantization."""
+        """The float weight of that name. Computed on demand: all weights together are as large as the float model."""
         return self.weights.tensor(self.floats[name], name)
 
     def now(self, tensor: str) -> str:

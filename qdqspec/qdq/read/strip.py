@@ -139,7 +139,7 @@ def strip_with_parts(
 ) -> StrippedModel:
     """Strip a model as `strip_qdq` does, and return the removed parts with their places.
 
-    ``activations`` replaces the reference if only nodes have to be restored, as of `recognize`.
+    ``activations`` replaces the reference if only nodes have to be restored: see `recognize`.
     """
     expected = None if reference is None else _raise_to_opset_of(model, reference)
     found = recognize(model, expected, activations=activations)
@@ -282,7 +282,7 @@ class _Stripping:
         return named
 
     def _inputs(self) -> list[onnx.ValueInfoProto]:
-        """The graph inputs, including those that are also restored weights."""
+        """The graph inputs, including restored weights that are graph inputs too."""
         inputs = [i for i in self.found.model.flat.graph.input if i.name not in self.found.dropped]
         reference = self.found.weights.reference
         if reference is None or not any(i.name in self.found.floats for i in reference.proto.graph.input):

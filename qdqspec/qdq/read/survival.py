@@ -64,10 +64,10 @@ def check_survival(model: Path, through: Sequence[Optimizer]) -> tuple[SurvivalE
     source = apart.found.model
     here = {there: name for name, there in apart.names.items()}  # node names of the model with Q/DQ
     pairs = [(pair, here) for pair in find_pairs(apart) if not pair.unread]
-    return tuple(_through(name, source, model, pairs) for name in dict.fromkeys(through))
+    return tuple(_run_through(name, source, model, pairs) for name in dict.fromkeys(through))
 
 
-def _through(
+def _run_through(
     name: Optimizer, source: Model, path: Path, pairs: Iterable[tuple[FoundPair, dict[str, str]]]
 ) -> SurvivalEvidence:
     with TemporaryFolder() as folder:
@@ -147,25 +147,27 @@ class _After:
         results: dict[str, str] = {}
         for end in pair.ends:
             if end.is_output:
-                results[f"graph output '{pair.tensor}'"] = self._made(pair.tensor)
+                results[f"graph output '{pair.tensor}'"] = self._judge_output(pair.tensor)
             elif here[end.node] in self.needed:
-                results[f"{end.node}:{end.input}"] = self._at(pair, end, here)
+                results[f"{end.node}:{end.input}"] = self._judge_reader(pair, end, here)
         lost = [reader for reader, result in results.items() if result == "lost"]
         if lost:
             return "lost", lost
         return ("integer" if "integer" in results.values() else "kept"), []
 
-    def _at(self, pair: FoundPair, end: Consumer, here: dict[str, str]) -> str:
+    def _judge_reader(self, pair: FoundPair, end: Consumer, here: dict[str, str]) -> str:
         name = here[end.node]
         kernel = self.kernels.get(name) or self.likely.get(name)
         if kernel is not None and self._reads_integers(kernel):
             return "integer"
-        if kernel is not None and any(self._same(pair, dq) for dq in self._dequantizers(kernel)):
+        if kernel is not None and any(
+            self._has_same_scale(pair, dq) for dq in self._find_dequantizers(kernel)
+        ):
             return "kept"
         if name in self.kernels:
             return "lost"
         # The reader was removed, such as two Transposes that cancel out. The pair may still exist.
-        return "kept" if any(self._same(pair, dq) for dq in self._all_dequantizers) else "lost"
+        return "kept" if any(self._has_same_scale(pair, dq) for dq in self._all_dequantizers) else "lost"
 
     def _reads_integers(self, node: Node) -> bool:
         return node.op_type.startswith(_KERNELS) or self._moves_integers(node)
@@ -178,7 +180,7 @@ class _After:
     def _moves_integers(self, node: Node) -> bool:
         return node.op_type in _MOVES and any(name in self.integers for name in node.inputs[:1])
 
-    def _dequantizers(self, kernel: Node) -> list[Node]:
+    def _find_dequantizers(self, kernel: Node) -> list[Node]:
         found = []
         for name in kernel.inputs:
             node = self.model.producer.get(name)
@@ -192,14 +194,14 @@ class _After:
     def _all_dequantizers(self) -> list[Node]:
         return [node for node in self.model.nodes if is_op(node, "DequantizeLinear")]
 
-    def _same(self, pair: FoundPair, dequantize: Node) -> bool:
+    def _has_same_scale(self, pair: FoundPair, dequantize: Node) -> bool:
         """Whether a DequantizeLinear has the pair's scale; a computed one must be the pair's own."""
         if pair.numbers is None or dequantize.inputs[1] not in self.model.constants:
             return dequantize.inputs[0] == pair.quantized
         scale = scale_of(self.model, dequantize).astype(np.float32)
         return scale.tobytes() == pair.numbers.scale.tobytes()
 
-    def _made(self, output: str) -> str:
+    def _judge_output(self, output: str) -> str:
         """Whether a graph output is still made from integers."""
         node = self.model.producer.get(output)
         if node is None:

@@ -27,7 +27,7 @@ from qdqspec.types import Consumer, Label, Placement, Site, kind_of, label_of
 
 
 class _Key(NamedTuple):
-    """What the readers of one pair have in common."""
+    """A pair without its readers: tensor, format, and what keeps it apart from other pairs on the tensor."""
 
     tensor: str
     format: str
@@ -54,7 +54,7 @@ class _Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Completion:
-    """A choice that the runtime makes itself if each of the ``places`` has a pair, on one of several edges."""
+    """A choice that the runtime makes itself if each of the ``places`` has a pair on one of its edges."""
 
     choice: _Choice
     places: tuple[frozenset[_PairEdge], ...]
@@ -213,7 +213,7 @@ class PairEdges:
         return found
 
     def _places(self, unit: Unit, results: Iterable[Edge], fmt: str) -> Iterator[frozenset[_PairEdge]]:
-        """For each edge before and after a unit, those that give it a pair in a format."""
+        """For each edge before and after a unit, the edges on which a pair in a format reaches it."""
         past: Collection[str] = self._capabilities.moved_past
         before = (edges_before(self._model, edge, past) for edge in unit.edges)
         for found in (*before, *(edges_after(self._model, edge, past) for edge in results)):

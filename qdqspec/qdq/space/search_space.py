@@ -16,11 +16,11 @@ from qdqspec.qdq.capabilities import Capabilities
 from qdqspec.qdq.quantize.formats import RUN_TIME
 from qdqspec.qdq.space.moved_pairs import edges_after, edges_before
 from qdqspec.qdq.space.pair_edges import PairEdges
+from qdqspec.qdq.space.unit_finder import UnitFinder
 from qdqspec.qdq.space.units import (
     Edge,
     Form,
     Unit,
-    UnitFinder,
     apply_rules,
     format_choices,
     weight_input,
@@ -57,7 +57,7 @@ class SchemeSpace:
         outside = {n.name for n in model.nodes} - set(allowed) if allowed is not None else set()
         self._closed = frozenset(denied) | outside
         self._denied = frozenset((*denied, *self._quantized_unasked(found)))
-        self._set_units(map(self._apart, found))
+        self._set_units(map(self._drop_denied_outputs, found))
         offered = {label for unit in self.units for label in unit.labels}
         known_labels = (label for choice in self.choices for label in choice.labels)
         # of each format; dynamic ones where a unit has one
@@ -86,8 +86,8 @@ class SchemeSpace:
         self.unit_of = {node: unit.id for unit in self.units for node in unit.nodes}
         self._edges = PairEdges(self.model, self.by_id, self.result_edges, self._capabilities)
 
-    def _apart(self, unit: Unit) -> Unit:
-        """The unit without the outputs that only denied nodes read: these read floating point."""
+    def _drop_denied_outputs(self, unit: Unit) -> Unit:
+        """The unit without outputs that only denied nodes read, because denied nodes read floating point."""
         if not self._denied:
             return unit
         outputs = tuple(
@@ -162,7 +162,7 @@ class SchemeSpace:
         return (*(edge for edge in ends if edge[1].node not in self._denied), *unit.out_edges)
 
     def float_edges(self, quantized: Mapping[str, Form]) -> Iterator[Edge]:
-        """The edges without pairs before units of which only the weight is quantized, and float products."""
+        """The edges without pairs: before units with only a quantized weight, and before float products."""
         alone = (self.by_id[name] for name, form in quantized.items() if form.choice.activation is None)
         yield from (edge for unit in alone for edge in self._edges.float_edges(unit))
         yield from (edge for unit, edges in self._edges.products() if unit not in quantized for edge in edges)
@@ -231,7 +231,7 @@ def _choose_form(unit: Unit, covered: Mapping[Consumer, str]) -> Form | None:
 def _choose_label(
     space: SchemeSpace, unit: Unit, form: Form, covered: Mapping[Consumer, str], floats: Collection[Consumer]
 ) -> Label:
-    """Integers out if all readers of its results are quantized, except those that read floats."""
+    """``in+out`` if all readers of the results are quantized; readers of floats do not count."""
     has_integer_bias = any(end in covered for site in form.biases for end in site.consumers)
     results = [end for _, end in space.result_edges(unit)]
     quantized = [end for end in results if end in covered]
