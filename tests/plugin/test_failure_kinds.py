@@ -24,6 +24,7 @@ checks:
   - {kind: lint, target: [tensorrt-11, onnxruntime-cpu]}
   - {kind: size, max_bytes: 1MiB, max_ratio: 0.25}
   - {kind: builds, backend: tensorrt-rtx, for: SM86}
+  - {kind: partition, max_cpu_nodes: 0}
 """
 
 CONFTEST = """\

@@ -63,7 +63,7 @@ def test_a_folder_with_the_name_of_a_kind_is_searched_for_specs(verb, tmp_path):
     [
         ("qdqspec bas", ["baseline"]),
         ("qdqspec tune --strategy a", ["attribution"]),
-        ("qdqspec doctor --backend onnx", ["onnxruntime", "onnxruntime-web"]),
+        ("qdqspec doctor --backend onnx", ["onnxruntime", "onnxruntime-qnn", "onnxruntime-web"]),
         ("qdqspec list strat", ["strategies"]),
     ],
 )
