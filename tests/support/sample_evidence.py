@@ -12,6 +12,7 @@ from qdqspec.types import (
     Culprit,
     CulpritEvidence,
     Finding,
+    LayerTime,
     LintTarget,
     Optimizer,
     ParitySearch,
@@ -19,6 +20,7 @@ from qdqspec.types import (
     SurvivalEvidence,
     TriedInput,
 )
+from qdqspec.types.requests import BuildRequest
 
 
 def sample_survival(pairs: int) -> dict[Optimizer, SurvivalEvidence]:
@@ -38,12 +40,14 @@ def sample_survival(pairs: int) -> dict[Optimizer, SurvivalEvidence]:
 
 
 def sample_builds() -> dict[str, BuildEvidence]:
-    """A build that the compiler refuses."""
+    """A build that the compiler refuses, and a build of the case's backend with a node on the CPU."""
     refused = "the compiler refuses the model for SM86 at node 'fire2/concat_1': fp8 is not supported"
     build = BuildEvidence(
         backend="tensorrt-rtx", target="SM86", refused=refused, cure="leave the node in float"
     )
-    return {"tensorrt-rtx:SM86": build}
+    away = LayerTime(name="norm", op_type="LayerNormalization", milliseconds=0.0, nodes=("norm",), place="cpu")
+    placed = BuildEvidence(backend="onnxruntime-qnn", layers=(away,), ops={"norm": "LayerNormalization"})
+    return {"tensorrt-rtx:SM86": build, BuildRequest().key: placed}
 
 
 def sample_lint(refusing: LintTarget) -> dict[LintTarget, tuple[Finding, ...]]:
