@@ -45,7 +45,9 @@ def sample_builds() -> dict[str, BuildEvidence]:
     build = BuildEvidence(
         backend="tensorrt-rtx", target="SM86", refused=refused, cure="leave the node in float"
     )
-    away = LayerTime(name="norm", op_type="LayerNormalization", milliseconds=0.0, nodes=("norm",), place="cpu")
+    away = LayerTime(
+        name="norm", op_type="LayerNormalization", milliseconds=0.0, nodes=("norm",), place="cpu"
+    )
     placed = BuildEvidence(backend="onnxruntime-qnn", layers=(away,), ops={"norm": "LayerNormalization"})
     return {"tensorrt-rtx:SM86": build, BuildRequest().key: placed}
 
