@@ -134,7 +134,13 @@ class QnnEngine(BoundEngine[Any, Mapping[str, Array]]):
                 continue
             nodes = () if is_pair or node is None else (name,)
             yield LayerTime(
-                name=name, op_type=op_type, milliseconds=0.0, nodes=nodes, boundary=is_pair, place=CPU
+                name=name,
+                op_type=op_type,
+                milliseconds=0.0,
+                nodes=nodes,
+                boundary=is_pair,
+                precision="" if is_pair else "unknown",  # the runtime does not tell it of nodes on the CPU
+                place=CPU,
             )
 
 
