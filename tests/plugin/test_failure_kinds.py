@@ -37,20 +37,14 @@ from qdqspec._core.registry import resolve
 from qdqspec.testing.records import cached_case, faster_case
 from sample_evidence import sample_builds, sample_lint, sample_survival
 from qdqspec.testing.records import sample_regression
-from qdqspec.types import BuildEvidence, CheckResult, LayerTime
-from qdqspec.types.requests import BuildRequest
+from qdqspec.types import CheckResult
 
-OPS = {"fire2/conv": "Conv", "prob": "Softmax"}
-PLACES = {"fire2/conv": "npu", "prob": "cpu"}
-KERNELS = [
-    LayerTime(name=name, op_type=op, milliseconds=0.0, nodes=(name,), place=PLACES[name]) for name, op in OPS.items()
-]
 EVIDENCE = replace(
     faster_case().evidence,
     accuracy=cached_case().evidence.accuracy,
     survival=sample_survival(24),
     lint=sample_lint("tensorrt-11"),
-    builds=sample_builds() | {BuildRequest().key: BuildEvidence(backend="npu", layers=tuple(KERNELS), ops=OPS)},
+    builds=sample_builds(),
     regression=sample_regression(0.098, looks=2),
     output=Path("reports/squeezenet/default"),
 )
