@@ -11,6 +11,7 @@ A *claim* is the speed-up that a search reports for the selected model: each row
 once without other load and once beside processes that copy memory, one for every other core. Bars: the median of the
 deviations within 3 %, and 95 of 100 independent figures inside the claimed intervals. These are prediction intervals,
 which include the noise of an independent figure; their median half-width is printed, since wide intervals prove little.
+The table of a run shows the bound that was proved (``at least``): how many independent figures reach it is printed too.
 
 Without other load, the tuned model is also timed against that of `quantize_static`. *Slower than static* is yes if the
 interval of their ratio is above 1 and that model has an SQNR of at least 20 dB, the default limit of a search.
@@ -85,6 +86,7 @@ class Row:
     other: str = ""
     failed: str = ""
     claimed: Interval | None = None
+    at_least: float | None = None  # the proved bound, of a search
     measured: dict[str, Interval] | None = None
     over_static: Interval | None = None  # time of the tuned model over that of quantize_static
     static_db: float | None = None
@@ -95,6 +97,12 @@ class Row:
         """The relative deviation of the claim from each independent figure."""
         assert self.claimed is not None
         return [self.claimed.median / found.median - 1 for found in (self.measured or {}).values()]
+
+    @property
+    def reached(self) -> list[bool]:
+        """Whether each independent figure reaches the proved bound; empty without one."""
+        figures = (self.measured or {}).values()
+        return [] if self.at_least is None else [found.median >= self.at_least for found in figures]
 
     @property
     def inside(self) -> list[bool]:
@@ -182,7 +190,9 @@ def _row(model: RealModel, load: str, arguments: argparse.Namespace) -> Row:
         if "stopped" in why:
             shortened.append(f"static: {why}")
         with planted(load):
-            tuned, claimed = _searched(model, arguments.results / model.name / load, arguments.minutes)
+            tuned, claimed, at_least = _searched(
+                model, arguments.results / model.name / load, arguments.minutes
+            )
             if tuned is None and why:
                 return Row(model=model.name, load=load, failed=f"unchanged, and {why}")
             other = static if tuned is None else tuned
@@ -203,6 +213,7 @@ def _row(model: RealModel, load: str, arguments: argparse.Namespace) -> Row:
             load=load,
             other="search" if tuned else "measure, static",
             claimed=claimed,
+            at_least=at_least,
             measured=measured,
             over_static=over,
             static_db=None if over is None else _sqnr_db(model, static),
@@ -217,14 +228,16 @@ def _static(model: RealModel, made: Path, seconds: float) -> str:
     return why or ("" if made.is_file() else "it wrote no model")
 
 
-def _searched(model: RealModel, folder: Path, minutes: float) -> tuple[Path | None, Interval | None]:
-    """The model selected by a search and its claim; ``None`` if the model is unchanged."""
+def _searched(
+    model: RealModel, folder: Path, minutes: float
+) -> tuple[Path | None, Interval | None, float | None]:
+    """The model selected by a search, its claim and the proved bound; ``None`` if the model is unchanged."""
     data = {"calibration": model.calibration, "evaluation": model.evaluation}
     given = {name: path for name, path in data.items() if path is not None}
     found = qdqspec.tune(model.path, output=folder, minutes=minutes, no_cache=True, **given)
     if found.unchanged:
-        return None, None
-    return found.model, _interval(found.speedup)
+        return None, None, None
+    return found.model, _interval(found.speedup), found.latency.at_least
 
 
 def _measured(model: RealModel, other: Path, scratch: Path) -> Interval:
@@ -337,7 +350,9 @@ def _judge(rows: Sequence[Row]) -> int:
     middle = float(np.median(away)) if away else 1.0
     widths = [math.log(row.claimed.high / row.claimed.low) / 2 for row in measured if row.claimed]
     share = 100 * sum(inside) / max(1, len(inside))
+    reached = [each for row in measured for each in row.reached]
     print(f"\n{sum(inside)} of {len(inside)} inside the claimed interval ({share:.0f} %, bar 95 %)")
+    print(f"{sum(reached)} of {len(reached)} reach the proved bound of a search")
     print(f"median deviation {100 * middle:.1f} % (bar 3 %)")
     print(f"median half-width of the claimed intervals {100 * float(np.median(widths or [0])):.1f} %")
     print(f"{len(rows)} rows, {len(rows) - len(measured)} of them failed")
