@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +25,8 @@ IsOver: TypeAlias = Callable[[], bool]  # whether the time for corrections is up
 class CorrectionTask:
     """The inputs of the search for corrections: the ``allowed`` ones, for these numbers, within ``seconds``.
 
-    The placements of the ``judge`` quantize the ``sites``. None are sought if the first of them has ``enough_db``.
+    The placements of the ``judge`` quantize the ``sites``. None are sought if the first of them has ``enough_db``, or
+    less than ``worth_db``: then no correction makes it a placement that can be selected.
     ``ranges`` gives those of a model by two calibration methods on some of the samples: all, or the even ones.
     ``method`` is the case's own. ``observe`` gives the values of tensors of a model, and ``recalibrated`` the numbers
     of a model with other values in these tensors. ``saturates`` is whether sums of two neighbouring u8 x s8 products
@@ -43,6 +45,7 @@ class CorrectionTask:
     saturates: bool
     fixed: frozenset[str] = frozenset()
     enough_db: float
+    worth_db: float = -math.inf
     seconds: float
     judgements: float = 6
     clock: Callable[[], float] = time.monotonic
