@@ -9,7 +9,6 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from qdqspec.accuracy.gate import MOST_DB
 from qdqspec.app.session import Session
 from qdqspec.types import Case, Inputs, TuneRules
 
@@ -43,4 +42,4 @@ def test_placements_whose_outputs_have_another_length_are_not_built(tmp_path: Pa
     assert "expected below 20 dB and not built" in found.reason
     searched = [trial for trial in found.trials if trial.phase != "confirm"]
     assert [trial.placement.sites for trial in searched] == [frozenset()]
-    assert any(gain.before_db == -MOST_DB for gain in found.corrections)
+    assert not found.corrections  # which are judged on everything quantized
