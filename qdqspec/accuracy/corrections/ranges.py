@@ -17,7 +17,7 @@ from qdqspec.qdq.quantize.corrections import Corrections
 from qdqspec.qdq.quantize.ranges import TensorRange, tie_ranges
 from qdqspec.types import Method
 
-NARROW: Method = "percentile"  # of all methods of calibration only this one gains on several models
+NARROW: Method = "percentile"  # the best method on SqueezeNet, the second best on a face detector
 _BOUNDED = frozenset({"Clip", "HardSigmoid", "Sigmoid", "Softmax", "Softsign", "Tanh"})
 
 

@@ -69,9 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return FINE
     except KeyboardInterrupt:
         start = "\n" if sys.stderr.isatty() else ""  # the terminal has written ^C
-        is_remote = any(
-            word.partition("=")[0] == "--cluster" for word in words
-        )  # measurements are on the worker
+        # with a cluster the measurements are on the worker
+        is_remote = any(word.partition("=")[0] == "--cluster" for word in words)
         is_kept = words[0] == "tune" and not is_remote
         kept = (
             f"; the measurements are kept. Resume with: {shlex.join(('qdqspec', *words))}" if is_kept else ""

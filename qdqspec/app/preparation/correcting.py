@@ -50,8 +50,8 @@ class Correcting:
 
     They may take ``share`` of the search's time, and at most ``seconds``, by preset: more finds more in slow models.
     None are sought if everything quantized is ``margin_db`` above the SQNR limit: a larger margin seeks them more
-    often, and lets selected models be quantized further. Nor are they if it is ``most_db`` below, the largest gain that
-    corrections had: what then is selected quantizes less, and corrections judged on everything may cost it accuracy.
+    often, and lets selected models be quantized further. Nor are they if it is ``most_db`` below, as they
+    gained 7 dB at most: what then is selected quantizes less, and corrections judged on everything may cost it accuracy.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Correcting:
         share: float = 0.15,
         seconds: Mapping[str, float] = MappingProxyType({"quick": 5.0, "default": 15.0, "extensive": 60.0}),
         margin_db: float = 3.0,
-        most_db: float = 6.0,
+        most_db: float = 8.0,
     ) -> None:
         self._prepared, self._source = prepared, source
         self._case, self._space = prepared.case, prepared.space
