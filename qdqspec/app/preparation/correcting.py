@@ -51,7 +51,7 @@ class Correcting:
     They may take ``share`` of the search's time, and at most ``seconds``, by preset: more finds more in slow models.
     None are sought if everything quantized is ``margin_db`` above the SQNR limit: a larger margin seeks them more
     often, and lets selected models be quantized further. Nor are they if it is ``most_db`` below, as they
-    gained 7 dB at most: what then is selected quantizes less, and corrections judged on everything may cost it accuracy.
+    gained 7 dB at most: what then is selected quantizes less, and corrections judged on everything may make it worse.
     """
 
     def __init__(
