@@ -449,9 +449,9 @@ class CorrectionGain:
 class Rehearsed:
     """The error of a placement against the float model over ``samples`` inputs, computed as ONNX defines Q/DQ.
 
-    ``outputs`` are the graph outputs. ``guiding`` are the tensors before trailing operators that saturate or
-    select, such as a Softmax; if an output has none, the output itself. Errors of single pairs are additive
-    there. ``accuracy`` is the task metric of the case's constraint on the evaluation data, ``None`` without one.
+    ``outputs`` are the graph outputs. ``guiding`` are the tensors before trailing operators that select, such as
+    an ArgMax; if an output has none, the output itself. Errors of single pairs are additive there. ``accuracy`` is
+    the task metric of the case's constraint on the evaluation data, ``None`` without one.
     """
 
     outputs: tuple[TensorParity, ...]

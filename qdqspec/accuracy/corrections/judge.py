@@ -61,16 +61,15 @@ class Judge:
             data="calibration",
             rounds_biases=self.rounds_biases,
         )
-        rows: list[tuple[list[Floats], list[Floats]]] = [([], []) for _ in self.placements]
+        rows: list[list[Floats]] = [[] for _ in self.placements]
         with Rehearsal(subject, self.runtime, known=self._known) as rehearsal:
             settings = [rehearsal.switches.setting(placement) for placement in self.placements]
             samples, references = tee(self._until(is_late, least_samples, rehearsal.references()))
             each = rehearsal.values_each((setting, feed) for feed, _ in samples for setting in settings)
             for _, reference in references:
-                for (guiding, outputs), values in zip(rows, each, strict=False):
-                    guiding.append(powers_at(rehearsal.guiding_edges, reference, values))
-                    outputs.append(powers_at(rehearsal.outputs_edges, reference, values))
-        return tuple(Errors(np.array(guiding), np.array(outputs)) for guiding, outputs in rows)
+                for row, values in zip(rows, each, strict=False):
+                    row.append(powers_at(rehearsal.guiding_edges, reference, values))
+        return tuple(Errors(np.array(row)) for row in rows)
 
     def _until(
         self, is_late: Callable[[], bool], least: int, samples: Iterable[tuple[Feed, Values]]
@@ -84,23 +83,14 @@ class Judge:
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """Signal and noise power of one placement by sample and guiding tensor: (sample, tensor, 2).
-
-    ``outputs`` are the same at the outputs of the model, for which a limit holds.
-    """
+    """Signal and noise power of one placement by sample and guiding tensor: (sample, tensor, 2)."""
 
     powers: Floats
-    outputs: Floats | None = None
 
     @property
     def total_db(self) -> float:
         """The SQNR over all samples at the worst tensor."""
         return float(_db(self.powers.sum(axis=0)).min(initial=MOST_DB))
-
-    @property
-    def least_db(self) -> float:
-        """The smaller of the SQNR at the worst guiding tensor and at the worst output."""
-        return self.total_db if self.outputs is None else min(self.total_db, Errors(self.outputs).total_db)
 
     def without(self, sample: int) -> Errors:
         """The errors on all other samples."""

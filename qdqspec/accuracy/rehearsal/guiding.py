@@ -1,7 +1,9 @@
-"""Guiding tensors, at which the error that guides a search is measured: those before trailing operators that saturate.
+"""Guiding tensors, at which the error that guides a search is measured: the outputs, or the floats before a selection.
 
-After a Softmax, a Sigmoid or an ArgMax the quantization noise of single pairs is not additive, and more pairs may even
-give a smaller error. Before it noise is additive, so that it can be attributed to pairs.
+An operator that selects, as an ArgMax, has an output of indices, or of other elements at the least noise. Before it
+noise is additive, so that it can be attributed to pairs. After a Softmax it is too, as far as a limit on its output
+can hold: the rehearsed SQNR of random placements deviates from the sum of single noises by 1.6 dB (SqueezeNet) and
+.4 dB (a face detector) there, and by 2.8 and .9 dB before.
 """
 
 from __future__ import annotations
@@ -11,33 +13,22 @@ from qdqspec.graph.ops import FLOATS, copies_values, is_default
 from qdqspec.qdq.space.units import Edge
 from qdqspec.types import Consumer
 
-# The output is bounded, or a selection of the input's elements.
-SATURATING = frozenset(
-    {
-        "ArgMax", "ArgMin", "Clip", "HardSigmoid", "Hardmax", "LogSoftmax", "LpNormalization", "NonMaxSuppression",
-        "Sigmoid", "Softmax", "Softsign", "Tanh", "TopK",
-    }
-)  # fmt: skip
+SELECTING = frozenset({"ArgMax", "ArgMin", "Hardmax", "NonMaxSuppression", "TopK"})
 _DATA: dict[str, tuple[int, ...]] = {"NonMaxSuppression": (0, 1)}  # data operands; the first for all others
-_NORM_SOURCES = frozenset({"ReduceL1", "ReduceL2"})
-_NORM_STEPS = frozenset(
-    {"Add", "Clip", "Expand", "Max", "Sqrt", "Pow", "ReduceSum", "ReduceSumSquare", "Unsqueeze"}
-)
 
 
 def guiding_outputs(model: Model) -> dict[str, tuple[Edge, ...]]:
-    """For each graph output the edges before its trailing operators that saturate or select.
+    """For each graph output the edges before its trailing operators that select; without one the output itself.
 
-    Without such an operator that is the output itself. Trailing operators are followed backwards through those that
-    only copy or convert values. A division by the norm of its own dividend counts as a normalization.
+    Trailing operators are followed backwards through those that only copy or convert values.
     """
     return {name: _edges_before(model, name) for name in dict.fromkeys(model.outputs)}
 
 
 def _edges_before(model: Model, output: str) -> tuple[Edge, ...]:
-    """The edges with floats before the trailing operators of an output; its own without one that saturates."""
+    """The edges with floats before the trailing operators of an output; its own without one that selects."""
     end = (output, model.output_ends[output])
-    found, seen, pending, saturated = dict[Edge, None](), set[str](), [end], False
+    found, seen, pending, selects = dict[Edge, None](), set[str](), [end], False
     while pending:
         edge = pending.pop()
         tensor = edge[0]
@@ -47,44 +38,22 @@ def _edges_before(model: Model, output: str) -> tuple[Edge, ...]:
             found[edge] = None
         elif tensor not in seen:
             seen.add(tensor)
-            saturated |= _saturates(model, node)
+            selects |= _selects(node)
             pending += [(node.inputs[index], Consumer(node.name, index)) for index in operands]
     real = (edge for edge in found if model.elem_type(edge[0]) in FLOATS and edge[0] not in model.constants)
-    return (tuple(real) if saturated else ()) or (end,)
+    return (tuple(real) if selects else ()) or (end,)
 
 
 def _operands(model: Model, node: Node) -> tuple[int, ...]:
     """The inputs through which a trailing operator is followed; empty for an operator that computes."""
-    if _saturates(model, node):
+    if _selects(node):
         return _DATA.get(node.op_type, (0,))
-    selects = is_default(node) and node.op_type in ("Cast", "Gather", "GatherND", "GatherElements")
-    if copies_values(node) or selects:
+    gathers = is_default(node) and node.op_type in ("Cast", "Gather", "GatherND", "GatherElements")
+    if copies_values(node) or gathers:
         chosen = (0, 1) if node.op_type.startswith("Gather") else (0,)
         return tuple(i for i in chosen if i < len(node.inputs) and node.inputs[i] not in model.constants)
     return ()
 
 
-def _saturates(model: Model, node: Node) -> bool:
-    is_division = node.op_type == "Div" and is_default(node)
-    return (is_default(node) and node.op_type in SATURATING) or (
-        is_division and _is_normalization(model, node)
-    )
-
-
-def _is_normalization(model: Model, division: Node) -> bool:
-    """Whether the divisor is the norm of the dividend: ``x / ReduceL2(x)``, in one operator or several."""
-    dividend, tensor = division.inputs[:2]
-    for _ in range(len(_NORM_STEPS)):
-        node = model.producer.get(tensor)
-        if node is None or not is_default(node):
-            return False
-        if node.op_type in _NORM_SOURCES or node.op_type == "ReduceSumSquare":
-            return node.inputs[0] == dividend
-        if node.op_type == "Mul" and set(node.inputs) == {dividend}:
-            return True
-        if node.op_type == "Pow" and node.inputs[0] == dividend:
-            return True
-        if node.op_type not in _NORM_STEPS:
-            return False
-        tensor = next((name for name in node.inputs if name not in model.constants), "")
-    return False
+def _selects(node: Node) -> bool:
+    return is_default(node) and node.op_type in SELECTING
