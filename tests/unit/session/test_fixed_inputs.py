@@ -6,17 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from onnx import numpy_helper
+from written_cases import normal, written_case
 
 from qdqspec.app.session import Session
 from qdqspec.errors import SpecError
 from qdqspec.graph.model import load_model
-from qdqspec.types import Case, Inputs, TuneRules
+from qdqspec.types import Case, TuneRules
 
-TEXT = """<ir_version: 8, opset_import: ["": 17]>
-g (float[1,4,8,8] x, int64 rate) => (float[1,4,8,8] y) <int64 wide = {16000}> {
+TEXT = """g (float[1,4,8,8] x, int64 rate) => (float[1,4,8,8] y) <int64 wide = {16000}> {
   is_wide = Equal(rate, wide)
   y = If (is_wide) <
     then_branch = yes () => (t) { c = Conv<pads = [1, 1, 1, 1]>(x, w)  t = Relu(c) },
@@ -27,20 +25,9 @@ g (float[1,4,8,8] x, int64 rate) => (float[1,4,8,8] y) <int64 wide = {16000}> {
 
 @pytest.fixture
 def case(tmp_path: Path) -> Case:
-    random = np.random.default_rng(0)
-    proto = onnx.parser.parse_model(TEXT)
-    proto.graph.initializer.append(
-        numpy_helper.from_array(random.normal(size=(4, 4, 3, 3)).astype(np.float32), "w")
-    )
-    onnx.save(proto, tmp_path / "rates.onnx")
-    x = random.normal(size=(4, 1, 4, 8, 8)).astype(np.float32)
-    np.savez(tmp_path / "data.npz", x=x, rate=np.full(4, 8000))
-    return Case(
-        id="default",
-        model=tmp_path / "rates.onnx",
-        inputs=Inputs(calibration=tmp_path / "data.npz", values={"rate": 16000}),
-        tune=TuneRules(trials=2),
-    )
+    data = {"x": normal(4, 1, 4, 8, 8), "rate": np.full(4, 8000)}
+    case = written_case(tmp_path, TEXT, data, TuneRules(trials=2), w=normal(4, 4, 3, 3, seed=1))
+    return replace(case, inputs=replace(case.inputs, values={"rate": 16000}))
 
 
 def test_a_fixed_input_is_removed_and_parity_is_measured_at_its_value(case: Case, tmp_path: Path) -> None:
