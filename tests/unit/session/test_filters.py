@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from graph_text import kernels
+from written_cases import normal, written_case
 
 from qdqspec._core.registry import names
 from qdqspec.app.session import Session
@@ -17,7 +16,7 @@ from qdqspec.errors import BackendError, PlacementError
 from qdqspec.graph.model import load_model
 from qdqspec.qdq.read.import_qdq import placement_for
 from qdqspec.search.base import Proposal
-from qdqspec.types import Case, Inputs, PatternRules, Placement, Trial, TuneRules
+from qdqspec.types import Case, PatternRules, Placement, Trial, TuneRules
 
 WORDS = ("fake.run_noise=0.005", "fake.wall_noise=0.01", "fake.build_noise=0.002")
 DENIED = {"conv1", "add"}
@@ -30,37 +29,12 @@ RULES = {
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     """Five convolutions and a residual, all faster when quantized."""
-    folder = tmp_path_factory.mktemp("net")
-    lots, shape = np.random.default_rng(0), (1, 8, 24, 24)
-    chain = [
-        ("conv0", "x", "a"),
-        ("conv3", "a", "b"),
-        ("conv1", "b", "c"),
-        ("conv4", "d", "e"),
-        ("conv5", "e", "y"),
-    ]
-    nodes = [
-        helper.make_node("Conv", [before, f"w{i}"], [after], name, pads=[1, 1, 1, 1])
-        for i, (name, before, after) in enumerate(chain)
-    ]
-    nodes.insert(3, helper.make_node("Add", ["b", "c"], ["d"], "add"))
-    weights = [lots.normal(0, 0.2, (8, 8, 3, 3)).astype(np.float32) for _ in chain]
-    graph = helper.make_graph(
-        nodes,
-        "net",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
-        [numpy_helper.from_array(weight, f"w{i}") for i, weight in enumerate(weights)],
-    )
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
-    onnx.save(proto, folder / "net.onnx")
-    np.savez(folder / "data.npz", x=lots.normal(size=(2, *shape[1:])).astype(np.float32))
-    return Case(
-        id="default",
-        model=folder / "net.onnx",
-        inputs=Inputs(calibration=folder / "data.npz"),
-        tune=TuneRules(trials=12),
-    )
+    text = """net (float[1,8,24,24] x) => (float[1,8,24,24] y) {
+      [conv0] a = Conv<pads = [1, 1, 1, 1]>(x, w0)  [conv3] b = Conv<pads = [1, 1, 1, 1]>(a, w1)
+      [conv1] c = Conv<pads = [1, 1, 1, 1]>(b, w2)  [add] d = Add(b, c)
+      [conv4] e = Conv<pads = [1, 1, 1, 1]>(d, w3)  [conv5] y = Conv<pads = [1, 1, 1, 1]>(e, w4) }"""
+    data, weights = {"x": normal(2, 8, 24, 24)}, kernels(5, 8, 8, 3, 3)
+    return written_case(tmp_path_factory.mktemp("net"), text, data, TuneRules(trials=12), **weights)
 
 
 @pytest.fixture(scope="module")

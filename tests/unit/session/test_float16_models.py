@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,8 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, numpy_helper
+from graph_text import saved
+from onnx import TensorProto
 
 from qdqspec.app.preparation.float_types import note_float_types
 from qdqspec.app.report.record import case_to_json
@@ -29,11 +31,11 @@ from tests.support.arrays import arrays_of
 from tests.support.half_models import in_float16
 
 MODELS = {
-    "convolutions": """<ir_version: 8, opset_import: ["": 17]> g (float[1,16,16,16] x) => (float[1,16] y) {
+    "convolutions": """g (float[1,16,16,16] x) => (float[1,16] y) {
         c = Conv<pads = [1, 1, 1, 1]>(x, v)  n = BatchNormalization(c, one, zero, zero, one)  r = Relu(n)
         d = Conv<pads = [1, 1, 1, 1]>(r, w)  s = Add(r, d)  t = Relu(s)  p = GlobalAveragePool(t)
         f = Flatten(p)  y = Gemm(f, m, zero) }""",
-    "products": """<ir_version: 8, opset_import: ["": 17]> g (float[1,16,64] x) => (float[1,16,64] y) {
+    "products": """g (float[1,16,64] x) => (float[1,16,64] y) {
         a = MatMul(x, k)  b = Relu(a)  e = MatMul(b, l)  y = Add(e, x) }""",
 }
 SHAPES = {"v": (16, 16, 3, 3), "w": (16, 16, 3, 3), "m": (16, 16), "k": (64, 256), "l": (256, 64)}
@@ -42,14 +44,14 @@ SHAPES = {"v": (16, 16, 3, 3), "w": (16, 16, 3, 3), "m": (16, 16), "k": (64, 256
 @pytest.fixture(scope="module", params=MODELS)
 def half(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The file of a float16 model, whose nodes have no names."""
-    proto = onnx.parser.parse_model(MODELS[request.param])
+    text, folder = MODELS[request.param], tmp_path_factory.mktemp("half")
     random = np.random.default_rng(0)
-    read = {name for node in proto.graph.node for name in node.input}
     values = {name: random.normal(size=shape) / np.sqrt(np.prod(shape[1:])) for name, shape in SHAPES.items()}
     values |= {"one": np.ones(16), "zero": np.zeros(16)}
-    weights = {name: value.astype(np.float32) for name, value in values.items() if name in read}
-    proto.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in weights.items())
-    folder = tmp_path_factory.mktemp("half")
+    read = {
+        name: value.astype(np.float32) for name, value in values.items() if re.search(rf"\b{name}\b", text)
+    }
+    proto = onnx.load(saved(folder / "half.onnx", text, opset=17, ir_version=8, **read))
     onnx.save(in_float16(proto), folder / "half.onnx")
     shape = [dim.dim_value for dim in proto.graph.input[0].type.tensor_type.shape.dim]
     np.savez(folder / "data.npz", x=random.normal(size=(8, *shape[1:])).astype(np.float16))
@@ -117,7 +119,7 @@ def test_strip_restores_the_float16_model_or_gives_a_float32_one(half: Path, qua
     assert {tensor.data_type for tensor in alone.graph.initializer} == {TensorProto.FLOAT}
 
 
-def test_schemes_apply_to_the_float16_model_and_diff_compares_with_it(half: Path, quantized: Path) -> None:
+def test_own_and_imported_schemes_apply_to_the_float16_model(half: Path, quantized: Path) -> None:
     scheme = quantized.with_name("scheme.json")
     tuned, given = load_model(quantized), load_model(half)
     assert json.loads(scheme.read_text())["converted_from"] == read_scheme(scheme).converted_from == "float16"
@@ -127,27 +129,20 @@ def test_schemes_apply_to_the_float16_model_and_diff_compares_with_it(half: Path
     )
     assert "converted from float16 to float32, as tuning does" in applied.notes
     found = diff_models(given, tuned)
-    assert found.added
-    assert not found.removed
-    assert not found.skeleton.differs
-    assert found.skeleton.converted
-
-
-@pytest.mark.parametrize("named", [True, False])
-def test_imported_schemes_apply_to_the_float16_model(half: Path, quantized: Path, named: bool) -> None:
-    tuned, given = load_model(quantized), load_model(half)
-    imported = import_placement(tuned, given if named else None)
-    file = half.with_name("imported.json")
-    write_scheme(
-        file,
-        imported.placement,
-        imported.pairs,
-        "imported",
-        imported.positions,
-        factors=imported.equalized,
-        is_converted=imported.is_converted,
-    )
-    assert diff_models(tuned, Model(apply_scheme(given, file).proto)).same
+    assert (bool(found.added), found.removed) == (True, ())
+    assert (found.skeleton.differs, found.skeleton.converted) == (False, True)
+    for original in (given, None):
+        imported = import_placement(tuned, original)
+        write_scheme(
+            half.with_name("imported.json"),
+            imported.placement,
+            imported.pairs,
+            "imported",
+            imported.positions,
+            factors=imported.equalized,
+            is_converted=imported.is_converted,
+        )
+        assert diff_models(tuned, Model(apply_scheme(given, half.with_name("imported.json")).proto)).same
 
 
 def test_the_result_compares_all_with_the_float16_model(session: Session, half: Path) -> None:
@@ -202,13 +197,10 @@ def test_a_float32_copy_that_is_the_fastest_is_reported_with_its_file(
     ] * warns
 
 
-def test_an_operator_of_a_plugin_is_named_if_it_prevents_the_conversion() -> None:
-    proto = onnx.parser.parse_model(
-        '<ir_version: 9, opset_import: ["": 19, "mine": 1]> g (float16[2, 4] x) => (float16[2, 4] y)'
-        " { [turn] a = mine.Rotate(x)  y = Relu(a) }"
-    )
-    model = Model(proto)
+def test_an_operator_of_a_plugin_is_named_if_it_prevents_the_conversion(tmp_path: Path) -> None:
+    text = "g (float16[2, 4] x) => (float16[2, 4] y) { [turn] a = plugins.Rotate(x)  y = Relu(a) }"
+    model = load_model(saved(tmp_path / "plugin.onnx", text))
     base, note = with_integer_kernels(model, quantizes_half=False)
     assert base is model
-    assert "it cannot be converted to float32: node 'turn' of operator mine:Rotate" in note
+    assert "it cannot be converted to float32: node 'turn' of operator plugins:Rotate" in note
     assert with_integer_kernels(model, quantizes_half=True) == (model, "")

@@ -47,32 +47,21 @@ def started(session: Session, case: Case, path: Path) -> Prepared:
     return session.work(replace(case, tune=TuneRules(start_from=(path,)))).prepared
 
 
-def test_scales_of_a_quantized_model_are_kept(
+def test_scales_of_a_quantized_model_are_kept_unless_recalibrated(
     session: Session, case: Case, trained: tuple[Prepared, Placement, Path]
 ) -> None:
     own, placement, path = trained
-    work = started(session, case, path)
+    plain, kept = session.work(case).prepared, started(session, case, path)
+    again = started(session, replace(case, quantize=replace(case.quantize, scales="recalibrate")), path)
     for site in placement.ordered:
-        np.testing.assert_allclose(work.numbers.params(site).scale, own.numbers.params(site).scale, rtol=1e-6)
-        assert (work.numbers.params(site).zero_point == own.numbers.params(site).zero_point).all()
-    assert any("scales of" in note and "are kept" in note for note in work.warnings)
-
-
-def test_recalibrate_uses_the_scales_of_calibration(
-    session: Session, case: Case, trained: tuple[Prepared, Placement, Path]
-) -> None:
-    own, placement, path = trained
-    plain = session.work(case).prepared
+        params = [each.numbers.params(site) for each in (own, kept, plain, again)]
+        np.testing.assert_allclose(params[1].scale, params[0].scale, rtol=1e-6)
+        assert (params[1].zero_point == params[0].zero_point).all()
+        np.testing.assert_array_equal(params[3].scale, params[2].scale)
+    activations = [site for site in placement.ordered if not site.weight]
+    assert any((plain.numbers.params(s).scale != own.numbers.params(s).scale).any() for s in activations)
+    assert any("scales of" in note and "are kept" in note for note in kept.warnings)
     assert not any("scales of" in note for note in started(session, case, case.model).warnings)
-    rules = replace(case.quantize, scales="recalibrate")
-    work = started(session, replace(case, quantize=rules), path)
-    for site in placement.ordered:
-        np.testing.assert_array_equal(work.numbers.params(site).scale, plain.numbers.params(site).scale)
-    assert any(
-        (work.numbers.params(site).scale != own.numbers.params(site).scale).any()
-        for site in placement.ordered
-        if not site.weight
-    )
 
 
 def test_weights_that_would_overflow_are_not_kept(
@@ -131,13 +120,8 @@ def test_scales_of_a_weight_with_another_zero_point_are_not_kept(tmp_path: Path)
 
 def test_tensors_without_a_match_in_the_model_are_listed_up_to_a_limit() -> None:
     """The pairs of 35 folded BatchNormalization nodes must not result in 35 warnings."""
-    nodes = "".join(
-        f"""q{n} = QuantizeLinear (x{n}, s)
-        d{n} = DequantizeLinear (q{n}, s)
-        x{n + 1} = Sin (d{n})
-        """
-        for n in range(6)
-    )
+    pair = "q{0} = QuantizeLinear (x{0}, s)  d{0} = DequantizeLinear (q{0}, s)  x{1} = Sin (d{0})\n"
+    nodes = "".join(pair.format(n, n + 1) for n in range(6))
     quantized = model_of(f"(float[4] x0) => (float[4] x6) <float s = {{0.02}}> {{ {nodes} }}")
     notes = placement_for(model_of("(float[4] x) => (float[4] y) { y = Relu (x) }"), quantized).notes
     assert len(notes) == 4

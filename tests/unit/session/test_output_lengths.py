@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from onnx import numpy_helper
+from written_cases import written_case
 
 from qdqspec.app.session import Session
-from qdqspec.types import Case, Inputs, TuneRules
+from qdqspec.types import Case, TuneRules
 
-COMPRESSED = """<ir_version: 8, opset_import: ["": 17]> net (float[1,16] x) => (float[n,16] y) {
+COMPRESSED = """net (float[1,16] x) => (float[n,16] y) {
   a = MatMul(x, w)  b = Relu(a)  c = MatMul(b, v)  d = Reshape(c, rows)
   e = ReduceMax<axes = [1], keepdims = 0>(d)  f = Greater(e, least)  y = Compress<axis = 0>(d, f) }"""
 ROWS = 64  # some of their maxima are so close to the limit that quantized weights change their number
@@ -20,19 +20,14 @@ ROWS = 64  # some of their maxima are so close to the limit that quantized weigh
 
 @pytest.fixture
 def case(tmp_path: Path) -> Case:
-    proto, random = onnx.parser.parse_model(COMPRESSED), np.random.default_rng(0)
-    constants = {
-        "w": random.normal(0, 0.3, (16, 32)).astype(np.float32),
-        "v": random.normal(0, 0.3, (32, 16 * ROWS)).astype(np.float32),
-        "rows": np.array([ROWS, 16], np.int64),
-        "least": np.array(1.5, np.float32),
-    }
-    proto.graph.initializer.extend(numpy_helper.from_array(each, name) for name, each in constants.items())
-    onnx.save(proto, tmp_path / "net.onnx")
-    for name in ("calibration", "evaluation"):
-        np.savez(tmp_path / f"{name}.npz", x=random.normal(size=(16, 1, 16)).astype(np.float32))
-    data = Inputs(calibration=tmp_path / "calibration.npz", evaluation=tmp_path / "evaluation.npz")
-    return Case(id="default", model=tmp_path / "net.onnx", inputs=data, tune=TuneRules(trials=4))
+    random = np.random.default_rng(0)
+    shapes = {"w": (16, 32), "v": (32, 16 * ROWS)}
+    constants = {name: random.normal(0, 0.3, shape).astype(np.float32) for name, shape in shapes.items()}
+    constants |= {"rows": np.array([ROWS, 16]), "least": np.float32(1.5)}
+    samples = [random.normal(size=(16, 1, 16)).astype(np.float32) for _ in range(2)]
+    case = written_case(tmp_path, COMPRESSED, {"x": samples[0]}, TuneRules(trials=4), **constants)
+    np.savez(tmp_path / "evaluation.npz", x=samples[1])
+    return replace(case, inputs=replace(case.inputs, evaluation=tmp_path / "evaluation.npz"))
 
 
 def test_placements_whose_outputs_have_another_length_are_not_built(tmp_path: Path, case: Case) -> None:

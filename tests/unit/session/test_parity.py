@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -111,9 +110,7 @@ def test_a_runtime_that_saturates_is_distinguished_from_quantization() -> None:
     assert found.sqnr_db < 10
 
 
-def test_a_model_that_cannot_run_unfused_is_compared_without_separate_errors(
-    tmp_path: Path,
-) -> None:
+def test_a_model_that_cannot_run_unfused_is_compared_without_separate_errors(tmp_path: Path) -> None:
     (tmp_path / "engine.onnx").write_bytes(b"no model of ONNX Runtime's")
     x = np.zeros((1, 2), np.float32)
     with SideBySide(bench(Breaking()), tmp_path / "reference.onnx", tmp_path / "engine.onnx") as compared:
@@ -144,24 +141,19 @@ class Counting(RunsModels):
     def __init__(self) -> None:
         self.builds = self.open = self.most = 0
 
-    def build(self, model: Path, options: BuildOptions) -> Counted:
+    def build(self, model: Path, options: BuildOptions) -> OnnxRuntimeEngine:
+        engine = OnnxRuntime().build(model, options)
+        close = engine.close
+
+        def counted() -> None:
+            self.open -= 1
+            close()
+
+        engine.close = counted  # type: ignore[method-assign]
         self.builds += 1
         self.open += 1
         self.most = max(self.most, self.open)
-        return Counted(OnnxRuntime().build(model, options), self)
-
-
-@dataclass
-class Counted:
-    engine: OnnxRuntimeEngine
-    among: Counting
-
-    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        return self.engine.run(feeds)
-
-    def close(self) -> None:
-        self.among.open -= 1
-        self.engine.close()
+        return engine
 
 
 @pytest.mark.parametrize(("held", "most"), [(2**20, 1), (9_000, 3)])

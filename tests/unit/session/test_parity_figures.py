@@ -2,57 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
+from written_cases import check_of, normal, written_case
 
 from qdqspec.app.session import Session
-from qdqspec.spec.kinds import params_of
-from qdqspec.types import (
-    Case,
-    CheckSpec,
-    Inputs,
-    QuantizeRules,
-    TuneRules,
-)
-
-
-def coverage_case(model: Path, data: Path, **limits: float) -> Case:
-    """A case whose selected model has all pairs that its limits allow, without timing."""
-    limits = {"min_sqnr_db": 20, **limits}
-    params = params_of("parity").model_validate({"kind": "parity", **limits})
-    return Case(
-        id="default",
-        model=model,
-        inputs=Inputs(calibration=data),
-        quantize=QuantizeRules(outputs=True),
-        tune=TuneRules(objective="coverage", trials=3),
-        checks=(CheckSpec(id="parity", kind="parity", params=params),),
-    )
+from qdqspec.types import Case, Evidence, QuantizeRules, TuneRules
 
 
 @pytest.fixture
-def heads(tmp_path: Path) -> tuple[Path, Path]:
-    """One convolution whose output has four channels of hundreds and two channels below one, and data for it."""
-    random = np.random.default_rng(3)
+def case(tmp_path: Path) -> Case:
+    """One convolution whose output has four channels of hundreds and two channels below one; all pairs are selected."""
     sizes = np.float32([300] * 4 + [0.3] * 2).reshape(6, 1, 1, 1)
-    weight = (random.normal(size=(6, 16, 3, 3)) / 12).astype(np.float32) * sizes
-    text = """<ir_version: 9, opset_import: ["": 17]>
-        net (float[1,16,16,16] x) => (float[1,6,16,16] y) { y = Conv <pads = [1, 1, 1, 1]> (x, w) }"""
-    proto = onnx.parser.parse_model(text)
-    proto.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
-    onnx.save(proto, tmp_path / "heads.onnx")
-    np.savez(tmp_path / "data.npz", x=random.normal(size=(16, 16, 16, 16)).astype(np.float32))
-    return tmp_path / "heads.onnx", tmp_path / "data.npz"
+    text = "net (float[1,16,16,16] x) => (float[1,6,16,16] y) { y = Conv <pads = [1, 1, 1, 1]> (x, w) }"
+    rules, weight = TuneRules(objective="coverage", trials=3), normal(6, 16, 3, 3, deviation=1 / 12) * sizes
+    case = written_case(tmp_path, text, {"x": normal(16, 16, 16, 16, seed=1)}, rules, w=weight)
+    return replace(case, quantize=QuantizeRules(outputs=True))
 
 
-def test_a_case_notes_a_slice_far_below_its_output(heads: tuple[Path, Path], tmp_path: Path) -> None:
-    case = coverage_case(*heads)
-    with Session(root=tmp_path, backend="onnxruntime") as session:
-        assert session.judge(case, case.checks[0]).verdict.outcome == "pass"
-        evidence = session.work(case).record.evidence
+def judged(case: Case, folder: Path, **limits: float) -> tuple[str, Evidence]:
+    check = check_of("parity", min_sqnr_db=20, **limits)
+    case = replace(case, checks=(check,))
+    with Session(root=folder, backend="onnxruntime") as session:
+        outcome = session.judge(case, check).verdict.outcome
+        return outcome, session.work(case).record.evidence
+
+
+def test_a_case_notes_a_slice_far_below_its_output_unless_it_has_a_limit(case: Case, tmp_path: Path) -> None:
+    outcome, evidence = judged(case, tmp_path)
+    assert outcome == "pass"
     (found,) = evidence.parity.outputs
     assert found.sqnr_db > 30
     worst = found.far_slice()
@@ -60,11 +41,6 @@ def test_a_case_notes_a_slice_far_below_its_output(heads: tuple[Path, Path], tmp
     assert worst.index in (4, 5)
     (noted,) = [line for line in evidence.warnings if "slice" in line]
     assert f"slice {worst.index} of axis 1" in noted
-
-
-def test_a_case_with_a_limit_on_slices_fails_without_a_note(heads: tuple[Path, Path], tmp_path: Path) -> None:
-    case = coverage_case(*heads, min_slice_sqnr_db=10)
-    with Session(root=tmp_path, backend="onnxruntime") as session:
-        assert session.judge(case, case.checks[0]).verdict.outcome == "fail"
-        warnings = session.work(case).record.evidence.warnings
-    assert not any("slice" in line for line in warnings)
+    outcome, evidence = judged(case, tmp_path, min_slice_sqnr_db=10)
+    assert outcome == "fail"
+    assert not any("slice" in line for line in evidence.warnings)

@@ -7,10 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import onnx
 import pytest
-from onnx import numpy_helper
+from written_cases import normal, written_case
 
 from qdqspec.app.evidence.kernels import KnownCandidate, quantized_work, rejected_candidates
 from qdqspec.app.report.record import record_from_json, record_to_json
@@ -23,7 +21,6 @@ from qdqspec.types import (
     Case,
     Consumer,
     Evidence,
-    Inputs,
     Interval,
     LayerTime,
     PatternRules,
@@ -36,7 +33,7 @@ from qdqspec.types import (
     TuneRules,
 )
 
-TEXT = """<ir_version: 8, opset_import: ["": 19]> net (float[1,8,24,24] x) => (float[1,8,24,24] y) {
+TEXT = """net (float[1,8,24,24] x) => (float[1,8,24,24] y) {
   a = Conv<pads = [1, 1, 1, 1]>(x, w)  b = HardSwish(a)  c = Conv<pads = [1, 1, 1, 1]>(b, w)
   s = Shape(x)  y = Reshape(c, s) }"""
 QUIET = ("fake.run_noise=0.002", "fake.wall_noise=0.002", "fake.build_noise=0.001")
@@ -45,18 +42,9 @@ QUIET = ("fake.run_noise=0.002", "fake.wall_noise=0.002", "fake.build_noise=0.00
 @pytest.fixture
 def case(tmp_path: Path) -> Case:
     """Two convolutions with an activation function between, and operators that move data."""
-    proto, lots = onnx.parser.parse_model(TEXT), np.random.default_rng(0)
-    weights = lots.normal(0, 0.2, (8, 8, 3, 3)).astype(np.float32)
-    proto.graph.initializer.append(numpy_helper.from_array(weights, "w"))
-    onnx.save(proto, tmp_path / "net.onnx")
-    images = lots.normal(size=(3, 8, 24, 24)).astype(np.float32)
-    np.savez(tmp_path / "data.npz", x=images)
-    return Case(
-        id="default",
-        model=tmp_path / "net.onnx",
-        inputs=Inputs(calibration=tmp_path / "data.npz", evaluation=tmp_path / "data.npz"),
-        tune=TuneRules(trials=12),
-    )
+    weight = normal(8, 8, 3, 3, deviation=0.2)
+    case = written_case(tmp_path, TEXT, {"x": normal(3, 8, 24, 24, seed=1)}, TuneRules(trials=12), w=weight)
+    return replace(case, inputs=replace(case.inputs, evaluation=case.inputs.calibration))
 
 
 def tuned(case: Case, *, integer: float, **words: Any) -> tuple[RunRecord, Evidence, SearchResult]:
@@ -93,6 +81,11 @@ def test_the_reason_is_that_every_candidate_is_slower_with_its_kernels(case: Cas
     assert slowest.kernels.left_in_float == {"HardSwish": 1}
     floats = "1 kernel with quantized inputs runs in float (HardSwish): no integer kernel for these types."
     assert kernel_lines(search)[-1].endswith(floats)
+    (read,) = record_from_json(record_to_json(record)).cases
+    assert read.evidence.search.rejected == search.rejected
+    _, _, again = tuned(case, integer=3.0)
+    assert again.provenance.source == "cached"
+    assert again.rejected == search.rejected
 
 
 def test_the_reason_is_the_limit_with_what_it_costs(case: Case) -> None:
@@ -116,15 +109,6 @@ def test_the_reason_is_that_the_gain_is_not_proved_or_nothing_can_be_quantized(c
     _, denied, nothing = tuned(replace(case, patterns=PatternRules(deny=("*",))), integer=0.5)
     assert denied.reason.startswith("nothing in it can be quantized: ")
     assert nothing.rejected == ()
-
-
-def test_the_candidates_of_an_unchanged_model_are_kept_in_its_record_and_in_the_cache(case: Case) -> None:
-    record, _, search = tuned(case, integer=3.0)
-    (read,) = record_from_json(record_to_json(record)).cases
-    assert read.evidence.search.rejected == search.rejected
-    _, _, again = tuned(case, integer=3.0)
-    assert again.provenance.source == "cached"
-    assert again.rejected == search.rejected
 
 
 # ---- a search that a limit ended -------------------------------------------------------------------
@@ -159,23 +143,19 @@ def cut_short(
 
 
 @pytest.mark.parametrize(
-    ("built", "text"),
+    ("built", "missed", "minutes"),
     [
-        (
-            0,
-            "0 of about 40 candidates built, not reached: uniform placements, compositions, changes of single blocks",
-        ),
-        (14, "14 of about 40 candidates built, not reached: compositions, changes of single blocks"),
+        (0, "uniform placements, compositions, changes of single blocks", "5"),
+        (14, "compositions, changes of single blocks", "1.5"),
+        (39, "compositions, changes of single blocks", "1"),
     ],
 )
-def test_the_steps_after_the_last_one_with_a_build_were_not_reached(built: int, text: str) -> None:
+def test_the_steps_that_were_not_reached_are_named_with_the_time_for_them(
+    built: int, missed: str, minutes: str
+) -> None:
     found = cut_short("its limit of 30 s", *(trial(number) for number in range(built + 1)))
-    assert found.startswith(f"the search ended at its limit of 30 s, before it was done: {text}, ")
-
-
-@pytest.mark.parametrize(("built", "minutes"), [(0, "5"), (14, "1.5"), (39, "1")])
-def test_the_advised_time_fits_the_candidates_that_are_left(built: int, minutes: str) -> None:
-    found = cut_short("its limit of 30 s", *(trial(number) for number in range(built + 1)))
+    reached = f"{built} of about 40 candidates built, not reached: {missed}, "
+    assert found.startswith(f"the search ended at its limit of 30 s, before it was done: {reached}")
     assert found.endswith(f"give it more with --minutes {minutes} (tune.minutes)")
 
 

@@ -111,20 +111,18 @@ def test_files_of_another_backend_are_an_error_with_the_path(
         assert caught.value.where == str(path)
 
 
-def test_files_of_other_types_are_an_error_with_the_supported_ones(start: Start, tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"pattern caches \(.yaml\), journals \(.jsonl\), schemes"
-    ) as caught:
-        warm_starts([tmp_path / "notes.txt"], start)
-    assert caught.value.where == str(tmp_path / "notes.txt")
-
-
 @pytest.mark.parametrize(
     ("name", "error"),
-    [("a.yaml", StateError), ("a.json", StateError), ("a.jsonl", StateError), ("a.onnx", ModelError)],
+    [
+        ("a.yaml", StateError),
+        ("a.json", StateError),
+        ("a.jsonl", StateError),
+        ("a.onnx", ModelError),
+        ("a.txt", ConfigError),
+    ],
 )
 @pytest.mark.parametrize("data", [None, b"\x00\x01{["])
-def test_missing_and_damaged_files_are_an_error_with_the_path(
+def test_missing_damaged_and_other_files_are_an_error_with_the_path(
     start: Start, tmp_path: Path, name: str, error: type[Exception], data: bytes | None
 ) -> None:
     path = tmp_path / name
@@ -182,6 +180,3 @@ def test_the_error_of_a_journal_without_its_header_names_the_missing_file(
         with pytest.raises(StateError) as caught:
             warm_starts([path], start)
         assert caught.value.where == str(header)
-
-
-# ---- results of complete searches ---------------------------------------------------------------
