@@ -39,11 +39,6 @@ def model_of(text: str) -> Model:
     return Model(proto)
 
 
-@pytest.fixture
-def model() -> Model:
-    return model_of(TEXT)
-
-
 def all_sites(model: Model) -> list[Site]:
     """Every float activation that a node reads, and the weights of products."""
     sites = []
@@ -75,11 +70,12 @@ HEADS = TEXT.replace("=> (float[1,16] y", "=> (float[1,16] first, float[1,16] y"
 )
 
 
-@pytest.mark.parametrize("segments", [1, 3, 8])
-def test_noise_measured_after_a_cut_equals_that_of_the_whole_model(segments: int) -> None:
+@pytest.mark.parametrize(("segments", "processes"), [(1, 1), (3, 3), (8, 1)])
+def test_noise_measured_after_a_cut_equals_that_of_the_whole_model(segments: int, processes: int) -> None:
     """The tensor before the Sigmoid has no reader in the part of the graph after the cut."""
     model = model_of(HEADS)
-    with rehearsal_of(model, all_sites(model), Quantizer(model, ranges_for(model)), *feeds(2)) as rehearsal:
+    numbers = Quantizer(model, ranges_for(model))
+    with rehearsal_of(model, all_sites(model), numbers, *feeds(2), processes=processes) as rehearsal:
         found = find_sensitivities(rehearsal, segments=segments, first=4)
         expected = by_complete_runs(rehearsal)
         assert [summed_db(found, alone(site)) for site in rehearsal.switches] == pytest.approx(
@@ -114,10 +110,9 @@ def test_a_sensitivity_analysis_without_float_outputs_is_refused() -> None:
     text = '<ir_version: 8, opset_import: ["": 19]> g (float[4] x) => (int64[1] y) { y = Shape(x) }'
     model = Model(onnx.parser.parse_model(text))
     site = Site(tensor="x", consumers=(Consumer("Shape#0", 0),), format="uint8")
+    numbers, feed = Quantizer(model, ranges_for(model)), {"x": np.zeros(4, np.float32)}
     with (
-        rehearsal_of(
-            model, [site], Quantizer(model, ranges_for(model)), {"x": np.zeros(4, np.float32)}
-        ) as opened,
+        rehearsal_of(model, [site], numbers, feed) as opened,
         pytest.raises(RehearsalRefusedError, match="floating-point"),
     ):
         find_sensitivities(opened)
