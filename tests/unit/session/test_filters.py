@@ -1,4 +1,4 @@
-"""Nodes denied by a spec stay float in all builds, for every source of placements."""
+"""Nodes denied by a spec stay float in all builds, and invalid patterns are errors with their positions."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import pytest
 from graph_text import kernels
 from written_cases import normal, written_case
 
+from qdqspec import load_spec
 from qdqspec._core.registry import names
+from qdqspec.app.preparation.prepare import require_patterns
 from qdqspec.app.session import Session
-from qdqspec.errors import BackendError, PlacementError
+from qdqspec.errors import BackendError, PlacementError, SpecError
 from qdqspec.graph.model import load_model
 from qdqspec.qdq.read.import_qdq import placement_for
 from qdqspec.search.base import Proposal
@@ -123,3 +125,35 @@ def test_a_denied_placement_of_a_user_strategy_fails_without_a_build(
             study.evaluate({"conv1": "in+out"})
         assert study.evaluate(study.space.everything()).ok
         assert DENIED.isdisjoint(quantized_nodes(study.confirm().result.winner))
+
+
+# ---- invalid patterns -----------------------------------------------------------------------------
+
+SPEC = """\
+qdqspec: 1
+model: m.onnx
+patterns:
+  allow: ["Conv > Relu", "Cnov > Relu"]
+  deny: [softmax, "Conv > (Relu"]
+checks: [{kind: speedup, min: 1}]
+"""
+
+
+def error_of(text: str, folder: Path) -> SpecError:
+    path = folder / "a.qdq.yaml"
+    path.write_text(text, encoding="utf-8")
+    (case,) = load_spec(path).cases()
+    with pytest.raises(SpecError) as caught:
+        require_patterns(case)
+    return caught.value
+
+
+def test_all_invalid_patterns_are_reported_each_with_a_caret(tmp_path: Path) -> None:
+    error = error_of(SPEC, tmp_path)
+    assert [problem[:2] for problem in error.problems] == [(4, 27), (5, 10), (5, 27)]
+    lines = str(error).splitlines()
+    assert "a.qdq.yaml:4:27: unknown operator 'Cnov' (did you mean 'Conv'?)" in lines[0]
+    assert lines[3].index("^") == lines[2].index("Cnov")
+    assert "did you mean 'Softmax'?" in str(error)
+    escaped = error_of(SPEC.replace('"Cnov > Relu"', '"Cn\\u006fv > Relu"'), tmp_path)
+    assert "unknown operator 'Cnov'" in str(escaped)

@@ -1,10 +1,11 @@
-"""A float16 model on a backend without integer kernels for float16 pairs is tuned as a copy in float32."""
+"""Float16 models, which may be tuned as copies in float32, and the float16 form of a model as a reference."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,17 +15,18 @@ import onnxruntime
 import pytest
 from graph_text import saved
 from onnx import TensorProto
+from sessions import Open
 
 from qdqspec.app.preparation.float_types import note_float_types
 from qdqspec.app.report.record import case_to_json
 from qdqspec.app.session import Session
 from qdqspec.app.session.study import Study
-from qdqspec.backends.onnxruntime.optimize import everything
+from qdqspec.backends.onnxruntime.optimize import everything, half_model
 from qdqspec.graph.float32 import computes_in_float16, is_converted, with_integer_kernels
 from qdqspec.graph.model import Model, load_model
+from qdqspec.graph.reference import reference_outputs
 from qdqspec.qdq.read.diff import diff_models
 from qdqspec.qdq.read.import_qdq import import_placement
-from qdqspec.qdq.read.strip import strip_qdq
 from qdqspec.qdq.scheme.scheme_file import apply_scheme, read_scheme, write_scheme
 from qdqspec.types import Case, CaseRecord, Interval, LatencyEvidence, RatioTest, TuneRules
 from tests.support.arrays import arrays_of
@@ -105,18 +107,6 @@ def test_the_tuned_model_keeps_the_float16_inputs_and_outputs(half: Path, quanti
     pairs = [node for node in tuned.nodes if node.op_type == "DequantizeLinear"]
     assert pairs
     assert {tuned.elem_type(node.outputs[0]) for node in pairs} == {TensorProto.FLOAT}
-
-
-def test_strip_restores_the_float16_model_or_gives_a_float32_one(half: Path, quantized: Path) -> None:
-    given = load_model(half)
-    stripped = strip_qdq(load_model(quantized), given)
-    assert stripped.proto.SerializeToString(deterministic=True) == given.proto.SerializeToString(
-        deterministic=True
-    )
-    assert "with the float16 tensors of the reference" in stripped.notes
-    alone = strip_qdq(load_model(quantized)).proto
-    onnx.checker.check_model(alone, full_check=True)
-    assert {tensor.data_type for tensor in alone.graph.initializer} == {TensorProto.FLOAT}
 
 
 def test_own_and_imported_schemes_apply_to_the_float16_model(half: Path, quantized: Path) -> None:
@@ -204,3 +194,61 @@ def test_an_operator_of_a_plugin_is_named_if_it_prevents_the_conversion(tmp_path
     assert base is model
     assert "it cannot be converted to float32: node 'turn' of operator plugins:Rotate" in note
     assert with_integer_kernels(model, quantizes_half=True) == (model, "")
+
+
+# ---- the float16 form of a float32 model as another reference -----------------------------------------
+
+EVIDENCE = frozenset({"latency", "parity"})
+
+
+@pytest.fixture
+def model(project: Path) -> Path:
+    return project / "chain.onnx"
+
+
+def case_of(model: Path, **rules: bool) -> Case:
+    return Case(id="default", model=model, tune=TuneRules(trials=4, **rules))
+
+
+@pytest.mark.parametrize(
+    ("computes", "asked", "timed"),
+    [(False, True, True), (True, None, True), (True, False, False), (False, None, False)],
+)
+def test_the_float16_reference_is_timed_on_request_or_if_the_backend_computes_in_float16(
+    open_session: Open,
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    computes: bool,
+    asked: bool | None,
+    timed: bool,
+) -> None:
+    session = open_session()
+    known = session.runtime().backend.capabilities(session.runtime().options)
+    able = replace(known, computes_in_half=computes)
+    monkeypatch.setattr(session.runtime().backend, "capabilities", lambda *_: able)
+    evidence = session.evidence(case_of(model, **({} if asked is None else {"float16": asked})), EVIDENCE)
+    assert ("float16" in evidence.latency.samples) == timed
+    recorded = case_to_json(CaseRecord(evidence=evidence))
+    assert ("float16" in {other["role"] for other in recorded["others"]}) == timed
+    notes = [warning for warning in evidence.warnings if "few float16 kernels" in warning]
+    assert len(notes) == (timed and not computes)
+
+
+def test_a_float16_model_has_no_separate_float16_reference(open_session: Open, model: Path) -> None:
+    half = half_model(load_model(model), model)
+    onnx.save(half, model.with_name("half.onnx"))
+    evidence = open_session().evidence(case_of(model.with_name("half.onnx"), float16=True), EVIDENCE)
+    assert "float16" not in evidence.latency.samples
+
+
+def test_the_float16_reference_has_float32_inputs_and_similar_outputs(model: Path, tmp_path: Path) -> None:
+    proto = half_model(load_model(model), model, keep_io=True)
+    path = tmp_path / "half.onnx"
+    onnx.save(proto, path)
+    onnx.checker.check_model(str(path), full_check=True)
+    assert {tensor.data_type for tensor in proto.graph.initializer} == {TensorProto.FLOAT16}
+    feeds = {"x": np.random.default_rng(1).normal(size=(1, 8, 12, 12)).astype(np.float32)}
+    expected, found = (reference_outputs(file, feeds)["y"] for file in (model, path))
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, expected, atol=0.01 * np.abs(expected).max())
+    assert not np.array_equal(found, expected)

@@ -171,16 +171,6 @@ def test_a_baseline_is_measured_with_many_builds_and_stored_as_samples(bench: Be
     assert json.loads(bench.file.read_text())["device"] == DEVICE.key
 
 
-def test_the_same_model_passes_after_the_first_measurement(bench: Bench) -> None:
-    bench.renew(Machine(seed=1))
-    machine = Machine(seed=2)
-    found = only(bench.gate(machine))
-    assert machine.asked == []
-    assert (found.state, found.looks) == ("compared", 1)
-    assert bench.verdict(found).outcome == "pass"
-    assert bench.notes == []
-
-
 def test_renewed_entries_are_kept_and_reported(bench: Bench) -> None:
     bench.renew(Machine(seed=1), "new")
     written = only(bench.renew(Machine(0.5, seed=2)))
@@ -191,15 +181,6 @@ def test_renewed_entries_are_kept_and_reported(bench: Bench) -> None:
     assert [figure.device for figure in found.history] == [DEVICE.key] * 2
     assert found.history[-1].ratio == found.baseline
     assert [figure.device for figure in found.elsewhere] == ["other-device"]
-
-
-def test_a_slower_model_is_measured_again_in_twice_the_rounds_and_fails(bench: Bench) -> None:
-    bench.renew(Machine(seed=1))
-    machine = Machine(0.66, seed=2)
-    found = only(bench.gate(machine))
-    assert machine.asked == [(2 * FIRST_BUILDS, 2 * FIRST_ROUNDS)]
-    assert (found.looks, found.builds) == (2, 6)
-    assert bench.verdict(found).outcome == "fail"
 
 
 def test_a_slowdown_in_the_first_measurement_only_passes(bench: Bench) -> None:
@@ -256,26 +237,39 @@ def test_baselines_of_other_conditions_are_rejected_with_the_command_to_renew_th
     assert only(bench.gate(machine)).state == "compared"
 
 
+TWICE = [(2 * FIRST_BUILDS, 2 * FIRST_ROUNDS)]
+
+
 @pytest.mark.parametrize(
-    ("update", "ratio", "written"),
+    ("update", "ratio", "outcome", "asked"),
     [
-        ("new", 0.6, False),
-        ("new", 0.72, False),
-        ("changed", 0.6, False),
-        ("changed", 0.72, True),
-        ("changed", 0.5, True),
-        ("all", 0.6, True),
+        (None, 0.6, "pass", []),
+        (None, 0.5, "pass", []),
+        (None, 0.66, "fail", TWICE),
+        ("new", 0.6, "pass", []),
+        ("new", 0.72, "fail", TWICE),
+        ("changed", 0.6, "pass", []),
+        ("changed", 0.72, "written", TWICE),
+        ("changed", 0.5, "written", TWICE),
+        ("all", 0.6, "written", TWICE),
     ],
 )
-def test_the_baselines_that_each_update_mode_renews(
-    bench: Bench, update: str, ratio: float, written: bool
+def test_a_model_that_does_not_pass_is_measured_again_and_each_update_mode_renews_baselines(
+    bench: Bench, update: str | None, ratio: float, outcome: str, asked: list[tuple[int, int]]
 ) -> None:
     bench.renew(Machine(seed=1))
-    gate = bench.gate(Machine(ratio, seed=2), update=update)
-    assert bool(gate.renewals) is written
-    if written:
-        assert gate.renewals[0].old == pytest.approx(0.6, rel=0.03)
-        assert gate.renewals[0].entry.ratio.median == pytest.approx(ratio, rel=0.03)
+    machine = Machine(ratio, seed=2)
+    gate = bench.gate(machine, update=update)
+    assert machine.asked == asked
+    assert bool(gate.renewals) is (outcome == "written")
+    for renewal in gate.renewals:
+        assert renewal.old == pytest.approx(0.6, rel=0.03)
+        assert renewal.entry.ratio.median == pytest.approx(ratio, rel=0.03)
+    if outcome != "written":
+        found = only(gate)
+        assert (found.state, found.looks) == ("compared", 1 + len(asked))
+        assert bench.verdict(found).outcome == outcome
+        assert ["is stale" in note for note in bench.notes] == [True] * (ratio == 0.5)
 
 
 def test_first_runs_are_judged_if_the_baseline_has_them(bench: Bench) -> None:

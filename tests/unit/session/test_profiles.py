@@ -16,7 +16,7 @@ from qdqspec.app.preparation.candidates import PartFiles
 from qdqspec.app.report.record import record_from_json, record_to_json
 from qdqspec.app.report.write import format_for
 from qdqspec.app.session import Session
-from qdqspec.errors import ModelError, StateError
+from qdqspec.errors import StateError
 from qdqspec.graph.weights import WeightStore
 from qdqspec.types import Case, InputShape, Placement, ShapeProfile, TuneRules
 
@@ -91,12 +91,3 @@ def test_subgraphs_are_timed_at_the_first_profile(case: Case, tmp_path: Path):
     parts = [trial for trial in trials if trial.subgraph]
     assert parts
     assert all(trial.ok for trial in parts), [trial.error for trial in parts]
-
-
-def test_a_profile_without_a_shape_is_an_error(case: Case, tmp_path: Path):
-    inputs = replace(case.inputs, profiles=(spans(8, 1.0), ShapeProfile()))
-    with (
-        Session(backend="fake", root=tmp_path) as session,
-        pytest.raises(ModelError, match="input 'ids' is dynamic and no shape is declared"),
-    ):
-        session.tune(replace(case, inputs=inputs))

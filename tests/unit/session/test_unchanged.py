@@ -23,7 +23,6 @@ from qdqspec.types import (
     Evidence,
     Interval,
     LayerTime,
-    PatternRules,
     PlacedPair,
     Placement,
     RunRecord,
@@ -86,29 +85,6 @@ def test_the_reason_is_that_every_candidate_is_slower_with_its_kernels(case: Cas
     _, _, again = tuned(case, integer=3.0)
     assert again.provenance.source == "cached"
     assert again.rejected == search.rejected
-
-
-def test_the_reason_is_the_limit_with_what_it_costs(case: Case) -> None:
-    rules = replace(case.tune, min_sqnr_db=90.0)
-    _, found, search = tuned(replace(case, tune=rules), integer=0.5)
-    assert found.status == "unchanged"
-    missed = r"\d+ faster candidates? miss(es)? the SQNR limit of 90 dB by (at least )?\d+\.\d dB: "
-    assert re.match(missed, found.reason)
-    fastest = search.rejected[0]
-    assert fastest.role.startswith("fastest candidate")
-    assert fastest.ratio.median < 0.9
-    assert fastest.sqnr_db is not None
-    assert fastest.reason == f"{90 - fastest.sqnr_db:.1f} dB below the SQNR limit of 90 dB"
-
-
-def test_the_reason_is_that_the_gain_is_not_proved_or_nothing_can_be_quantized(case: Case) -> None:
-    _, found, search = tuned(replace(case, tune=replace(case.tune, min_gain=0.9)), integer=0.5)
-    assert found.status == "unchanged"
-    assert found.reason.startswith("the gain is not proved: ")
-    assert {one.reason for one in search.rejected} == {"gain not proved"}
-    _, denied, nothing = tuned(replace(case, patterns=PatternRules(deny=("*",))), integer=0.5)
-    assert denied.reason.startswith("nothing in it can be quantized: ")
-    assert nothing.rejected == ()
 
 
 # ---- a search that a limit ended -------------------------------------------------------------------
