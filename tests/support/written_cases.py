@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from graph_text import saved
+from sessions import few_digits
 
 from qdqspec.testing.records import params_of
 from qdqspec.types import Case, CheckSpec, Inputs, TuneRules
@@ -34,3 +36,9 @@ def normal(*shape: int, deviation: float = 1.0, seed: int = 0) -> np.ndarray:
 def check_of(kind: str, **params: object) -> CheckSpec:
     """A check with its kind as its id."""
     return CheckSpec(id=kind, kind=kind, params=params_of(kind, **params))
+
+
+def digits_case(models: Path, folder: Path, samples: int, **more: Any) -> Case:
+    """The digits classifier with its first calibration samples."""
+    data = Inputs(calibration=few_digits(models, folder, samples))
+    return Case(id="default", model=models / "digits_resnet.onnx", inputs=data, **more)

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from chain_models import ChainModel
 from onnx import TensorProto, helper
-from sessions import few_digits
+from written_cases import digits_case, normal, written_case
 
 from qdqspec.accuracy.corrections import equalization
 from qdqspec.accuracy.corrections.judge import Errors, is_gain, powers_at
@@ -29,16 +28,14 @@ from qdqspec.qdq.edit.insert import insert_qdq
 from qdqspec.qdq.quantize.ranges import TensorRange
 from qdqspec.qdq.read.strip import strip_qdq
 from qdqspec.qdq.scheme.scheme_file import apply_scheme, write_scheme
-from qdqspec.types import Case, Inputs, QuantizeRules
+from qdqspec.types import QuantizeRules
 
 
 def prepared(
     session: Session, models: Path, folder: Path, corrections: object, samples: int = 16
 ) -> Prepared:
-    data = Inputs(calibration=few_digits(models, folder, samples))
     rules = QuantizeRules(corrections=corrections)  # type: ignore[arg-type]
-    case = Case(id="default", model=models / "digits_resnet.onnx", inputs=data, quantize=rules)
-    return session.work(case).prepared
+    return session.work(digits_case(models, folder, samples, quantize=rules)).prepared
 
 
 @pytest.mark.usefixtures("saturates")  # 8-bit weights leave too little to gain
@@ -153,34 +150,18 @@ def test_a_correction_that_fails_does_not_remove_the_others(
 
 
 WIDTH = 16
+OUTLIERS = """outliers (float[1,8,16] x) => (float[1,8,16] y) {
+  n = LayerNormalization(x, gamma, beta)  a = MatMul(n, first)  b = Tanh(a)  y = MatMul(b, second) }"""
 
 
-def with_outliers(
-    session: Session,
-    folder: Path,
-    factor: float = 40.0,
-    names: tuple[str, ...] = ("equalization",),
-) -> Prepared:
+def with_outliers(session: Session, folder: Path, names: tuple[str, ...] = ("equalization",)) -> Prepared:
     """A model whose LayerNormalization scales three channels more than the others, with data."""
-    work = ChainModel(0, [1, 8, WIDTH])
     gamma = np.ones(WIDTH, np.float32)
-    gamma[[2, 7, 11]] *= factor
-    constants = {"gamma": gamma, "beta": np.zeros(WIDTH, np.float32)}
-    for name in ("first", "second"):
-        weight = work.random.standard_normal((WIDTH, WIDTH)) / gamma[:, None]
-        constants[name] = weight.astype(np.float32)
-    constants["second"] *= gamma[:, None] / 4
-    work.constants += [onnx.numpy_helper.from_array(value, name) for name, value in constants.items()]
-    work.add("LayerNormalization", "x", "gamma", "beta")
-    work.add("MatMul", work.now, "first")
-    work.add("Tanh")
-    work.add("MatMul", work.now, "second")
-    model, data = folder / "outliers.onnx", folder / "data.npz"
-    save_model(work.model().proto, model)
-    np.savez(data, x=np.random.default_rng(1).standard_normal((16, 8, WIDTH)).astype(np.float32))
-    rules = QuantizeRules(corrections=names)
-    case = Case(id="default", model=model, inputs=Inputs(calibration=data), quantize=rules)
-    return session.work(case).prepared
+    gamma[[2, 7, 11]] = 40
+    weights = {"gamma": gamma, "beta": np.zeros(WIDTH, np.float32)}
+    weights |= {"first": normal(WIDTH, WIDTH) / gamma[:, None], "second": normal(WIDTH, WIDTH, seed=2) / 4}
+    case = written_case(folder, OUTLIERS, {"x": normal(16, 8, WIDTH, seed=1)}, **weights)
+    return session.work(replace(case, quantize=QuantizeRules(corrections=names))).prepared
 
 
 def test_channels_with_outliers_are_equalized(session: Session, tmp_path: Path) -> None:
@@ -190,7 +171,7 @@ def test_channels_with_outliers_are_equalized(session: Session, tmp_path: Path) 
     assert gain.after_db - gain.before_db > 5
     (change,) = work.corrections.equalized
     assert [n for n, exponent in enumerate(change.exponents) if exponent] == [2, 7, 11]
-    assert work.numbers.ranges["t0"].largest < 10  # 40 times the largest of the others before
+    assert work.numbers.ranges["n"].largest < 10  # 40 times the largest of the others before
     placement = work.space.resolve(work.space.everything())
     write_placement(work, placement, tmp_path / "q.onnx")
     write_placed(work, placement, tmp_path / "scheme.json")

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from linear_models import linear_model
 from onnx import numpy_helper
-from sessions import few_digits
+from written_cases import digits_case
 
 from qdqspec._core.arrays import Array, Feed
 from qdqspec.accuracy.corrections.overflow import SumLimit, layers_of, observed_limits, overflows
@@ -23,7 +23,7 @@ from qdqspec.graph.model import Model
 from qdqspec.qdq.quantize.formats import number_format
 from qdqspec.qdq.quantize.ranges import TensorRange
 from qdqspec.qdq.quantize.scales import activation_params, quantize, weight_params
-from qdqspec.types import Case, Consumer, Inputs, QuantizeRules, Site, TuneRules
+from qdqspec.types import Consumer, Inputs, QuantizeRules, Site, TuneRules
 
 INT8, UINT8 = number_format("int8"), number_format("uint8")
 SITE = Site(tensor="w", consumers=(Consumer("n", 1),), format="int8", weight=True)
@@ -132,22 +132,11 @@ def test_weights_of_an_lstm_are_limited_by_its_input_and_its_hidden_states() -> 
 
 
 def prepared(
-    session: Session,
-    models: Path,
-    folder: Path,
-    *,
-    data: bool = True,
-    start: tuple[Path, ...] = (),
+    session: Session, models: Path, folder: Path, *, data: bool = True, start: tuple[Path, ...] = ()
 ) -> Prepared:
-    path = few_digits(models, folder, 8)
-    case = Case(
-        id="default",
-        model=models / "digits_resnet.onnx",
-        inputs=Inputs(calibration=path if data else None),
-        quantize=QuantizeRules(corrections=("bits",)),
-        tune=TuneRules(start_from=start),
-    )
-    return session.work(case).prepared
+    rules = {"quantize": QuantizeRules(corrections=("bits",)), "tune": TuneRules(start_from=start)}
+    case = digits_case(models, folder, 8, **rules)
+    return session.work(case if data else replace(case, inputs=Inputs())).prepared
 
 
 def largest(work: Prepared) -> list[int]:

@@ -13,12 +13,7 @@ import pytest
 from qdqspec.backends.base import BuildOptions, Engine
 from qdqspec.backends.fake.engine import FakeDevice, FakeEngine
 from qdqspec.testing.backends import small_model
-from qdqspec.timing.race import (
-    MOST_RUNS,
-    Turn,
-    race,
-    warmed,
-)
+from qdqspec.timing.race import MOST_RUNS, Turn, race, warmed
 from qdqspec.timing.stats import signed_rank_bounds
 from qdqspec.types import Race, Samples
 
@@ -129,26 +124,26 @@ def test_a_preempted_turn_is_repeated_at_most_twice(times: int, calls: int, wall
     assert (engine.calls, sample.wall_ms) == (calls, (wall,))
 
 
-@pytest.mark.parametrize(
-    ("warmup", "asked"), [(5, ("after another", 8, 5)), (4, ("time", 7)), (0, ("time", 4))]
-)
-def test_the_first_run_of_a_fast_model_is_after_another_model(warmup: int, asked: tuple[object, ...]) -> None:
+@pytest.mark.parametrize(("warmup", "asked", "first"), [(5, ("own", 8, 5), 1.5), (4, (7,), 1), (0, (4,), 1)])
+def test_the_first_run_of_a_fast_model_is_after_another_model(
+    warmup: int, asked: tuple[object, ...], first: float
+) -> None:
     """The time that a process needs to continue after waiting is not part of a latency; in a long run it is
     negligible."""
+    seen: list[tuple[object, ...]] = []
 
     class Own:
         def time(self, runs: int, warmup: int = 0) -> Samples:
-            self.asked = ("time", runs)
+            seen.append((runs,))
             return Samples(wall_ms=(1.0,) * runs)
 
         def time_after_another(self, runs: int, warmup: int) -> Samples:
-            self.asked = ("after another", runs, warmup)
+            seen.append(("own", runs, warmup))
             return Samples(wall_ms=(1.5,) + (1.0,) * (runs - 1))
 
-    engine = Own()
-    taken = Turn(warmup=warmup, runs=3).both(cast("Engine", engine))
-    assert engine.asked == asked
-    assert taken.first.wall_ms == ((1.5,) if warmup == 5 else (1.0,))
+    taken = Turn(warmup=warmup, runs=3).both(cast("Engine", Own()))
+    assert seen == [asked]
+    assert taken.first.wall_ms == (first,)
 
 
 class Warming:
@@ -160,10 +155,9 @@ class Warming:
 
     def time(self, runs: int, warmup: int = 0, profile: int = 0) -> Samples:
         self.done += warmup + runs
-        taken = [
-            self.times[min(number, len(self.times) - 1)] for number in range(self.done - runs, self.done)
-        ]
-        return Samples(wall_ms=tuple(taken), cpu_ms=tuple(taken))
+        late = [min(number, len(self.times) - 1) for number in range(self.done - runs, self.done)]
+        taken = tuple(self.times[number] for number in late)
+        return Samples(wall_ms=taken, cpu_ms=taken)
 
 
 @pytest.mark.parametrize(
@@ -203,14 +197,9 @@ class Uncached:
 
 def test_a_long_model_that_is_faster_once_its_data_is_in_the_caches_wins() -> None:
     """A pitch model measured so: 1.00 of float in the first run, .90 in each later one."""
-    outcome, ours, theirs = race(
-        cast("Engine", Uncached(29.4, 25.7)),
-        cast("Engine", Uncached(29.4, 28.5)),
-        "incumbent",
-        clock="cpu",
-        eps=0.02,
-        random=np.random.default_rng(0),
-    )
+    engines = [cast("Engine", Uncached(29.4, steady_ms)) for steady_ms in (25.7, 28.5)]
+    random = np.random.default_rng(0)
+    outcome, ours, theirs = race(*engines, "incumbent", clock="cpu", eps=0.02, random=random)
     assert outcome.verdict == "faster"
     assert outcome.ratio == pytest.approx(25.7 / 28.5)
     assert {*ours.cpu_ms, *theirs.cpu_ms} == {25.7, 28.5}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -41,31 +41,24 @@ def test_a_stored_entry_is_found_by_another_run(store: Store) -> None:
     )
 
 
-def test_no_file_remains_of_an_entry_whose_creation_failed(store: Store) -> None:
+@pytest.mark.parametrize("error", [ValueError("stopped"), OSError(errno.ENOSPC, "No space left on device")])
+def test_no_file_remains_of_an_entry_whose_creation_failed(store: Store, error: Exception) -> None:
     def broken(folder: Path) -> None:
         fill(folder)
-        raise ValueError("stopped half way")
+        raise error
 
-    with pytest.raises(ValueError, match="half way"):
+    with pytest.raises((ValueError, OutputError), match=r"stopped|No space left on device"):
         store.put(KEY, broken)
     assert store.get(KEY) is None
     assert sorted(p.name for p in store.folder.iterdir()) == [".gitignore", "CACHEDIR.TAG"]
 
 
-def _cut(entry: Path) -> None:
-    (entry / "model.onnx").write_bytes(b"wei")
-
-
-def _lose(entry: Path) -> None:
-    (entry / "regions" / "a.json").unlink()
-
-
-def _add(entry: Path) -> None:
-    (entry / "extra.txt").write_text("")
-
-
-def _backdate(entry: Path) -> None:
-    _change(entry, rb'"created": \d', b'"created": 9')
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "a shorter file": lambda entry: (entry / "model.onnx").write_bytes(b"wei"),
+    "a missing file": lambda entry: (entry / "regions" / "a.json").unlink(),
+    "another file": lambda entry: (entry / "extra.txt").write_text(""),
+    "another date": lambda entry: _change(entry, rb'"created": \d', b'"created": 9'),
+}
 
 
 def _change(entry: Path, what: bytes, by: bytes) -> None:
@@ -74,9 +67,9 @@ def _change(entry: Path, what: bytes, by: bytes) -> None:
     assert (entry / "entry.json").read_bytes() != text
 
 
-@pytest.mark.parametrize("damage", [_cut, _lose, _add, _backdate])
-def test_a_damaged_entry_is_ignored_reported_and_replaced(store: Store, damage: object) -> None:
-    damage(store.put(KEY, fill))  # type: ignore[operator]
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_entry_is_ignored_reported_and_replaced(store: Store, damage: str) -> None:
+    DAMAGES[damage](store.put(KEY, fill))
     assert store.get(KEY) is None
     assert store.get(KEY) is None
     assert len(store.warnings) == 1
@@ -93,14 +86,6 @@ def test_a_folder_that_cannot_be_written_is_reported_once_and_not_used(tmp_path:
     assert len(store.warnings) == 1
     assert "this run goes on without it" in store.warnings[0]
     assert (tmp_path / "cache").read_text().startswith("a file")
-
-
-def test_a_full_disk_is_one_error(store: Store) -> None:
-    def full(folder: Path) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with pytest.raises(OutputError, match="No space left on device"):
-        store.put(KEY, full)
 
 
 def test_age_and_pruning_depend_on_the_clock(tmp_path: Path) -> None:

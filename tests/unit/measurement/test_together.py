@@ -114,11 +114,7 @@ def test_builds_that_time_kernels_are_sequential() -> None:
     from qdqspec.backends.trtexec.engine import Trtexec
 
     for backend, jobs in ((OnnxRuntime(), 4), (TensorRt(), 1), (Trtexec(), 1)):
-        work = Resources(
-            backend=backend,
-            options=BuildOptions(),
-            settings=Settings(jobs=4),
-        )
+        work = Resources(backend=backend, options=BuildOptions(), settings=Settings(jobs=4))
         assert work.jobs == jobs, backend.name
 
 

@@ -11,8 +11,7 @@ from typing import Any
 import onnx
 import pytest
 from rtx_installed import require_rtx
-from sessions import few_digits
-from written_cases import check_of
+from written_cases import check_of, digits_case
 
 from qdqspec.app.report.charts import layers_chart, search_chart
 from qdqspec.app.report.write import write_results
@@ -21,7 +20,7 @@ from qdqspec.backends.base import BuildOptions, Capabilities
 from qdqspec.backends.fake.engine import FakeDevice, FakeEngine
 from qdqspec.errors import ConfigError, StateError
 from qdqspec.graph.model import load_model
-from qdqspec.types import Case, Evidence, Inputs, InputShape, LayerTime, ShapeProfile, TuneRules
+from qdqspec.types import Case, Evidence, InputShape, LayerTime, ShapeProfile, TuneRules
 
 CHECKS = (
     check_of("speedup", min=1.1),
@@ -33,13 +32,7 @@ CHECKS = (
 
 @pytest.fixture
 def case(models: Path, tmp_path: Path) -> Case:
-    return Case(
-        id="default",
-        model=models / "digits_resnet.onnx",
-        inputs=Inputs(calibration=few_digits(models, tmp_path, 16)),
-        tune=TuneRules(objective="coverage"),
-        checks=CHECKS,
-    )
+    return digits_case(models, tmp_path, 16, tune=TuneRules(objective="coverage"), checks=CHECKS)
 
 
 def evidence_of(session: Session, case: Case) -> Evidence:

@@ -11,14 +11,14 @@ import onnx
 import pytest
 from graph_text import saved
 from onnxruntime.quantization import QuantType, quantize_dynamic
-from sessions import few_digits
+from written_cases import digits_case
 
 from qdqspec.app.session import Session
 from qdqspec.graph.definition import is_quantized
 from qdqspec.graph.model import Model, load_model
 from qdqspec.qdq.read.strip import strip_qdq
 from qdqspec.qdq.scheme.scheme_file import apply_scheme, read_scheme
-from qdqspec.types import Case, Inputs, PatternRules, QuantizeRules, TuneRules
+from qdqspec.types import Case, PatternRules, QuantizeRules, TuneRules
 
 DATA = Path(__file__).parents[2] / "data"
 STATIC = DATA / "qdq_ort_u8s8_digits_resnet_b1.onnx"
@@ -38,8 +38,8 @@ def simulated(tmp_path: Path) -> Iterator[Session]:
 
 @pytest.fixture
 def case(models: Path, tmp_path: Path) -> Case:
-    data = Inputs(calibration=few_digits(models, tmp_path, 4))
-    return Case(id="default", model=STATIC, inputs=data, quantize=QuantizeRules(corrections="none"))
+    case = digits_case(models, tmp_path, 4, quantize=QuantizeRules(corrections="none"))
+    return replace(case, model=STATIC)
 
 
 @pytest.mark.parametrize("form", [*FORMS, "dynamic"])

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from graph_text import model_of
 from random_models import ranges_for
-from sessions import few_digits
+from written_cases import digits_case
 
 from qdqspec.app.preparation.kept_scales import kept_scales, without_overflows
 from qdqspec.app.preparation.prepare import Prepared
@@ -23,14 +23,13 @@ from qdqspec.qdq.quantize.corrections import weight_key
 from qdqspec.qdq.quantize.quantizer import Quantizer
 from qdqspec.qdq.read.import_qdq import placement_for
 from qdqspec.qdq.read.strip import strip_qdq
-from qdqspec.types import Case, Consumer, Inputs, Placement, QuantizeRules, Site, TuneRules
+from qdqspec.types import Case, Consumer, Placement, QuantizeRules, Site, TuneRules
 
 
 @pytest.fixture
 def case(models: Path, tmp_path: Path) -> Case:
-    data = Inputs(calibration=few_digits(models, tmp_path, 4))
     rules = QuantizeRules(corrections="none", calibration="entropy")
-    return Case(id="default", model=models / "digits_resnet.onnx", inputs=data, quantize=rules)
+    return digits_case(models, tmp_path, 4, quantize=rules)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,6 @@ from qdqspec.accuracy.rehearsal import RehearsedEngine
 from qdqspec.app.session import Session
 from qdqspec.app.session.oracle import RehearsalOracle
 from qdqspec.app.session.rehearser import Rehearser
-from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.errors import BackendError
 from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.types import Case, Placement, Trial
@@ -136,20 +134,3 @@ def test_no_placement_is_rehearsed_after_the_time_limit(session: Session, case: 
         errors, missing = oracle.block_errors(1e6)  # after the search, with a separate time limit
         assert errors
         assert not missing
-
-
-def test_most_builds_of_a_search_meet_its_sqnr_limit(
-    session: Session, case: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    able = replace(FakeDevice().capabilities(), computes=True)  # enables the oracle on the simulated device
-    monkeypatch.setattr(FakeDevice, "capabilities", lambda *_: able)
-    with rehearser_of(session, case) as (rehearser, space):
-        oracle = RehearsalOracle(rehearser, space, lambda _: None)
-        everything = oracle.predicted_db(space.resolve(space.everything()))
-    assert everything is not None
-    limit = everything + 1
-    result = session.search(replace(case, tune=replace(case.tune, min_sqnr_db=limit)))
-    built = [t for t in result.trials if t.placement.sites and t.phase != "confirm"]
-    assert built
-    assert "sensitivity" not in {t.phase for t in built}
-    assert sum(t.sqnr_db is not None and t.sqnr_db < limit for t in built) <= len(built) / 5

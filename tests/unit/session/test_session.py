@@ -80,11 +80,12 @@ def digests(folder: Path) -> dict[str, str]:
 # ---- results and files of a run ------------------------------------------------------------------
 
 
-def test_a_run_finds_a_faster_placement_and_writes_its_files(
+def test_a_run_finds_a_faster_placement_writes_its_files_and_reports_each_trial(
     open_session: Open, case: Case, project: Path
 ) -> None:
     before = digests(project)
-    session = open_session()
+    session, seen = open_session(), list[Progress]()
+    session.watch = seen.append
     evidence = session.evidence(case, ALL)
     assert digests(project) == before, "files of the user"
     assert not evidence.search.unchanged
@@ -99,6 +100,11 @@ def test_a_run_finds_a_faster_placement_and_writes_its_files(
     assert phases[:2] == ["pure", "noise"]
     assert len([p for p in phases if p not in ("noise", "confirm")]) == evidence.search.total <= 6
     assert {line["role"] for line in journal if line["phase"] == "confirm"} >= {"reference", "winner"}
+    assert [each.done for each in seen if not each.doing] == list(range(1, evidence.search.total + 1))
+    steps = [progress.doing for progress in seen if progress.doing]
+    assert steps[:3] == ["reading the model and its data", "checking the data", "calibrating"]
+    assert steps.index("building the reference") < steps.index("timing candidate 1")
+    assert any(step.startswith("timing fresh builds: build 1 of ") for step in steps)
     header, *_ = (session.output(case) / "layers.csv").read_text().splitlines()
     assert header == "model,kernel,op_type,milliseconds,nodes,tensors,boundary,integer"
 
@@ -112,27 +118,11 @@ def test_graph_outputs_are_quantized_on_request(open_session: Open, case: Case) 
     assert next(node.op_type for node in made.graph.node if "y" in node.output) == "DequantizeLinear"
     sites = json.loads((session.output(asked) / "scheme.json").read_text())["sites"]
     assert {"node": "", "input": 0} in [end for site in sites for end in site["consumers"]]
-    # A second run reads the output site from the journal and the cache.
-    again = open_session().search(asked)
-    assert again.winner == evidence.search.winner
-
-
-def test_progress_is_reported_for_each_trial(open_session: Open, case: Case) -> None:
-    session, seen = open_session(), list[Progress]()
-    session.watch = seen.append
-    total = session.search(case).total
-    assert [progress.done for progress in seen if not progress.doing] == list(range(1, total + 1))
-    steps = [progress.doing for progress in seen if progress.doing]
-    assert steps[:3] == ["reading the model and its data", "checking the data", "calibrating"]
-    assert steps.index("building the reference") < steps.index("timing candidate 1")
-    assert any(step.startswith("timing fresh builds: build 1 of ") for step in steps)
-
-
-SLOW_INTEGERS = {"fake.integer": "4"}
+    assert open_session().search(asked).winner == evidence.search.winner, "read from the cache"
 
 
 def test_the_model_is_unchanged_if_no_placement_is_faster(open_session: Open, case: Case) -> None:
-    session = open_session(SLOW_INTEGERS)
+    session = open_session({"fake.integer": "4"})
     one = replace(case, tune=replace(case.tune, trials=1))
     evidence = session.evidence(one, ALL)
     assert evidence.search.unchanged
@@ -141,7 +131,7 @@ def test_the_model_is_unchanged_if_no_placement_is_faster(open_session: Open, ca
     tuned, reference = onnx.load(output / "tuned.onnx"), onnx.load(output / "reference.onnx")
     assert tuned == reference == onnx.load(case.model)
     assert evidence.parity.max_abs == 0
-    again = open_session(SLOW_INTEGERS)
+    again = open_session({"fake.integer": "4"})
     built = count_builds(again)
     assert again.search(one).unchanged
     assert built == [], "it is cached"
@@ -236,31 +226,24 @@ def test_the_cache_key_depends_on_all_inputs_of_a_search(
     assert key(replace(case, checks=(), title="other", tags=("x",))) == key()
 
 
-def with_tuned_scaled(session: Session, *scales: float) -> Session:
-    """A session whose cached winner is slower by one factor of ``scales`` per measurement; the last one is repeated."""
+def with_tuned(session: Session, *scales: float) -> Session:
+    """A session whose cached winner is slower by one factor of ``scales`` per measurement; the last one is repeated.
+
+    Without factors it is not built any more.
+    """
     built = itertools.count()
 
-    def scale(model: Path, options: BuildOptions) -> BuildOptions:
+    def change(model: Path, options: BuildOptions) -> BuildOptions:
         if model.name != "tuned.onnx":
             return options
+        if not scales:
+            raise BackendError("no kernel")
         number = next(built)
         measurement = (number >= FIRST_BUILDS) + (number >= FIRST_BUILDS + SECOND_BUILDS)
         chosen = str(scales[min(measurement, len(scales) - 1)])
         return replace(options, extra={**options.extra, "fake.scale": chosen})
 
-    change_builds(session, scale)
-    return session
-
-
-def with_tuned_refused(session: Session) -> Session:
-    """A session whose cached winner is not built any more."""
-
-    def refuse(model: Path, options: BuildOptions) -> BuildOptions:
-        if model.name == "tuned.onnx":
-            raise BackendError("no kernel")
-        return options
-
-    change_builds(session, refuse)
+    change_builds(session, change)
     return session
 
 
@@ -270,9 +253,16 @@ def found_again(session: Session, case: Case) -> tuple[str, str]:
     return evidence.search.provenance.source, " ".join(evidence.warnings)
 
 
-def test_a_cached_winner_that_is_slower_twice_is_tuned_again(open_session: Open, case: Case) -> None:
-    open_session().search(case)
-    session, lines = with_tuned_scaled(open_session(), 3), []
+def test_a_cached_winner_that_is_slower_twice_is_tuned_again_unless_in_ci(
+    open_session: Open, case: Case
+) -> None:
+    winner = open_session().search(case).winner
+    in_ci = with_tuned(open_session(in_ci=True), 3)
+    source, warnings = found_again(in_ci, case)
+    assert source == "cached"
+    assert in_ci.search(case).winner == winner
+    assert "it is kept, since no search is started in CI. Tune again with --qdq-retune" in warnings
+    session, lines = with_tuned(open_session(), 3), []
     session.watch = lambda progress: lines.append(progress.waiting)
     source, warnings = found_again(session, case)
     assert source == "measured"
@@ -280,16 +270,7 @@ def test_a_cached_winner_that_is_slower_twice_is_tuned_again(open_session: Open,
     waited = [line for line in lines if line]
     assert [line for line in waited if line.endswith(": tuning again")] == waited[:1], "before the search"
     assert "it was tuned again" in warnings
-
-
-def test_a_slower_cached_winner_is_kept_in_ci_without_retune(open_session: Open, case: Case) -> None:
-    winner = open_session().search(case).winner
-    session = with_tuned_scaled(open_session(in_ci=True), 3)
-    source, warnings = found_again(session, case)
-    assert source == "cached"
-    assert session.search(case).winner == winner
-    assert "it is kept, since no search is started in CI. Tune again with --qdq-retune" in warnings
-    assert found_again(with_tuned_scaled(open_session(in_ci=True, retune=True), 3), case)[0] == "measured"
+    assert found_again(with_tuned(open_session(in_ci=True, retune=True), 3), case)[0] == "measured"
 
 
 @pytest.mark.parametrize("recovers", [True, False], ids=["faster", "inconclusive"])
@@ -299,7 +280,7 @@ def test_a_cached_winner_is_kept_after_one_slow_measurement(
     """In the second measurement, the winner is as fast as before, or has about the gain of `tune.min_gain`."""
     latency = open_session().evidence(case, frozenset({"latency"})).latency
     second = 1.0 if recovers else 0.998 * latency.speedup.median * (1 - case.tune.min_gain)
-    source, warnings = found_again(with_tuned_scaled(open_session(), 3, second), case)
+    source, warnings = found_again(with_tuned(open_session(), 3, second), case)
     assert source == "cached"
     is_open = "inconclusive: the cached winner is neither proved faster nor proved slower" in warnings
     assert is_open is not recovers
@@ -308,10 +289,10 @@ def test_a_cached_winner_is_kept_after_one_slow_measurement(
 def test_a_cached_winner_that_cannot_be_built_is_tuned_again(open_session: Open, case: Case) -> None:
     open_session().search(case)
     with pytest.raises(StateError, match="could not be built and run again: no kernel; no search is started"):
-        with_tuned_refused(open_session(in_ci=True)).search(case)
+        with_tuned(open_session(in_ci=True)).search(case)
     with pytest.raises(BackendError, match="tuned model could not be built and run again: no kernel"):
-        with_tuned_refused(open_session(mode="measure")).evidence(case, ALL)
-    source, warnings = found_again(with_tuned_refused(open_session()), case)
+        with_tuned(open_session(mode="measure")).evidence(case, ALL)
+    source, warnings = found_again(with_tuned(open_session()), case)
     assert source == "measured"
     assert "could not be built and run again: no kernel; it was tuned again" in warnings
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sessions import few_digits
 from simulated_times import simulate_times
+from written_cases import digits_case
 
 from qdqspec.accuracy.corrections.find import FoundCorrections
 from qdqspec.app.preparation.correcting import Correcting
@@ -23,7 +23,6 @@ from qdqspec.types import (
     CORRECTIONS,
     AccuracyRules,
     Case,
-    Inputs,
     Placement,
     QuantizeRules,
     Samples,
@@ -39,13 +38,8 @@ def _fast_integers(engine_threads: None, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.fixture
 def case(models: Path, tmp_path: Path) -> Case:
-    return Case(
-        id="default",
-        model=models / "digits_resnet.onnx",
-        inputs=Inputs(calibration=few_digits(models, tmp_path, 16)),
-        quantize=QuantizeRules(corrections=CORRECTIONS),  # sought at each limit
-        tune=TuneRules(trials=3),
-    )
+    rules = QuantizeRules(corrections=CORRECTIONS)  # sought at each limit
+    return digits_case(models, tmp_path, 16, quantize=rules, tune=TuneRules(trials=3))
 
 
 def state_of(contest: Contest) -> tuple[object, ...]:

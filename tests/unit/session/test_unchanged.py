@@ -25,6 +25,7 @@ from qdqspec.types import (
     LayerTime,
     PlacedPair,
     Placement,
+    RejectedCandidate,
     RunRecord,
     SearchResult,
     Site,
@@ -181,22 +182,20 @@ def candidate(
     )
 
 
-def limits_with(known: list[KnownCandidate]) -> Limits:
-    """The default limits, with the figures of these candidates."""
+def rejected(
+    known: list[KnownCandidate], before: tuple[LayerTime, ...] = ()
+) -> tuple[RejectedCandidate, ...]:
+    """Those that are compared with the reference within the default limits."""
     limits = Limits()
     for one in known:
         limits.learn(one.trial)
-    return limits
+    return rejected_candidates(known, before, limits, OPS)
 
 
 def test_candidates_on_both_sides_of_the_limit_are_compared() -> None:
-    known = [
-        candidate(1, 0.4, 12.0),
-        candidate(2, 0.7, 18.5),
-        candidate(9, 0.8, 15.0),
-        candidate(3, 1.1, 25.0),
-    ]
-    found = rejected_candidates(known, (), limits_with(known), OPS)
+    figures = [(1, 0.4, 12.0), (2, 0.7, 18.5), (9, 0.8, 15.0), (3, 1.1, 25.0)]
+    known = [candidate(*each) for each in figures]
+    found = rejected(known)
     assert [(one.role, one.ratio.median, one.reason) for one in found] == [
         ("fastest candidate", 0.4, "8.0 dB below the SQNR limit of 20 dB (the default)"),
         ("fastest candidate within the limits", 1.1, "slower"),
@@ -209,8 +208,7 @@ def test_the_time_of_a_candidate_is_divided_into_conversions_and_kernels() -> No
     before = (kernel("conv", ms=2.0), kernel("swish", ms=1.0), kernel("gemm", ms=1.0))
     quantize = LayerTime(name="q", op_type="QuantizeLinear", milliseconds=0.5, tensors=("x1",), boundary=True)
     after = (quantize, kernel("conv", ms=2.5), kernel("swish", ms=1.0), kernel("gemm", ms=0.25, integer=True))
-    known = [candidate(1, 1.1, 30.0, after)]
-    (found,) = rejected_candidates(known, before, limits_with(known), OPS)
+    (found,) = rejected([candidate(1, 1.1, 30.0, after)], before)
     kernels = found.kernels
     assert (kernels.kernels, kernels.integer, kernels.unfused) == (3, 1, 1)
     assert kernels.left_in_float == {"Conv": 1}
