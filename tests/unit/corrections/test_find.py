@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from graph_text import model_of
 from written_cases import digits_case, normal, written_case
 
 from qdqspec.accuracy.corrections import equalization
@@ -107,20 +107,12 @@ def errors_of(gain_db: float | list[float], noise: float | list[float]) -> Error
     return Errors(np.stack([np.ones(4), powers], axis=1)[:, None])
 
 
-def pooled(op: str) -> Model:
-    """An operator, and a MaxPool whose output is tied to its input."""
-    x, y, z = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4]) for name in "xyz")
-    nodes = [
-        helper.make_node(op, ["x"], ["y"]),
-        helper.make_node("MaxPool", ["y"], ["z"], kernel_shape=[1]),
-    ]
-    return Model(helper.make_model(helper.make_graph(nodes, "g", [x], [z], value_info=[y])))
-
-
 @pytest.mark.parametrize(("bounded", "wider"), [("Relu", True), ("Sigmoid", False)])
 def test_ranges_of_bounded_tensors_are_not_changed(bounded: str, wider: bool) -> None:
-    span = TensorRange(0.0, 1.0)
-    found = widened(pooled(bounded), {"x": span, "y": span, "z": span}, 1.25)
+    """The output of a MaxPool is tied to its input."""
+    body = f"y = {bounded} (x)  z = MaxPool <kernel_shape = [1]> (y)"
+    model, span = model_of(f"(float[1, 2, 4] x) => (float[1, 2, 4] z) {{ {body} }}"), TensorRange(0.0, 1.0)
+    found = widened(model, {"x": span, "y": span, "z": span}, 1.25)
     assert found["x"] == span
     assert found["y"] == found["z"] == (TensorRange(0.0, 1.25) if wider else span)  # tied
 

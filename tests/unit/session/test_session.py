@@ -121,22 +121,6 @@ def test_graph_outputs_are_quantized_on_request(open_session: Open, case: Case) 
     assert open_session().search(asked).winner == evidence.search.winner, "read from the cache"
 
 
-def test_the_model_is_unchanged_if_no_placement_is_faster(open_session: Open, case: Case) -> None:
-    session = open_session({"fake.integer": "4"})
-    one = replace(case, tune=replace(case.tune, trials=1))
-    evidence = session.evidence(one, ALL)
-    assert evidence.search.unchanged
-    assert evidence.pairs == ()
-    output = session.output(one)
-    tuned, reference = onnx.load(output / "tuned.onnx"), onnx.load(output / "reference.onnx")
-    assert tuned == reference == onnx.load(case.model)
-    assert evidence.parity.max_abs == 0
-    again = open_session({"fake.integer": "4"})
-    built = count_builds(again)
-    assert again.search(one).unchanged
-    assert built == [], "it is cached"
-
-
 # ---- cache --------------------------------------------------------------------------------------
 
 

@@ -198,23 +198,6 @@ def test_a_saved_study_continues_after_its_last_trial(
     )  # the noise is stored
 
 
-def test_a_study_in_a_folder_continues_after_an_interruption(
-    session: Session, model: Path, tmp_path: Path
-) -> None:
-    folder = tmp_path / "kept"
-    with session.study(model, trials=6, folder=folder) as study:
-        for trial in study:
-            if trial.number == 3:
-                break
-        with pytest.raises(StateError, match="another run is writing here"):
-            session.study(model, folder=folder)
-    before = (folder / "trials.jsonl").read_bytes()
-    with session.study(model, trials=6, folder=folder) as again:
-        assert len(again.trials) == 4
-        assert len(list(again)) == 2
-    assert (folder / "trials.jsonl").read_bytes().startswith(before)
-
-
 def test_loading_a_study_needs_its_model_strategy_and_seed(
     open_study: Open, session: Session, model: Path, tmp_path: Path
 ) -> None:
