@@ -13,21 +13,14 @@ import pytest
 from written_cases import check_of
 
 from qdqspec._core.config import Settings
-from qdqspec.app.session.gate import (
-    CLOSE_BUILDS,
-    CLOSE_ROUNDS,
-    FIRST_BUILDS,
-    FIRST_ROUNDS,
-    Gate,
-    Gatekeeper,
-)
+from qdqspec.app.session.gate import CLOSE_BUILDS, CLOSE_ROUNDS, FIRST_BUILDS, FIRST_ROUNDS, Gate, Gatekeeper
 from qdqspec.checks.baseline.compare import Conditions, rules_of
 from qdqspec.checks.baseline.store import update_baseline
 from qdqspec.checks.kinds.regression import check as regression_check
+from qdqspec.testing.records import faster_case
 from qdqspec.types import (
     Case,
     DeviceKey,
-    Evidence,
     Interval,
     LatencyEvidence,
     RegressionEvidence,
@@ -117,14 +110,7 @@ class Bench:
         return gate
 
     def verdict(self, found: RegressionEvidence) -> Verdict:
-        evidence = Evidence(
-            case=self.case,
-            backend="fake",
-            target="fake",
-            device=DEVICE,
-            model_sha256="a" * 64,
-            regression={"regression": found},
-        )
+        evidence = replace(faster_case().evidence, regression={"regression": found})
         return regression_check.judge(self.case.checks[0].params, evidence)
 
 

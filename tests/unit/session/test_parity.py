@@ -25,7 +25,7 @@ from qdqspec.backends.base import BuildOptions, Engine
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime, OnnxRuntimeEngine
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import QDQ_OPS, load_model
-from qdqspec.types import Case, Evidence, ParityEvidence, QuantizeRules, TuneRules
+from qdqspec.types import Case, Evidence, QuantizeRules, TuneRules
 
 DATA = Path(__file__).parents[2] / "data"
 MODELS = Path(__file__).parents[3] / "specs" / "models"
@@ -80,19 +80,11 @@ def bench(backend: object) -> Resources:
     )
 
 
-@pytest.fixture(scope="module")
-def evidence(tmp_path_factory: pytest.TempPathFactory) -> ParityEvidence:
-    """The evidence of a model with 7-bit weights, whose products saturate on no processor."""
-    folder = tmp_path_factory.mktemp("narrow")
-    return verify(
-        MODELS / "digits_resnet.onnx",
-        within_7_bits(EIGHT_BITS, folder / "narrow.onnx"),
-        shapes={"input": [1, 1, 16, 16]},
-        calibration=CALIBRATION,
-    )
-
-
-def test_quantization_and_runtime_errors_of_a_real_model_are_separated(evidence: ParityEvidence) -> None:
+def test_quantization_and_runtime_errors_of_a_real_model_are_separated(tmp_path: Path) -> None:
+    """Of a model with 7-bit weights, whose products saturate on no processor."""
+    narrow = within_7_bits(EIGHT_BITS, tmp_path / "narrow.onnx")
+    shapes = {"input": [1, 1, 16, 16]}
+    evidence = verify(MODELS / "digits_resnet.onnx", narrow, shapes=shapes, calibration=CALIBRATION)
     assert evidence.undivided == ""
     (total,), (quantization,), (runtime,) = evidence.outputs, evidence.quantization, evidence.runtime
     assert total.name == quantization.name == runtime.name == "logits"

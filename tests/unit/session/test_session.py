@@ -30,13 +30,7 @@ from qdqspec.app.session.winner import FIRST_BUILDS, SECOND_BUILDS
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.backends.isolation.launch import close_idle
-from qdqspec.errors import (
-    BackendError,
-    DataError,
-    ModelError,
-    OutputError,
-    StateError,
-)
+from qdqspec.errors import BackendError, DataError, ModelError, OutputError, StateError
 from qdqspec.search.journal import read_journal
 from qdqspec.types import (
     Case,
@@ -601,11 +595,7 @@ def test_closing_a_session_ends_its_child_processes(
 
 @pytest.mark.parametrize(
     ("sqnr_db", "asked", "limit"),
-    [
-        (29.9, {"min_sqnr_db": 30.0}, "30"),
-        (19.9, {}, "20"),
-        (9.9, {"min_sqnr_db": "none"}, ""),
-    ],
+    [(29.9, {"min_sqnr_db": 30.0}, "30"), (19.9, {}, "20"), (9.9, {"min_sqnr_db": "none"}, "")],
     ids=["below the requested limit", "below the default limit", "without a limit"],
 )
 def test_a_model_below_its_limit_is_warned_about(

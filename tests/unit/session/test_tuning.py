@@ -19,15 +19,7 @@ from qdqspec.app.session.tuning import named, trials_of
 from qdqspec.search.base import Proposal
 from qdqspec.search.loop import Built, Contest
 from qdqspec.testing.strategies import small_space
-from qdqspec.types import (
-    CORRECTIONS,
-    AccuracyRules,
-    Case,
-    Placement,
-    QuantizeRules,
-    Samples,
-    TuneRules,
-)
+from qdqspec.types import CORRECTIONS, AccuracyRules, Case, Placement, QuantizeRules, Samples, TuneRules
 
 
 @pytest.fixture(autouse=True)
@@ -57,11 +49,7 @@ def state_of(contest: Contest) -> tuple[object, ...]:
 
 @pytest.mark.parametrize(
     "rules",
-    [
-        {"min_sqnr_db": 20.0},
-        {"min_sqnr_db": 40.0},
-        {"accuracy": AccuracyRules(metric="top1", max_drop=0.02)},
-    ],
+    [{"min_sqnr_db": 20.0}, {"min_sqnr_db": 40.0}, {"accuracy": AccuracyRules(metric="top1", max_drop=0.02)}],
     ids=["SQNR", "binding SQNR", "metric"],
 )
 def test_a_search_resumed_after_any_trial_has_the_same_state_and_next_build(

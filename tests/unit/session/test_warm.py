@@ -168,15 +168,3 @@ def test_a_journal_is_a_warm_start_with_the_fastest_confirmed_placement(
     unfinished = journal_at(tmp_path / "unfinished.jsonl", searched[:3])
     unfinished.write_bytes(unfinished.read_bytes() + b'{"trial": 3, "pha')  # an incomplete line
     assert warm_starts([unfinished], start) == (half, everything)
-
-
-def test_the_error_of_a_journal_without_its_header_names_the_missing_file(
-    start: Start, searched: list[Trial], tmp_path: Path
-) -> None:
-    path = journal_at(tmp_path / "trials.jsonl", searched)
-    header = tmp_path / "trials.header.json"
-    for spoil in (lambda: header.write_text("[1]"), lambda: header.write_text("{"), header.unlink):
-        spoil()
-        with pytest.raises(StateError) as caught:
-            warm_starts([path], start)
-        assert caught.value.where == str(header)
