@@ -52,9 +52,7 @@ def skewed(random: np.random.Generator, *shape: int) -> np.ndarray:
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 999), depth=st.integers(2, 40), per_channel=st.booleans())
-def test_weights_of_a_product_do_not_overflow_on_the_data(
-    seed: int, depth: int, *, per_channel: bool
-) -> None:
+def test_weights_of_a_product_do_not_overflow_on_data(seed: int, depth: int, *, per_channel: bool) -> None:
     random = np.random.default_rng(seed)
     weight, x = skewed(random, depth, 5), skewed(random, 2, 30, depth)
     limit = limits_of(linear_model("MatMul", weight, 3), {"x": x})
@@ -71,9 +69,7 @@ def test_weights_of_a_product_do_not_overflow_on_the_data(
 @pytest.mark.parametrize(
     ("channels", "groups", "pads", "shift"), [(4, 1, 1, -2.0), (3, 1, 1, 0.0), (6, 2, 0, 2.0), (4, 4, 1, 0.0)]
 )
-def test_weights_of_a_convolution_do_not_overflow_on_the_data(
-    channels: int, groups: int, pads: int, shift: float
-) -> None:
+def test_convolutions_do_not_overflow_on_data(channels: int, groups: int, pads: int, shift: float) -> None:
     random = np.random.default_rng(1)
     weight = skewed(random, 8 if groups < 4 else 4, channels // groups, 3, 3)
     x = skewed(random, 2, channels, 9, 9) + np.float32(shift)
@@ -146,9 +142,7 @@ def largest(work: Prepared) -> list[int]:
 
 
 @pytest.mark.usefixtures("saturates")
-def test_weights_have_8_bits_where_calibration_data_permits_it(
-    session: Session, models: Path, tmp_path: Path
-) -> None:
+def test_weights_have_8_bits_where_data_permits_it(session: Session, models: Path, tmp_path: Path) -> None:
     work = prepared(session, models, tmp_path, data=True)
     assert max(largest(work)) > 100
     (note,) = (text for text in work.warnings if "could overflow on this processor" in text)
@@ -156,9 +150,7 @@ def test_weights_have_8_bits_where_calibration_data_permits_it(
 
 
 @pytest.mark.usefixtures("saturates")
-def test_a_proof_limits_weights_without_calibration_data(
-    session: Session, models: Path, tmp_path: Path
-) -> None:
+def test_a_proof_limits_weights_without_data(session: Session, models: Path, tmp_path: Path) -> None:
     work = prepared(session, models, tmp_path, data=False)
     assert max(largest(work)) > 63
     for site in work.space.resolve(work.space.everything()).ordered:

@@ -62,9 +62,7 @@ def test_the_measurement_of_noise_has_a_time_limit(make_lab: MakeLab, seconds: f
 @pytest.mark.parametrize(
     ("run_noise", "fewer"), [(0.001, True), (0.1, False)], ids=["runs agree", "runs differ"]
 )
-def test_rounds_end_when_more_runs_add_no_information(
-    make_lab: MakeLab, run_noise: float, fewer: bool
-) -> None:
+def test_rounds_end_when_runs_add_no_information(make_lab: MakeLab, run_noise: float, fewer: bool) -> None:
     """Further runs of the same builds add nothing to the deviation between builds. A drift is not a deviation."""
     words = {"fake.build_noise": "0.02", "fake.run_noise": str(run_noise), "fake.drift": "0.3"}
     lab = make_lab(words, fast=Candidate(scale=0.5))

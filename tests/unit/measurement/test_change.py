@@ -54,9 +54,7 @@ def larger(ours: Sequence[float], theirs: Sequence[float]) -> float:
 
 
 @given(FEW, FEW)
-def test_the_p_value_is_that_of_the_normal_distribution_of_all_assignments(
-    ours: list[float], theirs: list[float]
-) -> None:
+def test_the_p_value_is_by_the_moments_of_all_assignments(ours: list[float], theirs: list[float]) -> None:
     """With the deviation of the statistic over all assignments of the values to the two samples."""
     assume(len({*ours, *theirs}) > 1)
     every = []

@@ -67,9 +67,7 @@ def test_predictions_cover_figures_of_other_programs_without_states(roles: int) 
 
 
 @pytest.mark.parametrize(("state", "looks"), [(0.01, 10), (0.04, 10), (0.04, 4)])
-def test_predictions_cover_figures_of_other_programs_with_states_measured_by_looks(
-    state: float, looks: int
-) -> None:
+def test_predictions_cover_other_programs_with_states_measured_by_looks(state: float, looks: int) -> None:
     random = np.random.default_rng(looks)
     inside = []
     for _ in range(200):  # random looks, on which the result depends most

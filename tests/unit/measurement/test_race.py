@@ -125,9 +125,7 @@ def test_a_preempted_turn_is_repeated_at_most_twice(times: int, calls: int, wall
 
 
 @pytest.mark.parametrize(("warmup", "asked", "first"), [(5, ("own", 8, 5), 1.5), (4, (7,), 1), (0, (4,), 1)])
-def test_the_first_run_of_a_fast_model_is_after_another_model(
-    warmup: int, asked: tuple[object, ...], first: float
-) -> None:
+def test_a_first_run_is_after_another_model(warmup: int, asked: tuple[object, ...], first: float) -> None:
     """The time that a process needs to continue after waiting is not part of a latency; in a long run it is
     negligible."""
     seen: list[tuple[object, ...]] = []
@@ -169,9 +167,7 @@ class Warming:
         ((0.2, 0.1), 1 + MOST_RUNS - 1 + 3),  # too short to check each run
     ],
 )
-def test_a_fresh_engine_is_warmed_up_until_its_times_no_longer_decrease(
-    times: tuple[float, ...], runs: int
-) -> None:
+def test_a_fresh_engine_is_warmed_up_until_its_times_settle(times: tuple[float, ...], runs: int) -> None:
     engine = Warming(*times)
     last = warmed(cast("Engine", engine), "cpu")
     assert engine.done == runs

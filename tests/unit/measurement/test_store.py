@@ -165,9 +165,7 @@ def three_entries(store: Store) -> list[str]:
     return others
 
 
-def test_an_entry_removed_after_listing_is_not_an_entry(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_entry_removed_after_listing_is_omitted(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another run removes it after the entries were listed."""
     others, listing = three_entries(store), Store._entries
 

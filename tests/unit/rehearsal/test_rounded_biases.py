@@ -67,9 +67,7 @@ def built(model: Model, placement: Placement, numbers: Quantizer, folder: Path) 
 
 @pytest.mark.parametrize("labels", [{"first": "in+out"}, dict.fromkeys(("first", "second"), "in+out")])
 @pytest.mark.parametrize("shift", [0, 0.07])
-def test_rounded_biases_are_those_of_onnx_runtime(
-    model: Model, labels: dict, shift: float, tmp_path: Path
-) -> None:
+def test_rounded_biases_are_those_of_runs(model: Model, labels: dict, shift: float, tmp_path: Path) -> None:
     space = SchemeSpace(model, ops.capabilities(()))
     numbers, placement = numbers_of(model, space, shift=shift), space.resolve(labels)
     expected = built(model, placement, numbers, tmp_path)["y"]

@@ -123,9 +123,7 @@ def unheld(open_session: Open, case: Case, close: Closeness) -> list[float]:
     return sorted(t.accuracy for t in search.trials if t.accuracy is not None and t.placement.sites)
 
 
-def test_the_selected_model_meets_the_metric_constraint(
-    open_session: Open, case: Case, close: Closeness
-) -> None:
+def test_the_selected_model_meets_the_metric(open_session: Open, case: Case, close: Closeness) -> None:
     seen = unheld(open_session, case, close)
     least = (seen[0] + 1) / 2  # above the value of the model selected without the constraint
     session = open_session(metrics={"close": close})
@@ -159,7 +157,7 @@ def test_a_metric_constraint_that_no_candidate_meets_keeps_the_model_unchanged(
     assert search.rejected[0].reason.endswith(" below the limit of close of 1")
 
 
-def test_another_metric_of_the_same_name_misses_the_cache(
+def test_another_metric_of_one_name_misses_the_cache(
     open_session: Open, case: Case, close: Closeness
 ) -> None:
     case = held(case, min=-1e9)
@@ -203,9 +201,7 @@ def test_points_of_a_front_are_scored_and_meet_the_metric_constraint(
     assert [float(row.rpartition(",")[2]) for row in rows] == pytest.approx(scores, rel=1e-5)
 
 
-def test_a_metric_of_nan_for_the_reference_is_an_error_before_the_search(
-    open_session: Open, case: Case
-) -> None:
+def test_nan_for_the_reference_is_an_error_before_the_search(open_session: Open, case: Case) -> None:
     session = open_session(metrics={"close": lambda *_: float("nan")})
     built = count_builds(session)
     with pytest.raises(DataError, match="metric 'close' gave nan for the model itself"):
@@ -213,9 +209,7 @@ def test_a_metric_of_nan_for_the_reference_is_an_error_before_the_search(
     assert {path.name for path in built} <= {"net.onnx", "observer.onnx"}
 
 
-def test_a_metric_that_fails_on_candidates_fails_their_trials(
-    open_session: Open, case: Case, close: Closeness
-) -> None:
+def test_a_failing_metric_fails_the_trials(open_session: Open, case: Case, close: Closeness) -> None:
     def picky(outputs, labels) -> float:
         if close(outputs, labels) < 1 - 1e-6:
             raise ValueError("not these")

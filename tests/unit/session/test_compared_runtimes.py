@@ -91,9 +91,7 @@ def test_cases_of_other_shapes_or_without_a_backend_in_the_matrix_are_not_compar
     assert session.compare_runtimes() == ()
 
 
-def test_a_runtime_that_fails_in_the_comparison_is_listed_with_the_reason(
-    models, session, other, monkeypatch
-):
+def test_a_runtime_that_fails_in_a_comparison_is_listed_with_the_reason(models, session, other, monkeypatch):
     measure_both(session, models)
 
     def refuse(self, model, options):

@@ -137,9 +137,7 @@ CLOSE, PROVED = ratio(0.85, 0.93, 1.01), ratio(0.9, 0.93, 0.96)
         pytest.param([CLOSE, CLOSE, CLOSE, ratio(0.89, 0.93, 0.975), PROVED], FAST, id="at other times"),
     ],
 )
-def test_a_measurement_that_does_not_decide_is_repeated(
-    measured: list[Interval], selected: Placement
-) -> None:
+def test_an_undecided_measurement_is_repeated(measured: list[Interval], selected: Placement) -> None:
     """Of the last row, the fourth one is too close to the limit for a repeated test."""
     bench, waited = Bench(*measured), list[float]()
     found = confirmed(bench, wait=waited.append)
@@ -172,9 +170,7 @@ def test_a_confirmation_ends_early_if_every_role_is_decided(tuned: Interval, is_
 
 
 @pytest.mark.parametrize(("spent", "measurements"), [(1.5, 2), (2.5, 1)])
-def test_the_time_limit_ends_repetitions_and_then_the_second_measurement(
-    spent: float, measurements: int
-) -> None:
+def test_the_time_limit_ends_repetitions_then_the_second_measurement(spent: float, measurements: int) -> None:
     bench = Bench(ratio(0.85, 0.93, 1.01), ratio(0.89, 0.93, 0.975))
     assert confirmed(bench, deadline=after(spent)).choice.unchanged is (measurements == 1)
     assert len(bench.asked) == measurements
@@ -188,9 +184,7 @@ SIMULATED = st.tuples(st.floats(0.6, 1.2), st.floats(0.0, 0.2)).map(
 @given(
     st.lists(SIMULATED, min_size=1 + MOST_TIMES, max_size=1 + MOST_TIMES), st.sampled_from([0.0, 0.02, 0.1])
 )
-def test_the_bound_of_a_selected_model_is_never_below_the_gain_asked_for(
-    measured: list[Interval], min_gain: float
-) -> None:
+def test_a_selected_model_has_the_gain_asked_for(measured: list[Interval], min_gain: float) -> None:
     """Of one to five measurements, the one that decided is reported."""
     found = confirmed(Bench(*measured), min_gain)
     text = proved_text(found.latency, min_gain)

@@ -135,9 +135,7 @@ def test_a_unit_whose_kernel_is_float_is_not_counted(
     assert found.quantized < found.multiplications
 
 
-def test_a_model_that_is_given_quantized_is_judged_as_it_is_with_one_build(
-    clockless: Session, case: Case
-) -> None:
+def test_a_model_given_quantized_is_judged_as_it_is_with_one_build(clockless: Session, case: Case) -> None:
     path = Path(__file__).parents[2] / "data" / "qdq_nncf_digits_resnet.onnx"
     given = replace(case, model=path, tune=TuneRules(trials=1, min_sqnr_db=None))
     found = evidence_of(clockless, given)

@@ -103,9 +103,7 @@ def test_an_error_of_a_metric_fails_only_the_check_that_needs_it(
     assert "accuracy FAIL, 1 passed" in summary_table(session.record())
 
 
-def test_unusable_data_and_models_are_found_before_the_search(
-    open_session: Open, case: Case, tmp_path: Path
-) -> None:
+def test_unusable_data_is_found_before_the_search(open_session: Open, case: Case, tmp_path: Path) -> None:
     bad = normal(4, 8, 12, 12)
     bad[3, 0, 0, 0] = np.nan
     np.savez(tmp_path / "bad.npz", x=bad)

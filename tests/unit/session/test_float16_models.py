@@ -170,9 +170,7 @@ def test_float16_models_stay_on_a_backend_with_kernels_for_them(tmp_path: Path, 
 @pytest.mark.parametrize(
     ("plain", "tuned", "warns"), [(0.7, 1.0, True), (0.7, 0.5, False), (1.1, 1.0, False)]
 )
-def test_a_float32_copy_that_is_the_fastest_is_reported_with_its_file(
-    plain: float, tuned: float, warns: bool
-) -> None:
+def test_a_fastest_float32_copy_is_reported_with_its_file(plain: float, tuned: float, warns: bool) -> None:
     def tested(median: float) -> RatioTest:
         reach = Interval(median=median, low=median - 0.01, high=median + 0.01)
         return RatioTest(mean=reach, enclosing=reach)

@@ -64,9 +64,7 @@ def test_an_unsupported_format_makes_a_case_unavailable_with_the_reason(
     assert found.why == f"fake has no nvfp4 on this device; {reasons['nvfp4']}"
 
 
-def test_a_case_of_several_formats_mixes_them_and_reports_the_format_of_each_pair(
-    session: Session, case: Case
-) -> None:
+def test_several_formats_are_mixed_and_reported_for_each_pair(session: Session, case: Case) -> None:
     mixed = replace(
         case,
         quantize=QuantizeRules(format="int8+fp8+int16"),

@@ -21,9 +21,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (folder / "front").iterdir()}
 
 
-def test_a_front_is_written_as_one_file_per_placement_and_a_table(
-    open_session: Open, case: Case, tmp_path: Path
-) -> None:
+def test_a_front_is_written_as_models_and_a_table(open_session: Open, case: Case, tmp_path: Path) -> None:
     session = open_session()
     result = session.tune(case)
     front = result.search.front
@@ -62,9 +60,7 @@ def test_removing_a_front_keeps_the_input_model(open_session: Open, case: Case) 
     assert set(contents(session.output(case))) == {"2.onnx"}
 
 
-def test_the_best_model_of_each_region_is_written_on_request(
-    open_session: Open, case: Case, tmp_path: Path
-) -> None:
+def test_models_of_regions_are_written_on_request(open_session: Open, case: Case, tmp_path: Path) -> None:
     rules = TuneRules(trials=8, strategy="region", min_sqnr_db="none")
     session = open_session()
     session.search(replace(case, tune=rules))

@@ -108,18 +108,14 @@ def test_its_accuracy_is_measured_and_limits_apply_to_it(session: Session, case:
     assert any("which misses the limits" in text for text in result.evidence.warnings)
 
 
-def test_a_given_model_that_quantizes_what_the_spec_excludes_is_no_candidate(
-    simulated: Session, case: Case
-) -> None:
+def test_a_given_model_with_excluded_pairs_is_no_candidate(simulated: Session, case: Case) -> None:
     denied = replace(case, tune=TuneRules(trials=2), patterns=PatternRules(deny=("Conv",)))
     result = simulated.tune(denied)
     assert not any(trial.placement.given for trial in result.trials)
     assert any("the model as given is no candidate" in text for text in result.evidence.warnings)
 
 
-def test_a_comparison_of_two_models_takes_the_quantized_one_as_it_is(
-    session: Session, tmp_path: Path
-) -> None:
+def test_a_comparison_of_models_takes_the_quantized_one_as_it_is(session: Session, tmp_path: Path) -> None:
     """Without a product, of which 8-bit sums may saturate."""
     text = """g (float[4, 64] x) => (float[4, 64] y) <float s = {0.1}, uint8 z = {128}> {
         q = QuantizeLinear (x, s, z)  d = DequantizeLinear (q, s, z)  y = Relu (d) }"""

@@ -63,9 +63,7 @@ def test_scales_of_a_quantized_model_are_kept_unless_recalibrated(
     assert not any("scales of" in note for note in started(session, case, case.model).warnings)
 
 
-def test_weights_that_would_overflow_are_not_kept(
-    trained: tuple[Prepared, Placement, Path], tmp_path: Path
-) -> None:
+def test_overflowing_weights_are_not_kept(trained: tuple[Prepared, Placement, Path], tmp_path: Path) -> None:
     own, placement, _ = trained
     numbers = Quantizer(own.model, ranges_for(own.model), biases=own.space.bias_sources)  # 8 bits
     save_model(insert_qdq(own.model, placement, numbers).parts, tmp_path / "q.onnx")

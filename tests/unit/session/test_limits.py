@@ -92,9 +92,7 @@ def test_the_point_selected_from_a_front_meets_the_limit(case: Case, min_sqnr_db
     assert [point.sqnr_db for point in found.search.front][-1] == 200.0
 
 
-def test_the_time_of_corrections_is_part_of_the_search_time(
-    case: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_time_of_corrections_is_part_of_a_search(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     left: list[float | None] = []
 
     def slow(_: Correcting) -> FoundCorrections:
@@ -132,9 +130,7 @@ def searched(case: Case, **words: Any) -> tuple[SearchResult, dict[str, dict[str
 
 
 @pytest.mark.parametrize("strategy", names("strategy"))
-def test_full_quantization_without_a_trial_is_confirmed_and_selected_if_proved(
-    short: Case, strategy: str
-) -> None:
+def test_full_quantization_is_confirmed_and_selected_if_proved(short: Case, strategy: str) -> None:
     result, confirmed = searched(replace(short, tune=replace(short.tune, strategy=strategy)))
     assert [trial.placement.sites for trial in result.trials if trial.phase != "confirm"] == [frozenset()]
     assert confirmed.keys() == {"reference", "winner", "everything"}

@@ -57,9 +57,7 @@ def attention(folder: Path, form: str, mask: np.ndarray | None = None, **limits:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_masked_scores_stay_float_and_the_rest_is_quantized(
-    form: str, session: Session, tmp_path: Path
-) -> None:
+def test_masked_scores_stay_float_and_the_rest_does_not(form: str, session: Session, tmp_path: Path) -> None:
     case = attention(tmp_path, form)
     assert session.judge(case, case.checks[0]).verdict.outcome == "pass"
     work = session.work(case)

@@ -63,9 +63,7 @@ def test_predictions_include_the_offset_of_builds_and_the_difference_of_all_data
     assert "measured" in oracle.text(everything)
 
 
-def test_placements_near_the_limit_are_rehearsed_on_all_data(
-    session: Session, case: Case, project: Path
-) -> None:
+def test_near_the_limit_all_data_is_rehearsed(session: Session, case: Case, project: Path) -> None:
     """The samples after the first few have less signal for the same noise."""
     data = np.random.default_rng(0).normal(size=(40, *SHAPE[1:])).astype(np.float32)
     data[SAMPLES:] *= 0.5

@@ -152,9 +152,7 @@ class Counting(RunsModels):
 
 
 @pytest.mark.parametrize(("held", "most"), [(2**20, 1), (9_000, 3)])
-def test_runs_of_all_inputs_equal_single_runs_with_a_limited_number_of_open_engines(
-    held: int, most: int
-) -> None:
+def test_runs_of_all_inputs_equal_single_runs_with_a_limit_of_open_engines(held: int, most: int) -> None:
     """An image has a kilobyte, so that the limit of 9,000 bytes is reached at the ninth."""
     pictures = arrays_of(CALIBRATION)["input"][:12]
     feeds = [{"input": picture[None]} for picture in pictures]

@@ -70,9 +70,7 @@ def quantized(path: Path, scale: float) -> Path:
     return saved(path, TUNED, opset=17, ir_version=8, w=WEIGHT, s=np.float32(scale), z=np.int8(0))
 
 
-def test_an_input_outside_the_calibrated_range_is_found_and_shrunk(
-    session: Session, case: Case, tuned: Path
-) -> None:
+def test_an_input_outside_the_range_is_found_and_shrunk(session: Session, case: Case, tuned: Path) -> None:
     found = searched(session, case, tuned).found
     (x,) = found.inputs
     assert x == TriedInput(
@@ -85,9 +83,7 @@ def test_an_input_outside_the_calibrated_range_is_found_and_shrunk(
     assert found.parity.runtime[0].sqnr_db > 90
 
 
-def test_no_failing_input_is_found_within_the_calibrated_range(
-    session: Session, case: Case, tuned: Path
-) -> None:
+def test_no_failing_input_is_found_within_the_range(session: Session, case: Case, tuned: Path) -> None:
     file = session.output(case) / "parity" / "parity.npz"
     file.parent.mkdir(parents=True)
     file.write_bytes(b"of an earlier search")
@@ -184,9 +180,7 @@ def test_an_input_on_which_the_tuned_model_fails_to_run_is_a_failing_input(
     assert found.found.inputs[0].low >= -1
 
 
-def test_the_input_search_ends_at_the_time_limit_of_the_run(
-    session: Session, case: Case, tuned: Path
-) -> None:
+def test_the_input_search_ends_at_the_time_limit_of_a_run(session: Session, case: Case, tuned: Path) -> None:
     replace_resources(session, case, seconds_left=lambda: 0.0)
     found = searched(session, case, tuned)
     assert found.late
@@ -226,9 +220,7 @@ def test_a_saved_input_is_read_back_unchanged(
 
 
 @given(st.binary(max_size=300))
-def test_invalid_parameters_in_an_input_file_are_an_error(
-    tmp_path_factory: pytest.TempPathFactory, text: bytes
-) -> None:
+def test_invalid_parameters_are_an_error(tmp_path_factory: pytest.TempPathFactory, text: bytes) -> None:
     path = tmp_path_factory.mktemp("probe") / "probe.npz"
     np.savez(path, x=np.zeros((1, 2)))
     with zipfile.ZipFile(path, "a") as archive:

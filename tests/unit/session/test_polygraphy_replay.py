@@ -87,9 +87,7 @@ def test_polygraphy_repeats_the_failure_of_the_worst_sample(
     assert _verdict(looser) == 0
 
 
-def test_nothing_is_written_without_a_sample_that_breaks_a_limit_alone(
-    session: Session, case: Case, tuned: Path
-) -> None:
+def test_nothing_is_written_if_no_sample_breaks_a_limit(session: Session, case: Case, tuned: Path) -> None:
     prepared = session.work(case).prepared
     assert replay_failure(prepared, tuned, params_of("parity", min_sqnr_db=3), "parity") == ""
     assert not (prepared.output / "parity" / "parity").exists()

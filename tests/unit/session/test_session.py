@@ -231,9 +231,7 @@ def found_again(session: Session, case: Case) -> tuple[str, str]:
     return evidence.search.provenance.source, " ".join(evidence.warnings)
 
 
-def test_a_cached_winner_that_is_slower_twice_is_tuned_again_unless_in_ci(
-    open_session: Open, case: Case
-) -> None:
+def test_a_cached_winner_slower_twice_is_tuned_again_unless_in_ci(open_session: Open, case: Case) -> None:
     winner = open_session().search(case).winner
     in_ci = with_tuned(open_session(in_ci=True), 3)
     source, warnings = found_again(in_ci, case)
@@ -252,9 +250,7 @@ def test_a_cached_winner_that_is_slower_twice_is_tuned_again_unless_in_ci(
 
 
 @pytest.mark.parametrize("recovers", [True, False], ids=["faster", "inconclusive"])
-def test_a_cached_winner_is_kept_after_one_slow_measurement(
-    open_session: Open, case: Case, recovers: bool
-) -> None:
+def test_a_cached_winner_is_kept_after_one_slow_look(open_session: Open, case: Case, recovers: bool) -> None:
     """In the second measurement, the winner is as fast as before, or has about the gain of `tune.min_gain`."""
     latency = open_session().evidence(case, frozenset({"latency"})).latency
     second = 1.0 if recovers else 0.998 * latency.speedup.median * (1 - case.tune.min_gain)
@@ -436,9 +432,7 @@ def test_a_failed_search_is_not_repeated_for_other_checks(open_session: Open, ca
     assert len([path for path in built if path.name == "chain.onnx"]) <= 1
 
 
-def test_the_journal_of_another_model_is_renamed_with_a_warning(
-    open_session: Open, case: Case, project: Path
-) -> None:
+def test_the_journal_of_another_model_is_renamed_with_a_warning(open_session: Open, case: Case) -> None:
     session = open_session()
     interrupted(session, case, 2)
     foreign = (session.output(case) / "trials.jsonl").read_bytes()
@@ -541,9 +535,7 @@ def test_a_second_run_waits_for_the_first_and_uses_its_result(
     assert taken.winner == found.winner
 
 
-def test_an_output_folder_with_the_input_model_is_an_error(
-    open_session: Open, case: Case, project: Path
-) -> None:
+def test_an_output_folder_with_the_input_is_an_error(open_session: Open, case: Case, project: Path) -> None:
     """The output would overwrite a model that has the name of an output file."""
     shutil.move(project / "chain.onnx", project / "tuned.onnx")
     own = replace(case, model=project / "tuned.onnx")

@@ -74,9 +74,7 @@ class Everything:
 # ---- the loop -----------------------------------------------------------------------------------
 
 
-def test_single_steps_of_a_study_run_the_search_of_tune(
-    session: Session, model: Path, open_study: Open
-) -> None:
+def test_steps_of_a_study_run_the_search_of_tune(session: Session, model: Path, open_study: Open) -> None:
     study = open_study()
     while proposals := study.ask():
         built = study.build(proposals[0])
@@ -114,9 +112,7 @@ def test_a_committed_placement_is_the_incumbent(open_study: Open) -> None:
     assert again.number < trial.number  # measured before, so it is not raced again
 
 
-def test_the_best_placement_is_exported_and_confirmed_by_new_builds(
-    open_study: Open, tmp_path: Path, model: Path
-) -> None:
+def test_the_best_placement_is_exported_and_confirmed(open_study: Open, tmp_path: Path, model: Path) -> None:
     study = open_study()
     list(study)
     onnx.checker.check_model(study.export(tmp_path / "out" / "best.onnx"), full_check=True)
@@ -166,9 +162,7 @@ def test_strategies_and_regions_can_be_given_by_name(open_study: Open) -> None:
         ({"name": "../elsewhere"}, "name"),
     ],
 )
-def test_an_unknown_argument_is_an_error_with_a_suggestion(
-    open_study: Open, words: dict[str, Any], message: str
-) -> None:
+def test_an_unknown_argument_has_a_suggestion(open_study: Open, words: dict[str, Any], message: str) -> None:
     with pytest.raises((ConfigError, SpecError), match=message):
         open_study(**words)
 
@@ -176,9 +170,7 @@ def test_an_unknown_argument_is_an_error_with_a_suggestion(
 # ---- saving and loading ----------------------------------------------------------------------------
 
 
-def test_a_saved_study_continues_after_its_last_trial(
-    session: Session, open_study: Open, tmp_path: Path
-) -> None:
+def test_a_saved_study_continues_after_its_trials(session: Session, open_study: Open, tmp_path: Path) -> None:
     whole = [t.placement for t in open_study()]
     study = open_study()
     for trial in study:

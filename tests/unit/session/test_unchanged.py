@@ -127,9 +127,7 @@ def cut_short(
         (39, "compositions, changes of single blocks", "1"),
     ],
 )
-def test_the_steps_that_were_not_reached_are_named_with_the_time_for_them(
-    built: int, missed: str, minutes: str
-) -> None:
+def test_steps_not_reached_are_named_with_the_time_for_them(built: int, missed: str, minutes: str) -> None:
     found = cut_short("its limit of 30 s", *(trial(number) for number in range(built + 1)))
     reached = f"{built} of about 40 candidates built, not reached: {missed}, "
     assert found.startswith(f"the search ended at its limit of 30 s, before it was done: {reached}")
@@ -172,11 +170,9 @@ def test_the_selected_model_has_the_operators_that_run_in_narrow_formats(case: C
     assert not ops & {"Shape", "Reshape"}
 
 
-def candidate(
-    number: int, ratio: float, sqnr_db: float, layers: tuple[LayerTime, ...] = ()
-) -> KnownCandidate:
+def candidate(number: int, ratio: float, db: float, layers: tuple[LayerTime, ...] = ()) -> KnownCandidate:
     return KnownCandidate(
-        trial=replace(trial(number), ratio=ratio, sqnr_db=sqnr_db, layers=layers),
+        trial=replace(trial(number), ratio=ratio, sqnr_db=db, layers=layers),
         ratio=Interval(median=ratio, low=ratio, high=ratio),
         roles=("everything",) if number == 9 else (),
     )

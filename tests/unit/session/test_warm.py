@@ -75,9 +75,7 @@ def test_a_quantized_model_is_a_warm_start_with_its_placement(
     assert found.labels == half.labels
 
 
-def test_placements_of_several_files_are_ordered_and_distinct(
-    start: Start, half: Placement, tmp_path: Path
-) -> None:
+def test_placements_of_files_are_ordered_and_distinct(start: Start, half: Placement, tmp_path: Path) -> None:
     everything = start.space.resolve(start.space.everything())
     scheme = tmp_path / "scheme.json"
     write_scheme(scheme, half, numbers(start.space).placed(half), HERE[0])
@@ -86,9 +84,7 @@ def test_placements_of_several_files_are_ordered_and_distinct(
     assert warm_starts([scheme, cache, same, scheme], start) == (half, everything)
 
 
-def test_files_of_another_model_are_noted(
-    start: Start, notes: list[str], models: Path, tmp_path: Path
-) -> None:
+def test_another_model_is_noted(start: Start, notes: list[str], models: Path, tmp_path: Path) -> None:
     model = load_model(models / "squeezenet10.onnx")
     other = SchemeSpace(model, backend().capabilities(), regions=find_regions(model))
     path = cache_at(tmp_path / "patterns.yaml", other, other.resolve(other.everything()))
@@ -97,9 +93,7 @@ def test_files_of_another_model_are_noted(
     assert "digits_resnet.onnx contains no placement for this model" in notes
 
 
-def test_files_of_another_backend_are_an_error_with_the_path(
-    start: Start, half: Placement, tmp_path: Path
-) -> None:
+def test_files_of_another_backend_are_an_error(start: Start, half: Placement, tmp_path: Path) -> None:
     scheme = tmp_path / "scheme.json"
     write_scheme(scheme, half, numbers(start.space).placed(half), "tensorrt-10")
     cache = cache_at(tmp_path / "patterns.yaml", start.space, half, "tensorrt-10")
