@@ -81,9 +81,7 @@ def test_convolutions_do_not_overflow_on_data(channels: int, groups: int, pads: 
     integers = np.clip(np.rint(weight / scale.reshape(-1, 1, 1, 1)), -127, 127)
     padded = np.pad(x, [(0, 0), (0, 0), (pads, pads), (pads, pads)])
     windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (2, 3))
-    by_group = windows.reshape(
-        2, groups, -1, *windows.shape[2:4], 9
-    )  # (sample, group, channel, position, kernel)
+    by_group = windows.reshape(2, groups, -1, *windows.shape[2:4], 9)  # sample to kernel
     columns = by_group.transpose(1, 0, 3, 4, 5, 2).reshape(groups, -1, 9 * channels // groups)
     rows = limit.layer.matrix(integers)
     if not limit.layer.is_depthwise:
@@ -155,14 +153,13 @@ def test_a_proof_limits_weights_without_data(session: Session, models: Path, tmp
     assert max(largest(work)) > 63
     for site in work.space.resolve(work.space.everything()).ordered:
         if site.weight and site.format == "int8":
-            assert not overflows(
-                work.calibrated[1].sum_limits[site.tensor].layer, work.numbers.integer_weight(site)
-            )
+            layer = work.calibrated[1].sum_limits[site.tensor].layer
+            assert not overflows(layer, work.numbers.integer_weight(site))
     assert not any("could overflow" in text for text in work.warnings)
 
 
 @pytest.mark.usefixtures("saturates")
-def test_scales_of_a_start_are_kept_where_calibration_data_permits_it(
+def test_scales_of_a_start_are_kept_where_data_permits(
     session: Session, models: Path, tmp_path: Path
 ) -> None:
     start = (Path(__file__).parents[2] / "data" / "qdq_ort_u8s8_digits_resnet_b1.onnx",)

@@ -59,9 +59,7 @@ def test_the_measurement_of_noise_has_a_time_limit(make_lab: MakeLab, seconds: f
     assert eps == 0.05 or builds
 
 
-@pytest.mark.parametrize(
-    ("run_noise", "fewer"), [(0.001, True), (0.1, False)], ids=["runs agree", "runs differ"]
-)
+@pytest.mark.parametrize(("run_noise", "fewer"), [(0.001, True), (0.1, False)], ids=["alike", "different"])
 def test_rounds_end_when_runs_add_no_information(make_lab: MakeLab, run_noise: float, fewer: bool) -> None:
     """Further runs of the same builds add nothing to the deviation between builds. A drift is not a deviation."""
     words = {"fake.build_noise": "0.02", "fake.run_noise": str(run_noise), "fake.drift": "0.3"}
@@ -114,10 +112,8 @@ def test_a_confirmation_is_repeated_with_other_builds_while_asked_for(make_lab: 
 def test_a_runtime_without_processor_time_is_judged_by_elapsed_time(
     make_lab: MakeLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = FakeEngine.time
-    monkeypatch.setattr(
-        FakeEngine, "time", lambda *words, **more: replace(original(*words, **more), cpu_ms=())
-    )
+    own = FakeEngine.time
+    monkeypatch.setattr(FakeEngine, "time", lambda *each, **more: replace(own(*each, **more), cpu_ms=()))
     found = bench_of(make_lab(fast=Candidate(scale=0.5))).compare(roles(reference="reference", tuned="fast"))
     assert found.clock == "wall"
     assert found.speedup.median == pytest.approx(2, rel=0.05)
@@ -355,9 +351,8 @@ def levels(way: str, seed: int, noise: float) -> tuple[float, Interval]:
 def test_estimates_are_on_average_those_with_all_engines_open(way: str, noise: float) -> None:
     """The deviation between builds without that of runs, the ratio, and the coverage of its interval."""
     found = [levels(way, seed, noise) for seed in range(SEEDS)]
-    assert np.sqrt(np.mean([deviation**2 for deviation, _ in found])) == pytest.approx(
-        BETWEEN_BUILDS, rel=0.1
-    )
+    deviation = np.sqrt(np.mean([each**2 for each, _ in found]))
+    assert deviation == pytest.approx(BETWEEN_BUILDS, rel=0.1)
     assert np.mean([np.log(ratio.median) for _, ratio in found]) == pytest.approx(np.log(0.6), abs=0.005)
     # The coverage of very many repetitions is 0.95.
     assert np.mean([ratio.low <= 0.6 <= ratio.high for _, ratio in found]) >= 0.91

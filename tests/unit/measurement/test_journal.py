@@ -14,9 +14,8 @@ from qdqspec.types import Consumer, Placement, Samples, Site, Trial
 
 HEADER = {"model": "ab12", "device": "some-cpu", "backend": "onnxruntime", "seed": 0}
 SITE = Site(tensor="x", consumers=(Consumer("conv", 0),), format="int8")
-TRIAL = Trial(
-    number=0, phase="pure", placement=Placement(sites=frozenset({SITE})), samples=Samples(wall_ms=(1.5, 1.25))
-)
+PLACEMENT = Placement(sites=frozenset({SITE}))
+TRIAL = Trial(number=0, phase="pure", placement=PLACEMENT, samples=Samples(wall_ms=(1.5, 1.25)))
 
 
 @pytest.fixture

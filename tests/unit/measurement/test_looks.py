@@ -38,9 +38,8 @@ class TwoModels(FakeDevice):
         self.built.append(model.name)
         self.pass_time(200)
         milliseconds = 26.0 * (RATIO if model.name == "tuned" else 1.0)
-        layer = LayerTime(
-            name="conv", op_type="Conv", milliseconds=milliseconds, integer=model.name == "tuned"
-        )
+        is_tuned = model.name == "tuned"
+        layer = LayerTime(name="conv", op_type="Conv", milliseconds=milliseconds, integer=is_tuned)
         random = np.random.default_rng([words.seed, len(self.built)])
         return FakeEngine(self, model, words, (layer,), model.name, ("x",), random)
 
@@ -54,9 +53,8 @@ class Lab(Contest):
 
     def __init__(self, seed: int, words: dict[str, str]) -> None:
         self.device, random = TwoModels(), np.random.default_rng(seed)
-        self.looks = DriftMonitor(
-            clock="cpu", random=random, now=lambda: self.device.seconds, memory=lambda *_: True
-        )
+        how = {"now": lambda: self.device.seconds, "memory": lambda *_: True}
+        self.looks = DriftMonitor(clock="cpu", random=random, **how)
         self.bench = Bench(
             self.device,
             lambda placement: Path("tuned" if placement.sites else "reference"),

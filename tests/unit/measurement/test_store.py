@@ -36,9 +36,8 @@ def test_a_stored_entry_is_found_by_another_run(store: Store) -> None:
     assert (put / "regions" / "a.json").read_text() == "{}"
     assert not again.warnings
     assert (store.folder / ".gitignore").read_text() == "*\n"
-    assert (
-        (store.folder / "CACHEDIR.TAG").read_text().startswith("Signature: 8a477f597d28d172789f06886806bc55")
-    )
+    tag = (store.folder / "CACHEDIR.TAG").read_text()
+    assert tag.startswith("Signature: 8a477f597d28d172789f06886806bc55")
 
 
 @pytest.mark.parametrize("error", [ValueError("stopped"), OSError(errno.ENOSPC, "No space left on device")])

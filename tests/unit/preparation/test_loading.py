@@ -125,10 +125,8 @@ def test_a_runtime_that_needs_shapes_is_left_out_where_they_are_not_known(
     proto.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "k"
     unknown = Model(proto)
     assert lint_and_load(unknown, TARGET).load.missing == ""
-    capable = OnnxRuntime.capabilities
-    monkeypatch.setattr(
-        OnnxRuntime, "capabilities", lambda *words: replace(capable(*words), needs_shapes=True)
-    )
+    able = OnnxRuntime.capabilities
+    monkeypatch.setattr(OnnxRuntime, "capabilities", lambda *each: replace(able(*each), needs_shapes=True))
     left_out = lint_and_load(unknown, TARGET).load
     assert left_out.missing.endswith("needs the size of each dimension of its inputs")
     assert left_out.refusal is None

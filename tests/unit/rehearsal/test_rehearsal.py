@@ -40,13 +40,8 @@ def feeds() -> list[dict[str, np.ndarray]]:
 
 
 def site(tensor: str, *ends: tuple[str, int], fmt: str = "uint8", weight: bool = False) -> Site:
-    return Site(
-        tensor=tensor,
-        consumers=tuple(Consumer(*end) for end in ends),
-        format=fmt,
-        axis=0 if weight else None,
-        weight=weight,
-    )
+    readers = tuple(Consumer(*end) for end in ends)
+    return Site(tensor=tensor, consumers=readers, format=fmt, axis=0 if weight else None, weight=weight)
 
 
 SITES = (
@@ -77,9 +72,7 @@ def test_the_error_is_over_all_samples_at_the_output_and_before_the_sigmoid(
     noise = sum(np.square(r - t).sum() for r, t in zip(reference, tuned, strict=True))
     signal = sum(np.square(r).sum() for r in reference)
     assert found.sqnr_db == pytest.approx(10 * np.log10(signal / noise), abs=0.01)
-    assert found.max_abs == pytest.approx(
-        max(np.abs(r - t).max() for r, t in zip(reference, tuned, strict=True))
-    )
+    assert found.max_abs == pytest.approx(np.abs(np.subtract(reference, tuned)).max())
     assert ([one.name for one in found.outputs], [one.name for one in found.guiding]) == (["y"], ["d"])
     assert (found.samples, found.guiding_db != found.sqnr_db) == (3, True)
 

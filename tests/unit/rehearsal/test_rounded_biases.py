@@ -37,9 +37,8 @@ def model() -> Model:
     )
     random = np.random.default_rng(0)
     for name, shape in (("v", (8, 8, 3, 3)), ("w", (8, 8, 3, 3)), ("b", (8,))):
-        proto.graph.initializer.append(
-            numpy_helper.from_array(random.normal(0, 0.2, shape).astype("f4"), name)
-        )
+        values = random.normal(0, 0.2, shape).astype(np.float32)
+        proto.graph.initializer.append(numpy_helper.from_array(values, name))
     return Model(onnx.shape_inference.infer_shapes(proto))
 
 

@@ -28,9 +28,8 @@ def model_of(text: str) -> Model:
     proto = onnx.parser.parse_model(text)
     weight = np.random.default_rng(0).normal(0, 0.3, (16, 16)).astype(np.float32)
     half = np.full(16, 0.5, np.float32)
-    proto.graph.initializer.extend(
-        [numpy_helper.from_array(weight, "w"), numpy_helper.from_array(half, "half")]
-    )
+    constants = {"w": weight, "half": half}
+    proto.graph.initializer.extend(numpy_helper.from_array(v, name) for name, v in constants.items())
     return Model(proto)
 
 
@@ -73,9 +72,8 @@ def test_noise_measured_after_a_cut_equals_that_of_the_whole_model(segments: int
     with rehearsal_of(model, all_sites(model), numbers, *feeds(2), processes=processes) as rehearsal:
         found = find_sensitivities(rehearsal, segments=segments, first=4)
         expected = by_complete_runs(rehearsal)
-        assert [summed_db(found, alone(site)) for site in rehearsal.switches] == pytest.approx(
-            expected, abs=0.05
-        )
+        summed = [summed_db(found, alone(site)) for site in rehearsal.switches]
+        assert summed == pytest.approx(expected, abs=0.05)
     assert found.guides == ("j", "y", "h")
     late = next(number for number, site in enumerate(found.switches) if site.tensor == "g")
     assert found.noise[late, 0] == 0

@@ -150,16 +150,12 @@ def test_a_metric_constraint_that_no_candidate_meets_keeps_the_model_unchanged(
     assert search.unchanged
     assert search.accuracy.selected == search.accuracy.reference
     best = f"{search.accuracy.best:.4g}"
-    assert re.search(
-        r"faster candidates? miss(es)? the limit of close of 1 by (at least )?0\.00", search.reason
-    )
+    assert re.search(r"faster candidates? miss(es)? the limit of close of 1 by .*0\.00", search.reason)
     assert f"has close {best} in 0." in search.reason
     assert search.rejected[0].reason.endswith(" below the limit of close of 1")
 
 
-def test_another_metric_of_one_name_misses_the_cache(
-    open_session: Open, case: Case, close: Closeness
-) -> None:
+def test_another_metric_of_a_name_misses_the_cache(open_session: Open, case: Case, close: Closeness) -> None:
     case = held(case, min=-1e9)
     open_session(metrics={"close": close}).search(case)
     assert open_session(metrics={"close": close}).search(case).provenance.source == "cached"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from lab import known
 
 from qdqspec._core.deadline import Deadline
 from qdqspec._core.units import proved_text
@@ -89,18 +91,8 @@ def confirmed(
     **more: Any,
 ) -> Any:
     race = Race(opponent=REFERENCE.digest, ratio=0.9, p_value=0.01, pairs=12, verdict="faster")
-    trials = (
-        Trial(
-            number=0,
-            phase="pure",
-            placement=REFERENCE,
-            incumbent=True,
-            ratio=1.0,
-            build_seconds=build_seconds,
-        ),
-        Trial(number=1, phase="pure", placement=FAST, incumbent=True, ratio=0.9, race=race),
-        *more_trials,
-    )
+    reference = known(REFERENCE, 1.0, build_seconds=build_seconds)
+    trials = (reference, replace(known(FAST, 0.9, race=race), number=1), *more_trials)
     limits = Limits(asked=SearchLimits(min_gain=min_gain, min_sqnr_db=None))
     deadline = more.pop("deadline", None) or Deadline(clock=lambda: 0.0)
     more.setdefault("wait", lambda seconds: None)
@@ -162,8 +154,8 @@ def test_an_undecided_measurement_is_repeated(measured: list[Interval], selected
 def test_a_confirmation_ends_early_if_every_role_is_decided(tuned: Interval, is_settled: bool) -> None:
     bench = Bench(ratio(0.85, 0.9, 0.95))
     confirmed(bench)
-    known = {"reference": SURE["reference"], "winner": tuned, "everything": ratio(1.19, 1.2, 1.21)}
-    assert bench.is_settled(ratio_tests_of(known)) is is_settled
+    ratios = {"reference": SURE["reference"], "winner": tuned, "everything": ratio(1.19, 1.2, 1.21)}
+    assert bench.is_settled(ratio_tests_of(ratios)) is is_settled
     assert not bench.is_settled(ratio_tests_of({"winner": tuned, "everything": ratio(1.1, 1.2, 1.3)}))
     slower_once = RatioTest(mean=ratio(0.88, 0.9, 0.92), enclosing=ratio(0.7, 0.9, 1.01))
     assert not bench.is_settled({"winner": slower_once})
@@ -181,9 +173,7 @@ SIMULATED = st.tuples(st.floats(0.6, 1.2), st.floats(0.0, 0.2)).map(
 )
 
 
-@given(
-    st.lists(SIMULATED, min_size=1 + MOST_TIMES, max_size=1 + MOST_TIMES), st.sampled_from([0.0, 0.02, 0.1])
-)
+@given(st.lists(SIMULATED, min_size=MOST_TIMES + 1, max_size=9), st.sampled_from([0.0, 0.02, 0.1]))
 def test_a_selected_model_has_the_gain_asked_for(measured: list[Interval], min_gain: float) -> None:
     """Of one to five measurements, the one that decided is reported."""
     found = confirmed(Bench(*measured), min_gain)

@@ -63,12 +63,10 @@ def test_no_tried_placement_quantizes_a_denied_node(
 ) -> None:
     files = [outputs / name for name in ("everything.onnx", "patterns.yaml", "scheme.json", "trials.jsonl")]
     assert quantized_nodes(placement_for(load_model(case.model), load_model(files[0])).placement) >= DENIED
-    filtered = replace(
-        case, patterns=RULES[rules], tune=replace(case.tune, strategy=strategy, start_from=tuple(files))
-    )
-    with Session(
-        backend="fake", root=tmp_path, output=Path(strategy), backend_option=WORDS, layout=""
-    ) as session:
+    tune = replace(case.tune, strategy=strategy, start_from=tuple(files))
+    filtered = replace(case, patterns=RULES[rules], tune=tune)
+    words = {"output": Path(strategy), "backend_option": WORDS, "layout": ""}
+    with Session(backend="fake", root=tmp_path, **words) as session:
         trials = session.search(filtered).trials
     read = set().union(*(quantized_nodes(trial.placement) for trial in trials))
     assert {"conv0", "conv4"} <= read  # other nodes are quantized

@@ -27,6 +27,7 @@ from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.reference import reference_outputs
 from qdqspec.qdq.read.diff import diff_models
 from qdqspec.qdq.read.import_qdq import import_placement
+from qdqspec.qdq.read.strip import strip_qdq
 from qdqspec.qdq.scheme.scheme_file import apply_scheme, read_scheme, write_scheme
 from qdqspec.types import Case, CaseRecord, Interval, LatencyEvidence, RatioTest, TuneRules
 from tests.support.arrays import arrays_of
@@ -50,9 +51,7 @@ def half(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     random = np.random.default_rng(0)
     values = {name: random.normal(size=shape) / np.sqrt(np.prod(shape[1:])) for name, shape in SHAPES.items()}
     values |= {"one": np.ones(16), "zero": np.zeros(16)}
-    read = {
-        name: value.astype(np.float32) for name, value in values.items() if re.search(rf"\b{name}\b", text)
-    }
+    read = {n: value.astype(np.float32) for n, value in values.items() if re.search(rf"\b{n}\b", text)}
     proto = onnx.load(saved(folder / "half.onnx", text, opset=17, ir_version=8, **read))
     onnx.save(in_float16(proto), folder / "half.onnx")
     shape = [dim.dim_value for dim in proto.graph.input[0].type.tensor_type.shape.dim]
@@ -109,14 +108,22 @@ def test_the_tuned_model_keeps_the_float16_inputs_and_outputs(half: Path, quanti
     assert {tuned.elem_type(node.outputs[0]) for node in pairs} == {TensorProto.FLOAT}
 
 
+def test_strip_restores_the_float16_model_or_gives_a_float32_one(half: Path, quantized: Path) -> None:
+    given = load_model(half)
+    stripped = strip_qdq(load_model(quantized), given)
+    assert stripped.proto == given.proto
+    assert "with the float16 tensors of the reference" in stripped.notes
+    alone = strip_qdq(load_model(quantized)).proto
+    onnx.checker.check_model(alone, full_check=True)
+    assert {tensor.data_type for tensor in alone.graph.initializer} == {TensorProto.FLOAT}
+
+
 def test_own_and_imported_schemes_apply_to_the_float16_model(half: Path, quantized: Path) -> None:
     scheme = quantized.with_name("scheme.json")
     tuned, given = load_model(quantized), load_model(half)
     assert json.loads(scheme.read_text())["converted_from"] == read_scheme(scheme).converted_from == "float16"
     applied = apply_scheme(given, scheme)
-    assert applied.proto.SerializeToString(deterministic=True) == tuned.proto.SerializeToString(
-        deterministic=True
-    )
+    assert applied.proto == tuned.proto
     assert "converted from float16 to float32, as tuning does" in applied.notes
     found = diff_models(given, tuned)
     assert (bool(found.added), found.removed) == (True, ())
@@ -167,9 +174,7 @@ def test_float16_models_stay_on_a_backend_with_kernels_for_them(tmp_path: Path, 
     assert computes_in_float16(load_model(path))
 
 
-@pytest.mark.parametrize(
-    ("plain", "tuned", "warns"), [(0.7, 1.0, True), (0.7, 0.5, False), (1.1, 1.0, False)]
-)
+@pytest.mark.parametrize(("plain", "tuned", "warns"), [(0.7, 1, True), (0.7, 0.5, False), (1.1, 1, False)])
 def test_a_fastest_float32_copy_is_reported_with_its_file(plain: float, tuned: float, warns: bool) -> None:
     def tested(median: float) -> RatioTest:
         reach = Interval(median=median, low=median - 0.01, high=median + 0.01)
@@ -180,9 +185,7 @@ def test_a_fastest_float32_copy_is_reported_with_its_file(plain: float, tuned: f
     ratios = {"float32": tested(plain), "tuned": tested(tuned)}
     latency = LatencyEvidence(clock="cpu", samples={}, ratios={}, tested=ratios, speedup=one, builds=1)
     note_float_types(SimpleNamespace(note_once=notes.append), latency)
-    assert [("0.70 of the reference" in note, "float32.onnx" in note) for note in notes] == [
-        (True, True)
-    ] * warns
+    assert ["0.70 of the reference" in note and "float32.onnx" in note for note in notes] == [True] * warns
 
 
 def test_an_operator_of_a_plugin_is_named_if_it_prevents_the_conversion(tmp_path: Path) -> None:

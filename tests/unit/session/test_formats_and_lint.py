@@ -43,9 +43,8 @@ def test_the_tuned_model_is_not_loaded_if_no_check_asks_for_it(session: Session,
     check = check_of("lint", target="onnxruntime-cpu", load=False)
     session.judge(replace(case, checks=(check,)), check)
     (recorded,) = session.record().cases
-    assert dict(recorded.evidence.lint_loads) == {
-        "onnxruntime-cpu": "static rules only, not loaded: not asked for"
-    }
+    note = "static rules only, not loaded: not asked for"
+    assert dict(recorded.evidence.lint_loads) == {"onnxruntime-cpu": note}
 
 
 def test_an_unsupported_format_makes_a_case_unavailable_with_the_reason(
@@ -58,7 +57,8 @@ def test_an_unsupported_format_makes_a_case_unavailable_with_the_reason(
     assert "int8" in found.install
     reasons = {"nvfp4": "nvfp4 needs compute capability 10.0 (Blackwell), and this GPU has 9.0"}
     backend = session.runtime().backend
-    here = replace(backend.capabilities(session.runtime().options), lacking=reasons)
+    known = backend.capabilities(session.runtime().options)
+    here = replace(known, formats=("int8", "fp8"), lacking=reasons)
     monkeypatch.setattr(backend, "capabilities", lambda _: here)
     found = session.availability(replace(case, quantize=QuantizeRules(format="nvfp4")))
     assert found.why == f"fake has no nvfp4 on this device; {reasons['nvfp4']}"

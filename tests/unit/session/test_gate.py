@@ -70,12 +70,8 @@ class Bench:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.case = Case(
-            id="default",
-            model=root / "net.onnx",
-            spec=root / "specs" / "net.qdq.yaml",
-            checks=(check_of("regression"),),
-        )
+        spec, checks = root / "specs" / "net.qdq.yaml", (check_of("regression"),)
+        self.case = Case(id="default", model=root / "net.onnx", spec=spec, checks=checks)
         self.notes: list[str] = []
         self.file = root / "specs" / "__baselines__" / "net" / "sample-device.json"
 
@@ -92,16 +88,8 @@ class Bench:
             environment=dict(DEVICE.details),
             recorded="2026-01-08T14:00:00+00:00",
         )
-        keeper = Gatekeeper(
-            self.case,
-            Settings(root=self.root, **settings),
-            DEVICE,
-            conditions,
-            latency,
-            machine.measure,
-            self.notes.append,
-        )
-        return keeper.gate()
+        own, measure = Settings(root=self.root, **settings), machine.measure
+        return Gatekeeper(self.case, own, DEVICE, conditions, latency, measure, self.notes.append).gate()
 
     def renew(self, machine: Machine, update: str = "all") -> Gate:
         gate = self.gate(machine, update=update)

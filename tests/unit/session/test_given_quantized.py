@@ -51,9 +51,7 @@ def test_the_reference_is_the_float_form(session: Session, form: str, models: Pa
     given = work.prepared.given
     assert not is_quantized(given)
     assert given.where == str(path)
-    assert (
-        given.sha256 != load_model(path).sha256
-    )  # what is known of the model as given holds for another reference
+    assert given.sha256 != load_model(path).sha256, "what is known of the model as given holds for another"
     assert given.proto.graph.node == strip_qdq(load_model(path)).proto.graph.node
     assert work.prepared.reference.parent == work.prepared.output  # the copy of it among the results
     assert any("the model is given quantized" in note for note in work.prepared.warnings)

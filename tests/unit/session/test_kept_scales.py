@@ -70,9 +70,8 @@ def test_overflowing_weights_are_not_kept(trained: tuple[Prepared, Placement, Pa
     notes: list[str] = []
     paths = [tmp_path / "q.onnx", tmp_path / "cache.yaml"]
     kept = kept_scales(own.model, paths, notes.append)
-    assert {
-        weight_key(s) for s in placement.ordered if s.weight and s.format == "int8"
-    } == kept.weights.keys()
+    weights = {weight_key(s) for s in placement.ordered if s.weight and s.format == "int8"}
+    assert weights == kept.weights.keys()
     assert not any("overflow" in note for note in notes)
     saturating = Quantizer(own.model, ranges_for(own.model), reduce_range=True)
     fewer = without_overflows(kept.weights, saturating, notes.append)

@@ -59,9 +59,8 @@ def hard_digits(models: Path, folder: Path) -> Path:
             (first.input[2], factors),
             (second.input[1], 1 / factors.reshape(1, -1, 1, 1)),
         ):
-            weights[tensor].CopyFrom(
-                numpy_helper.from_array(numpy_helper.to_array(weights[tensor]) * by, tensor)
-            )
+            scaled = numpy_helper.to_array(weights[tensor]) * by
+            weights[tensor].CopyFrom(numpy_helper.from_array(scaled, tensor))
     onnx.save(proto, folder / "digits.onnx")
     return folder / "digits.onnx"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -178,9 +179,7 @@ def candidate(number: int, ratio: float, db: float, layers: tuple[LayerTime, ...
     )
 
 
-def rejected(
-    known: list[KnownCandidate], before: tuple[LayerTime, ...] = ()
-) -> tuple[RejectedCandidate, ...]:
+def rejected(known: list[KnownCandidate], before: Sequence[LayerTime] = ()) -> Sequence[RejectedCandidate]:
     """Those that are compared with the reference within the default limits."""
     limits = Limits()
     for one in known:
