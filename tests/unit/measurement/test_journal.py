@@ -97,3 +97,9 @@ def test_only_complete_lines_remain_after_a_full_disk(path: Path, monkeypatch: p
         assert path.read_bytes() == whole
         journal.append(TRIAL)
         assert len(journal.trials()) == 2
+
+
+def test_a_file_in_place_of_the_folder_is_one_error(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("")
+    with pytest.raises(OutputError, match="cannot be written"):
+        Journal.open(tmp_path / "run" / "trials.jsonl", HEADER)
