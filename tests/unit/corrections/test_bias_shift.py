@@ -14,25 +14,31 @@ from qdqspec.qdq.quantize.ranges import TensorRange
 from qdqspec.qdq.quantize.scales import activation_params, dequantize, quantize, weight_params
 
 
-@pytest.mark.parametrize("groups", [1, 2, 4])
-def test_the_shift_is_the_mean_difference_of_the_outputs(groups: int) -> None:
-    random = np.random.default_rng(groups)
+@pytest.mark.parametrize(("groups", "is_quantized"), [(1, False), (2, False), (4, False), (1, True)])
+def test_the_shift_is_the_mean_difference_of_the_outputs(groups: int, *, is_quantized: bool) -> None:
+    """It includes that of a quantized input."""
+    random = np.random.default_rng(groups + 2 * is_quantized)
     weight = random.standard_normal((8, 4 // groups, 1, 1)).astype(np.float32)
     layer = layer_of(linear_model("Conv", weight, 4, group=groups))
     params = weight_params(weight, number_format("int4"), 0)
     integers = quantize(weight, params)
-    samples = [{"x": random.uniform(0, 3, (1, 4, 5, 5)).astype(np.float32)} for _ in range(4)]
-    ((_, fit, held_out),) = observed_means([layer], samples, {})
-    values = np.concatenate([sample["x"] for sample in samples[::2]])
-    x = values.transpose(0, 2, 3, 1).reshape(-1, groups, 4 // groups)
-    wrong = (dequantize(integers, params) - weight).reshape(groups, 8 // groups, -1)
-    expected = np.einsum("rgc,goc->rgo", x, wrong).mean(axis=0).reshape(-1)
-    np.testing.assert_allclose(
-        mean_shift(layer, weight, params, integers, fit), expected, rtol=1e-4, atol=1e-6
-    )
-    found = bias_shift(layer, weight, params, integers, fit, held_out)
-    assert found is not None
-    np.testing.assert_allclose(found, -expected, rtol=1e-4, atol=1e-6)
+    samples = [{"x": random.uniform(0, 0.4, (1, 4, 5, 5)).astype(np.float32)} for _ in range(4)]
+    pair = activation_params(TensorRange(0.0, 100.0), number_format("uint8"))  # most values become zero
+    ((_, fit, held_out),) = observed_means([layer], samples, {layer.weight: pair} if is_quantized else {})
+    x = np.concatenate([sample["x"] for sample in samples[::2]]).transpose(0, 2, 3, 1)
+    stored = dequantize(quantize(x, pair), pair) if is_quantized else x
+
+    def outputs(values: np.ndarray, kernel: np.ndarray) -> np.ndarray:
+        rows, by_group = values.reshape(-1, groups, 4 // groups), kernel.reshape(groups, 8 // groups, -1)
+        return np.einsum("rgc,goc->rgo", rows, by_group).mean(axis=0).reshape(-1)
+
+    expected = outputs(stored, dequantize(integers, params)) - outputs(x, weight)
+    assert not is_quantized or np.abs(expected).max() > 0.05
+    found = mean_shift(layer, weight, params, integers, fit)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    corrected = bias_shift(layer, weight, params, integers, fit, held_out)
+    assert corrected is not None
+    np.testing.assert_allclose(corrected, -expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_shift_that_other_samples_do_not_confirm_is_not_corrected() -> None:
@@ -44,26 +50,6 @@ def test_a_shift_that_other_samples_do_not_confirm_is_not_corrected() -> None:
     fit, other = Means(mean, mean), Means(-mean, -mean)
     assert bias_shift(layer, weight, params, integers, fit, fit) is not None
     assert bias_shift(layer, weight, params, integers, fit, other) is None
-
-
-def test_the_shift_includes_that_of_the_quantized_input() -> None:
-    random = np.random.default_rng(3)
-    weight = random.standard_normal((8, 4, 1, 1)).astype(np.float32)
-    layer = layer_of(linear_model("Conv", weight, 4))
-    params = weight_params(weight, number_format("int4"), 0)
-    integers = quantize(weight, params)
-    samples = [{"x": random.uniform(0, 0.4, (1, 4, 5, 5)).astype(np.float32)} for _ in range(4)]
-    pair = activation_params(TensorRange(0.0, 100.0), number_format("uint8"))  # most values become zero
-    pairs = {layer.weight: pair}
-    ((_, fit, _),) = observed_means([layer], samples, pairs)
-    x = np.concatenate([sample["x"] for sample in samples[::2]]).transpose(0, 2, 3, 1).reshape(-1, 4)
-    stored = dequantize(quantize(x, pair), pair)
-    real, quantized = weight.reshape(8, 4), dequantize(integers, params).reshape(8, 4)
-    expected = (stored @ quantized.T - x @ real.T).mean(axis=0)
-    assert np.abs(expected).max() > 0.05
-    np.testing.assert_allclose(
-        mean_shift(layer, weight, params, integers, fit), expected, rtol=1e-4, atol=1e-5
-    )
 
 
 def test_means_are_of_the_samples_within_the_time_limit() -> None:

@@ -41,9 +41,8 @@ def observed(model: Model, tensors: object) -> list[dict[str, np.ndarray]]:
 def test_equalized_channels_have_similar_ranges(per_channel: bool) -> None:
     model = with_factors(image_model(3, ["relu"], "conv"))
     steps = WeightSteps(steps=127, per_channel=frozenset({"c0", "c2"} if per_channel else ()))
-    ((_, change),) = chosen_equalizations(
-        model, find_chains(model), steps, lambda tensors: observed(model, tensors)
-    )
+    found = chosen_equalizations(model, find_chains(model), steps, lambda each: observed(model, each))
+    ((_, change),) = found
 
     def spread(which: Model) -> float:
         largest = np.max([values["t1"].max(axis=(0, 2, 3)) for values in observed(which, ["t1"])], axis=0)

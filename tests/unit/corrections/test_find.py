@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from chain_models import ChainModel
-from onnx import TensorProto, helper
-from sessions import few_digits
+from graph_text import model_of
+from written_cases import digits_case, normal, written_case
 
 from qdqspec.accuracy.corrections import equalization
 from qdqspec.accuracy.corrections.judge import Errors, is_gain, powers_at
@@ -29,16 +28,14 @@ from qdqspec.qdq.edit.insert import insert_qdq
 from qdqspec.qdq.quantize.ranges import TensorRange
 from qdqspec.qdq.read.strip import strip_qdq
 from qdqspec.qdq.scheme.scheme_file import apply_scheme, write_scheme
-from qdqspec.types import Case, Inputs, QuantizeRules
+from qdqspec.types import QuantizeRules
 
 
 def prepared(
     session: Session, models: Path, folder: Path, corrections: object, samples: int = 16
 ) -> Prepared:
-    data = Inputs(calibration=few_digits(models, folder, samples))
     rules = QuantizeRules(corrections=corrections)  # type: ignore[arg-type]
-    case = Case(id="default", model=models / "digits_resnet.onnx", inputs=data, quantize=rules)
-    return session.work(case).prepared
+    return session.work(digits_case(models, folder, samples, quantize=rules)).prepared
 
 
 @pytest.mark.usefixtures("saturates")  # 8-bit weights leave too little to gain
@@ -55,9 +52,7 @@ def test_corrections_are_applied_written_and_repeated(session: Session, models: 
     assert again.proto.SerializeToString() == made.proto.SerializeToString()
     save_model(again.parts, tmp_path / "q.onnx")
     stripped = strip_qdq(load_model(tmp_path / "q.onnx"), work.given)
-    original = {t.name: t for t in work.given.proto.graph.initializer}
     assert stripped.proto.graph == work.given.proto.graph
-    assert original
 
 
 @pytest.mark.parametrize(("corrections", "samples"), [("none", 16), ("auto", 3), (("ranges", "bits"), 3)])
@@ -88,56 +83,41 @@ def test_ranges_of_another_method_or_with_a_margin_are_taken_if_other_samples_ga
     assert all((work.numbers.params(site).scale > 0).all() for site in placement.ordered)
 
 
-@pytest.mark.parametrize(
-    ("gains_db", "is_taken"), [([3.0, -0.5, -0.5, -0.5], False), ([3.0, 3.0, -0.5, -0.5], True)]
-)
-def test_a_gain_on_a_single_sample_is_not_enough(gains_db: list[float], *, is_taken: bool) -> None:
-    assert is_gain([with_gains(gains_db)], [with_gains([0.0] * 4)]) is is_taken
+LOUD = [9, 1, 1, 1]  # noise of the first sample
 
 
 @pytest.mark.parametrize(
-    ("after", "is_taken"),
-    [((22.0, 30.0), True), ((30.0, 29.9), False), ((20.05, 30.0), False)],
+    ("gains", "is_taken"),
+    [
+        pytest.param([([3.0, -0.5, -0.5, -0.5], LOUD)], False, id="on a single sample"),
+        pytest.param([([3.0, 3.0, -0.5, -0.5], LOUD)], True, id="on two samples"),
+        pytest.param([(2.0, 10), (0.0, 1)], True, id="of one placement"),
+        pytest.param([(10.0, 10), (-0.1, 1)], False, id="of one placement, another loses"),
+        pytest.param([(0.05, 10), (0.0, 1)], False, id="too small"),
+    ],
 )
-def test_no_placement_may_lose(after: tuple[float, float], *, is_taken: bool) -> None:
-    before = errors_of(20.0), errors_of(30.0)
-    assert is_gain(map(errors_of, after), before) is is_taken
+def test_a_gain_is_on_several_samples_and_no_placement_loses(gains: list[tuple], *, is_taken: bool) -> None:
+    after, before = ([errors_of(gain if has else 0.0, noise) for gain, noise in gains] for has in (1, 0))
+    assert is_gain(after, before) is is_taken
 
 
-def with_gains(gains_db: list[float]) -> Errors:
-    """Errors about 30 dB with a gain for each sample, the first of which has most of the noise."""
-    scales = [9, 1, 1, 1]
-    return Errors(
-        np.array([[[1.0, k * 10 ** (-(30 + gain) / 10)]] for k, gain in zip(scales, gains_db, strict=True)])
-    )
-
-
-def errors_of(db: float) -> Errors:
-    """Errors with this SQNR on each of four samples."""
-    return Errors(np.array([[[1.0, 10 ** (-db / 10)]]] * 4))
-
-
-def pooled(op: str) -> Model:
-    """An operator, and a MaxPool whose output is tied to its input."""
-    x, y, z = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4]) for name in "xyz")
-    nodes = [
-        helper.make_node(op, ["x"], ["y"]),
-        helper.make_node("MaxPool", ["y"], ["z"], kernel_shape=[1]),
-    ]
-    return Model(helper.make_model(helper.make_graph(nodes, "g", [x], [z], value_info=[y])))
+def errors_of(gain_db: float | list[float], noise: float | list[float]) -> Errors:
+    """Errors about 30 dB on each of four samples, with a factor on their noise, after a gain."""
+    powers = np.broadcast_to(1e-3 * np.asarray(noise) * 10 ** (-np.asarray(gain_db) / 10), 4)
+    return Errors(np.stack([np.ones(4), powers], axis=1)[:, None])
 
 
 @pytest.mark.parametrize(("bounded", "wider"), [("Relu", True), ("Sigmoid", False)])
 def test_ranges_of_bounded_tensors_are_not_changed(bounded: str, wider: bool) -> None:
-    span = TensorRange(0.0, 1.0)
-    found = widened(pooled(bounded), {"x": span, "y": span, "z": span}, 1.25)
+    """The output of a MaxPool is tied to its input."""
+    body = f"y = {bounded} (x)  z = MaxPool <kernel_shape = [1]> (y)"
+    model, span = model_of(f"(float[1, 2, 4] x) => (float[1, 2, 4] z) {{ {body} }}"), TensorRange(0.0, 1.0)
+    found = widened(model, {"x": span, "y": span, "z": span}, 1.25)
     assert found["x"] == span
     assert found["y"] == found["z"] == (TensorRange(0.0, 1.25) if wider else span)  # tied
 
 
-@pytest.mark.parametrize(
-    ("least_db", "is_sought"), [("none", False), (10.0, False), (44.0, True), (60.0, False)]
-)
+@pytest.mark.parametrize(("least_db", "is_sought"), [("none", False), (10, False), (44.0, True), (60, False)])
 def test_corrections_are_sought_only_where_everything_quantized_is_near_the_limit(
     session: Session, models: Path, tmp_path: Path, least_db: Any, *, is_sought: bool
 ) -> None:
@@ -160,34 +140,18 @@ def test_a_correction_that_fails_does_not_remove_the_others(
 
 
 WIDTH = 16
+OUTLIERS = """outliers (float[1,8,16] x) => (float[1,8,16] y) {
+  n = LayerNormalization(x, gamma, beta)  a = MatMul(n, first)  b = Tanh(a)  y = MatMul(b, second) }"""
 
 
-def with_outliers(
-    session: Session,
-    folder: Path,
-    factor: float = 40.0,
-    names: tuple[str, ...] = ("equalization",),
-) -> Prepared:
+def with_outliers(session: Session, folder: Path, names: tuple[str, ...] = ("equalization",)) -> Prepared:
     """A model whose LayerNormalization scales three channels more than the others, with data."""
-    work = ChainModel(0, [1, 8, WIDTH])
     gamma = np.ones(WIDTH, np.float32)
-    gamma[[2, 7, 11]] *= factor
-    constants = {"gamma": gamma, "beta": np.zeros(WIDTH, np.float32)}
-    for name in ("first", "second"):
-        weight = work.random.standard_normal((WIDTH, WIDTH)) / gamma[:, None]
-        constants[name] = weight.astype(np.float32)
-    constants["second"] *= gamma[:, None] / 4
-    work.constants += [onnx.numpy_helper.from_array(value, name) for name, value in constants.items()]
-    work.add("LayerNormalization", "x", "gamma", "beta")
-    work.add("MatMul", work.now, "first")
-    work.add("Tanh")
-    work.add("MatMul", work.now, "second")
-    model, data = folder / "outliers.onnx", folder / "data.npz"
-    save_model(work.model().proto, model)
-    np.savez(data, x=np.random.default_rng(1).standard_normal((16, 8, WIDTH)).astype(np.float32))
-    rules = QuantizeRules(corrections=names)
-    case = Case(id="default", model=model, inputs=Inputs(calibration=data), quantize=rules)
-    return session.work(case).prepared
+    gamma[[2, 7, 11]] = 40
+    weights = {"gamma": gamma, "beta": np.zeros(WIDTH, np.float32)}
+    weights |= {"first": normal(WIDTH, WIDTH) / gamma[:, None], "second": normal(WIDTH, WIDTH, seed=2) / 4}
+    case = written_case(folder, OUTLIERS, {"x": normal(16, 8, WIDTH, seed=1)}, **weights)
+    return session.work(replace(case, quantize=QuantizeRules(corrections=names))).prepared
 
 
 def test_channels_with_outliers_are_equalized(session: Session, tmp_path: Path) -> None:
@@ -197,7 +161,7 @@ def test_channels_with_outliers_are_equalized(session: Session, tmp_path: Path) 
     assert gain.after_db - gain.before_db > 5
     (change,) = work.corrections.equalized
     assert [n for n, exponent in enumerate(change.exponents) if exponent] == [2, 7, 11]
-    assert work.numbers.ranges["t0"].largest < 10  # 40 times the largest of the others before
+    assert work.numbers.ranges["n"].largest < 10  # 40 times the largest of the others before
     placement = work.space.resolve(work.space.everything())
     write_placement(work, placement, tmp_path / "q.onnx")
     write_placed(work, placement, tmp_path / "scheme.json")

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from linear_models import linear_model
 from onnx import numpy_helper
-from sessions import few_digits
+from written_cases import digits_case
 
 from qdqspec._core.arrays import Array, Feed
 from qdqspec.accuracy.corrections.overflow import SumLimit, layers_of, observed_limits, overflows
@@ -23,7 +23,7 @@ from qdqspec.graph.model import Model
 from qdqspec.qdq.quantize.formats import number_format
 from qdqspec.qdq.quantize.ranges import TensorRange
 from qdqspec.qdq.quantize.scales import activation_params, quantize, weight_params
-from qdqspec.types import Case, Consumer, Inputs, QuantizeRules, Site, TuneRules
+from qdqspec.types import Consumer, Inputs, QuantizeRules, Site, TuneRules
 
 INT8, UINT8 = number_format("int8"), number_format("uint8")
 SITE = Site(tensor="w", consumers=(Consumer("n", 1),), format="int8", weight=True)
@@ -52,9 +52,7 @@ def skewed(random: np.random.Generator, *shape: int) -> np.ndarray:
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 999), depth=st.integers(2, 40), per_channel=st.booleans())
-def test_weights_of_a_product_do_not_overflow_on_the_data(
-    seed: int, depth: int, *, per_channel: bool
-) -> None:
+def test_weights_of_a_product_do_not_overflow_on_data(seed: int, depth: int, *, per_channel: bool) -> None:
     random = np.random.default_rng(seed)
     weight, x = skewed(random, depth, 5), skewed(random, 2, 30, depth)
     limit = limits_of(linear_model("MatMul", weight, 3), {"x": x})
@@ -71,9 +69,7 @@ def test_weights_of_a_product_do_not_overflow_on_the_data(
 @pytest.mark.parametrize(
     ("channels", "groups", "pads", "shift"), [(4, 1, 1, -2.0), (3, 1, 1, 0.0), (6, 2, 0, 2.0), (4, 4, 1, 0.0)]
 )
-def test_weights_of_a_convolution_do_not_overflow_on_the_data(
-    channels: int, groups: int, pads: int, shift: float
-) -> None:
+def test_convolutions_do_not_overflow_on_data(channels: int, groups: int, pads: int, shift: float) -> None:
     random = np.random.default_rng(1)
     weight = skewed(random, 8 if groups < 4 else 4, channels // groups, 3, 3)
     x = skewed(random, 2, channels, 9, 9) + np.float32(shift)
@@ -85,9 +81,7 @@ def test_weights_of_a_convolution_do_not_overflow_on_the_data(
     integers = np.clip(np.rint(weight / scale.reshape(-1, 1, 1, 1)), -127, 127)
     padded = np.pad(x, [(0, 0), (0, 0), (pads, pads), (pads, pads)])
     windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (2, 3))
-    by_group = windows.reshape(
-        2, groups, -1, *windows.shape[2:4], 9
-    )  # (sample, group, channel, position, kernel)
+    by_group = windows.reshape(2, groups, -1, *windows.shape[2:4], 9)  # sample to kernel
     columns = by_group.transpose(1, 0, 3, 4, 5, 2).reshape(groups, -1, 9 * channels // groups)
     rows = limit.layer.matrix(integers)
     if not limit.layer.is_depthwise:
@@ -132,22 +126,11 @@ def test_weights_of_an_lstm_are_limited_by_its_input_and_its_hidden_states() -> 
 
 
 def prepared(
-    session: Session,
-    models: Path,
-    folder: Path,
-    *,
-    data: bool = True,
-    start: tuple[Path, ...] = (),
+    session: Session, models: Path, folder: Path, *, data: bool = True, start: tuple[Path, ...] = ()
 ) -> Prepared:
-    path = few_digits(models, folder, 8)
-    case = Case(
-        id="default",
-        model=models / "digits_resnet.onnx",
-        inputs=Inputs(calibration=path if data else None),
-        quantize=QuantizeRules(corrections=("bits",)),
-        tune=TuneRules(start_from=start),
-    )
-    return session.work(case).prepared
+    rules = {"quantize": QuantizeRules(corrections=("bits",)), "tune": TuneRules(start_from=start)}
+    case = digits_case(models, folder, 8, **rules)
+    return session.work(case if data else replace(case, inputs=Inputs())).prepared
 
 
 def largest(work: Prepared) -> list[int]:
@@ -157,9 +140,7 @@ def largest(work: Prepared) -> list[int]:
 
 
 @pytest.mark.usefixtures("saturates")
-def test_weights_have_8_bits_where_calibration_data_permits_it(
-    session: Session, models: Path, tmp_path: Path
-) -> None:
+def test_weights_have_8_bits_where_data_permits_it(session: Session, models: Path, tmp_path: Path) -> None:
     work = prepared(session, models, tmp_path, data=True)
     assert max(largest(work)) > 100
     (note,) = (text for text in work.warnings if "could overflow on this processor" in text)
@@ -167,21 +148,18 @@ def test_weights_have_8_bits_where_calibration_data_permits_it(
 
 
 @pytest.mark.usefixtures("saturates")
-def test_a_proof_limits_weights_without_calibration_data(
-    session: Session, models: Path, tmp_path: Path
-) -> None:
+def test_a_proof_limits_weights_without_data(session: Session, models: Path, tmp_path: Path) -> None:
     work = prepared(session, models, tmp_path, data=False)
     assert max(largest(work)) > 63
     for site in work.space.resolve(work.space.everything()).ordered:
         if site.weight and site.format == "int8":
-            assert not overflows(
-                work.calibrated[1].sum_limits[site.tensor].layer, work.numbers.integer_weight(site)
-            )
+            layer = work.calibrated[1].sum_limits[site.tensor].layer
+            assert not overflows(layer, work.numbers.integer_weight(site))
     assert not any("could overflow" in text for text in work.warnings)
 
 
 @pytest.mark.usefixtures("saturates")
-def test_scales_of_a_start_are_kept_where_calibration_data_permits_it(
+def test_scales_of_a_start_are_kept_where_data_permits(
     session: Session, models: Path, tmp_path: Path
 ) -> None:
     start = (Path(__file__).parents[2] / "data" / "qdq_ort_u8s8_digits_resnet_b1.onnx",)

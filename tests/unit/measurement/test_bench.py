@@ -1,25 +1,30 @@
-"""The bench on the simulated device: the noise of builds, and the comparison of fresh builds."""
+"""The bench on the simulated device: the noise of builds, and fresh builds in much or little memory."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
+from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.fake.engine import FakeEngine
 from qdqspec.errors import BackendError
 from qdqspec.timing.bench import FLOOR_EPS, significant
-from qdqspec.types import RatioTest, Samples
+from qdqspec.timing.stats import build_deviation, drift, estimate_ratios
+from qdqspec.timing.together import NOTE, FreshBuilds
+from qdqspec.types import Interval, RatioTest, Samples
 from tests.support.lab import (
     QUIET,
     REFERENCE,
     Candidate,
+    Lab,
     MakeLab,
+    WatchedEngine,
     bench_of,
     known,
     lab_in,
@@ -40,19 +45,6 @@ BUILDS, ROUNDS = 5, 12
 MADE = known(REFERENCE, 1.0, samples=Samples(wall_ms=(1.0, 1.0)), build_seconds=0.01)
 
 
-def eps_of(make_lab: MakeLab, seed: int, **how: Any) -> float:
-    """The smallest significant difference that is measured on a device whose builds differ by 2 %."""
-    lab = make_lab({"fake.seed": str(seed), "fake.build_noise": "0.02", "fake.run_noise": "0"})
-    eps, _ = bench_of(lab, seed).measure_noise(MADE, **how)
-    assert not lab.open
-    return eps
-
-
-def test_eps_is_twice_the_deviation_between_builds(make_lab: MakeLab) -> None:
-    found = [eps_of(make_lab, seed) for seed in range(60)]
-    assert np.sqrt(np.mean(np.square(found))) == pytest.approx(0.04, rel=0.25)
-
-
 @pytest.mark.parametrize(("deviation", "eps"), [(0.0, FLOOR_EPS), (0.02, 0.04), (0.7, 0.5)])
 def test_the_smallest_significant_difference_is_bounded(deviation: float, eps: float) -> None:
     """Builds that differ by a factor of two leave no significant gain, and no impossible one."""
@@ -67,12 +59,8 @@ def test_the_measurement_of_noise_has_a_time_limit(make_lab: MakeLab, seconds: f
     assert eps == 0.05 or builds
 
 
-@pytest.mark.parametrize(
-    ("run_noise", "fewer"), [(0.001, True), (0.1, False)], ids=["runs agree", "runs differ"]
-)
-def test_rounds_end_when_more_runs_add_no_information(
-    make_lab: MakeLab, run_noise: float, fewer: bool
-) -> None:
+@pytest.mark.parametrize(("run_noise", "fewer"), [(0.001, True), (0.1, False)], ids=["alike", "different"])
+def test_rounds_end_when_runs_add_no_information(make_lab: MakeLab, run_noise: float, fewer: bool) -> None:
     """Further runs of the same builds add nothing to the deviation between builds. A drift is not a deviation."""
     words = {"fake.build_noise": "0.02", "fake.run_noise": str(run_noise), "fake.drift": "0.3"}
     lab = make_lab(words, fast=Candidate(scale=0.5))
@@ -124,10 +112,8 @@ def test_a_confirmation_is_repeated_with_other_builds_while_asked_for(make_lab: 
 def test_a_runtime_without_processor_time_is_judged_by_elapsed_time(
     make_lab: MakeLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = FakeEngine.time
-    monkeypatch.setattr(
-        FakeEngine, "time", lambda *words, **more: replace(original(*words, **more), cpu_ms=())
-    )
+    own = FakeEngine.time
+    monkeypatch.setattr(FakeEngine, "time", lambda *each, **more: replace(own(*each, **more), cpu_ms=()))
     found = bench_of(make_lab(fast=Candidate(scale=0.5))).compare(roles(reference="reference", tuned="fast"))
     assert found.clock == "wall"
     assert found.speedup.median == pytest.approx(2, rel=0.05)
@@ -174,3 +160,199 @@ def test_a_reference_that_fails_is_an_error_with_the_reason(make_lab: MakeLab, s
     with pytest.raises(BackendError, match="not again: reference fails"):
         bench_of(lab).measure_noise(MADE)
     assert not lab.open
+
+
+# ---- memory for two engines at a time: the numbers are those with all engines open --------------------
+
+
+@dataclass
+class Crowded(Lab):
+    """A device with memory for a number of engines, which fails with the message of a runtime."""
+
+    fit: int = 2
+    most: int = 0
+    left: set[str] = field(default_factory=set)  # open when memory ran out, closed since then
+
+    def build(self, model, options: BuildOptions) -> WatchedEngine:
+        if len(self.open) >= self.fit:
+            raise BackendError(f"{model.name}: CUDA failure 2: out of memory")
+        engine = Lab.build(self, model, options)
+        self.most = max(self.most, len(self.open))
+        return engine
+
+
+def crowded(lab: Lab, fit: int = 2) -> Crowded:
+    return Crowded(lab.candidates, lab.words, file=lab.file, fit=fit)
+
+
+def no_memory(_engines: object, _more: int) -> bool:
+    return False
+
+
+@pytest.mark.parametrize("memory_is_known", [True, False], ids=["memory is known", "a build fails"])
+def test_at_most_two_engines_are_open(make_lab: MakeLab, memory_is_known: bool) -> None:
+    lab = crowded(make_lab(fast=Candidate(scale=0.5), slow=Candidate(scale=1.5)))
+    arena = started(lab, memory=no_memory) if memory_is_known else started(lab)
+    samples = arena.measure_noise(MADE)
+    assert lab.open == []  # the incumbent was closed
+    assert samples.notes == (NOTE,)
+    assert len(samples.on("cpu")) == len(samples.wall_ms) == BUILDS * ROUNDS
+    assert arena.trial(1, placement("fast"), "pure").incumbent
+    found = arena.bench.compare(roles(reference="reference", tuned="fast", everything="slow"), rounds=8)
+    assert (lab.most, lab.open) == (2, [])
+    taken = {role: len(s.wall_ms) for role, s in found.samples.items()}
+    assert taken == dict.fromkeys(found.ratios, taken["reference"])
+    assert taken["reference"] == 24  # three builds, eight rounds
+    assert all(s.first and len(s.first.wall_ms) == len(s.wall_ms) for s in found.samples.values())
+    assert found.ratios["tuned"].median == pytest.approx(0.5, rel=0.05)
+    assert found.ratios["everything"].median == pytest.approx(1.5, rel=0.05)
+
+
+# ---- failures -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fit", [0, 1])
+def test_memory_for_one_engine_only_is_one_error_with_the_reason(make_lab: MakeLab, fit: int) -> None:
+    lab = crowded(make_lab(fast=Candidate(scale=0.5)), fit)
+    with pytest.raises(BackendError, match=r"could not be built and run again: .*out of memory"):
+        bench_of(lab).compare(roles(reference="reference", tuned="fast"), rounds=6)
+    with pytest.raises(BackendError, match=r"not again: .*out of memory"):
+        bench_of(lab).measure_noise(MADE)
+    assert not lab.open
+
+
+@pytest.mark.parametrize("nth", [1, 2, 9])
+def test_no_candidate_fails_if_memory_runs_out_while_timing(make_lab: MakeLab, nth: int) -> None:
+    """Engines allocate memory in their first runs, and the killed engine need not be the one that allocated."""
+    lab = make_lab(fast=Candidate(scale=0.5))
+
+    def killed(stage: str, count: int) -> bool:
+        if stage == "time" and count == nth:
+            raise BackendError("killed by SIGKILL (often: the machine ran out of memory)")
+        return False
+
+    lab.candidates["fast"].fails = killed
+    found = bench_of(lab).compare(roles(reference="reference", tuned="fast"), rounds=6)
+    assert not found.failures
+    assert found.samples["tuned"].notes == (NOTE,)
+    assert not lab.open
+
+
+@pytest.mark.parametrize(("stage", "nth"), [("build", 2), ("time", 1), ("time", 12)])
+def test_no_engine_stays_open_after_an_interrupt(make_lab: MakeLab, stage: str, nth: int) -> None:
+    lab = make_lab()
+
+    def interrupt(where: str, count: int) -> bool:
+        if where == stage and count == nth:
+            raise KeyboardInterrupt
+        return False
+
+    lab.candidates["reference"].fails = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        bench_of(lab, memory=no_memory).measure_noise(MADE)
+    assert not lab.open
+
+
+# ---- samples ------------------------------------------------------------------------
+
+
+@dataclass
+class Clock:
+    """A machine whose speed changes over time; its time is counted in turns."""
+
+    speed: Callable[[int], float] = lambda turn: 1.0
+    turns: int = 0
+    open: list[object] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Steady:
+    """An engine without noise."""
+
+    clock: Clock
+    level: float
+    dies_at: int = 10**9
+    graph_hash: str = ""
+    cpu: bool = True
+
+    def __post_init__(self) -> None:
+        self.clock.open.append(self)
+
+    def time(self, runs: int, warmup: int = 0, profile: int = 0) -> Samples:
+        self.dies_at -= 1
+        if self.dies_at < 0:
+            raise BackendError("it died")
+        self.clock.turns += 1
+        took = self.level * (profile + 1) * self.clock.speed(self.clock.turns)
+        return Samples(wall_ms=(took,) * runs, cpu_ms=(took * 0.9,) * runs if self.cpu else ())
+
+    def close(self) -> None:
+        if self in self.clock.open:
+            self.clock.open.remove(self)
+
+
+def sparingly(groups: Mapping[str, list], rounds: int = 12):
+    random = np.random.default_rng(0)
+    return FreshBuilds(clock="wall", random=random, exclusive=nullcontext).two_at_a_time(groups, rounds)
+
+
+def test_a_change_of_machine_speed_between_builds_does_not_affect_samples() -> None:
+    """The machine is twice as slow from some turn on; the samples of builds timed then are not slower than the
+    others."""
+    clock = Clock(lambda turn: 1.0 if turn <= 140 else 2.0)  # the sixth build's turns
+    found = sparingly({"a": [lambda: Steady(clock, 5.0)] * 3, "b": [lambda: Steady(clock, 4.0)] * 3}).samples
+    builds = [build.wall_ms for group in found.values() for build in group]
+    levels = [np.median(times) for times in builds]
+    assert np.allclose(np.divide(levels, levels[0]), [1, 1, 1, 0.8, 0.8, 0.8])
+    assert drift(builds) == pytest.approx(0, abs=1e-9)
+    assert levels[0] == 5.0  # the median time of the reference
+    assert np.allclose(found["b"][0].cpu_ms, np.multiply(found["b"][0].wall_ms, 0.9))
+
+
+# ---- statistics of the samples --------------------------------------------------------------
+
+SEEDS = 150
+BETWEEN_BUILDS = 0.02
+TOGETHER = {"all": FreshBuilds.all_at_once, "two": FreshBuilds.two_at_a_time}
+
+
+@dataclass(eq=False)
+class Noisy(Steady):
+    """An engine with deviations of its build and of its runs."""
+
+    noise: float = 0.0
+    random: np.random.Generator = field(default_factory=np.random.default_rng)
+
+    def __post_init__(self) -> None:
+        self.level *= np.exp(self.random.normal(0, BETWEEN_BUILDS))
+
+    def time(self, runs: int, warmup: int = 0, profile: int = 0) -> Samples:
+        took = super().time(runs, warmup, profile).wall_ms[0] * np.exp(self.random.normal(0, self.noise))
+        return Samples(wall_ms=(took,) * runs)
+
+
+def levels(way: str, seed: int, noise: float) -> tuple[float, Interval]:
+    """The estimated deviation between builds, and the estimated ratio of a model that takes 0.6 of the other's time."""
+    random = np.random.default_rng(seed)
+    swing = Clock(lambda turn: 1 + 0.1 * np.sin(turn / 25))
+
+    def build(level: float) -> list[Callable[[], Noisy]]:
+        return [lambda: Noisy(swing, level, noise=noise, random=random)] * 5
+
+    groups = {"reference": build(50.0), "tuned": build(30.0)}
+    fresh = FreshBuilds(clock="wall", random=random, exclusive=nullcontext)
+    found = TOGETHER[way](fresh, groups, 12).samples
+    builds = {name: [build.wall_ms for build in group] for name, group in found.items()}
+    return build_deviation(builds["reference"]), estimate_ratios([builds], "reference")["tuned"].test.mean
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.04])
+@pytest.mark.parametrize("way", TOGETHER)
+def test_estimates_are_on_average_those_with_all_engines_open(way: str, noise: float) -> None:
+    """The deviation between builds without that of runs, the ratio, and the coverage of its interval."""
+    found = [levels(way, seed, noise) for seed in range(SEEDS)]
+    deviation = np.sqrt(np.mean([each**2 for each, _ in found]))
+    assert deviation == pytest.approx(BETWEEN_BUILDS, rel=0.1)
+    assert np.mean([np.log(ratio.median) for _, ratio in found]) == pytest.approx(np.log(0.6), abs=0.005)
+    # The coverage of very many repetitions is 0.95.
+    assert np.mean([ratio.low <= 0.6 <= ratio.high for _, ratio in found]) >= 0.91

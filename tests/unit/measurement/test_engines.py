@@ -5,24 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from numpy.testing import assert_array_equal
-from random_models import ranges_for
-from rehearsing import rehearsal_of
 
-from qdqspec.accuracy.rehearsal import find_sensitivities, sites_of
-from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.backends.open_engines import Engines
 from qdqspec.errors import BackendError
-from qdqspec.graph.model import Model, load_model
-from qdqspec.qdq.quantize.quantizer import Quantizer
-from qdqspec.qdq.space.search_space import SchemeSpace
-
-MODELS = Path(__file__).parents[3] / "specs" / "models"
 
 
 class Doubling:
@@ -137,31 +125,6 @@ def test_an_interrupt_ends_the_runs() -> None:
         list(engines.run_each(interrupted()))
     assert begun.is_set()
     assert not late
-
-
-@pytest.fixture
-def subject() -> tuple[Model, SchemeSpace, Quantizer, list[dict[str, Any]]]:
-    """A model, its placements, numbers and inputs."""
-    model = load_model(MODELS / "digits_resnet.onnx")
-    space = SchemeSpace(model, OnnxRuntime().capabilities())
-    numbers = Quantizer(model, ranges_for(model), biases=space.bias_sources, reduce_range=True)
-    random = np.random.default_rng(0)
-    return model, space, numbers, [{"input": random.random((1, 1, 16, 16), np.float32)} for _ in range(6)]
-
-
-def test_a_rehearsal_on_several_engines_computes_the_same(subject: Any) -> None:
-    model, space, numbers, inputs = subject
-    placement = space.resolve(space.everything())
-    found = []
-    for processes in (1, 3):
-        with rehearsal_of(model, sites_of(space), numbers, *inputs, processes=processes) as rehearsal:
-            outputs = [each["logits"] for each in rehearsal.engine(placement).run_each(inputs)]
-            found.append((rehearsal.error(placement), np.array(outputs), find_sensitivities(rehearsal).noise))
-    (one, first, few), (other, second, many) = found
-    assert one == other
-    assert one.samples == 6
-    assert_array_equal(first, second)
-    assert_array_equal(few, many)
 
 
 def test_a_given_engine_has_others_beside_it_after_a_few_runs_and_stays_open() -> None:

@@ -14,9 +14,8 @@ from qdqspec.types import Consumer, Placement, Samples, Site, Trial
 
 HEADER = {"model": "ab12", "device": "some-cpu", "backend": "onnxruntime", "seed": 0}
 SITE = Site(tensor="x", consumers=(Consumer("conv", 0),), format="int8")
-TRIAL = Trial(
-    number=0, phase="pure", placement=Placement(sites=frozenset({SITE})), samples=Samples(wall_ms=(1.5, 1.25))
-)
+PLACEMENT = Placement(sites=frozenset({SITE}))
+TRIAL = Trial(number=0, phase="pure", placement=PLACEMENT, samples=Samples(wall_ms=(1.5, 1.25)))
 
 
 @pytest.fixture
@@ -30,22 +29,18 @@ def write(path: Path, count: int) -> None:
             journal.append(TRIAL)
 
 
-def test_every_line_is_an_object_with_the_documented_keys(path: Path) -> None:
-    write(path, 2)
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert len(lines) == 2
-    promised = {"trial", "phase", "placement", "status", "error", "samples", "build_seconds"}
-    assert all(promised <= line.keys() for line in lines)
-    assert lines[0]["placement"] == TRIAL.placement.digest
+PROMISED = {"trial", "phase", "placement", "status", "error", "samples", "build_seconds"}
 
 
-def test_a_trial_is_in_the_file_as_soon_as_it_is_appended(path: Path) -> None:
+def test_a_trial_is_in_the_file_with_the_documented_keys_as_soon_as_it_is_appended(path: Path) -> None:
     with Journal.open(path, HEADER) as journal:
         assert journal.trials() == ()
         header = json.loads((path.parent / "trials.header.json").read_text())
         assert header == {"schema_version": 3, **HEADER}
         journal.append(TRIAL, eps=0.02)
-        assert json.loads(path.read_text())["eps"] == 0.02
+        line = json.loads(path.read_text())
+        assert line.keys() >= PROMISED
+        assert (line["placement"], line["eps"]) == (TRIAL.placement.digest, 0.02)
         assert journal.trials() == (TRIAL,)
 
 
@@ -82,18 +77,6 @@ def test_a_missing_header_file_is_written_again(path: Path, damage: bytes | None
     with Journal.open(path, HEADER) as journal:
         assert journal.trials() == (TRIAL,)
     assert header.read_bytes() == whole
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [("placement", "0123456789abcdef"), ("status", "perhaps"), ("layers", [{"name": "conv"}])],
-)
-def test_a_line_of_json_that_is_not_a_trial_is_damaged(path: Path, key: str, value: object) -> None:
-    write(path, 2)
-    first, second = path.read_text().splitlines()
-    path.write_text("\n".join([json.dumps({**json.loads(first), key: value}), second, ""]))
-    with pytest.raises(StateError, match=r"jsonl:1: this line of the journal is damaged"):
-        Journal.open(path, HEADER)
 
 
 def test_only_complete_lines_remain_after_a_full_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

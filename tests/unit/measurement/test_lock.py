@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -63,55 +64,41 @@ def end_of(holder: subprocess.Popen[str], reports: list[str]) -> Callable[[str],
     return report
 
 
-def test_a_second_run_waits_and_reports_the_process_that_holds_the_lock(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("program", "kind", "what"),
+    [
+        (HOLDER, RunLock, "the run that writes to {folder}"),
+        (DEVICE_HOLDER, partial(DeviceLock, "a cpu"), "a measurement of another run on a cpu"),
+    ],
+    ids=["folder", "device"],
+)
+def test_a_second_run_waits_and_reports_the_process_that_holds_the_lock(
+    tmp_path: Path, program: str, kind: Callable[..., RunLock | DeviceLock], what: str
+) -> None:
     reports: list[str] = []
     with (
-        held_elsewhere(HOLDER, tmp_path) as holder,
-        RunLock(tmp_path, end_of(holder, reports)),  # a killed run holds no lock
+        held_elsewhere(program, tmp_path) as holder,
+        kind(folder=tmp_path, report=end_of(holder, reports)),  # a killed run holds no lock
     ):
         pass
-    assert len(reports) == 1
-    pattern = (
-        rf"waits for the run that writes to {tmp_path} \(process {holder.pid}, since 20\d\d-\S+ \d+:\d+:\d+\)"
-    )
-    assert re.fullmatch(pattern, reports[0])
-
-
-def test_a_wait_for_a_device_is_reported(tmp_path: Path) -> None:
-    reports: list[str] = []
-    waits: list[float] = []
-    with held_elsewhere(DEVICE_HOLDER, tmp_path) as holder:
-        own = DeviceLock("a cpu", folder=tmp_path, report=end_of(holder, reports), waited=waits.append)
-        with own, own:
-            pass
-    assert len(reports) == 1
-    first, second = waits
-    assert first >= 0.5 > second
-    assert reports[0].startswith(
-        f"waits for a measurement of another run on a cpu (process {holder.pid}, since "
-    )
+    (report,) = reports
+    since = rf"\(process {holder.pid}, since 20\d\d-\S+ \d+:\d+:\d+\)"
+    assert re.fullmatch(f"waits for {what.format(folder=tmp_path)} {since}", report)
 
 
 def test_workers_of_one_test_run_wait_without_a_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without a display, others log the wait."""
-    with held_elsewhere(HOLDER, tmp_path) as holder:
-        ends = threading.Timer(1.0, holder.kill)
-        ends.start()
-        with RunLock(tmp_path):
-            pass
-        ends.join()
-    assert f"process {holder.pid}" in caplog.text
-    monkeypatch.setenv("PYTEST_XDIST_TESTRUNUID", "one")
-    with held_elsewhere(HOLDER, tmp_path) as holder:
-        reports: list[str] = []
-        ends = threading.Timer(1.0, holder.kill)
-        ends.start()
-        with RunLock(tmp_path, reports.append):
-            pass
-        ends.join()
-    assert reports == []
+    for run in ("one", ""):
+        monkeypatch.setenv("PYTEST_XDIST_TESTRUNUID", run)
+        with held_elsewhere(HOLDER, tmp_path) as holder:
+            ends = threading.Timer(1.0, holder.kill)
+            ends.start()
+            with RunLock(tmp_path):
+                pass
+            ends.join()
+        assert (f"process {holder.pid}" in caplog.text) is (run == "")
 
 
 @pytest.mark.parametrize("note", ["", '{"pid": "x", "since": 3}', "[" * 9000])

@@ -19,7 +19,6 @@ from qdqspec.timing.stats import (
     drift,
     estimate_ratios,
     signed_rank_bounds,
-    student_t,
     trimmed_error,
     trimmed_mean,
     wilcoxon_p,
@@ -27,9 +26,6 @@ from qdqspec.timing.stats import (
 from qdqspec.types import Interval
 
 SMALL = st.floats(-10, 10, allow_nan=False).map(lambda value: round(value, 6))
-
-
-# Heights of 15 pairs of plants (Darwin 1876), cross-fertilized less self-fertilized, in eighths of an inch.
 
 
 def ranks(values: list[float]) -> np.ndarray:
@@ -45,27 +41,13 @@ def normal_p(values: list[float]) -> float:
     return 2 * NormalDist().cdf(-distance / math.sqrt((own**2).sum() / 4))
 
 
-@given(st.lists(SMALL.filter(bool), min_size=1, max_size=9, unique_by=abs))
+@given(st.lists(SMALL.filter(bool), max_size=9, unique_by=abs))
 def test_a_small_p_value_is_the_share_of_signs_that_are_as_extreme(values: list[float]) -> None:
     own = ranks(values)
     signed = abs((own * np.sign(values)).sum())
     every = [abs(np.dot(own, signs)) for signs in itertools.product((-1, 1), repeat=len(values))]
     assert wilcoxon_p(values) == pytest.approx(np.mean(np.array(every) >= signed))
     assert wilcoxon_p([0.0, *values, 0.0]) == wilcoxon_p(values)
-
-
-@pytest.mark.parametrize(("count", "critical"), [(6, 0), (12, 13), (24, 81), (30, 137)])
-def test_the_critical_values_are_those_of_published_tables(count: int, critical: int) -> None:
-    """The largest sum of the ranks of one sign that is significant at 5 %, two-sided."""
-
-    def with_sum(total: int) -> list[float]:
-        signed = []
-        for rank in range(count, 0, -1):
-            signed.append(-rank if rank <= total else rank)
-            total -= rank if rank <= total else 0
-        return signed
-
-    assert wilcoxon_p(with_sum(critical)) <= 0.05 < wilcoxon_p(with_sum(critical + 1))
 
 
 @given(st.lists(st.integers(-4, 4).map(float), min_size=14, max_size=60))
@@ -87,11 +69,6 @@ def test_scipy_rejects_exactly_the_shifts_outside_the_bounds(count: int, seed: i
 
     for bound, outwards in ((bounds.low, -1e-9), (bounds.high, 1e-9)):
         assert p_value(bound + outwards) <= 0.05 < p_value(bound - outwards)
-
-
-@pytest.mark.parametrize("values", [[], [0.0], [0.0, 0.0, 0.0]])
-def test_differences_of_zero_have_p_value_one(values: list[float]) -> None:
-    assert wilcoxon_p(values) == 1.0
 
 
 @given(st.lists(SMALL, min_size=1, max_size=50), st.sampled_from([0.0, 0.1, 0.2, 0.25, 0.4]))
@@ -119,14 +96,6 @@ def test_the_deviation_between_builds_excludes_that_of_runs(build: float, run: f
     runs_alone = run / math.sqrt(12)
     assert np.mean(found) == pytest.approx(build, abs=0.1 * build + 0.45 * runs_alone)
     assert np.mean(np.square(found)) <= build**2 + 0.5 * runs_alone**2 + 0.1 * build**2
-
-
-@pytest.mark.parametrize(
-    ("freedom", "expected"),
-    [(1, 12.706), (3, 3.182), (9, 2.262), (120, 1.980)],
-)
-def test_students_quantiles_are_those_of_published_tables(freedom: int, expected: float) -> None:
-    assert student_t(0.95, freedom) == pytest.approx(expected, abs=0.0005)
 
 
 def interval_of(steady, first=None, role="tuned") -> Interval:

@@ -114,11 +114,7 @@ def test_builds_that_time_kernels_are_sequential() -> None:
     from qdqspec.backends.trtexec.engine import Trtexec
 
     for backend, jobs in ((OnnxRuntime(), 4), (TensorRt(), 1), (Trtexec(), 1)):
-        work = Resources(
-            backend=backend,
-            options=BuildOptions(),
-            settings=Settings(jobs=4),
-        )
+        work = Resources(backend=backend, options=BuildOptions(), settings=Settings(jobs=4))
         assert work.jobs == jobs, backend.name
 
 
@@ -126,9 +122,8 @@ def test_builds_that_time_kernels_are_sequential() -> None:
 def test_slow_models_have_fewer_rounds(seconds: float, rounds: int) -> None:
     site = Site(wanted=2)
     random = np.random.default_rng(0)
-    builds = FreshBuilds(
-        clock="wall", random=random, exclusive=nullcontext, most_seconds=seconds, enough=-1.0
-    )
+    limits = {"most_seconds": seconds, "enough": -1.0}
+    builds = FreshBuilds(clock="wall", random=random, exclusive=nullcontext, **limits)
     found = builds.all_at_once({"a": [site.build] * 2}, 24)
     assert [len(build.wall_ms) for build in found.samples["a"]] == [rounds, rounds]
 

@@ -37,9 +37,8 @@ def model() -> Model:
     )
     random = np.random.default_rng(0)
     for name, shape in (("v", (8, 8, 3, 3)), ("w", (8, 8, 3, 3)), ("b", (8,))):
-        proto.graph.initializer.append(
-            numpy_helper.from_array(random.normal(0, 0.2, shape).astype("f4"), name)
-        )
+        values = random.normal(0, 0.2, shape).astype(np.float32)
+        proto.graph.initializer.append(numpy_helper.from_array(values, name))
     return Model(onnx.shape_inference.infer_shapes(proto))
 
 
@@ -67,9 +66,7 @@ def built(model: Model, placement: Placement, numbers: Quantizer, folder: Path) 
 
 @pytest.mark.parametrize("labels", [{"first": "in+out"}, dict.fromkeys(("first", "second"), "in+out")])
 @pytest.mark.parametrize("shift", [0, 0.07])
-def test_rounded_biases_are_those_of_onnx_runtime(
-    model: Model, labels: dict, shift: float, tmp_path: Path
-) -> None:
+def test_rounded_biases_are_those_of_runs(model: Model, labels: dict, shift: float, tmp_path: Path) -> None:
     space = SchemeSpace(model, ops.capabilities(()))
     numbers, placement = numbers_of(model, space, shift=shift), space.resolve(labels)
     expected = built(model, placement, numbers, tmp_path)["y"]

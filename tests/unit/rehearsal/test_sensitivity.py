@@ -11,12 +11,7 @@ from onnx import numpy_helper
 from random_models import ranges_for
 from rehearsing import rehearsal_of, summed_db, summed_noise
 
-from qdqspec.accuracy.rehearsal import (
-    Rehearsal,
-    RehearsalRefusedError,
-    find_sensitivities,
-    sites_of,
-)
+from qdqspec.accuracy.rehearsal import Rehearsal, RehearsalRefusedError, find_sensitivities, sites_of
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.graph.model import Model, load_model
 from qdqspec.qdq.quantize.quantizer import Quantizer
@@ -33,15 +28,9 @@ def model_of(text: str) -> Model:
     proto = onnx.parser.parse_model(text)
     weight = np.random.default_rng(0).normal(0, 0.3, (16, 16)).astype(np.float32)
     half = np.full(16, 0.5, np.float32)
-    proto.graph.initializer.extend(
-        [numpy_helper.from_array(weight, "w"), numpy_helper.from_array(half, "half")]
-    )
+    constants = {"w": weight, "half": half}
+    proto.graph.initializer.extend(numpy_helper.from_array(v, name) for name, v in constants.items())
     return Model(proto)
-
-
-@pytest.fixture
-def model() -> Model:
-    return model_of(TEXT)
 
 
 def all_sites(model: Model) -> list[Site]:
@@ -75,16 +64,16 @@ HEADS = TEXT.replace("=> (float[1,16] y", "=> (int64[1,1] first, float[1,16] y")
 )
 
 
-@pytest.mark.parametrize("segments", [1, 3, 8])
-def test_noise_measured_after_a_cut_equals_that_of_the_whole_model(segments: int) -> None:
+@pytest.mark.parametrize(("segments", "processes"), [(1, 1), (3, 3), (8, 1)])
+def test_noise_measured_after_a_cut_equals_that_of_the_whole_model(segments: int, processes: int) -> None:
     """The tensor before the ArgMax has no reader in the part of the graph after the cut."""
     model = model_of(HEADS)
-    with rehearsal_of(model, all_sites(model), Quantizer(model, ranges_for(model)), *feeds(2)) as rehearsal:
+    numbers = Quantizer(model, ranges_for(model))
+    with rehearsal_of(model, all_sites(model), numbers, *feeds(2), processes=processes) as rehearsal:
         found = find_sensitivities(rehearsal, segments=segments, first=4)
         expected = by_complete_runs(rehearsal)
-        assert [summed_db(found, alone(site)) for site in rehearsal.switches] == pytest.approx(
-            expected, abs=0.05
-        )
+        summed = [summed_db(found, alone(site)) for site in rehearsal.switches]
+        assert summed == pytest.approx(expected, abs=0.05)
     assert found.guides == ("j", "y", "z")
     late = next(number for number, site in enumerate(found.switches) if site.tensor == "g")
     assert found.noise[late, 0] == 0
@@ -114,10 +103,9 @@ def test_a_sensitivity_analysis_without_float_outputs_is_refused() -> None:
     text = '<ir_version: 8, opset_import: ["": 19]> g (float[4] x) => (int64[1] y) { y = Shape(x) }'
     model = Model(onnx.parser.parse_model(text))
     site = Site(tensor="x", consumers=(Consumer("Shape#0", 0),), format="uint8")
+    numbers, feed = Quantizer(model, ranges_for(model)), {"x": np.zeros(4, np.float32)}
     with (
-        rehearsal_of(
-            model, [site], Quantizer(model, ranges_for(model)), {"x": np.zeros(4, np.float32)}
-        ) as opened,
+        rehearsal_of(model, [site], numbers, feed) as opened,
         pytest.raises(RehearsalRefusedError, match="floating-point"),
     ):
         find_sensitivities(opened)

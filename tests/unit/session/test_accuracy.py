@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -11,18 +10,15 @@ import numpy as np
 import onnx
 import pytest
 from arrays import arrays_of
-from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 from sessions import Open, count_builds
+from written_cases import check_of, normal, written_case
 
-from qdqspec.app.report.formats.markdown import MarkdownFormat
-from qdqspec.app.report.record import record_from_json, record_to_json
 from qdqspec.errors import ConfigError, DataError, QdqspecError
-from qdqspec.testing.records import params_of
 from qdqspec.types import AccuracyRules, Case, CheckSpec, Inputs, TuneRules
 
 # Two convolutions and a classifier of four classes; on random images any two models agree on most of them.
-TEXT = """<ir_version: 8, opset_import: ["": 19]> net (float[1,8,12,12] x) => (float[1,4] y) {
+TEXT = """net (float[1,8,12,12] x) => (float[1,4] y) {
   a = Conv<pads = [1, 1, 1, 1]>(x, w)  b = Relu(a)  c = Conv<pads = [1, 1, 1, 1]>(b, w)  d = Add(b, c)
   e = GlobalAveragePool(d)  f = Flatten(e)  y = Gemm(f, v) }"""
 SAMPLES = 4
@@ -33,60 +29,39 @@ def correct(outputs, labels) -> float:
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
-    random = np.random.default_rng(0)
-    proto = onnx.parser.parse_model(TEXT)
-    for name, shape in {"w": (8, 8, 3, 3), "v": (8, 4)}.items():
-        values = random.normal(0, 0.2, shape).astype(np.float32)
-        proto.graph.initializer.append(numpy_helper.from_array(values, name))
-    onnx.save(proto, tmp_path / "net.onnx")
-    images = random.normal(size=(SAMPLES, 8, 12, 12)).astype(np.float32)
-    outputs = ReferenceEvaluator(proto)
-    labels = np.array([outputs.run(None, {"x": image[None]})[0].argmax() for image in images])
+def case(tmp_path: Path) -> Case:
+    """A model that is correct on all samples, which are in ``data.npz``."""
+    images = normal(SAMPLES, 8, 12, 12, seed=2)
+    weights = {"w": normal(8, 8, 3, 3, deviation=0.2), "v": normal(8, 4, deviation=0.2, seed=1)}
+    case = written_case(tmp_path, TEXT, {}, TuneRules(trials=2), **weights)
+    labels = reference_outputs(case.model, images).argmax(axis=1)
     np.savez(tmp_path / "data.npz", x=images, labels=labels)
-    return tmp_path
+    inputs = Inputs(calibration=tmp_path / "data.npz", evaluation=tmp_path / "data.npz")
+    return replace(case, spec=tmp_path / "net.qdq.yaml", inputs=inputs)
 
 
-@pytest.fixture
-def case(project: Path) -> Case:
-    return Case(
-        id="default",
-        model=project / "net.onnx",
-        spec=project / "net.qdq.yaml",
-        inputs=Inputs(calibration=project / "data.npz", evaluation=project / "data.npz"),
-        tune=TuneRules(trials=2),
-    )
+def reference_outputs(model: Path, images: np.ndarray) -> np.ndarray:
+    evaluator = ReferenceEvaluator(onnx.load(model))
+    return np.concatenate([evaluator.run(None, {"x": image[None]})[0] for image in images])
 
 
 def with_check(case: Case, **params: object) -> tuple[Case, CheckSpec]:
-    check = CheckSpec(id="accuracy", kind="accuracy", params=params_of("accuracy", **params), line=7)
+    check = replace(check_of("accuracy", **params), line=7)
     return replace(case, checks=(check,)), check
 
 
 # ---- checks -------------------------------------------------------------------------------------
 
 
-def test_a_check_applies_a_user_metric(open_session: Open, case: Case) -> None:
+def test_a_check_applies_a_user_metric_of_the_session_or_of_the_case(open_session: Open, case: Case) -> None:
     case, check = with_check(case, metric="mine", max_drop=1.0)
     result = open_session(metrics={"mine": correct}).judge(case, check)
     assert result.verdict.outcome == "pass"
     assert result.verdict.numbers["reference"] == 1.0
     assert result.verdict.numbers["samples"] == SAMPLES
-
-
-def test_a_metric_of_the_case_overrides_that_of_the_session(open_session: Open, case: Case) -> None:
-    case, check = with_check(case, metric="mine", min=0.0)
-    session = open_session(metrics={"mine": lambda *_: 1.0})
-    result = session.judge(replace(case, metrics={"mine": lambda *_: 7.0}), check)
-    assert result.verdict.numbers["tuned"] == 7.0
-
-
-def test_samples_with_a_changed_result_are_counted(open_session: Open, case: Case) -> None:
-    case, _ = with_check(case, metric="top1", max_drop=0.99)
-    found = open_session().evidence(case, frozenset({"accuracy"})).accuracy["top1"]
-    assert found.lost is not None
-    assert found.gained == 0  # the reference is correct on all samples
-    assert found.reference - found.tuned == pytest.approx(found.lost / SAMPLES)
+    own_case = replace(case, metrics={"mine": lambda *_: 7.0})
+    own = open_session(metrics={"mine": correct}).judge(own_case, check)
+    assert own.verdict.numbers["tuned"] == 7.0, "the metric of a case precedes that of the session"
 
 
 @pytest.mark.parametrize(
@@ -94,18 +69,15 @@ def test_samples_with_a_changed_result_are_counted(open_session: Open, case: Cas
     [
         ("recal", "data.npz", r":7: .*unknown metric 'recal' \(did you mean 'recall'\?\)"),
         ("top1", None, ":7: .*there is no evaluation data"),
-        ("top1", "no_labels.npz", "no array 'labels'"),
-        ("top1", "bad_labels.npz", "bad_labels.npz.*label 9 is no class"),
+        ("top1", "unlabelled.npz", "no array 'labels'"),
     ],
 )
 def test_a_check_that_cannot_be_evaluated_is_an_error_before_a_search(
-    open_session: Open, case: Case, project: Path, metric: str, evaluation: str | None, problem: str
+    open_session: Open, case: Case, tmp_path: Path, metric: str, evaluation: str | None, problem: str
 ) -> None:
-    images = np.zeros((2, 8, 12, 12), np.float32)
-    np.savez(project / "no_labels.npz", x=images)
-    np.savez(project / "bad_labels.npz", x=images, labels=np.array([0, 9]))
+    np.savez(tmp_path / "unlabelled.npz", x=np.zeros((2, 8, 12, 12), np.float32))
     case, check = with_check(case, min=0.5, metric=metric)
-    case = replace(case, inputs=replace(case.inputs, evaluation=evaluation and project / evaluation))
+    case = replace(case, inputs=replace(case.inputs, evaluation=evaluation and tmp_path / evaluation))
     session = open_session(metrics={"recall": correct})
     with pytest.raises(QdqspecError, match=problem):
         session.judge(case, check)
@@ -124,11 +96,9 @@ def test_metrics_must_be_a_mapping_of_names_to_functions(open_session: Open, met
 class Closeness:
     """A metric finer than a count of samples: 1 minus the relative distance to the reference outputs."""
 
-    def __init__(self, project: Path) -> None:
-        proto = onnx.load(project / "net.onnx")
-        images = arrays_of(project / "data.npz")["x"]
-        evaluator = ReferenceEvaluator(proto)
-        self.expected = np.concatenate([evaluator.run(None, {"x": image[None]})[0] for image in images])
+    def __init__(self, case: Case) -> None:
+        images = arrays_of(case.model.with_name("data.npz"))["x"]
+        self.expected = reference_outputs(case.model, images)
         self.values: list[float] = []
 
     def __call__(self, outputs, labels) -> float:
@@ -142,8 +112,8 @@ def held(case: Case, **rules: object) -> Case:
 
 
 @pytest.fixture
-def close(project: Path) -> Closeness:
-    return Closeness(project)
+def close(case: Case) -> Closeness:
+    return Closeness(case)
 
 
 def unheld(open_session: Open, case: Case, close: Closeness) -> list[float]:
@@ -153,9 +123,7 @@ def unheld(open_session: Open, case: Case, close: Closeness) -> list[float]:
     return sorted(t.accuracy for t in search.trials if t.accuracy is not None and t.placement.sites)
 
 
-def test_the_selected_model_meets_the_metric_constraint(
-    open_session: Open, case: Case, close: Closeness
-) -> None:
+def test_the_selected_model_meets_the_metric(open_session: Open, case: Case, close: Closeness) -> None:
     seen = unheld(open_session, case, close)
     least = (seen[0] + 1) / 2  # above the value of the model selected without the constraint
     session = open_session(metrics={"close": close})
@@ -182,16 +150,12 @@ def test_a_metric_constraint_that_no_candidate_meets_keeps_the_model_unchanged(
     assert search.unchanged
     assert search.accuracy.selected == search.accuracy.reference
     best = f"{search.accuracy.best:.4g}"
-    assert re.search(
-        r"faster candidates? miss(es)? the limit of close of 1 by (at least )?0\.00", search.reason
-    )
+    assert re.search(r"faster candidates? miss(es)? the limit of close of 1 by .*0\.00", search.reason)
     assert f"has close {best} in 0." in search.reason
     assert search.rejected[0].reason.endswith(" below the limit of close of 1")
 
 
-def test_another_metric_of_the_same_name_misses_the_cache(
-    open_session: Open, case: Case, close: Closeness
-) -> None:
+def test_another_metric_of_a_name_misses_the_cache(open_session: Open, case: Case, close: Closeness) -> None:
     case = held(case, min=-1e9)
     open_session(metrics={"close": close}).search(case)
     assert open_session(metrics={"close": close}).search(case).provenance.source == "cached"
@@ -233,9 +197,7 @@ def test_points_of_a_front_are_scored_and_meet_the_metric_constraint(
     assert [float(row.rpartition(",")[2]) for row in rows] == pytest.approx(scores, rel=1e-5)
 
 
-def test_a_metric_of_nan_for_the_reference_is_an_error_before_the_search(
-    open_session: Open, case: Case
-) -> None:
+def test_nan_for_the_reference_is_an_error_before_the_search(open_session: Open, case: Case) -> None:
     session = open_session(metrics={"close": lambda *_: float("nan")})
     built = count_builds(session)
     with pytest.raises(DataError, match="metric 'close' gave nan for the model itself"):
@@ -243,9 +205,7 @@ def test_a_metric_of_nan_for_the_reference_is_an_error_before_the_search(
     assert {path.name for path in built} <= {"net.onnx", "observer.onnx"}
 
 
-def test_a_metric_that_fails_on_candidates_fails_their_trials(
-    open_session: Open, case: Case, close: Closeness
-) -> None:
+def test_a_failing_metric_fails_the_trials(open_session: Open, case: Case, close: Closeness) -> None:
     def picky(outputs, labels) -> float:
         if close(outputs, labels) < 1 - 1e-6:
             raise ValueError("not these")
@@ -266,21 +226,3 @@ def test_metric_constraints_that_are_hard_to_meet_are_warned_about(open_session:
         in warnings
     )
     assert "tune.accuracy: the reference itself has top1 100.0 %, below the limit 150.0 %" in warnings
-
-
-def test_a_plan_states_where_the_metric_is_computed(open_session: Open, case: Case, close: Closeness) -> None:
-    text = open_session(metrics={"close": close}, mode="plan").planned(held(case, min=0.5)).text
-    assert text.endswith(
-        f"close on {SAMPLES} samples, of the reference and of each candidate that has won its races"
-    )
-    assert close.values == []
-
-
-def test_the_record_contains_the_metric_constraint(open_session: Open, case: Case, close: Closeness) -> None:
-    case, check = with_check(held(case, max_drop=1.0), metric="close", max_drop=1.0)
-    session = open_session(metrics={"close": close})
-    session.judge(case, check)
-    record = session.record()
-    again = record_from_json(json.loads(json.dumps(record_to_json(record))))
-    assert again.cases[0].evidence.search.accuracy == record.cases[0].evidence.search.accuracy
-    assert "held to close" in MarkdownFormat().render(record)

@@ -20,11 +20,15 @@ def _same_search(engine_threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("qdqspec.app.session.outcome.ERRORS_SHARE", 1e3)
 
 
-def test_a_search_with_a_limit_has_the_error_of_each_block(models: Path, tmp_path: Path) -> None:
+def asked(models: Path, **more: object) -> dict[str, object]:
     data = models.parent / "data" / "digits_calibration.npz"
-    asked = {"calibration": data, "min_sqnr_db": 45, "trials": 4, "corrections": "none"}
+    return {"calibration": data, "corrections": "none", **more}
+
+
+def test_a_search_with_a_limit_has_the_error_of_each_block(models: Path, tmp_path: Path) -> None:
+    words = asked(models, min_sqnr_db=45, trials=4)
     with Session(output=tmp_path / "out", cache_dir=tmp_path / "cache") as session:
-        result = session.tune(models / "digits_resnet.onnx", **asked)
+        result = session.tune(models / "digits_resnet.onnx", **words)
         units = {unit.id for unit in session.work(result.evidence.case).prepared.space.units}
     errors = result.search.errors
     assert errors
@@ -33,18 +37,9 @@ def test_a_search_with_a_limit_has_the_error_of_each_block(models: Path, tmp_pat
     found = case_from_json(case_to_json(CaseRecord(evidence=result.evidence))).evidence.search
     assert found.errors == errors
     with Session(output=tmp_path / "out", cache_dir=tmp_path / "cache") as session:
-        again = session.tune(models / "digits_resnet.onnx", **asked).search
+        again = session.tune(models / "digits_resnet.onnx", **words).search
     assert again.provenance.source == "cached"
     assert again.errors == errors
-
-
-def test_errors_of_blocks_are_missing_with_a_reason_if_the_time_was_over(
-    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("qdqspec.app.session.outcome.ERRORS_SHARE", 0.0)
-    with Session(output=tmp_path / "out", no_cache=True) as session:
-        found = session.tune(models / "digits_resnet.onnx", **_asked(models, min_sqnr_db=1)).search
-    assert errors_table(found).rows == (("the search's time was over",),)
 
 
 @pytest.mark.parametrize(
@@ -53,18 +48,14 @@ def test_errors_of_blocks_are_missing_with_a_reason_if_the_time_was_over(
         ({"min_sqnr_db": "none"}, "neither an accuracy constraint"),
         ({"min_sqnr_db": 1, "exclude": ["*"]}, "no block can be quantized"),
         ({"min_sqnr_db": 1, "backend": "fake"}, "simulated"),
+        ({"min_sqnr_db": 1}, "the search's time was over"),
     ],
 )
-def test_errors_of_blocks_are_missing_with_a_reason_without_an_oracle(
-    models: Path, tmp_path: Path, more: dict[str, object], why: str
+def test_errors_of_blocks_are_missing_with_a_reason(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, object], why: str
 ) -> None:
+    monkeypatch.setattr("qdqspec.app.session.outcome.ERRORS_SHARE", 0.0)
     backend = {"backend": more.pop("backend")} if "backend" in more else {}
     with Session(output=tmp_path / "out", no_cache=True, **backend) as session:
-        found = session.tune(models / "digits_resnet.onnx", **_asked(models, **more)).search
-    assert not found.errors
-    assert why in found.errors_missing
-
-
-def _asked(models: Path, **more: object) -> dict[str, object]:
-    data = models.parent / "data" / "digits_calibration.npz"
-    return {"calibration": data, "trials": 2, "corrections": "none", **more}
+        found = session.tune(models / "digits_resnet.onnx", **asked(models, trials=2, **more)).search
+    assert why in str(errors_table(found).rows)

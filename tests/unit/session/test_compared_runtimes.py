@@ -13,7 +13,7 @@ from qdqspec.app.session import Session
 from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.errors import BackendError
 from qdqspec.timing.lock import DeviceLock
-from qdqspec.types import Case, RuntimeComparison, TuneRules
+from qdqspec.types import Case, TuneRules
 from tests.support.fake_times import true_ms
 
 RULES = TuneRules(trials=3, min_sqnr_db="none")
@@ -42,18 +42,22 @@ def session_in(tmp_path, **settings) -> Session:
     return Session(root=tmp_path, **settings)
 
 
-def compared(models, tmp_path, **settings) -> RuntimeComparison:
-    with session_in(tmp_path, **settings) as session:
-        for backend in ("fake", "other"):
-            session.evidence(case_on(models, backend), frozenset({"latency", "parity"}))
-        (found,) = session.compare_runtimes()
-        assert session.record().runtimes == (found,)
-    return found
+@pytest.fixture
+def session(tmp_path):
+    with session_in(tmp_path) as opened:
+        yield opened
 
 
-def test_the_reference_is_the_fastest_float_runtime(models, tmp_path, other):
+def measure_both(session, models) -> None:
+    for backend in ("fake", "other"):
+        session.evidence(case_on(models, backend), frozenset({"latency", "parity"}))
+
+
+def test_the_reference_is_the_fastest_float_runtime(models, session, other):
     other(scale=0.5)
-    found = compared(models, tmp_path)
+    measure_both(session, models)
+    (found,) = session.compare_runtimes()
+    assert session.record().runtimes == (found,)
     assert found.name == "digits_resnet"
     assert found.reference == "other float"
     assert found.named("other float").ratio.median == 1
@@ -62,52 +66,39 @@ def test_the_reference_is_the_fastest_float_runtime(models, tmp_path, other):
     assert found.named("fake float").ratio.median == pytest.approx(truth, rel=0.03)
 
 
-def test_the_winner_is_the_fastest_model_of_all(models, tmp_path, other):
+def test_the_winner_is_the_fastest_model_within_its_limit(models, session, other):
     other(scale=4)
-    found = compared(models, tmp_path)
+    measure_both(session, models)
+    (found,) = session.compare_runtimes()
     assert found.winner == "fake tuned"
     assert found.named("fake tuned").ratio.high < 1
-
-
-def test_a_model_below_its_limit_does_not_win(models, tmp_path, other):
-    other(scale=4)
-    with session_in(tmp_path) as session:
-        for backend in ("fake", "other"):
-            case = case_on(models, backend)
-            session.evidence(case, frozenset({"latency", "parity"}))
-            work = session.work(case)
-            assert work.parity.sqnr_db < 150
-            strict = dataclasses.replace(
-                work.prepared.case, tune=dataclasses.replace(RULES, min_sqnr_db=150.0)
-            )
-            work.prepared.case = strict  # simulates a change of data or runtime after the search
-        (found,) = session.compare_runtimes()
+    for backend in ("fake", "other"):  # simulates a change of data or runtime after the search
+        work = session.work(case_on(models, backend))
+        assert work.parity.sqnr_db < 150
+        strict = dataclasses.replace(RULES, min_sqnr_db=150.0)
+        work.prepared.case = dataclasses.replace(work.prepared.case, tune=strict)
+    (found,) = session.compare_runtimes()
     assert found.named("fake tuned").limit_db == 150
     assert found.winner == "fake float"
 
 
-def test_cases_of_other_shapes_or_without_a_backend_in_the_matrix_are_not_compared(models, tmp_path, other):
-    with session_in(tmp_path) as session:
-        for backend, batch in (("fake", 1), ("other", 8)):
-            case = dataclasses.replace(case_on(models, backend), matrix={"batch": batch, "backend": backend})
-            session.evidence(case, frozenset({"latency"}))
-        without = Case(id="default", model=models / "digits_resnet.onnx", tune=RULES)
-        session.evidence(without, frozenset({"latency"}))
-        assert session.compare_runtimes() == ()
+def test_cases_of_other_shapes_or_without_a_backend_in_the_matrix_are_not_compared(models, session, other):
+    for backend, batch in (("fake", 1), ("other", 8)):
+        case = dataclasses.replace(case_on(models, backend), matrix={"batch": batch, "backend": backend})
+        session.evidence(case, frozenset({"latency"}))
+    without = Case(id="default", model=models / "digits_resnet.onnx", tune=RULES)
+    session.evidence(without, frozenset({"latency"}))
+    assert session.compare_runtimes() == ()
 
 
-def test_a_runtime_that_fails_in_the_comparison_is_listed_with_the_reason(
-    models, tmp_path, other, monkeypatch
-):
-    with session_in(tmp_path) as session:
-        for backend in ("fake", "other"):
-            session.evidence(case_on(models, backend), frozenset({"latency", "parity"}))
+def test_a_runtime_that_fails_in_a_comparison_is_listed_with_the_reason(models, session, other, monkeypatch):
+    measure_both(session, models)
 
-        def refuse(self, model, options):
-            raise BackendError("out of order")
+    def refuse(self, model, options):
+        raise BackendError("out of order")
 
-        monkeypatch.setattr(other_fake.OtherDevice, "build", refuse)
-        (found,) = session.compare_runtimes()
+    monkeypatch.setattr(other_fake.OtherDevice, "build", refuse)
+    (found,) = session.compare_runtimes()
     assert "out of order" in found.named("other float").failure
     assert found.reference == "fake float"
     assert not found.named("other float").may_win
@@ -126,8 +117,7 @@ def test_each_device_is_locked_once_while_timing(models, tmp_path, other, monkey
     enter = DeviceLock.__enter__
     monkeypatch.setattr(DeviceLock, "__enter__", lambda self: taken.append(self._key) or enter(self))
     with session_in(tmp_path) as session:
-        for backend in ("fake", "other"):
-            session.evidence(case_on(models, backend), frozenset({"latency", "parity"}))
+        measure_both(session, models)
         assert {*taken} == {*locks}
         taken.clear()
         session.compare_runtimes()

@@ -11,7 +11,7 @@ from typing import Any
 import onnx
 import pytest
 from rtx_installed import require_rtx
-from sessions import few_digits
+from written_cases import check_of, digits_case
 
 from qdqspec.app.report.charts import layers_chart, search_chart
 from qdqspec.app.report.write import write_results
@@ -20,31 +20,19 @@ from qdqspec.backends.base import BuildOptions, Capabilities
 from qdqspec.backends.fake.engine import FakeDevice, FakeEngine
 from qdqspec.errors import ConfigError, StateError
 from qdqspec.graph.model import load_model
-from qdqspec.spec.kinds import params_of
-from qdqspec.types import Case, CheckSpec, Evidence, Inputs, InputShape, LayerTime, ShapeProfile, TuneRules
-
-
-def check(kind: str, **values: object) -> CheckSpec:
-    return CheckSpec(id=kind, kind=kind, params=params_of(kind).model_validate({"kind": kind, **values}))
-
+from qdqspec.types import Case, Evidence, InputShape, LayerTime, ShapeProfile, TuneRules
 
 CHECKS = (
-    check("speedup", min=1.1),
-    check("latency", max_ms=100.0),
-    check("regression", max=0.05),
-    check("parity", min_sqnr_db=20),
+    check_of("speedup", min=1.1),
+    check_of("latency", max_ms=100.0),
+    check_of("regression", max=0.05),
+    check_of("parity", min_sqnr_db=20),
 )
 
 
 @pytest.fixture
 def case(models: Path, tmp_path: Path) -> Case:
-    return Case(
-        id="default",
-        model=models / "digits_resnet.onnx",
-        inputs=Inputs(calibration=few_digits(models, tmp_path, 16)),
-        tune=TuneRules(objective="coverage"),
-        checks=CHECKS,
-    )
+    return digits_case(models, tmp_path, 16, tune=TuneRules(objective="coverage"), checks=CHECKS)
 
 
 def evidence_of(session: Session, case: Case) -> Evidence:
@@ -80,47 +68,26 @@ def test_a_placement_selected_by_coverage_has_no_time_anywhere(session: Session,
     assert all("selected by coverage, not timed" in verdict.headline for verdict in verdicts.values())
 
 
-def test_a_result_in_python_has_no_latency(session: Session, case: Case) -> None:
+def test_a_known_placement_is_read_from_the_cache_and_timed_in_mode_measure(
+    session: Session, case: Case, tmp_path: Path
+) -> None:
     result = session.tune(case)
     assert repr(result).startswith("Result(untimed: ")
     with pytest.raises(StateError, match="selected by its coverage"):
         _ = result.latency
-
-
-def test_the_selected_model_is_in_the_folder_and_in_the_cache(
-    session: Session, case: Case, tmp_path: Path
-) -> None:
-    found = evidence_of(session, case)
+    winner = result.search.winner
     tuned = onnx.load(session.output(case) / "tuned.onnx")
-    assert sum(node.op_type == "QuantizeLinear" for node in tuned.graph.node) >= found.search.winner.pairs
+    assert sum(node.op_type == "QuantizeLinear" for node in tuned.graph.node) >= winner.pairs
     with Session(root=tmp_path) as again:
         known = evidence_of(again, case)
-        assert known.search.winner == found.search.winner
-        assert known.search.provenance.source == "cached"
-        assert known.status == "untimed"
-
-
-def test_a_known_placement_is_timed_in_mode_measure(session: Session, case: Case, tmp_path: Path) -> None:
-    placement = evidence_of(session, case).search
+    assert known.search.winner == winner
+    assert known.search.provenance.source == "cached"
+    assert known.status == "untimed"
     with Session(root=tmp_path, mode="measure") as measuring:
         timed = evidence_of(measuring, case)
-        assert timed.status == "tuned"
-        assert timed.latency.samples["tuned"].wall_ms
-        assert timed.search.winner == placement.winner
-
-
-def test_an_interrupted_search_is_continued_from_its_journal(
-    session: Session, case: Case, tmp_path: Path
-) -> None:
-    whole = evidence_of(session, case)
-    journal = session.output(case) / "trials.jsonl"
-    lines = journal.read_text(encoding="utf-8").splitlines(keepends=True)
-    assert json.loads(lines[-1])["phase"] == "confirm"
-    journal.write_text("".join(lines[:2]), encoding="utf-8")
-    with Session(root=tmp_path, no_cache=True) as again:
-        resumed = evidence_of(again, case)
-    assert journal.read_text(encoding="utf-8").splitlines(keepends=True)[:2] == lines[:2]
-    assert resumed.search.winner == whole.search.winner
+    assert timed.status == "tuned"
+    assert timed.latency.samples["tuned"].wall_ms
+    assert timed.search.winner == winner
 
 
 def test_no_accurate_placement_leaves_the_model_unchanged(session: Session, case: Case) -> None:
@@ -168,9 +135,7 @@ def test_a_unit_whose_kernel_is_float_is_not_counted(
     assert found.quantized < found.multiplications
 
 
-def test_a_model_that_is_given_quantized_is_judged_as_it_is_with_one_build(
-    clockless: Session, case: Case
-) -> None:
+def test_a_model_given_quantized_is_judged_as_it_is_with_one_build(clockless: Session, case: Case) -> None:
     path = Path(__file__).parents[2] / "data" / "qdq_nncf_digits_resnet.onnx"
     given = replace(case, model=path, tune=TuneRules(trials=1, min_sqnr_db=None))
     found = evidence_of(clockless, given)
@@ -199,7 +164,7 @@ def test_a_study_needs_a_clock(session: Session, case: Case) -> None:
 @pytest.mark.usefixtures("processes")
 def test_a_compiler_without_a_device_gives_a_placement(case: Case, tmp_path: Path) -> None:
     require_rtx()
-    builds = check("builds", backend="tensorrt-rtx", **{"for": ["SM86", "SM120"], "min_8bit": 0.5})
+    builds = check_of("builds", backend="tensorrt-rtx", **{"for": ["SM86", "SM120"], "min_8bit": 0.5})
     shapes = (ShapeProfile(shapes={"input": InputShape.of((1, 1, 16, 16))}),)
     inputs = replace(case.inputs, profiles=shapes)
     case = replace(case, inputs=inputs, tune=TuneRules(), checks=(*CHECKS, builds))

@@ -6,24 +6,23 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from onnx import numpy_helper
+from graph_text import saved
 from sessions import Open
+from written_cases import check_of, normal, written_case
 
 from qdqspec import find_culprits
 from qdqspec.app.evidence.culprits import culprits_of
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.session import Session
 from qdqspec.graph.model import load_model
-from qdqspec.testing.records import params_of
-from qdqspec.types import Case, CheckSpec, Consumer, CulpritEvidence, Inputs, PlacedPair, Site
+from qdqspec.types import Case, Consumer, CulpritEvidence, PlacedPair, Site, TuneRules
 
 DATA = Path(__file__).parents[2] / "data"
 MODELS = Path(__file__).parents[3] / "specs" / "models"
 CALIBRATION = MODELS.parent / "data" / "digits_calibration.npz"
 TUNED = DATA / "qdq_ort_u8s8_digits_resnet_b1.onnx"
-TEXT = """<ir_version: 8, opset_import: ["": 19]> chain (float[1,8,12,12] x) => (float[1,8,12,12] y) {
+TEXT = """chain (float[1,8,12,12] x) => (float[1,8,12,12] y) {
   [first] a = Conv<pads = [1, 1, 1, 1]>(x, w)  [relu] b = Relu(a)  [second] c = Conv<pads = [1, 1, 1, 1]>(b, w2)
   [add] d = Add(b, c)  [third] y = Conv<pads = [1, 1, 1, 1]>(d, w) }"""
 
@@ -47,14 +46,8 @@ PAIRS = (
 
 @pytest.fixture
 def case(tmp_path: Path) -> Case:
-    random = np.random.default_rng(0)
-    model = onnx.parser.parse_model(TEXT)
-    for name in ("w", "w2"):
-        weight = random.normal(0, 0.08, (8, 8, 3, 3)).astype(np.float32)
-        model.graph.initializer.append(numpy_helper.from_array(weight, name))
-    onnx.save(model, tmp_path / "chain.onnx")
-    np.savez(tmp_path / "data.npz", x=random.normal(size=(12, 8, 12, 12)).astype(np.float32))
-    return Case(id="default", model=tmp_path / "chain.onnx", inputs=Inputs(calibration=tmp_path / "data.npz"))
+    weights = {name: normal(8, 8, 3, 3, deviation=0.08, seed=at) for at, name in enumerate(("w", "w2"))}
+    return written_case(tmp_path, TEXT, {"x": normal(12, 8, 12, 12, seed=2)}, **weights)
 
 
 @pytest.fixture
@@ -85,9 +78,6 @@ def test_shares_of_listed_pairs_and_the_rest_add_up_to_one(bench: Prepared) -> N
     assert whole.rest == pytest.approx(0, abs=1e-9)
     assert [pair.site for pair in some.pairs] == [pair.site for pair in whole.pairs[:2]]
     assert some.rest == pytest.approx(1 - sum(pair.share for pair in some.pairs))
-
-
-def test_a_pair_with_several_readers_names_all_of_them(bench: Prepared) -> None:
     together = placed("b", ("second", 0), ("add", 0), scale=2.0)
     assert culprits_of(bench, [together, *PAIRS[:2]], most=1).pairs[0].nodes == ("add", "second")
 
@@ -115,27 +105,18 @@ def test_pairs_of_another_tool_are_ranked_with_the_names_of_the_float_model() ->
 
 
 def test_a_model_that_the_reference_runtime_cannot_compute_is_reported(tmp_path: Path) -> None:
-    model = onnx.parser.parse_model(
-        """<ir_version: 8, opset_import: ["": 17, "mine": 1]> f (float[1,4] x) => (float[1,4] y) {
-          [relu] a = Relu(x)  [own] y = mine.Op(a) }"""
-    )
-    onnx.save(model, tmp_path / "own.onnx")
+    text = "f (float[1,4] x) => (float[1,4] y) { [relu] a = Relu(x)  [own] y = plugins.Op(a) }"
     with Session(root=tmp_path) as session:
-        case = Case(id="default", model=tmp_path / "own.onnx")
+        case = Case(id="default", model=saved(tmp_path / "own.onnx", text))
         found = culprits_of(session.work(case).prepared, [placed("x", ("relu", 0), scale=0.1)])
     assert found.pairs == ()
     assert found.missing.startswith("onnxruntime does not compute it: ")
 
 
 def test_responsible_pairs_are_searched_only_if_a_parity_check_fails(session: Session, case: Case) -> None:
-    asked = replace(case, tune=replace(case.tune, trials=3))
+    asked = replace(case, tune=TuneRules(trials=3))
     loose, strict = (
-        replace(
-            asked,
-            id=name,
-            checks=(CheckSpec(id="parity", kind="parity", params=params_of("parity", **values)),),
-        )
-        for name, values in (("loose", {"min_sqnr_db": 5}), ("strict", {"min_sqnr_db": 90}))
+        replace(asked, id=str(least), checks=(check_of("parity", min_sqnr_db=least),)) for least in (5, 90)
     )
     assert session.judge(loose, loose.checks[0]).verdict.outcome == "pass"
     assert session.evidence(loose, frozenset({"parity"})).culprits is None

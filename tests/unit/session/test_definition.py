@@ -90,7 +90,9 @@ def is_mended(integer_input: Path) -> bool:
     return found is None or found.holds
 
 
-def test_tuning_warns_and_compares_with_the_definition(integer_input: Path, tmp_path: Path) -> None:
+def test_tuning_and_verify_judge_by_the_definition(
+    integer_input: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     if is_mended(integer_input):
         pytest.skip("this ONNX Runtime computes the model as ONNX defines it")
     with Session() as session:
@@ -100,13 +102,6 @@ def test_tuning_warns_and_compares_with_the_definition(integer_input: Path, tmp_
     assert "Do not rely on its outputs here" in warning
     assert result.parity.sqnr_db < 20
     assert result.unchanged
-
-
-def test_verify_judges_by_the_definition(
-    integer_input: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    if is_mended(integer_input):
-        pytest.skip("this ONNX Runtime computes the model as ONNX defines it")
     model = str(integer_input)
     code = main(["verify", model, model, "--data", str(tmp_path / "data.npz"), "--min-sqnr-db", "20"])
     text = capsys.readouterr().out

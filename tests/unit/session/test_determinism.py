@@ -45,9 +45,7 @@ def with_rules(case: Case, **rules: Any) -> Case:
 
 
 @pytest.mark.usefixtures("untouched")
-@pytest.mark.parametrize(
-    "rules", [*({"strategy": name} for name in names("strategy")), {"objective": "pareto"}]
-)
+@pytest.mark.parametrize("rules", [*({"strategy": n} for n in names("strategy")), {"objective": "pareto"}])
 def test_searches_with_one_seed_are_identical(case: Case, tmp_path: Path, rules: dict[str, Any]) -> None:
     asked = with_rules(case, trials=9, preset="extensive", **rules)
     first, journal = searched(asked, tmp_path / "first")
@@ -61,9 +59,7 @@ def test_searches_with_one_seed_are_identical(case: Case, tmp_path: Path, rules:
 
 def test_searches_with_different_seeds_differ(case: Case, tmp_path: Path) -> None:
     asked = with_rules(case, trials=20, strategy="region")
-    asked = replace(
-        asked, quantize=QuantizeRules(outputs=False)
-    )  # regions of several units, so that the strategy draws
+    asked = replace(asked, quantize=QuantizeRules(outputs=False))  # regions of several units: it draws
     journals = [searched(asked, tmp_path / str(seed), seed)[1] for seed in range(3, 9)]
     # the model has few placements, so that two seeds may draw the same
     assert len({tuple(line["placement"] for line in journal) for journal in journals}) > 1

@@ -6,24 +6,23 @@ import json
 from pathlib import Path
 from typing import Any
 
-import onnx
 import pytest
+from graph_text import saved
 from onnx import TensorProto
 
 from qdqspec.app.session import Session
 from qdqspec.graph.model import load_model
 from qdqspec.qdq.scheme.scheme_file import apply_scheme, read_scheme
 
-MODEL = """<ir_version: 9, opset_import: ["" : 19, "mine" : 1]> g (float16[1, 8, 8] x) => (float16[1, 8, 8] y) {
-    [a] a = mine.Rotate(x)  [b] b = mine.Rotate(a)  [m] c = MatMul(a, b)  [n] d = MatMul(c, b)
-    [e] y = mine.Rotate(d) }"""
+MODEL = """g (float16[1, 8, 8] x) => (float16[1, 8, 8] y) {
+    [a] a = plugins.Rotate(x)  [b] b = plugins.Rotate(a)  [m] c = MatMul(a, b)  [n] d = MatMul(c, b)
+    [e] y = plugins.Rotate(d) }"""
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    onnx.save(onnx.parser.parse_model(MODEL), tmp_path / "plugin.onnx")
     (tmp_path / "scales.json").write_text(json.dumps(dict.fromkeys("abcd", 2.0)))
-    return tmp_path / "plugin.onnx"
+    return saved(tmp_path / "plugin.onnx", MODEL)
 
 
 def exported(model: Path, **asked: Any) -> tuple[Path, Path]:

@@ -11,31 +11,26 @@ import onnx
 import pytest
 from chains import chain_model
 from sessions import Open
+from written_cases import check_of, normal
 
 from qdqspec.app.report.record import record_from_json, record_to_json
 from qdqspec.app.report.tables import summary_table
 from qdqspec.app.report.write import write_results
 from qdqspec.app.session import Session
-from qdqspec.errors import ConfigError, DataError, QdqspecError
-from qdqspec.testing.records import params_of
-from qdqspec.types import Case, CheckSpec, Inputs, RunRecord, TuneRules
-
-
-def checked(kind: str, **params: object) -> CheckSpec:
-    return CheckSpec(id=kind, kind=kind, params=params_of(kind, **params), line=5)
+from qdqspec.errors import DataError, QdqspecError
+from qdqspec.types import Case, Inputs, RunRecord, TuneRules
 
 
 @pytest.fixture
 def case(case: Case, project: Path) -> Case:
     """A model with four evaluation samples, and a check of accuracy beside one of size."""
-    images = np.random.default_rng(1).normal(size=(4, 8, 12, 12)).astype(np.float32)
-    np.savez(project / "data.npz", x=images, labels=np.full(4, 7_000_000))
+    np.savez(project / "data.npz", x=normal(4, 8, 12, 12), labels=np.full(4, 7_000_000))
     return replace(
         case,
         spec=project / "a.qdq.yaml",
         inputs=Inputs(calibration=project / "data.npz", evaluation=project / "data.npz"),
         tune=TuneRules(trials=2),
-        checks=(checked("size", max_ratio=2.0), checked("accuracy", metric="mine", min=0.0)),
+        checks=(check_of("size", max_ratio=2.0), check_of("accuracy", metric="mine", min=0.0)),
     )
 
 
@@ -95,7 +90,7 @@ def test_an_error_of_a_metric_fails_only_the_check_that_needs_it(
     open_session: Open, case: Case, change: dict[str, str], problem: str
 ) -> None:
     """If no other check needs a search, the error is raised before it."""
-    accuracy = checked("accuracy", min=0.0, **change)
+    accuracy = check_of("accuracy", min=0.0, **change)
     alone, beside = replace(case, checks=(accuracy,)), replace(case, checks=(case.checks[0], accuracy))
     session = open_session(metrics={"mine": Fails(1)})
     with pytest.raises(QdqspecError, match=problem):
@@ -108,10 +103,8 @@ def test_an_error_of_a_metric_fails_only_the_check_that_needs_it(
     assert "accuracy FAIL, 1 passed" in summary_table(session.record())
 
 
-def test_unusable_data_and_models_are_found_before_the_search(
-    open_session: Open, case: Case, tmp_path: Path
-) -> None:
-    bad = np.random.default_rng(1).normal(size=(4, 8, 12, 12)).astype(np.float32)
+def test_unusable_data_is_found_before_the_search(open_session: Open, case: Case, tmp_path: Path) -> None:
+    bad = normal(4, 8, 12, 12)
     bad[3, 0, 0, 0] = np.nan
     np.savez(tmp_path / "bad.npz", x=bad)
     inputs = replace(case.inputs, evaluation=tmp_path / "bad.npz")
@@ -127,60 +120,31 @@ def test_unusable_data_and_models_are_found_before_the_search(
     assert "FAIL" in summary_table(judge_all(open_session(), case))
 
 
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ("fake.sed=1", "did you mean 'fake.seed'"),
-        ("fak.seed=1", "did you mean 'fake'"),
-        ("fake.seed", "does not fit"),
-    ],
-)
-def test_an_option_that_no_backend_declares_is_an_error(option: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        Session(backend="fake", backend_option=(option,))
-
-
 # ---- samples that do not fill a batch -----------------------------------------------------------
 
 
-def batched(case: Case, samples: int) -> Case:
-    proto = chain_model()
-    for value in (*proto.graph.input, *proto.graph.output):
-        value.type.tensor_type.shape.dim[0].dim_value = 3
-    del proto.graph.value_info[:]
-    onnx.save(proto, case.model)
-    images = np.random.default_rng(1).normal(size=(samples, 8, 12, 12)).astype(np.float32)
-    np.savez(case.model.with_name("data.npz"), x=images, labels=np.arange(samples))
-    return case
-
-
-def test_samples_that_do_not_fill_a_batch_are_scored_once(open_session: Open, case: Case) -> None:
+def test_samples_that_do_not_fill_a_batch_are_scored_once_and_noted(open_session: Open, case: Case) -> None:
     seen = []
 
     def mine(outputs, labels) -> float:
         seen.append(({name: len(value) for name, value in outputs.items()}, labels.tolist()))
         return 1.0
 
-    case = batched(case, 4)
-    result = open_session(metrics={"mine": mine}).judge(case, case.checks[1])
-    assert result.verdict.numbers["samples"] == 4
+    proto = chain_model()
+    for value in (*proto.graph.input, *proto.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = 3
+    onnx.save(proto, case.model)
+    images = np.random.default_rng(1).integers(0, 255, size=(4, 8, 12, 12), dtype=np.uint8)
+    np.savez(case.model.with_name("data.npz"), x=images, labels=np.arange(4))
+    session = open_session(metrics={"mine": mine})
+    assert session.judge(case, case.checks[1]).verdict.numbers["samples"] == 4
     for lengths, labels in seen:
         assert set(lengths.values()) == {4}
         assert labels == [0, 1, 2, 3]
-
-
-def test_notes_about_the_data_are_warnings_of_the_case(open_session: Open, case: Case) -> None:
-    case = batched(case, 4)
-    images = np.random.default_rng(1).integers(0, 255, size=(4, 8, 12, 12), dtype=np.uint8)
-    np.savez(case.model.with_name("data.npz"), x=images, labels=np.arange(4))
-    session = open_session(metrics={"mine": lambda *_: 1.0})
-    session.judge(case, case.checks[1])
     warnings = session.record().cases[0].evidence.warnings
     filled_up, unscaled = (warning for warning in warnings if warning.startswith("data.npz"))
-    assert filled_up.startswith(
-        "data.npz: 4 samples do not fill batches of 3: the last one is filled up with 2"
-    )
-    assert unscaled == "data.npz: array 'x' is uint8 and is given to the model as float32, unscaled"
+    assert "4 samples do not fill batches of 3: the last one is filled up with 2" in filled_up
+    assert "array 'x' is uint8 and is given to the model as float32, unscaled" in unscaled
 
 
 # ---- the time limit of a run --------------------------------------------------------------------
@@ -210,7 +174,7 @@ def test_a_check_not_started_within_the_time_limit_is_inconclusive(
 def test_a_failing_check_is_inconclusive_if_the_time_limit_ended_the_search(
     open_session: Open, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    case = replace(case, checks=(checked("size", max_ratio=2.0), checked("speedup", min=50.0)))
+    case = replace(case, checks=(check_of("size", max_ratio=2.0), check_of("speedup", min=50.0)))
     session = open_session(time_limit=100.0)
     left = iter([100.0, 1.0])
     monkeypatch.setattr(Session, "_seconds_left", lambda _: next(left, 0.0))

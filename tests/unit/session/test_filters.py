@@ -1,4 +1,4 @@
-"""Nodes denied by a spec stay float in all builds, for every source of placements."""
+"""Nodes denied by a spec stay float in all builds, and invalid patterns are errors with their positions."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from graph_text import kernels
+from written_cases import normal, written_case
 
+from qdqspec import load_spec
 from qdqspec._core.registry import names
+from qdqspec.app.preparation.prepare import require_patterns
 from qdqspec.app.session import Session
-from qdqspec.errors import BackendError, PlacementError
+from qdqspec.errors import BackendError, PlacementError, SpecError
 from qdqspec.graph.model import load_model
 from qdqspec.qdq.read.import_qdq import placement_for
 from qdqspec.search.base import Proposal
-from qdqspec.types import Case, Inputs, PatternRules, Placement, Trial, TuneRules
+from qdqspec.types import Case, PatternRules, Placement, Trial, TuneRules
 
 WORDS = ("fake.run_noise=0.005", "fake.wall_noise=0.01", "fake.build_noise=0.002")
 DENIED = {"conv1", "add"}
@@ -30,37 +31,12 @@ RULES = {
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     """Five convolutions and a residual, all faster when quantized."""
-    folder = tmp_path_factory.mktemp("net")
-    lots, shape = np.random.default_rng(0), (1, 8, 24, 24)
-    chain = [
-        ("conv0", "x", "a"),
-        ("conv3", "a", "b"),
-        ("conv1", "b", "c"),
-        ("conv4", "d", "e"),
-        ("conv5", "e", "y"),
-    ]
-    nodes = [
-        helper.make_node("Conv", [before, f"w{i}"], [after], name, pads=[1, 1, 1, 1])
-        for i, (name, before, after) in enumerate(chain)
-    ]
-    nodes.insert(3, helper.make_node("Add", ["b", "c"], ["d"], "add"))
-    weights = [lots.normal(0, 0.2, (8, 8, 3, 3)).astype(np.float32) for _ in chain]
-    graph = helper.make_graph(
-        nodes,
-        "net",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
-        [numpy_helper.from_array(weight, f"w{i}") for i, weight in enumerate(weights)],
-    )
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
-    onnx.save(proto, folder / "net.onnx")
-    np.savez(folder / "data.npz", x=lots.normal(size=(2, *shape[1:])).astype(np.float32))
-    return Case(
-        id="default",
-        model=folder / "net.onnx",
-        inputs=Inputs(calibration=folder / "data.npz"),
-        tune=TuneRules(trials=12),
-    )
+    text = """net (float[1,8,24,24] x) => (float[1,8,24,24] y) {
+      [conv0] a = Conv<pads = [1, 1, 1, 1]>(x, w0)  [conv3] b = Conv<pads = [1, 1, 1, 1]>(a, w1)
+      [conv1] c = Conv<pads = [1, 1, 1, 1]>(b, w2)  [add] d = Add(b, c)
+      [conv4] e = Conv<pads = [1, 1, 1, 1]>(d, w3)  [conv5] y = Conv<pads = [1, 1, 1, 1]>(e, w4) }"""
+    data, weights = {"x": normal(2, 8, 24, 24)}, kernels(5, 8, 8, 3, 3)
+    return written_case(tmp_path_factory.mktemp("net"), text, data, TuneRules(trials=12), **weights)
 
 
 @pytest.fixture(scope="module")
@@ -87,12 +63,10 @@ def test_no_tried_placement_quantizes_a_denied_node(
 ) -> None:
     files = [outputs / name for name in ("everything.onnx", "patterns.yaml", "scheme.json", "trials.jsonl")]
     assert quantized_nodes(placement_for(load_model(case.model), load_model(files[0])).placement) >= DENIED
-    filtered = replace(
-        case, patterns=RULES[rules], tune=replace(case.tune, strategy=strategy, start_from=tuple(files))
-    )
-    with Session(
-        backend="fake", root=tmp_path, output=Path(strategy), backend_option=WORDS, layout=""
-    ) as session:
+    tune = replace(case.tune, strategy=strategy, start_from=tuple(files))
+    filtered = replace(case, patterns=RULES[rules], tune=tune)
+    words = {"output": Path(strategy), "backend_option": WORDS, "layout": ""}
+    with Session(backend="fake", root=tmp_path, **words) as session:
         trials = session.search(filtered).trials
     read = set().union(*(quantized_nodes(trial.placement) for trial in trials))
     assert {"conv0", "conv4"} <= read  # other nodes are quantized
@@ -149,3 +123,35 @@ def test_a_denied_placement_of_a_user_strategy_fails_without_a_build(
             study.evaluate({"conv1": "in+out"})
         assert study.evaluate(study.space.everything()).ok
         assert DENIED.isdisjoint(quantized_nodes(study.confirm().result.winner))
+
+
+# ---- invalid patterns -----------------------------------------------------------------------------
+
+SPEC = """\
+qdqspec: 1
+model: m.onnx
+patterns:
+  allow: ["Conv > Relu", "Cnov > Relu"]
+  deny: [softmax, "Conv > (Relu"]
+checks: [{kind: speedup, min: 1}]
+"""
+
+
+def error_of(text: str, folder: Path) -> SpecError:
+    path = folder / "a.qdq.yaml"
+    path.write_text(text, encoding="utf-8")
+    (case,) = load_spec(path).cases()
+    with pytest.raises(SpecError) as caught:
+        require_patterns(case)
+    return caught.value
+
+
+def test_all_invalid_patterns_are_reported_each_with_a_caret(tmp_path: Path) -> None:
+    error = error_of(SPEC, tmp_path)
+    assert [problem[:2] for problem in error.problems] == [(4, 27), (5, 10), (5, 27)]
+    lines = str(error).splitlines()
+    assert "a.qdq.yaml:4:27: unknown operator 'Cnov' (did you mean 'Conv'?)" in lines[0]
+    assert lines[3].index("^") == lines[2].index("Cnov")
+    assert "did you mean 'Softmax'?" in str(error)
+    escaped = error_of(SPEC.replace('"Cnov > Relu"', '"Cn\\u006fv > Relu"'), tmp_path)
+    assert "unknown operator 'Cnov'" in str(escaped)

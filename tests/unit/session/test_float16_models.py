@@ -1,9 +1,11 @@
-"""A float16 model on a backend without integer kernels for float16 pairs is tuned as a copy in float32."""
+"""Float16 models, which may be tuned as copies in float32, and the float16 form of a model as a reference."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,15 +13,18 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, numpy_helper
+from graph_text import saved
+from onnx import TensorProto
+from sessions import Open
 
 from qdqspec.app.preparation.float_types import note_float_types
 from qdqspec.app.report.record import case_to_json
 from qdqspec.app.session import Session
 from qdqspec.app.session.study import Study
-from qdqspec.backends.onnxruntime.optimize import everything
+from qdqspec.backends.onnxruntime.optimize import everything, half_model
 from qdqspec.graph.float32 import computes_in_float16, is_converted, with_integer_kernels
 from qdqspec.graph.model import Model, load_model
+from qdqspec.graph.reference import reference_outputs
 from qdqspec.qdq.read.diff import diff_models
 from qdqspec.qdq.read.import_qdq import import_placement
 from qdqspec.qdq.read.strip import strip_qdq
@@ -29,11 +34,11 @@ from tests.support.arrays import arrays_of
 from tests.support.half_models import in_float16
 
 MODELS = {
-    "convolutions": """<ir_version: 8, opset_import: ["": 17]> g (float[1,16,16,16] x) => (float[1,16] y) {
+    "convolutions": """g (float[1,16,16,16] x) => (float[1,16] y) {
         c = Conv<pads = [1, 1, 1, 1]>(x, v)  n = BatchNormalization(c, one, zero, zero, one)  r = Relu(n)
         d = Conv<pads = [1, 1, 1, 1]>(r, w)  s = Add(r, d)  t = Relu(s)  p = GlobalAveragePool(t)
         f = Flatten(p)  y = Gemm(f, m, zero) }""",
-    "products": """<ir_version: 8, opset_import: ["": 17]> g (float[1,16,64] x) => (float[1,16,64] y) {
+    "products": """g (float[1,16,64] x) => (float[1,16,64] y) {
         a = MatMul(x, k)  b = Relu(a)  e = MatMul(b, l)  y = Add(e, x) }""",
 }
 SHAPES = {"v": (16, 16, 3, 3), "w": (16, 16, 3, 3), "m": (16, 16), "k": (64, 256), "l": (256, 64)}
@@ -42,14 +47,12 @@ SHAPES = {"v": (16, 16, 3, 3), "w": (16, 16, 3, 3), "m": (16, 16), "k": (64, 256
 @pytest.fixture(scope="module", params=MODELS)
 def half(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The file of a float16 model, whose nodes have no names."""
-    proto = onnx.parser.parse_model(MODELS[request.param])
+    text, folder = MODELS[request.param], tmp_path_factory.mktemp("half")
     random = np.random.default_rng(0)
-    read = {name for node in proto.graph.node for name in node.input}
     values = {name: random.normal(size=shape) / np.sqrt(np.prod(shape[1:])) for name, shape in SHAPES.items()}
     values |= {"one": np.ones(16), "zero": np.zeros(16)}
-    weights = {name: value.astype(np.float32) for name, value in values.items() if name in read}
-    proto.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in weights.items())
-    folder = tmp_path_factory.mktemp("half")
+    read = {n: value.astype(np.float32) for n, value in values.items() if re.search(rf"\b{n}\b", text)}
+    proto = onnx.load(saved(folder / "half.onnx", text, opset=17, ir_version=8, **read))
     onnx.save(in_float16(proto), folder / "half.onnx")
     shape = [dim.dim_value for dim in proto.graph.input[0].type.tensor_type.shape.dim]
     np.savez(folder / "data.npz", x=random.normal(size=(8, *shape[1:])).astype(np.float16))
@@ -108,46 +111,35 @@ def test_the_tuned_model_keeps_the_float16_inputs_and_outputs(half: Path, quanti
 def test_strip_restores_the_float16_model_or_gives_a_float32_one(half: Path, quantized: Path) -> None:
     given = load_model(half)
     stripped = strip_qdq(load_model(quantized), given)
-    assert stripped.proto.SerializeToString(deterministic=True) == given.proto.SerializeToString(
-        deterministic=True
-    )
+    assert stripped.proto == given.proto
     assert "with the float16 tensors of the reference" in stripped.notes
     alone = strip_qdq(load_model(quantized)).proto
     onnx.checker.check_model(alone, full_check=True)
     assert {tensor.data_type for tensor in alone.graph.initializer} == {TensorProto.FLOAT}
 
 
-def test_schemes_apply_to_the_float16_model_and_diff_compares_with_it(half: Path, quantized: Path) -> None:
+def test_own_and_imported_schemes_apply_to_the_float16_model(half: Path, quantized: Path) -> None:
     scheme = quantized.with_name("scheme.json")
     tuned, given = load_model(quantized), load_model(half)
     assert json.loads(scheme.read_text())["converted_from"] == read_scheme(scheme).converted_from == "float16"
     applied = apply_scheme(given, scheme)
-    assert applied.proto.SerializeToString(deterministic=True) == tuned.proto.SerializeToString(
-        deterministic=True
-    )
+    assert applied.proto == tuned.proto
     assert "converted from float16 to float32, as tuning does" in applied.notes
     found = diff_models(given, tuned)
-    assert found.added
-    assert not found.removed
-    assert not found.skeleton.differs
-    assert found.skeleton.converted
-
-
-@pytest.mark.parametrize("named", [True, False])
-def test_imported_schemes_apply_to_the_float16_model(half: Path, quantized: Path, named: bool) -> None:
-    tuned, given = load_model(quantized), load_model(half)
-    imported = import_placement(tuned, given if named else None)
-    file = half.with_name("imported.json")
-    write_scheme(
-        file,
-        imported.placement,
-        imported.pairs,
-        "imported",
-        imported.positions,
-        factors=imported.equalized,
-        is_converted=imported.is_converted,
-    )
-    assert diff_models(tuned, Model(apply_scheme(given, file).proto)).same
+    assert (bool(found.added), found.removed) == (True, ())
+    assert (found.skeleton.differs, found.skeleton.converted) == (False, True)
+    for original in (given, None):
+        imported = import_placement(tuned, original)
+        write_scheme(
+            half.with_name("imported.json"),
+            imported.placement,
+            imported.pairs,
+            "imported",
+            imported.positions,
+            factors=imported.equalized,
+            is_converted=imported.is_converted,
+        )
+        assert diff_models(tuned, Model(apply_scheme(given, half.with_name("imported.json")).proto)).same
 
 
 def test_the_result_compares_all_with_the_float16_model(session: Session, half: Path) -> None:
@@ -182,12 +174,8 @@ def test_float16_models_stay_on_a_backend_with_kernels_for_them(tmp_path: Path, 
     assert computes_in_float16(load_model(path))
 
 
-@pytest.mark.parametrize(
-    ("plain", "tuned", "warns"), [(0.7, 1.0, True), (0.7, 0.5, False), (1.1, 1.0, False)]
-)
-def test_a_float32_copy_that_is_the_fastest_is_reported_with_its_file(
-    plain: float, tuned: float, warns: bool
-) -> None:
+@pytest.mark.parametrize(("plain", "tuned", "warns"), [(0.7, 1, True), (0.7, 0.5, False), (1.1, 1, False)])
+def test_a_fastest_float32_copy_is_reported_with_its_file(plain: float, tuned: float, warns: bool) -> None:
     def tested(median: float) -> RatioTest:
         reach = Interval(median=median, low=median - 0.01, high=median + 0.01)
         return RatioTest(mean=reach, enclosing=reach)
@@ -197,18 +185,71 @@ def test_a_float32_copy_that_is_the_fastest_is_reported_with_its_file(
     ratios = {"float32": tested(plain), "tuned": tested(tuned)}
     latency = LatencyEvidence(clock="cpu", samples={}, ratios={}, tested=ratios, speedup=one, builds=1)
     note_float_types(SimpleNamespace(note_once=notes.append), latency)
-    assert [("0.70 of the reference" in note, "float32.onnx" in note) for note in notes] == [
-        (True, True)
-    ] * warns
+    assert ["0.70 of the reference" in note and "float32.onnx" in note for note in notes] == [True] * warns
 
 
-def test_an_operator_of_a_plugin_is_named_if_it_prevents_the_conversion() -> None:
-    proto = onnx.parser.parse_model(
-        '<ir_version: 9, opset_import: ["": 19, "mine": 1]> g (float16[2, 4] x) => (float16[2, 4] y)'
-        " { [turn] a = mine.Rotate(x)  y = Relu(a) }"
-    )
-    model = Model(proto)
+def test_an_operator_of_a_plugin_is_named_if_it_prevents_the_conversion(tmp_path: Path) -> None:
+    text = "g (float16[2, 4] x) => (float16[2, 4] y) { [turn] a = plugins.Rotate(x)  y = Relu(a) }"
+    model = load_model(saved(tmp_path / "plugin.onnx", text))
     base, note = with_integer_kernels(model, quantizes_half=False)
     assert base is model
-    assert "it cannot be converted to float32: node 'turn' of operator mine:Rotate" in note
+    assert "it cannot be converted to float32: node 'turn' of operator plugins:Rotate" in note
     assert with_integer_kernels(model, quantizes_half=True) == (model, "")
+
+
+# ---- the float16 form of a float32 model as another reference -----------------------------------------
+
+EVIDENCE = frozenset({"latency", "parity"})
+
+
+@pytest.fixture
+def model(project: Path) -> Path:
+    return project / "chain.onnx"
+
+
+def case_of(model: Path, **rules: bool) -> Case:
+    return Case(id="default", model=model, tune=TuneRules(trials=4, **rules))
+
+
+@pytest.mark.parametrize(
+    ("computes", "asked", "timed"),
+    [(False, True, True), (True, None, True), (True, False, False), (False, None, False)],
+)
+def test_the_float16_reference_is_timed_on_request_or_if_the_backend_computes_in_float16(
+    open_session: Open,
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    computes: bool,
+    asked: bool | None,
+    timed: bool,
+) -> None:
+    session = open_session()
+    known = session.runtime().backend.capabilities(session.runtime().options)
+    able = replace(known, computes_in_half=computes)
+    monkeypatch.setattr(session.runtime().backend, "capabilities", lambda *_: able)
+    evidence = session.evidence(case_of(model, **({} if asked is None else {"float16": asked})), EVIDENCE)
+    assert ("float16" in evidence.latency.samples) == timed
+    recorded = case_to_json(CaseRecord(evidence=evidence))
+    assert ("float16" in {other["role"] for other in recorded["others"]}) == timed
+    notes = [warning for warning in evidence.warnings if "few float16 kernels" in warning]
+    assert len(notes) == (timed and not computes)
+
+
+def test_a_float16_model_has_no_separate_float16_reference(open_session: Open, model: Path) -> None:
+    half = half_model(load_model(model), model)
+    onnx.save(half, model.with_name("half.onnx"))
+    evidence = open_session().evidence(case_of(model.with_name("half.onnx"), float16=True), EVIDENCE)
+    assert "float16" not in evidence.latency.samples
+
+
+def test_the_float16_reference_has_float32_inputs_and_similar_outputs(model: Path, tmp_path: Path) -> None:
+    proto = half_model(load_model(model), model, keep_io=True)
+    path = tmp_path / "half.onnx"
+    onnx.save(proto, path)
+    onnx.checker.check_model(str(path), full_check=True)
+    assert {tensor.data_type for tensor in proto.graph.initializer} == {TensorProto.FLOAT16}
+    feeds = {"x": np.random.default_rng(1).normal(size=(1, 8, 12, 12)).astype(np.float32)}
+    expected, found = (reference_outputs(file, feeds)["y"] for file in (model, path))
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, expected, atol=0.01 * np.abs(expected).max())
+    assert not np.array_equal(found, expected)

@@ -5,16 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-import onnx
 import pytest
-from onnx import numpy_helper
+from graph_text import saved
 from sessions import Open
+from written_cases import check_of, normal
 
 from qdqspec.app.session import Session
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
-from qdqspec.checks.kinds.lint import check as lint_check
-from qdqspec.types import Case, CheckSpec, Inputs, QuantizeRules, TuneRules
+from qdqspec.types import Case, Inputs, QuantizeRules, TuneRules
 
 
 @pytest.fixture
@@ -24,9 +22,7 @@ def session(open_session: Open) -> Session:
 
 @pytest.fixture
 def case(case: Case) -> Case:
-    params = lint_check.Params.model_validate({"kind": "lint", "target": ["tensorrt-11", "onnxruntime-cpu"]})
-    check = CheckSpec(id="lint", kind="lint", params=params)
-    return replace(case, checks=(check,))
+    return replace(case, checks=(check_of("lint", target=["tensorrt-11", "onnxruntime-cpu"]),))
 
 
 def test_the_tuned_model_is_linted_for_the_requested_targets(session: Session, case: Case) -> None:
@@ -44,27 +40,31 @@ def test_the_tuned_model_is_linted_for_the_requested_targets(session: Session, c
 
 
 def test_the_tuned_model_is_not_loaded_if_no_check_asks_for_it(session: Session, case: Case) -> None:
-    params = {"kind": "lint", "target": "onnxruntime-cpu", "load": False}
-    check = CheckSpec(id="lint", kind="lint", params=lint_check.Params.model_validate(params))
-    unloaded = replace(case, checks=(check,))
-    session.judge(unloaded, check)
+    check = check_of("lint", target="onnxruntime-cpu", load=False)
+    session.judge(replace(case, checks=(check,)), check)
     (recorded,) = session.record().cases
-    assert dict(recorded.evidence.lint_loads) == {
-        "onnxruntime-cpu": "static rules only, not loaded: not asked for"
-    }
+    note = "static rules only, not loaded: not asked for"
+    assert dict(recorded.evidence.lint_loads) == {"onnxruntime-cpu": note}
 
 
-def test_an_unsupported_format_makes_a_case_unavailable(session: Session, case: Case) -> None:
+def test_an_unsupported_format_makes_a_case_unavailable_with_the_reason(
+    session: Session, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert session.availability(case).usable
     found = session.availability(replace(case, quantize=QuantizeRules(format="int16")))
     assert not found.usable
     assert found.why == "fake has no int16 on this device"
     assert "int8" in found.install
+    reasons = {"nvfp4": "nvfp4 needs compute capability 10.0 (Blackwell), and this GPU has 9.0"}
+    backend = session.runtime().backend
+    known = backend.capabilities(session.runtime().options)
+    here = replace(known, formats=("int8", "fp8"), lacking=reasons)
+    monkeypatch.setattr(backend, "capabilities", lambda _: here)
+    found = session.availability(replace(case, quantize=QuantizeRules(format="nvfp4")))
+    assert found.why == f"fake has no nvfp4 on this device; {reasons['nvfp4']}"
 
 
-def test_a_case_of_several_formats_mixes_them_and_reports_the_format_of_each_pair(
-    session: Session, case: Case
-) -> None:
+def test_several_formats_are_mixed_and_reported_for_each_pair(session: Session, case: Case) -> None:
     mixed = replace(
         case,
         quantize=QuantizeRules(format="int8+fp8+int16"),
@@ -83,37 +83,16 @@ def test_a_case_of_several_formats_mixes_them_and_reports_the_format_of_each_pai
     )
 
 
-def test_a_format_unsupported_by_the_gpu_is_reported_with_the_reason(
-    session: Session, case: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reasons = {"nvfp4": "nvfp4 needs compute capability 10.0 (Blackwell), and this GPU has 9.0"}
-    here = replace(
-        session.runtime().backend.capabilities(session.runtime().options),
-        formats=("int8", "fp8"),
-        lacking=reasons,
-    )
-    monkeypatch.setattr(session.runtime().backend, "capabilities", lambda _: here)
-    found = session.availability(replace(case, quantize=QuantizeRules(format="nvfp4")))
-    assert found.why == f"fake has no nvfp4 on this device; {reasons['nvfp4']}"
-
-
 @pytest.mark.parametrize(("name", "least", "most"), [("nvfp4", 12.0, 25.0), ("mxfp8", 25.0, 40.0)])
 def test_the_sqnr_of_blocked_activations_is_measured_on_a_cpu(
     session: Session, case: Case, tmp_path: Path, name: str, least: float, most: float
 ) -> None:
     """TensorRT's operators are replaced by equivalent computations."""
-    text = """<ir_version: 8, opset_import: ["": 17]> mlp (float[4,256] x) => (float[4,64] y) {
-      a = MatMul(x, u)  b = Relu(a)  y = MatMul(b, v) }"""
-    model = onnx.parser.parse_model(text)
-    random = np.random.default_rng(0)
-    for weight, shape in (("u", (256, 256)), ("v", (256, 64))):
-        model.graph.initializer.append(
-            numpy_helper.from_array(random.normal(size=shape).astype(np.float32), weight)
-        )
-    onnx.save(model, tmp_path / "mlp.onnx")
+    text = "mlp (float[4,256] x) => (float[4,64] y) { a = MatMul(x, u)  b = Relu(a)  y = MatMul(b, v) }"
+    weights = {"u": normal(256, 256), "v": normal(256, 64, seed=1)}
     layers = replace(
         case,
-        model=tmp_path / "mlp.onnx",
+        model=saved(tmp_path / "mlp.onnx", text, opset=17, ir_version=8, **weights),
         inputs=Inputs(),
         quantize=QuantizeRules(format=name),
         tune=TuneRules(trials=4, min_sqnr_db="none"),

@@ -10,25 +10,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from written_cases import check_of
 
 from qdqspec._core.config import Settings
-from qdqspec.app.session.gate import (
-    CLOSE_BUILDS,
-    CLOSE_ROUNDS,
-    FIRST_BUILDS,
-    FIRST_ROUNDS,
-    Gate,
-    Gatekeeper,
-    damaged_baselines,
-)
+from qdqspec.app.session.gate import CLOSE_BUILDS, CLOSE_ROUNDS, FIRST_BUILDS, FIRST_ROUNDS, Gate, Gatekeeper
 from qdqspec.checks.baseline.compare import Conditions, rules_of
 from qdqspec.checks.baseline.store import update_baseline
 from qdqspec.checks.kinds.regression import check as regression_check
+from qdqspec.testing.records import faster_case
 from qdqspec.types import (
     Case,
-    CheckSpec,
     DeviceKey,
-    Evidence,
     Interval,
     LatencyEvidence,
     RegressionEvidence,
@@ -38,11 +30,6 @@ from qdqspec.types import (
 
 DEVICE = DeviceKey(key="sample-device", details={"onnxruntime": "1.31.1"})
 COMMAND = "specs/net.qdq.yaml::default::regression"
-
-
-def checked(**params: object) -> CheckSpec:
-    found = regression_check.Params.model_validate({"kind": "regression", **params})
-    return CheckSpec(id=str(params.get("id", "regression")), kind="regression", params=found)
 
 
 class Machine:
@@ -83,12 +70,8 @@ class Bench:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.case = Case(
-            id="default",
-            model=root / "net.onnx",
-            spec=root / "specs" / "net.qdq.yaml",
-            checks=(checked(),),
-        )
+        spec, checks = root / "specs" / "net.qdq.yaml", (check_of("regression"),)
+        self.case = Case(id="default", model=root / "net.onnx", spec=spec, checks=checks)
         self.notes: list[str] = []
         self.file = root / "specs" / "__baselines__" / "net" / "sample-device.json"
 
@@ -105,16 +88,8 @@ class Bench:
             environment=dict(DEVICE.details),
             recorded="2026-01-08T14:00:00+00:00",
         )
-        keeper = Gatekeeper(
-            self.case,
-            Settings(root=self.root, **settings),
-            DEVICE,
-            conditions,
-            latency,
-            machine.measure,
-            self.notes.append,
-        )
-        return keeper.gate()
+        own, measure = Settings(root=self.root, **settings), machine.measure
+        return Gatekeeper(self.case, own, DEVICE, conditions, latency, measure, self.notes.append).gate()
 
     def renew(self, machine: Machine, update: str = "all") -> Gate:
         gate = self.gate(machine, update=update)
@@ -123,14 +98,7 @@ class Bench:
         return gate
 
     def verdict(self, found: RegressionEvidence) -> Verdict:
-        evidence = Evidence(
-            case=self.case,
-            backend="fake",
-            target="fake",
-            device=DEVICE,
-            model_sha256="a" * 64,
-            regression={"regression": found},
-        )
+        evidence = replace(faster_case().evidence, regression={"regression": found})
         return regression_check.judge(self.case.checks[0].params, evidence)
 
 
@@ -150,42 +118,20 @@ def only(gate: Gate) -> RegressionEvidence:
     return found
 
 
-def test_without_a_baseline_nothing_is_timed_and_the_command_is_reported(bench: Bench) -> None:
+def test_without_a_baseline_nothing_is_timed_and_the_command_that_writes_it_is_reported(bench: Bench) -> None:
     machine = Machine()
     gate = bench.gate(machine)
     assert machine.asked == []
-    assert only(gate).state == "missing"
-    assert not only(gate).required
+    assert (only(gate).state, only(gate).required, gate.renewals) == ("missing", False, ())
     assert only(bench.gate(machine, baseline="require")).required
     assert only(bench.gate(machine, baseline="off")).state == "off"
     assert only(gate).command == f"pytest {COMMAND} --qdq-update=new"
-    assert gate.renewals == ()
-
-
-def test_the_command_includes_the_options_that_select_the_device_and_allow_updates_in_ci(
-    bench: Bench,
-) -> None:
     origins = {"threads": "--qdq-threads", "seed": "--qdq-seed"}
-    option = "fake.integer=1.3"
-    found = only(bench.gate(Machine(), threads=4, seed=3, backend_option=(option,), origins=origins))
-    device = f"--qdq-threads=4 --qdq-backend-option={option}"
-    assert found.command == f"pytest {COMMAND} {device} --qdq-update=new"
-    in_ci = only(bench.gate(Machine(), in_ci=True)).command
+    words = {"threads": 4, "seed": 3, "backend_option": ("fake.integer=1.3",), "origins": origins}
+    device = "--qdq-threads=4 --qdq-backend-option=fake.integer=1.3"
+    assert only(bench.gate(machine, **words)).command == f"pytest {COMMAND} {device} --qdq-update=new"
+    in_ci = only(bench.gate(machine, in_ci=True)).command
     assert in_ci == f"pytest {COMMAND} --qdq-update=new --qdq-update-in-ci"
-
-
-@pytest.mark.parametrize(("policy", "update"), [("warn", None), ("require", "new")])
-def test_a_damaged_baseline_fails_and_names_the_file(bench: Bench, policy: str, update: str | None) -> None:
-    bench.renew(Machine())
-    bench.file.write_text("damaged")
-    settings = Settings(root=bench.root, baseline=policy, update=update)
-    (found,) = damaged_baselines(bench.case, settings, DEVICE).values()
-    assert (found.state, found.required) == ("damaged", True)
-    verdict = bench.verdict(found)
-    assert verdict.outcome == "fail"
-    assert "sample-device.json" in verdict.headline
-    assert "--qdq-update=changed" in verdict.advice
-    assert verdict.command == ""
 
 
 def test_a_baseline_is_measured_with_many_builds_and_stored_as_samples(bench: Bench) -> None:
@@ -199,16 +145,6 @@ def test_a_baseline_is_measured_with_many_builds_and_stored_as_samples(bench: Be
     assert json.loads(bench.file.read_text())["device"] == DEVICE.key
 
 
-def test_the_same_model_passes_after_the_first_measurement(bench: Bench) -> None:
-    bench.renew(Machine(seed=1))
-    machine = Machine(seed=2)
-    found = only(bench.gate(machine))
-    assert machine.asked == []
-    assert (found.state, found.looks) == ("compared", 1)
-    assert bench.verdict(found).outcome == "pass"
-    assert bench.notes == []
-
-
 def test_renewed_entries_are_kept_and_reported(bench: Bench) -> None:
     bench.renew(Machine(seed=1), "new")
     written = only(bench.renew(Machine(0.5, seed=2)))
@@ -219,15 +155,6 @@ def test_renewed_entries_are_kept_and_reported(bench: Bench) -> None:
     assert [figure.device for figure in found.history] == [DEVICE.key] * 2
     assert found.history[-1].ratio == found.baseline
     assert [figure.device for figure in found.elsewhere] == ["other-device"]
-
-
-def test_a_slower_model_is_measured_again_in_twice_the_rounds_and_fails(bench: Bench) -> None:
-    bench.renew(Machine(seed=1))
-    machine = Machine(0.66, seed=2)
-    found = only(bench.gate(machine))
-    assert machine.asked == [(2 * FIRST_BUILDS, 2 * FIRST_ROUNDS)]
-    assert (found.looks, found.builds) == (2, 6)
-    assert bench.verdict(found).outcome == "fail"
 
 
 def test_a_slowdown_in_the_first_measurement_only_passes(bench: Bench) -> None:
@@ -246,18 +173,7 @@ def test_a_slowdown_in_the_first_measurement_only_passes(bench: Bench) -> None:
     assert bench.verdict(found).outcome == "pass"
 
 
-def test_a_faster_model_passes_with_a_note_that_the_baseline_is_stale(bench: Bench) -> None:
-    bench.renew(Machine(seed=1))
-    found = only(bench.gate(Machine(0.5, seed=2)))
-    assert bench.verdict(found).outcome == "pass"
-    (note,) = bench.notes
-    assert "the baseline of default::regression is stale" in note
-    assert note.endswith(f"pytest {COMMAND} --qdq-update=changed")
-
-
-def test_an_unchanged_model_is_compared_without_timing_and_fails_if_the_baseline_has_a_gain(
-    bench: Bench,
-) -> None:
+def test_an_unchanged_model_is_not_timed_and_fails_if_the_baseline_has_a_gain(bench: Bench) -> None:
     bench.renew(Machine(alone=True))
     machine = Machine(alone=True, seed=3)
     found = only(bench.gate(machine, first=(2, 12)))
@@ -293,26 +209,39 @@ def test_baselines_of_other_conditions_are_rejected_with_the_command_to_renew_th
     assert only(bench.gate(machine)).state == "compared"
 
 
+TWICE = [(2 * FIRST_BUILDS, 2 * FIRST_ROUNDS)]
+
+
 @pytest.mark.parametrize(
-    ("update", "ratio", "written"),
+    ("update", "ratio", "outcome", "asked"),
     [
-        ("new", 0.6, False),
-        ("new", 0.72, False),
-        ("changed", 0.6, False),
-        ("changed", 0.72, True),
-        ("changed", 0.5, True),
-        ("all", 0.6, True),
+        (None, 0.6, "pass", []),
+        (None, 0.5, "pass", []),
+        (None, 0.66, "fail", TWICE),
+        ("new", 0.6, "pass", []),
+        ("new", 0.72, "fail", TWICE),
+        ("changed", 0.6, "pass", []),
+        ("changed", 0.72, "written", TWICE),
+        ("changed", 0.5, "written", TWICE),
+        ("all", 0.6, "written", TWICE),
     ],
 )
-def test_the_baselines_that_each_update_mode_renews(
-    bench: Bench, update: str, ratio: float, written: bool
+def test_a_model_that_does_not_pass_is_measured_again_and_each_update_mode_renews_baselines(
+    bench: Bench, update: str | None, ratio: float, outcome: str, asked: list[tuple[int, int]]
 ) -> None:
     bench.renew(Machine(seed=1))
-    gate = bench.gate(Machine(ratio, seed=2), update=update)
-    assert bool(gate.renewals) is written
-    if written:
-        assert gate.renewals[0].old == pytest.approx(0.6, rel=0.03)
-        assert gate.renewals[0].entry.ratio.median == pytest.approx(ratio, rel=0.03)
+    machine = Machine(ratio, seed=2)
+    gate = bench.gate(machine, update=update)
+    assert machine.asked == asked
+    assert bool(gate.renewals) is (outcome == "written")
+    for renewal in gate.renewals:
+        assert renewal.old == pytest.approx(0.6, rel=0.03)
+        assert renewal.entry.ratio.median == pytest.approx(ratio, rel=0.03)
+    if outcome != "written":
+        found = only(gate)
+        assert (found.state, found.looks) == ("compared", 1 + len(asked))
+        assert bench.verdict(found).outcome == outcome
+        assert ["is stale" in note for note in bench.notes] == [True] * (ratio == 0.5)
 
 
 def test_first_runs_are_judged_if_the_baseline_has_them(bench: Bench) -> None:

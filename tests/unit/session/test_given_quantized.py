@@ -9,15 +9,16 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from graph_text import saved
 from onnxruntime.quantization import QuantType, quantize_dynamic
-from sessions import few_digits
+from written_cases import digits_case
 
 from qdqspec.app.session import Session
 from qdqspec.graph.definition import is_quantized
-from qdqspec.graph.model import load_model
+from qdqspec.graph.model import Model, load_model
 from qdqspec.qdq.read.strip import strip_qdq
 from qdqspec.qdq.scheme.scheme_file import apply_scheme, read_scheme
-from qdqspec.types import Case, Inputs, PatternRules, QuantizeRules, TuneRules
+from qdqspec.types import Case, PatternRules, QuantizeRules, TuneRules
 
 DATA = Path(__file__).parents[2] / "data"
 STATIC = DATA / "qdq_ort_u8s8_digits_resnet_b1.onnx"
@@ -37,29 +38,23 @@ def simulated(tmp_path: Path) -> Iterator[Session]:
 
 @pytest.fixture
 def case(models: Path, tmp_path: Path) -> Case:
-    data = Inputs(calibration=few_digits(models, tmp_path, 4))
-    return Case(id="default", model=STATIC, inputs=data, quantize=QuantizeRules(corrections="none"))
+    case = digits_case(models, tmp_path, 4, quantize=QuantizeRules(corrections="none"))
+    return replace(case, model=STATIC)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_the_reference_is_the_float_form(session: Session, form: str) -> None:
-    path = FORMS[form]
+@pytest.mark.parametrize("form", [*FORMS, "dynamic"])
+def test_the_reference_is_the_float_form(session: Session, form: str, models: Path, tmp_path: Path) -> None:
+    path = FORMS.get(form, tmp_path / "dynamic.onnx")
+    if form == "dynamic":
+        quantize_dynamic(models / "digits_resnet.onnx", path, weight_type=QuantType.QUInt8)
     work = session.work(Case(id="default", model=path))
     given = work.prepared.given
     assert not is_quantized(given)
     assert given.where == str(path)
-    assert (
-        given.sha256 != load_model(path).sha256
-    )  # what is known of the model as given holds for another reference
+    assert given.sha256 != load_model(path).sha256, "what is known of the model as given holds for another"
     assert given.proto.graph.node == strip_qdq(load_model(path)).proto.graph.node
     assert work.prepared.reference.parent == work.prepared.output  # the copy of it among the results
     assert any("the model is given quantized" in note for note in work.prepared.warnings)
-
-
-def test_a_model_of_quantize_dynamic_has_a_float_form(session: Session, models: Path, tmp_path: Path) -> None:
-    path = tmp_path / "dynamic.onnx"
-    quantize_dynamic(models / "digits_resnet.onnx", path, weight_type=QuantType.QUInt8)
-    assert not is_quantized(session.work(Case(id="default", model=path)).prepared.given)
 
 
 def test_the_search_starts_from_placement_and_scales_of_the_given_model(session: Session, case: Case) -> None:
@@ -85,9 +80,7 @@ def test_the_model_as_given_is_built_after_the_reference(simulated: Session, cas
     assert "given" in result.latency.ratios or result.search.winner.given
 
 
-def test_the_model_as_given_may_be_selected_and_is_written_unchanged(
-    simulated: Session, case: Case, tmp_path: Path
-) -> None:
+def test_the_model_as_given_may_be_selected_and_is_written_unchanged(simulated: Session, case: Case) -> None:
     """The budget ends before the search has other candidates."""
     only_given = replace(case, tune=TuneRules(trials=1))
     result = simulated.tune(only_given)
@@ -98,14 +91,9 @@ def test_the_model_as_given_may_be_selected_and_is_written_unchanged(
     scheme = result.evidence.output / "scheme.json"
     assert read_scheme(scheme).placement.sites == result.search.winner.sites
     again = apply_scheme(load_model(result.evidence.output / "reference.onnx"), scheme)
-    assert is_quantized(load_model(_saved(again.proto, tmp_path / "again.onnx")))
+    assert is_quantized(Model(again.proto))
     cached = simulated.tune(only_given)
     assert cached.search.winner == result.search.winner
-
-
-def _saved(proto: onnx.ModelProto, path: Path) -> Path:
-    onnx.save(proto, path)
-    return path
 
 
 def test_its_accuracy_is_measured_and_limits_apply_to_it(session: Session, case: Case) -> None:
@@ -118,28 +106,18 @@ def test_its_accuracy_is_measured_and_limits_apply_to_it(session: Session, case:
     assert any("which misses the limits" in text for text in result.evidence.warnings)
 
 
-def test_a_given_model_that_quantizes_what_the_spec_excludes_is_no_candidate(
-    simulated: Session, case: Case
-) -> None:
+def test_a_given_model_with_excluded_pairs_is_no_candidate(simulated: Session, case: Case) -> None:
     denied = replace(case, tune=TuneRules(trials=2), patterns=PatternRules(deny=("Conv",)))
     result = simulated.tune(denied)
     assert not any(trial.placement.given for trial in result.trials)
     assert any("the model as given is no candidate" in text for text in result.evidence.warnings)
 
 
-def test_a_comparison_of_two_models_takes_the_quantized_one_as_it_is(
-    session: Session, tmp_path: Path
-) -> None:
+def test_a_comparison_of_models_takes_the_quantized_one_as_it_is(session: Session, tmp_path: Path) -> None:
     """Without a product, of which 8-bit sums may saturate."""
-    proto = onnx.parser.parse_model(
-        """<ir_version: 8, opset_import: ["": 17]> g (float[4, 64] x) => (float[4, 64] y)
-        <float s = {0.1}, uint8 z = {128}> {
-            q = QuantizeLinear (x, s, z)
-            d = DequantizeLinear (q, s, z)
-            y = Relu (d)
-        }"""
-    )
-    path = _saved(proto, tmp_path / "quantized.onnx")
+    text = """g (float[4, 64] x) => (float[4, 64] y) <float s = {0.1}, uint8 z = {128}> {
+        q = QuantizeLinear (x, s, z)  d = DequantizeLinear (q, s, z)  y = Relu (d) }"""
+    path = saved(tmp_path / "quantized.onnx", text, opset=17, ir_version=8)
     work = session.work(Case(id="default", model=path))
     float_form = work.prepared.given.path
     assert float_form is not None

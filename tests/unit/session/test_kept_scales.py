@@ -10,7 +10,7 @@ import onnx
 import pytest
 from graph_text import model_of
 from random_models import ranges_for
-from sessions import few_digits
+from written_cases import digits_case
 
 from qdqspec.app.preparation.kept_scales import kept_scales, without_overflows
 from qdqspec.app.preparation.prepare import Prepared
@@ -23,14 +23,13 @@ from qdqspec.qdq.quantize.corrections import weight_key
 from qdqspec.qdq.quantize.quantizer import Quantizer
 from qdqspec.qdq.read.import_qdq import placement_for
 from qdqspec.qdq.read.strip import strip_qdq
-from qdqspec.types import Case, Consumer, Inputs, Placement, QuantizeRules, Site, TuneRules
+from qdqspec.types import Case, Consumer, Placement, QuantizeRules, Site, TuneRules
 
 
 @pytest.fixture
 def case(models: Path, tmp_path: Path) -> Case:
-    data = Inputs(calibration=few_digits(models, tmp_path, 4))
     rules = QuantizeRules(corrections="none", calibration="entropy")
-    return Case(id="default", model=models / "digits_resnet.onnx", inputs=data, quantize=rules)
+    return digits_case(models, tmp_path, 4, quantize=rules)
 
 
 @pytest.fixture
@@ -47,50 +46,37 @@ def started(session: Session, case: Case, path: Path) -> Prepared:
     return session.work(replace(case, tune=TuneRules(start_from=(path,)))).prepared
 
 
-def test_scales_of_a_quantized_model_are_kept(
+def test_scales_of_a_quantized_model_are_kept_unless_recalibrated(
     session: Session, case: Case, trained: tuple[Prepared, Placement, Path]
 ) -> None:
     own, placement, path = trained
-    work = started(session, case, path)
+    plain, kept = session.work(case).prepared, started(session, case, path)
+    again = started(session, replace(case, quantize=replace(case.quantize, scales="recalibrate")), path)
     for site in placement.ordered:
-        np.testing.assert_allclose(work.numbers.params(site).scale, own.numbers.params(site).scale, rtol=1e-6)
-        assert (work.numbers.params(site).zero_point == own.numbers.params(site).zero_point).all()
-    assert any("scales of" in note and "are kept" in note for note in work.warnings)
-
-
-def test_recalibrate_uses_the_scales_of_calibration(
-    session: Session, case: Case, trained: tuple[Prepared, Placement, Path]
-) -> None:
-    own, placement, path = trained
-    plain = session.work(case).prepared
+        params = [each.numbers.params(site) for each in (own, kept, plain, again)]
+        np.testing.assert_allclose(params[1].scale, params[0].scale, rtol=1e-6)
+        assert (params[1].zero_point == params[0].zero_point).all()
+        np.testing.assert_array_equal(params[3].scale, params[2].scale)
+    activations = [site for site in placement.ordered if not site.weight]
+    assert any((plain.numbers.params(s).scale != own.numbers.params(s).scale).any() for s in activations)
+    assert any("scales of" in note and "are kept" in note for note in kept.warnings)
     assert not any("scales of" in note for note in started(session, case, case.model).warnings)
-    rules = replace(case.quantize, scales="recalibrate")
-    work = started(session, replace(case, quantize=rules), path)
-    for site in placement.ordered:
-        np.testing.assert_array_equal(work.numbers.params(site).scale, plain.numbers.params(site).scale)
-    assert any(
-        (work.numbers.params(site).scale != own.numbers.params(site).scale).any()
-        for site in placement.ordered
-        if not site.weight
-    )
 
 
-def test_weights_that_would_overflow_are_not_kept(
-    trained: tuple[Prepared, Placement, Path], tmp_path: Path
-) -> None:
+def test_overflowing_weights_are_not_kept(trained: tuple[Prepared, Placement, Path], tmp_path: Path) -> None:
     own, placement, _ = trained
     numbers = Quantizer(own.model, ranges_for(own.model), biases=own.space.bias_sources)  # 8 bits
     save_model(insert_qdq(own.model, placement, numbers).parts, tmp_path / "q.onnx")
     notes: list[str] = []
     paths = [tmp_path / "q.onnx", tmp_path / "cache.yaml"]
     kept = kept_scales(own.model, paths, notes.append)
-    assert {
-        weight_key(s) for s in placement.ordered if s.weight and s.format == "int8"
-    } == kept.weights.keys()
+    weights = {weight_key(s) for s in placement.ordered if s.weight and s.format == "int8"}
+    assert weights == kept.weights.keys()
     assert not any("overflow" in note for note in notes)
     saturating = Quantizer(own.model, ranges_for(own.model), reduce_range=True)
     fewer = without_overflows(kept.weights, saturating, notes.append)
     assert len(fewer) < len(kept.weights)
+    assert any((each.scale > kept.weights[key].scale).any() for key, each in fewer.items()), "of channels"
     assert any("would overflow" in note for note in notes)
 
 
@@ -131,13 +117,8 @@ def test_scales_of_a_weight_with_another_zero_point_are_not_kept(tmp_path: Path)
 
 def test_tensors_without_a_match_in_the_model_are_listed_up_to_a_limit() -> None:
     """The pairs of 35 folded BatchNormalization nodes must not result in 35 warnings."""
-    nodes = "".join(
-        f"""q{n} = QuantizeLinear (x{n}, s)
-        d{n} = DequantizeLinear (q{n}, s)
-        x{n + 1} = Sin (d{n})
-        """
-        for n in range(6)
-    )
+    pair = "q{0} = QuantizeLinear (x{0}, s)  d{0} = DequantizeLinear (q{0}, s)  x{1} = Sin (d{0})\n"
+    nodes = "".join(pair.format(n, n + 1) for n in range(6))
     quantized = model_of(f"(float[4] x0) => (float[4] x6) <float s = {{0.02}}> {{ {nodes} }}")
     notes = placement_for(model_of("(float[4] x) => (float[4] y) { y = Relu (x) }"), quantized).notes
     assert len(notes) == 4

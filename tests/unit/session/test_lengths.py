@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 from arrays import arrays_of
-from onnx import numpy_helper
 from sessions import Open
+from written_cases import normal, written_case
 
 from qdqspec import Session
 from qdqspec.types import AccuracyRules, Case, Inputs, TuneRules
 
 HEADS, DIM, TOKENS = 2, 16, 40
-DECODER = f"""<ir_version: 8, opset_import: ["": 17]>
-decoder (int64[b,s] ids, float[b,{HEADS},past,{DIM}] past)
+DECODER = f"""decoder (int64[b,s] ids, float[b,{HEADS},past,{DIM}] past)
   => (float[b,s,{TOKENS}] logits, float[b,{HEADS},total,{DIM}] present) {{
   x = Gather(table, ids)
   k0 = MatMul(x, wk)  k1 = Reshape(k0, split)  k = Transpose<perm = [0, 2, 1, 3]>(k1)
@@ -29,50 +28,46 @@ decoder (int64[b,s] ids, float[b,{HEADS},past,{DIM}] past)
   c = MatMul(p, present)  c1 = Transpose<perm = [0, 2, 1, 3]>(c)  c2 = Reshape(c1, merge)
   o = MatMul(c2, wo)  r = Add(x, o)  u = MatMul(r, wu)  a = Relu(u)  d = MatMul(a, wd)  r2 = Add(r, d)
   logits = MatMul(r2, head) }}"""
-AUDIO = """<ir_version: 8, opset_import: ["": 17]> audio (float[n,1,t] x) => (float[n,10] y) {
+AUDIO = """audio (float[n,1,t] x) => (float[n,10] y) {
   a = Conv<strides = [2]>(x, w1)  b = Relu(a)  c = Conv<strides = [2]>(b, w2)  d = Relu(c)
   e = ReduceMean<axes = [2], keepdims = 0>(d)  y = MatMul(e, w3) }"""
 
 
-def weights(**shapes: tuple[int, ...]) -> list[onnx.TensorProto]:
-    random = np.random.default_rng(0)
-    arrays = {
-        name: random.normal(size=shape).astype(np.float32) / shape[0] ** 0.5 for name, shape in shapes.items()
-    }
-    return [numpy_helper.from_array(array, name) for name, array in arrays.items()]
+def weights(**shapes: tuple[int, ...]) -> dict[str, np.ndarray]:
+    return {name: normal(*shape, deviation=shape[0] ** -0.5) for name, shape in shapes.items()}
+
+
+def case_of(folder: Path, text: str, samples: list[dict[str, Any]], **constants: np.ndarray) -> Case:
+    """A case with a file for each sample, for calibration and evaluation."""
+    case = written_case(folder, text, {}, **constants)
+    (folder / "data").mkdir()
+    for number, sample in enumerate(samples):
+        np.savez(folder / "data" / f"{number}.npz", **sample)
+    data = folder / "data"
+    return replace(case, inputs=Inputs(calibration=data, evaluation=data if "labels" in samples[0] else None))
 
 
 def decoder(folder: Path) -> Case:
     width = HEADS * DIM
-    model = onnx.parser.parse_model(DECODER)
     square = dict.fromkeys(("wk", "wq", "wo"), (width, width))
-    model.graph.initializer.extend(
-        weights(table=(TOKENS, width), **square, wu=(width, 64), wd=(64, width), head=(width, TOKENS))
-    )
-    shapes = {"split": [0, 0, HEADS, DIM], "merge": [0, 0, width]}
-    model.graph.initializer.extend(numpy_helper.from_array(np.array(dims), n) for n, dims in shapes.items())
-    onnx.save(model, folder / "decoder.onnx")
+    constants = weights(table=(TOKENS, width), **square, wu=(width, 64), wd=(64, width), head=(width, TOKENS))
+    constants |= {"split": np.array([0, 0, HEADS, DIM]), "merge": np.array([0, 0, width])}
     random = np.random.default_rng(1)
-    (folder / "data").mkdir()
-    for number, (past, tokens) in enumerate([(0, 6), (0, 2), (3, 1), (9, 1), (5, 1), (20, 1)]):
-        cache = random.normal(size=(1, 1, HEADS, past, DIM)).astype(np.float32)
-        ids = random.integers(0, TOKENS, (1, 1, tokens))
-        np.savez(folder / "data" / f"{number}.npz", ids=ids, past=cache)
-    return Case(id="default", model=folder / "decoder.onnx", inputs=Inputs(calibration=folder / "data"))
+    lengths = [(0, 6), (0, 2), (3, 1), (9, 1), (5, 1), (20, 1)]
+    samples = [
+        {"ids": random.integers(0, TOKENS, (1, 1, tokens)), "past": normal(1, 1, HEADS, past, DIM, seed=past)}
+        for past, tokens in lengths
+    ]
+    return case_of(folder, DECODER, samples, **constants)
 
 
 def audio(folder: Path) -> Case:
-    model = onnx.parser.parse_model(AUDIO)
-    model.graph.initializer.extend(weights(w1=(16, 1, 5), w2=(16, 16, 5), w3=(16, 10)))
-    onnx.save(model, folder / "audio.onnx")
-    random = np.random.default_rng(1)
-    (folder / "data").mkdir()
-    for number, length in enumerate((200, 80, 333, 120, 64, 250, 90, 170)):
-        loud = np.float32(5 if length == 333 else 1)  # the widest range is in the longest sample
-        sample = loud * random.normal(size=(1, 1, length)).astype(np.float32)
-        np.savez(folder / "data" / f"{number}.npz", x=sample, labels=[number % 10])
-    data = folder / "data"
-    return Case(id="default", model=folder / "audio.onnx", inputs=Inputs(calibration=data, evaluation=data))
+    lengths = (200, 80, 333, 120, 64, 250, 90, 170)
+    samples = [  # the widest range is in the longest sample
+        {"x": normal(1, 1, each, deviation=5 if each == 333 else 1, seed=each), "labels": [number]}
+        for number, each in enumerate(lengths)
+    ]
+    return case_of(folder, AUDIO, samples, **weights(w1=(16, 1, 5), w2=(16, 16, 5), w3=(16, 10)))
 
 
 @pytest.fixture

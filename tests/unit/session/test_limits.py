@@ -1,4 +1,4 @@
-"""The default limits of a selected model: an SQNR on all data, and a proved gain."""
+"""Limits of a selected model by default: an SQNR on all data, a proved gain, however early the search ends."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from arrays import arrays_of
 
+from qdqspec._core.registry import names
 from qdqspec.accuracy.corrections.find import FoundCorrections
 from qdqspec.accuracy.gate import SAMPLES
 from qdqspec.app.preparation.correcting import Correcting
@@ -19,7 +20,7 @@ from qdqspec.app.report.record import record_to_json
 from qdqspec.app.report.tables import summary_table
 from qdqspec.app.session import Session, tuning
 from qdqspec.search.loop import Search
-from qdqspec.types import Case, Inputs, RunRecord, TuneRules
+from qdqspec.types import AccuracyRules, Case, Inputs, RunRecord, SearchResult, TuneRules
 
 QUIET = ("fake.run_noise=0.002", "fake.wall_noise=0.002", "fake.build_noise=0.001", "fake.integer=0.8")
 
@@ -41,9 +42,9 @@ def on_small_data(case: Case, name: str = "small", **tune: Any) -> Case:
     return replace(case, inputs=inputs, tune=replace(case.tune, **tune))
 
 
-def tuned(case: Case, *words: str) -> RunRecord:
+def tuned(case: Case) -> RunRecord:
     """The record of tuning the case."""
-    with Session(backend="fake", root=case.model.parent, backend_option=(*QUIET, *words)) as session:
+    with Session(backend="fake", root=case.model.parent, backend_option=QUIET) as session:
         return session.tune(case).record
 
 
@@ -91,9 +92,7 @@ def test_the_point_selected_from_a_front_meets_the_limit(case: Case, min_sqnr_db
     assert [point.sqnr_db for point in found.search.front][-1] == 200.0
 
 
-def test_the_time_of_corrections_is_part_of_the_search_time(
-    case: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_time_of_corrections_is_part_of_a_search(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     left: list[float | None] = []
 
     def slow(_: Correcting) -> FoundCorrections:
@@ -110,3 +109,77 @@ def test_the_time_of_corrections_is_part_of_the_search_time(
     tuned(replace(case, tune=replace(case.tune, minutes=1)))
     assert left[0] is not None
     assert left[0] <= 60 - 0.1
+
+
+# ---- a budget for the reference only: full quantization is confirmed beside it ---------------------
+
+
+@pytest.fixture
+def short(case: Case) -> Case:
+    return replace(case, tune=TuneRules(trials=1))
+
+
+def searched(case: Case, **words: Any) -> tuple[SearchResult, dict[str, dict[str, Any]]]:
+    """The result of the search, and the journal entries of the confirmation by role."""
+    root = case.model.parent
+    with Session(backend="fake", root=root, output=Path("out"), backend_option=QUIET, **words) as session:
+        result = session.search(case)
+        journal = session.output(case) / "trials.jsonl"
+    lines = [json.loads(line) for line in journal.read_text(encoding="utf-8").splitlines()]
+    return result, {line["role"]: line for line in lines if line["phase"] == "confirm"}
+
+
+@pytest.mark.parametrize("strategy", names("strategy"))
+def test_full_quantization_is_confirmed_and_selected_if_proved(short: Case, strategy: str) -> None:
+    result, confirmed = searched(replace(short, tune=replace(short.tune, strategy=strategy)))
+    assert [trial.placement.sites for trial in result.trials if trial.phase != "confirm"] == [frozenset()]
+    assert confirmed.keys() == {"reference", "winner", "everything"}
+    assert confirmed["everything"]["ratio"] < 0.95
+    assert result.winner.digest == confirmed["everything"]["placement"]
+    assert not result.unchanged
+
+
+def test_full_quantization_selected_without_a_trial_is_cached_and_reusable(short: Case) -> None:
+    """It is read from the cache, selected by its digest, and a seed of the next search by ``patterns.yaml``."""
+    first, _ = searched(short)
+    assert first.total == 1, "its profile is no candidate of the search"
+    output = short.model.parent / "out" / "chain" / "default"
+    _, *rows = (output / "layers.csv").read_text().splitlines()
+    assert {row.partition(",")[0] for row in rows} == {"reference", "tuned"}
+    again, _ = searched(short)
+    assert again.provenance.source == "cached"
+    assert again.winner == first.winner
+    assert again.winner.labels == first.winner.labels
+    named, _ = searched(short, scheme=first.winner.digest[:8])
+    assert named.winner == first.winner
+    rules = TuneRules(trials=2, start_from=(output / "patterns.yaml",))
+    sister, _ = searched(replace(short, tune=rules))
+    assert first.winner in [trial.placement for trial in sister.trials]
+
+
+@pytest.mark.parametrize(("least", "unchanged"), [(5.0, False), (90.0, True)])
+def test_the_sqnr_of_full_quantization_without_a_trial_is_measured_before_selection(
+    short: Case, least: float, unchanged: bool
+) -> None:
+    result, confirmed = searched(replace(short, tune=replace(short.tune, min_sqnr_db=least)))
+    assert confirmed["everything"]["ratio"] < 0.95
+    assert result.unchanged == unchanged
+    assert "; the search ended at its limit of 1 build, before it was done" in result.reason
+    missed = result.reason.startswith("1 faster candidate misses the SQNR limit of 90 dB by ")
+    assert missed == unchanged
+
+
+def test_full_quantization_without_a_trial_is_scored_before_selection(short: Case) -> None:
+    scores: list[float] = []
+
+    def mine(outputs: Any, labels: Any) -> float:
+        """A metric of 1 for the float model and 0 for all others."""
+        scores.append(0.0 if scores else 1.0)
+        return scores[-1]
+
+    asked = replace(short, tune=replace(short.tune, accuracy=AccuracyRules(metric="mine", min=0.5)))
+    result, confirmed = searched(asked, metrics={"mine": mine})
+    assert confirmed["everything"]["ratio"] < 0.95
+    assert confirmed["everything"]["accuracy"] == 0.0
+    assert result.unchanged
+    assert len(scores) == 2

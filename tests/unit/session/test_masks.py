@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import gc
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
+from written_cases import check_of, normal, written_case
 
 from qdqspec.app.session import Session
 from qdqspec.errors import DataError
-from qdqspec.spec.kinds import params_of
-from qdqspec.types import Case, CheckSpec, Inputs, TuneRules
+from qdqspec.types import Case, TuneRules
 
 INF, SMALLEST = -np.inf, np.finfo(np.float32).min
 HIDDEN = np.triu(np.ones((16, 16), np.bool_), 1)  # a causal mask hides later positions
@@ -33,46 +33,31 @@ FORMS: dict[str, tuple[str, str, np.ndarray]] = {
 }
 
 
-def attention(folder: Path, form: str, mask: np.ndarray | None = None) -> tuple[Path, Path]:
-    """A model with one attention head, and data for it."""
+COVERAGE = TuneRules(objective="coverage", trials=3)
+
+
+def attention(folder: Path, form: str, mask: np.ndarray | None = None, **limits: object) -> Case:
+    """A case of a model with one attention head."""
     body, kind, usual = FORMS[form]
     real = "float16" if kind == "float16" else "float"
     dtype = np.dtype(np.float16 if real == "float16" else np.float32)
     low = INF if form == "infinite choice" else SMALLEST
-    text = f"""<ir_version: 9, opset_import: ["": 17]>
-        net ({real}[b,16,64] x, {kind}[b,16,16] mask) => ({real}[b,16,64] y) {{
+    text = f"""net ({real}[b,16,64] x, {kind}[b,16,16] mask) => ({real}[b,16,64] y) {{
           q = MatMul(x, w)  t = Transpose<perm = [0, 2, 1]>(q)  s = MatMul(q, t)  {body}
           p = Softmax<axis = -1>(m)  a = MatMul(p, q)  y = MatMul(a, v) }}"""
-    proto = onnx.parser.parse_model(text)
-    random = np.random.default_rng(7)
-    for name in ("w", "v"):
-        weight = (random.normal(size=(64, 64)) * 0.1).astype(dtype)
-        proto.graph.initializer.append(onnx.numpy_helper.from_array(weight, name))
+    constants = {name: normal(64, 64, deviation=0.1, seed=at).astype(dtype) for at, name in enumerate("wv")}
     if "low" in body:
-        proto.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(low), "low"))
-    onnx.save(proto, folder / "net.onnx")
+        constants["low"] = np.float32(low)
     masks = np.broadcast_to(usual if mask is None else mask, (8, 16, 16))
-    np.savez(folder / "data.npz", x=random.normal(size=(8, 16, 64)).astype(dtype), mask=masks)
-    return folder / "net.onnx", folder / "data.npz"
-
-
-def case_of(model: Path, data: Path, tune: TuneRules, **limits: object) -> Case:
-    wanted = {"parity": {"min_sqnr_db": 20, **limits}, "lint": {"target": "onnxruntime-cpu"}}
-    checks = tuple(
-        CheckSpec(id=kind, kind=kind, params=params_of(kind).model_validate({"kind": kind, **values}))
-        for kind, values in wanted.items()
-    )
-    return Case(id="default", model=model, inputs=Inputs(calibration=data), tune=tune, checks=checks)
-
-
-COVERAGE = TuneRules(objective="coverage", trials=3)
+    data = {"x": normal(8, 16, 64).astype(dtype), "mask": masks}
+    case = written_case(folder, text, data, COVERAGE, **constants)
+    parity = check_of("parity", min_sqnr_db=20, **limits)
+    return replace(case, checks=(parity, check_of("lint", target="onnxruntime-cpu")))
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_masked_scores_stay_float_and_the_rest_is_quantized(
-    form: str, session: Session, tmp_path: Path
-) -> None:
-    case = case_of(*attention(tmp_path, form), COVERAGE)
+def test_masked_scores_stay_float_and_the_rest_does_not(form: str, session: Session, tmp_path: Path) -> None:
+    case = attention(tmp_path, form)
     assert session.judge(case, case.checks[0]).verdict.outcome == "pass"
     work = session.work(case)
     evidence = work.record.evidence
@@ -89,7 +74,7 @@ def test_masked_scores_stay_float_and_the_rest_is_quantized(
 
 
 def test_inputs_that_are_searched_keep_the_mask(session: Session, tmp_path: Path) -> None:
-    case = case_of(*attention(tmp_path, "infinite input"), COVERAGE, search={"examples": 30, "seconds": 60})
+    case = attention(tmp_path, "infinite input", search={"examples": 30, "seconds": 60})
     session.judge(case, case.checks[0])
     (found,) = session.work(case).record.evidence.parity_search.values()
     assert found.tried > 3
@@ -98,13 +83,9 @@ def test_inputs_that_are_searched_keep_the_mask(session: Session, tmp_path: Path
 
 
 def test_a_mask_that_hides_everything_is_an_error(session: Session, tmp_path: Path) -> None:
-    everything = np.full((16, 16), INF, np.float32)
-    model, data = attention(tmp_path, "infinite input", everything)
-    case = case_of(model, data, COVERAGE)
-    with pytest.raises(
-        DataError, match=r"'y' of the model is NaN or infinite in each of 8 samples.*'mask'"
-    ) as caught:
+    case = attention(tmp_path, "infinite input", np.full((16, 16), INF, np.float32))
+    with pytest.raises(DataError, match=r"'y' .* is NaN or infinite in each of 8 samples.*'mask'") as caught:
         session.work(case).search  # noqa: B018 - it searches
     assert caught.value.__traceback__ is not None  # its frames keep no file open
     files = [each for each in gc.get_objects() if issubclass(type(each), io.IOBase) and not each.closed]
-    assert str(data) not in [str(getattr(each, "name", "")) for each in files]
+    assert str(case.inputs.calibration) not in [str(getattr(each, "name", "")) for each in files]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,6 @@ from qdqspec.accuracy.rehearsal import RehearsedEngine
 from qdqspec.app.session import Session
 from qdqspec.app.session.oracle import RehearsalOracle
 from qdqspec.app.session.rehearser import Rehearser
-from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.errors import BackendError
 from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.types import Case, Placement, Trial
@@ -33,11 +31,17 @@ def notes() -> list[str]:
     return []
 
 
-@pytest.fixture
-def opened(session: Session, case: Case, notes: list[str]) -> Iterator[tuple[RehearsalOracle, SchemeSpace]]:
+@contextmanager
+def rehearser_of(session: Session, case: Case) -> Iterator[tuple[Rehearser, SchemeSpace]]:
     bench = session.work(case).prepared
     with Rehearser(bench, bench.comparison_data()) as rehearser:
-        yield RehearsalOracle(rehearser, bench.space, notes.append), bench.space
+        yield rehearser, bench.space
+
+
+@pytest.fixture
+def opened(session: Session, case: Case, notes: list[str]) -> Iterator[tuple[RehearsalOracle, SchemeSpace]]:
+    with rehearser_of(session, case) as (rehearser, space):
+        yield RehearsalOracle(rehearser, space, notes.append), space
 
 
 def trial(placement: Placement, sqnr_db: float, **more: float) -> Trial:
@@ -59,37 +63,18 @@ def test_predictions_include_the_offset_of_builds_and_the_difference_of_all_data
     assert "measured" in oracle.text(everything)
 
 
-@contextmanager
-def everything_on_few_samples(
-    session: Session, case: Case
-) -> Iterator[tuple[Rehearser, SchemeSpace, Placement, float]]:
-    """The rehearsal of a case, and everything quantized with its SQNR on the few samples."""
-    bench = session.work(case).prepared
-    with Rehearser(bench, bench.comparison_data()) as rehearser:
-        space = bench.space
-        everything = space.resolve(space.everything())
-        few_db = RehearsalOracle(rehearser, space, lambda _: None).predicted_db(everything)
-        assert few_db is not None
-        yield rehearser, space, everything, few_db
-
-
-def write_data(folder: Path, *, further: float) -> None:
-    """Write data of 40 samples, of which those after the first few have less signal for the same noise."""
+def test_near_the_limit_all_data_is_rehearsed(session: Session, case: Case, project: Path) -> None:
+    """The samples after the first few have less signal for the same noise."""
     data = np.random.default_rng(0).normal(size=(40, *SHAPE[1:])).astype(np.float32)
-    data[SAMPLES:] *= further
-    np.savez(folder / "data.npz", x=data)
-
-
-def test_placements_near_the_limit_are_rehearsed_on_all_data(
-    session: Session, case: Case, project: Path
-) -> None:
-    write_data(project, further=0.5)
-    with everything_on_few_samples(session, case) as (rehearser, space, everything, few_db):
-        runs = rehearser.rehearsal
+    data[SAMPLES:] *= 0.5
+    np.savez(project / "data.npz", x=data)
+    with rehearser_of(session, case) as (rehearser, space):
+        runs, everything = rehearser.rehearsal, space.resolve(space.everything())
+        few_db = RehearsalOracle(rehearser, space, lambda _: None).predicted_db(everything)
         feeds = list(runs.subject.feeds())
         truth = Evaluator(feeds, lambda: RehearsedEngine(runs, space.resolve({})), len(feeds))
         some = space.resolve(dict(list(space.everything().items())[1:]))
-        for placement in (everything, some):  # the first few samples are not representative
+        for placement in (everything, some):
             truth_db = truth(RehearsedEngine(runs, placement))
             oracle = RehearsalOracle(rehearser, space, lambda _: None, least_db=truth_db + 0.2)
             assert oracle.predicted_db(placement) == pytest.approx(truth_db)
@@ -113,40 +98,30 @@ def test_an_oracle_without_enough_memory_returns_nothing_with_a_note(
 def test_sensitivities_that_take_too_much_time_are_skipped(
     session: Session, case: Case, notes: list[str], seconds: float, known: bool
 ) -> None:
-    bench = session.work(case).prepared
-    with Rehearser(bench, bench.comparison_data()) as rehearser:
-        oracle = RehearsalOracle(rehearser, bench.space, notes.append, lambda: seconds)
+    with rehearser_of(session, case) as (rehearser, space):
+        oracle = RehearsalOracle(rehearser, space, notes.append, lambda: seconds)
         assert (oracle.noise() is not None) == known
         assert ["was skipped: raise the time limit" in note for note in notes] == [True] * (not known)
 
 
 def test_placements_are_predicted_even_if_the_noise_of_labels_cannot_be_measured(
-    session: Session, case: Case, notes: list[str], monkeypatch: pytest.MonkeyPatch
+    opened: tuple[RehearsalOracle, SchemeSpace], notes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    setup = session.work(case).prepared
-    with Rehearser(setup, setup.comparison_data()) as rehearser:
-        space = setup.space
-        oracle = RehearsalOracle(rehearser, space, notes.append)
-        predicted = oracle.predicted_db(space.resolve(space.everything()))
+    def failing(*_: object, **__: object) -> None:
+        raise BackendError("the runtime could not build a part")
 
-        def failing(*_: object, **__: object) -> None:
-            raise BackendError("the runtime could not build a part")
-
-        monkeypatch.setattr("qdqspec.app.session.oracle.find_sensitivities", failing)
-        assert oracle.noise() is None
-        first, *_ = space.units
-        assert oracle.predicted_db(space.resolve({first.id: first.full})) is not None
-        assert predicted == oracle.predicted_db(space.resolve(space.everything()))
+    monkeypatch.setattr("qdqspec.app.session.oracle.find_sensitivities", failing)
+    oracle, space = opened
+    assert oracle.noise() is None
+    assert oracle.predicted_db(space.resolve(space.everything())) is not None
     assert notes == [
         "the error of each Q/DQ pair alone could not be measured: the runtime could not build a part"
     ]
 
 
 def test_no_placement_is_rehearsed_after_the_time_limit(session: Session, case: Case) -> None:
-    bench = session.work(case).prepared
     left = 1e6
-    with Rehearser(bench, bench.comparison_data()) as rehearser:
-        space = bench.space
+    with rehearser_of(session, case) as (rehearser, space):
         oracle = RehearsalOracle(rehearser, space, lambda _: None, lambda: left)
         everything, first = space.resolve(space.everything()), space.units[0]
         known = oracle.predicted_db(everything)
@@ -157,21 +132,3 @@ def test_no_placement_is_rehearsed_after_the_time_limit(session: Session, case: 
         errors, missing = oracle.block_errors(1e6)  # after the search, with a separate time limit
         assert errors
         assert not missing
-
-
-def test_most_builds_of_a_search_meet_its_sqnr_limit(
-    session: Session, case: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    able = replace(FakeDevice().capabilities(), computes=True)  # enables the oracle on the simulated device
-    monkeypatch.setattr(FakeDevice, "capabilities", lambda *_: able)
-    bench = session.work(case).prepared
-    with Rehearser(bench, bench.comparison_data()) as rehearser:
-        oracle = RehearsalOracle(rehearser, bench.space, lambda _: None)
-        everything = oracle.predicted_db(bench.space.resolve(bench.space.everything()))
-    assert everything is not None
-    limit = everything + 1
-    result = session.search(replace(case, tune=replace(case.tune, min_sqnr_db=limit)))
-    built = [t for t in result.trials if t.placement.sites and t.phase != "confirm"]
-    assert built
-    assert "sensitivity" not in {t.phase for t in built}
-    assert sum(t.sqnr_db is not None and t.sqnr_db < limit for t in built) <= len(built) / 5

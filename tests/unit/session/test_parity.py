@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +11,7 @@ import pytest
 from arrays import arrays_of
 from narrow import within_7_bits
 from runs_models import RunsModels
+from written_cases import check_of, normal, written_case
 
 from qdqspec import verify
 from qdqspec._core.arrays import Array
@@ -19,11 +20,12 @@ from qdqspec.accuracy.compare import compare_outputs
 from qdqspec.app.evidence.parity import SideBySide
 from qdqspec.app.preparation.auxiliary_runs import ARITHMETIC
 from qdqspec.app.preparation.resources import Resources
+from qdqspec.app.session import Session
 from qdqspec.backends.base import BuildOptions, Engine
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime, OnnxRuntimeEngine
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import QDQ_OPS, load_model
-from qdqspec.types import ParityEvidence
+from qdqspec.types import Case, Evidence, QuantizeRules, TuneRules
 
 DATA = Path(__file__).parents[2] / "data"
 MODELS = Path(__file__).parents[3] / "specs" / "models"
@@ -78,19 +80,11 @@ def bench(backend: object) -> Resources:
     )
 
 
-@pytest.fixture(scope="module")
-def evidence(tmp_path_factory: pytest.TempPathFactory) -> ParityEvidence:
-    """The evidence of a model with 7-bit weights, whose products saturate on no processor."""
-    folder = tmp_path_factory.mktemp("narrow")
-    return verify(
-        MODELS / "digits_resnet.onnx",
-        within_7_bits(EIGHT_BITS, folder / "narrow.onnx"),
-        shapes={"input": [1, 1, 16, 16]},
-        calibration=CALIBRATION,
-    )
-
-
-def test_quantization_and_runtime_errors_of_a_real_model_are_separated(evidence: ParityEvidence) -> None:
+def test_quantization_and_runtime_errors_of_a_real_model_are_separated(tmp_path: Path) -> None:
+    """Of a model with 7-bit weights, whose products saturate on no processor."""
+    narrow = within_7_bits(EIGHT_BITS, tmp_path / "narrow.onnx")
+    shapes = {"input": [1, 1, 16, 16]}
+    evidence = verify(MODELS / "digits_resnet.onnx", narrow, shapes=shapes, calibration=CALIBRATION)
     assert evidence.undivided == ""
     (total,), (quantization,), (runtime,) = evidence.outputs, evidence.quantization, evidence.runtime
     assert total.name == quantization.name == runtime.name == "logits"
@@ -111,9 +105,7 @@ def test_a_runtime_that_saturates_is_distinguished_from_quantization() -> None:
     assert found.sqnr_db < 10
 
 
-def test_a_model_that_cannot_run_unfused_is_compared_without_separate_errors(
-    tmp_path: Path,
-) -> None:
+def test_a_model_that_cannot_run_unfused_is_compared_without_separate_errors(tmp_path: Path) -> None:
     (tmp_path / "engine.onnx").write_bytes(b"no model of ONNX Runtime's")
     x = np.zeros((1, 2), np.float32)
     with SideBySide(bench(Breaking()), tmp_path / "reference.onnx", tmp_path / "engine.onnx") as compared:
@@ -144,30 +136,23 @@ class Counting(RunsModels):
     def __init__(self) -> None:
         self.builds = self.open = self.most = 0
 
-    def build(self, model: Path, options: BuildOptions) -> Counted:
+    def build(self, model: Path, options: BuildOptions) -> OnnxRuntimeEngine:
+        engine = OnnxRuntime().build(model, options)
+        close = engine.close
+
+        def counted() -> None:
+            self.open -= 1
+            close()
+
+        engine.close = counted  # type: ignore[method-assign]
         self.builds += 1
         self.open += 1
         self.most = max(self.most, self.open)
-        return Counted(OnnxRuntime().build(model, options), self)
-
-
-@dataclass
-class Counted:
-    engine: OnnxRuntimeEngine
-    among: Counting
-
-    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        return self.engine.run(feeds)
-
-    def close(self) -> None:
-        self.among.open -= 1
-        self.engine.close()
+        return engine
 
 
 @pytest.mark.parametrize(("held", "most"), [(2**20, 1), (9_000, 3)])
-def test_runs_of_all_inputs_equal_single_runs_with_a_limited_number_of_open_engines(
-    held: int, most: int
-) -> None:
+def test_runs_of_all_inputs_equal_single_runs_with_a_limit_of_open_engines(held: int, most: int) -> None:
     """An image has a kilobyte, so that the limit of 9,000 bytes is reached at the ninth."""
     pictures = arrays_of(CALIBRATION)["input"][:12]
     feeds = [{"input": picture[None]} for picture in pictures]
@@ -181,3 +166,39 @@ def test_runs_of_all_inputs_equal_single_runs_with_a_limited_number_of_open_engi
         for run, each in zip(runs, feeds, strict=True):
             for ours, theirs in zip(run, compared.run(each), strict=True):
                 np.testing.assert_array_equal(ours["logits"], theirs["logits"])
+
+
+# ---- slices of an output --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Case:
+    """One convolution whose output has four channels of hundreds and two channels below one; all pairs are selected."""
+    sizes = np.float32([300] * 4 + [0.3] * 2).reshape(6, 1, 1, 1)
+    text = "net (float[1,16,16,16] x) => (float[1,6,16,16] y) { y = Conv <pads = [1, 1, 1, 1]> (x, w) }"
+    rules, weight = TuneRules(objective="coverage", trials=3), normal(6, 16, 3, 3, deviation=1 / 12) * sizes
+    case = written_case(tmp_path, text, {"x": normal(16, 16, 16, 16, seed=1)}, rules, w=weight)
+    return replace(case, quantize=QuantizeRules(outputs=True))
+
+
+def judged(case: Case, folder: Path, **limits: float) -> tuple[str, Evidence]:
+    check = check_of("parity", min_sqnr_db=20, **limits)
+    case = replace(case, checks=(check,))
+    with Session(root=folder, backend="onnxruntime") as session:
+        outcome = session.judge(case, check).verdict.outcome
+        return outcome, session.work(case).record.evidence
+
+
+def test_a_case_notes_a_slice_far_below_its_output_unless_it_has_a_limit(case: Case, tmp_path: Path) -> None:
+    outcome, evidence = judged(case, tmp_path)
+    assert outcome == "pass"
+    (found,) = evidence.parity.outputs
+    assert found.sqnr_db > 30
+    worst = found.far_slice()
+    assert worst.axis == 1
+    assert worst.index in (4, 5)
+    (noted,) = [line for line in evidence.warnings if "slice" in line]
+    assert f"slice {worst.index} of axis 1" in noted
+    outcome, evidence = judged(case, tmp_path, min_slice_sqnr_db=10)
+    assert outcome == "fail"
+    assert not any("slice" in line for line in evidence.warnings)

@@ -5,19 +5,19 @@ from __future__ import annotations
 import shlex
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 from arrays import arrays_of
+from graph_text import saved
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from onnx import numpy_helper
 from runs_models import RunsModels
+from written_cases import check_of, written_case
 
 from qdqspec._core.arrays import Array
 from qdqspec.accuracy.compare import Typical
@@ -29,33 +29,14 @@ from qdqspec.backends.base import BuildOptions, Engine
 from qdqspec.checks.base import requests_of
 from qdqspec.errors import BackendError, DataError
 from qdqspec.testing.records import params_of
-from qdqspec.types import Case, CheckSpec, Inputs, InputShape, ParitySearch, ShapeProfile, TriedInput
+from qdqspec.types import Case, InputShape, ParitySearch, ShapeProfile, TriedInput
 from qdqspec.types.requests import InputRequest
 
 # A quantizer for -1 to 1 before a weighted sum: exact within this range, saturated outside.
-TEXT = """<ir_version: 8, opset_import: ["": 17]> net (float[batch,4] x) => (float[batch,1] y) { y = MatMul(x, w) }"""
-TUNED = """<ir_version: 8, opset_import: ["": 17]> net (float[batch,4] x) => (float[batch,1] y) {
+TEXT = "net (float[batch,4] x) => (float[batch,1] y) { y = MatMul(x, w) }"
+TUNED = """net (float[batch,4] x) => (float[batch,1] y) {
   q = QuantizeLinear(x, s, z)  d = DequantizeLinear(q, s, z)  y = MatMul(d, w) }"""
-TOKENS = """<ir_version: 8, opset_import: ["": 17]>
-  net (int64[batch,sequence] ids, float[batch,sequence,4] mask) => (float[batch,sequence,4] y) {
-  e = Gather(table, ids)  p = Mul(e, mask)  y = MatMul(p, w4) }"""
-CONSTANTS = {
-    "w": np.array([[1.0], [2.0], [3.0], [4.0]], np.float32),
-    "w4": np.eye(4, dtype=np.float32),
-    "table": np.linspace(-1, 1, 40, dtype=np.float32).reshape(10, 4),
-    "s": np.float32(1 / 127),
-    "z": np.int8(0),
-}
-
-
-def saved(text: str, path: Path, **changed: np.ndarray) -> Path:
-    model = onnx.parser.parse_model(text)
-    read = {name for node in model.graph.node for name in node.input}
-    for name, value in {**CONSTANTS, **changed}.items():
-        if name in read:
-            model.graph.initializer.append(numpy_helper.from_array(np.array(value), name))
-    onnx.save(model, path)
-    return path
+WEIGHT = np.array([[1.0], [2.0], [3.0], [4.0]], np.float32)
 
 
 @pytest.fixture
@@ -69,37 +50,31 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session
 def case(tmp_path: Path) -> Case:
     data = np.random.default_rng(0).uniform(-1, 1, (16, 4)).astype(np.float32)
     data[0], data[1] = 1, -1
-    np.savez(tmp_path / "data.npz", x=data)
-    return Case(
-        id="default",
-        model=saved(TEXT, tmp_path / "net.onnx"),
-        inputs=Inputs(
-            profiles=(ShapeProfile(shapes={"x": InputShape(min=(1, 4), opt=(1, 4), max=(8, 4))}),),
-            calibration=tmp_path / "data.npz",
-        ),
-    )
+    case = written_case(tmp_path, TEXT, {"x": data}, w=WEIGHT)
+    profile = ShapeProfile(shapes={"x": InputShape(min=(1, 4), opt=(1, 4), max=(8, 4))})
+    return replace(case, inputs=replace(case.inputs, profiles=(profile,)))
 
 
 def searched(session: Session, case: Case, tuned: Path, **asked: object) -> ParitySearch:
-    params = params_of("parity", **{"min_sqnr_db": 20, "search": 200, **asked})
-    requests = requests_of(CheckSpec(id="parity", kind="parity", params=params))
+    requests = requests_of(check_of("parity", **{"min_sqnr_db": 20, "search": 200, **asked}))
     (request,) = (request for request in requests if isinstance(request, InputRequest))
     return search_input(session.work(case).prepared, tuned, request, "parity")
 
 
 @pytest.fixture
 def tuned(tmp_path: Path) -> Path:
-    return saved(TUNED, tmp_path / "tuned.onnx")
+    return quantized(tmp_path / "tuned.onnx", 1 / 127)
 
 
-def test_an_input_outside_the_calibrated_range_is_found_and_shrunk(
-    session: Session, case: Case, tuned: Path
-) -> None:
+def quantized(path: Path, scale: float) -> Path:
+    return saved(path, TUNED, opset=17, ir_version=8, w=WEIGHT, s=np.float32(scale), z=np.int8(0))
+
+
+def test_an_input_outside_the_range_is_found_and_shrunk(session: Session, case: Case, tuned: Path) -> None:
     found = searched(session, case, tuned).found
     (x,) = found.inputs
-    assert x == TriedInput(
-        name="x", dtype="float32", shape=(1, 4), words="all 2", low=2, high=2, known_low=-1, known_high=1
-    )
+    found_x = {"name": "x", "dtype": "float32", "shape": (1, 4), "words": "all 2", "low": 2, "high": 2}
+    assert x == TriedInput(**found_x, known_low=-1, known_high=1)
     assert not found.within
     # 20 becomes 10, which is 6 dB; the quantizer saturates, the runtime adds no error.
     assert found.broken == ("output 'y': SQNR 6.0 dB < 20.0 dB",)
@@ -107,9 +82,7 @@ def test_an_input_outside_the_calibrated_range_is_found_and_shrunk(
     assert found.parity.runtime[0].sqnr_db > 90
 
 
-def test_no_failing_input_is_found_within_the_calibrated_range(
-    session: Session, case: Case, tuned: Path
-) -> None:
+def test_no_failing_input_is_found_within_the_range(session: Session, case: Case, tuned: Path) -> None:
     file = session.output(case) / "parity" / "parity.npz"
     file.parent.mkdir(parents=True)
     file.write_bytes(b"of an earlier search")
@@ -152,7 +125,7 @@ def test_the_reported_command_runs_the_saved_input(
     assert out.startswith("output 'y': SQNR 6.0 dB < 20.0 dB\n")
     assert "all 2" in out
     assert "-1 to 1" in out
-    saved(TUNED, tuned, s=np.float32(2 / 127))  # a wider calibrated range
+    quantized(tuned, 2 / 127)  # a wider calibrated range
     assert main(words[1:]) == 0
     assert capsys.readouterr().out.startswith("no limit is broken\n")
     assert main(["verify", str(case.model), str(tuned)]) == 0
@@ -162,33 +135,6 @@ def test_the_reported_command_runs_the_saved_input(
         unlimited.err
         == "note: inputs are random here, and errors on real data differ: give data with --data\n"
     )
-
-
-def test_searched_indices_are_valid_and_named_dimensions_are_equal(session: Session, tmp_path: Path) -> None:
-    """Token 7 is quantized wrongly; the data has tokens 2 to 8, and the table has ten rows."""
-    np.savez(
-        tmp_path / "data.npz",
-        ids=np.array([[2, 3, 4, 5], [5, 6, 8, 8]]),
-        mask=np.ones((2, 4, 4), np.float32),
-    )
-    table = CONSTANTS["table"].copy()
-    table[7] += 0.5
-    shapes = {
-        "ids": InputShape(min=(1, 2), opt=(1, 4), max=(4, 9)),
-        "mask": InputShape(min=(1, 2, 4), opt=(1, 4, 4), max=(4, 9, 4)),
-    }
-    case = Case(
-        id="tokens",
-        model=saved(TOKENS, tmp_path / "tokens.onnx"),
-        inputs=Inputs(profiles=(ShapeProfile(shapes=shapes),), calibration=tmp_path / "data.npz"),
-    )
-    found = searched(session, case, saved(TOKENS, tmp_path / "wrong.onnx", table=table), search={"beyond": 1})
-    arrays = arrays_of(tmp_path / found.found.file)
-    ids, mask = arrays["ids"][0], arrays["mask"][0]
-    assert 7 in ids
-    assert 2 <= ids.min() <= ids.max() <= 8
-    assert ids.shape == mask.shape[:2] == (1, 2), "both inputs have the smallest shape"
-    assert found.found.within
 
 
 class Fragile(RunsModels):
@@ -217,29 +163,24 @@ class FragileEngine:
         pass
 
 
-@contextmanager
-def on(session: Session, case: Case, backend: object) -> Iterator[None]:
+def replace_resources(session: Session, case: Case, **words: Any) -> None:
     bench = session.work(case).prepared
-    bench.__dict__["resources"] = replace(bench.resources, backend=backend)  # type: ignore[arg-type]  # a replacement for tests
-    yield
+    bench.__dict__["resources"] = replace(bench.resources, **words)
 
 
 def test_an_input_on_which_the_tuned_model_fails_to_run_is_a_failing_input(
     session: Session, case: Case, tuned: Path
 ) -> None:
     """Inputs on which the float model fails or returns NaN are not counted."""
-    with on(session, case, Fragile()):
-        found = searched(session, case, tuned, search={"beyond": 4})
+    replace_resources(session, case, backend=Fragile())
+    found = searched(session, case, tuned, search={"beyond": 4})
     assert found.found.broken == ("the tuned model does not run on it: illegal memory access",)
     assert found.found.parity.outputs == ()
     assert found.found.inputs[0].low >= -1
 
 
-def test_the_input_search_ends_at_the_time_limit_of_the_run(
-    session: Session, case: Case, tuned: Path
-) -> None:
-    bench = session.work(case).prepared
-    bench.__dict__["resources"] = replace(bench.resources, seconds_left=lambda: 0.0)
+def test_the_input_search_ends_at_the_time_limit_of_a_run(session: Session, case: Case, tuned: Path) -> None:
+    replace_resources(session, case, seconds_left=lambda: 0.0)
     found = searched(session, case, tuned)
     assert found.late
     assert found.tried == 0
@@ -249,12 +190,8 @@ def test_the_input_search_ends_at_the_time_limit_of_the_run(
 # ---- files --------------------------------------------------------------------------------------
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), min_size=1, max_size=20)
-ARRAYS = st.one_of(
-    hnp.arrays(np.float32, hnp.array_shapes(min_dims=0, max_side=3)),
-    hnp.arrays(np.int64, hnp.array_shapes(min_dims=0, max_side=3)),
-    hnp.arrays(np.float16, hnp.array_shapes(max_side=3)),
-    hnp.arrays(np.bool_, hnp.array_shapes(max_side=3)),
-)
+DTYPES = st.sampled_from([np.float32, np.int64, np.float16, np.bool_])
+ARRAYS = hnp.arrays(DTYPES, hnp.array_shapes(min_dims=0, max_side=3))
 
 
 @given(feeds=st.dictionaries(NAMES, ARRAYS, min_size=1, max_size=3))
@@ -282,9 +219,7 @@ def test_a_saved_input_is_read_back_unchanged(
 
 
 @given(st.binary(max_size=300))
-def test_invalid_parameters_in_an_input_file_are_an_error(
-    tmp_path_factory: pytest.TempPathFactory, text: bytes
-) -> None:
+def test_invalid_parameters_are_an_error(tmp_path_factory: pytest.TempPathFactory, text: bytes) -> None:
     path = tmp_path_factory.mktemp("probe") / "probe.npz"
     np.savez(path, x=np.zeros((1, 2)))
     with zipfile.ZipFile(path, "a") as archive:

@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from onnx import numpy_helper
+from graph_text import saved
+from written_cases import written_case
 
 from qdqspec._core.config import hooks
 from qdqspec.app.evidence.parity import both_models
@@ -20,36 +20,25 @@ from qdqspec.app.evidence.probes import replay_failure
 from qdqspec.app.evidence.replay import save_replay
 from qdqspec.app.session import Session
 from qdqspec.testing.records import params_of
-from qdqspec.types import Case, Inputs
+from qdqspec.types import Case
 
-FLOAT = """<ir_version: 8, opset_import: ["": 17]> net (float[batch,4] x) => (float[batch,4] y, float[batch,4] same) {
-  y = Relu(x)  same = Neg(x) }"""
+FLOAT = """net (float[batch,4] x) => (float[batch,4] y, float[batch,4] same) { y = Relu(x)  same = Neg(x) }"""
 # Saturates at 1: the third sample below is outside.
-TUNED = """<ir_version: 8, opset_import: ["": 17]> net (float[batch,4] x) => (float[batch,4] y, float[batch,4] same) {
+TUNED = """net (float[batch,4] x) => (float[batch,4] y, float[batch,4] same) {
   q = QuantizeLinear(x, s, z)  d = DequantizeLinear(q, s, z)  y = Relu(d)  same = Neg(x) }"""
-
-
-def _saved(text: str, path: Path) -> Path:
-    model = onnx.parser.parse_model(text)
-    if "QuantizeLinear" in text:
-        for name, value in (("s", np.float32(1 / 127)), ("z", np.int8(0))):
-            model.graph.initializer.append(numpy_helper.from_array(np.array(value), name))
-    onnx.save(model, path)
-    return path
 
 
 @pytest.fixture
 def case(tmp_path: Path) -> Case:
     data = np.random.default_rng(0).uniform(-1, 1, (6, 4)).astype(np.float32)
     data[2] = 3
-    np.savez(tmp_path / "data.npz", x=data)
-    model = _saved(FLOAT, tmp_path / "net.onnx")
-    return Case(id="default", model=model, inputs=Inputs(calibration=tmp_path / "data.npz"))
+    return written_case(tmp_path, FLOAT, {"x": data})
 
 
 @pytest.fixture
 def tuned(tmp_path: Path) -> Path:
-    return _saved(TUNED, tmp_path / "tuned.onnx")
+    numbers = {"s": np.float32(1 / 127), "z": np.int8(0)}
+    return saved(tmp_path / "tuned.onnx", TUNED, opset=17, ir_version=8, **numbers)
 
 
 @pytest.fixture
@@ -98,9 +87,7 @@ def test_polygraphy_repeats_the_failure_of_the_worst_sample(
     assert _verdict(looser) == 0
 
 
-def test_nothing_is_written_without_a_sample_that_breaks_a_limit_alone(
-    session: Session, case: Case, tuned: Path
-) -> None:
+def test_nothing_is_written_if_no_sample_breaks_a_limit(session: Session, case: Case, tuned: Path) -> None:
     prepared = session.work(case).prepared
     assert replay_failure(prepared, tuned, params_of("parity", min_sqnr_db=3), "parity") == ""
     assert not (prepared.output / "parity" / "parity").exists()

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sessions import few_digits
 from simulated_times import simulate_times
+from written_cases import digits_case
 
 from qdqspec.accuracy.corrections.find import FoundCorrections
 from qdqspec.app.preparation.correcting import Correcting
@@ -19,16 +19,7 @@ from qdqspec.app.session.tuning import named, trials_of
 from qdqspec.search.base import Proposal
 from qdqspec.search.loop import Built, Contest
 from qdqspec.testing.strategies import small_space
-from qdqspec.types import (
-    CORRECTIONS,
-    AccuracyRules,
-    Case,
-    Inputs,
-    Placement,
-    QuantizeRules,
-    Samples,
-    TuneRules,
-)
+from qdqspec.types import CORRECTIONS, AccuracyRules, Case, Placement, QuantizeRules, Samples, TuneRules
 
 
 @pytest.fixture(autouse=True)
@@ -39,13 +30,8 @@ def _fast_integers(engine_threads: None, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.fixture
 def case(models: Path, tmp_path: Path) -> Case:
-    return Case(
-        id="default",
-        model=models / "digits_resnet.onnx",
-        inputs=Inputs(calibration=few_digits(models, tmp_path, 16)),
-        quantize=QuantizeRules(corrections=CORRECTIONS),  # sought at each limit
-        tune=TuneRules(trials=3),
-    )
+    rules = QuantizeRules(corrections=CORRECTIONS)  # sought at each limit
+    return digits_case(models, tmp_path, 16, quantize=rules, tune=TuneRules(trials=3))
 
 
 def state_of(contest: Contest) -> tuple[object, ...]:
@@ -63,11 +49,7 @@ def state_of(contest: Contest) -> tuple[object, ...]:
 
 @pytest.mark.parametrize(
     "rules",
-    [
-        {"min_sqnr_db": 20.0},
-        {"min_sqnr_db": 40.0},
-        {"accuracy": AccuracyRules(metric="top1", max_drop=0.02)},
-    ],
+    [{"min_sqnr_db": 20.0}, {"min_sqnr_db": 40.0}, {"accuracy": AccuracyRules(metric="top1", max_drop=0.02)}],
     ids=["SQNR", "binding SQNR", "metric"],
 )
 def test_a_search_resumed_after_any_trial_has_the_same_state_and_next_build(

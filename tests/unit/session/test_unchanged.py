@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import onnx
 import pytest
-from onnx import numpy_helper
+from written_cases import normal, written_case
 
 from qdqspec.app.evidence.kernels import KnownCandidate, quantized_work, rejected_candidates
 from qdqspec.app.report.record import record_from_json, record_to_json
@@ -23,12 +22,11 @@ from qdqspec.types import (
     Case,
     Consumer,
     Evidence,
-    Inputs,
     Interval,
     LayerTime,
-    PatternRules,
     PlacedPair,
     Placement,
+    RejectedCandidate,
     RunRecord,
     SearchResult,
     Site,
@@ -36,7 +34,7 @@ from qdqspec.types import (
     TuneRules,
 )
 
-TEXT = """<ir_version: 8, opset_import: ["": 19]> net (float[1,8,24,24] x) => (float[1,8,24,24] y) {
+TEXT = """net (float[1,8,24,24] x) => (float[1,8,24,24] y) {
   a = Conv<pads = [1, 1, 1, 1]>(x, w)  b = HardSwish(a)  c = Conv<pads = [1, 1, 1, 1]>(b, w)
   s = Shape(x)  y = Reshape(c, s) }"""
 QUIET = ("fake.run_noise=0.002", "fake.wall_noise=0.002", "fake.build_noise=0.001")
@@ -45,18 +43,9 @@ QUIET = ("fake.run_noise=0.002", "fake.wall_noise=0.002", "fake.build_noise=0.00
 @pytest.fixture
 def case(tmp_path: Path) -> Case:
     """Two convolutions with an activation function between, and operators that move data."""
-    proto, lots = onnx.parser.parse_model(TEXT), np.random.default_rng(0)
-    weights = lots.normal(0, 0.2, (8, 8, 3, 3)).astype(np.float32)
-    proto.graph.initializer.append(numpy_helper.from_array(weights, "w"))
-    onnx.save(proto, tmp_path / "net.onnx")
-    images = lots.normal(size=(3, 8, 24, 24)).astype(np.float32)
-    np.savez(tmp_path / "data.npz", x=images)
-    return Case(
-        id="default",
-        model=tmp_path / "net.onnx",
-        inputs=Inputs(calibration=tmp_path / "data.npz", evaluation=tmp_path / "data.npz"),
-        tune=TuneRules(trials=12),
-    )
+    weight = normal(8, 8, 3, 3, deviation=0.2)
+    case = written_case(tmp_path, TEXT, {"x": normal(3, 8, 24, 24, seed=1)}, TuneRules(trials=12), w=weight)
+    return replace(case, inputs=replace(case.inputs, evaluation=case.inputs.calibration))
 
 
 def tuned(case: Case, *, integer: float, **words: Any) -> tuple[RunRecord, Evidence, SearchResult]:
@@ -93,33 +82,6 @@ def test_the_reason_is_that_every_candidate_is_slower_with_its_kernels(case: Cas
     assert slowest.kernels.left_in_float == {"HardSwish": 1}
     floats = "1 kernel with quantized inputs runs in float (HardSwish): no integer kernel for these types."
     assert kernel_lines(search)[-1].endswith(floats)
-
-
-def test_the_reason_is_the_limit_with_what_it_costs(case: Case) -> None:
-    rules = replace(case.tune, min_sqnr_db=90.0)
-    _, found, search = tuned(replace(case, tune=rules), integer=0.5)
-    assert found.status == "unchanged"
-    missed = r"\d+ faster candidates? miss(es)? the SQNR limit of 90 dB by (at least )?\d+\.\d dB: "
-    assert re.match(missed, found.reason)
-    fastest = search.rejected[0]
-    assert fastest.role.startswith("fastest candidate")
-    assert fastest.ratio.median < 0.9
-    assert fastest.sqnr_db is not None
-    assert fastest.reason == f"{90 - fastest.sqnr_db:.1f} dB below the SQNR limit of 90 dB"
-
-
-def test_the_reason_is_that_the_gain_is_not_proved_or_nothing_can_be_quantized(case: Case) -> None:
-    _, found, search = tuned(replace(case, tune=replace(case.tune, min_gain=0.9)), integer=0.5)
-    assert found.status == "unchanged"
-    assert found.reason.startswith("the gain is not proved: ")
-    assert {one.reason for one in search.rejected} == {"gain not proved"}
-    _, denied, nothing = tuned(replace(case, patterns=PatternRules(deny=("*",))), integer=0.5)
-    assert denied.reason.startswith("nothing in it can be quantized: ")
-    assert nothing.rejected == ()
-
-
-def test_the_candidates_of_an_unchanged_model_are_kept_in_its_record_and_in_the_cache(case: Case) -> None:
-    record, _, search = tuned(case, integer=3.0)
     (read,) = record_from_json(record_to_json(record)).cases
     assert read.evidence.search.rejected == search.rejected
     _, _, again = tuned(case, integer=3.0)
@@ -159,23 +121,17 @@ def cut_short(
 
 
 @pytest.mark.parametrize(
-    ("built", "text"),
+    ("built", "missed", "minutes"),
     [
-        (
-            0,
-            "0 of about 40 candidates built, not reached: uniform placements, compositions, changes of single blocks",
-        ),
-        (14, "14 of about 40 candidates built, not reached: compositions, changes of single blocks"),
+        (0, "uniform placements, compositions, changes of single blocks", "5"),
+        (14, "compositions, changes of single blocks", "1.5"),
+        (39, "compositions, changes of single blocks", "1"),
     ],
 )
-def test_the_steps_after_the_last_one_with_a_build_were_not_reached(built: int, text: str) -> None:
+def test_steps_not_reached_are_named_with_the_time_for_them(built: int, missed: str, minutes: str) -> None:
     found = cut_short("its limit of 30 s", *(trial(number) for number in range(built + 1)))
-    assert found.startswith(f"the search ended at its limit of 30 s, before it was done: {text}, ")
-
-
-@pytest.mark.parametrize(("built", "minutes"), [(0, "5"), (14, "1.5"), (39, "1")])
-def test_the_advised_time_fits_the_candidates_that_are_left(built: int, minutes: str) -> None:
-    found = cut_short("its limit of 30 s", *(trial(number) for number in range(built + 1)))
+    reached = f"{built} of about 40 candidates built, not reached: {missed}, "
+    assert found.startswith(f"the search ended at its limit of 30 s, before it was done: {reached}")
     assert found.endswith(f"give it more with --minutes {minutes} (tune.minutes)")
 
 
@@ -215,32 +171,26 @@ def test_the_selected_model_has_the_operators_that_run_in_narrow_formats(case: C
     assert not ops & {"Shape", "Reshape"}
 
 
-def candidate(
-    number: int, ratio: float, sqnr_db: float, layers: tuple[LayerTime, ...] = ()
-) -> KnownCandidate:
+def candidate(number: int, ratio: float, db: float, layers: tuple[LayerTime, ...] = ()) -> KnownCandidate:
     return KnownCandidate(
-        trial=replace(trial(number), ratio=ratio, sqnr_db=sqnr_db, layers=layers),
+        trial=replace(trial(number), ratio=ratio, sqnr_db=db, layers=layers),
         ratio=Interval(median=ratio, low=ratio, high=ratio),
         roles=("everything",) if number == 9 else (),
     )
 
 
-def limits_with(known: list[KnownCandidate]) -> Limits:
-    """The default limits, with the figures of these candidates."""
+def rejected(known: list[KnownCandidate], before: Sequence[LayerTime] = ()) -> Sequence[RejectedCandidate]:
+    """Those that are compared with the reference within the default limits."""
     limits = Limits()
     for one in known:
         limits.learn(one.trial)
-    return limits
+    return rejected_candidates(known, before, limits, OPS)
 
 
 def test_candidates_on_both_sides_of_the_limit_are_compared() -> None:
-    known = [
-        candidate(1, 0.4, 12.0),
-        candidate(2, 0.7, 18.5),
-        candidate(9, 0.8, 15.0),
-        candidate(3, 1.1, 25.0),
-    ]
-    found = rejected_candidates(known, (), limits_with(known), OPS)
+    figures = [(1, 0.4, 12.0), (2, 0.7, 18.5), (9, 0.8, 15.0), (3, 1.1, 25.0)]
+    known = [candidate(*each) for each in figures]
+    found = rejected(known)
     assert [(one.role, one.ratio.median, one.reason) for one in found] == [
         ("fastest candidate", 0.4, "8.0 dB below the SQNR limit of 20 dB (the default)"),
         ("fastest candidate within the limits", 1.1, "slower"),
@@ -253,8 +203,7 @@ def test_the_time_of_a_candidate_is_divided_into_conversions_and_kernels() -> No
     before = (kernel("conv", ms=2.0), kernel("swish", ms=1.0), kernel("gemm", ms=1.0))
     quantize = LayerTime(name="q", op_type="QuantizeLinear", milliseconds=0.5, tensors=("x1",), boundary=True)
     after = (quantize, kernel("conv", ms=2.5), kernel("swish", ms=1.0), kernel("gemm", ms=0.25, integer=True))
-    known = [candidate(1, 1.1, 30.0, after)]
-    (found,) = rejected_candidates(known, before, limits_with(known), OPS)
+    (found,) = rejected([candidate(1, 1.1, 30.0, after)], before)
     kernels = found.kernels
     assert (kernels.kernels, kernels.integer, kernels.unfused) == (3, 1, 1)
     assert kernels.left_in_float == {"Conv": 1}

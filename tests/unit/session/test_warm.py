@@ -75,9 +75,7 @@ def test_a_quantized_model_is_a_warm_start_with_its_placement(
     assert found.labels == half.labels
 
 
-def test_placements_of_several_files_are_ordered_and_distinct(
-    start: Start, half: Placement, tmp_path: Path
-) -> None:
+def test_placements_of_files_are_ordered_and_distinct(start: Start, half: Placement, tmp_path: Path) -> None:
     everything = start.space.resolve(start.space.everything())
     scheme = tmp_path / "scheme.json"
     write_scheme(scheme, half, numbers(start.space).placed(half), HERE[0])
@@ -86,9 +84,7 @@ def test_placements_of_several_files_are_ordered_and_distinct(
     assert warm_starts([scheme, cache, same, scheme], start) == (half, everything)
 
 
-def test_files_of_another_model_are_noted(
-    start: Start, notes: list[str], models: Path, tmp_path: Path
-) -> None:
+def test_another_model_is_noted(start: Start, notes: list[str], models: Path, tmp_path: Path) -> None:
     model = load_model(models / "squeezenet10.onnx")
     other = SchemeSpace(model, backend().capabilities(), regions=find_regions(model))
     path = cache_at(tmp_path / "patterns.yaml", other, other.resolve(other.everything()))
@@ -97,9 +93,7 @@ def test_files_of_another_model_are_noted(
     assert "digits_resnet.onnx contains no placement for this model" in notes
 
 
-def test_files_of_another_backend_are_an_error_with_the_path(
-    start: Start, half: Placement, tmp_path: Path
-) -> None:
+def test_files_of_another_backend_are_an_error(start: Start, half: Placement, tmp_path: Path) -> None:
     scheme = tmp_path / "scheme.json"
     write_scheme(scheme, half, numbers(start.space).placed(half), "tensorrt-10")
     cache = cache_at(tmp_path / "patterns.yaml", start.space, half, "tensorrt-10")
@@ -111,20 +105,18 @@ def test_files_of_another_backend_are_an_error_with_the_path(
         assert caught.value.where == str(path)
 
 
-def test_files_of_other_types_are_an_error_with_the_supported_ones(start: Start, tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"pattern caches \(.yaml\), journals \(.jsonl\), schemes"
-    ) as caught:
-        warm_starts([tmp_path / "notes.txt"], start)
-    assert caught.value.where == str(tmp_path / "notes.txt")
-
-
 @pytest.mark.parametrize(
     ("name", "error"),
-    [("a.yaml", StateError), ("a.json", StateError), ("a.jsonl", StateError), ("a.onnx", ModelError)],
+    [
+        ("a.yaml", StateError),
+        ("a.json", StateError),
+        ("a.jsonl", StateError),
+        ("a.onnx", ModelError),
+        ("a.txt", ConfigError),
+    ],
 )
 @pytest.mark.parametrize("data", [None, b"\x00\x01{["])
-def test_missing_and_damaged_files_are_an_error_with_the_path(
+def test_missing_damaged_and_other_files_are_an_error_with_the_path(
     start: Start, tmp_path: Path, name: str, error: type[Exception], data: bytes | None
 ) -> None:
     path = tmp_path / name
@@ -170,18 +162,3 @@ def test_a_journal_is_a_warm_start_with_the_fastest_confirmed_placement(
     unfinished = journal_at(tmp_path / "unfinished.jsonl", searched[:3])
     unfinished.write_bytes(unfinished.read_bytes() + b'{"trial": 3, "pha')  # an incomplete line
     assert warm_starts([unfinished], start) == (half, everything)
-
-
-def test_the_error_of_a_journal_without_its_header_names_the_missing_file(
-    start: Start, searched: list[Trial], tmp_path: Path
-) -> None:
-    path = journal_at(tmp_path / "trials.jsonl", searched)
-    header = tmp_path / "trials.header.json"
-    for spoil in (lambda: header.write_text("[1]"), lambda: header.write_text("{"), header.unlink):
-        spoil()
-        with pytest.raises(StateError) as caught:
-            warm_starts([path], start)
-        assert caught.value.where == str(header)
-
-
-# ---- results of complete searches ---------------------------------------------------------------
