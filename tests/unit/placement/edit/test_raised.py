@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
-from onnx import numpy_helper
+from onnx_text import outputs_of, parsed
 from random_models import random_inputs, ranges_for
 
 from qdqspec.errors import PlacementError
@@ -18,20 +17,18 @@ from qdqspec.types import Consumer, Placement, Site
 
 # Softmax over several axes is defined differently from opset 13 on: it becomes Shape, Flatten, Softmax and
 # Reshape. Scales per channel need opset 13.
-TEXT = """<ir_version: 6, opset_import: ["": 11]> g (float[1, 2, 4, 4] x) => (float[1, 2, 4, 4] y) {{
+TEXT = """g (float[1, 2, 4, 4] x) => (float[1, 2, 4, 4] y) {{
     [conv] h = Conv <kernel_shape = [1, 1]> (x, w)
     [soft] s = Softmax <axis = 1> (h)
     {more}
     [add] y = Add (s, h)
 }}"""
+KERNEL = np.array([1.0, -2.0, 0.5, 4.0], np.float32).reshape(2, 2, 1, 1)
 WEIGHT = Site(tensor="w", consumers=(Consumer("conv", 1),), format="int8", axis=0, weight=True)
 
 
 def model_with(more: str = "") -> Model:
-    proto = onnx.parser.parse_model(TEXT.format(more=more))
-    weight = np.array([1.0, -2.0, 0.5, 4.0], np.float32).reshape(2, 2, 1, 1)
-    proto.graph.initializer.append(numpy_helper.from_array(weight, "w"))
-    return Model(proto)
+    return parsed(TEXT.format(more=more), 11, ir=6, w=KERNEL)
 
 
 def inserted(model: Model, *ends: tuple[str, int]) -> onnx.ModelProto:
@@ -45,9 +42,8 @@ def readers(proto: onnx.ModelProto, tensor: str) -> list[str]:
 
 
 def run(proto: onnx.ModelProto, model: Model) -> np.ndarray:
-    session = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
     small = {name: value / 8 for name, value in random_inputs(model).items()}  # within the ranges
-    return session.run(None, small)[0]
+    return outputs_of(proto, small, "ENABLE_ALL")[0]
 
 
 @pytest.mark.parametrize("ends", [[("soft", 0)], [("soft", 0), ("add", 1)]])
@@ -74,20 +70,16 @@ def test_an_ambiguous_replacement_of_a_node_is_an_error() -> None:
 @pytest.mark.parametrize("opset", range(7, 13))
 def test_models_of_older_opsets_run_with_per_tensor_scales(opset: int) -> None:
     """ONNX Runtime itself quantizes a float bias, with operators that opset 10 does not have."""
-    text = f"""<ir_version: 6, opset_import: ["": {opset}]> g (float[1, 2, 4, 4] x) => (float[1, 2, 4, 4] y) {{
+    text = """g (float[1, 2, 4, 4] x) => (float[1, 2, 4, 4] y) {
         [conv] h = Conv <kernel_shape = [1, 1]> (x, w, b)
         [pool] p = MaxPool <kernel_shape = [1, 1]> (h)
         [sum] y = Add (p, x)
-    }}"""
-    proto = onnx.parser.parse_model(text)
-    weight = np.array([1.0, -2.0, 0.5, 4.0], np.float32).reshape(2, 2, 1, 1)
-    proto.graph.initializer.append(numpy_helper.from_array(weight, "w"))
-    proto.graph.initializer.append(numpy_helper.from_array(np.array([0.5, -0.25], np.float32), "b"))
-    model = Model(proto)
+    }"""
+    model = parsed(text, opset, ir=6, w=KERNEL, b=np.array([0.5, -0.25], np.float32))
     ends = {"x": ("conv", 0), "w": ("conv", 1), "h": ("pool", 0), "p": ("sum", 0)}
     sites = frozenset(
         Site(tensor=tensor, consumers=(Consumer(*end),), format="uint8" if tensor != "w" else "int8")
         for tensor, end in ends.items()
     )
     quantized = insert_qdq(model, Placement(sites=sites), Quantizer(model, ranges_for(model))).proto
-    np.testing.assert_allclose(run(quantized, model), run(proto, model), atol=0.1)
+    np.testing.assert_allclose(run(quantized, model), run(model.proto, model), atol=0.1)
