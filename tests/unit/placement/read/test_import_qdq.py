@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import numpy_helper
+from onnx_text import parsed
 from random_models import ranges_for
 
 from qdqspec.graph.fold import fold_weights
@@ -60,11 +60,8 @@ def ran(model: Model, level: LEVELS, folder: Path) -> tuple[list[np.ndarray], Co
     return answers, Counter(node.op_type for node in optimized.graph.node)
 
 
-def parsed(text: str, opset: int = 21, **initializers: np.ndarray) -> Model:
-    head = f'<ir_version: 10, opset_import: ["": {opset}, "com.microsoft": 1]>'
-    proto = onnx.parser.parse_model(f"{head} {text}")
-    proto.graph.initializer.extend(numpy_helper.from_array(np.asarray(v), n) for n, v in initializers.items())
-    return Model(proto)
+def net(text: str, opset: int = 21, **constants: object) -> Model:
+    return parsed(text, opset, ir=10, **constants)
 
 
 F32 = np.float32
@@ -72,14 +69,25 @@ ONE = {"s": np.array(0.5, F32), "z": np.array(3, np.uint8)}
 
 
 @pytest.mark.parametrize("name", DIALECTS)
-def test_every_pair_of_a_dialect_is_read(name: str) -> None:
+def test_every_pair_of_a_dialect_is_read_and_applied_to_the_float_model(
+    name: str, models: Path, tmp_path: Path
+) -> None:
     activations, weights, outputs = DIALECTS[name]
-    imported = import_placement(load_model(DATA / f"{name}.onnx"))
+    quantized, original = load_model(DATA / f"{name}.onnx"), load_model(models / "digits_resnet.onnx")
+    imported = import_placement(quantized)
     assert imported.placement.pairs == activations
     assert len(imported.pairs) - activations == weights
     sites = imported.placement.sites
     assert {pair.site for pair in imported.pairs} == sites
     assert [s.tensor for s in sites if any(end.is_output for end in s.consumers)] == outputs
+    fitted = placement_for(original, quantized).placement.sites
+    assert {(s.consumers, s.format) for s in fitted} == {(s.consumers, s.format) for s in sites}
+    assert all(original.ends(site.tensor) for site in fitted)
+    scheme = tmp_path / "scheme.json"
+    write_scheme(scheme, imported.placement, imported.pairs, "imported", imported.positions)
+    applied = apply_scheme(original, scheme)
+    assert not [note for note in applied.notes if "left out" in note]
+    assert sum(n.op_type == "DequantizeLinear" for n in applied.proto.graph.node) == len(imported.pairs)
 
 
 @pytest.mark.parametrize("level", [LEVELS.ORT_DISABLE_ALL, LEVELS.ORT_ENABLE_ALL], ids=["plain", "optimized"])
@@ -100,30 +108,6 @@ def test_an_imported_and_reapplied_model_computes_the_same(
         assert kernels == wanted
 
 
-@pytest.mark.parametrize("name", DIALECTS)
-def test_without_a_reference_every_pair_is_applied_to_the_float_model(
-    name: str, models: Path, tmp_path: Path
-) -> None:
-    imported = import_placement(load_model(DATA / f"{name}.onnx"))
-    scheme = tmp_path / "scheme.json"
-    write_scheme(scheme, imported.placement, imported.pairs, "imported", imported.positions)
-    applied = apply_scheme(load_model(models / "digits_resnet.onnx"), scheme)
-    assert not [note for note in applied.notes if "left out" in note]
-    assert sum(n.op_type == "DequantizeLinear" for n in applied.proto.graph.node) == len(imported.pairs)
-
-
-@pytest.mark.parametrize("name", DIALECTS)
-def test_a_placement_fits_the_float_original(name: str, models: Path) -> None:
-    original = load_model(models / "digits_resnet.onnx")
-    quantized = load_model(DATA / f"{name}.onnx")
-    fitted = placement_for(original, quantized)
-    imported = import_placement(quantized)
-    assert {(s.consumers, s.format) for s in fitted.placement.sites} == {
-        (s.consumers, s.format) for s in imported.placement.sites
-    }
-    assert all(original.ends(site.tensor) for site in fitted.placement.sites)
-
-
 def test_pairs_that_do_not_fit_another_model_are_reported(models: Path) -> None:
     quantized = load_model(DATA / "qdq_nncf_digits_resnet.onnx")
     fitted = placement_for(load_model(models / "squeezenet10.onnx"), quantized)
@@ -132,18 +116,14 @@ def test_pairs_that_do_not_fit_another_model_are_reported(models: Path) -> None:
 
 
 def test_a_quantizer_with_several_readers_is_one_site() -> None:
-    model = parsed(
-        """g (float[4] x) => (float[4] y) {
-            q = QuantizeLinear(x, s, z)
-            a = DequantizeLinear(q, s, z)  b = DequantizeLinear(q, s, z)
-            y = Add(a, b)
-        }""",
+    model = net(
+        """g (float[4] x) => (float[4] y) { q = QuantizeLinear(x, s, z)
+            a = DequantizeLinear(q, s, z)  b = DequantizeLinear(q, s, z)  y = Add(a, b) }""",
         **ONE,
     )
     (pair,) = import_placement(model).pairs
-    assert pair.site == Site(
-        tensor="x", consumers=(Consumer("Add#0", 0), Consumer("Add#0", 1)), format="uint8"
-    )
+    ends = (Consumer("Add#0", 0), Consumer("Add#0", 1))
+    assert pair.site == Site(tensor="x", consumers=ends, format="uint8")
     assert (pair.scale, pair.zero_point) == ((0.5,), (3,))
 
 
@@ -161,7 +141,7 @@ def test_a_quantizer_with_several_readers_is_one_site() -> None:
     ids=["no zero point", "output_dtype", "another domain"],
 )
 def test_the_format_of_a_pair(nodes: str, kind: str) -> None:
-    model = parsed(f"g (float[4] x) => (float[4] y) {{ {nodes}  y = Neg(a) }}", s=ONE["s"])
+    model = net(f"g (float[4] x) => (float[4] y) {{ {nodes}  y = Neg(a) }}", s=ONE["s"])
     (pair,) = import_placement(model).pairs
     assert (pair.site.format, pair.zero_point) == (kind, (0,))
 
@@ -170,14 +150,13 @@ def test_the_format_of_a_pair(nodes: str, kind: str) -> None:
     ("shape", "axis", "expected"), [((), 1, None), ((1,), 1, None), ((1,), 0, 0), ((4,), -1, 1)]
 )
 def test_one_scale_is_per_tensor_unless_the_axis_has_one_element(shape, axis, expected) -> None:
-    model = parsed(
+    model = net(
         f"""g (float[1,4] x) => (float[1,4] y)
            {{ q = QuantizeLinear<axis = {axis}>(x, s)  a = DequantizeLinear<axis = {axis}>(q, s)  y = Neg(a) }}""",
         s=np.full(shape, 0.5, F32),
     )
     (pair,) = import_placement(model).pairs
-    assert pair.site.axis == expected
-    assert len(pair.scale) == max(1, int(np.prod(shape)))
+    assert (pair.site.axis, len(pair.scale)) == (expected, max(1, int(np.prod(shape))))
 
 
 def int8(name: str, made: str) -> str:
@@ -209,8 +188,8 @@ def test_numbers_that_constants_determine_are_constants(scales: str, zeros: str)
         "row": np.array([[0.125, 0.25]], F32), "ends": np.array([0.25, 0.5], F32), "threes": np.array([3], np.int8),
         "zeros": np.zeros(2, np.int8), "integers": np.array([[1, 2], [3, 4]], np.int8),
     }  # fmt: skip
-    made = parsed(text.format(numbers=scales + zeros, stored="stored = Identity(integers)"), **own)
-    plain = parsed(
+    made = net(text.format(numbers=scales + zeros, stored="stored = Identity(integers)"), **own)
+    plain = net(
         text.format(numbers="", stored=""),
         t=np.array(0.5, F32), z=np.array(3, np.int8), k=np.array([0.25, 0.5], F32), v=np.zeros(2, np.int8),
         stored=np.array([[1, 2], [3, 4]], np.int8),
@@ -233,33 +212,32 @@ def test_numbers_that_constants_determine_are_constants(scales: str, zeros: str)
     assert findings[0] == findings[1]
 
 
-def test_a_repeated_pair_is_merged_and_a_different_second_pair_is_reported() -> None:
-    text = """g (float[4] x) => (float[4] y) {{
-        q = QuantizeLinear(x, s, z)  a = DequantizeLinear(q, s, z)
-        p = QuantizeLinear(a, {t}, z)  b = DequantizeLinear(p, {t}, z)  y = Neg(b) }}"""
-    twice = import_placement(parsed(text.format(t="s"), **ONE))
-    assert (len(twice.pairs), twice.notes) == (1, ())
-    other = import_placement(parsed(text.format(t="t"), t=np.array(0.25, F32), **ONE))
-    assert [pair.scale for pair in other.pairs] == [(0.25,)]
-    assert "quantized again at once, with other numbers" in other.notes[0]
+FIRST = "q = QuantizeLinear(x, s, z)  a = DequantizeLinear(q, s, z)"
 
 
-CHAINED = {
-    "read between": "q = QuantizeLinear(x, s, z)  a = DequantizeLinear(q, s, z)  u = Abs(a)",
-    "a weight": "a = DequantizeLinear(i, s)  u = Mul(x, a)",
-}
-
-
-@pytest.mark.parametrize("first", CHAINED.values(), ids=CHAINED)
-def test_the_loss_of_an_earlier_pair_of_a_chain_is_noted(first: str) -> None:
-    model = parsed(
-        f"""g (float[4] x) => (float[4] y, float[4] u) {{ {first}
+@pytest.mark.parametrize(
+    ("first", "scales", "noted"),
+    [
+        (FIRST, [0.75], True),
+        (f"{FIRST}  u = Abs(a)", [0.5, 0.75], True),
+        ("a = DequantizeLinear(i, s)  u = Mul(x, a)", [0.5, 0.75], True),
+        (FIRST.replace("s, z", "k, n"), [0.75], False),
+    ],
+    ids=["twice", "read between", "a weight", "the same twice"],
+)
+def test_a_repeated_pair_is_merged_and_a_different_second_pair_is_noted(
+    first: str, scales: list[float], noted: bool
+) -> None:
+    u = "" if "u =" in first else "u = Neg(x)"
+    model = net(
+        f"""g (float[4] x) => (float[4] y, float[4] u) {{ {first} {u}
             p = QuantizeLinear(a, k, n)  b = DequantizeLinear(p, k, n)  y = Neg(b) }}""",
         **ONE, i=np.arange(4, dtype=np.int8), k=np.array(0.75, F32), n=np.array(0, np.int8),
     )  # fmt: skip
     imported = import_placement(model)
-    assert any("quantized again at once, with other numbers" in note for note in imported.notes)
-    assert {pair.scale for pair in imported.pairs} == {(0.5,), (0.75,)}
+    assert sorted(pair.scale[0] for pair in imported.pairs) == scales
+    said = any("quantized again at once, with other numbers" in note for note in imported.notes)
+    assert said is noted is bool(imported.notes)
 
 
 UNSAYABLE = {
@@ -304,8 +282,7 @@ UNSAYABLE = {
         "reads what no QuantizeLinear made, but a graph input",
     ),
     "trt": (
-        """<ir_version: 10, opset_import: ["": 21, "trt": 1]> g (float[4] x) => (float[4] y)
-           { q = trt.TRT_INT4QuantizeLinear(x, s)  y = Neg(x) }""",
+        "g (float[4] x) => (float[4] y) { q = trt.TRT_INT4QuantizeLinear(x, s)  y = Neg(x) }",
         {"s": ONE["s"]},
         "operators of domain trt",
     ),
@@ -321,41 +298,27 @@ UNSAYABLE = {
 @pytest.mark.parametrize("kind", UNSAYABLE)
 def test_pairs_that_a_scheme_cannot_represent_are_noted(kind: str) -> None:
     text, numbers, words = UNSAYABLE[kind]
-    if text.startswith("<"):
-        proto = onnx.parser.parse_model(text)
-        proto.graph.initializer.extend(numpy_helper.from_array(v, n) for n, v in numbers.items())
-        model = Model(proto)
-    else:
-        model = parsed(text, **numbers)
+    model = net(text, **numbers)
     imported = import_placement(model)
     assert imported.pairs == ()
     assert any(words in note for note in imported.notes), imported.notes
 
 
-def test_integers_that_a_float_weight_cannot_reproduce_are_reported() -> None:
-    big = np.array([2**30 + 1, 5], np.int32)
-    model = parsed(
+@pytest.mark.parametrize(("integers", "fits"), [([2**30 + 1, 5], False), ([2**20 + 1, -7], True)])
+def test_integers_that_a_float_weight_cannot_reproduce_are_reported(integers: list[int], fits: bool) -> None:
+    model = net(
         "g (float[2] x) => (float[2] y) { b = DequantizeLinear(i, s)  y = Add(x, b) }",
-        i=big,
-        s=np.array(1e-3, F32),
-    )
+        i=np.array(integers, np.int32), s=np.array(1e-3, F32),
+    )  # fmt: skip
     imported = import_placement(model)
     assert [pair.site.format for pair in imported.pairs] == ["int32"]
-    (note,) = imported.notes
-    assert "steps away from its integers: float32 cannot hold its integers" in note
-    small = import_placement(
-        parsed(
-            "g (float[2] x) => (float[2] y) { b = DequantizeLinear(i, s)  y = Add(x, b) }",
-            i=np.array([2**20 + 1, -7], np.int32),
-            s=np.array(1e-3, F32),
-        )
-    )
-    assert small.notes == ()
+    text = "steps away from its integers: float32 cannot hold its integers"
+    assert [text in note for note in imported.notes] == ([] if fits else [True])
 
 
 def test_a_consumer_that_raising_the_opset_replaced_is_that_of_the_reference() -> None:
     """In opset 13, a Softmax over several axes becomes Shape, Flatten, Softmax and Reshape."""
-    model = parsed(
+    model = net(
         "g (float[2,3,4] x) => (float[2,3,4] y, float[2,3,4] z) { "
         "a = Relu(x) y = Softmax<axis = 1>(a) z = Neg(a) }",
         opset=12,
@@ -374,7 +337,7 @@ def test_a_consumer_that_raising_the_opset_replaced_is_that_of_the_reference() -
 def test_integers_of_a_weight_that_tuning_folded_a_node_into_are_kept(tmp_path: Path) -> None:
     lots = np.random.default_rng(4)
     norm = {name: lots.uniform(0.5, 2, 4).astype(F32) for name in ("scale", "shift", "mean", "variance")}
-    reference = parsed(
+    reference = net(
         "g (float[1,2,4,4] x) => (float[1,4,4,4] y) { [conv] c = Conv(x, w) "
         "[norm] y = BatchNormalization(c, scale, shift, mean, variance) }",
         w=lots.normal(size=(4, 2, 1, 1)).astype(F32),
