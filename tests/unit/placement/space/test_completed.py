@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
+from onnx_text import parsed
 
 from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
@@ -24,23 +21,19 @@ TURN = "Transpose <perm: ints = [0, 1, 3, 2]>"
 
 def chain(between: str, outputs: str = "float[1,4,6,6] z", before: str = "") -> Model:
     """Three convolutions, and other nodes between the second and the third, and between the first two."""
-    proto = onnx.parser.parse_model(
-        f"""<ir_version: 8, opset_import: ["": 17]>
-        net (float[1,4,6,6] x) => ({outputs}) {{
-            a = Conv (x, w0)
-            {before}
-            b = Conv ({"p" if before else "a"}, w1)
-            {between}
-            z = Conv (c, w2)
-        }}"""
-    )
-    for name in ("w0", "w1", "w2"):
-        weight = np.random.default_rng(0).normal(size=(4, 4, 1, 1)).astype(np.float32)
-        proto.graph.initializer.append(numpy_helper.from_array(weight, name))
-    convolutions = (node for node in proto.graph.node if node.op_type == "Conv")
-    for node, name in zip(convolutions, ("first", "middle", "last"), strict=True):
-        node.name = name
-    return Model(onnx.shape_inference.infer_shapes(proto))
+    model = parsed(
+        f"""net (float[1,4,6,6] x) => ({outputs}) {{
+            [first] a = Conv (x, w0)  {before}
+            [middle] b = Conv ({"p" if before else "a"}, w1)  {between}
+            [last] z = Conv (c, w2)
+        }}""",
+        w0=(4, 4, 1, 1), w1=(4, 4, 1, 1), w2=(4, 4, 1, 1),
+    )  # fmt: skip
+    return Model(onnx.shape_inference.infer_shapes(model.proto))
+
+
+def space_of(*parts: str, **more: set[str]) -> SchemeSpace:
+    return SchemeSpace(chain(*parts), OnnxRuntime().capabilities(), **more)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +52,7 @@ def test_a_float_convolution_between_quantized_ones_is_quantized_like_them(
     before: str, between: str, completed: bool
 ) -> None:
     """Pairs are moved past operators that move values, and past no others."""
-    space = SchemeSpace(chain(between, before=before), OnnxRuntime().capabilities())
+    space = space_of(between, "float[1,4,6,6] z", before)
     placement = space.resolve(AROUND)
     assert dict(placement.labels) == (AROUND | {"middle": "in+out"} if completed else AROUND)
     assert space.resolve(dict(placement.labels)) == placement
@@ -67,39 +60,33 @@ def test_a_float_convolution_between_quantized_ones_is_quantized_like_them(
 
 
 def test_activations_alone_are_completed_and_weights_alone_are_not() -> None:
-    space = SchemeSpace(chain("c = Relu (b)"), OnnxRuntime().capabilities())
+    space = space_of("c = Relu (b)")
     full = space.resolve({"middle": "in+out"})
     assert space.resolve({"middle": "activation-only"}) == full
     assert all(site.weight for site in space.resolve({"middle": "weight-only"}).sites)
 
 
-@pytest.mark.parametrize("kept", ["first", "last"])
+@pytest.mark.parametrize("kept", ["first", "last", "result"])
 def test_a_convolution_with_float_on_one_side_stays_float(kept: str) -> None:
-    space = SchemeSpace(chain("c = Relu (b)"), OnnxRuntime().capabilities())
+    read_in_float = ("c = Relu (b)  s = Sin (c)", "float[1,4,6,6] z, float[1,4,6,6] s")
+    space = space_of(*(read_in_float if kept == "result" else ("c = Relu (b)",)))
     placement = space.resolve({name: label for name, label in AROUND.items() if name != kept})
     assert "middle" not in dict(placement.labels)
     assert "w1" not in {site.tensor for site in placement.sites}
 
 
-def test_a_convolution_whose_result_is_read_in_float_too_stays_float() -> None:
-    model = chain("c = Relu (b)  s = Sin (c)", "float[1,4,6,6] z, float[1,4,6,6] s")
-    space = SchemeSpace(model, OnnxRuntime().capabilities())
-    assert "middle" not in dict(space.resolve(AROUND).labels)
-
-
 def test_a_denied_convolution_and_the_one_before_it_stay_float() -> None:
     """The one before it could only output integers, which it would read."""
-    model = chain("c = Relu (b)")
-    allowed = {node.name for node in model.nodes} - {"middle"}
-    space = SchemeSpace(model, OnnxRuntime().capabilities(), allowed=allowed, denied={"middle"})
+    others = {node.name for node in chain("c = Relu (b)").nodes} - {"middle"}
+    space = space_of("c = Relu (b)", allowed=others, denied={"middle"})
     assert space.by_id.keys() == {"last"}
     assert {site.tensor for site in space.resolve({"last": "in+out"}).sites if site.weight} == {"w2"}
 
 
 def test_no_pair_is_moved_to_a_convolution_that_is_not_allowed() -> None:
-    model = chain(f"c = {POOL} (b)", before=f"p = {POOL} (a)")
-    allowed = {node.name for node in model.nodes} - {"middle"}
-    space = SchemeSpace(model, OnnxRuntime().capabilities(), allowed=allowed)
+    parts = (f"c = {POOL} (b)", "float[1,4,6,6] z", f"p = {POOL} (a)")
+    model = chain(*parts)
+    space = space_of(*parts, allowed={node.name for node in model.nodes} - {"middle"})
     placement = space.resolve(space.everything())
     quantized = {end.node for site in placement.sites for end in site.consumers}
     before = {node.name for node in model.nodes if "p" in node.outputs}
@@ -109,13 +96,10 @@ def test_no_pair_is_moved_to_a_convolution_that_is_not_allowed() -> None:
 
 def test_a_convolution_before_one_that_is_not_allowed_is_quantized_if_the_next_is_not() -> None:
     """No pair follows the one that is not allowed, so that ONNX Runtime leaves its weight."""
-    space = SchemeSpace(chain("c = Relu (b)"), OnnxRuntime().capabilities(), allowed={"first"})
+    space = space_of("c = Relu (b)", allowed={"first"})
     assert {site.tensor for site in space.resolve({"first": "in+out"}).sites} == {"x", "w0", "a"}
 
 
 def test_runtimes_that_quantize_no_weight_leave_it_float() -> None:
-    model = chain("c = Relu (b)")
-    labels = dict(SchemeSpace(model, FakeDevice().capabilities()).resolve(AROUND).labels)
-    assert labels == AROUND
-    with_rule = replace(FakeDevice().capabilities(), completes=frozenset({"Conv"}))
-    assert dict(SchemeSpace(model, with_rule).resolve(AROUND).labels) == {**AROUND, "middle": "in+out"}
+    model, can = chain("c = Relu (b)"), FakeDevice().capabilities()
+    assert dict(SchemeSpace(model, can).resolve(AROUND).labels) == AROUND

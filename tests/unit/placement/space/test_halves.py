@@ -7,24 +7,17 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
+from onnx_text import outputs_of, parsed
 from random_models import ranges_for
 
 from qdqspec._core.codec import from_data, to_data
-from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
-from qdqspec.graph.model import Model, load_model
-from qdqspec.graph.save import save_model
+from qdqspec.graph.model import load_model
 from qdqspec.qdq.edit.insert import insert_qdq
 from qdqspec.qdq.quantize.quantizer import Quantizer
 from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.types import HALVES, Placement, QuantizeRules
-
-
-@pytest.fixture
-def space(models: Path) -> SchemeSpace:
-    return SchemeSpace(load_model(models / "digits_resnet.onnx"), OnnxRuntime().capabilities())
 
 
 def test_the_sites_of_both_halves_are_those_of_the_full_label(models: Path) -> None:
@@ -40,15 +33,9 @@ def test_the_sites_of_both_halves_are_those_of_the_full_label(models: Path) -> N
 
 def products(formats: str) -> SchemeSpace:
     """Two consecutive products, on a device where both can output floats."""
-    proto = onnx.parser.parse_model(
-        """<ir_version: 9, opset_import: ["": 19]> net (float[8,64] x) => (float[8,64] z) {
-        y = MatMul(x, w0)  z = MatMul(y, w1) }"""
-    )
-    for node, name in zip(proto.graph.node, ("maker", "reader"), strict=True):
-        node.name = name
-    for name in ("w0", "w1"):
-        proto.graph.initializer.append(numpy_helper.from_array(np.ones((64, 64), np.float32), name))
-    return SchemeSpace(Model(proto), FakeDevice().capabilities(), rules=QuantizeRules(format=formats))
+    text = "net (float[8,64] x) => (float[8,64] z) { [maker] y = MatMul(x, w0)  [reader] z = MatMul(y, w1) }"
+    model = parsed(text, 19, w0=(64, 64), w1=(64, 64))
+    return SchemeSpace(model, FakeDevice().capabilities(), rules=QuantizeRules(format=formats))
 
 
 def test_a_weight_only_format_has_no_half_labels() -> None:
@@ -65,26 +52,14 @@ def test_a_weight_only_unit_reads_float_activations() -> None:
 
 
 @pytest.mark.parametrize("half", HALVES)
-def test_a_model_with_a_half_label_runs_with_a_small_error(
-    space: SchemeSpace, tmp_path: Path, half: str
-) -> None:
+def test_a_model_with_a_half_label_runs_with_a_small_error(models: Path, half: str) -> None:
+    model = load_model(models / "digits_resnet.onnx")
+    space = SchemeSpace(model, OnnxRuntime().capabilities())
     placement = space.resolve({unit.id: half for unit in space.units if half in unit.halves})
     assert from_data(Placement, to_data(placement)) == placement
-    numbers = Quantizer(space.model, ranges_for(space.model), biases=space.bias_sources)
-    proto = insert_qdq(space.model, placement, numbers).proto
+    numbers = Quantizer(model, ranges_for(model), biases=space.bias_sources)
+    proto = insert_qdq(model, placement, numbers).proto
     onnx.checker.check_model(proto, full_check=True)
-    save_model(proto, tmp_path / "half.onnx")
-    feeds = {name: _image(space, name) for name in space.model.inputs}
-    found = []
-    for path in (space.model.path, tmp_path / "half.onnx"):
-        assert path is not None
-        engine = OnnxRuntime().build(path, BuildOptions())
-        found.append(next(iter(engine.run(feeds).values())))
-        engine.close()
-    reference, halved = found
+    feeds = {"input": np.random.default_rng(0).uniform(0, 1, (1, 1, 16, 16)).astype(np.float32)}
+    reference, halved = (outputs_of(each, feeds, "ENABLE_ALL")[0] for each in (model, proto))
     assert 0 < np.abs(halved - reference).max() < 0.5 * np.abs(reference).max()
-
-
-def _image(space: SchemeSpace, name: str) -> np.ndarray:
-    shape = [dim or 1 for dim in space.model.shape(name) or ()]
-    return np.random.default_rng(0).uniform(0, 1, shape).astype(np.float32)

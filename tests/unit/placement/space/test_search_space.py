@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-import onnx
 import pytest
+from onnx_text import parsed
 
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.errors import PlacementError
-from qdqspec.graph.model import Model, load_model
+from qdqspec.graph.model import load_model
 from qdqspec.qdq.space.search_space import SchemeSpace
 
 
@@ -32,11 +32,8 @@ def test_resolving_is_independent_of_the_order_of_labels_and_earlier_calls(model
 def test_a_tensor_may_have_many_readers(readers: int) -> None:
     nodes = " ".join(f"[m{i}] y{i} = MatMul(t, w)" for i in range(readers))
     outputs = ", ".join(f"float[2,2] y{i}" for i in range(readers))
-    proto = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 17]>'
-        f"g (float[2,2] x) => ({outputs}) <float[2,2] w = {{1, 2, 3, 4}}> {{ [r] t = Relu(x) {nodes} }}"
-    )
-    space = SchemeSpace(Model(proto), OnnxRuntime().capabilities())
+    model = parsed(f"g (float[2,2] x) => ({outputs}) {{ [r] t = Relu(x) {nodes} }}", w=(2, 2))
+    space = SchemeSpace(model, OnnxRuntime().capabilities())
     some = {f"m{i}": "in-only" for i in range(0, readers, 2)}
     (read,) = (site for site in space.resolve(some).sites if site.tensor == "t")
     assert {end.node for end in read.consumers} == some.keys()

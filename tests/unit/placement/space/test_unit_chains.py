@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-import onnx.parser
-import onnxruntime
 import pytest
-from onnx import numpy_helper
+from onnx_text import outputs_of, parsed
 from random_models import random_inputs, ranges_for
 
 from qdqspec.backends.onnxruntime import backend
@@ -21,30 +19,12 @@ from qdqspec.types import Consumer, Label
 CAPABILITIES = backend().capabilities()
 
 
-def model_of(text: str, opset: int = 17, **weights: tuple[int, ...]) -> Model:
-    """A model whose nodes are named after their outputs; ``weights`` are seeded constants of these shapes."""
-    proto = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}]>' + text)
-    random = np.random.default_rng(0)
-    for node in proto.graph.node:
-        node.name = node.output[0]
-    for name, shape in weights.items():
-        values = random.normal(size=shape).astype(np.float32)
-        proto.graph.initializer.append(numpy_helper.from_array(values, name))
-    return Model(proto)
+def model_of(text: str, **weights: tuple[int, ...]) -> Model:
+    return parsed(text, named=True, **weights)
 
 
 def space_of(model: Model, **more) -> SchemeSpace:
     return SchemeSpace(model, CAPABILITIES, **more)
-
-
-def run(proto: onnx.ModelProto, feeds, level: str = "ALL") -> list[np.ndarray]:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, f"ORT_{level}")
-    session = onnxruntime.InferenceSession(
-        proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    return session.run(None, feeds)
 
 
 def worst_error(model: Model, label: Label) -> float:
@@ -55,7 +35,7 @@ def worst_error(model: Model, label: Label) -> float:
     onnx.checker.check_model(inserted, full_check=True)
     random = np.random.default_rng(1)
     feeds = {name: random.uniform(-1, 1, v.shape).astype(v.dtype) for name, v in random_inputs(model).items()}
-    pairs = zip(run(inserted, feeds, "ENABLE_ALL"), run(model.proto, feeds, "DISABLE_ALL"), strict=True)
+    pairs = zip(outputs_of(inserted, feeds, "ENABLE_ALL"), outputs_of(model, feeds), strict=True)
     return max(float(np.abs(ours - theirs).max() / np.abs(theirs).max()) for ours, theirs in pairs)
 
 
@@ -76,26 +56,6 @@ def test_all_operands_of_a_concat_are_quantized_constants_too() -> None:
     assert sites["c"].weight
     assert sites["c"].format == sites["x"].format == "uint8"
     assert sites["c"].axis is None
-
-
-def test_resize_scales_computed_from_shapes_are_not_offered() -> None:
-    """Exporters compute the scales of a Resize in floats; rounded ones result in another shape."""
-    text = """g (float[1,4,6,6] x) => (float[1,4,N,M] y)
-    <float[4] grow = {1.0, 1.0, 2.0, 2.0}, float half = {0.5}>
-    {
-      s = Shape(x)
-      f = Cast<to=1>(s)
-      d = Mul(f, grow)
-      m = Mul(d, half)
-      k = Add(m, m)
-      q = Div(k, f)
-      t = Concat<axis=0>(q)
-      e = Conv(x, w)
-      y = Resize<mode="nearest">(e, , t)
-    }"""
-    model = model_of(text, w=(4, 4, 1, 1))
-    assert {unit.id for unit in space_of(model).units} <= {"e", "y"}
-    assert space_of(model).tensors <= {"x", "e", "y"}
 
 
 def test_a_condition_computed_from_shapes_does_not_exclude_the_results_of_the_bodies() -> None:

@@ -3,50 +3,21 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx.parser
 import pytest
-from onnx import numpy_helper
+from onnx_text import parsed
 
+from qdqspec.backends.base import Capabilities
 from qdqspec.backends.onnxruntime import backend
 from qdqspec.graph.model import Model
 from qdqspec.qdq.space.search_space import SchemeSpace
-from qdqspec.types import QuantizeRules
-
-HEAD = '<ir_version: 8, opset_import: ["": 17]>'
 
 
-def model_of(text: str) -> Model:
-    proto = onnx.parser.parse_model(HEAD + text)
-    for node in proto.graph.node:
-        node.name = node.output[0]
-    weight = np.random.default_rng(0).normal(size=(4, 4, 1, 1)).astype(np.float32)
-    if any("w" in node.input for node in proto.graph.node):
-        proto.graph.initializer.append(numpy_helper.from_array(weight, "w"))
-    return Model(proto)
+def model_of(text: str, **constants: object) -> Model:
+    return parsed(text, named=True, w=(4, 4, 1, 1), **constants)
 
 
-def space_of(model: Model, rules: QuantizeRules | None = None) -> SchemeSpace:
-    return SchemeSpace(model, backend().capabilities(), rules=rules)
-
-
-def test_shape_inputs_and_indices_are_not_offered() -> None:
-    text = """
-    g (float[1,4,6,6] x, int64[2] at) => (float[2,4] y)
-    <int64[2] to = {6, 24}>
-    {
-      c = Conv(x, w)
-      f = Reshape(c, to)
-      s = Slice(f, at, at)
-      y = Gather(f, at)
-    }
-    """
-    model = model_of(text)
-    offered = set(space_of(model).tensors)
-    offered |= {
-        site.tensor for unit in space_of(model).units for form in unit.forms for site in form.constants
-    }
-    assert offered.isdisjoint({"to", "at"})
-    assert {"x", "c", "f"} <= offered
+def space_of(model: Model) -> SchemeSpace:
+    return SchemeSpace(model, backend().capabilities())
 
 
 # Each output has a size that is a sum of predicted lengths, as in models that make speech.
@@ -107,8 +78,25 @@ def test_a_size_that_a_body_computes_keeps_what_the_body_reads_in_floating_point
 )
 def test_constants_that_have_no_scale_are_not_offered(constant: np.ndarray, offered: bool) -> None:
     """An attention mask contains minus infinity; NaN and empty tensors have no range."""
-    model = model_of(
-        "g (float[4,4] x) => (float[N,4] y) { a = MatMul(x, x)\n b = Add(a, m)\n y = MatMul(b, x) }"
+    text = "g (float[4,4] x) => (float[N,4] y) { a = MatMul(x, x)  b = Add(a, m)  y = MatMul(b, x) }"
+    assert ("b" in space_of(model_of(text, m=constant)).by_id) is offered
+
+
+def test_denied_nodes_read_floating_point_and_their_neighbours_stay_quantizable() -> None:
+    model = parsed(
+        """net (float[1,4] x) => (float[1,4] p, float[1,4] y) {
+            a = Gemm(x, w)  p = Softmax(a)  b = Gemm(a, w)  c = Gemm(b, w)  d = Softmax(c)  y = Softmax(d) }""",
+        named=True,
+        w=(4, 4),
     )
-    model.proto.graph.initializer.append(numpy_helper.from_array(constant, "m"))
-    assert ("b" in space_of(Model(model.proto)).by_id) is offered
+    capabilities = Capabilities(
+        formats=("int8",),
+        labels={"Gemm": ("in+out", "in-only"), "Softmax": ("in+out",)},
+        activations={"int8": "uint8"},
+        weights={"int8": "int8"},
+    )
+    space = SchemeSpace(model, capabilities, allowed=set("abc"), denied=set("pdy"))
+    placement = space.resolve(space.everything())
+    assert not {end.node for site in placement.sites for end in site.consumers} & set("pdy")
+    assert space.by_id["a"].labels == ("fp", "in+out", "in-only")  # b reads it too
+    assert space.by_id["c"].labels == ("fp", "in-only")  # only a Softmax does
