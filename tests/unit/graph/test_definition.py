@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
+from onnx_text import outputs_of, parsed
 
 from qdqspec._core.arrays import Array
 from qdqspec.graph.definition import as_defined
@@ -44,16 +44,8 @@ def model_of(
     return helper.make_model(graph, opset_imports=domains, ir_version=8)
 
 
-def run(proto: onnx.ModelProto, feeds: Mapping[str, Array]) -> list[Array]:
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return list(session.run(None, dict(feeds)))
-
-
 def defined(proto: onnx.ModelProto, feeds: Mapping[str, Array]) -> list[Array]:
-    found = as_defined(Model(proto))
-    return run(found, feeds)
+    return outputs_of(as_defined(Model(proto)), feeds)
 
 
 def is_within_one_step(seen: Array, expected: Array) -> bool:
@@ -75,26 +67,8 @@ def test_qlinear_conv(per_channel: bool, bias: bool) -> None:
     names = ["x", "xs", "xz", "w", "ws", "wz", "ys", "yz", *(["b"] if bias else [])]
     node = helper.make_node("QLinearConv", names, ["y"], "conv", group=2, pads=[1, 1, 1, 1], strides=[2, 1])
     proto = model_of([node], {"x": x}, constants, (TensorProto.UINT8,))
-    windows = x.astype(np.float64) - 120
-    weight = w.astype(np.float64) * scale.reshape(-1, 1, 1, 1).astype(np.float64)
-    added = 0.02 * scale.astype(np.float64) * constants["b"] if bias else np.zeros(8)
-    expected = _convolved(windows * 0.02, weight, group=2) + np.broadcast_to(added, 8).reshape(1, 8, 1, 1)
-    steps = np.clip(np.rint(expected / 0.09) + 128, 0, 255)
-    assert is_within_one_step(defined(proto, {"x": x})[0], steps)
-
-
-def _convolved(x: Array, w: Array, group: int) -> Array:
-    """A convolution with padding 1 and strides 2 and 1, computed in float64."""
-    padded = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)))
-    per, outs = x.shape[1] // group, w.shape[0] // group
-    rows, columns = (x.shape[2] - 1) // 2 + 1, x.shape[3]
-    y = np.zeros((x.shape[0], w.shape[0], rows, columns))
-    for o in range(w.shape[0]):
-        part = padded[:, (o // outs) * per : (o // outs + 1) * per]
-        for i in range(rows):
-            for j in range(columns):
-                y[:, o, i, j] = (part[:, :, 2 * i : 2 * i + 3, j : j + 3] * w[o]).sum(axis=(1, 2, 3))
-    return y
+    (expected,) = ReferenceEvaluator(proto).run(None, {"x": x})
+    assert is_within_one_step(defined(proto, {"x": x})[0], expected)
 
 
 @pytest.mark.parametrize("kind", [np.int8, np.uint8])
@@ -103,15 +77,8 @@ def test_qlinear_matmul(kind: type, per_column: bool) -> None:
     a, b = integers(3, 5, 16), integers(16, 7, kind=kind)
     scale = RANDOM.uniform(0.001, 0.004, 7 if per_column else ()).astype(np.float32)
     zero = np.full(7 if per_column else (), 4, kind)
-    constants = {
-        "as": np.float32(0.02),
-        "az": np.uint8(3),
-        "b": b,
-        "bs": scale,
-        "bz": zero,
-        "ys": np.float32(0.1),
-        "yz": np.uint8(99),
-    }
+    constants = {"as": np.float32(0.02), "az": np.uint8(3), "b": b, "bs": scale, "bz": zero}
+    constants |= {"ys": np.float32(0.1), "yz": np.uint8(99)}
     node = helper.make_node("QLinearMatMul", ["a", *constants], ["y"], "product")
     product = ((a.astype(np.float64) - 3) * 0.02) @ ((b.astype(np.float64) - 4) * scale)
     steps = np.clip(np.rint(product / 0.1) + 99, 0, 255)
@@ -190,17 +157,10 @@ def test_recurrences_have_unsigned_weights(kind: type) -> None:
     scales = {name: np.full(2, 0.02, np.float32) for name in ("ws", "rs")}
     zeros = {name: np.full(2, offset, kind) for name in ("wz", "rz")}
     inputs = ["x", "w", "r", "", "", "", "", "", "ws", "wz", "rs", "rz"]
-    node = helper.make_node(
-        "DynamicQuantizeLSTM",
-        inputs,
-        ["y"],
-        "lstm",
-        domain=MICROSOFT,
-        direction="bidirectional",
-        hidden_size=5,
-    )
+    attributes = {"domain": MICROSOFT, "direction": "bidirectional", "hidden_size": 5}
+    node = helper.make_node("DynamicQuantizeLSTM", inputs, ["y"], "lstm", **attributes)
     proto = model_of([node], {"x": x}, stored | scales | zeros, (TensorProto.FLOAT,))
-    np.testing.assert_array_equal(defined(proto, {"x": x})[0], run(proto, {"x": x})[0])
+    np.testing.assert_array_equal(defined(proto, {"x": x})[0], outputs_of(proto, {"x": x})[0])
     found = as_defined(Model(proto))
     types = {tensor.name: tensor.data_type for tensor in found.graph.initializer}
     (lstm,) = (each for each in found.graph.node if each.op_type == "DynamicQuantizeLSTM")
@@ -209,18 +169,12 @@ def test_recurrences_have_unsigned_weights(kind: type) -> None:
 
 def test_operators_of_bodies_are_defined_too() -> None:
     a, b = integers(4, 16), integers(16, 3, kind=np.int8)
-    inner = helper.make_node("MatMulInteger", ["a", "b"], ["p"], "product")
-    branch = helper.make_graph(
-        [inner], "then", [], [helper.make_tensor_value_info("p", TensorProto.INT32, None)]
-    )
-    other = helper.make_graph(
-        [helper.make_node("MatMulInteger", ["a", "b"], ["q"], "other")],
-        "else",
-        [],
-        [helper.make_tensor_value_info("q", TensorProto.INT32, None)],
-    )
-    node = helper.make_node("If", ["c"], ["y"], "if", then_branch=branch, else_branch=other)
-    feeds = {"a": a, "c": np.array(True)}
-    proto = model_of([node], feeds, {"b": b}, (TensorProto.INT32,))
-    np.testing.assert_array_equal(defined(proto, feeds)[0], a.astype(np.int64) @ b.astype(np.int64))
+    proto = parsed(
+        """g (uint8[4,16] a, bool c) => (int32[4,3] y) {
+            y = If (c) <then_branch = t () => (int32[4,3] p) { p = MatMulInteger(a, b) },
+                        else_branch = e () => (int32[4,3] q) { q = MatMulInteger(a, b) }> }""",
+        b=b,
+    ).proto
+    (found,) = defined(proto, {"a": a, "c": np.array(True)})
+    np.testing.assert_array_equal(found, a.astype(np.int64) @ b.astype(np.int64))
     assert "MatMulInteger" not in str(as_defined(Model(proto)))

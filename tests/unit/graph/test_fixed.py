@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
+from onnx_text import outputs_of, parsed
 
 from qdqspec.errors import SpecError
 from qdqspec.graph.given import fix_inputs, fixed_arrays, given_model
@@ -15,12 +17,11 @@ X = np.array([[1.0, -2.0], [3.0, -4.0]], np.float32)
 
 
 def model_of(text: str, ir: int = 8) -> Model:
-    return Model(onnx.parser.parse_model(f'<ir_version: {ir}, opset_import: ["": 17]> g {text}'))
+    return parsed(f"g {text}", ir=ir)
 
 
 def run(proto: onnx.ModelProto, **feeds: object) -> list[np.ndarray]:
-    session = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
-    return session.run(None, {name: np.asarray(value) for name, value in feeds.items()})
+    return outputs_of(proto, feeds)
 
 
 def fixed(model: Model, **values: object) -> onnx.ModelProto:
@@ -161,10 +162,9 @@ TWO_WEIGHTS = "(float[1,2] x, float[2,2] w, float[2] b) => (float[1,2] y) { t = 
 )
 def test_weights_that_are_also_inputs_become_constant(tmp_path, ir, constants, inputs) -> None:
     """ONNX Runtime neither folds nor fuses weights that are inputs, so that such a model is many times slower."""
-    proto = model_of(TWO_WEIGHTS, ir).proto
     matrix = np.eye(2, dtype=np.float32)
     values = {"w": matrix, "b": np.ones(2, np.float32), "o": matrix}
-    proto.graph.initializer.extend(onnx.numpy_helper.from_array(values[name], name) for name in constants)
+    proto = parsed(f"g {TWO_WEIGHTS}", ir=ir, **{name: values[name] for name in constants}).proto
     onnx.save(proto, tmp_path / "net.onnx")
     model = given_model(tmp_path / "net.onnx", {})
     assert [port.name for port in model.proto.graph.input] == list(inputs)
@@ -173,3 +173,21 @@ def test_weights_that_are_also_inputs_become_constant(tmp_path, ir, constants, i
         ["the weights are graph inputs too, which a runtime does not optimize"] if is_changed else []
     )
     assert model.where == str(tmp_path / "net.onnx")
+
+
+@pytest.mark.parametrize("names", ["??", "HW", "HH", "?W"])
+def test_several_dimensions_that_are_called_by_a_question_mark_are_not_equal(
+    tmp_path: Path, names: str
+) -> None:
+    proto = parsed("g (float[B,3,H,W] x) => (float[B,3,H,W] y) { y = Relu(x) }").proto
+    ports = [port.type.tensor_type.shape.dim for port in (*proto.graph.input, *proto.graph.output)]
+    for dims in ports:
+        dims[2].dim_param, dims[3].dim_param = names
+    onnx.save(proto, tmp_path / "net.onnx")
+    model = given_model(tmp_path / "net.onnx", {})
+    if names != "??":
+        assert model.path == tmp_path / "net.onnx"
+        return
+    for port in (*model.proto.graph.input, *model.proto.graph.output):
+        assert [dim.dim_param for dim in port.type.tensor_type.shape.dim] == ["B", "", "", ""]
+    assert any("'?'" in note for note in model.notes)

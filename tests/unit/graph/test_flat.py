@@ -6,12 +6,13 @@ import numpy as np
 import onnx
 from hypothesis import given
 from onnx import numpy_helper
+from onnx_text import parsed
 from random_models import onnx_models
 
 from qdqspec.graph.flat import closed, is_flat, opened
 from qdqspec.graph.model import Model
 
-TWO = """<ir_version: 8, opset_import: ["": 17]> g (bool yes, float[4] x) => (float[4] y)
+TWO = """g (bool yes, float[4] x) => (float[4] y)
     <float[4] w = {1, 2, 3, 4}> {
     h = Relu(x)
     [choice] y = If(yes) <
@@ -34,7 +35,7 @@ def test_any_model_is_equal_byte_for_byte_after_conversion_back(proto: onnx.Mode
 
 
 def test_nodes_are_in_one_graph_under_unique_names() -> None:
-    model = Model(onnx.parser.parse_model(TWO))
+    model = parsed(TWO)
     operators = [node for node in model.nodes if not node.is_marker]
     assert [node.name for node in operators] == [
         "Relu#0",
@@ -53,7 +54,7 @@ def test_nodes_are_in_one_graph_under_unique_names() -> None:
 
 
 def test_a_new_constant_is_stored_in_the_graph_that_reads_it() -> None:
-    flat = opened(onnx.parser.parse_model(TWO))
+    flat = opened(parsed(TWO).proto)
     by_name = {node.name: node for node in flat.graph.node}
     for name, value in (("in_then", 5), ("in_both", 6)):
         flat.graph.initializer.append(numpy_helper.from_array(np.full(4, value, np.float32), name))
@@ -69,7 +70,7 @@ def test_a_new_constant_is_stored_in_the_graph_that_reads_it() -> None:
 
 
 def test_a_path_that_is_a_prefix_of_a_node_name_is_changed() -> None:
-    proto = onnx.parser.parse_model(TWO)
+    proto = parsed(TWO).proto
     proto.graph.node[0].name = "choice/then_branch/act"
     scopes = {node.scope for node in Model(proto).nodes}
     assert scopes == {"", "choice/then_branch~1", "choice/else_branch"}

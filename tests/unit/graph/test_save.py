@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
+from onnx_text import parsed
 
 from qdqspec.errors import OutputError
 from qdqspec.graph.model import load_model
@@ -21,11 +19,7 @@ from qdqspec.graph.weights import WeightStore
 
 @pytest.fixture
 def proto() -> onnx.ModelProto:
-    proto = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 17]> g (float[64] x) => (float[64] y) { y = Add(x, w) }'
-    )
-    proto.graph.initializer.append(numpy_helper.from_array(np.arange(64, dtype=np.float32), "w"))
-    return proto
+    return parsed("g (float[64] x) => (float[64] y) { y = Add(x, w) }", w=(64,)).proto
 
 
 @pytest.mark.parametrize("alias", ["itself", "relative", "symlink", "hardlink"])
@@ -45,35 +39,13 @@ def test_an_input_is_never_overwritten(
     assert given.read_bytes() == b"the user's own"
 
 
-def test_a_missing_folder_is_named(proto: onnx.ModelProto, tmp_path: Path) -> None:
+def test_a_missing_folder_or_a_folder_in_place_of_the_file_is_named(
+    proto: onnx.ModelProto, tmp_path: Path
+) -> None:
     with pytest.raises(OutputError, match="nowhere: there is no such folder"):
         save_model(proto, tmp_path / "nowhere" / "a.onnx")
-
-
-def test_a_folder_in_place_of_the_file_is_an_error(proto: onnx.ModelProto, tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="this is a folder"):
         save_model(proto, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("number", "cure"), [(errno.ENOSPC, "free some space"), (errno.EROFS, "choose another folder")]
-)
-def test_a_full_or_read_only_disk_keeps_the_old_file(
-    proto: onnx.ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, cure: str
-) -> None:
-    target = tmp_path / "a.onnx"
-    target.write_bytes(b"old")
-
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(Path, "open", refuse)
-    with pytest.raises(OutputError, match=os.strerror(number)) as caught:
-        save_model(proto, target)
-    monkeypatch.undo()
-    assert cure in str(caught.value)
-    assert target.read_bytes() == b"old"
-    assert [p.name for p in tmp_path.iterdir()] == ["a.onnx"]
 
 
 def test_an_exception_while_writing_leaves_no_file(
@@ -89,16 +61,13 @@ def test_an_exception_while_writing_leaves_no_file(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_large_model_is_saved_with_external_weights(proto: onnx.ModelProto, tmp_path: Path) -> None:
-    proto.graph.initializer[0].ClearField("raw_data")
-    proto.graph.initializer[0].raw_data = np.arange(64, dtype=np.float32).tobytes() * 8
-    proto.graph.initializer[0].dims[0] = 512
-    proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 512
-    proto.graph.output[0].type.tensor_type.shape.dim[0].dim_value = 512
+def test_a_large_model_is_saved_with_external_weights(tmp_path: Path) -> None:
+    values = np.arange(512, dtype=np.float32)
+    proto = parsed("g (float[512] x) => (float[512] y) { y = Add(x, w) }", w=values).proto
     save_model(proto, tmp_path / "a.onnx", limit_bytes=1500)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.onnx", "a.onnx.data"]
     assert (tmp_path / "a.onnx").stat().st_size < 1000
-    assert load_model(tmp_path / "a.onnx").array("w").tolist() == list(range(64)) * 8
+    np.testing.assert_array_equal(load_model(tmp_path / "a.onnx").array("w"), values)
 
 
 def test_the_file_of_weights_does_not_overwrite_an_input(proto: onnx.ModelProto, tmp_path: Path) -> None:
@@ -110,11 +79,8 @@ def test_the_file_of_weights_does_not_overwrite_an_input(proto: onnx.ModelProto,
 
 
 def test_an_external_weight_is_copied_in_blocks(tmp_path: Path) -> None:
-    weight = numpy_helper.from_array(np.arange(4 << 20, dtype=np.float32), "w")  # 16 MiB
-    given = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 17]> g (float[1] x) => (float[4194304] y) { y = Add(x, w) }'
-    )
-    given.graph.initializer.append(weight)
+    weight = np.arange(4 << 20, dtype=np.float32)  # 16 MiB
+    given = parsed("g (float[1] x) => (float[4194304] y) { y = Add(x, w) }", w=weight).proto
     (tmp_path / "given").mkdir()
     light = map_tensors(given, WeightStore(tmp_path / "given").externalize)
     tracemalloc.start()
@@ -127,8 +93,8 @@ def test_an_external_weight_is_copied_in_blocks(tmp_path: Path) -> None:
     assert peak < 4 << 20
 
 
-def test_text_is_written_completely(tmp_path: Path) -> None:
+def test_text_is_written_but_not_over_an_input(tmp_path: Path) -> None:
     write_text(tmp_path / "a.json", "é\n")
-    assert (tmp_path / "a.json").read_bytes() == "é\n".encode()
     with pytest.raises(OutputError, match="would overwrite"):
         write_text(tmp_path / "a.json", "", inputs=[tmp_path / "a.json"])
+    assert (tmp_path / "a.json").read_bytes() == "é\n".encode()
