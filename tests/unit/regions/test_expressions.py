@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import onnx
 import pytest
+from onnx_text import parsed
 
 from qdqspec.errors import PatternError, SpecError
 from qdqspec.graph.model import Model, load_model
@@ -28,10 +28,7 @@ BODY = """
 
 @pytest.fixture(scope="module")
 def model() -> Model:
-    weights = ",".join(["0.1"] * 16)
-    text = f"""<ir_version: 8, opset_import: ["": 15]>
-    g (float[1,4,8,8] x) => (float y) <float[4,4,1,1] w = {{{weights}}}, float[4] s = {{1,1,1,1}}> {{ {BODY} }}"""
-    return Model(onnx.parser.parse_model(text))
+    return parsed(f"g (float[1,4,8,8] x) => (float y) {{ {BODY} }}", 15, w=(4, 4, 1, 1), s=(4,))
 
 
 @pytest.mark.parametrize(
@@ -66,25 +63,24 @@ BLOCKS = {
     "attention": "k = Transpose(x) m = MatMul(x, k) d = Div(m, s) p = Softmax(d) y = MatMul(p, x)",
 }
 MATCHED = {
-    "conv-relu": ["Conv#0 BatchNormalization#1 Clip#2"],
-    "conv-add-relu": ["Conv#0 Add#1 Relu#2"],
-    "conv-layernorm": ["Conv#0 Transpose#1 Identity#2 LayerNormalization#3"],
-    "matmul-gelu": ["MatMul#0 Add#1 Div#2 Erf#3 Add#4 Mul#5 Mul#6"],
-    "attention": ["MatMul#1 Div#2 Softmax#3 MatMul#4"],
+    "conv-relu": "Conv#0 BatchNormalization#1 Clip#2",
+    "conv-add-relu": "Conv#0 Add#1 Relu#2",
+    "conv-layernorm": "Conv#0 Transpose#1 Identity#2 LayerNormalization#3",
+    "matmul-gelu": "MatMul#0 Add#1 Div#2 Erf#3 Add#4 Mul#5 Mul#6",
+    "attention": "MatMul#1 Div#2 Softmax#3 MatMul#4",
 }
 
 
 def block(body: str) -> Model:
-    text = f"""<ir_version: 8, opset_import: ["": 17]>
-    g (float[1,4,4,4] x, float[4,4,1,1] w, float[4] s) => (float y) {{ {body} }}"""
-    return Model(onnx.parser.parse_model(text))
+    return parsed(f"g (float[1,4,4,4] x, float[4,4,1,1] w, float[4] s) => (float y) {{ {body} }}")
 
 
 @pytest.mark.parametrize("name", BUILT_INS)
 def test_a_built_in_matches_the_block_it_is_named_after_and_no_other(name):
     found = {other: matches(parse(name), block(body)) for other, body in BLOCKS.items()}
-    reported = {other: [" ".join(match) for match in some] for other, some in found.items() if some}
-    assert reported == {name: MATCHED[name]}
+    assert {other: [" ".join(match) for match in some] for other, some in found.items() if some} == {
+        name: [MATCHED[name]]
+    }
 
 
 def test_only_data_edges_are_followed():

@@ -68,21 +68,12 @@ def test_parts_have_formats_errors_and_times_with_conversions():
         BlockError(block="c", label="in-only", sqnr_db=30.0),
         BlockError(block="gone", label="in+out", sqnr_db=1.0),
     ]
-    pairs = [pair("w", "c", "int8", weight=True), pair("b", "c")]
+    # the first kernel is float, so that its node has no format although a pair is before it
+    pairs = [pair("x", "a"), pair("w", "c", "int8", weight=True), pair("b", "c")]
     parts = fold_graph(residual(), find_regions(residual()), tuned=tuned, pairs=pairs, errors=errors)
     assert [part.tuned_ms for part in parts] == pytest.approx([2.5, 0.7, 0.1])
     assert [part.formats for part in parts] == [{}, {"uint8": 2}, {}]
     assert [part.sqnr_db for part in parts] == [None, pytest.approx(20.0), None]
-
-
-def test_a_node_between_pairs_in_a_float_kernel_has_no_format():
-    tuned = [
-        LayerTime(name="k0", op_type="FusedConv", milliseconds=2.0, nodes=("a", "b")),
-        LayerTime(name="k1", op_type="QLinearConv", milliseconds=0.7, nodes=("c",), integer=True),
-    ]
-    pairs = [pair("x", "a"), pair("b", "c")]
-    parts = fold_graph(residual(), find_regions(residual()), tuned=tuned, pairs=pairs)
-    assert {part.name: part.formats for part in parts if part.name in "ac"} == {"a": {}, "c": {"uint8": 1}}
 
 
 @given(st.integers(1, 40), st.integers(1, 30), st.booleans())

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import onnx
 import pytest
+from onnx_text import parsed
 
 from qdqspec._core.registry import resolve
 from qdqspec.graph.model import Model, load_model
@@ -23,37 +24,24 @@ def judged(model: Model, *able: str) -> Judged:
     )
 
 
-@pytest.fixture
-def inspection(models):
+def test_the_texts_and_the_json_of_an_inspection(models, golden):
     """The inspection of ``qdqspec inspect`` without the forecast."""
     model = load_model(models / "digits_resnet.onnx")
     can = resolve("backend", "onnxruntime")().capabilities()
-    return inspect_model(model, find_regions(model), judge(model, can, backend="onnxruntime"))
-
-
-def test_the_text_of_an_inspection(inspection, golden):
-    golden("regions/digits_resnet.txt", render_text(inspection))
-
-
-def test_the_verbose_text_of_an_inspection(inspection, golden):
-    golden("regions/digits_resnet-verbose.txt", render_text(inspection, verbose=True, include_all=True))
-
-
-def test_the_json_of_an_inspection(inspection, golden):
-    golden("regions/digits_resnet.json", json.dumps(to_json(inspection), indent=1) + "\n")
+    found = inspect_model(model, find_regions(model), judge(model, can, backend="onnxruntime"))
+    golden("regions/digits_resnet.txt", render_text(found))
+    golden("regions/digits_resnet-verbose.txt", render_text(found, verbose=True, include_all=True))
+    golden("regions/digits_resnet.json", json.dumps(to_json(found), indent=1) + "\n")
 
 
 def layers(count: int) -> Model:
     """Residual blocks, each followed by a pointwise convolution."""
-    weight = "<float[4,4,1,1] w = {1,0,0,0, 0,1,0,0, 0,0,1,0, 0,0,0,1}>"
     layer = (
         "a{0} = Conv(x{0}, w) b{0} = Relu(a{0}) c{0} = Conv(b{0}, w) d{0} = Add(c{0}, x{0}) "
         "e{0} = MaxPool <kernel_shape = [1, 1]> (d{0}) f{0} = Neg(e{0}) x{1} = Sigmoid(f{0})"
     )
     body = " ".join(layer.format(i, i + 1) for i in range(count))
-    text = f"""<ir_version: 8, opset_import: ["": 17]>
-    g (float[1,4,8,8] x0) => (float[1,4,8,8] x{count}) {weight} {{ {body} }}"""
-    return Model(onnx.parser.parse_model(text))
+    return parsed(f"g (float[1,4,8,8] x0) => (float[1,4,8,8] x{count}) {{ {body} }}", w=(4, 4, 1, 1))
 
 
 def test_layers_that_repeat_are_reported_once(golden):
@@ -68,31 +56,22 @@ def test_layers_that_repeat_are_reported_once(golden):
     assert len(render_text(larger).splitlines()) == len(render_text(found).splitlines())
 
 
-def test_long_lists_are_truncated_in_text_and_complete_in_json(models):
+def test_long_lists_are_truncated_and_regions_with_nothing_to_quantize_omitted_in_text(models):
     model = load_model(models / "ultraface_rfb320.onnx")
-    found = inspect_model(model, find_regions(model))
+    regions = find_regions(model)
+    why = {"scores": "Softmax cannot", "boxes": ""}
+    found = inspect_model(model, regions, replace(judged(model, "Softmax"), outputs=why))
+    text = render_text(found)
+    assert text.count("LEAF") < render_text(found, include_all=True).count("LEAF")
+    assert "--include-all shows them" in text
+    assert "1        scores     Softmax cannot" in text
+    assert "boxes" not in text.partition("Graph outputs that stay float")[2]
+    assert {row["tensor"]: row["reason"] for row in to_json(found)["outputs"]} == why
+    found = inspect_model(model, regions)
     text = render_text(found, lines=3)
     assert f"... and {len(found.regions) - 3} more" in text
     assert len(text.splitlines()) < 40
     assert len(to_json(found)["regions"]) == len(found.regions)
-
-
-def test_regions_with_nothing_to_quantize_are_shown_on_request(models):
-    model = load_model(models / "ultraface_rfb320.onnx")
-    regions = find_regions(model)
-    found = inspect_model(model, regions, judged(model, "Softmax"))
-    assert render_text(found).count("LEAF") < render_text(found, include_all=True).count("LEAF")
-    assert "--include-all shows them" in render_text(found)
-
-
-def test_graph_outputs_that_stay_float_are_reported_with_the_reason(models):
-    model = load_model(models / "ultraface_rfb320.onnx")
-    why = {"scores": "Softmax cannot", "boxes": ""}
-    found = inspect_model(model, find_regions(model), replace(judged(model), outputs=why))
-    text = render_text(found)
-    assert "1        scores     Softmax cannot" in text
-    assert "boxes" not in text.partition("Graph outputs that stay float")[2]
-    assert {row["tensor"]: row["reason"] for row in to_json(found)["outputs"]} == why
 
 
 NESTED = """<ir_version: 8, opset_import: ["": 17, "local": 1]>

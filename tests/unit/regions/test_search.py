@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import onnx
 import pytest
+from onnx_text import parsed
 
 from qdqspec.errors import SpecError
-from qdqspec.graph.model import Model, load_model
+from qdqspec.graph.model import Model
 from qdqspec.graph.regions.search import find_regions
 from qdqspec.types import Region, RegionRules
 
 
-def model_of(body: str, *, result: str = "y", result_shape: str = "", opset: int = 17) -> Model:
-    text = f"""<ir_version: 8, opset_import: ["": {opset}]>
-    g (float[1,4,8,8] x) => (float{result_shape} {result})
-    <float[4,4,1,1] w = {{{",".join(["0.1"] * 16)}}}> {{ {body} }}"""
-    return Model(onnx.parser.parse_model(text))
+def model_of(body: str, *, result: str = "y", result_shape: str = "") -> Model:
+    return parsed(f"g (float[1,4,8,8] x) => (float{result_shape} {result}) {{ {body} }}", w=(4, 4, 1, 1))
 
 
 def leaf_texts(regions: tuple[Region, ...]) -> list[str]:
@@ -67,13 +64,13 @@ def test_shape_arithmetic_constants_and_copies_are_no_separate_regions():
 
 
 def test_a_mask_read_by_every_layer_does_not_join_the_layers():
-    text = """<ir_version: 8, opset_import: ["": 17]>
-    g (float[4,4] x, float[4,4] mask) => (float[4,4] y) <float[4,4] w> {
-        m = Neg(mask)
+    model = parsed(
+        """g (float[4,4] x, float[4,4] mask) => (float[4,4] y) { m = Neg(mask)
         a = MatMul(x, w) b = Add(a, m) c = Softmax(b) d = MatMul(c, w) e = Add(d, x)
-        f = MatMul(e, w) h = Add(f, m) i = Softmax(h) j = MatMul(i, w) y = Add(j, e)
-    }"""
-    regions = find_regions(Model(onnx.parser.parse_model(text)))
+        f = MatMul(e, w) h = Add(f, m) i = Softmax(h) j = MatMul(i, w) y = Add(j, e) }""",
+        w=(4, 4),
+    )
+    regions = find_regions(model)
     first, second, mask = (region for region in regions if region.type == "LEAF")
     assert mask.nodes == ("Neg#0",)
     assert set(first.nodes) == {"MatMul#1", "Add#2", "Softmax#3", "MatMul#4", "Add#5"}
@@ -82,15 +79,11 @@ def test_a_mask_read_by_every_layer_does_not_join_the_layers():
 
 
 def test_tensors_read_inside_an_if_body_are_its_inputs():
-    text = """<ir_version: 8, opset_import: ["": 17]>
-    g (bool c, float[4] x) => (float[4] y) {
-        a = Relu(x)
-        y = If (c) <
-            then_branch = t () => (float[4] p) { p = Neg(a) },
-            else_branch = e () => (float[4] q) { q = Identity(a) }
-        >
-    }"""
-    model = Model(onnx.parser.parse_model(text))
+    model = parsed(
+        """g (bool c, float[4] x) => (float[4] y) { a = Relu(x)
+        y = If (c) < then_branch = t () => (float[4] p) { p = Neg(a) },
+                     else_branch = e () => (float[4] q) { q = Identity(a) } > }"""
+    )
     regions = find_regions(model, RegionRules(by="manual", manual=(("If*",),)))
     chosen = next(region for region in regions if region.nodes == ("If#1",))
     assert chosen.inputs == ("c", "a")
@@ -132,12 +125,3 @@ def test_regions_by_names_follow_the_module_names(source):
 def test_regions_by_names_of_an_unnamed_model_are_those_by_structure():
     model = model_of("a = Conv(x, w) b = Relu(a) c = Conv(b, w) y = Relu(c)")
     assert find_regions(model, RegionRules(by="names")) == find_regions(model)
-
-
-def test_regions_by_names_of_a_real_model_are_its_stages(models):
-    regions = find_regions(load_model(models / "digits_resnet.onnx"), RegionRules(by="names"))
-    stage = next(region for region in regions if region.type == "COMPOSITE")
-    below = [region for region in regions if region.parent == stage.id]
-    assert all(name.startswith("/layer2/layer2.0/") for name in below[0].nodes)
-    assert all(name.startswith("/layer2/layer2.1/") for name in below[1].nodes)
-    assert next(r.pattern_text for r in regions if r.type == "LEAF") == "Conv > Relu"
