@@ -9,22 +9,6 @@ from hypothesis import strategies as st
 from qdqspec.spec.fields import is_id
 from qdqspec.spec.matrix import MatrixError, case_id, combinations, named_combinations
 
-AXES = {"quant": ["int8", "uint8"], "batch": [1, 8]}
-
-
-def ids(exclude: list[dict[str, object]] = [], include: list[dict[str, object]] = []) -> list[str]:  # noqa: B006 - read only
-    return list(named_combinations(combinations(AXES, exclude, include)))  # type: ignore[arg-type]  # plain dicts
-
-
-def test_a_later_include_can_override_added_values_only() -> None:
-    found = ids(include=[{"preset": "quick"}, {"quant": "int8", "preset": "extensive"}])
-    assert found == ["int8-b1-extensive", "int8-b8-extensive", "uint8-b1-quick", "uint8-b8-quick"]
-
-
-def test_include_without_axes_is_its_entries() -> None:
-    choices = combinations({}, include=[{"quant": "int8"}, {"quant": "uint8", "batch": 2}])
-    assert list(named_combinations(choices)) == ["int8", "uint8-b2"]
-
 
 def test_the_example_of_github_actions() -> None:
     # https://docs.github.com/actions "Example: Expanding configurations" with other axes: fruit is quant,

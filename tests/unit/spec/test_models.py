@@ -99,31 +99,35 @@ def test_input_values_are_numbers_booleans_or_nested_lists_of_them() -> None:
     assert section.rules().values == {"sr": 16000, "gain": ((1, 2.5), (0, 1)), "on": True}
 
 
-@pytest.mark.parametrize("value", ["16000", [1, [2]], float("nan"), [[1], [1, 2]]])
-def test_an_invalid_input_value_is_an_error(value: object) -> None:
-    with pytest.raises(ValidationError):
-        InputsSection.model_validate({"values": {"sr": value}})
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        *(({"values": {"sr": value}}, "sr") for value in ("16000", [1, [2]], float("nan"), [[1], [1, 2]])),
+        ({"shapes": {"sr": [1]}, "values": {"sr": 16000}}, "'sr' has a value"),
+    ],
+)
+def test_an_invalid_input_value_is_an_error(keys: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        InputsSection.model_validate(keys)
 
 
-def test_an_input_with_a_shape_and_a_value_is_an_error() -> None:
-    with pytest.raises(ValidationError, match="'sr' has a value"):
-        InputsSection.model_validate({"shapes": {"sr": [1]}, "values": {"sr": 16000}})
+@pytest.mark.parametrize(
+    ("keys", "backends"),
+    [
+        ({"matrix": {"backend": ["onnxruntime", "openvino"], "batch": [8]}},
+         {"b8-onnxruntime": "onnxruntime", "b8-openvino": "openvino"}),
+        ({"backend": "fake", "matrix": {"batch": [1, 8]}}, {"b1": "fake", "b8": "fake"}),
+        ({"backend": "fake", "matrix": {"backend": ["openvino"]}}, {"openvino": "openvino"}),
+        ({}, {"default": None}),
+    ],
+)  # fmt: skip
+def test_the_backend_of_a_case_is_that_of_the_spec_or_of_the_matrix(
+    keys: dict[str, object], backends: dict[str, str | None]
+) -> None:
+    cases = Spec(model="m.onnx", checks=[SPEEDUP], **keys).cases()  # type: ignore[arg-type]
+    assert {case.id: case.backend for case in cases} == backends
 
 
-def test_the_matrix_sets_backends_and_ids_keep_their_order() -> None:
-    spec = Spec(
-        model="m.onnx", checks=[SPEEDUP], matrix={"backend": ["onnxruntime", "openvino"], "batch": [8]}
-    )
-    assert {case.id: case.backend for case in spec.cases()} == {
-        "b8-onnxruntime": "onnxruntime", "b8-openvino": "openvino",
-    }  # fmt: skip
-    assert Spec(model="m.onnx", checks=[SPEEDUP]).cases()[0].backend is None
-
-
-def test_one_backend_of_all_cases_is_a_key_of_the_spec() -> None:
-    spec = Spec(model="m.onnx", checks=[SPEEDUP], backend="fake", matrix={"batch": [1, 8]})
-    assert [(case.id, case.backend) for case in spec.cases()] == [("b1", "fake"), ("b8", "fake")]
-    replaced = Spec(model="m.onnx", checks=[SPEEDUP], backend="fake", matrix={"backend": ["openvino"]})
-    assert [case.backend for case in replaced.cases()] == ["openvino"]
+def test_an_unknown_backend_is_an_error() -> None:
     with pytest.raises(SpecError, match="backend: unknown backend 'fakes'"):
         Spec(model="m.onnx", checks=[SPEEDUP], backend="fakes")

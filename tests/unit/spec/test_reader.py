@@ -28,13 +28,10 @@ def test_scalars_are_read_by_the_rules_of_yaml_1_2(text: str, value: object) -> 
     assert type(document.data["a"]) is type(value)
 
 
-def test_keys_are_read_as_text() -> None:
-    assert read_yaml("{1: a, on: b, 2.0: c, null: d}").data == {"1": "a", "on": "b", "2.0": "c", "null": "d"}
-
-
-def test_aliases_are_replaced_by_their_anchor() -> None:
-    document = read_yaml("a: &x [1, 2]\nb: *x\n")
-    assert (document.data, document.problems) == ({"a": [1, 2], "b": [1, 2]}, ())
+def test_keys_are_read_as_text_and_aliases_as_their_anchor() -> None:
+    document = read_yaml("{1: &x [1, 2], on: *x, 2.0: c, null: d}")
+    assert document.data == {"1": [1, 2], "on": [1, 2], "2.0": "c", "null": "d"}
+    assert document.problems == ()
 
 
 @pytest.mark.parametrize(
@@ -78,20 +75,21 @@ def test_all_problems_of_the_yaml_are_found_and_the_first_value_is_kept() -> Non
     assert document.data == {"a": 1}
 
 
-def test_the_position_of_a_problem_is_that_of_the_value_or_of_the_key() -> None:
+@pytest.mark.parametrize(
+    ("loc", "at_key", "position"),
+    [
+        (("top", 0, "list", 1), False, (2, 25, 2)),
+        (("top", 0, "list"), False, (2, 21, 7)),
+        (("top", 0, "list"), True, (2, 15, 4)),
+        # a missing value is at its nearest parent
+        (("top", 0, "name", "opt", 1), False, (2, 12, 1)),
+        (("top", "missing"), False, (1, 1, 3)),
+    ],
+)
+def test_the_position_of_a_problem_is_that_of_the_value_or_of_the_key(
+    loc: tuple[str | int, ...], at_key: bool, position: tuple[int, int, int]
+) -> None:
     document = read_yaml("top:\n  - {name: x, list: [1, 22]}\n")
-    at = document.problem(("top", 0, "list", 1), "m")
-    assert (at.line, at.column, at.width) == (2, 25, 2)
-    at = document.problem(("top", 0, "list"), "m")
-    assert (at.column, at.width) == (21, 7)
-    at = document.problem(("top", 0, "list"), "m", at_key=True)
-    assert (at.column, at.width) == (15, 4)
-
-
-def test_the_position_of_a_missing_value_is_that_of_the_nearest_parent() -> None:
-    document = read_yaml("top:\n  x: [1, 2]\n")
-    at = document.problem(("top", 0, "x", "opt", 1), "a part that the short form does not contain")
-    assert (at.line, at.column) == (2, 10)
-    at = document.problem(("top", "missing"), "the key of the mapping it is missing in")
-    assert (at.line, at.column, at.width) == (1, 1, 3)
+    at = document.problem(loc, "m", at_key=at_key)
+    assert (at.line, at.column, at.width) == position
     assert document.line(("nowhere",)) == 1
