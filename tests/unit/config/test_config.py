@@ -58,14 +58,12 @@ def test_relative_paths_start_at_the_file_or_the_current_folder(tmp_path):
     assert settings.json == elsewhere / "r.json"
 
 
-def test_lists_in_the_environment_are_separated_as_in_path(tmp_path):
-    settings = load_settings(tmp_path, environ={"QDQSPEC_REQUIRE": f"device{os.pathsep}conclusive"})
-    assert settings.require == ("device", "conclusive")
-
-
 @pytest.mark.parametrize(("word", "value"), [("1", True), ("true", True), ("no", False), ("", False)])
-def test_switches_in_the_environment_are_parsed(tmp_path, word, value):
-    assert load_settings(tmp_path, environ={"QDQSPEC_NO_CACHE": word}).no_cache is value
+def test_switches_and_lists_in_the_environment_are_parsed(tmp_path, word, value):
+    words = {"QDQSPEC_NO_CACHE": word, "QDQSPEC_REQUIRE": f"device{os.pathsep}conclusive"}
+    settings = load_settings(tmp_path, environ=words)
+    assert settings.no_cache is value
+    assert settings.require == ("device", "conclusive")
 
 
 @pytest.mark.parametrize(
@@ -145,12 +143,6 @@ def test_options_for_backends_are_collected_from_all_sources(tmp_path, backend):
     assert load_settings(tmp_path / "elsewhere", environ={}).extra == {}
 
 
-@pytest.mark.parametrize("text", ["opt-level=4", "tensorrt.opt-level", "tensorrt.=1"])
-def test_a_backend_option_needs_backend_name_and_value(tmp_path, text):
-    with pytest.raises(ConfigError, match=r"--qdq-backend-option: .* does not fit"):
-        load_settings(tmp_path, flags={"backend_option": [text]}, environ={})
-
-
 @pytest.mark.parametrize(
     ("toml", "environ", "origin"),
     [
@@ -177,9 +169,11 @@ def test_files_and_variables_cannot_load_native_code(tmp_path, toml, environ, or
     [
         ("openvino_x.plugins=evil.so", "unknown backend 'openvino_x'"),
         ("onnxruntime.plugin=evil.so", "did you mean 'onnxruntime.plugins'?"),
+        ("onnxruntime.level=all", "options of onnxruntime: optimization, plugins"),
         ("onnxruntime.providers=evil", "cannot be set: the CPU provider"),
         ("tensorrt.opt-level=9", "a whole number from 1 to 5 is expected"),
         ("trtexec.timing-cache=/etc/passwd", "accepted from the command line only"),
+        *((word, "does not fit") for word in ("opt-level=4", "tensorrt.opt-level", "tensorrt.=1")),
     ],
 )
 def test_only_declared_backend_options_are_accepted(tmp_path, word, said):
@@ -196,12 +190,6 @@ def test_the_cure_has_the_option_of_the_command_that_was_used(tmp_path, line):
     with pytest.raises(ConfigError) as caught:
         load_settings(project(tmp_path, f"[tool.qdqspec]\n{line}\n"), environ={}, prefix="--")
     assert caught.value.cure == "give --plugin on the command line"
-
-
-def test_an_unknown_option_lists_the_known_ones(tmp_path):
-    with pytest.raises(ConfigError) as caught:
-        load_settings(tmp_path, flags={"backend_option": ["onnxruntime.level=all"]}, environ={})
-    assert caught.value.cure == "options of onnxruntime: optimization, plugins"
 
 
 def test_the_command_line_can_load_native_code(tmp_path):

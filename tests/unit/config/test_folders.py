@@ -33,23 +33,14 @@ def names(settings: Settings, *cases: Case) -> list[str]:
     return [claim_folder(settings, case).relative_to(settings.output).as_posix() for case in cases]
 
 
-def test_all_cases_of_one_spec_are_in_the_folder_of_its_name(case, tmp_path: Path) -> None:
-    settings = Settings(root=tmp_path)
-    cases = (case("specs/net.qdq.yaml"), case("specs/net.qdq.yaml", case_id="b8"))
-    assert names(settings, *cases) == ["net/default", "net/b8"]
-    assert names(settings, *cases) == ["net/default", "net/b8"]
-
-
 def test_later_specs_of_a_name_are_distinguished_by_their_folder(case, tmp_path: Path) -> None:
     settings = Settings(root=tmp_path)
-    first, second, third = (case(f"{at}net.qdq.yaml") for at in ("a/", "b/door/", ""))
-    assert names(settings, first, second, third) == ["net/default", "net.b-door/default", "net.root/default"]
-    assert names(settings, third, second, first) == ["net.root/default", "net.b-door/default", "net/default"]
-
-
-def test_equal_names_of_folders_are_numbered(case, tmp_path: Path) -> None:
-    specs = [case(f"{at}/net.qdq.yaml") for at in ("x", "a/b", "a-b")]
-    assert names(Settings(root=tmp_path), *specs) == ["net/default", "net.a-b/default", "net.a-b-2/default"]
+    cases = [case(f"{at}net.qdq.yaml") for at in ("x/", "a/b/", "a-b/", "")] + [
+        case("x/net.qdq.yaml", case_id="b8")
+    ]
+    found = ["net/default", "net.a-b/default", "net.a-b-2/default", "net.root/default", "net/b8"]
+    assert names(settings, *cases) == found
+    assert names(settings, *cases[::-1]) == found[::-1]
 
 
 def test_finding_a_folder_creates_and_reserves_none(case, tmp_path: Path) -> None:

@@ -70,11 +70,9 @@ def test_names_of_an_installed_backend_are_valid_in_a_spec(install: None):
     assert params("lint", target="qdq_mine-1.2").target == ("qdq_mine-1.2",)
     assert params("survival", through=["qdq_mine-fast"]).through == ("qdq_mine-fast",)
     assert "qdq_mine-1" in hooks.all_names("lint_targets")
-    with pytest.raises(ValidationError, match="unknown lint target 'qdq_mine-2'"):
-        params("lint", target="qdq_mine-2")
 
 
-def test_names_of_a_backend_that_is_not_installed_are_not_valid():
+def test_names_that_no_installed_backend_declares_are_not_valid():
     with pytest.raises(ValidationError, match=r"unknown lint target 'qdq_mine-1\.2'"):
         params("lint", target="qdq_mine-1.2")
     with pytest.raises(ValidationError, match="unknown optimizer 'qdq_mine-fast'"):
