@@ -1,4 +1,4 @@
-"""Raising the opset changes operators and nothing else."""
+"""Raising the opset changes operators and nothing else, and the table of operators respects it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.defs
 import pytest
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnx_text import parsed
 
 from qdqspec.errors import ModelError
+from qdqspec.graph import ops
+from qdqspec.graph.model import Model, Node
 from qdqspec.graph.opset import opset_of, raise_opset
 
 
@@ -87,3 +90,24 @@ def test_bodies_with_a_raised_opset_are_otherwise_equal() -> None:
             ReferenceEvaluator(m).run(None, {**feeds, "c": np.array(choice)}) for m in (proto, raised)
         )
         np.testing.assert_allclose(one[0], other[0], rtol=1e-6)
+
+
+KNOWN = {schema.name for schema in onnx.defs.get_all_schemas() if schema.domain == ""}
+TABLES = ("MOVING_OPS", "ANCHORS", "POOLS", "SHAPE_SOURCES", "COMMUTATIVE", "DATA_INPUTS", "NEVER")
+
+
+def node_of(op_type: str, *inputs: str, **attributes: object) -> Node:
+    graph = helper.make_graph([helper.make_node(op_type, inputs, ["y"], **attributes)], "g", [], [])
+    return Model(helper.make_model(graph)).nodes[0]
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_name_in_the_table_is_an_onnx_operator(name: str) -> None:
+    assert set(getattr(ops, name)) - KNOWN == set()
+
+
+def test_before_opset_7_an_add_that_broadcasts_is_not_commutative() -> None:
+    assert not ops.is_commutative(node_of("Add", "x", "b", broadcast=1, axis=1), 6)
+    assert ops.is_commutative(node_of("Add", "x", "y"), 6)
+    assert ops.is_commutative(node_of("Add", "x", "y"), 17)
+    assert not ops.is_commutative(node_of("Sub", "x", "y"), 17)

@@ -1,19 +1,33 @@
-"""The output of `qdqspec inspect`."""
+"""The output of `qdqspec inspect`, its forecast of a search, and the parts of a folded graph."""
 
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 
 import onnx
 import pytest
+from graph_text import model_of
+from hypothesis import given
+from hypothesis import strategies as st
 from onnx_text import parsed
 
 from qdqspec._core.registry import resolve
 from qdqspec.graph.model import Model, load_model
-from qdqspec.graph.regions.inspect import Judged, find_bodies, inspect_model, render_text, to_json
+from qdqspec.graph.regions.folding import fold_graph
+from qdqspec.graph.regions.forecast import forecast_tuning
+from qdqspec.graph.regions.inspect import (
+    Judged,
+    find_bodies,
+    forecast_line,
+    inspect_model,
+    render_text,
+    to_json,
+)
 from qdqspec.graph.regions.search import find_regions
 from qdqspec.qdq.space.judging import judge
+from qdqspec.types import BlockError, Consumer, LayerTime, PlacedPair, Site
 
 
 def judged(model: Model, *able: str) -> Judged:
@@ -147,3 +161,156 @@ def test_long_names_of_bodies_are_shortened_in_text_and_complete_in_json():
         assert body.name.startswith(head)
         assert body.name.endswith(tail)
     assert {body["name"] for body in to_json(found)["bodies"]} == {body.name for body in bodies}
+
+
+TEXT = """net (float[batch,steps,64] x, float[batch,?] z) => (float[batch,steps,128] y) {
+  h = MatMul(x, w)  y = Relu(h) }"""
+
+
+@pytest.fixture
+def forecast_model() -> Model:
+    return parsed(TEXT, w=(64, 128))
+
+
+def test_dynamic_dimensions_are_assumed_as_one_and_listed(forecast_model: Model) -> None:
+    found = forecast_tuning(forecast_model, 10)
+    assert found.macs == 64 * 128
+    assert found.assumed == ("'batch'", "'steps'", "dimension 1 of input 'z'")
+    assert forecast_line(found).endswith(
+        "multiplications (unknown sizes taken as 1: 'batch', 'steps', dimension 1 of input 'z'); nothing was built; "
+        "calibration before it, and the timing of its finalists and the comparison of outputs after it, come on top"
+    )
+
+
+def test_given_shapes_set_dimensions_of_the_same_name(forecast_model: Model) -> None:
+    found = forecast_tuning(forecast_model, 10, {"x": (4, 50, 64)})
+    assert found.macs == 4 * 50 * 64 * 128
+    assert found.assumed == ("dimension 1 of input 'z'",)
+    assert forecast_tuning(forecast_model, 10, {"x": (4, 50, 64), "z": (4, 2)}).assumed == ()
+    forecast_model.proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1  # as Paddle2ONNX writes
+    assert forecast_tuning(forecast_model, 10, {"x": (4, 50, 64)}).macs == found.macs
+
+
+@pytest.mark.parametrize(("kind", "gates"), [("LSTM", 4), ("GRU", 3), ("RNN", 1)])
+@pytest.mark.parametrize(("direction", "directions"), [("forward", 1), ("bidirectional", 2)])
+def test_recurrent_layers_count_each_step(kind: str, gates: int, direction: str, directions: int) -> None:
+    forecast_model = parsed(
+        f"""net (float[steps,batch,16] x) => (float[steps,{directions},batch,8] y) {{
+        y = {kind}<direction = "{direction}", hidden_size = 8>(x, w, r) }}""",
+        w=(directions, gates * 8, 16),
+        r=(directions, gates * 8, 8),
+    )
+    found = forecast_tuning(forecast_model, 10, {"x": (20, 3, 16)})
+    assert found.macs == 20 * 3 * directions * gates * 8 * (16 + 8)
+
+
+_SCALES = "float s, uint8 z, float[12] t, uint8[12] u, float v, uint8 p"
+_IMAGE, _CONV = ("uint8[n,4,8,8] q", (2, 4, 8, 8)), 2 * 6 * 6 * 12 * 4 * 3 * 3
+_ROWS, _PRODUCT = ("uint8[n,5] q", (2, 5)), 2 * 5 * 12
+
+
+@pytest.mark.parametrize(
+    ("node", "weight", "left", "macs"),
+    [
+        ("y = ConvInteger(q, w, z)", "uint8[12,4,3,3]", _IMAGE, _CONV),
+        ("y = QLinearConv(q, s, z, w, t, u, v, p)", "uint8[12,4,3,3]", _IMAGE, _CONV),
+        ("y = MatMulInteger(q, w, z)", "uint8[5,12]", _ROWS, _PRODUCT),
+        ("y = QLinearMatMul(q, s, z, w, t, u, v, p)", "uint8[5,12]", _ROWS, _PRODUCT),
+        ("y = com.microsoft.QGemm(q, s, z, w, t, u)", "uint8[5,12]", _ROWS, _PRODUCT),
+        ("y = com.microsoft.QGemm<transB = 1>(q, s, z, w, t, u)", "uint8[12,5]", _ROWS, _PRODUCT),
+        ("y = com.microsoft.DynamicQuantizeMatMul(q, w, t)", "uint8[5,12]", _ROWS, _PRODUCT),
+        ("y = com.microsoft.MatMulIntegerToFloat(q, w, s, t)", "uint8[5,12]", _ROWS, _PRODUCT),
+        (
+            "y = com.microsoft.MatMulNBits<K = 32, N = 24, bits = 4, block_size = 16>(q, w, t)",
+            "uint8[24,2,8]",
+            ("float[n,7,32] q", (2, 7, 32)),
+            2 * 7 * 32 * 24,
+        ),
+    ],
+)
+def test_products_of_integers_are_counted(
+    node: str, weight: str, left: tuple[str, tuple[int, ...]], macs: int
+) -> None:
+    forecast_model = parsed(f"net ({left[0]}, {weight} w, {_SCALES}) => (y) {{ {node} }}")
+    assert forecast_tuning(forecast_model, 10, {"q": left[1]}).macs == macs
+
+
+def chain(links: int) -> Model:
+    """Convolutions, each followed by a Relu."""
+    body = "".join(f"c{i} = Conv (r{i - 1}, w) r{i} = Relu (c{i}) " for i in range(1, links + 1))
+    text = f"(float[1, 4, 8, 8] r0) => (float[1, 4, 8, 8] r{links}) {{ {body} }}"
+    return model_of(text, w=(4, 4, 1, 1))
+
+
+def residual() -> Model:
+    text = """(float[1, 4, 8, 8] x) => (float[1, 4, 8, 8] y)
+    { a = Conv (x, w) b = Relu (a) c = Conv (b, w) d = Add (c, b) y = Relu (d) }"""
+    return model_of(text, w=(4, 4, 1, 1))
+
+
+def pair(tensor: str, reader: str, number_format: str = "uint8", *, weight: bool = False) -> PlacedPair:
+    site = Site(
+        tensor=tensor, consumers=(Consumer(reader, int(weight)),), format=number_format, weight=weight
+    )
+    return PlacedPair(site=site, scale=(0.1,), zero_point=(0,))
+
+
+def test_a_small_model_has_a_part_for_each_kernel_and_edges_between_them():
+    layers = [
+        LayerTime(name="k0", op_type="FusedConv", milliseconds=2.0, nodes=("a", "b")),
+        LayerTime(name="k1", op_type="FusedConv", milliseconds=1.0, nodes=("c", "d", "y")),
+    ]
+    parts = fold_graph(residual(), find_regions(residual()), reference=layers)
+    assert [(part.name, part.ops, part.inputs) for part in parts] == [
+        ("a", {"Conv": 1, "Relu": 1}, ()),
+        ("c", {"Conv": 1, "Add": 1, "Relu": 1}, (0,)),
+    ]
+    assert [part.reference_ms for part in parts] == [2.0, 1.0]
+    assert [part.tuned_ms for part in parts] == [None, None]
+
+
+def test_nodes_that_compute_constants_are_excluded():
+    text = """(float[1, 4, 8, 8] x) => (float[1, 4, 8, 8] y)
+    { s = Shape (b) r = Reshape (b, s) t = Mul (r, r) a = Conv (x, w) y = Add (a, t) }"""
+    parts = fold_graph(model_of(text, w=(4, 4, 1, 1), b=(4, 1, 1)), ())
+    assert [(part.name, part.inputs) for part in parts] == [("a", ()), ("y", (0,))]
+
+
+def test_parts_have_formats_errors_and_times_with_conversions():
+    tuned = [
+        LayerTime(name="q", op_type="QuantizeLinear", milliseconds=0.5, tensors=("b",), boundary=True),
+        LayerTime(name="k0", op_type="FusedConv", milliseconds=2.0, nodes=("a", "b")),
+        LayerTime(name="k1", op_type="QLinearConv", milliseconds=0.7, nodes=("c", "d"), integer=True),
+        LayerTime(name="k2", op_type="Relu", milliseconds=0.1, nodes=("y",)),
+    ]
+    errors = [
+        BlockError(block="c", label="in+out", sqnr_db=20.0),
+        BlockError(block="c", label="in-only", sqnr_db=30.0),
+        BlockError(block="gone", label="in+out", sqnr_db=1.0),
+    ]
+    # the first kernel is float, so that its node has no format although a pair is before it
+    pairs = [pair("x", "a"), pair("w", "c", "int8", weight=True), pair("b", "c")]
+    parts = fold_graph(residual(), find_regions(residual()), tuned=tuned, pairs=pairs, errors=errors)
+    assert [part.tuned_ms for part in parts] == pytest.approx([2.5, 0.7, 0.1])
+    assert [part.formats for part in parts] == [{}, {"uint8": 2}, {}]
+    assert [part.sqnr_db for part in parts] == [None, pytest.approx(20.0), None]
+
+
+@given(st.integers(1, 40), st.integers(1, 30), st.booleans())
+def test_the_number_of_parts_is_limited_and_every_node_is_in_one(links: int, most: int, profiled: bool):
+    model = chain(links)
+    kernels = [
+        LayerTime(name=f"k{i}", op_type="FusedConv", milliseconds=1.0, nodes=(f"c{i}", f"r{i}"))
+        for i in range(1, links + 1)
+    ]
+    parts = fold_graph(model, find_regions(model), reference=kernels if profiled else (), most=most)
+    assert 1 <= len(parts) <= most
+    assert sum(sum(part.ops.values()) for part in parts) == 2 * links
+    assert all(
+        0 <= maker < len(parts) and maker != at for at, part in enumerate(parts) for maker in part.inputs
+    )
+    if profiled:
+        assert all(part.ops.get("Conv") == part.ops.get("Relu") for part in parts), "kernels are not divided"
+        assert math.fsum(part.reference_ms or 0.0 for part in parts) == pytest.approx(links)
+    if len(parts) > 1:
+        assert {maker for part in parts for maker in part.inputs} == set(range(len(parts) - 1))

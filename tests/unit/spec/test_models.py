@@ -1,18 +1,27 @@
-"""Specs built in Python: the same keys, the same validation, the same class of error."""
+"""Specs built in Python, their matrix, and the JSON Schema for editors."""
 
 from __future__ import annotations
 
+import json
+from importlib import resources
 from pathlib import Path
 from typing import get_args
 
+import jsonschema
 import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from qdqspec import Spec, load_spec
+from qdqspec._core import registry
 from qdqspec.errors import SpecError
 from qdqspec.qdq.quantize.formats import BIAS_FORMAT, FORMATS, RUN_TIME
-from qdqspec.spec.fields import Activations, Format
+from qdqspec.spec.fields import Activations, Format, is_id
 from qdqspec.spec.inputs import InputsSection
+from qdqspec.spec.matrix import MatrixError, case_id, combinations, named_combinations
+from qdqspec.spec.models import spec_schema
 from qdqspec.spec.sections import (
     PatternsSection,
     QuantizeSection,
@@ -131,3 +140,134 @@ def test_the_backend_of_a_case_is_that_of_the_spec_or_of_the_matrix(
 def test_an_unknown_backend_is_an_error() -> None:
     with pytest.raises(SpecError, match="backend: unknown backend 'fakes'"):
         Spec(model="m.onnx", checks=[SPEEDUP], backend="fakes")
+
+
+def test_the_example_of_github_actions() -> None:
+    # https://docs.github.com/actions "Example: Expanding configurations" with other axes: fruit is quant,
+    # animal is weights, color is calibration, shape is preset.
+    choices = combinations(
+        {"quant": ["apple", "pear"], "weights": ["cat", "dog"]},
+        include=[
+            {"calibration": "green"},
+            {"calibration": "pink", "weights": "cat"},
+            {"quant": "apple", "preset": "circle"},
+            {"quant": "banana"},
+            {"quant": "banana", "weights": "cat"},
+        ],
+    )
+    assert [tuple(choice.values()) for choice in choices] == [
+        ("apple", "pink", "cat", "circle"),
+        ("apple", "green", "dog", "circle"),
+        ("pear", "pink", "cat"),
+        ("pear", "green", "dog"),
+        ("banana",),
+        ("banana", "cat"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("axes", "exclude", "include", "why"),
+    [
+        ({"batch": range(1, 258)}, [], [], "more than 256"),
+        ({"batch": range(1, 5000)}, [{"batch": 1}], [], "more than 4,096 combinations"),
+        ({"batch": [1, 2]}, [], [{"batch": 3}, {"batch": 3}], "'b3'"),
+    ],
+)
+def test_an_invalid_matrix_is_an_error(axes: dict, exclude: list, include: list, why: str) -> None:
+    with pytest.raises(MatrixError, match=why):
+        named_combinations(combinations(axes, exclude, include))
+
+
+QUANT = st.sampled_from(["int8", "uint8", "int16"])
+BATCH = st.integers(1, 6)
+CHOICE = st.fixed_dictionaries({}, optional={"quant": QUANT, "batch": BATCH}).filter(bool)
+
+
+@given(
+    st.fixed_dictionaries({"quant": st.lists(QUANT, min_size=1, unique=True)}).flatmap(
+        lambda axes: st.lists(BATCH, min_size=1, unique=True).map(lambda batch: {**axes, "batch": batch})
+    ),
+    st.lists(CHOICE, max_size=3),
+    st.lists(CHOICE, max_size=3),
+)
+def test_original_combinations_are_kept_and_excluded_ones_are_not_added(
+    axes: dict, exclude: list, include: list
+) -> None:
+    choices = combinations(axes, exclude, include)
+    originals = [{"quant": q, "batch": b} for q in axes["quant"] for b in axes["batch"]]
+    kept = [o for o in originals if not any(e.items() <= o.items() for e in exclude)]
+    assert list(choices[: len(kept)]) == kept
+    assert all(choice in include for choice in choices[len(kept) :])
+    assert all(is_id(case_id(choice)) for choice in choices)
+
+
+ROOT = Path(__file__).parents[3]
+SHIPPED = resources.files("qdqspec") / "spec" / "qdqspec.schema.json"
+HEAD = "qdqspec: 1\nmodel: m.onnx\n"
+CHECKS = "checks: [{kind: speedup, min: 1.2}]\n"
+GOOD = {
+    "smallest": HEAD + CHECKS,
+    "shapes": HEAD + CHECKS + "inputs: {shapes: {x: [1, 2], y: {min: [1], opt: [2], max: [3], weight: 1}}}\n",
+    "matrix": HEAD + CHECKS + "matrix: {quant: [int8], batch: [1, 2], exclude: [{batch: 2}]}\n",
+    "formats": HEAD
+    + CHECKS
+    + "quantize: {format: [int8, int4]}\nmatrix: {quant: [fp8, [int8, fp8], int8+int4]}\n",
+    "skips": HEAD + CHECKS + "skip: why\nskip_unless: {backend: tensorrt}\nxfail: why\n",
+    "checks": HEAD + "checks: [{kind: latency, max_ms: {tensorrt: 1.5}}, {kind: size, max_bytes: 4MiB}]\n",
+}
+BAD = {
+    "version": HEAD.replace("1", "2") + CHECKS,
+    "unknown key": HEAD + CHECKS + "tun: {}\n",
+    "unknown kind": HEAD + "checks: [{kind: sped}]\n",
+    "key of another kind": HEAD + "checks: [{kind: speedup, min: 1, max_ms: 3}]\n",
+    "no kind": HEAD + "checks: [{min: 1}]\n",
+    "a format twice": HEAD + CHECKS + "quantize: {format: [int8, int8]}\n",
+    "strategy": HEAD + CHECKS + "tune: {strategy: luck}\n",
+    "no value": HEAD + CHECKS + "skip:\n",
+    "text for number": HEAD + CHECKS + "tune: {trials: '3'}\n",
+}
+
+
+@pytest.fixture(scope="module")
+def schema() -> jsonschema.Draft202012Validator:
+    return jsonschema.Draft202012Validator(spec_schema())
+
+
+def loads(text: str, folder: Path) -> bool:
+    path = folder / "a.qdq.yaml"
+    path.write_text(text)
+    try:
+        load_spec(path, root=folder)
+    except SpecError:
+        return False
+    return True
+
+
+def test_the_packaged_schema_is_the_generated_one() -> None:
+    assert json.loads(SHIPPED.read_text(encoding="utf-8")) == spec_schema(), (
+        "the spec's keys changed; renew with: qdqspec schema > qdqspec/spec/qdqspec.schema.json"
+    )
+
+
+@pytest.mark.parametrize("name", GOOD | BAD)
+def test_schema_and_loader_accept_and_reject_the_same(
+    name: str, schema: jsonschema.Draft202012Validator, tmp_path: Path
+) -> None:
+    text = (GOOD | BAD)[name]
+    assert loads(text, tmp_path) is schema.is_valid(yaml.safe_load(text)) is (name in GOOD)
+
+
+def test_the_example_specs_are_valid_in_schema_and_loader(schema: jsonschema.Draft202012Validator) -> None:
+    for path in sorted((ROOT / "specs").glob("*.qdq.yaml")):
+        schema.validate(yaml.safe_load(path.read_text()))
+        assert load_spec(path, root=ROOT).cases()
+
+
+def test_every_check_and_every_key_has_a_description(schema: jsonschema.Draft202012Validator) -> None:
+    kinds = schema.schema["properties"]["checks"]["items"]["oneOf"]
+    assert [kind["properties"]["kind"]["const"] for kind in kinds] == list(registry.names("check"))
+    assert all("kind" in kind["required"] and kind["description"] for kind in kinds)
+    sections = schema.schema["$defs"]
+    assert all(section["description"] for section in sections.values())
+    for name, part in schema.schema["properties"].items():
+        assert part.get("description") or part["$ref"].rpartition("/")[2] in sections, name

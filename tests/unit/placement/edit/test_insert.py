@@ -1,20 +1,28 @@
-"""Positions and names of inserted pairs, and rejected sites."""
+"""Positions and names of inserted pairs, in bodies and before graph outputs too, and rejected sites."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
 from onnx_text import outputs_of, parsed
-from random_models import ranges_for
+from random_models import random_inputs, ranges_for
 
+from qdqspec.backends.onnxruntime import backend
 from qdqspec.errors import PlacementError
 from qdqspec.graph.model import Model
 from qdqspec.qdq.edit.insert import Inserter, insert_qdq
 from qdqspec.qdq.quantize.quantizer import Quantizer
 from qdqspec.qdq.quantize.ranges import TensorRange
-from qdqspec.types import Consumer, Placement, Site
+from qdqspec.qdq.read.diff import diff_models
+from qdqspec.qdq.read.import_qdq import placement_for
+from qdqspec.qdq.read.strip import strip_qdq
+from qdqspec.qdq.scheme.scheme_file import apply_scheme, write_scheme
+from qdqspec.qdq.space.search_space import SchemeSpace
+from qdqspec.types import Consumer, Placement, QuantizeRules, Site
 
 NET = """g (float[1,2,4,4] x) => (float[1,2,4,4] y) {
     [c] h = Conv<kernel_shape = [1, 1]>(x, w)  [r] t = Relu(h)  [a] y = Add(t, t) }"""
@@ -131,3 +139,200 @@ def test_a_constant_without_dimensions_is_not_stored_as_an_integer(shape: str) -
     value = numbers.integer_weight(scalar) * numbers.params(scalar).scale.astype(np.float32)
     x = np.full([2, 3] if shape else [], 0.3, np.float32)
     np.testing.assert_array_equal(outputs_of(made, {"x": x})[0], x * value, strict=True)
+
+
+OUTPUT = ("", 0)
+CONVS = """g (float[1,4,6,6] x) => (float[1,4,6,6] y) {
+    [a] t = Conv(x, w) [b] u = Relu(t) [c] v = Conv(u, w) [d] y = Relu(v) }"""
+
+
+def conv_model(text: str = CONVS) -> Model:
+    return parsed(text, 18, w=(4, 4, 1, 1))
+
+
+def test_the_pair_produces_the_output_and_the_tensor_of_the_node_is_renamed() -> None:
+    model = conv_model()
+    made = inserted(model, site("y", OUTPUT))
+    assert [f"{n.outputs[0]} = {n.op_type}({n.inputs[0]})" for n in made.nodes][3:] == [
+        "y_float = Relu(v)",
+        "y_quantized = QuantizeLinear(y_float)",
+        "y = DequantizeLinear(y_quantized)",
+    ]
+    assert made.proto.graph.output == model.proto.graph.output
+    steps = outputs_of(made, random_inputs(model))[0] / made.array("y_scale")
+    np.testing.assert_allclose(steps, np.round(steps), atol=1e-3)
+
+
+def test_strip_keeps_an_output_type_that_value_info_repeats() -> None:
+    model = conv_model()
+    model.proto.graph.value_info.extend(model.proto.graph.output)
+    assert strip_qdq(inserted(model, site("y", OUTPUT))).proto == model.proto
+
+
+def test_a_scheme_applies_to_an_output_of_another_index_by_name(tmp_path: Path) -> None:
+    model, other = conv_model(), conv_model(CONVS.replace(") => (", ") => (float[1,4,6,6] t, "))
+    placement = Placement(sites=frozenset({site("y", ("", 1)), site("t", OUTPUT)}))
+    write_scheme(tmp_path / "s.json", placement, Quantizer(other, ranges_for(other)).placed(placement), "any")
+    applied = apply_scheme(model, tmp_path / "s.json")
+    assert applied.notes == (
+        "found by the nodes that read them, 1: 'y': this model names them otherwise",
+        "left out 't': the model has no output of that name",
+    )
+    assert applied.proto == inserted(model, site("y", OUTPUT)).proto
+
+
+def test_import_finds_an_output_by_name_in_a_model_with_more_outputs() -> None:
+    """Quantization tools can add or reorder outputs."""
+    model, quantized = conv_model(), inserted(conv_model(), site("y", OUTPUT))
+    more = conv_model(CONVS.replace(") => (", ") => (float[1,4,6,6] t, "))
+    assert placement_for(more, quantized).placement.sites == {site("y", ("", 1))}
+    without = conv_model(
+        CONVS.replace("[d] y = Relu(v)", "[d] n = Relu(v) y = Neg(n)").replace("y) {", "n) {")
+    )
+    assert "1: 'y': the model has no output of that name" in placement_for(without, quantized).notes
+    assert not diff_models(model, quantized).added[0].before
+    assert diff_models(model, quantized).added[0].readers == ("graph output 'y'",)
+
+
+def test_an_output_that_nodes_read_too_is_quantized_for_all_readers() -> None:
+    model = conv_model(
+        """g (float[1,4,6,6] x) => (float[1,4,6,6] t, float[1,4,6,6] y) {
+            [a] t = Conv(x, w) [b] u = Conv(t, w) [c] y = Softmax(u) }"""
+    )
+    space = SchemeSpace(model, backend().capabilities(), rules=QuantizeRules(outputs=True))
+    assert space.by_id["a"].outputs == ("t",)
+    for labels, ends in (({"a": "in+out"}, [("", 0), ("b", 0)]), ({"b": "in+out"}, [("b", 0)])):
+        (found,) = (s for s in space.resolve(labels).sites if s.tensor == "t")
+        assert found.consumers == tuple(Consumer(*end) for end in ends)
+
+
+# Softmax over several axes is defined differently from opset 13 on: it becomes Shape, Flatten, Softmax and
+# Reshape. Scales per channel need opset 13.
+TEXT = """g (float[1, 2, 4, 4] x) => (float[1, 2, 4, 4] y) {{
+    [conv] h = Conv <kernel_shape = [1, 1]> (x, w)
+    [soft] s = Softmax <axis = 1> (h)
+    {more}
+    [add] y = Add (s, h)
+}}"""
+CONV_WEIGHT = Site(tensor="w", consumers=(Consumer("conv", 1),), format="int8", axis=0, weight=True)
+
+
+def model_with(more: str = "") -> Model:
+    return parsed(TEXT.format(more=more), 11, ir=6, w=KERNEL)
+
+
+def with_pair(model: Model, *ends: tuple[str, int]) -> onnx.ModelProto:
+    pair = Site(tensor="h", consumers=tuple(Consumer(*end) for end in ends), format="uint8")
+    sites = frozenset({CONV_WEIGHT, pair})
+    return insert_qdq(model, Placement(sites=sites), Quantizer(model, ranges_for(model))).proto
+
+
+def readers(proto: onnx.ModelProto, tensor: str) -> list[str]:
+    return sorted(node.op_type for node in proto.graph.node for name in node.input if name == tensor)
+
+
+def run(proto: onnx.ModelProto, model: Model) -> np.ndarray:
+    small = {name: value / 8 for name, value in random_inputs(model).items()}  # within the ranges
+    return outputs_of(proto, small, "ENABLE_ALL")[0]
+
+
+@pytest.mark.parametrize("ends", [[("soft", 0)], [("soft", 0), ("add", 1)]])
+def test_replacements_of_a_node_read_the_quantized_tensor(ends: list[tuple[str, int]]) -> None:
+    model = model_with()
+    proto = with_pair(model, *ends)
+    onnx.checker.check_model(proto, full_check=True)
+    (pair,) = (node for node in proto.graph.node if node.op_type == "DequantizeLinear" and "h" in node.name)
+    assert readers(proto, pair.output[0])[-2:] == ["Flatten", "Shape"]
+    assert ("Add" in readers(proto, "h")) == (("add", 1) not in ends)
+    np.testing.assert_allclose(run(proto, model), run(model.proto, model), atol=0.03)
+    left = Model(strip_qdq(Model(proto)).proto)
+    assert not {node.op_type for node in left.nodes} & {"QuantizeLinear", "DequantizeLinear"}
+
+
+def test_an_ambiguous_replacement_of_a_node_is_an_error() -> None:
+    model = model_with("[other] unused = Softmax <axis = 2> (h)")
+    with pytest.raises(PlacementError, match="raising the opset changed node 'soft'"):
+        with_pair(model, ("soft", 0))
+    both = with_pair(model, ("soft", 0), ("other", 0))
+    onnx.checker.check_model(both, full_check=True)
+
+
+@pytest.mark.parametrize("opset", range(7, 13))
+def test_models_of_older_opsets_run_with_per_tensor_scales(opset: int) -> None:
+    """ONNX Runtime itself quantizes a float bias, with operators that opset 10 does not have."""
+    text = """g (float[1, 2, 4, 4] x) => (float[1, 2, 4, 4] y) {
+        [conv] h = Conv <kernel_shape = [1, 1]> (x, w, b)
+        [pool] p = MaxPool <kernel_shape = [1, 1]> (h)
+        [sum] y = Add (p, x)
+    }"""
+    model = parsed(text, opset, ir=6, w=KERNEL, b=np.array([0.5, -0.25], np.float32))
+    ends = {"x": ("conv", 0), "w": ("conv", 1), "h": ("pool", 0), "p": ("sum", 0)}
+    sites = frozenset(
+        Site(tensor=tensor, consumers=(Consumer(*end),), format="uint8" if tensor != "w" else "int8")
+        for tensor, end in ends.items()
+    )
+    quantized = insert_qdq(model, Placement(sites=sites), Quantizer(model, ranges_for(model))).proto
+    np.testing.assert_allclose(run(quantized, model), run(model.proto, model), atol=0.1)
+
+
+SHARED = """g (float[1,8,8,8] x, bool c) => (float[1,8,8,8] y) {
+    h = Relu(x)
+    [choice] y = If(c) <
+        then_branch = t () => (float[1,8,8,8] p) { [conv] q = Conv<pads=[1,1,1,1]>(h, w) p = Sigmoid(q) },
+        else_branch = e () => (float[1,8,8,8] p) { [conv] q = Conv<pads=[1,1,1,1]>(h, w) p = Neg(q) }
+    >
+}"""
+IF_IN_LOOP = """g (float[1,8] x, bool c) => (float[1,8] y) <int64 three = {3}, bool yes = {1}> {
+    [loop] y = Loop(three, yes, x) <
+        body = turn (int64 i, bool go_on, float[1,8] state) => (bool goes_on, float[1,8] next) {
+            goes_on = Identity(go_on)
+            [choice] n = If(c) <
+                then_branch = t () => (float[1,8] p) { [mm] q = MatMul(state, w) p = Tanh(q) },
+                else_branch = e () => (float[1,8] p) { [mm] q = MatMul(state, w) p = Sigmoid(q) }
+            >
+            next = Tanh(n)
+        }
+    >
+}"""
+CASES = {
+    "shared": (SHARED, (8, 8, 3, 3), "choice", "conv", "h"),
+    "if in loop": (IF_IN_LOOP, (8, 8), "loop/body/choice", "mm", "state"),
+}
+
+
+def run_branch(model: Model, condition: bool) -> np.ndarray:
+    feeds = {name: value for name, value in random_inputs(model).items() if name != "c"}
+    return outputs_of(model, {**feeds, "c": condition})[0]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_graph_has_separate_pairs_and_shares_the_integer_weight(case: str) -> None:
+    text, shape, path, node, data = CASES[case]
+    model, branches = parsed(text, w=shape), [f"{path}/then_branch", f"{path}/else_branch"]
+
+    def both(tensor: str, index: int) -> Site:
+        ends = tuple(sorted(Consumer(f"{branch}/{node}", index) for branch in branches))
+        return Site(tensor=tensor, consumers=ends, format="int16", weight=index > 0)
+
+    made = inserted(model, both(data, 0), both("w", 1))
+    onnx.checker.check_model(made.proto, full_check=True)
+    for condition in (True, False):
+        np.testing.assert_allclose(run_branch(made, condition), run_branch(model, condition), atol=0.05)
+    assert [n.scope for n in made.nodes if n.op_type == "QuantizeLinear"] == branches
+    assert [n.scope for n in made.nodes if n.op_type == "DequantizeLinear"] == [
+        b for b in branches for _ in "dw"
+    ]
+    assert "w_quantized" in {t.name for t in made.proto.graph.initializer}
+    assert "w" not in made.initializers
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_search_space_offers_tensors_in_bodies_that_one_graph_reads(case: str) -> None:
+    text, shape, path, node, _ = CASES[case]
+    model = parsed(text, w=shape)
+    space = SchemeSpace(model, backend().capabilities())
+    assert {f"{path}/then_branch/{node}", f"{path}/else_branch/{node}"} <= space.by_id.keys()
+    placement = space.resolve(space.everything())
+    for site in (site for site in placement.ordered if not site.weight):
+        assert len({model.by_name[end.node].scope for end in site.consumers}) == 1
+    assert strip_qdq(inserted(model, *placement.ordered), model).proto == model.proto
