@@ -15,7 +15,6 @@ from onnx_text import parsed
 import qdqspec
 from qdqspec import QdqspecError, Spec, compare, measure, render, tune, verify
 from qdqspec._core.units import at_least_text
-from qdqspec.app.session import Session
 from qdqspec.errors import BackendError, ConfigError, ModelError, StateError
 
 pytestmark = pytest.mark.usefixtures("engine_threads")
@@ -69,17 +68,6 @@ def test_a_model_is_tuned_and_its_files_are_saved(model: Path, tmp_path: Path) -
         assert written["speedup"]["median"] == result.speedup.median
     own = result.save(tmp_path / "reports" / "net" / "default")
     assert (own / "result.json").read_bytes() == (saved / "result.json").read_bytes()
-
-
-def test_errors_of_fp8_are_distinguished_from_those_of_the_runtime(models: Path, model: Path) -> None:
-    """ONNX Runtime runs Q and DQ of e4m3 as separate kernels, so that errors of quantization and runtime can be
-    separated."""
-    parity = tune(models / "digits_resnet.onnx", quant="fp8", trials=3, **HERE).parity
-    assert parity.undivided == ""
-    (total,), (quantization,), (runtime,) = parity.outputs, parity.quantization, parity.runtime
-    assert 10 < quantization.sqnr_db < 60
-    assert abs(total.sqnr_db - quantization.sqnr_db) < 3
-    assert runtime.sqnr_db > quantization.sqnr_db + 3
 
 
 def test_an_unchanged_result_has_the_float_model_as_tuned_model(model: Path, tmp_path: Path) -> None:
@@ -137,22 +125,6 @@ def test_records_are_rendered_and_compared(model: Path, tmp_path: Path) -> None:
     assert [case.word for case in compare("run.json", result.record).cases] == ["same"]
     with pytest.raises(ConfigError, match="no report format"):
         render(result.record, "run.docx")
-
-
-def test_parts_are_searched_on_the_simulated_device(model: Path, tmp_path: Path) -> None:
-    result = tune(model, strategy="subgraph", trials=12, **HERE)
-    parts = [trial for trial in result.trials if trial.subgraph]
-    assert parts
-    assert all(trial.ok and trial.phase == "isolated" and not trial.incumbent for trial in parts)
-    assert result.search.total == len(result.trials) - len(parts)
-    assert result.search.strategy == "subgraph"
-    saved = result.save(tmp_path / "saved")
-    onnx.checker.check_model(saved / "tuned_raw.onnx", full_check=True)
-    again = Session(**HERE, no_cache=True, output=tmp_path / "again")
-    with again:
-        assert [t.placement for t in again.tune(model, strategy="subgraph", trials=12).trials][:3] == [
-            t.placement for t in result.trials
-        ][:3]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from chain_models import SIZE, TOKENS, ChainModel, image_model
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
-from onnx_text import outputs_of
+from onnx_text import outputs_of, parsed
 
 from qdqspec.app.preparation.branching import scaled_branches
 from qdqspec.app.preparation.files import write_placed, write_placement
@@ -45,10 +45,6 @@ from qdqspec.types import Case, Consumer, Inputs, PlacedPair, Placement, Quantiz
 EXPONENTS = (3, -2, 0, 1)
 
 
-def constants(model: Model) -> list[list[str]]:
-    return [[one.tensor for one in chain.constants] for chain in find_chains(model)]
-
-
 def changed(model: Model, change: object) -> Model:
     """A copy of the model after ``change`` of its message."""
     proto = onnx.ModelProto()
@@ -67,44 +63,42 @@ def test_a_chain_ends_at_the_weights_of_the_next_layer() -> None:
     assert not second.absorbers[0].is_depthwise
 
 
-@pytest.mark.parametrize(
-    "why", ["output", "shared", "fed", "residual", "sigmoid", "cast", "metadata", "body"]
+RELU, CONV = "t1 = Relu(t0)", "y = Conv(t1, c2)"
+BRANCHES = (
+    "then_branch = t () => (float p) { p = Relu(t1) }, else_branch = e () => (float q) { q = Relu(t1) }"
 )
-def test_chains_that_cannot_be_scaled_are_omitted(why: str) -> None:
+
+
+@pytest.mark.parametrize(
+    ("nodes", "ports", "found"),
+    [
+        (f"{RELU} {CONV}", "", True),
+        (f"{RELU} {CONV} more = Relu(c0)", "", False),
+        (f"{RELU} {CONV} more = Add(t0, t1)", "", False),
+        (f"{RELU} {CONV} more = If(always) <{BRANCHES}>", "", False),
+        (f"t1 = Sigmoid(t0) {CONV}", "", False),
+        (f"t1 = Cast<to = 1>(t0) {CONV}", "", False),
+        (f"{RELU} {CONV}", "float[2,4,1,1] c2", False),
+        (f"{RELU} {CONV}", "t1", False),
+    ],
+    ids=["chain", "shared", "residual", "body", "sigmoid", "cast", "fed", "output"],
+)
+def test_chains_that_cannot_be_scaled_are_omitted(nodes: str, ports: str, found: bool) -> None:
+    fed, out = (
+        (f", {ports}", "") if ports.startswith("float") else ("", ports and f", float[1,4,6,6] {ports}")
+    )
+    model = parsed(
+        f"g (float[1,3,6,6] x{fed}) => (float[1,2,6,6] y{out}) {{ t0 = Conv(x, c0, c1) {nodes} }}",
+        c0=(4, 3, 1, 1), c1=(4,), c2=(2, 4, 1, 1), always=np.array(True),
+    )  # fmt: skip
+    assert [[one.tensor for one in chain.constants] for chain in find_chains(model)] == [
+        ["c0", "c1", "c2"]
+    ] * found
+
+
+def test_a_scaled_chain_is_not_scaled_again() -> None:
     model = image_model(0, ["relu"], "conv")
-    assert constants(model) == [["c0", "c1", "c2"]]
-
-    def change(proto: onnx.ModelProto) -> None:
-        graph, value = proto.graph, helper.make_tensor_value_info
-        if why == "output":
-            graph.output.append(value("t1", TensorProto.FLOAT, None))
-        elif why == "shared":
-            graph.node.add(op_type="Relu", input=["c0"], output=["again"])
-        elif why == "fed":
-            graph.input.append(value("c2", TensorProto.FLOAT, [2, 4, 1, 1]))
-        elif why == "residual":
-            graph.node.add(op_type="Add", input=["t0", "t1"], output=["sum"])
-        elif why == "sigmoid":
-            graph.node[1].op_type = "Sigmoid"
-        elif why == "cast":
-            graph.node[1].op_type = "Cast"
-            graph.node[1].attribute.append(helper.make_attribute("to", TensorProto.FLOAT))
-        elif why == "metadata":
-            held = find_chains(model)[0].by((1, 0, 0, 0))
-            proto.metadata_props.add(key=EQUALIZED, value=json.dumps([held.record]))
-        else:
-            graph.initializer.append(numpy_helper.from_array(np.array(True), "always"))
-            branch = helper.make_graph(
-                [helper.make_node("Relu", ["t1"], ["inner"])],
-                "b",
-                [],
-                [value("inner", TensorProto.FLOAT, None)],
-            )
-            graph.node.append(
-                helper.make_node("If", ["always"], ["chosen"], then_branch=branch, else_branch=branch)
-            )
-
-    assert constants(changed(model, change)) == []
+    assert find_chains(equalized(model, [find_chains(model)[0].by((1, 0, 0, 0))])) == []
 
 
 @pytest.mark.parametrize(
