@@ -55,59 +55,21 @@ def _drawn(name: str, *shape: int) -> np.ndarray:
     return np.random.default_rng([*name.encode(), *shape]).standard_normal(shape).astype(np.float32)
 
 
-def _products() -> Model:
-    """Two products of one tensor, one with a bias."""
-    return _model(
-        "[left] a = MatMul(x, w0) [right] b = MatMul(x, w1) [add] c = Add(b, bias) [sub] y = Sub(a, c)",
-        w0=(_WIDTH, 5), w1=(_WIDTH, 5), bias=(5,),
-    )  # fmt: skip
-
-
-def _gemm(transposed: bool, bias: bool) -> Model:
-    inputs, weights = ("f, w, bias", {"bias": (5,)}) if bias else ("f, w", {})
-    text = f"[flatten] f = Flatten<axis = 2>(x) [gemm] y = Gemm<transB = {int(transposed)}>({inputs})"
-    return _model(text, w=(5, _WIDTH) if transposed else (_WIDTH, 5), **weights)
-
-
-def _lstm(directions: int, width: int = _WIDTH) -> Model:
+def _lstm(directions: int = 1, width: int = _WIDTH, more: str = "", **weights: object) -> Model:
     rows, both = 4 * _HIDDEN, ', direction = "bidirectional"' if directions > 1 else ""
     return _model(
-        f"[lstm] h, last = LSTM<hidden_size = {_HIDDEN}{both}>(x, W, R, B) [relu] y = Relu(h)",
+        f"[lstm] h, last = LSTM<hidden_size = {_HIDDEN}{both}>(x, W, R, B{more}) [relu] y = Relu(h)",
         width=width, W=(directions, rows, width), R=(directions, rows, _HIDDEN), B=(directions, 2 * rows),
+        **weights,
     )  # fmt: skip
 
 
-def _full_lstm() -> Model:
-    """An LSTM with every optional input: bias, sequence lengths, initial states, peepholes."""
-    rows, state = 4 * _HIDDEN, (1, 1, _HIDDEN)
-    return _model(
-        f"""[lstm] h, last = LSTM<hidden_size = {_HIDDEN}>(x, W, R, B, lengths, state, cell, P)
-            [relu] y = Relu(h)""",
-        W=(1, rows, _WIDTH), R=(1, rows, _HIDDEN), B=(1, 2 * rows), P=(1, 3 * _HIDDEN),
-        lengths=np.array([2], np.int32), state=state, cell=state,
-    )  # fmt: skip
-
-
-def _attention(mask: bool, *, bias: bool = True, past: bool = False, attributes: str = "") -> Model:
+def _attention(inputs: str = "a, w, bias", attributes: str = "", **weights: object) -> Model:
     """The attention of com.microsoft between two operators of ONNX."""
-    names = ["a", "w", "bias" if bias else "", "mask" if mask else "", "past" if past else ""]
-    inputs = ", ".join(names).rstrip(", ")
-    optional = {"mask": np.ones((3, 1), np.int32)} if mask else {}
     return _model(
         f"""[abs] a = Abs(x) [attention] h = com.microsoft.Attention<num_heads = 2{attributes}>({inputs})
             [neg] y = Neg(h)""",
-        w=(_WIDTH, 3 * _WIDTH), bias=(3 * _WIDTH,),
-        **optional, **({"past": (2, 3, 2, 4, _WIDTH // 2)} if past else {}),
-    )  # fmt: skip
-
-
-def _normalized() -> Model:
-    """A product, a residual sum, and its normalization."""
-    return _model(
-        """[product] a = MatMul(x, w) [residual] s = Add(a, x)
-           [normalization] n = LayerNormalization(s, scale, shift) [add] m = Add(n, constant)
-           [again] y = LayerNormalization(m, scale, shift)""",
-        w=(_WIDTH, _WIDTH), scale=(_WIDTH,), shift=(_WIDTH,), constant=(_WIDTH,),
+        w=(_WIDTH, 3 * _WIDTH), bias=(3 * _WIDTH,), mask=np.ones((3, 1), np.int32), **weights,
     )  # fmt: skip
 
 
@@ -127,18 +89,27 @@ def _in_body() -> Model:
     )
 
 
+_PRODUCTS = "[left] a = MatMul(x, w0) [right] b = MatMul(x, w1) [add] c = Add(b, bias) [sub] y = Sub(a, c)"
+_GEMM = "[flatten] f = Flatten<axis = 2>(x) [gemm] y = Gemm"
+_NORMALIZED = """[product] a = MatMul(x, w) [residual] s = Add(a, x)
+    [normalization] n = LayerNormalization(s, scale, shift) [add] m = Add(n, constant)
+    [again] y = LayerNormalization(m, scale, shift)"""
+_VECTORS = {"scale": (_WIDTH,), "shift": (_WIDTH,), "constant": (_WIDTH,)}
+_STATE = {"state": (1, 1, _HIDDEN), "cell": (1, 1, _HIDDEN), "P": (1, 3 * _HIDDEN)}
 MODELS = {
-    "products": _products,
-    "gemm": lambda: _gemm(False, True),
-    "gemm transposed": lambda: _gemm(True, True),
-    "gemm without bias": lambda: _gemm(True, False),
-    "lstm": lambda: _lstm(1),
+    "products": lambda: _model(_PRODUCTS, w0=(_WIDTH, 5), w1=(_WIDTH, 5), bias=(5,)),
+    "gemm": lambda: _model(f"{_GEMM}(f, w, bias)", w=(_WIDTH, 5), bias=(5,)),
+    "gemm transposed": lambda: _model(f"{_GEMM}<transB = 1>(f, w, bias)", w=(5, _WIDTH), bias=(5,)),
+    "gemm without bias": lambda: _model(f"{_GEMM}<transB = 1>(f, w)", w=(5, _WIDTH)),
+    "lstm": _lstm,
     "lstm of two directions": lambda: _lstm(2),
-    "lstm with all inputs": _full_lstm,
-    "attention": lambda: _attention(False),
-    "attention with a mask": lambda: _attention(True, attributes=", unidirectional = 1"),
+    "lstm with all inputs": lambda: _lstm(
+        more=", lengths, state, cell, P", lengths=np.array([2], np.int32), **_STATE
+    ),
+    "attention": _attention,
+    "attention with a mask": lambda: _attention("a, w, bias, mask", ", unidirectional = 1"),
     "bodies": _in_body,
-    "normalized": _normalized,
+    "normalized": lambda: _model(_NORMALIZED, w=(_WIDTH, _WIDTH), **_VECTORS),
 }
 
 
@@ -185,7 +156,7 @@ def test_onnx_runtime_has_one_kernel_for_each_operator_with_results_close_to_the
 
 
 def test_a_residual_sum_is_not_fused_with_its_normalization(tmp_path: Path) -> None:
-    model = _normalized()
+    model = MODELS["normalized"]()
     assert _kernels(model.proto, tmp_path)["SkipLayerNormalization"] == 1
     kernels = _kernels(_inserted(model), tmp_path)
     assert (kernels["Sum"], kernels["Add"], kernels["LayerNormalization"]) == (1, 1, 2)
@@ -193,9 +164,10 @@ def test_a_residual_sum_is_not_fused_with_its_normalization(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_strip_restores_the_model_and_without_the_original_all_but_stored_weights(name: str) -> None:
+def test_strip_import_and_scheme_invert_the_insertion(name: str, tmp_path: Path) -> None:
+    """Without the original, values of stored weights are not restored."""
     model = MODELS[name]()
-    for weights in ("integer", "float"):
+    for weights in ("float", "integer"):
         quantized = Model(_inserted(model, weights))
         assert _bytes(strip_qdq(quantized, model).proto) == _bytes(model.proto)
         alone = Model(strip_qdq(quantized).proto)
@@ -204,23 +176,17 @@ def test_strip_restores_the_model_and_without_the_original_all_but_stored_weight
         assert nodes[0] == nodes[1]
         assert alone.proto.opset_import == model.proto.opset_import
         assert alone.constants.keys() == model.constants.keys()
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_import_and_scheme_reproduce_the_inserted_placement(name: str, tmp_path: Path) -> None:
-    model = MODELS[name]()
-    space, made = _space(model), _inserted(model)
-    imported = import_placement(Model(made), model)
-    placement = imported.placement
+    imported = import_placement(quantized, model)
     assert imported.notes == ()
+    space, placement = _space(model), imported.placement
     assert labels_of(space, placement) == space.uniform("dynamic")
-    numbers = Quantizer(model, {}, reduce_range=True)
-    write_scheme(tmp_path / "scheme.json", placement, numbers.placed(placement), "onnxruntime")
-    assert _bytes(apply_scheme(model, tmp_path / "scheme.json").proto) == _bytes(made)
+    pairs = Quantizer(model, {}, reduce_range=True).placed(placement)
+    write_scheme(tmp_path / "scheme.json", placement, pairs, "onnxruntime")
+    assert _bytes(apply_scheme(model, tmp_path / "scheme.json").proto) == _bytes(quantized.proto)
 
 
 def test_diff_reports_tensors_quantized_at_run_time() -> None:
-    model = _products()
+    model = MODELS["products"]()
     found = diff_models(model, Model(_inserted(model)))
     assert {pair.tensor: pair.after.dynamic for pair in found.added if pair.after} == {
         "x": True, "w0": False, "w1": False,
@@ -269,7 +235,7 @@ def test_strip_restores_the_float_model_from_quantize_dynamic(
 
 
 def test_the_search_space_contains_the_placement_of_quantize_dynamic(tmp_path: Path) -> None:
-    model = _products()
+    model = MODELS["products"]()
     imported = import_placement(_dynamic(model, tmp_path, per_channel=True, weights=QuantType.QInt8), model)
     space = _space(model)
     assert imported.placement == space.resolve(space.uniform("dynamic"))
@@ -377,11 +343,11 @@ def test_kernels_with_computed_weights_are_not_changed() -> None:
 
 
 def test_metadata_that_does_not_fit_the_graph_is_ignored() -> None:
-    proto = _inserted(_products())
+    proto = _inserted(MODELS["products"]())
     for node in proto.graph.node:
         for entry in node.metadata_props:
             entry.value = "damaged" if entry.key == "qdqspec.replaced" else entry.value
-    stripped = strip_qdq(Model(proto), _products()).proto
+    stripped = strip_qdq(Model(proto), MODELS["products"]()).proto
     assert [node.op_type for node in stripped.graph.node] == ["MatMul", "MatMul", "Add", "Sub"]
 
 
@@ -434,10 +400,10 @@ def _recurrent(op_type: str, gates: int, inputs: str = "", attributes: str = "")
             "LSTM: its weights W and R are computed from inputs, and DynamicQuantizeLSTM needs constant ones",
         ),
         (_recurrent("LSTM", 4), ""),
-        (_attention(True), ""),
-        (_attention(False, bias=False), "Attention: QAttention needs a constant weight, and a bias"),
-        (_attention(False, attributes=", qkv_hidden_sizes = [8, 8, 8]"), f"Attention: {_TAKES}"),
-        (_attention(True, past=True), f"Attention: {_TAKES}"),
+        (_attention("a, w, bias, mask"), ""),
+        (_attention("a, w"), "Attention: QAttention needs a constant weight, and a bias"),
+        (_attention(attributes=", qkv_hidden_sizes = [8, 8, 8]"), f"Attention: {_TAKES}"),
+        (_attention("a, w, bias, mask, past", past=(2, 3, 2, 4, _WIDTH // 2)), f"Attention: {_TAKES}"),
     ],
 )
 def test_the_reason_of_an_operator_without_dynamic_label(model: Model, reason: str) -> None:
