@@ -161,14 +161,6 @@ def test_the_message_of_a_syntax_error(tmp_path: Path, golden: Callable[[str, st
     golden("spec/syntax.txt", f"{caught.value}\n")
 
 
-def test_a_long_line_is_truncated_around_the_caret() -> None:
-    line = "a" * 500 + "WRONG" + "b" * 500
-    shown, carets = numbered([line], 1, 501, width=5)
-    assert len(shown) < 110
-    assert shown[carets.index("^") :].startswith("WRONGb")
-    assert carets.count("^") == 5
-
-
 @given(st.text(max_size=300), st.integers(1, 310), st.integers(1, 400))
 def test_the_caret_is_below_the_reported_column(text: str, column: int, width: int) -> None:
     lines = source_lines(text)
