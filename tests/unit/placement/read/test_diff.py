@@ -151,23 +151,19 @@ def test_a_weight_stored_as_float_is_reported() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "part", "words"),
+    ("ports", "nodes", "part", "words"),
     [
-        ("(float[2] x) => (float[2] y) { t = Abs(x)  y = Mul(t, w) }", "added", "Abs#0"),
-        ("(float[2] x) => (float[2] y) { y = Add(x, w) }", "added", "Add#0"),
-        (
-            "(float[2] x) => (float[2] y) { y = Mul(w, x) }",
-            "changed",
-            "'Mul#0': reads x, (constant) > (constant), x",
-        ),
-        ("(float[2] x) => (float[2] u) { u = Mul(x, w) }", "interface", "output 'y' removed"),
-        ("(float[2] x, float v) => (float[2] y) { y = Mul(x, w) }", "interface", "input 'v' added"),
-        ("(float[N] x) => (float[2] y) { y = Mul(x, w) }", "interface", "input 'x': other type or shape"),
+        ("float[2] x", "t = Abs(x)  y = Mul(t, w)", "added", "Abs#0"),
+        ("float[2] x", "y = Add(x, w)", "added", "Add#0"),
+        ("float[2] x", "y = Mul(w, x)", "changed", "'Mul#0': reads x, (constant) > (constant), x"),
+        ("float[2] x", "u = Mul(x, w)", "interface", "output 'y' removed"),
+        ("float[2] x, float v", "y = Mul(x, w)", "interface", "input 'v' added"),
+        ("float[N] x", "y = Mul(x, w)", "interface", "input 'x': other type or shape"),
     ],
 )
-def test_differences_of_the_float_models_are_reported(text: str, part: str, words: str) -> None:
-    w = np.array([1.0, 2.0], F32)
-    found = diff_models(floating([1, 2]), net(f"g {text}", w=w))
+def test_differences_of_the_float_models_are_reported(ports: str, nodes: str, part: str, words: str) -> None:
+    text = f"g ({ports}) => (float[2] {nodes.rpartition('=')[0].split()[-1]}) {{ {nodes} }}"
+    found = diff_models(floating([1, 2]), net(text, w=np.array([1.0, 2.0], F32)))
     assert words in getattr(found.skeleton, part)
     assert not found.same
 
