@@ -143,14 +143,12 @@ def pairs_of(model: Model) -> tuple[PlacedPair, ...]:
         Site(tensor="t1", consumers=(Consumer("n2", 0),), format="uint8"),
         Site(tensor="c2", consumers=(Consumer("n2", 1),), format="int8", axis=0, weight=True),
     )
-    found = []
-    for site in sites:
-        largest = [0.05]
-        if site.weight:
-            weight = np.abs(model.array(site.tensor))
-            largest = (weight.reshape(len(weight), -1).max(axis=1) / 127).tolist()
-        found.append(PlacedPair(site=site, scale=tuple(largest), zero_point=(0,) * len(largest)))
-    return tuple(found)
+    weights = (np.abs(model.array(site.tensor)) for site in sites if site.weight)
+    first, last = (tuple((w.reshape(len(w), -1).max(axis=1) / 127).tolist()) for w in weights)
+    return tuple(
+        PlacedPair(site=site, scale=scale, zero_point=(0,) * len(scale))
+        for site, scale in zip(sites, (first, (0.05,), last), strict=True)
+    )
 
 
 @pytest.fixture

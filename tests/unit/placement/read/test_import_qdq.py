@@ -306,25 +306,22 @@ def test_integers_of_a_weight_that_tuning_folded_a_node_into_are_kept(tmp_path: 
     reference = net(
         "g (float[1,2,4,4] x) => (float[1,4,4,4] y) { [conv] c = Conv(x, w) "
         "[norm] y = BatchNormalization(c, scale, shift, mean, variance) }",
-        w=lots.normal(size=(4, 2, 1, 1)).astype(F32),
+        w=(4, 2, 1, 1),
         **norm,
     )
     folded = fold_weights(reference).model
-    weight = Consumer("conv", 1)
-    site = Site(
-        tensor=folded.by_name["conv"].inputs[1], consumers=(weight,), format="int8", axis=0, weight=True
-    )
+    ends, tensor = (Consumer("conv", 1),), folded.by_name["conv"].inputs[1]
+    site = Site(tensor=tensor, consumers=ends, format="int8", axis=0, weight=True)
     nearest = Quantizer(folded, ranges_for(folded))
-    steps = lots.integers(-2, 3, (4, 2, 1, 1))
-    stored = np.clip(nearest.integer_weight(site) + steps, -127, 127).astype(np.int8)
+    moved = nearest.integer_weight(site) + lots.integers(-2, 3, (4, 2, 1, 1))
+    stored = np.clip(moved, -127, 127).astype(np.int8)
     numbers = WeightNumbers(scale=nearest.params(site).scale, integers=stored)
     rounded = nearest.corrected(Corrections(weights={weight_key(site): numbers}))
     quantized = Model(insert_qdq(folded, Placement(sites=frozenset([site])), rounded).proto)
 
     imported = import_placement(quantized, reference)
     assert imported.notes == ()
-    scheme = tmp_path / "scheme.json"
-    write_scheme(scheme, imported.placement, imported.pairs, "imported")
-    again = Model(apply_scheme(reference, scheme).proto)
+    write_scheme(tmp_path / "scheme.json", imported.placement, imported.pairs, "imported")
+    again = Model(apply_scheme(reference, tmp_path / "scheme.json").proto)
     dequantize = again.producer[again.by_name["conv"].inputs[1]]
     assert np.array_equal(again.array(dequantize.inputs[0]), stored)
