@@ -6,7 +6,6 @@ import json
 import math
 from dataclasses import replace
 
-import onnx
 import pytest
 from graph_text import model_of
 from hypothesis import given
@@ -18,6 +17,7 @@ from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.regions.folding import fold_graph
 from qdqspec.graph.regions.forecast import forecast_tuning
 from qdqspec.graph.regions.inspect import (
+    Body,
     Judged,
     find_bodies,
     forecast_line,
@@ -27,7 +27,7 @@ from qdqspec.graph.regions.inspect import (
 )
 from qdqspec.graph.regions.search import find_regions
 from qdqspec.qdq.space.judging import judge
-from qdqspec.types import BlockError, Consumer, LayerTime, PlacedPair, Site
+from qdqspec.types import BlockError, Consumer, LayerTime, PlacedPair, Region, Site
 
 
 def judged(model: Model, *able: str) -> Judged:
@@ -88,31 +88,27 @@ def test_long_lists_are_truncated_and_regions_with_nothing_to_quantize_omitted_i
     assert len(to_json(found)["regions"]) == len(found.regions)
 
 
-NESTED = """<ir_version: 8, opset_import: ["": 17, "local": 1]>
-g (float[1,4,8,8] x, bool c) => (float[1,4,8,8] y)
-<float[4,4,1,1] w = {1,0,0,0, 0,1,0,0, 0,0,1,0, 0,0,0,1}> {
+NESTED = """g (float[1,4,8,8] x, bool c) => (float[1,4,8,8] y) {{
     [pre] a = Conv(x, w)
-    [choose] y = If (c) <
-        then_branch = t () => (float[1,4,8,8] p) {
-            [conv] q = Conv(a, w)
-            [again] p = If (c) <
-                then_branch = u () => (float[1,4,8,8] r) { [relu] r = Relu(q) },
-                else_branch = v () => (float[1,4,8,8] s) { [neg] s = Neg(a) }
-            >
-        },
-        else_branch = e () => (float[1,4,8,8] z) { [call] z = local.twice(a) }
+    [{name}] y = If (c) <
+        then_branch = t () => (float[1,4,8,8] p) {{ [conv] q = Conv(a, w)
+            [again] p = If (c) <then_branch = u () => (float[1,4,8,8] r) {{ [relu] r = Relu(q) }},
+                                else_branch = v () => (float[1,4,8,8] s) {{ [neg] s = Neg(a) }}> }},
+        else_branch = e () => (float[1,4,8,8] z) {{ [call] z = local.twice(a) }}
     >
-}
-<domain: "local", opset_import: ["": 17]> twice (f) => (h) { [add] h = Add(f, f) }"""
+}}
+<domain: "local", opset_import: ["": 17]> twice (f) => (h) {{ [add] h = Add(f, f) }}"""
 
 
-@pytest.fixture
-def nested():
-    return Model(onnx.parser.parse_model(NESTED))
+def nested(name: str = "choose") -> tuple[Model, tuple[Region, ...], tuple[Body, ...]]:
+    """A model with bodies in bodies and a local function, its regions, and its bodies."""
+    model = parsed(NESTED.format(name=name), w=(4, 4, 1, 1))
+    regions = find_regions(model)
+    return model, regions, find_bodies(model, regions, find_regions)
 
 
-def test_bodies_are_regions_of_the_tree_and_functions_separate_graphs(nested):
-    bodies = find_bodies(nested, find_regions(nested), find_regions)
+def test_bodies_are_regions_of_the_tree_and_functions_separate_graphs():
+    _, regions, bodies = nested()
     leaves = {b.name: [n for r in b.regions if r.type == "LEAF" for n in r.nodes] for b in bodies}
     assert leaves == {
         "choose/then_branch": ["choose/then_branch/conv", "choose/then_branch/again"],
@@ -121,24 +117,18 @@ def test_bodies_are_regions_of_the_tree_and_functions_separate_graphs(nested):
         "choose/else_branch": ["choose/else_branch/call"],
         "local:twice": ["local:twice/add"],
     }
-    regions = {region.id: region for region in find_regions(nested)}
-    assert {(r.parent, r.nodes) for r in regions.values() if r.type == "LEAF"} == {
-        ("r0", ("pre", "choose")),
-        ("r0.1", ("choose/then_branch/conv", "choose/then_branch/again")),
-        ("r0.1", ("choose/then_branch/again/then_branch/relu",)),
-        ("r0.1", ("choose/then_branch/again/else_branch/neg",)),
-        ("r0", ("choose/else_branch/call",)),
+    assert {(r.parent, r.nodes[0]) for r in regions if r.type == "LEAF"} == {
+        ("r0", "pre"),
+        ("r0.1", "choose/then_branch/conv"),
+        ("r0.1", "choose/then_branch/again/then_branch/relu"),
+        ("r0.1", "choose/then_branch/again/else_branch/neg"),
+        ("r0", "choose/else_branch/call"),
     }
 
 
-def test_bodies_are_listed_and_functions_are_not_quantized(nested):
-    regions = find_regions(nested)
-    found = inspect_model(
-        nested,
-        regions,
-        judged(nested, "Conv"),
-        bodies=find_bodies(nested, find_regions(nested), find_regions),
-    )
+def test_bodies_are_listed_and_functions_are_not_quantized():
+    model, regions, bodies = nested()
+    found = inspect_model(model, regions, judged(model, "Conv"), bodies=bodies)
     text = render_text(found)
     assert "nothing is placed in local functions" in text
     assert "quantizable on some: 2 of 7 nodes" in text
@@ -149,10 +139,8 @@ def test_bodies_are_listed_and_functions_are_not_quantized(nested):
 
 
 def test_long_names_of_bodies_are_shortened_in_text_and_complete_in_json():
-    renamed = Model(onnx.parser.parse_model(NESTED.replace("[choose]", f"[{'deep_' * 20}choose]")))
-    regions = find_regions(renamed)
-    bodies = find_bodies(renamed, regions, find_regions)
-    found = inspect_model(renamed, regions, judged(renamed, "Conv"), bodies=bodies)
+    model, regions, bodies = nested("deep_" * 20)
+    found = inspect_model(model, regions, judged(model, "Conv"), bodies=bodies)
     table = render_text(found).partition("Bodies of If, Loop and Scan")[2].partition("\n\n")[0]
     names = [line.split()[3] for line in table.splitlines()[3:] if line.startswith("body")]
     assert max(map(len, names)) == 60
