@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qdqspec._core.deadline import Deadline
-from qdqspec._core.progress import Heartbeat, ProgressBar, bar_texts, can_draw
+from qdqspec._core.progress import Heartbeat, ProgressBar, bar_texts, can_draw, heartbeat_line
 from qdqspec._core.units import (
     at_least_text,
     at_most_text,
@@ -52,6 +52,12 @@ def test_the_texts_of_a_progress_bar_are_within_its_width(progress: Progress, wi
     assert (progress.doing or progress.phase) in before
     assert "60" in after or not progress.total
     assert "4 min left" in after or progress.seconds_left is None
+
+
+def test_the_text_of_a_step_contains_the_time_left_of_the_search() -> None:
+    step = replace(STEP, seconds_left=42.0)
+    assert bar_texts(step, 80)[1] == "42 s left"
+    assert heartbeat_line(step) == f"[qdqspec] {STEP.case}: calibrating, 42 s left"
 
 
 def test_a_bar_is_not_drawn_on_a_dumb_terminal() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import tracemalloc
 from pathlib import Path
 
@@ -52,17 +54,33 @@ def test_a_missing_folder_or_a_folder_in_place_of_the_file_is_named(
         save_model(proto, tmp_path)
 
 
-def test_an_exception_while_writing_leaves_no_file(
-    proto: onnx.ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("raised", "caught"),
+    [
+        (KeyboardInterrupt(), (KeyboardInterrupt, "")),
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), (OutputError, "free some space")),
+        (OSError(errno.EROFS, os.strerror(errno.EROFS)), (OutputError, "choose another folder")),
+    ],
+)
+def test_a_failure_while_writing_keeps_the_old_file(
+    proto: onnx.ModelProto,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    raised: BaseException,
+    caught: tuple[type[BaseException], str],
 ) -> None:
-    def crash(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
+    (tmp_path / "a.onnx").write_bytes(b"old")
 
-    monkeypatch.setattr(Path, "open", crash)
-    with pytest.raises(KeyboardInterrupt):
+    def fail(*_: object, **__: object) -> None:
+        raise raised
+
+    monkeypatch.setattr(Path, "open", fail)
+    with pytest.raises(caught[0]) as error:
         save_model(proto, tmp_path / "a.onnx")
     monkeypatch.undo()
-    assert list(tmp_path.iterdir()) == []
+    assert caught[1] in str(error.value)
+    assert (tmp_path / "a.onnx").read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["a.onnx"]
 
 
 def test_a_large_model_is_saved_with_external_weights(tmp_path: Path) -> None:

@@ -91,7 +91,9 @@ MORE = {"an input that is an output": "float16[2, 4] x", "a weight that is an ou
 
 @pytest.mark.parametrize("name", CASES)
 def test_operators_with_types_of_their_own_are_converted(name: str) -> None:
-    assert_alike(half_model(CASES[name], f"{PORTS[:-1]}, {MORE[name]})" if name in MORE else PORTS))
+    model = half_model(CASES[name], f"{PORTS[:-1]}, {MORE[name]})" if name in MORE else PORTS)
+    assert computes_in_float16(model)
+    assert_alike(model)
 
 
 def test_a_default_value_of_an_input_keeps_its_type() -> None:

@@ -425,6 +425,13 @@ def test_operators_without_a_dynamic_kernel_have_no_dynamic_label(text: str, ops
     assert not _space(_model(text, opset, **weights)).uniform("dynamic")
 
 
+def test_dynamic_labels_need_no_calibrated_range() -> None:
+    space = _space(MODELS["products"]()).known(())
+    assert space.by_id["left"].labels == ("fp", "dynamic")
+    placement = space.resolve(space.uniform("dynamic"))
+    assert {site.format for site in placement.sites if not site.weight} == {RUN_TIME}
+
+
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.sampled_from(["fp", "in-only", "dynamic"]), min_size=3, max_size=3), st.booleans())
 def test_strip_and_import_invert_any_mixture_of_labels(labels: list[str], shared: bool) -> None:

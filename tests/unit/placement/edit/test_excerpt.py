@@ -83,6 +83,13 @@ def test_a_computed_shape_is_a_constant_of_the_part() -> None:
     assert part.model.array("shape").tolist() == [3, 4]
 
 
+def test_nodes_of_a_part_have_the_generated_names_of_unnamed_nodes() -> None:
+    model = parsed("g (float[2] x) => (float[2] y) { a = Relu(x)  b = Relu(a)  y = Relu(b) }")
+    part, _ = cut(model, ["Relu#1"], {"x": np.ones(2, np.float32)}, Path())
+    assert part.model.nodes[0].name == "Relu#1"
+    assert all(not node.name for node in model.proto.graph.node)
+
+
 @pytest.mark.parametrize("label", ["in+out", "in-only"])
 def test_a_part_has_the_pairs_of_its_nodes(models: Path, tmp_path: Path, label: str) -> None:
     model = load_model(models / "digits_resnet.onnx")

@@ -75,6 +75,25 @@ def test_a_stored_weight_takes_the_name_and_place_of_the_float_one() -> None:
     assert [i.name for i in made.proto.graph.input] == ["x"]
 
 
+@pytest.mark.parametrize(
+    ("ports", "nodes"),
+    [
+        ("(float[1,2,4,4] x) => (float[1,2,4,4] h, float[2,2,1,1] w)", ""),
+        ("(float[1,2,4,4] x) => (float[1,2,4,4] h, float[2,2,1,1] z)", "z = Neg(w)"),
+        (
+            "(float[1,2,4,4] x, bool c) => (float[1,2,4,4] h, float[2,2,1,1] z)",
+            """z = If (c) <then_branch = t () => (float[2,2,1,1] p) { p = Neg(w) },
+                           else_branch = e () => (float[2,2,1,1] q) { q = Abs(w) }>""",
+        ),
+    ],
+    ids=["output", "node", "body"],
+)
+def test_a_float_weight_with_another_reader_is_kept(ports: str, nodes: str) -> None:
+    made = inserted(net(f"g {ports} {{ [c] h = Conv<kernel_shape = [1, 1]>(x, w) {nodes} }}"), WEIGHT)
+    assert made.array("w").dtype == np.float32
+    assert made.by_name["c"].inputs[1].startswith("w_dequantized")
+
+
 INPUT = "g (float[2] x) => (float[2] x, float[2] y) { y = Relu(x) }"
 CONSTANT = "g (float x) => (float y, float z) { y = Constant<value = float {1.0}>() z = Relu(x) }"
 INTEGERS = "g (float[4] x) => (int64[1] y) { [s] t = Shape(x)  [n] y = Neg(t) }"

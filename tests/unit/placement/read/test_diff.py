@@ -196,6 +196,16 @@ def test_a_folded_batch_normalization_is_reported_but_is_no_difference(models: P
     assert len(found.skeleton.constants) == 1
 
 
+def test_q_and_dq_that_are_no_pairs_are_counted() -> None:
+    """A DequantizeLinear of an input is part of both float models."""
+    model = net("g (int8[4] x) => (float[4] y) { d = DequantizeLinear(x, s) y = Neg(d) }", s=F32(0.5))
+    found = diff_models(model, model)
+    assert found.same
+    assert render_text(found) == (
+        "no Q/DQ pairs that can be removed in either, and 1 other Q or DQ; the float models are the same"
+    )
+
+
 def test_attributes_opset_and_constants_are_compared() -> None:
     leaky = "g (float[2] x) => (float[2] y) {{ y = LeakyRelu<alpha = {}>(x) }}"
     found = diff_models(net(leaky.format(0.1)), net(leaky.format(0.2)))

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx_text import parsed
 
-from qdqspec.errors import BackendError
+from qdqspec.errors import BackendError, ModelError
 from qdqspec.graph.model import load_model
 from qdqspec.graph.save import save_model
 from qdqspec.qdq.read import survival
@@ -122,3 +122,8 @@ def test_a_model_that_onnxruntime_refuses_is_reported(tmp_path: Path) -> None:
     path = saved(tmp_path, "g (float[2] x) => (float[2] y) { y = own.Op(x) }")
     (found,) = check_survival(path, ["onnxruntime-basic"])
     assert found.error.startswith("ONNX Runtime could not optimize the model")
+
+
+def test_a_missing_model_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="there is no such model file"):
+        check_survival(tmp_path / "none.onnx", ["constant-folding"])

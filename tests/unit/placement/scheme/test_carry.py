@@ -10,6 +10,7 @@ import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from onnx import helper
 from onnx_text import parsed
 
 from qdqspec.backends.onnxruntime import backend
@@ -150,6 +151,17 @@ def test_every_site_of_a_renamed_model_is_found_by_position(name: str, models: P
         (found,) = matcher.find(site).sites
         old, new = model.by_name[site.consumers[0].node], other.by_name[found.consumers[0].node]
         assert (old.index, site.consumers[0].input) == (new.index, found.consumers[0].input)
+
+
+def test_an_additional_activation_function_changes_no_other_position(models: Path) -> None:
+    """Operators that tools insert and remove do not count in positions."""
+    model = load_model(models / "digits_resnet.onnx")
+    before = positions(model)
+    first = model.proto.graph.node[0]
+    tensor, first.output[0] = first.output[0], "before"
+    model.proto.graph.node.insert(1, helper.make_node("Relu", ["before"], [tensor], "more"))
+    after = positions(Model(model.proto))
+    assert {n: p for n, p in before.items() if p != after[n] and not p.startswith("Relu")} == {}
 
 
 def test_a_node_of_the_same_name_and_another_operator_does_not_match(models: Path) -> None:

@@ -34,13 +34,14 @@ BRANCHES = f"""then_branch = t () => ({IMAGE} u) {{ u = Neg(z) }},
 TYPED = "Add: no floating point input of 16 or 32 bits"
 SCALED = "Add: one of its constants is empty, infinite or not a number, so that it has no scale"
 REASONS = [
-    (f"({IMAGE} x) => (int64[4] y, {IMAGE} z)", "s = Shape(x) y = Mul(s, s) z = Neg(x)", "y",
+    (f"({IMAGE} x) => (float[4] y, {IMAGE} z)", "s = Shape(x) f = Cast<to = 1>(s) y = Mul(f, f) z = Neg(x)", "y",
      "computed from shapes or constants alone"),
     (SHAPED, "y = mine.Conv(x, w)", "y", "mine:Conv: an operator that the backend does not know"),
     (SHAPED, "y = Tanh(x)", "y", "Tanh: the backend runs it in floating point only"),
     (f"({IMAGE} x) => (double[1,4,6,6] y)", "y = Cast<to = 11>(x)", "y", "Cast: never quantized by itself"),
     (SHAPED, "a = Conv(x, w) b = Relu(a) y = Neg(b)", "b", "Relu: quantized together with the operator before it"),
     ("(int64[4] x) => (int64[4] y)", "y = Add(x, x)", "y", TYPED),
+    ("(double[4] x) => (double[4] y)", "y = Add(x, x)", "y", TYPED),
     ("(float[4] x) => (y)", "a = mine.Odd(x) b = Reshape(a, x) y = Neg(b)", "b", "Reshape: element type not known"),
     (f"({IMAGE} x, float[4,4,1,1] v) => ({IMAGE} y)", "a = Conv(x, v) y = Neg(a)", "a",
      "Conv: its weight is computed, and integer kernels need a constant one"),
