@@ -1,14 +1,33 @@
-"""The texts of the progress bar and of the progress log of a search."""
+"""The end of a search, the texts of its progress, and texts of quantities."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from io import StringIO
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from qdqspec._core.deadline import Deadline
 from qdqspec._core.progress import Heartbeat, ProgressBar, bar_texts, can_draw, heartbeat_line
-from qdqspec.types import Progress
+from qdqspec._core.units import (
+    at_least_text,
+    at_most_text,
+    count_text,
+    db_text,
+    ms_text,
+    ms_texts_apart,
+    origin_text,
+    percent_text,
+    plain,
+    proved_text,
+    seconds_text,
+    size_text,
+    wrapped,
+)
+from qdqspec.types import Interval, LatencyEvidence, Progress, Provenance, RatioTest
 
 STEP = Progress(case="specs/squeezenet.qdq.yaml::default", phase="", done=0, total=0, doing="calibrating")
 SEARCH = replace(
@@ -96,3 +115,160 @@ def test_the_log_does_not_repeat_lines_of_concurrent_cases() -> None:
     now[0] += 60.0
     heartbeat.update(wait)
     assert lines[2:] == ["[qdqspec] b: waits for a measurement"]
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_without_a_limit_nothing_ends() -> None:
+    deadline = Deadline()
+    assert deadline.left is None
+    assert deadline.reached == ""
+    assert deadline.allows(1e9)
+    assert deadline.share(0.1, otherwise=7.0) == 7.0
+
+
+def test_a_limit_is_reached_after_its_seconds() -> None:
+    clock = Clock()
+    deadline = Deadline(seconds=90.0, clock=clock)
+    clock.now = 60.0
+    assert (deadline.left, deadline.reached) == (30.0, "")
+    assert (deadline.share(0.1, otherwise=7.0), deadline.share(0.5, otherwise=7.0)) == (9.0, 30.0)
+    assert (deadline.allows(31.0), deadline.allows(31.0, times=2)) == (False, True)
+    clock.now = 90.0
+    assert (deadline.left, deadline.reached) == (0.0, "its limit of 1 min 30 s")
+
+
+def test_time_spent_waiting_does_not_count() -> None:
+    clock, waited = Clock(), Clock()
+    deadline = Deadline(seconds=10.0, clock=clock, waited=waited)
+    clock.now, waited.now = 12.0, 5.0
+    assert (deadline.spent, deadline.left) == (7.0, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("run_left", "left", "reached"), [(5.0, 5.0, ""), (0.0, 0.0, "the time limit of the run")]
+)
+def test_the_limit_of_the_run_counts_too(run_left: float, left: float, reached: str) -> None:
+    deadline = Deadline(seconds=10.0, clock=lambda: 0.0, run_left=lambda: run_left)
+    assert (deadline.left, deadline.reached) == (left, reached)
+
+
+@pytest.mark.parametrize(("reserved", "left"), [(0.0, 40.0), (10.0, 30.0), (100.0, 20.0)])
+def test_at_most_half_of_the_limit_is_reserved(reserved: float, left: float) -> None:
+    deadline = Deadline(seconds=40.0, clock=lambda: 0.0)
+    deadline.reserved = reserved
+    assert deadline.left == left
+
+
+@given(st.floats(1e-4, 1e5), st.floats(-1e-3, 1e-3))
+def test_texts_of_different_times_differ(value: float, change: float) -> None:
+    other = value * (1 + change)
+    shown, shown_other = ms_texts_apart(value, other)
+    if abs(change) > 1e-5:
+        assert shown != shown_other
+        assert (float(shown) > float(shown_other)) == (value > other)
+
+
+def test_the_texts_of_quantities() -> None:
+    times = {1.314: "1.31", 26.53: "26.5", 312.4: "312", 0.00512: "0.0051", 0: "0.000"}
+    assert {value: ms_text(value) for value in times} == times
+    decibels = {31.44: "31.4", math.inf: "exact", math.nan: "not a number"}
+    assert {value: db_text(value) for value in decibels} == decibels
+    assert size_text(4_990_000) == "4.76 MiB"
+    assert size_text(12) == "12 B"
+    assert count_text(1, "pair") == "1 pair"
+    assert count_text(0, "pair") == "0 pairs"
+    texts = {4.21: "4.2 s", 42: "42 s", 185: "3 min 05 s", 7800: "2 h 10 min"}
+    assert {seconds: seconds_text(seconds) for seconds in texts} == texts
+    rough = {0.2: "0 s", 89: "89 s", 91: "2 min", 5399: "90 min", 7800: "2 h", 200_000: "2 d"}
+    assert {seconds: seconds_text(seconds, rough=True) for seconds in rough} == rough
+    assert origin_text(Provenance()) == "measured"
+    assert origin_text(Provenance(source="cached", age_seconds=7200)) == "cached (2 h)"
+    assert percent_text(0.0917) == "+9.2 %"
+
+
+@given(st.text(), st.integers(8, 60))
+def test_any_text_is_converted_to_one_printable_line(text: str, width: int) -> None:
+    line = plain(text, width)
+    assert len(line) <= width
+    assert line.isprintable()
+    if text.isprintable() and len(text) <= width:
+        assert line == text
+
+
+def test_long_lines_are_wrapped_between_words():
+    text = "warning: trust the ratio of /a/path/longer/than/the/width.onnx\nshort"
+    assert wrapped(text, 20) == "warning: trust the\n  ratio of\n  /a/path/longer/than/the/width.onnx\nshort"
+    assert wrapped(text, None) == text
+
+
+# ---- what is proved of a speed-up ---------------------------------------------------------------
+def shown_factor(text: str) -> float:
+    """The factor of ``at least 1.05x``."""
+    return float(text.split()[-1].rstrip("x"))
+
+
+@given(st.floats(1e-3, 1e3))
+def test_bounds_are_not_overstated(bound: float) -> None:
+    low, high = shown_factor(at_least_text(bound)), shown_factor(at_most_text(bound))
+    assert low <= bound <= high
+    assert high - low <= 0.0101
+
+
+def test_bounds_are_not_rounded_to_one() -> None:
+    assert (at_least_text(1.0034), at_most_text(1.0034)) == ("at least 1.003x", "at most 1.01x")
+    assert (at_least_text(0.9968), at_most_text(0.9968)) == ("at least 0.99x", "at most 0.997x")
+
+
+def latency_of(*ratio: float, slowest: float = 0.0, tested: bool = True) -> LatencyEvidence:
+    """The evidence of a ratio: low, median and high of its mean; in one condition it extends to ``slowest``."""
+    low, median, high = ratio
+    mean = Interval(median=median, low=low, high=high)
+    both = RatioTest(mean=mean, enclosing=Interval(median=median, low=low, high=max(high, slowest)))
+    return LatencyEvidence(
+        clock="cpu",
+        samples={},
+        ratios={"tuned": mean},
+        speedup=mean.widened(2).inverse,
+        builds=3,
+        tested={"tuned": both} if tested else {},
+    )
+
+
+@pytest.mark.parametrize(
+    ("latency", "text"),
+    [
+        (latency_of(0.84, 0.893, 0.95), ", at least 1.05x"),
+        (latency_of(0.90, 0.95, 0.99), ", inconclusive"),  # faster, but 2 % are not proved
+        (latency_of(0.84, 0.893, 0.95, slowest=1.02), ", inconclusive"),  # not in both conditions
+        (latency_of(0.985, 0.99, 0.995), ", at most 1.02x"),  # it gains less than 2 %
+        (latency_of(1.1, 1.2, 1.3), ", at most 0.91x"),
+        (latency_of(0.5, 0.5, 0.5, tested=False), " (95 %: 2.00 to 2.00)"),
+    ],
+)
+def test_the_proved_bound_of_a_speedup(latency: LatencyEvidence, text: str) -> None:
+    assert proved_text(latency, 0.02) == text
+
+
+FACTORS = st.floats(0.05, 20)
+
+
+@given(st.lists(FACTORS, min_size=4, max_size=4), st.sampled_from([0.0, 0.02, 0.1, 0.3]))
+def test_a_bound_is_shown_only_if_the_gain_asked_for_is_proved(factors: list[float], gain: float) -> None:
+    low, median, high, slowest = sorted(factors)
+    text = proved_text(latency_of(low, median, high, slowest=slowest), gain)
+    if "at least" in text:
+        assert slowest < 1
+        assert 1 / high >= 1 / (1 - gain)
+        assert 1 < shown_factor(text) <= 1 / high or high > 1 - 1e-6
+    elif "at most" in text:
+        assert low > 1 - gain
+        assert shown_factor(text) >= 1 / low
+    else:
+        assert text == ", inconclusive"

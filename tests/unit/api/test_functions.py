@@ -10,16 +10,15 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
+from onnx_text import parsed
 
 import qdqspec
-from qdqspec import QdqspecError, Spec, compare, find_regions, measure, render, tune, verify
+from qdqspec import QdqspecError, Spec, compare, measure, render, tune, verify
 from qdqspec._core.units import at_least_text
-from qdqspec.app.session import Session
 from qdqspec.errors import BackendError, ConfigError, ModelError, StateError
 
 pytestmark = pytest.mark.usefixtures("engine_threads")
-TEXT = """<ir_version: 8, opset_import: ["": 19]> net (float[1,8,12,12] x) => (float[1,8,12,12] y) {
+TEXT = """net (float[1,8,12,12] x) => (float[1,8,12,12] y) {
   a = Conv<pads = [1, 1, 1, 1]>(x, w)  b = Relu(a)  c = Conv<pads = [1, 1, 1, 1]>(b, w)
   d = Add(b, c)  y = Conv<pads = [1, 1, 1, 1]>(d, w) }"""
 SPEC = """qdqspec: 1
@@ -35,10 +34,8 @@ checks:
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    proto = onnx.parser.parse_model(TEXT)
     weight = np.random.default_rng(0).normal(0, 0.2, (8, 8, 3, 3)).astype(np.float32)
-    proto.graph.initializer.append(numpy_helper.from_array(weight, "w"))
-    onnx.save(proto, tmp_path / "net.onnx")
+    onnx.save(parsed(TEXT, 19, w=weight).proto, tmp_path / "net.onnx")
     return tmp_path / "net.onnx"
 
 
@@ -73,17 +70,6 @@ def test_a_model_is_tuned_and_its_files_are_saved(model: Path, tmp_path: Path) -
     assert (own / "result.json").read_bytes() == (saved / "result.json").read_bytes()
 
 
-def test_errors_of_fp8_are_distinguished_from_those_of_the_runtime(models: Path, model: Path) -> None:
-    """ONNX Runtime runs Q and DQ of e4m3 as separate kernels, so that errors of quantization and runtime can be
-    separated."""
-    parity = tune(models / "digits_resnet.onnx", quant="fp8", trials=3, **HERE).parity
-    assert parity.undivided == ""
-    (total,), (quantization,), (runtime,) = parity.outputs, parity.quantization, parity.runtime
-    assert 10 < quantization.sqnr_db < 60
-    assert abs(total.sqnr_db - quantization.sqnr_db) < 3
-    assert runtime.sqnr_db > quantization.sqnr_db + 3
-
-
 def test_an_unchanged_result_has_the_float_model_as_tuned_model(model: Path, tmp_path: Path) -> None:
     result = tune(model, exclude=["*"], **HERE)
     assert result.unchanged
@@ -93,30 +79,20 @@ def test_an_unchanged_result_has_the_float_model_as_tuned_model(model: Path, tmp
     assert onnx.load(result.save(tmp_path / "saved") / "tuned.onnx") == onnx.load(model)
 
 
-def test_a_tuned_model_is_measured_again(model: Path) -> None:
+def test_a_tuned_model_is_measured_again_and_verified(model: Path, tmp_path: Path) -> None:
     with pytest.raises(StateError, match="no winner is known"):
         measure(model, trials=6, **HERE)
     result = tune(model, trials=6, **HERE)
-    known = measure(model, trials=6, **HERE)
-    given = measure(model, result.model, **HERE)
-    for latency in (known, given):
+    for latency in (measure(model, trials=6, **HERE), measure(model, result.model, **HERE)):
         assert latency.builds == 3
         assert latency.speedup.median == pytest.approx(result.speedup.median, rel=0.15)
         assert set(latency.samples) >= {"reference", "tuned"}
     assert measure(model, model, **HERE).speedup.median == pytest.approx(1, abs=0.05)
-
-
-def test_the_error_for_a_model_that_does_not_run_names_it(model: Path, tmp_path: Path) -> None:
+    assert verify(model, result.model, **HERE).sqnr_db == pytest.approx(result.parity.sqnr_db)
+    assert verify(model, model, **HERE).max_abs == 0
     (tmp_path / "broken.onnx").write_bytes(b"no model")
     with pytest.raises(BackendError, match=r"broken\.onnx: the model does not run"):
         measure(model, "broken.onnx", **HERE)
-
-
-def test_two_models_are_verified_without_timing(model: Path) -> None:
-    result = tune(model, trials=6, **HERE)
-    parity = verify(model, result.model, **HERE)
-    assert parity.sqnr_db == pytest.approx(result.parity.sqnr_db)
-    assert verify(model, model, **HERE).max_abs == 0
 
 
 def test_untimed_checks_of_a_spec_are_judged(model: Path, tmp_path: Path) -> None:
@@ -151,51 +127,20 @@ def test_records_are_rendered_and_compared(model: Path, tmp_path: Path) -> None:
         render(result.record, "run.docx")
 
 
-def test_regions_of_a_model_file_are_found(model: Path) -> None:
-    leaves = [region for region in find_regions("net.onnx") if region.type == "LEAF"]
-    assert sorted(node for leaf in leaves for node in leaf.nodes) == [
-        "Add#3",
-        "Conv#0",
-        "Conv#2",
-        "Conv#4",
-        "Relu#1",
-    ]
-
-
-def test_parts_are_searched_on_the_simulated_device(model: Path, tmp_path: Path) -> None:
-    result = tune(model, strategy="subgraph", trials=12, **HERE)
-    parts = [trial for trial in result.trials if trial.subgraph]
-    assert parts
-    assert all(trial.ok and trial.phase == "isolated" and not trial.incumbent for trial in parts)
-    assert result.search.total == len(result.trials) - len(parts)
-    assert result.search.strategy == "subgraph"
-    saved = result.save(tmp_path / "saved")
-    onnx.checker.check_model(saved / "tuned_raw.onnx", full_check=True)
-    again = Session(**HERE, no_cache=True, output=tmp_path / "again")
-    with again:
-        assert [t.placement for t in again.tune(model, strategy="subgraph", trials=12).trials][:3] == [
-            t.placement for t in result.trials
-        ][:3]
-
-
 @pytest.mark.parametrize(
-    ("words", "error"),
+    ("name", "words", "error"),
     [
-        ({"backend": "fake", "trails": 3}, ConfigError),
-        ({"backend": "fake", "quant": "int7"}, QdqspecError),
-        ({"backend": "fake", "calibration": "nowhere.npz"}, QdqspecError),
-        ({"backend": "fak"}, QdqspecError),
+        ("net.onnx", {"backend": "fake", "trails": 3}, ConfigError),
+        ("net.onnx", {"backend": "fake", "quant": "int7"}, QdqspecError),
+        ("net.onnx", {"backend": "fake", "calibration": "nowhere.npz"}, QdqspecError),
+        ("net.onnx", {"backend": "fak"}, QdqspecError),
+        ("nowhere.onnx", {"backend": "fake"}, ModelError),
     ],
 )
-def test_wrong_arguments_raise_one_error(model: Path, words: dict[str, Any], error: type[Exception]) -> None:
+@pytest.mark.usefixtures("model")
+def test_wrong_arguments_raise_one_error(name: str, words: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error):
-        tune(model, **words)
-
-
-@pytest.mark.usefixtures("model")  # in a folder of its own
-def test_a_missing_model_is_named() -> None:
-    with pytest.raises(ModelError, match=r"nowhere\.onnx: there is no such model file"):
-        tune("nowhere.onnx", **HERE)
+        tune(name, **words)
 
 
 def test_each_public_name_is_an_attribute_of_the_package() -> None:

@@ -1,24 +1,36 @@
-"""The source of each setting, and which values are refused."""
+"""Settings: their sources and refused values, folders of results, and names that backends declare."""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
+from qdqspec._core import registry
 from qdqspec._core.config import (
     Settings,
+    claim_folder,
     find_folder,
     find_root,
+    hooks,
     list_settings,
     load_settings,
 )
 from qdqspec._core.config.declared import duration
 from qdqspec.errors import ConfigError
+from qdqspec.graph.model import Model
+from qdqspec.qdq.read.survival import run_optimizer
+from qdqspec.qdq.space.units import apply_rules
+from qdqspec.spec import kinds
 from qdqspec.types import Case
 
 
@@ -58,14 +70,12 @@ def test_relative_paths_start_at_the_file_or_the_current_folder(tmp_path):
     assert settings.json == elsewhere / "r.json"
 
 
-def test_lists_in_the_environment_are_separated_as_in_path(tmp_path):
-    settings = load_settings(tmp_path, environ={"QDQSPEC_REQUIRE": f"device{os.pathsep}conclusive"})
-    assert settings.require == ("device", "conclusive")
-
-
 @pytest.mark.parametrize(("word", "value"), [("1", True), ("true", True), ("no", False), ("", False)])
-def test_switches_in_the_environment_are_parsed(tmp_path, word, value):
-    assert load_settings(tmp_path, environ={"QDQSPEC_NO_CACHE": word}).no_cache is value
+def test_switches_and_lists_in_the_environment_are_parsed(tmp_path, word, value):
+    words = {"QDQSPEC_NO_CACHE": word, "QDQSPEC_REQUIRE": f"device{os.pathsep}conclusive"}
+    settings = load_settings(tmp_path, environ=words)
+    assert settings.no_cache is value
+    assert settings.require == ("device", "conclusive")
 
 
 @pytest.mark.parametrize(
@@ -128,8 +138,6 @@ def test_a_duration_is_time_with_units_or_refused(text):
 
 
 # ---- options of backends -------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("backend", ["onnxruntime", "tensorrt"])
 def test_options_for_backends_are_collected_from_all_sources(tmp_path, backend):
     """A plugin library is an option of the chosen backend only."""
@@ -143,12 +151,6 @@ def test_options_for_backends_are_collected_from_all_sources(tmp_path, backend):
         "trtexec.args": "--verbose",
     }
     assert load_settings(tmp_path / "elsewhere", environ={}).extra == {}
-
-
-@pytest.mark.parametrize("text", ["opt-level=4", "tensorrt.opt-level", "tensorrt.=1"])
-def test_a_backend_option_needs_backend_name_and_value(tmp_path, text):
-    with pytest.raises(ConfigError, match=r"--qdq-backend-option: .* does not fit"):
-        load_settings(tmp_path, flags={"backend_option": [text]}, environ={})
 
 
 @pytest.mark.parametrize(
@@ -177,9 +179,11 @@ def test_files_and_variables_cannot_load_native_code(tmp_path, toml, environ, or
     [
         ("openvino_x.plugins=evil.so", "unknown backend 'openvino_x'"),
         ("onnxruntime.plugin=evil.so", "did you mean 'onnxruntime.plugins'?"),
+        ("onnxruntime.level=all", "options of onnxruntime: optimization, plugins"),
         ("onnxruntime.providers=evil", "cannot be set: the CPU provider"),
         ("tensorrt.opt-level=9", "a whole number from 1 to 5 is expected"),
         ("trtexec.timing-cache=/etc/passwd", "accepted from the command line only"),
+        *((word, "does not fit") for word in ("opt-level=4", "tensorrt.opt-level", "tensorrt.=1")),
     ],
 )
 def test_only_declared_backend_options_are_accepted(tmp_path, word, said):
@@ -198,12 +202,6 @@ def test_the_cure_has_the_option_of_the_command_that_was_used(tmp_path, line):
     assert caught.value.cure == "give --plugin on the command line"
 
 
-def test_an_unknown_option_lists_the_known_ones(tmp_path):
-    with pytest.raises(ConfigError) as caught:
-        load_settings(tmp_path, flags={"backend_option": ["onnxruntime.level=all"]}, environ={})
-    assert caught.value.cure == "options of onnxruntime: optimization, plugins"
-
-
 def test_the_command_line_can_load_native_code(tmp_path):
     (tmp_path / "mine.so").touch()
     word = f"onnxruntime.plugins={tmp_path / 'mine.so'}"
@@ -214,3 +212,185 @@ def test_the_command_line_can_load_native_code(tmp_path):
 def test_plugins_are_refused_for_a_backend_without_plugins(tmp_path):
     with pytest.raises(ConfigError, match="--qdq-plugin: backend fake loads no plugin libraries"):
         load_settings(tmp_path, flags={"backend": "fake", "plugin": ["a.so"]}, environ={})
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Callable[..., Case]:
+    """The case of a spec (or of a bare model) at a path, which is created."""
+
+    def make(spec: str | None, model: str = "net.onnx", case_id: str = "default") -> Case:
+        file = None if spec is None else tmp_path / spec
+        for path in (file, tmp_path / model):
+            if path is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.touch()
+        return Case(id=case_id, model=tmp_path / model, spec=file)
+
+    return make
+
+
+def names(settings: Settings, *cases: Case) -> list[str]:
+    return [claim_folder(settings, case).relative_to(settings.output).as_posix() for case in cases]
+
+
+def test_later_specs_of_a_name_are_distinguished_by_their_folder(case, tmp_path: Path) -> None:
+    settings = Settings(root=tmp_path)
+    cases = [case(f"{at}net.qdq.yaml") for at in ("x/", "a/b/", "a-b/", "")] + [
+        case("x/net.qdq.yaml", case_id="b8")
+    ]
+    found = ["net/default", "net.a-b/default", "net.a-b-2/default", "net.root/default", "net/b8"]
+    assert names(settings, *cases) == found
+    assert names(settings, *cases[::-1]) == found[::-1]
+
+
+def test_finding_a_folder_creates_and_reserves_none(case, tmp_path: Path) -> None:
+    settings = Settings(root=tmp_path)
+    assert find_folder(settings, case("a/net.qdq.yaml")) == settings.output / "net" / "default"
+    assert not settings.output.exists()
+    assert names(settings, case("b/net.qdq.yaml")) == ["net/default"]
+    assert find_folder(settings, case("a/net.qdq.yaml")) == settings.output / "net.a" / "default"
+
+
+def test_a_model_and_its_spec_share_a_folder(case, tmp_path: Path) -> None:
+    settings = Settings(root=tmp_path)
+    bare, spec = case(None, "models/net.onnx"), case("specs/net.qdq.yaml", "models/net.onnx")
+    other, far = case(None, "more/net.onnx"), case("far/net.qdq.yaml", "far/net.onnx")
+    assert names(settings, bare, spec) == ["net/default"] * 2
+    assert names(settings, other, far) == ["net.more/default", "net.far/default"]
+
+
+def test_the_folder_of_a_deleted_spec_is_used_by_another_one(case, tmp_path: Path) -> None:
+    settings = Settings(root=tmp_path)
+    first, second = case("a/net.qdq.yaml"), case("b/net.qdq.yaml")
+    assert names(settings, first) == ["net/default"]
+    shutil.rmtree(tmp_path / "a")
+    assert names(settings, second) == ["net/default"]
+    case("a/net.qdq.yaml")
+    assert names(settings, first) == ["net.a/default"]
+
+
+def test_results_are_found_after_the_project_was_moved(case, tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    specs = [case("old/a/net.qdq.yaml"), case("old/b/net.qdq.yaml")]
+    assert names(Settings(root=old), *specs) == ["net/default", "net.b/default"]
+    old.rename(new)
+    moved = [case("new/b/net.qdq.yaml"), case("new/a/net.qdq.yaml")]
+    assert names(Settings(root=new), *moved) == ["net.b/default", "net/default"]
+    assert str(tmp_path) not in (new / "reports" / "net" / ".spec.json").read_text()
+
+
+@given(note=st.binary(max_size=40) | st.sampled_from([b"[]", b'{"spec": 3}', b"{}", b"[" * 9999]))
+def test_a_damaged_note_of_a_folder_is_replaced(
+    note: bytes, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    root = tmp_path_factory.mktemp("root")
+    (root / "a").mkdir()
+    (root / "a" / "net.qdq.yaml").touch()
+    settings = Settings(root=root)
+    (settings.output / "net").mkdir(parents=True)
+    (settings.output / "net" / ".spec.json").write_bytes(note)
+    found = Case(id="default", model=root / "net.onnx", spec=root / "a" / "net.qdq.yaml")
+    assert names(settings, found) == ["net/default"] == names(settings, found)
+
+
+def test_finding_a_folder_does_not_fail_on_an_output_that_is_a_file(case, tmp_path: Path) -> None:
+    (tmp_path / "reports").touch()
+    assert names(Settings(root=tmp_path), case("a/net.qdq.yaml")) == ["net/default"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "name"),
+    [
+        ("net.qdq.yaml", "net"),
+        ("net.yaml", "net"),
+        ("test_net.py", "test_net"),
+        ("net.py.qdq.yaml", "net.py"),
+    ],
+)
+def test_only_the_suffix_of_a_spec_is_not_part_of_its_name(case, spec: str, name: str) -> None:
+    """Baselines are in a folder of this name: ``net.qdq.yaml`` and ``net.py.qdq.yaml`` shared one."""
+    assert case(f"specs/{spec}").spec_name == name
+
+
+PACKAGE = """
+from qdqspec._core.config.hooks import Declaration
+
+declaration = Declaration(
+    targets=("qdq_mine", "qdq_mine-small"),
+    lint_targets=("qdq_mine-1", "qdq_mine-1.2"),
+    optimizers={"qdq_mine-fast": "qdq_mine_backend:optimize"},
+)
+
+def no_units(model, units):
+    return ()
+
+def optimize(model, folder):
+    return folder / "fast.onnx"
+"""
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An installed package with a backend ``qdq_mine``, and one that cannot be imported."""
+    (tmp_path / "qdq_mine_backend.py").write_text(PACKAGE)
+    (tmp_path / "qdq_mine_broken.py").write_text("import qdq_no_such_module")
+    folder = tmp_path / "qdq_mine-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: qdq-mine\nVersion: 1.0\n")
+    (folder / "entry_points.txt").write_text(
+        "[qdqspec.backends]\nqdq_mine = qdq_mine_backend:backend\nqdq_broken = qdq_mine_broken:backend\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    registry._entry_points.cache_clear()
+    yield
+    registry._entry_points.cache_clear()
+    for name in ("qdq_mine_backend", "qdq_mine_broken"):
+        sys.modules.pop(name, None)
+
+
+def params(kind: str, **words: object):
+    return kinds.params_of(kind)(kind=kind, **words)
+
+
+def test_each_name_is_mapped_to_the_backend_that_declares_it():
+    for backend in registry.names("backend"):
+        declared = hooks.declaration_of(backend)
+        for name in (*declared.targets, *declared.lint_targets, *declared.optimizers):
+            assert hooks.owner_of(name) == backend
+
+
+def test_names_of_an_installed_backend_are_valid_in_a_spec(install: None):
+    assert kinds._backend("qdq_mine-small") == "qdq_mine-small"
+    assert params("lint", target="qdq_mine-1.2").target == ("qdq_mine-1.2",)
+    assert params("survival", through=["qdq_mine-fast"]).through == ("qdq_mine-fast",)
+    assert "qdq_mine-1" in hooks.all_names("lint_targets")
+
+
+def test_names_that_no_installed_backend_declares_are_not_valid():
+    with pytest.raises(ValidationError, match=r"unknown lint target 'qdq_mine-1\.2'"):
+        params("lint", target="qdq_mine-1.2")
+    with pytest.raises(ValidationError, match="unknown optimizer 'qdq_mine-fast'"):
+        params("survival", through=["qdq_mine-fast"])
+
+
+def test_names_of_built_in_backends_import_no_installed_backend(install: None):
+    assert hooks.declares("optimizers", "onnxruntime-basic")
+    assert "qdq_mine_backend" not in sys.modules
+
+
+def test_an_optimizer_of_an_installed_backend_runs(install: None, tmp_path: Path):
+    assert run_optimizer("qdq_mine-fast", tmp_path / "model.onnx", tmp_path) == tmp_path / "fast.onnx"
+
+
+def test_a_placement_rule_of_an_installed_backend_is_applied(install: None):
+    model, units = Model(onnx.ModelProto()), (object(),)
+    stages = apply_rules(model, units, {"none": "qdq_mine_backend:no_units"})  # type: ignore[arg-type]
+    assert stages == {"": units, "none": ()}
+    with pytest.raises(ConfigError, match=r"hook 'qdq_mine_backend:nothing' .* cannot be imported") as caught:
+        apply_rules(model, units, {"none": "qdq_mine_backend:nothing"})  # type: ignore[arg-type]
+    assert "no attribute 'nothing'" in str(caught.value)
+
+
+def test_a_backend_that_cannot_be_imported_declares_nothing(install: None):
+    assert hooks.declaration_of("qdq_broken") == hooks.Declaration()
+    assert kinds._backend("qdq_broken-any") == "qdq_broken-any"  # reported when the case runs

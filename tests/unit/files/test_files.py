@@ -1,18 +1,25 @@
-"""Files are written completely or not at all, and temporary files of a killed process are removed by the next
-writer."""
+"""Files are written completely or not at all, temporary ones are removed, and JSON is read or refused."""
 
 from __future__ import annotations
 
 import errno
+import gc
+import json
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from qdqspec._core.files import copy_whole, create_file, partial_folder, remove_partial, write_whole
+from qdqspec._core.files import copy_whole, create_file, partial_folder, write_whole
+from qdqspec._core.plain_json import TooLargeError, parse_json, read_json
+from qdqspec._core.temporary import TemporaryFolder, shared_folder
 from qdqspec.errors import OutputError
 
 KILLED_WHILE_WRITING = """
@@ -29,28 +36,15 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def kill_while_writing(folder: Path) -> None:
-    subprocess.run([sys.executable, "-c", KILLED_WHILE_WRITING, str(folder)], check=False)
-    assert len(names(folder)) == 1
-
-
-def test_text_and_bytes_replace_the_file(tmp_path: Path) -> None:
+def test_text_and_bytes_replace_the_file_with_the_permissions_of_any_new_file(tmp_path: Path) -> None:
+    (tmp_path / "usual").touch()
     write_whole(tmp_path / "a", "é\n")
     assert (tmp_path / "a").read_bytes() == "é\n".encode()
-    longest = "n" * 255
-    write_whole(tmp_path / longest, b"\x00")
     write_whole(tmp_path / "a", b"\x00")
     assert (tmp_path / "a").read_bytes() == b"\x00"
-    assert names(tmp_path) == ["a", longest]
-
-
-def test_a_file_has_the_permissions_of_any_new_file(tmp_path: Path) -> None:
-    (tmp_path / "usual").touch()
-    write_whole(tmp_path / "a", "")
-    copy_whole(tmp_path / "usual", tmp_path / "b")
-    assert {(tmp_path / name).stat().st_mode for name in ("a", "b", "usual")} == {
-        (tmp_path / "usual").stat().st_mode
-    }
+    copy_whole(tmp_path / "a", tmp_path / ("n" * 255))
+    assert len({path.stat().st_mode for path in tmp_path.iterdir()}) == 1
+    assert names(tmp_path) == ["a", "n" * 255, "usual"]
 
 
 def test_a_new_file_never_replaces_one_and_is_complete(
@@ -90,14 +84,6 @@ def test_a_failed_write_keeps_the_old_file_and_states_the_cure(
     assert names(tmp_path) == ["a"]
 
 
-def test_files_of_a_killed_process_are_removed_after_it_has_ended(tmp_path: Path) -> None:
-    kill_while_writing(tmp_path)
-    with partial_folder(tmp_path) as mine:
-        remove_partial(tmp_path)
-        assert names(tmp_path) == [mine.name], "the file of this process is in use"
-    assert names(tmp_path) == []
-
-
 @pytest.mark.parametrize("hours", [-24, 24])
 def test_a_changed_clock_removes_no_file_in_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hours: int
@@ -114,15 +100,119 @@ def test_a_changed_clock_removes_no_file_in_use(
 
 
 def test_a_writer_removes_abandoned_files_and_keeps_those_possibly_in_use(tmp_path: Path) -> None:
-    kill_while_writing(tmp_path)
+    subprocess.run([sys.executable, "-c", KILLED_WHILE_WRITING, str(tmp_path)], check=False)
     (left,) = tmp_path.iterdir()
     prefix, _, rest = left.name.removeprefix(".qdqspec-").partition("-")
     elsewhere = left.with_name(f".qdqspec-{prefix[::-1]}-{rest}")
     elsewhere.mkdir()
-    write_whole(tmp_path / "a", "")
-    assert names(tmp_path) == [elsewhere.name, "a"], (
-        "on a shared disk, the process may run on another machine"
-    )
+    with partial_folder(tmp_path) as mine:
+        write_whole(tmp_path / "a", "")
+        assert names(tmp_path) == sorted([mine.name, elsewhere.name, "a"]), (
+            "on a shared disk, the process may run on another machine"
+        )
     os.utime(elsewhere, (time.time() - 3 * 86400,) * 2)
     write_whole(tmp_path / "a", "")
     assert names(tmp_path) == ["a"]
+
+
+HOLDER = """
+import sys
+from qdqspec._core.temporary import TemporaryFolder
+with TemporaryFolder() as folder:
+    (folder / "weights.bin").write_bytes(b"x" * 1000)
+    print(folder, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    return tmp_path
+
+
+def left() -> list[str]:
+    return sorted(path.name for path in shared_folder("runs").iterdir())
+
+
+def test_a_folder_is_removed_when_closed_or_collected() -> None:
+    with TemporaryFolder() as folder:
+        assert folder.is_dir()
+        assert folder.stat().st_mode & 0o777 == 0o700
+    kept = TemporaryFolder()
+    kept.close()
+    kept.close()
+    TemporaryFolder()
+    gc.collect()
+    assert left() == []
+
+
+def test_the_folder_of_a_killed_run_is_removed_by_the_next_one() -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with holder:
+        theirs = Path(holder.stdout.readline().strip())
+        with TemporaryFolder():
+            assert (theirs / "weights.bin").exists(), "the folder of a running process is kept"
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+    assert theirs.exists()
+    with TemporaryFolder() as mine:
+        assert left() == sorted([mine.name, f"{mine.name}.lock"])
+
+
+def test_a_folder_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared_folder("runs")
+    uid = os.getuid()
+    (tmp_path / f"qdqspec-{uid}").rename(tmp_path / f"qdqspec-{uid + 1}")
+    monkeypatch.setattr(os, "getuid", lambda: uid + 1)
+    with pytest.raises(OutputError, match="belongs to another user") as caught:
+        TemporaryFolder()
+    assert "TMPDIR" in str(caught.value)
+
+
+BAD = {
+    '{"a": 1, "b": 2, "a": 3}': "the key 'a' occurs twice",
+    "[NaN]": "NaN is no number",
+    '{"a": -Infinity}': "-Infinity is no number",
+    "[1e999]": "the number 1e999 is too large",
+    '"\\ud800"': "a text in it is no Unicode",
+    "[" * 100_000: "it nests too deep",
+    "9" * 5000: "limit",
+    "": "Expecting value",
+    b'"\xff"': "not UTF-8",
+}
+
+
+@pytest.mark.parametrize("text", BAD, ids=lambda text: str(text[:20]) or "nothing")
+def test_ambiguous_or_invalid_json_is_refused(text: str | bytes) -> None:
+    with pytest.raises(ValueError, match=BAD[text]):
+        parse_json(text if isinstance(text, bytes) else text.encode())
+
+
+def test_a_pair_of_surrogates_is_a_character() -> None:
+    assert parse_json(b'"\\ud83d\\ude00"') == "\U0001f600"
+
+
+def test_a_file_above_the_size_limit_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("[1, 2]")
+    assert read_json(tmp_path / "a.json", most_bytes=6) == [1, 2]
+    with pytest.raises(TooLargeError, match="it has 6 bytes, and at most 5"):
+        read_json(tmp_path / "a.json", most_bytes=5)
+
+
+def test_a_deeply_nested_file_is_refused() -> None:
+    with pytest.raises(TooLargeError, match="more than 5,000,000 parts"):
+        parse_json(b"[" + b"[]," * 5_000_001 + b"[]]")
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    )
+)  # fmt: skip
+def test_values_are_equal_after_writing_and_reading(value: object) -> None:
+    assert parse_json(json.dumps(value).encode()) == value

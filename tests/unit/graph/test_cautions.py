@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import onnx
 import pytest
 from odd import ODD_MODELS
+from onnx_text import parsed
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
 from qdqspec.graph.cautions import cautions
@@ -30,22 +30,25 @@ def test_an_unusual_property_is_reported_only_if_results_depend_on_it(name: str)
     assert said.startswith(SAID[name]) if name in SAID else said == ""
 
 
-def test_the_advice_about_random_outputs_covers_inputs_that_scale_them() -> None:
-    """Models that make speech have such an input, and draw random numbers in inference too."""
-    text = """<ir_version: 8, opset_import: ["": 17]>
-        g (float[1,4] x, float scale) => (float[1,4] y) { r = RandomNormalLike(x) n = Mul(r, scale) y = Add(x, n) }"""
-    (found,) = cautions(Model(onnx.parser.parse_model(text)))
-    assert found.endswith("or if an input scales the random numbers, give data where it is 0")
-
-
-def test_fused_attentions_are_noted() -> None:
-    model = onnx.parser.parse_model(
-        """<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]>
-        g (float[1,2,4] x, float[4,12] w, float[12] b) => (float y) {
-        [attention] y = com.microsoft.Attention<num_heads = 2>(x, w, b) }"""
-    )
-    (found,) = cautions(Model(model))
-    assert found.startswith("an optimizer has fused its attentions ('attention'): the model before that step")
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (  # models that make speech have such an input, and draw random numbers in inference too
+            """g (float[1,4] x, float scale) => (float[1,4] y) { r = RandomNormalLike(x) n = Mul(r, scale)
+            y = Add(x, n) }""",
+            "or if an input scales the random numbers, give data where it is 0",
+        ),
+        (
+            """g (float[1,2,4] x, float[4,12] w, float[12] b) => (float y) {
+            [attention] y = com.microsoft.Attention<num_heads = 2>(x, w, b) }""",
+            "an optimizer has fused its attentions ('attention'): the model before that step",
+        ),
+    ],
+    ids=["scaled random numbers", "fused attention"],
+)
+def test_random_numbers_and_fused_attentions_are_noted(text: str, said: str) -> None:
+    (found,) = cautions(parsed(text))
+    assert said in found
 
 
 @pytest.mark.parametrize(

@@ -1,21 +1,21 @@
-"""Loading of models, and the messages for models that cannot be loaded."""
+"""Loading of models, messages for models that cannot be loaded, and the flat form of bodies."""
 
 from __future__ import annotations
 
-import re
+import shutil
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto
+from hypothesis import given
+from onnx import TensorProto, numpy_helper
+from onnx_text import parsed
+from random_models import onnx_models
 
 from qdqspec.errors import ModelError
+from qdqspec.graph.flat import closed, is_flat, opened
 from qdqspec.graph.model import Model, load_model
-
-
-def parsed(text: str) -> onnx.ModelProto:
-    return onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {text}')
 
 
 @pytest.fixture
@@ -24,47 +24,35 @@ def external(tmp_path: Path) -> Path:
     (tmp_path / "weights.bin").write_bytes(np.arange(4, dtype=np.float32).tobytes())
     weight = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[4], data_location=TensorProto.EXTERNAL)
     weight.external_data.add(key="location", value="weights.bin")
-    proto = parsed("g (float[4] x) => (float[4] y) { y = Add(x, w) }")
+    proto = parsed("g (float[4] x) => (float[4] y) { y = Add(x, w) }").proto
     proto.graph.initializer.append(weight)
     path = tmp_path / "model.onnx"
     path.write_bytes(proto.SerializeToString())
     return path
 
 
-def redirect(path: Path, location: str) -> None:
-    proto = onnx.load(path, load_external_data=False)
-    proto.graph.initializer[0].external_data[0].value = location
-    path.write_bytes(proto.SerializeToString())
+INVALID = parsed("g (float[4] x) => (float[4] y) { y = Relu(nobody) }").proto.SerializeToString()
+REFUSED = {
+    "missing": (None, "there is no such model file"),
+    "folder": ("", "this is a folder"),
+    "empty": (b"", ""),
+    "text": (b"not a model", ""),
+    "bytes": (b"\xff" * 64, ""),
+    "invalid": (INVALID, "the model is not valid ONNX: .*nobody"),
+}
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"nowhere\.onnx: there is no such model file"):
-        load_model(tmp_path / "nowhere.onnx")
-
-
-def test_a_folder_is_not_a_model(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=f"{re.escape(str(tmp_path))}: this is a folder"):
-        load_model(tmp_path)
-
-
-@pytest.mark.parametrize("content", [b"", b"not a model", b"\xff" * 64])
-def test_a_file_that_is_not_onnx_is_refused_with_its_name(tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_file_that_is_no_model_is_refused_with_its_name(tmp_path: Path, kind: str) -> None:
+    content, message = REFUSED[kind]
     path = tmp_path / "broken.onnx"
-    path.write_bytes(content)
-    with pytest.raises(ModelError, match=r"broken\.onnx") as caught:
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content is not None:
+        path.mkdir()
+    with pytest.raises(ModelError, match=rf"broken\.onnx: .*{message}") as caught:
         load_model(path)
     assert caught.value.cure
-
-
-def test_a_model_that_breaks_onnx_rules_is_refused_with_the_rule(tmp_path: Path) -> None:
-    path = tmp_path / "bad.onnx"
-    path.write_bytes(parsed("g (float[4] x) => (float[4] y) { y = Relu(nobody) }").SerializeToString())
-    with pytest.raises(ModelError, match=r"bad\.onnx: the model is not valid ONNX: .*nobody"):
-        load_model(path)
-
-
-def test_external_data_is_read_from_the_folder_of_the_model(external: Path) -> None:
-    assert load_model(external).array("w").tolist() == [0, 1, 2, 3]
 
 
 def test_missing_external_data_is_named_with_its_path(external: Path) -> None:
@@ -74,51 +62,99 @@ def test_missing_external_data_is_named_with_its_path(external: Path) -> None:
     assert str(external.parent / "weights.bin") in (caught.value.cure or "")
 
 
-@pytest.mark.parametrize("location", ["../weights.bin", "/etc/hostname"])
-def test_external_data_outside_the_folder_is_refused(external: Path, location: str) -> None:
-    redirect(external, location)
-    with pytest.raises(ModelError, match="outside the model's folder"):
-        load_model(external)
-
-
-def test_a_link_to_a_file_outside_the_folder_is_refused(
-    external: Path, tmp_path_factory: pytest.TempPathFactory
+@pytest.mark.parametrize("location", ["../weights.bin", "/etc/hostname", "link.bin"])
+def test_external_data_outside_the_folder_is_refused(
+    external: Path, location: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     secret = tmp_path_factory.mktemp("elsewhere") / "secret.bin"
     secret.write_bytes(bytes(16))
     (external.parent / "link.bin").symlink_to(secret)
-    redirect(external, "link.bin")
+    proto = onnx.load(external, load_external_data=False)
+    proto.graph.initializer[0].external_data[0].value = location
+    external.write_bytes(proto.SerializeToString())
     with pytest.raises(ModelError, match="outside the model's folder"):
         load_model(external)
 
 
 def test_the_hash_is_that_of_the_bytes_with_their_external_data(external: Path, tmp_path: Path) -> None:
-    before = load_model(external).sha256
-    copy = tmp_path / "elsewhere"
-    copy.mkdir()
-    for name in ("model.onnx", "weights.bin"):
-        (copy / name).write_bytes((external.parent / name).read_bytes())
-    assert load_model(copy / "model.onnx").sha256 == before
+    before = load_model(external)
+    assert before.array("w").tolist() == [0, 1, 2, 3]
+    copy = shutil.copytree(external.parent, tmp_path / "elsewhere")
+    assert load_model(copy / "model.onnx").sha256 == before.sha256
     (external.parent / "weights.bin").write_bytes(bytes(16))
-    assert load_model(external).sha256 != before
+    assert load_model(external).sha256 != before.sha256
 
 
 def test_generated_node_names_do_not_depend_on_pairs() -> None:
     proto = parsed(
-        """g (float[4] x) => (float[4] y) {
-            a = Relu(x)  b = Relu(a)
-            s = Constant<value_float = 0.1>()
-            q = QuantizeLinear(b, s)  d = DequantizeLinear(q, s)
-            y = Neg(d)
-        }"""
-    )
+        """g (float[4] x) => (float[4] y) { a = Relu(x)  b = Relu(a)  s = Constant<value_float = 0.1>()
+            q = QuantizeLinear(b, s)  d = DequantizeLinear(q, s)  y = Neg(d) }"""
+    ).proto
     for node in proto.graph.node[:2]:
         node.name = "same"
-    assert [node.name for node in Model(proto).nodes] == [
-        "same",
-        "Relu#1",
-        "Constant#2",
-        "QuantizeLinear#0",
-        "DequantizeLinear#1",
-        "Neg#3",
+    names = "same Relu#1 Constant#2 QuantizeLinear#0 DequantizeLinear#1 Neg#3"
+    assert [node.name for node in Model(proto).nodes] == names.split()
+
+
+TWO = """g (bool yes, float[4] x) => (float[4] y)
+    <float[4] w = {1, 2, 3, 4}> {
+    h = Relu(x)
+    [choice] y = If(yes) <
+        then_branch = then () => (float[4] a) <float[4] k = {1, 1, 1, 1}> { b = Add(h, k) [act] a = Mul(b, w) },
+        else_branch = other () => (float[4] a) <float[4] k = {2, 2, 2, 2}> { [act] a = Add(h, k) }
+    >
+}"""
+
+
+def bytes_of(proto: onnx.ModelProto) -> bytes:
+    return proto.SerializeToString(deterministic=True)
+
+
+@given(onnx_models(repeated_names=True))
+def test_any_model_is_equal_byte_for_byte_after_conversion_back(proto: onnx.ModelProto) -> None:
+    flat = opened(proto)
+    assert is_flat(flat)
+    assert bytes_of(closed(flat)) == bytes_of(proto)
+    assert Model(flat).proto == proto
+
+
+def test_nodes_are_in_one_graph_under_unique_names() -> None:
+    model = parsed(TWO)
+    operators = [node for node in model.nodes if not node.is_marker]
+    assert [node.name for node in operators] == [
+        "Relu#0",
+        "choice/then_branch/Add#0",
+        "choice/then_branch/act",
+        "choice/else_branch/act",
+        "choice",
     ]
+    assert [node.scope for node in operators] == ["", *["choice/then_branch"] * 2, "choice/else_branch", ""]
+    assert operators[2].outputs == ("choice/then_branch/a",)
+    assert operators[-1].inputs == ("yes",)
+    assert model.captured == {"h"}
+    np.testing.assert_array_equal(model.array("choice/else_branch/k"), [2, 2, 2, 2])
+    assert model.shape("b") == (4,)
+    assert {end.name for end in model.bodies["choice"]} == {"choice/then_branch", "choice/else_branch"}
+
+
+def test_a_new_constant_is_stored_in_the_graph_that_reads_it() -> None:
+    flat = opened(parsed(TWO).proto)
+    by_name = {node.name: node for node in flat.graph.node}
+    for name, value in (("in_then", 5), ("in_both", 6)):
+        flat.graph.initializer.append(numpy_helper.from_array(np.full(4, value, np.float32), name))
+    by_name["choice/then_branch/Add#0"].input[1] = "in_then"
+    by_name["choice/then_branch/act"].input[1] = "in_both"
+    by_name["choice/else_branch/act"].input[1] = "in_both"
+    proto = closed(flat)
+    onnx.checker.check_model(proto, full_check=True)
+    then, other = (attribute.g for attribute in proto.graph.node[1].attribute)
+    assert [t.name for t in proto.graph.initializer] == ["w", "in_both"]
+    assert [t.name for t in then.initializer] == ["k", "in_then"]
+    assert [t.name for t in other.initializer] == ["k"]
+
+
+def test_a_path_that_is_a_prefix_of_a_node_name_is_changed() -> None:
+    proto = parsed(TWO).proto
+    proto.graph.node[0].name = "choice/then_branch/act"
+    scopes = {node.scope for node in Model(proto).nodes}
+    assert scopes == {"", "choice/then_branch~1", "choice/else_branch"}

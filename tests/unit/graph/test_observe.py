@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
-import onnx
-import onnxruntime as ort
 import pytest
+from onnx_text import outputs_of, parsed
 
-from qdqspec.graph.model import Model
 from qdqspec.graph.observe import observe
 
 X = np.array([[1.0, -2.0], [3.0, -4.0]], np.float32)
 
 
-def model_of(text: str, opset: int = 17) -> Model:
-    return Model(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}]> g {text}'))
-
-
-def seen(model: Model, tensors: list[str], **feeds: object) -> dict[str, np.ndarray]:
-    observer = observe(model, tensors)
-    session = ort.InferenceSession(
-        observer.parts.proto().SerializeToString(), providers=["CPUExecutionProvider"]
-    )
-    names = [output.name for output in session.get_outputs()]
-    values = session.run(names, {name: np.asarray(value) for name, value in feeds.items()})
-    return observer.seen(dict(zip(names, values, strict=True)))
-
-
-def lists(values: Mapping[str, np.ndarray]) -> dict[str, list[float]]:
-    return {name: value.tolist() for name, value in values.items()}
+def seen(text: str, tensors: str, **feeds: object) -> dict[str, list[float]]:
+    observer = observe(parsed(f"g {text}"), tensors.split())
+    proto = observer.parts.proto()
+    names = [output.name for output in proto.graph.output]
+    found = observer.seen(dict(zip(names, outputs_of(proto, feeds), strict=True)))
+    assert {value.dtype for value in found.values()} == {np.dtype(np.float32)}
+    return {name: value.tolist() for name, value in found.items()}
 
 
 BRANCHES = """(float[n,2] x, bool c) => (float[n,2] y) {
@@ -44,13 +31,14 @@ BRANCHES = """(float[n,2] x, bool c) => (float[n,2] y) {
 
 @pytest.mark.parametrize("taken", [True, False])
 def test_a_branch_that_is_not_executed_gives_no_elements(taken: bool) -> None:
-    model = model_of(BRANCHES)
-    tensors = ["gate/then_branch/u", "gate/else_branch/u", "t", "z"]
-    found = seen(model, tensors, x=X, c=taken)
+    tensors = "gate/then_branch/u gate/else_branch/u t z"
+    found = seen(BRANCHES, tensors, x=X, c=taken)
     yes = [[-1.0, 2.0, -3.0, 4.0], [], [0.0, 2.0, 0.0, 4.0]]
     no = [[], [1.0, 2.0, 3.0, 4.0], []]
-    assert [found[name].tolist() for name in tensors[:3]] == (yes if taken else no)
-    assert found["z"].shape == X.shape  # of the main graph, unchanged
+    assert [found[name] for name in tensors.split()[:3]] == (yes if taken else no)
+    assert np.shape(found["z"]) == X.shape  # of the main graph, unchanged
+    half = seen(BRANCHES.replace("float[n,2]", "float16[n,2]"), "t", x=X.astype(np.float16), c=taken)
+    assert half == {"t": yes[2] if taken else []}
 
 
 LOOP = """(float[n,2] x, int64 k, bool c) => (float[n,2] y) {
@@ -64,25 +52,19 @@ LOOP = """(float[n,2] x, int64 k, bool c) => (float[n,2] y) {
 
 @pytest.mark.parametrize("times", [0, 1, 3])
 def test_a_loop_gives_all_iterations(times: int) -> None:
-    found = seen(model_of(LOOP), ["d", "v"], x=X[:1], k=np.int64(times), c=True)
-    assert found["d"].tolist() == [value * 2**i for i in range(1, times + 1) for value in (1.0, -2.0)]
-    assert found["v"].tolist() == [value * 2**i for i in range(times) for value in (1.0, -2.0)]
+    found = seen(LOOP, "d v", x=X[:1], k=np.int64(times), c=True)
+    assert found["d"] == [value * 2**i for i in range(1, times + 1) for value in (1.0, -2.0)]
+    assert found["v"] == [value * 2**i for i in range(times) for value in (1.0, -2.0)]
 
 
 def test_an_if_inside_a_loop_gives_the_iterations_that_executed_the_branch() -> None:
     text = """(float[2] x, int64 k, bool c) => (float[2] y) {
-      [loop] y = Loop (k, c, x) <
-        body = b (int64 i, bool more, float[2] v) => (on, w) {
+      [loop] y = Loop (k, c, x) < body = b (int64 i, bool more, float[2] v) => (on, w) {
           on = Identity(more)  two = Constant<value_int: int = 2>()  odd = Mod(i, two)  is_odd = Cast<to = 9>(odd)
           [gate] w = If (is_odd) <
-            then_branch = yes () => (t) { t = Neg(v) },
-            else_branch = no () => (e) { e = Add(v, v) }
-          >
-        }
-      >
-    }"""
-    found = seen(model_of(text), ["t", "e"], x=np.ones(2, np.float32), k=np.int64(4), c=True)
-    assert lists(found) == {"e": [2.0, 2.0, -4.0, -4.0], "t": [-2.0, -2.0, 4.0, 4.0]}
+            then_branch = yes () => (t) { t = Neg(v) }, else_branch = no () => (e) { e = Add(v, v) } > } > }"""
+    found = seen(text, "t e", x=np.ones(2, np.float32), k=np.int64(4), c=True)
+    assert found == {"e": [2.0, 2.0, -4.0, -4.0], "t": [-2.0, -2.0, 4.0, 4.0]}
 
 
 SCAN = """(float[2] h, float[n,2] x) => (float[2] y, float[n,2] z) {{
@@ -92,26 +74,18 @@ SCAN = """(float[2] h, float[n,2] x) => (float[2] y, float[n,2] z) {{
 }}"""
 
 
-def test_a_scan_gives_all_steps() -> None:
-    found = seen(model_of(SCAN.format(more="o = Neg(a)")), ["a", "r", "o"], h=np.zeros(2, np.float32), x=X)
-    assert lists(found) == {
-        "a": [1.0, -2.0, 4.0, -6.0],
-        "r": [1.0, -2.0, 3.0, -4.0],
-        "o": [-1.0, 2.0, -4.0, 6.0],
-    }
+SUMS = [1.0, -2.0, 4.0, -6.0]
+VARYING = """total = ReduceSum<keepdims = 0>(r)  zero = Constant<value_float: float = 0.0>()  up = Greater(total, zero)
+  [gate] o = If (up) < then_branch = yes () => (t) { t = Add(r, r) }, else_branch = no () => (e) { e = Neg(r) } >"""
 
 
-def test_an_if_inside_a_scan_is_skipped_because_its_size_differs_from_step_to_step() -> None:
-    more = """total = ReduceSum<keepdims = 0>(r)  zero = Constant<value_float: float = 0.0>()
-      up = Greater(total, zero)
-      [gate] o = If (up) <
-        then_branch = yes () => (t) { t = Add(r, r) }, else_branch = no () => (e) { e = Neg(r) }
-      >"""
-    found = seen(model_of(SCAN.format(more=more)), ["t", "e", "a"], h=np.zeros(2, np.float32), x=X)
-    assert lists(found) == {"a": [1.0, -2.0, 4.0, -6.0]}
-
-
-def test_float16_tensors_of_a_body_are_output_as_float32() -> None:
-    model = model_of(BRANCHES.replace("float[n,2]", "float16[n,2]"))
-    found = seen(model, ["t"], x=X.astype(np.float16), c=True)
-    assert found["t"].dtype == np.float32
+@pytest.mark.parametrize(
+    ("more", "tensors", "expected"),
+    [
+        ("o = Neg(a)", "a r o", {"a": SUMS, "r": [1.0, -2.0, 3.0, -4.0], "o": [-1.0, 2.0, -4.0, 6.0]}),
+        (VARYING, "t e a", {"a": SUMS}),
+    ],
+    ids=["all steps", "an If whose size differs from step to step is skipped"],
+)
+def test_a_scan_gives_all_steps(more: str, tensors: str, expected: dict[str, list[float]]) -> None:
+    assert seen(SCAN.format(more=more), tensors, h=np.zeros(2, np.float32), x=X) == expected

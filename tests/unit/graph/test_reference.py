@@ -1,19 +1,33 @@
-"""The reference implementation runs Q/DQ pairs of every opset, with bounded memory."""
+"""The definition of a model's values: the reference implementation, and models with integer operators."""
 
 from __future__ import annotations
 
 import tracemalloc
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
+from onnx import TensorProto
+from onnx.reference import ReferenceEvaluator
+from onnx_text import outputs_of, parsed
 
+from qdqspec._core.arrays import Array
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
+from qdqspec.graph.definition import as_defined
+from qdqspec.graph.model import Model
 from qdqspec.graph.reference import reference_outputs
+
+
+def both(
+    path: Path, model: Model, feeds: Mapping[str, Array]
+) -> tuple[Mapping[str, Array], Mapping[str, Array]]:
+    """The outputs of the reference and of ONNX Runtime."""
+    onnx.save(model.proto, path)
+    return reference_outputs(path, feeds), OnnxRuntime().build(path, BuildOptions()).run(dict(feeds))
 
 
 @pytest.mark.parametrize("opset", [10, 13, 17, 19, 21])
@@ -21,22 +35,18 @@ from qdqspec.graph.reference import reference_outputs
 def test_outputs_of_pairs_equal_those_of_onnx_runtime(tmp_path: Path, opset: int, channels: bool) -> None:
     many = channels and opset > 10
     axis = "<axis = 1>" if many else ""
-    text = f"""<ir_version: 8, opset_import: ["": {opset}]> g (float[2,3,4] x) => (float[2,3,4] y, float[3] b) {{
-      q = QuantizeLinear{axis}(x, s, z)  y = DequantizeLinear{axis}(q, s, z)  b = DequantizeLinear(ints, one) }}"""
-    proto = onnx.parser.parse_model(text)
     scale = np.array([0.1, 0.02, 0.3], np.float32) if many else np.float32(0.05)
-    for name, values in (
-        ("s", scale),
-        ("z", np.full(np.shape(scale), 7, np.uint8)),
-        ("ints", np.array([-(2**31), 0, 2**31 - 1], np.int32)),
-        ("one", np.float32(1e-6)),
-    ):
-        proto.graph.initializer.append(numpy_helper.from_array(np.asarray(values), name))
-    path = tmp_path / "pairs.onnx"
-    onnx.save(proto, path)
+    model = parsed(
+        f"""g (float[2,3,4] x) => (float[2,3,4] y, float[3] b) {{ q = QuantizeLinear{axis}(x, s, z)
+        y = DequantizeLinear{axis}(q, s, z)  b = DequantizeLinear(ints, one) }}""",
+        opset,
+        s=scale,
+        z=np.full(np.shape(scale), 7, np.uint8),
+        ints=np.array([-(2**31), 0, 2**31 - 1], np.int32),
+        one=np.float32(1e-6),
+    )
     feeds = {"x": np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)}
-    expected = OnnxRuntime().build(path, BuildOptions()).run(feeds)
-    found = reference_outputs(path, feeds)
+    found, expected = both(tmp_path / "pairs.onnx", model, feeds)
     assert list(found) == ["y", "b"]
     for name in found:
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-6)
@@ -56,29 +66,19 @@ CONVS = {
 }
 
 
-def conv_model(
-    path: Path, shape: str, weight: str, attributes: str, nodes: str = ""
-) -> dict[str, np.ndarray]:
+def conv_model(shape: str, weight: str, attributes: str, nodes: str = "") -> tuple[Model, dict[str, Array]]:
     """A model with a convolution before other nodes, and an input for it."""
-    given, sizes = ([int(size) for size in text.split(",")] for text in (shape, weight))
+    given, sizes = (tuple(int(size) for size in text.split(",")) for text in (shape, weight))
     dims = ",".join(f"d{axis}" for axis in range(len(given)))
-    proto = onnx.parser.parse_model(
-        f"""<ir_version: 8, opset_import: ["": 17]> g (float[{shape}] x) => (float[{dims}] y) {{
+    text = f"""g (float[{shape}] x) => (float[{dims}] y) {{
         {"c" if nodes else "y"} = Conv{f"<{attributes}>" if attributes else ""}(x, w, b) {nodes} }}"""
-    )
-    random = np.random.default_rng(0)
-    for name, size in (("w", sizes), ("b", sizes[:1])):
-        values = random.normal(size=size).astype(np.float32)
-        proto.graph.initializer.append(numpy_helper.from_array(values, name))
-    onnx.save(proto, path)
-    return {"x": random.normal(size=given).astype(np.float32)}
+    feeds = {"x": np.random.default_rng(0).normal(size=given).astype(np.float32)}
+    return parsed(text, w=sizes, b=sizes[:1]), feeds
 
 
 @pytest.mark.parametrize("name", CONVS)
 def test_outputs_of_a_convolution_equal_those_of_onnx_runtime(tmp_path: Path, name: str) -> None:
-    feeds = conv_model(tmp_path / "conv.onnx", *CONVS[name])
-    expected = OnnxRuntime().build(tmp_path / "conv.onnx", BuildOptions()).run(feeds)
-    found = reference_outputs(tmp_path / "conv.onnx", feeds)
+    found, expected = both(tmp_path / "conv.onnx", *conv_model(*CONVS[name]))
     np.testing.assert_allclose(found["y"], expected["y"], rtol=1e-4, atol=1e-5)
 
 
@@ -86,7 +86,8 @@ def test_memory_is_bounded_by_the_largest_tensors(tmp_path: Path) -> None:
     """Tensors are released after their last reader, and a convolution needs a small multiple of its output."""
     names = ["c", *(f"r{number}" for number in range(30)), "y"]
     chain = " ".join(f"{after} = Relu({before})" for before, after in pairwise(names))
-    feeds = conv_model(tmp_path / "deep.onnx", "1,16,128,128", "16,16,3,3", "pads = [1,1,1,1]", chain)
+    model, feeds = conv_model("1,16,128,128", "16,16,3,3", "pads = [1,1,1,1]", chain)
+    onnx.save(model.proto, tmp_path / "deep.onnx")
     tracemalloc.start()
     try:
         reference_outputs(tmp_path / "deep.onnx", feeds)
@@ -98,11 +99,159 @@ def test_memory_is_bounded_by_the_largest_tensors(tmp_path: Path) -> None:
 
 def test_a_body_reads_tensors_of_the_outer_graph(tmp_path: Path) -> None:
     """A tensor that only a body reads is not an input of the node, but must not be released before the node has run."""
-    text = """<ir_version: 8, opset_import: ["": 17]> g (float[2] x, bool c) => (float[2] y) {
-        a = Relu(x)  b = Neg(a)
+    model = parsed(
+        """g (float[2] x, bool c) => (float[2] y) { a = Relu(x)  b = Neg(a)
         d = If (c) <then_branch = t () => (float[2] p) { p = Add(a, b) },
                     else_branch = e () => (float[2] q) { q = Sub(a, b) }>
         f = Abs(d)  y = Neg(f) }"""
-    onnx.save(onnx.parser.parse_model(text), tmp_path / "body.onnx")
+    )
+    onnx.save(model.proto, tmp_path / "body.onnx")
     found = reference_outputs(tmp_path / "body.onnx", {"x": np.float32([1, -2]), "c": np.array(False)})
     assert found["y"].tolist() == [-2.0, 0.0]
+
+
+RANDOM = np.random.default_rng(3)
+
+
+def integers(*shape: int, kind: type = np.uint8) -> Array:
+    """All values of the type are possible: kernels that add two products in 16 bits saturate."""
+    bounds = np.iinfo(kind)
+    return RANDOM.integers(bounds.min, bounds.max + 1, size=shape).astype(kind)
+
+
+def scales(*shape: int) -> Array:
+    return RANDOM.uniform(0.001, 0.004, shape).astype(np.float32)
+
+
+def one_node(
+    op: str, output: str, fed: Array, constants: Mapping[str, object], attributes: str = ""
+) -> Model:
+    """A model of one node, whose inputs are the fed one and the constants."""
+    kind = {"float32": "float"}.get(str(fed.dtype), str(fed.dtype))
+    text = f"""g ({kind}[{",".join(map(str, fed.shape))}] a) => ({output} y) {{
+        [node] y = {op}{attributes and f"<{attributes}>"}({", ".join(["a", *constants])}) }}"""
+    return parsed(text, **constants)
+
+
+def defined(model: Model, a: Array) -> Array:
+    return outputs_of(as_defined(model), {"a": a})[0]
+
+
+def is_within_one_step(seen: Array, expected: Array) -> bool:
+    """Sums in float32 may round a value halfway between two steps to the other one."""
+    difference = np.abs(seen.astype(np.int64) - expected.astype(np.int64))
+    return bool(difference.max() <= 1 and (difference > 0).mean() < 0.01)
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_qlinear_conv(per_channel: bool, bias: bool) -> None:
+    many = (8,) if per_channel else ()
+    constants = {"xs": np.float32(0.02), "xz": np.uint8(120), "w": integers(8, 3, 3, 3, kind=np.int8)}
+    constants |= {
+        "ws": scales(*many),
+        "wz": np.zeros(many, np.int8),
+        "ys": np.float32(0.09),
+        "yz": np.uint8(128),
+    }
+    constants |= {"b": integers(8, kind=np.int16).astype(np.int32)} if bias else {}
+    a = integers(2, 6, 9, 9)
+    attributes = "group = 2, pads = [1, 1, 1, 1], strides = [2, 1]"
+    model = one_node("QLinearConv", "uint8[n,c,h,w]", a, constants, attributes)
+    (expected,) = ReferenceEvaluator(model.proto).run(None, {"a": a})
+    assert is_within_one_step(defined(model, a), expected)
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.uint8])
+@pytest.mark.parametrize("per_column", [False, True])
+def test_qlinear_matmul(kind: type, per_column: bool) -> None:
+    a, b, many = integers(3, 5, 16), integers(16, 7, kind=kind), (7,) if per_column else ()
+    scale = scales(*many)
+    constants = {"as": np.float32(0.02), "az": np.uint8(3), "b": b, "bs": scale, "bz": np.full(many, 4, kind)}
+    constants |= {"ys": np.float32(0.1), "yz": np.uint8(99)}
+    product = ((a.astype(np.float64) - 3) * 0.02) @ ((b.astype(np.float64) - 4) * scale)
+    steps = np.clip(np.rint(product / 0.1) + 99, 0, 255)
+    assert is_within_one_step(defined(one_node("QLinearMatMul", "uint8[n,k,m]", a, constants), a), steps)
+
+
+def test_conv_integer_pads_with_the_zero_point() -> None:
+    a, constants = integers(1, 4, 6, 6), {"w": integers(5, 4, 3, 3, kind=np.int8), "xz": np.uint8(100)}
+    model = one_node("ConvInteger", "int32[n,c,h,w]", a, constants, "pads = [1, 1, 1, 1]")
+    (expected,) = ReferenceEvaluator(model.proto).run(None, {"a": a})
+    np.testing.assert_array_equal(defined(model, a), expected)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_products_of_the_runtime_with_float_results(bias: bool) -> None:
+    a, b = RANDOM.normal(size=(6, 32)).astype(np.float32), integers(32, 5, kind=np.int8)
+    right, c = (b.astype(np.float64) - 2) * 0.01, RANDOM.normal(size=5).astype(np.float32) * bias
+    last: dict[str, object] = {"c": c} if bias else {}
+    constants = {"b": b, "bs": np.float32(0.01), "bz": np.int8(2), **last}
+    seen = defined(one_node("com.microsoft.DynamicQuantizeMatMul", "float[n,m]", a, constants), a)
+    low, high = min(a.min(), 0.0), max(a.max(), 0.0)
+    scale = (high - low) / 255
+    zero = np.rint(-low / scale)
+    expected = ((np.clip(np.rint(a / scale) + zero, 0, 255) - zero) * scale) @ right + c
+    assert np.abs(seen - expected).max() < 0.05 * np.abs(expected).max()
+
+    a = integers(6, 32)
+    constants = {
+        "b": b,
+        "as": np.float32(0.02),
+        "bs": np.float32(0.01),
+        "az": np.uint8(11),
+        "bz": np.int8(2),
+        **last,
+    }
+    seen = defined(one_node("com.microsoft.MatMulIntegerToFloat", "float[n,m]", a, constants), a)
+    np.testing.assert_allclose(seen, ((a.astype(np.float64) - 11) * 0.02) @ right + c, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("rescaled", [False, True])
+def test_qgemm(turned: bool, rescaled: bool) -> None:
+    a, b, scale = integers(6, 32), integers(32, 5, kind=np.int8), scales(5)
+    c = integers(5, kind=np.int16).astype(np.int32)
+    constants = {"as": np.float32(0.02), "az": np.uint8(5), "b": b.T.copy() if turned else b, "bs": scale}
+    constants |= {"bz": np.zeros(5, np.int8), "c": c}
+    constants |= {"ys": np.float32(0.05), "yz": np.uint8(90)} if rescaled else {}
+    output, attributes = "uint8[n,m]" if rescaled else "float[n,m]", f"alpha = 0.5, transB = {int(turned)}"
+    seen = defined(one_node("com.microsoft.QGemm", output, a, constants, attributes), a)
+    expected = 0.5 * (((a.astype(np.float64) - 5) * 0.02) @ (b * scale.astype(np.float64)) + 0.02 * scale * c)
+    if rescaled:
+        assert is_within_one_step(seen, np.clip(np.rint(expected / 0.05) + 90, 0, 255))
+    else:
+        np.testing.assert_allclose(seen, expected, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.uint8])
+def test_recurrences_have_unsigned_weights(kind: type) -> None:
+    """With small weights nothing saturates, so that the model with int8 weights computes the same."""
+    offset = 0 if kind is np.int8 else 128
+    small = {n: RANDOM.integers(-30, 30, size=s) for n, s in (("w", (2, 6, 20)), ("r", (2, 5, 20)))}
+    constants: dict[str, object] = {name: (values + offset).astype(kind) for name, values in small.items()}
+    constants |= {name: np.full(2, 0.02, np.float32) for name in ("ws", "rs")}
+    constants |= {name: np.full(2, offset, kind) for name in ("wz", "rz")}
+    model = parsed(
+        """g (float[7,2,6] a) => (float[s,d,b,h] y) { [lstm] y = com.microsoft.DynamicQuantizeLSTM<
+        direction = "bidirectional", hidden_size = 5>(a, w, r, , , , , , ws, wz, rs, rz) }""",
+        **constants,
+    )
+    a = RANDOM.normal(size=(7, 2, 6)).astype(np.float32)
+    np.testing.assert_array_equal(defined(model, a), outputs_of(model, {"a": a})[0])
+    found = Model(as_defined(model))
+    (lstm,) = (node for node in found.nodes if node.op_type == "DynamicQuantizeLSTM")
+    assert {found.constants[lstm.inputs[i]].data_type for i in (1, 2, 9, 11)} == {TensorProto.UINT8}
+
+
+def test_operators_of_bodies_are_defined_too() -> None:
+    a, b = integers(4, 16), integers(16, 3, kind=np.int8)
+    model = parsed(
+        """g (uint8[4,16] a, bool c) => (int32[4,3] y) {
+            y = If (c) <then_branch = t () => (int32[4,3] p) { p = MatMulInteger(a, b) },
+                        else_branch = e () => (int32[4,3] q) { q = MatMulInteger(a, b) }> }""",
+        b=b,
+    )
+    (found,) = outputs_of(as_defined(model), {"a": a, "c": np.array(True)})
+    np.testing.assert_array_equal(found, a.astype(np.int64) @ b.astype(np.int64))
+    assert "MatMulInteger" not in str(as_defined(model))

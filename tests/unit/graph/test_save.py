@@ -1,4 +1,4 @@
-"""Models are written completely or not at all, and never over files of the user."""
+"""Model files: written completely or not at all, with weights beside the model, and read without them."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ import os
 import tracemalloc
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
+from onnx import TensorProto, helper, numpy_helper
+from onnx_text import parsed
 
-from qdqspec.errors import OutputError
+from qdqspec.errors import ModelError, OutputError
+from qdqspec.graph import model as graph_model
 from qdqspec.graph.model import load_model
 from qdqspec.graph.protos import map_tensors
 from qdqspec.graph.save import save_model, write_text
-from qdqspec.graph.weights import WeightStore
+from qdqspec.graph.weights import WeightStore, array_of
+from qdqspec.graph.wire import read_light
 
 
 @pytest.fixture
 def proto() -> onnx.ModelProto:
-    proto = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 17]> g (float[64] x) => (float[64] y) { y = Add(x, w) }'
-    )
-    proto.graph.initializer.append(numpy_helper.from_array(np.arange(64, dtype=np.float32), "w"))
-    return proto
+    return parsed("g (float[64] x) => (float[64] y) { y = Add(x, w) }", w=(64,)).proto
 
 
 @pytest.mark.parametrize("alias", ["itself", "relative", "symlink", "hardlink"])
@@ -45,60 +45,51 @@ def test_an_input_is_never_overwritten(
     assert given.read_bytes() == b"the user's own"
 
 
-def test_a_missing_folder_is_named(proto: onnx.ModelProto, tmp_path: Path) -> None:
+def test_a_missing_folder_or_a_folder_in_place_of_the_file_is_named(
+    proto: onnx.ModelProto, tmp_path: Path
+) -> None:
     with pytest.raises(OutputError, match="nowhere: there is no such folder"):
         save_model(proto, tmp_path / "nowhere" / "a.onnx")
-
-
-def test_a_folder_in_place_of_the_file_is_an_error(proto: onnx.ModelProto, tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="this is a folder"):
         save_model(proto, tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("number", "cure"), [(errno.ENOSPC, "free some space"), (errno.EROFS, "choose another folder")]
+    ("raised", "caught"),
+    [
+        (KeyboardInterrupt(), (KeyboardInterrupt, "")),
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), (OutputError, "free some space")),
+        (OSError(errno.EROFS, os.strerror(errno.EROFS)), (OutputError, "choose another folder")),
+    ],
 )
-def test_a_full_or_read_only_disk_keeps_the_old_file(
-    proto: onnx.ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, cure: str
+def test_a_failure_while_writing_keeps_the_old_file(
+    proto: onnx.ModelProto,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    raised: BaseException,
+    caught: tuple[type[BaseException], str],
 ) -> None:
-    target = tmp_path / "a.onnx"
-    target.write_bytes(b"old")
+    (tmp_path / "a.onnx").write_bytes(b"old")
 
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(number, os.strerror(number))
+    def fail(*_: object, **__: object) -> None:
+        raise raised
 
-    monkeypatch.setattr(Path, "open", refuse)
-    with pytest.raises(OutputError, match=os.strerror(number)) as caught:
-        save_model(proto, target)
+    monkeypatch.setattr(Path, "open", fail)
+    with pytest.raises(caught[0]) as error:
+        save_model(proto, tmp_path / "a.onnx")
     monkeypatch.undo()
-    assert cure in str(caught.value)
-    assert target.read_bytes() == b"old"
+    assert caught[1] in str(error.value)
+    assert (tmp_path / "a.onnx").read_bytes() == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["a.onnx"]
 
 
-def test_an_exception_while_writing_leaves_no_file(
-    proto: onnx.ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def crash(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Path, "open", crash)
-    with pytest.raises(KeyboardInterrupt):
-        save_model(proto, tmp_path / "a.onnx")
-    monkeypatch.undo()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_large_model_is_saved_with_external_weights(proto: onnx.ModelProto, tmp_path: Path) -> None:
-    proto.graph.initializer[0].ClearField("raw_data")
-    proto.graph.initializer[0].raw_data = np.arange(64, dtype=np.float32).tobytes() * 8
-    proto.graph.initializer[0].dims[0] = 512
-    proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 512
-    proto.graph.output[0].type.tensor_type.shape.dim[0].dim_value = 512
+def test_a_large_model_is_saved_with_external_weights(tmp_path: Path) -> None:
+    values = np.arange(512, dtype=np.float32)
+    proto = parsed("g (float[512] x) => (float[512] y) { y = Add(x, w) }", w=values).proto
     save_model(proto, tmp_path / "a.onnx", limit_bytes=1500)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.onnx", "a.onnx.data"]
     assert (tmp_path / "a.onnx").stat().st_size < 1000
-    assert load_model(tmp_path / "a.onnx").array("w").tolist() == list(range(64)) * 8
+    np.testing.assert_array_equal(load_model(tmp_path / "a.onnx").array("w"), values)
 
 
 def test_the_file_of_weights_does_not_overwrite_an_input(proto: onnx.ModelProto, tmp_path: Path) -> None:
@@ -110,11 +101,8 @@ def test_the_file_of_weights_does_not_overwrite_an_input(proto: onnx.ModelProto,
 
 
 def test_an_external_weight_is_copied_in_blocks(tmp_path: Path) -> None:
-    weight = numpy_helper.from_array(np.arange(4 << 20, dtype=np.float32), "w")  # 16 MiB
-    given = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 17]> g (float[1] x) => (float[4194304] y) { y = Add(x, w) }'
-    )
-    given.graph.initializer.append(weight)
+    weight = np.arange(4 << 20, dtype=np.float32)  # 16 MiB
+    given = parsed("g (float[1] x) => (float[4194304] y) { y = Add(x, w) }", w=weight).proto
     (tmp_path / "given").mkdir()
     light = map_tensors(given, WeightStore(tmp_path / "given").externalize)
     tracemalloc.start()
@@ -127,8 +115,134 @@ def test_an_external_weight_is_copied_in_blocks(tmp_path: Path) -> None:
     assert peak < 4 << 20
 
 
-def test_text_is_written_completely(tmp_path: Path) -> None:
+def test_text_is_written_but_not_over_an_input(tmp_path: Path) -> None:
     write_text(tmp_path / "a.json", "é\n")
-    assert (tmp_path / "a.json").read_bytes() == "é\n".encode()
     with pytest.raises(OutputError, match="would overwrite"):
         write_text(tmp_path / "a.json", "", inputs=[tmp_path / "a.json"])
+    assert (tmp_path / "a.json").read_bytes() == "é\n".encode()
+
+
+def floats(name: str, count: int = 512, start: float = 0.0) -> TensorProto:
+    return numpy_helper.from_array(np.arange(count, dtype=np.float32) + np.float32(start), name)
+
+
+def place(tensor: TensorProto) -> dict[str, str]:
+    return {entry.key: entry.value for entry in tensor.external_data}
+
+
+def test_equal_bytes_are_stored_once_and_aligned(tmp_path: Path) -> None:
+    store = WeightStore(tmp_path)
+    first = store.externalize(floats("a", 500))
+    second = store.externalize(floats("b", 500, start=1))
+    again = store.externalize(floats("c", 500))
+    assert place(first)["offset"] == place(again)["offset"] == "0"
+    assert int(place(second)["offset"]) % 64 == 0
+    assert store.path.stat().st_size == int(place(second)["offset"]) + 2000
+    assert (again.name, again.dims, again.data_type) == ("c", [500], TensorProto.FLOAT)
+
+
+def test_a_file_of_an_earlier_run_is_kept_and_used(tmp_path: Path) -> None:
+    before = WeightStore(tmp_path).externalize(floats("a"))
+    resumed = WeightStore(tmp_path)
+    assert place(resumed.externalize(floats("a"))) == place(before)
+    size = resumed.path.stat().st_size
+    other = WeightStore(tmp_path)
+    assert int(place(other.externalize(floats("z", start=9)))["offset"]) >= size
+    assert resumed.path.read_bytes()[:size] == floats("a").raw_data
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.int32, np.bool_])
+def test_shapes_and_axes_remain_in_the_model_for_shape_inference(tmp_path: Path, dtype: type) -> None:
+    shape = numpy_helper.from_array(np.ones(4096, dtype), "shape")
+    assert WeightStore(tmp_path).externalize(shape) is shape
+
+
+def test_external_data_that_ends_early_is_named(tmp_path: Path) -> None:
+    for name in ("there", "here"):
+        (tmp_path / name).mkdir()
+    there = WeightStore(tmp_path / "there").externalize(floats("a"))
+    (tmp_path / "there" / "weights.bin").write_bytes(b"short")
+    with pytest.raises(ModelError, match=r"weights\.bin: .*'a' ends after 5 of 2048 bytes"):
+        WeightStore(tmp_path / "here", base=tmp_path / "there").externalize(there)
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match=r"nowhere.weights\.bin: the weights' file cannot be written"):
+        WeightStore(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float16, np.int8, ml_dtypes.bfloat16, ml_dtypes.int4])
+def test_an_external_array_is_equal_to_the_array_in_the_model(tmp_path: Path, kind: type) -> None:
+    values = (np.arange(6000) % 15 - 7).reshape(50, 120).astype(kind)
+    tensor = numpy_helper.from_array(values, "w")
+    beside = WeightStore(tmp_path).externalize(tensor)
+    assert place(beside)
+    np.testing.assert_array_equal(array_of(beside, tmp_path), array_of(tensor, None))
+    np.testing.assert_array_equal(array_of(beside, tmp_path), values)
+
+
+VALUES = np.random.default_rng(0).standard_normal((256, 256), np.float32)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A model with two large weights, one of them not as raw bytes, and a small weight between them."""
+    listed = helper.make_tensor("b", TensorProto.FLOAT, VALUES.shape, VALUES.ravel().tolist())
+    small = numpy_helper.from_array(np.ones(256, np.float32), "c")
+    large = numpy_helper.from_array(VALUES, "a")
+    large.doc_string = "said"
+    text = """<ir_version: 8, opset_import: ["": 17]> g (float[1,256] x) => (float[1,256] y) {
+        p = MatMul(x, a)  q = MatMul(p, b)  y = Add(q, c) }"""
+    proto = onnx.parser.parse_model(text)
+    proto.graph.initializer.extend([large, small, listed])
+    proto.metadata_props.add(key="of", value="nobody")
+    (tmp_path / "m.onnx").write_bytes(proto.SerializeToString())
+    return tmp_path / "m.onnx"
+
+
+@pytest.fixture
+def large(path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same file, with a size limit above which every file is large."""
+    monkeypatch.setattr(graph_model, "LARGE", 0)
+    return path
+
+
+def test_a_model_saved_again_is_equal(path: Path) -> None:
+    save_model(read_light(path), path.with_name("again.onnx"), base=path.parent)
+    assert onnx.load(path.with_name("again.onnx")) == onnx.load(path)
+
+
+def test_a_model_read_without_weights_has_the_same_hash_types_and_arrays(
+    large: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    light = load_model(large)
+    monkeypatch.undo()
+    whole = load_model(large)
+    assert light.sha256 == whole.sha256
+    assert light.types == whole.types
+    assert light.external_files() == ()
+    np.testing.assert_array_equal(light.array("a"), whole.array("a"))
+    assert not light.constants["a"].raw_data
+
+
+def test_the_file_may_be_a_link_to_another_folder(large: Path, tmp_path: Path) -> None:
+    """As in the caches of model hubs; weights in the target of the link are not data outside the model's folder."""
+    (tmp_path / "project").mkdir()
+    link = tmp_path / "project" / "net.onnx"
+    link.symlink_to(large)
+    assert np.array_equal(load_model(link).array("a"), VALUES)
+
+
+def test_a_weight_of_another_size_than_its_shape_is_refused(large: Path) -> None:
+    proto = onnx.load(large)
+    proto.graph.initializer[0].dims[0] = 255
+    large.write_bytes(proto.SerializeToString())
+    with pytest.raises(ModelError, match="tensor 'a' has 262144 bytes, and its shape needs 261120"):
+        load_model(large)
+
+
+@pytest.mark.parametrize("kept", [1, 100, 200_000, 400_000])
+def test_a_truncated_file_is_one_error(large: Path, kept: int) -> None:
+    large.write_bytes(large.read_bytes()[:kept])
+    with pytest.raises(ModelError, match=r"m\.onnx"):
+        load_model(large)

@@ -1,18 +1,33 @@
-"""The output of `qdqspec inspect`."""
+"""The output of `qdqspec inspect`, its forecast of a search, and the parts of a folded graph."""
 
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 
-import onnx
 import pytest
+from graph_text import model_of
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx_text import parsed
 
 from qdqspec._core.registry import resolve
 from qdqspec.graph.model import Model, load_model
-from qdqspec.graph.regions.inspect import Judged, find_bodies, inspect_model, render_text, to_json
+from qdqspec.graph.regions.folding import fold_graph
+from qdqspec.graph.regions.forecast import forecast_tuning
+from qdqspec.graph.regions.inspect import (
+    Body,
+    Judged,
+    find_bodies,
+    forecast_line,
+    inspect_model,
+    render_text,
+    to_json,
+)
 from qdqspec.graph.regions.search import find_regions
 from qdqspec.qdq.space.judging import judge
+from qdqspec.types import BlockError, Consumer, LayerTime, PlacedPair, Region, Site
 
 
 def judged(model: Model, *able: str) -> Judged:
@@ -23,37 +38,24 @@ def judged(model: Model, *able: str) -> Judged:
     )
 
 
-@pytest.fixture
-def inspection(models):
+def test_the_texts_and_the_json_of_an_inspection(models, golden):
     """The inspection of ``qdqspec inspect`` without the forecast."""
     model = load_model(models / "digits_resnet.onnx")
     can = resolve("backend", "onnxruntime")().capabilities()
-    return inspect_model(model, find_regions(model), judge(model, can, backend="onnxruntime"))
-
-
-def test_the_text_of_an_inspection(inspection, golden):
-    golden("regions/digits_resnet.txt", render_text(inspection))
-
-
-def test_the_verbose_text_of_an_inspection(inspection, golden):
-    golden("regions/digits_resnet-verbose.txt", render_text(inspection, verbose=True, include_all=True))
-
-
-def test_the_json_of_an_inspection(inspection, golden):
-    golden("regions/digits_resnet.json", json.dumps(to_json(inspection), indent=1) + "\n")
+    found = inspect_model(model, find_regions(model), judge(model, can, backend="onnxruntime"))
+    golden("regions/digits_resnet.txt", render_text(found))
+    golden("regions/digits_resnet-verbose.txt", render_text(found, verbose=True, include_all=True))
+    golden("regions/digits_resnet.json", json.dumps(to_json(found), indent=1) + "\n")
 
 
 def layers(count: int) -> Model:
     """Residual blocks, each followed by a pointwise convolution."""
-    weight = "<float[4,4,1,1] w = {1,0,0,0, 0,1,0,0, 0,0,1,0, 0,0,0,1}>"
     layer = (
         "a{0} = Conv(x{0}, w) b{0} = Relu(a{0}) c{0} = Conv(b{0}, w) d{0} = Add(c{0}, x{0}) "
         "e{0} = MaxPool <kernel_shape = [1, 1]> (d{0}) f{0} = Neg(e{0}) x{1} = Sigmoid(f{0})"
     )
     body = " ".join(layer.format(i, i + 1) for i in range(count))
-    text = f"""<ir_version: 8, opset_import: ["": 17]>
-    g (float[1,4,8,8] x0) => (float[1,4,8,8] x{count}) {weight} {{ {body} }}"""
-    return Model(onnx.parser.parse_model(text))
+    return parsed(f"g (float[1,4,8,8] x0) => (float[1,4,8,8] x{count}) {{ {body} }}", w=(4, 4, 1, 1))
 
 
 def test_layers_that_repeat_are_reported_once(golden):
@@ -68,58 +70,45 @@ def test_layers_that_repeat_are_reported_once(golden):
     assert len(render_text(larger).splitlines()) == len(render_text(found).splitlines())
 
 
-def test_long_lists_are_truncated_in_text_and_complete_in_json(models):
+def test_long_lists_are_truncated_and_regions_with_nothing_to_quantize_omitted_in_text(models):
     model = load_model(models / "ultraface_rfb320.onnx")
-    found = inspect_model(model, find_regions(model))
+    regions = find_regions(model)
+    why = {"scores": "Softmax cannot", "boxes": ""}
+    found = inspect_model(model, regions, replace(judged(model, "Softmax"), outputs=why))
+    text = render_text(found)
+    assert text.count("LEAF") < render_text(found, include_all=True).count("LEAF")
+    assert "--include-all shows them" in text
+    assert "1        scores     Softmax cannot" in text
+    assert "boxes" not in text.partition("Graph outputs that stay float")[2]
+    assert {row["tensor"]: row["reason"] for row in to_json(found)["outputs"]} == why
+    found = inspect_model(model, regions)
     text = render_text(found, lines=3)
     assert f"... and {len(found.regions) - 3} more" in text
     assert len(text.splitlines()) < 40
     assert len(to_json(found)["regions"]) == len(found.regions)
 
 
-def test_regions_with_nothing_to_quantize_are_shown_on_request(models):
-    model = load_model(models / "ultraface_rfb320.onnx")
-    regions = find_regions(model)
-    found = inspect_model(model, regions, judged(model, "Softmax"))
-    assert render_text(found).count("LEAF") < render_text(found, include_all=True).count("LEAF")
-    assert "--include-all shows them" in render_text(found)
-
-
-def test_graph_outputs_that_stay_float_are_reported_with_the_reason(models):
-    model = load_model(models / "ultraface_rfb320.onnx")
-    why = {"scores": "Softmax cannot", "boxes": ""}
-    found = inspect_model(model, find_regions(model), replace(judged(model), outputs=why))
-    text = render_text(found)
-    assert "1        scores     Softmax cannot" in text
-    assert "boxes" not in text.partition("Graph outputs that stay float")[2]
-    assert {row["tensor"]: row["reason"] for row in to_json(found)["outputs"]} == why
-
-
-NESTED = """<ir_version: 8, opset_import: ["": 17, "local": 1]>
-g (float[1,4,8,8] x, bool c) => (float[1,4,8,8] y)
-<float[4,4,1,1] w = {1,0,0,0, 0,1,0,0, 0,0,1,0, 0,0,0,1}> {
+NESTED = """g (float[1,4,8,8] x, bool c) => (float[1,4,8,8] y) {{
     [pre] a = Conv(x, w)
-    [choose] y = If (c) <
-        then_branch = t () => (float[1,4,8,8] p) {
-            [conv] q = Conv(a, w)
-            [again] p = If (c) <
-                then_branch = u () => (float[1,4,8,8] r) { [relu] r = Relu(q) },
-                else_branch = v () => (float[1,4,8,8] s) { [neg] s = Neg(a) }
-            >
-        },
-        else_branch = e () => (float[1,4,8,8] z) { [call] z = local.twice(a) }
+    [{name}] y = If (c) <
+        then_branch = t () => (float[1,4,8,8] p) {{ [conv] q = Conv(a, w)
+            [again] p = If (c) <then_branch = u () => (float[1,4,8,8] r) {{ [relu] r = Relu(q) }},
+                                else_branch = v () => (float[1,4,8,8] s) {{ [neg] s = Neg(a) }}> }},
+        else_branch = e () => (float[1,4,8,8] z) {{ [call] z = local.twice(a) }}
     >
-}
-<domain: "local", opset_import: ["": 17]> twice (f) => (h) { [add] h = Add(f, f) }"""
+}}
+<domain: "local", opset_import: ["": 17]> twice (f) => (h) {{ [add] h = Add(f, f) }}"""
 
 
-@pytest.fixture
-def nested():
-    return Model(onnx.parser.parse_model(NESTED))
+def nested(name: str = "choose") -> tuple[Model, tuple[Region, ...], tuple[Body, ...]]:
+    """A model with bodies in bodies and a local function, its regions, and its bodies."""
+    model = parsed(NESTED.format(name=name), w=(4, 4, 1, 1))
+    regions = find_regions(model)
+    return model, regions, find_bodies(model, regions, find_regions)
 
 
-def test_bodies_are_regions_of_the_tree_and_functions_separate_graphs(nested):
-    bodies = find_bodies(nested, find_regions(nested), find_regions)
+def test_bodies_are_regions_of_the_tree_and_functions_separate_graphs():
+    _, regions, bodies = nested()
     leaves = {b.name: [n for r in b.regions if r.type == "LEAF" for n in r.nodes] for b in bodies}
     assert leaves == {
         "choose/then_branch": ["choose/then_branch/conv", "choose/then_branch/again"],
@@ -128,24 +117,18 @@ def test_bodies_are_regions_of_the_tree_and_functions_separate_graphs(nested):
         "choose/else_branch": ["choose/else_branch/call"],
         "local:twice": ["local:twice/add"],
     }
-    regions = {region.id: region for region in find_regions(nested)}
-    assert {(r.parent, r.nodes) for r in regions.values() if r.type == "LEAF"} == {
-        ("r0", ("pre", "choose")),
-        ("r0.1", ("choose/then_branch/conv", "choose/then_branch/again")),
-        ("r0.1", ("choose/then_branch/again/then_branch/relu",)),
-        ("r0.1", ("choose/then_branch/again/else_branch/neg",)),
-        ("r0", ("choose/else_branch/call",)),
+    assert {(r.parent, r.nodes[0]) for r in regions if r.type == "LEAF"} == {
+        ("r0", "pre"),
+        ("r0.1", "choose/then_branch/conv"),
+        ("r0.1", "choose/then_branch/again/then_branch/relu"),
+        ("r0.1", "choose/then_branch/again/else_branch/neg"),
+        ("r0", "choose/else_branch/call"),
     }
 
 
-def test_bodies_are_listed_and_functions_are_not_quantized(nested):
-    regions = find_regions(nested)
-    found = inspect_model(
-        nested,
-        regions,
-        judged(nested, "Conv"),
-        bodies=find_bodies(nested, find_regions(nested), find_regions),
-    )
+def test_bodies_are_listed_and_functions_are_not_quantized():
+    model, regions, bodies = nested()
+    found = inspect_model(model, regions, judged(model, "Conv"), bodies=bodies)
     text = render_text(found)
     assert "nothing is placed in local functions" in text
     assert "quantizable on some: 2 of 7 nodes" in text
@@ -156,10 +139,8 @@ def test_bodies_are_listed_and_functions_are_not_quantized(nested):
 
 
 def test_long_names_of_bodies_are_shortened_in_text_and_complete_in_json():
-    renamed = Model(onnx.parser.parse_model(NESTED.replace("[choose]", f"[{'deep_' * 20}choose]")))
-    regions = find_regions(renamed)
-    bodies = find_bodies(renamed, regions, find_regions)
-    found = inspect_model(renamed, regions, judged(renamed, "Conv"), bodies=bodies)
+    model, regions, bodies = nested("deep_" * 20)
+    found = inspect_model(model, regions, judged(model, "Conv"), bodies=bodies)
     table = render_text(found).partition("Bodies of If, Loop and Scan")[2].partition("\n\n")[0]
     names = [line.split()[3] for line in table.splitlines()[3:] if line.startswith("body")]
     assert max(map(len, names)) == 60
@@ -168,3 +149,156 @@ def test_long_names_of_bodies_are_shortened_in_text_and_complete_in_json():
         assert body.name.startswith(head)
         assert body.name.endswith(tail)
     assert {body["name"] for body in to_json(found)["bodies"]} == {body.name for body in bodies}
+
+
+TEXT = """net (float[batch,steps,64] x, float[batch,?] z) => (float[batch,steps,128] y) {
+  h = MatMul(x, w)  y = Relu(h) }"""
+
+
+@pytest.fixture
+def forecast_model() -> Model:
+    return parsed(TEXT, w=(64, 128))
+
+
+def test_dynamic_dimensions_are_assumed_as_one_and_listed(forecast_model: Model) -> None:
+    found = forecast_tuning(forecast_model, 10)
+    assert found.macs == 64 * 128
+    assert found.assumed == ("'batch'", "'steps'", "dimension 1 of input 'z'")
+    assert forecast_line(found).endswith(
+        "multiplications (unknown sizes taken as 1: 'batch', 'steps', dimension 1 of input 'z'); nothing was built; "
+        "calibration before it, and the timing of its finalists and the comparison of outputs after it, come on top"
+    )
+
+
+def test_given_shapes_set_dimensions_of_the_same_name(forecast_model: Model) -> None:
+    found = forecast_tuning(forecast_model, 10, {"x": (4, 50, 64)})
+    assert found.macs == 4 * 50 * 64 * 128
+    assert found.assumed == ("dimension 1 of input 'z'",)
+    assert forecast_tuning(forecast_model, 10, {"x": (4, 50, 64), "z": (4, 2)}).assumed == ()
+    forecast_model.proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1  # as Paddle2ONNX writes
+    assert forecast_tuning(forecast_model, 10, {"x": (4, 50, 64)}).macs == found.macs
+
+
+@pytest.mark.parametrize(("kind", "gates"), [("LSTM", 4), ("GRU", 3), ("RNN", 1)])
+@pytest.mark.parametrize(("direction", "directions"), [("forward", 1), ("bidirectional", 2)])
+def test_recurrent_layers_count_each_step(kind: str, gates: int, direction: str, directions: int) -> None:
+    forecast_model = parsed(
+        f"""net (float[steps,batch,16] x) => (float[steps,{directions},batch,8] y) {{
+        y = {kind}<direction = "{direction}", hidden_size = 8>(x, w, r) }}""",
+        w=(directions, gates * 8, 16),
+        r=(directions, gates * 8, 8),
+    )
+    found = forecast_tuning(forecast_model, 10, {"x": (20, 3, 16)})
+    assert found.macs == 20 * 3 * directions * gates * 8 * (16 + 8)
+
+
+_SCALES = "float s, uint8 z, float[12] t, uint8[12] u, float v, uint8 p"
+_IMAGE, _CONV = ("uint8[n,4,8,8] q", (2, 4, 8, 8)), 2 * 6 * 6 * 12 * 4 * 3 * 3
+_ROWS, _PRODUCT = ("uint8[n,5] q", (2, 5)), 2 * 5 * 12
+
+
+@pytest.mark.parametrize(
+    ("node", "weight", "left", "macs"),
+    [
+        ("y = ConvInteger(q, w, z)", "uint8[12,4,3,3]", _IMAGE, _CONV),
+        ("y = QLinearConv(q, s, z, w, t, u, v, p)", "uint8[12,4,3,3]", _IMAGE, _CONV),
+        ("y = MatMulInteger(q, w, z)", "uint8[5,12]", _ROWS, _PRODUCT),
+        ("y = QLinearMatMul(q, s, z, w, t, u, v, p)", "uint8[5,12]", _ROWS, _PRODUCT),
+        ("y = com.microsoft.QGemm(q, s, z, w, t, u)", "uint8[5,12]", _ROWS, _PRODUCT),
+        ("y = com.microsoft.QGemm<transB = 1>(q, s, z, w, t, u)", "uint8[12,5]", _ROWS, _PRODUCT),
+        ("y = com.microsoft.DynamicQuantizeMatMul(q, w, t)", "uint8[5,12]", _ROWS, _PRODUCT),
+        ("y = com.microsoft.MatMulIntegerToFloat(q, w, s, t)", "uint8[5,12]", _ROWS, _PRODUCT),
+        (
+            "y = com.microsoft.MatMulNBits<K = 32, N = 24, bits = 4, block_size = 16>(q, w, t)",
+            "uint8[24,2,8]",
+            ("float[n,7,32] q", (2, 7, 32)),
+            2 * 7 * 32 * 24,
+        ),
+    ],
+)
+def test_products_of_integers_are_counted(
+    node: str, weight: str, left: tuple[str, tuple[int, ...]], macs: int
+) -> None:
+    forecast_model = parsed(f"net ({left[0]}, {weight} w, {_SCALES}) => (y) {{ {node} }}")
+    assert forecast_tuning(forecast_model, 10, {"q": left[1]}).macs == macs
+
+
+def chain(links: int) -> Model:
+    """Convolutions, each followed by a Relu."""
+    body = "".join(f"c{i} = Conv (r{i - 1}, w) r{i} = Relu (c{i}) " for i in range(1, links + 1))
+    text = f"(float[1, 4, 8, 8] r0) => (float[1, 4, 8, 8] r{links}) {{ {body} }}"
+    return model_of(text, w=(4, 4, 1, 1))
+
+
+def residual() -> Model:
+    text = """(float[1, 4, 8, 8] x) => (float[1, 4, 8, 8] y)
+    { a = Conv (x, w) b = Relu (a) c = Conv (b, w) d = Add (c, b) y = Relu (d) }"""
+    return model_of(text, w=(4, 4, 1, 1))
+
+
+def pair(tensor: str, reader: str, number_format: str = "uint8", *, weight: bool = False) -> PlacedPair:
+    site = Site(
+        tensor=tensor, consumers=(Consumer(reader, int(weight)),), format=number_format, weight=weight
+    )
+    return PlacedPair(site=site, scale=(0.1,), zero_point=(0,))
+
+
+def test_a_small_model_has_a_part_for_each_kernel_and_edges_between_them():
+    layers = [
+        LayerTime(name="k0", op_type="FusedConv", milliseconds=2.0, nodes=("a", "b")),
+        LayerTime(name="k1", op_type="FusedConv", milliseconds=1.0, nodes=("c", "d", "y")),
+    ]
+    parts = fold_graph(residual(), find_regions(residual()), reference=layers)
+    assert [(part.name, part.ops, part.inputs) for part in parts] == [
+        ("a", {"Conv": 1, "Relu": 1}, ()),
+        ("c", {"Conv": 1, "Add": 1, "Relu": 1}, (0,)),
+    ]
+    assert [part.reference_ms for part in parts] == [2.0, 1.0]
+    assert [part.tuned_ms for part in parts] == [None, None]
+
+
+def test_nodes_that_compute_constants_are_excluded():
+    text = """(float[1, 4, 8, 8] x) => (float[1, 4, 8, 8] y)
+    { s = Shape (b) r = Reshape (b, s) t = Mul (r, r) a = Conv (x, w) y = Add (a, t) }"""
+    parts = fold_graph(model_of(text, w=(4, 4, 1, 1), b=(4, 1, 1)), ())
+    assert [(part.name, part.inputs) for part in parts] == [("a", ()), ("y", (0,))]
+
+
+def test_parts_have_formats_errors_and_times_with_conversions():
+    tuned = [
+        LayerTime(name="q", op_type="QuantizeLinear", milliseconds=0.5, tensors=("b",), boundary=True),
+        LayerTime(name="k0", op_type="FusedConv", milliseconds=2.0, nodes=("a", "b")),
+        LayerTime(name="k1", op_type="QLinearConv", milliseconds=0.7, nodes=("c", "d"), integer=True),
+        LayerTime(name="k2", op_type="Relu", milliseconds=0.1, nodes=("y",)),
+    ]
+    errors = [
+        BlockError(block="c", label="in+out", sqnr_db=20.0),
+        BlockError(block="c", label="in-only", sqnr_db=30.0),
+        BlockError(block="gone", label="in+out", sqnr_db=1.0),
+    ]
+    # the first kernel is float, so that its node has no format although a pair is before it
+    pairs = [pair("x", "a"), pair("w", "c", "int8", weight=True), pair("b", "c")]
+    parts = fold_graph(residual(), find_regions(residual()), tuned=tuned, pairs=pairs, errors=errors)
+    assert [part.tuned_ms for part in parts] == pytest.approx([2.5, 0.7, 0.1])
+    assert [part.formats for part in parts] == [{}, {"uint8": 2}, {}]
+    assert [part.sqnr_db for part in parts] == [None, pytest.approx(20.0), None]
+
+
+@given(st.integers(1, 40), st.integers(1, 30), st.booleans())
+def test_the_number_of_parts_is_limited_and_every_node_is_in_one(links: int, most: int, profiled: bool):
+    model = chain(links)
+    kernels = [
+        LayerTime(name=f"k{i}", op_type="FusedConv", milliseconds=1.0, nodes=(f"c{i}", f"r{i}"))
+        for i in range(1, links + 1)
+    ]
+    parts = fold_graph(model, find_regions(model), reference=kernels if profiled else (), most=most)
+    assert 1 <= len(parts) <= most
+    assert sum(sum(part.ops.values()) for part in parts) == 2 * links
+    assert all(
+        0 <= maker < len(parts) and maker != at for at, part in enumerate(parts) for maker in part.inputs
+    )
+    if profiled:
+        assert all(part.ops.get("Conv") == part.ops.get("Relu") for part in parts), "kernels are not divided"
+        assert math.fsum(part.reference_ms or 0.0 for part in parts) == pytest.approx(links)
+    if len(parts) > 1:
+        assert {maker for part in parts for maker in part.inputs} == set(range(len(parts) - 1))

@@ -1,21 +1,31 @@
-"""Regions found in graphs of known structure."""
+"""Regions found in graphs of known structure, their patterns, and pattern expressions."""
 
 from __future__ import annotations
 
-import onnx
+from contextlib import closing
+
 import pytest
+from onnx_text import parsed
 
-from qdqspec.errors import SpecError
+from qdqspec.app.session import Session
+from qdqspec.errors import PatternError, SpecError
 from qdqspec.graph.model import Model, load_model
-from qdqspec.graph.regions.search import find_regions
-from qdqspec.types import Region, RegionRules
+from qdqspec.graph.regions.expressions import (
+    BUILT_INS,
+    allowed_nodes,
+    matched_nodes,
+    parse,
+    require_matches,
+    unmatched,
+)
+from qdqspec.graph.regions.pattern import LabelledGraph, canonical_order
+from qdqspec.graph.regions.search import find_regions, groups_of
+from qdqspec.types import Case, LayerTime, PatternRules, Region, RegionRules
+from tests.support.patterns import canonical, matches
 
 
-def model_of(body: str, *, result: str = "y", result_shape: str = "", opset: int = 17) -> Model:
-    text = f"""<ir_version: 8, opset_import: ["": {opset}]>
-    g (float[1,4,8,8] x) => (float{result_shape} {result})
-    <float[4,4,1,1] w = {{{",".join(["0.1"] * 16)}}}> {{ {body} }}"""
-    return Model(onnx.parser.parse_model(text))
+def model_of(body: str, *, result: str = "y", result_shape: str = "") -> Model:
+    return parsed(f"g (float[1,4,8,8] x) => (float{result_shape} {result}) {{ {body} }}", w=(4, 4, 1, 1))
 
 
 def leaf_texts(regions: tuple[Region, ...]) -> list[str]:
@@ -67,13 +77,13 @@ def test_shape_arithmetic_constants_and_copies_are_no_separate_regions():
 
 
 def test_a_mask_read_by_every_layer_does_not_join_the_layers():
-    text = """<ir_version: 8, opset_import: ["": 17]>
-    g (float[4,4] x, float[4,4] mask) => (float[4,4] y) <float[4,4] w> {
-        m = Neg(mask)
+    model = parsed(
+        """g (float[4,4] x, float[4,4] mask) => (float[4,4] y) { m = Neg(mask)
         a = MatMul(x, w) b = Add(a, m) c = Softmax(b) d = MatMul(c, w) e = Add(d, x)
-        f = MatMul(e, w) h = Add(f, m) i = Softmax(h) j = MatMul(i, w) y = Add(j, e)
-    }"""
-    regions = find_regions(Model(onnx.parser.parse_model(text)))
+        f = MatMul(e, w) h = Add(f, m) i = Softmax(h) j = MatMul(i, w) y = Add(j, e) }""",
+        w=(4, 4),
+    )
+    regions = find_regions(model)
     first, second, mask = (region for region in regions if region.type == "LEAF")
     assert mask.nodes == ("Neg#0",)
     assert set(first.nodes) == {"MatMul#1", "Add#2", "Softmax#3", "MatMul#4", "Add#5"}
@@ -82,15 +92,11 @@ def test_a_mask_read_by_every_layer_does_not_join_the_layers():
 
 
 def test_tensors_read_inside_an_if_body_are_its_inputs():
-    text = """<ir_version: 8, opset_import: ["": 17]>
-    g (bool c, float[4] x) => (float[4] y) {
-        a = Relu(x)
-        y = If (c) <
-            then_branch = t () => (float[4] p) { p = Neg(a) },
-            else_branch = e () => (float[4] q) { q = Identity(a) }
-        >
-    }"""
-    model = Model(onnx.parser.parse_model(text))
+    model = parsed(
+        """g (bool c, float[4] x) => (float[4] y) { a = Relu(x)
+        y = If (c) < then_branch = t () => (float[4] p) { p = Neg(a) },
+                     else_branch = e () => (float[4] q) { q = Identity(a) } > }"""
+    )
     regions = find_regions(model, RegionRules(by="manual", manual=(("If*",),)))
     chosen = next(region for region in regions if region.nodes == ("If#1",))
     assert chosen.inputs == ("c", "a")
@@ -134,10 +140,250 @@ def test_regions_by_names_of_an_unnamed_model_are_those_by_structure():
     assert find_regions(model, RegionRules(by="names")) == find_regions(model)
 
 
-def test_regions_by_names_of_a_real_model_are_its_stages(models):
-    regions = find_regions(load_model(models / "digits_resnet.onnx"), RegionRules(by="names"))
-    stage = next(region for region in regions if region.type == "COMPOSITE")
-    below = [region for region in regions if region.parent == stage.id]
-    assert all(name.startswith("/layer2/layer2.0/") for name in below[0].nodes)
-    assert all(name.startswith("/layer2/layer2.1/") for name in below[1].nodes)
-    assert next(r.pattern_text for r in regions if r.type == "LEAF") == "Conv > Relu"
+def layer(*nodes, boundary=False):
+    return LayerTime(name="k", op_type="K", milliseconds=1.0, nodes=nodes, boundary=boundary)
+
+
+def test_a_node_belongs_to_the_first_kernel_that_names_it():
+    layers = [layer("a", "b"), layer("b", "c"), layer("c"), layer("d", boundary=True), layer()]
+    assert groups_of(layers) == (("a", "b"), ("c",))
+
+
+def test_regions_by_the_kernels_of_onnx_runtime(tmp_path, models):
+    """ONNX Runtime runs Conv, residual Add and Relu as one kernel, which is one region."""
+    rules = RegionRules(by="fusion", max_nodes=50)
+    case = Case(id="default", model=models / "digits_resnet.onnx", regions=rules)
+    with closing(Session(root=tmp_path)) as session:
+        leaves = [set(region.nodes) for region in session.regions(case) if region.type == "LEAF"]
+    block = "/layer1/layer1.0"
+    assert {f"{block}/conv2/Conv", f"{block}/Add", f"{block}/Relu_1"} in leaves
+    assert {f"{block}/conv1/Conv", f"{block}/Relu"} in leaves
+
+
+def small_model(body: str, shape: str = "4,4") -> Model:
+    return parsed(f"g (float[{shape}] x, float[{shape}] z) => (float y) {{ {body} }}")
+
+
+def digest(body: str, shape: str = "4,4", granularity: str = "structure+shapes") -> str:
+    model = small_model(body, shape)
+    return canonical(model, [node.name for node in model.nodes], granularity).digest
+
+
+def test_the_digest_of_a_pattern_is_stable():
+    assert digest("a = Relu(x) y = Add(a, z)") == "p1-3de73e1b49c199e1"
+
+
+def test_attributes_arity_and_element_types_change_a_pattern():
+    assert digest("y = Softmax <axis = 0> (x)") != digest("y = Softmax <axis = 1> (x)")
+    assert digest("y = Sum(x, z)") != digest("y = Sum(x, z, z)")
+    assert digest("y = Cast <to = 10> (x)") != digest("y = Cast <to = 11> (x)")
+
+
+def test_a_body_that_reads_its_own_condition_has_the_pattern_of_a_constant():
+    def found(condition: str) -> str:
+        model = parsed(f"""g (bool c, float[4] x) => (float[4] y) <bool d = {{1}}> {{ a = Relu(x)
+            b = If(c) <then_branch = t () => (float[4] m) {{ m = Where({condition}, a, x) }},
+                       else_branch = e () => (float[4] n) {{ n = Identity(a) }}>
+            y = Sub(a, b) }}""")
+        return canonical(model, [node.name for node in model.nodes if not node.scope][1:]).digest
+
+    assert found("c") == found("d")
+
+
+def depthwise(channels: int, groups: int, granularity: str) -> str:
+    weight = f"{channels},{channels // groups},3,3"
+    model = parsed(
+        f"g (float[1,{channels},8,8] x, float[{weight}] w) => (float y) {{ y = Conv <group = {groups}> (x, w) }}"
+    )
+    return canonical(model, [node.name for node in model.nodes], granularity).digest
+
+
+def test_depthwise_convolutions_of_any_width_have_one_structure():
+    """For depthwise convolutions, the number of groups is a shape and not an attribute."""
+    assert depthwise(4, 4, "structure") == depthwise(8, 8, "structure")
+    assert depthwise(8, 2, "structure") != depthwise(8, 8, "structure")
+    assert depthwise(8, 2, "structure") != depthwise(8, 4, "structure")
+    assert depthwise(8, 1, "structure") != depthwise(8, 8, "structure")
+    assert depthwise(4, 4, "structure+shapes") != depthwise(8, 8, "structure+shapes")
+
+
+def test_the_text_of_a_pattern_shows_branches_and_skips():
+    model = small_model("e = Relu(x) a = Neg(e) b = Abs(e) c = Add(a, b) y = Mul(c, z)")
+    names = [node.name for node in model.nodes]
+    assert canonical(model, names).text == "Relu > (Abs | Neg) > Add > Mul"
+    skip = small_model("e = Relu(x) a = Neg(e) y = Add(a, e)")
+    assert canonical(skip, [n.name for n in skip.nodes]).text == "Relu > (Neg | skip) > Add"
+
+
+def ring(sizes: list[int], start: int = 0) -> LabelledGraph:
+    """Rings of sources, joined in neighbouring pairs: refinement alone does not distinguish their sizes."""
+    count = sum(sizes)
+    labels, edges = ["source"] * count, [[] for _ in range(count)]
+    first = 0
+    for size in sizes:
+        for i in range(size):
+            pair = (first + (start + i) % size, first + (start + i + 1) % size)
+            labels.append("join")
+            edges.append([(0, pair[0], 0), (0, pair[1], 0)])
+        first += size
+    return LabelledGraph(labels, edges)
+
+
+def test_rings_that_refinement_does_not_distinguish_have_different_orders_from_any_start():
+    assert canonical_order(ring([6]))[1] != canonical_order(ring([3, 3]))[1]
+    assert canonical_order(ring([6, 6]))[1] == canonical_order(ring([6, 6], start=1))[1]
+
+
+def test_many_equal_branches_are_ordered_in_limited_time():
+    count = 300
+    edges = [[], *([(0, 0, 0)] for _ in range(count)), [(0, i + 1, 0) for i in range(count)]]
+    order, certificate = canonical_order(LabelledGraph(["root", *["branch"] * count, "join"], edges))
+    assert sorted(order) == list(range(count + 2))
+    assert certificate.count("branch") == count
+
+
+BODY = """
+    c1 = Conv(x, w) b1 = BatchNormalization(c1, s, s, s, s) r1 = Relu(b1)
+    c2 = Conv <group = 1> (r1, w) r2 = Clip(c2)
+    c3 = Conv(r2, w) a3 = Add(c3, r1) r3 = Relu(a3)
+    t = Transpose <perm = [0, 2, 3, 1]> (r3) y = LeakyRelu <alpha = 0.1> (t)
+"""
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return parsed(f"g (float[1,4,8,8] x) => (float y) {{ {BODY} }}", 15, w=(4, 4, 1, 1), s=(4,))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Transpose", ["Transpose#8"]),
+        ("Conv > Relu", []),
+        (
+            "Conv > BatchNormalization? > (Relu|Clip)?",
+            ["Conv#0 BatchNormalization#1 Relu#2", "Conv#3 Clip#4", "Conv#5"],
+        ),
+        ("conv-add-relu", ["Conv#5 Add#6 Relu#7"]),
+        ("Conv > Add | Transpose", ["Conv#5 Add#6", "Transpose#8"]),
+        ("Add > (Relu | Transpose)* > LeakyRelu", ["Add#6 Relu#7 Transpose#8 LeakyRelu#9"]),
+        ("Conv[group=1] > Clip", ["Conv#3 Clip#4"]),
+        ("Conv[group=2]", []),
+        ("LeakyRelu[alpha=0.1]", ["LeakyRelu#9"]),
+        ("Transpose[perm=[0,2,3,1]]", ["Transpose#8"]),
+        ("Add > * > Transpose", ["Add#6 Relu#7 Transpose#8"]),
+        ("Rel?#*", ["Relu#2", "Relu#7"]),
+    ],
+)
+def test_matches_of_an_expression(model, text, expected):
+    assert [" ".join(match) for match in matches(parse(text), model)] == expected
+
+
+BLOCKS = {
+    "conv-relu": "c = Conv(x, w) b = BatchNormalization(c, s, s, s, s) y = Clip(b)",
+    "conv-add-relu": "c = Conv(x, w) a = Add(x, c) y = Relu(a)",
+    "conv-layernorm": "c = Conv(x, w) t = Transpose(c) i = Identity(t) y = LayerNormalization(i, s)",
+    "matmul-gelu": "m = MatMul(x, w) a = Add(m, s) d = Div(a, s) e = Erf(d) p = Add(e, s) q = Mul(a, p) y = Mul(q, s)",
+    "attention": "k = Transpose(x) m = MatMul(x, k) d = Div(m, s) p = Softmax(d) y = MatMul(p, x)",
+}
+MATCHED = {
+    "conv-relu": "Conv#0 BatchNormalization#1 Clip#2",
+    "conv-add-relu": "Conv#0 Add#1 Relu#2",
+    "conv-layernorm": "Conv#0 Transpose#1 Identity#2 LayerNormalization#3",
+    "matmul-gelu": "MatMul#0 Add#1 Div#2 Erf#3 Add#4 Mul#5 Mul#6",
+    "attention": "MatMul#1 Div#2 Softmax#3 MatMul#4",
+}
+
+
+def one_block(body: str) -> Model:
+    return parsed(f"g (float[1,4,4,4] x, float[4,4,1,1] w, float[4] s) => (float y) {{ {body} }}")
+
+
+@pytest.mark.parametrize("name", BUILT_INS)
+def test_a_built_in_matches_the_block_it_is_named_after_and_no_other(name):
+    found = {other: matches(parse(name), one_block(body)) for other, body in BLOCKS.items()}
+    assert {other: [" ".join(match) for match in some] for other, some in found.items() if some} == {
+        name: [MATCHED[name]]
+    }
+
+
+def test_only_data_edges_are_followed():
+    scale = one_block("c = Conv(x, w) r = Reshape(c, n) y = LayerNormalization(x, r)")
+    assert matches(parse("Conv > Reshape"), scale)
+    assert not matches(parse("conv-layernorm"), scale)
+    assert not matches(
+        parse("Conv > Shape > Reshape"), one_block("c = Conv(x, w) n = Shape(c) y = Reshape(x, n)")
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "column", "what"),
+    [
+        ("Conv > Rellu", 8, "unknown operator 'Rellu' (did you mean 'Relu'?)"),
+        ("conv-rel", 1, "unknown operator 'conv-rel' (did you mean 'conv-relu'?)"),
+        ("Conv >", 7, "expected an operator"),
+        ("(Conv | Relu", 1, "this parenthesis is never closed"),
+        ("Conv ) Relu", 6, "did not expect ')' here"),
+        ("Conv[group]", 11, "expected '=' and a value, not ']'"),
+        ("Conv & Relu", 6, "did not expect '&' here"),
+        ("", 1, "expected an operator"),
+        ("(" * 60 + "Conv" + ")" * 60, 51, "more than 50 parentheses inside each other"),
+        ("Conv > " * 400 + "Conv", 2000, "longer than 2000 characters"),
+    ],
+)
+def test_the_error_of_an_invalid_expression_marks_the_position(text, column, what):
+    with pytest.raises(PatternError) as caught:
+        parse(text)
+    assert isinstance(caught.value, SpecError)
+    assert caught.value.column == column
+    assert caught.value.what.startswith(what)
+    assert str(caught.value).splitlines()[-1] == "  " + " " * (column - 1) + "^"
+
+
+def test_allowed_nodes_combine_all_rules(model):
+    def names(**rules: tuple[str, ...]) -> list[str]:
+        return sorted(allowed_nodes(model, PatternRules(**rules)))
+
+    assert len(names()) == 10
+    assert names(allow=("Conv",)) == ["Conv#0", "Conv#3", "Conv#5"]
+    assert names(allow=("Conv", "Transpose"), deny=("Conv > Clip",)) == ["Conv#0", "Conv#5", "Transpose#8"]
+    assert names(allow=("Conv",), exclude=("*#0",)) == ["Conv#3", "Conv#5"]
+    assert names(include=("Relu*", "Clip*"), deny=("Clip",)) == ["Relu#2", "Relu#7"]
+    assert names(include=("relu*",)) == []
+
+
+def test_unmatched_rules_are_reported_with_their_text(model):
+    rules = PatternRules(allow=("Conv", "Gemm"), deny=("Softmax",), include=("*",), exclude=("/head/*",))
+    assert unmatched(model, rules) == ("Gemm", "Softmax", "/head/*")
+
+
+@pytest.mark.parametrize(
+    ("glob", "message", "cure"),
+    [
+        ("Conv", "'Conv' is the name of no node", "it is an operator type: write it under patterns.allow"),
+        ("Rleu#2", "'Rleu#2' is the name of no node (did you mean 'Relu#2'?)", "globs over node names"),
+        ("/layer9/*", "'/layer9/*' is the name of no node", "globs over node names"),
+    ],
+)
+def test_an_included_name_that_matches_nothing_is_an_error(model, glob, message, cure):
+    """Otherwise the model would stay unchanged without a reason."""
+    require_matches(model, PatternRules(include=("Relu*",), exclude=("/head/*",)))
+    with pytest.raises(SpecError) as caught:
+        require_matches(model, PatternRules(include=("Relu*", glob)))
+    assert message in caught.value.what
+    assert cure in str(caught.value.cure)
+
+
+def test_an_absent_operator_is_allowed_beside_a_present_one_and_not_alone(model):
+    require_matches(model, PatternRules(allow=("Conv", "Gemm")))
+    with pytest.raises(SpecError, match="Gemm, MatMul") as caught:
+        require_matches(model, PatternRules(allow=("Gemm", "MatMul")))
+    assert "Clip, Conv" in str(caught.value.cure)
+
+
+def test_matching_of_nested_repeats_terminates(models):
+    model = load_model(models / "ultraface_rfb320.onnx")
+    nested = parse("(*|*)* > (*|*)* > Softmax")
+    assert matches(nested, model)
+    before = {node.name for node in model.nodes if node.op_type not in ("Constant", "Concat")}
+    assert len(matched_nodes(nested, model)) > len(before) / 2

@@ -16,11 +16,11 @@ from qdqspec.checks.base import CheckParams
 from qdqspec.errors import SpecError
 from qdqspec.spec.kinds import params_of
 from qdqspec.spec.sections import AccuracySection
-from qdqspec.types import AccuracyRules, Case, InputShape, ShapeProfile, TuneRules
+from qdqspec.types import AccuracyRules, Case, Data, ImageRules, InputShape, ShapeProfile, TuneRules
 
 HEAD = "qdqspec: 1\nmodel: m.onnx\n"
 CHECKS = "checks:\n  - {kind: speedup, min: 1.2}\n"
-
+DATA = "inputs: {evaluation: e.npz}\n"
 Write = Callable[..., Path]
 
 
@@ -47,8 +47,6 @@ def refusal(path: Path, **where: object) -> SpecError:
 
 
 # ---- valid specs ---------------------------------------------------------------------------------
-
-
 def test_the_case_of_a_minimal_spec(write: Write, tmp_path: Path) -> None:
     case = the_case(write(HEAD + CHECKS))
     assert (case.id, case.name, case.line) == ("default", "a::default", 1)
@@ -150,18 +148,6 @@ def test_the_keys_of_corrections(write: Write, written: str, corrections: tuple[
     assert case.quantize.allowed_corrections == corrections
 
 
-@pytest.mark.parametrize(
-    ("written", "problem"),
-    [
-        ("[]", "an empty list of corrections"),
-        ("[bits, bits]", "a correction is in the list twice"),
-        ("[biass]", "there is no correction 'biass'"),
-    ],
-)
-def test_invalid_corrections_are_an_error(write: Write, written: str, problem: str) -> None:
-    assert problem in str(refusal(write(f"{HEAD}quantize: {{corrections: {written}}}\n{CHECKS}")))
-
-
 @pytest.mark.parametrize(("written", "minutes"), [("0.5", 0.5), ("1.5 h", 90)])
 def test_durations_are_read_with_their_units(write: Write, written: str, minutes: float) -> None:
     assert the_case(write(f"{HEAD}tune: {{minutes: {written}}}\n{CHECKS}")).tune.minutes == minutes
@@ -227,42 +213,59 @@ def test_a_check_of_a_plugin_is_loaded_and_validated(write: Write, monkeypatch: 
         (HEAD, "1:1: 'checks' is missing in the spec"),
         (HEAD + "checks: []\n", "3:9: 'checks' is empty: a spec without a check would prove nothing"),
         (HEAD + "checks: [speedup]\n", "3:10: a check is a mapping with a 'kind'"),
-        (
-            HEAD + CHECKS + "  - {kind: speedup, min: 1, id: speedup}\n",
-            "5:33: two checks are called 'speedup'",
-        ),
-        (HEAD + CHECKS + "tune: quick\n", "5:7: 'tune' should be a mapping, not 'quick'"),
-        (HEAD + CHECKS + "tune: {minutes: 10x}\n", "5:17: '10x' is not a duration such as 90s, 10m or 1h"),
-        (HEAD + CHECKS + "tune: {minutes: .inf}\n", "5:17: 'minutes' should be a finite number, not inf"),
-        (
-            HEAD + CHECKS + "tune: {min_sqnr_db: off}\n",
-            "5:21: 'min_sqnr_db' should be a finite number or none, not off",
-        ),
-        (HEAD + CHECKS + "quantize: {format: [int8, int8]}\n", "5:20: 'int8' occurs twice among the formats"),
-        (HEAD + CHECKS + "regions: {by: manual, manual: [[]]}\n", "5:10: a manual region without a node"),
-        (HEAD + CHECKS + "regions: {by: fusion, graph: /etc/a.json}\n", "5:30: path '/etc/a.json' leads out"),
-        (HEAD + CHECKS + "matrix: {quant: int8}\n", "5:17: 'quant' should be a list, not 'int8'"),
-        (HEAD + CHECKS + "matrix: {quant: []}\n", "5:17: an axis without a value"),
-        (HEAD + CHECKS + "matrix: {batch: [1], exclude: [{}]}\n", "5:32: no axis is named here"),
-        (HEAD + CHECKS + "matrix: {}\n", "5:9: the matrix excludes every case"),
-        (
-            HEAD + CHECKS + "matrix: {batch: [1], include: [{batch: 2}, {batch: 2}]}\n",
-            "5:9: two cases of the matrix are called 'b2'",
-        ),
-        (HEAD + CHECKS + "inputs: {shapes: {x: {opt: [3], max: [2]}}}\n", "5:22: not min <= opt <= max"),
-        (HEAD + CHECKS + "inputs: {shapes: [{}]}\n", "5:19: a shape profile without an input"),
-        (
-            HEAD + CHECKS + "inputs: {shapes: {x: {opt: [1], weight: 1}, y: {opt: [1], weight: 2}}}\n",
-            "5:10: the inputs of one profile have different weights",
-        ),
-        (HEAD + CHECKS + "skip:\n", "5:1: 'skip' has no value"),
-        (HEAD + CHECKS + "skip: no\n", "5:7: 'no' is no reason: remove the key, or state the reason"),
-        (HEAD + CHECKS + "patterns: {deny_file: .}\n", "5:23: cannot read '.': it is not a file"),
         ("", "1:1: the file is empty"),
+        (HEAD + "checks: [{kind: accuracy, min: 97%}]\n", "3:10: check 'accuracy' needs inputs.evaluation"),
     ],
 )
 def test_an_invalid_spec_is_an_error_with_its_position(write: Write, text: str, message: str) -> None:
     first = str(refusal(write(text))).splitlines()[0]
+    assert first.startswith(f"specs/a.qdq.yaml:{message}")
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("  - {kind: speedup, min: 1, id: speedup}", "5:33: two checks are called 'speedup'"),
+        ("tune: quick", "5:7: 'tune' should be a mapping, not 'quick'"),
+        ("tune: {minutes: 10x}", "5:17: '10x' is not a duration such as 90s, 10m or 1h"),
+        ("tune: {minutes: .inf}", "5:17: 'minutes' should be a finite number, not inf"),
+        ("tune: {min_sqnr_db: off}", "5:21: 'min_sqnr_db' should be a finite number or none, not off"),
+        ("quantize: {format: [int8, int8]}", "5:20: 'int8' occurs twice among the formats"),
+        ("regions: {by: manual, manual: [[]]}", "5:10: a manual region without a node"),
+        ("regions: {by: fusion, graph: /etc/a.json}", "5:30: path '/etc/a.json' leads out"),
+        ("matrix: {quant: int8}", "5:17: 'quant' should be a list, not 'int8'"),
+        ("matrix: {quant: []}", "5:17: an axis without a value"),
+        ("matrix: {batch: [1], exclude: [{}]}", "5:32: no axis is named here"),
+        ("matrix: {}", "5:9: the matrix excludes every case"),
+        (
+            "matrix: {batch: [1], include: [{batch: 2}, {batch: 2}]}",
+            "5:9: two cases of the matrix are called 'b2'",
+        ),
+        ("inputs: {shapes: {x: {opt: [3], max: [2]}}}", "5:22: not min <= opt <= max"),
+        ("inputs: {shapes: [{}]}", "5:19: a shape profile without an input"),
+        (
+            "inputs: {shapes: {x: {opt: [1], weight: 1}, y: {opt: [1], weight: 2}}}",
+            "5:10: the inputs of one profile have different weights",
+        ),
+        ("skip:", "5:1: 'skip' has no value"),
+        ("skip: no", "5:7: 'no' is no reason: remove the key, or state the reason"),
+        ("patterns: {deny_file: .}", "5:23: cannot read '.': it is not a file"),
+        ("quantize: {corrections: []}", "5:25: an empty list of corrections"),
+        ("quantize: {corrections: [bits, bits]}", "5:25: a correction is in the list twice"),
+        ("quantize: {corrections: [biass]}", "5:25: there is no correction 'biass'"),
+        ("tune: {accuracy: {max_drop: 1%}}", "5:18: 'tune.accuracy' needs inputs.evaluation"),
+        (
+            "inputs: {evaluation: e.npz}\ntune: {accuracy: {metric: top1}}",
+            "6:18: no limit of the metric is given",
+        ),
+        (
+            "inputs: {evaluation: e.npz}\ntune: {accuracy: {metric: top1, min: 97}}",
+            "6:18: top1 is a share, and 97 of it is no valid limit: write 97% or 0.97",
+        ),
+    ],
+)
+def test_an_invalid_key_is_an_error_with_its_position(write: Write, more: str, message: str) -> None:
+    first = str(refusal(write(f"{HEAD}{CHECKS}{more}\n"))).splitlines()[0]
     assert first.startswith(f"specs/a.qdq.yaml:{message}")
 
 
@@ -294,13 +297,8 @@ def test_a_too_long_file_name_is_an_error(write: Write, name: str) -> None:
     assert len(first) < 300
 
 
-def test_a_link_out_of_the_root_is_an_error(write: Write, tmp_path: Path) -> None:
-    path = write(HEAD + CHECKS, "root/specs/a.qdq.yaml")
-    (path.parent / "m.onnx").symlink_to(tmp_path / "elsewhere.onnx")
-    assert "leads out of the root" in str(refusal(path, root=tmp_path / "root"))
-
-
-def test_a_data_folder_with_a_link_out_of_the_root_is_an_error(write: Write, tmp_path: Path) -> None:
+def test_links_out_of_the_root_are_an_error(write: Write, tmp_path: Path) -> None:
+    """Of a file, and in a folder of data."""
     (tmp_path / "secret.npz").write_bytes(b"")
     path = write(HEAD + "inputs: {calibration: samples}\n" + CHECKS, "root/specs/a.qdq.yaml")
     samples = path.parent / "samples"
@@ -308,10 +306,11 @@ def test_a_data_folder_with_a_link_out_of_the_root_is_an_error(write: Write, tmp
     (samples / "0.npz").write_bytes(b"")
     (samples / "1.npz").symlink_to(samples / "0.npz")
     assert load_spec(path, root=tmp_path / "root").cases()
-    (samples / "2.npz").symlink_to(tmp_path / "secret.npz")
-    error = refusal(path, root=tmp_path / "root")
-    assert "'samples/2.npz' leads out of the root directory" in str(error)
-    assert load_spec(path, root=tmp_path / "root", allow_paths=[tmp_path]).cases()
+    for link, name in ((samples / "2.npz", "samples/2.npz"), (path.parent / "m.onnx", "m.onnx")):
+        link.symlink_to(tmp_path / "secret.npz")
+        assert f"'{name}' leads out of the root directory" in str(refusal(path, root=tmp_path / "root"))
+        assert load_spec(path, root=tmp_path / "root", allow_paths=[tmp_path]).cases()
+        link.unlink()
 
 
 @pytest.mark.parametrize("text", ["~/secret.onnx", "$HOME/secret.onnx"])
@@ -364,41 +363,83 @@ def test_a_spec_that_is_a_named_pipe_is_an_error(write: Write) -> None:
     assert "a spec is a file" in str(refusal(path.parent / "pipe"))
 
 
-def test_accuracy_without_evaluation_data_is_an_error_at_its_position(write: Write) -> None:
-    text = HEAD + "checks:\n  - {kind: speedup, min: 1}\n  - {kind: accuracy, min: 97%}\n"
-    error = refusal(write(text))
-    assert error.problems == ((5, 5, "check 'accuracy' needs inputs.evaluation, which is not given"),)
-    assert "add inputs: {evaluation: data.npz}" in str(error)
-
-
 def test_the_accuracy_constraint_has_the_keys_of_the_accuracy_check(write: Write) -> None:
-    text = (
-        HEAD
-        + "inputs: {evaluation: e.npz}\ntune: {accuracy: {metric: top3, min: 0.9, max_drop: 1%, output: y}}\n"
-        + CHECKS
-    )
-    (case,) = load_spec(write(text)).cases()
+    rules = "tune: {accuracy: {metric: top3, min: 0.9, max_drop: 1%, output: y}}\n"
+    (case,) = load_spec(write(HEAD + DATA + rules + CHECKS)).cases()
     assert case.tune.accuracy == AccuracyRules(metric="top3", min=0.9, max_drop=0.01, output="y")
-    own = AccuracySection.model_fields
-    theirs = {
-        n: f for n, f in params_of("accuracy").model_fields.items() if n not in ("kind", "id", "severity")
+    theirs = params_of("accuracy").model_fields.items()
+    assert {name: field.default for name, field in AccuracySection.model_fields.items()} == {
+        name: field.default for name, field in theirs if name not in ("kind", "id", "severity")
     }
-    assert {n: f.default for n, f in own.items()} == {n: f.default for n, f in theirs.items()}
+
+
+DATA_HEAD = "qdqspec: 1\nmodel: m.onnx\nchecks: [{kind: speedup, min: 1.2}]\n"
+
+
+@pytest.fixture
+def data_of(tmp_path):
+    def read(text):
+        path = tmp_path / "s.qdq.yaml"
+        path.write_text(f"{DATA_HEAD}inputs: {{calibration: {text}}}\n")
+        return load_spec(path, root=tmp_path).cases()[0].inputs.calibration
+
+    return read
+
+
+@pytest.mark.parametrize("text", ["{arrays: d.npz}", "'d[1].npz'"])
+def test_data_given_as_a_path_is_that_path(data_of, tmp_path, text):
+    name = text.strip("'{}").removeprefix("arrays: ")
+    assert data_of(text) == tmp_path / name
+
+
+def test_the_keys_of_an_image_transform(data_of, tmp_path):
+    found = data_of(
+        "{images: data/*.jpg, size: 224, resize: 256, mean: [0.485, 0.456, 0.406], std: [0.2, 0.3, 0.4], layout: nhwc}"
+    )
+    assert found == Data(
+        path=tmp_path / "data" / "*.jpg",
+        images=ImageRules(
+            size=(224, 224), resize=256, mean=(0.485, 0.456, 0.406), std=(0.2, 0.3, 0.4), layout="nhwc"
+        ),
+    )
+    assert data_of("{images: data, size: [480, 640]}").images.size == (480, 640)
+
+
+def test_a_mean_or_std_of_one_number_applies_to_all_channels(data_of):
+    rules = data_of("{images: data, size: 3, mean: 127.5, std: 128}").images
+    assert (rules.mean, rules.std) == ((127.5,), (128,))
+    assert data_of("{images: data, size: 3, mean: [127.5], std: [128]}").images == rules
+
+
+def test_the_keys_loader_names_and_labels(data_of, tmp_path):
+    assert data_of("{loader: mine}") == Data(loader="mine")
+    found = data_of("{arrays: d.npz, names: {x: pixels}, labels: l.txt}")
+    assert found == Data(path=tmp_path / "d.npz", names={"x": "pixels"}, labels=tmp_path / "l.txt")
 
 
 @pytest.mark.parametrize(
-    ("tune", "problem"),
+    ("text", "message"),
     [
-        ("{max_drop: 1%}", "4:18: 'tune.accuracy' needs inputs.evaluation, which is not given"),
-        ("{metric: top1}", "no limit of the metric is given: add min, max_drop or both"),
-        ("{metric: top1, min: 97}", "top1 is a share, and 97 of it is no valid limit: write 97% or 0.97"),
+        ("{names: {x: y}}", "one of arrays, images and loader is needed"),
+        ("{arrays: a.npz, size: 3}", "'size' is a key of images"),
+        ("{images: a.jpg}", "images need a size"),
+        ("{images: a.jpg, size: 3, mean: [1, 2]}", "'mean' has one number, or one for each of 3 channels"),
+        ("{images: a.jpg, size: 3, std: 0}", "greater than 0"),
+        ("{images: a.jpg, size: 30, resize: 3}", "'resize' is smaller than 'size'"),
+        ("{images: a.jpg, size: 3, layot: nchw}", "did you mean 'layout'"),
+        ("../far/*.npz", "leads out of the root directory"),
+        ("[a.npz, b.npz]", "'calibration' should be a path, not a list"),
     ],
 )
-def test_an_invalid_accuracy_constraint_is_an_error_at_its_position(
-    write: Write, tune: str, problem: str
-) -> None:
-    data = "" if "inputs.evaluation" in problem else "inputs: {evaluation: e.npz}\n"
-    text = HEAD + (data or "title: T\n") + f"tune: {{accuracy: {tune}}}\n" + CHECKS
-    error = refusal(write(text))
-    assert problem in str(error)
-    assert ":4:" in str(error.where)
+def test_invalid_data_is_an_error(data_of, text, message):
+    with pytest.raises(SpecError, match=message):
+        data_of(text)
+
+
+def test_a_glob_that_follows_a_link_out_of_the_root_is_an_error(data_of, tmp_path, tmp_path_factory):
+    far = tmp_path_factory.mktemp("far")
+    (far / "a.npz").touch()
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.npz").symlink_to(far / "a.npz")
+    with pytest.raises(SpecError, match="leads out of the root directory"):
+        data_of("data/*.npz")

@@ -1,18 +1,27 @@
-"""Specs built in Python: the same keys, the same validation, the same class of error."""
+"""Specs built in Python, their matrix, and the JSON Schema for editors."""
 
 from __future__ import annotations
 
+import json
+from importlib import resources
 from pathlib import Path
 from typing import get_args
 
+import jsonschema
 import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from qdqspec import Spec, load_spec
+from qdqspec._core import registry
 from qdqspec.errors import SpecError
 from qdqspec.qdq.quantize.formats import BIAS_FORMAT, FORMATS, RUN_TIME
-from qdqspec.spec.fields import Activations, Format
+from qdqspec.spec.fields import Activations, Format, is_id
 from qdqspec.spec.inputs import InputsSection
+from qdqspec.spec.matrix import MatrixError, case_id, combinations, named_combinations
+from qdqspec.spec.models import spec_schema
 from qdqspec.spec.sections import (
     PatternsSection,
     QuantizeSection,
@@ -99,31 +108,166 @@ def test_input_values_are_numbers_booleans_or_nested_lists_of_them() -> None:
     assert section.rules().values == {"sr": 16000, "gain": ((1, 2.5), (0, 1)), "on": True}
 
 
-@pytest.mark.parametrize("value", ["16000", [1, [2]], float("nan"), [[1], [1, 2]]])
-def test_an_invalid_input_value_is_an_error(value: object) -> None:
-    with pytest.raises(ValidationError):
-        InputsSection.model_validate({"values": {"sr": value}})
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        *(({"values": {"sr": value}}, "sr") for value in ("16000", [1, [2]], float("nan"), [[1], [1, 2]])),
+        ({"shapes": {"sr": [1]}, "values": {"sr": 16000}}, "'sr' has a value"),
+    ],
+)
+def test_an_invalid_input_value_is_an_error(keys: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        InputsSection.model_validate(keys)
 
 
-def test_an_input_with_a_shape_and_a_value_is_an_error() -> None:
-    with pytest.raises(ValidationError, match="'sr' has a value"):
-        InputsSection.model_validate({"shapes": {"sr": [1]}, "values": {"sr": 16000}})
+@pytest.mark.parametrize(
+    ("keys", "backends"),
+    [
+        ({"matrix": {"backend": ["onnxruntime", "openvino"], "batch": [8]}},
+         {"b8-onnxruntime": "onnxruntime", "b8-openvino": "openvino"}),
+        ({"backend": "fake", "matrix": {"batch": [1, 8]}}, {"b1": "fake", "b8": "fake"}),
+        ({"backend": "fake", "matrix": {"backend": ["openvino"]}}, {"openvino": "openvino"}),
+        ({}, {"default": None}),
+    ],
+)  # fmt: skip
+def test_the_backend_of_a_case_is_that_of_the_spec_or_of_the_matrix(
+    keys: dict[str, object], backends: dict[str, str | None]
+) -> None:
+    cases = Spec(model="m.onnx", checks=[SPEEDUP], **keys).cases()  # type: ignore[arg-type]
+    assert {case.id: case.backend for case in cases} == backends
 
 
-def test_the_matrix_sets_backends_and_ids_keep_their_order() -> None:
-    spec = Spec(
-        model="m.onnx", checks=[SPEEDUP], matrix={"backend": ["onnxruntime", "openvino"], "batch": [8]}
-    )
-    assert {case.id: case.backend for case in spec.cases()} == {
-        "b8-onnxruntime": "onnxruntime", "b8-openvino": "openvino",
-    }  # fmt: skip
-    assert Spec(model="m.onnx", checks=[SPEEDUP]).cases()[0].backend is None
-
-
-def test_one_backend_of_all_cases_is_a_key_of_the_spec() -> None:
-    spec = Spec(model="m.onnx", checks=[SPEEDUP], backend="fake", matrix={"batch": [1, 8]})
-    assert [(case.id, case.backend) for case in spec.cases()] == [("b1", "fake"), ("b8", "fake")]
-    replaced = Spec(model="m.onnx", checks=[SPEEDUP], backend="fake", matrix={"backend": ["openvino"]})
-    assert [case.backend for case in replaced.cases()] == ["openvino"]
+def test_an_unknown_backend_is_an_error() -> None:
     with pytest.raises(SpecError, match="backend: unknown backend 'fakes'"):
         Spec(model="m.onnx", checks=[SPEEDUP], backend="fakes")
+
+
+def test_the_example_of_github_actions() -> None:
+    # https://docs.github.com/actions "Example: Expanding configurations" with other axes: fruit is quant,
+    # animal is weights, color is calibration, shape is preset.
+    choices = combinations(
+        {"quant": ["apple", "pear"], "weights": ["cat", "dog"]},
+        include=[
+            {"calibration": "green"},
+            {"calibration": "pink", "weights": "cat"},
+            {"quant": "apple", "preset": "circle"},
+            {"quant": "banana"},
+            {"quant": "banana", "weights": "cat"},
+        ],
+    )
+    assert [tuple(choice.values()) for choice in choices] == [
+        ("apple", "pink", "cat", "circle"),
+        ("apple", "green", "dog", "circle"),
+        ("pear", "pink", "cat"),
+        ("pear", "green", "dog"),
+        ("banana",),
+        ("banana", "cat"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("axes", "exclude", "include", "why"),
+    [
+        ({"batch": range(1, 258)}, [], [], "more than 256"),
+        ({"batch": range(1, 5000)}, [{"batch": 1}], [], "more than 4,096 combinations"),
+        ({"batch": [1, 2]}, [], [{"batch": 3}, {"batch": 3}], "'b3'"),
+    ],
+)
+def test_an_invalid_matrix_is_an_error(axes: dict, exclude: list, include: list, why: str) -> None:
+    with pytest.raises(MatrixError, match=why):
+        named_combinations(combinations(axes, exclude, include))
+
+
+QUANT = st.sampled_from(["int8", "uint8", "int16"])
+BATCH = st.integers(1, 6)
+CHOICE = st.fixed_dictionaries({}, optional={"quant": QUANT, "batch": BATCH}).filter(bool)
+
+
+@given(
+    st.fixed_dictionaries({"quant": st.lists(QUANT, min_size=1, unique=True)}).flatmap(
+        lambda axes: st.lists(BATCH, min_size=1, unique=True).map(lambda batch: {**axes, "batch": batch})
+    ),
+    st.lists(CHOICE, max_size=3),
+    st.lists(CHOICE, max_size=3),
+)
+def test_original_combinations_are_kept_and_excluded_ones_are_not_added(
+    axes: dict, exclude: list, include: list
+) -> None:
+    choices = combinations(axes, exclude, include)
+    originals = [{"quant": q, "batch": b} for q in axes["quant"] for b in axes["batch"]]
+    kept = [o for o in originals if not any(e.items() <= o.items() for e in exclude)]
+    assert list(choices[: len(kept)]) == kept
+    assert all(choice in include for choice in choices[len(kept) :])
+    assert all(is_id(case_id(choice)) for choice in choices)
+
+
+ROOT = Path(__file__).parents[3]
+SHIPPED = resources.files("qdqspec") / "spec" / "qdqspec.schema.json"
+HEAD = "qdqspec: 1\nmodel: m.onnx\n"
+CHECKS = "checks: [{kind: speedup, min: 1.2}]\n"
+GOOD = {
+    "smallest": HEAD + CHECKS,
+    "shapes": HEAD + CHECKS + "inputs: {shapes: {x: [1, 2], y: {min: [1], opt: [2], max: [3], weight: 1}}}\n",
+    "matrix": HEAD + CHECKS + "matrix: {quant: [int8], batch: [1, 2], exclude: [{batch: 2}]}\n",
+    "formats": HEAD
+    + CHECKS
+    + "quantize: {format: [int8, int4]}\nmatrix: {quant: [fp8, [int8, fp8], int8+int4]}\n",
+    "skips": HEAD + CHECKS + "skip: why\nskip_unless: {backend: tensorrt}\nxfail: why\n",
+    "checks": HEAD + "checks: [{kind: latency, max_ms: {tensorrt: 1.5}}, {kind: size, max_bytes: 4MiB}]\n",
+}
+BAD = {
+    "version": HEAD.replace("1", "2") + CHECKS,
+    "unknown key": HEAD + CHECKS + "tun: {}\n",
+    "unknown kind": HEAD + "checks: [{kind: sped}]\n",
+    "key of another kind": HEAD + "checks: [{kind: speedup, min: 1, max_ms: 3}]\n",
+    "no kind": HEAD + "checks: [{min: 1}]\n",
+    "a format twice": HEAD + CHECKS + "quantize: {format: [int8, int8]}\n",
+    "strategy": HEAD + CHECKS + "tune: {strategy: luck}\n",
+    "no value": HEAD + CHECKS + "skip:\n",
+    "text for number": HEAD + CHECKS + "tune: {trials: '3'}\n",
+}
+
+
+@pytest.fixture(scope="module")
+def schema() -> jsonschema.Draft202012Validator:
+    return jsonschema.Draft202012Validator(spec_schema())
+
+
+def loads(text: str, folder: Path) -> bool:
+    path = folder / "a.qdq.yaml"
+    path.write_text(text)
+    try:
+        load_spec(path, root=folder)
+    except SpecError:
+        return False
+    return True
+
+
+def test_the_packaged_schema_is_the_generated_one() -> None:
+    assert json.loads(SHIPPED.read_text(encoding="utf-8")) == spec_schema(), (
+        "the spec's keys changed; renew with: qdqspec schema > qdqspec/spec/qdqspec.schema.json"
+    )
+
+
+@pytest.mark.parametrize("name", GOOD | BAD)
+def test_schema_and_loader_accept_and_reject_the_same(
+    name: str, schema: jsonschema.Draft202012Validator, tmp_path: Path
+) -> None:
+    text = (GOOD | BAD)[name]
+    assert loads(text, tmp_path) is schema.is_valid(yaml.safe_load(text)) is (name in GOOD)
+
+
+def test_the_example_specs_are_valid_in_schema_and_loader(schema: jsonschema.Draft202012Validator) -> None:
+    for path in sorted((ROOT / "specs").glob("*.qdq.yaml")):
+        schema.validate(yaml.safe_load(path.read_text()))
+        assert load_spec(path, root=ROOT).cases()
+
+
+def test_every_check_and_every_key_has_a_description(schema: jsonschema.Draft202012Validator) -> None:
+    kinds = schema.schema["properties"]["checks"]["items"]["oneOf"]
+    assert [kind["properties"]["kind"]["const"] for kind in kinds] == list(registry.names("check"))
+    assert all("kind" in kind["required"] and kind["description"] for kind in kinds)
+    sections = schema.schema["$defs"]
+    assert all(section["description"] for section in sections.values())
+    for name, part in schema.schema["properties"].items():
+        assert part.get("description") or part["$ref"].rpartition("/")[2] in sections, name

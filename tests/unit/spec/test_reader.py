@@ -1,11 +1,18 @@
-"""YAML read as data with positions: valid documents, invalid ones, and the positions of problems."""
+"""YAML read as data with positions, and error messages with a caret at the right column."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from qdqspec import load_spec
+from qdqspec.errors import SpecError
+from qdqspec.spec.problems import Problem, numbered, source_lines, spec_error
 from qdqspec.spec.reader import MAX_ALIASES, MAX_NODES, read_yaml
 
 
@@ -28,13 +35,10 @@ def test_scalars_are_read_by_the_rules_of_yaml_1_2(text: str, value: object) -> 
     assert type(document.data["a"]) is type(value)
 
 
-def test_keys_are_read_as_text() -> None:
-    assert read_yaml("{1: a, on: b, 2.0: c, null: d}").data == {"1": "a", "on": "b", "2.0": "c", "null": "d"}
-
-
-def test_aliases_are_replaced_by_their_anchor() -> None:
-    document = read_yaml("a: &x [1, 2]\nb: *x\n")
-    assert (document.data, document.problems) == ({"a": [1, 2], "b": [1, 2]}, ())
+def test_keys_are_read_as_text_and_aliases_as_their_anchor() -> None:
+    document = read_yaml("{1: &x [1, 2], on: *x, 2.0: c, null: d}")
+    assert document.data == {"1": [1, 2], "on": [1, 2], "2.0": "c", "null": "d"}
+    assert document.problems == ()
 
 
 @pytest.mark.parametrize(
@@ -78,20 +82,102 @@ def test_all_problems_of_the_yaml_are_found_and_the_first_value_is_kept() -> Non
     assert document.data == {"a": 1}
 
 
-def test_the_position_of_a_problem_is_that_of_the_value_or_of_the_key() -> None:
+@pytest.mark.parametrize(
+    ("loc", "at_key", "position"),
+    [
+        (("top", 0, "list", 1), False, (2, 25, 2)),
+        (("top", 0, "list"), False, (2, 21, 7)),
+        (("top", 0, "list"), True, (2, 15, 4)),
+        # a missing value is at its nearest parent
+        (("top", 0, "name", "opt", 1), False, (2, 12, 1)),
+        (("top", "missing"), False, (1, 1, 3)),
+    ],
+)
+def test_the_position_of_a_problem_is_that_of_the_value_or_of_the_key(
+    loc: tuple[str | int, ...], at_key: bool, position: tuple[int, int, int]
+) -> None:
     document = read_yaml("top:\n  - {name: x, list: [1, 22]}\n")
-    at = document.problem(("top", 0, "list", 1), "m")
-    assert (at.line, at.column, at.width) == (2, 25, 2)
-    at = document.problem(("top", 0, "list"), "m")
-    assert (at.column, at.width) == (21, 7)
-    at = document.problem(("top", 0, "list"), "m", at_key=True)
-    assert (at.column, at.width) == (15, 4)
-
-
-def test_the_position_of_a_missing_value_is_that_of_the_nearest_parent() -> None:
-    document = read_yaml("top:\n  x: [1, 2]\n")
-    at = document.problem(("top", 0, "x", "opt", 1), "a part that the short form does not contain")
-    assert (at.line, at.column) == (2, 10)
-    at = document.problem(("top", "missing"), "the key of the mapping it is missing in")
-    assert (at.line, at.column, at.width) == (1, 1, 3)
+    at = document.problem(loc, "m", at_key=at_key)
+    assert (at.line, at.column, at.width) == position
     assert document.line(("nowhere",)) == 1
+
+
+MANY = """\
+# a spec with many planted errors
+qdqspec: 2
+modle: models/a.onnx
+title: [not, text]
+tags: [ok, ""]
+inputs:
+  shapes: {x: [8, 3, -224, "224"], y: {min: [2], opt: [1], weigth: 3}}
+  calibration: ../../secrets.npz
+matrix:
+  quant: [int8, fp9, int88]
+  bach: [1, 8]
+  batch: [1, 1]
+patterns:
+  allow_file: nowhere.txt
+  nodes: {exlude: ["/head/*"]}
+regions: {by: manual}
+quantize: {calibration: entrophy, weights: !!str per-channel}
+tune:
+  strategy: atribution
+  trials: true
+  minutes: 10x
+  minutes: 5
+checks: []
+"""
+FEW = """\
+qdqspec: 1
+model: models/a.onnx
+checks:
+  - {kind: speedupp, min: 1.2}
+  - kind: latency
+    max_msec: 1.20
+  - {kind: parity, min_sqnr_db: 25, id: "Bad Id"}
+  - {min: 3}
+skip_unless: {backend: onnxrutime, compute_capability: 8.9}
+xfail: {strict: false}
+"""
+
+
+@pytest.mark.parametrize(("name", "text"), [("many", MANY), ("few", FEW)])
+def test_the_message_of_an_invalid_spec(
+    tmp_path: Path, golden: Callable[[str, str], None], name: str, text: str
+) -> None:
+    path = tmp_path / "specs" / "door.qdq.yaml"
+    path.parent.mkdir()
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(SpecError) as caught:
+        load_spec(path, root=tmp_path)
+    golden(f"spec/{name}.txt", f"{caught.value}\n")
+
+
+def test_the_message_of_a_syntax_error(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
+    path = tmp_path / "door.qdq.yaml"
+    path.write_text("qdqspec: 1\nmodel: a.onnx\nchecks:\n  - {kind: speedup, min: 1.2\ntags: [a]\n")
+    with pytest.raises(SpecError) as caught:
+        load_spec(path, root=tmp_path)
+    golden("spec/syntax.txt", f"{caught.value}\n")
+
+
+@given(st.text(max_size=300), st.integers(1, 310), st.integers(1, 400))
+def test_the_caret_is_below_the_reported_column(text: str, column: int, width: int) -> None:
+    lines = source_lines(text)
+    column = min(column, len(lines[0]) + 1)
+    shown, carets = numbered(lines, 1, column, width=width)
+    assert len(shown.splitlines()) <= 1
+    assert 0 <= carets.index("^") < 120
+    if column <= len(lines[0]) and lines[0][column - 1].isprintable() and lines[0][column - 1] != " ":
+        assert shown[carets.index("^")] == lines[0][column - 1]
+
+
+@pytest.mark.parametrize("odd", ["\ud800", "two\nlines", "\x1b[31m", "k" * 900_000])
+def test_any_message_is_one_short_printable_line(odd: str) -> None:
+    error = spec_error([Problem(line=1, column=1, message=f"bad {odd} end")], [odd], "a.yaml")
+    first, *rest = str(error).splitlines()
+    assert first.startswith("a.yaml:1:1: bad ")
+    assert first.endswith(" end")
+    assert len(first) < 250
+    assert len(rest) == 2
+    assert str(error).replace("\n", "").isprintable()

@@ -1,32 +1,48 @@
-"""Equalization: the chains that can be scaled, and schemes, strip, import and diff of models with scaled channels."""
+"""Equalization: chains and products that can be scaled, and schemes, strip, import and diff of scaled models."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from chain_models import SIZE, ChainModel, image_model, token_model
+from chain_models import SIZE, TOKENS, ChainModel, image_model
+from hypothesis import given
+from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
+from onnx_text import outputs_of, parsed
 
+from qdqspec.app.preparation.branching import scaled_branches
+from qdqspec.app.preparation.files import write_placed, write_placement
+from qdqspec.app.preparation.prepare import Prepared
+from qdqspec.app.session import Session
 from qdqspec.errors import PlacementError, StateError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.save import save_model
-from qdqspec.qdq.edit.equalize import EQUALIZED, equalized, find_chains, misfit_of, touched
+from qdqspec.qdq.edit.branches import find_branches
+from qdqspec.qdq.edit.equalize import (
+    EQUALIZED,
+    branched,
+    branches_of,
+    equalized,
+    find_chains,
+    misfit_of,
+    products_of,
+    restored,
+    touched,
+)
 from qdqspec.qdq.edit.insert import insert_qdq
 from qdqspec.qdq.read.diff import diff_models
 from qdqspec.qdq.read.import_qdq import import_placement
 from qdqspec.qdq.read.strip import strip_qdq
 from qdqspec.qdq.scheme.scheme_file import SchemeNumbers, apply_scheme, write_scheme
-from qdqspec.types import Consumer, PlacedPair, Placement, Site
+from qdqspec.types import Case, Consumer, Inputs, PlacedPair, Placement, QuantizeRules, Site, TuneRules
 
 EXPONENTS = (3, -2, 0, 1)
-
-
-def constants(model: Model) -> list[list[str]]:
-    return [[one.tensor for one in chain.constants] for chain in find_chains(model)]
 
 
 def changed(model: Model, change: object) -> Model:
@@ -47,48 +63,42 @@ def test_a_chain_ends_at_the_weights_of_the_next_layer() -> None:
     assert not second.absorbers[0].is_depthwise
 
 
-def test_normalizations_are_scaled_by_scale_and_bias() -> None:
-    assert constants(token_model(0, [], "matmul")) == [["c0", "c1", "c2"]]
+RELU, CONV = "t1 = Relu(t0)", "y = Conv(t1, c2)"
+BRANCHES = (
+    "then_branch = t () => (float p) { p = Relu(t1) }, else_branch = e () => (float q) { q = Relu(t1) }"
+)
 
 
 @pytest.mark.parametrize(
-    "why", ["output", "shared", "fed", "residual", "sigmoid", "cast", "metadata", "body"]
+    ("nodes", "ports", "found"),
+    [
+        (f"{RELU} {CONV}", "", True),
+        (f"{RELU} {CONV} more = Relu(c0)", "", False),
+        (f"{RELU} {CONV} more = Add(t0, t1)", "", False),
+        (f"{RELU} {CONV} more = If(always) <{BRANCHES}>", "", False),
+        (f"t1 = Sigmoid(t0) {CONV}", "", False),
+        (f"t1 = Cast<to = 1>(t0) {CONV}", "", False),
+        (f"{RELU} {CONV}", "float[2,4,1,1] c2", False),
+        (f"{RELU} {CONV}", "t1", False),
+    ],
+    ids=["chain", "shared", "residual", "body", "sigmoid", "cast", "fed", "output"],
 )
-def test_chains_that_cannot_be_scaled_are_omitted(why: str) -> None:
+def test_chains_that_cannot_be_scaled_are_omitted(nodes: str, ports: str, found: bool) -> None:
+    fed, out = (
+        (f", {ports}", "") if ports.startswith("float") else ("", ports and f", float[1,4,6,6] {ports}")
+    )
+    model = parsed(
+        f"g (float[1,3,6,6] x{fed}) => (float[1,2,6,6] y{out}) {{ t0 = Conv(x, c0, c1) {nodes} }}",
+        c0=(4, 3, 1, 1), c1=(4,), c2=(2, 4, 1, 1), always=np.array(True),
+    )  # fmt: skip
+    assert [[one.tensor for one in chain.constants] for chain in find_chains(model)] == [
+        ["c0", "c1", "c2"]
+    ] * found
+
+
+def test_a_scaled_chain_is_not_scaled_again() -> None:
     model = image_model(0, ["relu"], "conv")
-    assert constants(model) == [["c0", "c1", "c2"]]
-
-    def change(proto: onnx.ModelProto) -> None:
-        graph, value = proto.graph, helper.make_tensor_value_info
-        if why == "output":
-            graph.output.append(value("t1", TensorProto.FLOAT, None))
-        elif why == "shared":
-            graph.node.add(op_type="Relu", input=["c0"], output=["again"])
-        elif why == "fed":
-            graph.input.append(value("c2", TensorProto.FLOAT, [2, 4, 1, 1]))
-        elif why == "residual":
-            graph.node.add(op_type="Add", input=["t0", "t1"], output=["sum"])
-        elif why == "sigmoid":
-            graph.node[1].op_type = "Sigmoid"
-        elif why == "cast":
-            graph.node[1].op_type = "Cast"
-            graph.node[1].attribute.append(helper.make_attribute("to", TensorProto.FLOAT))
-        elif why == "metadata":
-            held = find_chains(model)[0].by((1, 0, 0, 0))
-            proto.metadata_props.add(key=EQUALIZED, value=json.dumps([held.record]))
-        else:
-            graph.initializer.append(numpy_helper.from_array(np.array(True), "always"))
-            branch = helper.make_graph(
-                [helper.make_node("Relu", ["t1"], ["inner"])],
-                "b",
-                [],
-                [value("inner", TensorProto.FLOAT, None)],
-            )
-            graph.node.append(
-                helper.make_node("If", ["always"], ["chosen"], then_branch=branch, else_branch=branch)
-            )
-
-    assert constants(changed(model, change)) == []
+    assert find_chains(equalized(model, [find_chains(model)[0].by((1, 0, 0, 0))])) == []
 
 
 @pytest.mark.parametrize(
@@ -133,14 +143,12 @@ def pairs_of(model: Model) -> tuple[PlacedPair, ...]:
         Site(tensor="t1", consumers=(Consumer("n2", 0),), format="uint8"),
         Site(tensor="c2", consumers=(Consumer("n2", 1),), format="int8", axis=0, weight=True),
     )
-    found = []
-    for site in sites:
-        largest = [0.05]
-        if site.weight:
-            weight = np.abs(model.array(site.tensor))
-            largest = (weight.reshape(len(weight), -1).max(axis=1) / 127).tolist()
-        found.append(PlacedPair(site=site, scale=tuple(largest), zero_point=(0,) * len(largest)))
-    return tuple(found)
+    weights = (np.abs(model.array(site.tensor)) for site in sites if site.weight)
+    first, last = (tuple((w.reshape(len(w), -1).max(axis=1) / 127).tolist()) for w in weights)
+    return tuple(
+        PlacedPair(site=site, scale=scale, zero_point=(0,) * len(scale))
+        for site, scale in zip(sites, (first, (0.05,), last), strict=True)
+    )
 
 
 @pytest.fixture
@@ -190,13 +198,9 @@ def test_an_imported_scheme_reproduces_the_model(
 
 def test_diff_reports_scaled_channels(written: tuple[Model, Model, Path]) -> None:
     model, quantized, _ = written
-    plain = Model(
-        insert_qdq(
-            model,
-            Placement(sites=frozenset(pair.site for pair in pairs_of(model))),
-            SchemeNumbers(model, pairs_of(model)),
-        ).proto
-    )
+    pairs = pairs_of(model)
+    placement = Placement(sites=frozenset(pair.site for pair in pairs))
+    plain = Model(insert_qdq(model, placement, SchemeNumbers(model, pairs)).proto)
     found = diff_models(plain, quantized)
     assert not found.skeleton.differs
     texts = [change.text for pair in found.changed for change in pair.changes if change.kind == "channels"]
@@ -204,7 +208,7 @@ def test_diff_reports_scaled_channels(written: tuple[Model, Model, Path]) -> Non
     assert diff_models(quantized, quantized).same
 
 
-def test_a_scheme_is_rejected_for_a_model_that_cannot_be_scaled(written: tuple[Model, Model, Path]) -> None:
+def test_a_scheme_that_does_not_fit_or_was_changed_is_rejected(written: tuple[Model, Model, Path]) -> None:
     model, _, scheme = written
 
     def change(proto: onnx.ModelProto) -> None:
@@ -212,10 +216,6 @@ def test_a_scheme_is_rejected_for_a_model_that_cannot_be_scaled(written: tuple[M
 
     with pytest.raises(PlacementError, match="the channels that 'c0' makes cannot be scaled in it"):
         apply_scheme(changed(model, change), scheme)
-
-
-def test_a_scheme_with_changed_factors_is_rejected(written: tuple[Model, Model, Path]) -> None:
-    model, _, scheme = written
     content = json.loads(scheme.read_text())
     content["equalized"][0]["exponents"][0] = 2
     with pytest.raises(StateError, match="its numbers are not those that were written"):
@@ -238,3 +238,205 @@ def test_chains_without_a_quantized_tensor_are_dropped() -> None:
     assert kept("t3") == [1]
     assert kept("c2") == [0, 1]  # the weight between the chains
     assert kept("x") == kept() == []
+
+
+WIDE = 128
+SAMPLES = np.random.default_rng(1).standard_normal((16, 2, TOKENS, 8)).astype(np.float32)
+
+
+def residual_model(why: str = "", channels: int = 8, outlier: float = 1.0) -> Model:
+    """Two linear layers behind a normalization, which a sum at the end reads too.
+
+    The scales of its channels are 1, but for one, which is ``outlier``.
+    """
+    work = ChainModel(3, [2, TOKENS, channels])
+    scale, bias = work.constant(channels), work.constant(channels)
+    values = np.ones(channels, np.float32)
+    values[1] = outlier
+    work.constants[0].CopyFrom(numpy_helper.from_array(values, scale))
+    if why == "decomposed":
+        work.add("Mul", work.add("Relu", "x"), scale)
+        normal = work.add("Add", work.now, bias)
+    elif why == "sum":
+        normal = work.add("Add", work.add("Relu", "x"), bias)
+    else:
+        normal = work.add("Relu", "x") if why == "relu" else work.add("LayerNormalization", "x", scale, bias)
+    weights = [work.constant(channels, WIDE // 2 if why == "narrow" else WIDE) for _ in range(2)]
+    one = work.add("MatMul", normal, weights[0])
+    other = work.add("MatMul", normal, weights[0 if why == "shared" else 1])
+    added = work.add("Add", one, other)
+    hidden = work.add("Relu", added)
+    inner = WIDE // 2 if why == "narrow" else WIDE
+    back = work.add("MatMul", hidden, work.constant(inner, channels))
+    if why == "taken":
+        normal = work.add("Identity", normal)
+        work.nodes[-1].output[0] = normal = "t0_scaled"
+    work.add("Add", back, normal)
+    model = work.model(*([weights[0]] if why == "output" else []))
+    if why == "fed":
+        value = helper.make_tensor_value_info(weights[0], TensorProto.FLOAT, [channels, inner])
+        model.proto.graph.input.append(value)
+        return Model(model.proto)
+    return model
+
+
+@pytest.mark.parametrize(
+    "why", ["", "decomposed", "sum", "relu", "narrow", "shared", "taken", "output", "fed"]
+)
+def test_linear_layers_that_read_a_normalization_may_read_a_product(why: str) -> None:
+    model = residual_model(why)
+    branches = find_branches(model)
+    assert bool(branches) is (why in ("", "decomposed"))
+    for branch in branches:
+        assert [model.by_name[name].op_type for name in branch.readers] == ["MatMul", "MatMul"]
+        assert {model.by_name[name].inputs[0] for name in branch.readers} == {branch.tensor}
+        assert find_branches(model, {branch.tensor}) == []
+
+
+def test_a_normalization_that_only_linear_layers_read_needs_no_product() -> None:
+    work = ChainModel(0, [2, TOKENS, 8])
+    work.add("LayerNormalization", "x", work.constant(8), work.constant(8))
+    work.add("MatMul", work.now, work.constant(8, 2 * WIDE))
+    assert branched(work.model()) == ()
+
+
+@given(st.lists(st.integers(-10, 10), min_size=8, max_size=8))
+def test_factors_change_no_bit_of_the_outputs_and_are_removed_again(exponents: list[int]) -> None:
+    model = residual_model()
+    (change,) = branched(model)
+    scaled = equalized(model, [replace(change, exponents=tuple(exponents))])
+    one, other = (outputs_of(each, {"x": SAMPLES[0]}, "ENABLE_ALL")[0] for each in (model, scaled))
+    assert one.tobytes() == other.tobytes()
+    assert restored(scaled.flat).SerializeToString() == model.flat.SerializeToString()
+
+
+def test_bad_factors_are_rejected() -> None:
+    model = residual_model()
+    (change,) = branched(model)
+    assert misfit_of(model, [change]) is None
+    assert "cannot be inserted" in str(misfit_of(residual_model("relu"), [change]))
+    assert "cannot be inserted" in str(misfit_of(model, [replace(change, exponents=(0,) * 9)]))
+    weight = next(one for one in model.proto.graph.initializer if list(one.dims) == [8, WIDE])
+    values = numpy_helper.to_array(weight).copy()
+    values[0, 0] = 3e38
+    weight.CopyFrom(numpy_helper.from_array(values, weight.name))
+    most = replace(change, exponents=(-10,) * 8)
+    assert "cannot be scaled exactly" in str(misfit_of(Model(model.proto), [most]))
+
+
+def prepared(
+    session: Session, folder: Path, outlier: float = 100.0, corrections: object = ("equalization",)
+) -> Prepared:
+    """A case of the model with calibration data, prepared."""
+    save_model(residual_model(outlier=outlier).proto, folder / "model.onnx")
+    np.savez(folder / "calibration.npz", x=SAMPLES)
+    case = Case(
+        id="default",
+        model=folder / "model.onnx",
+        inputs=Inputs(calibration=folder / "calibration.npz"),
+        quantize=QuantizeRules(corrections=corrections),  # type: ignore[arg-type]
+    )
+    return session.work(case).prepared
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+    with Session(root=tmp_path_factory.mktemp("root")) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def work(session: Session, tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    """The case of a model with an outlier in a normalization."""
+    return prepared(session, tmp_path_factory.mktemp("outlier"))
+
+
+def test_outliers_of_a_normalization_are_scaled(work: Prepared) -> None:
+    (change,) = branches_of(work.folded)
+    assert change.branch is not None
+    assert change.branch.tensor == "t0"
+    assert change.exponents[1] == min(change.exponents) < 0
+    assert products_of(work.folded) == {"t0_scaled"}
+    (note,) = (note for note in work.warnings if "product" in note)
+    assert note.startswith(
+        "equalization inserts 1 product with factors of channels between a normalization and"
+    )
+    assert "t0_scaled" in work.space.tensors
+    assert not any("t0_scaled" in unit.nodes for unit in work.space.units)  # it is not quantized itself
+
+
+def test_operators_without_labels_have_no_products_before_them(
+    work: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert scaled_branches(work, work.given)
+    labels = {op: kinds for op, kinds in work.capabilities.labels.items() if op != "MatMul"}
+    monkeypatch.setattr(work, "capabilities", replace(work.capabilities, labels=labels, dynamic={}))
+    assert scaled_branches(work, work.given) == ()
+
+
+@pytest.mark.parametrize(
+    ("outlier", "corrections"),
+    [(100.0, "none"), (100.0, ("bias",)), (1.0, ("equalization",))],
+    ids=["none", "others", "similar ranges"],
+)
+def test_products_are_inserted_by_equalization_and_for_outliers_only(
+    session: Session, tmp_path: Path, outlier: float, corrections: object
+) -> None:
+    assert branches_of(prepared(session, tmp_path, outlier, corrections).folded) == ()
+
+
+def test_a_placement_with_a_product_is_written_repeated_and_removed(work: Prepared, tmp_path: Path) -> None:
+    placement = work.space.resolve(work.space.everything())
+    write_placement(work, placement, tmp_path / "q.onnx")
+    write_placed(work, placement, tmp_path / "scheme.json")
+    quantized, model = load_model(tmp_path / "q.onnx"), work.given
+    assert "t0_scaled" in quantized.by_name
+    assert apply_scheme(model, tmp_path / "scheme.json").proto.SerializeToString() == (
+        quantized.proto.SerializeToString()
+    )
+    assert strip_qdq(quantized, model).proto.SerializeToString() == model.proto.SerializeToString()
+    alone = Model(strip_qdq(quantized).proto)
+    assert [node.op_type for node in alone.nodes] == [node.op_type for node in model.nodes]
+    assert alone.constants.keys() == model.constants.keys()
+    imported = import_placement(quantized, model)
+    write_scheme(
+        tmp_path / "again.json", imported.placement, imported.pairs, "imported", factors=imported.equalized
+    )
+    again = Model(apply_scheme(model, tmp_path / "again.json").proto)
+    assert diff_models(again, quantized).same
+    assert not diff_models(model, quantized).skeleton.differs
+    with pytest.raises(PlacementError, match="'t0_factors' cannot be inserted in it"):
+        apply_scheme(residual_model("narrow"), tmp_path / "scheme.json")
+
+
+@pytest.mark.parametrize("corrections", ["none", "auto"])
+def test_a_search_from_a_quantized_model_inserts_products_if_that_has_them(
+    session: Session, tmp_path: Path, corrections: str
+) -> None:
+    """The kept scales of a quantized model without products are those of the model as it is."""
+    work = prepared(session, tmp_path, corrections=corrections)
+    placement = work.space.resolve(work.space.everything())
+    write_placement(work, placement, tmp_path / "start.onnx")
+    case = Case(
+        id="default",
+        model=tmp_path / "model.onnx",
+        inputs=Inputs(calibration=tmp_path / "calibration.npz"),
+        tune=TuneRules(start_from=(tmp_path / "start.onnx",)),
+    )
+    started = session.work(case).prepared
+    assert bool(branches_of(started.folded)) is (corrections == "auto")
+    assert bool(started.start_scales.tensors) is (corrections == "none")
+
+
+def test_a_model_whose_product_another_tool_removed_keeps_its_weights(work: Prepared) -> None:
+    proto = onnx.ModelProto()
+    proto.CopyFrom(work.folded.proto)
+    factors = next(one for one in proto.graph.initializer if one.name == "t0_factors")
+    factors.name = "renamed"
+    node = next(node for node in proto.graph.node if node.name == "t0_scaled")
+    node.input[1] = "renamed"
+    assert products_of(Model(proto)) == {"t0_scaled"}
+    found = Model(strip_qdq(Model(proto)).proto)
+    for name in found.constants:
+        np.testing.assert_array_equal(found.array(name), Model(proto).array(name))
+    assert "t0_scaled" in found.by_name

@@ -1,53 +1,43 @@
-"""Positions and names of inserted pairs, and rejected sites."""
+"""Positions and names of inserted pairs, in bodies and before graph outputs too, and rejected sites."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
-from onnx import TensorProto, helper, numpy_helper
-from random_models import ranges_for
+from onnx import TensorProto, helper
+from onnx_text import outputs_of, parsed
+from random_models import random_inputs, ranges_for
 
-from qdqspec.errors import ModelError, PlacementError
+from qdqspec.backends.onnxruntime import backend
+from qdqspec.errors import PlacementError
 from qdqspec.graph.model import Model
 from qdqspec.qdq.edit.insert import Inserter, insert_qdq
 from qdqspec.qdq.quantize.quantizer import Quantizer
 from qdqspec.qdq.quantize.ranges import TensorRange
-from qdqspec.types import Consumer, Placement, Site
+from qdqspec.qdq.read.diff import diff_models
+from qdqspec.qdq.read.import_qdq import placement_for
+from qdqspec.qdq.read.strip import strip_qdq
+from qdqspec.qdq.scheme.scheme_file import apply_scheme, write_scheme
+from qdqspec.qdq.space.search_space import SchemeSpace
+from qdqspec.types import Consumer, Placement, QuantizeRules, Site
+
+NET = """g (float[1,2,4,4] x) => (float[1,2,4,4] y) {
+    [c] h = Conv<kernel_shape = [1, 1]>(x, w)  [r] t = Relu(h)  [a] y = Add(t, t) }"""
+KERNEL = np.array([1.0, -2.0, 0.5, 4.0], np.float32).reshape(2, 2, 1, 1)
 
 
-def parsed(text: str, opset: int = 17, ir: int = 8) -> onnx.ModelProto:
-    return onnx.parser.parse_model(f'<ir_version: {ir}, opset_import: ["": {opset}]> {text}')
+def net(text: str = NET, opset: int = 17, **constants: np.ndarray) -> Model:
+    return parsed(text, opset, w=KERNEL, **constants)
 
 
-@dataclass
-class Net:
-    """``x -> Conv(w) -> Relu -> Add(Relu, Relu) -> y``, node names c, r, a."""
-
-    proto: onnx.ModelProto = field(
-        default_factory=lambda: parsed(
-            """g (float[1,2,4,4] x) => (float[1,2,4,4] y) {
-                [c] h = Conv<kernel_shape = [1, 1]>(x, w)
-                [r] t = Relu(h)
-                [a] y = Add(t, t)
-            }"""
-        )
-    )
-
-    def __post_init__(self) -> None:
-        weight = np.array([1.0, -2.0, 0.5, 4.0], np.float32).reshape(2, 2, 1, 1)
-        self.proto.graph.initializer.append(numpy_helper.from_array(weight, "w"))
-
-    def insert(self, *sites: Site, floating: Collection[Site] = ()) -> Model:
-        model = Model(self.proto)
-        numbers = Quantizer(model, ranges_for(model))
-        return Model(
-            insert_qdq(model, Placement(sites=frozenset(sites)), numbers, floating=frozenset(floating)).proto
-        )
+def inserted(model: Model, *sites: Site) -> Model:
+    numbers = Quantizer(model, ranges_for(model))
+    made = insert_qdq(model, Placement(sites=frozenset(sites)), numbers).proto
+    onnx.checker.check_model(made, full_check=True)
+    return Model(made)
 
 
 def site(
@@ -66,138 +56,302 @@ def order(model: Model) -> list[str]:
 
 
 def test_an_activation_gets_q_and_dq_right_after_its_producer() -> None:
-    model = Net().insert(site("t", ("a", 0), ("a", 1)))
+    model = inserted(net(), site("t", ("a", 0), ("a", 1)))
     assert order(model) == ["c", "r", "t_QuantizeLinear", "t_DequantizeLinear", "a"]
     assert model.by_name["t_QuantizeLinear"].inputs == ("t", "t_scale", "t_zero_point")
     assert model.by_name["t_DequantizeLinear"].inputs == ("t_quantized", "t_scale", "t_zero_point")
     assert model.by_name["a"].inputs == ("t_dequantized", "t_dequantized")
 
 
-def test_names_of_pairs_do_not_collide_with_names_of_the_model() -> None:
-    net = Net()
-    net.proto.graph.initializer.append(numpy_helper.from_array(np.zeros(1, np.float32), "t_scale"))
-    net.proto.graph.node[0].name = "c"
-    net.proto.graph.node[1].name = "t_QuantizeLinear"
-    model = net.insert(site("t", ("a", 0), ("a", 1)))
-    assert model.by_name["t_QuantizeLinear~1"].inputs[1] == "t_scale~1"
-
-
 def test_a_stored_weight_takes_the_name_and_place_of_the_float_one() -> None:
-    net = Net()
-    net.proto.graph.initializer.append(numpy_helper.from_array(np.zeros(3, np.float32), "after"))
-    model = net.insert(WEIGHT)
-    assert order(model) == ["w_DequantizeLinear", "c", "r", "a"]
-    assert model.by_name["c"].inputs == ("x", "w")
-    assert list(model.initializers) == ["w_scale", "w_zero_point", "w_quantized", "after"]
-    assert model.constants["w_quantized"].data_type == TensorProto.INT8
-    np.testing.assert_array_equal(model.array("w_quantized").ravel(), [64, -127, 16, 127])
+    model = net(after=np.zeros(3, np.float32))
+    model.proto.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, [2, 2, 1, 1]))
+    made = inserted(Model(model.proto), WEIGHT)
+    assert order(made) == ["w_DequantizeLinear", "c", "r", "a"]
+    assert made.by_name["c"].inputs == ("x", "w")
+    assert list(made.initializers) == ["w_scale", "w_zero_point", "w_quantized", "after"]
+    assert made.constants["w_quantized"].data_type == TensorProto.INT8
+    np.testing.assert_array_equal(made.array("w_quantized").ravel(), [64, -127, 16, 127])
+    assert [i.name for i in made.proto.graph.input] == ["x"]
 
 
-@pytest.mark.parametrize("reader", ["node", "body", "output"])
-def test_a_float_weight_with_another_reader_is_kept(reader: str) -> None:
-    net = Net()
-    info = helper.make_tensor_value_info("w", TensorProto.FLOAT, [2, 2, 1, 1])
-    if reader == "node":
-        net.proto.graph.node.append(helper.make_node("Neg", ["w"], ["z"], "n"))
-    if reader == "output":
-        net.proto.graph.output.append(info)
-    if reader == "body":
-        body = helper.make_graph(
-            [helper.make_node("Neg", ["w"], ["z"])], "b", [], [helper.make_tensor_value_info("z", 1, None)]
-        )
-        net.proto.graph.initializer.append(numpy_helper.from_array(np.array(True), "yes"))
-        net.proto.graph.node.append(
-            helper.make_node("If", ["yes"], ["i"], then_branch=body, else_branch=body)
-        )
-    model = net.insert(WEIGHT)
-    assert model.array("w").dtype == np.float32
-    assert model.by_name["c"].inputs[1].startswith("w_dequantized")
+@pytest.mark.parametrize(
+    ("ports", "nodes"),
+    [
+        ("(float[1,2,4,4] x) => (float[1,2,4,4] h, float[2,2,1,1] w)", ""),
+        ("(float[1,2,4,4] x) => (float[1,2,4,4] h, float[2,2,1,1] z)", "z = Neg(w)"),
+        (
+            "(float[1,2,4,4] x, bool c) => (float[1,2,4,4] h, float[2,2,1,1] z)",
+            """z = If (c) <then_branch = t () => (float[2,2,1,1] p) { p = Neg(w) },
+                           else_branch = e () => (float[2,2,1,1] q) { q = Abs(w) }>""",
+        ),
+    ],
+    ids=["output", "node", "body"],
+)
+def test_a_float_weight_with_another_reader_is_kept(ports: str, nodes: str) -> None:
+    made = inserted(net(f"g {ports} {{ [c] h = Conv<kernel_shape = [1, 1]>(x, w) {nodes} }}"), WEIGHT)
+    assert made.array("w").dtype == np.float32
+    assert made.by_name["c"].inputs[1].startswith("w_dequantized")
 
 
-def test_a_quantized_weight_is_removed_from_the_graph_inputs() -> None:
-    net = Net()
-    net.proto.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, [2, 2, 1, 1]))
-    assert [i.name for i in net.insert(WEIGHT).proto.graph.input] == ["x"]
-
-
-MISFITS: Mapping[str, tuple[Site, str]] = {
-    "unknown tensor": (site("nobody", ("c", 0)), "tensor 'nobody' cannot be quantized: no node"),
-    "unknown node": (site("t", ("nobody", 0)), "node 'nobody' does not read it at input 0"),
-    "another input": (site("t", ("c", 0)), "node 'c' does not read it at input 0"),
-    "no consumer": (site("t"), "names no consumer"),
-    "bias format": (site("t", ("a", 0), fmt="int32"), "int32 is for constants"),
-    "no weight": (site("t", ("a", 0), weight=True), "is no constant"),
-}
+INPUT = "g (float[2] x) => (float[2] x, float[2] y) { y = Relu(x) }"
+CONSTANT = "g (float x) => (float y, float z) { y = Constant<value = float {1.0}>() z = Relu(x) }"
+INTEGERS = "g (float[4] x) => (int64[1] y) { [s] t = Shape(x)  [n] y = Neg(t) }"
+MISFITS: dict[str, tuple[str, str, *tuple[Site, ...]]] = {
+    "unknown tensor": (NET, "tensor 'nobody' cannot be quantized: no node", site("nobody", ("c", 0))),
+    "unknown node": (NET, "node 'nobody' does not read it at input 0", site("t", ("nobody", 0))),
+    "another input": (NET, "node 'c' does not read it at input 0", site("t", ("c", 0))),
+    "no consumer": (NET, "names no consumer", site("t")),
+    "bias format": (NET, "int32 is for constants", site("t", ("a", 0), fmt="int32")),
+    "no weight": (NET, "is no constant", site("t", ("a", 0), weight=True)),
+    "integers": (INTEGERS, "the model: tensor 't' .* INT64, not FLOAT", site("t", ("n", 0))),
+    "no such output": (NET, "it is not graph output 1 of the model", site("y", ("", 1))),
+    "no output": (NET, "it is not graph output 0 of the model", site("t", ("", 0))),
+    "graph input": (INPUT, "no node computes", site("x", ("", 0))),
+    "constant": (CONSTANT, "no node computes", site("y", ("", 0))),
+    "input twice": (
+        NET, "two sites .* input 0 of node 'a'", site("t", ("a", 0)), site("t", ("a", 0), ("a", 1)),
+    ),
+    "output twice": (
+        NET, "two sites .* feed a graph output", site("y", ("", 0)), site("y", ("", 0), fmt="int8"),
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MISFITS)
-def test_a_site_that_does_not_fit_the_model_is_rejected(name: str) -> None:
-    wrong, message = MISFITS[name]
+def test_sites_that_do_not_fit_the_model_are_rejected(name: str) -> None:
+    text, message, *sites = MISFITS[name]
+    model = net() if text == NET else parsed(text)
     with pytest.raises(PlacementError, match=message):
-        Net().insert(wrong)
-
-
-def test_a_site_on_an_integer_tensor_is_rejected() -> None:
-    model = Model(parsed("g (float[4] x) => (int64[1] y) { [s] t = Shape(x)  [n] y = Neg(t) }"))
-    numbers = Quantizer(model, ranges_for(model))
-    with pytest.raises(PlacementError, match=r"the model: tensor 't' .* INT64, not FLOAT"):
-        insert_qdq(model, Placement(sites=frozenset({site("t", ("n", 0))})), numbers)
-
-
-def test_two_sites_for_one_consumer_are_rejected() -> None:
-    with pytest.raises(PlacementError, match=r"two sites .* input 0 of node 'a'"):
-        Net().insert(site("t", ("a", 0)), site("t", ("a", 0), ("a", 1)))
+        inserted(model, *sites)
 
 
 def test_float16_tensors_have_float16_scales_and_opset_19() -> None:
-    model = Model(parsed("g (float16[4] x) => (float16[4] y) { [r] t = Relu(x)  [n] y = Neg(t) }"))
+    model = parsed("g (float16[4] x) => (float16[4] y) { [r] t = Relu(x)  [n] y = Neg(t) }")
     numbers = Quantizer(model, {"t": TensorRange(-1.0, 2.0)})
-    inserted = insert_qdq(model, Placement(sites=frozenset({site("t", ("n", 0))})), numbers)
-    onnx.checker.check_model(inserted.proto, full_check=True)
-    assert Model(inserted.proto).array("t_scale").dtype == np.float16
-    assert Model(inserted.proto).opset == 19
+    made = Model(insert_qdq(model, Placement(sites=frozenset({site("t", ("n", 0))})), numbers).proto)
+    onnx.checker.check_model(made.proto, full_check=True)
+    assert (made.array("t_scale").dtype, made.opset) == (np.float16, 19)
 
 
 def test_the_opset_is_raised_to_13_with_a_note() -> None:
-    net = Net(parsed("g (float[1,2,4,4] x) => (float[1,2,4,4] y) { [c] y = Conv(x, w) }", opset=11))
-    model = Model(net.proto)
+    model = net("g (float[1,2,4,4] x) => (float[1,2,4,4] y) { [c] y = Conv(x, w) }", opset=11)
     inserter = Inserter(model, Quantizer(model, ranges_for(model)))
     for where in (site("x", ("c", 0)), WEIGHT):
-        inserted = inserter.insert(Placement(sites=frozenset({where})))
-        assert Model(inserted.proto).opset == 13
-        assert inserted.notes == (
+        made = inserter.insert(Placement(sites=frozenset({where})))
+        assert Model(made.proto).opset == 13
+        assert made.notes == (
             "raised to opset 13, which its number formats need (was opset 11, IR version 8)",
         )
-        onnx.checker.check_model(inserted.proto, full_check=True)
-
-
-def test_a_model_whose_opset_cannot_be_raised_is_an_error_with_the_reason() -> None:
-    net = Net(
-        parsed(
-            "g (float[1,2,4,4] x) => (float[1,2,4,4] y) { [n] h = NoSuchOperator(x) [c] y = Conv(h, w) }", 11
-        )
-    )
-    with pytest.raises(ModelError, match="from 11 to 13"):
-        net.insert(WEIGHT)
+        onnx.checker.check_model(made.proto, full_check=True)
 
 
 @pytest.mark.parametrize("shape", ["", "[2,3]"])
 def test_a_constant_without_dimensions_is_not_stored_as_an_integer(shape: str) -> None:
     """TensorRT's compiler refuses stored integers of rank 0; of rank 1 they would raise that of a scalar result."""
-    net = Net(parsed(f"g (float{shape} x) => (float{shape} y) <float w = {{0.7}}> {{ [m] y = Mul(x, w) }}"))
-    del net.proto.graph.initializer[1:]
+    model = parsed(f"g (float{shape} x) => (float{shape} y) <float w = {{0.7}}> {{ [m] y = Mul(x, w) }}")
     scalar = site("w", ("m", 1), fmt="int8", weight=True)
-    quantized = net.insert(scalar)
-    assert order(quantized) == ["w_QuantizeLinear", "w_DequantizeLinear", "m"]
-    assert quantized.array("w") == np.float32(0.7)
-    onnx.checker.check_model(quantized.proto, full_check=True)
-    numbers = Quantizer(Model(net.proto), {})
+    made = inserted(model, scalar)
+    assert order(made) == ["w_QuantizeLinear", "w_DequantizeLinear", "m"]
+    assert made.array("w") == np.float32(0.7)
+    numbers = Quantizer(model, {})
     value = numbers.integer_weight(scalar) * numbers.params(scalar).scale.astype(np.float32)
     x = np.full([2, 3] if shape else [], 0.3, np.float32)
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    proto = quantized.proto.SerializeToString()
-    (y,) = onnxruntime.InferenceSession(proto, options, providers=["CPUExecutionProvider"]).run(
-        None, {"x": x}
+    np.testing.assert_array_equal(outputs_of(made, {"x": x})[0], x * value, strict=True)
+
+
+OUTPUT = ("", 0)
+CONVS = """g (float[1,4,6,6] x) => (float[1,4,6,6] y) {
+    [a] t = Conv(x, w) [b] u = Relu(t) [c] v = Conv(u, w) [d] y = Relu(v) }"""
+
+
+def conv_model(text: str = CONVS) -> Model:
+    return parsed(text, 18, w=(4, 4, 1, 1))
+
+
+def test_the_pair_produces_the_output_and_the_tensor_of_the_node_is_renamed() -> None:
+    model = conv_model()
+    made = inserted(model, site("y", OUTPUT))
+    assert [f"{n.outputs[0]} = {n.op_type}({n.inputs[0]})" for n in made.nodes][3:] == [
+        "y_float = Relu(v)",
+        "y_quantized = QuantizeLinear(y_float)",
+        "y = DequantizeLinear(y_quantized)",
+    ]
+    assert made.proto.graph.output == model.proto.graph.output
+    steps = outputs_of(made, random_inputs(model))[0] / made.array("y_scale")
+    np.testing.assert_allclose(steps, np.round(steps), atol=1e-3)
+
+
+def test_strip_keeps_an_output_type_that_value_info_repeats() -> None:
+    model = conv_model()
+    model.proto.graph.value_info.extend(model.proto.graph.output)
+    assert strip_qdq(inserted(model, site("y", OUTPUT))).proto == model.proto
+
+
+def test_a_scheme_applies_to_an_output_of_another_index_by_name(tmp_path: Path) -> None:
+    model, other = conv_model(), conv_model(CONVS.replace(") => (", ") => (float[1,4,6,6] t, "))
+    placement = Placement(sites=frozenset({site("y", ("", 1)), site("t", OUTPUT)}))
+    write_scheme(tmp_path / "s.json", placement, Quantizer(other, ranges_for(other)).placed(placement), "any")
+    applied = apply_scheme(model, tmp_path / "s.json")
+    assert applied.notes == (
+        "found by the nodes that read them, 1: 'y': this model names them otherwise",
+        "left out 't': the model has no output of that name",
     )
-    np.testing.assert_array_equal(y, x * value, strict=True)
+    assert applied.proto == inserted(model, site("y", OUTPUT)).proto
+
+
+def test_import_finds_an_output_by_name_in_a_model_with_more_outputs() -> None:
+    """Quantization tools can add or reorder outputs."""
+    model, quantized = conv_model(), inserted(conv_model(), site("y", OUTPUT))
+    more = conv_model(CONVS.replace(") => (", ") => (float[1,4,6,6] t, "))
+    assert placement_for(more, quantized).placement.sites == {site("y", ("", 1))}
+    without = conv_model(
+        CONVS.replace("[d] y = Relu(v)", "[d] n = Relu(v) y = Neg(n)").replace("y) {", "n) {")
+    )
+    assert "1: 'y': the model has no output of that name" in placement_for(without, quantized).notes
+    assert not diff_models(model, quantized).added[0].before
+    assert diff_models(model, quantized).added[0].readers == ("graph output 'y'",)
+
+
+def test_an_output_that_nodes_read_too_is_quantized_for_all_readers() -> None:
+    model = conv_model(
+        """g (float[1,4,6,6] x) => (float[1,4,6,6] t, float[1,4,6,6] y) {
+            [a] t = Conv(x, w) [b] u = Conv(t, w) [c] y = Softmax(u) }"""
+    )
+    space = SchemeSpace(model, backend().capabilities(), rules=QuantizeRules(outputs=True))
+    assert space.by_id["a"].outputs == ("t",)
+    for labels, ends in (({"a": "in+out"}, [("", 0), ("b", 0)]), ({"b": "in+out"}, [("b", 0)])):
+        (found,) = (s for s in space.resolve(labels).sites if s.tensor == "t")
+        assert found.consumers == tuple(Consumer(*end) for end in ends)
+
+
+# Softmax over several axes is defined differently from opset 13 on: it becomes Shape, Flatten, Softmax and
+# Reshape. Scales per channel need opset 13.
+TEXT = """g (float[1, 2, 4, 4] x) => (float[1, 2, 4, 4] y) {{
+    [conv] h = Conv <kernel_shape = [1, 1]> (x, w)
+    [soft] s = Softmax <axis = 1> (h)
+    {more}
+    [add] y = Add (s, h)
+}}"""
+CONV_WEIGHT = Site(tensor="w", consumers=(Consumer("conv", 1),), format="int8", axis=0, weight=True)
+
+
+def model_with(more: str = "") -> Model:
+    return parsed(TEXT.format(more=more), 11, ir=6, w=KERNEL)
+
+
+def with_pair(model: Model, *ends: tuple[str, int]) -> onnx.ModelProto:
+    pair = Site(tensor="h", consumers=tuple(Consumer(*end) for end in ends), format="uint8")
+    sites = frozenset({CONV_WEIGHT, pair})
+    return insert_qdq(model, Placement(sites=sites), Quantizer(model, ranges_for(model))).proto
+
+
+def readers(proto: onnx.ModelProto, tensor: str) -> list[str]:
+    return sorted(node.op_type for node in proto.graph.node for name in node.input if name == tensor)
+
+
+def run(proto: onnx.ModelProto, model: Model) -> np.ndarray:
+    small = {name: value / 8 for name, value in random_inputs(model).items()}  # within the ranges
+    return outputs_of(proto, small, "ENABLE_ALL")[0]
+
+
+@pytest.mark.parametrize("ends", [[("soft", 0)], [("soft", 0), ("add", 1)]])
+def test_replacements_of_a_node_read_the_quantized_tensor(ends: list[tuple[str, int]]) -> None:
+    model = model_with()
+    proto = with_pair(model, *ends)
+    onnx.checker.check_model(proto, full_check=True)
+    (pair,) = (node for node in proto.graph.node if node.op_type == "DequantizeLinear" and "h" in node.name)
+    assert readers(proto, pair.output[0])[-2:] == ["Flatten", "Shape"]
+    assert ("Add" in readers(proto, "h")) == (("add", 1) not in ends)
+    np.testing.assert_allclose(run(proto, model), run(model.proto, model), atol=0.03)
+    left = Model(strip_qdq(Model(proto)).proto)
+    assert not {node.op_type for node in left.nodes} & {"QuantizeLinear", "DequantizeLinear"}
+
+
+def test_an_ambiguous_replacement_of_a_node_is_an_error() -> None:
+    model = model_with("[other] unused = Softmax <axis = 2> (h)")
+    with pytest.raises(PlacementError, match="raising the opset changed node 'soft'"):
+        with_pair(model, ("soft", 0))
+    both = with_pair(model, ("soft", 0), ("other", 0))
+    onnx.checker.check_model(both, full_check=True)
+
+
+@pytest.mark.parametrize("opset", range(7, 13))
+def test_models_of_older_opsets_run_with_per_tensor_scales(opset: int) -> None:
+    """ONNX Runtime itself quantizes a float bias, with operators that opset 10 does not have."""
+    text = """g (float[1, 2, 4, 4] x) => (float[1, 2, 4, 4] y) {
+        [conv] h = Conv <kernel_shape = [1, 1]> (x, w, b)
+        [pool] p = MaxPool <kernel_shape = [1, 1]> (h)
+        [sum] y = Add (p, x)
+    }"""
+    model = parsed(text, opset, ir=6, w=KERNEL, b=np.array([0.5, -0.25], np.float32))
+    ends = {"x": ("conv", 0), "w": ("conv", 1), "h": ("pool", 0), "p": ("sum", 0)}
+    sites = frozenset(
+        Site(tensor=tensor, consumers=(Consumer(*end),), format="uint8" if tensor != "w" else "int8")
+        for tensor, end in ends.items()
+    )
+    quantized = insert_qdq(model, Placement(sites=sites), Quantizer(model, ranges_for(model))).proto
+    np.testing.assert_allclose(run(quantized, model), run(model.proto, model), atol=0.1)
+
+
+SHARED = """g (float[1,8,8,8] x, bool c) => (float[1,8,8,8] y) {
+    h = Relu(x)
+    [choice] y = If(c) <
+        then_branch = t () => (float[1,8,8,8] p) { [conv] q = Conv<pads=[1,1,1,1]>(h, w) p = Sigmoid(q) },
+        else_branch = e () => (float[1,8,8,8] p) { [conv] q = Conv<pads=[1,1,1,1]>(h, w) p = Neg(q) }
+    >
+}"""
+IF_IN_LOOP = """g (float[1,8] x, bool c) => (float[1,8] y) <int64 three = {3}, bool yes = {1}> {
+    [loop] y = Loop(three, yes, x) <
+        body = turn (int64 i, bool go_on, float[1,8] state) => (bool goes_on, float[1,8] next) {
+            goes_on = Identity(go_on)
+            [choice] n = If(c) <
+                then_branch = t () => (float[1,8] p) { [mm] q = MatMul(state, w) p = Tanh(q) },
+                else_branch = e () => (float[1,8] p) { [mm] q = MatMul(state, w) p = Sigmoid(q) }
+            >
+            next = Tanh(n)
+        }
+    >
+}"""
+CASES = {
+    "shared": (SHARED, (8, 8, 3, 3), "choice", "conv", "h"),
+    "if in loop": (IF_IN_LOOP, (8, 8), "loop/body/choice", "mm", "state"),
+}
+
+
+def run_branch(model: Model, condition: bool) -> np.ndarray:
+    feeds = {name: value for name, value in random_inputs(model).items() if name != "c"}
+    return outputs_of(model, {**feeds, "c": condition})[0]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_graph_has_separate_pairs_and_shares_the_integer_weight(case: str) -> None:
+    text, shape, path, node, data = CASES[case]
+    model, branches = parsed(text, w=shape), [f"{path}/then_branch", f"{path}/else_branch"]
+
+    def both(tensor: str, index: int) -> Site:
+        ends = tuple(sorted(Consumer(f"{branch}/{node}", index) for branch in branches))
+        return Site(tensor=tensor, consumers=ends, format="int16", weight=index > 0)
+
+    made = inserted(model, both(data, 0), both("w", 1))
+    onnx.checker.check_model(made.proto, full_check=True)
+    for condition in (True, False):
+        np.testing.assert_allclose(run_branch(made, condition), run_branch(model, condition), atol=0.05)
+    assert [n.scope for n in made.nodes if n.op_type == "QuantizeLinear"] == branches
+    assert [n.scope for n in made.nodes if n.op_type == "DequantizeLinear"] == [
+        b for b in branches for _ in "dw"
+    ]
+    assert "w_quantized" in {t.name for t in made.proto.graph.initializer}
+    assert "w" not in made.initializers
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_search_space_offers_tensors_in_bodies_that_one_graph_reads(case: str) -> None:
+    text, shape, path, node, _ = CASES[case]
+    model = parsed(text, w=shape)
+    space = SchemeSpace(model, backend().capabilities())
+    assert {f"{path}/then_branch/{node}", f"{path}/else_branch/{node}"} <= space.by_id.keys()
+    placement = space.resolve(space.everything())
+    for site in (site for site in placement.ordered if not site.weight):
+        assert len({model.by_name[end.node].scope for end in site.consumers}) == 1
+    assert strip_qdq(inserted(model, *placement.ordered), model).proto == model.proto

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import numpy_helper
+from onnx_text import parsed
 from random_models import ranges_for
 
 from qdqspec.graph.fold import fold_weights
@@ -60,11 +60,8 @@ def ran(model: Model, level: LEVELS, folder: Path) -> tuple[list[np.ndarray], Co
     return answers, Counter(node.op_type for node in optimized.graph.node)
 
 
-def parsed(text: str, opset: int = 21, **initializers: np.ndarray) -> Model:
-    head = f'<ir_version: 10, opset_import: ["": {opset}, "com.microsoft": 1]>'
-    proto = onnx.parser.parse_model(f"{head} {text}")
-    proto.graph.initializer.extend(numpy_helper.from_array(np.asarray(v), n) for n, v in initializers.items())
-    return Model(proto)
+def net(text: str, opset: int = 21, **constants: object) -> Model:
+    return parsed(text, opset, ir=10, **constants)
 
 
 F32 = np.float32
@@ -72,14 +69,25 @@ ONE = {"s": np.array(0.5, F32), "z": np.array(3, np.uint8)}
 
 
 @pytest.mark.parametrize("name", DIALECTS)
-def test_every_pair_of_a_dialect_is_read(name: str) -> None:
+def test_every_pair_of_a_dialect_is_read_and_applied_to_the_float_model(
+    name: str, models: Path, tmp_path: Path
+) -> None:
     activations, weights, outputs = DIALECTS[name]
-    imported = import_placement(load_model(DATA / f"{name}.onnx"))
+    quantized, original = load_model(DATA / f"{name}.onnx"), load_model(models / "digits_resnet.onnx")
+    imported = import_placement(quantized)
     assert imported.placement.pairs == activations
     assert len(imported.pairs) - activations == weights
     sites = imported.placement.sites
     assert {pair.site for pair in imported.pairs} == sites
     assert [s.tensor for s in sites if any(end.is_output for end in s.consumers)] == outputs
+    fitted = placement_for(original, quantized).placement.sites
+    assert {(s.consumers, s.format) for s in fitted} == {(s.consumers, s.format) for s in sites}
+    assert all(original.ends(site.tensor) for site in fitted)
+    scheme = tmp_path / "scheme.json"
+    write_scheme(scheme, imported.placement, imported.pairs, "imported", imported.positions)
+    applied = apply_scheme(original, scheme)
+    assert not [note for note in applied.notes if "left out" in note]
+    assert sum(n.op_type == "DequantizeLinear" for n in applied.proto.graph.node) == len(imported.pairs)
 
 
 @pytest.mark.parametrize("level", [LEVELS.ORT_DISABLE_ALL, LEVELS.ORT_ENABLE_ALL], ids=["plain", "optimized"])
@@ -100,30 +108,6 @@ def test_an_imported_and_reapplied_model_computes_the_same(
         assert kernels == wanted
 
 
-@pytest.mark.parametrize("name", DIALECTS)
-def test_without_a_reference_every_pair_is_applied_to_the_float_model(
-    name: str, models: Path, tmp_path: Path
-) -> None:
-    imported = import_placement(load_model(DATA / f"{name}.onnx"))
-    scheme = tmp_path / "scheme.json"
-    write_scheme(scheme, imported.placement, imported.pairs, "imported", imported.positions)
-    applied = apply_scheme(load_model(models / "digits_resnet.onnx"), scheme)
-    assert not [note for note in applied.notes if "left out" in note]
-    assert sum(n.op_type == "DequantizeLinear" for n in applied.proto.graph.node) == len(imported.pairs)
-
-
-@pytest.mark.parametrize("name", DIALECTS)
-def test_a_placement_fits_the_float_original(name: str, models: Path) -> None:
-    original = load_model(models / "digits_resnet.onnx")
-    quantized = load_model(DATA / f"{name}.onnx")
-    fitted = placement_for(original, quantized)
-    imported = import_placement(quantized)
-    assert {(s.consumers, s.format) for s in fitted.placement.sites} == {
-        (s.consumers, s.format) for s in imported.placement.sites
-    }
-    assert all(original.ends(site.tensor) for site in fitted.placement.sites)
-
-
 def test_pairs_that_do_not_fit_another_model_are_reported(models: Path) -> None:
     quantized = load_model(DATA / "qdq_nncf_digits_resnet.onnx")
     fitted = placement_for(load_model(models / "squeezenet10.onnx"), quantized)
@@ -132,18 +116,14 @@ def test_pairs_that_do_not_fit_another_model_are_reported(models: Path) -> None:
 
 
 def test_a_quantizer_with_several_readers_is_one_site() -> None:
-    model = parsed(
-        """g (float[4] x) => (float[4] y) {
-            q = QuantizeLinear(x, s, z)
-            a = DequantizeLinear(q, s, z)  b = DequantizeLinear(q, s, z)
-            y = Add(a, b)
-        }""",
+    model = net(
+        """g (float[4] x) => (float[4] y) { q = QuantizeLinear(x, s, z)
+            a = DequantizeLinear(q, s, z)  b = DequantizeLinear(q, s, z)  y = Add(a, b) }""",
         **ONE,
     )
     (pair,) = import_placement(model).pairs
-    assert pair.site == Site(
-        tensor="x", consumers=(Consumer("Add#0", 0), Consumer("Add#0", 1)), format="uint8"
-    )
+    ends = (Consumer("Add#0", 0), Consumer("Add#0", 1))
+    assert pair.site == Site(tensor="x", consumers=ends, format="uint8")
     assert (pair.scale, pair.zero_point) == ((0.5,), (3,))
 
 
@@ -161,7 +141,7 @@ def test_a_quantizer_with_several_readers_is_one_site() -> None:
     ids=["no zero point", "output_dtype", "another domain"],
 )
 def test_the_format_of_a_pair(nodes: str, kind: str) -> None:
-    model = parsed(f"g (float[4] x) => (float[4] y) {{ {nodes}  y = Neg(a) }}", s=ONE["s"])
+    model = net(f"g (float[4] x) => (float[4] y) {{ {nodes}  y = Neg(a) }}", s=ONE["s"])
     (pair,) = import_placement(model).pairs
     assert (pair.site.format, pair.zero_point) == (kind, (0,))
 
@@ -170,14 +150,13 @@ def test_the_format_of_a_pair(nodes: str, kind: str) -> None:
     ("shape", "axis", "expected"), [((), 1, None), ((1,), 1, None), ((1,), 0, 0), ((4,), -1, 1)]
 )
 def test_one_scale_is_per_tensor_unless_the_axis_has_one_element(shape, axis, expected) -> None:
-    model = parsed(
+    model = net(
         f"""g (float[1,4] x) => (float[1,4] y)
            {{ q = QuantizeLinear<axis = {axis}>(x, s)  a = DequantizeLinear<axis = {axis}>(q, s)  y = Neg(a) }}""",
         s=np.full(shape, 0.5, F32),
     )
     (pair,) = import_placement(model).pairs
-    assert pair.site.axis == expected
-    assert len(pair.scale) == max(1, int(np.prod(shape)))
+    assert (pair.site.axis, len(pair.scale)) == (expected, max(1, int(np.prod(shape))))
 
 
 def int8(name: str, made: str) -> str:
@@ -209,8 +188,8 @@ def test_numbers_that_constants_determine_are_constants(scales: str, zeros: str)
         "row": np.array([[0.125, 0.25]], F32), "ends": np.array([0.25, 0.5], F32), "threes": np.array([3], np.int8),
         "zeros": np.zeros(2, np.int8), "integers": np.array([[1, 2], [3, 4]], np.int8),
     }  # fmt: skip
-    made = parsed(text.format(numbers=scales + zeros, stored="stored = Identity(integers)"), **own)
-    plain = parsed(
+    made = net(text.format(numbers=scales + zeros, stored="stored = Identity(integers)"), **own)
+    plain = net(
         text.format(numbers="", stored=""),
         t=np.array(0.5, F32), z=np.array(3, np.int8), k=np.array([0.25, 0.5], F32), v=np.zeros(2, np.int8),
         stored=np.array([[1, 2], [3, 4]], np.int8),
@@ -233,129 +212,79 @@ def test_numbers_that_constants_determine_are_constants(scales: str, zeros: str)
     assert findings[0] == findings[1]
 
 
-def test_a_repeated_pair_is_merged_and_a_different_second_pair_is_reported() -> None:
-    text = """g (float[4] x) => (float[4] y) {{
-        q = QuantizeLinear(x, s, z)  a = DequantizeLinear(q, s, z)
-        p = QuantizeLinear(a, {t}, z)  b = DequantizeLinear(p, {t}, z)  y = Neg(b) }}"""
-    twice = import_placement(parsed(text.format(t="s"), **ONE))
-    assert (len(twice.pairs), twice.notes) == (1, ())
-    other = import_placement(parsed(text.format(t="t"), t=np.array(0.25, F32), **ONE))
-    assert [pair.scale for pair in other.pairs] == [(0.25,)]
-    assert "quantized again at once, with other numbers" in other.notes[0]
+FIRST = "q = QuantizeLinear(x, s, z)  a = DequantizeLinear(q, s, z)"
 
 
-CHAINED = {
-    "read between": "q = QuantizeLinear(x, s, z)  a = DequantizeLinear(q, s, z)  u = Abs(a)",
-    "a weight": "a = DequantizeLinear(i, s)  u = Mul(x, a)",
-}
-
-
-@pytest.mark.parametrize("first", CHAINED.values(), ids=CHAINED)
-def test_the_loss_of_an_earlier_pair_of_a_chain_is_noted(first: str) -> None:
-    model = parsed(
-        f"""g (float[4] x) => (float[4] y, float[4] u) {{ {first}
+@pytest.mark.parametrize(
+    ("first", "scales", "noted"),
+    [
+        (FIRST, [0.75], True),
+        (f"{FIRST}  u = Abs(a)", [0.5, 0.75], True),
+        ("a = DequantizeLinear(i, s)  u = Mul(x, a)", [0.5, 0.75], True),
+        (FIRST.replace("s, z", "k, n"), [0.75], False),
+    ],
+    ids=["twice", "read between", "a weight", "the same twice"],
+)
+def test_a_repeated_pair_is_merged_and_a_different_second_pair_is_noted(
+    first: str, scales: list[float], noted: bool
+) -> None:
+    u = "" if "u =" in first else "u = Neg(x)"
+    model = net(
+        f"""g (float[4] x) => (float[4] y, float[4] u) {{ {first} {u}
             p = QuantizeLinear(a, k, n)  b = DequantizeLinear(p, k, n)  y = Neg(b) }}""",
         **ONE, i=np.arange(4, dtype=np.int8), k=np.array(0.75, F32), n=np.array(0, np.int8),
     )  # fmt: skip
     imported = import_placement(model)
-    assert any("quantized again at once, with other numbers" in note for note in imported.notes)
-    assert {pair.scale for pair in imported.pairs} == {(0.5,), (0.75,)}
+    assert sorted(pair.scale[0] for pair in imported.pairs) == scales
+    said = any("quantized again at once, with other numbers" in note for note in imported.notes)
+    assert said is noted is bool(imported.notes)
 
 
 UNSAYABLE = {
-    "computed": (
-        """g (float[4] x) => (float[4] y) { t = ReduceMax<keepdims = 0>(x)
-           q = QuantizeLinear(x, t, z)  a = DequantizeLinear(q, t, z)  y = Neg(a) }""",
-        ONE,
-        "is computed",
+    "is computed": (
+        "t = ReduceMax<keepdims = 0>(x)  q = QuantizeLinear(x, t, z)  a = DequantizeLinear(q, t, z)  y = Neg(a)"
     ),
-    "rescaled": (
-        """g (float[4] x) => (float[4] y) {
-           q = QuantizeLinear(x, s, z)  a = DequantizeLinear(q, t, z)  y = Neg(a) }""",
-        {"t": np.array(0.25, F32), **ONE},
-        "other numbers than its QuantizeLinear",
+    "other numbers than its QuantizeLinear": (
+        "q = QuantizeLinear(x, s, z)  a = DequantizeLinear(q, quarter, z)  y = Neg(a)"
     ),
-    "blocked": (
-        """g (float[2,4] x) => (float[2,4] y) {
-           w = DequantizeLinear<axis = 1, block_size = 2>(i, s)  y = Add(x, w) }""",
-        {"i": np.ones((2, 4), np.int8), "s": np.ones((2, 2), F32)},
-        "int8 in blocks of 2",
+    "int8 in blocks of 2": "w = DequantizeLinear<axis = 1, block_size = 2>(blocks, four)  y = Add(x, w)",
+    "is float8e5m2, which schemes do not carry": (
+        "q = QuantizeLinear<output_dtype = 19>(x, s)  a = DequantizeLinear(q, s)  y = Neg(a)"
     ),
-    "e5m2": (
-        """g (float[4] x) => (float[4] y) {
-           q = QuantizeLinear<output_dtype = 19>(x, s)  a = DequantizeLinear(q, s)  y = Neg(a) }""",
-        {"s": ONE["s"]},
-        "is float8e5m2, which schemes do not carry",
+    "makes a graph output of a constant": "y = DequantizeLinear(blocks, s)",
+    "a scale that is zero": "q = QuantizeLinear(x, none)  a = DequantizeLinear(q, none)  y = Neg(a)",
+    "reads what no QuantizeLinear made, but a graph input": "a = DequantizeLinear(k, s, z)  y = Neg(a)",
+    "operators of domain trt": "q = trt.TRT_INT4QuantizeLinear(x, s)  y = Neg(x)",
+    "operators that compute in integers themselves": (
+        "q = com.microsoft.QLinearAdd(k, s, z, k, s, z, s, z)  y = Cast<to = 1>(q)"
     ),
-    "constant output": (
-        "g (float[4] x) => (float[4] y, float[4] u) { y = DequantizeLinear(i, s, z)  u = Neg(x) }",
-        ONE | {"i": np.arange(4, dtype=np.uint8)},
-        "makes a graph output of a constant",
-    ),
-    "zero scale": (
-        """g (float[4] x) => (float[4] y) {
-           q = QuantizeLinear(x, s)  a = DequantizeLinear(q, s)  y = Neg(a) }""",
-        {"s": np.array(0, F32)},
-        "a scale that is zero",
-    ),
-    "graph input": (
-        "g (uint8[4] x) => (float[4] y) { a = DequantizeLinear(x, s, z)  y = Neg(a) }",
-        ONE,
-        "reads what no QuantizeLinear made, but a graph input",
-    ),
-    "trt": (
-        """<ir_version: 10, opset_import: ["": 21, "trt": 1]> g (float[4] x) => (float[4] y)
-           { q = trt.TRT_INT4QuantizeLinear(x, s)  y = Neg(x) }""",
-        {"s": ONE["s"]},
-        "operators of domain trt",
-    ),
-    "kernel": (
-        """g (uint8[4] x) => (uint8[4] y) {
-           y = com.microsoft.QLinearAdd(x, s, z, x, s, z, s, z) }""",
-        ONE,
-        "operators that compute in integers themselves",
-    ),
-}  # fmt: skip
+}
 
 
-@pytest.mark.parametrize("kind", UNSAYABLE)
-def test_pairs_that_a_scheme_cannot_represent_are_noted(kind: str) -> None:
-    text, numbers, words = UNSAYABLE[kind]
-    if text.startswith("<"):
-        proto = onnx.parser.parse_model(text)
-        proto.graph.initializer.extend(numpy_helper.from_array(v, n) for n, v in numbers.items())
-        model = Model(proto)
-    else:
-        model = parsed(text, **numbers)
-    imported = import_placement(model)
+@pytest.mark.parametrize("words", UNSAYABLE)
+def test_pairs_that_a_scheme_cannot_represent_are_noted(words: str) -> None:
+    numbers = {"quarter": np.array(0.25, F32), "none": np.array(0, F32), "four": np.ones((2, 2), F32)}
+    text = f"g (float[2,4] x, uint8[2,4] k) => (float[2,4] y) {{ {UNSAYABLE[words]} }}"
+    imported = import_placement(net(text, **ONE, **numbers, blocks=np.ones((2, 4), np.int8)))
     assert imported.pairs == ()
     assert any(words in note for note in imported.notes), imported.notes
 
 
-def test_integers_that_a_float_weight_cannot_reproduce_are_reported() -> None:
-    big = np.array([2**30 + 1, 5], np.int32)
-    model = parsed(
+@pytest.mark.parametrize(("integers", "fits"), [([2**30 + 1, 5], False), ([2**20 + 1, -7], True)])
+def test_integers_that_a_float_weight_cannot_reproduce_are_reported(integers: list[int], fits: bool) -> None:
+    model = net(
         "g (float[2] x) => (float[2] y) { b = DequantizeLinear(i, s)  y = Add(x, b) }",
-        i=big,
-        s=np.array(1e-3, F32),
-    )
+        i=np.array(integers, np.int32), s=np.array(1e-3, F32),
+    )  # fmt: skip
     imported = import_placement(model)
     assert [pair.site.format for pair in imported.pairs] == ["int32"]
-    (note,) = imported.notes
-    assert "steps away from its integers: float32 cannot hold its integers" in note
-    small = import_placement(
-        parsed(
-            "g (float[2] x) => (float[2] y) { b = DequantizeLinear(i, s)  y = Add(x, b) }",
-            i=np.array([2**20 + 1, -7], np.int32),
-            s=np.array(1e-3, F32),
-        )
-    )
-    assert small.notes == ()
+    text = "steps away from its integers: float32 cannot hold its integers"
+    assert [text in note for note in imported.notes] == ([] if fits else [True])
 
 
 def test_a_consumer_that_raising_the_opset_replaced_is_that_of_the_reference() -> None:
     """In opset 13, a Softmax over several axes becomes Shape, Flatten, Softmax and Reshape."""
-    model = parsed(
+    model = net(
         "g (float[2,3,4] x) => (float[2,3,4] y, float[2,3,4] z) { "
         "a = Relu(x) y = Softmax<axis = 1>(a) z = Neg(a) }",
         opset=12,
@@ -374,28 +303,25 @@ def test_a_consumer_that_raising_the_opset_replaced_is_that_of_the_reference() -
 def test_integers_of_a_weight_that_tuning_folded_a_node_into_are_kept(tmp_path: Path) -> None:
     lots = np.random.default_rng(4)
     norm = {name: lots.uniform(0.5, 2, 4).astype(F32) for name in ("scale", "shift", "mean", "variance")}
-    reference = parsed(
+    reference = net(
         "g (float[1,2,4,4] x) => (float[1,4,4,4] y) { [conv] c = Conv(x, w) "
         "[norm] y = BatchNormalization(c, scale, shift, mean, variance) }",
-        w=lots.normal(size=(4, 2, 1, 1)).astype(F32),
+        w=(4, 2, 1, 1),
         **norm,
     )
     folded = fold_weights(reference).model
-    weight = Consumer("conv", 1)
-    site = Site(
-        tensor=folded.by_name["conv"].inputs[1], consumers=(weight,), format="int8", axis=0, weight=True
-    )
+    ends, tensor = (Consumer("conv", 1),), folded.by_name["conv"].inputs[1]
+    site = Site(tensor=tensor, consumers=ends, format="int8", axis=0, weight=True)
     nearest = Quantizer(folded, ranges_for(folded))
-    steps = lots.integers(-2, 3, (4, 2, 1, 1))
-    stored = np.clip(nearest.integer_weight(site) + steps, -127, 127).astype(np.int8)
+    moved = nearest.integer_weight(site) + lots.integers(-2, 3, (4, 2, 1, 1))
+    stored = np.clip(moved, -127, 127).astype(np.int8)
     numbers = WeightNumbers(scale=nearest.params(site).scale, integers=stored)
     rounded = nearest.corrected(Corrections(weights={weight_key(site): numbers}))
     quantized = Model(insert_qdq(folded, Placement(sites=frozenset([site])), rounded).proto)
 
     imported = import_placement(quantized, reference)
     assert imported.notes == ()
-    scheme = tmp_path / "scheme.json"
-    write_scheme(scheme, imported.placement, imported.pairs, "imported")
-    again = Model(apply_scheme(reference, scheme).proto)
+    write_scheme(tmp_path / "scheme.json", imported.placement, imported.pairs, "imported")
+    again = Model(apply_scheme(reference, tmp_path / "scheme.json").proto)
     dequantize = again.producer[again.by_name["conv"].inputs[1]]
     assert np.array_equal(again.array(dequantize.inputs[0]), stored)

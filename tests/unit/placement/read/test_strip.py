@@ -10,6 +10,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
+from onnx_text import parsed
 from random_models import ranges_for
 
 from qdqspec.graph.fold import fold_weights
@@ -22,17 +23,12 @@ from qdqspec.qdq.read.strip import Stripped, strip_qdq
 from qdqspec.types import Consumer, Placement, Site
 
 PAIR = "q = QuantizeLinear(x, s, z)  a = DequantizeLinear(q, s, z)"
+HALF = {"s": np.array(0.5, np.float32)}
+NUMBERS = HALF | {"z": np.array(3, np.uint8)}
 
 
-def parsed(text: str, **initializers: np.ndarray) -> Model:
-    proto = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": 19]> {text}')
-    proto.graph.initializer.extend(numpy_helper.from_array(np.asarray(v), n) for n, v in initializers.items())
-    onnx.checker.check_model(proto, full_check=True)
-    return Model(proto)
-
-
-def numbers() -> dict[str, np.ndarray]:
-    return {"s": np.array(0.5, np.float32), "z": np.array(3, np.uint8)}
+def net(text: str, **constants: object) -> Model:
+    return parsed(text, 19, ir=9, **constants)
 
 
 def lines(stripped: Stripped) -> list[str]:
@@ -47,27 +43,19 @@ def initializers(stripped: Stripped) -> list[str]:
 
 ENDS = "(float[4] x) => (float[4] y)"
 REMOVED = {
-    "several dequantizers": (
-        ENDS,
-        f"{PAIR}  b = DequantizeLinear(q, s, z)  y = Add(a, b)",
-        ["y = Add(x, x)"],
-        [],
-    ),
-    "another reader of the scale": (ENDS, f"{PAIR}  y = Mul(a, s)", ["y = Mul(x, s)"], ["s"]),
+    "several dequantizers": (f"{PAIR}  b = DequantizeLinear(q, s, z)  y = Add(a, b)", ["y = Add(x, x)"], []),
+    "another reader of the scale": (f"{PAIR}  y = Mul(a, s)", ["y = Mul(x, s)"], ["s"]),
     "a computed scale": (
-        ENDS,
         "two = Add(s, s)  q = QuantizeLinear(x, two, z)  a = DequantizeLinear(q, two, z)  y = Neg(a)",
         ["y = Neg(x)"],
         [],
     ),
     "consecutive pairs": (
-        ENDS,
         f"{PAIR}  p = QuantizeLinear(a, s, z)  b = DequantizeLinear(p, s, z)  y = Neg(b)",
         ["y = Neg(x)"],
         [],
     ),
     "an output": (
-        "(float[4] x) => (float[4] y, float[4] o)",
         "t = Relu(x)  q = QuantizeLinear(t, s, z)  y = DequantizeLinear(q, s, z)  o = Neg(t)",
         ["y = Relu(x)", "o = Neg(y)"],
         [],
@@ -77,11 +65,10 @@ REMOVED = {
 
 @pytest.mark.parametrize("form", REMOVED)
 def test_pairs_are_removed_with_the_constants_that_only_they_read(form: str) -> None:
-    ends, text, left, constants = REMOVED[form]
-    stripped = strip_qdq(parsed(f"g {ends} {{ {text} }}", **numbers()))
-    assert lines(stripped) == left
-    assert initializers(stripped) == constants
-    assert stripped.notes == ()
+    text, left, constants = REMOVED[form]
+    ends = ENDS.replace("y)", "y, float[4] o)") if "  o = " in text else ENDS
+    stripped = strip_qdq(net(f"g {ends} {{ {text} }}", **NUMBERS))
+    assert (lines(stripped), initializers(stripped), stripped.notes) == (left, constants, ())
 
 
 KEPT = {
@@ -116,22 +103,22 @@ KEPT = {
 @pytest.mark.parametrize("form", KEPT)
 def test_pairs_that_cannot_be_removed_are_kept_and_reported(form: str) -> None:
     ends, text, left, note = KEPT[form]
-    stripped = strip_qdq(parsed(f"g {ends} {{ {text} }}", **numbers()))
+    stripped = strip_qdq(net(f"g {ends} {{ {text} }}", **NUMBERS))
     assert len(lines(stripped)) == left
     assert any(note in one for one in stripped.notes)
 
 
 def weight_model(
-    integers: np.ndarray, scale: np.ndarray, zero: np.ndarray | None, attributes: str = ""
+    integers: np.ndarray, scale: np.ndarray, zero: np.ndarray | None = None, attributes: str = ""
 ) -> Model:
     shape = ",".join(map(str, integers.shape))
-    third = "" if zero is None else ", w_z"
-    given = {"w_quantized": integers, "w_s": scale} | ({} if zero is None else {"w_z": zero})
-    text = f"""g (float[{shape}] x) => (float[{shape}] y) {{
+    third, numbers = ("", {}) if zero is None else (", w_z", {"w_z": zero})
+    return net(
+        f"""g (float[{shape}] x) => (float[{shape}] y) {{
         [dq] w_DequantizeLinear_Output = DequantizeLinear{attributes}(w_quantized, w_s{third})
-        [add] y = Add(x, w_DequantizeLinear_Output)
-    }}"""
-    return parsed(text, **given)
+        [add] y = Add(x, w_DequantizeLinear_Output) }}""",
+        w_quantized=integers, w_s=scale, **numbers,
+    )  # fmt: skip
 
 
 RANDOM = np.random.default_rng(0)
@@ -149,9 +136,8 @@ WEIGHTS = {
 @pytest.mark.parametrize("made", ["initializer", "Constant"])
 @pytest.mark.parametrize("names", ["ab", "ba"])
 def test_a_weight_with_several_pairs_is_restored_at_its_position(made: str, names: str) -> None:
-    weight = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
     text = f"[{names[0]}] t = MatMul(x, w) [{names[1]}] u = MatMul(t, w) [c] y = MatMul(u, v)"
-    model = parsed(f"g (float[2,4] x) => (float[2,4] y) {{ {text} }}", w=weight, v=weight)
+    model = net(f"g (float[2,4] x) => (float[2,4] y) {{ {text} }}", w=(4, 4), v=(4, 4))
     if made == "Constant":
         value = model.proto.graph.initializer.pop(0)
         model.proto.graph.node.insert(0, helper.make_node("Constant", [], ["w"], "k", value=value))
@@ -166,9 +152,9 @@ def test_a_weight_with_several_pairs_is_restored_at_its_position(made: str, name
 
 @pytest.mark.parametrize("kind", WEIGHTS)
 def test_integer_weights_are_dequantized_as_the_operator_defines(kind: str) -> None:
-    integers, scale, zero, attributes = WEIGHTS[kind]
-    model = weight_model(integers, np.asarray(scale), None if zero is None else np.asarray(zero), attributes)
-    expected = ReferenceEvaluator(model.proto).run(None, {"x": np.zeros(integers.shape, np.float32)})[0]
+    model = weight_model(*WEIGHTS[kind])
+    feeds = {"x": np.zeros(WEIGHTS[kind][0].shape, np.float32)}
+    expected = ReferenceEvaluator(model.proto).run(None, feeds)[0]
     stripped = strip_qdq(model)
     assert lines(stripped) == ["y = Add(x, w)"]
     assert initializers(stripped) == ["w"]
@@ -199,7 +185,7 @@ def test_tables_of_embeddings_are_dequantized(form: str) -> None:
         "s": random.uniform(0.1, 1, shape).astype(np.float32),
         "z": random.integers(-3, 3, shape).astype(np.int8),
     }
-    model = parsed(f"g (int64[2,3] ids) => (float[a,b,c] y) {{ {text} }}", **constants)
+    model = net(f"g (int64[2,3] ids) => (float[a,b,c] y) {{ {text} }}", **constants)
     stripped = strip_qdq(model)
     assert [node.op_type for node in stripped.proto.graph.node] == ["Gather"]
     feeds = {"ids": random.integers(0, 6, (2, 3))}
@@ -208,90 +194,78 @@ def test_tables_of_embeddings_are_dequantized(form: str) -> None:
 
 
 def test_a_table_with_scales_of_the_places_of_indices_is_unchanged_and_reported() -> None:
-    constants = {"t": np.ones((6, 8), np.int8), "s": np.ones(3, np.float32), "z": np.zeros(3, np.int8)}
     text = "g (int64[2,3] ids) => (float[a,b,c] y) { g = Gather(t, ids) y = DequantizeLinear<axis = 1>(g, s, z) }"
-    stripped = strip_qdq(parsed(text, **constants))
+    stripped = strip_qdq(
+        net(text, t=np.ones((6, 8), np.int8), s=np.ones(3, np.float32), z=np.zeros(3, np.int8))
+    )
     assert "not removed, 1" in "".join(stripped.notes)
     assert [node.op_type for node in stripped.proto.graph.node] == ["Gather", "DequantizeLinear"]
 
 
-def test_bytes_and_name_of_a_weight_are_taken_from_the_reference() -> None:
+def test_bytes_and_name_of_a_weight_are_taken_from_the_reference_if_the_shape_fits() -> None:
     """The name is that of the tensor that the same node reads in the reference."""
-    model = weight_model(np.int8([[1, 2]]), np.asarray(np.float32(0.1)), None)
-    reference = parsed(
+    model = weight_model(np.int8([[1, 2]]), np.float32(0.1))
+    reference = net(
         "g (float[1,2] x) => (float[1,2] y) { [add] y = Add(x, m_weight) }",
         m_weight=np.float32([[0.11, 0.22]]),
     )
     stripped = strip_qdq(model, reference)
     assert stripped.proto.graph.initializer == reference.proto.graph.initializer
     assert stripped.notes[0] == "taken from the reference, 1: 'm_weight'"
-
-
-def test_a_weight_of_another_shape_is_not_taken_from_the_reference() -> None:
-    model = weight_model(np.int8([[1, 2]]), np.asarray(np.float32(0.1)), None)
-    reference = parsed("g (float[3] x) => (float[3] y) { [add] y = Add(x, w) }", w=np.zeros(3, np.float32))
-    stripped = strip_qdq(model, reference)
+    stripped = strip_qdq(model, net("g (float[3] x) => (float[3] y) { [add] y = Add(x, w) }", w=(3,)))
     assert Model(stripped.proto).array("w").shape == (1, 2)
     assert any("the reference has no such weight" in note for note in stripped.notes)
 
 
 def test_a_pair_that_produces_the_output_of_a_body_is_kept_and_reported() -> None:
-    model = parsed("g (float[4] x) => (float[4] n) { n = Neg(x) }", yes=np.array(True), **numbers())
-    nodes = [
-        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"]),
-        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["r"]),
-    ]
-    body = helper.make_graph(nodes, "inner", [], [helper.make_tensor_value_info("r", 1, [4])])
-    model.proto.graph.node.append(helper.make_node("If", ["yes"], ["y"], then_branch=body, else_branch=body))
-    stripped = strip_qdq(Model(model.proto))
+    branches = (
+        f"{name}_branch = {name} () => (float[4] {name}_out) {{ {name}_q = QuantizeLinear(x, s, z)"
+        f" {name}_out = DequantizeLinear({name}_q, s, z) }}"
+        for name in ("then", "else")
+    )
+    text = f"g (float[4] x) => (float[4] y) {{ y = If(yes) <{', '.join(branches)}> }}"
+    stripped = strip_qdq(net(text, yes=np.array(True), **NUMBERS))
     assert initializers(stripped) == ["yes", "s", "z"]
     assert "makes an output of a body out of a tensor of another graph" in stripped.notes[0]
 
 
-CUT = """g (float[2,2] x) => (float[2,2] y) {
-    [mm] t = MatMul(x, x)  q = QuantizeLinear(t, s, zero)  a = DequantizeLinear(q, s, zero)  [neg] y = Neg(a)
-}"""
+# What ONNX Runtime's quantizer makes of a MatMul with a Relu.
+CLIPPED = "q = QuantizeLinear(t, s, zero)  a = DequantizeLinear(q, s, zero)"
+SQUARE = "g (float[2,2] x) => (float[2,2] y)"
 
 
-def cut() -> Model:
-    """The result of ONNX Runtime's quantizer for a MatMul with a Relu."""
-    return parsed(CUT, s=np.array(0.5, np.float32), zero=np.array(0, np.uint8))
+def clipped(text: str) -> Model:
+    constants = {
+        "zero": np.array(0, np.uint8), "low": np.array(0, np.float32), "high": np.array(6, np.float32),
+        "high2": np.full((2, 2), 6, np.float32), "low2": np.full((2, 2), -1, np.float32),
+        "shape": np.array([2, 2]),
+    }  # fmt: skip
+    used = {name: value for name, value in constants.items() if re.search(rf"\b{name}\b", text)}
+    return net(f"{SQUARE} {{ {text} }}", **HALF, **used)
 
 
-def test_a_relu_replaces_a_zero_point_that_clipped() -> None:
-    stripped = strip_qdq(cut())
-    assert lines(stripped) == ["t = MatMul(x, x)", "a = Relu(t)", "y = Neg(a)"]
-    assert any(re.search("a Relu was inserted where .*'t'.*--reference", note) for note in stripped.notes)
-
-
-@pytest.mark.parametrize("function", ["Relu(m)", "Clip(m, low, high)"])
-def test_an_activation_that_a_tool_removed_is_restored_from_the_reference(function: str) -> None:
-    bounds = {"low": np.array(0, np.float32), "high": np.array(6, np.float32)} if "Clip" in function else {}
-    reference = parsed(
-        f"g (float[2,2] x) => (float[2,2] y) {{ [mm] m = MatMul(x, x) [act] t = {function} [neg] y = Neg(t) }}",
-        **bounds,
+@pytest.mark.parametrize(
+    "between", ["[act] t = Relu(m)", "[act] t = Clip(m, low, high)", ""], ids=["Relu", "Clip", "nothing"]
+)
+def test_an_activation_that_a_tool_removed_is_restored_from_the_reference(between: str) -> None:
+    given = f"[mm] t = MatMul(x, x)  {CLIPPED}  [neg] y = Neg(a)"
+    first = "m" if between else "t"
+    reference = net(
+        f"{SQUARE} {{ [mm] {first} = MatMul(x, x) {between} [neg] y = Neg(t) }}",
+        **({"low": np.float32(0), "high": np.float32(6)} if "Clip" in between else {}),
     )
-    stripped = strip_qdq(cut(), reference)
+    stripped = strip_qdq(clipped(given), reference)
     assert stripped.notes[-1] == "equal to the reference"
     assert stripped.proto == reference.proto
 
 
 def test_an_activation_that_a_tool_removed_before_a_graph_output_is_restored() -> None:
-    head = "g (float[2,2] x) => (float[2,2] y)"
-    reference = parsed(f"{head} {{ [mm] m = MatMul(x, x) [act] y = Relu(m) }}")
-    model = parsed(
-        f"""{head} {{ [mm] y_before = MatMul(x, x)
-            q = QuantizeLinear(y_before, s, zero)  y = DequantizeLinear(q, s, zero) }}""",
-        s=np.array(0.5, np.float32),
-        zero=np.array(0, np.uint8),
+    reference = net(f"{SQUARE} {{ [mm] m = MatMul(x, x) [act] y = Relu(m) }}")
+    model = clipped(
+        "[mm] y_before = MatMul(x, x)  q = QuantizeLinear(y_before, s, zero)  y = DequantizeLinear(q, s, zero)"
     )
     assert strip_qdq(model, reference).proto == reference.proto
     assert lines(strip_qdq(model)) == ["y_before = MatMul(x, x)", "y = Relu(y_before)"]
-
-
-def test_no_relu_is_added_where_the_reference_has_none() -> None:
-    reference = parsed("g (float[2,2] x) => (float[2,2] y) { [mm] t = MatMul(x, x)  [neg] y = Neg(t) }")
-    assert strip_qdq(cut(), reference).proto == reference.proto
 
 
 @pytest.mark.parametrize(
@@ -308,23 +282,14 @@ def test_no_relu_is_added_where_the_reference_has_none() -> None:
     ],
 )
 def test_no_relu_is_added_where_none_can_have_been_removed(before: str, after: str) -> None:
-    model = parsed(
-        f"""g (float[2,2] x) => (float[2,2] y) {{
-            {before}  q = QuantizeLinear(t, s, zero)  a = DequantizeLinear(q, s, zero)  {after} }}""",
-        s=np.array(0.5, np.float32),
-        zero=np.array(0, np.uint8),
-        low=np.array(0, np.float32),
-        high=np.array(6, np.float32),
-        high2=np.full((2, 2), 6, np.float32),
-        shape=np.array([2, 2]),
-    )
     expected = f"{before}  {after}".replace("(a", "(t")
-    assert lines(strip_qdq(model)) == [line.strip() for line in expected.split("  ")]
+    assert lines(strip_qdq(clipped(f"{before}  {CLIPPED}  {after}"))) == expected.split("  ")
 
 
 @pytest.mark.parametrize(
     "before",
     [
+        "t = MatMul(x, x)",
         "u = Relu(x)  t = Sub(u, x)",
         "u = Relu(x)  t = Add(u, x)",
         "u = Relu(x)  t = MatMul(u, low2)",
@@ -332,51 +297,39 @@ def test_no_relu_is_added_where_none_can_have_been_removed(before: str, after: s
         "u = Relu(x)  t = Gemm<alpha = -1.0>(u, u)",
     ],
 )
-def test_a_relu_is_added_where_the_tensor_may_be_negative(before: str) -> None:
-    model = parsed(
-        f"""g (float[2,2] x) => (float[2,2] y) {{
-            {before}  q = QuantizeLinear(t, s, zero)  a = DequantizeLinear(q, s, zero)  y = Neg(a) }}""",
-        s=np.array(0.5, np.float32),
-        zero=np.array(0, np.uint8),
-        low2=np.full((2, 2), -1, np.float32),
-    )
-    assert lines(strip_qdq(model))[-2:] == ["a = Relu(t)", "y = Neg(a)"]
+def test_a_relu_replaces_a_zero_point_that_clipped_where_the_tensor_may_be_negative(before: str) -> None:
+    stripped = strip_qdq(clipped(f"{before}  {CLIPPED}  y = Neg(a)"))
+    assert lines(stripped)[-2:] == ["a = Relu(t)", "y = Neg(a)"]
+    assert any(re.search("a Relu was inserted where .*'t'.*--reference", note) for note in stripped.notes)
+
+
+def quantized(model: Model, *sites: Site, **ranges: TensorRange) -> Model:
+    numbers = Quantizer(model, ranges or ranges_for(model))
+    return Model(insert_qdq(model, Placement(sites=frozenset(sites)), numbers).proto)
 
 
 def test_inserted_pairs_never_replace_a_relu() -> None:
-    model = parsed("g (float[2,2] x) => (float[2,2] y) { [mm] t = MatMul(x, x)  [neg] y = Neg(t) }")
+    model = net(f"{SQUARE} {{ [mm] t = MatMul(x, x)  [neg] y = Neg(t) }}")
     site = Site(tensor="t", consumers=(Consumer("neg", 0),), format="uint8")
-    numbers = Quantizer(model, {"t": TensorRange(0.0, 4.0)})
-    assert (
-        strip_qdq(Model(insert_qdq(model, Placement(sites=frozenset({site})), numbers).proto)).proto
-        == model.proto
-    )
+    assert strip_qdq(quantized(model, site, t=TensorRange(0.0, 4.0))).proto == model.proto
 
 
 def test_nodes_that_cannot_be_restored_are_reported() -> None:
-    model = parsed("g (float[4] x) => (float[4] y) { [n] y = Neg(x) }")
-    reference = parsed("g (float[4] x) => (float[4] y) { [i] t = Identity(x)  [n] y = Neg(t) }")
+    model = net(f"g {ENDS} {{ [n] y = Neg(x) }}")
+    reference = net(f"g {ENDS} {{ [i] t = Identity(x)  [n] y = Neg(t) }}")
     assert strip_qdq(model, reference).notes == (
         "not like the reference, which has more nodes, 1: 'i': the quantizing tool removed them",
     )
 
 
 def test_a_raised_opset_is_kept_and_reported_without_a_reference() -> None:
-    original = Model(
-        onnx.parser.parse_model(
-            """<ir_version: 3, opset_import: ["": 11]> g (float[1, 4] x) => (float[4] y) {
-                [s] y = Squeeze<axes = [0]>(x)
-            }"""
-        )
-    )
-    site = Site(tensor="x", consumers=(Consumer("s", 0),), format="int16")
-    inserted = insert_qdq(
-        original, Placement(sites=frozenset({site})), Quantizer(original, ranges_for(original))
-    )
-    alone = strip_qdq(Model(inserted.proto))
+    text = "g (float[1, 4] x) => (float[4] y) { [s] y = Squeeze<axes = [0]>(x) }"
+    original = parsed(text, 11, ir=3)
+    made = quantized(original, Site(tensor="x", consumers=(Consumer("s", 0),), format="int16"))
+    alone = strip_qdq(made)
     assert alone.notes == ("stays at opset 21, to which it was raised (was opset 11, IR version 3)",)
     assert lines(alone)[-1].startswith("y = Squeeze(x, ")
-    with_reference = strip_qdq(Model(inserted.proto), original)
+    with_reference = strip_qdq(made, original)
     assert with_reference.notes[-1] == "equal to the reference"
     assert with_reference.proto == original.proto
 
@@ -403,31 +356,25 @@ def test_weights_are_taken_from_a_reference_with_external_data(tmp_path: Path, m
 
 
 def with_norm(scale: float = 2.0) -> Model:
-    values = {
-        name: np.full(2, value, np.float32) for name, value in (("s", scale), ("b", 1), ("m", 3), ("v", 4))
-    }
-    return parsed(
+    values = {"s": scale, "b": 1, "m": 3, "v": 4}
+    return net(
         "g (float[1,2,4,4] x) => (float[1,2,4,4] y) { [conv] c = Conv(x, w) "
         "[norm] n = BatchNormalization(c, s, b, m, v) [relu] y = Relu(n) }",
-        w=np.arange(4, dtype=np.float32).reshape(2, 2, 1, 1),
-        **values,
+        w=(2, 2, 1, 1),
+        **{name: np.full(2, value, np.float32) for name, value in values.items()},
     )
 
 
-def test_nodes_that_tuning_folded_are_restored_from_the_reference() -> None:
+def test_nodes_that_tuning_folded_are_restored_from_the_reference_if_the_weights_agree() -> None:
     reference = with_norm()
-    folded = fold_weights(reference)
-    sites = frozenset({Site(tensor="x", consumers=(Consumer("conv", 0),), format="uint8")})
-    quantizer = Quantizer(folded.model, ranges_for(folded.model))
-    model = Model(insert_qdq(folded.model, Placement(sites=sites), quantizer).proto)
+    model = quantized(
+        fold_weights(reference).model, Site(tensor="x", consumers=(Consumer("conv", 0),), format="uint8")
+    )
     assert "norm" not in model.by_name
     stripped = strip_qdq(model, reference)
     assert stripped.proto == reference.proto
     assert stripped.notes[-1] == "with the nodes that quantizing folded into weights, 1: 'norm'"
-
-
-def test_folded_nodes_with_other_weights_are_not_restored_from_the_reference() -> None:
     other = with_norm(scale=5.0)
-    stripped = strip_qdq(fold_weights(with_norm()).model, other)
+    stripped = strip_qdq(model, other)
     assert stripped.proto != other.proto
     assert any("not like the reference" in note for note in stripped.notes)

@@ -1,45 +1,47 @@
-"""Placements are described relative to patterns and applied to the same model, to another one, and level by level."""
+"""Placements are matched in other models, and kept in a pattern cache for later searches."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-import onnx.parser
+import onnx
 import pytest
-from onnx import numpy_helper
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import helper
+from onnx_text import parsed
 
 from qdqspec.backends.onnxruntime import backend
-from qdqspec.errors import PlacementError
+from qdqspec.errors import PlacementError, StateError
+from qdqspec.graph.fold import fold_batchnorm
 from qdqspec.graph.model import Model, load_model
+from qdqspec.graph.protos import rename_tensors
 from qdqspec.graph.regions.search import find_regions
+from qdqspec.qdq.scheme.cache import (
+    MOST_BYTES,
+    CacheEntry,
+    Key,
+    PatternCache,
+    cache_text,
+    gather,
+    pruned,
+    read_cache,
+    warm_starts,
+    write_cache,
+)
+from qdqspec.qdq.scheme.match import Matcher, positions
 from qdqspec.qdq.scheme.relative import Frames, parse_scheme, placement_of, schemes_of
 from qdqspec.qdq.space.search_space import SchemeSpace, labels_of
-from qdqspec.types import Consumer, Placement, Region, RegionRules, Site
+from qdqspec.types import Consumer, Interval, Placement, Region, RegionRules, Site, Trial
 
-HEAD = '<ir_version: 8, opset_import: ["": 17]>'
+TWINS = """g (float[1,4,6,6] x) => (float[1,4,6,6] y) {
+    a = Conv(x, w)  b = Relu(a)  c = Conv(b, w)  d = Relu(c)  y = Softmax(d) }"""
 
 
 def model_of(text: str) -> Model:
-    proto = onnx.parser.parse_model(HEAD + text)
-    for node in proto.graph.node:
-        node.name = node.output[0]
-    weight = np.random.default_rng(0).normal(size=(4, 4, 1, 1)).astype(np.float32)
-    proto.graph.initializer.append(numpy_helper.from_array(weight, "w"))
-    return Model(proto)
-
-
-TWINS = """
-g (float[1,4,6,6] x) => (float[1,4,6,6] y)
-{
-  a = Conv(x, w)
-  b = Relu(a)
-  c = Conv(b, w)
-  d = Relu(c)
-  y = Softmax(d)
-}
-"""
+    return parsed(text, named=True, w=(4, 4, 1, 1))
 
 
 def cut(model: Model, *groups: Sequence[str]) -> tuple[Region, ...]:
@@ -48,10 +50,6 @@ def cut(model: Model, *groups: Sequence[str]) -> tuple[Region, ...]:
 
 def leaf_with(regions: Sequence[Region], node: str) -> Region:
     return next(region for region in regions if not region.children and node in region.nodes)
-
-
-def edges(placement: Placement) -> set[tuple[str, str]]:
-    return {(site.tensor, end.node) for site in placement.sites for end in site.consumers}
 
 
 def test_a_tensor_between_two_regions_is_in_the_schemes_of_both() -> None:
@@ -69,26 +67,18 @@ def test_a_tensor_between_two_regions_is_in_the_schemes_of_both() -> None:
 
 
 def test_commutative_operands_are_matched_by_their_producers() -> None:
-    text = """
-    g (float[1,4,6,6] x) => (float[1,4,6,6] y, float[1,4,6,6] z)
-    {{
-      a = Conv(x, w)
-      b = Relu(a)
-      p = Add({})
-      y = Sigmoid(p)
-      c = Conv(x, w)
-      d = Relu(c)
-      q = Add({})
-      z = Sigmoid(q)
-    }}
-    """
-    model = model_of(text.format("a, b", "d, c"))
+    model = model_of(
+        """g (float[1,4,6,6] x) => (float[1,4,6,6] y, float[1,4,6,6] z) {
+            a = Conv(x, w)  b = Relu(a)  p = Add(a, b)  y = Sigmoid(p)
+            c = Conv(x, w)  d = Relu(c)  q = Add(d, c)  z = Sigmoid(q) }"""
+    )
     regions = cut(model, ["a", "b", "p", "y"], ["c", "d", "q", "z"])
     one = Placement(sites=frozenset({Site(tensor="b", consumers=(Consumer("p", 1),), format="uint8")}))
     first, second = leaf_with(regions, "a"), leaf_with(regions, "c")
     assert first.pattern == second.pattern
     scheme = schemes_of(Frames(model, regions), one)[first.id]
-    assert edges(placement_of(Frames(model, regions), {second.id: scheme})) == {("d", "q")}
+    (site,) = placement_of(Frames(model, regions), {second.id: scheme}).sites
+    assert (site.tensor, [end.node for end in site.consumers]) == ("d", ["q"])
 
 
 @pytest.mark.parametrize("text", ["in9.0=uint8", "in0.7=uint8", "out0.3=uint8"])
@@ -117,3 +107,263 @@ def test_a_half_quantized_operator_is_projected_to_float(models: Path) -> None:
     labels = labels_of(space, Placement(sites=without))
     assert conv.id not in labels
     assert len(labels) == len(space.units) - 1
+
+
+def renamed(model: Model) -> Model:
+    """The model with every node and every inner tensor renamed."""
+    proto = onnx.ModelProto()
+    proto.CopyFrom(model.proto)
+    kept = {*model.inputs, *model.outputs, ""}
+    new = {}
+
+    def name(old: str) -> str:
+        return old if old in kept else new.setdefault(old, f"t{len(new)}")
+
+    for tensor in proto.graph.initializer:
+        tensor.name = name(tensor.name)
+    for index, node in enumerate(proto.graph.node):
+        rename_tensors(node, name)
+        node.name = f"n{index}"
+    del proto.graph.value_info[:]
+    return Model(proto)
+
+
+def sites_of(model: Model) -> list[Site]:
+    """One site for each activation that a node reads, and for each weight."""
+    return [
+        Site(
+            tensor=tensor,
+            consumers=(Consumer(node.name, index),),
+            format="int8" if tensor in model.constants else "uint8",
+            weight=tensor in model.constants,
+        )
+        for node in model.nodes
+        for index, tensor in enumerate(node.inputs[:2])
+    ]
+
+
+@pytest.mark.parametrize("name", ["digits_resnet", "ultraface_rfb320", "squeezenet10"])
+def test_every_site_of_a_renamed_model_is_found_by_position(name: str, models: Path) -> None:
+    model = load_model(models / f"{name}.onnx")
+    other = renamed(model)
+    matcher = Matcher(other, positions(model))
+    for site in (s for s in sites_of(model) if model.elem_type(s.tensor) == onnx.TensorProto.FLOAT):
+        (found,) = matcher.find(site).sites
+        old, new = model.by_name[site.consumers[0].node], other.by_name[found.consumers[0].node]
+        assert (old.index, site.consumers[0].input) == (new.index, found.consumers[0].input)
+
+
+def test_an_additional_activation_function_changes_no_other_position(models: Path) -> None:
+    """Operators that tools insert and remove do not count in positions."""
+    model = load_model(models / "digits_resnet.onnx")
+    before = positions(model)
+    first = model.proto.graph.node[0]
+    tensor, first.output[0] = first.output[0], "before"
+    model.proto.graph.node.insert(1, helper.make_node("Relu", ["before"], [tensor], "more"))
+    after = positions(Model(model.proto))
+    assert {n: p for n, p in before.items() if p != after[n] and not p.startswith("Relu")} == {}
+
+
+def test_a_node_of_the_same_name_and_another_operator_does_not_match(models: Path) -> None:
+    model = load_model(models / "digits_resnet.onnx")
+    site = next(site for site in sites_of(model) if site.weight)
+    (end,) = site.consumers
+    proto = onnx.ModelProto()
+    proto.CopyFrom(renamed(model).proto)
+    proto.graph.node[-1].name = end.node
+    (found,) = Matcher(Model(proto), positions(model)).find(site).sites
+    assert found.consumers == (Consumer(f"n{model.by_name[end.node].index}", end.input),)
+
+
+def test_a_site_without_a_match_has_a_reason(models: Path) -> None:
+    model = load_model(models / "digits_resnet.onnx")
+    (activation, *_) = sites_of(model)
+    absent = Site(tensor="gone", consumers=(Consumer("gone", 0), Consumer("", 0)), format="uint8")
+    assert Matcher(model).find(activation).sites == (activation,)
+    assert Matcher(model).find(absent).reasons == (
+        "the model has no output of that name",
+        "the model has no node 'gone', and none in its position",
+    )
+
+
+DIGITS = Path(__file__).parents[4] / "specs" / "models" / "digits_resnet.onnx"
+HERE = ("onnxruntime-cpu", "this-machine")
+
+
+def entry(sites: str, ratio: float, interval: tuple[float, float] | None = None) -> CacheEntry:
+    return CacheEntry(scheme=parse_scheme(sites), ratio=ratio, interval=interval)
+
+
+WORDS = [f"in{node}.{slot}=uint8" for node in range(4) for slot in range(2)]
+ENTRIES = st.builds(
+    entry,
+    st.lists(st.sampled_from(WORDS), unique=True).map(" ".join),
+    st.floats(0.1, 3.0) | st.just(1),  # the ratio of a reference is the integer 1
+    st.none() | st.just((0.2, 0.4)),
+)
+CACHES = st.dictionaries(
+    st.builds(Key, st.sampled_from("ab"), st.sampled_from("xy"), st.sampled_from(("p1-1", "p1-2"))),
+    st.lists(ENTRIES, min_size=1, max_size=6).map(pruned),
+).map(lambda entries: PatternCache(entries=entries, texts={key.pattern: "Conv" for key in entries}))
+
+
+@given(st.lists(ENTRIES, max_size=60), st.integers(1, 6))
+def test_pruning_drops_near_duplicates_of_better_entries(entries: list[CacheEntry], distance: int) -> None:
+    kept = pruned(entries, minimum_distance=distance)
+    assert len(kept) <= 32
+    assert [e.rank for e in kept] == sorted(e.rank for e in kept)
+    for one, other in itertools.combinations(kept, 2):
+        assert one.scheme.distance(other.scheme) >= distance
+    for lost in set(entries) - set(kept) if len(kept) < 32 else ():
+        assert any(k.rank <= lost.rank and k.scheme.distance(lost.scheme) < distance for k in kept)
+
+
+def test_a_confirmed_ratio_ranks_before_a_lower_unconfirmed_one() -> None:
+    confirmed = entry("in0.0=uint8 in0.1=uint8", 0.50, (0.495, 0.505))
+    unconfirmed = entry("in3.0=uint8 in3.1=uint8", 0.497)
+    assert pruned([unconfirmed, confirmed])[0] == confirmed
+
+
+@given(CACHES)
+def test_a_cache_is_read_from_its_file_unchanged(
+    tmp_path_factory: pytest.TempPathFactory, cache: PatternCache
+) -> None:
+    path = tmp_path_factory.mktemp("cache") / "patterns.yaml"
+    write_cache(path, cache)
+    assert read_cache(path) == cache
+    assert cache_text(read_cache(path)) == path.read_text()
+
+
+def test_the_text_of_a_cache_file(golden) -> None:
+    rows = (entry("in0.0=uint8 in0.1=w:int8/0 out1.0=uint8", 0.67, (0.66, 0.68)), entry("", 1.0))
+    cache = PatternCache(entries={Key(*HERE, "p1-07ec1c620b5a4971"): rows},
+                         texts={"p1-07ec1c620b5a4971": "Conv > Relu"})  # fmt: skip
+    golden("placement/patterns.yaml", cache_text(cache))
+
+
+SOME = b"""schema_version: 1
+caches:
+- backend: onnxruntime-cpu
+  device: this
+  patterns:
+  - pattern: p1-1
+    text: Conv
+    schemes:
+    - {ratio: 0.5, interval: [0.4, 0.6], sites: in0.0=uint8 out1.0=uint8}
+"""
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (None, "No such file"),
+        (b"", "the whole file"),
+        (b"\xff\xfe\x00", "not UTF-8"),
+        (b"a: [", "not YAML"),
+        (b"[" * 1_000_000, "nests too deep"),
+        (b"a: &a [1]\nb: [*a, *a]", "no aliases"),
+        (SOME.replace(b": 1\nc", b": 2\nc"), "schema_version"),
+        (SOME.replace(b"0.5", b".nan"), "ratio"),
+        (SOME.replace(b"[0.4, 0.6]", b"[0.4]"), "interval"),
+        (SOME.replace(b"in0.0", b"at0.0"), "'at0.0=uint8' is not a site"),
+        (SOME.replace(b"text", b"test"), "test"),
+        (b"x" * (MOST_BYTES + 1), "at most"),
+    ],
+)  # fmt: skip
+def test_a_file_that_is_no_cache_is_an_error_with_its_name(
+    tmp_path: Path, data: bytes | None, message: str
+) -> None:
+    path = tmp_path / "patterns.yaml"
+    if data is not None:
+        path.write_bytes(data)
+    with pytest.raises(StateError) as caught:
+        read_cache(path)
+    assert message in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+# ---- from one search to the next ----------------------------------------------------------------
+@pytest.fixture(scope="module")
+def space() -> SchemeSpace:
+    model = fold_batchnorm(load_model(DIGITS)).model
+    return SchemeSpace(model, backend().capabilities(), regions=find_regions(model))
+
+
+def trial(number: int, placement: Placement, ratio: float, **more: object) -> Trial:
+    return Trial(number=number, phase="pure", placement=placement, ratio=ratio, **more)
+
+
+def everything(space: SchemeSpace) -> Placement:
+    return space.resolve(space.everything())
+
+
+@pytest.fixture(scope="module")
+def searched(space: SchemeSpace) -> list[Trial]:
+    return [
+        trial(0, space.resolve({}), 1.0),
+        trial(1, everything(space), 0.6),
+        trial(2, space.resolve(space.uniform("in-only")), 0.8),
+        trial(3, space.resolve({space.units[0].id: space.units[0].full}), 0.1, status="failed"),
+    ]
+
+
+def test_the_first_warm_start_is_the_winner_of_the_last_search_on_the_same_backend(
+    space: SchemeSpace, searched: list[Trial]
+) -> None:
+    first = warm_starts(gather(searched, space, *HERE), space.regions, space, *HERE)[0]
+    assert (first.digest, first.labels) == (everything(space).digest, everything(space).labels)
+    cache = gather(searched, space, "tensorrt-10", "some-gpu")
+    with pytest.raises(StateError, match=r"made on tensorrt-10, not on onnxruntime-cpu"):
+        warm_starts(cache, space.regions, space, *HERE)
+
+
+def test_confirmed_ratios_replace_those_of_screening(space: SchemeSpace, searched: list[Trial]) -> None:
+    confirmed = {everything(space).digest: Interval(median=1.2, low=1.19, high=1.21)}
+    cache = gather(searched, space, *HERE, confirmed=confirmed)
+    seen = {row.interval: row.ratio for rows in cache.entries.values() for row in rows}
+    assert seen[1.19, 1.21] == 1.2
+    assert {rows[0].interval for rows in cache.entries.values()} == {None}
+
+
+def test_patterns_of_a_model_of_other_shapes_match_by_structure(
+    space: SchemeSpace, searched: list[Trial]
+) -> None:
+    cache = gather(searched, space, *HERE)
+    proto = load_model(DIGITS).proto
+    for info in (*proto.graph.input, *proto.graph.output):
+        info.type.tensor_type.shape.dim[0].dim_value = 3
+    del proto.graph.value_info[:]
+    other = fold_batchnorm(Model(proto)).model
+    regions = find_regions(other)
+    assert {r.pattern for r in regions}.isdisjoint({r.pattern for r in space.regions})
+    sister = SchemeSpace(other, backend().capabilities(), regions=regions)
+    assert warm_starts(cache, regions, sister, *HERE)[0].digest == everything(space).digest
+
+
+def test_entries_of_this_device_take_precedence(space: SchemeSpace) -> None:
+    own = gather([trial(0, space.resolve({}), 1.0)], space, *HERE)
+    other = gather([trial(1, everything(space), 0.2)], space, HERE[0], "another-machine")
+    assert warm_starts(other, space.regions, space, *HERE) == (everything(space),)
+    here = warm_starts(PatternCache(entries={**own.entries, **other.entries}), space.regions, space, *HERE)
+    assert here == (space.resolve({}),)  # on this device the float model was fastest
+
+
+def test_a_second_best_entry_is_a_warm_start_if_its_ratio_is_close(space: SchemeSpace) -> None:
+    def starts(ratio: float, device: str) -> list[Placement]:
+        trials = [trial(1, everything(space), 0.6), trial(2, space.resolve(space.uniform("in+out")), ratio)]
+        return list(warm_starts(gather(trials, space, HERE[0], device), space.regions, space, *HERE))
+
+    assert [len(starts(ratio, "another-machine")) for ratio in (0.62, 0.9)] == [2, 1]
+    assert starts(0.62, HERE[1]) == [everything(space)]  # no second start beside one of this device
+
+
+def test_regions_of_unknown_patterns_are_float_or_fully_quantized(
+    space: SchemeSpace, searched: list[Trial]
+) -> None:
+    cache = gather(searched, space, *HERE)
+    leaves = [r.pattern for r in space.regions if not r.children and "Conv" in r.pattern_text]
+    known = next(key for key in cache.entries if key.pattern == max(leaves, key=leaves.count))
+    starts = warm_starts(PatternCache(entries={known: cache.entries[known]}), space.regions, space, *HERE)
+    whole, alone = starts[:2]
+    assert alone.sites < whole.sites
+    assert len(dict(whole.labels)) > len(dict(alone.labels)) > 0

@@ -33,18 +33,13 @@ def placement(model: Model) -> Placement:
     conv = next(node for node in model.nodes if node.op_type == "Conv")
     relu = model.consumers[conv.outputs[0]][0].node
     output = model.by_name[relu].outputs[0]
+    ends = [(Consumer(conv.name, 0),), (Consumer(conv.name, 1),), model.consumers[output]]
     return Placement(
         sites=frozenset(
             {
-                Site(tensor=conv.inputs[0], consumers=(Consumer(conv.name, 0),), format="uint8"),
-                Site(
-                    tensor=conv.inputs[1],
-                    consumers=(Consumer(conv.name, 1),),
-                    format="int8",
-                    axis=0,
-                    weight=True,
-                ),
-                Site(tensor=output, consumers=model.consumers[output], format="uint8"),
+                Site(tensor=conv.inputs[0], consumers=ends[0], format="uint8"),
+                Site(tensor=conv.inputs[1], consumers=ends[1], format="int8", axis=0, weight=True),
+                Site(tensor=output, consumers=ends[2], format="uint8"),
             }
         )
     )
@@ -101,17 +96,19 @@ def test_damaged_content_is_an_error_with_its_place_and_a_cure(path: Path, kind:
     assert "qdqspec tune" in (caught.value.cure or "")
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"[" * 100_000, b"1" * 10_000, b"[]"])
-def test_a_file_that_is_no_scheme_is_an_error(tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        *((c, "scheme") for c in (b"", b"\xff\xfe", b"[" * 100_000, b"1" * 10_000, b"[]")),
+        (None, "check the path"),
+    ],
+)
+def test_a_file_that_is_no_scheme_is_an_error(tmp_path: Path, content: bytes | None, message: str) -> None:
     path = tmp_path / "scheme.json"
-    path.write_bytes(content)
-    with pytest.raises(StateError, match=r"scheme\.json: .*scheme"):
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(StateError, match=rf"scheme\.json: (.|\n)*{message}"):
         read_scheme(path)
-
-
-def test_a_missing_scheme_file_is_an_error_with_the_path(tmp_path: Path) -> None:
-    with pytest.raises(StateError, match=r"nowhere\.json: the scheme cannot be read: .*\n  check the path"):
-        read_scheme(tmp_path / "nowhere.json")
 
 
 def test_the_order_of_sites_is_ignored_and_an_edited_file_needs_no_digest(path: Path, model: Model) -> None:
@@ -148,16 +145,27 @@ def test_one_note_reports_all_sites_that_do_not_fit(path: Path, model: Model, ba
     assert note.endswith("; 'gone0': the model has no node 'lost0', and none in its position")
 
 
-def test_scales_of_another_channel_count_are_omitted_with_a_note(path: Path, model: Model) -> None:
-    def shorten(content: dict[str, Any]) -> None:
-        weight = next(s for s in content["sites"] if s["weight"])
-        weight["scale"].pop()
-        weight["zero_point"].pop()
-        del content["digest"]
+def shorten(site: dict[str, Any]) -> None:
+    site["scale"].pop()
+    site["zero_point"].pop()
 
-    applied = apply_scheme(model, edited(path, shorten))
-    assert len(applied.notes) == 1
-    assert "channels on axis 0, the scheme" in applied.notes[0]
+
+def round_three(site: dict[str, Any]) -> None:
+    site["rounding"] = rounding_text(np.ones(3, np.int8), np.zeros(3, np.int8))
+
+
+@pytest.mark.parametrize(
+    ("change", "note"),
+    [(shorten, "channels on axis 0, the scheme"), (round_three, "its rounding does not fit")],
+)
+def test_numbers_of_another_channel_count_are_omitted_with_a_note(
+    path: Path, model: Model, change: Callable[[dict[str, Any]], None], note: str
+) -> None:
+    content = json.loads(path.read_text())
+    del content["digest"]
+    change(next(site for site in content["sites"] if site["weight"]))
+    (found,) = apply_scheme(model, content).notes
+    assert note in found
 
 
 def test_a_scheme_without_a_matching_site_is_an_error(path: Path, models: Path) -> None:
@@ -207,25 +215,10 @@ def test_a_scheme_reproduces_corrected_weights_bit_for_bit(
     plain = Quantizer(model, ranges_for(model))
     (weight,) = (site for site in placement.ordered if site.weight)
     random = np.random.default_rng(seed)
-    moved = plain.integer_weight(weight).astype(int) + random.integers(
-        -2, 3, model.array(weight.tensor).shape
-    )
-    own = WeightNumbers(
-        scale=plain.params(weight).scale * np.float32(0.75),
-        integers=np.clip(moved, -127, 127).astype(np.int8),
-    )
+    steps = random.integers(-2, 3, model.array(weight.tensor).shape)
+    moved = np.clip(plain.integer_weight(weight).astype(int) + steps, -127, 127)
+    own = WeightNumbers(scale=plain.params(weight).scale * np.float32(0.75), integers=moved.astype(np.int8))
     numbers = plain.corrected(Corrections(weights={weight_key(weight): own}))
     write_scheme(tmp_path / "corrected.json", placement, numbers.placed(placement), "onnxruntime")
     again = apply_scheme(model, tmp_path / "corrected.json")
     assert again.proto == insert_qdq(model, placement, numbers).proto
-
-
-def test_rounding_of_another_size_is_omitted_with_a_note(
-    model: Model, placement: Placement, path: Path
-) -> None:
-    content = json.loads(path.read_text())
-    del content["digest"]
-    site = next(site for site in content["sites"] if site["weight"])
-    site["rounding"] = rounding_text(np.ones(3, np.int8), np.zeros(3, np.int8))
-    notes = apply_scheme(model, content).notes
-    assert any("its rounding does not fit" in note for note in notes)

@@ -1,26 +1,27 @@
-"""Inputs fixed to a value: constants are folded, the executed branches remain, outputs are those of the given model."""
+"""The model that is tuned: inputs fixed to a value, local functions inlined, weights that are no inputs."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
+from onnx_text import outputs_of, parsed
 
 from qdqspec.errors import SpecError
-from qdqspec.graph.given import fix_inputs, fixed_arrays, given_model
+from qdqspec.graph.given import fix_inputs, fixed_arrays, given_model, inlined
 from qdqspec.graph.model import Model
 
 X = np.array([[1.0, -2.0], [3.0, -4.0]], np.float32)
 
 
 def model_of(text: str, ir: int = 8) -> Model:
-    return Model(onnx.parser.parse_model(f'<ir_version: {ir}, opset_import: ["": 17]> g {text}'))
+    return parsed(f"g {text}", ir=ir)
 
 
 def run(proto: onnx.ModelProto, **feeds: object) -> list[np.ndarray]:
-    session = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
-    return session.run(None, {name: np.asarray(value) for name, value in feeds.items()})
+    return outputs_of(proto, feeds)
 
 
 def fixed(model: Model, **values: object) -> onnx.ModelProto:
@@ -161,10 +162,9 @@ TWO_WEIGHTS = "(float[1,2] x, float[2,2] w, float[2] b) => (float[1,2] y) { t = 
 )
 def test_weights_that_are_also_inputs_become_constant(tmp_path, ir, constants, inputs) -> None:
     """ONNX Runtime neither folds nor fuses weights that are inputs, so that such a model is many times slower."""
-    proto = model_of(TWO_WEIGHTS, ir).proto
     matrix = np.eye(2, dtype=np.float32)
     values = {"w": matrix, "b": np.ones(2, np.float32), "o": matrix}
-    proto.graph.initializer.extend(onnx.numpy_helper.from_array(values[name], name) for name in constants)
+    proto = parsed(f"g {TWO_WEIGHTS}", ir=ir, **{name: values[name] for name in constants}).proto
     onnx.save(proto, tmp_path / "net.onnx")
     model = given_model(tmp_path / "net.onnx", {})
     assert [port.name for port in model.proto.graph.input] == list(inputs)
@@ -173,3 +173,76 @@ def test_weights_that_are_also_inputs_become_constant(tmp_path, ir, constants, i
         ["the weights are graph inputs too, which a runtime does not optimize"] if is_changed else []
     )
     assert model.where == str(tmp_path / "net.onnx")
+
+
+@pytest.mark.parametrize("names", ["??", "HW", "HH", "?W"])
+def test_several_dimensions_that_are_called_by_a_question_mark_are_not_equal(
+    tmp_path: Path, names: str
+) -> None:
+    proto = parsed("g (float[B,3,H,W] x) => (float[B,3,H,W] y) { y = Relu(x) }").proto
+    ports = [port.type.tensor_type.shape.dim for port in (*proto.graph.input, *proto.graph.output)]
+    for dims in ports:
+        dims[2].dim_param, dims[3].dim_param = names
+    onnx.save(proto, tmp_path / "net.onnx")
+    model = given_model(tmp_path / "net.onnx", {})
+    if names != "??":
+        assert model.path == tmp_path / "net.onnx"
+        return
+    for port in (*model.proto.graph.input, *model.proto.graph.output):
+        assert [dim.dim_param for dim in port.type.tensor_type.shape.dim] == ["B", "", "", ""]
+    assert any("'?'" in note for note in model.notes)
+
+
+TEXT = """<ir_version: 8, opset_import: ["": 17, "my": 1]>
+g (float[n,4] x, bool c) => (float[n,4] y) <float[4] w = {1.0, 2.0, 3.0, 4.0}> {
+  [call_a] a = my.f<alpha = 0.5>(x)
+  [call_b] b = my.f<alpha = 0.25>(a)
+  v = If (c) < then_branch = yes () => (t) { t = my.f<alpha = 0.125>(b) }, else_branch = no () => (e) { e = Neg(b) } >
+  y = Mul(v, w)
+}
+<domain: "my", opset_import: ["": 17, "my": 1]> f <alpha>(x) => (y) {
+  [leak] t = LeakyRelu<alpha: float = @alpha>(x)
+  [inner] y = my.h(t)
+}
+<domain: "my", opset_import: ["": 17]> h (x) => (y) { [sig] s = Sigmoid(x)  y = Mul(x, s) }"""
+CALL = {"x": np.float32([[1, -2, 3, -4]]), "c": np.array(True)}
+
+
+def test_calls_are_replaced_with_unique_names_in_bodies_too() -> None:
+    proto = onnx.parser.parse_model(TEXT)
+    flat = inlined(proto)
+    onnx.checker.check_model(flat, full_check=True)
+    assert not flat.functions
+    names = [node.name for node in Model(flat).nodes]
+    assert len(names) == len(set(names))
+    plain = [name for name in names if not name.endswith(("inputs", "_branch"))]
+    assert plain[:6] == [
+        "call_a/leak", "call_a/inner/sig", "call_a/inner/Mul#1",
+        "call_b/leak", "call_b/inner/sig", "call_b/inner/Mul#1",
+    ]  # fmt: skip
+    assert plain[6] == "If#6/then_branch/f#0/leak"
+    assert [node.name for node in Model(inlined(proto)).nodes] == names
+    assert flat.graph.initializer == proto.graph.initializer
+    np.testing.assert_array_equal(outputs_of(flat, CALL)[0], outputs_of(proto, CALL)[0])
+
+
+def test_a_function_for_an_operator_of_a_runtime_is_not_inlined() -> None:
+    proto = onnx.parser.parse_model(TEXT.replace('"my"', '"trt"').replace("my.", "trt."))
+    assert inlined(proto) is proto
+
+
+def test_a_function_of_another_opset_version_is_not_inlined() -> None:
+    proto = onnx.parser.parse_model(
+        TEXT.replace('"my", opset_import: ["": 17]> h', '"my", opset_import: ["": 13]> h')
+    )
+    flat = inlined(proto)
+    assert [f.name for f in flat.functions] == ["h"]
+    assert [node.name for node in flat.graph.node][:2] == ["call_a/leak", "call_a/inner"]
+    assert flat.graph.node[1].op_type == "h"
+
+
+def test_a_case_tunes_the_inlined_copy_with_a_note(tmp_path: Path) -> None:
+    onnx.save(onnx.parser.parse_model(TEXT), tmp_path / "calls.onnx")
+    model = given_model(tmp_path / "calls.onnx", {})
+    assert model.notes == ("2 local functions are inlined in a copy of the model",)
+    assert model.where == str(tmp_path / "calls.onnx")
