@@ -8,19 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from qdqspec.accuracy.compare import Agreement, class_axis, in_common
+from qdqspec.accuracy.compare import class_axis, in_common
 from qdqspec.types import TopK
 
 scores = hnp.arrays(
     np.float32, st.tuples(st.integers(1, 5), st.integers(2, 8)), elements=st.floats(-9, 9, width=16)
 )
-
-
-def shares(*pairs: tuple[np.ndarray, np.ndarray], k: int = 1, axis: int | None = None) -> dict[str, float]:
-    found = Agreement((TopK(k=k, axis=axis),))
-    for reference, tuned in pairs:
-        found.add(reference, tuned)
-    return found.result()
 
 
 @given(scores, st.integers(1, 4), st.randoms(use_true_random=False))
@@ -31,13 +24,6 @@ def test_sets_of_the_best_are_compared(reference: np.ndarray, k: int, random) ->
         best = [sorted(range(len(row)), key=lambda i, row=row: (-row[i], i))[:k] for row in (ours, theirs)]
         expected += len({*best[0]} & {*best[1]})
     assert in_common(reference, tuned, k, axis=1) == expected
-
-
-def test_order_among_the_best_does_not_count_and_k_does() -> None:
-    ours, theirs = np.array([[3.0, 2.0, 1.0, 0.0]]), np.array([[2.0, 3.0, 0.0, 1.0]])
-    assert shares((ours, theirs)) == {"top1": 0.0}
-    assert shares((ours, theirs), k=2) == {"top2": 1.0}
-    assert shares((ours, theirs), k=3) == {"top3": pytest.approx(2 / 3)}
 
 
 @pytest.mark.parametrize(
@@ -59,13 +45,6 @@ def test_where_classes_lie(shape: tuple[int, ...], top: TopK, axis: int | None) 
     assert class_axis(shape, top) == axis
 
 
-def test_a_tie_is_won_by_the_earlier_class_so_that_a_constant_output_is_no_agreement() -> None:
-    random = np.random.default_rng(0)
-    reference = random.normal(size=(200, 10)).astype(np.float32)
-    share = shares((reference, np.zeros_like(reference)))["top1"]
-    assert share == pytest.approx(0.1, abs=0.06)
-
-
 def test_nan_is_never_best() -> None:
-    ours = np.array([[np.nan, 1.0, 0.0]])
-    assert shares((ours, np.array([[np.nan, 2.0, 0.0]]))) == {"top1": 1.0}
+    ours, theirs = np.array([[np.nan, 1.0, 0.0]]), np.array([[np.nan, 2.0, 0.0]])
+    assert in_common(ours, theirs, 1, axis=1) == 1

@@ -169,11 +169,6 @@ def test_a_declared_shape_sets_the_named_dimensions_of_other_inputs() -> None:
     assert {shape[0] for shape in shapes.values()} == {8}
 
 
-def test_the_length_of_a_vector_over_the_batch_defaults_to_one() -> None:
-    model = model_with(x=["batch", 3], lengths=["batch"])
-    assert resolve_shapes(model, shaped_by_data(model, Inputs())) == {"x": (1, 3), "lengths": (1,)}
-
-
 def test_one_error_names_all_inputs_without_a_shape() -> None:
     model = model_with(ids=["batch", "length"], audio=["samples"], x=[1, 3])
     with pytest.raises(ModelError, match=r"dimension 1 of input 'ids' is dynamic.*also 'audio'") as caught:

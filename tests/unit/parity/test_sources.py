@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from qdqspec.accuracy.data import open_data, shaped_by_data
+from qdqspec.accuracy.data import open_data
 from qdqspec.accuracy.shapes import InputSpec
 from qdqspec.app.preparation.identity import data_digest
 from qdqspec.errors import DataError
@@ -161,14 +161,6 @@ def test_bgr_reverses_the_channels(photo: Path) -> None:
     assert not np.array_equal(bgr, rgb)
 
 
-def test_images_and_labels_are_read_from_a_folder(photo: Path) -> None:
-    Image.new("RGB", (12, 8)).save(photo.with_name("a.jpg"))
-    photo.with_name("labels.txt").write_text("0\n1\n")
-    source = Data(path=photo.parent, images=ImageRules(size=(4, 6)), labels=photo.with_name("labels.txt"))
-    data = open_data(source, PICTURE)
-    assert (data.samples, data.require_labels().tolist()) == (2, [0, 1])
-
-
 def test_images_without_a_transform_are_an_error_that_shows_one(photo: Path) -> None:
     for source in (photo, photo.parent):
         with pytest.raises(DataError, match="no transform is given") as caught:
@@ -249,27 +241,3 @@ def test_the_digest_depends_on_content_and_transform(photo: Path, tmp_path: Path
     before = data_digest(sources[1])
     photo.write_bytes(photo.read_bytes() + b" ")
     assert data_digest(sources[1]) != before
-
-
-def test_shapes_are_taken_from_npy_files_and_images(tmp_path: Path, photo: Path) -> None:
-    import onnx
-    from onnx import TensorProto, helper
-
-    from qdqspec.graph.model import load_model
-    from qdqspec.types import Inputs
-
-    x = helper.make_tensor_value_info("image", TensorProto.FLOAT, ["n", 3, "h", "w"])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
-    graph = helper.make_graph([helper.make_node("Relu", ["image"], ["y"])], "g", [x], [y])
-    onnx.save(
-        helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)]),
-        tmp_path / "m.onnx",
-    )
-    model = load_model(tmp_path / "m.onnx")
-    np.save(tmp_path / "one.npy", np.zeros((3, 5, 7), np.float32))
-    for source, shape in (
-        (tmp_path / "one.npy", (1, 3, 5, 7)),
-        (Data(path=photo, images=ImageRules(size=(4, 6))), (1, 3, 4, 6)),
-    ):
-        shaped = shaped_by_data(model, Inputs(calibration=source))
-        assert shaped.profiles[0].opt() == {"image": shape}
