@@ -45,12 +45,6 @@ def test_init_reports_the_conversion_and_the_operators_that_run_in_integers(verb
     assert REPORTED not in " ".join((tmp_path / "fake.qdq.yaml").read_text().replace("#", "").split())
 
 
-def test_lint_notes_a_float16_model(verb, half):
-    result = verb("lint", half, "--target", "onnxruntime-cpu", "--strict")
-    assert result.code == 0
-    assert "note ORT030" in result.out
-
-
 def test_a_scheme_is_applied_in_float32_and_stripped_to_the_same_file(verb, half, tmp_path):
     with (
         Session(backend="onnxruntime", root=tmp_path, no_cache=True) as session,

@@ -51,13 +51,6 @@ def test_the_parameters_of_checks_are_listed_as_a_spec_writes_them(verb, tmp_pat
     assert "placement: require [Conv, Gemm]\n" in said
 
 
-def test_a_folder_with_the_name_of_a_kind_is_searched_for_specs(verb, tmp_path):
-    (tmp_path / "checks").mkdir()
-    result = verb("list", "checks")
-    assert result.code == 2
-    assert "no spec found" in result.err
-
-
 @pytest.mark.parametrize(
     ("line", "found"),
     [

@@ -49,12 +49,6 @@ def test_json_has_findings_of_several_targets(verb, model):
     assert (first["id"], first["severity"]) == ("TRT001", "refused")
 
 
-def test_the_compute_capability_can_be_given(verb, model):
-    words = ["lint", model(np.int8(0)), "--target", "tensorrt-10"]
-    assert "TRT022" in verb(*words, "--compute-capability", "7.5").out
-    assert "TRT022" not in verb(*words).out
-
-
 def test_the_runtime_of_the_target_loads_the_model(verb, tmp_path):
     """It refuses this one, whose nodes the static rules accept; without the option it is not loaded."""
     path = pair_that_no_build_takes(tmp_path / "pair.onnx")
@@ -72,15 +66,10 @@ def test_the_runtime_of_the_target_loads_the_model(verb, tmp_path):
     assert f"; {load['note']}\n" in found.json["text"]
 
 
-def test_a_target_without_its_runtime_has_a_note(verb, model):
-    """The target of a version that no machine has."""
-    result = verb("lint", model(np.int8(0)), "--target", "tensorrt-10.9", "--json")
+def test_onnx_checker_judges_a_model_for_a_target_without_its_runtime(verb, tmp_path):
+    result = verb("lint", mixed_float_types(tmp_path / "mixed.onnx"), "--target", "tensorrt-10.9", "--json")
+    assert result.code == 1
+    assert "refused ONX001" in result.json["text"]
     load = result.json["loads"]["tensorrt-10.9"]
     assert not load["loaded"]
     assert load["note"].startswith("static rules only, not loaded: tensorrt")
-
-
-def test_onnx_checker_judges_a_model_for_a_target_without_its_runtime(verb, tmp_path):
-    result = verb("lint", mixed_float_types(tmp_path / "mixed.onnx"), "--target", "tensorrt-10.9")
-    assert result.code == 1
-    assert "refused ONX001" in result.out

@@ -51,12 +51,6 @@ QUANTIZED_OPERATORS = {
 }
 
 
-def test_strip_of_a_float_model_makes_a_copy(verb, tmp_path) -> None:
-    verb("strip", QAT, "-o", "float.onnx")
-    copied = verb("strip", "float.onnx", "-o", "copy.onnx")
-    assert copied.out == "copy.onnx: a copy of the model, which has no Q/DQ pairs\n"
-
-
 @pytest.mark.parametrize("name", QUANTIZED_OPERATORS)
 def test_strip_counts_what_it_removed_and_names_operators_that_it_keeps(verb, tmp_path, name) -> None:
     shape = "1,4,4,4" if name == "QLinearConv" else "4,4"
@@ -86,14 +80,6 @@ def test_import_reports_its_assumptions(verb) -> None:
     assert result.code == 0
     assert "note: a Relu was inserted where a zero point cuts off negative values" in result.out
     assert result.out.endswith("scheme.json: 25 activation and 32 weight pairs in it\n")
-
-
-def test_import_with_the_original_gives_a_scheme_for_the_original(verb, models) -> None:
-    original, quantized = models / "digits_resnet.onnx", DATA / "qdq_ort_u8s8_digits_resnet_b1.onnx"
-    assert verb("import", quantized, "-o", "scheme.json", "--reference", original).code == 0
-    applied = verb("apply", original, "scheme.json", "-o", "again.onnx")
-    assert applied.code == 0
-    assert "left out" not in applied.out
 
 
 def test_diff_exits_with_1_if_models_differ(verb, models) -> None:
