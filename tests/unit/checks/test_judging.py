@@ -6,7 +6,6 @@ import math
 from dataclasses import replace
 from statistics import median
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -180,19 +179,6 @@ def test_a_percentile_lies_between_its_neighbours(values: list[float], percent: 
     assert percentile((1.0, 2.0), 75) == 1.75
 
 
-@pytest.mark.parametrize(
-    ("kind", "near", "far"),
-    [("speedup", {"min": 1.9}, {"min": 50}), ("latency", {"max_ms": 4.5}, {"max_ms": 0.1})],
-)
-def test_latency_advice_depends_on_the_factor_over_budget(kind, near, far):
-    """A larger search budget is no advice if the model had to be fifty times faster."""
-    small, large = judge(kind, FASTER, **near), judge(kind, FASTER, **far)
-    assert (small.outcome, large.outcome) == ("fail", "fail")
-    assert "aise tune.trials" in small.advice
-    assert "tune.trials" not in large.advice
-    assert "faster still" in large.advice
-
-
 def test_advice_names_the_limit_that_ended_the_search():
     """A search that was complete tries no more candidates with a higher limit."""
 
@@ -216,17 +202,6 @@ def test_the_advice_names_the_sqnr_limit_that_faster_candidates_miss():
         limits = replace(search.limits, min_sqnr_db=limit)
         held = replace(search, limits=limits, trials=(*search.trials, noisy))
         found = faster_advice(replace(evidence, search=held), "lower min")
-        assert ("ower tune.min_sqnr_db (1 faster candidate below it)" in found) == named
-
-
-def test_the_advice_counts_a_candidate_that_only_the_confirmation_timed():
-    evidence = ALONE
-    everything = evidence.search.rejected[-1]
-    fast = replace(everything, ratio=Interval(median=0.8, low=0.75, high=0.85))
-    for rejected, named in (((fast,), True), ((everything,), False)):
-        found = faster_advice(
-            replace(evidence, search=replace(evidence.search, rejected=rejected)), "lower min"
-        )
         assert ("ower tune.min_sqnr_db (1 faster candidate below it)" in found) == named
 
 
@@ -310,12 +285,6 @@ def test_outputs_that_are_not_floats_must_be_equal() -> None:
     )
 
 
-def test_an_output_that_cannot_be_compared_fails_every_limit() -> None:
-    lost = output("x", -math.inf, matches=False, note="the tuned model does not give this output")
-    verdict = judge("parity", with_outputs(lost), max_abs=1e9)
-    assert verdict.headline == "output 'x': the tuned model does not give this output"
-
-
 def in_steps(quantization_db: float, runtime_db: float, total_db: float = 15.0) -> Evidence:
     """Outputs with quantization errors of two steps."""
     parity = ParityEvidence(
@@ -351,13 +320,6 @@ def test_errors_of_the_runtime_are_not_attributed_to_pairs() -> None:
     assert "patterns.nodes.exclude" in verdict.advice
 
 
-def test_the_advice_reports_that_removing_pairs_does_not_help() -> None:
-    found = sample_culprits()
-    flat = replace(found, pairs=tuple(replace(pair, without_db=31.9) for pair in found.pairs))
-    verdict = judge("parity", replace(in_steps(15.1, 40.0), culprits=flat), min_sqnr_db=20)
-    assert "The noise is not caused by a few pairs: exclude layers before it" in verdict.advice
-
-
 def with_search(found: ParitySearch | None, **values: object) -> tuple[Evidence, dict]:
     """Evidence whose data is within the limits, and the result of an input search."""
     asked = {"min_sqnr_db": 10, "search": 200, **values}
@@ -365,23 +327,9 @@ def with_search(found: ParitySearch | None, **values: object) -> tuple[Evidence,
     return replace(in_steps(15.1, 40.0), parity_search=searches), asked
 
 
-def test_the_advice_for_an_input_within_the_calibrated_range_is_other_calibration() -> None:
-    found = sample_parity_search(found=True)
-    assert found.found is not None
-    inside = tuple(replace(one, low=0.0, high=1.0) for one in found.found.inputs)
-    evidence, asked = with_search(replace(found, found=replace(found.found, inputs=inside)))
-    verdict = judge("parity", evidence, **asked)
-    assert "within the range of the calibration data" in verdict.advice
-
-
 def test_a_failure_on_the_data_is_reported_before_a_found_input() -> None:
     evidence, asked = with_search(sample_parity_search(found=True), min_sqnr_db=60)
     assert judge("parity", evidence, **asked).headline.startswith("output 'y': SQNR 15.0 dB < 60.0 dB")
-
-
-def test_an_input_search_that_ended_early_states_it() -> None:
-    evidence, asked = with_search(replace(sample_parity_search(found=False), late=True))
-    assert "in 4.2 s, when the time was over, beside" in judge("parity", evidence, **asked).sections[-1].text
 
 
 def test_each_step_has_separate_limits() -> None:
@@ -511,44 +459,11 @@ def test_the_interval_of_a_drop_is_that_of_agresti_and_min(
     assert (found.low, found.high) == (pytest.approx(low, abs=1e-4), pytest.approx(high, abs=1e-4))
 
 
-@pytest.mark.parametrize(
-    ("samples", "down", "up"),
-    [
-        (90, 0.05, 0.03),
-    ],
-)
-def test_the_interval_of_a_drop_covers_the_true_drop_at_its_level(
-    samples: int, down: float, up: float
-) -> None:
-    draws = np.random.default_rng(1).multinomial(samples, [down, up, 1 - down - up], size=2000)
-    bounds = [drop_interval(int(lost), int(gained), samples) for lost, gained, _ in draws]
-    assert np.mean([b.low <= down - up <= b.high for b in bounds]) >= 0.94
-
-
-def test_a_verdict_reports_how_much_one_sample_changes_the_metric() -> None:
-    few = replace(scored(1.0, 1.0).accuracy["top1"], samples=90, lost=0, gained=0)
-    verdict = judge("accuracy", replace(DIGITS, accuracy={"top1": few}), max_drop="1%")
-    assert verdict.sections[-1].text == "One sample of 90 is 1.1 %: within 1.0 % no sample may be lost."
-    custom = judge("accuracy", scored(34.0, 33.5, "psnr"), metric="psnr", min=33)
-    assert (custom.headline, custom.sections[-1].text) == ("psnr 33.5 >= 33", "")
-
-
 @pytest.mark.parametrize("limits", [{"min": 0.1}, {"max_drop": 1e9}])
 def test_a_metric_that_is_not_a_number_exceeds_every_limit(limits: dict) -> None:
     verdict = judge("accuracy", scored(34.0, math.nan, "psnr"), metric="psnr", **limits)
     assert verdict.outcome == "fail"
     assert "nan" in verdict.headline
-
-
-def test_accuracy_advice_depends_on_the_constraint_of_the_search() -> None:
-    low = judge("accuracy", scored(0.9, 0.9), min="97%")
-    assert low.advice == "The reference itself has 90.0 %: lower the minimum, or give a max_drop against it."
-    held = scored(0.98, 0.9)
-    assert held.search is not None
-    assert held.search.accuracy is not None
-    assert judge("accuracy", held, max_drop="1%").advice.startswith("Exclude the most sensitive nodes")
-    free = replace(held, search=replace(held.search, accuracy=None))
-    assert judge("accuracy", free, max_drop="1%").advice.startswith("Give the search the same limit")
 
 
 # ---- placement and size -------------------------------------------------------------------------
@@ -559,12 +474,6 @@ def test_a_misspelt_requirement_has_a_suggestion() -> None:
     assert (verdict.outcome, verdict.headline) == ("fail", "required Cov: no such node")
     assert "(did you mean 'Conv'?)" in verdict.advice
     assert "did you mean" not in judge("placement", FASTER, require=["Softmax"]).advice
-
-
-def test_entries_are_op_types_or_globs_over_node_names() -> None:
-    assert judge("placement", FASTER, forbid=["fire2?/*", "Softmax"]).outcome == "pass"
-    assert judge("placement", FASTER, forbid=["fire1?/*"]).outcome == "fail"
-    assert judge("placement", FASTER, forbid=["Conv"]).outcome == "fail"
 
 
 @pytest.mark.parametrize(
@@ -579,8 +488,17 @@ def test_an_entry_may_require_a_number_of_nodes_or_all(require, headline: str) -
     assert judge("placement", FASTER, require=require).headline == headline
 
 
-@pytest.mark.parametrize(("limits", "outcome"), [({"max_pairs": 11}, "fail"), ({"min_pairs": 12}, "pass")])
-def test_limits_of_placement_do_not_count_weight_pairs(limits: dict, outcome: str) -> None:
+@pytest.mark.parametrize(
+    ("limits", "outcome"),
+    [
+        ({"forbid": ["fire2?/*", "Softmax"]}, "pass"),
+        ({"forbid": ["fire1?/*"]}, "fail"),
+        ({"forbid": ["Conv"]}, "fail"),
+        ({"max_pairs": 11}, "fail"),  # weight pairs do not count
+        ({"min_pairs": 12}, "pass"),
+    ],
+)
+def test_limits_of_placement_are_on_op_types_globs_of_nodes_and_pairs(limits: dict, outcome: str) -> None:
     assert judge("placement", FASTER, **limits).outcome == outcome
 
 
