@@ -52,11 +52,27 @@ def run(model: bytes | str, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
     return session.run(None, feeds)
 
 
-@given(placed_models(odd=True))
-def test_strip_restores_a_model_with_float_weights(drawn: Drawn) -> None:
+@given(placed_models(odd=True), MODES)
+def test_strip_without_a_reference_restores_all_but_values_of_integer_weights(
+    drawn: Drawn, mode: str
+) -> None:
     model, placement = drawn
-    inserted = insert_qdq(model, placement, quantizer(model), floating=placement.sites)
-    assert bytes_of(strip_qdq(Model(inserted.proto)).proto) == bytes_of(model.proto)
+    inserted = insert_qdq(model, placement, quantizer(model), floating=floating(placement.sites, mode))
+    stripped = Model(strip_qdq(Model(inserted.proto)).proto)
+    if mode == "float":
+        assert bytes_of(stripped.proto) == bytes_of(model.proto)
+        return
+    assert [(n.name, n.inputs, n.outputs) for n in stripped.nodes] == [
+        (n.name, n.inputs, n.outputs) for n in model.nodes
+    ]
+    assert list(stripped.initializers) == list(model.initializers)
+    stored = {site.tensor for site in placement.sites if site.weight}
+    for name, tensor in model.constants.items():
+        if name in stored:
+            largest = np.abs(model.array(name)).max()
+            np.testing.assert_allclose(stripped.array(name), model.array(name), atol=largest / 127)
+        else:
+            assert stripped.constants[name] == tensor
 
 
 @given(placed_models(odd=True), MODES)
@@ -87,24 +103,6 @@ def test_strip_with_the_reference_restores_a_model_of_any_format_and_its_opset(
     needed = [FORMATS[site.format].opset for site in placement.sites]
     assert Model(inserted.proto).opset == max([model.opset, *needed])
     assert bytes_of(strip_qdq(Model(inserted.proto), model).proto) == bytes_of(model.proto)
-
-
-@given(placed_models(odd=True))
-def test_strip_without_a_reference_restores_all_but_values_of_integer_weights(drawn: Drawn) -> None:
-    model, placement = drawn
-    inserted = insert_qdq(model, placement, quantizer(model))
-    stripped = Model(strip_qdq(Model(inserted.proto)).proto)
-    assert [(n.name, n.inputs, n.outputs) for n in stripped.nodes] == [
-        (n.name, n.inputs, n.outputs) for n in model.nodes
-    ]
-    assert list(stripped.initializers) == list(model.initializers)
-    stored = {site.tensor for site in placement.sites if site.weight}
-    for name, tensor in model.constants.items():
-        if name in stored:
-            largest = np.abs(model.array(name)).max()
-            np.testing.assert_allclose(stripped.array(name), model.array(name), atol=largest / 127)
-        else:
-            assert stripped.constants[name] == tensor
 
 
 @given(placed_models())

@@ -54,18 +54,8 @@ def test_lint_of_any_quantized_model_is_deterministic_and_uses_known_rules(
 DATA = Path(__file__).parents[1] / "data"
 QUANTIZED = sorted(path.name for path in DATA.glob("*.onnx"))
 OTHERS = (
-    "Add",
-    "Concat",
-    "Gelu",
-    "Gemm",
-    "GlobalAveragePool",
-    "MatMul",
-    "Mul",
-    "Pad",
-    "Sigmoid",
-    "Softmax",
-    "Split",
-)
+    "Add", "Concat", "Gelu", "Gemm", "GlobalAveragePool", "MatMul", "Mul", "Pad", "Sigmoid", "Softmax", "Split",
+)  # fmt: skip
 
 
 @functools.cache

@@ -55,23 +55,12 @@ def test_names_of_nodes_are_recovered_from_metadata(nodes, separator):
 
 # Names without the text that is between two fields of a row: the format does not escape it.
 FIELDS = (
-    ", Dimensions: ",
-    ", Location: ",
-    ", LayerType: ",
-    ", IOMode: ",
-    "\nName: ",
-    "\n\nI/O Tensors:",
-    "\n\nBindings:",
-)
+    ", Dimensions: ", ", Location: ", ", LayerType: ", ", IOMode: ", "\nName: ", "\n\nI/O Tensors:", "\n\nBindings:",
+)  # fmt: skip
 row_names = names.filter(lambda name: name and not any(field in name for field in FIELDS))
 written_types = {
-    "Int8": "int8",
-    "FP8": "fp8",
-    "FP4E2M1": "fp4",
-    "FP8UE8M0": "e8m0",
-    "Float": "fp32",
-    "Bool": "bool",
-}
+    "Int8": "int8", "FP8": "fp8", "FP4E2M1": "fp4", "FP8UE8M0": "e8m0", "Float": "fp32", "Bool": "bool",
+}  # fmt: skip
 tensors = st.lists(
     st.tuples(
         row_names,

@@ -46,5 +46,5 @@ def test_where_classes_lie(shape: tuple[int, ...], top: TopK, axis: int | None) 
 
 
 def test_nan_is_never_best() -> None:
-    ours, theirs = np.array([[np.nan, 1.0, 0.0]]), np.array([[np.nan, 2.0, 0.0]])
+    ours, theirs = np.array([[np.nan, 1.0, 0.0]]), np.array([[-1.0, 2.0, 0.0]])
     assert in_common(ours, theirs, 1, axis=1) == 1

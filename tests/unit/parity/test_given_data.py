@@ -76,11 +76,6 @@ def test_objects_that_are_no_data_are_an_error(given, message):
     assert "{input: array}" in str(caught.value.cure)
 
 
-def test_a_table_of_a_spec_is_not_converted(tmp_path):
-    table = {"arrays": str(tmp_path / "d.npz"), "names": {"x": "pixels"}}
-    assert GivenFiles().asked({"calibration": table, "trials": 3}) == {"calibration": table, "trials": 3}
-
-
 def test_a_session_accepts_a_model_and_data_in_memory(models):
     proto = onnx.load(models / "digits_resnet.onnx")
     rows = np.random.default_rng(0).normal(size=(3, 1, 16, 16)).astype(np.float32)

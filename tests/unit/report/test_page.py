@@ -129,14 +129,6 @@ def test_the_reason_of_an_inconclusive_check_is_below_the_summary_table() -> Non
     assert f"{result.id} inconclusive: no baseline" in text
 
 
-@pytest.mark.parametrize("width", [66, 120])
-def test_a_narrow_table_keeps_case_speedup_and_checks(width: int) -> None:
-    table = summary_table(sample_run(), width=width).splitlines()[:5]
-    assert max(map(len, table)) <= width
-    assert all(word in table[2] for word in ("squeezenet::default", "1.74x", "latency FAIL"))
-    assert ("31.4" in table[2]) == (width > 66)
-
-
 def test_the_summary_table_notes_a_cached_placement_that_was_timed_again() -> None:
     case = cached_case()
     assert case.evidence.latency is not None
