@@ -55,27 +55,6 @@ def test_overriding_the_model_changes_the_judged_case(project, path):
         assert project.calls()[0] == "judge int8-b8::parity - other.onnx"
 
 
-def test_overriding_the_backend_applies_to_skip_unless(project):
-    project.add_to_conftest(
-        "\n\n@pytest.fixture(scope='session')\ndef qdq_backend():\n    return 'tensorrt'\n"
-    )
-    project.spec(
-        "b.qdq.yaml",
-        "qdqspec: 1\nmodel: m.onnx\nskip_unless: {backend: tensorrt}\nchecks: [{kind: speedup, min: 1.1}]\n",
-    )
-    project.run("specs/b.qdq.yaml").assert_outcomes(passed=1)
-
-
-def test_module_scoped_fixtures_work_in_specs(project):
-    project.add_to_conftest(
-        "\n\n@pytest.fixture(scope='module', autouse=True)\ndef once(request):\n"
-        "    print('entered', request.node.name)\n",
-    )
-    result = project.run("-s")
-    result.assert_outcomes(passed=4)
-    assert result.stdout.str().count("entered a.qdq.yaml") == 1
-
-
 CASE_TEST = """
 def test_budget(qdq_case):
     case = qdq_case("specs/a.qdq.yaml::int8-b8")
@@ -96,16 +75,17 @@ def test_qdq_case_in_a_plain_test(project):
 
 
 @pytest.mark.parametrize(
-    ("reference", "message"),
+    ("test", "message"),
     [
-        ("specs/a.qdq.yaml::int-b8", "*there is no case 'int-b8' (did you mean 'int8-b8'?)"),
-        ("specs/a.qdq.yaml", "*means 2 cases, and one is wanted"),
+        ("qdq_case): qdq_case('specs/a.qdq.yaml::int-b8')", "*no case 'int-b8' (did you mean 'int8-b8'?)"),
+        ("qdq_case): qdq_case('specs/a.qdq.yaml')", "*means 2 cases, and one is wanted"),
+        ("qdq_tuned): pass", '*mark it @pytest.mark.qdq("specs/a.qdq.yaml::case")*'),
     ],
 )
-def test_qdq_case_with_an_unknown_reference_is_an_error(project, reference, message):
-    (project.path / "test_budget.py").write_text(f"def test_budget(qdq_case):\n    qdq_case({reference!r})\n")
+def test_a_fixture_without_one_case_is_an_error(project, test, message):
+    (project.path / "test_budget.py").write_text(f"def test_budget({test}\n")
     result = project.run("test_budget.py")
-    result.assert_outcomes(failed=1)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines([message])
 
 
@@ -128,13 +108,6 @@ def test_all(qdq_model, qdq_regions, qdq_calibration, qdq_tuned, qdq_parity, qdq
 def test_case_fixtures_in_a_marked_test(project):
     (project.path / "test_marked.py").write_text(MARKED_TEST)
     project.run("test_marked.py").assert_outcomes(passed=1)
-
-
-def test_the_error_of_case_fixtures_without_a_case_states_the_marker(project):
-    (project.path / "test_lost.py").write_text("def test_lost(qdq_tuned): pass\n")
-    result = project.run("test_lost.py")
-    result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(['*mark it @pytest.mark.qdq("specs/a.qdq.yaml::case")*'])
 
 
 def test_qdq_report_renders_the_judged_cases(project):

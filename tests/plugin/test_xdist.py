@@ -28,13 +28,6 @@ def test_workers_without_dist_keep_a_case_on_one_worker(project):
     assert all(len(pids) == 1 for pids in project.processes().values())
 
 
-def test_tests_without_specs_keep_the_scheduler_of_xdist(project):
-    project.pytester.makepyfile("def test_it(): pass")
-    result = project.run_apart("-n", "2", "-v", "test_tests_without_specs_keep_the_scheduler_of_xdist.py")
-    result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["scheduling tests via LoadScheduling"])
-
-
 def test_a_spec_with_several_runtimes_is_one_scheduling_unit(tmp_path):
     (tmp_path / "several.qdq.yaml").write_text(RUNTIMES)
     (tmp_path / "one.qdq.yaml").write_text(ONE_CHECK)
@@ -78,31 +71,6 @@ def test_checks_of_a_case_from_several_workers_are_merged(project):
         ["speedup", "parity"],
         ["parity"],
     ]
-
-
-def test_evidence_missing_in_one_worker_is_taken_from_another(project):
-    session = project.session()
-    case = load_cases(project.path / "specs" / "a.qdq.yaml", Settings())[0]
-    session.judge(case, CheckSpec(id="speedup", kind="speedup", params=None))
-    whole = session.record()
-    part = replace(
-        whole, cases=(replace(whole.cases[0], evidence=replace(whole.cases[0].evidence, latency=None)),)
-    )
-    assert merge_records([part, whole]).cases[0].evidence.latency == whole.cases[0].evidence.latency
-
-
-def test_failure_texts_are_the_same_as_without_workers(project):
-    project.outcomes(**{"int8-b8::speedup": "fail"})
-    result = project.run_apart("-n", "2", "--dist", "loadgroup", "specs")
-    result.assert_outcomes(passed=3, failed=1)
-    result.stdout.fnmatch_lines(
-        [
-            "speed-up 1.02 < 1.10 asked for",
-            "Reproduce with:",
-            "  pytest specs/a.qdq.yaml::int8-b8::speedup --qdq-scheme=*",
-            "FAILED specs/a.qdq.yaml::int8-b8::speedup*- speed-u*",  # truncated to the width of the terminal
-        ]
-    )
 
 
 # Ctrl-C in the controller when the first test starts. Both inherit the environment of a worker that runs this test.
