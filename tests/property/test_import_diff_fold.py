@@ -9,10 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 from hypothesis import given
 from hypothesis import strategies as st
-from random_models import onnx_models, placements, random_inputs, ranges_for
+from random_models import placed_models, random_inputs, ranges_for, run_unoptimized
 
 from qdqspec.graph.fold import QUANTIZING, fold_constants
 from qdqspec.graph.model import Model
@@ -34,12 +33,6 @@ INTEGERS = (onnx.TensorProto.INT32, onnx.TensorProto.INT64)  # a Cast to one of 
 MODES = st.sampled_from(("integer", "float"))
 
 
-@st.composite
-def placed_models(draw: st.DrawFn, *, odd: bool = True, **kinds: tuple[str, ...]) -> Drawn:
-    model = Model(draw(onnx_models(repeated_names=odd)))
-    return model, draw(placements(model, **kinds))
-
-
 def quantized(drawn: Drawn, mode: str = "integer") -> Model:
     model, placement = drawn
     return Model(insert_qdq(model, placement, numbers(model), floating=floating(placement.sites, mode)).proto)
@@ -47,14 +40,6 @@ def quantized(drawn: Drawn, mode: str = "integer") -> Model:
 
 def numbers(model: Model) -> Quantizer:
     return Quantizer(model, ranges_for(model))
-
-
-def run(model: Model) -> list[np.ndarray]:
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(model.proto.SerializeToString(), options)
-    return session.run(None, random_inputs(model))
 
 
 @given(placed_models(activations=("uint8", "int8", "int16"), weights=("int8", "uint16")), MODES)
@@ -120,7 +105,9 @@ def test_folding_keeps_results_and_quantization(proto: onnx.ModelProto) -> None:
     is_rounded = any(
         node.op_type in QUANTIZING or node.attributes.get("to") in INTEGERS for node in model.nodes
     )
-    for before, after in zip(run(model), run(folded), strict=True):
+    feeds = random_inputs(model)
+    outputs = [run_unoptimized(m.proto.SerializeToString(), feeds) for m in (model, folded)]
+    for before, after in zip(*outputs, strict=True):
         # A value at a rounding boundary may be rounded up or down, depending on the order of sums before it.
         most = max(1.0, ROUNDED_APART * before.size) if is_rounded else 0
         assert np.count_nonzero(~np.isclose(after, before, **near)) <= most

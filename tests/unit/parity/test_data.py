@@ -64,24 +64,6 @@ def lengths(batch: int = 1, most: int = 9) -> dict[str, InputSpec]:
     }
 
 
-@pytest.mark.parametrize("form", ["samples", "whole inputs", "npy"])
-def test_samples_of_several_lengths_are_feeds_of_their_own_shapes(tmp_path: Path, form: str) -> None:
-    """An empty sample, as of a cache before the first token, is one of them."""
-    values = [np.arange(2 * length, dtype=np.float32).reshape(2, length) for length in (3, 0, 5)]
-    for number, value in enumerate(values):
-        if form == "npy":
-            np.save(tmp_path / f"{number}.npy", value)
-        else:
-            array = value[None] if form == "samples" else value[None, None]
-            np.savez(tmp_path / f"{number}.npz", x=array, labels=[number])
-    data = open_data(tmp_path, lengths())
-    assert (len(data), data.samples) == (3, 3)
-    for feed, value in zip(data, values, strict=True):
-        np.testing.assert_array_equal(feed["x"], value[None])
-    if form != "npy":
-        np.testing.assert_array_equal(data.require_labels(), [0, 1, 2])
-
-
 def test_samples_of_several_lengths_are_no_batch(tmp_path: Path) -> None:
     for number, length in enumerate((3, 5)):
         np.savez(tmp_path / f"{number}.npz", x=np.zeros((4, 2, length), np.float32))

@@ -61,20 +61,14 @@ def test_a_glob_selects_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "is_image", "form"),
-    [
-        ("a.npz", False, "{folder}/**/*.npz"),
-        ("a.png", False, "{{images: '{folder}/**/*', size: 224}}"),
-        ("a.JPG", True, "{{images: '{folder}/**/*', size: 224}}"),
-    ],
+    ("name", "form"), [("a.npz", "{folder}/**/*.npz"), ("a.JPG", "{{images: '{folder}/**/*', size: 224}}")]
 )
-def test_files_in_subfolders_need_a_glob(tmp_path: Path, name: str, is_image: bool, form: str) -> None:
+def test_files_in_subfolders_need_a_glob(tmp_path: Path, name: str, form: str) -> None:
     (tmp_path / "photos" / "cats").mkdir(parents=True)
     (tmp_path / "photos" / "cats" / name).touch()
     folder = tmp_path / "photos"
-    rules = ImageRules(size=(8, 8)) if is_image else None
     with pytest.raises(DataError, match=r"its files are in folders of it") as error:
-        open_data(Data(path=folder, images=rules), X)
+        open_data(Data(path=folder), X)
     assert error.value.cure == f"name them with a glob: {form.format(folder=folder)}"
 
 
