@@ -184,16 +184,6 @@ def test_a_tuned_case_is_explained_by_name_and_by_folder(verb, spec, folder):
     assert found["comparisons"][0]["renamed"] == {}
 
 
-def test_a_case_is_compared_with_its_baseline(verb, folder):
-    result = json.loads((folder / "result.json").read_text())
-    assert result["regression"] == {}
-    result["regression"] = case_to_json(faster_case())["regression"]
-    (folder / "result.json").write_text(json.dumps(result))
-    told = verb("explain", folder).out
-    assert "note: regression: +0.4 % (95 %: -1.6 % to +2.4 %) against the baseline of 2026-01-08" in told
-    assert "note: onnxruntime: was 1.31.0, is 1.31.1" in told
-
-
 def test_the_gain_of_each_correction_of_a_case_is_listed(verb, folder):
     assert "correction" not in verb("explain", folder).out
     result = json.loads((folder / "result.json").read_text())
@@ -260,19 +250,6 @@ def test_a_model_is_profiled_against_itself_without_pairs(verb):
     assert "still run in float" in slow, (
         "int8 activations have no kernel there, and their pairs are not fused"
     )
-
-
-def test_pairs_with_the_largest_errors_are_ranked_in_a_model_of_another_tool(verb, models):
-    words = ("--culprits", "--reference", models / "digits_resnet.onnx")
-    data = models.parent / "data" / "digits_calibration.npz"
-    result = verb(
-        "explain", DATA / "qdq_ort_u8s8_digits_resnet_b1.onnx", *words, "--data", data, "--layers", "2"
-    )
-    assert result.code == 0
-    assert "dB SQNR with 41 Q/DQ pairs (8 samples of evaluation data)" in result.out
-    assert "logits > graph output" in result.out
-    assert "the other 39" in result.out
-    assert "outputs: false" in result.out
 
 
 def test_pairs_with_the_largest_errors_are_ranked_in_a_case_and_in_its_folder(verb, spec, folder):

@@ -52,21 +52,6 @@ MODELS = [
 ]
 
 
-def test_the_forecast_is_computed_at_the_proposed_shapes(verb, tmp_path):
-    """The count for a network for images of 224 x 224 is not that of one pixel."""
-    proto = onnx.parser.parse_model(
-        """<ir_version: 8, opset_import: ["": 17]>
-        net (float[batch,3,height,width] x) => (float[batch,8,high,wide] y) { c = Conv(x, w) y = Softmax(c) }"""
-    )
-    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((8, 3, 1, 1), np.float32), "w"))
-    onnx.save(proto, tmp_path / "net.onnx")
-    assert verb("init", "net.onnx", *FAKE).code == 0
-    text = (tmp_path / "net.qdq.yaml").read_text()
-    assert "x: [1, 3, 224, 224]" in text
-    assert "taken as 1" not in text
-    assert re.search(r"estimated from node count, weights and\s+#?\s*1 million", text)  # 8 * 3 * 224 * 224
-
-
 @pytest.mark.parametrize(
     ("inputs", "expected"),
     [
@@ -212,17 +197,6 @@ def test_the_proposed_metric_fits_labels_and_output(verb, tmp_path, output, labe
     assert verb("init", "net.onnx", *FAKE, "--data", "d.npz").code == 0
     proposed = re.findall("metric: ([a-z0-9]*)", (tmp_path / "net.qdq.yaml").read_text())
     assert proposed == ([metric] if metric else [])
-
-
-def test_labels_beside_npy_files_are_found(verb, project, data):
-    """The array of the input is proposed with the labels."""
-    (data / "digits").mkdir()
-    np.save(data / "digits" / "input.npy", np.ones((3, 1, 16, 16), np.float32))
-    np.save(data / "digits" / "labels.npy", np.arange(3))
-    assert verb("init", "digits_resnet.onnx", *FAKE, "--data", "data").code == 0
-    (case,) = load_cases(project / "digits_resnet.qdq.yaml", Settings(root=project))
-    assert case.inputs.calibration == case.inputs.evaluation == data / "digits"
-    assert "kind: accuracy, metric: top1" in (project / "digits_resnet.qdq.yaml").read_text()
 
 
 def test_the_proposed_transform_of_images_has_the_size_of_the_model(verb, project, data):

@@ -58,13 +58,25 @@ def files(tmp_path: Path, verb) -> Path:
     return tmp_path
 
 
-def test_apply_inserts_pairs_into_the_model_at_the_value(files: Path, verb) -> None:
+def test_the_model_at_the_value_is_inspected_linted_applied_imported_and_stripped(files: Path, verb) -> None:
+    def run(*words: str) -> None:
+        result = verb(*words, *VALUES)
+        assert result.code == 0, result.out + result.err
+
+    shown = verb("inspect", "rates.onnx", "--json", *VALUES).json
+    assert {node for region in shown["regions"] for node in region["nodes"]} == {CONV, "block/relu"}
+    run("lint", "rates.onnx", "--target", "onnxruntime-cpu")
     tuned = load_model(files / "tuned.onnx")
     assert tuned.inputs == ("x",)
-    assert CONV in tuned.by_name
     assert sum(node.op_type == "DequantizeLinear" for node in tuned.nodes) == 2
     assert verb("apply", "rates.onnx", "scheme.json", "-o", "out.onnx", "--values", "rate:8000").code == 2
     assert not (files / "out.onnx").exists()
+    run("import", "tuned.onnx", "-o", "again.json", "--reference", "rates.onnx")
+    run("apply", "rates.onnx", "again.json", "-o", "again.onnx")
+    assert verb("diff", "tuned.onnx", "again.onnx").code == 0
+    run("strip", "tuned.onnx", "-o", "back.onnx", "--reference", "rates.onnx")
+    given = given_model(files / "rates.onnx", {"rate": 16000})
+    np.testing.assert_array_equal(load_model(files / "back.onnx").array("w"), given.array("w"))
 
 
 def test_verify_runs_the_original_with_the_value(files: Path, verb) -> None:
@@ -85,21 +97,3 @@ def test_explain_reads_the_models_at_the_value(files: Path, verb, more: tuple[st
     assert CONV in result.out
     noted = "tuned.onnx has no input 'rate': it is assumed to have been fixed when the model was made"
     assert (noted in result.out) == ("--reference" not in more)
-
-
-def test_import_and_strip_use_the_reference_at_the_value(files: Path, verb) -> None:
-    words = ("--reference", "rates.onnx", *VALUES)
-    assert verb("import", "tuned.onnx", "-o", "again.json", *words).code == 0
-    assert verb("apply", "rates.onnx", "again.json", "-o", "again.onnx", *VALUES).code == 0
-    assert verb("diff", "tuned.onnx", "again.onnx").code == 0
-    assert verb("strip", "tuned.onnx", "-o", "back.onnx", *words).code == 0
-    given = given_model(files / "rates.onnx", {"rate": 16000})
-    np.testing.assert_array_equal(load_model(files / "back.onnx").array("w"), given.array("w"))
-
-
-def test_inspect_and_lint_read_the_model_at_the_value(files: Path, verb) -> None:
-    shown = verb("inspect", "rates.onnx", "--json", *VALUES).json
-    assert {node for region in shown["regions"] for node in region["nodes"]} == {CONV, "block/relu"}
-    whole = verb("inspect", "rates.onnx", "--json").json
-    assert any(f"gate/then_branch/{CONV}" in region["nodes"] for region in whole["regions"])
-    assert verb("lint", "rates.onnx", "--target", "onnxruntime-cpu", *VALUES).code == 0

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from qdqspec.app.report.charts import baseline_chart, errors_chart, front_chart
+from qdqspec.app.report.charts import errors_chart, front_chart
 from qdqspec.app.report.facts import MOST_BLOCKS, block_errors
 from qdqspec.testing.records import (
     cached_case,
@@ -18,10 +18,8 @@ from qdqspec.testing.records import (
     sample_search,
 )
 from qdqspec.types import (
-    BaselineFigure,
     FrontPoint,
     Interval,
-    RegressionEvidence,
 )
 
 
@@ -67,26 +65,6 @@ def assert_inside(svg: str) -> None:
     width, height = map(float, re.search(r'viewBox="0 0 (\d+) (\d+)"', svg).groups())  # type: ignore[union-attr]  # every image has one
     for name, value in re.findall(r' (cx|cy|x1|x2|y1|y2)="([^"]+)"', svg):
         assert 0 <= float(value) <= (width if "x" in name else height), name
-
-
-@given(
-    st.lists(st.tuples(FIGURES, st.floats(0, 1), st.floats(1, 99) | st.just(float("inf"))), max_size=5),
-    st.lists(FIGURES, max_size=3),
-)
-def test_marks_of_any_history_are_within_the_image(
-    history: list[tuple[float, float, float]], elsewhere: list[float]
-) -> None:
-    figures = tuple(
-        BaselineFigure(device="d", ratio=Interval(median=m, low=m * low, high=m * high))
-        for m, low, high in history
-    )
-    others = tuple(BaselineFigure(device="e", ratio=Interval(median=m, low=m, high=m)) for m in elsewhere)
-    one = Interval(median=1, low=1, high=1)
-    found = RegressionEvidence(state="compared", ratio=one, history=figures, elsewhere=others)
-    svg = baseline_chart(found)
-    assert bool(svg) == bool(history or elsewhere)
-    if svg:
-        assert_inside(svg)
 
 
 def test_errors_of_blocks_are_bars_sorted_by_size() -> None:
