@@ -20,12 +20,18 @@ ONE_CHECK = "qdqspec: 1\nmodel: models/squeezenet.onnx\nchecks: [{kind: parity, 
 RUNTIMES = "qdqspec: 1\nmodel: net.onnx\nmatrix: {backend: [fake, onnxruntime]}\nchecks: [{kind: size, max_ratio: 9}]\n"
 
 
-def test_workers_without_dist_keep_a_case_on_one_worker(project):
+@pytest.mark.parametrize("dist", [(), ("--dist", "loadscope")], ids=["", "loadscope"])
+def test_a_case_runs_on_one_worker_and_the_controller_reports_once(project, dist):
     """A spec with one check comes first, so that halves of the list of checks would divide a case."""
     project.spec("0.qdq.yaml", ONE_CHECK)
     project.pytester.makepyfile("def test_other(): pass")
-    project.run_apart("-n", "2").assert_outcomes(passed=6)
+    result = project.run_apart("-n", "2", *dist, "--qdq-json=record.json")
+    result.assert_outcomes(passed=6)
     assert all(len(pids) == 1 for pids in project.processes().values())
+    assert result.stdout.str().count("quantized models") == 1
+    result.stdout.fnmatch_lines(["a::int8-b1 *1.50x*", "a::int8-b8 *1.50x*", "Report: record.json"])
+    record = json.loads((project.path / "record.json").read_text())
+    assert [len(case["checks"]) for case in record["cases"]] == [1, 2, 2]
 
 
 def test_a_spec_with_several_runtimes_is_one_scheduling_unit(tmp_path):
@@ -44,16 +50,6 @@ def test_a_spec_with_several_runtimes_is_one_scheduling_unit(tmp_path):
         "broken.qdq.yaml": "broken.qdq.yaml",
     }
     assert {nodeid: unit_of(nodeid, chooses) for nodeid in units} == units
-
-
-def test_the_controller_prints_one_table_and_writes_one_record(project):
-    result = project.run_apart("-n", "2", "--dist", "loadscope", "--qdq-json=record.json")
-    result.assert_outcomes(passed=4)
-    assert result.stdout.str().count("quantized models") == 1
-    result.stdout.fnmatch_lines(["a::int8-b1 *1.50x*", "a::int8-b8 *1.50x*", "Report: record.json"])
-    record = json.loads((project.path / "record.json").read_text())
-    assert [len(case["checks"]) for case in record["cases"]] == [2, 2]
-    assert all(len(pids) == 1 for pids in project.processes().values())
 
 
 def test_checks_of_a_case_from_several_workers_are_merged(project):
