@@ -80,13 +80,6 @@ def test_the_number_of_labels_is_checked_before_they_are_read(tmp_path: Path) ->
         open_data(path, {"x": InputSpec(dtype=np.dtype("float32"), shape=(1, 3))})
 
 
-def test_labels_of_different_shapes_in_two_files_are_an_error(tmp_path: Path) -> None:
-    for name, shape in (("a", (2, 3)), ("b", (2, 5))):
-        np.savez(tmp_path / f"{name}.npz", x=np.ones((2, 3), np.float32), labels=np.zeros(shape))
-    with pytest.raises(DataError, match="labels differ in shape"):
-        open_data(tmp_path, {"x": InputSpec(dtype=np.dtype("float32"), shape=(1, 3))})
-
-
 def test_an_archive_truncated_at_any_byte_is_an_error(tmp_path: Path) -> None:
     file = io.BytesIO()
     np.savez_compressed(file, x=np.arange(12, dtype=np.float32).reshape(4, 3))

@@ -1,4 +1,4 @@
-"""A journal truncated or changed at any byte: complete lines are kept unchanged, others are recognized."""
+"""A journal changed at any byte: complete lines are kept unchanged, others are recognized."""
 
 from __future__ import annotations
 
@@ -36,20 +36,6 @@ def path(tmp_path: Path) -> Path:
         for number in range(3):
             journal.append(trial(number))
     return path
-
-
-def test_a_journal_truncated_at_any_byte_keeps_complete_lines(path: Path) -> None:
-    raw = path.read_bytes()
-    lines = raw.splitlines(keepends=True)
-    assert len(lines) == 3
-    for cut in range(len(raw) + 1):
-        read, trials, note, damage = journal_module._sound_lines(path, raw[:cut], RUN)
-        complete = [n for n in range(4) if cut >= len(b"".join(lines[:n])) - (n > 0)][-1]
-        assert read == lines[:complete]
-        torn = cut not in {len(b"".join(lines[:n])) for n in range(4)}
-        assert bool(note) == torn
-        assert trials == [trial(number) for number in range(complete)]
-        assert damage is None
 
 
 def test_a_change_of_any_byte_of_a_line_is_recognized(path: Path) -> None:

@@ -113,11 +113,6 @@ def test_a_scheme_of_a_page_is_read(block: str, tmp_path: Path) -> None:
     assert read_scheme(tmp_path / "scheme.json").pairs
 
 
-@pytest.mark.parametrize("block", [*blocks("toml")])
-def test_a_toml_block_is_valid(block: str) -> None:
-    assert tomllib.loads(block)
-
-
 def test_a_package_with_the_check_of_the_page_is_registered_and_judged(
     pytester: pytest.Pytester, models: Path
 ) -> None:

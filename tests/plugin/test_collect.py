@@ -118,7 +118,7 @@ def test_ordinary():
 
 
 @pytest.mark.parametrize("arguments", [["specs"], ["specs", "specs/spec_nets.py"]])
-def test_python_specs_and_their_tests_are_collected_once(project, arguments):
+def test_python_specs_and_their_tests_are_collected_once_and_run(project, arguments):
     project.spec("spec_nets.py", SPEC_MODULE)
     found = ids(project.run("--collect-only", "-q", *arguments))
     assert [one for one in found if "spec_nets" in one] == [
@@ -127,28 +127,9 @@ def test_python_specs_and_their_tests_are_collected_once(project, arguments):
         "specs/spec_nets.py::wide-b8::speedup",
         "specs/spec_nets.py::test_ordinary",
     ]
-
-
-def test_python_specs_that_match_python_files_are_collected_once(project):
-    (project.path / "pyproject.toml").write_text(
-        '[tool.pytest]\nstrict = true\npython_files = ["spec_*.py"]\n'
-    )
-    project.spec("spec_nets.py", SPEC_MODULE)
-    assert len([one for one in ids(project.run("--collect-only", "-q")) if "spec_nets" in one]) == 4
-
-
-def test_checks_of_python_specs_run(project):
-    project.spec("spec_nets.py", SPEC_MODULE)
     project.run("specs/spec_nets.py").assert_outcomes(passed=4)
     assert [call.split()[1] for call in project.calls() if call.startswith("judge")] == [
         "squeeze::speedup",
         "wide-b1::speedup",
         "wide-b8::speedup",
     ]
-
-
-def test_python_specs_with_clashing_names_are_an_error(project):
-    project.spec("spec_nets.py", SPEC_MODULE + "\nSqueeze = squeeze\n")
-    result = project.run("specs/spec_nets.py")
-    result.stdout.fnmatch_lines(["*the variable 'Squeeze' gives a case the id 'squeeze', which is taken*"])
-    result.assert_outcomes(errors=1)

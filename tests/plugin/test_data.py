@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -43,27 +42,6 @@ def test_the_loader_and_the_images_of_the_page_are_read(pytester, models):
     run = pytester.runpytest_subprocess("wrong.qdq.yaml", "--qdq-backend=fake")
     run.assert_outcomes(failed=2)
     run.stdout.fnmatch_lines(["*no data loader is called 'my_batch'*"])
-
-
-def test_folders_and_globs_of_arrays_are_read_by_specs_and_tune(pytester, models):
-    """The samples and labels of all files are read in order of name; `tune` accepts the same values."""
-    shutil.copy(models / "digits_resnet.onnx", pytester.path)
-    for number in range(3):
-        folder = pytester.path / "data" / f"part{number % 2}"
-        folder.mkdir(parents=True, exist_ok=True)
-        x = np.random.default_rng(number).random((2, 1, 16, 16), np.float32)
-        np.savez(folder / f"{number}.npz", input=x, labels=np.array([number, 9]))
-        np.savez(pytester.path / "data" / f"{number}.npz", input=x, labels=np.array([number, 9]))
-    spec = SPEC.format(calibration="data", evaluation="'data/**/[01].npz'")
-    (pytester.path / "a.qdq.yaml").write_text(spec)
-    run = pytester.runpytest_subprocess("a.qdq.yaml", "--qdq-backend=fake", "--qdq-json=run.json")
-    run.assert_outcomes(passed=2)
-    words = ["digits_resnet.onnx", "--calibration", "data", "--evaluation", "data/**/[01].npz"]
-    limits = ["--metric", "top1", "--min", "0", "--trials", "1", "--backend", "fake", "-o", "out", "--json"]
-    done = pytester.run(sys.executable, "-m", "qdqspec", "tune", *words, *limits)
-    for record in (json.loads((pytester.path / "run.json").read_text()), json.loads(done.stdout.str())):
-        (case,) = record["cases"]
-        assert (case["parity"]["data"], case["parity"]["samples"]) == ("evaluation", 8)
 
 
 def test_a_case_whose_loader_raises_is_in_the_report(pytester, models):

@@ -7,7 +7,6 @@ import re
 import shutil
 import sys
 
-import onnx
 import pytest
 
 SPEC = """\
@@ -61,13 +60,6 @@ def test_a_missing_model_is_an_error_when_the_case_runs(real):
     assert all("there is no such model file" in headline for headline in headlines)
     assert "Traceback" not in result.stdout.str()
     assert ".py:" not in result.stdout.str()
-
-
-def test_mode_plan_builds_nothing(real):
-    result = real.runpytest_subprocess("specs", "--qdq-mode=plan", "-rs")
-    result.assert_outcomes(skipped=3)
-    result.stdout.fnmatch_lines(["*plan: * units in * regions can be quantized*"])
-    assert not (real.path / "reports").exists()
 
 
 def test_fixtures_tune_a_case_and_write_its_results(real):
@@ -170,40 +162,3 @@ def test_the_runtimes_of_a_matrix_are_timed_together_at_the_end(real):
     assert found["reference"] in ("onnxruntime float", "fake float")
     result.stdout.fnmatch_lines(["Runtimes of a *", "*fastest that meets the accuracy limits: *"])
     assert "Runtimes of a" in (real.path / "page.html").read_text()
-
-
-GAIN = """\
-qdqspec: 1
-model: gain.onnx
-inputs: {values: {gain: 2}}
-tune: {trials: 1}
-checks:
-  - {kind: parity, min_sqnr_db: 10}
-"""
-SAME_CASE = """\
-import pytest
-
-
-@pytest.mark.qdq("specs/gain.qdq.yaml::default")
-def test_model(qdq_model, qdq_tuned):
-    assert "gain" not in qdq_model.inputs
-"""
-
-
-def test_fixtures_and_checks_share_a_case_with_a_fixed_input(real):
-    identity = ", ".join(str(float(i % 9 == 0)) for i in range(64))
-    proto = onnx.parser.parse_model(
-        f"""<ir_version: 8, opset_import: ["" : 17]>
-        g (float[1,8] x, float gain) => (float[1,8] y)
-        <float[8,8] w = {{{identity}}}> {{ t = MatMul(x, w) y = Mul(t, gain) }}"""
-    )
-    onnx.save(proto, real.path / "specs" / "gain.onnx")
-    (real.path / "specs" / "gain.qdq.yaml").write_text(GAIN)
-    (real.path / "test_same.py").write_text(SAME_CASE)
-    run = real.runpytest_subprocess(
-        "test_same.py", "specs/gain.qdq.yaml", "--qdq-backend=fake", "--qdq-json=record.json"
-    )
-    run.assert_outcomes(passed=2)
-    (case,) = json.loads((real.path / "record.json").read_text())["cases"]
-    assert case["model"]["path"] == "gain.onnx"
-    assert run.stdout.str().count("reading the model and its data") == 1

@@ -5,36 +5,20 @@ from __future__ import annotations
 import pytest
 
 CHECK = "specs/a.qdq.yaml::int8-b8::parity"
-
-
-def test_overriding_calibration_changes_the_judged_case(project):
-    project.add_to_conftest("\n\n@pytest.fixture\ndef qdq_calibration():\n    return 'mine.npz'\n")
-    project.run(CHECK).assert_outcomes(passed=1)
-    assert project.calls()[0] == "judge int8-b8::parity mine.npz squeezenet.onnx"
-
-
-METRICS = """
-
-@pytest.fixture
-def qdq_metrics():
-    return {"recall": lambda outputs, labels: 1.0}
-"""
-
-
-def test_overriding_the_metrics_applies_to_specs_and_plain_tests(project):
-    project.add_to_conftest(METRICS)
-    (project.path / "test_case.py").write_text(
-        "def test_case(qdq_case):\n"
-        "    assert list(qdq_case('specs/a.qdq.yaml::int8-b8').case.metrics) == ['recall']\n"
-    )
-    project.run(CHECK, "test_case.py").assert_outcomes(passed=2)
-    assert (project.path / "metrics.txt").read_text() == "recall"
-
-
-OTHER_MODEL = """
+OVERRIDES = """
 
 from pathlib import Path
 from types import SimpleNamespace
+
+
+@pytest.fixture
+def qdq_calibration():
+    return "mine.npz"
+
+
+@pytest.fixture
+def qdq_metrics():
+    return {{"recall": lambda outputs, labels: 1.0}}
 
 
 @pytest.fixture
@@ -43,40 +27,24 @@ def qdq_model(qdq_session):
 """
 
 
-@pytest.mark.parametrize("path", ["Path('other.onnx')", "None"])
-def test_overriding_the_model_changes_the_judged_case(project, path):
-    project.add_to_conftest(OTHER_MODEL.format(path=path))
+def test_overridden_fixtures_change_the_judged_case(project):
+    project.add_to_conftest(OVERRIDES.format(path="Path('other.onnx')"))
+    project.run(CHECK).assert_outcomes(passed=1)
+    assert project.calls()[0] == "judge int8-b8::parity mine.npz other.onnx"
+    assert (project.path / "metrics.txt").read_text() == "recall"
+
+
+def test_an_overridden_model_needs_a_file(project):
+    project.add_to_conftest(OVERRIDES.format(path="None"))
     result = project.run(CHECK)
-    if path == "None":
-        result.assert_outcomes(failed=1)
-        result.stdout.fnmatch_lines(["a::int8-b8: the model that fixture 'qdq_model' gave has no file"])
-    else:
-        result.assert_outcomes(passed=1)
-        assert project.calls()[0] == "judge int8-b8::parity - other.onnx"
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["a::int8-b8: the model that fixture 'qdq_model' gave has no file"])
 
 
-def test_overriding_the_backend_applies_to_skip_unless(project):
-    project.add_to_conftest(
-        "\n\n@pytest.fixture(scope='session')\ndef qdq_backend():\n    return 'tensorrt'\n"
-    )
-    project.spec(
-        "b.qdq.yaml",
-        "qdqspec: 1\nmodel: m.onnx\nskip_unless: {backend: tensorrt}\nchecks: [{kind: speedup, min: 1.1}]\n",
-    )
-    project.run("specs/b.qdq.yaml").assert_outcomes(passed=1)
+PLAIN_TESTS = """
+import pytest
 
 
-def test_module_scoped_fixtures_work_in_specs(project):
-    project.add_to_conftest(
-        "\n\n@pytest.fixture(scope='module', autouse=True)\ndef once(request):\n"
-        "    print('entered', request.node.name)\n",
-    )
-    result = project.run("-s")
-    result.assert_outcomes(passed=4)
-    assert result.stdout.str().count("entered a.qdq.yaml") == 1
-
-
-CASE_TEST = """
 def test_budget(qdq_case):
     case = qdq_case("specs/a.qdq.yaml::int8-b8")
     assert case.latency.median_ms == 2.0
@@ -86,31 +54,6 @@ def test_budget(qdq_case):
     assert case.search.strategy == "attribution"
     assert case.evidence.target == "fake-cpu"
     assert case.case.id == "int8-b8"
-"""
-
-
-def test_qdq_case_in_a_plain_test(project):
-    (project.path / "test_budget.py").write_text(CASE_TEST)
-    project.run("test_budget.py").assert_outcomes(passed=1)
-    assert project.calls()[:2] == ["evidence int8-b8 latency"] * 2
-
-
-@pytest.mark.parametrize(
-    ("reference", "message"),
-    [
-        ("specs/a.qdq.yaml::int-b8", "*there is no case 'int-b8' (did you mean 'int8-b8'?)"),
-        ("specs/a.qdq.yaml", "*means 2 cases, and one is wanted"),
-    ],
-)
-def test_qdq_case_with_an_unknown_reference_is_an_error(project, reference, message):
-    (project.path / "test_budget.py").write_text(f"def test_budget(qdq_case):\n    qdq_case({reference!r})\n")
-    result = project.run("test_budget.py")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines([message])
-
-
-MARKED_TEST = """
-import pytest
 
 
 @pytest.mark.qdq("specs/a.qdq.yaml::int8-b8")
@@ -122,26 +65,30 @@ def test_all(qdq_model, qdq_regions, qdq_calibration, qdq_tuned, qdq_parity, qdq
     assert qdq_parity.cosine > 0.99
     assert qdq_latency.median_ms("tuned") == 2.0
     assert qdq_backend == "onnxruntime"
+
+
+def test_report(qdq_report):
+    assert '"int8-b8"' in qdq_report("json")
 """
 
 
-def test_case_fixtures_in_a_marked_test(project):
-    (project.path / "test_marked.py").write_text(MARKED_TEST)
-    project.run("test_marked.py").assert_outcomes(passed=1)
+def test_fixtures_give_plain_tests_the_measurements_of_a_case(project):
+    (project.path / "test_plain.py").write_text(PLAIN_TESTS)
+    project.run("test_plain.py").assert_outcomes(passed=3)
+    assert project.calls()[:2] == ["evidence int8-b8 latency"] * 2
 
 
-def test_the_error_of_case_fixtures_without_a_case_states_the_marker(project):
-    (project.path / "test_lost.py").write_text("def test_lost(qdq_tuned): pass\n")
-    result = project.run("test_lost.py")
-    result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(['*mark it @pytest.mark.qdq("specs/a.qdq.yaml::case")*'])
-
-
-def test_qdq_report_renders_the_judged_cases(project):
-    (project.path / "test_report.py").write_text(
-        "def test_report(qdq_report):\n    assert '\"int8-b8\"' in qdq_report('json')\n"
-        "def test_wrong(qdq_report):\n    qdq_report('jsn')\n"
-    )
-    result = project.run(CHECK, "test_report.py")
-    result.assert_outcomes(passed=2, failed=1)
-    result.stdout.fnmatch_lines(["*unknown format 'jsn' (did you mean 'json'?)"])
+@pytest.mark.parametrize(
+    ("test", "message"),
+    [
+        ("qdq_case): qdq_case('specs/a.qdq.yaml::int-b8')", "*no case 'int-b8' (did you mean 'int8-b8'?)"),
+        ("qdq_case): qdq_case('specs/a.qdq.yaml')", "*means 2 cases, and one is wanted"),
+        ("qdq_tuned): pass", '*mark it @pytest.mark.qdq("specs/a.qdq.yaml::case")*'),
+        ("qdq_report): qdq_report('jsn')", "*unknown format 'jsn' (did you mean 'json'?)"),
+    ],
+)
+def test_a_wrong_use_of_a_fixture_is_an_error(project, test, message):
+    (project.path / "test_budget.py").write_text(f"def test_budget({test}\n")
+    result = project.run("test_budget.py")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines([message])

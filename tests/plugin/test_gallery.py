@@ -33,14 +33,3 @@ def test_each_gallery_spec_has_a_model_and_a_line_in_the_page(fetching: ModuleTy
         assert spec.checks
         assert path.name in page
         assert fetching.MODELS[name].package.partition("==")[0] in page
-
-
-@pytest.mark.parametrize("name", ["vision", "speech", "text"])
-def test_gallery_data_is_written_for_calibration_and_evaluation(
-    fetching: ModuleType, name: str, tmp_path: Path
-) -> None:
-    fetching.write_data(name, tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        f"{name}_calibration.npz",
-        f"{name}_evaluation.npz",
-    ]

@@ -45,13 +45,6 @@ def test_options_that_load_native_code_are_an_error_in_addopts(project, monkeypa
     result.stderr.fnmatch_lines(["*of addopts: *command line*"])
 
 
-def test_addopts_accept_the_options_of_settings_files(project):
-    (project.path / "pyproject.toml").write_text(
-        '[tool.pytest]\naddopts = ["--qdq-backend-option=fake.seed=3", "--qdq-threads=3"]\n'
-    )
-    project.run().stdout.fnmatch_lines(["qdqspec: onnxruntime, 3 threads*"])
-
-
 def test_flags_precede_the_environment_which_precedes_the_file(project, monkeypatch):
     with (project.path / "pyproject.toml").open("a") as file:
         file.write('[tool.qdqspec]\nthreads = 3\ncache_dir = "kept"\n')

@@ -1,4 +1,4 @@
-"""The options ``-k``, ``-m``, ``--lf`` and ``--sw`` apply to checks."""
+"""The options ``-k``, ``-m`` and ``--lf`` apply to checks."""
 
 from __future__ import annotations
 
@@ -16,13 +16,6 @@ import pytest
 )
 def test_k_selects_by_model_format_tags_and_kind(project, expression, count):
     project.run("-k", expression).assert_outcomes(passed=count, deselected=4 - count)
-
-
-def test_k_selects_by_a_tag_that_is_in_no_id(project):
-    project.spec(
-        "b.qdq.yaml", "qdqspec: 1\nmodel: m.onnx\ntags: [audio]\nchecks: [{kind: size, max_bytes: 4MiB}]\n"
-    )
-    project.run("-k", "audio").assert_outcomes(passed=1, deselected=4)
 
 
 @pytest.mark.parametrize("marker", ["qdq", "tune"])
@@ -45,10 +38,3 @@ def test_lf_runs_the_failed_check_alone(project):
     project.run("--lf").assert_outcomes(failed=1)
     project.outcomes()
     project.run("--lf").assert_outcomes(passed=1)
-
-
-def test_sw_stops_at_the_failure_and_continues_from_there(project):
-    project.outcomes(**{"int8-b1::parity": "fail"})
-    project.run("--sw").assert_outcomes(passed=1, failed=1)
-    project.outcomes()
-    project.run("--sw").assert_outcomes(passed=3, deselected=1)

@@ -15,25 +15,6 @@ def test_nothing_is_read_or_reported_if_no_spec_is_collected(project, monkeypatc
     assert not any(line.startswith(("qdqspec:", "===== quantized")) for line in result.outlines)
 
 
-def test_the_summary_has_a_row_per_case_and_warnings_below(project):
-    project.add_to_conftest(WARNED)
-    result = project.run()
-    assert result.stdout.str().count("quantized models") == 1
-    result.stdout.fnmatch_lines(["case *speed-up*", "a::int8-b1 *1.50x*", "a::int8-b8 *1.50x*"])
-    result.stdout.fnmatch_lines(["warning: a::int8-b1, a::int8-b8: parity on random inputs proves little"])
-
-
-WARNED = """
-
-from dataclasses import replace
-
-plain = FakeSession._evidence
-FakeSession._evidence = lambda self, case: replace(
-    plain(self, case), warnings=("parity on random inputs proves little",)
-)
-"""
-
-
 def test_reports_are_written_and_their_paths_printed(project):
     result = project.run("--qdq-report=out/a.json", "--qdq-report=out/b.json", "--qdq-json=record.txt")
     result.stdout.fnmatch_lines(["Report: out?a.json", "Report: out?b.json", "Report: record.txt"])
@@ -76,19 +57,6 @@ def test_a_result_that_cannot_be_written_fails_the_run(with_folders, arguments):
     result.stdout.fnmatch_lines(["*int8-b1/result.json: the result cannot be written*"])
 
 
-def test_reports_are_written_without_a_terminal(project):
-    project.run("-p", "no:terminal", "--qdq-json=record.json")
-    assert len(json.loads((project.path / "record.json").read_text())["cases"]) == 2
-
-
-def test_a_report_that_cannot_be_written_fails_the_run_and_keeps_the_table(project):
-    (project.path / "file").write_text("")
-    result = project.run("--qdq-json=file/record.json")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.assert_outcomes(passed=4)
-    result.stdout.fnmatch_lines(["a::int8-b1 *", "*file/record.json: the report cannot be written*"])
-
-
 def test_ctrl_c_prints_how_to_resume(project):
     project.outcomes(**{"int8-b8::speedup": "interrupt"})
     result = project.run_apart("specs", "--qdq-seed=3", "-k", "int8 and vision")
@@ -97,8 +65,3 @@ def test_ctrl_c_prints_how_to_resume(project):
     line = result.outlines[result.outlines.index("The measurements are kept. Resume with:") + 1]
     assert line.strip().startswith("pytest ")
     assert line.endswith("specs --qdq-seed=3 -k 'int8 and vision'")
-
-
-def test_an_error_during_collection_is_no_ctrl_c(project):
-    project.spec("b.qdq.yaml", "qdqspec: 1\n")
-    assert "Resume with" not in project.run().stdout.str()

@@ -20,19 +20,18 @@ ONE_CHECK = "qdqspec: 1\nmodel: models/squeezenet.onnx\nchecks: [{kind: parity, 
 RUNTIMES = "qdqspec: 1\nmodel: net.onnx\nmatrix: {backend: [fake, onnxruntime]}\nchecks: [{kind: size, max_ratio: 9}]\n"
 
 
-def test_workers_without_dist_keep_a_case_on_one_worker(project):
+@pytest.mark.parametrize("dist", [(), ("--dist", "loadscope")], ids=["", "loadscope"])
+def test_a_case_runs_on_one_worker_and_the_controller_reports_once(project, dist):
     """A spec with one check comes first, so that halves of the list of checks would divide a case."""
     project.spec("0.qdq.yaml", ONE_CHECK)
     project.pytester.makepyfile("def test_other(): pass")
-    project.run_apart("-n", "2").assert_outcomes(passed=6)
+    result = project.run_apart("-n", "2", *dist, "--qdq-json=record.json")
+    result.assert_outcomes(passed=6)
     assert all(len(pids) == 1 for pids in project.processes().values())
-
-
-def test_tests_without_specs_keep_the_scheduler_of_xdist(project):
-    project.pytester.makepyfile("def test_it(): pass")
-    result = project.run_apart("-n", "2", "-v", "test_tests_without_specs_keep_the_scheduler_of_xdist.py")
-    result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["scheduling tests via LoadScheduling"])
+    assert result.stdout.str().count("quantized models") == 1
+    result.stdout.fnmatch_lines(["a::int8-b1 *1.50x*", "a::int8-b8 *1.50x*", "Report: record.json"])
+    record = json.loads((project.path / "record.json").read_text())
+    assert [len(case["checks"]) for case in record["cases"]] == [1, 2, 2]
 
 
 def test_a_spec_with_several_runtimes_is_one_scheduling_unit(tmp_path):
@@ -53,16 +52,6 @@ def test_a_spec_with_several_runtimes_is_one_scheduling_unit(tmp_path):
     assert {nodeid: unit_of(nodeid, chooses) for nodeid in units} == units
 
 
-def test_the_controller_prints_one_table_and_writes_one_record(project):
-    result = project.run_apart("-n", "2", "--dist", "loadscope", "--qdq-json=record.json")
-    result.assert_outcomes(passed=4)
-    assert result.stdout.str().count("quantized models") == 1
-    result.stdout.fnmatch_lines(["a::int8-b1 *1.50x*", "a::int8-b8 *1.50x*", "Report: record.json"])
-    record = json.loads((project.path / "record.json").read_text())
-    assert [len(case["checks"]) for case in record["cases"]] == [2, 2]
-    assert all(len(pids) == 1 for pids in project.processes().values())
-
-
 def test_checks_of_a_case_from_several_workers_are_merged(project):
     first, second = (
         replace(case, checks=()) for case in load_cases(project.path / "specs" / "a.qdq.yaml", Settings())
@@ -78,31 +67,6 @@ def test_checks_of_a_case_from_several_workers_are_merged(project):
         ["speedup", "parity"],
         ["parity"],
     ]
-
-
-def test_evidence_missing_in_one_worker_is_taken_from_another(project):
-    session = project.session()
-    case = load_cases(project.path / "specs" / "a.qdq.yaml", Settings())[0]
-    session.judge(case, CheckSpec(id="speedup", kind="speedup", params=None))
-    whole = session.record()
-    part = replace(
-        whole, cases=(replace(whole.cases[0], evidence=replace(whole.cases[0].evidence, latency=None)),)
-    )
-    assert merge_records([part, whole]).cases[0].evidence.latency == whole.cases[0].evidence.latency
-
-
-def test_failure_texts_are_the_same_as_without_workers(project):
-    project.outcomes(**{"int8-b8::speedup": "fail"})
-    result = project.run_apart("-n", "2", "--dist", "loadgroup", "specs")
-    result.assert_outcomes(passed=3, failed=1)
-    result.stdout.fnmatch_lines(
-        [
-            "speed-up 1.02 < 1.10 asked for",
-            "Reproduce with:",
-            "  pytest specs/a.qdq.yaml::int8-b8::speedup --qdq-scheme=*",
-            "FAILED specs/a.qdq.yaml::int8-b8::speedup*- speed-u*",  # truncated to the width of the terminal
-        ]
-    )
 
 
 # Ctrl-C in the controller when the first test starts. Both inherit the environment of a worker that runs this test.

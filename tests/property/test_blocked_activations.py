@@ -8,7 +8,7 @@ import onnx
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from onnx import helper, numpy_helper
+from onnx import numpy_helper
 
 from qdqspec.graph.model import Model
 from qdqspec.graph.reference import evaluator_of
@@ -65,20 +65,16 @@ def linear(
     bias: bool = False,
 ) -> Model:
     """A model of one linear operator."""
-    elem_type = helper.np_dtype_to_tensor_dtype(values.dtype)
-    stored = weight.T.copy() if transposed else weight
-    names = ["x", "w", "b"] if bias else ["x", "w"]
-    node = helper.make_node(op_type, names, ["y"], "linear", **({"transB": 1} if transposed else {}))
-    constants = [numpy_helper.from_array(stored.astype(values.dtype), "w")]
-    if bias:
-        constants.append(numpy_helper.from_array(np.ones(weight.shape[1], values.dtype), "b"))
-    shape = [*values.shape[:-1], weight.shape[1]]
-    ends = [
-        helper.make_tensor_value_info(n, elem_type, s) for n, s in (("x", list(values.shape)), ("y", shape))
-    ]
-    graph = helper.make_graph([node], "g", ends[:1], ends[1:], constants)
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
-    proto.ir_version = 10
+    kind = {"float32": "float", "float64": "double"}.get(str(values.dtype), str(values.dtype))
+    ends = [",".join(map(str, (*values.shape[:-1], size))) for size in (values.shape[-1], weight.shape[1])]
+    turned, third = "<transB = 1>" if transposed else "", ", b" if bias else ""
+    proto = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": {opset}]> g ({kind}[{ends[0]}] x) => ({kind}[{ends[1]}] y) '
+        f"{{ [linear] y = {op_type}{turned}(x, w{third}) }}"
+    )
+    constants = {"w": weight.T.copy() if transposed else weight, "b": np.ones(weight.shape[1])}
+    for name in ("w", "b") if bias else ("w",):
+        proto.graph.initializer.append(numpy_helper.from_array(constants[name].astype(values.dtype), name))
     return Model(proto)
 
 

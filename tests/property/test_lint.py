@@ -8,7 +8,7 @@ from pathlib import Path
 import onnx
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from random_models import onnx_models, placements, ranges_for
+from random_models import placed_models, ranges_for
 
 from qdqspec._core.config.hooks import all_names
 from qdqspec.graph.model import Model
@@ -21,18 +21,15 @@ from qdqspec.types import Placement
 from tests.support.weights import floating
 
 TARGETS = all_names("lint_targets")
-
 STORED = [name for name, fmt in FORMATS.items() if name != BIAS_FORMAT and not fmt.at_run_time]
 HELD = [name for name, fmt in FORMATS.items() if name != BIAS_FORMAT and not fmt.block]
 
 
-@st.composite
-def placed(draw: st.DrawFn) -> tuple[Model, Placement]:
-    model = Model(draw(onnx_models(repeated_names=True)))
-    return model, draw(placements(model, activations=HELD, weights=STORED))
-
-
-@given(target=st.sampled_from(TARGETS), drawn=placed(), mode=st.sampled_from(("integer", "float")))
+@given(
+    target=st.sampled_from(TARGETS),
+    drawn=placed_models(activations=HELD, weights=STORED),
+    mode=st.sampled_from(("integer", "float")),
+)
 def test_lint_of_any_quantized_model_is_deterministic_and_uses_known_rules(
     target: str, drawn: tuple[Model, Placement], mode: str
 ) -> None:
@@ -54,18 +51,8 @@ def test_lint_of_any_quantized_model_is_deterministic_and_uses_known_rules(
 DATA = Path(__file__).parents[1] / "data"
 QUANTIZED = sorted(path.name for path in DATA.glob("*.onnx"))
 OTHERS = (
-    "Add",
-    "Concat",
-    "Gelu",
-    "Gemm",
-    "GlobalAveragePool",
-    "MatMul",
-    "Mul",
-    "Pad",
-    "Sigmoid",
-    "Softmax",
-    "Split",
-)
+    "Add", "Concat", "Gelu", "Gemm", "GlobalAveragePool", "MatMul", "Mul", "Pad", "Sigmoid", "Softmax", "Split",
+)  # fmt: skip
 
 
 @functools.cache

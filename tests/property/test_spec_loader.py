@@ -42,53 +42,12 @@ xfail: {reason: not yet, strict: false}
 
 # Fragments with a meaning in YAML or in a spec, in addition to any characters.
 FRAGMENTS = (
-    *"{}[]:,-?&*!|>'\"%@`#~=<\n\t \r\x85\u2028\ufeff\x00\ud7ff",
-    *(
-        "---\n",
-        "...\n",
-        "!!python/object:os.system ",
-        "&a ",
-        "*a",
-        "*first",
-        "<<: *first",
-        "? ",
-        "%YAML 1.1\n",
-    ),
-    *(
-        "null",
-        "true",
-        ".nan",
-        "-.inf",
-        "1e400",
-        "0x",
-        "0b",
-        "9" * 50,
-        "1_0",
-        "''",
-        '"\\ud800"',
-        '"\\UFFFFFFFF"',
-    ),
-    *(
-        "kind: latency",
-        "checks:",
-        "checks: []",
-        "qdqspec: 1\n",
-        "model: ../../x",
-        "matrix: {}",
-        "include: [{}]",
-    ),
-    *(
-        "10m",
-        "1.5 h",
-        "5%",
-        "NaN",
-        "allow_file: .",
-        "deny_file: a.txt",
-        "id: latency",
-        "[" * 60,
-        "\n" + " " * 8,
-    ),
-)
+    *"{}[]:,-?&*!|>'\"%@`#~=<\n\t \r\x85\u2028\ufeff\x00\ud7ff", "---\n", "...\n", "!!python/object:os.system ",
+    "&a ", "*a", "*first", "<<: *first", "? ", "%YAML 1.1\n", "null", "true", ".nan", "-.inf", "1e400", "0x", "0b",
+    "9" * 50, "1_0", "''", '"\\ud800"', '"\\UFFFFFFFF"', "kind: latency", "checks:", "checks: []", "qdqspec: 1\n",
+    "model: ../../x", "matrix: {}", "include: [{}]", "10m", "1.5 h", "5%", "NaN", "allow_file: .", "deny_file: a.txt",
+    "id: latency", "[" * 60, "\n" + " " * 8,
+)  # fmt: skip
 TEXT = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=4), max_size=25).map("".join)
 
 
@@ -173,16 +132,14 @@ def test_any_value_in_python_is_a_spec_or_raises_a_spec_error(
     assert cases
 
 
-def test_the_spec_that_mutations_start_from_is_valid() -> None:
+ALIASES = "\n".join(f"k{n}: &k{n} [{', '.join([f'*k{n - 1}'] * 3)}]" for n in range(1, 6))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [*("a: " + "[" * depth for depth in (51, 2_000, 400_000)), "k0: &k0 [" + "x, " * 400 + "]\n" + ALIASES],
+    ids=["51 deep", "2,000 deep", "400,000 deep", "aliases"],
+)
+def test_deep_nesting_and_nested_aliases_are_an_error(text: str) -> None:
     assert loaded_or_none(VALID.encode()) is not None
-
-
-@pytest.mark.parametrize("depth", [51, 2_000, 400_000])
-def test_deep_nesting_is_an_error(depth: int) -> None:
-    assert loaded_or_none(b"a: " + b"[" * depth) is None
-
-
-def test_nested_aliases_are_an_error() -> None:
-    rows = [f"k{n}: &k{n} [{', '.join([f'*k{n - 1}'] * 3)}]" for n in range(1, 6)]
-    text = "k0: &k0 [" + "x, " * 400 + "]\n" + "\n".join(rows)
     assert loaded_or_none(text.encode()) is None

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 import onnx
+import onnxruntime
 from hypothesis import strategies as st
 from model_draft import ModelDraft
 from onnx import TensorProto
@@ -79,6 +80,22 @@ def placements(
             axis = draw(st.sampled_from([*whole, *range(rank)])) if weight else None
             sites.append(Site(tensor=tensor, consumers=group, format=fmt, axis=axis, weight=weight))
     return Placement(sites=frozenset(sites))
+
+
+@st.composite
+def placed_models(draw: st.DrawFn, *, odd: bool = True, **kinds: Sequence[str]) -> tuple[Model, Placement]:
+    """A model and a placement that fits it. Odd models have repeated node names, which ONNX Runtime rejects."""
+    model = Model(draw(onnx_models(repeated_names=odd)))
+    return model, draw(placements(model, **kinds))
+
+
+def run_unoptimized(model: bytes | str, feeds: dict[str, npt.NDArray[np.float32]]) -> list[npt.NDArray]:
+    """The outputs of a model, given as bytes or as a path, by ONNX Runtime without optimizations."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    return session.run(None, feeds)
 
 
 def ranges_for(model: Model) -> dict[str, TensorRange]:

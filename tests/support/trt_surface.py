@@ -141,24 +141,9 @@ def _wheel(version: str, folder: Path) -> Path:
     """Wheels for CUDA 13 exist from 10.13.2 on; for CUDA 12 before."""
     old = _is_old(tuple(int(part) for part in version.split(".") if part.isdecimal()))
     package = f"tensorrt-{'cu12' if old else 'cu13'}-bindings"
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "-q",
-        "--no-deps",
-        "--only-binary=:all:",
-        "-d",
-        str(folder),
-    ]
-    done = subprocess.run(
-        [*command, f"{package}=={version}"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    words = ["-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", "-d"]
+    command = [sys.executable, *words, str(folder), f"{package}=={version}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     found = list(folder.glob("tensorrt_*_bindings-*.whl"))
     if done.returncode or not found:
         raise MissingError(

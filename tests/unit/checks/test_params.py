@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 from pydantic import ValidationError
 
@@ -17,22 +14,17 @@ from qdqspec.testing.records import params_of
         ("latency", {"max_ms": float("inf")}, "finite"),
         ("latency", {"max_ms": {"onnxrutime-cpu": 3}}, r"no backend, .*\(did you mean 'onnxruntime'\?\)"),
         ("latency", {"max_ms": {"any": {"p101": 3}}}, "'p101' is no percentile"),
-        ("latency", {"max_ms": {"any": {"p50": 3, "tensorrt": 3}}}, "'tensorrt' is no percentile"),
         ("latency", {"max_ms": 1, "percentile": 101}, "less than or equal to 100"),
         ("speedup", {"min": 0}, "greater than 0"),
-        ("speedup", {"min": True}, "valid number"),
         ("parity", {"min_sqnr_db": "25"}, "valid number"),
         ("placement", {}, "nothing to check"),
-        ("size", {}, "nothing to check"),
         ("survival", {"through": []}, "nothing to check"),
         ("accuracy", {"min": 97}, "top1 is a share, and 97 of it is no valid limit: write 97% or 0.97"),
-        ("accuracy", {"metric": "top5", "max_drop": 1}, "top5 is a share, .* write 1% or 0.01"),
         ("parity", {}, "nothing to check"),
         ("parity", {"min_cosine": 2}, "less than or equal to 1"),
         ("parity", {"runtime": {"outputs": ["x"]}}, "Extra inputs"),
         ("parity", {"min_agreement": 1, "search": 9}, "nothing to search for"),
         ("parity", {"min_cosine": 1, "search": {"beyond": 0.5}}, "greater than or equal to 1"),
-        ("parity", {"min_cosine": 1, "search": {"example": 9}}, "Extra inputs"),
         ("parity", {"min_cosine": 1, "search": {"values": {"x": [1, 0]}}}, "no range"),
         ("accuracy", {"metric": "top1"}, "nothing to check"),
         ("accuracy", {"min": "high%"}, "not a percentage"),
@@ -42,7 +34,10 @@ from qdqspec.testing.records import params_of
         ("survival", {"through": ["onnxslim", "onnxslim"]}, "onnxslim: named twice"),
         ("lint", {"target": ["tensorrt-9"]}, "unknown lint target 'tensorrt-9'"),
         ("lint", {"target": "tensorrt-11", "ignore": ["zero points"]}, "should match pattern"),
-        ("size", {"max_bytes": "4 apples"}, "not a size"),
+        ("size", {"max_bytes": "1e999MiB"}, "is not a size such as 4MiB"),
+        ("partition", {}, "nothing to check"),
+        ("regression", {"max": "-1%"}, "max"),
+        ("regression", {"max": "much%"}, "max"),
     ],
 )
 def test_checks_without_a_limit_or_with_an_impossible_one_are_refused(
@@ -55,22 +50,6 @@ def test_checks_without_a_limit_or_with_an_impossible_one_are_refused(
 def test_percentages_and_sizes_are_parsed() -> None:
     assert params_of("accuracy", max_drop="1%").max_drop == pytest.approx(0.01)
     assert params_of("size", max_bytes="4MiB").max_bytes == 4 * 2**20
-
-
-@pytest.mark.parametrize("text", ["1e999MiB", "4"])
-def test_wrong_sizes_are_refused(text: str) -> None:
-    with pytest.raises(ValidationError, match="is not a size such as 4MiB"):
-        params_of("size", max_bytes=text)
-
-
-def test_checks_import_no_slow_module() -> None:
-    code = (
-        "import sys; from qdqspec._core.registry import names, resolve\n"
-        "for name in names('check'): resolve('check', name)\n"
-        "print(sorted({'numpy', 'onnx', 'onnxruntime', 'tabulate'} & set(sys.modules)))"
-    )
-    seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert seen.stdout.strip() == "[]"
 
 
 def test_a_search_of_one_number_is_its_number_of_examples() -> None:

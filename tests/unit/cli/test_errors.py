@@ -18,24 +18,16 @@ SPEC = "qdqspec: 1\nmodel: net.onnx\nmatrix: {batch: [1, 8]}\nchecks:\n  - {kind
 ERRORS = [
     # words that are no verb, option or argument
     ("tun", "unknown verb 'tun' (did you mean 'tune'?)"),
-    (
-        "inti",
-        "unknown verb 'inti' (did you mean 'init'?)",
-    ),  # 'lint' is as similar, and begins with another letter
     ("bananas", "unknown verb 'bananas'\n"),
-    ("--helpall", "unknown option '--helpall' (did you mean '--help'?)"),
     ("tune net.onnx --calibraton a.npz", "arguments: --calibraton (did you mean '--calibration'?)"),
     ("tune net.onnx again.onnx", "unrecognized arguments: again.onnx\n"),
     ("cache prun", "'prun' is not one of list, info, prune, clear, export, import (did you mean 'prune'?)"),
     ("verify a.onnx b.onnx --calibration e.npz", "--calibration (did you mean '--data'?)"),
     # options of ModelOpt's autotune
     ("tune net.onnx --mode quick", "--mode quick is an option of ModelOpt"),
-    ("tune net.onnx --mode quick", "use --preset quick"),
     ("tune net.onnx --schemes-per-region=30", "--schemes-per-region is an option of ModelOpt"),
-    ("tune --onnx_path net.onnx", "as the first argument"),
     # files that are missing, of another kind, or not to be written
     ("inspect none.onnx", "none.onnx: there is no such model file"),
-    ("inspect pyproject.toml", "pyproject.toml: "),
     ("apply net.onnx none.json -o x.onnx", "none.json: the scheme cannot be read"),
     ("strip net.onnx -o none/x.onnx", "none: there is no such folder"),
     ("import quantized.onnx -o quantized.onnx", "this file is an input"),
@@ -47,7 +39,6 @@ ERRORS = [
         "tune cal.npz",
         "cal.npz: this is neither a model nor a spec\n  name a file that ends in .onnx, .qdq.yaml",
     ),
-    ("tune net.onnx --backend fake --shapes image:1x1x16x16", "--shapes"),
     ("tune net.onnx --backend fake --shapes input:1x3x16x16", "--shapes"),
     ("inspect net.onnx --shapes xx:1x30x4", "names 'xx', which is no input"),
     (
@@ -55,36 +46,28 @@ ERRORS = [
         "'inputt', which is no input of the model (did you mean 'input'?)",
     ),
     ("tune net.onnx --shapes x:1x4,x:2x4", "argument --shapes: 'x' is given twice"),
-    ("tune net.onnx --values x:1 --values x:2", "argument --values: 'x' is given twice"),
     # init
     ("init net.onnx -o spec.yaml", "pytest collects a spec by its ending"),
     ("init net.onnx -o net.onnx/x/d.qdq.yaml", "the spec cannot be written: Not a directory"),
     ("init net.onnx -o spec.qdq.yaml", "this spec exists already, and is not overwritten"),
     ("init net.onnx --data specs", "no data there fits the model's inputs: input [?, 1, 16, 16]"),
-    ("init net.onnx --data pix.npz", "its arrays: pixels;"),
     ("init net.onnx --data pix.npz", "{arrays: pix.npz, names: {input: pixels}}"),
     # explain
     ("explain cal.npz", "cal.npz: this is nothing that can be explained"),
-    ("explain cal.npz", "a case (spec::case or its folder), a model"),
-    ("explain none.json", "none.json: there is no such file"),
     ("explain pyproject.toml", "pyproject.toml: TensorRT's layer information cannot be used"),
     ("explain specs", "result.json: the result cannot be read"),
     ("explain a.onnx b.onnx c.onnx", "a model is explained alone, or with its original before it"),
-    ("explain a.onnx b.json", "qdqspec explain MODEL TUNED"),
     ("explain a.qdq.yaml b.qdq.yaml --culprits", "one case or model"),
     # lint and list
     ("lint net.onnx --target tensorrt-12", "unknown lint target 'tensorrt-12'"),
     ("lint net.onnx", "no target is given\n  name one with --target, of: "),
     ("lint net.onnx --target tensorrt-10 --compute-capability hopper", "not a compute capability"),
     ("list specs", "names of specs end in .qdq.yaml"),
-    ("list specs", "qdqspec init MODEL.onnx"),
     ("list bakends", "there is no such spec or folder (did you mean 'backends'?)"),
     # compare and cache
     ("compare run.json run.json --fail-on=-5%", "--fail-on"),
-    ("compare run.json run.json --fail-on=nan", "--fail-on"),
     ("compare run.json empty.json", "empty.json: this is no run record"),
     ("compare run.json result.json", "result.json: this is the result of one case, not a run record"),
-    ("compare run.json result.json", "tune --report run.json"),
     ("cache prune --older-than 30", "a time with its unit is expected"),
     ("cache import none.zip", "none.zip: there is no such archive"),
 ]

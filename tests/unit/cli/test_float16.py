@@ -7,9 +7,6 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from qdqspec.app.session import Session
-from qdqspec.graph.float32 import in_float32
-from qdqspec.graph.model import load_model
 from tests.support.half_models import in_float16
 
 TEXT = """<ir_version: 8, opset_import: ["": 17]> g (float[4,16] x) => (float[4,16] y) {
@@ -43,29 +40,3 @@ def test_init_reports_the_conversion_and_the_operators_that_run_in_integers(verb
     assert "kind: speedup" in text
     assert verb("init", half, "--backend", "fake", "-o", "fake.qdq.yaml").code == 0
     assert REPORTED not in " ".join((tmp_path / "fake.qdq.yaml").read_text().replace("#", "").split())
-
-
-def test_lint_notes_a_float16_model(verb, half):
-    result = verb("lint", half, "--target", "onnxruntime-cpu", "--strict")
-    assert result.code == 0
-    assert "note ORT030" in result.out
-
-
-def test_a_scheme_is_applied_in_float32_and_stripped_to_the_same_file(verb, half, tmp_path):
-    with (
-        Session(backend="onnxruntime", root=tmp_path, no_cache=True) as session,
-        session.study(half, min_sqnr_db="none") as study,
-    ):
-        study.export("scheme.json", study.space.resolve(study.space.everything()))
-    applied = verb("apply", half, "scheme.json", "-o", "applied.onnx")
-    assert applied.code == 0
-    assert "converted from float16 to float32, as tuning does" in applied.out + applied.err
-    verified = verb("verify", half, "applied.onnx", "--min-sqnr-db", "10")
-    assert verified.code == 0, verified.out
-    different = verb("diff", half, "applied.onnx")
-    assert different.code == 1
-    assert "one of them was converted from float16 to float32" in different.out
-    onnx.save(in_float32(load_model(half)).proto, "float32.onnx")
-    assert verb("diff", half, "float32.onnx").code == 0
-    assert verb("strip", "applied.onnx", "--reference", half, "-o", "back.onnx").code == 0
-    assert (tmp_path / "back.onnx").read_bytes() == half.read_bytes()

@@ -40,24 +40,6 @@ def test_list_with_a_kind_prints_its_names(verb, word, kind):
     assert more == (["number formats of --quant: int8, uint8, "] if word == "formats" else [])
 
 
-def test_the_parameters_of_checks_are_listed_as_a_spec_writes_them(verb, tmp_path):
-    (tmp_path / "a.qdq.yaml").write_text(
-        "qdqspec: 1\nmodel: a.onnx\nchecks:\n"
-        "  - {kind: latency, max_ms: {onnxruntime-cpu: 9.0}, percentile: 95}\n"
-        "  - {kind: placement, require: [Conv, Gemm]}\n"
-    )
-    said = verb("list", "a.qdq.yaml").out
-    assert "latency: max_ms {onnxruntime-cpu: 9}, percentile 95\n" in said
-    assert "placement: require [Conv, Gemm]\n" in said
-
-
-def test_a_folder_with_the_name_of_a_kind_is_searched_for_specs(verb, tmp_path):
-    (tmp_path / "checks").mkdir()
-    result = verb("list", "checks")
-    assert result.code == 2
-    assert "no spec found" in result.err
-
-
 @pytest.mark.parametrize(
     ("line", "found"),
     [

@@ -9,7 +9,6 @@ import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
-from onnxruntime.quantization import quantize_dynamic
 
 from qdqspec.graph.model import load_model
 
@@ -29,32 +28,10 @@ def test_import_strip_and_apply_give_the_same_model(verb, tmp_path) -> None:
     assert compared.out == "28 equal Q/DQ pairs; the float models are the same\n"
 
 
-def test_pairs_of_integer_operators_are_counted_and_described(verb, tmp_path) -> None:
-    """`strip` reports all 40 removed pairs; `diff` describes a tensor without blocks of 0."""
-    text = '<ir_version: 8, opset_import: ["": 17]> g (float[4,8] x) => (float[4,8] y) { y = MatMul(x, w) }'
-    model = onnx.parser.parse_model(text)
-    weight = np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32)
-    model.graph.initializer.append(numpy_helper.from_array(weight, "w"))
-    onnx.save(model, tmp_path / "net.onnx")
-    quantize_dynamic(tmp_path / "net.onnx", tmp_path / "tuned.onnx")
-    assert "1 activation and 1 weight pairs" in verb("import", "tuned.onnx", "-o", "scheme.json").out
-    assert "back.onnx: 2 dequantized tensors removed" in verb("strip", "tuned.onnx", "-o", "back.onnx").out
-    applied = verb("apply", "net.onnx", "scheme.json", "-o", "again.onnx").out
-    assert "again.onnx: 2 dequantized tensors in it" in applied
-    described = verb("diff", "net.onnx", "tuned.onnx").out
-    assert "uint8, scales found at run time\n" in described
-
-
 QUANTIZED_OPERATORS = {
     "QLinearConv": "QLinearConv(q, s, z, w, s, z, s, z)",
     "QGemm": "com.microsoft.QGemm(q, s, z, v, s, z, bias, s, z)",
 }
-
-
-def test_strip_of_a_float_model_makes_a_copy(verb, tmp_path) -> None:
-    verb("strip", QAT, "-o", "float.onnx")
-    copied = verb("strip", "float.onnx", "-o", "copy.onnx")
-    assert copied.out == "copy.onnx: a copy of the model, which has no Q/DQ pairs\n"
 
 
 @pytest.mark.parametrize("name", QUANTIZED_OPERATORS)
@@ -86,14 +63,6 @@ def test_import_reports_its_assumptions(verb) -> None:
     assert result.code == 0
     assert "note: a Relu was inserted where a zero point cuts off negative values" in result.out
     assert result.out.endswith("scheme.json: 25 activation and 32 weight pairs in it\n")
-
-
-def test_import_with_the_original_gives_a_scheme_for_the_original(verb, models) -> None:
-    original, quantized = models / "digits_resnet.onnx", DATA / "qdq_ort_u8s8_digits_resnet_b1.onnx"
-    assert verb("import", quantized, "-o", "scheme.json", "--reference", original).code == 0
-    applied = verb("apply", original, "scheme.json", "-o", "again.onnx")
-    assert applied.code == 0
-    assert "left out" not in applied.out
 
 
 def test_diff_exits_with_1_if_models_differ(verb, models) -> None:

@@ -24,17 +24,8 @@ def test_a_model_without_failure_is_an_error(verb, models):
 
 
 def test_the_first_failed_candidate_of_a_search_is_reduced(verb, models, tmp_path):
-    words = [
-        "--backend",
-        "fake",
-        "--backend-option",
-        "fake.fail_rate=0.5",
-        "--trials",
-        "6",
-        "--min-sqnr-db",
-        "none",
-    ]
-    found = verb("tune", models / "digits_resnet.onnx", "-o", "out", "--reduce-failures", *words)
+    words = "--backend fake --backend-option fake.fail_rate=0.5 --trials 6 --min-sqnr-db none"
+    found = verb("tune", models / "digits_resnet.onnx", "-o", "out", "--reduce-failures", *words.split())
     assert found.code == 0, found.err
     assert "the simulated device refuses this placement" in found.err
     (folder,) = (tmp_path / "out" / "faults").iterdir()

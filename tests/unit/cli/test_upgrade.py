@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import shutil
 import sys
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from qdqspec.app.upgrade import judge_upgrade
-from qdqspec.timing.environment import Environment
 from qdqspec.types import Interval, Upgrade
 
 SPEC = """\
@@ -124,10 +122,3 @@ def interval(low: float, median: float, high: float) -> Interval:
 def test_which_changes_are_regressions(fields, state):
     found = Upgrade(case="a::b", backend="fake", state="ok", **fields)
     assert judge_upgrade(found, 0.05, 20.0)[0] == state
-
-
-def test_an_interpreter_is_found_on_path(python, monkeypatch):
-    script = python(SAME)
-    monkeypatch.setenv("PATH", str(script.parent))
-    with closing(Environment(Path("python"))) as environment:
-        assert environment.python == script

@@ -15,7 +15,7 @@ from qdqspec._core.config import Settings
 from qdqspec.app.cases import load_cases
 from qdqspec.app.cluster.request import checked, pack, unpack
 from qdqspec.errors import ConfigError, DataError
-from qdqspec.types import Case, Data
+from qdqspec.types import Case, Data, Inputs
 
 SPEC = """\
 qdqspec: 1
@@ -76,16 +76,6 @@ def test_a_worker_refuses_options_of_the_command_line(case, tmp_path):
         arrived(case, Settings(root=tmp_path), tmp_path / "job", settings=settings)
 
 
-def test_plugins_are_not_sent(case, tmp_path):
-    with pytest.raises(ConfigError, match="qdqspec worker ADDRESS"):
-        pack(case, Settings(root=tmp_path, plugin=(Path("a.so"),)))
-
-
-def test_metrics_in_python_are_not_sent(case, tmp_path):
-    with pytest.raises(ConfigError, match="top1 is Python code"):
-        pack(replace(case, metrics={"top1": lambda outputs, labels: 1.0}), Settings(root=tmp_path))
-
-
 def test_external_data_is_sent(tmp_path):
     weights = {"save_as_external_data": True, "location": "w.bin", "size_threshold": 0}
     onnx.save(chain_model(), tmp_path / "chain.onnx", **weights)
@@ -93,9 +83,22 @@ def test_external_data_is_sent(tmp_path):
     assert package.files.keys() == {"inputs/0/chain.onnx", "inputs/0/w.bin"}
 
 
-def test_a_missing_model_is_an_error(tmp_path):
-    with pytest.raises(DataError, match="does not exist"):
-        pack(Case(id="default", model=tmp_path / "no.onnx"), Settings(root=tmp_path))
+@pytest.mark.parametrize(
+    ("settings", "fields", "message"),
+    [
+        ({"plugin": (Path("a.so"),)}, {}, "qdqspec worker ADDRESS"),
+        ({}, {"metrics": {"top1": lambda outputs, labels: 1.0}}, "top1 is Python code"),
+        (
+            {},
+            {"inputs": Inputs(calibration=Data(loader="own:feeds"))},
+            "data loader own:feeds is Python code",
+        ),
+        ({}, {"model": Path("no.onnx")}, "does not exist"),
+    ],
+)
+def test_what_a_worker_cannot_have_is_an_error(case, tmp_path, settings, fields, message):
+    with pytest.raises((ConfigError, DataError), match=message):
+        pack(replace(case, **fields), Settings(root=tmp_path, **settings))
 
 
 def test_files_of_a_glob_are_sent(case, tmp_path):
@@ -112,9 +115,3 @@ def test_files_of_a_glob_are_sent(case, tmp_path):
     ]
     assert found.inputs.calibration.name == "*.npz"
     assert found.inputs.calibration.is_relative_to(tmp_path / "job")
-
-
-def test_data_loaders_are_not_sent(case, tmp_path):
-    loaded = replace(case, inputs=replace(case.inputs, calibration=Data(loader="own:feeds")))
-    with pytest.raises(ConfigError, match="data loader own:feeds is Python code"):
-        pack(loaded, Settings(root=tmp_path))

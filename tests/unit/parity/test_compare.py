@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -52,17 +50,6 @@ def test_equal_outputs_have_infinite_sqnr_and_no_difference(signal: np.ndarray) 
     )
 
 
-@given(signals, st.floats(2**-10, 2**10, width=32))
-def test_sqnr_and_cosine_do_not_depend_on_scale(signal: np.ndarray, scale: float) -> None:
-    random = np.random.default_rng(0)
-    noisy = signal + random.standard_normal(signal.shape).astype(np.float32)
-    small = parity_of((signal.astype(np.float64), noisy.astype(np.float64)))
-    large = parity_of((signal.astype(np.float64) * scale, noisy.astype(np.float64) * scale))
-    assert large.sqnr_db == pytest.approx(small.sqnr_db)
-    assert large.cosine == pytest.approx(small.cosine, abs=1e-9)
-    assert large.max_abs == pytest.approx(small.max_abs * scale)
-
-
 @pytest.mark.parametrize("size", [1, 30_000, 70_000])
 def test_the_largest_difference_is_found_in_any_sample(size: int) -> None:
     reference = np.ones(size, np.float32)
@@ -71,25 +58,36 @@ def test_the_largest_difference_is_found_in_any_sample(size: int) -> None:
         assert parity_of(*pairs).max_abs == 4
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_non_finite_values_give_the_lowest_sqnr_and_a_note(bad: float) -> None:
-    found = parity_of((f32(1, 2), f32(1, 2)), (f32(1, 2), f32(1, bad)), (f32(1, 2), f32(1, 2)))
-    assert (found.sqnr_db, found.cosine, found.max_abs, found.max_steps) == (
-        -math.inf,
-        -1,
-        math.inf,
-        math.inf,
-    )
-    assert not found.matches
-    assert found.note == "NaN or infinite values where the reference has none"
+@pytest.mark.parametrize(
+    ("tuned", "note"),
+    [
+        (f32(1, np.nan), "NaN or infinite values where the reference has none"),
+        (f32(1, -np.inf), "NaN or infinite values where the reference has none"),
+        (f32(1, 2, 3), "shape [3] instead of [2]"),
+    ],
+)
+def test_one_sample_that_cannot_be_compared_gives_the_lowest_figures_and_a_note(
+    tuned: np.ndarray, note: str
+) -> None:
+    found = parity_of((f32(1, 2), f32(1, 2)), (f32(1, 2), tuned), (f32(1, 2), f32(1, 2)))
+    assert (found.sqnr_db, found.cosine, found.max_abs) == (-math.inf, -1, math.inf)
+    assert found.max_steps == math.inf
+    assert (found.matches, found.note) == (False, note)
 
 
-def test_infinities_and_nans_of_both_outputs_are_excluded() -> None:
-    found = parity_of((f32(1, -np.inf, np.nan), f32(1, -np.inf, np.nan)))
-    assert found.sqnr_db == math.inf
-    assert found.matches
-    assert parity_of((f32(1, -np.inf), f32(1, np.inf))).sqnr_db == -math.inf
-    assert parity_of((f32(1, -np.inf), f32(1, 0))).sqnr_db == -math.inf
+@pytest.mark.parametrize(
+    ("reference", "tuned", "sqnr_db"),
+    [
+        (f32(1, -np.inf, np.nan), f32(1, -np.inf, np.nan), math.inf),
+        (f32(1, -np.inf), f32(1, np.inf), -math.inf),
+        (f32(1, -np.inf), f32(1, 0), -math.inf),
+        (f32(0, 0), f32(0, 0), math.inf),
+        (f32(0, 0), f32(0, 1), -math.inf),
+        (f32(1), np.array([1]), -math.inf),
+    ],
+)
+def test_an_sqnr_without_a_finite_value(reference: np.ndarray, tuned: np.ndarray, sqnr_db: float) -> None:
+    assert parity_of((reference, tuned)).sqnr_db == sqnr_db
 
 
 def test_outputs_without_any_number_are_not_equal() -> None:
@@ -113,14 +111,6 @@ def test_figures_of_worked_examples() -> None:
     assert turned.cosine == 0  # the lowest of all samples
 
 
-def test_an_output_of_another_shape_or_element_type_is_a_mismatch() -> None:
-    found = parity_of((np.zeros((1, 2), np.float32), np.zeros((1, 3), np.float32)))
-    assert found.sqnr_db == -math.inf
-    assert found.note == "shape [1, 3] instead of [1, 2]"
-    assert not parity_of((np.array([1]), f32(1))).matches
-    assert parity_of((f32(1), np.array([1]))).sqnr_db == -math.inf
-
-
 def test_a_missing_output_is_a_mismatch_with_a_note() -> None:
     evidence = compare_outputs([({"y": f32(1), "z": f32(1)}, {"y": f32(1)})], "random")
     assert [output.matches for output in evidence.outputs] == [True, False]
@@ -136,12 +126,6 @@ def test_integer_and_boolean_outputs_must_be_equal(dtype: type) -> None:
     other = parity_of((np.array([0, 1, 1], dtype), np.array([1, 1, 0], dtype)))
     assert (same.compared, same.matches, same.note) == (False, True, "")
     assert (other.compared, other.matches, other.note) == (False, False, "2 values differ")
-
-
-def test_a_zero_reference_gives_an_infinite_sqnr_of_either_sign() -> None:
-    assert parity_of((f32(0, 0), f32(0, 0))).sqnr_db == math.inf
-    found = parity_of((f32(0, 0), f32(0, 1)))
-    assert (found.sqnr_db, found.cosine, found.max_steps) == (-math.inf, 0, math.inf)
 
 
 def test_a_comparison_of_no_sample_is_an_error() -> None:
@@ -181,11 +165,6 @@ def test_powers_are_summed_over_finite_values_of_the_reference(dtype: type) -> N
     assert noise_power(reference, np.array([[np.nan, 7, 7], [4, 1, 0]], dtype)) == math.inf
     assert noise_power(reference, np.array([[-np.inf, 7, 7], [4, 1, 0]], dtype)) == math.inf
     assert noise_power(reference, reference[:1]) == noise_power(reference, None) == math.inf
-
-
-def test_importing_the_module_does_not_import_polygraphy() -> None:
-    code = "import sys, qdqspec.accuracy.compare; sys.exit('polygraphy' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_weak_outputs_are_compared_to_the_typical_power_and_range() -> None:

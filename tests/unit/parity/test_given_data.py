@@ -76,11 +76,6 @@ def test_objects_that_are_no_data_are_an_error(given, message):
     assert "{input: array}" in str(caught.value.cure)
 
 
-def test_a_table_of_a_spec_is_not_converted(tmp_path):
-    table = {"arrays": str(tmp_path / "d.npz"), "names": {"x": "pixels"}}
-    assert GivenFiles().asked({"calibration": table, "trials": 3}) == {"calibration": table, "trials": 3}
-
-
 def test_a_session_accepts_a_model_and_data_in_memory(models):
     proto = onnx.load(models / "digits_resnet.onnx")
     rows = np.random.default_rng(0).normal(size=(3, 1, 16, 16)).astype(np.float32)
@@ -98,6 +93,21 @@ def case_of(tmp_path, loader):
     return inline_case(tmp_path / "m.onnx", {"calibration": {"loader": loader}})
 
 
+@pytest.fixture
+def entry_point(monkeypatch):
+    """Installs a data loader ``theirs``, whose entry point has this value."""
+
+    def install(value):
+        point = importlib.metadata.EntryPoint("theirs", value, "qdqspec.data")
+        monkeypatch.setattr(
+            importlib.metadata, "entry_points", lambda group: [point] if group == "qdqspec.data" else []
+        )
+        given_data._installed.cache_clear()
+
+    yield install
+    given_data._installed.cache_clear()
+
+
 def test_a_loader_function_is_called_once(tmp_path):
     calls = []
 
@@ -107,8 +117,8 @@ def test_a_loader_function_is_called_once(tmp_path):
 
     files = GivenFiles()
     case = files.loaded(case_of(tmp_path, "mine"), {"mine": load})
-    np.testing.assert_array_equal(values(case.inputs.calibration), ROWS)
-    np.testing.assert_array_equal(values(case.inputs.calibration), ROWS)
+    for _ in range(2):
+        np.testing.assert_array_equal(values(case.inputs.calibration), ROWS)
     assert len(calls) == 1
 
 
@@ -116,17 +126,11 @@ def load_installed():
     return {"x": ROWS}
 
 
-def test_a_loader_of_an_entry_point_is_found(tmp_path, monkeypatch):
-    point = importlib.metadata.EntryPoint("theirs", f"{__name__}:load_installed", "qdqspec.data")
-    monkeypatch.setattr(point.__class__, "load", lambda self: load_installed)
-    monkeypatch.setattr(
-        importlib.metadata, "entry_points", lambda group: [point] if group == "qdqspec.data" else []
-    )
-    given_data._installed.cache_clear()
+def test_a_loader_of_an_entry_point_is_found(tmp_path, entry_point):
+    entry_point(f"{__name__}:load_installed")
     files = GivenFiles()
     case = files.loaded(case_of(tmp_path, "theirs"), {})
     np.testing.assert_array_equal(values(case.inputs.calibration), ROWS)
-    given_data._installed.cache_clear()
 
 
 def raises():
@@ -166,27 +170,16 @@ def test_the_error_of_invalid_data_names_its_loader(models, tmp_path, load, wher
     assert cure in str(caught.value)
 
 
-def test_the_error_of_a_loader_that_cannot_be_imported_names_its_entry_point(tmp_path, monkeypatch):
-    point = importlib.metadata.EntryPoint("theirs", "no_such_module:load", "qdqspec.data")
-    monkeypatch.setattr(
-        importlib.metadata, "entry_points", lambda group: [point] if group == "qdqspec.data" else []
-    )
-    given_data._installed.cache_clear()
+def test_the_error_of_a_loader_that_cannot_be_imported_names_its_entry_point(tmp_path, entry_point):
+    entry_point("no_such_module:load")
     with pytest.raises(ConfigError, match="'theirs' cannot be imported from 'no_such_module:load'"):
         GivenFiles().loaded(case_of(tmp_path, "theirs"), {})
-    given_data._installed.cache_clear()
     case = GivenFiles().loaded(case_of(tmp_path, "their"), {})
     with pytest.raises(
         DataError, match=r"no data loader is called 'their' \(did you mean 'theirs'\?\)"
     ) as caught:
         open_data(case.inputs.calibration, X)
     assert "fixture qdq_data" in str(caught.value.cure)
-    given_data._installed.cache_clear()
-
-
-def prepared(session, models, **asked):
-    case = inline_case(models / "digits_resnet.onnx", asked)
-    return session.work(case).prepared
 
 
 def test_labels_of_calibration_data_are_not_read(models, tmp_path):
@@ -194,20 +187,10 @@ def test_labels_of_calibration_data_are_not_read(models, tmp_path):
     images = np.zeros((3, 1, 16, 16), np.float32)
     np.savez(tmp_path / "a.npz", input=images)
     np.savez(tmp_path / "b.npz", input=images, labels=np.arange(3))
+    source = str(tmp_path / "*.npz")
     with Session(root=tmp_path) as session:
-        data = prepared(session, models, calibration=str(tmp_path / "*.npz")).calibration
-        assert data.samples == 6
+        case = inline_case(models / "digits_resnet.onnx", {"calibration": source, "evaluation": source})
+        prepared = session.work(case).prepared
+        assert prepared.calibration.samples == 6
         with pytest.raises(DataError, match="3 labels for 6 samples"):
-            _ = prepared(session, models, evaluation=str(tmp_path / "*.npz")).evaluation
-
-
-def test_the_warning_about_random_inputs_states_their_use(models, tmp_path):
-    np.savez(tmp_path / "a.npz", input=np.zeros((3, 1, 16, 16), np.float32))
-    with Session(root=tmp_path) as session:
-        for asked, vague in (
-            ({}, "scales and parity prove"),
-            ({"evaluation": tmp_path / "a.npz"}, "scales prove"),
-        ):
-            made = prepared(session, models, **asked)
-            made.feeds()
-            assert f"no calibration data: random inputs are used, so {vague} little" in made.warnings
+            _ = prepared.evaluation

@@ -55,6 +55,7 @@ def test_top_k_accepts_the_k_highest_and_never_nan() -> None:
         ("top1", [0.5, 1, 2], None, "labels are float64 of shape"),
         ("top1", [[1], [0], [2]], None, r"scores for places \[3\], and the labels have \[3, 1\]"),
         ("top1", [], None, "labels are float64"),
+        ("miou", [0, 1, 2], None, "not class numbers of pixels"),
     ],
 )
 def test_outputs_that_cannot_be_scored_are_reported(
@@ -64,7 +65,7 @@ def test_outputs_that_cannot_be_scored_are_reported(
         evaluate(metric, [{"y": SCORES}], np.array(labels), output=output)
 
 
-@pytest.mark.parametrize("name", ["top-1", "top0", "top", "TOP1", "top01", "iou"])
+@pytest.mark.parametrize("name", ["top-1", "top0", "iou"])
 def test_an_unknown_metric_is_an_error_that_lists_the_known_ones(name: str) -> None:
     with pytest.raises(ConfigError, match=f"unknown metric '{name}'") as caught:
         evaluate(name, [{"y": SCORES}], np.array([1, 0, 2]), own={"recall": recall})
@@ -95,26 +96,6 @@ def test_mean_iou(labels: list, predicted: list, classes: int, value: float) -> 
     scores = one_hot(np.array(predicted), classes)
     found = evaluate("miou", [{"y": scores}], np.array(labels)).value
     assert found == pytest.approx(value, nan_ok=True)
-
-
-def test_a_pixel_without_scores_is_of_no_class() -> None:
-    scores = one_hot(np.array([[[0, 1]]]), 2)
-    scores[0, :, 0, 1] = np.nan
-    assert evaluate("miou", [{"y": scores}], np.array([[[0, 1]]])).value == 0.5
-
-
-@pytest.mark.parametrize(
-    ("labels", "problem"),
-    [
-        (np.array([0]), "not class numbers of pixels"),
-        (np.array([[0.5, 1.0]]), "labels are float64"),
-        (np.array([[[0, 1, 1]]]), r"places \[1, 1, 2\], and the labels have \[1, 1, 3\]"),
-        (np.array([[[0, 7]]]), "label 7 is no class of a model with 2 scores"),
-    ],
-)
-def test_mean_iou_rejects_labels_that_are_no_maps(labels, problem: str) -> None:
-    with pytest.raises(DataError, match=problem):
-        evaluate("miou", [{"y": one_hot(np.array([[[0, 1]]]), 2)}], labels)
 
 
 def one_hot(classes: np.ndarray, count: int) -> np.ndarray:
@@ -157,10 +138,6 @@ def test_a_user_metric_with_an_output_receives_only_that_output() -> None:
         own(recall, output="x")
 
 
-def test_a_user_metric_overrides_a_built_in_one_of_that_name() -> None:
-    assert evaluate("top1", [{"y": SCORES}], np.array([0, 0, 0]), own={"top1": lambda *_: 7}).value == 7
-
-
 def test_a_user_metric_cannot_write_to_the_labels() -> None:
     def metric(outputs, labels):
         labels[0] = 9
@@ -186,8 +163,3 @@ def test_an_error_of_a_user_metric_is_reported_with_its_place() -> None:
 def test_a_user_metric_must_return_one_number(value, description: str) -> None:
     with pytest.raises(DataError, match=f"metric 'mine' gave .*{description}.*one number is wanted"):
         own(lambda *_: value)
-
-
-@pytest.mark.parametrize("value", [1, 0.5, np.float32(0.5), np.array(0.5), True])
-def test_a_user_metric_may_return_any_numeric_type(value) -> None:
-    assert own(lambda *_: value).value == float(value)

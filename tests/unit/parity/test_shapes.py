@@ -8,8 +8,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from qdqspec.accuracy.data import shaped_by_data
-from qdqspec.accuracy.shapes import input_specs, resolve_shapes, shape_profiles
-from qdqspec.errors import DataError, ModelError, SpecError
+from qdqspec.accuracy.shapes import resolve_shapes, shape_profiles
+from qdqspec.errors import DataError, ModelError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.types import Inputs, InputShape, ShapeProfile
 
@@ -77,16 +77,6 @@ def test_a_batch_that_no_input_can_take_is_an_error() -> None:
 def test_a_declared_shape_may_not_contradict_the_model(shape: tuple[int, ...]) -> None:
     with pytest.raises(ModelError, match=r"declared with shape \[.*\], but the model has \[\?, 4\]"):
         resolve_shapes(model_with(x=["n", 4]), declared(x=shape))
-
-
-def test_a_declared_name_that_is_no_input_is_an_error_with_a_suggestion() -> None:
-    with pytest.raises(SpecError, match=r"'input', which is no input of the model \(did you mean 'inputs'"):
-        resolve_shapes(model_with(inputs=[1, 4]), declared(input=(1, 4)))
-
-
-def test_inputs_of_strings_are_an_error() -> None:
-    with pytest.raises(ModelError, match="input 'x' holds strings, and only tensors"):
-        input_specs(model_with(TensorProto.STRING, x=[1]), {"x": (1,)})
 
 
 def test_a_batch_size_applies_to_every_profile(models: Path) -> None:
@@ -167,11 +157,6 @@ def test_a_declared_shape_sets_the_named_dimensions_of_other_inputs() -> None:
     batched = replace(declared(ids=(2, 64)), batch=8)
     shapes = resolve_shapes(model, shaped_by_data(model, batched))
     assert {shape[0] for shape in shapes.values()} == {8}
-
-
-def test_the_length_of_a_vector_over_the_batch_defaults_to_one() -> None:
-    model = model_with(x=["batch", 3], lengths=["batch"])
-    assert resolve_shapes(model, shaped_by_data(model, Inputs())) == {"x": (1, 3), "lengths": (1,)}
 
 
 def test_one_error_names_all_inputs_without_a_shape() -> None:

@@ -90,23 +90,6 @@ def test_the_worst_slice_is_that_of_a_plain_computation(
     )
 
 
-def boxes_and_scores(samples: int = 16) -> list[np.ndarray]:
-    boxes = RANDOM.uniform(0, 600, size=(samples, 1, 4, 200))
-    scores = RANDOM.uniform(0, 1, size=(samples, 1, 2, 200))
-    return list(np.concatenate([boxes, scores], 2).astype(np.float32))
-
-
-def test_scores_that_share_the_scale_of_boxes_are_found() -> None:
-    found = parity_of(*((values, in_steps(values, 600 / 255)) for values in boxes_and_scores()))
-    assert found.sqnr_db > 50
-    assert found.cosine > 0.9999
-    worst = found.far_slice()
-    assert worst is not None
-    assert worst.axis == 1
-    assert worst.index in (4, 5)
-    assert worst.sqnr_db < 3
-
-
 def test_the_first_axis_counts_samples_unless_it_is_the_only_one() -> None:
     reference = np.ones((2, 64), np.float32)
     tuned = reference.copy()

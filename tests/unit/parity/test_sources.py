@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from qdqspec.accuracy.data import open_data, shaped_by_data
+from qdqspec.accuracy.data import open_data
 from qdqspec.accuracy.shapes import InputSpec
 from qdqspec.app.preparation.identity import data_digest
 from qdqspec.errors import DataError
@@ -61,20 +61,14 @@ def test_a_glob_selects_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "is_image", "form"),
-    [
-        ("a.npz", False, "{folder}/**/*.npz"),
-        ("a.png", False, "{{images: '{folder}/**/*', size: 224}}"),
-        ("a.JPG", True, "{{images: '{folder}/**/*', size: 224}}"),
-    ],
+    ("name", "form"), [("a.npz", "{folder}/**/*.npz"), ("a.JPG", "{{images: '{folder}/**/*', size: 224}}")]
 )
-def test_files_in_subfolders_need_a_glob(tmp_path: Path, name: str, is_image: bool, form: str) -> None:
+def test_files_in_subfolders_need_a_glob(tmp_path: Path, name: str, form: str) -> None:
     (tmp_path / "photos" / "cats").mkdir(parents=True)
     (tmp_path / "photos" / "cats" / name).touch()
     folder = tmp_path / "photos"
-    rules = ImageRules(size=(8, 8)) if is_image else None
     with pytest.raises(DataError, match=r"its files are in folders of it") as error:
-        open_data(Data(path=folder, images=rules), X)
+        open_data(Data(path=folder), X)
     assert error.value.cure == f"name them with a glob: {form.format(folder=folder)}"
 
 
@@ -161,14 +155,6 @@ def test_bgr_reverses_the_channels(photo: Path) -> None:
     assert not np.array_equal(bgr, rgb)
 
 
-def test_images_and_labels_are_read_from_a_folder(photo: Path) -> None:
-    Image.new("RGB", (12, 8)).save(photo.with_name("a.jpg"))
-    photo.with_name("labels.txt").write_text("0\n1\n")
-    source = Data(path=photo.parent, images=ImageRules(size=(4, 6)), labels=photo.with_name("labels.txt"))
-    data = open_data(source, PICTURE)
-    assert (data.samples, data.require_labels().tolist()) == (2, [0, 1])
-
-
 def test_images_without_a_transform_are_an_error_that_shows_one(photo: Path) -> None:
     for source in (photo, photo.parent):
         with pytest.raises(DataError, match="no transform is given") as caught:
@@ -227,16 +213,6 @@ def test_images_for_a_model_with_two_inputs_are_an_error(photo: Path) -> None:
         open_data(Data(path=photo, images=ImageRules(size=(4, 6))), TWO)
 
 
-def test_a_damaged_npy_file_is_an_error(tmp_path: Path) -> None:
-    np.save(tmp_path / "x.npy", rows(3))
-    (tmp_path / "x.npy").write_bytes((tmp_path / "x.npy").read_bytes()[:-4])
-    with pytest.raises(DataError, match="array 'x' is damaged: it holds 68 bytes, and its shape needs 72"):
-        open_data(tmp_path / "x.npy", X)
-    (tmp_path / "x.npy").write_bytes(b"something else")
-    with pytest.raises(DataError, match="array 'x' is damaged: its header"):
-        open_data(tmp_path / "x.npy", X)
-
-
 def test_the_digest_depends_on_content_and_transform(photo: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "l.npy", np.array([1]))
     sources = [
@@ -249,27 +225,3 @@ def test_the_digest_depends_on_content_and_transform(photo: Path, tmp_path: Path
     before = data_digest(sources[1])
     photo.write_bytes(photo.read_bytes() + b" ")
     assert data_digest(sources[1]) != before
-
-
-def test_shapes_are_taken_from_npy_files_and_images(tmp_path: Path, photo: Path) -> None:
-    import onnx
-    from onnx import TensorProto, helper
-
-    from qdqspec.graph.model import load_model
-    from qdqspec.types import Inputs
-
-    x = helper.make_tensor_value_info("image", TensorProto.FLOAT, ["n", 3, "h", "w"])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
-    graph = helper.make_graph([helper.make_node("Relu", ["image"], ["y"])], "g", [x], [y])
-    onnx.save(
-        helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)]),
-        tmp_path / "m.onnx",
-    )
-    model = load_model(tmp_path / "m.onnx")
-    np.save(tmp_path / "one.npy", np.zeros((3, 5, 7), np.float32))
-    for source, shape in (
-        (tmp_path / "one.npy", (1, 3, 5, 7)),
-        (Data(path=photo, images=ImageRules(size=(4, 6))), (1, 3, 4, 6)),
-    ):
-        shaped = shaped_by_data(model, Inputs(calibration=source))
-        assert shaped.profiles[0].opt() == {"image": shape}

@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 
 from qdqspec.app.report.formats import html
-from qdqspec.testing.records import bare_run, empty_run, hostile_run, sample_run
-from qdqspec.types import GraphPart, RunRecord
+from qdqspec.testing.records import bare_run, hostile_run, sample_run
+from qdqspec.types import RunRecord
 
 WIDTHS = (400, 700, 1000, 2000)
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -71,15 +71,6 @@ def advising_run() -> RunRecord:
     return replace(run, cases=(replace(case, results=results),))
 
 
-def test_a_wide_element_is_found(tmp_path):
-    page = html.report_format.render(empty_run()).replace(
-        "</body>", '<div style="width:800px">x</div></body>'
-    )
-    seen = in_frames(page, tmp_path)
-    assert seen[400][0] > 0
-    assert seen[1000][0] <= 0
-
-
 @pytest.mark.parametrize(
     "record",
     [sample_run(), hostile_run(), bare_run(), advising_run()],
@@ -96,26 +87,3 @@ def test_no_text_of_a_chart_is_cut_and_no_part_of_the_page_scrolls(tmp_path):
     page = re.sub(r">/layer\d/block\d/Conv<", f">{longest}<", page)
     assert longest in page
     assert {seen[1:] for seen in in_frames(page, tmp_path).values()} == {(0, 0)}
-
-
-def test_a_printed_drawing_is_not_larger_than_on_the_screen(tmp_path):
-    """A chain of 60 parts must not be scaled to the width of the paper, which takes twenty sheets."""
-    pytest.importorskip("graph_layout")
-    parts = tuple(GraphPart(name=f"c{n}", ops={"Conv": 1}, inputs=(n - 1,) if n else ()) for n in range(60))
-    case = sample_run().cases[0]
-    drawn = replace(case, evidence=replace(case.evidence, graph=parts))
-    sheets = [printed(replace(sample_run(), cases=(each,)), tmp_path) for each in (case, drawn)]
-    assert 1 <= sheets[1] - sheets[0] <= 6
-
-
-def printed(record: RunRecord, folder) -> int:
-    """The number of sheets of a printed page."""
-    page, file = folder / "page.html", folder / "page.pdf"
-    page.write_text(html.report_format.render(record), encoding="utf-8")
-    subprocess.run(
-        [*command(folder), f"--print-to-pdf={file}", page.as_uri()],
-        check=True,
-        capture_output=True,
-        timeout=120,
-    )
-    return len(re.findall(rb"/Type\s*/Page\b", file.read_bytes()))

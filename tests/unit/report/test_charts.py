@@ -9,23 +9,17 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from qdqspec.app.report.charts import baseline_chart, errors_chart, front_chart
+from qdqspec.app.report.charts import errors_chart, front_chart
 from qdqspec.app.report.facts import MOST_BLOCKS, block_errors
-from qdqspec.app.report.record import record_from_json, record_to_json
 from qdqspec.testing.records import (
     cached_case,
     sample_errors,
     sample_pairs,
-    sample_run,
     sample_search,
 )
 from qdqspec.types import (
-    BaselineFigure,
-    BlockError,
     FrontPoint,
     Interval,
-    Placement,
-    RegressionEvidence,
 )
 
 
@@ -44,28 +38,6 @@ def test_the_front_is_drawn_with_selected_and_dominated_trials() -> None:
     assert svg.count('class="mark dropped"') == sum(trial.sqnr_db is not None for trial in search.trials)
     assert "exact" not in svg
     assert "9 pairs: 0.64 of reference, 28.2 dB, selected" in svg
-
-
-def test_a_record_read_from_json_has_the_placements_of_the_front() -> None:
-    """Without placements of trials, the page could not draw candidates beside the front."""
-    run = sample_run()
-    case = cached_case()
-    found = case.evidence.search
-    assert found is not None
-    reference = Placement(sites=frozenset())
-    front = (*found.front[:-1], replace(found.front[-1], placement=reference.digest))
-    digests = [reference.digest, front[0].placement, *(f"{number:016}" for number in range(90, 99))]
-    trials = tuple(
-        replace(trial, placement=Placement.of_digest(digest), ratio=0.9, sqnr_db=30.0)
-        for trial, digest in zip(found.trials, digests, strict=False)
-    )
-    search = replace(found, accuracy=None, front=front, trials=trials)
-    case = replace(case, evidence=replace(case.evidence, search=search))
-    read = record_from_json(record_to_json(replace(run, cases=(case,))))
-    again = read.cases[0].evidence.search
-    assert again is not None
-    assert [trial.placement.digest for trial in again.trials] == digests[: len(trials)]
-    assert front_chart(again).count('class="mark dropped"') == len(trials) - 2
 
 
 FIGURES = st.floats(1e-3, 1e3)
@@ -95,26 +67,6 @@ def assert_inside(svg: str) -> None:
         assert 0 <= float(value) <= (width if "x" in name else height), name
 
 
-@given(
-    st.lists(st.tuples(FIGURES, st.floats(0, 1), st.floats(1, 99) | st.just(float("inf"))), max_size=5),
-    st.lists(FIGURES, max_size=3),
-)
-def test_marks_of_any_history_are_within_the_image(
-    history: list[tuple[float, float, float]], elsewhere: list[float]
-) -> None:
-    figures = tuple(
-        BaselineFigure(device="d", ratio=Interval(median=m, low=m * low, high=m * high))
-        for m, low, high in history
-    )
-    others = tuple(BaselineFigure(device="e", ratio=Interval(median=m, low=m, high=m)) for m in elsewhere)
-    one = Interval(median=1, low=1, high=1)
-    found = RegressionEvidence(state="compared", ratio=one, history=figures, elsewhere=others)
-    svg = baseline_chart(found)
-    assert bool(svg) == bool(history or elsewhere)
-    if svg:
-        assert_inside(svg)
-
-
 def test_errors_of_blocks_are_bars_sorted_by_size() -> None:
     search = replace(sample_search(sample_pairs(3, whole=3), (0.8,)), errors=sample_errors())
     chart = errors_chart(search)
@@ -125,12 +77,3 @@ def test_errors_of_blocks_are_bars_sorted_by_size() -> None:
     assert sum(shares) == pytest.approx(1.0)
     assert shares == sorted(shares, reverse=True)
     assert errors_chart(replace(search, errors=())) == ""
-
-
-def test_a_block_without_error_is_reported_as_exact() -> None:
-    exact = (
-        BlockError(block="a", label="in+out", sqnr_db=200.0),
-        BlockError(block="b", label="in+out", sqnr_db=9.0),
-    )
-    found = block_errors(replace(sample_search(sample_pairs(3, whole=3), (0.8,)), errors=exact))
-    assert [(block, labels) for block, labels, *_ in found] == [("b", "in+out 9.0"), ("a", "in+out exact")]

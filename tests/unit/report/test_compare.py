@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,8 +10,8 @@ import pytest
 from qdqspec._core.node_digests import NodeDigest, pack
 from qdqspec.app.report.compare import ComparedCase, compare_runs, comparison_text
 from qdqspec.errors import StateError
-from qdqspec.testing.records import alone_case, cached_case, faster_case, sample_regression, sample_run
-from qdqspec.types import CaseRecord, DeviceKey, LatencyEvidence, RegressionEvidence, RunRecord, Samples
+from qdqspec.testing.records import alone_case, cached_case, faster_case, sample_run
+from qdqspec.types import CaseRecord, DeviceKey, LatencyEvidence, RunRecord, Samples
 
 
 def run_of(*cases: CaseRecord) -> RunRecord:
@@ -53,6 +52,7 @@ def test_the_verdict_is_on_the_selected_model(factor: float, word: str) -> None:
     assert found.word == word
     assert found.change is not None
     assert found.change.builds.median == pytest.approx(factor, rel=0.02)
+    assert [found.is_slower_beyond(allowed) for allowed in (0.1, 0.3)] == [word == "slower", False]
 
 
 def test_an_equal_slowdown_of_all_models_is_no_change() -> None:
@@ -60,12 +60,6 @@ def test_an_equal_slowdown_of_all_models_is_no_change() -> None:
     found = compare_one(faster_case(), scaled(faster_case(), 1.1, *faster_case().evidence.latency.samples))
     assert found.word == "same"
     assert any("the reference took +10" in note for note in found.notes)
-
-
-@pytest.mark.parametrize(("allowed", "beyond"), [(0.1, True), (0.3, False)])
-def test_a_slowdown_is_compared_with_the_allowance(allowed: float, beyond: bool) -> None:
-    found = compare_one(faster_case(), scaled(faster_case(), 1.2, "tuned"))
-    assert found.is_slower_beyond(allowed) is beyond
 
 
 def test_a_case_without_times_is_reported_as_not_timed() -> None:
@@ -99,7 +93,7 @@ def test_runs_without_a_common_case_are_refused() -> None:
         compare_runs(run_of(faster_case()), run_of(alone_case()))
 
 
-@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("value", [0.0, float("nan")])
 def test_invalid_times_are_refused(value: float) -> None:
     latency = faster_case().evidence.latency
     assert latency is not None
@@ -128,21 +122,6 @@ def test_the_nodes_of_another_model_are_named() -> None:
     )
 
 
-def test_the_comparison_notes_the_change_to_the_baseline_of_each_run() -> None:
-    """The change to a baseline is measured interleaved, so it shows a slow drift better than two separate runs."""
-    before = elsewhere(faster_case(), regression=sample_regression(0.004))
-    after = elsewhere(faster_case(), regression=sample_regression(0.098, looks=2))
-    (note,) = compare_one(before, after).notes
-    assert note == (
-        "regression against its baseline: +0.4 % (95 %: -1.6 % to +2.4 %) in A, "
-        "+9.8 % (95 %: +7.8 % to +11.8 %) in B"
-    )
-    missing = {"regression": RegressionEvidence(state="missing")}
-    (note,) = compare_one(elsewhere(faster_case(), regression=missing), after).notes
-    assert note == "regression against its baseline: +9.8 % (95 %: +7.8 % to +11.8 %) in B"
-    assert compare_one(*2 * (elsewhere(faster_case(), regression=missing),)).notes == ()
-
-
 def runs() -> tuple[RunRecord, RunRecord]:
     before = sample_run()
     device = replace(faster_case().evidence.device, details={"onnxruntime": "1.31.2", "threads": "1"})
@@ -156,12 +135,3 @@ def runs() -> tuple[RunRecord, RunRecord]:
 
 def test_the_text_of_a_comparison(golden) -> None:
     golden("report/compare.txt", comparison_text(compare_runs(*runs())) + "\n")
-
-
-def test_specs_of_one_name_are_reported_with_their_folders() -> None:
-    near, far = (
-        elsewhere(faster_case(), case=replace(faster_case().evidence.case, spec=Path(at) / "net.qdq.yaml"))
-        for at in ("a", "b/c")
-    )
-    found = compare_runs(run_of(near, far), run_of(far, near))
-    assert {case.case for case in found.cases} == {"a/net::default", "b/c/net::default"}

@@ -9,7 +9,7 @@ import yaml
 from sample_evidence import sample_culprits
 
 from qdqspec.app.report.culprits import culprits_json, culprits_text
-from qdqspec.types import Consumer, CulpritEvidence
+from qdqspec.types import Consumer
 
 SAMPLE = sample_culprits()
 
@@ -22,12 +22,6 @@ def test_the_text_where_noise_is_spread_over_many_pairs(golden) -> None:
     pairs = tuple(replace(pair, share=0.05, without_db=31.0) for pair in SAMPLE.pairs)
     spread = replace(SAMPLE, pairs=pairs, rest=0.85, missing="the time was over")
     golden("explain/culprits-spread.txt", culprits_text(spread) + "\n")
-
-
-def test_the_text_without_a_responsible_pair_has_the_reason() -> None:
-    assert culprits_text(CulpritEvidence(missing="nothing is quantized")) == (
-        "The error cannot be attributed to pairs: nothing is quantized."
-    )
 
 
 def test_the_lines_for_a_spec_are_valid_yaml_for_any_names_of_nodes() -> None:

@@ -14,10 +14,7 @@ from qdqspec.app.report.explain_words import advice, paragraph
 from qdqspec.timing.explained import (
     ExplainedEngine,
     compare,
-    find_reference,
-    nodes_text,
     same_nodes,
-    short_place,
 )
 from qdqspec.types import LayerTime
 
@@ -78,13 +75,6 @@ def test_conversions_are_listed_before_the_next_layer():
     assert len(both.tuned.unfused_pairs) == 2
 
 
-def test_the_engine_without_quantization_is_the_reference():
-    plain, quantized = engine(kernel("a"), name="plain"), engine(kernel("a", integer=True), name="quantized")
-    assert find_reference([quantized, plain]) is plain
-    assert find_reference([plain, plain]) is plain
-    assert find_reference([quantized, quantized]) is quantized
-
-
 def test_advice_depends_on_the_observed_layers():
     add = kernel("Conv_1", "Add_2", integer=True, precision="int8 > fp16")
     alone = conversion("QuantizeLinear", name="q")
@@ -130,19 +120,6 @@ def test_any_engines_can_be_explained_and_times_add_up(found):
         assert sum(row.tuned_ms for row in both.rows) == pytest.approx(counted)
 
 
-@pytest.mark.parametrize(
-    ("nodes", "text"),
-    [
-        (["/layer2/conv1/Conv", "/layer2/Add", "/layer2/Relu"], "/layer2/conv1/Conv + Add + Relu"),
-        (["/a/b/Conv", "/a/c/Relu"], "/a/b/Conv + c/Relu"),
-        (["a/Conv", "a/Relu"], "a/Conv + a/Relu"),
-        ([], ""),
-    ],
-)
-def test_the_scope_of_a_kernel_is_written_once(nodes: list[str], text: str) -> None:
-    assert nodes_text(nodes) == text
-
-
 def test_float_kernels_with_quantized_inputs_are_reported():
     layers = kernel("conv", integer=True), kernel("softmax"), kernel("other")
     tuned = engine(*layers, quantized=frozenset({"conv", "softmax"}))
@@ -155,18 +132,6 @@ def test_float_kernels_with_quantized_inputs_are_reported():
     assert "do not compute in integers" not in paragraph(compare(tuned, reference))
     (left,) = explain_json([reference, tuned])["engines"][1]["left_in_float"]
     assert left["name"] == "softmax"
-
-
-@pytest.mark.parametrize(
-    ("text", "short"),
-    [
-        # The last scope, which distinguishes the layers of a network, must not be removed.
-        ("/model/model/conv/conv_net/conv_net.3/act/Div + Erf", ".../conv_net.3/act/Div + Erf"),
-        ("/model/encoder/layer.7/" + "MatMul + Add + " * 4 + "Relu", ".../layer.7/M...l + Add + Relu"),
-    ],
-)
-def test_shortened_names_keep_their_last_scope(text: str, short: str) -> None:
-    assert short_place(text, 30) == short
 
 
 # ---- kernels without times ----------------------------------------------------------------------

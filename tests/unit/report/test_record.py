@@ -13,7 +13,6 @@ from qdqspec.app.report.record import (
     case_from_json,
     case_to_json,
     json_text,
-    read_record,
     record_from_json,
     record_to_json,
 )
@@ -26,7 +25,7 @@ from qdqspec.testing.records import (
     sample_regression,
     sample_run,
 )
-from qdqspec.types import CaseRecord, Interval, RunRecord, SearchResult
+from qdqspec.types import CaseRecord, Interval, RunRecord
 
 SAMPLE = record_to_json(sample_run())
 
@@ -38,20 +37,12 @@ def run_of(case: CaseRecord) -> RunRecord:
 @pytest.mark.parametrize("run", [sample_run, bare_run, hostile_run])
 def test_a_record_read_from_json_is_written_as_the_same_json(run) -> None:
     data = record_to_json(run())
-    assert record_to_json(record_from_json(json.loads(json_text(data)))) == data
-
-
-def test_measurements_are_read_back_exactly() -> None:
-    before, after = sample_run(), record_from_json(json.loads(json_text(SAMPLE)))
-    for old, new in zip(before.cases, after.cases, strict=True):
-        assert new.evidence.latency == old.evidence.latency
-        assert new.evidence.parity == old.evidence.parity
-        assert new.evidence.accuracy == old.evidence.accuracy
-        assert new.evidence.pairs == old.evidence.pairs
-        assert new.evidence.node_ops == old.evidence.node_ops
+    after = record_from_json(json.loads(json_text(data)))
+    assert record_to_json(after) == data
+    for old, new in zip(run().cases, after.cases, strict=True):
         assert new.results == old.results
-        assert isinstance(new.evidence.search, SearchResult)
-        assert new.evidence.search.winner == old.evidence.search.winner
+        for part in ("latency", "parity", "accuracy", "pairs", "node_ops"):
+            assert getattr(new.evidence, part) == getattr(old.evidence, part)
 
 
 def test_result_json_has_the_keys_of_the_contract() -> None:
@@ -123,18 +114,6 @@ def test_a_record_contains_no_absolute_path(tmp_path: Path) -> None:
     assert "cannot open <output>/candidate.onnx: node /block/conv in <home>/x" in text
 
 
-def test_a_spec_below_the_working_folder_is_recorded_with_its_relative_path(
-    tmp_path: Path, monkeypatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    case = faster_case()
-    spec = tmp_path / "specs" / "a.qdq.yaml"
-    moved = replace(case.evidence, case=replace(case.evidence.case, spec=spec, model=spec.parent / "a.onnx"))
-    data = case_to_json(CaseRecord(evidence=moved))
-    assert (data["spec"], data["model"]["path"]) == ("specs/a.qdq.yaml", "a.onnx")
-    assert case_to_json(case_from_json(data)) == data
-
-
 # ---- damage -------------------------------------------------------------------------------------
 
 
@@ -148,21 +127,6 @@ def test_a_spec_below_the_working_folder_is_recorded_with_its_relative_path(
 )
 def test_data_that_is_no_record_is_one_error(data: object, words: str) -> None:
     with pytest.raises(StateError, match=words):
-        record_from_json(data)
-
-
-def test_a_role_without_samples_is_an_error() -> None:
-    data = json.loads(json.dumps(SAMPLE))
-    data["cases"][0]["tuned"]["samples"] = {"wall_ms": [], "cpu_ms": []}
-    with pytest.raises(StateError, match="tuned has no samples"):
-        record_from_json(data)
-
-
-@pytest.mark.parametrize("end", ["median", "high"])
-def test_a_tested_ratio_that_is_not_positive_is_an_error(end: str) -> None:
-    data = json.loads(json.dumps(SAMPLE))
-    data["cases"][0]["latency"]["tested"]["tuned"]["mean"][end] = 0
-    with pytest.raises(StateError, match="tuned has a tested ratio that is not positive"):
         record_from_json(data)
 
 
@@ -189,14 +153,6 @@ def test_damaged_data_is_read_as_a_record_or_raises_one_error(path: tuple, value
     record_to_json(record)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[" * 100_000])
-def test_a_file_that_is_no_record_is_an_error_with_the_path(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "run.json"
-    path.write_bytes(content)
-    with pytest.raises(StateError, match=r"run\.json"):
-        read_record(path)
-
-
 def test_unknown_keys_of_later_versions_are_ignored() -> None:
     later = {**SAMPLE, "weather": "fine"}
     assert record_to_json(record_from_json(later)) == SAMPLE
@@ -214,14 +170,3 @@ def test_the_comparison_with_a_baseline_is_read_back() -> None:
         evidence = replace(faster_case().evidence, regression={**found, **wide})
         data = json.loads(json_text(case_to_json(CaseRecord(evidence=evidence))))
         assert case_from_json(data).evidence.regression == evidence.regression
-
-
-def test_commands_of_baselines_contain_no_absolute_path(tmp_path: Path) -> None:
-    found = sample_regression(0.1)["regression"]
-    evidence_of_check = replace(
-        found, command=f"pytest {tmp_path}/a.qdq.yaml", reason=f"{tmp_path}/b", notes=(str(tmp_path),)
-    )
-    evidence = replace(faster_case().evidence, output=tmp_path, regression={"regression": evidence_of_check})
-    text = json_text(case_to_json(CaseRecord(evidence=evidence)))
-    assert str(tmp_path) not in text
-    assert "pytest <output>/a.qdq.yaml" in text

@@ -94,14 +94,6 @@ def test_a_drawing_is_well_formed_and_within_its_frame_for_any_names(
         ET.fromstring(chart)
 
 
-def test_the_chart_of_layer_times_mentions_the_selected_model_only_with_a_profile() -> None:
-    """A placement from the cache that was timed without a profile has one bar for each layer instead of two."""
-    assert "lower bar: the selected model" in html.report_format.render(drawn_run(chain(3)))
-    page = html.report_format.render(drawn_run(tuple(replace(part, tuned_ms=None) for part in chain(3))))
-    assert "lower bar" not in page
-    assert "the selected model has no profile" in page
-
-
 def test_a_page_shows_the_drawing_with_a_legend_and_the_times_side_by_side() -> None:
     pytest.importorskip("graph_layout")
     page = html.report_format.render(drawn_run(chain(6)))

@@ -47,12 +47,6 @@ def test_a_table_is_within_the_width_and_keeps_its_rows(rows, width):
         assert second[:4] in line
 
 
-def test_a_table_that_fits_is_unchanged_and_its_footer_is_no_row():
-    text = "case      ms\n--------  --\nsqueeze   10\nfake on fake, medians on the cpu clock with intervals"
-    assert narrow_tables(text, 60) == text
-    assert narrow_tables(text, 20) == text
-
-
 def test_columns_that_do_not_fit_are_omitted_with_a_note():
     """Otherwise the layer names of `explain` would be cut to 12 equal characters at 80 columns."""
     names = [f"/layer{number}/layer{number}.1/conv{number}/Conv + Add + Relu" for number in range(9)]
