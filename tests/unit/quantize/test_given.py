@@ -47,13 +47,10 @@ def test_ranges_are_read_from_json(tmp_path: Path):
     [
         ("TRT-\na: 3c010a14", "line 1 is no header"),
         (f"{HEADER}\na: 3c010a1", "line 2 is not 'tensor: 3c010a14': 'a: 3c010a1'"),
-        (f"{HEADER}\n\na = 3c010a14", "line 3 is not"),
         (f"{HEADER}\na: 7fc00000", "line 2: nan is no largest magnitude"),
-        (f"{HEADER}\na: bc010a14", "line 2: -1.00024 is no largest magnitude"),
         ("[1]", "it is no table of tensors"),
         ('{"a": "six"}', "'a': 'six' is no number"),
         ('{"a": [2, 1]}', "'a': 2 is above 1"),
-        ('{"a": [1, 2, 3]}', "'a': \\[1, 2, 3\\] is no number"),
         ('{"a": 1, "a": 2}', "the key 'a' occurs twice"),
         (b"\xff\xfe", "it is not UTF-8 text"),
         ("", "cannot be read"),
@@ -87,7 +84,9 @@ def test_tensors_without_a_range_are_noted_and_an_unrelated_or_missing_file_is_a
     assert notes == ["calibration.cache has no scale for these, so they stay in floating point: b, c"]
     with pytest.raises(DataError, match=r"has a scale for no tensor of m\.onnx"):
         given_ranges(path, {"b"}, "m.onnx", notes.append)
-    with pytest.raises(DataError, match="cannot be read: No such file"):
-        read_ranges(tmp_path / "missing")
-    with pytest.raises(DataError, match="this is no file"):
-        read_ranges(tmp_path)
+    for other, said in (
+        (tmp_path / "missing", "cannot be read: No such file"),
+        (tmp_path, "this is no file"),
+    ):
+        with pytest.raises(DataError, match=said):
+            read_ranges(other)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqspec._core.arrays import evenly_spaced, extremes
+from qdqspec._core.arrays import evenly_spaced
 from qdqspec.qdq.quantize.calibrate import BINS, Histogram, _divergences, mse_range, percentile_range
 from qdqspec.qdq.quantize.ranges import TensorRange
 
@@ -73,9 +73,3 @@ def published_divergence(counts: np.ndarray, kept: int) -> float:
     if (candidate[filled] == 0).any():
         return float("inf")
     return float((reference[filled] * np.log(reference[filled] / candidate[filled])).sum())
-
-
-def test_extremes_of_nan_are_nan_and_those_of_nothing_nothing() -> None:
-    np.testing.assert_array_equal(extremes(np.array([[3, -1], [2, -3]], np.float32)), np.float32([-3, 3]))
-    assert np.isnan(extremes(np.array([1, np.nan, 2], np.float32))).all()
-    assert extremes(np.zeros((0, 3), np.float32)).size == 0
