@@ -35,16 +35,6 @@ def test_every_rule_has_a_model() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [f"TRT0{n:02}" for n in (7, 12, 16, 31, 32, 33, 34, 35, 36, 39, 40, 46, 48, 49, 51, 52, 54)]
-)
-def test_models_that_build_without_a_difference_are_not_reported(name: str) -> None:
-    """They break the rule of that id for TensorRT."""
-    inputs, nodes, constants = CASES[name][0]
-    found = lint_model(parse(inputs, "y", nodes, **constants), TARGET)
-    assert not [finding for finding in found if finding.severity != "note"]
-
-
-@pytest.mark.parametrize(
     ("numbers", "first"), [({}, (7, 5)), (FP8, (8, 9)), ({"z": np.zeros((), ml_dtypes.int4)}, (8, 0))]
 )
 def test_a_format_is_refused_below_its_compute_capability(
