@@ -51,7 +51,6 @@ def test_every_kernel_is_read_with_its_tensors_and_nodes():
 def test_a_log_around_the_list_is_no_part_of_it():
     log = f"[V] [TRT] Engine generation completed.\n[V] [TRT] {QUANTIZED}\n[I] Name: other\n"
     assert read_layers(log) == read_layers(QUANTIZED)
-    assert read_layers("Layers:\n\nI/O Tensors:\n") == ()
 
 
 def test_kernels_that_compute_in_eight_bits_are_counted(quantized):
@@ -62,10 +61,6 @@ def test_kernels_that_compute_in_eight_bits_are_counted(quantized):
     scaled = layers[8]  # what scales and quantizes the result of the convolution before it
     assert scaled.nodes == ("/layer2/layer2.0/conv1/Conv", "/layer2/layer2.0/Relu")
     assert (scaled.integer, scaled.precision) == (False, "fp32 > int8")
-    residual = layers[15]
-    assert (residual.integer, residual.precision) == (False, "fp32 > int8"), (
-        "it converts its int8 input first"
-    )
 
 
 def test_kernels_that_only_convert_are_boundaries(quantized):
@@ -174,18 +169,10 @@ def test_numbers_of_the_compiler_do_not_change_the_hash():
     other, tactics = re.subn(r"_0x[0-9a-f]{32}", f"_0x{32 * '0'}", renumbered)
     assert tactics == 10
     assert renumbered != QUANTIZED
-    assert kernel_list_hash(other) == kernel_list_hash(QUANTIZED)
-    assert kernel_list_hash(f"[V] {QUANTIZED}") == kernel_list_hash(QUANTIZED)
+    assert kernel_list_hash(f"[V] {other}") == kernel_list_hash(QUANTIZED)
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("Datatype: Int8", "Datatype: FP8"),
-        ("[2,24,8,8]", "[2,24,8,9]"),
-        ("kgen", "gemm"),
-    ],
-)
-def test_other_kernels_have_another_hash(old, new):
-    assert kernel_list_hash(QUANTIZED.replace(old, new, 1)) != kernel_list_hash(QUANTIZED)
-    assert kernel_list_hash(FLOAT) != kernel_list_hash(QUANTIZED)
+def test_other_kernels_have_another_hash():
+    changes = (("Datatype: Int8", "Datatype: FP8"), ("[2,24,8,8]", "[2,24,8,9]"), ("kgen", "gemm"))
+    others = [QUANTIZED.replace(old, new, 1) for old, new in changes]
+    assert len({*map(kernel_list_hash, (QUANTIZED, FLOAT, *others))}) == 5

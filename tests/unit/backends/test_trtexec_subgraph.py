@@ -19,12 +19,11 @@ qdqspec: 1
 model: net.onnx
 inputs:
   shapes: {x: {min: [1, 16, 24, 24], opt: [2, 16, 24, 24], max: [4, 16, 24, 24]}}
-regions: %s
+regions: {by: fusion, graph: engine.graph.json}
 tune: {strategy: subgraph, trials: 12}
 checks:
   - {kind: speedup, min: 1.1}
 """
-GIVEN = "{by: fusion, graph: engine.graph.json}"
 GROUPS = [["conv0", "relu0"], ["conv1", "relu1"]]
 
 
@@ -48,10 +47,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def tune(project: Path, regions: str = GIVEN, *words: str) -> dict[str, Any]:
-    (project / "net.qdq.yaml").write_text(SPEC % regions)
-    code = main(["tune", "net.qdq.yaml", "--backend", "trtexec", "-o", "out", "--json", "--no-cache", *words])
-    assert code == 0
+def tune(project: Path) -> dict[str, Any]:
+    (project / "net.qdq.yaml").write_text(SPEC)
+    assert main(["tune", "net.qdq.yaml", "--backend", "trtexec", "-o", "out", "--json", "--no-cache"]) == 0
     return json.loads((project / "out" / "default" / "result.json").read_text())
 
 
@@ -78,14 +76,9 @@ def test_groups_of_a_file_are_timed_separately_and_combined(
     assert set(parts) == {tuple(group) for group in GROUPS}
     for name, words in builds(tool):
         if not name.startswith("part-"):  # parts have the shapes of the first profile
-            spans = [
-                words[f"--{which}Shapes"].split(":")[1].partition("x") for which in ("min", "opt", "max")
-            ]
-            assert [batch for batch, _, _ in spans] == ["1", "2", "4"], "built for the whole range of shapes"
-            assert len({rest for _, _, rest in spans}) == 1
-    phases = {line["phase"] for line in journal(project)}
-    assert phases >= {"pure", "isolated", "confirm"}
-    assert phases & {"validate", "raw"}
+            shapes = [words[f"--{which}Shapes"] for which in ("min", "opt", "max")]
+            assert shapes == [f"x:{batch}x16x24x24" for batch in (1, 2, 4)], "the whole range of shapes"
+    assert {line["phase"] for line in journal(project)} >= {"pure", "isolated", "confirm"}
     folder = project / "out" / "default"
     for model in (onnx.load(folder / name) for name in ("tuned_raw.onnx", "tuned.onnx")):
         onnx.checker.check_model(model, full_check=True)
