@@ -13,7 +13,6 @@ from contextlib import closing
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 from graph_text import saved
 
@@ -23,7 +22,6 @@ from qdqspec.backends.tensorrt.engine import TensorRt
 from qdqspec.backends.tensorrt.log import Log, refusals
 from qdqspec.backends.tensorrt.options import options_from
 from qdqspec.errors import BackendError, ConfigError
-from qdqspec.testing.backends import small_model
 from qdqspec.types import InputShape, ShapeProfile
 
 Fail = Callable[[str], None]
@@ -53,17 +51,11 @@ def test_a_failed_step_is_reported_with_the_log(
     fail(fault)
     error = refusal(model)
     assert re.search(said, error.what), error.what
-    if fault == "out-of-memory":
-        assert error.cure is not None
-        assert "tensorrt.workspace" in error.cure
-
-
-def test_the_log_of_an_earlier_build_is_not_quoted(model: Path, newest: None, fail: Fail):
-    fail("out-of-memory")
-    assert "Cuda Runtime" in refusal(model).what
+    assert fault != "out-of-memory" or "tensorrt.workspace" in str(error.cure)
     fail("")
     model.write_bytes(b"garbage")
-    assert refusal(model).what == "TensorRT could not read the model: TensorRT gave no reason"
+    said = "TensorRT could not read the model: TensorRT gave no reason"
+    assert refusal(model).what == said, "the log of an earlier build is not quoted"
 
 
 def test_an_exception_of_the_bindings_is_reported(model: Path):
@@ -94,36 +86,15 @@ def test_a_version_compatible_engine_is_loaded_with_its_host_code(model: Path, t
 # ---- dynamic shapes -----------------------------------------------------------------------------
 
 
-def dynamic_model(path: Path) -> Path:
-    return saved(path, "dynamic (float[n,3,w] x) => (float[n,3,w] y) { [relu] y = Relu(x) }")
-
-
-def spans(*batches: int, weight: float = 1.0) -> ShapeProfile:
+def spans(*batches: int) -> ShapeProfile:
     low, usual, high = ((batch, 3, 8) for batch in batches)
-    return ShapeProfile(shapes={"x": InputShape(min=low, opt=usual, max=high)}, weight=weight)
-
-
-def test_shape_profiles_have_the_order_of_the_spec(tmp_path: Path, tensorrt_version: str):
-    small, large = spans(1, 1, 2, weight=0.3), spans(4, 8, 16, weight=0.7)
-    path = dynamic_model(tmp_path / "m.onnx")
-    engine = TensorRt().build(path, BuildOptions(profiles=(small, large), state=tmp_path / "state"))
-    assert engine._native is not None
-    assert engine._native.engine.get_tensor_profile_shape("x", 1)[1] == (8, 3, 8)
-    for batch in (1, 2, 8):
-        (value,) = engine.run({"x": np.full((batch, 3, 8), -1, np.float32)}).values()
-        assert value.shape == (batch, 3, 8)
-        assert not value.any()
-    with pytest.raises(
-        BackendError, match=r"\[3, 3, 8\], and the engine takes \[1, 3, 8\] to \[2, 3, 8\] or \[4, 3"
-    ):
-        engine.run({"x": np.zeros((3, 3, 8), np.float32)})
-    engine.close()
+    return ShapeProfile(shapes={"x": InputShape(min=low, opt=usual, max=high)})
 
 
 def test_each_shape_profile_runs_its_own_kernels(tmp_path: Path, tensorrt_version: str):
     """The first profile also accepts the shapes of the second, but its kernels were chosen for other shapes."""
     wide, narrow = spans(1, 1, 16), spans(8, 8, 8)
-    path = dynamic_model(tmp_path / "m.onnx")
+    path = saved(tmp_path / "m.onnx", "g (float[n,3,w] x) => (float[n,3,w] y) { [relu] y = Relu(x) }")
     engine = TensorRt().build(path, BuildOptions(profiles=(wide, narrow), state=tmp_path / "state"))
     one, eight = ({"x": np.full((batch, 3, 8), -1, np.float32)} for batch in (1, 8))
     engine.bind(one)
@@ -137,6 +108,8 @@ def test_each_shape_profile_runs_its_own_kernels(tmp_path: Path, tensorrt_versio
     assert [r["profile"] for r in records(tmp_path / "state") if "cuda_graph" in r] == [0, 1]
     with pytest.raises(BackendError, match=r"the engine takes \[8, 3, 8\] to \[8, 3, 8\]\n"):
         engine.bind(one, profile=1)
+    with pytest.raises(BackendError, match=r"takes \[1, 3, 8\] to \[16, 3, 8\] or \[8, 3, 8\] to \[8, 3"):
+        engine.run({"x": np.zeros((17, 3, 8), np.float32)})
     with pytest.raises(BackendError, match="no inputs are bound"):
         engine.time(1, profile=2)
     engine.close()
@@ -152,19 +125,6 @@ def records(folder: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in (folder / "builds.jsonl").read_text("utf-8").splitlines()]
 
 
-def test_all_builds_of_a_run_share_one_timing_cache(model: Path, tmp_path: Path, tensorrt_version: str):
-    state = tmp_path / "state"
-    TensorRt().build(model, BuildOptions(state=state)).close()
-    (cache,) = state.glob("*.timing-cache")
-    assert cache.name == f"nvidia-fake-100-sm90-tensorrt-{tensorrt_version}.timing-cache"
-    first = set(json.loads(cache.read_bytes()))
-    assert "conv_kernel" in first
-    other = tmp_path / "other.onnx"
-    onnx.save(small_model(quantized=True, activations="int8"), other)
-    TensorRt().build(other, BuildOptions(state=state)).close()
-    assert first < set(json.loads(cache.read_bytes()))
-
-
 def test_only_fresh_builds_differ_in_their_kernels(model: Path, tmp_path: Path, tensorrt_version: str):
     state = tmp_path / "state"
 
@@ -176,7 +136,9 @@ def test_only_fresh_builds_differ_in_their_kernels(model: Path, tmp_path: Path, 
 
     shared = {milliseconds(fresh=False) for _ in range(3)}
     (cache,) = state.glob("*.timing-cache")
+    assert cache.name == f"nvidia-fake-100-sm90-tensorrt-{tensorrt_version}.timing-cache"
     before = cache.read_bytes()
+    assert "conv_kernel" in json.loads(before)
     fresh = {milliseconds(fresh=True) for _ in range(3)}
     assert len(shared) == 1
     assert len(fresh) == 3

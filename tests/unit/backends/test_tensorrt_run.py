@@ -50,29 +50,17 @@ def records(tmp_path: Path) -> list[dict[str, object]]:
     ]
 
 
-def test_times_are_measured_on_the_gpu(opened: Open):
+def test_a_run_is_recorded_as_a_cuda_graph_and_timed_on_the_gpu(opened: Open, tmp_path: Path):
     engine = opened()
     engine.bind(FEEDS)
     cost = engine._native.engine._cost.milliseconds
+    assert records(tmp_path)[-1] == {"model": "model.onnx", "profile": 0, "cuda_graph": True, "why_not": ""}
     samples = engine.time(200, warmup=3)
     assert samples.cpu_ms == ()
     assert len(samples.wall_ms) == 200
     assert math.isclose(samples.median_ms("wall"), cost, rel_tol=0.05)
     assert len(set(samples.wall_ms)) > 100
     assert samples.median_ms("cpu") == samples.median_ms("wall")
-
-
-def test_the_run_is_recorded_as_a_cuda_graph(opened: Open, tmp_path: Path):
-    engine = opened()
-    engine.bind(FEEDS)
-    assert engine._bound[0].graph is not None
-    assert records(tmp_path)[-1] == {
-        "model": "model.onnx",
-        "profile": 0,
-        "cuda_graph": True,
-        "why_not": "",
-    }
-    assert engine.time(5).wall_ms
 
 
 def test_a_cuda_graph_whose_recording_failed_is_recorded_again(opened: Open, tmp_path: Path, fail: Fail):
@@ -113,9 +101,8 @@ def test_throttling_and_changed_clock_rates_are_noted(
     engine = opened()
     engine.bind(FEEDS)
     assert not [note for note in engine.time(1).notes if "GPU" in note]
-    put_nvidia_smi(
-        **state | {"clocks.sm": "1410"}, **{"clocks_throttle_reasons.active": "0x0000000000000024"}
-    )
+    slower = {"clocks.sm": "1410", "clocks_throttle_reasons.active": "0x0000000000000024"}
+    put_nvidia_smi(**state | slower)
     throttled, moved = [note for note in engine.time(1).notes if "GPU" in note]
     assert throttled == "the GPU was throttled while it was timed: power cap, software thermal slowdown"
     assert moved.startswith("the GPU's clock moved between 1410 and 1980 MHz")
@@ -126,6 +113,10 @@ def test_throttling_and_changed_clock_rates_are_noted(
 
 
 def test_an_engine_without_a_cuda_graph_runs_and_states_the_reason(opened: Open, tmp_path: Path, fail: Fail):
+    off = opened(cuda_graph="off")
+    off.bind(FEEDS)
+    assert off._bound[0].graph is None
+    assert records(tmp_path)[-1]["why_not"] == "switched off by tensorrt.cuda-graph"
     fail("no-graph")
     engine = opened()
     engine.bind(FEEDS)
@@ -135,13 +126,6 @@ def test_an_engine_without_a_cuda_graph_runs_and_states_the_reason(opened: Open,
     assert told["cuda_graph"] is False
     assert "cudaStreamEndCapture failed: cudaErrorStreamCaptureInvalidated" in str(told["why_not"])
     assert len(engine.time(5, warmup=2).wall_ms) == 5
-
-
-def test_the_cuda_graph_can_be_switched_off(opened: Open, tmp_path: Path):
-    engine = opened(cuda_graph="off")
-    engine.bind(FEEDS)
-    assert engine._bound[0].graph is None
-    assert records(tmp_path)[-1]["why_not"] == "switched off by tensorrt.cuda-graph"
 
 
 def test_only_an_idle_gpu_is_warmed_up(opened: Open):
@@ -171,21 +155,16 @@ def test_outputs_follow_input_values_and_wrong_inputs_are_refused(opened: Open):
     second = engine.run({"x": FEEDS["x"] * 2})["y"]
     assert not np.array_equal(first, second)
     assert np.array_equal(engine.run(FEEDS)["y"], first)
-    with pytest.raises(BackendError, match="input 'x' takes float32 of rank 4, not float64 of rank 4"):
-        engine.run({"x": FEEDS["x"].astype(np.float64)})
-    with pytest.raises(
-        BackendError, match=r"input 'x' has shape \[2, 3, 8, 8\], and the engine takes \[1, 3, 8, 8\]"
+    strided = np.ascontiguousarray(FEEDS["x"].transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+    assert np.array_equal(engine.run({"x": strided})["y"], first)
+    shapes = r"input 'x' has shape \[2, 3, 8, 8\], and the engine takes \[1, 3, 8, 8\]"
+    for feeds, said in (
+        ({"x": FEEDS["x"].astype(np.float64)}, "input 'x' takes float32 of rank 4, not float64 of rank 4"),
+        ({"x": np.zeros((2, 3, 8, 8), np.float32)}, shapes),
+        ({}, "no value is given for input 'x'"),
     ):
-        engine.run({"x": np.zeros((2, 3, 8, 8), np.float32)})
-    with pytest.raises(BackendError, match="no value is given for input 'x'"):
-        engine.bind({})
-
-
-def test_strided_inputs_are_copied_correctly(opened: Open):
-    engine = opened()
-    wide = np.zeros((1, 8, 8, 3), np.float32)
-    wide[...] = FEEDS["x"].transpose(0, 2, 3, 1)
-    assert np.array_equal(engine.run({"x": wide.transpose(0, 3, 1, 2)})["y"], engine.run(FEEDS)["y"])
+        with pytest.raises(BackendError, match=said):
+            engine.run(feeds)
 
 
 @pytest.mark.parametrize(
