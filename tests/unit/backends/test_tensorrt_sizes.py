@@ -12,7 +12,6 @@ from qdqspec.qdq.space.judging import judge
 from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.types import QuantizeRules
 
-BOTH = ("in+out", "in-only")
 FORMATS = ("int8", "fp8", "int4", "nvfp4", "mxfp8")
 
 
@@ -31,74 +30,86 @@ def space_of(model: Model, *rules: str, fmt: str = "int8") -> SchemeSpace:
     return SchemeSpace(model, capabilities(*rules), rules=QuantizeRules(format=fmt))
 
 
-def conv(made: int, read: int, kernel: str = "3,3", group: int = 1, *, first: bool = True) -> Model:
-    sides = tuple(map(int, kernel.split(",")))
-    before = "a = Identity(x)" if first else "a = Sigmoid(x)"
-    source = "x" if first else "a"
-    size = read * group
+def conv(
+    made: int, read: int, kernel: str = "3,3", group: int = 1, *, first: bool = True, size: int = 20
+) -> Model:
+    shape, source = f"1,{read * group},{size},{size}", "x" if first else "a"
     text = (
-        f"(float[1,{size},20,20] x) => (float[N,M,H,W] y, float[1,{size},20,20] a) "
-        f"{{ {before}  y = Conv<group={group}>({source}, w) }}"
+        f"(float[{shape}] x) => (float[N,M,H,W] y, float[{shape}] a) "
+        f"{{ a = Sigmoid(x)  y = Conv<group={group}>({source}, w) }}"
     )
-    return model_of(text, w=(made, read, *sides))
+    return model_of(text, w=(made, read, *map(int, kernel.split(","))))
 
 
-# In int8 with few channels: the convolutions that Model-Optimizer quantizes, and those that it does not.
+def product(text: str, *weight: int) -> Model:
+    return model_of(text, w=weight)
+
+
+ROW = product("(float[1,64] x) => (float[1,32] y) { y = MatMul(x, w) }", 64, 32)
+
+
 @pytest.mark.parametrize(
-    ("model", "int8", "fp8"),
+    ("rule", "model", "int8", "fp8"),
     [
-        (conv(32, 32), True, True),
-        (conv(16, 16), True, False),  # fp8 needs more than 16
-        (conv(8, 4), True, False),  # the first of the model
-        (conv(8, 4, first=False), False, False),
-        (conv(20, 4, first=False), False, False),  # no multiple of 8
-        (conv(32, 8, "3,1", first=False), False, False),  # not as wide as high
-        (conv(32, 1, group=32, first=False), True, False),  # depthwise
-        (conv(32, 1, "1,1", group=32, first=False), False, False),
+        # those that Model-Optimizer quantizes
+        ("few-channel-conv", conv(32, 32), True, True),
+        ("few-channel-conv", conv(16, 16), True, False),  # fp8 needs more than 16
+        ("few-channel-conv", conv(8, 4), True, False),  # the first of the model
+        ("few-channel-conv", conv(8, 4, first=False), False, False),
+        ("few-channel-conv", conv(20, 4, first=False), False, False),  # no multiple of 8
+        ("few-channel-conv", conv(32, 8, "3,1", first=False), False, False),  # not as wide as high
+        ("few-channel-conv", conv(32, 1, group=32, first=False), True, False),  # depthwise
+        ("few-channel-conv", conv(32, 1, "1,1", group=32, first=False), False, False),
+        ("large-fp8-kernel", conv(32, 32, "5,5"), True, True),
+        ("large-fp8-kernel", conv(32, 32, "4,8"), True, False),
+        ("large-fp8-kernel", conv(32, 32, "1,31", size=32), True, True),
+        (
+            "small-gemm",
+            product("(float[4,64] x) => (float[4,32] y) { y = MatMul(x, w) }", 64, 32),
+            True,
+            True,
+        ),
+        (
+            "small-gemm",
+            product("(float[B,64] x) => (float[B,32] y) { y = MatMul(x, w) }", 64, 32),
+            True,
+            True,
+        ),
+        ("small-gemm", ROW, False, False),
+        (
+            "small-gemm",
+            product("(float[4,64] x) => (float[4,15] y) { y = MatMul(x, w) }", 64, 15),
+            False,
+            False,
+        ),
+        (
+            "small-gemm",
+            product("(float[4,15] x) => (float[4,32] y) { y = MatMul(x, w) }", 15, 32),
+            False,
+            False,
+        ),
+        (
+            "small-gemm",
+            product("(float[4,64] x) => (float[4,10] y) { y = Gemm<transB=1>(x, w) }", 10, 64),
+            False,
+            False,
+        ),
     ],
+    ids=range(17),
 )
-def test_few_channel_convolutions_are_quantized_as_in_model_optimizer(
-    model: Model, int8: bool, fp8: bool
+def test_operators_of_sizes_without_a_fast_kernel_stay_float(
+    rule: str, model: Model, int8: bool, fp8: bool
 ) -> None:
     for fmt, offered in (("int8", int8), ("fp8", fp8)):
         assert "y" in space_of(model, fmt=fmt).by_id
-        assert ("y" in space_of(model, "few-channel-conv", fmt=fmt).by_id) == offered, fmt
-
-
-@pytest.mark.parametrize(("kernel", "fp8"), [("5,5", True), ("4,8", False), ("7,7", False), ("31,1", True)])
-def test_large_kernels_are_not_offered_in_fp8(kernel: str, fp8: bool) -> None:
-    model = (
-        conv(32, 32, kernel)
-        if kernel != "31,1"
-        else model_of("(float[1,32,40,20] x) => (float[N,M,H,W] y) { y = Conv(x, w) }", w=(32, 32, 31, 1))
-    )
-    assert "y" in space_of(model, fmt="fp8").by_id
-    assert ("y" in space_of(model, "large-fp8-kernel", fmt="fp8").by_id) == fp8
-    assert "y" in space_of(model, "large-fp8-kernel").by_id
-
-
-@pytest.mark.parametrize(
-    ("text", "weight", "offered"),
-    [
-        ("(float[4,64] x) => (float[4,32] y) { y = MatMul(x, w) }", (64, 32), True),
-        ("(float[B,64] x) => (float[B,32] y) { y = MatMul(x, w) }", (64, 32), True),  # not known
-        ("(float[1,64] x) => (float[1,32] y) { y = MatMul(x, w) }", (64, 32), False),  # one row
-        ("(float[4,64] x) => (float[4,15] y) { y = MatMul(x, w) }", (64, 15), False),
-        ("(float[4,15] x) => (float[4,32] y) { y = MatMul(x, w) }", (15, 32), False),
-        ("(float[4,64] x) => (float[4,10] y) { y = Gemm<transB=1>(x, w) }", (10, 64), False),
-    ],
-)
-@pytest.mark.parametrize("fmt", ["int8", "fp8"])
-def test_small_products_stay_float(text: str, weight: tuple[int, ...], offered: bool, fmt: str) -> None:
-    model = model_of(text, w=weight)
-    assert "y" in space_of(model, fmt=fmt).by_id
-    assert ("y" in space_of(model, "small-gemm", fmt=fmt).by_id) == offered
+        assert ("y" in space_of(model, rule, fmt=fmt).by_id) == offered, fmt
 
 
 def test_weight_only_labels_are_offered_for_products_of_one_row() -> None:
-    model = model_of("(float[1,64] x) => (float[1,32] y) { y = MatMul(x, w) }", w=(64, 32))
-    assert "y" in space_of(model, "small-gemm", fmt="int4").by_id
-    assert space_of(model, "small-gemm", fmt="int8+int4").by_id["y"].labels == ("fp", "int4:in-only")
+    assert "y" in space_of(ROW, "small-gemm", fmt="int4").by_id
+    assert space_of(ROW, "small-gemm", fmt="int8+int4").by_id["y"].labels == ("fp", "int4:in-only")
+    judged = judge(ROW, capabilities("small-gemm"), backend="tensorrt")
+    assert judged.reasons["y"] == "MatMul: rule small-gemm leaves it in float"
 
 
 CHAIN = """(float[1,32,8,8] x) => (float[1,32,4,4] y) {
@@ -139,50 +150,32 @@ def test_an_attention_is_one_unit_of_both_products() -> None:
 
 
 @pytest.mark.parametrize(
-    ("between", "fp8"),
+    ("model", "int8", "fp8"),
     [
-        ("p = Softmax(d)", True),
-        ("s = Div(d, c)  p = Softmax(s)", True),
-        ("s = Mul(d, c)  m = Add(s, k)  p = Softmax(m)", True),
-        ("m = Add(d, k)  s = Mul(m, c)  p = Softmax(s)", False),  # the mask first
-        ("s = Mul(d, c)  r = Mul(s, c)  p = Softmax(r)", False),
+        (attention("p = Softmax(d)"), 1, 1),
+        (attention("s = Div(d, c)  p = Softmax(s)"), 1, 1),
+        (attention("s = Mul(d, c)  m = Add(s, k)  p = Softmax(m)"), 1, 1),
+        (attention("m = Add(d, k)  s = Mul(m, c)  p = Softmax(s)"), 1, 0),  # the mask first
+        (attention("s = Mul(d, c)  r = Mul(s, c)  p = Softmax(r)"), 1, 0),
+        (attention("p = Tanh(d)"), 2, 2),  # two products
+        (attention(head=8), 1, 0),
+        (attention(head=9), 1, 1),
+        (attention(length=513), 0, 1),
     ],
+    ids=range(9),
 )
-def test_attention_in_fp8_needs_a_scale_followed_by_a_mask(between: str, fp8: bool) -> None:
-    model = attention(between)
-    assert len(space_of(model, "whole-attention").units) == 1
-    assert len(space_of(model, "whole-attention", fmt="fp8").units) == int(fp8)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "int8", "fp8"),
-    [
-        ({"head": 8}, True, False),
-        ({"head": 9}, True, True),
-        ({"length": 513}, False, True),
-    ],
-)
-def test_an_attention_of_a_size_without_a_kernel_stays_float(
-    sizes: dict[str, int], int8: bool, fp8: bool
-) -> None:
-    model = attention(**sizes)
-    assert bool(space_of(model, "whole-attention").units) == int8
-    assert bool(space_of(model, "whole-attention", fmt="fp8").units) == fp8
+def test_an_attention_is_one_unit_if_it_has_a_kernel(model: Model, int8: int, fp8: int) -> None:
+    assert len(space_of(model, "whole-attention").units) == int8
+    assert len(space_of(model, "whole-attention", fmt="fp8").units) == fp8
 
 
 def test_one_product_of_an_attention_alone_is_not_offered() -> None:
-    """The second product has a wrong size, so the first stays float too."""
     model = model_of(
         """(float[2,32,64] q, float[2,64,32] t, float[2,32,8] v) => (float[2,32,8] y)
         { d = MatMul(q, t)  p = Softmax(d)  y = MatMul(p, v) }"""
     )
     assert len(space_of(model, "whole-attention").units) == 1
     assert space_of(model, "whole-attention", "small-gemm").units == ()
-
-
-def test_products_without_a_softmax_between_them_are_two_units() -> None:
-    model = attention("p = Tanh(d)")
-    assert {unit.id for unit in space_of(model, "whole-attention").units} == {"d", "a"}
 
 
 def test_a_transpose_before_a_product_of_activations_stays_float() -> None:
@@ -193,9 +186,3 @@ def test_a_transpose_before_a_product_of_activations_stays_float() -> None:
     ids = space_of(model, "transpose-to-matmul").by_id.keys()
     assert "u" not in ids
     assert "v" in ids
-
-
-def test_units_that_a_rule_excludes_are_reported_with_its_name() -> None:
-    model = model_of("(float[1,64] x) => (float[1,32] y) { y = MatMul(x, w) }", w=(64, 32))
-    judged = judge(model, capabilities("small-gemm"), backend="tensorrt")
-    assert judged.reasons["y"] == "MatMul: rule small-gemm leaves it in float"
