@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from qdqspec.backends.base import BuildOptions, Engine
+from qdqspec.backends.onnxruntime import engine
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.backends.onnxruntime.ops import BLOCKED_4, BLOCKED_8, BLOCKED_AXES
 from qdqspec.graph.model import Model
@@ -27,19 +28,16 @@ X = RANDOM.normal(size=(2, 256)).astype(np.float32)
 
 def linear(op_type: str, axis: int, weight: np.ndarray = WEIGHT) -> Model:
     """One linear operator whose sums run along ``axis`` of its weight, with a bias where it can have one."""
-    stored = weight if axis == 0 else weight.T.copy()
-    inputs = ["x", "w", "b"] if op_type == "Gemm" else ["x", "w"]
-    node = helper.make_node(op_type, inputs, ["y"], op_type, **({"transB": 1} if axis else {}))
-    constants = [numpy_helper.from_array(stored, "w")]
-    constants += [numpy_helper.from_array(np.arange(64, dtype=np.float32), "b")] if op_type == "Gemm" else []
-    ends = [
-        helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", [2, 256]), ("y", [2, 64]))
-    ]
-    imports = [helper.make_opsetid("", 21)]
-    proto = helper.make_model(
-        helper.make_graph([node], "g", ends[:1], ends[1:], constants), opset_imports=imports
-    )
-    proto.ir_version = 10
+    made = f"Gemm<transB = {axis}>(x, w, b)" if op_type == "Gemm" else "MatMul(x, w)"
+    stored = {"w": weight if axis == 0 else weight.T.copy(), "b": np.arange(64, dtype=np.float32)}
+    return parsed(f"(float[2,256] x) => (float[2,64] y) {{ [linear] y = {made} }}", **stored)
+
+
+def parsed(text: str, **constants: np.ndarray) -> Model:
+    proto = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> g {text}')
+    read = {name for node in proto.graph.node for name in node.input}
+    stored = [numpy_helper.from_array(values, name) for name, values in constants.items() if name in read]
+    proto.graph.initializer.extend(stored)
     return Model(proto)
 
 
@@ -55,20 +53,24 @@ def built(proto: onnx.ModelProto, folder: Path) -> Engine:
     return OnnxRuntime().build(path, BuildOptions())
 
 
-def kernels(engine: Engine) -> set[str]:
-    engine.bind({"x": X})
-    return {layer.op_type for layer in engine.layers(runs=1)}
+def kernels(opened: Engine) -> set[str]:
+    opened.bind({"x": X})
+    return {layer.op_type for layer in opened.layers(runs=1)}
 
 
 @pytest.mark.parametrize("fmt", [*BLOCKED_4, *BLOCKED_8])
 @pytest.mark.parametrize("op_type", BLOCKED_AXES)
 def test_blocks_along_the_first_axis_become_one_kernel(tmp_path: Path, op_type: str, fmt: str) -> None:
     proto = weight_only(linear(op_type, 0), fmt, 0)
-    engine = built(proto, tmp_path)
-    (expected,) = ReferenceEvaluator(proto).run(None, {"x": X})
-    # The kernel quantizes rows of the input to 8 bits.
-    np.testing.assert_allclose(engine.run({"x": X})["y"], expected, atol=0.02 * np.abs(expected).max())
-    assert kernels(engine) == {"MatMulNBits"}
+    check(proto, tmp_path, {"MatMulNBits"})
+
+
+def check(proto: onnx.ModelProto, folder: Path, expected: set[str]) -> None:
+    """The kernels of a model are these, and nearly exact: they quantize rows of their inputs to 8 bits."""
+    opened = built(proto, folder)
+    (exact,) = ReferenceEvaluator(proto).run(None, {"x": X})
+    np.testing.assert_allclose(opened.run({"x": X})["y"], exact, atol=0.02 * np.abs(exact).max())
+    assert kernels(opened) == expected
 
 
 @pytest.mark.parametrize("fmt", BLOCKED_8)
@@ -84,9 +86,7 @@ def test_eight_bits_in_blocks_are_offered_from_the_version_that_fuses_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for version, offered in (("1.31.1", ()), ("1.32.0", BLOCKED_8), ("1.40.0.dev1", BLOCKED_8)):
-        monkeypatch.setattr(
-            "qdqspec.backends.onnxruntime.engine._installed_version", lambda version=version: version
-        )
+        monkeypatch.setattr(engine, "_installed_version", lambda version=version: version)
         formats = OnnxRuntime().capabilities().formats
         assert tuple(name for name in formats if name in BLOCKED_8) == offered
 
@@ -95,9 +95,8 @@ def test_only_weights_with_a_kernel_are_offered() -> None:
     capabilities = OnnxRuntime().capabilities()
 
     def labels(model: Model) -> list[tuple[str, ...]]:
-        return [
-            unit.labels for unit in SchemeSpace(model, capabilities, rules=QuantizeRules(format="int4")).units
-        ]
+        space = SchemeSpace(model, capabilities, rules=QuantizeRules(format="int4"))
+        return [unit.labels for unit in space.units]
 
     assert labels(linear("MatMul", 0)) == labels(linear("Gemm", 0)) == [("fp", "in-only")]
     assert labels(linear("Gemm", 1)) == []
@@ -106,13 +105,8 @@ def test_only_weights_with_a_kernel_are_offered() -> None:
 
 def test_two_formats_in_one_model_run_in_their_kernels(tmp_path: Path) -> None:
     """The first product reads 8-bit integers and writes floats, which the second one needs with 4-bit weights."""
-    text = """<ir_version: 8, opset_import: ["": 17]> g (float[2,256] x) => (float[2,64] y) {
-      a = MatMul(x, u)  b = Tanh(a)  y = MatMul(b, w) }"""
-    proto = onnx.parser.parse_model(text)
-    for name, shape in (("u", (256, 256)), ("w", (256, 64))):
-        weight = RANDOM.normal(size=shape).astype(np.float32)
-        proto.graph.initializer.append(numpy_helper.from_array(weight, name))
-    model = Model(proto)
+    text = "(float[2,256] x) => (float[2,64] y) { a = MatMul(x, u)  b = Tanh(a)  y = MatMul(b, w) }"
+    model = parsed(text, u=RANDOM.normal(size=(256, 256)).astype(np.float32), w=WEIGHT)
     space = SchemeSpace(model, OnnxRuntime().capabilities(), rules=QuantizeRules(format="int8+int4"))
     first, second = space.units
     assert first.labels == ("fp", "in+out", "in-only", "dynamic", "int4:in-only")
@@ -120,17 +114,12 @@ def test_two_formats_in_one_model_run_in_their_kernels(tmp_path: Path) -> None:
     numbers = Quantizer(model, dict.fromkeys(space.tensors, TensorRange(-5.0, 5.0)))
     placement = space.resolve({first.id: "in-only", second.id: "int4:in-only"})
     mixed = insert_qdq(model, placement, numbers).proto
-    engine = built(mixed, tmp_path)
-    assert kernels(engine) == {"QuantizeLinear", "MatMulIntegerToFloat", "Tanh", "MatMulNBits"}
-    (expected,) = ReferenceEvaluator(mixed).run(None, {"x": X})
-    np.testing.assert_allclose(engine.run({"x": X})["y"], expected, atol=0.02 * np.abs(expected).max())
+    check(mixed, tmp_path, {"QuantizeLinear", "MatMulIntegerToFloat", "Tanh", "MatMulNBits"})
 
 
 def test_weight_only_products_fuse_only_with_float_inputs(tmp_path: Path) -> None:
     """A producer that can output floats therefore outputs them to a reader of which only the weight is quantized."""
-    text = """<ir_version: 10, opset_import: ["": 21]> g (float[2,256] x) => (float[2,64] y) {
+    text = """(float[2,256] x) => (float[2,64] y) {
       q = QuantizeLinear(x, s, z)  d = DequantizeLinear(q, s, z)  y = MatMul(d, w) }"""
-    proto = onnx.parser.parse_model(text)
-    for name, values in (("s", np.float32(0.04)), ("z", np.uint8(128)), ("w", WEIGHT)):
-        proto.graph.initializer.append(numpy_helper.from_array(np.asarray(values), name))
-    assert "MatMulNBits" not in kernels(built(weight_only(Model(proto), "int4", 0), tmp_path))
+    model = parsed(text, s=np.array(0.04, np.float32), z=np.array(128, np.uint8), w=WEIGHT)
+    assert "MatMulNBits" not in kernels(built(weight_only(model, "int4", 0), tmp_path))
