@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from qdqspec._core.config import Settings
-from qdqspec.backends.base import BUILD_SECONDS, BuildOptions
+from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.errors import BackendError
 
@@ -25,26 +26,21 @@ def ended(backend: Isolated, model: Path, options: BuildOptions) -> BackendError
     return caught.value
 
 
-def test_the_build_limit_of_the_settings_applies_to_each_build() -> None:
-    assert BuildOptions.of(Settings(build_limit=2.5)).build_seconds == 2.5
-    assert BuildOptions.of(Settings()).build_seconds == BUILD_SECONDS
-
-
-@pytest.mark.parametrize("name", ["onnxruntime", "onnxruntime-web"])
-def test_a_build_is_ended_at_its_limit(name: str, model: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "limit", "extra"),
+    [
+        ("onnxruntime", 1e-4, {}),  # no build takes so little time
+        ("onnxruntime-web", 1e-4, {}),
+        ("fake", 1.0, {"fake.hang": "build"}),
+    ],
+)
+def test_a_build_is_ended_at_its_limit(name: str, limit: float, extra: dict[str, str], model: Path) -> None:
     with Isolated(name) as backend:
         found = backend.probe()
         if not found.usable:
             pytest.skip(found.why)
-        error = ended(backend, model, BuildOptions(build_seconds=1e-4))  # no build takes so little time
-        assert "gave no answer to 'build' for 0.0001 s and was ended" in error.what
-        backend.build(model, BuildOptions()).close()
-
-
-def test_a_build_that_hangs_is_ended_on_the_simulated_device(model: Path) -> None:
-    with Isolated("fake") as backend:
-        error = ended(backend, model, BuildOptions(build_seconds=1.0, extra={"fake.hang": "build"}))
-        assert "gave no answer to 'build' for 1 s and was ended" in error.what
+        error = ended(backend, model, replace(BuildOptions.of(Settings(build_limit=limit)), extra=extra))
+        assert f"gave no answer to 'build' for {limit:g} s and was ended" in error.what
         backend.build(model, BuildOptions()).close()
 
 

@@ -36,21 +36,13 @@ print(json.dumps(told))
 def real(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     folder = tmp_path_factory.mktemp("cuda")
     command = [sys.executable, "-m", "pip", "install", "-q", "--only-binary=:all:", "--target", str(folder)]
-    done = subprocess.run(
-        [*command, f"cuda-bindings=={request.param}"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    command.append(f"cuda-bindings=={request.param}")
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     if done.returncode:
         pytest.skip(f"cuda-bindings {request.param} cannot be downloaded: {done.stderr.strip()[-200:]}")
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
     dumped = subprocess.run(
-        [sys.executable, "-c", _DUMP],
-        env={**os.environ, "PYTHONPATH": str(folder)},
-        capture_output=True,
-        text=True,
-        check=True,
+        [sys.executable, "-c", _DUMP], env=environment, capture_output=True, text=True, check=True
     )
     found: dict[str, object] = json.loads(dumped.stdout)
     return found
@@ -58,11 +50,7 @@ def real(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def used() -> set[str]:
     tree = ast.parse((ROOT / "qdqspec/backends/_nvidia/cuda.py").read_text(encoding="utf-8"))
-    words = {
-        node.value
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    }
+    words = {str(node.value) for node in ast.walk(tree) if isinstance(node, ast.Constant)}
     words |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     return {word for word in words if re.fullmatch(r"cuda[A-Z]\w+|cudaError_t", word)}
 

@@ -57,9 +57,7 @@ def test_a_model_that_cannot_be_float16_is_built_in_float32(
     with Session(backend="tensorrt", root=tmp_path, layout="") as session:
         assert any(len(nodes) > 1 for nodes in leaves(session, case))
         (warning,) = [w for w in session.work(case).prepared.warnings if "fusions" in w]
-    assert warning.startswith(
-        "fusions were read from a build of the given model, not of its float16 form: it cannot be"
-    )
+    assert "a build of the given model, not of its float16 form: it cannot be" in warning
     assert builds(tmp_path / "reports" / "tensorrt") == [MODEL]
 
 
@@ -67,10 +65,8 @@ def test_a_file_of_fusions_replaces_the_build(case: Case, tmp_path: Path):
     """The file is one that trtexec exports; the backend is ONNX Runtime, which builds nothing for this."""
     names = [node.name for node in onnx.load(case.model).graph.node]
     groups = [names[0:3], names[3:5]]
-    layers = [
-        {"Name": f"k{i}", "Metadata": "\x1e".join(f"[ONNX Layer: {n}]" for n in g)}
-        for i, g in enumerate(groups)
-    ]
+    metadata = ["\x1e".join(f"[ONNX Layer: {name}]" for name in group) for group in groups]
+    layers = [{"Name": f"k{index}", "Metadata": text} for index, text in enumerate(metadata)]
     graph = tmp_path / "engine.graph.json"
     graph.write_text(json.dumps({"Layers": [*layers, "of another model"], "Bindings": []}))
     told = replace(case, regions=RegionRules(by="fusion", graph=graph))

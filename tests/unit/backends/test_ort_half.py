@@ -26,31 +26,25 @@ def test_the_float16_form_has_no_float32_tensor_and_keeps_node_names(models: Pat
     assert all(node.name for node in half.graph.node)
 
 
-def resized(path: Path) -> Model:
-    """A Resize, which always reads float32 scales: the converter inserts casts around it."""
+def test_casts_precede_their_readers(tmp_path: Path):
+    """A Resize always reads float32 scales: the converter inserts casts around it."""
     text = """resize (float[1,1,2,2] x) => (float[1,1,4,4] y) <float[4] scales = {1, 1, 2, 2}> {
         a = Relu(x)
         [resize] y = Resize(a, , scales)
     }"""
-    return load_model(saved(path, text, opset=17, ir_version=8))
-
-
-def test_casts_precede_their_readers(tmp_path: Path):
-    model = resized(tmp_path / "m.onnx")
+    model = load_model(saved(tmp_path / "m.onnx", text, opset=17, ir_version=8))
     half = half_model(model, tmp_path / "m.onnx")
     made = {value.name for value in half.graph.input} | {t.name for t in half.graph.initializer}
     for node in half.graph.node:
-        assert {name for name in node.input if name} <= made, (
-            f"{node.name} reads a tensor that a later node writes"
-        )
+        assert {name for name in node.input if name} <= made, f"{node.name} reads what is not written yet"
         made.update(node.output)
     assert [node.name for node in half.graph.node if node.op_type != "Cast"] == ["Relu#0", "resize"]
 
 
-def test_nodes_that_cannot_be_converted_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_nodes_that_cannot_be_converted_are_reported(models: Path, monkeypatch: pytest.MonkeyPatch):
     from onnxruntime.transformers import float16
 
-    model = resized(tmp_path / "m.onnx")
+    path = models / "digits_resnet.onnx"
     monkeypatch.setattr(float16, "convert_float_to_float16", lambda *_, **__: 1 / 0)
     with pytest.raises(ModelError, match="cannot be converted to float16: division by zero"):
-        half_model(model, tmp_path / "m.onnx")
+        half_model(load_model(path), path)

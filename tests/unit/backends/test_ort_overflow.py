@@ -32,9 +32,7 @@ def test_capabilities_agree_with_a_quantized_convolution(tmp_path: Path) -> None
         y = QLinearConv(x, one, z, w, one, zw, big, z)
     }"""  # the exact sum is 255 times 36 * 127
     path = saved(tmp_path / "conv.onnx", text, w=np.full((8, 4, 3, 3), 127, np.int8))
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
-    session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
     (found,) = session.run(None, {"x": np.full((1, 4, 6, 6), 255, np.uint8)})
     assert bool((np.asarray(found) < 255).any()) is OnnxRuntime().capabilities().reduce_range
 
@@ -43,12 +41,7 @@ def test_capabilities_agree_with_a_quantized_convolution(tmp_path: Path) -> None
     ("computed", "cpu", "expected", "text"),
     [
         (False, ICE_LAKE, False, "AVX512-VNNI (8-bit weights are exact)"),
-        (
-            False,
-            HASWELL,
-            False,
-            f"AVX2 without VNNI (8-bit weights are exact{CONTRARY})",
-        ),
+        (False, HASWELL, False, f"AVX2 without VNNI (8-bit weights are exact{CONTRARY})"),
         (None, HASWELL, True, "AVX2 without VNNI (u8 x s8 saturates: 7-bit weights)"),
         (None, UNKNOWN, True, "not known (u8 x s8 saturates: 7-bit weights)"),
     ],

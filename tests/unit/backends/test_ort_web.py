@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +21,6 @@ from web_installed import require_web
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.onnxruntime_web import install
 from qdqspec.backends.onnxruntime_web.engine import OnnxRuntimeWeb, OnnxRuntimeWebEngine
-from qdqspec.checks.base import longest_match
 from qdqspec.errors import BackendError
 from qdqspec.testing.backends import small_model
 
@@ -89,24 +87,15 @@ def test_the_lock_file_pins_the_version_and_names_no_host() -> None:
     assert not re.search(r'"resolved"|https?://[^"]*(registry|npm)', text)
 
 
-def test_a_budget_of_onnxruntime_does_not_apply_to_onnxruntime_web() -> None:
-    assert longest_match(["onnxruntime"], "onnxruntime-cpu") == "onnxruntime"
-    assert longest_match(["onnxruntime"], "onnxruntime-web-wasm") is None
-    assert longest_match(["onnxruntime", "onnxruntime-web"], "onnxruntime-web-wasm") == "onnxruntime-web"
-
-
 # ---- with Node ------------------------------------------------------------------------------------
 
 
 def test_node_ends_with_its_engine(small: Path) -> None:
-    engine = build(small)
-    pid = pid_of(engine)
-    engine.close()
-    wait_until(lambda: not runs(pid))
-    other = build(small)
-    pid = pid_of(other)
-    del other
-    wait_until(lambda: not runs(pid))
+    closed, deleted = build(small), build(small)
+    pids = pid_of(closed), pid_of(deleted)
+    closed.close()
+    del deleted
+    wait_until(lambda: not any(map(runs, pids)))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere Node ends when it reads from its connection")
@@ -156,31 +145,17 @@ def test_a_refused_model_is_an_error_with_the_reason_of_the_runtime(
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("kind", ["shape", "name", "dtype"])
-def test_wrong_inputs_are_refused_and_the_engine_continues(small: Path, kind: str) -> None:
-    wrong = {
-        "shape": {"x": np.ones((3, 8), np.float32)},
-        "name": {"image": FEEDS["x"]},
-        "dtype": {"x": FEEDS["x"].astype(np.float64)},
-    }[kind]
-    engine = build(small)
-    with pytest.raises(BackendError):
-        engine.run(wrong)
-    assert set(engine.run(FEEDS)) == {"y"}
-
-
-def test_two_threads_are_refused(small: Path) -> None:
+def test_wrong_inputs_are_refused_and_the_engine_continues(tmp_path: Path, small: Path) -> None:
+    """It gives the result of an engine whose weights are in another file."""
+    engine, path = build(small), tmp_path / "big.onnx"
+    for wrong in ({"x": np.ones((3, 8), np.float32)}, {"y": FEEDS["x"]}, {"x": FEEDS["x"].astype(float)}):
+        with pytest.raises(BackendError):
+            engine.run(wrong)
+    onnx.save(small_model(), path, save_as_external_data=True, location="w.bin", size_threshold=0)
+    assert (tmp_path / "w.bin").exists()
+    np.testing.assert_array_equal(build(path).run(FEEDS)["y"], engine.run(FEEDS)["y"])
     with pytest.raises(BackendError, match="one thread"):
         build(small, threads=2)
-
-
-def test_weights_in_external_files_are_read(tmp_path: Path, small: Path) -> None:
-    expected = build(small).run(FEEDS)["y"]
-    onnx.save(
-        small_model(), tmp_path / "big.onnx", save_as_external_data=True, location="w.bin", size_threshold=0
-    )
-    assert (tmp_path / "w.bin").exists()
-    np.testing.assert_array_equal(build(tmp_path / "big.onnx").run(FEEDS)["y"], expected)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "int64", "bool"])
@@ -192,18 +167,3 @@ def test_tensors_of_all_types_pass_through(tmp_path: Path, dtype: str) -> None:
     result = build(path).run({"x": value})["y"]
     assert result.dtype == value.dtype
     np.testing.assert_array_equal(result, value)
-
-
-def test_kernels_are_compiled_by_the_optimizing_compiler_before_runs_are_timed(tmp_path: Path) -> None:
-    """V8's baseline code of these kernels takes more than twice as long as its optimized code."""
-    require_web()
-    text = "g (float[1,32,32,32] x) => (float[1,32,32,32] y) { y = Conv<pads = [1, 1, 1, 1]>(x, w) }"
-    path = saved(tmp_path / "m.onnx", text, w=np.full((32, 32, 3, 3), 0.01, np.float32))
-
-    def is_compiled() -> bool:
-        with closing(build(path)) as engine:
-            engine.bind({"x": np.ones((1, 32, 32, 32), np.float32)})
-            first, later = (min(engine.time(10).cpu_ms) for _ in range(2))
-            return first < 1.6 * later
-
-    assert any(is_compiled() for _ in range(3))  # other work on all processors delays the compiler

@@ -11,8 +11,8 @@ import pytest
 from graph_text import kernels, saved
 from onnx import helper
 
+from qdqspec.app.preparation import prepare
 from qdqspec.app.session import Session
-from qdqspec.errors import DataError
 from qdqspec.qdq.scheme.scheme_file import read_scheme
 from qdqspec.types import Case, Inputs, TuneRules
 
@@ -63,12 +63,21 @@ def test_ranges_are_calibrated_on_tensorrt_itself(case: Case, library: Path, tmp
     assert "plugins:SoftCap" in note
 
 
+def test_another_calibration_cache_is_another_search(case: Case, tmp_path: Path):
+    cache = tmp_path / "calibration.cache"
+    keys = set()
+    for bits in ("3c010a14", "3c010a15", ""):
+        cache.write_text(f"TRT-8601-EntropyCalibration2\nx: {bits}\n")
+        told = replace(case, inputs=replace(case.inputs, scales=cache)) if bits else case
+        with Session(backend="fake", root=tmp_path) as session:
+            keys.add(session.work(told).prepared.key)
+    assert len(keys) == 3
+
+
 def test_a_calibration_cache_needs_no_run(
     case: Case, library: Path, tmp_path: Path, newest: None, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(
-        "qdqspec.app.preparation.prepare.open_observer", lambda *_, **__: pytest.fail("nothing has to be run")
-    )
+    monkeypatch.setattr(prepare, "open_observer", lambda *_, **__: pytest.fail("nothing has to be run"))
     scales = {name: (number + 1) / 128 for number, name in enumerate(ACTIVATIONS) if name != "d"}
     lines = [f"{name}: {struct.pack('!f', scale).hex()}" for name, scale in scales.items()]
     cache = tmp_path / "calibration.cache"
@@ -85,27 +94,3 @@ def test_a_calibration_cache_needs_no_run(
     assert placed == {tensor: (pytest.approx(scales[tensor]),) for tensor in placed}
     assert "d" not in placed
     assert any("no scale for these, so they stay in floating point: d" in w for w in found.warnings)
-
-
-def test_a_cache_of_another_model_is_an_error(case: Case, tmp_path: Path):
-    cache = tmp_path / "calibration.cache"
-    cache.write_text("TRT-8601-EntropyCalibration2\nother: 3c010a14\n")
-    told = replace(case, inputs=replace(case.inputs, scales=cache))
-    with (
-        Session(backend="fake", root=tmp_path) as session,
-        pytest.raises(DataError, match=r"has a scale for no tensor of .*capped\.onnx"),
-    ):
-        session.tune(told)
-
-
-def test_another_calibration_cache_is_another_search(case: Case, tmp_path: Path):
-    cache = tmp_path / "calibration.cache"
-    told = replace(case, inputs=replace(case.inputs, scales=cache))
-    keys = set()
-    for bits in ("3c010a14", "3c010a15"):
-        cache.write_text(f"TRT-8601-EntropyCalibration2\nx: {bits}\n")
-        with Session(backend="fake", root=tmp_path) as session:
-            keys.add(session.work(told).prepared.key)
-    with Session(backend="fake", root=tmp_path) as session:
-        keys.add(session.work(case).prepared.key)
-    assert len(keys) == 3

@@ -55,9 +55,8 @@ def test_notes_of_the_runtime_are_in_record_and_reports(
     from qdqspec.app.report.write import render, write_results
 
     fail("short-of-memory,no-graph")
-    case = Case(
-        id="default", model=model, inputs=Inputs(batch=1), tune=TuneRules(trials=1, min_sqnr_db="none")
-    )
+    tune = TuneRules(trials=1, min_sqnr_db="none")
+    case = Case(id="default", model=model, inputs=Inputs(batch=1), tune=tune)
     with Session(backend="tensorrt", output=tmp_path / "out", cache_dir=tmp_path / "cache") as session:
         result = session.tune(case)
         search = session.work(case).search
@@ -80,13 +79,9 @@ def test_notes_of_the_runtime_are_in_record_and_reports(
 def run_device_tests(site: Path, *words: str) -> str:
     paths = [str(site), str(ROOT / "tests" / "support" / "fake_trt")] if site.is_dir() else []
     run = [sys.executable, "-m", "pytest", "tests/device", "-m", "not slow", "-q", "-p", "no:cacheprovider"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     done = subprocess.run(
-        [*run, *words],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        capture_output=True,
-        text=True,
-        check=False,
+        [*run, *words], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout
     return done.stdout
