@@ -1,20 +1,36 @@
+"""Ranges of tensors: from samples, from files of other tools, and ties between them."""
+
 from __future__ import annotations
 
+import json
+import struct
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper
 
-from qdqspec._core.arrays import MOST_SPACED, REDUCTIONS, Feed, Reduction
+from qdqspec._core.arrays import MOST_SPACED, REDUCTIONS, Feed, Reduction, evenly_spaced
 from qdqspec.errors import DataError
 from qdqspec.graph.model import Model
 from qdqspec.graph.wire import Parts
-from qdqspec.qdq.quantize.calibrate import calibrate
-from qdqspec.qdq.quantize.ranges import TensorRange
+from qdqspec.qdq.quantize.calibrate import (
+    BINS,
+    Histogram,
+    _divergences,
+    calibrate,
+    given_ranges,
+    mse_range,
+    percentile_range,
+    read_ranges,
+)
+from qdqspec.qdq.quantize.ranges import TensorRange, tie_ranges
 
 METHODS = ("max", "percentile", "entropy", "mse", "mean")
 
@@ -218,3 +234,199 @@ def test_ranges_in_bodies_are_over_all_samples_and_unexecuted_branches_are_noted
     found = calibrate(model, wanted, lambda: iter(both), "max", run_on_cpu, note=notes.append)
     assert found["gate/then_branch/u"] == TensorRange(-2, 3)
     assert found["e"] == TensorRange(0, 5)
+
+
+# ---- histograms --------------------------------------------------------------------------------------
+
+
+def histogram_of(values: np.ndarray) -> Histogram:
+    histogram = Histogram(TensorRange(float(values.min()), float(values.max())))
+    histogram.add(values)
+    return histogram
+
+
+@given(shape=st.lists(st.integers(1, 9), min_size=1, max_size=4), most=st.integers(1, 60))
+def test_evenly_spaced_values_are_limited_and_cover_every_axis(shape: list[int], most: int) -> None:
+    places = np.indices(shape).reshape(len(shape), *shape)
+    found = [evenly_spaced(axis, most) for axis in places]
+    assert 1 <= found[0].size <= most
+    assert found[0].size == places[0].size or places[0].size > most
+    if found[0].size >= shape[-1]:
+        assert set(found[-1].tolist()) == set(range(shape[-1]))
+
+
+def test_the_percentile_range_contains_that_share_of_the_values() -> None:
+    values = np.random.default_rng(1).standard_normal(200_000)
+    span = percentile_range(histogram_of(values), 99.0)
+    inside = ((values >= span.low) & (values <= span.high)).mean()
+    assert 0.99 <= inside < 0.992
+    assert span.low == pytest.approx(-2.576, abs=0.05)
+    assert span.high == pytest.approx(2.576, abs=0.05)
+
+
+def test_the_mse_range_equals_that_of_a_direct_search() -> None:
+    values = np.random.default_rng(2).laplace(size=50_000)
+    span = mse_range(histogram_of(values))
+
+    def error(limit: float) -> float:
+        step = 2 * limit / 255
+        return float(np.mean((np.clip(np.rint(values / step) * step, -limit, limit) - values) ** 2))
+
+    limits = np.linspace(1, np.abs(values).max(), 200)
+    assert error(max(-span.low, span.high)) <= min(map(error, limits)) * 1.03
+
+
+def test_the_entropy_range_equals_that_of_the_published_search() -> None:
+    """Prefix sums result in the same divergence for each threshold as the published steps."""
+    random = np.random.default_rng(3)
+    counts = np.histogram(np.abs(random.laplace(size=3000)), bins=BINS)[0].astype(
+        float
+    )  # many bins are empty
+    fast = _divergences(counts)
+    for kept in (128, 129, 500, 1023, 2000, 2047, 2048):
+        assert fast[kept] == pytest.approx(published_divergence(counts, kept), rel=1e-9)
+    assert np.isinf(fast[:128]).all()
+
+
+def published_divergence(counts: np.ndarray, kept: int) -> float:
+    reference = counts[:kept].copy()
+    reference[-1] += counts[kept:].sum()
+    candidate = np.zeros(kept)
+    for level in range(128):
+        part = slice(kept * level // 128, kept * (level + 1) // 128)
+        filled = reference[part] > 0
+        if filled.any():
+            candidate[part][filled] = counts[:kept][part].sum() / filled.sum()
+    reference, candidate = reference / reference.sum(), candidate / candidate.sum()
+    filled = reference > 0
+    if (candidate[filled] == 0).any():
+        return float("inf")
+    return float((reference[filled] * np.log(reference[filled] / candidate[filled])).sum())
+
+
+# ---- ranges of a file --------------------------------------------------------------------------------
+
+
+HEADER = "TRT-100001-EntropyCalibration2"
+names = st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z"]), min_size=1, max_size=12)
+sizes = st.floats(0, 2.0**90, width=32)
+
+
+def written(tmp_path: Path, text: str | bytes) -> Path:
+    path = tmp_path / "calibration.cache"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.dictionaries(names, sizes, max_size=6))
+def test_ranges_of_a_cache_and_of_json_are_equal(tmp_path: Path, scales: dict[str, float]):
+    lines = [f"{name}: {struct.pack('!f', scale).hex()}" for name, scale in scales.items()]
+    found = read_ranges(written(tmp_path, "\n".join([HEADER, *lines])))
+    assert {name: span.high for name, span in found.items()} == pytest.approx(
+        {name: 127 * scale for name, scale in scales.items()}
+    )
+    again = read_ranges(written(tmp_path, json.dumps({n: [s.low, s.high] for n, s in found.items()})))
+    assert again == found
+
+
+def test_ranges_are_read_from_json(tmp_path: Path):
+    found = read_ranges(written(tmp_path, '{"a": 6, "b": [-1.5, 3.0], "c": [1, 2]}'))
+    assert found == {"a": TensorRange(-6, 6), "b": TensorRange(-1.5, 3), "c": TensorRange(0, 2)}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("TRT-\na: 3c010a14", "line 1 is no header"),
+        (f"{HEADER}\na: 3c010a1", "line 2 is not 'tensor: 3c010a14': 'a: 3c010a1'"),
+        (f"{HEADER}\na: 7fc00000", "line 2: nan is no largest magnitude"),
+        ("[1]", "it is no table of tensors"),
+        ('{"a": "six"}', "'a': 'six' is no number"),
+        ('{"a": [2, 1]}', "'a': 2 is above 1"),
+        ('{"a": 1, "a": 2}', "the key 'a' occurs twice"),
+        (b"\xff\xfe", "it is not UTF-8 text"),
+        ("", "cannot be read"),
+    ],
+)
+def test_invalid_values_are_an_error_with_their_place(tmp_path: Path, text: str | bytes, message: str):
+    path = written(tmp_path, text)
+    with pytest.raises(DataError, match=message) as caught:
+        read_ranges(path)
+    assert caught.value.where == str(path)
+    assert caught.value.cure
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.binary(max_size=60) | st.binary(max_size=60).map(lambda end: f"{HEADER}\na: ".encode() + end))
+def test_reading_any_bytes_returns_ranges_or_raises_one_error(tmp_path: Path, data: bytes):
+    found: dict[str, TensorRange] = {}
+    refused: DataError | None = None
+    try:
+        found = read_ranges(written(tmp_path, data))
+    except DataError as error:
+        refused = error
+    assert refused is None or (refused.cure and "\n" not in refused.what)
+    assert all(isinstance(span, TensorRange) for span in found.values())
+
+
+def test_tensors_without_a_range_are_noted_and_an_unrelated_or_missing_file_is_an_error(tmp_path: Path):
+    notes: list[str] = []
+    path = written(tmp_path, '{"a": 1, "other": 2}')
+    assert given_ranges(path, {"a", "b", "c"}, "m.onnx", notes.append) == {"a": TensorRange(-1, 1)}
+    assert notes == ["calibration.cache has no scale for these, so they stay in floating point: b, c"]
+    with pytest.raises(DataError, match=r"has a scale for no tensor of m\.onnx"):
+        given_ranges(path, {"b"}, "m.onnx", notes.append)
+    for other, said in (
+        (tmp_path / "missing", "cannot be read: No such file"),
+        (tmp_path, "this is no file"),
+    ):
+        with pytest.raises(DataError, match=said):
+            read_ranges(other)
+
+
+# ---- ties --------------------------------------------------------------------------------------------
+
+
+def graph_of(*nodes: tuple[str, str, str], **attributes: object) -> Model:
+    protos = [
+        helper.make_node(op, inputs.split(), outputs.split(), **attributes) for op, inputs, outputs in nodes
+    ]
+    value = helper.make_tensor_value_info("x", TensorProto.FLOAT, None)
+    graph = helper.make_graph(protos, "g", [value], [helper.make_tensor_value_info("y", 1, None)])
+    return Model(helper.make_model(graph))
+
+
+COPIES = (
+    ("Transpose", "x", "t"), ("Reshape", "t shape", "r"), ("Concat", "r b", "c"), ("MaxPool", "c", "y"),
+)  # fmt: skip
+JOIN = (("Transpose", "x", "a"), ("MaxPool", "x", "b"), ("Concat", "a b", "y"))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "tied", "apart"),
+    [
+        (COPIES, "x y b", ""),
+        (JOIN, "a b x", ""),
+        ((("Split", "x sizes", "y z"),), "x y z", "sizes"),
+        ((("MaxPool", "x", "y indices"),), "x y", "indices"),
+        ((("Relu", "x", "y"),), "", "x y"),
+        ((("Add", "x", "y"),), "", "x y"),
+        ((("AveragePool", "x", "y"),), "", "x y"),
+    ],
+)
+def test_tensors_with_the_same_values_have_the_union_of_their_ranges(
+    nodes: tuple[tuple[str, str, str], ...], tied: str, apart: str
+) -> None:
+    names = (*tied.split(), *apart.split())
+    ranges = {name: TensorRange(-index, 10.0**index) for index, name in enumerate(names)}
+    union = TensorRange(1 - len(tied.split()), 10.0 ** (len(tied.split()) - 1)) if tied else None
+    expected = {name: union or ranges[name] for name in tied.split()}
+    assert tie_ranges(graph_of(*nodes), ranges) == expected | {name: ranges[name] for name in apart.split()}
+
+
+@pytest.mark.parametrize(("mode", "tied"), [("nearest", True), ("linear", False)])
+def test_only_nearest_resize_copies_values(mode: str, tied: bool) -> None:
+    ranges = {"x": TensorRange(-8, 8), "y": TensorRange(0, 1)}
+    found = tie_ranges(graph_of(("Resize", "x", "y"), mode=mode), ranges)
+    assert (found["y"] == found["x"]) is tied

@@ -4,32 +4,20 @@ import tracemalloc
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import numpy_helper
 
 from qdqspec.errors import ConfigError, ModelError, PlacementError
-from qdqspec.graph.model import Model, load_model
+from qdqspec.graph.model import Model
 from qdqspec.qdq.quantize.corrections import Corrections, WeightNumbers, weight_key
 from qdqspec.qdq.quantize.formats import FORMATS, QuantParams
 from qdqspec.qdq.quantize.quantizer import Quantizer
 from qdqspec.qdq.quantize.ranges import TensorRange
 from qdqspec.qdq.quantize.scales import activation_params, dequantize, quantize, weight_params
 from qdqspec.types import Consumer, Placement, Site
-
-
-@pytest.fixture
-def resnet(models: Path) -> Model:
-    return load_model(models / "digits_resnet.onnx")
-
-
-@pytest.fixture
-def conv_weight(resnet: Model) -> Site:
-    conv = next(node for node in resnet.nodes if node.op_type == "Conv")
-    consumers = (Consumer(conv.name, 1),)
-    return Site(tensor=conv.inputs[1], consumers=consumers, format="int8", axis=0, weight=True)
 
 
 def activation(tensor: str, fmt: str = "uint8") -> Site:
@@ -41,14 +29,10 @@ def weight_of(tensor: str) -> Site:
 
 
 def model_with_weight(weight: np.ndarray) -> Model:
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["y"])],
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, None)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-        initializer=[numpy_helper.from_array(weight, "w")],
-    )
-    return Model(helper.make_model(graph))
+    text = '<ir_version: 9, opset_import: ["": 19]> g (float[n] x) => (float[m] y) { y = MatMul(x, w) }'
+    proto = onnx.parser.parse_model(text)
+    proto.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    return Model(proto)
 
 
 def test_reduce_range_applies_to_8_bit_products_only() -> None:
@@ -131,7 +115,7 @@ def test_a_bias_beyond_32_bits_saturates() -> None:
 def nearest(quantizer: Quantizer, site: Site, scale: float = 1.0, *, flipped: int = 0) -> Corrections:
     """Corrections of a weight: its scale by a factor, its nearest integers with some of them changed."""
     integers = quantizer.integer_weight(site).copy()
-    integers.reshape(-1)[:flipped] += 1
+    integers[:flipped] += 1
     numbers = WeightNumbers(scale=quantizer.params(site).scale * np.float32(scale), integers=integers)
     return Corrections(weights={weight_key(site): numbers})
 
@@ -150,12 +134,12 @@ def nearest(quantizer: Quantizer, site: Site, scale: float = 1.0, *, flipped: in
     ids=["same range", "range", "bias of another weight", "bias", "same weight", "scale", "rounding"],
 )
 def test_numbers_are_equal_if_corrections_change_none_of_the_placement(
-    resnet: Model, conv_weight: Site, corrected: Callable[[Quantizer, Site], Corrections], *, is_equal: bool
+    corrected: Callable[[Quantizer, Site], Corrections], *, is_equal: bool
 ) -> None:
     ranges = {"x": TensorRange(-1.0, 2.0), "other": TensorRange(0.0, 1.0)}
-    plain = Quantizer(resnet, ranges)
-    placement = Placement(sites=frozenset({activation("x"), conv_weight}))
-    other = plain.corrected(corrected(plain, conv_weight))
+    plain = Quantizer(model_with_weight(np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)), ranges)
+    placement = Placement(sites=frozenset({activation("x"), weight_of("w")}))
+    other = plain.corrected(corrected(plain, weight_of("w")))
     assert other.equals(plain, placement) is is_equal
     assert plain.equals(other, placement) is is_equal
     assert (other.placed(placement) == plain.placed(placement)) is is_equal
