@@ -86,13 +86,6 @@ def test_noise_and_drift_have_the_configured_size(tmp_path: Path) -> None:
     assert max(abs(math.log(b / a)) for a, b in pairs) < 0.01, "it is common to all engines of a device"
 
 
-def test_each_seed_is_a_device_with_other_times(tmp_path: Path) -> None:
-    path = chain(tmp_path, FIRST_IN_INTEGERS)
-    assert true_ms(path) == true_ms(path, {"fake.seed": "0"})
-    assert true_ms(path) != true_ms(path, {"fake.seed": "1"})
-    assert true_ms(path, {"fake.scale": "1.1"}) == pytest.approx(1.1 * true_ms(path))
-
-
 def test_the_same_calls_give_the_same_times(tmp_path: Path) -> None:
     def session() -> list[object]:
         device = FakeDevice()

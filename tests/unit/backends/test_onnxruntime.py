@@ -1,8 +1,7 @@
-"""The ONNX Runtime engine: no output on standard error, failures with reasons, equal hashes of equal builds."""
+"""The ONNX Runtime backend: errors, the hash of the optimized graph, models in float16."""
 
 from __future__ import annotations
 
-import gc
 import importlib.metadata
 from contextlib import closing
 from pathlib import Path
@@ -15,7 +14,10 @@ from refused_models import pad_that_no_run_survives
 
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime, OnnxRuntimeEngine, cure_for, plainly
-from qdqspec.errors import BackendError, ConfigError
+from qdqspec.backends.onnxruntime.optimize import half_model
+from qdqspec.errors import BackendError, ConfigError, ModelError
+from qdqspec.graph.model import Model, load_model
+from qdqspec.graph.ops import has_floats
 from qdqspec.testing.backends import small_model
 
 FEEDS = {"x": np.ones((1, 3, 8, 8), np.float32)}
@@ -43,25 +45,6 @@ def test_wrong_inputs_and_calls_after_close_are_refused(engine: OnnxRuntimeEngin
     for call in (lambda: engine.run(FEEDS), lambda: engine.time(1)):
         with pytest.raises(BackendError, match="closed"):
             call()
-
-
-def test_garbage_collection_is_enabled_again_after_timing(engine: OnnxRuntimeEngine) -> None:
-    assert gc.isenabled()
-    engine.time(2)
-    assert gc.isenabled()
-    engine.bind({"x": np.ones((1, 1), np.float32)})
-    with pytest.raises(BackendError):
-        engine.time(2)
-    assert gc.isenabled()
-
-
-def test_a_probe_reports_a_broken_installation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
-    availability = OnnxRuntime().probe()
-    assert not availability.usable
-    assert "onnxruntime" in availability.why
-    assert availability.install
-    assert availability.facts["cpu"]
 
 
 def test_external_weights_give_the_same_outputs_and_hash(tmp_path: Path) -> None:
@@ -214,3 +197,42 @@ def test_a_run_that_only_the_optimized_model_fails_names_the_optimizer(tmp_path:
             pytest.skip("this ONNX Runtime optimizes the model to one that runs")
     assert "idx=4" in refused.what
     assert str(refused.cure).startswith("ONNX Runtime's optimizer breaks the model")
+
+
+# ---- models in float16, whose build reports fusions --------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["digits_resnet", "squeezenet10", "ultraface_rfb320"])
+def test_the_float16_form_has_no_float32_tensor_and_keeps_node_names(models: Path, name: str):
+    path = models / f"{name}.onnx"
+    model = load_model(path)
+    assert has_floats(model)
+    half = half_model(model, path)
+    onnx.checker.check_model(half, full_check=True)
+    assert not has_floats(Model(half))
+    assert {node.name for node in model.nodes} <= {node.name for node in half.graph.node}
+    assert all(node.name for node in half.graph.node)
+
+
+def test_casts_precede_their_readers(tmp_path: Path):
+    """A Resize always reads float32 scales: the converter inserts casts around it."""
+    text = """resize (float[1,1,2,2] x) => (float[1,1,4,4] y) <float[4] scales = {1, 1, 2, 2}> {
+        a = Relu(x)
+        [resize] y = Resize(a, , scales)
+    }"""
+    model = load_model(saved(tmp_path / "m.onnx", text, opset=17, ir_version=8))
+    half = half_model(model, tmp_path / "m.onnx")
+    made = {value.name for value in half.graph.input} | {t.name for t in half.graph.initializer}
+    for node in half.graph.node:
+        assert {name for name in node.input if name} <= made, f"{node.name} reads what is not written yet"
+        made.update(node.output)
+    assert [node.name for node in half.graph.node if node.op_type != "Cast"] == ["Relu#0", "resize"]
+
+
+def test_nodes_that_cannot_be_converted_are_reported(models: Path, monkeypatch: pytest.MonkeyPatch):
+    from onnxruntime.transformers import float16
+
+    path = models / "digits_resnet.onnx"
+    monkeypatch.setattr(float16, "convert_float_to_float16", lambda *_, **__: 1 / 0)
+    with pytest.raises(ModelError, match="cannot be converted to float16: division by zero"):
+        half_model(load_model(path), path)

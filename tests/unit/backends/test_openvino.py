@@ -17,7 +17,6 @@ from qdqspec.app.cli import main
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.openvino.engine import OpenVino, OpenVinoEngine
 from qdqspec.backends.openvino.library import plainly
-from qdqspec.errors import BackendUnavailableError
 from qdqspec.graph.model import load_model
 from qdqspec.testing.backends import small_model
 
@@ -43,9 +42,8 @@ print(json.dumps({
 
 
 @pytest.fixture(autouse=True)
-def installed(request: pytest.FixtureRequest) -> None:
-    if "without" not in request.node.name:
-        require_openvino()
+def installed() -> None:
+    require_openvino()
 
 
 def build(path: Path, model: onnx.ModelProto, **options: object) -> OpenVinoEngine:
@@ -61,19 +59,6 @@ def test_no_telemetry_is_started(tmp_path: Path) -> None:
     )
     found = json.loads(done.stdout.splitlines()[-1])
     assert found == {"loaded": [], "used": "openvino.tools.ovc.telemetry_stub", "threads": 1, "children": ""}
-
-
-def test_without_openvino_the_probe_reports_how_to_install_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setitem(sys.modules, "openvino", None)
-    availability = OpenVino().probe()
-    assert not availability.usable
-    assert "openvino cannot be imported" in availability.why
-    assert "qdqspec[openvino]" in availability.install
-    assert availability.facts["cpu"]
-    with pytest.raises(BackendUnavailableError, match="openvino"):
-        build(tmp_path / "m.onnx", small_model())
 
 
 def test_a_missing_device_is_named() -> None:

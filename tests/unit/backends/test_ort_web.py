@@ -1,30 +1,32 @@
-"""The backend `onnxruntime-web`: Node ends with its engine, failures have reasons, versions are pinned and files
-packaged."""
+"""The backend `onnxruntime-web` in Node and in headless Chromium: processes, failures, versions and results."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 from graph_text import saved
-from processes import runs, wait_until
+from processes import processes_with, runs, wait_until
 from web_installed import require_web
 
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.onnxruntime_web import install
 from qdqspec.backends.onnxruntime_web.engine import OnnxRuntimeWeb, OnnxRuntimeWebEngine
 from qdqspec.errors import BackendError
-from qdqspec.testing.backends import small_model
+from qdqspec.testing.backends import NODES, small_model
 
-FEEDS = {"x": np.ones((1, 3, 8, 8), np.float32)}
+FEEDS = {"x": np.random.default_rng(0).uniform(-1, 1, (1, 3, 8, 8)).astype(np.float32)}
 
 
 @pytest.fixture
@@ -167,3 +169,85 @@ def test_tensors_of_all_types_pass_through(tmp_path: Path, dtype: str) -> None:
     result = build(path).run({"x": value})["y"]
     assert result.dtype == value.dtype
     np.testing.assert_array_equal(result, value)
+
+
+# ---- headless Chromium -------------------------------------------------------------------------------
+
+
+IN_CHROMIUM = BuildOptions(extra={"onnxruntime-web.browser": "chromium"})
+
+
+@pytest.fixture
+def in_browser(tmp_path: Path) -> Path:
+    require_web(IN_CHROMIUM)
+    onnx.save(small_model(quantized=True), tmp_path / "small.onnx")
+    return tmp_path / "small.onnx"
+
+
+@pytest.fixture
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for all temporary files."""
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
+    return tmp_path / "scratch"
+
+
+@pytest.fixture
+def browser_engine(scratch: Path, in_browser: Path) -> Iterator[OnnxRuntimeWebEngine]:
+    with closing(OnnxRuntimeWeb().build(in_browser, IN_CHROMIUM)) as built:
+        yield built
+
+
+def test_without_a_browser_the_probe_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    require_web()
+    node = shutil.which("node")
+    monkeypatch.setattr(install, "require_package", lambda *_: Path())
+    monkeypatch.setattr(install.shutil, "which", lambda name: node if name == "node" else None)
+    asked = OnnxRuntimeWeb().probe(IN_CHROMIUM)
+    assert (asked.usable, asked.why) == (False, "there is no Chromium on PATH")
+    assert "install Chromium" in asked.install
+    assert OnnxRuntimeWeb().probe().usable
+    assert "no Chromium" in OnnxRuntimeWeb().probe().facts["browser"]
+
+
+def test_outputs_and_kernels_equal_those_of_node(
+    browser_engine: OnnxRuntimeWebEngine, in_browser: Path
+) -> None:
+    with closing(OnnxRuntimeWeb().build(in_browser, BuildOptions())) as node:
+        np.testing.assert_array_equal(browser_engine.run(FEEDS)["y"], node.run(FEEDS)["y"])
+        assert browser_engine.graph_hash == node.graph_hash
+
+
+def test_elapsed_time_has_a_resolution_of_microseconds_and_layers_have_times(
+    browser_engine: OnnxRuntimeWebEngine,
+) -> None:
+    browser_engine.bind(FEEDS)
+    samples = browser_engine.time(100)
+    assert not samples.cpu_ms
+    steps = np.diff(np.unique(np.round(samples.wall_ms, 6)))
+    assert 0.004 < steps.min() < 0.02  # without cross-origin isolation .1
+    layers = browser_engine.layers(3)
+    assert {"conv", "gemm"} <= {node for layer in layers for node in layer.nodes} <= set(NODES)
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds processes in /proc")
+@pytest.mark.parametrize("killed", [False, True])
+def test_the_browser_ends_with_its_engine_and_leaves_no_files(
+    browser_engine: OnnxRuntimeWebEngine, scratch: Path, killed: bool
+) -> None:
+    assert len(processes_with(str(scratch))) > 2  # Node, the browser, its renderer
+    if killed:
+        assert browser_engine._native is not None
+        os.kill(browser_engine._native.pid, signal.SIGKILL)
+    browser_engine.close()
+    wait_until(lambda: not processes_with(str(scratch)))
+    assert killed or not [path for path in scratch.rglob("*") if path.is_file()]
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds processes in /proc")
+def test_a_crash_of_the_page_is_an_error_with_the_reason(browser_engine: OnnxRuntimeWebEngine) -> None:
+    assert browser_engine._native is not None
+    assert browser_engine._native._thread is not None
+    os.kill(browser_engine._native._thread, signal.SIGKILL)
+    with pytest.raises(BackendError, match=r"ended with code 70 during 'run': .*the page crashed"):
+        wait_until(lambda: not browser_engine.run(FEEDS))  # a run may end before the page has crashed

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import _ctypes
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -191,11 +192,19 @@ def test_an_engine_without_a_gpu_does_not_run(rtx: Isolated, tmp_path: Path):
 # ---- refusals of the compiler -------------------------------------------------------------------
 
 FP8 = """g (float[16,32] x) => (float[16,16] y) <float s = {0.1}, float8e4m3fn z = {0}> {
-    [quantize] q = QuantizeLinear(x, s, z)
-    [dequantize] a = DequantizeLinear(q, s, z)
-    [quantize_w] wq = QuantizeLinear(w, s, z)
-    [dequantize_w] wd = DequantizeLinear(wq, s, z)
+    q = QuantizeLinear(x, s, z)  a = DequantizeLinear(q, s, z)
+    wq = QuantizeLinear(w, s, z)  wd = DequantizeLinear(wq, s, z)
     [product] y = MatMul(a, wd)
+}"""
+TWO = FP8.replace("16] y)", "16] y, float[16,16] f)").replace(
+    "[product]", "[floating] f = MatMul(x, w) [product]"
+)
+FLOAT = "g (float[16,32] x) => (float[16,16] y) { [fc] y = MatMul(x, w) }"
+CONSTANT = """g (float[4,16] x) => (float[4,16] y) <float s = {0.1}, int8 z = {0}, int8 k = {100}> {
+    q = QuantizeLinear(x, s, z)  a = DequantizeLinear(q, s, z)
+    [scalar] v = DequantizeLinear(k, s, z)
+    t = Add(a, v)
+    tq = QuantizeLinear(t, s, z)  td = DequantizeLinear(tq, s, z)  y = Neg(td)
 }"""
 WEIGHT = np.linspace(-1, 1, 512, dtype=np.float32).reshape(32, 16)
 
@@ -211,31 +220,22 @@ def test_a_refusal_names_the_capabilities_that_refuse(rtx: Isolated, tmp_path: P
         assert any(layer.integer for layer in engine.layers())
 
 
-def test_capabilities_with_different_reasons_are_reported_separately(rtx: Isolated, tmp_path: Path):
-    text = FP8.replace("(float[16,16] y)", "(float[16,16] y, float[16,16] f)").replace(
-        "[product]", "[floating] f = MatMul(x, w)\n[product]"
-    )
-    what = refusal(rtx, saved(tmp_path / "m.onnx", text, w=WEIGHT), for_="SM75,SM86,SM89").what
-    reasons = what.removeprefix("TensorRT for RTX refuses the model ").split(" ; ")
-    assert [reason.partition(":")[0] for reason in reasons] == ["for SM75", "for SM86"]
-
-
-def test_the_node_that_the_compiler_names_is_reported(rtx: Isolated, tmp_path: Path):
-    product = "g (float[16,32] x) => (float[16,16] y) { [fc] y = MatMul(x, w) }"
-    what = refusal(rtx, saved(tmp_path / "a.onnx", product, w=WEIGHT), for_="SM75,SM86").what
-    assert "refuses the model for SM75 at node 'fc': " in what
-    assert "FP32 GEMM is not supported" in what
-    constant = """g (float[4,16] x) => (float[4,16] y) <float s = {0.1}, int8 z = {0}, int8 k = {100}> {
-        [quantize] q = QuantizeLinear(x, s, z)
-        [dequantize] a = DequantizeLinear(q, s, z)
-        [scalar] v = DequantizeLinear(k, s, z)
-        [add] t = Add(a, v)
-        [quantize_t] tq = QuantizeLinear(t, s, z)
-        [dequantize_t] td = DequantizeLinear(tq, s, z)
-        [neg] y = Neg(td)
-    }"""
-    what = refusal(rtx, saved(tmp_path / "b.onnx", constant), for_="SM89").what
-    assert "refuses the model for SM89 at node 'scalar': " in what
+@pytest.mark.parametrize(
+    ("text", "capabilities", "reasons"),
+    [
+        pytest.param(
+            TWO, "SM75,SM86,SM89", r"for SM75.*: .* ; for SM86.*: (?!.* ; )", id="different reasons"
+        ),
+        pytest.param(FLOAT, "SM75,SM86", "for SM75 at node 'fc': .*FP32 GEMM is not supported", id="a node"),
+        pytest.param(CONSTANT, "SM89", "for SM89 at node 'scalar': ", id="a node without a name in the text"),
+    ],
+)
+def test_capabilities_and_nodes_that_the_compiler_names_are_reported(
+    rtx: Isolated, tmp_path: Path, text: str, capabilities: str, reasons: str
+):
+    weights = {"w": WEIGHT} if "w)" in text else {}
+    what = refusal(rtx, saved(tmp_path / "m.onnx", text, **weights), for_=capabilities).what
+    assert re.match(f"TensorRT for RTX refuses the model {reasons}", what), what
 
 
 def test_capabilities_have_the_names_of_the_library():
@@ -334,10 +334,7 @@ def test_without_the_plugin_library_the_error_states_both_cures(tmp_path: Path):
     )
     np.savez(tmp_path / "data.npz", x=np.ones((2, 16, 12, 12), np.float32))
     case = Case(id="default", model=model, inputs=Inputs(calibration=tmp_path / "data.npz"))
-    with (
-        Session(backend="tensorrt-rtx", root=tmp_path) as session,
-        pytest.raises(BackendError) as caught,
-    ):
+    with Session(backend="tensorrt-rtx", root=tmp_path) as session, pytest.raises(BackendError) as caught:
         session.tune(case)
     said = str(caught.value)
     nor = "nor can tensorrt-rtx with activations for outputs (TensorRT refuses the model: SoftCap 'cap'"

@@ -1,15 +1,18 @@
-"""The installed TensorRT and the GPU are found by another process, so that this one can still be forked."""
+"""The installed TensorRT and the GPU, which another process finds, so that this one can still be forked; and CUDA."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import re
 import subprocess
+import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from qdqspec.backends._nvidia import cuda
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.tensorrt import device as trt_device
 from qdqspec.backends.tensorrt.api import TENSORRT
@@ -155,30 +158,74 @@ def test_the_version_is_found_in_a_package_for_one_cuda_version(
 
 
 @pytest.mark.parametrize(
-    ("capability", "formats"),
+    ("capability", "version", "formats", "why"),
     [
-        ((0, 0), {"int8"}),
-        ((8, 6), {"int8", "int4"}),
-        ((8, 9), {"int8", "int4", "fp8"}),
-        ((10, 0), {"int8", "int4", "fp8", "nvfp4", "mxfp8"}),
-        ((12, 0), {"int8", "int4", "fp8", "nvfp4"}),
+        ((0, 0), (11, 4), {"int8"}, {"fp8": "the GPU is not known, and fp8 is not for all"}),
+        ((8, 6), (11, 4), {"int8", "int4"}, {}),
+        ((8, 9), (11, 4), {"int8", "int4", "fp8"}, {}),
+        (
+            (9, 0),
+            (11, 4),
+            {"int8", "int4", "fp8"},
+            {"nvfp4": "nvfp4 needs compute capability 10.0 (Blackwell), and this GPU has 9.0"},
+        ),
+        ((10, 0), (11, 4), {"int8", "int4", "fp8", "nvfp4", "mxfp8"}, {}),
+        (
+            (10, 0),
+            (10, 9),
+            {"int8", "int4", "fp8", "nvfp4"},
+            {"mxfp8": "mxfp8 needs TensorRT 10.12, and this is 10.9"},
+        ),
+        (
+            (12, 0),
+            (11, 4),
+            {"int8", "int4", "fp8", "nvfp4"},
+            {"mxfp8": "mxfp8 is for compute capability 10.x, and this GPU has 12.0"},
+        ),
     ],
 )
-def test_formats_depend_on_the_compute_capability(capability: tuple[int, int], formats: set[str]):
-    assert set(formats_for(capability, (11, 4))) == formats
-
-
-@pytest.mark.parametrize(
-    ("name", "capability", "version", "why"),
-    [
-        ("nvfp4", (9, 0), (11, 4), "nvfp4 needs compute capability 10.0 (Blackwell), and this GPU has 9.0"),
-        ("mxfp8", (12, 0), (11, 4), "mxfp8 is for compute capability 10.x, and this GPU has 12.0"),
-        ("mxfp8", (10, 0), (10, 9), "mxfp8 needs TensorRT 10.12, and this is 10.9"),
-        ("fp8", (0, 0), (11, 4), "the GPU is not known, and fp8 is not for all"),
-    ],
-)
-def test_a_missing_feature_of_the_gpu_is_reported_with_the_reason(
-    name: str, capability: tuple[int, int], version: tuple[int, int], why: str
+def test_formats_depend_on_the_compute_capability_and_others_are_missing_for_a_reason(
+    capability: tuple[int, int], version: tuple[int, int], formats: set[str], why: dict[str, str]
 ):
-    assert lacking(capability, version)[name] == why
-    assert name not in formats_for(capability, version)
+    assert set(formats_for(capability, version)) == formats
+    assert lacking(capability, version).items() >= why.items()
+
+
+# ---- CUDA through cuda-bindings ----------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("newest")
+def test_without_cuda_bindings_the_error_states_how_to_install_them(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    with pytest.raises(BackendUnavailableError, match="cuda-bindings cannot be imported"):
+        cuda.runtime()
+
+
+@pytest.mark.usefixtures("newest")
+@pytest.mark.parametrize("runs", [0, 64, 65])
+def test_each_run_has_its_own_time(runs: int):
+    from fake_gpu import gpu
+
+    lasting = iter(range(1, runs + 1))
+
+    def work() -> None:
+        gpu.now_ms += next(lasting)
+
+    with closing(cuda.Stream()) as stream:
+        assert cuda.time_runs(stream, work, runs).device_ms == tuple(range(1, runs + 1))
+
+
+@pytest.mark.usefixtures("newest")
+def test_the_launch_time_of_each_run_is_measured_on_the_host():
+    ticks = iter(range(100))
+    with closing(cuda.Stream()) as stream:
+        timed = cuda.time_runs(stream, lambda: None, 3, clock=lambda: 1e-3 * next(ticks))
+    assert timed.host_ms == pytest.approx((1.0, 1.0, 1.0))
+
+
+@pytest.mark.usefixtures("newest")
+def test_warm_up_lasts_for_the_given_runs_or_time():
+    with closing(cuda.Stream()) as stream:
+        assert cuda.warm_up(stream, lambda: None, 0, 0) == 0
+        assert cuda.warm_up(stream, lambda: None, 7, 0) == 7
+        assert cuda.warm_up(stream, lambda: None, 1, 5) > 1

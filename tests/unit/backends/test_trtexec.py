@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
-import statistics
 import sys
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -14,6 +15,7 @@ from processes import runs, wait_until
 from qdqspec.backends.base import Backend, BuildOptions
 from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.backends.trtexec.engine import Trtexec
+from qdqspec.backends.trtexec.log import cause_of, find_all, read_log
 from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.testing.backends import BackendContract
 from qdqspec.types import InputShape, ShapeProfile
@@ -65,13 +67,7 @@ def test_flags_are_the_same_for_both_major_versions(install_trtexec, engine, ver
     made.time(5)
     made.layers()
     built, timed, profiled = tool.calls()
-    assert names(built) >= {
-        "--onnx",
-        "--saveEngine",
-        "--skipInference",
-        "--stronglyTyped",
-        "--exportLayerInfo",
-    }
+    assert names(built) >= {"--saveEngine", "--skipInference", "--stronglyTyped", "--exportLayerInfo"}
     assert value(built, "--profilingVerbosity") == "detailed"
     assert names(timed) >= (COMMON - {"--stronglyTyped"}) | {"--exportTimes", "--loadInputs"}
     assert value(timed, "--warmUp") == "500"  # milliseconds, not runs
@@ -79,32 +75,26 @@ def test_flags_are_the_same_for_both_major_versions(install_trtexec, engine, ver
     assert "--dumpProfile" not in timed, "a profiler would slow what is timed"
 
 
-def test_times_are_gpu_compute_not_latency(install_trtexec, engine):
-    install_trtexec()
-    made = engine()
-    samples = made.time(50)
-    layers = sum(layer.milliseconds for layer in made.layers())
-    assert len(samples.wall_ms) == 50
-    # The latency is nine times the compute time.
-    assert statistics.median(samples.wall_ms) == pytest.approx(layers, rel=0.05)
-    assert samples.cpu_ms == ()
-
-
-@pytest.mark.parametrize(("missing", "count"), [("--exportTimes", 1), ("--exportProfile", 20)])
-def test_without_exports_the_printed_median_and_table_are_used(install_trtexec, engine, missing, count):
+@pytest.mark.parametrize(("missing", "count"), [("", 20), ("--exportTimes", 1), ("--exportProfile", 20)])
+def test_times_are_gpu_compute_also_without_exports(install_trtexec, engine, missing, count):
+    """The latency is nine times the compute time; without exports the printed median and table are used."""
     install_trtexec(without=[missing])
     made = engine()
     samples = made.time(20)
-    assert len(samples.wall_ms) == count
+    assert (len(samples.wall_ms), samples.cpu_ms) == (count, ())
     layers = sum(layer.milliseconds for layer in made.layers())
     assert samples.median_ms("wall") == pytest.approx(layers, rel=0.05)
 
 
-def test_arguments_of_the_user_are_in_every_call(install_trtexec, engine):
+def test_arguments_and_plugins_of_the_user_are_in_every_call(install_trtexec, engine, tmp_path):
     tool = install_trtexec("10.16")
-    engine(args="--fp16 --device=1 --profilingVerbosity=layer_names_only").time(2)
+    one, two = tmp_path / "one.so", tmp_path / "two.so"
+    one.touch()
+    two.write_bytes(b"\0getCreators\0")
+    args = "--fp16 --device=1 --profilingVerbosity=layer_names_only"
+    engine(args=args, plugins=f"{one}{os.pathsep}{two}").time(2)
     for words in tool.calls():
-        assert {"--fp16", "--device=1"} <= set(words)
+        assert {"--fp16", "--device=1", f"--staticPlugins={one}", f"--dynamicPlugins={two}"} <= set(words)
         assert "--stronglyTyped" not in words, "weak typing excludes it"
     verbosity = [word for word in tool.calls()[0] if word.startswith("--profilingVerbosity")]
     assert verbosity == ["--profilingVerbosity=layer_names_only"], "it replaces that of the backend"
@@ -138,16 +128,6 @@ def test_builds_of_a_run_share_a_timing_cache_unless_they_are_fresh(install_trte
     assert value(shared, "--timingCacheFile") == str(tmp_path / "state" / "trtexec.timing-cache")
     assert (tmp_path / "state").is_dir()
     assert "--timingCacheFile" not in names(fresh) | names(fresh_with_own)
-
-
-def test_plugins_are_in_every_call_with_the_option_for_their_kind(install_trtexec, engine, tmp_path):
-    tool = install_trtexec()
-    one, two = tmp_path / "one.so", tmp_path / "two.so"
-    one.touch()
-    two.write_bytes(b"\0getCreators\0")
-    engine(plugins=f"{one}{os.pathsep}{two}").time(2)
-    for words in tool.calls():
-        assert {f"--staticPlugins={one}", f"--dynamicPlugins={two}"} <= set(words)
 
 
 # ---- dynamic shapes -----------------------------------------------------------------------------
@@ -218,23 +198,19 @@ def test_a_failed_build_or_run_has_a_reason_of_one_line(
     assert stage == "time" or caught.value.where == str(model)
 
 
-def test_skipped_tactics_do_not_fail_a_build(install_trtexec, engine):
-    """An [E] line alone does not fail a build: the recorded log ends with PASSED."""
-    script = install_trtexec().folder / "trtexec"
-    line = "[E] Error[2]: [virtualMemoryBuffer.cpp::resizePhysical::145] Error Code 2: OutOfMemory (no more)"
-    start = '    banner("RUNNING")\n'
-    script.write_text(script.read_text().replace(start, f'{start}    print("{line}")\n'))
-    assert any("OutOfMemory" in note for note in engine().time(2).notes)
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_trtexec_ends_with_a_candidate_that_is_given_up(install_trtexec, model):
+@pytest.mark.parametrize(
+    ("timeout", "options", "said"),
+    [
+        (3.0, BuildOptions(), "gave no answer"),
+        # slightly less than the limit, so that the reason is reported
+        (60.0, BuildOptions(build_seconds=4.0), r"was ended after 3\.8 s"),
+    ],
+)
+def test_trtexec_ends_with_a_candidate_that_is_given_up(install_trtexec, model, timeout, options, said):
     tool = install_trtexec(fault={"build": "hang"})
-    with (
-        Isolated("trtexec", build_timeout=3.0) as backend,
-        pytest.raises(BackendError, match="gave no answer"),
-    ):
-        backend.build(model, BuildOptions())
+    with Isolated("trtexec", build_timeout=timeout) as backend, pytest.raises(BackendError, match=said):
+        backend.build(model, options)
     pid = (tool.folder / "pid").read_text()
     wait_until(lambda: not runs(pid))
 
@@ -305,3 +281,125 @@ def test_outputs_may_be_nan_or_infinite_and_wrong_files_are_errors(install_trtex
     for broken in ("", "[]", text.replace("2x2", "3"), '{"a": 1}', "[1]"):
         with pytest.raises(BackendError, match="cannot be read"):
             read_outputs(broken, loaded)
+
+
+# ---- recorded logs and messages ----------------------------------------------------------------------
+
+
+SAMPLES = Path(__file__).parents[2] / "data" / "tensorrt" / "samples"
+MESSAGES = [json.loads(line) for line in (SAMPLES / "trtexec-messages.jsonl").read_text().splitlines()]
+NOTES = {"no_implementation_retry", "out_of_memory_tactic", "hardware_hint", "unstable_timing", "aux_streams"}
+
+
+def read(name):
+    return read_log((SAMPLES / name).read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=[f"{m['class']}-{m['tensorrt']}" for m in MESSAGES])
+def test_every_recorded_message_has_its_class(message):
+    findings = find_all("\n".join(message["lines"]))
+    cause = cause_of(findings)
+    if message["class"] in NOTES:
+        assert cause is None, "a build with this message may pass"
+        assert {finding.rule.kind for finding in findings} == {message["class"]}
+    else:
+        assert cause is not None
+        assert cause.rule.kind == message["class"]
+        assert "\n" not in cause.text
+        assert not cause.text.startswith("[")
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict", "version", "median", "profile"),
+    [
+        ("trt10.16-mnist-onnx-build-and-run.log", "PASSED", (10, 16, 1), 0.0361328, 0),
+        ("trt10.16-mnist-loadEngine-cudagraph-verbose.log", "PASSED", (10, 16, 1), 0.0388184, 0),
+        ("trt10.16-mnist-dumpProfile.log", "PASSED", (10, 16, 1), None, 15),  # a profile without a summary
+        ("trt10.16-mnist-dumpLayerInfo.log", "PASSED", (10, 16, 1), None, 0),
+        ("trt11.0-mnist-dumpProfile.excerpt.log", "PASSED", (11, 0, 0), 0.0587769, 12),  # both
+        ("trt11.0-removed-flags.excerpt.log", "", None, None, 0),
+        ("trt10.16-python-api-errors.log", "", None, None, 0),
+        ("trt10-timing-cache-build-times.log", "", None, None, 0),
+    ],
+)
+def test_every_recorded_log_is_read(name, verdict, version, median, profile):
+    report = read(name)
+    assert (report.verdict, report.version, report.median_ms) == (verdict, version, median)
+    assert len(report.profile) == profile
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[W] Dynamic dimensions required for input: x, but no shapes were provided. Automatically overriding",
+        "[W] Shape missing for input with dynamic shape: xAutomatically setting shape to: 1x1x28x28",
+    ],
+)
+def test_shapes_assumed_by_trtexec_are_an_error_even_if_it_passes(line):
+    report = read_log(f"{line}\n&&&& PASSED TensorRT.trtexec # trtexec")
+    cause = cause_of(report.findings)
+    assert report.verdict == "PASSED"
+    assert cause is not None
+    assert cause.rule.kind == "shapes_assumed"
+    assert "inputs.shapes" in cause.rule.cure
+
+
+@pytest.mark.parametrize(
+    ("log", "version", "verdict"),
+    [
+        ("&&&& RUNNING TensorRT.trtexec [TensorRT v8510] # trtexec", (8, 5, 1), ""),
+        ("&&&& RUNNING TensorRT.trtexec [TensorRT v101601] [b11] # trtexec", (10, 16, 1), ""),
+        ("&&&& FAILED TensorRT.trtexec [TensorRT v110000] [b114] # trtexec --help", (11, 0, 0), "FAILED"),
+        ("&&&& PASSED TensorRT.trtexec # trtexec", None, "PASSED"),
+        ("[E] Error Code 2: OutOfMemory (no)\n&&&& PASSED TensorRT.trtexec [TensorRT v8601]", (8, 6, 1), "PASSED"),
+    ],
+)  # fmt: skip
+def test_version_and_verdict_are_read_from_the_banner(log, version, verdict):
+    report = read_log(log)
+    assert (report.version, report.verdict) == (version, verdict)
+
+
+COMPUTE = (
+    "GPU Compute Time: min = 3.1e-02 ms, max = 1 ms, mean = 0.5 ms, median = {} ms, percentile(99%) = 1 ms"
+)
+
+
+@pytest.mark.parametrize(
+    ("log", "median"),
+    [
+        (COMPUTE.format("4.5e-02"), 0.045),
+        ("[07/07/2026-02:10:58] [I] GPU Compute Time: min = 0.03 ms, median = 0.045 ms", 0.045),
+        (f"[I] {COMPUTE.format(0.5)}\n[I] {COMPUTE.format(1).replace('GPU Compute Time', 'Latency')}", 0.5),
+        ("[I] Latency: min = 1 ms, median = 1 ms\n[I] Enqueue Time: median = 1 ms", None),
+        (COMPUTE.format("nan"), None),
+        (COMPUTE.format("-1"), None),
+        (COMPUTE.format("fast"), None),
+        (COMPUTE.format("1e999"), None),
+    ],
+)
+def test_the_median_is_that_of_compute_times(log, median):
+    assert read_log(log).median_ms == median
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        (
+            "* Throughput may be bound by Enqueue Time rather than GPU Compute and the GPU may be",
+            "enqueue_bound",
+        ),
+        (
+            "* Throughput may be bound by host-to-device transfers for the inputs rather than",
+            "transfer_bound",
+        ),
+        ("The specified --useCudaGraph flag has been ignored. The inference will be", "no_cuda_graph"),
+    ],
+)
+def test_warnings_in_the_source_of_trtexec_are_notes(line, kind):
+    (finding,) = find_all(f"[W] {line}")
+    assert (finding.rule.kind, finding.rule.weight) == (kind, "note")
+
+
+def test_weak_typing_is_a_note():
+    weak = "Weakly-typed networks have been deprecated in TensorRT 10.12."
+    assert read_log(f"[07/07/2026-02:10:54] [W] {weak}").notes == (weak,)

@@ -24,6 +24,7 @@ from trt_corpus import (
     Case,
     four,
     parse,
+    two,
 )
 
 from qdqspec.backends.tensorrt.lint.rule import TARGETS
@@ -255,3 +256,10 @@ def test_the_parser_casts_scales_below_opset_19() -> None:
         model.proto.graph.output[0].type.tensor_type.elem_type = TensorProto.FLOAT
     assert not found(old, "tensorrt-10.12", "TRT009")
     assert found(new, "tensorrt-10.12", "TRT009")
+
+
+def test_findings_are_sorted_by_severity() -> None:
+    text = two("a", "x") + "q2 = QuantizeLinear(a, s, zu)  d = DequantizeLinear(q2, s, zu)  y = Softmax(d)"
+    severities = [finding.severity for finding in lint_model(parse(ROWS, "y", text), "tensorrt-11")]
+    assert severities == sorted(severities, key=("refused", "slow", "note").index)
+    assert set(severities) == {"refused", "slow", "note"}
