@@ -20,32 +20,17 @@ flags\t\t: fpu sse2 avx2 avx512f avx512bw avx512_vnni amx_tile amx_int8
 processor\t: 1
 model name\t: something else
 """
-EPYC_GUEST = """cpu family\t: 26
-model\t\t: 2
-model name\t: AMD EPYC
-flags\t\t: avx2 avx512bw avx512_vnni avx_vnni
-"""
-HASWELL = """cpu family\t: 6
-model\t\t: 63
-model name\t: Intel(R) Xeon(R) CPU E5-2680 v3 @ 2.50GHz
-flags\t\t: avx avx2 fma
-"""
-GRAVITON = """processor\t: 0
-Features\t: fp asimd asimdhp asimddp i8mm
-CPU implementer\t: 0x41
-CPU part\t: 0xd40
-"""
-RASPBERRY = """Features\t: fp asimd crc32
-CPU implementer\t: 0x41
-CPU part\t: 0xd08
-"""
-ALDER_LAKE = """model name\t: 12th Gen Intel(R) Core(TM) i7-12700K
-flags\t\t: sse2 avx2 avx_vnni
-"""
+EPYC_GUEST = (
+    "cpu family\t: 26\nmodel\t\t: 2\nmodel name\t: AMD EPYC\nflags\t\t: avx2 avx512bw avx512_vnni avx_vnni\n"
+)
+HASWELL = "model name\t: Intel(R) Xeon(R) CPU E5-2680 v3 @ 2.50GHz\nflags\t\t: avx avx2 fma\n"
+GRAVITON = "Features\t: fp asimd asimdhp asimddp i8mm\nCPU implementer\t: 0x41\nCPU part\t: 0xd40\n"
+RASPBERRY = "Features\t: fp asimd crc32\nCPU implementer\t: 0x41\nCPU part\t: 0xd08\n"
+ALDER_LAKE = "model name\t: 12th Gen Intel(R) Core(TM) i7-12700K\nflags\t\t: sse2 avx2 avx_vnni\n"
 # A hypervisor may hide AVX512-VNNI but not AVX-VNNI: ONNX Runtime then takes its AVX512 kernels, which saturate.
-MASKED = """model name\t: Intel Xeon Processor
-flags\t\t: sse2 avx2 avx512f avx512dq avx512bw avx512vl avx_vnni
-"""
+MASKED = (
+    "model name\t: Intel Xeon Processor\nflags\t\t: sse2 avx2 avx512f avx512dq avx512bw avx512vl avx_vnni\n"
+)
 
 
 @pytest.mark.parametrize(

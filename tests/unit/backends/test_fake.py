@@ -7,21 +7,18 @@ import statistics
 from pathlib import Path
 
 import numpy as np
-import onnx
-import onnx.parser
 import pytest
+from graph_text import kernels, saved
 
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.fake.engine import FakeDevice, FakeEngine
-from qdqspec.errors import BackendError, ConfigError
+from qdqspec.errors import BackendError
 from tests.support.fake_times import true_ms
 
-QUIET = {"fake.run_noise": "0", "fake.wall_noise": "0", "fake.build_noise": "0"}
+QUIET = {"run_noise": "0", "wall_noise": "0", "build_noise": "0"}
 
 # Two convolutions with an activation between them, without and with pairs.
-CHAIN = """
-<ir_version: 8, opset_import: ["": 13]>
-chain (float[1,8,16,16] x) => (float[1,8,16,16] out)
+CHAIN = """chain (float[1,8,16,16] x) => (float[1,8,16,16] out)
 <float s = {{0.1}}, uint8 z = {{128}}, float ws = {{0.01}}, int8 wz = {{0}}>
 {{
   {body}
@@ -43,24 +40,12 @@ FIRST_IN_INTEGERS = """
   rd = DequantizeLinear(rq, s, z)
   out = Conv<pads=[1,1,1,1]>(rd, v)
 """
-INPUT_ONLY = """
-  xq = QuantizeLinear(x, s, z)
-  xd = DequantizeLinear(xq, s, z)
-  a = Conv<pads=[1,1,1,1]>(xd, w)
-  r = Relu(a)
-  out = Conv<pads=[1,1,1,1]>(r, v)
-"""
 
 
 def chain(folder: Path, body: str) -> Path:
-    proto = onnx.parser.parse_model(CHAIN.format(body=body))
-    generator = np.random.default_rng(0)
-    for name in ("w", "v"):
-        weight = generator.normal(size=(8, 8, 3, 3)).astype(np.float32)
-        proto.graph.initializer.append(onnx.numpy_helper.from_array(weight, name))
-    path = folder / f"chain-{len(proto.graph.node)}.onnx"
-    onnx.save(proto, path)
-    return path
+    weights = kernels(2, 8, 8, 3, 3)
+    text = CHAIN.format(body=body)
+    return saved(folder / f"chain-{len(body)}.onnx", text, opset=13, w=weights["w0"], v=weights["w1"])
 
 
 def build(path: Path, device: FakeDevice | None = None, **extra: str) -> FakeEngine:
@@ -72,10 +57,9 @@ def build(path: Path, device: FakeDevice | None = None, **extra: str) -> FakeEng
 
 def test_times_of_layers_add_up_to_the_configured_time(models: Path) -> None:
     path = models / "squeezenet10.onnx"
-    quiet = {key.removeprefix("fake."): value for key, value in QUIET.items()}
-    layers = build(path, **quiet).layers()
+    layers = build(path, **QUIET).layers()
     assert math.fsum(layer.milliseconds for layer in layers) == pytest.approx(true_ms(path))
-    assert build(path, **quiet).time(2).cpu_ms == pytest.approx([true_ms(path)] * 2)
+    assert build(path, **QUIET).time(2).cpu_ms == pytest.approx([true_ms(path)] * 2)
 
 
 def test_an_integer_convolution_fuses_the_pairs_around_it(tmp_path: Path) -> None:
@@ -90,17 +74,16 @@ def test_an_integer_convolution_fuses_the_pairs_around_it(tmp_path: Path) -> Non
     assert [layer.tensors for layer in layers if layer.boundary] == [("x",), ("r",)]
 
 
-def test_a_pair_that_no_integer_kernel_fuses_makes_the_model_slower(tmp_path: Path) -> None:
-    layers = build(chain(tmp_path, INPUT_ONLY)).layers()
-    assert [layer.op_type for layer in layers] == ["QuantizeLinear", "DequantizeLinear", "Conv", "Conv"]
-    assert true_ms(chain(tmp_path, INPUT_ONLY)) > true_ms(chain(tmp_path, PLAIN))
-
-
-def test_each_seed_is_a_device_with_other_times(tmp_path: Path) -> None:
-    path = chain(tmp_path, FIRST_IN_INTEGERS)
-    assert true_ms(path) == true_ms(path, {"fake.seed": "0"})
-    assert true_ms(path) != true_ms(path, {"fake.seed": "1"})
-    assert true_ms(path, {"fake.scale": "1.1"}) == pytest.approx(1.1 * true_ms(path))
+def test_noise_and_drift_have_the_configured_size(tmp_path: Path) -> None:
+    path, device = chain(tmp_path, PLAIN), FakeDevice()
+    runs = build(path, device, run_noise="0.05", wall_noise="0.2").time(800)
+    assert statistics.stdev(map(math.log, runs.cpu_ms)) == pytest.approx(0.05, rel=0.15)
+    assert all(wall >= cpu for wall, cpu in zip(runs.wall_ms, runs.cpu_ms, strict=True))
+    first, second = (build(path, device, drift="0.3", drift_period="0.1", **QUIET) for _ in range(2))
+    series = [engine.time(1).cpu_ms[0] for _ in range(2000) for engine in (first, second)]
+    assert max(series) / min(series) == pytest.approx(math.exp(0.6), rel=0.05)
+    pairs = zip(series[::2], series[1::2], strict=True)
+    assert max(abs(math.log(b / a)) for a, b in pairs) < 0.01, "it is common to all engines of a device"
 
 
 def test_the_same_calls_give_the_same_times(tmp_path: Path) -> None:
@@ -112,66 +95,12 @@ def test_the_same_calls_give_the_same_times(tmp_path: Path) -> None:
     assert session() == session()
 
 
-def test_noise_has_the_configured_size(tmp_path: Path) -> None:
-    path, device = chain(tmp_path, PLAIN), FakeDevice()
-    runs = build(path, device, run_noise="0.05", wall_noise="0.2").time(800)
-    assert statistics.stdev(map(math.log, runs.cpu_ms)) == pytest.approx(0.05, rel=0.15)
-    assert all(wall >= cpu for wall, cpu in zip(runs.wall_ms, runs.cpu_ms, strict=True))
-    builds = [build(path, device, run_noise="0", build_noise="0.02").time(1).cpu_ms[0] for _ in range(200)]
-    assert statistics.stdev(map(math.log, builds)) == pytest.approx(0.02, rel=0.25)
-
-
-def test_drift_is_common_to_all_engines_of_a_device(tmp_path: Path) -> None:
-    path, device = chain(tmp_path, PLAIN), FakeDevice()
-    words = {key.removeprefix("fake."): value for key, value in QUIET.items()}
-    first, second = (build(path, device, drift="0.3", drift_period="0.1", **words) for _ in range(2))
-    series = [engine.time(1).cpu_ms[0] for _ in range(2000) for engine in (first, second)]
-    assert max(series) / min(series) == pytest.approx(math.exp(0.6), rel=0.05)
-    pairs = [b / a for a, b in zip(series[::2], series[1::2], strict=True)]
-    assert max(abs(math.log(pair)) for pair in pairs) < 0.01
-
-
-def test_the_configured_share_of_builds_fails_reproducibly(tmp_path: Path) -> None:
-    path = chain(tmp_path, FIRST_IN_INTEGERS)
-
-    def refused(seed: int) -> bool:
-        try:
-            build(path, seed=str(seed), fail_rate="0.3")
-        except BackendError as error:
-            return error.where == str(path)
-        return False
-
-    outcomes = [refused(seed) for seed in range(60)]
-    assert 8 <= sum(outcomes) <= 28
-    assert outcomes[:10] == [refused(seed) for seed in range(10)]
-
-
-@pytest.mark.parametrize(
-    ("extra", "text"),
-    [
-        ({"fake.sed": "1"}, "unknown option 'fake.sed' (did you mean 'fake.seed'?)"),
-        ({"fake.seed": "one"}, "'one' does not fit fake.seed: a whole number"),
-        ({"fake.crash": "lunch"}, "'lunch' does not fit fake.crash: one of build, run"),
-    ],
-)
-def test_wrong_options_are_named(extra: dict[str, str], text: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        true_ms(Path("any.onnx"), extra)
-    assert text in str(caught.value)
-
-
 @pytest.mark.parametrize("opset", [10, 13, 19, 21])
 def test_pairs_of_each_opset_are_computed(tmp_path: Path, opset: int) -> None:
     """The reference implementation of onnx 1.23 has DequantizeLinear from opset 19 on only."""
-    pair = onnx.parser.parse_model(
-        f"""<ir_version: 8, opset_import: ["": {opset}]>
-        g (float[4] x) => (float[4] y) <float s = {{0.5}}, uint8 z = {{128}}> {{
-            q = QuantizeLinear(x, s, z)
-            y = DequantizeLinear(q, s, z)
-        }}"""
-    )
-    onnx.save(pair, tmp_path / "pair.onnx")
-    engine = FakeDevice().build(tmp_path / "pair.onnx", BuildOptions())
+    text = """g (float[4] x) => (float[4] y) <float s = {0.5}, uint8 z = {128}> {
+        q = QuantizeLinear(x, s, z)  y = DequantizeLinear(q, s, z) }"""
+    engine = FakeDevice().build(saved(tmp_path / "pair.onnx", text, opset=opset), BuildOptions())
     outputs = engine.run({"x": np.array([0, 0.3, 0.6, -1], np.float32)})
     np.testing.assert_array_equal(outputs["y"], np.array([0, 0.5, 0.5, -1], np.float32))
 
@@ -179,11 +108,8 @@ def test_pairs_of_each_opset_are_computed(tmp_path: Path, opset: int) -> None:
 def test_the_error_for_an_operator_that_the_reference_implementation_lacks_suggests_another_backend(
     tmp_path: Path,
 ) -> None:
-    model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 17, "my": 1]> g (float[1,4] x) => (float[1,4] y) { y = my.Foo(x) }'
-    )
-    onnx.save(model, tmp_path / "foo.onnx")
-    engine = FakeDevice().build(tmp_path / "foo.onnx", BuildOptions())
+    path = saved(tmp_path / "foo.onnx", "g (float[1,4] x) => (float[1,4] y) { y = plugins.Foo(x) }")
+    engine = FakeDevice().build(path, BuildOptions())
     with pytest.raises(BackendError, match=r"lacks an operator: .*'Foo'") as caught:
         engine.run({"x": np.zeros((1, 4), np.float32)})
     assert "such as onnxruntime" in str(caught.value)
@@ -191,10 +117,9 @@ def test_the_error_for_an_operator_that_the_reference_implementation_lacks_sugge
 
 def test_a_dequantized_constant_node_builds(tmp_path: Path) -> None:
     """A Constant node has no input after which the conversion could be named."""
-    text = """<ir_version: 8, opset_import: ["": 17]> g (float[2] x) => (float[2] y) {
+    text = """g (float[2] x) => (float[2] y) {
         q = Constant<value = int8[2] {3, -4}>()  s = Constant<value = float {0.5}>()
         d = DequantizeLinear(q, s)  y = Sub(x, d) }"""
-    onnx.save(onnx.parser.parse_model(text), tmp_path / "stored.onnx")
-    engine = build(tmp_path / "stored.onnx")
+    engine = build(saved(tmp_path / "stored.onnx", text))
     engine.bind({"x": np.zeros(2, np.float32)})
     assert ("q",) in {layer.tensors for layer in engine.layers()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from openvino_installed import require_openvino
 
 from qdqspec.backends.base import BuildOptions, backend_named
-from qdqspec.errors import BackendError
+from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.testing.backends import small_model
 
 FEEDS = {"x": np.ones((1, 3, 8, 8), np.float32)}
@@ -35,6 +36,22 @@ def build(name: str, tmp_path: Path) -> Build:
         return backend_named(name).build(tmp_path / "m.onnx", BuildOptions(**options))
 
     return make
+
+
+@pytest.mark.parametrize(
+    ("backend", "install"), [("onnxruntime", "onnxruntime"), ("openvino", "qdqspec[openvino]")]
+)
+def test_the_probe_reports_how_to_install_a_missing_library(
+    backend: str, install: str, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, backend, None)
+    availability = backend_named(backend).probe()
+    assert not availability.usable
+    assert f"{backend} cannot be imported" in availability.why
+    assert install in availability.install
+    assert availability.facts["cpu"]
+    with pytest.raises(BackendUnavailableError, match=backend):
+        backend_named(backend).build(model, BuildOptions())
 
 
 def test_nothing_is_printed(

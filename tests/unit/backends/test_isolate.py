@@ -2,26 +2,44 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from threading import Thread
+from typing import Any, cast
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from processes import processes_with, wait_until
 
-from qdqspec._core.arrays import REDUCTIONS, Reduction
-from qdqspec.backends.base import BuildOptions
+from qdqspec._core.arrays import REDUCTIONS
+from qdqspec._core.config import Settings
+from qdqspec._core.wire import FrameStream
+from qdqspec.backends.base import BuildOptions, Capabilities
 from qdqspec.backends.fake.engine import FakeDevice
+from qdqspec.backends.isolation import worker
 from qdqspec.backends.isolation.isolated import Isolated, IsolatedEngine
 from qdqspec.backends.isolation.launch import Child, Zygote, can_fork, close_idle
+from qdqspec.backends.isolation.worker import (
+    Service,
+    chosen,
+    one_processor,
+    options_from_json,
+    options_to_json,
+)
+from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.errors import BackendError, OutputError
+from qdqspec.types import InputShape, LayerTime, Samples, ShapeProfile
 
 needs_fork = pytest.mark.skipif(not can_fork(), reason="fork is not safe on this system")
 needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
@@ -53,38 +71,28 @@ def test_an_isolated_engine_gives_the_results_of_the_engine(fake: Isolated, mode
     assert outside.graph_hash == inside.graph_hash
     assert outside.time(5, warmup=1) == inside.time(5, warmup=1)
     assert outside.layers() == inside.layers()
-    outputs, expected = outside.run(FEEDS), inside.run(FEEDS)
-    assert outputs.keys() == expected.keys()
-    for name, value in expected.items():
-        np.testing.assert_array_equal(outputs[name], value)
+    expected = inside.run(FEEDS)
+    plain = {name: (value, outside.run(FEEDS)[name]) for name, value in expected.items()}
+    for how, reduce in REDUCTIONS.items():
+        reduced = outside.reduced(FEEDS, how)
+        assert reduced.keys() == expected.keys()
+        for name, (ours, theirs) in plain.items():
+            np.testing.assert_array_equal(theirs, ours)
+            np.testing.assert_array_equal(reduced[name], reduce(ours))
+            assert reduced[name].dtype == ours.dtype
     outside.close()
 
 
-@pytest.mark.parametrize("how", get_args(Reduction))
-def test_outputs_are_reduced_before_they_are_transferred(fake: Isolated, model: Path, how: Reduction) -> None:
-    engine = build(fake, model)
-    outputs, reduced = engine.run(FEEDS), engine.reduced(FEEDS, how)
-    assert reduced.keys() == outputs.keys()
-    for name, values in outputs.items():
-        np.testing.assert_array_equal(reduced[name], REDUCTIONS[how](values))
-        assert reduced[name].dtype == values.dtype
-    engine.close()
-
-
-def test_a_segmentation_fault_is_reported_with_signal_and_last_output(fake: Isolated, model: Path) -> None:
+def test_a_crash_is_reported_with_signal_and_last_output_and_leaves_other_engines_running(
+    fake: Isolated, model: Path
+) -> None:
+    incumbent = build(fake, model)
+    incumbent.bind(FEEDS)
     with pytest.raises(BackendError) as caught:
         build(fake, model, crash="build")
     assert "SIGSEGV during 'build'" in str(caught.value)
     assert "simulated device: about to crash" in str(caught.value)
     assert str(model) in str(caught.value)
-
-
-def test_a_crash_leaves_the_other_engines_running(fake: Isolated, model: Path) -> None:
-    incumbent, challenger = build(fake, model), build(fake, model, crash="time")
-    for engine in (incumbent, challenger):
-        engine.bind(FEEDS)
-    with pytest.raises(BackendError, match="SIGSEGV"):
-        challenger.time(1)
     assert len(incumbent.time(3).wall_ms) == 3
     incumbent.close()
 
@@ -150,7 +158,9 @@ def test_no_file_remains_in_the_temporary_folder(
 
 
 @needs_fork
-def test_the_next_backend_reuses_the_process_with_the_loaded_library(model: Path) -> None:
+def test_the_next_backend_of_the_same_environment_reuses_the_process_with_the_loaded_library(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with Isolated("fake") as first:
         engine = build(first, model)
         zygote = first._launcher
@@ -160,17 +170,10 @@ def test_the_next_backend_reuses_the_process_with_the_loaded_library(model: Path
         build(third, model)
         assert second._launcher is zygote
         assert third._launcher is not zygote
-
-
-@needs_fork
-def test_a_changed_environment_loads_the_library_again(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Isolated("fake") as first:
-        build(first, model)
-        zygote = first._launcher
     monkeypatch.setenv("QDQSPEC_TEST_OF_LAUNCHERS", "1")
-    with Isolated("fake") as second:
-        build(second, model)
-        assert second._launcher is not zygote
+    with Isolated("fake") as fourth:
+        build(fourth, model)
+        assert fourth._launcher not in (zygote, third._launcher)
 
 
 @needs_fork
@@ -325,3 +328,205 @@ def test_a_failure_on_a_full_disk_is_an_output_error_and_no_failed_candidate(
         with pytest.raises(OutputError, match=r"3\.0 MiB are left .* simulated failure in build") as caught:
             backend.build(model, words)
         assert "free some space or set TMPDIR" in str(caught.value)
+
+
+# ---- the limit of a build ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "limit", "extra"),
+    [
+        ("onnxruntime", 1e-4, {}),  # no build takes so little time
+        ("onnxruntime-web", 1e-4, {}),
+        ("fake", 1.0, {"fake.hang": "build"}),
+    ],
+)
+def test_a_build_is_ended_at_its_limit(name: str, limit: float, extra: dict[str, str], model: Path) -> None:
+    with Isolated(name) as backend:
+        found = backend.probe()
+        if not found.usable:
+            pytest.skip(found.why)
+        options = replace(BuildOptions.of(Settings(build_limit=limit)), extra=extra)
+        with pytest.raises(BackendError, match=f"no answer to 'build' for {limit:g} s and was") as caught:
+            backend.build(model, options)
+        assert "--qdq-build-limit" in str(caught.value.cure)
+        backend.build(model, BuildOptions()).close()
+
+
+# ---- build options -----------------------------------------------------------------------------------
+
+
+shapes = st.lists(st.integers(0, 2**40), max_size=5).map(tuple)
+spans = st.builds(InputShape, min=shapes, opt=shapes, max=shapes)
+profiles = st.builds(
+    ShapeProfile, shapes=st.dictionaries(st.text(max_size=9), spans, max_size=3), weight=st.floats(0.01, 1)
+)
+build_options = st.builds(
+    BuildOptions,
+    threads=st.integers(1, 64),
+    extra=st.dictionaries(st.text(max_size=9), st.text(max_size=9), max_size=3),
+    serial=st.integers(0, 999),
+    profiles=st.lists(profiles, max_size=3).map(tuple),
+    state=st.none() | st.just(Path("/some/folder")),
+    fresh=st.booleans(),
+)
+
+
+@given(build_options)
+def test_options_are_equal_after_the_transfer(given_options: BuildOptions):
+    assert options_from_json(json.loads(json.dumps(options_to_json(given_options)))) == given_options
+
+
+def test_a_relative_folder_is_that_of_the_sending_process():
+    back = options_from_json(options_to_json(BuildOptions(state=Path("results"))))
+    assert back.state == Path.cwd() / "results"
+
+
+# ---- one processor -----------------------------------------------------------------------------------
+
+
+needs_affinity = pytest.mark.skipif(
+    not hasattr(os, "sched_getaffinity"), reason="this system cannot pin processes to processors"
+)
+
+
+@pytest.mark.parametrize(
+    ("speeds", "usable", "expected"),
+    [
+        ({}, {0, 1, 2, 3}, 3),
+        ({0: "5000\n", 1: "5000\n", 2: "3800\n"}, {0, 1, 2}, 1),  # 2 is an efficiency core
+        ({0: "5000", 1: "5000", 2: "3800"}, {0, 2}, 0),
+        ({0: "not a number", 1: ""}, {0, 1}, 1),
+    ],
+)
+@pytest.mark.parametrize("name", ["cpufreq/cpuinfo_max_freq", "cpu_capacity"])
+def test_the_last_of_the_fastest_processors_is_chosen(
+    tmp_path: Path, speeds: dict[int, str], usable: set[int], expected: int, name: str
+) -> None:
+    for number, speed in speeds.items():
+        file = tmp_path / f"cpu{number}" / name
+        file.parent.mkdir(parents=True)
+        file.write_text(speed)
+    assert chosen(usable, tmp_path) == expected
+
+
+class Engine:
+    """Records the processors that it may use in each request."""
+
+    graph_hash = ""
+
+    def __init__(self, name: str = "first", timed: list[tuple[str, int, int]] | None = None) -> None:
+        self.name = name
+        self.seen: dict[str, set[int]] = {}
+        self.timed = [] if timed is None else timed  # which engine of the model, runs and warm-up
+
+    def bind(self, feeds: object, profile: int = 0) -> None:
+        pass
+
+    def run(self, feeds: object) -> dict[str, np.ndarray]:
+        self._note("run")
+        return {}
+
+    def time(self, runs: int, warmup: int = 0) -> Samples:
+        self._note("time")
+        self.timed.append((self.name, runs, warmup))
+        return Samples(wall_ms=(1.0,) * runs)
+
+    def layers(self, runs: int) -> tuple[LayerTime, ...]:
+        self._note("layers")
+        return ()
+
+    def _note(self, what: str) -> None:
+        self.seen[what] = os.sched_getaffinity(0)
+
+
+class Backend:
+    def __init__(self, capabilities: Capabilities) -> None:
+        self.engine = Engine()
+        self._capabilities = capabilities
+
+    def build(self, model: Path, options: BuildOptions) -> Engine:
+        if "build" in self.engine.seen:
+            return Engine("second", self.engine.timed)
+        self.engine._note("build")
+        return self.engine
+
+    def capabilities(self, options: BuildOptions) -> Capabilities:
+        return self._capabilities
+
+
+@needs_affinity
+@pytest.mark.parametrize(
+    ("computes_here", "threads", "on_one"),
+    [(True, 1, True), (True, 2, False), (False, 1, False)],
+    ids=["one thread", "several threads", "computes on a device"],
+)
+def test_engines_of_one_thread_are_timed_on_one_processor(
+    computes_here: bool, threads: int, on_one: bool
+) -> None:
+    """They use all processors for other requests, so that parallel runs do not share one processor."""
+    usable = os.sched_getaffinity(0)
+    engine = answered(
+        {"do": "time", "runs": 2, "warmup": 1, "profile": 0, "after_another": False},
+        {"do": "layers", "runs": 2, "profile": 0},
+        {"do": "run"},
+        threads=threads,
+        computes_here=computes_here,
+    )
+    expected = {chosen(usable)} if on_one else usable
+    assert engine.seen == {"build": usable, "time": expected, "layers": expected, "run": usable}
+
+
+@pytest.mark.parametrize(
+    ("computes_here", "large", "timed"),
+    [
+        (True, False, [("first", 1, 4), ("second", 1, 0), ("first", 8, 0)]),
+        (True, True, [("first", 8, 0)]),
+        (False, False, [("first", 8, 0)]),
+    ],
+    ids=["on the processor", "a large model", "on a device"],
+)
+def test_the_other_model_of_a_first_run_is_run_in_the_same_process(
+    monkeypatch: pytest.MonkeyPatch, computes_here: bool, large: bool, timed: list[tuple[str, int, int]]
+) -> None:
+    """The other model is a second engine of the same model."""
+    if large:
+        monkeypatch.setattr(worker, "MOST_TWICE", 1)
+    engine = answered(
+        {"do": "bind", "profile": 0},
+        {"do": "time", "runs": 8, "warmup": 5, "profile": 0, "after_another": True},
+        computes_here=computes_here,
+    )
+    assert engine.timed == timed
+
+
+def answered(*requests: dict[str, object], threads: int = 1, computes_here: bool = True) -> Engine:
+    """The engine of a worker that built a model and handled these requests."""
+    capabilities = replace(OnnxRuntime().capabilities(), one_processor=computes_here)
+    backend = Backend(capabilities)
+    ours, theirs = socket.socketpair()
+    thread = Thread(target=Service(FrameStream(theirs), cast("Any", backend)).serve)
+    thread.start()
+    stream = FrameStream(ours)
+    options = options_to_json(BuildOptions(threads=threads))
+    for request in ({"do": "build", "model": __file__, "options": options}, *requests):
+        stream.send(request)
+        assert "error" not in stream.receive()[0]
+    stream.close()
+    thread.join()
+    theirs.close()
+    return backend.engine
+
+
+@needs_affinity
+def test_all_processors_are_usable_again_after_a_failed_run() -> None:
+    usable = os.sched_getaffinity(0)
+
+    def fail() -> None:
+        with one_processor():
+            assert len(os.sched_getaffinity(0)) == 1
+            raise BackendError("it does not run")
+
+    with pytest.raises(BackendError):
+        fail()
+    assert os.sched_getaffinity(0) == usable

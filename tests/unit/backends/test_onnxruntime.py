@@ -1,8 +1,7 @@
-"""The ONNX Runtime engine: no output on standard error, failures with reasons, equal hashes of equal builds."""
+"""The ONNX Runtime backend: errors, the hash of the optimized graph, models in float16."""
 
 from __future__ import annotations
 
-import gc
 import importlib.metadata
 from contextlib import closing
 from pathlib import Path
@@ -15,7 +14,10 @@ from refused_models import pad_that_no_run_survives
 
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime, OnnxRuntimeEngine, cure_for, plainly
-from qdqspec.errors import BackendError, ConfigError
+from qdqspec.backends.onnxruntime.optimize import half_model
+from qdqspec.errors import BackendError, ConfigError, ModelError
+from qdqspec.graph.model import Model, load_model
+from qdqspec.graph.ops import has_floats
 from qdqspec.testing.backends import small_model
 
 FEEDS = {"x": np.ones((1, 3, 8, 8), np.float32)}
@@ -33,48 +35,16 @@ def engine(tmp_path: Path) -> OnnxRuntimeEngine:
     return engine
 
 
-@pytest.mark.parametrize("kind", ["rank", "name", "dtype"])
-def test_wrong_inputs_are_refused(engine: OnnxRuntimeEngine, kind: str) -> None:
-    wrong = {
-        "rank": {"x": np.ones((3, 8), np.float32)},
-        "name": {"image": FEEDS["x"]},
-        "dtype": {"x": FEEDS["x"].astype(np.float64)},
-    }[kind]
-    with pytest.raises(BackendError, match="could not be run") as caught:
-        engine.run(wrong)
-    ((name, value),) = wrong.items()
-    assert f"the model could not be run with {name} {list(value.shape)}: " in caught.value.what
-
-
-def test_calls_of_a_closed_engine_report_that_it_is_closed(engine: OnnxRuntimeEngine) -> None:
+@pytest.mark.parametrize("name", ["x", "image"])
+def test_wrong_inputs_and_calls_after_close_are_refused(engine: OnnxRuntimeEngine, name: str) -> None:
+    for value in (np.ones((3, 8), np.float32), FEEDS["x"].astype(np.float64)):
+        with pytest.raises(BackendError) as caught:
+            engine.run({name: value})
+        assert f"the model could not be run with {name} {list(value.shape)}: " in caught.value.what
     engine.close()
     for call in (lambda: engine.run(FEEDS), lambda: engine.time(1)):
         with pytest.raises(BackendError, match="closed"):
             call()
-
-
-def test_garbage_collection_is_enabled_again_after_timing(engine: OnnxRuntimeEngine) -> None:
-    assert gc.isenabled()
-    engine.time(2)
-    assert gc.isenabled()
-    engine.bind({"x": np.ones((1, 1), np.float32)})
-    with pytest.raises(BackendError):
-        engine.time(2)
-    assert gc.isenabled()
-
-
-def test_threads_are_part_of_the_device_key() -> None:
-    assert OnnxRuntime().device(BuildOptions(threads=1)).key.endswith("-t1")
-    assert OnnxRuntime().device(BuildOptions(threads=4)).key.endswith("-t4")
-
-
-def test_a_probe_reports_a_broken_installation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
-    availability = OnnxRuntime().probe()
-    assert not availability.usable
-    assert "onnxruntime" in availability.why
-    assert availability.install
-    assert availability.facts["cpu"]
 
 
 def test_external_weights_give_the_same_outputs_and_hash(tmp_path: Path) -> None:
@@ -91,50 +61,39 @@ def test_external_weights_give_the_same_outputs_and_hash(tmp_path: Path) -> None
 # ---- the hash of the optimized graph
 
 
-def renamed(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The same model with other names of nodes and inner tensors."""
-    outer = {"x", "y"}
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    for tensor in copy.graph.initializer:
-        tensor.name = f"other_{tensor.name}"
-    for node in copy.graph.node:
-        node.name = f"other_{node.name}"
-        node.input[:] = [n if n in outer else f"other_{n}" for n in node.input]
-        node.output[:] = [n if n in outer else f"other_{n}" for n in node.output]
-    return copy
+def hash_of(folder: Path, model: onnx.ModelProto) -> str:
+    return build(folder / "hashed.onnx", model).graph_hash
 
 
-def test_inner_names_do_not_change_the_hash(tmp_path: Path) -> None:
+def test_the_hash_depends_on_weights_and_attributes_and_not_on_inner_names(tmp_path: Path) -> None:
     model = small_model(quantized=True)
-    original = build(tmp_path / "a.onnx", model).graph_hash
-    assert build(tmp_path / "b.onnx", renamed(model)).graph_hash == original
+    original = hash_of(tmp_path, model)
+    for tensor in model.graph.initializer:
+        tensor.name = f"other_{tensor.name}"
+    for node in model.graph.node:
+        node.name = f"other_{node.name}"
+        node.input[:] = [n if n in "xy" else f"other_{n}" for n in node.input]
+        node.output[:] = [n if n in "xy" else f"other_{n}" for n in node.output]
+    assert hash_of(tmp_path, model) == original
+    text, weight = (
+        "big (float[1,64] x) => (float[1,64] y) { y = MatMul(x, w) }",
+        np.ones((64, 64), np.float32),
+    )
+    full = hash_of(tmp_path, onnx.load(saved(tmp_path / "big.onnx", text, w=weight)))
+    weight[3, 4] = 0.25
+    assert hash_of(tmp_path, onnx.load(saved(tmp_path / "big.onnx", text, w=weight))) != full
+    wider = small_model()
+    wider.graph.node[0].attribute[0].ints[:] = [2, 2, 2, 2]
+    assert hash_of(tmp_path, wider) != hash_of(tmp_path, small_model())
 
 
 def test_an_engine_without_a_hash_runs_the_same_graph(tmp_path: Path) -> None:
     hashed = build(tmp_path / "model.onnx", small_model(quantized=True))
     plain = OnnxRuntime().build(tmp_path / "model.onnx", BuildOptions(hashed=False))
-    assert hashed.graph_hash
     assert not plain.graph_hash
-    np.testing.assert_array_equal(plain.run(FEEDS)["y"], hashed.run(FEEDS)["y"])
     for engine in (hashed, plain):
         engine.bind(FEEDS)
     assert [kernel.name for kernel in plain.layers(2)] == [kernel.name for kernel in hashed.layers(2)]
-
-
-def test_a_changed_weight_or_attribute_changes_the_hash(tmp_path: Path) -> None:
-    hashes, text = set(), "big (float[1,64] x) => (float[1,64] y) { y = MatMul(x, w) }"
-    for value in (0.5, 0.25):
-        weight = np.full((64, 64), 0.5, np.float32)
-        weight[3, 4] = value
-        path = saved(tmp_path / f"{value}.onnx", text, w=weight)
-        hashes.add(OnnxRuntime().build(path, BuildOptions()).graph_hash)
-    assert len(hashes) == 2
-    other = small_model()
-    other.graph.node[0].attribute[0].ints[:] = [2, 2, 2, 2]
-    assert (
-        build(tmp_path / "a.onnx", other).graph_hash != build(tmp_path / "b.onnx", small_model()).graph_hash
-    )
 
 
 BRANCHING = """branching (float[4] x, bool c) => (float[4] y) {{
@@ -197,8 +156,8 @@ def test_the_version_of_other_packages_of_onnxruntime_is_found(monkeypatch: pyte
         return "1.99.3"
 
     monkeypatch.setattr(importlib.metadata, "version", version)
-    device = OnnxRuntime().device(BuildOptions())
-    assert "-onnxruntime-1.99-" in device.key
+    device = OnnxRuntime().device(BuildOptions(threads=4))
+    assert device.key.endswith("-onnxruntime-1.99-t4")
     assert device.details["onnxruntime"] == "1.99.3"
 
 
@@ -227,6 +186,9 @@ def test_a_run_that_only_the_optimized_model_fails_names_the_optimizer(tmp_path:
     path = pad_that_no_run_survives(tmp_path / "pad.onnx")
     feeds = {"x": np.ones((1, 32, 16, 16), np.float32)}
     with closing(OnnxRuntime().build(path, BuildOptions())) as engine:
+        with pytest.raises(BackendError) as wrong:
+            engine.run({"x": np.ones((1, 3, 16, 16), np.float32)})
+        assert wrong.value.cure == "check the names, types and shapes of the inputs"
         try:
             engine.run(feeds)
         except BackendError as error:
@@ -235,6 +197,42 @@ def test_a_run_that_only_the_optimized_model_fails_names_the_optimizer(tmp_path:
             pytest.skip("this ONNX Runtime optimizes the model to one that runs")
     assert "idx=4" in refused.what
     assert str(refused.cure).startswith("ONNX Runtime's optimizer breaks the model")
-    with closing(OnnxRuntime().build(path, BuildOptions())) as engine, pytest.raises(BackendError) as wrong:
-        engine.run({"x": np.ones((1, 3, 16, 16), np.float32)})
-    assert wrong.value.cure == "check the names, types and shapes of the inputs"
+
+
+# ---- models in float16, whose build reports fusions --------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["digits_resnet", "squeezenet10", "ultraface_rfb320"])
+def test_the_float16_form_has_no_float32_tensor_and_keeps_node_names(models: Path, name: str):
+    path = models / f"{name}.onnx"
+    model = load_model(path)
+    assert has_floats(model)
+    half = half_model(model, path)
+    onnx.checker.check_model(half, full_check=True)
+    assert not has_floats(Model(half))
+    assert {node.name for node in model.nodes} <= {node.name for node in half.graph.node}
+    assert all(node.name for node in half.graph.node)
+
+
+def test_casts_precede_their_readers(tmp_path: Path):
+    """A Resize always reads float32 scales: the converter inserts casts around it."""
+    text = """resize (float[1,1,2,2] x) => (float[1,1,4,4] y) <float[4] scales = {1, 1, 2, 2}> {
+        a = Relu(x)
+        [resize] y = Resize(a, , scales)
+    }"""
+    model = load_model(saved(tmp_path / "m.onnx", text, opset=17, ir_version=8))
+    half = half_model(model, tmp_path / "m.onnx")
+    made = {value.name for value in half.graph.input} | {t.name for t in half.graph.initializer}
+    for node in half.graph.node:
+        assert {name for name in node.input if name} <= made, f"{node.name} reads what is not written yet"
+        made.update(node.output)
+    assert [node.name for node in half.graph.node if node.op_type != "Cast"] == ["Relu#0", "resize"]
+
+
+def test_nodes_that_cannot_be_converted_are_reported(models: Path, monkeypatch: pytest.MonkeyPatch):
+    from onnxruntime.transformers import float16
+
+    path = models / "digits_resnet.onnx"
+    monkeypatch.setattr(float16, "convert_float_to_float16", lambda *_, **__: 1 / 0)
+    with pytest.raises(ModelError, match="cannot be converted to float16: division by zero"):
+        half_model(load_model(path), path)

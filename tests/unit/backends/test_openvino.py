@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from graph_text import saved
 from openvino_installed import require_openvino
-from operator_models import IMAGE, Graph, conv
 
 from qdqspec.app.cli import main
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.openvino.engine import OpenVino, OpenVinoEngine
 from qdqspec.backends.openvino.library import plainly
-from qdqspec.errors import BackendUnavailableError
 from qdqspec.graph.model import load_model
 from qdqspec.testing.backends import small_model
 
@@ -47,21 +42,13 @@ print(json.dumps({
 
 
 @pytest.fixture(autouse=True)
-def installed(request: pytest.FixtureRequest) -> None:
-    if "without" not in request.node.name:
-        require_openvino()
+def installed() -> None:
+    require_openvino()
 
 
 def build(path: Path, model: onnx.ModelProto, **options: object) -> OpenVinoEngine:
     onnx.save(model, path)
     return OpenVino().build(path, BuildOptions(**options))  # type: ignore[arg-type]
-
-
-@pytest.fixture
-def engine(tmp_path: Path) -> OpenVinoEngine:
-    engine = build(tmp_path / "small.onnx", small_model())
-    engine.bind(FEEDS)
-    return engine
 
 
 def test_no_telemetry_is_started(tmp_path: Path) -> None:
@@ -71,25 +58,7 @@ def test_no_telemetry_is_started(tmp_path: Path) -> None:
         [sys.executable, "-c", IMPORTED, str(tmp_path / "m.onnx")], capture_output=True, text=True, check=True
     )
     found = json.loads(done.stdout.splitlines()[-1])
-    assert found == {
-        "loaded": [],
-        "used": "openvino.tools.ovc.telemetry_stub",
-        "threads": 1,
-        "children": "",
-    }
-
-
-def test_without_openvino_the_probe_reports_how_to_install_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setitem(sys.modules, "openvino", None)
-    availability = OpenVino().probe()
-    assert not availability.usable
-    assert "openvino cannot be imported" in availability.why
-    assert "qdqspec[openvino]" in availability.install
-    assert availability.facts["cpu"]
-    with pytest.raises(BackendUnavailableError, match="openvino"):
-        build(tmp_path / "m.onnx", small_model())
+    assert found == {"loaded": [], "used": "openvino.tools.ovc.telemetry_stub", "threads": 1, "children": ""}
 
 
 def test_a_missing_device_is_named() -> None:
@@ -110,55 +79,29 @@ def test_arithmetic_and_threads_are_pinned(tmp_path: Path, threads: int) -> None
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
     }
     found = {name: engine._native.get_property(name) for name in wanted}
-    found["INFERENCE_PRECISION_HINT"] = (
-        found["INFERENCE_PRECISION_HINT"].to_string().replace("float32", "f32")
-    )
+    found["INFERENCE_PRECISION_HINT"] = found["INFERENCE_PRECISION_HINT"].to_string()
     assert {name: str(value) for name, value in found.items()} == wanted
 
 
-def test_with_one_thread_the_calling_thread_computes(tmp_path: Path) -> None:
-    """The processor time of that thread is then the time of the model."""
-    text = "big (float[1,64,64,64] x) => (float[1,64,64,64] y) { y = Conv<pads = [1, 1, 1, 1]>(x, w) }"
-    path = saved(tmp_path / "big.onnx", text, w=np.full((64, 64, 3, 3), 0.01, np.float32))
-    engine = OpenVino().build(path, BuildOptions())
-    engine.bind({"x": np.ones((1, 64, 64, 64), np.float32)})
-    engine.time(2)
-    before = time.process_time()
-    cpu_ms = sum(engine.time(10).cpu_ms)
-    assert cpu_ms >= 0.7 * (time.process_time() - before) * 1e3
-
-
 def test_a_relu_replaced_by_the_quantization_belongs_to_the_kernel_of_its_convolution(tmp_path: Path) -> None:
-    engine = build(tmp_path / "small.onnx", small_model(quantized=True))
-    engine.bind(FEEDS)
-    layers = engine.layers()
-    (convolution,) = [layer for layer in layers if "conv" in layer.nodes]
-    assert convolution.nodes == ("conv", "relu")
-    assert convolution.integer
-    assert convolution.precision == "uint8"
-    assert [(layer.op_type, layer.tensors) for layer in layers if layer.boundary][:1] == [
-        ("QuantizeLinear", ("x",))
-    ]
-    assert not next(layer for layer in layers if "gemm" in layer.nodes).integer
-
-
-def test_node_names_with_commas_and_slashes_are_found_in_kernels(tmp_path: Path) -> None:
+    """Names with commas and slashes are found; those of pairs do not change the hash of the graph."""
     model = small_model(quantized=True)
-    for node in model.graph.node:
-        node.name = f"/net/block,{node.name}/{node.op_type}"
-    engine = build(tmp_path / "small.onnx", model)
-    engine.bind(FEEDS)
-    named = {node for layer in engine.layers() for node in layer.nodes}
-    assert {"/net/block,conv/Conv", "/net/block,relu/Relu", "/net/block,gemm/Gemm"} <= named
-
-
-def test_names_of_pairs_do_not_change_the_hash(tmp_path: Path) -> None:
-    model = small_model(quantized=True)
-    original = build(tmp_path / "a.onnx", model).graph_hash
+    original = build(tmp_path / "original.onnx", model).graph_hash
     for node in model.graph.node:
         if node.op_type.endswith("Linear"):
             node.name = f"other_{node.name}"
-    assert build(tmp_path / "b.onnx", model).graph_hash == original
+    assert build(tmp_path / "other.onnx", model).graph_hash == original
+    for node in model.graph.node:
+        node.name = f"/net/block,{node.name}/x"
+    engine = build(tmp_path / "small.onnx", model)
+    engine.bind(FEEDS)
+    layers = engine.layers()
+    (convolution,) = [layer for layer in layers if "/net/block,conv/x" in layer.nodes]
+    assert convolution.nodes == ("/net/block,conv/x", "/net/block,relu/x")
+    assert (convolution.integer, convolution.precision) == (True, "uint8")
+    boundary = next(layer for layer in layers if layer.boundary)
+    assert (boundary.op_type, boundary.tensors) == ("QuantizeLinear", ("x",))
+    assert not next(layer for layer in layers if "/net/block,gemm/x" in layer.nodes).integer
 
 
 @pytest.mark.parametrize("name", ["squeezenet10", "digits_resnet"])
@@ -172,15 +115,13 @@ def test_kernels_of_a_real_model_name_its_operators(models: Path, name: str) -> 
     assert heavy <= {*named}
 
 
-ASSERTION = (
-    "Exception from src/inference/a.cpp:84:\nCheck 'a == b' failed at src/plugins/b.cpp:7:\nWhy it\nfailed\n"
-)
+CHECK = "Check 'a == b' failed at src/plugins/b.cpp:7:\n"
 
 
 @pytest.mark.parametrize(
     ("text", "plain"),
     [
-        (ASSERTION, "Why it failed"),
+        (f"Exception from src/inference/a.cpp:84:\n{CHECK}Why it\nfailed\n", "Why it failed"),
         ("Check 'x' failed at src/b.cpp:7:\n", "Check 'x' failed at src/b.cpp:7:"),
         ("", "RuntimeError"),
     ],
@@ -214,17 +155,3 @@ def test_a_search_on_a_real_model_builds_integer_kernels(
     assert {trial["status"] for trial in built} == {"ok"}
     integer = {layer["op_type"] for trial in built for layer in trial.get("layers", ()) if layer["integer"]}
     assert "Convolution" in integer
-
-
-def test_explain_names_operators_that_did_not_run_in_integers(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    g = Graph()
-    y = g.pair(conv(g, g.input(IMAGE)))
-    onnx.save(g.model(g.pair(g.node("Softmax", y, axis=-1))), tmp_path / "m.onnx")
-    assert main(["explain", str(tmp_path / "m.onnx"), "--backend", "openvino"]) == 0
-    softmax = next(node.name for node in g.nodes if node.op_type == "Softmax")
-    said = capsys.readouterr().out
-    assert re.search(
-        rf"1 kernel with quantized inputs does not compute in integers \(.*\): {softmax}\.", said
-    ), said

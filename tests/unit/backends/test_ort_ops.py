@@ -1,22 +1,28 @@
-"""Verifies the operator table against the installed ONNX Runtime: one small model per entry, whose optimized graph is
-read."""
+"""Verifies operators and formats against the installed ONNX Runtime, whose kernels are read."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+from onnx import numpy_helper
+from onnx.reference import ReferenceEvaluator
 from operator_models import IMAGE, MATRIX, ONE, RANDOM, Graph, conv, indices, layers_of
-from packaging.version import Version
 
+from qdqspec.backends.base import BuildOptions, Engine
+from qdqspec.backends.onnxruntime import engine
 from qdqspec.backends.onnxruntime import ops as ort_ops
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
-from qdqspec.errors import BackendError
-from qdqspec.graph.model import QDQ_OPS
+from qdqspec.backends.onnxruntime.ops import BLOCKED_4, BLOCKED_8, BLOCKED_AXES
+from qdqspec.graph.model import QDQ_OPS, Model
+from qdqspec.qdq.edit.insert import insert_qdq
+from qdqspec.qdq.quantize.quantizer import Quantizer
+from qdqspec.qdq.quantize.ranges import TensorRange
+from qdqspec.qdq.space.search_space import SchemeSpace
+from qdqspec.types import Consumer, Placement, QuantizeRules, Site
 
 SHAPES = dict.fromkeys(ort_ops.LINEAR, MATRIX)
 
@@ -33,23 +39,14 @@ def build_one(op: str, *, out: bool, scale: float = 0.02) -> onnx.ModelProto:
     return g.model(*(g.pair(y, scale=scale) if out else y for y in outputs))
 
 
-def test_every_entry_of_the_table_has_a_model() -> None:
-    assert set(ONE) == set(ort_ops.LABELS)
-
-
 @pytest.mark.parametrize("op", sorted(ort_ops.LABELS))
-def test_an_operator_of_the_table_runs_in_integers_between_pairs(tmp_path: Path, op: str) -> None:
+def test_an_operator_of_the_table_runs_in_integers_under_exactly_its_labels(tmp_path: Path, op: str) -> None:
+    """Operators that copy values need equal scales before and after."""
     assert integer(build_one(op, out=True), tmp_path)
-
-
-@pytest.mark.parametrize("op", sorted(ort_ops.LINEAR + ort_ops.COMPUTING))
-def test_label_in_only_is_offered_exactly_where_it_fuses(tmp_path: Path, op: str) -> None:
-    assert integer(build_one(op, out=False), tmp_path) == ("in-only" in ort_ops.LABELS[op])
-
-
-@pytest.mark.parametrize("op", sorted(ort_ops.MOVING))
-def test_operators_that_copy_values_need_equal_scales(tmp_path: Path, op: str) -> None:
-    assert not integer(build_one(op, out=True, scale=0.05), tmp_path)
+    if op in ort_ops.MOVING:
+        assert not integer(build_one(op, out=True, scale=0.05), tmp_path)
+    else:
+        assert integer(build_one(op, out=False), tmp_path) == ("in-only" in ort_ops.LABELS[op])
 
 
 NOT_OFFERED: dict[str, Callable[[Graph, str], str]] = {
@@ -64,6 +61,9 @@ NOT_OFFERED: dict[str, Callable[[Graph, str], str]] = {
     "ReduceMean": lambda g, x: g.node("ReduceMean", x, indices(g, 2, 3)),
     "Resize linear": lambda g, x: g.node("Resize", x, "", g.const([1, 1, 2, 2], np.float32), mode="linear"),
     "ConvTranspose": lambda g, x: g.node("ConvTranspose", x, g.weight(8, 8, 3, 3, axis=1)),
+    "BatchNormalization": lambda g, x: g.node(
+        "BatchNormalization", conv(g, x), *[g.const(np.ones(8, np.float32))] * 4
+    ),
 }
 
 
@@ -98,12 +98,7 @@ def clip(low: float, high: float) -> Callable[[Graph, str], str]:
 )
 @pytest.mark.parametrize("producer", ["Conv", "Add"])
 def test_activation_functions_that_the_following_q_absorbs_are_removed(
-    tmp_path: Path,
-    producer: str,
-    after: Callable[[Graph, str], str],
-    zero: int,
-    scale: float,
-    absorbed: bool,
+    tmp_path: Path, producer: str, after: Callable[[Graph, str], str], zero: int, scale: float, absorbed: bool
 ) -> None:
     g = Graph()
     y = after(g, ONE[producer](g, g.input(IMAGE)))
@@ -148,15 +143,8 @@ def test_pairs_are_moved_past_exactly_the_operators_of_the_table(tmp_path: Path,
     assert integer(g.model(g.pair(y)), tmp_path) == (op in ort_ops.MOVED_PAST)
 
 
-@pytest.mark.parametrize("op", ["MaxPool", "Transpose"])
-def test_pairs_are_moved_past_operators_before_a_float_weight_too(tmp_path: Path, op: str) -> None:
-    g = Graph()
-    x = g.node("Transpose", ONE[op](g, g.input((1, 8, 8, 8))), perm=[0, 1, 3, 2])
-    assert integer(g.model(g.pair(with_float_weight("Conv", g, x))), tmp_path)
-
-
 @pytest.mark.parametrize(("out", "fuses"), [(True, True), (False, False)])
-@pytest.mark.parametrize("op", ["Gemm", "MatMul+Add"])
+@pytest.mark.parametrize("op", ["Gemm", "MatMul"])
 def test_a_linear_operator_with_float_output_needs_an_integer_bias(
     tmp_path: Path, op: str, out: bool, fuses: bool
 ) -> None:
@@ -164,11 +152,8 @@ def test_a_linear_operator_with_float_output_needs_an_integer_bias(
         g = Graph()
         rest = g.const(RANDOM.uniform(-1, 1, 16), np.float32) if kind == "float" else g.bias(16)
         x, weight = g.input(MATRIX), g.weight(32, 16, axis=1)
-        y = (
-            g.node("Gemm", x, weight, rest)
-            if op == "Gemm"
-            else g.node("Add", g.node("MatMul", x, weight), rest)
-        )
+        y = g.node(op, x, weight, *([rest] if op == "Gemm" else []))
+        y = y if op == "Gemm" else g.node("Add", y, rest)
         assert integer(g.model(g.pair(y) if out else y), tmp_path) == expected
 
 
@@ -187,31 +172,99 @@ def test_a_linear_operator_outputs_no_floats_to_an_activation_function_that_a_q_
     assert product.integer == (follower not in ort_ops.ABSORBED)
 
 
-def test_a_batch_normalization_before_the_q_prevents_the_fusion(
-    tmp_path: Path,
+# ---- formats other than 8-bit integers ---------------------------------------------------------------
+
+
+WEIGHT = RANDOM.normal(size=(256, 64)).astype(np.float32)
+X = RANDOM.normal(size=(2, 256)).astype(np.float32)
+
+
+def linear(op_type: str, axis: int, weight: np.ndarray = WEIGHT) -> Model:
+    """One linear operator whose sums run along ``axis`` of its weight, with a bias where it can have one."""
+    made = f"Gemm<transB = {axis}>(x, w, b)" if op_type == "Gemm" else "MatMul(x, w)"
+    stored = {"w": weight if axis == 0 else weight.T.copy(), "b": np.arange(64, dtype=np.float32)}
+    return parsed(f"(float[2,256] x) => (float[2,64] y) {{ [linear] y = {made} }}", **stored)
+
+
+def parsed(text: str, **constants: np.ndarray) -> Model:
+    proto = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> g {text}')
+    read = {name for node in proto.graph.node for name in node.input}
+    stored = [numpy_helper.from_array(values, name) for name, values in constants.items() if name in read]
+    proto.graph.initializer.extend(stored)
+    return Model(proto)
+
+
+def weight_only(model: Model, fmt: str, axis: int) -> onnx.ModelProto:
+    node = model.nodes[-1]
+    site = Site(tensor="w", consumers=(Consumer(node.name, 1),), format=fmt, axis=axis, weight=True)
+    return insert_qdq(model, Placement(sites=frozenset({site})), Quantizer(model, {})).proto
+
+
+def built(proto: onnx.ModelProto, folder: Path) -> Engine:
+    path = folder / "model.onnx"
+    onnx.save(proto, path)
+    return OnnxRuntime().build(path, BuildOptions())
+
+
+def kernels(opened: Engine) -> set[str]:
+    opened.bind({"x": X})
+    return {layer.op_type for layer in opened.layers(runs=1)}
+
+
+@pytest.mark.parametrize("fmt", [*BLOCKED_4, *BLOCKED_8])
+@pytest.mark.parametrize("op_type", BLOCKED_AXES)
+def test_blocks_along_the_first_axis_become_one_kernel(tmp_path: Path, op_type: str, fmt: str) -> None:
+    proto = weight_only(linear(op_type, 0), fmt, 0)
+    check(proto, tmp_path, {"MatMulNBits"})
+
+
+def check(proto: onnx.ModelProto, folder: Path, expected: set[str]) -> None:
+    """The kernels of a model are these, and nearly exact: they quantize rows of their inputs to 8 bits."""
+    opened = built(proto, folder)
+    (exact,) = ReferenceEvaluator(proto).run(None, {"x": X})
+    np.testing.assert_allclose(opened.run({"x": X})["y"], exact, atol=0.02 * np.abs(exact).max())
+    assert kernels(opened) == expected
+
+
+@pytest.mark.parametrize("fmt", BLOCKED_8)
+def test_eight_bits_in_blocks_do_not_saturate(tmp_path: Path, fmt: str) -> None:
+    """All weights and inputs are at the end of their range: sums of two products exceed 16 bits."""
+    model = linear("MatMul", 0, np.where(WEIGHT > 0, 1, 0.99).astype(np.float32))
+    proto, x = weight_only(model, fmt, 0), np.ones_like(X)
+    (expected,) = ReferenceEvaluator(proto).run(None, {"x": x})
+    np.testing.assert_allclose(built(proto, tmp_path).run({"x": x})["y"], expected, rtol=1e-3)
+
+
+def test_eight_bits_in_blocks_are_offered_from_the_version_that_fuses_them(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    g = Graph()
-    statistics = [g.const(np.ones(8, np.float32)) for _ in range(4)]
-    y = g.node("BatchNormalization", conv(g, g.input(IMAGE)), *statistics)
-    assert not integer(g.model(g.pair(y)), tmp_path)
+    for version, offered in (("1.31.1", ()), ("1.32.0", BLOCKED_8), ("1.40.0.dev1", BLOCKED_8)):
+        monkeypatch.setattr(engine, "_installed_version", lambda version=version: version)
+        formats = OnnxRuntime().capabilities().formats
+        assert tuple(name for name in formats if name in BLOCKED_8) == offered
 
 
-@pytest.mark.parametrize("shape", [(32, 16), (2, 32, 16)])
-def test_matmul_weights_per_channel_must_be_flat_and_last(tmp_path: Path, shape: tuple[int, ...]) -> None:
-    """Before 1.32 it builds and fails when run, from then on it runs in float, so that no placement may contain it."""
-    axis = 0 if len(shape) == 2 else 2
-    g = Graph()
-    x = g.input((*shape[:-2], 4, 32))
-    model = g.model(g.pair(g.node("MatMul", x, g.weight(*shape, axis=axis))))
-    if Version(version("onnxruntime")) < Version("1.32"):
-        with pytest.raises(BackendError, match="could not be run"):
-            integer(model, tmp_path)
-    else:
-        assert not integer(model, tmp_path)
+def test_only_weights_with_a_kernel_are_offered() -> None:
+    capabilities = OnnxRuntime().capabilities()
+
+    def labels(model: Model) -> list[tuple[str, ...]]:
+        space = SchemeSpace(model, capabilities, rules=QuantizeRules(format="int4"))
+        return [unit.labels for unit in space.units]
+
+    assert labels(linear("MatMul", 0)) == labels(linear("Gemm", 0)) == [("fp", "in-only")]
+    assert labels(linear("Gemm", 1)) == []
+    assert labels(Model(linear("MatMul", 0, WEIGHT[:96]).proto)) == []  # not a whole number of blocks
 
 
-@pytest.mark.parametrize(("opset", "fuses"), [(11, False), (12, True)])
-def test_max_pool_has_integer_inputs_from_opset_12(tmp_path: Path, opset: int, fuses: bool) -> None:
-    g = Graph()
-    model = g.model(g.pair(ONE["MaxPool"](g, g.input(IMAGE))), opset=opset)
-    assert integer(model, tmp_path) == fuses
+def test_two_formats_in_one_model_run_in_their_kernels(tmp_path: Path) -> None:
+    """The first product reads 8-bit integers and writes floats, which the second one needs with 4-bit weights."""
+    text = "(float[2,256] x) => (float[2,64] y) { a = MatMul(x, u)  b = Tanh(a)  y = MatMul(b, w) }"
+    model = parsed(text, u=RANDOM.normal(size=(256, 256)).astype(np.float32), w=WEIGHT)
+    space = SchemeSpace(model, OnnxRuntime().capabilities(), rules=QuantizeRules(format="int8+int4"))
+    first, second = space.units
+    assert first.labels == ("fp", "in+out", "in-only", "dynamic", "int4:in-only")
+    assert second.labels == ("fp", "in-only", "dynamic", "int4:in-only")
+    numbers = Quantizer(model, dict.fromkeys(space.tensors, TensorRange(-5.0, 5.0)))
+    placement = space.resolve({first.id: "in-only", second.id: "int4:in-only"})
+    mixed = insert_qdq(model, placement, numbers).proto
+    check(mixed, tmp_path, {"QuantizeLinear", "MatMulIntegerToFloat", "Tanh", "MatMulNBits"})

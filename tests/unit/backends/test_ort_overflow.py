@@ -43,12 +43,7 @@ def test_capabilities_agree_with_a_quantized_convolution(tmp_path: Path) -> None
     ("computed", "cpu", "expected", "text"),
     [
         (False, ICE_LAKE, False, "AVX512-VNNI (8-bit weights are exact)"),
-        (
-            False,
-            HASWELL,
-            False,
-            f"AVX2 without VNNI (8-bit weights are exact{CONTRARY})",
-        ),
+        (False, HASWELL, False, f"AVX2 without VNNI (8-bit weights are exact{CONTRARY})"),
         (None, HASWELL, True, "AVX2 without VNNI (u8 x s8 saturates: 7-bit weights)"),
         (None, UNKNOWN, True, "not known (u8 x s8 saturates: 7-bit weights)"),
     ],

@@ -1,14 +1,18 @@
-"""The installed TensorRT and the GPU are found by another process, so that this one can still be forked."""
+"""The installed TensorRT and the GPU, which another process finds, so that this one can still be forked; and CUDA."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import re
 import subprocess
+import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from qdqspec.backends._nvidia import cuda
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.tensorrt import device as trt_device
 from qdqspec.backends.tensorrt.api import TENSORRT
@@ -46,20 +50,12 @@ def test_the_probe_reports_versions_gpu_driver_and_settings(
     backend = TensorRt()
     availability = backend.probe()
     assert availability.usable, availability.why
-    assert (
-        availability.facts.items()
-        >= {
-            "tensorrt": tensorrt_version,
-            "gpu": "NVIDIA Fake 100",
-            "compute capability": "9.0",
-            "memory": "80 GiB",
-            "driver": "for CUDA 12.8",
-            "cuda-bindings": "for CUDA 12.9",
-            "driver version": "580.65.06",
-            "compute mode": "Default",
-            "MIG": "Disabled",
-        }.items()
-    )
+    expected = {
+        "tensorrt": tensorrt_version, "gpu": "NVIDIA Fake 100", "compute capability": "9.0", "memory": "80 GiB",
+        "driver": "for CUDA 12.8", "cuda-bindings": "for CUDA 12.9", "driver version": "580.65.06",
+        "compute mode": "Default", "MIG": "Disabled",
+    }  # fmt: skip
+    assert availability.facts.items() >= expected.items()
     major_minor = ".".join(tensorrt_version.split(".")[:2])
     key = backend.device(BuildOptions(extra={"tensorrt.opt-level": "4"}))
     assert key.key == f"nvidia-fake-100-sm90-tensorrt-{major_minor}"
@@ -67,31 +63,28 @@ def test_the_probe_reports_versions_gpu_driver_and_settings(
     assert backend.target == f"tensorrt-{tensorrt_version[:2]}"
 
 
-def test_a_missing_gpu_is_reported(newest: None, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("FAKE_TRT", "no-gpu")
-    availability = TensorRt().probe()
-    assert not availability.usable
-    assert availability.why.startswith("cudaGetDeviceCount failed: cudaErrorNoDevice")
-    assert "nvidia-smi" in availability.install
-    assert availability.facts == {"tensorrt": "11.4.0.106"}
-
-
-def test_a_gpu_in_exclusive_process_mode_is_refused_before_a_search(
-    newest: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+# Compared engines are open in two processes, of which the second would fail in every race of an exclusive GPU.
+@pytest.mark.parametrize(
+    ("fault", "words", "install"),
+    [
+        ("no-gpu", ("cudaGetDeviceCount failed: cudaErrorNoDevice",), "nvidia-smi"),
+        (
+            "exclusive-process",
+            ("EXCLUSIVE_PROCESS", "cudaErrorDevicesUnavailable"),
+            "nvidia-smi --compute-mode=DEFAULT",
+        ),
+    ],
+)
+def test_a_gpu_that_cannot_be_used_is_reported(
+    newest: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: str, words: tuple[str], install: str
 ):
-    """Compared engines are open in two processes, of which the second would fail in every race."""
-    monkeypatch.setenv("FAKE_TRT", "exclusive-process")
+    monkeypatch.setenv("FAKE_TRT", fault)
     monkeypatch.setenv("FAKE_GPU_LOCK", str(tmp_path / "gpu"))
     availability = TensorRt().probe()
     assert not availability.usable
-    assert "EXCLUSIVE_PROCESS" in availability.why
-    assert "cudaErrorDevicesUnavailable" in availability.why
-    assert availability.install == "nvidia-smi --compute-mode=DEFAULT"
-
-
-def test_a_gpu_number_that_does_not_exist_is_an_error(newest: None):
-    with pytest.raises(BackendError, match="there is no GPU 2: 1 can be used"):
-        TensorRt().device(BuildOptions(device=2))
+    assert all(word in availability.why for word in words)
+    assert install in availability.install
+    assert availability.facts["tensorrt"] == "11.4.0.106"
 
 
 def test_the_chosen_gpu_is_queried_and_used(
@@ -110,44 +103,42 @@ def test_the_chosen_gpu_is_queried_and_used(
     assert gpu.device == 1
     (cache,) = (tmp_path / "state").glob("*.timing-cache")
     assert cache.name.startswith("nvidia-fake-40-sm86")
+    with pytest.raises(BackendError, match="there is no GPU 2: 2 can be used"):
+        TensorRt().device(BuildOptions(device=2))
 
 
-def test_a_library_that_crashes_when_loaded_is_reported(newest: None, tmp_path: Path):
-    """Other libraries may have written to standard error before the crash, and a core file would take time to write."""
-    (tmp_path / "site" / "tensorrt.py").write_text(
-        "import os, resource, sys\n"
-        "resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n"
-        "sys.stderr.write('OpenBLAS warning: few threads\\nbad driver')\n"
-        "sys.stderr.flush()\n"
-        "os.abort()\n"
-    )
+# Other libraries may have written to standard error before a crash, and a core file would take time to write.
+CRASH = """import os, resource, sys
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+sys.stderr.write('OpenBLAS warning: few threads\\nbad driver')
+sys.stderr.flush()
+os.abort()
+"""
+LOOKS = "the process that looks for TensorRT"
+
+
+@pytest.mark.parametrize(
+    ("module", "why"),
+    [
+        (CRASH, rf"{LOOKS} was killed by SIGABRT; the end of its log: .*bad driver"),
+        ("import time\ntime.sleep(3600)\n", f"{LOOKS} gave no answer for 2.5 s and was ended"),
+        ("raise OSError('libnvinfer.so.11: gone')\n", "tensorrt cannot be imported: libnvinfer.so.11: gone"),
+    ],
+    ids=["crash", "hang", "error"],
+)
+def test_a_library_that_cannot_be_loaded_is_reported(
+    newest: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, why: str
+):
+    (tmp_path / "site" / "sitecustomize.py").write_text(
+        "print('{} welcome')\n"
+    )  # it does not affect the probe
+    assert TensorRt().probe().usable
+    trt_device._look.cache_clear()
+    monkeypatch.setattr(trt_device, "_TIMEOUT", 2.5)
+    (tmp_path / "site" / "tensorrt.py").write_text(module)
     availability = TensorRt().probe()
     assert not availability.usable
-    assert availability.why.startswith(
-        "the process that looks for TensorRT was killed by SIGABRT; the end of its log: "
-    )
-    assert availability.why.endswith("bad driver")
-
-
-def test_a_library_that_hangs_when_loaded_is_reported(
-    newest: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    (tmp_path / "site" / "tensorrt.py").write_text("import time\ntime.sleep(3600)\n")
-    monkeypatch.setattr(trt_device, "_TIMEOUT", 0.5)
-    assert TensorRt().probe().why == (
-        "the process that looks for TensorRT gave no answer for 0.5 s and was ended"
-    )
-
-
-def test_a_library_that_cannot_be_imported_is_reported(newest: None, tmp_path: Path):
-    (tmp_path / "site" / "tensorrt.py").write_text("raise OSError('libnvinfer.so.11: cannot open')\n")
-    availability = TensorRt().probe()
-    assert availability.why == "tensorrt cannot be imported: libnvinfer.so.11: cannot open"
-
-
-def test_output_of_a_library_does_not_affect_the_probe(newest: None, tmp_path: Path):
-    (tmp_path / "site" / "sitecustomize.py").write_text("print('{} welcome')\n")
-    assert TensorRt().probe().usable
+    assert re.fullmatch(why, availability.why), availability.why
 
 
 def test_versions_outside_the_supported_range_are_refused():
@@ -167,30 +158,74 @@ def test_the_version_is_found_in_a_package_for_one_cuda_version(
 
 
 @pytest.mark.parametrize(
-    ("capability", "formats"),
+    ("capability", "version", "formats", "why"),
     [
-        ((0, 0), {"int8"}),
-        ((8, 6), {"int8", "int4"}),
-        ((8, 9), {"int8", "int4", "fp8"}),
-        ((10, 0), {"int8", "int4", "fp8", "nvfp4", "mxfp8"}),
-        ((12, 0), {"int8", "int4", "fp8", "nvfp4"}),
+        ((0, 0), (11, 4), {"int8"}, {"fp8": "the GPU is not known, and fp8 is not for all"}),
+        ((8, 6), (11, 4), {"int8", "int4"}, {}),
+        ((8, 9), (11, 4), {"int8", "int4", "fp8"}, {}),
+        (
+            (9, 0),
+            (11, 4),
+            {"int8", "int4", "fp8"},
+            {"nvfp4": "nvfp4 needs compute capability 10.0 (Blackwell), and this GPU has 9.0"},
+        ),
+        ((10, 0), (11, 4), {"int8", "int4", "fp8", "nvfp4", "mxfp8"}, {}),
+        (
+            (10, 0),
+            (10, 9),
+            {"int8", "int4", "fp8", "nvfp4"},
+            {"mxfp8": "mxfp8 needs TensorRT 10.12, and this is 10.9"},
+        ),
+        (
+            (12, 0),
+            (11, 4),
+            {"int8", "int4", "fp8", "nvfp4"},
+            {"mxfp8": "mxfp8 is for compute capability 10.x, and this GPU has 12.0"},
+        ),
     ],
 )
-def test_formats_depend_on_the_compute_capability(capability: tuple[int, int], formats: set[str]):
-    assert set(formats_for(capability, (11, 4))) == formats
-
-
-@pytest.mark.parametrize(
-    ("name", "capability", "version", "why"),
-    [
-        ("nvfp4", (9, 0), (11, 4), "nvfp4 needs compute capability 10.0 (Blackwell), and this GPU has 9.0"),
-        ("mxfp8", (12, 0), (11, 4), "mxfp8 is for compute capability 10.x, and this GPU has 12.0"),
-        ("mxfp8", (10, 0), (10, 9), "mxfp8 needs TensorRT 10.12, and this is 10.9"),
-        ("fp8", (0, 0), (11, 4), "the GPU is not known, and fp8 is not for all"),
-    ],
-)
-def test_a_missing_feature_of_the_gpu_is_reported_with_the_reason(
-    name: str, capability: tuple[int, int], version: tuple[int, int], why: str
+def test_formats_depend_on_the_compute_capability_and_others_are_missing_for_a_reason(
+    capability: tuple[int, int], version: tuple[int, int], formats: set[str], why: dict[str, str]
 ):
-    assert lacking(capability, version)[name] == why
-    assert name not in formats_for(capability, version)
+    assert set(formats_for(capability, version)) == formats
+    assert lacking(capability, version).items() >= why.items()
+
+
+# ---- CUDA through cuda-bindings ----------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("newest")
+def test_without_cuda_bindings_the_error_states_how_to_install_them(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    with pytest.raises(BackendUnavailableError, match="cuda-bindings cannot be imported"):
+        cuda.runtime()
+
+
+@pytest.mark.usefixtures("newest")
+@pytest.mark.parametrize("runs", [0, 64, 65])
+def test_each_run_has_its_own_time(runs: int):
+    from fake_gpu import gpu
+
+    lasting = iter(range(1, runs + 1))
+
+    def work() -> None:
+        gpu.now_ms += next(lasting)
+
+    with closing(cuda.Stream()) as stream:
+        assert cuda.time_runs(stream, work, runs).device_ms == tuple(range(1, runs + 1))
+
+
+@pytest.mark.usefixtures("newest")
+def test_the_launch_time_of_each_run_is_measured_on_the_host():
+    ticks = iter(range(100))
+    with closing(cuda.Stream()) as stream:
+        timed = cuda.time_runs(stream, lambda: None, 3, clock=lambda: 1e-3 * next(ticks))
+    assert timed.host_ms == pytest.approx((1.0, 1.0, 1.0))
+
+
+@pytest.mark.usefixtures("newest")
+def test_warm_up_lasts_for_the_given_runs_or_time():
+    with closing(cuda.Stream()) as stream:
+        assert cuda.warm_up(stream, lambda: None, 0, 0) == 0
+        assert cuda.warm_up(stream, lambda: None, 7, 0) == 7
+        assert cuda.warm_up(stream, lambda: None, 1, 5) > 1

@@ -1,50 +1,74 @@
-"""A whole search on the fake TensorRT, and a run of the hardware tests, unchanged, on it."""
+"""A fake TensorRT in the backend contract, in child processes, in whole searches, and in the hardware tests."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from trt_surface import ROOT
 
 from qdqspec.app.session import Session
+from qdqspec.backends.base import Backend, BuildOptions
+from qdqspec.backends.isolation.isolated import Isolated
+from qdqspec.backends.memory import has_memory
+from qdqspec.backends.tensorrt.engine import TensorRt
+from qdqspec.errors import BackendError
+from qdqspec.testing.backends import BackendContract
 from qdqspec.types import Case, Inputs, TuneRules
 
-MODEL = ROOT / "specs" / "models" / "squeezenet10.onnx"
+
+class TestTensorRt(BackendContract):
+    @pytest.fixture
+    def backend(self, tensorrt_version: str) -> Backend:
+        backend = TensorRt()
+        assert backend.target == f"tensorrt-{tensorrt_version[:2]}"
+        return backend
 
 
-@pytest.mark.parametrize("version", ["10.9.0.34", "11.4.0.106"])
-def test_a_search_selects_a_faster_placement(
-    version: str, install_tensorrt: Callable[[str], None], tmp_path: Path
+FEEDS = {"x": np.zeros((1, 3, 8, 8), np.float32)}
+
+
+@pytest.fixture(params=["10.9.0.34", "11.4.0.106"])
+def installed(request: pytest.FixtureRequest, install_tensorrt: Callable[[str], None]) -> Iterator[str]:
+    install_tensorrt(request.param)
+    yield request.param
+    assert "tensorrt" not in sys.modules, "the parent process can no longer be forked"
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"), [("crash-in-run", "SIGSEGV during 'bind'"), ("out-of-memory", "Error Code 1")]
+)
+def test_a_candidate_builds_after_a_failed_one(
+    model: Path, installed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, said: str
 ):
-    install_tensorrt(version)
-    case = Case(id="default", model=MODEL, inputs=Inputs(batch=1), tune=TuneRules(trials=2))
-    words = ("tensorrt.opt-level=4",)
-    session = Session(
-        backend="tensorrt", backend_option=words, output=tmp_path / "out", cache_dir=tmp_path / "cache"
-    )
-    try:
-        work = session.work(case)
-        search = work.search
-        assert all(trial.ok for trial in search.trials), [trial.error for trial in search.trials]
-        assert not search.unchanged  # the simulated kernels are faster in integers
-        assert work.latency is not None
-        assert work.latency.speedup.low > 1
-        assert {site.format for site in search.winner.sites} == {"int8"}
-        assert work.parity.outputs
-    finally:
-        session.close()
-    state = work.prepared.output / "tensorrt"
-    assert len(list(state.glob("nvidia-fake-100-sm90-tensorrt-*.timing-cache"))) == 1
-    builds = [json.loads(line) for line in (state / "builds.jsonl").read_text("utf-8").splitlines()]
-    assert sum("plan_bytes" in build for build in builds) > len(search.trials)
-    assert {build["profiles"] for build in builds if "profiles" in build} == {0}  # every shape is fixed
-    assert all(build["cuda_graph"] for build in builds if "cuda_graph" in build)
+    options = BuildOptions(state=tmp_path / "state")
+    with Isolated("tensorrt") as backend:
+        monkeypatch.setenv("FAKE_TRT", fault)
+        with pytest.raises(BackendError, match=said):
+            backend.build(model, options).bind(FEEDS)
+        backend.close()  # child processes started from here on get the current environment
+        monkeypatch.delenv("FAKE_TRT")
+        engine = backend.build(model, options)
+        engine.bind(FEEDS)
+        assert len(engine.time(3).wall_ms) == 3
+        engine.close()
+
+
+def test_memory_of_the_gpu_is_reported_and_grows_with_bound_inputs(model: Path, installed: str) -> None:
+    with Isolated("tensorrt") as backend:
+        engine = backend.build(model, BuildOptions())
+        used, free = engine.device_memory()
+        assert has_memory([engine], 20)  # half a GiB is added to each for its CUDA context; 40 GiB are free
+        assert not has_memory([engine], 100)
+        engine.bind(FEEDS)
+        more, less = engine.device_memory()
+        assert min(more - used, free - less) >= FEEDS["x"].nbytes + 5 * 4
+        engine.close()
 
 
 def test_notes_of_the_runtime_are_in_record_and_reports(
@@ -55,9 +79,8 @@ def test_notes_of_the_runtime_are_in_record_and_reports(
     from qdqspec.app.report.write import render, write_results
 
     fail("short-of-memory,no-graph")
-    case = Case(
-        id="default", model=model, inputs=Inputs(batch=1), tune=TuneRules(trials=1, min_sqnr_db="none")
-    )
+    tune = TuneRules(trials=1, min_sqnr_db="none")
+    case = Case(id="default", model=model, inputs=Inputs(batch=1), tune=tune)
     with Session(backend="tensorrt", output=tmp_path / "out", cache_dir=tmp_path / "cache") as session:
         result = session.tune(case)
         search = session.work(case).search
@@ -80,13 +103,9 @@ def test_notes_of_the_runtime_are_in_record_and_reports(
 def run_device_tests(site: Path, *words: str) -> str:
     paths = [str(site), str(ROOT / "tests" / "support" / "fake_trt")] if site.is_dir() else []
     run = [sys.executable, "-m", "pytest", "tests/device", "-m", "not slow", "-q", "-p", "no:cacheprovider"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     done = subprocess.run(
-        [*run, *words],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        capture_output=True,
-        text=True,
-        check=False,
+        [*run, *words], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout
     return done.stdout

@@ -1,16 +1,21 @@
-"""TensorRT's layer information: every recorded sample, and each irregularity found in one."""
+"""TensorRT's layer information, profiles and lists of kernels: every recorded sample, and each irregularity in one."""
 
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from pathlib import Path
 
+import onnx
 import pytest
-from onnx import TensorProto, helper
+from graph_text import saved
 
 from qdqspec.backends.tensorrt.exported import _end_to_end
 from qdqspec.backends.tensorrt.layers import (
     EngineNames,
+    Layer,
+    kernel_list_hash,
     metadata_names,
     parse_layers,
     read_layers,
@@ -18,11 +23,10 @@ from qdqspec.backends.tensorrt.layers import (
     read_times,
 )
 from qdqspec.errors import BackendError
-from qdqspec.graph.model import Model
+from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.regions.search import groups_of
 
 SAMPLES = Path(__file__).parents[2] / "data" / "tensorrt" / "samples"
-RESNET = "trt8-resnet18-a100-{}"
 
 
 def text(name):
@@ -67,47 +71,23 @@ def test_all_times_of_each_recorded_profile_are_attributed(path):
 
 
 @pytest.mark.parametrize(
-    ("placement", "layers", "reformats", "total"),
+    ("placement", "layers", "reformats", "total", "median"),
     [
-        ("fp16", 36, 2, 1.017),
-        ("qat", 37, 12, 1.096),
-        ("qat-residual", 26, 3, 0.731),
-        ("qat-residual-qgap", 24, 1, 0.673),
+        ("fp16", 36, 2, 1.017, 0.862),
+        ("qat", 37, 12, 1.096, 0.883),
+        ("qat-residual", 26, 3, 0.731, 0.546),
+        ("qat-residual-qgap", 24, 1, 0.673, 0.5),
     ],
 )
 def test_counts_and_times_of_the_four_resnet18_placements_are_those_published(
-    placement, layers, reformats, total
+    placement, layers, reformats, total, median
 ):
-    found = layers_of(RESNET.format(placement))
+    name = f"trt8-resnet18-a100-{placement}"
+    found = layers_of(name)
+    assert _end_to_end(SAMPLES / f"{name}.graph.json", None) == pytest.approx(median, abs=6e-4)
     assert len(found) == layers
     assert sum(one.boundary and one.op_type != "NoOp" for one in found) == reformats
     assert sum(one.milliseconds for one in found) == pytest.approx(total, abs=5e-4)
-
-
-@pytest.mark.parametrize(
-    ("placement", "median"),
-    [("fp16", 0.862), ("qat", 0.883), ("qat-residual", 0.546), ("qat-residual-qgap", 0.5)],
-)
-def test_the_median_of_a_run_is_read_beside_its_graph(placement, median):
-    path = SAMPLES / f"{RESNET.format(placement)}.graph.json"
-    assert _end_to_end(path, None) == pytest.approx(median, abs=6e-4)
-
-
-def test_unfused_pairs_are_distinguished_from_changes_of_layout():
-    found = [
-        one.op_type for one in layers_of(RESNET.format("qat-residual")) if one.boundary and one.milliseconds
-    ]
-    assert found == ["QuantizeLinear", "DequantizeLinear", "QuantizeLinear"]
-
-
-def test_the_precision_of_a_kernel_may_differ_from_that_of_its_tensors():
-    by_name = {one.name: one for one in layers_of(RESNET.format("qat"))}
-    residual = by_name["layer1.0.conv2.weight + QuantizeLinear_32 + Conv_34 + Add_36 + Relu_37"]
-    assert (residual.integer, residual.precision) == (True, "int8 > fp16")
-    assert residual.nodes == ("Conv_34", "Add_36", "Relu_37")
-    assert by_name["MaxPool_12"].precision == "fp32"
-    assert by_name["QuantizeLinear_40"].precision == "fp16 > int8"
-    assert not by_name["QuantizeLinear_40"].integer
 
 
 def test_metadata_of_cask_and_myelin_layers_is_read_in_one_engine():
@@ -123,9 +103,7 @@ def test_the_schema_of_tensorrt_11_is_read():
     convolution = found["node_conv2d_myl0_2"]
     assert (convolution.op_type, convolution.nodes) == ("correlation", ("node_conv2d", "node_relu"))
     assert convolution.precision == "fp32"
-    assert found["__mye1085_myl0_0"].tensors == ("x",), (
-        "a layer without a node is attributed to the engine's input"
-    )
+    assert found["__mye1085_myl0_0"].tensors == ("x",), "the engine's input, for a layer without a node"
     assert found["__myl_Move_myl0_1"].boundary
 
 
@@ -150,28 +128,6 @@ def test_compute_times_are_read_from_exports_of_all_versions():
 # ---- irregularities -------------------------------------------------------------------------------------
 
 
-def test_layer_names_are_read_from_engines_without_details():
-    found = parse_layers(
-        {"Layers": ["Conv_0 + Relu_1", "Reformatting CopyNode for Input Tensor 0 to Conv_2"]}
-    )
-    assert [one.nodes for one in found] == [("Conv_0", "Relu_1"), ()]
-    assert [one.boundary for one in found] == [False, True]
-    assert parse_layers({"Layers": []}) == parse_layers({}) == ()
-
-
-@pytest.mark.parametrize(
-    ("metadata", "names"),
-    [
-        ("[ONNX Layer: a]\x1e[ONNX Layer: b]", ("a", "b")),
-        ("[ONNX Layer: a]\x1f[ONNX Layer: b]\x1f[ONNX Layer: a]", ("a", "b")),
-        ("[ONNX Layer: a[0]]\x1e[ONNX Layer: b]]", ("a[0]", "b]")),
-        ("something of a user's own", ()),
-    ],
-)
-def test_node_names_are_read_from_metadata(metadata, names):
-    assert metadata_names(metadata) == names
-
-
 @pytest.mark.parametrize(
     ("name", "nodes"),
     [
@@ -194,14 +150,6 @@ def test_node_names_are_read_from_metadata(metadata, names):
 )
 def test_node_names_are_read_from_layer_names_without_metadata(name, nodes):
     assert EngineNames().of_layer(name, "") == nodes
-
-
-def test_a_myelin_kernel_of_only_pairs_is_a_pair():
-    alone = layer("__myl_MulMinMaxRounCast_myl0_1", writes="Int8", Metadata="[ONNX Layer: x_QuantizeLinear]")
-    fused = layer("__myl_Fc_myl0_2", Metadata="[ONNX Layer: x_QuantizeLinear]\x1f[ONNX Layer: fc]")
-    first, second = parse_layers(graph(alone, fused))
-    assert (first.boundary, first.op_type) == (True, "QuantizeLinear")
-    assert second.nodes == ("fc",)
 
 
 @pytest.mark.parametrize(
@@ -252,20 +200,14 @@ def test_some_kinds_of_layers_represent_no_node(kind):
 def test_times_of_repeated_names_are_attributed_in_order():
     profile = [{"count": 3}, *({"name": "a", "timeMs": 3 * t} for t in (1.0, 2.0, 4.0))]
     found = parse_layers(graph(layer("a"), layer("a")), profile)
-    assert [one.milliseconds for one in found] == [1.0, 2.0, 4.0], (
-        "the third layer ran, though the graph has two"
-    )
+    assert [one.milliseconds for one in found] == [1.0, 2.0, 4.0], "three ran, though the graph has two"
 
 
 def test_only_layers_of_the_timed_shape_profile_are_kept():
-    layers = [layer("a [profile 0]"), layer("a [profile 1]")]
-    found = parse_layers(graph(*layers), [{"name": "a [profile 1]", "averageMs": 2.0}])
-    assert [(one.name, one.milliseconds) for one in found] == [("a [profile 1]", 2.0)]
     unmarked = graph(layer("a"), layer("b"), layer("a [profile 1]"), layer("b [profile 1]"))
-    found = parse_layers(unmarked, [{"name": "a [profile 1]", "averageMs": 2.0}])
-    assert [(one.name, one.milliseconds) for one in found] == [("a [profile 1]", 2.0), ("b [profile 1]", 0.0)]
-    found = parse_layers(unmarked, [{"name": "a", "averageMs": 2.0}])
-    assert [(one.name, one.milliseconds) for one in found] == [("a", 2.0), ("b", 0.0)]
+    for mark in ("", " [profile 1]"):
+        found = parse_layers(unmarked, [{"name": f"a{mark}", "averageMs": 2.0}])
+        assert [(one.name, one.milliseconds) for one in found] == [(f"a{mark}", 2.0), (f"b{mark}", 0.0)]
 
 
 def test_names_with_unescaped_characters_are_read():
@@ -295,24 +237,21 @@ def test_unreadable_layer_information_is_one_error(graph_text, profile):
 
 
 @pytest.fixture
-def model():
-    """x > Q > DQ > conv + add (with a plus sign in its name) > unnamed Relu > softmax."""
-    nodes = [
-        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["xq"], "pair/Q"),
-        helper.make_node("DequantizeLinear", ["xq", "s", "z"], ["xd"], "pair/DQ"),
-        helper.make_node("Conv", ["xd", "w"], ["a"], "conv + add"),
-        helper.make_node("Relu", ["a"], ["relu_out"]),
-        helper.make_node("Softmax", ["relu_out"], ["b"], "softmax"),
-        helper.make_node("Neg", ["b"], ["y"], "neg"),
-    ]
-    shape = [1, 1, 4, 4]
-    weights = [
-        helper.make_tensor("w", TensorProto.FLOAT, [1, 1, 1, 1], [1.0]),
-        helper.make_tensor("s", TensorProto.FLOAT, [], [0.1]),
-        helper.make_tensor("z", TensorProto.INT8, [], [0]),
-    ]
-    ends = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)] for name in "xy"]
-    return Model(helper.make_model(helper.make_graph(nodes, "g", *ends, weights)))
+def model(tmp_path):
+    """A pair, a convolution with a plus sign in its name, an unnamed Relu and two more operators."""
+    text = """g (float[1,1,4,4] x) => (float[1,1,4,4] y)
+        <float[1,1,1,1] w = {1}, float s = {0.1}, int8 z = {0}> {
+        [pair_Q] xq = QuantizeLinear(x, s, z)
+        [pair_DQ] xd = DequantizeLinear(xq, s, z)
+        [conv] a = Conv(xd, w)
+        relu_out = Relu(a)
+        [softmax] b = Softmax(relu_out)
+        [neg] y = Neg(b)
+    }"""
+    proto = onnx.load(saved(tmp_path / "m.onnx", text))
+    for node, name in zip(proto.graph.node, ("pair/Q", "pair/DQ", "conv + add"), strict=False):
+        node.name = name
+    return Model(proto)
 
 
 @pytest.mark.parametrize(
@@ -333,34 +272,166 @@ def test_node_names_are_those_of_the_model(model, name, nodes):
 
 
 def test_conversions_are_attributed_to_the_tensors_before_their_pairs(model):
-    alone = {
-        "Name": "pair/DQ",
-        "LayerType": "Reformat",
-        "Origin": "QDQ",
-        "Inputs": [{"Name": "xq", "Format/Datatype": "Int8"}],
-        "Outputs": [
-            {"Name": "xd", "Format/Datatype": "Float"},
-            {"Name": "Reformatted Input Tensor 0 to conv"},
-        ],
-    }
+    alone = layer("pair/DQ", "Reformat", "Int8", Origin="QDQ")
+    alone["Inputs"][0]["Name"], alone["Outputs"][0]["Name"] = "xq", "xd"
     (found,) = parse_layers(graph(alone), model=model)
     assert (found.op_type, found.tensors) == ("DequantizeLinear", ("x",))
 
 
 def test_metadata_of_a_model_names_only_its_nodes(model):
-    (found,) = parse_layers(
-        graph(layer("k", Metadata="[ONNX Layer: relu_out]\x1f[ONNX Layer: gone]\x1f[ONNX Layer: pair/DQ]")),
-        model=model,
-    )
+    metadata = "[ONNX Layer: relu_out]\x1f[ONNX Layer: gone]\x1f[ONNX Layer: pair/DQ]"
+    (found,) = parse_layers(graph(layer("k", Metadata=metadata)), model=model)
     assert found.nodes == ("Relu#1",)
 
 
-# ---- fusion regions -----------------------------------------------------------------------------
+# ---- lists of kernels, recorded with TensorRT for RTX 1.7.1.116 --------------------------------------
 
 
-def test_fusion_groups_are_disjoint_and_without_conversions():
-    groups = groups_of(layers_of("trt10.16-mnist-detailed", profiled=False))
-    flat = [node for group in groups for node in group]
-    assert len(flat) == len(set(flat))
-    assert ("node_conv2d", "node_relu") in groups
-    assert ("node_softmax",) in groups, "its second kernel shares the node with a Gemm that is listed first"
+DATA = Path(__file__).parents[2] / "data"
+SAMPLES = DATA / "tensorrt" / "samples"
+QUANTIZED = (SAMPLES / "rtx1.7-digits-modelopt.layers.log").read_text(encoding="utf-8")
+FLOAT = (SAMPLES / "rtx1.7-digits-float.layers.log").read_text(encoding="utf-8")
+EXCERPT = (SAMPLES / "rtx1.7-kernels.excerpt.layers.log").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def quantized() -> Model:
+    return load_model(DATA / "qdq_modelopt_digits_resnet.onnx")
+
+
+@pytest.fixture(scope="module")
+def excerpt() -> dict[str, Layer]:
+    return {layer.name: layer for layer in read_layers(EXCERPT)}
+
+
+def test_every_kernel_is_read_with_its_tensors_and_nodes():
+    for text in (QUANTIZED, FLOAT, EXCERPT):
+        lines = [line for line in text.split("\n") if line.startswith("Name: ")]
+        layers = read_layers(text)
+        assert len(layers) == len(lines) > 0
+        for line, layer in zip(lines, layers, strict=True):
+            tensors = [*layer.inputs, *layer.constants, *layer.outputs]
+            assert len(tensors) == line.count("{ Name: ")
+            assert all(tensor.name and tensor.dtype for tensor in tensors)
+            assert len(metadata_names(layer.metadata)) == line.count("[ONNX Layer: ")
+
+
+def test_a_log_around_the_list_is_no_part_of_it():
+    log = f"[V] [TRT] Engine generation completed.\n[V] [TRT] {QUANTIZED}\n[I] Name: other\n"
+    assert read_layers(log) == read_layers(QUANTIZED)
+
+
+def test_kernels_that_compute_in_eight_bits_are_counted(quantized):
+    layers = parse_layers(QUANTIZED, None, model=quantized)
+    assert len(layers) == 26
+    assert Counter(layer.op_type for layer in layers if layer.integer) == {"correlation": 10}
+    assert {layer.milliseconds for layer in layers} == {0.0}
+    scaled = layers[8]  # what scales and quantizes the result of the convolution before it
+    assert scaled.nodes == ("/layer2/layer2.0/conv1/Conv", "/layer2/layer2.0/Relu")
+    assert (scaled.integer, scaled.precision) == (False, "fp32 > int8")
+
+
+def test_kernels_that_only_convert_are_boundaries(quantized):
+    boundaries = [layer for layer in parse_layers(QUANTIZED, None, model=quantized) if layer.boundary]
+    assert [(layer.op_type, layer.tensors) for layer in boundaries] == [
+        ("kgen", ("input",)),
+        ("QuantizeLinear", ("/layer1/layer1.1/Relu_1_output_0",)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "computes"),
+    [
+        ("_gemm_mha_v2_myl0_7", "int8"),
+        ("__myl_ReplCastMulCastFc_myl0_1", "fp32"),  # float data, an int4 weight decoded inside
+        ("/up1/ConvTranspose_myl0_29", "fp32"),
+        ("__myl_CastMulFc_myl0_105", "fp32"),  # int8 data, a float weight
+        ("/features/features.2/conv/conv.2/Conv_myl0_7", "fp8"),
+        ("__myl_Tran_myl0_62", "fp32"),
+    ],
+)
+def test_the_type_that_a_kernel_computes_in(excerpt, name, computes):
+    assert excerpt[name].computes == computes
+
+
+def test_synchronization_of_streams_is_left_out_if_it_took_no_time(excerpt):
+    streams = [layer for layer in excerpt.values() if layer.layer_type in ("signal", "wait")]
+    assert len(streams) == 2
+    assert {layer.name for layer in parse_layers(EXCERPT)} == set(excerpt) - {layer.name for layer in streams}
+    timed = parse_layers(EXCERPT, [{"name": streams[0].name, "averageMs": 0.5}])
+    assert sum(layer.milliseconds for layer in timed) == 0.5
+
+
+# ---- with small models --------------------------------------------------------------------------
+
+
+def row(name, kind, nodes, reads="Float", writes="Float", constants=()):
+    def tensors(*dtypes):
+        return ", ".join(
+            f"{{ Name: t{i}, Dimensions: [1,8,4,4], Strides: [128,16,4,1], StrideOrder: [3,2,1,0], "
+            f"Datatype: {dtype}, Format: (Linear) Row major linear format }}"
+            for i, dtype in enumerate(dtypes)
+        )
+
+    metadata = "\x1f".join(f"[ONNX Layer: {node}]" for node in nodes)
+    return (
+        f"Name: {name}, LayerType: {kind}, Inputs: [ {tensors(reads)}], Constants: [ {tensors(*constants)}], "
+        f"Outputs: [ {tensors(writes)}], TacticName: , StreamId: 0, Metadata: {metadata}"
+    )
+
+
+def listed(*rows):
+    return "\n".join(["Layers:", *rows, "", "I/O Tensors:", " Name: x, IOMode: Input, DataType: Float"])
+
+
+@pytest.fixture
+def padded(tmp_path):
+    """x > Q > DQ > an unnamed Conv > Relu."""
+    text = """g (float[1,1,4,4] x) => (float[1,1,4,4] y)
+        <float[1,1,1,1] w = {1}, float s = {0.1}, int8 z = {0}> {
+        [q] xq = QuantizeLinear(x, s, z)
+        [dq] xd = DequantizeLinear(xq, s, z)
+        a = Conv(xd, w)
+        [relu] y = Relu(a)
+    }"""
+    return load_model(saved(tmp_path / "padded.onnx", text))
+
+
+PADDED = listed(
+    row("__myl_MulMinMaxRounCastConc_myl0_0", "kgen", ("q", "node_of_a", "dq"), writes="Int8"),
+    row("node_of_a_myl0_1", "correlation", ("node_of_a", "dq"), "Int8", constants=("Int8", "Float")),
+    row("__myl_MulAddRelu_myl0_2", "kgen", ("node_of_a", "relu")),
+)
+
+
+def test_a_kernel_before_that_of_its_operator_only_prepares_it(padded):
+    """Channels are added to the input of a convolution where it is quantized, and metadata names both."""
+    first, second, third = parse_layers(PADDED, model=padded)
+    assert (first.boundary, first.op_type, first.nodes) == (True, "QuantizeLinear", ())
+    assert (second.integer, second.nodes) == (True, ("Conv#0",))
+    assert third.nodes == ("Conv#0", "relu")
+    assert groups_of((first, second, third)) == (("Conv#0",), ("relu",))
+
+
+def test_an_operator_of_generated_kernels_alone_is_in_each_of_them(padded):
+    text = listed(
+        row("__myl_ReshMulSum_myl0_0", "kgen", ("a",)), row("__myl_Add_myl0_1", "kgen", ("a", "relu"))
+    )
+    assert [layer.nodes for layer in parse_layers(text, model=padded)] == [("Conv#0",), ("Conv#0", "relu")]
+
+
+# ---- the hash -----------------------------------------------------------------------------------
+
+
+def test_numbers_of_the_compiler_do_not_change_the_hash():
+    renumbered = QUANTIZED.replace("__mye3655", "__mye77")
+    other, tactics = re.subn(r"_0x[0-9a-f]{32}", f"_0x{32 * '0'}", renumbered)
+    assert tactics == 10
+    assert renumbered != QUANTIZED
+    assert kernel_list_hash(f"[V] {other}") == kernel_list_hash(QUANTIZED)
+
+
+def test_other_kernels_have_another_hash():
+    changes = (("Datatype: Int8", "Datatype: FP8"), ("[2,24,8,8]", "[2,24,8,9]"), ("kgen", "gemm"))
+    others = [QUANTIZED.replace(old, new, 1) for old, new in changes]
+    assert len({*map(kernel_list_hash, (QUANTIZED, FLOAT, *others))}) == 5

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
-import statistics
 import sys
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -13,8 +14,9 @@ from processes import runs, wait_until
 
 from qdqspec.backends.base import Backend, BuildOptions
 from qdqspec.backends.isolation.isolated import Isolated
-from qdqspec.backends.trtexec.engine import Trtexec, options_from
-from qdqspec.errors import BackendError, BackendUnavailableError, ConfigError
+from qdqspec.backends.trtexec.engine import Trtexec
+from qdqspec.backends.trtexec.log import cause_of, find_all, read_log
+from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.testing.backends import BackendContract
 from qdqspec.types import InputShape, ShapeProfile
 
@@ -58,9 +60,6 @@ def engine(model, feeds):
         one.close()
 
 
-# ---- command lines ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("version", ["10.16", "11.1"])
 def test_flags_are_the_same_for_both_major_versions(install_trtexec, engine, version):
     tool = install_trtexec(version)
@@ -68,13 +67,7 @@ def test_flags_are_the_same_for_both_major_versions(install_trtexec, engine, ver
     made.time(5)
     made.layers()
     built, timed, profiled = tool.calls()
-    assert names(built) >= {
-        "--onnx",
-        "--saveEngine",
-        "--skipInference",
-        "--stronglyTyped",
-        "--exportLayerInfo",
-    }
+    assert names(built) >= {"--saveEngine", "--skipInference", "--stronglyTyped", "--exportLayerInfo"}
     assert value(built, "--profilingVerbosity") == "detailed"
     assert names(timed) >= (COMMON - {"--stronglyTyped"}) | {"--exportTimes", "--loadInputs"}
     assert value(timed, "--warmUp") == "500"  # milliseconds, not runs
@@ -82,39 +75,27 @@ def test_flags_are_the_same_for_both_major_versions(install_trtexec, engine, ver
     assert "--dumpProfile" not in timed, "a profiler would slow what is timed"
 
 
-def test_times_are_gpu_compute_not_latency(install_trtexec, engine):
-    install_trtexec()
-    made = engine()
-    samples = made.time(50)
-    layers = sum(layer.milliseconds for layer in made.layers())
-    assert len(samples.wall_ms) == 50
-    # The latency is nine times the compute time.
-    assert statistics.median(samples.wall_ms) == pytest.approx(layers, rel=0.05)
-    assert samples.cpu_ms == ()
-
-
-@pytest.mark.parametrize(("missing", "count"), [("--exportTimes", 1), ("--exportProfile", 20)])
-def test_without_exports_the_printed_median_and_table_are_used(install_trtexec, engine, missing, count):
+@pytest.mark.parametrize(("missing", "count"), [("", 20), ("--exportTimes", 1), ("--exportProfile", 20)])
+def test_times_are_gpu_compute_also_without_exports(install_trtexec, engine, missing, count):
+    """The latency is nine times the compute time; without exports the printed median and table are used."""
     install_trtexec(without=[missing])
     made = engine()
     samples = made.time(20)
-    assert len(samples.wall_ms) == count
+    assert (len(samples.wall_ms), samples.cpu_ms) == (count, ())
     layers = sum(layer.milliseconds for layer in made.layers())
     assert samples.median_ms("wall") == pytest.approx(layers, rel=0.05)
 
 
-def test_warnings_of_trtexec_about_its_measurement_are_kept(install_trtexec, engine):
-    install_trtexec()  # the recorded run was unstable
-    assert engine().time(3).notes == (
-        "GPU compute time is unstable, with coefficient of variance = 6.58751%.",
-    )
-
-
-def test_arguments_of_the_user_are_in_every_call(install_trtexec, engine):
-    tool = install_trtexec()
-    engine(args="--builderOptimizationLevel=4 --device=1 --profilingVerbosity=layer_names_only").time(2)
+def test_arguments_and_plugins_of_the_user_are_in_every_call(install_trtexec, engine, tmp_path):
+    tool = install_trtexec("10.16")
+    one, two = tmp_path / "one.so", tmp_path / "two.so"
+    one.touch()
+    two.write_bytes(b"\0getCreators\0")
+    args = "--fp16 --device=1 --profilingVerbosity=layer_names_only"
+    engine(args=args, plugins=f"{one}{os.pathsep}{two}").time(2)
     for words in tool.calls():
-        assert {"--builderOptimizationLevel=4", "--device=1"} <= set(words)
+        assert {"--fp16", "--device=1", f"--staticPlugins={one}", f"--dynamicPlugins={two}"} <= set(words)
+        assert "--stronglyTyped" not in words, "weak typing excludes it"
     verbosity = [word for word in tool.calls()[0] if word.startswith("--profilingVerbosity")]
     assert verbosity == ["--profilingVerbosity=layer_names_only"], "it replaces that of the backend"
 
@@ -125,10 +106,8 @@ def test_the_chosen_gpu_is_queried_and_passed_to_trtexec(install_trtexec, model,
     assert backend.device(BuildOptions()).key == "nvidia-a100-80gb-pcie-sm80-trtexec-10.16"
     assert backend.device(second).key == "nvidia-l4-sm89-trtexec-10.16"
     assert backend.probe(second).facts["GPU"] == "NVIDIA L4"
-    assert (backend.capabilities().formats, backend.capabilities(second).formats) == (
-        ("int8",),
-        ("int8", "fp8"),
-    )
+    assert backend.capabilities().formats == ("int8",)
+    assert backend.capabilities(second).formats == ("int8", "fp8")
     backend.build(model, second).close()
     backend.build(model, BuildOptions()).close()
     first, other = tool.calls()
@@ -141,12 +120,6 @@ def test_the_chosen_gpu_is_queried_and_passed_to_trtexec(install_trtexec, model,
     assert "GPU" not in backend.probe(BuildOptions(device=2)).facts
 
 
-def test_weak_typing_excludes_strong_typing(install_trtexec, engine):
-    tool = install_trtexec("10.16")
-    engine(args="--fp16")
-    assert "--stronglyTyped" not in tool.calls()[0]
-
-
 def test_builds_of_a_run_share_a_timing_cache_unless_they_are_fresh(install_trtexec, model, tmp_path):
     tool, own = install_trtexec(), {"trtexec.timing-cache": "own.cache"}
     for options in ({}, {"fresh": True}, {"fresh": True, "extra": own}):
@@ -155,23 +128,6 @@ def test_builds_of_a_run_share_a_timing_cache_unless_they_are_fresh(install_trte
     assert value(shared, "--timingCacheFile") == str(tmp_path / "state" / "trtexec.timing-cache")
     assert (tmp_path / "state").is_dir()
     assert "--timingCacheFile" not in names(fresh) | names(fresh_with_own)
-
-
-def test_plugins_are_in_every_call_with_the_option_for_their_kind(install_trtexec, engine, tmp_path):
-    tool = install_trtexec()
-    one, two = tmp_path / "one.so", tmp_path / "two.so"
-    one.touch()
-    two.write_bytes(b"\0getCreators\0")
-    engine(plugins=f"{one}{os.pathsep}{two}").time(2)
-    for words in tool.calls():
-        assert {f"--staticPlugins={one}", f"--dynamicPlugins={two}"} <= set(words)
-
-
-def test_wrong_options_are_refused():
-    with pytest.raises(ConfigError, match=r"did you mean 'trtexec.args'"):
-        options_from({"trtexec.arg": "--fp16"})
-    with pytest.raises(ConfigError, match="does not fit"):
-        options_from({"trtexec.args": "'--unclosed"})
 
 
 # ---- dynamic shapes -----------------------------------------------------------------------------
@@ -220,74 +176,54 @@ def test_a_dynamic_input_without_shape_is_an_error(install_trtexec, dynamic):
 
 
 @pytest.mark.parametrize(
-    ("fault", "message"),
+    ("stage", "fault", "message"),
     [
-        ("parse_failure", "Parsing model failed"),
-        ("out_of_memory_fatal", "out of memory"),
-        ("crash", "was killed by SIGABRT"),
-        ("silent", "ended without a verdict"),
-        ("garbage", "wrote no engine"),
+        ("build", "parse_failure", "Parsing model failed"),
+        ("build", "out_of_memory_fatal", "out of memory"),
+        ("build", "crash", "was killed by SIGABRT"),
+        ("build", "silent", "ended without a verdict"),
+        ("build", "garbage", "wrote no engine"),
+        ("time", "engine_mismatch", "deserialization failed"),
+        ("time", "crash", "SIGABRT"),
+        ("time", "no-summary", "no GPU compute time"),
     ],
 )
-def test_a_failed_build_has_a_reason_of_one_line(install_trtexec, model, fault, message):
-    install_trtexec(fault={"build": fault})
+def test_a_failed_build_or_run_has_a_reason_of_one_line(
+    install_trtexec, engine, model, stage, fault, message
+):
+    install_trtexec(fault={stage: fault})
     with pytest.raises(BackendError, match=message) as caught:
-        Trtexec().build(model, BuildOptions())
-    assert caught.value.where == str(model)
+        engine().time(3)
     assert "\n" not in caught.value.what
-
-
-@pytest.mark.parametrize(
-    ("fault", "message"),
-    [
-        ("engine_mismatch", "deserialization failed"),
-        ("crash", "SIGABRT"),
-        ("no-summary", "no GPU compute time"),
-    ],
-)
-def test_a_failed_run_has_a_reason(install_trtexec, engine, fault, message):
-    tool = install_trtexec()
-    made = engine()
-    tool.fault(time=fault)
-    with pytest.raises(BackendError, match=message):
-        made.time(3)
-
-
-def test_skipped_tactics_do_not_fail_a_build(install_trtexec, engine):
-    """An [E] line alone does not fail a build: the recorded log ends with PASSED."""
-    script = install_trtexec().folder / "trtexec"
-    line = "[E] Error[2]: [virtualMemoryBuffer.cpp::resizePhysical::145] Error Code 2: OutOfMemory (no more)"
-    start = '    banner("RUNNING")\n'
-    script.write_text(script.read_text().replace(start, f'{start}    print("{line}")\n'))
-    assert any("OutOfMemory" in note for note in engine().time(2).notes)
+    assert stage == "time" or caught.value.where == str(model)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_trtexec_ends_with_a_candidate_that_is_given_up(install_trtexec, model):
+@pytest.mark.parametrize(
+    ("timeout", "options", "said"),
+    [
+        (3.0, BuildOptions(), "gave no answer"),
+        # slightly less than the limit, so that the reason is reported
+        (60.0, BuildOptions(build_seconds=4.0), r"was ended after 3\.8 s"),
+    ],
+)
+def test_trtexec_ends_with_a_candidate_that_is_given_up(install_trtexec, model, timeout, options, said):
     tool = install_trtexec(fault={"build": "hang"})
-    with (
-        Isolated("trtexec", build_timeout=3.0) as backend,
-        pytest.raises(BackendError, match="gave no answer"),
-    ):
-        backend.build(model, BuildOptions())
+    with Isolated("trtexec", build_timeout=timeout) as backend, pytest.raises(BackendError, match=said):
+        backend.build(model, options)
     pid = (tool.folder / "pid").read_text()
     wait_until(lambda: not runs(pid))
 
 
 def test_unknown_profiling_options_are_omitted_in_all_later_calls(install_trtexec, engine):
     gone = ["--exportLayerInfo", "--profilingVerbosity"]
-    tool = install_trtexec(
-        without=gone, listed=[*gone, "--onnx", "--exportTimes", "--loadInputs", "--dumpProfile"]
-    )
-    made = engine()
-    assert made.layers() == (), "without layer information no time can be attributed to nodes"
-    first, second, *_ = tool.calls()
-    assert names(first) >= set(gone)
-    assert not names(second) & set(gone)
+    listed = [*gone, "--onnx", "--exportTimes", "--loadInputs", "--dumpProfile"]
+    tool = install_trtexec(without=gone, listed=listed)
+    assert engine().layers() == (), "without layer information no time can be attributed to nodes"
     engine()
-    assert sum(names(words) >= set(gone) for words in tool.calls()) == 1, (
-        "the unknown option was passed again"
-    )
+    first, *others = tool.calls()
+    assert names(first) >= set(gone)
+    assert not any(names(words) & set(gone) for words in others)
 
 
 def test_an_unknown_option_of_the_user_is_named(install_trtexec, model):
@@ -298,8 +234,8 @@ def test_an_unknown_option_of_the_user_is_named(install_trtexec, model):
     assert len(tool.calls()) == 1
 
 
-def test_a_missing_trtexec_is_reported(monkeypatch, tmp_path, model):
-    monkeypatch.setenv("PATH", str(tmp_path))
+def test_a_missing_trtexec_and_another_program_of_that_name_are_reported(monkeypatch, tmp_path, model):
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr("qdqspec.backends.trtexec.process._USUAL_PLACES", ())
     availability = Trtexec().probe()
     assert not availability.usable
@@ -307,13 +243,9 @@ def test_a_missing_trtexec_is_reported(monkeypatch, tmp_path, model):
     assert "TensorRT" in availability.install
     with pytest.raises(BackendUnavailableError):
         Trtexec().build(model, BuildOptions())
-
-
-def test_another_program_named_trtexec_is_reported(monkeypatch, tmp_path):
     other = tmp_path / "trtexec"
     other.write_text("#!/bin/sh\necho usage: something else\n")
     other.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert "--help does not work: usage: something else" in Trtexec().probe().why
 
 
@@ -349,3 +281,125 @@ def test_outputs_may_be_nan_or_infinite_and_wrong_files_are_errors(install_trtex
     for broken in ("", "[]", text.replace("2x2", "3"), '{"a": 1}', "[1]"):
         with pytest.raises(BackendError, match="cannot be read"):
             read_outputs(broken, loaded)
+
+
+# ---- recorded logs and messages ----------------------------------------------------------------------
+
+
+SAMPLES = Path(__file__).parents[2] / "data" / "tensorrt" / "samples"
+MESSAGES = [json.loads(line) for line in (SAMPLES / "trtexec-messages.jsonl").read_text().splitlines()]
+NOTES = {"no_implementation_retry", "out_of_memory_tactic", "hardware_hint", "unstable_timing", "aux_streams"}
+
+
+def read(name):
+    return read_log((SAMPLES / name).read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=[f"{m['class']}-{m['tensorrt']}" for m in MESSAGES])
+def test_every_recorded_message_has_its_class(message):
+    findings = find_all("\n".join(message["lines"]))
+    cause = cause_of(findings)
+    if message["class"] in NOTES:
+        assert cause is None, "a build with this message may pass"
+        assert {finding.rule.kind for finding in findings} == {message["class"]}
+    else:
+        assert cause is not None
+        assert cause.rule.kind == message["class"]
+        assert "\n" not in cause.text
+        assert not cause.text.startswith("[")
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict", "version", "median", "profile"),
+    [
+        ("trt10.16-mnist-onnx-build-and-run.log", "PASSED", (10, 16, 1), 0.0361328, 0),
+        ("trt10.16-mnist-loadEngine-cudagraph-verbose.log", "PASSED", (10, 16, 1), 0.0388184, 0),
+        ("trt10.16-mnist-dumpProfile.log", "PASSED", (10, 16, 1), None, 15),  # a profile without a summary
+        ("trt10.16-mnist-dumpLayerInfo.log", "PASSED", (10, 16, 1), None, 0),
+        ("trt11.0-mnist-dumpProfile.excerpt.log", "PASSED", (11, 0, 0), 0.0587769, 12),  # both
+        ("trt11.0-removed-flags.excerpt.log", "", None, None, 0),
+        ("trt10.16-python-api-errors.log", "", None, None, 0),
+        ("trt10-timing-cache-build-times.log", "", None, None, 0),
+    ],
+)
+def test_every_recorded_log_is_read(name, verdict, version, median, profile):
+    report = read(name)
+    assert (report.verdict, report.version, report.median_ms) == (verdict, version, median)
+    assert len(report.profile) == profile
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[W] Dynamic dimensions required for input: x, but no shapes were provided. Automatically overriding",
+        "[W] Shape missing for input with dynamic shape: xAutomatically setting shape to: 1x1x28x28",
+    ],
+)
+def test_shapes_assumed_by_trtexec_are_an_error_even_if_it_passes(line):
+    report = read_log(f"{line}\n&&&& PASSED TensorRT.trtexec # trtexec")
+    cause = cause_of(report.findings)
+    assert report.verdict == "PASSED"
+    assert cause is not None
+    assert cause.rule.kind == "shapes_assumed"
+    assert "inputs.shapes" in cause.rule.cure
+
+
+@pytest.mark.parametrize(
+    ("log", "version", "verdict"),
+    [
+        ("&&&& RUNNING TensorRT.trtexec [TensorRT v8510] # trtexec", (8, 5, 1), ""),
+        ("&&&& RUNNING TensorRT.trtexec [TensorRT v101601] [b11] # trtexec", (10, 16, 1), ""),
+        ("&&&& FAILED TensorRT.trtexec [TensorRT v110000] [b114] # trtexec --help", (11, 0, 0), "FAILED"),
+        ("&&&& PASSED TensorRT.trtexec # trtexec", None, "PASSED"),
+        ("[E] Error Code 2: OutOfMemory (no)\n&&&& PASSED TensorRT.trtexec [TensorRT v8601]", (8, 6, 1), "PASSED"),
+    ],
+)  # fmt: skip
+def test_version_and_verdict_are_read_from_the_banner(log, version, verdict):
+    report = read_log(log)
+    assert (report.version, report.verdict) == (version, verdict)
+
+
+COMPUTE = (
+    "GPU Compute Time: min = 3.1e-02 ms, max = 1 ms, mean = 0.5 ms, median = {} ms, percentile(99%) = 1 ms"
+)
+
+
+@pytest.mark.parametrize(
+    ("log", "median"),
+    [
+        (COMPUTE.format("4.5e-02"), 0.045),
+        ("[07/07/2026-02:10:58] [I] GPU Compute Time: min = 0.03 ms, median = 0.045 ms", 0.045),
+        (f"[I] {COMPUTE.format(0.5)}\n[I] {COMPUTE.format(1).replace('GPU Compute Time', 'Latency')}", 0.5),
+        ("[I] Latency: min = 1 ms, median = 1 ms\n[I] Enqueue Time: median = 1 ms", None),
+        (COMPUTE.format("nan"), None),
+        (COMPUTE.format("-1"), None),
+        (COMPUTE.format("fast"), None),
+        (COMPUTE.format("1e999"), None),
+    ],
+)
+def test_the_median_is_that_of_compute_times(log, median):
+    assert read_log(log).median_ms == median
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        (
+            "* Throughput may be bound by Enqueue Time rather than GPU Compute and the GPU may be",
+            "enqueue_bound",
+        ),
+        (
+            "* Throughput may be bound by host-to-device transfers for the inputs rather than",
+            "transfer_bound",
+        ),
+        ("The specified --useCudaGraph flag has been ignored. The inference will be", "no_cuda_graph"),
+    ],
+)
+def test_warnings_in_the_source_of_trtexec_are_notes(line, kind):
+    (finding,) = find_all(f"[W] {line}")
+    assert (finding.rule.kind, finding.rule.weight) == (kind, "note")
+
+
+def test_weak_typing_is_a_note():
+    weak = "Weakly-typed networks have been deprecated in TensorRT 10.12."
+    assert read_log(f"[07/07/2026-02:10:54] [W] {weak}").notes == (weak,)

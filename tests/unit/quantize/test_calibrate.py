@@ -1,6 +1,10 @@
+"""Ranges of tensors: from samples, from files of other tools, and ties between them."""
+
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import json
+import struct
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import ml_dtypes
@@ -8,15 +12,25 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from arrays import arrays_of
-from onnx import TensorProto, numpy_helper
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper
 
-from qdqspec._core.arrays import MOST_SPACED, REDUCTIONS, Feed, Reduction
+from qdqspec._core.arrays import MOST_SPACED, REDUCTIONS, Feed, Reduction, evenly_spaced
 from qdqspec.errors import DataError
-from qdqspec.graph.model import Model, load_model
+from qdqspec.graph.model import Model
 from qdqspec.graph.wire import Parts
-from qdqspec.qdq.quantize.calibrate import calibrate
-from qdqspec.qdq.quantize.ranges import TensorRange
+from qdqspec.qdq.quantize.calibrate import (
+    BINS,
+    Histogram,
+    _divergences,
+    calibrate,
+    given_ranges,
+    mse_range,
+    percentile_range,
+    read_ranges,
+)
+from qdqspec.qdq.quantize.ranges import TensorRange, tie_ranges
 
 METHODS = ("max", "percentile", "entropy", "mse", "mean")
 
@@ -29,15 +43,10 @@ def run_on_cpu(parts: Parts) -> Callable[[Feed], Mapping[str, np.ndarray]]:
     return lambda feed: dict(zip(names, session.run(names, dict(feed)), strict=True))
 
 
-def model_of(nodes: str, *, kind: str = "float", inputs: str = "x", **constants: float) -> Model:
+def model_of(nodes: str, *, kind: str = "float", inputs: str = "x") -> Model:
     ports = ", ".join(f"{kind}[n] {name}" for name in inputs.split())
-    proto = onnx.parser.parse_model(
-        f'<ir_version: 9, opset_import: ["": 17]> g ({ports}) => ({kind}[m] y) {{ {nodes} }}'
-    )
-    real = np.float16 if kind == "float16" else np.float32
-    for name, value in constants.items():
-        proto.graph.initializer.append(numpy_helper.from_array(np.array(value, real), name))
-    return Model(proto)
+    text = f'<ir_version: 9, opset_import: ["": 17]> g ({ports}) => ({kind}[m] y) {{ {nodes} }}'
+    return Model(onnx.parser.parse_model(text))
 
 
 def feeds_of(*samples: list[float]) -> Callable[[], Iterator[Feed]]:
@@ -46,19 +55,19 @@ def feeds_of(*samples: list[float]) -> Callable[[], Iterator[Feed]]:
 
 @pytest.fixture
 def absolute() -> Model:
-    """x > Neg > n > Abs > y"""
     return model_of("n = Neg(x)  y = Abs(n)")
 
 
-def test_max_is_over_all_samples_of_inputs_inner_tensors_and_outputs(absolute: Model) -> None:
-    found = calibrate(absolute, ["x", "n", "y"], feeds_of([1, 2], [-3, 0.5]), "max", run_on_cpu)
-    assert found == {"x": TensorRange(-3, 2), "n": TensorRange(-2, 3), "y": TensorRange(0, 3)}
-
-
-def test_mean_averages_the_extremes_of_the_samples(absolute: Model) -> None:
-    found = calibrate(absolute, ["x", "n", "y"], feeds_of([1, 2], [-3, 1]), "mean", run_on_cpu)
-    assert found["x"] == TensorRange(-1.5, 1.5), "the range of a sample includes zero"
-    assert found["y"] == TensorRange(0, 3), "an output is never clipped"
+@pytest.mark.parametrize(
+    ("method", "x", "n"),
+    [
+        ("max", TensorRange(-3, 2), TensorRange(-2, 3)),
+        ("mean", TensorRange(-1.5, 1.25), TensorRange(-1.25, 1.5)),  # the range of a sample includes zero
+    ],
+)
+def test_ranges_are_over_all_samples(absolute: Model, method: str, x: TensorRange, n: TensorRange) -> None:
+    found = calibrate(absolute, ["x", "n", "y"], feeds_of([1, 2], [-3, 0.5]), method, run_on_cpu)
+    assert found == {"x": x, "n": n, "y": TensorRange(0, 3)}
 
 
 def test_ranges_of_graph_inputs_need_no_run(absolute: Model) -> None:
@@ -66,27 +75,6 @@ def test_ranges_of_graph_inputs_need_no_run(absolute: Model) -> None:
         raise AssertionError("nothing to run")
 
     assert calibrate(absolute, ["x"], feeds_of([1]), "max", refuse) == {"x": TensorRange(0, 1)}
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_ranges_of_every_method_are_within_those_of_max(models: Path, method: str) -> None:
-    model = load_model(models / "digits_resnet.onnx")
-    images = arrays_of(models.parent / "data" / "digits_calibration.npz")["input"][:16, None]
-    tensors = [tensor for node in model.nodes for tensor in (*node.inputs, *node.outputs)]
-
-    def feeds() -> Iterable[Feed]:
-        return ({"input": image} for image in images)
-
-    largest = calibrate(model, tensors, feeds, "max", run_on_cpu)
-    chosen = calibrate(model, tensors, feeds, method, run_on_cpu)
-    assert chosen.keys() == largest.keys() >= {"input", "logits"}
-    assert not chosen.keys() & model.constants.keys()
-    for tensor, span in chosen.items():
-        assert largest[tensor].low <= span.low <= 0 <= span.high <= largest[tensor].high
-    relus = [node.outputs[0] for node in model.nodes if node.op_type == "Relu"]
-    assert relus
-    assert all(chosen[relu].low == 0 for relu in relus)
-    assert (chosen == largest) == (method == "max")
 
 
 @pytest.mark.parametrize("method", ["percentile", "entropy"])  # one such error outweighs all rounding in mse
@@ -115,78 +103,61 @@ def test_graph_outputs_and_inputs_of_saturating_operators_are_never_clipped(meth
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_tensor_that_is_always_zero_keeps_an_empty_range(absolute: Model, method: str) -> None:
-    assert calibrate(absolute, ["y"], feeds_of([0, 0]), method, run_on_cpu) == {"y": TensorRange(0, 0)}
+def test_tensors_of_zeros_and_of_bfloat16_have_ranges_as_well(absolute: Model, method: str) -> None:
+    """numpy has no such type and does not count it as floating point."""
+    for port in (absolute.proto.graph.input[0], absolute.proto.graph.output[0]):
+        port.type.tensor_type.elem_type = TensorProto.BFLOAT16
+
+    def run(parts: Parts) -> Callable[[Feed], Mapping[str, np.ndarray]]:
+        return lambda feed: {"y": np.abs(feed["x"])}
+
+    for values in ([0, 0], [-3, 2]):
+        feeds = [{"x": np.array(values, ml_dtypes.bfloat16)}]
+        found = calibrate(absolute, ["x", "y"], lambda feeds=feeds: iter(feeds), method, run)
+        assert found["y"] == TensorRange(0, max(map(abs, values)))
+        assert (found["x"].low < -2) == any(values)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_tensors_that_are_not_finite_stay_float_and_are_reported(method: str) -> None:
-    """Attention masks contain minus infinity, and random inputs cause roots of negative numbers."""
-    model = model_of("root = Sqrt(x)  y = Abs(x)")
-    notes: list[str] = []
-    found = calibrate(model, ["root", "y"], feeds_of([1], [-1], [4]), method, run_on_cpu, note=notes.append)
-    assert found.keys() == {"y"}
-    (note,) = notes
-    assert note.endswith("in calibration sample 1, as masks are, so left in floating point: 'root'")
-
-
-@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
-@pytest.mark.parametrize("masked", [-np.inf, np.inf, "smallest", "largest", "half"])
-def test_masked_scores_stay_float_and_other_tensors_keep_their_ranges(
-    method: str, dtype: type, masked: float | str
-) -> None:
-    limits = np.finfo(dtype)
-    values = {"smallest": limits.min, "largest": limits.max, "half": limits.min / 2}
-    mask = np.array([0, values.get(str(masked), masked), 0], dtype)
-    model = model_of(
-        "s = Mul(x, x)  m = Add(s, mask)  y = Clip(m, low, high)",
-        kind="float16" if dtype is np.float16 else "float", inputs="x mask", low=-1, high=9,
-    )  # fmt: skip
-    feeds = [{"x": np.array([1, 2, 3], dtype), "mask": mask}, {"x": np.array([2, 0, 1], dtype), "mask": mask}]
+@pytest.mark.parametrize("share", [-0.51, 1, -np.inf, np.nan])
+def test_tensors_with_infinite_or_the_largest_values_stay_float(dtype: type, share: float) -> None:
+    mask = np.array([0, share * float(np.finfo(dtype).max), 0], dtype)
+    kind = "float16" if dtype is np.float16 else "float"
+    model = model_of("s = Mul(x, x)  m = Add(s, mask)  y = Neg(m)", kind=kind, inputs="x mask")
+    feeds = [{"x": np.array([1, 2, 3], dtype), "mask": each} for each in (np.zeros_like(mask), mask)]
     notes: list[str] = []
-    found = calibrate(
-        model, ["x", "mask", "s", "m", "y"], lambda: iter(feeds), method, run_on_cpu, note=notes.append
-    )
-    assert found.keys() == {"x", "s", "y"}
-    assert 0 < found["s"].high <= 9
+    wanted = ["x", "mask", "s", "m"]
+    found = calibrate(model, wanted, lambda: iter(feeds), "max", run_on_cpu, note=notes.append)
+    assert found == {"x": TensorRange(0, 3), "s": TensorRange(0, 9)}
     (note,) = notes
-    assert note.endswith("so left in floating point: 'mask', 'm'")
-
-
-def masked_scores(after: str) -> Model:
-    """Scores with a mask added, then other nodes that read them as ``m``."""
-    return model_of(f"m = Add(x, mask)  {after}", inputs="x mask")
+    assert note.endswith("in calibration sample 1, as masks are, so left in floating point: 'mask', 'm'")
 
 
 @pytest.mark.parametrize("reduces", [False, True])
-@pytest.mark.parametrize("masked", [-1e4, -65504, -1e9])
-def test_scores_of_which_8_bits_keep_the_mask_alone_stay_float(masked: float, reduces: bool) -> None:
+@pytest.mark.parametrize(
+    ("masked", "op", "kept"),
+    [
+        (-1e4, "Softmax", False),
+        (-65504, "Softmax", False),
+        (-1e9, "Softmax", False),
+        (-1000, "Softmax", True),  # a score of 9 is more than a step beside it
+        (-1e4, "Relu", True),  # it computes with sizes
+        (0, "Softmax", True),
+    ],
+)
+def test_scores_of_which_8_bits_keep_the_mask_alone_stay_float(
+    masked: float, op: str, kept: bool, reduces: bool
+) -> None:
     mask = np.float32([0, masked, 0, 0])
     feeds = [
         {"x": np.float32([3, -4, 9, -8]) * gain, "mask": mask * hides} for gain, hides in ((1, 0), (0.5, 1))
     ]
     notes: list[str] = []
     run = ReducingRuns if reduces else run_on_cpu
-    model = masked_scores("c = Identity(m)  y = Softmax(c)")
+    model = model_of(f"m = Add(x, mask)  c = Identity(m)  y = {op}(c)", inputs="x mask")
     found = calibrate(model, ["x", "m", "c", "y"], lambda: iter(feeds), "max", run, note=notes.append)
-    assert found.keys() == {"x", "y"}
-    (note,) = notes
-    assert note.endswith("so left in floating point: 'c', 'm'")
-
-
-@pytest.mark.parametrize("reduces", [False, True])
-@pytest.mark.parametrize(
-    ("masked", "op"),
-    [(-1000.0, "Softmax"), (-1e4, "Relu"), (0.0, "Softmax")],
-    ids=["near", "other reader", "none"],
-)
-def test_other_scores_keep_their_range(masked: float, op: str, reduces: bool) -> None:
-    """Scores up to 9 beside a mask of -1000 are more than a step; other operators compute with sizes."""
-    feeds = [{"x": np.float32([3, -4, 9, -8]), "mask": np.float32([0, masked, 0, 0])}]
-    run = ReducingRuns if reduces else run_on_cpu
-    model = masked_scores(f"y = {op}(m)")
-    assert "m" in calibrate(model, ["m"], lambda: iter(feeds), "max", run)
+    assert found.keys() == {"x", "y"} | ({"m", "c"} if kept else set())
+    assert [note.partition("left in ")[2] for note in notes] == ([] if kept else ["floating point: 'c', 'm'"])
 
 
 def test_no_sample_is_an_error_not_an_empty_result(absolute: Model) -> None:
@@ -221,21 +192,6 @@ def test_ranges_are_equal_if_the_runner_reduces_values(absolute: Model, method: 
     found = calibrate(absolute, ["x", "n", "y"], feeds, method, run)
     assert found == calibrate(absolute, ["x", "n", "y"], feeds, method, run_on_cpu)
     assert opened[0].calls == ["extremes"] * 2 + (["spaced"] * 2 if method not in ("max", "mean") else [])
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_bfloat16_has_ranges_as_well(absolute: Model, method: str) -> None:
-    """numpy has no such type and does not count it as floating point."""
-    absolute.proto.graph.input[0].type.tensor_type.elem_type = TensorProto.BFLOAT16
-    absolute.proto.graph.output[0].type.tensor_type.elem_type = TensorProto.BFLOAT16
-    values = np.array([-3, 2], ml_dtypes.bfloat16)
-
-    def run(parts: Parts) -> Callable[[Feed], Mapping[str, np.ndarray]]:
-        return lambda feed: {"y": np.abs(feed["x"])}
-
-    found = calibrate(absolute, ["x", "y"], lambda: iter([{"x": values}]), method, run)
-    assert found["y"] == TensorRange(0, 3)
-    assert found["x"].low < -2
 
 
 def test_samples_are_released_before_the_next_is_read(absolute: Model) -> None:
@@ -278,3 +234,199 @@ def test_ranges_in_bodies_are_over_all_samples_and_unexecuted_branches_are_noted
     found = calibrate(model, wanted, lambda: iter(both), "max", run_on_cpu, note=notes.append)
     assert found["gate/then_branch/u"] == TensorRange(-2, 3)
     assert found["e"] == TensorRange(0, 5)
+
+
+# ---- histograms --------------------------------------------------------------------------------------
+
+
+def histogram_of(values: np.ndarray) -> Histogram:
+    histogram = Histogram(TensorRange(float(values.min()), float(values.max())))
+    histogram.add(values)
+    return histogram
+
+
+@given(shape=st.lists(st.integers(1, 9), min_size=1, max_size=4), most=st.integers(1, 60))
+def test_evenly_spaced_values_are_limited_and_cover_every_axis(shape: list[int], most: int) -> None:
+    places = np.indices(shape).reshape(len(shape), *shape)
+    found = [evenly_spaced(axis, most) for axis in places]
+    assert 1 <= found[0].size <= most
+    assert found[0].size == places[0].size or places[0].size > most
+    if found[0].size >= shape[-1]:
+        assert set(found[-1].tolist()) == set(range(shape[-1]))
+
+
+def test_the_percentile_range_contains_that_share_of_the_values() -> None:
+    values = np.random.default_rng(1).standard_normal(200_000)
+    span = percentile_range(histogram_of(values), 99.0)
+    inside = ((values >= span.low) & (values <= span.high)).mean()
+    assert 0.99 <= inside < 0.992
+    assert span.low == pytest.approx(-2.576, abs=0.05)
+    assert span.high == pytest.approx(2.576, abs=0.05)
+
+
+def test_the_mse_range_equals_that_of_a_direct_search() -> None:
+    values = np.random.default_rng(2).laplace(size=50_000)
+    span = mse_range(histogram_of(values))
+
+    def error(limit: float) -> float:
+        step = 2 * limit / 255
+        return float(np.mean((np.clip(np.rint(values / step) * step, -limit, limit) - values) ** 2))
+
+    limits = np.linspace(1, np.abs(values).max(), 200)
+    assert error(max(-span.low, span.high)) <= min(map(error, limits)) * 1.03
+
+
+def test_the_entropy_range_equals_that_of_the_published_search() -> None:
+    """Prefix sums result in the same divergence for each threshold as the published steps."""
+    random = np.random.default_rng(3)
+    counts = np.histogram(np.abs(random.laplace(size=3000)), bins=BINS)[0].astype(
+        float
+    )  # many bins are empty
+    fast = _divergences(counts)
+    for kept in (128, 129, 500, 1023, 2000, 2047, 2048):
+        assert fast[kept] == pytest.approx(published_divergence(counts, kept), rel=1e-9)
+    assert np.isinf(fast[:128]).all()
+
+
+def published_divergence(counts: np.ndarray, kept: int) -> float:
+    reference = counts[:kept].copy()
+    reference[-1] += counts[kept:].sum()
+    candidate = np.zeros(kept)
+    for level in range(128):
+        part = slice(kept * level // 128, kept * (level + 1) // 128)
+        filled = reference[part] > 0
+        if filled.any():
+            candidate[part][filled] = counts[:kept][part].sum() / filled.sum()
+    reference, candidate = reference / reference.sum(), candidate / candidate.sum()
+    filled = reference > 0
+    if (candidate[filled] == 0).any():
+        return float("inf")
+    return float((reference[filled] * np.log(reference[filled] / candidate[filled])).sum())
+
+
+# ---- ranges of a file --------------------------------------------------------------------------------
+
+
+HEADER = "TRT-100001-EntropyCalibration2"
+names = st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z"]), min_size=1, max_size=12)
+sizes = st.floats(0, 2.0**90, width=32)
+
+
+def written(tmp_path: Path, text: str | bytes) -> Path:
+    path = tmp_path / "calibration.cache"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.dictionaries(names, sizes, max_size=6))
+def test_ranges_of_a_cache_and_of_json_are_equal(tmp_path: Path, scales: dict[str, float]):
+    lines = [f"{name}: {struct.pack('!f', scale).hex()}" for name, scale in scales.items()]
+    found = read_ranges(written(tmp_path, "\n".join([HEADER, *lines])))
+    assert {name: span.high for name, span in found.items()} == pytest.approx(
+        {name: 127 * scale for name, scale in scales.items()}
+    )
+    again = read_ranges(written(tmp_path, json.dumps({n: [s.low, s.high] for n, s in found.items()})))
+    assert again == found
+
+
+def test_ranges_are_read_from_json(tmp_path: Path):
+    found = read_ranges(written(tmp_path, '{"a": 6, "b": [-1.5, 3.0], "c": [1, 2]}'))
+    assert found == {"a": TensorRange(-6, 6), "b": TensorRange(-1.5, 3), "c": TensorRange(0, 2)}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("TRT-\na: 3c010a14", "line 1 is no header"),
+        (f"{HEADER}\na: 3c010a1", "line 2 is not 'tensor: 3c010a14': 'a: 3c010a1'"),
+        (f"{HEADER}\na: 7fc00000", "line 2: nan is no largest magnitude"),
+        ("[1]", "it is no table of tensors"),
+        ('{"a": "six"}', "'a': 'six' is no number"),
+        ('{"a": [2, 1]}', "'a': 2 is above 1"),
+        ('{"a": 1, "a": 2}', "the key 'a' occurs twice"),
+        (b"\xff\xfe", "it is not UTF-8 text"),
+        ("", "cannot be read"),
+    ],
+)
+def test_invalid_values_are_an_error_with_their_place(tmp_path: Path, text: str | bytes, message: str):
+    path = written(tmp_path, text)
+    with pytest.raises(DataError, match=message) as caught:
+        read_ranges(path)
+    assert caught.value.where == str(path)
+    assert caught.value.cure
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.binary(max_size=60) | st.binary(max_size=60).map(lambda end: f"{HEADER}\na: ".encode() + end))
+def test_reading_any_bytes_returns_ranges_or_raises_one_error(tmp_path: Path, data: bytes):
+    found: dict[str, TensorRange] = {}
+    refused: DataError | None = None
+    try:
+        found = read_ranges(written(tmp_path, data))
+    except DataError as error:
+        refused = error
+    assert refused is None or (refused.cure and "\n" not in refused.what)
+    assert all(isinstance(span, TensorRange) for span in found.values())
+
+
+def test_tensors_without_a_range_are_noted_and_an_unrelated_or_missing_file_is_an_error(tmp_path: Path):
+    notes: list[str] = []
+    path = written(tmp_path, '{"a": 1, "other": 2}')
+    assert given_ranges(path, {"a", "b", "c"}, "m.onnx", notes.append) == {"a": TensorRange(-1, 1)}
+    assert notes == ["calibration.cache has no scale for these, so they stay in floating point: b, c"]
+    with pytest.raises(DataError, match=r"has a scale for no tensor of m\.onnx"):
+        given_ranges(path, {"b"}, "m.onnx", notes.append)
+    for other, said in (
+        (tmp_path / "missing", "cannot be read: No such file"),
+        (tmp_path, "this is no file"),
+    ):
+        with pytest.raises(DataError, match=said):
+            read_ranges(other)
+
+
+# ---- ties --------------------------------------------------------------------------------------------
+
+
+def graph_of(*nodes: tuple[str, str, str], **attributes: object) -> Model:
+    protos = [
+        helper.make_node(op, inputs.split(), outputs.split(), **attributes) for op, inputs, outputs in nodes
+    ]
+    value = helper.make_tensor_value_info("x", TensorProto.FLOAT, None)
+    graph = helper.make_graph(protos, "g", [value], [helper.make_tensor_value_info("y", 1, None)])
+    return Model(helper.make_model(graph))
+
+
+COPIES = (
+    ("Transpose", "x", "t"), ("Reshape", "t shape", "r"), ("Concat", "r b", "c"), ("MaxPool", "c", "y"),
+)  # fmt: skip
+JOIN = (("Transpose", "x", "a"), ("MaxPool", "x", "b"), ("Concat", "a b", "y"))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "tied", "apart"),
+    [
+        (COPIES, "x y b", ""),
+        (JOIN, "a b x", ""),
+        ((("Split", "x sizes", "y z"),), "x y z", "sizes"),
+        ((("MaxPool", "x", "y indices"),), "x y", "indices"),
+        ((("Relu", "x", "y"),), "", "x y"),
+        ((("Add", "x", "y"),), "", "x y"),
+        ((("AveragePool", "x", "y"),), "", "x y"),
+    ],
+)
+def test_tensors_with_the_same_values_have_the_union_of_their_ranges(
+    nodes: tuple[tuple[str, str, str], ...], tied: str, apart: str
+) -> None:
+    names = (*tied.split(), *apart.split())
+    ranges = {name: TensorRange(-index, 10.0**index) for index, name in enumerate(names)}
+    union = TensorRange(1 - len(tied.split()), 10.0 ** (len(tied.split()) - 1)) if tied else None
+    expected = {name: union or ranges[name] for name in tied.split()}
+    assert tie_ranges(graph_of(*nodes), ranges) == expected | {name: ranges[name] for name in apart.split()}
+
+
+@pytest.mark.parametrize(("mode", "tied"), [("nearest", True), ("linear", False)])
+def test_only_nearest_resize_copies_values(mode: str, tied: bool) -> None:
+    ranges = {"x": TensorRange(-8, 8), "y": TensorRange(0, 1)}
+    found = tie_ranges(graph_of(("Resize", "x", "y"), mode=mode), ranges)
+    assert (found["y"] == found["x"]) is tied

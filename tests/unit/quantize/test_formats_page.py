@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from graph_text import model_of
 from packaging.version import Version
 from tabulate import tabulate
 
@@ -25,47 +24,28 @@ from qdqspec.types import Consumer, LintTarget, Placement, Site
 PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "formats.md"
 HEAD = ("format", "for", "block", "scale", "zero point", "opset", "TensorRT", "compute capability", "ONNX Runtime CPU",
         "lint rules")  # fmt: skip
-TARGETS: tuple[LintTarget, ...] = ("tensorrt-11", "onnxruntime-cpu")
+PREFERRED: dict[LintTarget, str] = {"tensorrt-11": "int8", "onnxruntime-cpu": "uint8"}
 
 
 def layer(fmt: NumberFormat) -> Model:
     """A linear layer in a format: activation and weight, or the weight alone."""
-    ends = [
-        helper.make_tensor_value_info(n, TensorProto.FLOAT, [32, 256 if n == "x" else 64]) for n in ("x", "y")
-    ]
-    weight = np.random.default_rng(0).normal(size=(256, 64)).astype(np.float32)
-    node = helper.make_node("MatMul", ["x", "w"], ["y"], "linear")
-    graph = helper.make_graph([node], "g", ends[:1], ends[1:], [numpy_helper.from_array(weight, "w")])
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=10)
-    model = Model(proto)
-    sites = {
-        Site(
-            tensor="w",
-            consumers=(Consumer("linear", 1),),
-            format=fmt.name,
-            axis=0 if fmt.block else 1,
-            weight=True,
-        )
-    }
+    text = "(float[32,256] x) => (float[32,64] y) { y = MatMul(x, w) }"
+    model = model_of(text, w=(256, 64))
+    weight_axis = 0 if fmt.block else 1
+    sites = {Site(tensor="w", consumers=(Consumer("y", 1),), format=fmt.name, axis=weight_axis, weight=True)}
     if not fmt.weight_only:
         axis = 1 if fmt.block else None
-        sites.add(Site(tensor="x", consumers=(Consumer("linear", 0),), format=fmt.name, axis=axis))
+        sites.add(Site(tensor="x", consumers=(Consumer("y", 0),), format=fmt.name, axis=axis))
     numbers = Quantizer(model, {"x": TensorRange(-4.0, 4.0)}, symmetric_activations=True)
     return Model(insert_qdq(model, Placement(sites=frozenset(sites)), numbers).proto)
 
 
-def lint_ids(fmt: NumberFormat, target: LintTarget) -> set[str]:
-    return {finding.id for finding in lint_model(layer(fmt), target)}
-
-
 def rules_of(fmt: NumberFormat) -> str:
     """The lint findings of such a layer that the preferred format of the target does not have."""
-    preferred = {"tensorrt-11": "int8", "onnxruntime-cpu": "uint8"}
-    found = [
-        rule
-        for target in TARGETS
-        for rule in sorted(lint_ids(fmt, target) - lint_ids(FORMATS[preferred[target]], target))
-    ]
+    found = []
+    for target, preferred in PREFERRED.items():
+        own, usual = ({f.id for f in lint_model(layer(each), target)} for each in (fmt, FORMATS[preferred]))
+        found += sorted(own - usual)
     return ", ".join(found) or "-"
 
 
@@ -83,7 +63,6 @@ def row(fmt: NumberFormat) -> tuple[str, ...]:
     zero = (
         "none" if fmt.block and fmt.signed else "0" if fmt.signed else "any; 8 here" if fmt.block else "any"
     )
-    opset = str(fmt.opset)
     known = trt_ops.FORMATS.get(fmt.name)
     capability, version = ("-", "-") if known is None else (".".join(map(str, part)) for part in known)
     if fmt.name in trt_ops.FORMATS and trt_ops.why_not(fmt.name, (12, 0), (11, 4)):
@@ -94,7 +73,7 @@ def row(fmt: NumberFormat) -> tuple[str, ...]:
         str(fmt.block or "-"),
         scale,
         zero,
-        opset + (", and domain `trt`" if fmt.dynamic else ""),
+        str(fmt.opset) + (", and domain `trt`" if fmt.dynamic else ""),
         version,
         capability,
         _on_onnxruntime(fmt),
@@ -103,21 +82,16 @@ def row(fmt: NumberFormat) -> tuple[str, ...]:
 
 
 def _on_onnxruntime(fmt: NumberFormat) -> str:
-    """The support by ONNX Runtime, which is the same for all supported versions."""
     if fmt.name in BLOCKED_8:
         return "from " + ".".join(map(str, BLOCKED_8_SINCE))
     return "yes" if fmt.name in OnnxRuntime().capabilities().formats else "no"
 
 
-@pytest.fixture(scope="module")
-def table() -> str:
-    rows = [row(fmt) for name, fmt in FORMATS.items() if name not in (BIAS_FORMAT, RUN_TIME)]
-    return tabulate(rows, headers=HEAD, tablefmt="github", disable_numparse=True)
-
-
-def test_the_table_of_formats_is_the_generated_one(table: str, request: pytest.FixtureRequest) -> None:
+def test_the_table_of_formats_is_the_generated_one(request: pytest.FixtureRequest) -> None:
     if Version(onnxruntime.__version__) < Version("1.32"):
         pytest.skip("the page states the lint rules that apply with ONNX Runtime 1.32 and newer")
+    rows = [row(fmt) for name, fmt in FORMATS.items() if name not in (BIAS_FORMAT, RUN_TIME)]
+    table = tabulate(rows, headers=HEAD, tablefmt="github", disable_numparse=True)
     text = PAGE.read_text(encoding="utf-8")
     if request.config.getoption("--update-golden"):
         before, _, rest = text.partition("<!-- formats -->\n")

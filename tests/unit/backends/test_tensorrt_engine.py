@@ -1,4 +1,4 @@
-"""Builds with what TensorRT 10 and 11 alone have, on a fake of each version: timing caches, build routes, options.
+"""Builds and runs on a fake TensorRT: timing caches, build routes, options, times, notes and hashes.
 
 What the parser and the compiler do is tested with TensorRT for RTX: see ``test_rtx_build.py``.
 """
@@ -6,9 +6,10 @@ What the parser and the compiler do is tested with TensorRT for RTX: see ``test_
 from __future__ import annotations
 
 import json
+import math
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from graph_text import saved
 
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.tensorrt.cache import Shared
-from qdqspec.backends.tensorrt.engine import TensorRt
+from qdqspec.backends.tensorrt.engine import TensorRt, TensorRtEngine, graph_hash
 from qdqspec.backends.tensorrt.log import Log, refusals
 from qdqspec.backends.tensorrt.options import options_from
 from qdqspec.errors import BackendError, ConfigError
@@ -53,17 +54,11 @@ def test_a_failed_step_is_reported_with_the_log(
     fail(fault)
     error = refusal(model)
     assert re.search(said, error.what), error.what
-    if fault == "out-of-memory":
-        assert error.cure is not None
-        assert "tensorrt.workspace" in error.cure
-
-
-def test_the_log_of_an_earlier_build_is_not_quoted(model: Path, newest: None, fail: Fail):
-    fail("out-of-memory")
-    assert "Cuda Runtime" in refusal(model).what
+    assert fault != "out-of-memory" or "tensorrt.workspace" in str(error.cure)
     fail("")
     model.write_bytes(b"garbage")
-    assert refusal(model).what == "TensorRT could not read the model: TensorRT gave no reason"
+    said = "TensorRT could not read the model: TensorRT gave no reason"
+    assert refusal(model).what == said, "the log of an earlier build is not quoted"
 
 
 def test_an_exception_of_the_bindings_is_reported(model: Path):
@@ -82,48 +77,25 @@ def test_an_exception_of_the_bindings_is_reported(model: Path):
 
 
 def test_a_version_compatible_engine_is_loaded_with_its_host_code(model: Path, tensorrt_version: str):
-    options = BuildOptions(extra={"tensorrt.version-compatible": "on"})
-    with closing(TensorRt().build(model, options)) as engine:
-        assert engine._native is not None
-        assert engine._native.runtime.engine_host_code_allowed
-    with closing(TensorRt().build(model, BuildOptions())) as engine:
-        assert engine._native is not None
-        assert not engine._native.runtime.engine_host_code_allowed
+    for text in ("on", "off"):
+        options = BuildOptions(extra={"tensorrt.version-compatible": text})
+        with closing(TensorRt().build(model, options)) as engine:
+            assert engine._native is not None
+            assert engine._native.runtime.engine_host_code_allowed == (text == "on")
 
 
 # ---- dynamic shapes -----------------------------------------------------------------------------
 
 
-def dynamic_model(path: Path) -> Path:
-    return saved(path, "dynamic (float[n,3,w] x) => (float[n,3,w] y) { [relu] y = Relu(x) }")
-
-
-def spans(*batches: int, weight: float = 1.0) -> ShapeProfile:
+def spans(*batches: int) -> ShapeProfile:
     low, usual, high = ((batch, 3, 8) for batch in batches)
-    return ShapeProfile(shapes={"x": InputShape(min=low, opt=usual, max=high)}, weight=weight)
-
-
-def test_shape_profiles_have_the_order_of_the_spec(tmp_path: Path, tensorrt_version: str):
-    small, large = spans(1, 1, 2, weight=0.3), spans(4, 8, 16, weight=0.7)
-    path = dynamic_model(tmp_path / "m.onnx")
-    engine = TensorRt().build(path, BuildOptions(profiles=(small, large), state=tmp_path / "state"))
-    assert engine._native is not None
-    assert engine._native.engine.get_tensor_profile_shape("x", 1)[1] == (8, 3, 8)
-    for batch in (1, 2, 8):
-        (value,) = engine.run({"x": np.full((batch, 3, 8), -1, np.float32)}).values()
-        assert value.shape == (batch, 3, 8)
-        assert not value.any()
-    with pytest.raises(
-        BackendError, match=r"\[3, 3, 8\], and the engine takes \[1, 3, 8\] to \[2, 3, 8\] or \[4, 3"
-    ):
-        engine.run({"x": np.zeros((3, 3, 8), np.float32)})
-    engine.close()
+    return ShapeProfile(shapes={"x": InputShape(min=low, opt=usual, max=high)})
 
 
 def test_each_shape_profile_runs_its_own_kernels(tmp_path: Path, tensorrt_version: str):
     """The first profile also accepts the shapes of the second, but its kernels were chosen for other shapes."""
     wide, narrow = spans(1, 1, 16), spans(8, 8, 8)
-    path = dynamic_model(tmp_path / "m.onnx")
+    path = saved(tmp_path / "m.onnx", "g (float[n,3,w] x) => (float[n,3,w] y) { [relu] y = Relu(x) }")
     engine = TensorRt().build(path, BuildOptions(profiles=(wide, narrow), state=tmp_path / "state"))
     one, eight = ({"x": np.full((batch, 3, 8), -1, np.float32)} for batch in (1, 8))
     engine.bind(one)
@@ -137,6 +109,8 @@ def test_each_shape_profile_runs_its_own_kernels(tmp_path: Path, tensorrt_versio
     assert [r["profile"] for r in records(tmp_path / "state") if "cuda_graph" in r] == [0, 1]
     with pytest.raises(BackendError, match=r"the engine takes \[8, 3, 8\] to \[8, 3, 8\]\n"):
         engine.bind(one, profile=1)
+    with pytest.raises(BackendError, match=r"takes \[1, 3, 8\] to \[16, 3, 8\] or \[8, 3, 8\] to \[8, 3"):
+        engine.run({"x": np.zeros((17, 3, 8), np.float32)})
     with pytest.raises(BackendError, match="no inputs are bound"):
         engine.time(1, profile=2)
     engine.close()
@@ -152,19 +126,6 @@ def records(folder: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in (folder / "builds.jsonl").read_text("utf-8").splitlines()]
 
 
-def test_all_builds_of_a_run_share_one_timing_cache(model: Path, tmp_path: Path, tensorrt_version: str):
-    state = tmp_path / "state"
-    TensorRt().build(model, BuildOptions(state=state)).close()
-    (cache,) = state.glob("*.timing-cache")
-    assert cache.name == f"nvidia-fake-100-sm90-tensorrt-{tensorrt_version}.timing-cache"
-    first = set(json.loads(cache.read_bytes()))
-    assert "conv_kernel" in first
-    other = tmp_path / "other.onnx"
-    onnx.save(small_model(quantized=True, activations="int8"), other)
-    TensorRt().build(other, BuildOptions(state=state)).close()
-    assert first < set(json.loads(cache.read_bytes()))
-
-
 def test_only_fresh_builds_differ_in_their_kernels(model: Path, tmp_path: Path, tensorrt_version: str):
     state = tmp_path / "state"
 
@@ -176,7 +137,9 @@ def test_only_fresh_builds_differ_in_their_kernels(model: Path, tmp_path: Path, 
 
     shared = {milliseconds(fresh=False) for _ in range(3)}
     (cache,) = state.glob("*.timing-cache")
+    assert cache.name == f"nvidia-fake-100-sm90-tensorrt-{tensorrt_version}.timing-cache"
     before = cache.read_bytes()
+    assert "conv_kernel" in json.loads(before)
     fresh = {milliseconds(fresh=True) for _ in range(3)}
     assert len(shared) == 1
     assert len(fresh) == 3
@@ -321,3 +284,182 @@ def test_options_are_passed_to_the_builder(model: Path, newest: None, monkeypatc
 def test_a_wrong_value_of_an_option_is_reported(word: str, text: str, said: str):
     with pytest.raises(ConfigError, match=said):
         options_from({f"tensorrt.{word}": text})
+
+
+# ---- runs --------------------------------------------------------------------------------------------
+
+
+FEEDS = {"x": np.random.default_rng(1).uniform(-1, 1, (1, 3, 8, 8)).astype(np.float32)}
+Open = Callable[..., TensorRtEngine]
+
+
+@pytest.fixture
+def opened(install_tensorrt: Callable[[str], None], tmp_path: Path) -> Iterator[Open]:
+    """Builds the small model with TensorRT 10.16 and binds its input, or builds a given one; at the end everything must
+    be freed."""
+    install_tensorrt("10.16.1.11")
+    engines = []
+
+    def build(model: onnx.ModelProto | None = None, **extra: str) -> TensorRtEngine:
+        path = tmp_path / "model.onnx"
+        onnx.save(model or small_model(), path)
+        words = {f"tensorrt.{name.replace('_', '-')}": text for name, text in extra.items()}
+        engine = TensorRt().build(path, BuildOptions(extra=words, state=tmp_path / "state"))
+        engines.append(engine)
+        if model is None:
+            engine.bind(FEEDS)
+        return engine
+
+    yield build
+    from fake_gpu import gpu
+
+    for engine in engines:
+        engine.close()
+    assert not gpu.blocks, "device or host memory was not freed"
+    assert not gpu.streams, "a stream was not freed"
+
+
+@pytest.mark.parametrize(
+    ("fault", "switch", "why_not"),
+    [
+        ("", "on", ""),
+        ("no-graph-at-first", "on", ""),  # it is recorded again
+        ("no-graph", "on", "cudaStreamEndCapture failed: cudaErrorStreamCaptureInvalidated"),
+        ("", "off", "switched off by tensorrt.cuda-graph"),
+    ],
+)
+def test_a_run_is_recorded_as_a_cuda_graph_or_the_reason_is_stated(
+    opened: Open, tmp_path: Path, fail: Fail, fault: str, switch: str, why_not: str
+):
+    fail(fault)
+    engine = opened(cuda_graph=switch)
+    assert (engine._bound[0].graph is not None) == (not why_not)
+    told = records(tmp_path / "state")[-1]
+    assert (told["model"], told["profile"], told["cuda_graph"]) == ("model.onnx", 0, not why_not)
+    assert why_not in told["why_not"]
+    samples = engine.time(5, warmup=2)
+    assert len(samples.wall_ms) == 5
+    is_noted = any(note.startswith("not recorded as a CUDA graph: ") for note in samples.notes)
+    assert is_noted == bool(why_not)
+
+
+def test_times_are_measured_on_the_gpu(opened: Open):
+    engine = opened()
+    cost = engine._native.engine._cost.milliseconds
+    samples = engine.time(200, warmup=3)
+    assert samples.cpu_ms == ()
+    assert len(samples.wall_ms) == 200
+    assert math.isclose(samples.median_ms("wall"), cost, rel_tol=0.05)
+    assert len(set(samples.wall_ms)) > 100
+    assert samples.median_ms("cpu") == samples.median_ms("wall")
+
+
+def test_skipped_kernels_and_warnings_of_the_build_are_noted_on_the_samples(opened: Open, fail: Fail):
+    fail("short-of-memory,slow-fp4")
+    engine = opened()
+    notes = "\n".join(engine.time(1).notes)
+    assert "short of GPU memory: the builder skipped kernels" in notes
+    assert "TensorRT warns: The network has FP4 Q/DQ layers but the hardware does not accelerate FP4" in notes
+
+
+def test_a_run_that_is_shorter_than_its_launch_is_noted(opened: Open, fail: Fail):
+    engine = opened()
+    fail("slow-launch")  # 2 ms, and a run takes a few microseconds
+    assert not [note for note in engine.time(2).notes if "enqueue-bound" in note], "too few samples to decide"
+    (note,) = [note for note in engine.time(8).notes if "enqueue-bound" in note]
+    assert "to launch a run as the GPU to compute it" in note
+    assert all(note in engine.time(8).notes for _ in range(3)), "one note for all measurements"
+
+
+def test_throttling_and_changed_clock_rates_are_noted(
+    opened: Open, tmp_path: Path, put_nvidia_smi: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+):
+    from qdqspec.backends._nvidia import smi as gpu_state
+
+    monkeypatch.setattr(gpu_state, "_EVERY", 0.0)
+    state = {"clocks.sm": "1980", "clocks.mem": "2619", "temperature.gpu": "45", "power.draw": "[N/A]"}
+    put_nvidia_smi(**state, **{"clocks_event_reasons.active": "0x0000000000000001"})
+    engine = opened()
+    assert not [note for note in engine.time(1).notes if "GPU" in note]
+    slower = {"clocks.sm": "1410", "clocks_throttle_reasons.active": "0x0000000000000024"}
+    put_nvidia_smi(**state | slower)
+    throttled, moved = [note for note in engine.time(1).notes if "GPU" in note]
+    assert throttled == "the GPU was throttled while it was timed: power cap, software thermal slowdown"
+    assert moved.startswith("the GPU's clock moved between 1410 and 1980 MHz")
+    engine.close()
+    first, second = records(tmp_path / "state")[-1]["gpu"]
+    assert (first["sm_mhz"], first["celsius"], first["watts"]) == (1980, 45, None)
+    assert second["throttled"] == ["power cap", "software thermal slowdown"]
+
+
+def test_outputs_whose_shape_depends_on_data_are_read(opened: Open, tmp_path: Path):
+    text = "data (float[4] x) => (int64[1,n] y) { y = NonZero(x) }"
+    engine = opened(onnx.load(saved(tmp_path / "data.onnx", text)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FAKE_TRT", "shapes-from-data")
+        for values, places in (([0, 1, 0, 2], [1, 3]), ([1, 1, 1, 1], [0, 1, 2, 3]), ([0, 0, 0, 0], [])):
+            (found,) = engine.run({"x": np.array(values, np.float32)}).values()
+            assert found.tolist() == [places]
+        engine.bind({"x": np.ones(4, np.float32)})
+        assert len(engine.time(3).wall_ms) == 3
+    assert "the shape of output y depends on data" in str(records(tmp_path / "state")[-1]["why_not"])
+
+
+def test_outputs_follow_input_values_and_wrong_inputs_are_refused(opened: Open):
+    engine = opened()
+    first = engine.run(FEEDS)["y"]
+    second = engine.run({"x": FEEDS["x"] * 2})["y"]
+    assert not np.array_equal(first, second)
+    assert np.array_equal(engine.run(FEEDS)["y"], first)
+    strided = np.ascontiguousarray(FEEDS["x"].transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+    assert np.array_equal(engine.run({"x": strided})["y"], first)
+    shapes = r"input 'x' has shape \[2, 3, 8, 8\], and the engine takes \[1, 3, 8, 8\]"
+    for feeds, said in (
+        ({"x": FEEDS["x"].astype(np.float64)}, "input 'x' takes float32 of rank 4, not float64 of rank 4"),
+        ({"x": np.zeros((2, 3, 8, 8), np.float32)}, shapes),
+        ({}, "no value is given for input 'x'"),
+    ):
+        with pytest.raises(BackendError, match=said):
+            engine.run(feeds)
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("failed-run", "could not be run: .*Cask convolution execution"),
+        ("null-context", "could not prepare the engine to run: out of memory"),
+        ("no-device-memory", "cudaMalloc failed: cudaErrorMemoryAllocation"),
+        ("illegal-address", "cudaStreamSynchronize failed: cudaErrorIllegalAddress"),
+    ],
+)
+def test_a_failure_while_running_is_reported(opened: Open, fail: Fail, fault: str, said: str):
+    engine = opened()
+    fail(fault)
+    with pytest.raises(BackendError, match=said):
+        engine.run(FEEDS)
+    with pytest.raises(BackendError, match=said):
+        engine.bind(FEEDS)
+
+
+# ---- hash ---------------------------------------------------------------------------------------
+
+
+def information(*names: str, tactic: str = "i8i8") -> str:
+    return json.dumps({"Layers": [{"Name": name, "TacticName": tactic} for name in names]})
+
+
+def test_the_hash_ignores_numbers_that_differ_between_builds(tmp_path: Path):
+    hashed = lambda text: graph_hash(text, tmp_path / "not read.onnx")  # noqa: E731
+    assert hashed(information("__myl_MulSum_myl4_1")) == hashed(information("__myl_MulSum_myl12_3"))
+    assert hashed(information("a")) != hashed(information("a", tactic="f16f16"))
+    assert hashed(information("layer1_1")) != hashed(information("layer1_2"))
+    assert hashed("no json at all") != hashed("another")
+
+
+def test_the_hash_of_an_opaque_layer_includes_the_model(tmp_path: Path):
+    first, second = tmp_path / "a.onnx", tmp_path / "b.onnx"
+    first.write_bytes(b"one")
+    second.write_bytes(b"two")
+    opaque = information("{ForeignNode[a...b]}_myl0"), information("{ForeignNode[a...b]}_myl3")
+    assert graph_hash(opaque[0], first) == graph_hash(opaque[1], first)
+    assert graph_hash(opaque[0], first) != graph_hash(opaque[0], second)
