@@ -86,15 +86,6 @@ def test_noise_and_drift_have_the_configured_size(tmp_path: Path) -> None:
     assert max(abs(math.log(b / a)) for a, b in pairs) < 0.01, "it is common to all engines of a device"
 
 
-def test_the_same_calls_give_the_same_times(tmp_path: Path) -> None:
-    def session() -> list[object]:
-        device = FakeDevice()
-        engines = [build(chain(tmp_path, body), device, drift="0.1") for body in (PLAIN, FIRST_IN_INTEGERS)]
-        return [engine.time(3) for engine in engines] + [engine.layers() for engine in engines]
-
-    assert session() == session()
-
-
 @pytest.mark.parametrize("opset", [10, 13, 19, 21])
 def test_pairs_of_each_opset_are_computed(tmp_path: Path, opset: int) -> None:
     """The reference implementation of onnx 1.23 has DequantizeLinear from opset 19 on only."""

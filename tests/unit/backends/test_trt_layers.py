@@ -191,12 +191,6 @@ def test_the_type_of_a_tensor_is_a_sentence_or_two_keys(declared, dtype):
     assert found.inputs[0].dtype == dtype
 
 
-@pytest.mark.parametrize("kind", ["NoOp", "MyelinReformat", "memset", "shape_call"])
-def test_some_kinds_of_layers_represent_no_node(kind):
-    (found,) = parse_layers(graph(layer("__myl_housekeeping_myl0_1", kind)))
-    assert found.boundary
-
-
 def test_times_of_repeated_names_are_attributed_in_order():
     profile = [{"count": 3}, *({"name": "a", "timeMs": 3 * t} for t in (1.0, 2.0, 4.0))]
     found = parse_layers(graph(layer("a"), layer("a")), profile)
