@@ -37,7 +37,7 @@ _FRONT_NOTE = (
     "filled dot is the selected model; grey ones are other candidates, as first screened."
 )
 _ERRORS_NOTE = (
-    "Share of the error at the output, or before a final Softmax or the like, of each block quantized alone in its "
+    "Share of the error at the output, or before a final ArgMax or the like, of each block quantized alone in its "
     "worst way. Blocks at the top are the first to keep in floating point."
 )
 _LAYERS_NOTE = (
