@@ -64,8 +64,6 @@ def find_corrections(task: CorrectionTask) -> FoundCorrections:
 
     errors = task.judge.errors(task.numbers, lambda: is_over(1 / task.judgements))
     problem = Problem(judge=task.judge, numbers=task.numbers, errors=errors)
-    if errors[0].total_db < task.worth_db:
-        return FoundCorrections()
     for name, apply in CORRECTIONS.items():
         is_possible = name == "equalization" or problem.is_usable
         if name not in task.allowed or not is_possible or problem.errors[0].total_db >= task.enough_db:

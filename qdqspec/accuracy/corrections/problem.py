@@ -25,8 +25,7 @@ IsOver: TypeAlias = Callable[[], bool]  # whether the time for corrections is up
 class CorrectionTask:
     """The inputs of the search for corrections: the ``allowed`` ones, for these numbers, within ``seconds``.
 
-    The placements of the ``judge`` quantize the ``sites``. None are sought if the first of them has ``enough_db``, or
-    less than ``worth_db``: then no correction makes it a placement that can be selected.
+    The placements of the ``judge`` quantize the ``sites``. None are sought if the first of them has ``enough_db``.
     ``ranges`` gives those of a model by two calibration methods on some of the samples: all, or the even ones.
     ``method`` is the case's own. ``observe`` gives the values of tensors of a model, and ``recalibrated`` the numbers
     of a model with other values in these tensors. ``saturates`` is whether sums of two neighbouring u8 x s8 products
@@ -45,7 +44,6 @@ class CorrectionTask:
     saturates: bool
     fixed: frozenset[str] = frozenset()
     enough_db: float
-    worth_db: float = -math.inf
     seconds: float
     judgements: float = 6
     clock: Callable[[], float] = time.monotonic

@@ -50,8 +50,7 @@ class Correcting:
 
     They may take ``share`` of the search's time, and at most ``seconds``, by preset: more finds more in slow models.
     None are sought if everything quantized is ``margin_db`` above the SQNR limit: a larger margin seeks them more
-    often, and lets selected models be quantized further. Nor are they if it is ``most_db`` below, as they
-    gained 7 dB at most: what then is selected quantizes less, and corrections judged on everything may make it worse.
+    often, and lets selected models be quantized further.
     """
 
     def __init__(
@@ -62,13 +61,12 @@ class Correcting:
         share: float = 0.15,
         seconds: Mapping[str, float] = MappingProxyType({"quick": 5.0, "default": 15.0, "extensive": 60.0}),
         margin_db: float = 3.0,
-        most_db: float = 8.0,
     ) -> None:
         self._prepared, self._source = prepared, source
         self._case, self._space = prepared.case, prepared.space
         minutes, most = self._case.tune.minutes, seconds[self._case.tune.preset]
         self._seconds = most if minutes is None else min(most, share * 60 * minutes)
-        self._margin_db, self._most_db = margin_db, most_db
+        self._margin_db = margin_db
 
     def corrections(self) -> FoundCorrections:
         """The corrections, from the file if it has those of the same run."""
@@ -152,10 +150,6 @@ class Correcting:
             fixed=prepared.fixed_tensors,
             recalibrated=prepared.recalibrated,
             enough_db=self._enough_db,
-            # infinite if corrections are sought in any case
-            worth_db=-math.inf
-            if self._enough_db == math.inf
-            else self._enough_db - self._margin_db - self._most_db,
             seconds=self._seconds,
         )
 
