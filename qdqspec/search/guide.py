@@ -191,10 +191,11 @@ class Guide:
         """The placement with the most noise that is predicted to have this SQNR, and the margin; ``None`` for none.
 
         ``placed`` gives the placement for an allowed sum of noise. Noise is not exactly additive, so what is allowed is
-        corrected by the prediction for each placement, until one is at most ``close_db`` above the aim. Fewer
-        ``predictions`` take less time, and leave more of the limit unused.
+        corrected by the prediction for each placement, until one is at most ``close_db`` above the aim. A correction
+        that would repeat an allowance is replaced by the middle of what is bracketed, or by a step, doubled each time.
+        Fewer ``predictions`` take less time, and leave more of the limit unused.
         """
-        aim, best, seen = least_db + self.margin_db, None, set[Placement]()
+        aim, best, seen, step = least_db + self.margin_db, None, set[Placement](), close_db
         low, high = -np.inf, np.inf  # allowances in decibels that met the aim, and that did not
         at = self._offset_db - aim
         for _ in range(predictions):
@@ -210,8 +211,10 @@ class Guide:
             if placement.sites:
                 self._offset_db = predicted - self._sum_db(placement)
             at = self._offset_db - aim if placement.sites else at + 10.0
-            if not low < at < high:
-                at = (low + high) / 2 if np.isfinite(low + high) else at
+            if not low < at < high and np.isfinite(low + high):
+                at = (low + high) / 2
+            elif not low < at < high:
+                at, step = low + step if is_met else high - step, 2 * step
         return best
 
     def within_limits(

@@ -7,11 +7,14 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from searches import Additive, Device, all_placements
 
 from qdqspec.accuracy.compare import power_of
 from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.search.base import SearchSetup, Strategy
+from qdqspec.search.guide import Guide
 from qdqspec.search.labels import LINEAR
 from qdqspec.search.limits import Limits
 from qdqspec.search.repair import repaired
@@ -74,6 +77,33 @@ def test_a_limit_that_full_quantization_meets_needs_one_prediction() -> None:
     guided, free = searched(0, oracle, least=20.0), searched(0, None, least=20.0)
     assert [trial.placement.digest for trial in guided] == [trial.placement.digest for trial in free]
     assert oracle.asked == 1
+
+
+@given(least_db=st.floats(34.0, 44.0), more=st.floats(0.8, 1.3))
+def test_a_limit_is_met_also_where_placements_have_more_noise_than_was_allowed(
+    least_db: float, more: float
+) -> None:
+    """A unit that is left out may stay quantized, as the pairs of its neighbours are there."""
+    space = small_space()
+    oracle = Additive(space)
+    guide = Guide(oracle, space, min_sqnr_db=least_db)
+    units = sorted(space.everything(), key=oracle.powers.__getitem__)
+    prefixes = [{unit: space.by_id[unit].full for unit in units[:count]} for count in range(len(units) + 1)]
+    placements = [space.resolve(labels) for labels in prefixes]
+    assert guide.has_noise
+
+    def placed(most: float) -> Placement:
+        return max(
+            (each for each in placements if power_of(oracle.truth(each)) <= most * more),
+            key=lambda each: len(each.labels),
+            default=placements[0],
+        )
+
+    found = guide.meet(least_db, placed)
+    assert found is not None
+    assert guide.admits(found, least_db)
+    best = [each for each in placements if guide.admits(each, least_db)][-1]
+    assert len(found.labels) >= len(best.labels) - 1
 
 
 @pytest.mark.parametrize("make", STRATEGIES[1:])
