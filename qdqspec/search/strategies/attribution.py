@@ -111,10 +111,17 @@ class Attribution(Stepwise):
             return False
         least = guide.limits.aim_db
         if least is not None and self.is_exceeded:
-            most = self.noise_slack * guide.allowed(least)
-            if self.energy.noise_of(codes) > most or not guide.admits(placement, least):
+            if self.energy.noise_of(codes) > self._most_noise(least) or not guide.admits(placement, least):
                 return False
         return guide.keeps_metric(placement)
+
+    def _most_noise(self, least_db: float) -> float:
+        """The sum of noise up to which a flip of the incumbent is rehearsed, from the incumbent's own noise and SQNR."""
+        best = self.incumbent.placement
+        noise, sqnr_db = self.energy.noise_of(self.energy.codes_of(best)), self.guide.predicted_db(best)
+        if sqnr_db is None or not noise:
+            return self.noise_slack * self.guide.allowed(least_db)
+        return self.noise_slack * noise * 10 ** ((sqnr_db - least_db) / 10)
 
     @property
     def posterior(self) -> Posterior:

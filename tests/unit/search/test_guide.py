@@ -106,6 +106,18 @@ def test_a_limit_is_met_also_where_placements_have_more_noise_than_was_allowed(
     assert len(found.labels) >= len(best.labels) - 1
 
 
+def test_flips_are_judged_by_the_noise_of_the_incumbent_not_by_that_of_the_last_prediction() -> None:
+    space = small_space()
+    oracle, guided = Additive(space), SearchSetup(space=space, clock="cpu", min_sqnr_db=38.0)
+    search = Attribution(replace(guided, accuracy=oracle), np.random.default_rng(0))
+    drive(search, Device(space, 0, oracle, 38.0), trials=3)
+    energy, here = search.energy, search.energy.codes_of(search.incumbent.placement)
+    before = [search.is_promising(codes) for codes in energy.flips(here)]
+    search.guide._offset_db = -20.0  # a prediction far from the sum of noise, of another placement
+    assert any(before)
+    assert [search.is_promising(codes) for codes in energy.flips(here)] == before
+
+
 @pytest.mark.parametrize("make", STRATEGIES[1:])
 def test_other_strategies_build_no_placement_predicted_below_the_limit(make: type[Strategy]) -> None:
     space = small_space()
