@@ -109,19 +109,19 @@ class Attribution(Stepwise):
         placement, best, guide = self.energy.placed(codes), self.incumbent.ratio or 1.0, self.guide
         if not self.is_new(placement) or self.posterior.expected_gain(codes, best) < self.least_gain:
             return False
-        least = guide.limits.aim_db
-        if least is not None and self.is_exceeded:
-            if self.energy.noise_of(codes) > self._most_noise(least) or not guide.admits(placement, least):
-                return False
-        return guide.keeps_metric(placement)
+        return self._is_accurate(codes, placement) and guide.keeps_metric(placement)
 
-    def _most_noise(self, least_db: float) -> float:
-        """The sum of noise up to which a flip of the incumbent is rehearsed, from the incumbent's own noise and SQNR."""
-        best = self.incumbent.placement
-        noise, sqnr_db = self.energy.noise_of(self.energy.codes_of(best)), self.guide.predicted_db(best)
-        if sqnr_db is None or not noise:
-            return self.noise_slack * self.guide.allowed(least_db)
-        return self.noise_slack * noise * 10 ** ((sqnr_db - least_db) / 10)
+    def _is_accurate(self, codes: Codes, placement: Placement) -> bool:
+        """Whether a flip of the incumbent is expected to meet the limit, by its noise, and else by a rehearsal."""
+        least, guide = self.guide.limits.aim_db, self.guide
+        if least is None or not self.is_exceeded:
+            return True
+        here = self.incumbent.placement
+        noise, sqnr_db = self.energy.noise_of(self.energy.codes_of(here)), guide.predicted_db(here)
+        # noise and SQNR of the incumbent tell how noise adds up near it
+        allowed = noise * 10 ** ((sqnr_db - least) / 10) if sqnr_db and noise else guide.allowed(least)
+        is_quiet = self.energy.noise_of(codes) <= self.noise_slack * allowed
+        return is_quiet and guide.admits(placement, least)
 
     @property
     def posterior(self) -> Posterior:
