@@ -124,15 +124,6 @@ class _Channels:
         self.squares = self.squares + (values**2).sum(axis=1)
         self.rows += values.shape[1]
 
-    def with_others(self, other: _Channels) -> _Channels:
-        """The channels of both parts of the samples."""
-        return _Channels(
-            np.minimum(self.low, other.low),
-            np.maximum(self.high, other.high),
-            self.squares + other.squares,
-            self.rows + other.rows,
-        )
-
     def scaled(self, exponents: npt.NDArray[np.int64]) -> _Channels:
         """The channels with factors."""
         up = 2.0**exponents
@@ -145,14 +136,14 @@ class _Channels:
 
 def _statistics(
     chains: Iterable[Chain], observed: Iterable[Mapping[str, Array]]
-) -> dict[str, tuple[_Channels, _Channels]]:
-    """The channels of the tensors that absorbers read, by even and by odd samples.
+) -> dict[str, tuple[_Channels, ...]]:
+    """The channels of the tensors that absorbers read, by even samples, by odd ones and by all.
 
     Tensors that are not finite, or that have values in one sample only, are omitted.
     """
     sources = {a.source: (chain.channels, a.axis) for chain in chains for a in chain.absorbers}
     found = {
-        source: (_Channels(*np.zeros((3, channels))), _Channels(*np.zeros((3, channels))))
+        source: tuple(_Channels(*np.zeros((3, channels))) for _ in range(3))
         for source, (channels, _) in sources.items()
     }
     for index, values in enumerate(observed):
@@ -163,39 +154,37 @@ def _statistics(
             if not np.isfinite(value).all() or value.shape[axis] % channels:
                 del found[source]
                 continue
-            found[source][index % 2].add(np.moveaxis(value.astype(np.float64), axis, 0).reshape(channels, -1))
+            by_channel = np.moveaxis(value.astype(np.float64), axis, 0).reshape(channels, -1)
+            for part in (index % 2, 2):
+                found[source][part].add(by_channel)
     return {source: parts for source, parts in found.items() if all(part.rows for part in parts)}
 
 
 def _chosen(
     chain: Chain,
     before: npt.NDArray[np.int64],
-    statistics: Mapping[str, tuple[_Channels, _Channels]],
+    statistics: Mapping[str, tuple[_Channels, ...]],
     weights: WeightSteps,
     scaling: ScaledValues,
     least_gain: float,
 ) -> npt.NDArray[np.int64] | None:
-    """The best exponents of a chain's channels on top of those ``before``.
-
-    ``None`` if none reduces the estimated noise enough.
-    """
+    """The best exponents on top of those ``before``; ``None`` if none reduces the estimated noise enough."""
     if not all(absorber.source in statistics for absorber in chain.absorbers):
         return None
 
-    def layers(part: Callable[[_Channels, _Channels], _Channels]) -> list[_Layer]:
+    def layers(part: int) -> list[_Layer]:
         return [
-            _Layer.of(a, part(*statistics[a.source]).scaled(before), chain, weights, scaling)
+            _Layer.of(a, statistics[a.source][part].scaled(before), chain, weights, scaling)
             for a in chain.absorbers
         ]
 
-    judged = layers(lambda _, odd: odd)
-    by_even = _candidates(layers(lambda even, _: even))
+    even, judged, every = (layers(part) for part in range(3))
+    by_even = _candidates(even)
     least = sum(layer.noise(np.zeros(chain.channels)) for layer in judged) * (1 - least_gain)
     noise = [sum(layer.noise(exponents) for layer in judged) for exponents in by_even]
     if not noise or min(noise) >= least:
         return None
-    by_all = _candidates(layers(_Channels.with_others))
-    return by_all[int(np.argmin(noise))].astype(np.int64)
+    return _candidates(every)[int(np.argmin(noise))].astype(np.int64)
 
 
 def _candidates(layers: Sequence[_Layer]) -> list[Floats]:

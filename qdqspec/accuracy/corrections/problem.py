@@ -1,23 +1,152 @@
-"""What corrections are found for, and what each returns: a problem with better numbers."""
+"""What corrections are found for, and what each returns: a problem with better numbers, and how that is judged.
+
+The error is rehearsed at the guiding tensors, on samples that were not used to find the correction.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from dataclasses import dataclass, field, replace
+from itertools import islice, tee
+from typing import Literal, TypeAlias
 
-from qdqspec._core.arrays import Array, Feed
-from qdqspec.accuracy.corrections.judge import USABLE_DB, Errors, Judge, is_gain
+import numpy as np
+
+from qdqspec._core.arrays import Array, Feed, Floats
+from qdqspec.accuracy.compare import noise_power, signal_power
+from qdqspec.accuracy.gate import MOST_DB
+from qdqspec.accuracy.rehearsal import Rehearsal, Runtime, Subject
+from qdqspec.accuracy.rehearsal.graph import Values
 from qdqspec.graph.model import Model
 from qdqspec.qdq.edit.equalize import Equalization
 from qdqspec.qdq.quantize.corrections import Corrections
 from qdqspec.qdq.quantize.quantizer import Quantizer
 from qdqspec.qdq.quantize.ranges import TensorRange
-from qdqspec.types import CorrectionGain, Site
+from qdqspec.qdq.space.units import Edge
+from qdqspec.types import CorrectionGain, Placement, Site
 
 Ranges: TypeAlias = Mapping[str, TensorRange]
 IsOver: TypeAlias = Callable[[], bool]  # whether the time for corrections is up
+
+MIN_SAMPLES = 4  # of both parts together; fewer cannot be split
+USABLE_DB = 10.0  # below it, a few pairs dominate the outputs, and gains or losses are not meaningful
+_TINY = 1e-30  # lower bound of powers
+
+
+@dataclass(slots=True, kw_only=True)
+class Judge:
+    """Rehearses placements with other numbers. Even samples are for finding corrections, odd ones for judging them.
+
+    More ``samples`` of each part find rarer losses, and take the time of a run for each placement.
+    """
+
+    model: Model
+    placements: tuple[Placement, ...]
+    feeds: Callable[[], Iterable[Feed]]
+    runtime: Runtime
+    samples: int = 12
+    rounds_biases: frozenset[str] = frozenset()  # as in `qdqspec.backends.base.Capabilities`
+    _known: dict[int, Values] = field(default_factory=dict, init=False)  # outputs of the float model
+
+    def part(self, part: Literal["fit", "held-out"], samples: int | None = None) -> Iterator[Feed]:
+        """The first ``samples`` of a part, by default those that placements are judged on."""
+        return islice(self.feeds(), int(part == "held-out"), 2 * (samples or self.samples), 2)
+
+    def errors(
+        self, numbers: Quantizer, is_late: IsOver = lambda: False, least_samples: int = 2
+    ) -> tuple[Errors, ...]:
+        """The held-out error of each placement.
+
+        Once it ``is_late``, the samples so far, and not fewer than ``least_samples``, are those of all judgements.
+        """
+        subject = Subject(
+            model=self.model,
+            sites=tuple(dict.fromkeys(site for placement in self.placements for site in placement.ordered)),
+            numbers=numbers,
+            feeds=lambda: self.part("held-out"),
+            samples=self.samples,
+            data="calibration",
+            rounds_biases=self.rounds_biases,
+        )
+        rows: list[list[Floats]] = [[] for _ in self.placements]
+        with Rehearsal(subject, self.runtime, known=self._known) as rehearsal:
+            settings = [rehearsal.switches.setting(placement) for placement in self.placements]
+            samples, references = tee(self._until(is_late, least_samples, rehearsal.references()))
+            each = rehearsal.values_each((setting, feed) for feed, _ in samples for setting in settings)
+            for _, reference in references:
+                for row, values in zip(rows, each, strict=False):
+                    row.append(powers_at(rehearsal.guiding_edges, reference, values))
+        return tuple(Errors(np.array(row)) for row in rows)
+
+    def _until(
+        self, is_late: IsOver, least: int, samples: Iterable[tuple[Feed, Values]]
+    ) -> Iterator[tuple[Feed, Values]]:
+        for count, sample in enumerate(samples):
+            if count >= least and is_late():
+                self.samples = count
+                return
+            yield sample
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """Signal and noise power of one placement by sample and guiding tensor: (sample, tensor, 2)."""
+
+    powers: Floats
+
+    @property
+    def total_db(self) -> float:
+        """The SQNR over all samples at the worst tensor."""
+        signal, noise = np.maximum(self.powers.sum(axis=0), _TINY).T
+        ratio = np.maximum(signal / noise, _TINY)  # 0 for infinite noise
+        return float(np.clip(10 * np.log10(ratio), -MOST_DB, MOST_DB).min(initial=MOST_DB))
+
+    def gain_db(self, before: Errors) -> float:
+        """The increase of the SQNR, in dB."""
+        return self.total_db - before.total_db
+
+    def gains_without_db(self, before: Errors) -> list[float]:
+        """The `gain_db` without each single sample."""
+
+        def without(errors: Errors, sample: int) -> Errors:
+            return Errors(np.delete(errors.powers, sample, axis=0))
+
+        return [without(self, n).gain_db(without(before, n)) for n in range(len(self.powers))]
+
+
+def is_gain(
+    after: Iterable[Errors], before: Iterable[Errors], least_db: float = 0.1, most_loss_db: float = 0.05
+) -> bool:
+    """Whether placements with usable outputs gain ``least_db`` in the mean, and none loses more than ``most_loss_db``.
+
+    Their mean is no loss without any single sample either, whose gain may be chance. Smaller numbers accept more
+    corrections whose gain is not that of other data.
+    """
+    pairs = [
+        (new, old)
+        for new, old in zip(after, before, strict=True)
+        if max(new.total_db, old.total_db) >= USABLE_DB and new.gain_db(old)
+    ]
+    gains = [new.gain_db(old) for new, old in pairs]
+    if not gains or sum(gains) / len(gains) < least_db or min(gains) < -most_loss_db:
+        return False
+    without = np.mean([new.gains_without_db(old) for new, old in pairs], axis=0)
+    return float(without.min()) >= -most_loss_db
+
+
+def powers_at(edges: Iterable[Edge], references: Values, values: Values) -> Floats:
+    """Signal and noise power of values against references, (edge, 2). Values that are no floats count as exact.
+
+    The noise of values that cannot be compared is infinite: a model whose loops end by its data may return others.
+    """
+    found = [
+        (signal_power(reference), noise_power(reference, values[edge]))
+        if np.issubdtype(reference.dtype, np.floating)
+        else (1.0, 0.0)
+        for edge, reference in ((edge, references[edge]) for edge in edges)
+    ]
+    return np.array(found, np.float64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,11 +154,11 @@ class CorrectionTask:
     """The inputs of the search for corrections: the ``allowed`` ones, for these numbers, within ``seconds``.
 
     The placements of the ``judge`` quantize the ``sites``. None are sought if the first of them has ``enough_db``.
-    ``ranges`` gives those of a model by two calibration methods on some of the samples: all, or the even ones.
-    ``method`` is the case's own. ``observe`` gives the values of tensors of a model, and ``recalibrated`` the numbers
-    of a model with other values in these tensors. ``saturates`` is whether sums of two neighbouring u8 x s8 products
-    saturate on the processor. Numbers of tensors in ``fixed`` are not changed. A judgement takes a part of the time,
-    one of ``judgements``: where it would take longer, it is on fewer samples.
+    ``ranges`` gives those of a model by two calibration methods, one the case's own ``method``, on all samples or the
+    even ones. ``observe`` gives the values of tensors of a model, and ``recalibrated`` the numbers of a model with
+    other values in these tensors. ``saturates`` is whether sums of two neighbouring u8 x s8 products saturate on the
+    processor. Numbers of tensors in ``fixed`` are not changed. A judgement takes a part of the time, one of
+    ``judgements``: where it would take longer, it is on fewer samples.
     """
 
     judge: Judge
@@ -62,11 +191,6 @@ class Problem:
     def model(self) -> Model:
         """The model whose placements are judged."""
         return self.judge.model
-
-    @property
-    def is_usable(self) -> bool:
-        """Whether a placement has outputs that are not meaningless."""
-        return any(errors.total_db >= USABLE_DB for errors in self.errors)
 
     def with_numbers(self, corrections: Corrections) -> Problem:
         """The same problem with other corrected numbers, judged."""

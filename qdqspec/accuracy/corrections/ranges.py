@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from qdqspec.accuracy.corrections.judge import is_gain
-from qdqspec.accuracy.corrections.problem import CorrectionTask, IsOver, Problem, Ranges
+from qdqspec.accuracy.corrections.problem import CorrectionTask, IsOver, Problem, Ranges, is_gain
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import copies_values, is_default, is_nearest
 from qdqspec.qdq.quantize.corrections import Corrections

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from qdqspec._core.units import count_text
-from qdqspec.accuracy.corrections.overflow import layers_of, overflowing_outputs
+from qdqspec.accuracy.corrections.layers import find_layers
+from qdqspec.accuracy.corrections.overflow import overflowing_outputs
 from qdqspec.graph.model import Model, load_model
 from qdqspec.qdq.edit.equalize import EQUALIZED
 from qdqspec.qdq.quantize.corrections import WeightKey, WeightNumbers, weight_key
@@ -120,7 +121,7 @@ def _overflowing(numbers: Quantizer, site: Site, scale: np.ndarray) -> np.ndarra
     """The scales of an int8 weight with which it can overflow; all if the layout of the kernel is unknown."""
     if site.format != "int8":
         return np.zeros(scale.shape, bool)
-    layer = layers_of(numbers.model, [site]).get(site.tensor)
+    layer = find_layers(numbers.model, [site], recurrent=True).get(site.tensor)
     if layer is None:
         return np.ones(scale.shape, bool)
     step = along(scale, layer.shape, site.axis or 0, 0)

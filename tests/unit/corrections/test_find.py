@@ -14,7 +14,7 @@ from graph_text import model_of
 from written_cases import digits_case, normal, written_case
 
 from qdqspec.accuracy.corrections import equalization
-from qdqspec.accuracy.corrections.judge import Errors, is_gain, powers_at
+from qdqspec.accuracy.corrections.problem import Errors, is_gain, powers_at
 from qdqspec.accuracy.corrections.ranges import widened
 from qdqspec.accuracy.gate import MOST_DB
 from qdqspec.app.preparation.correcting import Correcting

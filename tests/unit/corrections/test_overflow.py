@@ -16,7 +16,8 @@ from onnx import numpy_helper
 from written_cases import digits_case
 
 from qdqspec._core.arrays import Array, Feed
-from qdqspec.accuracy.corrections.overflow import SumLimit, layers_of, observed_limits, overflows
+from qdqspec.accuracy.corrections.layers import find_layers
+from qdqspec.accuracy.corrections.overflow import SumLimit, observed_limits, overflows
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.session import Session
 from qdqspec.graph.model import Model
@@ -104,7 +105,7 @@ def test_weights_of_an_lstm_are_limited_by_its_input_and_its_hidden_states() -> 
         replace(SITE, axis=0),
         Site(tensor="r", consumers=(Consumer("n", 2),), format="int8", axis=0, weight=True),
     ]
-    assert layers_of(model, sites)["r"].source == "y"
+    assert find_layers(model, sites, recurrent=True)["r"].source == "y"
     x, y = skewed(random, 5, 2, 6), np.tanh(skewed(random, 5, 2, 2, 4))
     for site, weight, parts in (
         (sites[0], w, [(direction, x.reshape(-1, 6)) for direction in range(2)]),
