@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from qdqspec.accuracy.compare import OutputComparison
-from qdqspec.accuracy.slices import SliceComparison
+from qdqspec.accuracy.compare import OutputComparison, SliceComparison
 from qdqspec.types import TensorParity, WorstSlice
 
 RANDOM = np.random.default_rng(5)
