@@ -21,7 +21,7 @@ from qdqspec._core import registry
 from qdqspec._core.files import write_whole
 from qdqspec._core.temporary import TemporaryFolder
 from qdqspec.accuracy.metrics import raising_line
-from qdqspec.accuracy.sources import LABELS, npz_bytes, without_loader
+from qdqspec.accuracy.sources import LABELS, npz_bytes
 from qdqspec.errors import DataError, QdqspecError
 from qdqspec.types import Case, Data, Inputs, Loader
 
@@ -88,11 +88,13 @@ class GivenFiles:
         found: dict[str, Any] = {}
         for word in ("calibration", "evaluation"):
             source = getattr(inputs, word)
-            name = source.loader if isinstance(source, Data) else ""
-            load = (loaders.get(name) or _installed(name)) if name else None
+            if not isinstance(source, Data) or not source.loader:
+                continue
+            name = source.loader
+            load = loaders.get(name) or _installed(name)
             if load is not None:  # else reported, with the remedy, when the data is opened
                 with _errors_of(load, name):
-                    found[word] = without_loader(source, self.data(load(), name))
+                    found[word] = replace(source, loader="", path=self.data(load(), name))
         return replace(inputs, **found)
 
     def asked(self, asked: Mapping[str, Any]) -> dict[str, Any]:
