@@ -67,11 +67,9 @@ def _smaller(drawn: Drawn, domains: Sequence[InputDomain], profile: int) -> Iter
 
 def _shortened(recipe: Recipe, axes: tuple[AxisRange, ...], names: Collection[str]) -> Recipe | None:
     """The recipe with the named axes at their least; ``None`` if its shape is of another profile."""
-    if len(axes) != len(recipe.shape):
+    lengths = list(zip(axes, recipe.shape, strict=False))
+    if len(axes) != len(recipe.shape) or any(not axis.least <= n <= axis.most for axis, n in lengths):
         return None
-    if not all(axis.least <= length <= axis.most for axis, length in zip(axes, recipe.shape, strict=True)):
-        return None
-    lengths = zip(axes, recipe.shape, strict=True)
     shape = tuple(axis.least if axis.name in names else length for axis, length in lengths)
     return replace(recipe, shape=shape)
 
@@ -87,9 +85,9 @@ def _plain_recipes(domain: InputDomain, recipe: Recipe, made: Array) -> Iterator
     bounds = [inner.high, inner.low, domain.tried.high, domain.tried.low]
     if not domain.is_float and recipe.kind != "constant":
         bounds += [float(value) for value in np.unique(made)[:_FEW]]
-    kinds: tuple[RecipeKind, ...] = ("constant", "spike") if domain.is_float else ("constant",)
-    for kind in kinds:
-        yield from (replace(blank, kind=kind, first=bound) for bound in dict.fromkeys(bounds))
+    yield from (replace(blank, kind="constant", first=bound) for bound in dict.fromkeys(bounds))
+    if domain.is_float:
+        yield from (replace(blank, kind="spike", first=bound) for bound in dict.fromkeys(bounds))
 
 
 @st.composite
@@ -119,10 +117,9 @@ def _recipe(draw: DrawFn, domain: InputDomain, shape: tuple[int, ...], samples: 
     kind = _of(draw, kinds if samples else kinds[:-1])
     if kind == "sample":
         return _sample(draw, domain, shape, _below(draw, samples))
-    if kind == "constant":
-        return Recipe(kind=kind, shape=shape, first=_value(draw, domain))
-    if kind == "spike":
-        return Recipe(kind=kind, shape=shape, number=_bits(draw, _PLACES), first=_value(draw, domain))
+    if kind in ("constant", "spike"):
+        place = _bits(draw, _PLACES) if kind == "spike" else 0
+        return Recipe(kind=kind, shape=shape, number=place, first=_value(draw, domain))
     if kind in ("uniform", "normal", "alternating"):
         span = _span(draw, domain)
         seed = 0 if kind == "alternating" else _bits(draw, _SEEDS)
@@ -142,8 +139,7 @@ def _span(draw: DrawFn, domain: InputDomain) -> Span:
     choice = _below(draw, 4)
     if choice < 2:
         return (_inner(domain), domain.tried)[choice]
-    ends = sorted((_value(draw, domain), _value(draw, domain)))
-    return Span(*ends)
+    return Span(*sorted((_value(draw, domain), _value(draw, domain))))
 
 
 def _value(draw: DrawFn, domain: InputDomain) -> float:
@@ -210,9 +206,8 @@ def search_inputs(
 ) -> InputSearch:
     """Try up to ``examples`` drawn inputs for up to ``seconds``, and shrink the first that breaks something.
 
-    ``attempt`` returns ``None`` for an invalid input. Its answers are cached: once the time is over no new
-    input is tried, and the smallest found by then is returned. One seed gives the same inputs. ``simpler``
-    offers simpler inputs in place of one that Hypothesis cannot shrink further.
+    ``attempt`` returns ``None`` for an invalid input. ``simpler`` offers simpler inputs in place of one that
+    Hypothesis cannot shrink further. One seed gives the same inputs.
     """
     searcher = _InputSearcher(attempt, seconds, clock)
 
@@ -244,10 +239,8 @@ class _InputSearcher:
     def __init__(
         self, attempt: Callable[[Drawn], InputResult | None], seconds: float, clock: Callable[[], float]
     ) -> None:
-        self._attempt = attempt
-        self._clock = clock
+        self._attempt, self._clock, self._seconds = attempt, clock, seconds
         self._started = clock()
-        self._stop = self._started + seconds
         self._answers: dict[str, InputResult | None] = {}
         self._smallest: Drawn | None = None
         self._late = False
@@ -277,7 +270,7 @@ class _InputSearcher:
         """Whether the input was tried, now or before; once the time is over no new one is."""
         key = repr(drawn)
         if key not in self._answers:
-            if self._clock() >= self._stop:
+            if self._clock() >= self._started + self._seconds:
                 self._late = True
                 return False
             self._answers[key] = self._attempt(drawn)

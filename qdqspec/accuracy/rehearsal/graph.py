@@ -34,6 +34,8 @@ Values: TypeAlias = dict[Edge, Array]
 _Input: TypeAlias = tuple[int, int]  # the index of a node, and of its input
 
 _SPLIT_TAKES_NUMBER = 18  # the first opset whose Split has the number of outputs as an attribute
+_PREFIX = "qdqspec.rehearsal:"  # of all added names
+_SWITCHES = f"{_PREFIX}switches"
 _SOURCE = "\0source"  # placeholder for the tensor that a pair quantizes, until the pair is in a branch
 
 
@@ -108,12 +110,6 @@ class SwitchGraph:
         self._base = flat_form(raise_opset(light, opset) if raised else light)
         self.nodes: tuple[onnx.NodeProto, ...] = tuple(self._base.graph.node)
         self._raised = RaisedInputs(model, self.nodes, is_raised=raised)
-        # A prefix that no name of the model has.
-        prefix = "rehearsal:"
-        while any(name.startswith(prefix) for name in _names(self._base)):
-            prefix += ":"
-        self._prefix = prefix
-        self._switch_input = f"{prefix}switches"
         self._inputs = {edge: self._places(edge) for edge in self._edges}
         self._at = {edge: min(index for index, _ in inputs) for edge, inputs in self._inputs.items()}
         self._biased = {n: bias for n in range(len(self._pairs)) if (bias := self._bias_of(n)) is not None}
@@ -192,13 +188,13 @@ class SwitchGraph:
         proto.graph.input.extend(self._info(name) for name in live)
         if numbers:
             count = [len(numbers)]
-            info = helper.make_tensor_value_info(self._switch_input, TensorProto.BOOL, count)
+            info = helper.make_tensor_value_info(_SWITCHES, TensorProto.BOOL, count)
             proto.graph.input.append(info)
         wanted = dict.fromkeys((value, edge[0]) for edge, value in names.items())
         proto.graph.output.extend(self._info(value, of=tensor) for value, tensor in wanted)
         if self._model.has_bodies:
             proto = closed(proto)
-        switch_input = self._switch_input if numbers else ""
+        switch_input = _SWITCHES if numbers else ""
         return SwitchedModel(proto=proto, input=switch_input, numbers=numbers, names=names)
 
     def _switched(self, nodes: range, edges: Sequence[Edge]) -> Iterable[onnx.NodeProto]:
@@ -314,7 +310,7 @@ class SwitchGraph:
     def _split(self, numbers: Sequence[int]) -> onnx.NodeProto:
         """A Split of the input of the switches into the condition of each."""
         conditions = [self._name(number, "condition") for number in numbers]
-        split = helper.make_node("Split", [self._switch_input], conditions, axis=0)
+        split = helper.make_node("Split", [_SWITCHES], conditions, axis=0)
         if opset_of(self._base) >= _SPLIT_TAKES_NUMBER:
             split.attribute.append(helper.make_attribute("num_outputs", len(numbers)))
         return split
@@ -333,7 +329,7 @@ class SwitchGraph:
         return self._name(self._edges[edge][0], "value")
 
     def _name(self, number: int, name: str) -> str:
-        return f"{self._prefix}{number}:{name}"
+        return f"{_PREFIX}{number}:{name}"
 
     def _info(self, name: str, of: str | None = None) -> onnx.ValueInfoProto:
         known = self._model.elem_type(of or name)
@@ -361,10 +357,3 @@ def _identity(source: str, name: str) -> onnx.NodeProto:
 
 def _computes(node: onnx.NodeProto) -> bool:
     return node.op_type != "Constant"
-
-
-def _names(proto: onnx.ModelProto) -> Collection[str]:
-    graph = proto.graph
-    named = {item.name for field in (graph.input, graph.output, graph.initializer) for item in field}
-    inside = {name for node in graph.node for name in names_read_inside(node)}
-    return named | inside | {name for node in graph.node for name in (*node.input, *node.output, node.name)}
