@@ -233,19 +233,13 @@ def test_a_resumed_search_has_the_corrections_of_the_first_run(
 A, B = ("a", None), ("b", None)
 
 
-def test_powers_are_sums_of_squares_where_the_reference_is_finite() -> None:
-    reference = {A: np.array([1.0, 2.0, np.inf], np.float32), B: np.array([3, 4])}
-    seen = {A: np.array([1.0, 2.5, 0.0], np.float32), B: np.array([0, 0])}
-    assert powers_at([A, B], reference, seen).tolist() == [[5.0, 0.25], [1.0, 0.0]]
-
-
-@pytest.mark.parametrize("seen", [np.ones((1, 2, 4), np.float32), np.full((1, 3, 4), np.nan, np.float32)])
-def test_values_that_cannot_be_compared_have_infinite_noise(seen: np.ndarray) -> None:
+def test_values_that_cannot_be_compared_have_infinite_noise() -> None:
     """A decoder's loop ends by its data: with quantized weights its output may have another length."""
-    powers = powers_at([A], {A: np.ones((1, 3, 4), np.float32)}, {A: seen})
-    assert powers.tolist() == [[12.0, np.inf]]
+    reference = {A: np.ones((1, 3, 4), np.float32), B: np.array([3, 4])}
+    powers = powers_at([A, B], reference, {A: np.ones((1, 2, 4), np.float32), B: np.array([0, 0])})
+    assert powers.tolist() == [[12.0, np.inf], [1.0, 0.0]]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        errors = Errors(np.stack([powers, [[12.0, 0.012]]]))
+        errors = Errors(np.stack([powers, powers * [1, 1e-3]]))
         assert errors.total_db == -MOST_DB
         assert errors.gain_db(errors) == 0.0

@@ -1,4 +1,4 @@
-"""8-bit weights by the largest sums of two products on calibration data."""
+"""8-bit weights by the largest sums of two products, of any inputs and of those on calibration data."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from linear_models import linear_model
+from linear_models import layer_of, linear_model
 from onnx import numpy_helper
 from written_cases import digits_case
 
 from qdqspec._core.arrays import Array, Feed
 from qdqspec.accuracy.corrections.layers import find_layers
-from qdqspec.accuracy.corrections.overflow import SumLimit, observed_limits, overflows
+from qdqspec.accuracy.corrections.overflow import SumLimit, observed_limits, overflow_free_scale, overflows
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.session import Session
 from qdqspec.graph.model import Model
@@ -49,6 +49,42 @@ def largest_sum(columns: np.ndarray, weights: np.ndarray) -> int:
 def skewed(random: np.random.Generator, *shape: int) -> np.ndarray:
     """Values of which few are large at once."""
     return (random.standard_normal(shape) ** 3).astype(np.float32)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 999), depth=st.integers(1, 70), per_channel=st.booleans())
+def test_weights_of_a_product_do_not_overflow_with_any_input(
+    seed: int, depth: int, *, per_channel: bool
+) -> None:
+    random = np.random.default_rng(seed)
+    weight = skewed(random, depth, 5)
+    layer = layer_of(linear_model("MatMul", weight, 2))
+    reduced = weight_params(weight, INT8, 1 if per_channel else None, reduce_range=True)
+    full = weight_params(weight, INT8, 1 if per_channel else None)
+    scale = overflow_free_scale(layer, weight, reduced)
+    assert scale.shape == reduced.scale.shape
+    assert (scale <= reduced.scale).all()
+    assert (scale >= full.scale * 0.999).all()
+    integers = np.clip(np.rint(weight / scale), -127, 127).astype(np.int8)
+    assert not overflows(layer, integers)
+    for x in (np.full((3, depth), 255), random.choice([0, 255], (3, depth))):
+        assert largest_sum(x, integers.T) <= MOST
+
+
+@pytest.mark.parametrize(
+    ("op", "weight", "axis"),
+    [
+        pytest.param("MatMul", np.array([[1], [-1], [0.5], [-0.9]]), 1, id="neighbours of opposite sign"),
+        pytest.param("Conv", np.ones((4, 1, 3, 3)), 0, id="a depthwise kernel"),
+    ],
+)
+def test_weights_that_cannot_overflow_have_8_bits(op: str, weight: np.ndarray, axis: int) -> None:
+    weight = weight.astype(np.float32)
+    layer = layer_of(linear_model(op, weight, weight.ndim, **({"group": 4} if op == "Conv" else {})))
+    reduced = weight_params(weight, INT8, axis, reduce_range=True)
+    scale = overflow_free_scale(layer, weight, reduced)
+    np.testing.assert_allclose(scale, 1 / 127, rtol=1e-6)
+    assert not overflows(layer, np.rint(weight * 127).astype(np.int8))
 
 
 @settings(max_examples=30, deadline=None)

@@ -13,7 +13,9 @@ from qdqspec.accuracy.compare import (
     OutputComparison,
     SampleOutputs,
     Typical,
+    class_axis,
     compare_outputs,
+    in_common,
     noise_power,
     signal_power,
     typical_of,
@@ -48,14 +50,6 @@ def test_equal_outputs_have_infinite_sqnr_and_no_difference(signal: np.ndarray) 
         max_steps=0.0,
         is_single=signal.size == 1,
     )
-
-
-@pytest.mark.parametrize("size", [1, 30_000, 70_000])
-def test_the_largest_difference_is_found_in_any_sample(size: int) -> None:
-    reference = np.ones(size, np.float32)
-    for where in range(5):
-        pairs = [(reference, reference + 4 * (sample == where)) for sample in range(5)]
-        assert parity_of(*pairs).max_abs == 4
 
 
 @pytest.mark.parametrize(
@@ -191,3 +185,39 @@ def test_an_output_of_one_number_is_known_as_such():
     (table, *_) = comparison_sections(compare_outputs(runs, "evaluation"), "Outputs")
     cosines = {row[0]: row[table.headers.index("cosine")] for row in table.rows}
     assert cosines == {"one": "", "two": "1.0000"}
+
+
+scores = hnp.arrays(
+    np.float32, st.tuples(st.integers(1, 5), st.integers(2, 8)), elements=st.floats(-9, 9, width=16)
+)
+
+
+@given(scores, st.integers(1, 4), st.randoms(use_true_random=False))
+def test_sets_of_the_best_are_compared(reference: np.ndarray, k: int, random) -> None:
+    tuned = reference[:, random.sample(range(reference.shape[1]), reference.shape[1])]
+    expected = 0
+    for ours, theirs in zip(reference, tuned, strict=True):
+        best = [sorted(range(len(row)), key=lambda i, row=row: (-row[i], i))[:k] for row in (ours, theirs)]
+        expected += len({*best[0]} & {*best[1]})
+    assert in_common(reference, tuned, k, axis=1) == expected
+
+
+@pytest.mark.parametrize(
+    ("shape", "top", "axis"),
+    [
+        ((1, 1000, 1, 1), TopK(k=5), 1),  # squeezenet: what follows the classes is empty
+        ((4, 128, 30522), TopK(), 2),
+        ((4, 21, 64, 64), TopK(axis=-3), 1),
+        ((10,), TopK(), 0),
+        ((20, 1), TopK(), None),  # the first axis counts samples, never classes
+        ((20, 3), TopK(k=3), None),
+        ((), TopK(), None),
+    ],
+)
+def test_where_classes_lie(shape: tuple[int, ...], top: TopK, axis: int | None) -> None:
+    assert class_axis(shape, top) == axis
+
+
+def test_nan_is_never_best() -> None:
+    ours, theirs = np.array([[np.nan, 1.0, 0.0]]), np.array([[-1.0, 2.0, 0.0]])
+    assert in_common(ours, theirs, 1, axis=1) == 1
