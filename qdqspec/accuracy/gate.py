@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -150,33 +150,38 @@ class Evaluator:
         return outputs
 
 
+@dataclass(slots=True)
 class Powers:
     """Signal and noise power of each float output by sample."""
 
-    def __init__(self) -> None:
-        self.samples = 0
-        self._powers: dict[str, list[tuple[float, float]]] = {}  # by output and sample
+    powers: dict[Any, list[tuple[float, float]]] = field(default_factory=dict)
+    samples: int = 0
 
-    def add(self, expected: Mapping[str, Array], seen: Mapping[str, Array]) -> None:
-        """Add the outputs of one sample. Changes this object."""
+    def add(self, expected: Mapping[Any, Array], seen: Mapping[Any, Array]) -> None:
+        """Add the outputs of one sample, by name or edge. Changes this object."""
         self.samples += 1
         for name, values in expected.items():
             if np.issubdtype(values.dtype, np.floating):
                 powers = signal_power(values), noise_power(values, seen.get(name))
-                self._powers.setdefault(name, []).append(powers)
+                self.powers.setdefault(name, []).append(powers)
 
     @property
     def by_output(self) -> dict[str, float]:
         """The SQNR of each float output, over all samples."""
         return {
             name: float(np.clip(sqnr_db(*map(sum, zip(*powers, strict=True))), -MOST_DB, MOST_DB))
-            for name, powers in self._powers.items()
+            for name, powers in self.powers.items()
         }
 
     @property
     def worst_db(self) -> float:
         """The SQNR of the worst output."""
         return min(self.by_output.values(), default=MOST_DB)
+
+    def without(self, sample: int) -> Powers:
+        """The powers on all other samples."""
+        others = {name: powers[:sample] + powers[sample + 1 :] for name, powers in self.powers.items()}
+        return Powers(others, self.samples - 1)
 
     def is_decided(self, limit_db: float, errors: float, *, above: bool) -> bool:
         """Whether these samples show that the worst output's SQNR over all is below a limit, or that it is above.
@@ -186,7 +191,7 @@ class Powers:
         if abs(self.worst_db - limit_db) < DECIDED_DB:
             return False
         beyond = []  # the bounds of the mean of each output's noise that is more than the limit allows
-        for powers in self._powers.values():
+        for powers in self.powers.values():
             signal, noise = np.array(powers).T
             excess = noise - power_of(limit_db) * signal
             if np.isfinite(excess).all():

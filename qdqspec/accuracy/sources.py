@@ -179,17 +179,15 @@ class StoredArray:
 
     def rows(self) -> Iterator[Array]:
         """The array's rows along its first axis, each in its own memory."""
-        size = self.row_bytes
+        count, size = self.shape[0], self.row_bytes
         with _reading(self.file, self.name), self._opened() as stream:
             _header(stream, self.file, self.name)
             if self.is_fortran:
-                whole = self._read(stream, size * self.shape[0], 0)
-                array = np.frombuffer(whole, dtype=self.dtype).reshape(self.shape, order="F")
-                yield from (np.array(row, order="C") for row in array)
+                whole = np.frombuffer(self._read(stream, size * count, 0), self.dtype)
+                yield from (np.array(row, order="C") for row in whole.reshape(self.shape, order="F"))
                 return
-            for row in range(self.shape[0]):
-                data = self._read(stream, size, row)
-                yield np.frombuffer(data, dtype=self.dtype).reshape(self.shape[1:])
+            for row in range(count):
+                yield np.frombuffer(self._read(stream, size, row), self.dtype).reshape(self.shape[1:])
 
     @contextmanager
     def _opened(self) -> Iterator[IO[bytes]]:
@@ -201,14 +199,10 @@ class StoredArray:
                 yield inside
 
     def _read(self, stream: IO[bytes], size: int, row: int) -> bytes:
-        """So many bytes. A zip member may return less than requested at once."""
-        parts, left = [], size
-        while left and (part := stream.read(left)):
-            parts.append(part)
-            left -= len(part)
-        if left:
+        data = stream.read(size)
+        if len(data) < size:
             raise _damaged(self.file, self.name, f"it ends in row {row} of {self.shape[0]}")
-        return b"".join(parts)
+        return data
 
 
 def read_members(file: Path) -> dict[str, StoredArray]:

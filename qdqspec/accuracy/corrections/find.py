@@ -75,8 +75,8 @@ def find_corrections(task: CorrectionTask) -> FoundCorrections:
     errors = task.judge.errors(task.numbers, lambda: is_over(1 / task.judgements))
     problem = Problem(judge=task.judge, numbers=task.numbers, errors=errors)
     for name, apply in CORRECTIONS.items():
-        is_possible = name == "equalization" or any(each.total_db >= USABLE_DB for each in problem.errors)
-        if name not in task.allowed or not is_possible or problem.errors[0].total_db >= task.enough_db:
+        is_possible = name == "equalization" or any(each.worst_db >= USABLE_DB for each in problem.errors)
+        if name not in task.allowed or not is_possible or problem.errors[0].worst_db >= task.enough_db:
             continue
         if is_over():
             untried.append(name)

@@ -13,9 +13,8 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from qdqspec._core.arrays import Array, Feed, Floats
-from qdqspec.accuracy.compare import noise_power, signal_power
-from qdqspec.accuracy.gate import MOST_DB
+from qdqspec._core.arrays import Array, Feed
+from qdqspec.accuracy.gate import Powers
 from qdqspec.accuracy.rehearsal import Rehearsal, Runtime, Subject
 from qdqspec.accuracy.rehearsal.graph import Values
 from qdqspec.graph.model import Model
@@ -23,7 +22,6 @@ from qdqspec.qdq.edit.equalize import Equalization
 from qdqspec.qdq.quantize.corrections import Corrections
 from qdqspec.qdq.quantize.quantizer import Quantizer
 from qdqspec.qdq.quantize.ranges import TensorRange
-from qdqspec.qdq.space.units import Edge
 from qdqspec.types import CorrectionGain, Placement, Site
 
 Ranges: TypeAlias = Mapping[str, TensorRange]
@@ -31,7 +29,6 @@ IsOver: TypeAlias = Callable[[], bool]  # whether the time for corrections is up
 
 MIN_SAMPLES = 4  # of both parts together; fewer cannot be split
 USABLE_DB = 10.0  # below it, a few pairs dominate the outputs, and gains or losses are not meaningful
-_TINY = 1e-30  # lower bound of powers
 
 
 @dataclass(slots=True, kw_only=True)
@@ -55,7 +52,7 @@ class Judge:
 
     def errors(
         self, numbers: Quantizer, is_late: IsOver = lambda: False, least_samples: int = 2
-    ) -> tuple[Errors, ...]:
+    ) -> tuple[Powers, ...]:
         """The held-out error of each placement.
 
         Once it ``is_late``, the samples so far, and not fewer than ``least_samples``, are those of all judgements.
@@ -69,15 +66,16 @@ class Judge:
             data="calibration",
             rounds_biases=self.rounds_biases,
         )
-        rows: list[list[Floats]] = [[] for _ in self.placements]
+        found = tuple(Powers() for _ in self.placements)
         with Rehearsal(subject, self.runtime, known=self._known) as rehearsal:
             settings = [rehearsal.switches.setting(placement) for placement in self.placements]
             samples, references = tee(self._until(is_late, least_samples, rehearsal.references()))
             each = rehearsal.values_each((setting, feed) for feed, _ in samples for setting in settings)
             for _, reference in references:
-                for row, values in zip(rows, each, strict=False):
-                    row.append(powers_at(rehearsal.guiding_edges, reference, values))
-        return tuple(Errors(np.array(row)) for row in rows)
+                expected = {edge: reference[edge] for edge in rehearsal.guiding_edges}
+                for powers, values in zip(found, each, strict=False):
+                    powers.add(expected, values)
+        return found
 
     def _until(
         self, is_late: IsOver, least: int, samples: Iterable[tuple[Feed, Values]]
@@ -89,34 +87,8 @@ class Judge:
             yield sample
 
 
-@dataclass(frozen=True, slots=True)
-class Errors:
-    """Signal and noise power of one placement by sample and guiding tensor: (sample, tensor, 2)."""
-
-    powers: Floats
-
-    @property
-    def total_db(self) -> float:
-        """The SQNR over all samples at the worst tensor."""
-        signal, noise = np.maximum(self.powers.sum(axis=0), _TINY).T
-        ratio = np.maximum(signal / noise, _TINY)  # 0 for infinite noise
-        return float(np.clip(10 * np.log10(ratio), -MOST_DB, MOST_DB).min(initial=MOST_DB))
-
-    def gain_db(self, before: Errors) -> float:
-        """The increase of the SQNR, in dB."""
-        return self.total_db - before.total_db
-
-    def gains_without_db(self, before: Errors) -> list[float]:
-        """The `gain_db` without each single sample."""
-
-        def without(errors: Errors, sample: int) -> Errors:
-            return Errors(np.delete(errors.powers, sample, axis=0))
-
-        return [without(self, n).gain_db(without(before, n)) for n in range(len(self.powers))]
-
-
 def is_gain(
-    after: Iterable[Errors], before: Iterable[Errors], least_db: float = 0.1, most_loss_db: float = 0.05
+    after: Iterable[Powers], before: Iterable[Powers], least_db: float = 0.1, most_loss_db: float = 0.05
 ) -> bool:
     """Whether placements with usable outputs gain ``least_db`` in the mean, and none loses more than ``most_loss_db``.
 
@@ -126,27 +98,15 @@ def is_gain(
     pairs = [
         (new, old)
         for new, old in zip(after, before, strict=True)
-        if max(new.total_db, old.total_db) >= USABLE_DB and new.gain_db(old)
+        if max(new.worst_db, old.worst_db) >= USABLE_DB and new.worst_db != old.worst_db
     ]
-    gains = [new.gain_db(old) for new, old in pairs]
+    gains = [new.worst_db - old.worst_db for new, old in pairs]
     if not gains or sum(gains) / len(gains) < least_db or min(gains) < -most_loss_db:
         return False
-    without = np.mean([new.gains_without_db(old) for new, old in pairs], axis=0)
-    return float(without.min()) >= -most_loss_db
-
-
-def powers_at(edges: Iterable[Edge], references: Values, values: Values) -> Floats:
-    """Signal and noise power of values against references, (edge, 2). Values that are no floats count as exact.
-
-    The noise of values that cannot be compared is infinite: a model whose loops end by its data may return others.
-    """
-    found = [
-        (signal_power(reference), noise_power(reference, values[edge]))
-        if np.issubdtype(reference.dtype, np.floating)
-        else (1.0, 0.0)
-        for edge, reference in ((edge, references[edge]) for edge in edges)
+    without = [
+        [new.without(n).worst_db - old.without(n).worst_db for n in range(new.samples)] for new, old in pairs
     ]
-    return np.array(found, np.float64)
+    return float(np.mean(without, axis=0).min()) >= -most_loss_db
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +143,7 @@ class Problem:
 
     judge: Judge
     numbers: Quantizer
-    errors: tuple[Errors, ...]
+    errors: tuple[Powers, ...]
     equalized: tuple[Equalization, ...] = ()
     gains: tuple[CorrectionGain, ...] = ()
 
@@ -201,8 +161,8 @@ class Problem:
         """The other problem if a correction gains in it, else this one; both with the gain."""
         gain = CorrectionGain(
             name=name,
-            before_db=self.errors[0].total_db,
-            after_db=other.errors[0].total_db,
+            before_db=self.errors[0].worst_db,
+            after_db=other.errors[0].worst_db,
             changed=changed,
             taken=is_gain(other.errors, self.errors),
         )
