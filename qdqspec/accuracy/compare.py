@@ -1,7 +1,4 @@
-"""Compares outputs of the tuned model with the reference's, sample by sample.
-
-Polygraphy computes the cosine of each sample; all other statistics are computed here, in float64.
-"""
+"""Compares outputs of the tuned model with the reference's, sample by sample, in float64."""
 
 from __future__ import annotations
 
@@ -51,10 +48,8 @@ class SampleOutputs(NamedTuple):
 class OutputComparison:
     """Comparison of two models' outputs, sample by sample. ``tops`` requests agreement on classes too.
 
-    SQNR is over all samples together; cosine and largest difference are the worst sample's. Outputs that are
-    not floats must be equal. NaN or infinity where the reference has none, another shape and a missing output
-    are the worst possible result, with the reason in ``note``. ``typical`` are statistics of outputs by name,
-    for inputs with weaker outputs: see `Typical`.
+    SQNR is over all samples together; cosine and largest difference are the worst sample's. Outputs that are not floats
+    must be equal. What cannot be compared is the worst possible result, with the reason in ``note``.
     """
 
     def __init__(self, tops: Iterable[TopK] = (), typical: Mapping[str, Typical] | None = None) -> None:
@@ -99,10 +94,9 @@ def compare_outputs(
     tops: Iterable[TopK] = (),
     typical: Mapping[str, Typical] | None = None,
 ) -> ParityEvidence:
-    """Compare (reference, tuned) outputs over all samples; ``data`` names the source of the inputs.
+    """Compare outputs over all samples; ``data`` names the source of the inputs. Raises `DataError` without a sample.
 
-    ``tops`` and ``typical`` are as for `OutputComparison`. If each run includes the arithmetic, quantization and
-    runtime are compared separately. Raises `DataError` without a sample.
+    If each run includes the arithmetic, quantization and runtime are compared separately.
     """
     total, quantization, runtime = (OutputComparison(tops, typical) for _ in range(3))
     samples, divided = 0, True

@@ -1,7 +1,4 @@
-"""Sample inputs from files, or random ones if there are none.
-
-Samples are streamed: one feed is in memory at a time.
-"""
+"""Sample inputs from files, one feed in memory at a time, or random ones if there are none."""
 
 from __future__ import annotations
 

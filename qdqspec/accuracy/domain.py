@@ -1,7 +1,4 @@
-"""The domain of a model's inputs, and inputs as recipes in it: a few numbers that define an array.
-
-A domain has shapes, and values seen in data or allowed by a spec. A search simplifies recipes.
-"""
+"""The domain of a model's inputs, and inputs as recipes in it: a few numbers that define an array."""
 
 from __future__ import annotations
 
@@ -47,10 +44,7 @@ class AxisRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputDomain:
-    """One input of a model. ``shapes`` has an entry for each profile.
-
-    ``known`` is the range seen in data, ``tried`` the range to try, which for floats is wider.
-    """
+    """One input: its ``shapes`` by profile, the range ``known`` from data, and the range to be ``tried``."""
 
     name: str
     dtype: np.dtype[np.generic]

@@ -50,16 +50,13 @@ class GivenFiles:
         return path
 
     def data(self, given: InMemory, name: str) -> Path:
-        """A folder of .npz files: one for arrays of samples, one a feed for an iterable of feeds.
-
-        Lists of samples of several shapes are feeds.
-        """
+        """A folder of .npz files: one for arrays of samples, one a feed for feeds and for samples of several shapes."""
         folder = self._new() / name
         folder.mkdir()
         if isinstance(given, Mapping) and any(map(_has_several_shapes, given.values())):
             given = _feeds_in(given, name)
         if isinstance(given, Mapping):
-            _write(folder / _WHOLE, _arrays(given, name))
+            write_whole(folder / _WHOLE, npz_bytes(_arrays(given, name)), what="the data")
             return folder
         feeds: object = given
         if not isinstance(feeds, Iterable) or hasattr(feeds, "__array__"):
@@ -74,7 +71,7 @@ class GivenFiles:
                 key: value.reshape(1) if key == LABELS and value.size == 1 else value[None]
                 for key, value in _arrays(feed, name).items()
             }
-            _write(folder / f"{number:08d}.npz", arrays)
+            write_whole(folder / f"{number:08d}.npz", npz_bytes(arrays), what="the data")
         if number < 0:
             raise DataError("it yields no feed", where=name, cure=_FORMS)
         return folder
@@ -93,8 +90,18 @@ class GivenFiles:
             name = source.loader
             load = loaders.get(name) or _installed(name)
             if load is not None:  # else reported, with the remedy, when the data is opened
-                with _errors_of(load, name):
+                try:
                     found[word] = replace(source, loader="", path=self.data(load(), name))
+                except QdqspecError:
+                    raise
+                except (
+                    Exception
+                ) as error:  # any error of the caller's code is reported by its name and position
+                    raise DataError(
+                        f"data loader '{name}' raised {type(error).__name__}: {error}",
+                        where=raising_line(error, load),
+                        cure="it is called without arguments; correct it there",
+                    ) from error
         return replace(inputs, **found)
 
     def asked(self, asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -151,21 +158,6 @@ def _installed(name: str) -> Loader | None:
     return found
 
 
-@contextmanager
-def _errors_of(load: Loader, name: str) -> Iterator[None]:
-    """An error that the code of a data loader raises is a `DataError` with its line."""
-    try:
-        yield
-    except QdqspecError:
-        raise
-    except Exception as error:  # any error of the caller's code is reported by its name and position
-        raise DataError(
-            f"data loader '{name}' raised {type(error).__name__}: {error}",
-            where=raising_line(error, load),
-            cure="it is called without arguments; correct it there",
-        ) from error
-
-
 def _has_several_shapes(value: object) -> bool:
     """Whether it is a list, or an array of objects, of samples that are no array together."""
     is_list = isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.dtype.hasobject)
@@ -201,7 +193,3 @@ def _arrays(given: Mapping[str, Any], name: str) -> dict[str, np.ndarray[Any, An
             raise DataError(f"'{key}' is no array of numbers{why}", where=name, cure=_FORMS)
         found[str(key)] = array
     return found
-
-
-def _write(path: Path, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
-    write_whole(path, npz_bytes(arrays), what="the data")

@@ -75,15 +75,12 @@ def _shortened(recipe: Recipe, axes: tuple[AxisRange, ...], names: Collection[st
 
 
 def _plain_recipes(domain: InputDomain, recipe: Recipe, made: Array) -> Iterator[Recipe]:
-    """Recipes from the simplest on; all others count as less simple than these.
-
-    An index that breaks something is one of those in the array: each of a few is tried as a constant.
-    """
+    """Recipes from the simplest on; all others count as less simple than these."""
     blank = Recipe(kind="zeros", shape=recipe.shape)
     yield blank
     inner = _inner(domain)
     bounds = [inner.high, inner.low, domain.tried.high, domain.tried.low]
-    if not domain.is_float and recipe.kind != "constant":
+    if not domain.is_float and recipe.kind != "constant":  # one index of these may break something alone
         bounds += [float(value) for value in np.unique(made)[:_FEW]]
     yield from (replace(blank, kind="constant", first=bound) for bound in dict.fromkeys(bounds))
     if domain.is_float:
@@ -175,10 +172,7 @@ def _bits(draw: DrawFn, count: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputSearch:
-    """The number of inputs tried, and the smallest that broke something, if any.
-
-    ``late`` is whether the time ended before all were tried.
-    """
+    """The number of inputs tried, the smallest that broke something, and whether time ended before all were tried."""
 
     tried: int
     seconds: float

@@ -1,7 +1,6 @@
 """Task metrics on labelled data: built-in ones, and those of the caller. Higher is better.
 
-`Scores` scores the models of one case on its evaluation data. Data and metrics are validated before anything is built,
-so that a typing error is reported before the search.
+Data and metrics are validated before anything is built, so that a typing error is reported before the search.
 """
 
 from __future__ import annotations
@@ -347,10 +346,7 @@ class Scores:
     def of_engine(
         self, engine: Runs, metric: str, output: str | None = None, *, feeds: int | None = None
     ) -> Score:
-        """Run an engine on all samples, or on the first ``feeds``.
-
-        Raises as `evaluate` does, and `BackendError` if the engine does not run.
-        """
+        """Run an engine on all samples, or on the first ``feeds``. Raises `BackendError` if the engine does not run."""
         self.require(metric)
         assert self._data is not None
         try:

@@ -110,10 +110,7 @@ def require_inputs(model: Model, inputs: Inputs, profile: int = 0) -> None:
 
 
 def shape_profiles(model: Model, inputs: Inputs) -> tuple[ShapeProfile, ...]:
-    """The profiles of a case including its batch, for backends that must know shapes before they build.
-
-    Contains only dimensions that are declared or follow from the batch. Raises as `resolve_shapes` does.
-    """
+    """The profiles of a case including its batch, for backends that must know shapes before they build."""
     if inputs.batch is None:
         return inputs.profiles
     own = resolve_shapes(model, inputs)
@@ -148,10 +145,7 @@ def shapes_text(shapes: Mapping[str, Shape]) -> str:
 def input_specs(
     model: Model, shapes: Mapping[str, Shape], profiles: Sequence[ShapeProfile] = ()
 ) -> dict[str, InputSpec]:
-    """Dtype and shape of each model input. Raises `ModelError` for an input that is not a numeric tensor.
-
-    ``profiles`` are those of a case, with ranges of shapes that samples may have.
-    """
+    """Dtype and shapes of each model input. Raises `ModelError` for an input that is not a numeric tensor."""
     return {
         name: InputSpec(
             dtype=_dtype(model, name),

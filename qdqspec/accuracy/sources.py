@@ -1,7 +1,6 @@
 """Finds the files of a case's data, and the arrays in them: .npz, .npy, folders and globs of these, and images.
 
-Arrays of .npz and .npy files are read row by row, with one row in memory at a time. No pickle: object arrays are
-rejected. Images are decoded one at a time with Pillow, resized and normalized as a spec states.
+Arrays are read row by row, and images one at a time. No pickle: object arrays are rejected.
 """
 
 from __future__ import annotations
@@ -231,10 +230,7 @@ def read_npy(file: Path, name: str) -> StoredArray:
 
 
 def npz_bytes(arrays: Mapping[str, Array], beside: Mapping[str, str] | None = None) -> bytes:
-    """An .npz file of these arrays, with texts ``beside`` them by file name, which numpy ignores.
-
-    Its bytes depend on nothing else; array names may be any text, as names of inputs are.
-    """
+    """An .npz file of these arrays, with texts ``beside`` them by file name. Its bytes depend on nothing else."""
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, array in arrays.items():
@@ -394,10 +390,7 @@ def all_files(source: DataSource) -> list[Path]:
 
 
 def read_arrays(source: DataSource, names: Collection[str]) -> list[Arrays]:
-    """The arrays of the data under the names of the model's inputs, a dictionary for each file or group of files.
-
-    ``names`` are the inputs that need data. Only headers are read.
-    """
+    """The arrays for inputs that need data, by ``names``, a dictionary for each file or group of files."""
     files = files_of(source)
     mapped = dict(source.names) if isinstance(source, Data) else {}
     if unknown := sorted(set(mapped) - {*names, LABELS}):

@@ -43,10 +43,7 @@ class WeightSteps:
 
 
 def equalize(task: CorrectionTask, problem: Problem, _: IsOver, exact_samples: int = 2) -> Problem:
-    """The problem with channels scaled by powers of two, if that gains.
-
-    The outputs have to be the same, bit for bit, on the ``exact_samples``.
-    """
+    """The problem with channels scaled by powers of two, if that gains and keeps all outputs on ``exact_samples``."""
     model, judge = problem.model, problem.judge
     quantized = {site.tensor for site in task.sites if not site.weight}
     products = products_of(model)  # have their factors

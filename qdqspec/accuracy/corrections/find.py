@@ -1,7 +1,4 @@
-"""Finds the corrections that reduce the error: each is added to the earlier ones and judged on held-out samples.
-
-They are kept in a file, so that a resumed search has the same ones.
-"""
+"""Finds the corrections that reduce the error, each added to the earlier ones, and keeps them in a file."""
 
 from __future__ import annotations
 

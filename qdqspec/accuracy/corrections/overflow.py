@@ -32,10 +32,7 @@ _LARGEST, _REDUCED = 127, 63  # the largest weights of 8 and 7 bits
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PairMaxima:
-    """The largest integers that columns of a layer read (group, column), and sums of neighbours (group, pair).
-
-    ``limit`` is the largest sum of two products that fits.
-    """
+    """The largest integers that columns read (group, column), sums of neighbours (group, pair), and of two products."""
 
     columns: _Floats
     pairs: _Floats

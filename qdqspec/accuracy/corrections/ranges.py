@@ -21,10 +21,7 @@ _BOUNDED = frozenset({"Clip", "HardSigmoid", "Sigmoid", "Softmax", "Softsign", "
 
 
 def choose_ranges(task: CorrectionTask, problem: Problem, is_over: IsOver, margin: float = 1.125) -> Problem:
-    """The problem with ranges of the case's own method that are wider by ``margin``, or narrower ones, if one gains.
-
-    A larger ``margin`` is for rarer values, and makes all steps larger.
-    """
+    """The problem with ranges wider by ``margin``, which is for rarer values, or with narrower ones, if one gains."""
     own = problem.numbers.ranges
     able = {site.tensor for site in task.sites if not site.weight} - task.fixed
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from qdqspec.accuracy.rehearsal.graph import sites_of
 from qdqspec.accuracy.rehearsal.rehearsal import (
     Rehearsal,
     RehearsalRefusedError,
@@ -11,7 +12,6 @@ from qdqspec.accuracy.rehearsal.rehearsal import (
     guiding_outputs,
 )
 from qdqspec.accuracy.rehearsal.sensitivity import Sensitivities, find_sensitivities
-from qdqspec.accuracy.rehearsal.switches import sites_of
 
 __all__ = [
     "Rehearsal",

@@ -14,8 +14,14 @@ from qdqspec._core.arrays import Array, Feed
 from qdqspec._core.closing import Closing
 from qdqspec._core.temporary import TemporaryFolder
 from qdqspec.accuracy.compare import OutputComparison
-from qdqspec.accuracy.rehearsal.graph import SwitchedModel, SwitchGraph, Values
-from qdqspec.accuracy.rehearsal.switches import Switches, SwitchStates, is_foreign
+from qdqspec.accuracy.rehearsal.graph import (
+    SwitchedModel,
+    Switches,
+    SwitchGraph,
+    SwitchStates,
+    Values,
+    is_foreign,
+)
 from qdqspec.backends.base import Engine
 from qdqspec.backends.memory import bytes_left
 from qdqspec.backends.open_engines import Engines
@@ -41,11 +47,7 @@ class RehearsalRefusedError(QdqspecError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
-    """The reference runtime.
-
-    ``exact`` computes operators as ONNX defines them, with no optimization; ``fast`` may replace groups of
-    floating-point operators by others that compute the same up to rounding. Up to ``processes`` engines run at once.
-    """
+    """The reference runtime: ``exact`` is not optimized, ``fast`` up to rounding; so many ``processes`` run at once."""
 
     exact: Callable[[Path], Engine]
     fast: Callable[[Path], Engine]

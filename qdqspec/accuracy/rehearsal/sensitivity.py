@@ -17,9 +17,8 @@ import numpy as np
 
 from qdqspec._core.arrays import Feed, Floats
 from qdqspec.accuracy.compare import noise_power, signal_power
-from qdqspec.accuracy.rehearsal.graph import SwitchedModel
+from qdqspec.accuracy.rehearsal.graph import SwitchedModel, Switches, SwitchStates, is_foreign, labelled_sites
 from qdqspec.accuracy.rehearsal.rehearsal import SAMPLES, Rehearsal, RehearsalRefusedError
-from qdqspec.accuracy.rehearsal.switches import Switches, SwitchStates, is_foreign, labelled_sites
 from qdqspec.backends.open_engines import Engines
 from qdqspec.errors import BackendError
 from qdqspec.qdq.quantize.formats import BIAS_FORMAT
@@ -130,10 +129,7 @@ def _noisiest(powers: Floats, share: float) -> list[int]:
 
 
 def _groups(rehearsal: Rehearsal, numbers: Iterable[int], together: int) -> list[_Group]:
-    """The switches to measure, so many neighbours ``together``, of weights or of activations, with the same format.
-
-    Without those that count as exact: int32 biases, and weights of one element, which a scale represents.
-    """
+    """The switches to measure, so many neighbours of one kind ``together``, without those that count as exact."""
     model, alike = rehearsal.subject.model, dict[tuple[str, bool, bool], list[int]]()
 
     def place(number: int) -> tuple[int, int]:
