@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, tee
 from typing import Any, Protocol
 
 import numpy as np
@@ -121,22 +120,15 @@ class Evaluator:
         self, engine: Runs, samples: int, is_enough: Callable[[Powers], bool] = lambda _: False
     ) -> Powers:
         """The powers on the first ``samples``, or on as many of these as are enough."""
-        found, expected = Powers(), deque[Mapping[str, Array]]()
-
-        def fed(opened: ExitStack) -> Iterator[Mapping[str, Array]]:
-            reference: Runs | None = None
-            feeds = self._first if samples <= self.few else islice(self._feeds, samples)
-            for number, feed in enumerate(feeds):
-                if number in self._held:
-                    expected.append(self._held[number])
-                else:
-                    reference = reference or opened.enter_context(closing(self._reference()))
-                    expected.append(self._hold(number, reference.run(feed)))
-                yield feed
-
+        found, reference = Powers(), None
+        feeds, again = tee(self._first if samples <= self.few else islice(self._feeds, samples))
         with ExitStack() as opened:
-            for outputs in outputs_of(engine, fed(opened)):
-                found.add(expected.popleft(), outputs)
+            for number, outputs in enumerate(outputs_of(engine, feeds)):
+                feed, expected = next(again), self._held.get(number)
+                if expected is None:
+                    reference = reference or opened.enter_context(closing(self._reference()))
+                    expected = self._hold(number, reference.run(feed))
+                found.add(expected, outputs)
                 if is_enough(found):
                     break
         return found
