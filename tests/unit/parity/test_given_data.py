@@ -154,11 +154,7 @@ def test_an_error_of_a_loader_is_reported_with_its_line(tmp_path, load):
     [
         (lambda: {"input": np.full((3, 1, 16, 16), np.nan)}, "data 'mine'", "take the sample out"),
         (lambda: ({"input": np.full((1, 16, 16), n)} for n in (0.0, np.nan)), "data 'mine', feed 1", ""),
-        (
-            lambda: [{"image": np.zeros((1, 16, 16))}],
-            "data 'mine', feed 0",
-            "{loader: mine, names: {input: image}}",
-        ),
+        (lambda: [{"image": np.zeros(9)}], "data 'mine', feed 0", "{loader: mine, names: {input: image}}"),
     ],
 )
 def test_the_error_of_invalid_data_names_its_loader(models, tmp_path, load, where, cure):
@@ -175,9 +171,8 @@ def test_the_error_of_a_loader_that_cannot_be_imported_names_its_entry_point(tmp
     with pytest.raises(ConfigError, match="'theirs' cannot be imported from 'no_such_module:load'"):
         GivenFiles().loaded(case_of(tmp_path, "theirs"), {})
     case = GivenFiles().loaded(case_of(tmp_path, "their"), {})
-    with pytest.raises(
-        DataError, match=r"no data loader is called 'their' \(did you mean 'theirs'\?\)"
-    ) as caught:
+    unknown = r"no data loader is called 'their' \(did you mean 'theirs'\?\)"
+    with pytest.raises(DataError, match=unknown) as caught:
         open_data(case.inputs.calibration, X)
     assert "fixture qdq_data" in str(caught.value.cure)
 

@@ -37,9 +37,8 @@ def plain_worst(
     finite_values = [r[np.isfinite(r)].astype(np.float64) for r, _ in samples]
     largest = max((np.abs(values).max(initial=0.0) for values in finite_values), default=0.0)
     found: list[float] = []
-    for axis in (
-        range(min(len(shapes[0]), 1), max(len(shapes[0]), 1)) if len(shapes[0]) > 1 else range(len(shapes[0]))
-    ):
+    rank = len(shapes[0])
+    for axis in range(1 if rank > 1 else 0, rank):
         lengths = {shape[axis] for shape in shapes}
         if len(lengths) > 1 or lengths <= {0, 1}:
             continue

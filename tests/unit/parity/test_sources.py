@@ -87,12 +87,9 @@ def test_arrays_of_other_names_are_mapped(tmp_path: Path) -> None:
 def test_labels_may_be_in_a_separate_file(tmp_path: Path, name: str) -> None:
     np.savez(tmp_path / "d.npz", x=rows(3), labels=np.zeros(3))
     labels = np.array([2, 0, 1])
-    if name == "l.npy":
-        np.save(tmp_path / name, labels)
-    elif name == "l.npz":
-        np.savez(tmp_path / name, targets=labels)
-    else:
-        (tmp_path / name).write_text("2\n0\n1\n")
+    np.save(tmp_path / "l.npy", labels)
+    np.savez(tmp_path / "l.npz", targets=labels)
+    (tmp_path / "l.txt").write_text("2\n0\n1\n")
     data = open_data(Data(path=tmp_path / "d.npz", labels=tmp_path / name), X)
     np.testing.assert_array_equal(data.require_labels(), labels)
     np.savez(tmp_path / "d.npz", x=rows(2))
@@ -178,22 +175,19 @@ def test_one_error_names_all_files_that_are_no_images(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["PNG", "TIFF"])
 def test_pixels_of_16_bits_keep_their_brightness(tmp_path: Path, mode: str) -> None:
-    """Pillow's own conversion clips the values at 255, so nearly all pixels become white."""
     levels = np.tile(np.arange(6, dtype=np.uint16) * 12_800, (4, 1))
     Image.fromarray(levels).save(tmp_path / "x.img", mode)
     (tmp_path / "x.img").rename(tmp_path / "x.tif")
-    (sample,) = values(
-        Data(path=tmp_path / "x.tif", images=ImageRules(size=(4, 6), scale=1.0)), PICTURE, "image"
-    )
+    rules = ImageRules(size=(4, 6), scale=1.0)
+    (sample,) = values(Data(path=tmp_path / "x.tif", images=rules), PICTURE, "image")
     np.testing.assert_array_equal(sample, np.broadcast_to(levels // 256, (3, 4, 6)))
 
 
 def test_pixels_without_a_known_range_are_an_error(tmp_path: Path) -> None:
     """Floats from 0 to 1 would become a black image."""
     Image.fromarray(np.full((4, 6), 0.5, np.float32)).save(tmp_path / "depth.tiff")
-    with pytest.raises(
-        DataError, match=r"depth\.tiff: the image cannot be read \(its pixels of mode F have no known"
-    ):
+    why = r"depth\.tiff: the image cannot be read \(its pixels of mode F have no known"
+    with pytest.raises(DataError, match=why):
         values(Data(path=tmp_path, images=ImageRules(size=(4, 6))), PICTURE, "image")
 
 
