@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from qdqspec._core.arrays import Array, Shape
 from qdqspec._core.registry import did_you_mean
-from qdqspec.accuracy.shapes import InputSpec
+from qdqspec.accuracy.shapes import InputSpec, named_dims
 from qdqspec.errors import SpecError
 from qdqspec.graph.model import Model
 from qdqspec.types import ShapeProfile
@@ -79,13 +79,6 @@ def input_domains(
             where=model.where,
             cure=f"its inputs: {', '.join(specs)}",
         )
-    # The symbolic names of dimensions in the model, by input and axis.
-    names = {
-        port.name: {
-            i: dim.dim_param for i, dim in enumerate(port.type.tensor_type.shape.dim) if dim.dim_param
-        }
-        for port in model.proto.graph.input
-    }
     shaped, found = tuple(profiles), []
     for name, spec in specs.items():
         wide = known[name]
@@ -93,7 +86,7 @@ def input_domains(
             largest = float(np.finfo(spec.dtype).max)  # type: ignore[type-var]  # it is one of floats
             middle, half = (wide.low + wide.high) / 2, (wide.high - wide.low) / 2 * beyond
             wide = Span(max(middle - half, -largest), min(middle + half, largest))
-        axes = (_axes(profile, name, spec.shape, names.get(name, {})) for profile in shaped)
+        axes = (_axes(profile, name, spec.shape, named_dims(model, name)) for profile in shaped)
         tried = values.get(name) or wide
         found.append(
             InputDomain(name=name, dtype=spec.dtype, shapes=tuple(axes), known=known[name], tried=tried)
@@ -115,13 +108,20 @@ def spans_of(feeds: Iterable[Mapping[str, Array]]) -> dict[str, Span]:
     return {name: span if span.low <= span.high else Span(0.0, 0.0) for name, span in found.items()}
 
 
-def _axes(profile: ShapeProfile, name: str, shape: Shape, names: Mapping[int, str]) -> tuple[AxisRange, ...]:
+def _axes(
+    profile: ShapeProfile, name: str, shape: Shape, dims: Sequence[int | str | None]
+) -> tuple[AxisRange, ...]:
     """The axes of an input; those without a name are linked if they are declared with the same bounds."""
     declared = profile.shapes.get(name)
-    least, most = (shape, shape) if declared is None else (declared.min, declared.max)
+    bounds = (shape, shape) if declared is None else (declared.min, declared.max)
+    names = dict(enumerate(dims))
     return tuple(
-        AxisRange(least=low, most=high, name=names.get(index) or f"axis {index} from {low} to {high}")
-        for index, (low, high) in enumerate(zip(least, most, strict=True))
+        AxisRange(
+            least=low,
+            most=high,
+            name=own if isinstance(own := names.get(index), str) else f"{index} {low} {high}",
+        )
+        for index, (low, high) in enumerate(zip(*bounds, strict=True))
     )
 
 

@@ -6,7 +6,7 @@ the float model's values at each cut are stored, and only the pairs of one segme
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
@@ -87,7 +87,9 @@ def find_sensitivities(
             for index, feed in enumerate(islice(_fed(rehearsal, low), samples)):
                 if index == first:
                     measured = _noisiest(_ratio(powers).max(axis=1), noise_share)
-                settings = [_only(groups[number], count) for number in measured]
+                settings = np.zeros((1 + len(measured), count), np.bool_)  # the first without any pair
+                for setting, number in zip(settings[1:], measured, strict=True):
+                    setting[list(groups[number])] = True
                 powers[:, measured] += _powers(model, engines, feed, settings)
         for group, own in zip(groups, _ratio(powers), strict=True):
             noise[np.ix_(group, behind)] = own / len(group)
@@ -96,10 +98,9 @@ def find_sensitivities(
     )
 
 
-def _powers(model: SwitchedModel, engines: Engines, feed: Feed, settings: Sequence[SwitchStates]) -> Floats:
-    """The power of the signal and of the noise on one sample, by setting and output."""
-    every = [np.zeros_like(settings[0]), *settings]
-    each = model.run_each(engines, ((setting, feed) for setting in every))
+def _powers(model: SwitchedModel, engines: Engines, feed: Feed, settings: SwitchStates) -> Floats:
+    """The power of the signal and of the noise on one sample, by setting after the first and output."""
+    each = model.run_each(engines, ((setting, feed) for setting in settings))
     reference = next(each)
     signal = [signal_power(value) for value in reference.values()]
     noise = [[noise_power(value, seen.get(edge)) for edge, value in reference.items()] for seen in each]
@@ -111,13 +112,6 @@ def _ratio(powers: Floats) -> Floats:
     signal, noise = powers
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(noise == 0, 0.0, noise / signal)
-
-
-def _only(group: _Group, count: int) -> SwitchStates:
-    """The states of so many switches of which only a group is on."""
-    setting = np.zeros(count, np.bool_)
-    setting[list(group)] = True
-    return setting
 
 
 def _noisiest(powers: Floats, share: float) -> list[int]:
