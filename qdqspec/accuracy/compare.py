@@ -62,7 +62,7 @@ class OutputComparison:
         for name, value in reference.items():
             if name not in self._outputs:
                 typical = self._typical.get(name, Typical())
-                self._outputs[name] = _Output(name, Agreement(self._tops), typical)
+                self._outputs[name] = _Output(name, self._tops, typical)
             self._outputs[name].add(np.asarray(value), tuned.get(name))
 
     def results(self) -> tuple[TensorParity, ...]:
@@ -191,8 +191,11 @@ class _Output:
     """The running statistics of one output."""
 
     name: str
-    agreement: Agreement
+    tops: tuple[TopK, ...]
     typical: Typical
+    classes: dict[str, list[int]] = field(
+        default_factory=dict
+    )  # by `TopK.key`: common ones, and all compared
     slices: SliceComparison = field(default_factory=SliceComparison)
     values: int = 0
     is_float: bool = True
@@ -217,12 +220,20 @@ class _Output:
         if not self.is_float:
             self.unequal += int(np.count_nonzero(reference != tuned))
             return
-        self.agreement.add(reference, tuned)
+        self._add_classes(reference, tuned)
         # Where both are the same infinity or both NaN, as in masked scores, there is nothing to compare.
         finite = np.isfinite(reference)
         if not finite.all():
             reference, tuned = (np.where(finite, values, 0) for values in (reference, tuned))
         self._add_floats(reference.astype(np.float64), tuned.astype(np.float64), finite)
+
+    def _add_classes(self, reference: Array, tuned: Array) -> None:
+        for top in self.tops:
+            axis = class_axis(reference.shape, top)
+            if axis is not None:
+                counts = self.classes.setdefault(top.key, [0, 0])
+                counts[0] += in_common(reference, tuned, top.k, axis)
+                counts[1] += reference.size // reference.shape[axis] * top.k
 
     def _add_floats(self, reference: Floats, tuned: Floats, finite: _Bools) -> None:
         """Add one sample, with zeros for values that are not finite."""
@@ -258,7 +269,7 @@ class _Output:
             cosine=self.cosine,
             max_abs=self.max_abs,
             max_steps=_ratio(self.max_abs, (high - low) / _STEPS),
-            agreement=self.agreement.result(),
+            agreement={key: common / all_of for key, (common, all_of) in self.classes.items() if all_of},
             is_single=self.is_single,
             worst_slice=self.slices.worst(max(high, -low)),
         )
@@ -357,29 +368,6 @@ def _cosine(reference: Floats, tuned: Floats) -> float:
     with G_LOGGER.verbosity(G_LOGGER.CRITICAL), np.errstate(all="ignore"):
         found = CosineSimilarityCompareFunc()(*results)["output"].metric_values()["cosine_similarity"]
     return -1.0 if math.isnan(found) else float(found)
-
-
-@dataclass(slots=True)
-class Agreement:
-    """How many of the best classes two outputs share, for each of the ``tops``."""
-
-    tops: Iterable[TopK]
-    shared: dict[str, int] = field(default_factory=dict)
-    asked: dict[str, int] = field(default_factory=dict)
-
-    def add(self, reference: Array, tuned: Array) -> None:
-        """Add one sample of an output; the shapes are equal. Changes this record."""
-        for top in self.tops:
-            axis = class_axis(reference.shape, top)
-            if axis is not None:
-                shared = in_common(reference, tuned, top.k, axis)
-                self.shared[top.key] = self.shared.get(top.key, 0) + shared
-                asked = reference.size // reference.shape[axis] * top.k
-                self.asked[top.key] = self.asked.get(top.key, 0) + asked
-
-    def result(self) -> dict[str, float]:
-        """The share of the reference's best classes that are also the tuned model's, by `TopK.key`."""
-        return {key: self.shared[key] / asked for key, asked in self.asked.items() if asked}
 
 
 def class_axis(shape: tuple[int, ...], top: TopK) -> int | None:

@@ -68,23 +68,22 @@ class Judge:
         )
         found = tuple(Powers() for _ in self.placements)
         with Rehearsal(subject, self.runtime, known=self._known) as rehearsal:
+
+            def until_late() -> Iterator[tuple[Feed, Values]]:
+                for count, sample in enumerate(rehearsal.references()):
+                    if count >= least_samples and is_late():
+                        self.samples = count
+                        return
+                    yield sample
+
             settings = [rehearsal.switches.setting(placement) for placement in self.placements]
-            samples, references = tee(self._until(is_late, least_samples, rehearsal.references()))
+            samples, references = tee(until_late())
             each = rehearsal.values_each((setting, feed) for feed, _ in samples for setting in settings)
             for _, reference in references:
                 expected = {edge: reference[edge] for edge in rehearsal.guiding_edges}
                 for powers, values in zip(found, each, strict=False):
                     powers.add(expected, values)
         return found
-
-    def _until(
-        self, is_late: IsOver, least: int, samples: Iterable[tuple[Feed, Values]]
-    ) -> Iterator[tuple[Feed, Values]]:
-        for count, sample in enumerate(samples):
-            if count >= least and is_late():
-                self.samples = count
-                return
-            yield sample
 
 
 def is_gain(
