@@ -21,7 +21,7 @@ from qdqspec.accuracy.corrections.overflow import SumLimit, observed_limits, ove
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.session import Session
 from qdqspec.graph.model import Model
-from qdqspec.qdq.quantize.formats import number_format
+from qdqspec.qdq.quantize.formats import QuantParams, number_format
 from qdqspec.qdq.quantize.ranges import TensorRange
 from qdqspec.qdq.quantize.scales import activation_params, quantize, weight_params
 from qdqspec.types import Consumer, Inputs, QuantizeRules, Site, TuneRules
@@ -44,6 +44,11 @@ def largest_sum(columns: np.ndarray, weights: np.ndarray) -> int:
     products = columns.astype(np.int64)[:, None] * weights.astype(np.int64)[None]
     even = products.shape[-1] // 2 * 2
     return int(np.abs(products[..., 0:even:2] + products[..., 1:even:2]).max(initial=0))
+
+
+def params_of(values: np.ndarray) -> QuantParams:
+    """Those of uint8, as a kernel finds them at run time."""
+    return activation_params(TensorRange(min(0.0, float(values.min())), max(0.0, float(values.max()))), UINT8)
 
 
 def skewed(random: np.random.Generator, *shape: int) -> np.ndarray:
@@ -99,7 +104,7 @@ def test_weights_of_a_product_do_not_overflow_on_data(seed: int, depth: int, *, 
     assert scale.shape == reduced.scale.shape
     assert (scale <= reduced.scale).all()
     integers = np.clip(np.rint(weight / scale), -127, 127)
-    for params in (static, activation_params(TensorRange(min(0.0, x.min()), max(0.0, x.max())), UINT8)):
+    for params in (static, params_of(x)):
         assert largest_sum(quantize(x, params).reshape(-1, depth), integers.T) <= MOST
 
 
@@ -113,7 +118,7 @@ def test_convolutions_do_not_overflow_on_data(channels: int, groups: int, pads: 
     model = linear_model("Conv", weight, 4, group=groups, pads=[pads] * 4)
     limit = limits_of(model, {"x": x})
     reduced = weight_params(weight, INT8, 0, reduce_range=True)
-    params = activation_params(TensorRange(min(0.0, float(x.min())), max(0.0, float(x.max()))), UINT8)
+    params = params_of(x)
     scale = limit.scale(weight, reduced, [params])
     integers = np.clip(np.rint(weight / scale.reshape(-1, 1, 1, 1)), -127, 127)
     padded = np.pad(x, [(0, 0), (0, 0), (pads, pads), (pads, pads)])
@@ -121,11 +126,10 @@ def test_convolutions_do_not_overflow_on_data(channels: int, groups: int, pads: 
     by_group = windows.reshape(2, groups, -1, *windows.shape[2:4], 9)  # sample to kernel
     columns = by_group.transpose(1, 0, 3, 4, 5, 2).reshape(groups, -1, 9 * channels // groups)
     rows = limit.layer.matrix(integers)
-    if not limit.layer.is_depthwise:
-        for group in range(groups):
-            assert largest_sum(quantize(columns[group], params), rows[group]) <= MOST
-    else:
+    if limit.layer.is_depthwise:
         np.testing.assert_allclose(scale, np.abs(weight).max(axis=(1, 2, 3)) / 127, rtol=1e-6)
+    else:
+        assert all(largest_sum(quantize(columns[n], params), rows[n]) <= MOST for n in range(groups))
 
 
 LSTM = """<ir_version: 8, opset_import: ["": 17]> g (float[5, 2, 6] x) => (float[5, 2, 2, 4] y) {
@@ -137,29 +141,20 @@ def test_weights_of_an_lstm_are_limited_by_its_input_and_its_hidden_states() -> 
     w, r = skewed(random, 2, 16, 6), skewed(random, 2, 16, 4)
     proto.graph.initializer.extend([numpy_helper.from_array(w, "w"), numpy_helper.from_array(r, "r")])
     model = Model(proto)
-    sites = [
-        replace(SITE, axis=0),
-        Site(tensor="r", consumers=(Consumer("n", 2),), format="int8", axis=0, weight=True),
-    ]
+    hidden = Site(tensor="r", consumers=(Consumer("n", 2),), format="int8", axis=0, weight=True)
+    sites = [replace(SITE, axis=0), hidden]
     assert find_layers(model, sites, recurrent=True)["r"].source == "y"
     x, y = skewed(random, 5, 2, 6), np.tanh(skewed(random, 5, 2, 2, 4))
-    for site, weight, parts in (
-        (sites[0], w, [(direction, x.reshape(-1, 6)) for direction in range(2)]),
-        (sites[1], r, [(direction, y[step, direction]) for direction in range(2) for step in range(5)]),
-    ):
-        limit = limits_of(model, {"x": x, "y": y}, [site])
-        reduced = weight_params(weight, INT8, 0, reduce_range=True)
-        scale = limit.scale(weight, reduced, [])
+    # Values that are quantized together, (direction, row, column).
+    runs = {"w": [np.stack([x.reshape(-1, 6)] * 2)], "r": list(y)}
+    for site in sites:
+        limit, weight = limits_of(model, {"x": x, "y": y}, [site]), model.array(site.tensor)
+        scale = limit.scale(weight, weight_params(weight, INT8, 0, reduce_range=True), [])
         assert scale.shape == (2,)
         integers = np.clip(np.rint(weight / scale.reshape(2, 1, 1)), -127, 127)
-        for direction, rows in parts:
-            whole = (
-                rows if site.tensor == "w" else y[[np.flatnonzero((y[:, direction] == rows).all((1, 2)))[0]]]
-            )
-            own = activation_params(
-                TensorRange(min(0.0, float(whole.min())), max(0.0, float(whole.max()))), UINT8
-            )
-            assert largest_sum(quantize(rows, own), integers[direction]) <= MOST
+        for run in runs[site.tensor]:
+            for values, own in zip(run, integers, strict=True):
+                assert largest_sum(quantize(values, params_of(run)), own) <= MOST
 
 
 def prepared(

@@ -33,9 +33,8 @@ def test_inputs_with_infinite_values_must_have_numbers_in_each_output_in_a_sampl
     masked, hidden = ({"mask": np.array(values)} for values in ([0, -np.inf], [-np.inf, -np.inf]))
     assert Evaluator([hidden, masked], Softmax).samples == 2
     assert Evaluator([], Softmax).samples == 0
-    with pytest.raises(
-        DataError, match=r"output 'y' of the model is NaN or infinite in each of 2 samples.*: 'mask'"
-    ):
+    why = r"output 'y' of the model is NaN or infinite in each of 2 samples.*: 'mask'"
+    with pytest.raises(DataError, match=why):
         Evaluator([hidden, hidden], Softmax)
 
 
