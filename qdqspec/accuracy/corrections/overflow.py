@@ -32,17 +32,19 @@ _LARGEST, _REDUCED = 127, 63  # the largest weights of 8 and 7 bits
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PairMaxima:
-    """The largest integers that columns read (group, column), sums of neighbours (group, pair), and of two products."""
+    """The largest integers that columns of a layer read (group, column), and sums of neighbours (group, pair)."""
 
+    layer: LinearLayer
     columns: _Floats
     pairs: _Floats
-    limit: float = _LIMIT
+    limit: float = _LIMIT  # of a sum of two products
 
     @classmethod
     def of_any_input(cls, layer: LinearLayer) -> PairMaxima:
         """Those of any activations: what fits with them is proved to fit."""
         columns = np.full((layer.groups, layer.columns), float(_MOST))
-        return cls(columns=columns, pairs=np.full((layer.groups, layer.columns // 2), 2.0 * _MOST))
+        pairs = np.full((layer.groups, layer.columns // 2), 2.0 * _MOST)
+        return cls(layer=layer, columns=columns, pairs=pairs)
 
     def sums(self, matrix: _Floats) -> _Floats:
         """A bound of each sum of two products (group, output, pair) with weights (group, output, column)."""
@@ -53,6 +55,30 @@ class PairMaxima:
         columns = np.where(one > other, self.columns[:, None, 0:even:2], self.columns[:, None, 1:even:2])
         found = both * self.pairs[:, None] + (larger - both) * columns
         return np.where(np.sign(first) == np.sign(second), found, 0.0)
+
+    def scale(self, weight: Array, reduced: QuantParams) -> npt.NDArray[np.float32]:
+        """The smallest scales, in the shape of those of 7 bits, with which no sum overflows."""
+        matrix = self.layer.matrix(weight).astype(np.float64)
+        wanted = np.abs(matrix).max(axis=-1) / _LARGEST
+        if not self.layer.is_depthwise:
+            # rounding adds at most a half to each of two neighbours
+            rest = self.limit - self.pairs.max(initial=0.0) / 2
+            wanted = np.maximum(wanted, self.sums(matrix).max(axis=-1, initial=0.0) / rest)
+        if reduced.scale.size == wanted.size:
+            scale = wanted.reshape(reduced.scale.shape)
+        elif reduced.scale.size == len(wanted):  # one scale for each direction of an LSTM
+            scale = wanted.max(axis=-1).reshape(reduced.scale.shape)
+        else:
+            scale = np.full(reduced.scale.shape, wanted.max(initial=0.0))
+        least = reduced.scale * (_REDUCED / _LARGEST)
+        return np.asarray(np.minimum(reduced.scale, np.maximum(scale, least)), np.float32)
+
+    def overflowing(self, integers: Array) -> npt.NDArray[np.bool_]:
+        """Whether some sum of two products of each output (group, output) can overflow."""
+        matrix = self.layer.matrix(integers).astype(np.float64)
+        if self.layer.is_depthwise:
+            return np.zeros(matrix.shape[:2], np.bool_)
+        return np.asarray(self.sums(matrix).max(axis=-1, initial=0.0) > self.limit)
 
 
 class InputMaxima(NamedTuple):
@@ -131,51 +157,15 @@ class SumLimit:
         else:  # neighbours may belong to two kernel positions
             even = self.layer.columns // 2 * 2
             neighbours = repeated[:, 0:even:2] + repeated[:, 1:even:2]
-        return PairMaxima(columns=repeated, pairs=neighbours, limit=_LIMIT / (1 + self.margin))
+        limit = _LIMIT / (1 + self.margin)
+        return PairMaxima(layer=self.layer, columns=repeated, pairs=neighbours, limit=limit)
 
     def scale(
         self, weight: Array, reduced: QuantParams, params: Iterable[QuantParams]
     ) -> npt.NDArray[np.float32]:
         """The smallest scales with which all sums fit, in the shape of those of 7 bits."""
-        proved = overflow_free_scale(self.layer, weight, reduced)
-        return np.minimum(proved, overflow_free_scale(self.layer, weight, reduced, self.maxima(params)))
-
-
-def overflow_free_scale(
-    layer: LinearLayer, weight: Array, reduced: QuantParams, maxima: PairMaxima | None = None
-) -> npt.NDArray[np.float32]:
-    """The smallest scales, in the shape of those of 7 bits, with which no sum overflows; by default with any input."""
-    matrix = layer.matrix(weight).astype(np.float64)
-    wanted = np.abs(matrix).max(axis=-1) / _LARGEST
-    if not layer.is_depthwise:
-        maxima = maxima or PairMaxima.of_any_input(layer)
-        # rounding adds at most a half to each of two neighbours
-        rest = maxima.limit - maxima.pairs.max(initial=0.0) / 2
-        wanted = np.maximum(wanted, maxima.sums(matrix).max(axis=-1, initial=0.0) / rest)
-    if reduced.scale.size == wanted.size:
-        scale = wanted.reshape(reduced.scale.shape)
-    elif reduced.scale.size == len(wanted):  # one scale for each direction of an LSTM
-        scale = wanted.max(axis=-1).reshape(reduced.scale.shape)
-    else:
-        scale = np.full(reduced.scale.shape, wanted.max(initial=0.0))
-    least = reduced.scale * (_REDUCED / _LARGEST)
-    return np.asarray(np.minimum(reduced.scale, np.maximum(scale, least)), np.float32)
-
-
-def overflowing_outputs(
-    layer: LinearLayer, integers: Array, maxima: PairMaxima | None = None
-) -> npt.NDArray[np.bool_]:
-    """Whether some sum of two products of each output (group, output) can overflow; by default with any input."""
-    matrix = layer.matrix(integers).astype(np.float64)
-    if layer.is_depthwise:
-        return np.zeros(matrix.shape[:2], np.bool_)
-    maxima = maxima or PairMaxima.of_any_input(layer)
-    return np.asarray(maxima.sums(matrix).max(axis=-1, initial=0.0) > maxima.limit)
-
-
-def overflows(layer: LinearLayer, integers: Array) -> bool:
-    """Whether some sum of two products of these weights can overflow with some input."""
-    return bool(overflowing_outputs(layer, integers).any())
+        proved = PairMaxima.of_any_input(self.layer).scale(weight, reduced)
+        return np.minimum(proved, self.maxima(params).scale(weight, reduced))
 
 
 def observed_limits(

@@ -10,7 +10,7 @@ import numpy as np
 
 from qdqspec._core.units import count_text
 from qdqspec.accuracy.corrections.layers import find_layers
-from qdqspec.accuracy.corrections.overflow import overflowing_outputs
+from qdqspec.accuracy.corrections.overflow import PairMaxima
 from qdqspec.graph.model import Model, load_model
 from qdqspec.qdq.edit.equalize import EQUALIZED
 from qdqspec.qdq.quantize.corrections import WeightKey, WeightNumbers, weight_key
@@ -126,5 +126,5 @@ def _overflowing(numbers: Quantizer, site: Site, scale: np.ndarray) -> np.ndarra
         return np.ones(scale.shape, bool)
     step = along(scale, layer.shape, site.axis or 0, 0)
     integers = np.clip(np.rint(numbers.model.array(site.tensor).astype(np.float32) / step), -128, 127)
-    found = overflowing_outputs(layer, integers, numbers.sum_bound(site))
+    found = (numbers.sum_bound(site) or PairMaxima.of_any_input(layer)).overflowing(integers)
     return found.reshape(scale.shape) if found.size == scale.size else np.full(scale.shape, found.any())

@@ -17,7 +17,7 @@ from written_cases import digits_case
 
 from qdqspec._core.arrays import Array, Feed
 from qdqspec.accuracy.corrections.layers import find_layers
-from qdqspec.accuracy.corrections.overflow import SumLimit, observed_limits, overflow_free_scale, overflows
+from qdqspec.accuracy.corrections.overflow import PairMaxima, SumLimit, observed_limits
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.session import Session
 from qdqspec.graph.model import Model
@@ -63,15 +63,15 @@ def test_weights_of_a_product_do_not_overflow_with_any_input(
 ) -> None:
     random = np.random.default_rng(seed)
     weight = skewed(random, depth, 5)
-    layer = layer_of(linear_model("MatMul", weight, 2))
+    any_input = PairMaxima.of_any_input(layer_of(linear_model("MatMul", weight, 2)))
     reduced = weight_params(weight, INT8, 1 if per_channel else None, reduce_range=True)
     full = weight_params(weight, INT8, 1 if per_channel else None)
-    scale = overflow_free_scale(layer, weight, reduced)
+    scale = any_input.scale(weight, reduced)
     assert scale.shape == reduced.scale.shape
     assert (scale <= reduced.scale).all()
     assert (scale >= full.scale * 0.999).all()
     integers = np.clip(np.rint(weight / scale), -127, 127).astype(np.int8)
-    assert not overflows(layer, integers)
+    assert not any_input.overflowing(integers).any()
     for x in (np.full((3, depth), 255), random.choice([0, 255], (3, depth))):
         assert largest_sum(x, integers.T) <= MOST
 
@@ -86,10 +86,11 @@ def test_weights_of_a_product_do_not_overflow_with_any_input(
 def test_weights_that_cannot_overflow_have_8_bits(op: str, weight: np.ndarray, axis: int) -> None:
     weight = weight.astype(np.float32)
     layer = layer_of(linear_model(op, weight, weight.ndim, **({"group": 4} if op == "Conv" else {})))
+    any_input = PairMaxima.of_any_input(layer)
     reduced = weight_params(weight, INT8, axis, reduce_range=True)
-    scale = overflow_free_scale(layer, weight, reduced)
+    scale = any_input.scale(weight, reduced)
     np.testing.assert_allclose(scale, 1 / 127, rtol=1e-6)
-    assert not overflows(layer, np.rint(weight * 127).astype(np.int8))
+    assert not any_input.overflowing(np.rint(weight * 127)).any()
 
 
 @settings(max_examples=30, deadline=None)
@@ -186,7 +187,7 @@ def test_a_proof_limits_weights_without_data(session: Session, models: Path, tmp
     for site in work.space.resolve(work.space.everything()).ordered:
         if site.weight and site.format == "int8":
             layer = work.calibrated[1].sum_limits[site.tensor].layer
-            assert not overflows(layer, work.numbers.integer_weight(site))
+            assert not PairMaxima.of_any_input(layer).overflowing(work.numbers.integer_weight(site)).any()
     assert not any("could overflow" in text for text in work.warnings)
 
 
