@@ -49,7 +49,7 @@ class ImageMember:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """One sample, and the shape of an image after the transform."""
+        """One sample of the shape after the transform."""
         channels = 1 if self.rules.colors == "gray" else 3
         height, width = self.rules.size
         return (1, channels, height, width) if self.rules.layout == "nchw" else (1, height, width, channels)
@@ -61,7 +61,7 @@ class ImageMember:
 
     def rows(self) -> Iterator[Array]:
         """The one sample."""
-        yield transformed(_pixels(self.file, self.rules), self.rules)
+        yield _transformed(_pixels(self.file, self.rules), self.rules)
 
     @property
     def is_readable(self) -> bool:
@@ -89,8 +89,7 @@ def unreadable(members: Sequence[ImageMember]) -> DataError | None:
     )
 
 
-def transformed(pixels: npt.NDArray[np.uint8], rules: ImageRules) -> Array:
-    """Pixels in height, width, channels (RGB or gray) as a sample."""
+def _transformed(pixels: npt.NDArray[np.uint8], rules: ImageRules) -> Array:
     if rules.colors == "bgr":
         pixels = pixels[..., ::-1]
     sample: Array = pixels

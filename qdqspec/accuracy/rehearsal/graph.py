@@ -119,10 +119,10 @@ def is_foreign(site: Site) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchedModel:
-    """A model with switches ``numbers``, set by ``input`` in this order; ``names`` are those of its outputs by edge."""
+    """A model with switches ``numbers``, set by its ``input``; ``names`` are those of its outputs by edge."""
 
     proto: onnx.ModelProto
-    input: str
+    input: str  # "" without switches
     numbers: tuple[int, ...]
     names: Mapping[Edge, str]
 

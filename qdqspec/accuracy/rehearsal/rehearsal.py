@@ -47,7 +47,7 @@ class RehearsalRefusedError(QdqspecError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
-    """The reference runtime: ``exact`` is not optimized, ``fast`` up to rounding; so many ``processes`` run at once."""
+    """The reference runtime: ``exact`` does not optimize, ``fast`` may round otherwise; ``processes`` run at once."""
 
     exact: Callable[[Path], Engine]
     fast: Callable[[Path], Engine]
