@@ -322,13 +322,11 @@ class Scores:
         try:
             require_metric(metric, self.case.metrics)
         except QdqspecError as error:
-            raise type(error)(
-                error.what, where=self._place(line or self._line(metric)), cure=error.cure
-            ) from None
+            raise type(error)(error.what, where=self._place(metric, line), cure=error.cure) from None
         if self._data is None:
             raise DataError(
                 "accuracy is asked for, and there is no evaluation data",
-                where=self._place(line),
+                where=self._place(metric, line),
                 cure="name data with inputs and labels in inputs.evaluation",
             )
         self._data.require_labels()
@@ -418,17 +416,15 @@ class Scores:
     def _data(self) -> Dataset | None:
         return self.open_data()
 
-    def _line(self, metric: str) -> int | None:
-        """The first line of the spec that names a metric."""
+    def _place(self, metric: str, line: int | None) -> str:
+        """The line of the spec, by default the first one that names the metric; without a spec the model."""
         spec = self.case.spec
-        if spec is None or not spec.is_file():
-            return None
-        lines = source_lines(spec.read_text(encoding="utf-8", errors="replace"))
-        return next((number for number, text in enumerate(lines, 1) if metric in text), None)
-
-    def _place(self, line: int | None) -> str:
-        where = self.case.spec or self.case.model
-        return f"{where}:{line}" if line is not None and self.case.spec else str(where)
+        if spec is None:
+            return str(self.case.model)
+        if line is None and spec.is_file():
+            lines = source_lines(spec.read_text(encoding="utf-8", errors="replace"))
+            line = next((number for number, text in enumerate(lines, 1) if metric in text), None)
+        return str(spec) if line is None else f"{spec}:{line}"
 
 
 def _first_samples(
