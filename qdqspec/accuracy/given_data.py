@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
@@ -28,7 +27,6 @@ from qdqspec.types import Case, Data, Inputs, Loader
 if TYPE_CHECKING:
     import onnx
 
-_GROUP = "qdqspec.data"
 _WHOLE = "0.npz"  # the file of arrays that hold all samples
 _FORMS = "give a path, {input: array} with samples along the first axis, or an iterable of {input: array}, one a sample"
 InMemory: TypeAlias = "Mapping[str, Any] | Iterable[Mapping[str, Any]]"
@@ -149,13 +147,11 @@ def _is_data(value: object) -> bool:
     return any(hasattr(each, "__array__") for each in value.values())
 
 
-@cache
 def _installed(name: str) -> Loader | None:
-    points = [point for point in importlib.metadata.entry_points(group=_GROUP) if point.name == name]
-    if not points:
-        return None
-    found: Loader = registry.loaded(points[0], "data loader")  # type: ignore[assignment]  # its call reports others
-    return found
+    points = importlib.metadata.entry_points(group="qdqspec.data")
+    point = next((point for point in points if point.name == name), None)
+    # its call reports what is no loader
+    return None if point is None else registry.loaded(point, "data loader")  # type: ignore[return-value]
 
 
 def _has_several_shapes(value: object) -> bool:

@@ -9,7 +9,6 @@ import onnx
 import pytest
 
 from qdqspec import Session
-from qdqspec.accuracy import given_data
 from qdqspec.accuracy.data import open_data
 from qdqspec.accuracy.given_data import GivenFiles
 from qdqspec.accuracy.shapes import InputSpec
@@ -98,14 +97,12 @@ def entry_point(monkeypatch):
     """Installs a data loader ``theirs``, whose entry point has this value."""
 
     def install(value):
-        point = importlib.metadata.EntryPoint("theirs", value, "qdqspec.data")
+        points = [importlib.metadata.EntryPoint("theirs", value, "qdqspec.data")]
         monkeypatch.setattr(
-            importlib.metadata, "entry_points", lambda group: [point] if group == "qdqspec.data" else []
+            importlib.metadata, "entry_points", lambda group: points * (group == "qdqspec.data")
         )
-        given_data._installed.cache_clear()
 
-    yield install
-    given_data._installed.cache_clear()
+    return install
 
 
 def test_a_loader_function_is_called_once(tmp_path):
