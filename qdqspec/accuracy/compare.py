@@ -263,12 +263,13 @@ class _Output:
             worst = TensorParity(name=self.name, sqnr_db=-inf, cosine=-1.0, max_abs=inf, max_steps=inf)
             return replace(worst, matches=False, note=self.note)
         high, low = max(self.high, self.typical.high), min(self.low, self.typical.low)
+        step = (high - low) / _STEPS
         return TensorParity(
             name=self.name,
             sqnr_db=sqnr_db(max(self.signal, self.typical.power * self.values), self.noise),
             cosine=self.cosine,
             max_abs=self.max_abs,
-            max_steps=_ratio(self.max_abs, (high - low) / _STEPS),
+            max_steps=self.max_abs / step if step > 0 else math.inf if self.max_abs else 0.0,
             agreement={key: common / all_of for key, (common, all_of) in self.classes.items() if all_of},
             is_single=self.is_single,
             worst_slice=self.slices.worst(max(high, -low)),
@@ -330,12 +331,6 @@ def _square_sum(values: Array) -> float:
 def power_of(sqnr_db: float) -> float:
     """Noise power over signal power."""
     return float(10 ** (-sqnr_db / 10))
-
-
-def _ratio(difference: float, step: float) -> float:
-    if difference == 0:
-        return 0.0
-    return difference / step if step > 0 else math.inf
 
 
 def _mismatch(reference: Array, tuned: Array | None) -> str:

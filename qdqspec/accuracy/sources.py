@@ -15,7 +15,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from itertools import islice
 from math import prod
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, TypeAlias
@@ -63,21 +62,19 @@ class ImageMember:
         """The one sample."""
         yield _transformed(_pixels(self.file, self.rules), self.rules)
 
-    @property
-    def is_readable(self) -> bool:
-        """Whether the image can be decoded."""
-        try:
-            _pixels(self.file, self.rules)
-        except DataError:
-            return False
-        return True
-
 
 def unreadable(members: Sequence[ImageMember]) -> DataError | None:
     """The error that names all images which cannot be decoded, if there are several; `_MOST_BROKEN` at most."""
     if find_spec("PIL") is None:  # then none can, whatever it holds
         return None
-    broken = list(islice((member.file for member in members if not member.is_readable), _MOST_BROKEN))
+    broken: list[Path] = []
+    for member in members:
+        try:
+            _pixels(member.file, member.rules)
+        except DataError:
+            broken.append(member.file)
+        if len(broken) == _MOST_BROKEN:
+            break
     if len(broken) < 2:
         return None
     most = "at least " if len(broken) == _MOST_BROKEN else ""
