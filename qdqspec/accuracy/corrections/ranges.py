@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from qdqspec.accuracy.corrections.problem import CorrectionTask, IsOver, Problem, Ranges, is_gain
-from qdqspec.graph.model import Model, Node
+from qdqspec.graph.model import Model
 from qdqspec.graph.ops import copies_values, is_default, is_nearest
 from qdqspec.qdq.quantize.corrections import Corrections
 from qdqspec.qdq.quantize.ranges import TensorRange, tie_ranges
@@ -61,11 +61,9 @@ def widened(model: Model, ranges: Ranges, factor: float) -> dict[str, TensorRang
 def _is_bounded(model: Model, tensor: str) -> bool:
     """Whether a tensor has the values of a graph input, or of an operator with bounded results."""
     node = model.producer.get(tensor)
-    while node is not None and is_default(node) and _copies(node):
+    while node is not None and is_default(node):
+        if not (copies_values(node) or is_nearest(node) or node.op_type in ("Dropout", "MaxPool")):
+            return node.op_type in _BOUNDED
         tensor = node.inputs[0]
         node = model.producer.get(tensor)
-    return tensor in model.inputs or (node is not None and is_default(node) and node.op_type in _BOUNDED)
-
-
-def _copies(node: Node) -> bool:
-    return copies_values(node) or is_nearest(node) or node.op_type in ("Dropout", "MaxPool")
+    return tensor in model.inputs
