@@ -1,23 +1,26 @@
-"""Compares outputs of the tuned model with the reference's, sample by sample.
-
-Polygraphy computes the cosine of each sample; all other statistics are computed here, in float64.
-"""
+"""Compares outputs of the tuned model with the reference's, sample by sample, in float64."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from qdqspec._core.arrays import Array, Feed, Floats
 from qdqspec._core.units import count_text
-from qdqspec.accuracy.slices import SliceComparison
 from qdqspec.errors import DataError
-from qdqspec.types import ParityEvidence, TensorParity, TopK
+from qdqspec.types import ParityEvidence, TensorParity, TopK, WorstSlice
+
+Outputs: TypeAlias = Mapping[str, Array]
+_Bools: TypeAlias = npt.NDArray[np.bool_]
+_T = TypeVar("_T", bound=np.generic)
+
+_STEPS = 255  # of an 8-bit grid
+_FEW = 16  # best classes that are found one by one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,37 +37,6 @@ class Typical:
     finite: bool = True  # whether no value was NaN or infinite
 
 
-def typical_of(runs: Iterable[Mapping[str, Array]]) -> dict[str, Typical]:
-    """The statistics of each float output over all runs; values that are not finite do not count."""
-    powers: dict[str, float] = {}
-    counts: dict[str, int] = {}
-    odd: set[str] = set()
-    bounds: dict[str, tuple[float, float]] = {}
-    for outputs in runs:
-        for name, array in outputs.items():
-            if np.issubdtype(array.dtype, np.floating):
-                values = array[np.isfinite(array)].astype(np.float64)
-                odd |= {name} if values.size < array.size else set()
-                low, high = bounds.get(name, (0.0, 0.0))
-                bounds[name] = min(values.min(initial=low), low), max(values.max(initial=high), high)
-                powers[name] = powers.get(name, 0.0) + float(np.square(values).sum())
-                counts[name] = counts.get(name, 0) + values.size
-    return {
-        name: Typical(
-            power=powers[name] / max(counts[name], 1),
-            low=float(low),
-            high=float(high),
-            finite=name not in odd,
-        )
-        for name, (low, high) in bounds.items()
-    }
-
-
-Outputs = Mapping[str, Array]
-
-_STEPS = 255  # of an 8-bit grid
-
-
 class SampleOutputs(NamedTuple):
     """The outputs for one sample: of the float model, of the tuned model, and of its arithmetic as ONNX defines it."""
 
@@ -76,10 +48,8 @@ class SampleOutputs(NamedTuple):
 class OutputComparison:
     """Comparison of two models' outputs, sample by sample. ``tops`` requests agreement on classes too.
 
-    SQNR is over all samples together; cosine and largest difference are the worst sample's. Outputs that are
-    not floats must be equal. NaN or infinity where the reference has none, another shape and a missing output
-    are the worst possible result, with the reason in ``note``. ``typical`` are statistics of outputs by name,
-    for inputs with weaker outputs: see `Typical`.
+    SQNR is over all samples together; cosine and largest difference are the worst sample's. Outputs that are not floats
+    must be equal. What cannot be compared is the worst possible result, with the reason in ``note``.
     """
 
     def __init__(self, tops: Iterable[TopK] = (), typical: Mapping[str, Typical] | None = None) -> None:
@@ -92,12 +62,30 @@ class OutputComparison:
         for name, value in reference.items():
             if name not in self._outputs:
                 typical = self._typical.get(name, Typical())
-                self._outputs[name] = _Output(name, Agreement(self._tops), typical)
+                self._outputs[name] = _Output(name, self._tops, typical)
             self._outputs[name].add(np.asarray(value), tuned.get(name))
 
     def results(self) -> tuple[TensorParity, ...]:
         """The parity of each output, in the order of the reference's."""
         return tuple(output.result() for output in self._outputs.values())
+
+    def typical(self) -> dict[str, Typical]:
+        """The statistics of the reference's float outputs; values that are not finite do not count."""
+        return {
+            name: Typical(
+                power=out.signal / max(out.values, 1), low=out.low, high=out.high, finite=not out.is_odd
+            )
+            for name, out in self._outputs.items()
+            if out.is_float
+        }
+
+
+def typical_of(runs: Iterable[Outputs]) -> dict[str, Typical]:
+    """The statistics of each float output over all runs."""
+    comparison = OutputComparison()
+    for outputs in runs:
+        comparison.add(outputs, outputs)
+    return comparison.typical()
 
 
 def compare_outputs(
@@ -106,10 +94,9 @@ def compare_outputs(
     tops: Iterable[TopK] = (),
     typical: Mapping[str, Typical] | None = None,
 ) -> ParityEvidence:
-    """Compare (reference, tuned) outputs over all samples; ``data`` names the source of the inputs.
+    """Compare outputs over all samples; ``data`` names the source of the inputs. Raises `DataError` without a sample.
 
-    ``tops`` and ``typical`` are as for `OutputComparison`. If each run includes the arithmetic, quantization and
-    runtime are compared separately. Raises `DataError` without a sample.
+    If each run includes the arithmetic, quantization and runtime are compared separately.
     """
     total, quantization, runtime = (OutputComparison(tops, typical) for _ in range(3))
     samples, divided = 0, True
@@ -135,13 +122,80 @@ def compare_outputs(
     )
 
 
+class SliceComparison:
+    """Signal and noise power of each slice of one output along each of its axes, summed over samples.
+
+    The worst slice shows an error that the SQNR of the whole output does not: boxes of hundreds and scores below one in
+    one output share a scale: the output has 50 dB, and the scores have none left.
+
+    Axes are those that have the same length in all samples. The first of several is left out, as for classes: it counts
+    samples, so that a slice would be one place of a batch. An axis with more than ``most_slices`` slices is left out:
+    it lists positions, such as the anchors of a detector. The lowest of thousands of positions is one where nothing
+    ever was, and is far below the whole in healthy models too.
+    """
+
+    def __init__(self, most_slices: int = 1024) -> None:
+        self._most = most_slices
+        self._rank: int | None = None
+        # by axis: signal, noise, largest magnitude and number of values of each slice
+        self._axes: dict[int, Floats] = {}
+
+    def add(self, reference: Floats, difference: Floats, finite: _Bools) -> None:
+        """Add one sample: zeros where values are not ``finite``."""
+        lengths = dict(enumerate(reference.shape))
+        if self._rank is None:
+            self._rank = reference.ndim
+            first = 1 if reference.ndim > 1 else 0
+            self._axes = {
+                axis: np.zeros((4, n)) for axis, n in lengths.items() if axis >= first and 1 < n <= self._most
+            }
+        if reference.ndim != self._rank:
+            lengths = {}
+        self._axes = {axis: one for axis, one in self._axes.items() if one.shape[1] == lengths.get(axis)}
+        for axis, slices in self._axes.items() if reference.size else ():
+            own, noise = _along(reference, axis), _along(difference, axis)
+            slices[0] += np.einsum("anb,anb->n", own, own)
+            slices[1] += np.einsum("anb,anb->n", noise, noise)
+            peak = np.maximum(own.max(axis=(0, 2)), -own.min(axis=(0, 2)))
+            slices[2] = np.maximum(slices[2], peak)
+            slices[3] += _along(finite, axis).sum(axis=(0, 2))
+
+    def worst(
+        self, largest: float, *, least_values: int = 16, least_share: float = 1 / 4096
+    ) -> WorstSlice | None:
+        """The slice with the lowest SQNR; ``None`` if no slice has enough values and signal.
+
+        ``largest`` is the largest magnitude in the output. A slice counts if it has ``least_values`` values over all
+        samples: with fewer its SQNR is chance, and the lowest of many slices would be that of the unluckiest. Its
+        largest magnitude must be ``least_share`` of the output's: scores up to 1 beside coordinates in images of 4096
+        pixels count; padded channels, channels that are always off and classes that never occur do not.
+        """
+        found: WorstSlice | None = None
+        for axis, (signal, noise, peak, count) in self._axes.items():
+            is_counted = (count >= least_values) & (signal > 0) & (peak >= least_share * largest)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                slice_db = 10 * (np.log10(signal) - np.log10(noise))
+            index = min(np.flatnonzero(is_counted), key=slice_db.__getitem__, default=None)
+            if index is not None and (found is None or slice_db[index] < found.sqnr_db):
+                found = WorstSlice(axis=axis, index=int(index), sqnr_db=float(slice_db[index]))
+        return found
+
+
+def _along(values: npt.NDArray[_T], axis: int) -> npt.NDArray[_T]:
+    """The values with three axes, the second of them this one."""
+    return values.reshape(math.prod(values.shape[:axis]), values.shape[axis], -1)
+
+
 @dataclass(slots=True)
 class _Output:
     """The running statistics of one output."""
 
     name: str
-    agreement: Agreement
+    tops: tuple[TopK, ...]
     typical: Typical
+    classes: dict[str, list[int]] = field(
+        default_factory=dict
+    )  # by `TopK.key`: common ones, and all compared
     slices: SliceComparison = field(default_factory=SliceComparison)
     values: int = 0
     is_float: bool = True
@@ -166,14 +220,22 @@ class _Output:
         if not self.is_float:
             self.unequal += int(np.count_nonzero(reference != tuned))
             return
-        self.agreement.add(reference, tuned)
+        self._add_classes(reference, tuned)
         # Where both are the same infinity or both NaN, as in masked scores, there is nothing to compare.
         finite = np.isfinite(reference)
         if not finite.all():
             reference, tuned = (np.where(finite, values, 0) for values in (reference, tuned))
         self._add_floats(reference.astype(np.float64), tuned.astype(np.float64), finite)
 
-    def _add_floats(self, reference: Floats, tuned: Floats, finite: npt.NDArray[np.bool_]) -> None:
+    def _add_classes(self, reference: Array, tuned: Array) -> None:
+        for top in self.tops:
+            axis = class_axis(reference.shape, top)
+            if axis is not None:
+                counts = self.classes.setdefault(top.key, [0, 0])
+                counts[0] += in_common(reference, tuned, top.k, axis)
+                counts[1] += reference.size // reference.shape[axis] * top.k
+
+    def _add_floats(self, reference: Floats, tuned: Floats, finite: _Bools) -> None:
         """Add one sample, with zeros for values that are not finite."""
         difference = reference - tuned
         self.slices.add(reference, difference, finite)
@@ -201,13 +263,14 @@ class _Output:
             worst = TensorParity(name=self.name, sqnr_db=-inf, cosine=-1.0, max_abs=inf, max_steps=inf)
             return replace(worst, matches=False, note=self.note)
         high, low = max(self.high, self.typical.high), min(self.low, self.typical.low)
+        step = (high - low) / _STEPS
         return TensorParity(
             name=self.name,
             sqnr_db=sqnr_db(max(self.signal, self.typical.power * self.values), self.noise),
             cosine=self.cosine,
             max_abs=self.max_abs,
-            max_steps=_ratio(self.max_abs, (high - low) / _STEPS),
-            agreement=self.agreement.result(),
+            max_steps=self.max_abs / step if step > 0 else math.inf if self.max_abs else 0.0,
+            agreement={key: common / all_of for key, (common, all_of) in self.classes.items() if all_of},
             is_single=self.is_single,
             worst_slice=self.slices.worst(max(high, -low)),
         )
@@ -228,7 +291,7 @@ def require_numbers(runs: Collection[tuple[Feed, Outputs]]) -> None:
             )
 
 
-def _finite(values: Array) -> npt.NDArray[np.bool_]:
+def _finite(values: Array) -> _Bools:
     """A mask of finite values: all of them if they are not floats."""
     is_float = np.issubdtype(values.dtype, np.floating)
     return np.isfinite(values) if is_float else np.ones(values.shape, np.bool_)
@@ -270,12 +333,6 @@ def power_of(sqnr_db: float) -> float:
     return float(10 ** (-sqnr_db / 10))
 
 
-def _ratio(difference: float, step: float) -> float:
-    if difference == 0:
-        return 0.0
-    return difference / step if step > 0 else math.inf
-
-
 def _mismatch(reference: Array, tuned: Array | None) -> str:
     """The reason why two outputs cannot be compared value by value; empty if they can."""
     if tuned is None:
@@ -308,36 +365,6 @@ def _cosine(reference: Floats, tuned: Floats) -> float:
     return -1.0 if math.isnan(found) else float(found)
 
 
-# Top-k agreement: how many of the best classes two outputs share.
-
-Classes = npt.NDArray[np.intp]  # one row for each classified position, best first
-
-_FEW = 16  # best classes that are found one by one
-
-
-@dataclass(slots=True)
-class Agreement:
-    """The running counts of common classes, for each of the ``tops``."""
-
-    tops: Iterable[TopK]
-    shared: dict[str, int] = field(default_factory=dict)
-    asked: dict[str, int] = field(default_factory=dict)
-
-    def add(self, reference: Array, tuned: Array) -> None:
-        """Add one sample of an output; the shapes are equal. Changes this record."""
-        for top in self.tops:
-            axis = class_axis(reference.shape, top)
-            if axis is not None:
-                shared = in_common(reference, tuned, top.k, axis)
-                self.shared[top.key] = self.shared.get(top.key, 0) + shared
-                asked = reference.size // reference.shape[axis] * top.k
-                self.asked[top.key] = self.asked.get(top.key, 0) + asked
-
-    def result(self) -> dict[str, float]:
-        """The share of the reference's best classes that are also the tuned model's, by `TopK.key`."""
-        return {key: self.shared[key] / asked for key, asked in self.asked.items() if asked}
-
-
 def class_axis(shape: tuple[int, ...], top: TopK) -> int | None:
     """The axis of the classes; ``None`` if there are at most ``k``, so that agreement is trivial."""
     if top.axis is not None:
@@ -350,12 +377,12 @@ def class_axis(shape: tuple[int, ...], top: TopK) -> int | None:
 
 def in_common(reference: Array, tuned: Array, k: int, axis: int) -> int:
     """The number of the ``k`` best classes that are the same, summed over all other axes, in any order."""
-    ours, theirs = _best(reference, k, axis), _best(tuned, k, axis)
+    ours, theirs = best_classes(reference, k, axis), best_classes(tuned, k, axis)
     return int((ours[:, :, None] == theirs[:, None, :]).sum())
 
 
-def _best(scores: Array, k: int, axis: int) -> Classes:
-    """The ``k`` best classes of each row. Earlier classes win ties, as in accuracy; NaN is the worst."""
+def best_classes(scores: Array, k: int, axis: int) -> npt.NDArray[np.intp]:
+    """The ``k`` best classes of each row, best first. Earlier classes win ties, as in accuracy; NaN is the worst."""
     rows = np.moveaxis(scores, axis, -1).reshape(-1, scores.shape[axis]).astype(np.float64)
     if k > _FEW or not np.isfinite(rows).all():
         return np.argsort(-rows, axis=1, kind="stable")[:, :k]

@@ -1,7 +1,4 @@
-"""Sample inputs from files, or random ones if there are none.
-
-Samples are streamed: one feed is in memory at a time.
-"""
+"""Sample inputs from files, one feed in memory at a time, or random ones if there are none."""
 
 from __future__ import annotations
 
@@ -55,15 +52,14 @@ class Dataset:
     unused: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
     _columns: tuple[_Column, ...]
-    _feeds: int
 
     def __len__(self) -> int:
-        return self._feeds
+        return len(self._columns[0])
 
     def __iter__(self) -> Iterator[Feed]:
-        rows = {column.name: column.feeds() for column in self._columns}
-        for _ in range(self._feeds):
-            yield {name: next(feeds) for name, feeds in rows.items()}
+        names = [column.name for column in self._columns]
+        for feeds in zip(*(column.feeds() for column in self._columns), strict=True):
+            yield dict(zip(names, feeds, strict=True))
 
     def require_labels(self) -> Array:
         """The labels. Raises `DataError` if the file has none."""
@@ -78,12 +74,11 @@ class Dataset:
 
 
 def shaped_by_data(model: Model, inputs: Inputs) -> Inputs:
-    """The inputs of a case, with shapes from its data where the model does not fix them.
+    """The inputs of a case, with shapes from its data where the model does not fix them and none is declared.
 
-    Declared shapes are kept. Where the shapes of samples differ, the range is that of all samples, and the shape
-    that is timed is that of the file with samples of median size. Calibration data takes precedence over evaluation
-    data for this. Inputs that share named dimensions with these follow them: see `with_named_dimensions`. Raises
-    `DataError` if the data has no array for an input, or one that cannot be the input.
+    Where the shapes of samples differ, the range is that of all samples, and the shape that is timed is that of the
+    file with samples of median size, of calibration data if there is some. Inputs that share named dimensions with
+    these follow them. Raises `DataError` if the data has no array for an input, or one that cannot be the input.
     """
     source = inputs.calibration or inputs.evaluation
     declared = inputs.profiles[0].shapes
@@ -107,18 +102,16 @@ def shaped_by_data(model: Model, inputs: Inputs) -> Inputs:
 
 
 def _shapes_in(members: Arrays, inputs: Mapping[str, tuple[int | None, ...]]) -> dict[str, Shape]:
+    """The shapes that inputs have by arrays of data. Raises `DataError` for one that the model does not take."""
     _check_names(members, inputs)
-    return {name: _shape_from(members[name], name, shape) for name, shape in inputs.items()}
-
-
-def _shape_from(member: AnyMember, name: str, own: tuple[int | None, ...]) -> Shape:
-    """The shape that an input has by an array of data. Raises `DataError` if the model does not take it."""
-    sample = as_samples(member, len(own)).shape[1:]
-    shape = (1, *sample) if len(sample) == len(own) - 1 else sample
-    takes = tuple(None if dim is not None and dim < 0 else dim for dim in own)
-    if not allows((None, *takes[1:]), shape):
-        raise _wrong_shape(name, takes, member)
-    return shape
+    found = {}
+    for name, own in inputs.items():
+        sample = as_samples(members[name], len(own)).shape[1:]
+        found[name] = (1, *sample) if len(sample) == len(own) - 1 else sample
+        takes = tuple(None if dim is not None and dim < 0 else dim for dim in own)
+        if not allows((None, *takes[1:]), found[name]):
+            raise _wrong_shape(name, takes, members[name])
+    return found
 
 
 def open_data(
@@ -126,13 +119,11 @@ def open_data(
 ) -> Dataset:
     """Open calibration or evaluation data for a model with these inputs.
 
-    A file has one array per model input, its first axis the samples, and may have ``labels``; several files are read in
-    order of name. A sample either has the shape of the input without its first axis, and then as many samples as the
-    batch are stacked (samples from the beginning fill up the last batch, with a remark in ``notes``), or the shape of
-    the whole input. Samples of different files may have different shapes where the inputs allow it, each a feed of its
-    own. Arrays for inputs that are ``fixed``, and arrays for no input, are not read; nor are labels, unless
-    ``labelled``. Values may be infinite, as in masks. Raises `DataError` for anything else; NaN, and values outside the
-    type of the input, are detected while the samples are read.
+    A file has one array per model input, its first axis the samples, and may have ``labels``. A sample has the shape of
+    the whole input, or that without its first axis: then as many samples as the batch are stacked. Samples of different
+    files may have different shapes where the inputs allow it. Arrays for inputs that are ``fixed``, and arrays for no
+    input, are not read; nor are labels, unless ``labelled``. Values may be infinite, as in masks. Raises `DataError`
+    for anything else; NaN, and values outside the type of the input, are detected while the samples are read.
     """
     path = place_of(source)
     files = read_arrays(source, inputs)
@@ -143,8 +134,8 @@ def open_data(
     )
     if not columns:
         raise DataError("the model has no inputs, so it needs no data", where=path)
-    rows, feeds = _count(path, columns)
-    batch = columns[0].group
+    _check_counts(path, columns)
+    rows, batch = columns[0].rows, columns[0].group
     known = {*inputs, LABELS, *fixed}
     ignored = tuple(dict.fromkeys(name for members in files for name in members if name not in known))
     notes = []
@@ -166,7 +157,6 @@ def open_data(
         unused=tuple(name for name in fixed if any(name in members for members in files)),
         ignored=ignored,
         _columns=columns,
-        _feeds=feeds,
     )
 
 
@@ -178,7 +168,7 @@ def feed_of_shapes(feeds: Callable[[], Iterable[Feed]], shapes: Mapping[str, Sha
 
 
 def data_warnings(data: Dataset) -> Iterator[str]:
-    """Reasons why ranges from this data may not be those of real inputs. Reads an input up to its first other value."""
+    """Reasons why ranges from this data may not be those of real inputs."""
     if data.samples == 1:
         yield "it is a single sample, and ranges taken from one sample clip others"
     for column in data._columns:  # noqa: SLF001 - of this module
@@ -204,19 +194,19 @@ class _Column:
     def rows(self) -> int:
         return sum(member.shape[0] for member in self.members)
 
-    @property
-    def count(self) -> int:
+    def __len__(self) -> int:
+        """The number of feeds."""
         return -(-self.rows // self.group)
 
     def feeds(self) -> Iterator[Array]:
         """The feeds; if the samples do not fill the last one, they repeat from the first."""
         every = (self._rows(member) for member in chain.from_iterable(repeat(self.members)))
-        rows = islice(chain.from_iterable(every), self.count * self.group)
+        rows = islice(chain.from_iterable(every), len(self) * self.group)
         while group := tuple(islice(rows, self.group)):
             yield np.stack(group) if self.stacked else group[0]
 
     def only_value(self) -> float | None:
-        """The only value in a floating-point input; ``None`` if values differ."""
+        """The only value in a floating-point input; ``None`` if values differ. Reads up to the first other value."""
         if not np.issubdtype(self.spec.dtype, np.floating) or not self.spec.shape:
             return None
         rows = chain.from_iterable(map(self._decoded, self.members))
@@ -250,23 +240,15 @@ class _Column:
                     where=member.file,
                     cure="take the sample out, or look at how it was made",
                 )
-            self._check_rows(cast, member, index)
+            size, indices = self.spec.rows, cast if self.spec.rows is None else cast.astype(np.int64)
+            if size is not None and (wrong := indices[(indices < -size) | (indices >= size)]).size:
+                raise DataError(
+                    f"array '{self.name}' has {wrong.flat[0]} in sample {index}, and the model looks its values up in "
+                    f"a table of {size} rows",
+                    where=member.file,
+                    cure="make the data with the tokenizer, or the numbering, of this model",
+                )
             yield cast
-
-    def _check_rows(self, values: Array, member: AnyMember, index: int) -> None:
-        """Raise `DataError` for a value outside the table of the model that it indexes."""
-        rows = self.spec.rows
-        if rows is None:
-            return
-        indices = values.astype(np.int64)
-        wrong = indices[(indices < -rows) | (indices >= rows)]
-        if wrong.size:
-            raise DataError(
-                f"array '{self.name}' has {wrong.flat[0]} in sample {index}, and the model looks its values up in a "
-                f"table of {rows} rows",
-                where=member.file,
-                cure="make the data with the tokenizer, or the numbering, of this model",
-            )
 
 
 def _check_names(members: Arrays, inputs: Collection[str]) -> None:
@@ -344,22 +326,20 @@ def _out_of_range(name: str, spec: InputSpec, member: AnyMember, whole: Shape) -
     )
 
 
-def _count(path: Path, columns: tuple[_Column, ...]) -> tuple[int, int]:
-    """Samples and feeds, which must be the same for all arrays."""
+def _check_counts(path: Path, columns: tuple[_Column, ...]) -> None:
+    """Raise `DataError` unless all arrays have equal numbers of samples and feeds."""
     counts = {column.name: column.rows for column in columns}
     if not all(counts.values()):
         empty = next(name for name, rows in counts.items() if not rows)
         raise DataError(f"array '{empty}' has no samples", where=path, cure="give it at least one")
-    feeds = {column.count for column in columns}
-    same_kind = len({column.rows for column in columns if column.stacked}) <= 1
-    if len(feeds) > 1 or not same_kind:
+    feeds, stacked = set(map(len, columns)), {column.rows for column in columns if column.stacked}
+    if len(feeds) > 1 or len(stacked) > 1:
         listed = ", ".join(f"'{name}' {rows}" for name, rows in counts.items())
         raise DataError(
             f"arrays have unequal numbers of samples: {listed}",
             where=path,
             cure="give every array one entry a sample",
         )
-    return columns[0].rows, feeds.pop()
 
 
 def _labels(path: Path, files: list[Arrays], inputs: Mapping[str, InputSpec], rows: int) -> Array | None:
@@ -369,20 +349,18 @@ def _labels(path: Path, files: list[Arrays], inputs: Mapping[str, InputSpec], ro
         return None
     count, size = sum(m.shape[0] for m in members), sum(prod(m.shape) * m.dtype.itemsize for m in members)
     if count != rows:
-        where = path if len(members) > 1 else members[0].file
-        raise DataError(
-            f"there are {count} {LABELS} for {rows} samples", where=where, cure="give every sample one"
+        what, where = (
+            f"there are {count} {LABELS} for {rows} samples",
+            path if members[1:] else members[0].file,
         )
+        raise DataError(what, where=where, cure="give every sample one")
     if len({member.shape[1:] for member in members}) > 1:
         raise DataError(f"{LABELS} differ in shape from file to file", where=path, cure="give them one shape")
     if size > _MOST_LABELS:
-        raise DataError(
-            f"{LABELS} take {size:,} bytes, more than {_MOST_LABELS:,}", where=path, cure="use fewer samples"
-        )
+        what = f"{LABELS} take {size:,} bytes, more than {_MOST_LABELS:,}"
+        raise DataError(what, where=path, cure="use fewer samples")
     return np.array(list(chain.from_iterable(member.rows() for member in members)))
 
-
-# ---- random inputs, for models without data ------------------------------------------------------
 
 # upper bound of integers, unless the model indicates an index range: suits masks and segment numbers
 _FEW = 2
@@ -393,7 +371,7 @@ class RandomFeeds:
     """The same seeded inputs in each pass; ``random`` is always true."""
 
     seed: int
-    count: int
+    samples: int
     random: bool = True
     labels: None = None
     _inputs: Mapping[str, tuple[InputSpec, tuple[int, int]]]  # with the bounds of integers for each
@@ -403,16 +381,11 @@ class RandomFeeds:
         """The warning for each result on random inputs."""
         return ("inputs are random, so ranges and parity do not represent real data",)
 
-    @property
-    def samples(self) -> int:
-        """Number of feeds."""
-        return self.count
-
     def __len__(self) -> int:
-        return self.count
+        return self.samples
 
     def __iter__(self) -> Iterator[dict[str, Array]]:
-        for number in range(self.count):
+        for number in range(self.samples):
             random = np.random.default_rng((self.seed, number))
             yield {name: _draw(random, spec, bounds) for name, (spec, bounds) in self._inputs.items()}
 
@@ -425,7 +398,7 @@ def random_feeds(model: Model, shapes: Mapping[str, Shape], seed: int, count: in
     """
     specs = input_specs(model, shapes)
     inputs = {name: (spec, _integer_bounds(model, name, spec)) for name, spec in specs.items()}
-    return RandomFeeds(seed=seed, count=count, _inputs=inputs)
+    return RandomFeeds(seed=seed, samples=count, _inputs=inputs)
 
 
 def _draw(random: np.random.Generator, spec: InputSpec, bounds: tuple[int, int]) -> Array:

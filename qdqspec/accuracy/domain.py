@@ -1,7 +1,4 @@
-"""The domain of a model's inputs, and inputs as recipes in it: a few numbers that define an array.
-
-A domain has shapes, and values seen in data or allowed by a spec. A search simplifies recipes.
-"""
+"""The domain of a model's inputs, and inputs as recipes in it: a few numbers that define an array."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ import numpy.typing as npt
 
 from qdqspec._core.arrays import Array, Shape
 from qdqspec._core.registry import did_you_mean
-from qdqspec.accuracy.shapes import InputSpec
+from qdqspec.accuracy.shapes import InputSpec, named_dims
 from qdqspec.errors import SpecError
 from qdqspec.graph.model import Model
 from qdqspec.types import ShapeProfile
@@ -35,11 +32,6 @@ class Span:
         """The value, or the nearest bound."""
         return min(max(value, self.low), self.high)
 
-    def stretched(self, factor: float) -> Span:
-        """The span scaled by a factor about its middle."""
-        middle, half = (self.low + self.high) / 2, (self.high - self.low) / 2 * factor
-        return Span(middle - half, middle + half)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AxisRange:
@@ -52,10 +44,7 @@ class AxisRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputDomain:
-    """One input of a model. ``shapes`` has an entry for each profile.
-
-    ``known`` is the range seen in data, ``tried`` the range to try, which for floats is wider.
-    """
+    """One input: its ``shapes`` by profile, the range ``known`` from data, and the range to be ``tried``."""
 
     name: str
     dtype: np.dtype[np.generic]
@@ -80,9 +69,8 @@ def input_domains(
 ) -> tuple[InputDomain, ...]:
     """The domain of each input: ``profiles`` give the shapes, ``known`` the ranges seen in data.
 
-    ``values`` are the ranges allowed by a spec. Without one, integers stay within the known range, because
-    they may be indices, and floats extend it ``beyond`` times. Raises `SpecError` for a name in ``values``
-    that is not an input.
+    ``values`` are the ranges allowed by a spec. Without one, integers, which may be indices, stay within the known
+    range, and floats extend it ``beyond`` times. Raises `SpecError` for a name in ``values`` that is not an input.
     """
     if unknown := [name for name in values if name not in specs]:
         near = did_you_mean(unknown[0], [*specs])
@@ -91,21 +79,14 @@ def input_domains(
             where=model.where,
             cure=f"its inputs: {', '.join(specs)}",
         )
-    # The symbolic names of dimensions in the model, by input and axis.
-    names = {
-        port.name: {
-            i: dim.dim_param for i, dim in enumerate(port.type.tensor_type.shape.dim) if dim.dim_param
-        }
-        for port in model.proto.graph.input
-    }
     shaped, found = tuple(profiles), []
     for name, spec in specs.items():
         wide = known[name]
         if np.issubdtype(spec.dtype, np.floating):
             largest = float(np.finfo(spec.dtype).max)  # type: ignore[type-var]  # it is one of floats
-            wide = wide.stretched(beyond)
-            wide = Span(max(wide.low, -largest), min(wide.high, largest))
-        axes = (_axes(profile, name, spec.shape, names.get(name, {})) for profile in shaped)
+            middle, half = (wide.low + wide.high) / 2, (wide.high - wide.low) / 2 * beyond
+            wide = Span(max(middle - half, -largest), min(middle + half, largest))
+        axes = (_axes(profile, name, spec.shape, named_dims(model, name)) for profile in shaped)
         tried = values.get(name) or wide
         found.append(
             InputDomain(name=name, dtype=spec.dtype, shapes=tuple(axes), known=known[name], tried=tried)
@@ -127,17 +108,20 @@ def spans_of(feeds: Iterable[Mapping[str, Array]]) -> dict[str, Span]:
     return {name: span if span.low <= span.high else Span(0.0, 0.0) for name, span in found.items()}
 
 
-def _axes(profile: ShapeProfile, name: str, shape: Shape, names: Mapping[int, str]) -> tuple[AxisRange, ...]:
-    """The axes of an input: those of its profile, or else its one shape.
-
-    Dimensions of the same name in the model are linked; dimensions without a name are linked if they are
-    declared with the same bounds.
-    """
+def _axes(
+    profile: ShapeProfile, name: str, shape: Shape, dims: Sequence[int | str | None]
+) -> tuple[AxisRange, ...]:
+    """The axes of an input; those without a name are linked if they are declared with the same bounds."""
     declared = profile.shapes.get(name)
-    least, most = (shape, shape) if declared is None else (declared.min, declared.max)
+    bounds = (shape, shape) if declared is None else (declared.min, declared.max)
+    names = dict(enumerate(dims))
     return tuple(
-        AxisRange(least=low, most=high, name=names.get(index) or f"axis {index} from {low} to {high}")
-        for index, (low, high) in enumerate(zip(least, most, strict=True))
+        AxisRange(
+            least=low,
+            most=high,
+            name=own if isinstance(own := names.get(index), str) else f"{index} {low} {high}",
+        )
+        for index, (low, high) in enumerate(zip(*bounds, strict=True))
     )
 
 
@@ -183,13 +167,17 @@ def _sample_of(recipe: Recipe, samples: Sequence[Array]) -> npt.NDArray[np.float
 
 def words(recipe: Recipe, domain: InputDomain) -> str:
     """A description of the array for people."""
-    first, second = (_number(value, domain) for value in (recipe.first, recipe.second))
+
+    def number(value: float) -> str:
+        return f"{value:.5g}" if domain.is_float else f"{round(value)}"
+
+    first, second = number(recipe.first), number(recipe.second)
     if recipe.kind == "sample":
         changed = domain.is_float and (recipe.first, recipe.second) != (1.0, 0.0)
         factors = f" times {recipe.first:g} plus {recipe.second:g}" if changed else ""
         return f"sample {recipe.number}{factors}"
     return {
-        "zeros": "all zeros" if 0 in domain.tried else f"all {_number(domain.tried.nearest(0), domain)}",
+        "zeros": "all zeros" if 0 in domain.tried else f"all {number(domain.tried.nearest(0))}",
         "constant": f"all {first}",
         "denormal": "all the smallest number above zero",
         "spike": f"one {first}, else zeros",
@@ -217,10 +205,6 @@ def _values(recipe: Recipe, domain: InputDomain, samples: Sequence[Array]) -> np
     if recipe.kind == "alternating":
         values.flat[::2], values.flat[1::2] = first, second
     return values
-
-
-def _number(value: float, domain: InputDomain) -> str:
-    return f"{value:.5g}" if domain.is_float else f"{round(value)}"
 
 
 class InputResult(NamedTuple):

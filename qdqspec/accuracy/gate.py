@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import Protocol
+from itertools import islice, tee
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -37,6 +36,10 @@ class Runs(Protocol):
         """Run once and return the outputs by name."""
         ...
 
+    def close(self) -> None:
+        """Stop it."""
+        ...
+
 
 def outputs_of(engine: Runs, feeds: Iterable[Mapping[str, Array]]) -> Iterator[dict[str, Array]]:
     """The outputs for each of these inputs, in order; an engine with a method ``run_each`` runs several at once."""
@@ -44,29 +47,20 @@ def outputs_of(engine: Runs, feeds: Iterable[Mapping[str, Array]]) -> Iterator[d
     return map(engine.run, feeds) if run_each is None else run_each(feeds)
 
 
-class Reference(Runs, Protocol):
-    """A model to compare with, open until it is closed."""
-
-    def close(self) -> None:
-        """Stop it."""
-        ...
-
-
 class Evaluator:
     """Measures the SQNR of an engine's worst output, in dB, against the reference's on the same samples.
 
-    An output that is not finite or of another shape counts as -200 dB. ``reference`` builds the model to compare with:
-    it runs on the first samples at once, on further ones when they are needed, and again on those whose outputs exceed
-    `HELD_BYTES`. ``feeds`` are read again for each measurement of more than the first samples, and at most ``samples``
-    of them are used. ``few`` is the number of the first ones: more predict all data better, and each candidate runs on
-    all of them. ``seconds`` is the time that an engine above a limit may take for all data. A part of the data decides
-    if its mean is ``errors`` standard errors from the limit: fewer decide sooner, and more often wrongly.
+    An output that is not finite or of another shape counts as -200 dB. ``reference`` builds the model to compare with,
+    which runs on a sample when that is needed, and again if its outputs exceed `HELD_BYTES`. At most ``samples`` of
+    the ``feeds`` are used. ``few`` is the number of the first ones: more predict all data better, and each candidate
+    runs on all of them. ``seconds`` is the time that an engine above a limit may take for all data. A part of the data
+    decides if its mean is ``errors`` standard errors from the limit: fewer decide sooner, and more often wrongly.
     """
 
     def __init__(
         self,
         feeds: Iterable[Mapping[str, Array]],
-        reference: Callable[[], Reference],
+        reference: Callable[[], Runs],
         samples: int = SAMPLES,
         *,
         few: int = SAMPLES,
@@ -126,22 +120,15 @@ class Evaluator:
         self, engine: Runs, samples: int, is_enough: Callable[[Powers], bool] = lambda _: False
     ) -> Powers:
         """The powers on the first ``samples``, or on as many of these as are enough."""
-        found, expected = Powers(), deque[Mapping[str, Array]]()
-
-        def fed(opened: ExitStack) -> Iterator[Mapping[str, Array]]:
-            reference: Reference | None = None
-            feeds = self._first if samples <= self.few else islice(self._feeds, samples)
-            for number, feed in enumerate(feeds):
-                if number in self._held:
-                    expected.append(self._held[number])
-                else:
-                    reference = reference or opened.enter_context(closing(self._reference()))
-                    expected.append(self._hold(number, reference.run(feed)))
-                yield feed
-
+        found, reference = Powers(), None
+        feeds, again = tee(self._first if samples <= self.few else islice(self._feeds, samples))
         with ExitStack() as opened:
-            for outputs in outputs_of(engine, fed(opened)):
-                found.add(expected.popleft(), outputs)
+            for number, outputs in enumerate(outputs_of(engine, feeds)):
+                feed, expected = next(again), self._held.get(number)
+                if expected is None:
+                    reference = reference or opened.enter_context(closing(self._reference()))
+                    expected = self._hold(number, reference.run(feed))
+                found.add(expected, outputs)
                 if is_enough(found):
                     break
         return found
@@ -155,34 +142,38 @@ class Evaluator:
         return outputs
 
 
+@dataclass(slots=True)
 class Powers:
     """Signal and noise power of each float output by sample."""
 
-    def __init__(self) -> None:
-        self.samples = 0
-        self._signal: dict[str, list[float]] = {}
-        self._noise: dict[str, list[float]] = {}
+    powers: dict[Any, list[tuple[float, float]]] = field(default_factory=dict)
+    samples: int = 0
 
-    def add(self, expected: Mapping[str, Array], seen: Mapping[str, Array]) -> None:
-        """Add the outputs of one sample. Changes this object."""
+    def add(self, expected: Mapping[Any, Array], seen: Mapping[Any, Array]) -> None:
+        """Add the outputs of one sample, by name or edge. Changes this object."""
         self.samples += 1
         for name, values in expected.items():
             if np.issubdtype(values.dtype, np.floating):
-                self._signal.setdefault(name, []).append(signal_power(values))
-                self._noise.setdefault(name, []).append(noise_power(values, seen.get(name)))
+                powers = signal_power(values), noise_power(values, seen.get(name))
+                self.powers.setdefault(name, []).append(powers)
 
     @property
     def by_output(self) -> dict[str, float]:
         """The SQNR of each float output, over all samples."""
         return {
-            name: float(np.clip(sqnr_db(sum(signal), sum(self._noise[name])), -MOST_DB, MOST_DB))
-            for name, signal in self._signal.items()
+            name: float(np.clip(sqnr_db(*map(sum, zip(*powers, strict=True))), -MOST_DB, MOST_DB))
+            for name, powers in self.powers.items()
         }
 
     @property
     def worst_db(self) -> float:
         """The SQNR of the worst output."""
         return min(self.by_output.values(), default=MOST_DB)
+
+    def without(self, sample: int) -> Powers:
+        """The powers on all other samples."""
+        others = {name: powers[:sample] + powers[sample + 1 :] for name, powers in self.powers.items()}
+        return Powers(others, self.samples - 1)
 
     def is_decided(self, limit_db: float, errors: float, *, above: bool) -> bool:
         """Whether these samples show that the worst output's SQNR over all is below a limit, or that it is above.
@@ -191,16 +182,16 @@ class Powers:
         """
         if abs(self.worst_db - limit_db) < DECIDED_DB:
             return False
-        beyond = [self._beyond(name, limit_db, errors) for name in self._signal]
+        beyond = []  # the bounds of the mean of each output's noise that is more than the limit allows
+        for powers in self.powers.values():
+            signal, noise = np.array(powers).T
+            excess = noise - power_of(limit_db) * signal
+            if np.isfinite(excess).all():
+                mean, reach = excess.mean(), errors * excess.std(ddof=1) / len(excess) ** 0.5
+                beyond.append((mean - reach, mean + reach))
+            else:
+                beyond.append((-np.inf, np.inf))
         return any(low > 0 for low, _ in beyond) or (above and all(high < 0 for _, high in beyond))
-
-    def _beyond(self, name: str, limit_db: float, errors: float) -> tuple[float, float]:
-        """The bounds of the mean of the noise of an output that is more than the limit allows."""
-        excess = np.array(self._noise[name]) - power_of(limit_db) * np.array(self._signal[name])
-        if not np.isfinite(excess).all():
-            return -np.inf, np.inf
-        reach = errors * float(excess.std(ddof=1)) / len(excess) ** 0.5
-        return float(excess.mean()) - reach, float(excess.mean()) + reach
 
 
 @dataclass(slots=True)
@@ -238,7 +229,7 @@ class Offset:
 
     @property
     def is_small(self) -> bool:
-        """Whether offsets are known and all small: further placements need not be measured on all data one by one."""
+        """Whether offsets are known and all small."""
         return self.most_db <= SMALL_DB
 
     @property

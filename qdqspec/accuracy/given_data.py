@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
@@ -21,14 +20,13 @@ from qdqspec._core import registry
 from qdqspec._core.files import write_whole
 from qdqspec._core.temporary import TemporaryFolder
 from qdqspec.accuracy.metrics import raising_line
-from qdqspec.accuracy.sources import LABELS, npz_bytes, without_loader
+from qdqspec.accuracy.sources import LABELS, npz_bytes
 from qdqspec.errors import DataError, QdqspecError
 from qdqspec.types import Case, Data, Inputs, Loader
 
 if TYPE_CHECKING:
     import onnx
 
-_GROUP = "qdqspec.data"
 _WHOLE = "0.npz"  # the file of arrays that hold all samples
 _FORMS = "give a path, {input: array} with samples along the first axis, or an iterable of {input: array}, one a sample"
 InMemory: TypeAlias = "Mapping[str, Any] | Iterable[Mapping[str, Any]]"
@@ -50,16 +48,13 @@ class GivenFiles:
         return path
 
     def data(self, given: InMemory, name: str) -> Path:
-        """A folder of .npz files: one for arrays of samples, one a feed for an iterable of feeds.
-
-        Lists of samples of several shapes are feeds.
-        """
+        """A folder of .npz files: one for arrays of samples, one a feed for feeds and for samples of several shapes."""
         folder = self._new() / name
         folder.mkdir()
         if isinstance(given, Mapping) and any(map(_has_several_shapes, given.values())):
             given = _feeds_in(given, name)
         if isinstance(given, Mapping):
-            _write(folder / _WHOLE, _arrays(given, name))
+            write_whole(folder / _WHOLE, npz_bytes(_arrays(given, name)), what="the data")
             return folder
         feeds: object = given
         if not isinstance(feeds, Iterable) or hasattr(feeds, "__array__"):
@@ -74,7 +69,7 @@ class GivenFiles:
                 key: value.reshape(1) if key == LABELS and value.size == 1 else value[None]
                 for key, value in _arrays(feed, name).items()
             }
-            _write(folder / f"{number:08d}.npz", arrays)
+            write_whole(folder / f"{number:08d}.npz", npz_bytes(arrays), what="the data")
         if number < 0:
             raise DataError("it yields no feed", where=name, cure=_FORMS)
         return folder
@@ -88,11 +83,23 @@ class GivenFiles:
         found: dict[str, Any] = {}
         for word in ("calibration", "evaluation"):
             source = getattr(inputs, word)
-            name = source.loader if isinstance(source, Data) else ""
-            load = (loaders.get(name) or _installed(name)) if name else None
+            if not isinstance(source, Data) or not source.loader:
+                continue
+            name = source.loader
+            load = loaders.get(name) or _installed(name)
             if load is not None:  # else reported, with the remedy, when the data is opened
-                with _errors_of(load, name):
-                    found[word] = without_loader(source, self.data(load(), name))
+                try:
+                    found[word] = replace(source, loader="", path=self.data(load(), name))
+                except QdqspecError:
+                    raise
+                except (
+                    Exception
+                ) as error:  # any error of the caller's code is reported by its name and position
+                    raise DataError(
+                        f"data loader '{name}' raised {type(error).__name__}: {error}",
+                        where=raising_line(error, load),
+                        cure="it is called without arguments; correct it there",
+                    ) from error
         return replace(inputs, **found)
 
     def asked(self, asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,28 +147,11 @@ def _is_data(value: object) -> bool:
     return any(hasattr(each, "__array__") for each in value.values())
 
 
-@cache
 def _installed(name: str) -> Loader | None:
-    points = [point for point in importlib.metadata.entry_points(group=_GROUP) if point.name == name]
-    if not points:
-        return None
-    found: Loader = registry.loaded(points[0], "data loader")  # type: ignore[assignment]  # its call reports others
-    return found
-
-
-@contextmanager
-def _errors_of(load: Loader, name: str) -> Iterator[None]:
-    """An error that the code of a data loader raises is a `DataError` with its line."""
-    try:
-        yield
-    except QdqspecError:
-        raise
-    except Exception as error:  # any error of the caller's code is reported by its name and position
-        raise DataError(
-            f"data loader '{name}' raised {type(error).__name__}: {error}",
-            where=raising_line(error, load),
-            cure="it is called without arguments; correct it there",
-        ) from error
+    points = importlib.metadata.entry_points(group="qdqspec.data")
+    point = next((point for point in points if point.name == name), None)
+    # its call reports what is no loader
+    return None if point is None else registry.loaded(point, "data loader")  # type: ignore[return-value]
 
 
 def _has_several_shapes(value: object) -> bool:
@@ -199,7 +189,3 @@ def _arrays(given: Mapping[str, Any], name: str) -> dict[str, np.ndarray[Any, An
             raise DataError(f"'{key}' is no array of numbers{why}", where=name, cure=_FORMS)
         found[str(key)] = array
     return found
-
-
-def _write(path: Path, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
-    write_whole(path, npz_bytes(arrays), what="the data")

@@ -67,29 +67,24 @@ def _smaller(drawn: Drawn, domains: Sequence[InputDomain], profile: int) -> Iter
 
 def _shortened(recipe: Recipe, axes: tuple[AxisRange, ...], names: Collection[str]) -> Recipe | None:
     """The recipe with the named axes at their least; ``None`` if its shape is of another profile."""
-    if len(axes) != len(recipe.shape):
+    lengths = list(zip(axes, recipe.shape, strict=False))
+    if len(axes) != len(recipe.shape) or any(not axis.least <= n <= axis.most for axis, n in lengths):
         return None
-    if not all(axis.least <= length <= axis.most for axis, length in zip(axes, recipe.shape, strict=True)):
-        return None
-    lengths = zip(axes, recipe.shape, strict=True)
     shape = tuple(axis.least if axis.name in names else length for axis, length in lengths)
     return replace(recipe, shape=shape)
 
 
 def _plain_recipes(domain: InputDomain, recipe: Recipe, made: Array) -> Iterator[Recipe]:
-    """Recipes from the simplest on; all others count as less simple than these.
-
-    An index that breaks something is one of those in the array: each of a few is tried as a constant.
-    """
+    """Recipes from the simplest on; all others count as less simple than these."""
     blank = Recipe(kind="zeros", shape=recipe.shape)
     yield blank
     inner = _inner(domain)
     bounds = [inner.high, inner.low, domain.tried.high, domain.tried.low]
-    if not domain.is_float and recipe.kind != "constant":
+    if not domain.is_float and recipe.kind != "constant":  # one index of these may break something alone
         bounds += [float(value) for value in np.unique(made)[:_FEW]]
-    kinds: tuple[RecipeKind, ...] = ("constant", "spike") if domain.is_float else ("constant",)
-    for kind in kinds:
-        yield from (replace(blank, kind=kind, first=bound) for bound in dict.fromkeys(bounds))
+    yield from (replace(blank, kind="constant", first=bound) for bound in dict.fromkeys(bounds))
+    if domain.is_float:
+        yield from (replace(blank, kind="spike", first=bound) for bound in dict.fromkeys(bounds))
 
 
 @st.composite
@@ -119,10 +114,9 @@ def _recipe(draw: DrawFn, domain: InputDomain, shape: tuple[int, ...], samples: 
     kind = _of(draw, kinds if samples else kinds[:-1])
     if kind == "sample":
         return _sample(draw, domain, shape, _below(draw, samples))
-    if kind == "constant":
-        return Recipe(kind=kind, shape=shape, first=_value(draw, domain))
-    if kind == "spike":
-        return Recipe(kind=kind, shape=shape, number=_bits(draw, _PLACES), first=_value(draw, domain))
+    if kind in ("constant", "spike"):
+        place = _bits(draw, _PLACES) if kind == "spike" else 0
+        return Recipe(kind=kind, shape=shape, number=place, first=_value(draw, domain))
     if kind in ("uniform", "normal", "alternating"):
         span = _span(draw, domain)
         seed = 0 if kind == "alternating" else _bits(draw, _SEEDS)
@@ -142,8 +136,7 @@ def _span(draw: DrawFn, domain: InputDomain) -> Span:
     choice = _below(draw, 4)
     if choice < 2:
         return (_inner(domain), domain.tried)[choice]
-    ends = sorted((_value(draw, domain), _value(draw, domain)))
-    return Span(*ends)
+    return Span(*sorted((_value(draw, domain), _value(draw, domain))))
 
 
 def _value(draw: DrawFn, domain: InputDomain) -> float:
@@ -179,10 +172,7 @@ def _bits(draw: DrawFn, count: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputSearch:
-    """The number of inputs tried, and the smallest that broke something, if any.
-
-    ``late`` is whether the time ended before all were tried.
-    """
+    """The number of inputs tried, the smallest that broke something, and whether time ended before all were tried."""
 
     tried: int
     seconds: float
@@ -210,9 +200,8 @@ def search_inputs(
 ) -> InputSearch:
     """Try up to ``examples`` drawn inputs for up to ``seconds``, and shrink the first that breaks something.
 
-    ``attempt`` returns ``None`` for an invalid input. Its answers are cached: once the time is over no new
-    input is tried, and the smallest found by then is returned. One seed gives the same inputs. ``simpler``
-    offers simpler inputs in place of one that Hypothesis cannot shrink further.
+    ``attempt`` returns ``None`` for an invalid input. ``simpler`` offers simpler inputs in place of one that
+    Hypothesis cannot shrink further. One seed gives the same inputs.
     """
     searcher = _InputSearcher(attempt, seconds, clock)
 
@@ -244,10 +233,8 @@ class _InputSearcher:
     def __init__(
         self, attempt: Callable[[Drawn], InputResult | None], seconds: float, clock: Callable[[], float]
     ) -> None:
-        self._attempt = attempt
-        self._clock = clock
+        self._attempt, self._clock, self._seconds = attempt, clock, seconds
         self._started = clock()
-        self._stop = self._started + seconds
         self._answers: dict[str, InputResult | None] = {}
         self._smallest: Drawn | None = None
         self._late = False
@@ -277,7 +264,7 @@ class _InputSearcher:
         """Whether the input was tried, now or before; once the time is over no new one is."""
         key = repr(drawn)
         if key not in self._answers:
-            if self._clock() >= self._stop:
+            if self._clock() >= self._started + self._seconds:
                 self._late = True
                 return False
             self._answers[key] = self._attempt(drawn)

@@ -1,7 +1,6 @@
 """Task metrics on labelled data: built-in ones, and those of the caller. Higher is better.
 
-`Scores` scores the models of one case on its evaluation data. Data and metrics are validated before anything is built,
-so that a typing error is reported before the search.
+Data and metrics are validated before anything is built, so that a typing error is reported before the search.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
-from typing import Protocol
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +23,7 @@ import numpy.typing as npt
 from qdqspec._core.arrays import Array, Shape
 from qdqspec._core.registry import did_you_mean
 from qdqspec._core.units import count_text
+from qdqspec.accuracy.compare import best_classes
 from qdqspec.accuracy.data import Dataset
 from qdqspec.accuracy.gate import Runs, outputs_of
 from qdqspec.backends.base import Engine
@@ -32,35 +32,18 @@ from qdqspec.graph.declared import allows
 from qdqspec.spec.problems import source_lines
 from qdqspec.types import AccuracyEvidence, Case, Metric
 
-Counts = npt.NDArray[np.int64]
-Right = npt.NDArray[np.bool_]
+Right: TypeAlias = npt.NDArray[np.bool_]
+Batches: TypeAlias = Iterable[Mapping[str, Array]]
+Tally: TypeAlias = "TopKAccuracy | MeanIoU"  # a metric that is computed batch by batch
 
 BUILT_IN = ("top1", "top5", "miou")  # as listed for people; any top<k> is valid
 VOID = (-1, 255)  # classes of ignored pixels, as in Pascal VOC and Cityscapes
 
 _TOP_K = re.compile(r"top([1-9]\d{0,3})")
-
-
-class Tally(Protocol):
-    """A metric that is computed batch by batch."""
-
-    def require(self, labels: Array) -> None:
-        """Raise `DataError` if the labels of all samples are not suitable for the metric."""
-        ...
-
-    def add(self, scores: Array, labels: Array) -> None:
-        """Add a batch: scores with the samples first, and one label per sample."""
-        ...
-
-    @property
-    def value(self) -> float:
-        """The metric over all batches added."""
-        ...
-
-    @property
-    def right(self) -> Right | None:
-        """Which samples are right; ``None`` if the metric has no result per sample."""
-        ...
+_HOW = (
+    "define it in a fixture qdq_metrics of a conftest.py: return {{'{name}': function}}, called as "
+    "function(outputs, labels); from Python: Session(metrics={{...}})"
+)
 
 
 def tally_named(name: str) -> Tally | None:
@@ -104,9 +87,7 @@ class TopKAccuracy:
             )
 
     def add(self, scores: Array, labels: Array) -> None:
-        """Add class scores ``[batch, classes]`` and class numbers ``[batch]``, or ``[batch, ..., classes]`` and
-        ``[batch, ...]``.
-        """
+        """Add class scores ``[batch, ..., classes]`` and class numbers ``[batch, ...]``."""
         if labels.ndim > 1:
             _require_places(labels, scores.shape[:-1])
             self._by_place = True
@@ -114,9 +95,9 @@ class TopKAccuracy:
             scores, labels = scores[counted], labels[counted]
         flat = scores.reshape(len(scores), -1).astype(np.float64)
         _check_classes(labels, flat.shape[1])
-        order = np.argsort(-flat, axis=1, kind="stable")[:, : self._k]
         known = ~np.isnan(flat).any(axis=1)
-        self._right.append(np.asarray((order == labels[:, None]).any(axis=1) & known))
+        best = best_classes(flat, self._k, axis=1)
+        self._right.append(np.asarray((best == labels[:, None]).any(axis=1) & known))
 
     @property
     def value(self) -> float:
@@ -139,8 +120,8 @@ class MeanIoU:
     right = None
 
     def __init__(self) -> None:
-        self._both: Counts = np.zeros((), np.int64)  # by class, after the first batch
-        self._either: Counts = np.zeros((), np.int64)
+        self._both = np.zeros((), np.int64)  # by class, after the first batch
+        self._either = np.zeros((), np.int64)
 
     def require(self, labels: Array) -> None:
         """Require class numbers for the pixels of each sample."""
@@ -192,14 +173,6 @@ def _check_classes(labels: Array, classes: int) -> None:
         )
 
 
-Batches = Iterable[Mapping[str, Array]]
-
-_HOW = (
-    "define it in a fixture qdq_metrics of a conftest.py: return {{'{name}': function}}, called as "
-    "function(outputs, labels); from Python: Session(metrics={{...}})"
-)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
     """A metric's value over ``samples``; ``right`` is its result per sample, if the metric has one."""
@@ -230,10 +203,9 @@ def evaluate(
 ) -> Score:
     """Score a model's outputs with the caller's metric of that name, else with the built-in one.
 
-    ``outputs`` are those of consecutive feeds, first axis the batch; ``labels`` has one entry per sample.
-    ``output`` names the one to score: if it is None a built-in metric uses the first, the caller's gets them
-    all. Raises `ConfigError` for an unknown metric, `DataError` for unsuitable outputs, labels or metric
-    values.
+    ``outputs`` are those of consecutive feeds, first axis the batch; ``labels`` has one entry per sample. ``output``
+    names the one to score: without it a built-in metric uses the first, the caller's gets them all. Raises
+    `ConfigError` for an unknown metric, `DataError` for unsuitable outputs, labels or metric values.
     """
     require_metric(name, own or {})
     if own and name in own:
@@ -275,9 +247,6 @@ def _named(batch: Mapping[str, Array], name: str) -> str:
             cure=f"its outputs: {', '.join(batch)}",
         )
     return name
-
-
-# ---- the caller's own ---------------------------------------------------------------------------
 
 
 def _of_own(name: str, metric: Metric, outputs: Batches, labels: Array, output: str | None) -> Score:
@@ -324,12 +293,12 @@ def raising_line(error: Exception, function: Callable[..., object]) -> str | Non
 
 def _called(outputs: Mapping[str, Array], labels: Array) -> str:
     """The arguments of a metric, for messages to its author."""
-    texts = []
-    for name, values in outputs.items():
-        several = values.dtype == object and len(values)  # an array for each feed
-        one = f"{len(values)} arrays, the first {list(values[0].shape)}" if several else list(values.shape)
-        texts.append(f"{name} {one}")
-    shapes = ", ".join(texts)
+    shapes = ", ".join(
+        f"{name} {len(values)} arrays, the first {list(values[0].shape)}"
+        if values.dtype == object and len(values)  # an array for each feed
+        else f"{name} {list(values.shape)}"
+        for name, values in outputs.items()
+    )
     return f"it is called with outputs by name ({shapes}) and labels {list(labels.shape)}, and must return one number"
 
 
@@ -346,22 +315,18 @@ class Scores:
     open_data: Callable[[], Dataset | None]
     build: Callable[[Path], Engine]
     note: Callable[[str], None] = lambda _: None
-    _known: dict[tuple[Path | None, str, str | None], Score | QdqspecError] = field(
-        default_factory=dict, init=False
-    )
+    _known: dict[tuple[object, ...], Score | QdqspecError] = field(default_factory=dict, init=False)
 
     def require(self, metric: str, *, line: int | None = None) -> None:
         """Raise `QdqspecError` if a metric cannot be computed; ``line`` is the line of the spec that names it."""
         try:
             require_metric(metric, self.case.metrics)
         except QdqspecError as error:
-            raise type(error)(
-                error.what, where=self._place(line or self._line(metric)), cure=error.cure
-            ) from None
+            raise type(error)(error.what, where=self._place(metric, line), cure=error.cure) from None
         if self._data is None:
             raise DataError(
                 "accuracy is asked for, and there is no evaluation data",
-                where=self._place(line),
+                where=self._place(metric, line),
                 cure="name data with inputs and labels in inputs.evaluation",
             )
         self._data.require_labels()
@@ -379,10 +344,7 @@ class Scores:
     def of_engine(
         self, engine: Runs, metric: str, output: str | None = None, *, feeds: int | None = None
     ) -> Score:
-        """Run an engine on all samples, or on the first ``feeds``.
-
-        Raises as `evaluate` does, and `BackendError` if the engine does not run.
-        """
+        """Run an engine on all samples, or on the first ``feeds``. Raises `BackendError` if the engine does not run."""
         self.require(metric)
         assert self._data is not None
         try:
@@ -424,12 +386,8 @@ class Scores:
         )
         return islice(every, data.samples // data.batch), data.samples - rest
 
-    def of_file(self, path: Path, metric: str, output: str | None = None) -> Score:
-        """Build a model and score it; each file once, errors included."""
-        return self._score(path, metric, output)
-
-    def _score(self, path: Path | None, metric: str, output: str | None) -> Score:
-        """The score of a file, or of the reference."""
+    def of_file(self, path: Path | None, metric: str, output: str | None = None) -> Score:
+        """Build a model, without ``path`` the reference, and score it; each file once, errors included."""
         key = path, metric, output
         if key not in self._known:
             self.require(metric)
@@ -445,7 +403,7 @@ class Scores:
 
     def of_reference(self, metric: str, output: str | None = None) -> Score:
         """The score of the user's own model; raises `DataError` if it is not finite."""
-        score = self._score(None, metric, output)
+        score = self.of_file(None, metric, output)
         if not math.isfinite(score.value):
             raise DataError(
                 f"metric '{metric}' gave {score.value} for the model itself, so that no limit can be applied",
@@ -458,17 +416,15 @@ class Scores:
     def _data(self) -> Dataset | None:
         return self.open_data()
 
-    def _line(self, metric: str) -> int | None:
-        """The first line of the spec that names a metric."""
+    def _place(self, metric: str, line: int | None) -> str:
+        """The line of the spec, by default the first one that names the metric; without a spec the model."""
         spec = self.case.spec
-        if spec is None or not spec.is_file():
-            return None
-        lines = source_lines(spec.read_text(encoding="utf-8", errors="replace"))
-        return next((number for number, text in enumerate(lines, 1) if metric in text), None)
-
-    def _place(self, line: int | None) -> str:
-        where = self.case.spec or self.case.model
-        return f"{where}:{line}" if line is not None and self.case.spec else str(where)
+        if spec is None:
+            return str(self.case.model)
+        if line is None and spec.is_file():
+            lines = source_lines(spec.read_text(encoding="utf-8", errors="replace"))
+            line = next((number for number, text in enumerate(lines, 1) if metric in text), None)
+        return str(spec) if line is None else f"{spec}:{line}"
 
 
 def _first_samples(

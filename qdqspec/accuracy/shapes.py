@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -34,9 +33,8 @@ _NO_TENSORS = {
 class InputSpec:
     """The numpy dtype and the full shape, batch included, of one input of a case.
 
-    ``ranges``: shapes that samples of data may have too, each run in its own; the case is timed at ``shape``. ``own``
-    are the dimensions of the model, ``None`` for dynamic ones. ``rows`` is the size of the smallest constant table that
-    its values index, if they index one.
+    ``ranges``: shapes that samples of data may have too; the case is timed at ``shape``. ``own`` are the dimensions of
+    the model, ``None`` for dynamic ones. ``rows`` is the size of the smallest constant table that its values index.
     """
 
     dtype: np.dtype[np.generic]
@@ -66,17 +64,22 @@ def resolve_shapes(model: Model, inputs: Inputs, profile: int = 0) -> dict[str, 
     """The static shape of each model input, for one profile of a case, given by its index in the spec.
 
     Declared shapes come first, then the model's own static dimensions. ``inputs.batch`` replaces each dynamic
-    leading dimension. An undeclared dynamic leading dimension of an input of rank two or more is 1; any other
-    undeclared dynamic dimension raises `ModelError`, as does a declared one that contradicts the model.
-    Declared names that are not inputs raise `SpecError`.
+    leading dimension, which is else 1 for an input of rank two or more. Raises `ModelError` for other dynamic
+    dimensions, and for shapes that contradict the model; `SpecError` for declared names that are not inputs.
     """
-    declared = inputs.profiles[profile].opt()
+    declared, batch = inputs.profiles[profile].opt(), inputs.batch
     require_inputs(model, inputs, profile)
     for name in model.inputs:
         _require_numbers(model, name)
     own = {name: _own_shape(model, name, declared.get(name)) for name in model.inputs}
-    _check_batch(model, own, inputs.batch)
-    wanted = {name: _wanted(own[name], declared.get(name), inputs.batch) for name in own}
+    _check_batch(model, own, batch)
+    wanted = {}
+    for name, dims in own.items():
+        wanted[name] = list(declared.get(name, dims))
+        if batch is not None and dims and dims[0] is None:
+            wanted[name][0] = batch
+        elif name not in declared and len(dims) > 1 and dims[0] is None:
+            wanted[name][0] = 1
     _require_sizes(model, wanted)
     return {
         name: _allowed(model, name, own[name], tuple(dim for dim in dims if dim is not None))
@@ -91,8 +94,6 @@ def with_named_dimensions(model: Model, inputs: Inputs) -> Inputs:
     the leading dimension of an input of rank two or more.
     """
     named = {name: named_dims(model, name) for name in model.inputs if model.shape(name)}
-    if not any(dim for dims in named.values() for dim in dims if isinstance(dim, str)):
-        return inputs
     return replace(inputs, profiles=tuple(_with_named(profile, named) for profile in inputs.profiles))
 
 
@@ -109,11 +110,7 @@ def require_inputs(model: Model, inputs: Inputs, profile: int = 0) -> None:
 
 
 def shape_profiles(model: Model, inputs: Inputs) -> tuple[ShapeProfile, ...]:
-    """The profiles of a case including its batch, for backends that must know shapes before they build.
-
-    Contains only dimensions that are declared or follow from the batch; the backend rejects undeclared ones.
-    Raises as `resolve_shapes` does if a batch applies to no input.
-    """
+    """The profiles of a case including its batch, for backends that must know shapes before they build."""
     if inputs.batch is None:
         return inputs.profiles
     own = resolve_shapes(model, inputs)
@@ -130,10 +127,7 @@ def shape_profiles(model: Model, inputs: Inputs) -> tuple[ShapeProfile, ...]:
 
 
 def resized(feeds: Mapping[str, Array], shapes: Mapping[str, Shape]) -> dict[str, Array]:
-    """The same values at other shapes of the same rank: repeated along each axis, and cut.
-
-    So they stay valid: indices within their table, masks of ones and zeros.
-    """
+    """The same values at other shapes of the same rank: repeated along each axis, and cut. So they stay valid."""
     found: dict[str, Array] = {}
     for name, shape in shapes.items():
         value = feeds[name]
@@ -151,10 +145,7 @@ def shapes_text(shapes: Mapping[str, Shape]) -> str:
 def input_specs(
     model: Model, shapes: Mapping[str, Shape], profiles: Sequence[ShapeProfile] = ()
 ) -> dict[str, InputSpec]:
-    """Dtype and shape of each model input. Raises `ModelError` for an input that is not a numeric tensor.
-
-    ``profiles`` are those of a case, with ranges of shapes that samples may have.
-    """
+    """Dtype and shapes of each model input. Raises `ModelError` for an input that is not a numeric tensor."""
     return {
         name: InputSpec(
             dtype=_dtype(model, name),
@@ -220,8 +211,11 @@ def _with_named(profile: ShapeProfile, named: Mapping[str, tuple[int | str | Non
 
 def _each(change: Callable[..., Shape], *spans: InputShape) -> InputShape:
     """The smallest, usual and largest shape, each changed from those of the spans."""
-    names = [field.name for field in dataclasses.fields(InputShape)]
-    return InputShape(**{name: change(*(getattr(span, name) for span in spans)) for name in names})
+    return InputShape(
+        min=change(*(span.min for span in spans)),
+        opt=change(*(span.opt for span in spans)),
+        max=change(*(span.max for span in spans)),
+    )
 
 
 def _own_shape(model: Model, name: str, declared: Shape | None) -> tuple[int | None, ...]:
@@ -247,27 +241,22 @@ def _check_batch(model: Model, own: Mapping[str, tuple[int | None, ...]], batch:
     )
 
 
-def _wanted(own: tuple[int | None, ...], declared: Shape | None, batch: int | None) -> tuple[int | None, ...]:
-    """The dimensions of an input as far as they are known."""
-    wanted: list[int | None] = list(own if declared is None else declared)
-    if batch is not None and own and own[0] is None:
-        wanted[0] = batch
-    elif declared is None and len(own) > 1 and own[0] is None:
-        wanted[0] = 1
-    return tuple(wanted)
-
-
-def _require_sizes(model: Model, wanted: Mapping[str, tuple[int | None, ...]]) -> None:
+def _require_sizes(model: Model, wanted: Mapping[str, Sequence[int | None]]) -> None:
     """Raise `ModelError` that names all inputs of which a dimension is not known."""
     open_inputs = {name: dims for name, dims in wanted.items() if None in dims}
     if not open_inputs:
         return
     name, *others = open_inputs
     also = f" (also {', '.join(repr(other) for other in others)})" if others else ""
+    sizes = {name: ["?" if dim is None else str(dim) for dim in dims] for name, dims in open_inputs.items()}
+    spec = ", ".join(f"{name}: [{', '.join(dims)}]" for name, dims in sizes.items())
+    words = ",".join(f"{name}:{'x'.join(dims)}" for name, dims in sizes.items())
+    them, that = ("them", "those shapes") if others else ("it", "that shape")
     raise ModelError(
         f"dimension {open_inputs[name].index(None)} of input '{name}' is dynamic and no shape is declared for it{also}",
         where=model.where,
-        cure=_declare_sizes(open_inputs),
+        cure=f"declare {them}, inputs: {{shapes: {{{spec}}}}} in a spec or --shapes {words}, or give calibration data "
+        f"of {that}",
     )
 
 
@@ -305,15 +294,4 @@ def _require_numbers(model: Model, name: str) -> int:
         f"input '{name}' {what or 'has no element type'}, and only tensors of numbers can be fed",
         where=model.where,
         cure="cut the part that reads it off the model",
-    )
-
-
-def _declare_sizes(shapes: Mapping[str, tuple[int | None, ...]]) -> str:
-    sizes = {name: ["?" if dim is None else str(dim) for dim in dims] for name, dims in shapes.items()}
-    spec = ", ".join(f"{name}: [{', '.join(dims)}]" for name, dims in sizes.items())
-    words = ",".join(f"{name}:{'x'.join(dims)}" for name, dims in sizes.items())
-    them, that = ("them", "those shapes") if len(shapes) > 1 else ("it", "that shape")
-    return (
-        f"declare {them}, inputs: {{shapes: {{{spec}}}}} in a spec or --shapes {words}, "
-        f"or give calibration data of {that}"
     )

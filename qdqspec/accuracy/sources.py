@@ -1,7 +1,6 @@
 """Finds the files of a case's data, and the arrays in them: .npz, .npy, folders and globs of these, and images.
 
-Arrays of .npz and .npy files are read row by row, with one row in memory at a time. No pickle: object arrays are
-rejected. Images are decoded one at a time with Pillow, resized and normalized as a spec states.
+Arrays are read row by row, and images one at a time. No pickle: object arrays are rejected.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from itertools import islice
 from math import prod
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, TypeAlias
@@ -50,7 +48,7 @@ class ImageMember:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """One sample, and the shape of an image after the transform."""
+        """One sample of the shape after the transform."""
         channels = 1 if self.rules.colors == "gray" else 3
         height, width = self.rules.size
         return (1, channels, height, width) if self.rules.layout == "nchw" else (1, height, width, channels)
@@ -62,23 +60,21 @@ class ImageMember:
 
     def rows(self) -> Iterator[Array]:
         """The one sample."""
-        yield transformed(_pixels(self.file, self.rules), self.rules)
-
-    @property
-    def is_readable(self) -> bool:
-        """Whether the image can be decoded."""
-        try:
-            _pixels(self.file, self.rules)
-        except DataError:
-            return False
-        return True
+        yield _transformed(_pixels(self.file, self.rules), self.rules)
 
 
 def unreadable(members: Sequence[ImageMember]) -> DataError | None:
     """The error that names all images which cannot be decoded, if there are several; `_MOST_BROKEN` at most."""
     if find_spec("PIL") is None:  # then none can, whatever it holds
         return None
-    broken = list(islice((member.file for member in members if not member.is_readable), _MOST_BROKEN))
+    broken: list[Path] = []
+    for member in members:
+        try:
+            _pixels(member.file, member.rules)
+        except DataError:
+            broken.append(member.file)
+        if len(broken) == _MOST_BROKEN:
+            break
     if len(broken) < 2:
         return None
     most = "at least " if len(broken) == _MOST_BROKEN else ""
@@ -90,8 +86,7 @@ def unreadable(members: Sequence[ImageMember]) -> DataError | None:
     )
 
 
-def transformed(pixels: npt.NDArray[np.uint8], rules: ImageRules) -> Array:
-    """Pixels in height, width, channels (RGB or gray) as a sample."""
+def _transformed(pixels: npt.NDArray[np.uint8], rules: ImageRules) -> Array:
     if rules.colors == "bgr":
         pixels = pixels[..., ::-1]
     sample: Array = pixels
@@ -162,8 +157,7 @@ _MOST_ARRAYS = 10_000
 class StoredArray:
     """One array of a file, described by its header. ``shape`` includes the first axis, the samples.
 
-    ``is_npy``: the file holds this array alone. ``is_sample``: the array is one sample, and its first axis was added.
-    ``is_fortran``: it is stored in column-major order, and is read whole.
+    ``is_npy``: the file holds this array alone. ``is_fortran``: it is stored in column-major order, and is read whole.
     """
 
     file: Path
@@ -171,7 +165,6 @@ class StoredArray:
     shape: tuple[int, ...]
     dtype: np.dtype[np.generic]
     is_npy: bool = False
-    is_sample: bool = False
     is_fortran: bool = False
 
     @property
@@ -181,21 +174,15 @@ class StoredArray:
 
     def rows(self) -> Iterator[Array]:
         """The array's rows along its first axis, each in its own memory."""
-        size = self.row_bytes
+        count, size = self.shape[0], self.row_bytes
         with _reading(self.file, self.name), self._opened() as stream:
             _header(stream, self.file, self.name)
             if self.is_fortran:
-                whole = self._read(stream, size * self.shape[0], 0)
-                array = np.frombuffer(whole, dtype=self.dtype).reshape(self.shape, order="F")
-                yield from (np.array(row, order="C") for row in array)
+                whole = np.frombuffer(self._read(stream, size * count, 0), self.dtype)
+                yield from (np.array(row, order="C") for row in whole.reshape(self.shape, order="F"))
                 return
-            for row in range(self.shape[0]):
-                data = self._read(stream, size, row)
-                yield np.frombuffer(data, dtype=self.dtype).reshape(self.shape[1:])
-
-    def as_sample(self) -> StoredArray:
-        """The same array as one sample."""
-        return replace(self, shape=(1, *self.shape), is_sample=True)
+            for row in range(count):
+                yield np.frombuffer(self._read(stream, size, row), self.dtype).reshape(self.shape[1:])
 
     @contextmanager
     def _opened(self) -> Iterator[IO[bytes]]:
@@ -207,56 +194,39 @@ class StoredArray:
                 yield inside
 
     def _read(self, stream: IO[bytes], size: int, row: int) -> bytes:
-        """So many bytes. A zip member may return less than requested at once."""
-        parts, left = [], size
-        while left and (part := stream.read(left)):
-            parts.append(part)
-            left -= len(part)
-        if left:
+        data = stream.read(size)
+        if len(data) < size:
             raise _damaged(self.file, self.name, f"it ends in row {row} of {self.shape[0]}")
-        return b"".join(parts)
+        return data
 
 
 def read_members(file: Path) -> dict[str, StoredArray]:
     """The arrays of an .npz file by name. Only headers are read.
 
-    Raises `DataError` if the file is missing or not an .npz, or an array is pickled, has no first axis, is
-    larger than 2 GiB and in column-major order, or is not as long as its shape needs.
+    Raises `DataError` if the file is missing or not an .npz, or an array is no plain numbers by sample, is not as long
+    as its shape needs, or would need more than 2 GiB of memory.
     """
-    if not file.is_file():
-        raise DataError("there is no such data file", where=file, cure="check the path")
     with _reading(file), zipfile.ZipFile(file) as archive:
-        names = [info.filename for info in archive.infolist() if info.filename.endswith(".npy")]
-        if not names:
-            raise DataError("this .npz file holds no array", where=file, cure=_HOW)
-        if len(names) > _MOST_ARRAYS:
-            raise DataError(f"this .npz file holds {len(names):,} arrays", where=file, cure=_HOW)
+        sizes = {info.filename: info.file_size for info in archive.infolist()}
+        names = [name.removesuffix(".npy") for name in sizes if name.endswith(".npy")]
+        if not names or len(names) > _MOST_ARRAYS:
+            count = f"{len(names):,} arrays" if names else "no array"
+            raise DataError(f"this .npz file holds {count}", where=file, cure=_HOW)
         found = {}
         for name in names:
-            with archive.open(name) as stream:
-                shape, fortran, dtype = _header(stream, file, name[:-4])
-                held = archive.getinfo(name).file_size - stream.tell()
-            member = StoredArray(file=file, name=name[:-4], shape=shape, dtype=dtype, is_fortran=fortran)
-            found[name[:-4]] = _described(member, held)
+            with archive.open(f"{name}.npy") as stream:
+                found[name] = _described(stream, file, name, sizes[f"{name}.npy"])
         return found
 
 
 def read_npy(file: Path, name: str) -> StoredArray:
     """The array of an .npy file, under a name. Only the header is read. Raises `DataError` as `read_members`."""
-    if not file.is_file():
-        raise DataError("there is no such data file", where=file, cure="check the path")
     with _reading(file), file.open("rb") as stream:
-        shape, fortran, dtype = _header(stream, file, name)
-        held = file.stat().st_size - stream.tell()
-    member = StoredArray(file=file, name=name, shape=shape, dtype=dtype, is_npy=True, is_fortran=fortran)
-    return _described(member, held)
+        return replace(_described(stream, file, name, file.stat().st_size), is_npy=True)
 
 
 def npz_bytes(arrays: Mapping[str, Array], beside: Mapping[str, str] | None = None) -> bytes:
-    """An .npz file of these arrays, with texts ``beside`` them by file name, which numpy ignores.
-
-    Its bytes depend on nothing else; array names may be any text, as names of inputs are.
-    """
+    """An .npz file of these arrays, with texts ``beside`` them by file name. Its bytes depend on nothing else."""
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, array in arrays.items():
@@ -280,47 +250,33 @@ def read_beside(file: Path, name: str, most: int) -> str | None:
     return content.decode("utf-8", errors="replace")
 
 
-def _described(member: StoredArray, held: int) -> StoredArray:
-    """The array, checked; ``held`` is the number of bytes after its header."""
-    where, file = f"array '{member.name}'", member.file
-    if member.dtype.hasobject or member.dtype.names is not None:
+def _described(stream: IO[bytes], file: Path, name: str, size: int) -> StoredArray:
+    """The array at the start of a stream of ``size`` bytes. Its header is checked."""
+    shape, fortran, dtype = _header(stream, file, name)
+    member = StoredArray(file=file, name=name, shape=shape, dtype=dtype, is_fortran=fortran)
+    where, held = f"array '{name}'", size - stream.tell()
+    if dtype.hasobject or dtype.names is not None:
         raise DataError(
             f"{where} holds pickled objects, which are never loaded",
             where=file,
             cure="store plain numbers: numpy.asarray(array, dtype=numpy.float32); samples of several shapes as one "
             ".npz file a sample, in a folder",
         )
-    if not member.shape:
-        raise DataError(
-            f"{where} is a single number; its first axis must count samples",
-            where=file,
-            cure="stack one entry a sample",
-        )
-    _check_size(member, held)
-    if member.is_fortran and held > _LARGEST_ROW:
-        raise DataError(
-            f"{where} is stored column by column (Fortran order) and has {held:,} bytes, too many to read whole",
-            where=file,
-            cure="save numpy.ascontiguousarray(array)",
-        )
+    if not shape:
+        what = f"{where} is a single number; its first axis must count samples"
+        raise DataError(what, where=file, cure="stack one entry a sample")
+    rows, row_bytes = shape[0], member.row_bytes
+    if not row_bytes and rows > _MOST_EMPTY:
+        raise _damaged(file, name, f"it has {rows:,} rows with nothing in them")
+    if rows * row_bytes != held:
+        raise _damaged(file, name, f"it holds {held:,} bytes, and its shape needs {rows * row_bytes:,}")
+    if row_bytes > _LARGEST_ROW:
+        cure = f"give samples of at most {_LARGEST_ROW:,} bytes; the first axis counts them"
+        raise DataError(f"a sample of {where} has {row_bytes:,} bytes", where=file, cure=cure)
+    if fortran and held > _LARGEST_ROW:
+        what = f"{where} is stored column by column (Fortran order) and has {held:,} bytes, too many to read whole"
+        raise DataError(what, where=file, cure="save numpy.ascontiguousarray(array)")
     return member
-
-
-def _check_size(member: StoredArray, held: int) -> None:
-    """Verify that an array is as long as its header states, and that a row fits in memory."""
-    rows, size = member.shape[0], member.row_bytes
-    if not size and rows > _MOST_EMPTY:
-        raise _damaged(member.file, member.name, f"it has {rows:,} rows with nothing in them")
-    if rows * size != held:
-        raise _damaged(
-            member.file, member.name, f"it holds {held:,} bytes, and its shape needs {rows * size:,}"
-        )
-    if size > _LARGEST_ROW:
-        raise DataError(
-            f"a sample of array '{member.name}' has {size:,} bytes",
-            where=member.file,
-            cure=f"give samples of at most {_LARGEST_ROW:,} bytes; the first axis counts them",
-        )
 
 
 def _header(stream: IO[bytes], file: Path, name: str) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:
@@ -352,6 +308,8 @@ def _reading(file: Path, name: str | None = None) -> Iterator[None]:
         zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, UnicodeDecodeError
     ) as error:  # fmt: skip
         raise DataError(f"{subject} cannot be read as .npz ({error})", where=file, cure=_HOW) from None
+    except FileNotFoundError:
+        raise DataError("there is no such data file", where=file, cure="check the path") from None
     except OSError as error:
         raise DataError(f"the file cannot be read: {error.strerror}", where=file) from None
 
@@ -390,8 +348,9 @@ Arrays: TypeAlias = dict[str, AnyMember]  # by the name of the input, or `LABELS
 
 def place_of(source: DataSource) -> Path:
     """The path of data, for messages."""
-    path = source if isinstance(source, Path) else source.path
-    return Path(source.name) if path is None and isinstance(source, Data) else path or Path()
+    if isinstance(source, Path):
+        return source
+    return Path(source.name) if source.path is None else source.path
 
 
 def files_of(source: DataSource) -> list[Path]:
@@ -427,10 +386,7 @@ def all_files(source: DataSource) -> list[Path]:
 
 
 def read_arrays(source: DataSource, names: Collection[str]) -> list[Arrays]:
-    """The arrays of the data under the names of the model's inputs, a dictionary for each file or group of files.
-
-    ``names`` are the inputs that need data. Only headers are read.
-    """
+    """The arrays for inputs that need data, by ``names``, a dictionary for each file or group of files."""
     files = files_of(source)
     mapped = dict(source.names) if isinstance(source, Data) else {}
     if unknown := sorted(set(mapped) - {*names, LABELS}):
@@ -439,17 +395,25 @@ def read_arrays(source: DataSource, names: Collection[str]) -> list[Arrays]:
             where=place_of(source),
             cure=f"inputs: {', '.join(names)}",
         )
+    found: list[Arrays]
     if isinstance(source, Data) and source.images is not None:
-        found = [_image(file, names, source) for file in files]
-    elif any(_is_image(file) for file in files):
-        image = next(file for file in files if _is_image(file))
+        if len(names) != 1:
+            raise DataError(
+                f"images are data for one input, and the model has {len(names)}: {', '.join(names)}",
+                where=place_of(source),
+                cure="fix the others with inputs.values, or give .npz files or a Python loader",
+            )
+        (name,) = names
+        found = [{name: ImageMember(file=file, name=name, rules=source.images)} for file in files]
+    elif (image := next(filter(_is_image, files), None)) is not None:
         raise DataError("it is an image, and no transform is given", where=image, cure=_ADVICE)
     else:
         found = _arrays(files, names, mapped)
     found = [_renamed(arrays, mapped) for arrays in found]
     if isinstance(source, Data) and source.labels is not None:
-        found[0] = {**found[0], LABELS: _labels(source.labels)}
-        found[1:] = [{name: one for name, one in arrays.items() if name != LABELS} for arrays in found[1:]]
+        found[0][LABELS] = _labels(source.labels)
+        for arrays in found[1:]:
+            arrays.pop(LABELS, None)
     return found
 
 
@@ -499,28 +463,12 @@ def _arrays(files: Sequence[Path], names: Collection[str], mapped: Mapping[str, 
 def _renamed(arrays: Arrays, mapped: Mapping[str, str]) -> Arrays:
     """The arrays under the names of the inputs that they are for."""
     taken = set(mapped.values())
-    missing = sorted(taken - set(arrays))
-    if missing:
+    if missing := sorted(taken - set(arrays)):
+        what = f"`names` refers to array '{missing[0]}', which is not there"
         file = next(iter(arrays.values())).file
-        raise DataError(
-            f"`names` refers to array '{missing[0]}', which is not there",
-            where=file,
-            cure=f"its arrays: {', '.join(arrays)}",
-        )
+        raise DataError(what, where=file, cure=f"its arrays: {', '.join(arrays)}")
     others = {name: member for name, member in arrays.items() if name not in taken}
     return {**others, **{name: arrays[array] for name, array in mapped.items()}}
-
-
-def _image(file: Path, names: Collection[str], source: Data) -> Arrays:
-    assert source.images is not None
-    if len(names) != 1:
-        raise DataError(
-            f"images are data for one input, and the model has {len(names)}: {', '.join(names)}",
-            where=place_of(source),
-            cure="fix the others with inputs.values, or give .npz files or a Python loader",
-        )
-    (name,) = names
-    return {name: ImageMember(file=file, name=name, rules=source.images)}
 
 
 def _labels(file: Path) -> AnyMember:
@@ -530,9 +478,8 @@ def _labels(file: Path) -> AnyMember:
     if file.suffix == ".npz":
         arrays = read_members(file)
         if LABELS not in arrays and len(arrays) > 1:
-            raise DataError(
-                f"there is no array '{LABELS}'", where=file, cure=f"its arrays: {', '.join(arrays)}"
-            )
+            cure = f"its arrays: {', '.join(arrays)}"
+            raise DataError(f"there is no array '{LABELS}'", where=file, cure=cure)
         return arrays.get(LABELS) or next(iter(arrays.values()))
     try:
         lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
@@ -549,10 +496,6 @@ def _labels(file: Path) -> AnyMember:
 
 def as_samples(member: AnyMember, rank: int) -> AnyMember:
     """An array of an .npy file with the axes of one sample of an input of this rank, as that sample."""
-    single = isinstance(member, StoredArray) and member.is_npy and len(member.shape) == rank - 1 > 0
-    return member.as_sample() if single and isinstance(member, StoredArray) else member
-
-
-def without_loader(source: DataSource, path: Path) -> DataSource:
-    """The data of a loader after it was written to a folder."""
-    return path if isinstance(source, Path) else replace(source, loader="", path=path)
+    if isinstance(member, StoredArray) and member.is_npy and len(member.shape) == rank - 1 > 0:
+        return replace(member, shape=(1, *member.shape))
+    return member

@@ -55,9 +55,7 @@ def rehearsal_of(
     sites: Iterable[Site],
     numbers: QuantSource,
     *feeds: Mapping[str, np.ndarray],
-    memory_limit: int | None = None,
     floating: frozenset[Site] = frozenset(),
-    held_bytes: int = 64 << 20,
     processes: int = 1,
     rounds_biases: frozenset[str] = frozenset(),
 ) -> Rehearsal:
@@ -71,7 +69,7 @@ def rehearsal_of(
         rounds_biases=rounds_biases,
     )
     runtime = replace(RUNTIME, processes=processes)
-    return Rehearsal(subject, runtime, memory_limit=memory_limit, held_bytes=held_bytes)
+    return Rehearsal(subject, runtime)
 
 
 def summed_noise(found: Sensitivities, placement: Placement) -> float:

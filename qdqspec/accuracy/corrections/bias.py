@@ -32,10 +32,7 @@ class Means(NamedTuple):
 
 
 def correct_biases(task: CorrectionTask, problem: Problem, is_over: IsOver, samples: int = 32) -> Problem:
-    """The problem with biases without the mean shift of the layers' outputs that quantization causes, if it gains.
-
-    The means are of so many ``samples``, every second one held out: more of them take longer.
-    """
+    """The problem with biases that remove mean shifts by quantization, if it gains; more ``samples`` take longer."""
     model, numbers = problem.model, problem.numbers
     layers = find_layers(model, task.sites)
     of_layer: dict[str, list[Site]] = {}

@@ -43,10 +43,7 @@ class WeightSteps:
 
 
 def equalize(task: CorrectionTask, problem: Problem, _: IsOver, exact_samples: int = 2) -> Problem:
-    """The problem with channels scaled by powers of two, if that gains.
-
-    The outputs have to be the same, bit for bit, on the ``exact_samples``.
-    """
+    """The problem with channels scaled by powers of two, if that gains and keeps all outputs on ``exact_samples``."""
     model, judge = problem.model, problem.judge
     quantized = {site.tensor for site in task.sites if not site.weight}
     products = products_of(model)  # have their factors
@@ -108,53 +105,13 @@ def chosen_equalizations(
     return [(chain, change) for chain, change in changes if together.add(change)]
 
 
-@dataclass(slots=True)
-class _Channels:
-    """Smallest and largest value and mean square of each channel of a tensor."""
-
-    low: Floats
-    high: Floats
-    squares: Floats
-    rows: int = 0
-
-    def add(self, values: Floats) -> None:
-        """Add values as (channel, row)."""
-        self.low = np.minimum(self.low, values.min(axis=1))
-        self.high = np.maximum(self.high, values.max(axis=1))
-        self.squares = self.squares + (values**2).sum(axis=1)
-        self.rows += values.shape[1]
-
-    def with_others(self, other: _Channels) -> _Channels:
-        """The channels of both parts of the samples."""
-        return _Channels(
-            np.minimum(self.low, other.low),
-            np.maximum(self.high, other.high),
-            self.squares + other.squares,
-            self.rows + other.rows,
-        )
-
-    def scaled(self, exponents: npt.NDArray[np.int64]) -> _Channels:
-        """The channels with factors."""
-        up = 2.0**exponents
-        return _Channels(self.low * up, self.high * up, self.squares * up**2, self.rows)
-
-    @property
-    def power(self) -> Floats:
-        return self.squares / max(self.rows, 1)
-
-
-def _statistics(
-    chains: Iterable[Chain], observed: Iterable[Mapping[str, Array]]
-) -> dict[str, tuple[_Channels, _Channels]]:
-    """The channels of the tensors that absorbers read, by even and by odd samples.
+def _statistics(chains: Iterable[Chain], observed: Iterable[Mapping[str, Array]]) -> dict[str, Floats]:
+    """Least and largest value, square sum and count of channels that absorbers read: of even, odd and all samples.
 
     Tensors that are not finite, or that have values in one sample only, are omitted.
     """
     sources = {a.source: (chain.channels, a.axis) for chain in chains for a in chain.absorbers}
-    found = {
-        source: (_Channels(*np.zeros((3, channels))), _Channels(*np.zeros((3, channels))))
-        for source, (channels, _) in sources.items()
-    }
+    found = {source: np.zeros((3, 4, channels)) for source, (channels, _) in sources.items()}
     for index, values in enumerate(observed):
         for source, (channels, axis) in sources.items():
             value = values.get(source)
@@ -163,44 +120,45 @@ def _statistics(
             if not np.isfinite(value).all() or value.shape[axis] % channels:
                 del found[source]
                 continue
-            found[source][index % 2].add(np.moveaxis(value.astype(np.float64), axis, 0).reshape(channels, -1))
-    return {source: parts for source, parts in found.items() if all(part.rows for part in parts)}
+            by_channel = np.moveaxis(value.astype(np.float64), axis, 0).reshape(channels, -1)
+            for part in (index % 2, 2):
+                low, high, squares, count = found[source][part]
+                np.minimum(low, by_channel.min(axis=1), out=low)
+                np.maximum(high, by_channel.max(axis=1), out=high)
+                squares += (by_channel**2).sum(axis=1)
+                count += by_channel.shape[1]
+    return {source: parts for source, parts in found.items() if parts[:, 3].all()}
 
 
 def _chosen(
     chain: Chain,
     before: npt.NDArray[np.int64],
-    statistics: Mapping[str, tuple[_Channels, _Channels]],
+    statistics: Mapping[str, Floats],
     weights: WeightSteps,
     scaling: ScaledValues,
     least_gain: float,
 ) -> npt.NDArray[np.int64] | None:
-    """The best exponents of a chain's channels on top of those ``before``.
-
-    ``None`` if none reduces the estimated noise enough.
-    """
+    """The best exponents on top of those ``before``; ``None`` if none reduces the estimated noise enough."""
     if not all(absorber.source in statistics for absorber in chain.absorbers):
         return None
 
-    def layers(part: Callable[[_Channels, _Channels], _Channels]) -> list[_Layer]:
+    def layers(part: int) -> list[_Layer]:
         return [
-            _Layer.of(a, part(*statistics[a.source]).scaled(before), chain, weights, scaling)
-            for a in chain.absorbers
+            _Layer.of(a, statistics[a.source][part], before, chain, weights, scaling) for a in chain.absorbers
         ]
 
-    judged = layers(lambda _, odd: odd)
-    by_even = _candidates(layers(lambda even, _: even))
+    even, judged, every = (layers(part) for part in range(3))
+    by_even = _candidates(even)
     least = sum(layer.noise(np.zeros(chain.channels)) for layer in judged) * (1 - least_gain)
     noise = [sum(layer.noise(exponents) for layer in judged) for exponents in by_even]
     if not noise or min(noise) >= least:
         return None
-    by_all = _candidates(layers(_Channels.with_others))
-    return by_all[int(np.argmin(noise))].astype(np.int64)
+    return _candidates(every)[int(np.argmin(noise))].astype(np.int64)
 
 
 def _candidates(layers: Sequence[_Layer]) -> list[Floats]:
     """Exponents to try, in the same order for any samples; none if no channel has values and weights."""
-    ranges = np.max([np.maximum(layer.seen.high, -layer.seen.low) for layer in layers], axis=0)
+    ranges = np.max([np.maximum(layer.high, -layer.low) for layer in layers], axis=0)
     columns = np.max([layer.largest.max(axis=0) for layer in layers], axis=0)
     is_used = (ranges > 0) & (columns > 0)
     if not is_used.any():
@@ -228,7 +186,9 @@ class _Layer:
     chain, if that has one scale.
     """
 
-    seen: _Channels
+    low: Floats  # smallest and largest values, and mean squares, of the input's channels
+    high: Floats
+    power: Floats
     largest: Floats  # magnitude; one row for a depthwise convolution
     square: Floats  # sums of squares, alike
     taps: int  # products of each output with one input channel
@@ -239,18 +199,30 @@ class _Layer:
 
     @classmethod
     def of(
-        cls, absorber: Absorber, seen: _Channels, chain: Chain, weights: WeightSteps, scaling: ScaledValues
+        cls,
+        absorber: Absorber,
+        seen: Floats,
+        before: npt.NDArray[np.int64],
+        chain: Chain,
+        weights: WeightSteps,
+        scaling: ScaledValues,
     ) -> _Layer:
+        """The layer by the statistics of its input, with the exponents ``before``."""
+        low, high, squares, count = seen
+        up = 2.0**before
+        power = squares * up**2 / count
         rows = _by_channel(scaling, absorber.weight, chain.channels)
         first = chain.constants[0]
         maker = None
         if chain.maker.op_type in ("Conv", "Gemm", "MatMul") and first.tensor not in weights.per_channel:
             rows_of_maker = np.abs(_by_channel(scaling, first, chain.channels)).transpose(1, 0, 2)
             own = rows_of_maker.reshape(chain.channels, -1)
-            power = seen.power / np.maximum((own**2).sum(axis=1), _TINY)  # of the maker's inputs, each
-            maker = own.max(axis=1), own.shape[1] * float(np.median(power))
+            powers = power / np.maximum((own**2).sum(axis=1), _TINY)  # of the maker's inputs, each
+            maker = own.max(axis=1), own.shape[1] * float(np.median(powers))
         return cls(
-            seen=seen,
+            low=low * up,
+            high=high * up,
+            power=power,
             largest=np.abs(rows).max(axis=-1),
             square=(rows**2).sum(axis=-1),
             taps=rows.shape[-1],
@@ -264,20 +236,20 @@ class _Layer:
         """The noise power at the outputs relative to the signal's, with these exponents."""
         up, down = 2.0**exponents, 2.0**-exponents
         gain = (self.square * down**2).sum(axis=0)  # from the power of one input channel to the outputs
-        step = ((self.seen.high * up).max() - (self.seen.low * up).min()) / _STEPS
+        step = ((self.high * up).max() - (self.low * up).min()) / _STEPS
         noise = step**2 / 12 * float(gain.sum())
         largest = self.largest * down
         if self.is_depthwise:
             rows = largest[0] if self.per_channel else largest.max()
-            noise += float(((rows / self.steps) ** 2 / 12 * self.taps * self.seen.power * up**2).sum())
+            noise += float(((rows / self.steps) ** 2 / 12 * self.taps * self.power * up**2).sum())
         else:
             rows = largest.max(axis=1) if self.per_channel else np.full(len(largest), largest.max())
             per_tap = ((rows / self.steps) ** 2).sum() / 12
-            noise += float(per_tap * self.taps * (self.seen.power * up**2).sum())
+            noise += float(per_tap * self.taps * (self.power * up**2).sum())
         if self.maker is not None:
             its_largest, power = self.maker
             noise += ((its_largest * up).max() / self.steps) ** 2 / 12 * power * float(gain.sum())
-        return float(noise / max((self.square * self.seen.power).sum(), _TINY))
+        return float(noise / max((self.square * self.power).sum(), _TINY))
 
 
 def _by_channel(scaling: ScaledValues, constant: ScaledConstant, channels: int) -> Floats:

@@ -1,22 +1,29 @@
-"""Finds the corrections that reduce the error: each is added to the earlier ones and judged on held-out samples."""
+"""Finds the corrections that reduce the error, each added to the earlier ones, and keeps them in a file."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from qdqspec._core.codec import from_data
+from qdqspec._core.plain_json import content_sum, read_json
 from qdqspec.accuracy.corrections.bias import correct_biases
 from qdqspec.accuracy.corrections.equalization import equalize
-from qdqspec.accuracy.corrections.problem import CorrectionTask, IsOver, Problem, Ranges
+from qdqspec.accuracy.corrections.problem import USABLE_DB, CorrectionTask, IsOver, Problem, Ranges
 from qdqspec.accuracy.corrections.ranges import choose_ranges
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model
-from qdqspec.qdq.edit.equalize import Equalization
+from qdqspec.graph.save import write_text
+from qdqspec.qdq.edit.equalize import EQUALIZATIONS, Equalization
 from qdqspec.qdq.quantize.corrections import WeightKey
 from qdqspec.qdq.quantize.quantizer import Quantizer
+from qdqspec.qdq.quantize.ranges import TensorRange
 from qdqspec.types import CorrectionGain
 
 # In the order in which they are tried: those after equalization are found for the equalized model, and the choice of
@@ -65,8 +72,8 @@ def find_corrections(task: CorrectionTask) -> FoundCorrections:
     errors = task.judge.errors(task.numbers, lambda: is_over(1 / task.judgements))
     problem = Problem(judge=task.judge, numbers=task.numbers, errors=errors)
     for name, apply in CORRECTIONS.items():
-        is_possible = name == "equalization" or problem.is_usable
-        if name not in task.allowed or not is_possible or problem.errors[0].total_db >= task.enough_db:
+        is_possible = name == "equalization" or any(each.worst_db >= USABLE_DB for each in problem.errors)
+        if name not in task.allowed or not is_possible or problem.errors[0].worst_db >= task.enough_db:
             continue
         if is_over():
             untried.append(name)
@@ -86,3 +93,34 @@ def find_corrections(task: CorrectionTask) -> FoundCorrections:
         model=problem.model if problem.equalized else None,
         numbers=problem.numbers if problem.equalized else None,
     )
+
+
+def write_found(path: Path, run: Mapping[str, object], found: FoundCorrections) -> None:
+    """Write corrections with their gains; ``run`` describes model, data and rules."""
+    content: dict[str, Any] = {
+        "gains": [asdict(gain) for gain in found.gains],
+        "untried": list(found.untried),
+        "equalized": [change.record for change in found.equalized],
+        "ranges": {tensor: [span.low, span.high] for tensor, span in found.ranges.items()},
+        "biases": [[*key, shift.tolist()] for key, shift in found.biases.items()],
+    }
+    write_text(path, json.dumps({"run": content_sum(run), "sum": content_sum(content), **content}))
+
+
+def read_found(path: Path, run: Mapping[str, object]) -> FoundCorrections | None:
+    """The corrections in a file, without numbers; ``None`` if it is missing, damaged, or of another run."""
+    try:
+        content = read_json(path, most_bytes=1 << 30)
+        if content.pop("run") != content_sum(run) or content.pop("sum") != content_sum(content):
+            return None
+        return FoundCorrections(
+            ranges={tensor: TensorRange(low, high) for tensor, (low, high) in content["ranges"].items()},
+            biases={
+                (tensor, name, axis): np.array(b, np.float32) for tensor, name, axis, b in content["biases"]
+            },
+            gains=tuple(from_data(CorrectionGain, gain) for gain in content["gains"]),
+            untried=tuple(content["untried"]),
+            equalized=EQUALIZATIONS.validate_python(content["equalized"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None

@@ -96,32 +96,46 @@ class LinearLayer:
         return self.node.op_type == "Gemm" and bool(self.node.attributes.get("transB", 0))
 
 
-def find_layers(model: Model, sites: Iterable[Site]) -> dict[str, LinearLayer]:
-    """The linear layers of the main graph whose weights these sites quantize, by weight.
+def find_layers(model: Model, sites: Iterable[Site], *, recurrent: bool = False) -> dict[str, LinearLayer]:
+    """The linear layers of the main graph whose weights these sites quantize, by weight; also LSTM if ``recurrent``.
 
     Omitted are weights with several consumers, and nodes in a body, whose inputs cannot be observed in shape.
     """
     found: dict[str, LinearLayer] = {}
     for site in sites:
-        if not site.weight or len(model.consumers.get(site.tensor, ())) != 1:
+        readers = model.consumers.get(site.tensor, ()) if site.weight else ()
+        if len(readers) != 1 or not is_default(model.by_name[readers[0].node]):
             continue
-        end = model.consumers[site.tensor][0]
-        layer = _layer(model, model.by_name[end.node])
-        if layer is not None and layer.weight == site.tensor and layer.source not in model.constants:
+        node = model.by_name[readers[0].node]
+        if recurrent and node.op_type == "LSTM":
+            layer = _recurrent(model, node, readers[0].input)
+        else:
+            layer = _layer(model, node)
+        if layer is not None and layer.weight == site.tensor:
             found[site.tensor] = layer
     return found
 
 
 def _layer(model: Model, node: Node) -> LinearLayer | None:
-    index = weight_input(model, node) if is_default(node) else None
-    if index is None or index == 0 or node.scope or node.op_type not in ("Conv", "Gemm", "MatMul"):
+    index = weight_input(model, node)
+    if not index or node.scope or node.op_type not in ("Conv", "Gemm", "MatMul"):
         return None
     shape = tuple(model.constants[node.inputs[index]].dims)
     if node.op_type != "Conv" and (len(shape) != 2 or node.attributes.get("transA", 0)):
         return None
-    groups = node.number("group", 1) if node.op_type == "Conv" else 1
-    if 0 in shape or len(shape) < 2:
+    if 0 in shape or len(shape) < 2 or node.inputs[0] in model.constants:
         return None
+    groups = node.number("group", 1) if node.op_type == "Conv" else 1
     return LinearLayer(
         node=node, weight=node.inputs[index], shape=shape, source=node.inputs[0], groups=groups
     )
+
+
+def _recurrent(model: Model, node: Node, index: int) -> LinearLayer | None:
+    """A weight of an LSTM as a layer, one group for each direction. Hidden states are seen as outputs."""
+    weight = node.inputs[index]
+    shape = tuple(model.constants[weight].dims) if weight in model.constants else ()
+    if index not in (1, 2) or len(shape) != 3 or 0 in shape:
+        return None
+    source = node.inputs[0] if index == 1 else node.outputs[0]
+    return LinearLayer(node=node, weight=weight, shape=shape, source=source, groups=shape[0])

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,6 @@ import numpy.typing as npt
 from qdqspec._core.arrays import Array, Feed
 from qdqspec.accuracy.corrections.layers import LinearLayer, Observe, find_layers
 from qdqspec.graph.model import Model
-from qdqspec.graph.ops import is_default
 from qdqspec.qdq.quantize.formats import QuantParams
 from qdqspec.types import Site
 
@@ -29,25 +28,23 @@ _Floats: TypeAlias = npt.NDArray[np.floating]
 _LIMIT = 2**15 - 1  # of a sum in 16 bits
 _MOST = 255  # the largest uint8 activation
 _LARGEST, _REDUCED = 127, 63  # the largest weights of 8 and 7 bits
-_RECURRENT_INPUTS = (1, 2)  # weights of an LSTM: for its input, and for its hidden state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PairMaxima:
-    """The largest integers that columns of a layer read (group, column), and sums of neighbours (group, pair).
+    """The largest integers that columns of a layer read (group, column), and sums of neighbours (group, pair)."""
 
-    ``limit`` is the largest sum of two products that fits.
-    """
-
+    layer: LinearLayer
     columns: _Floats
     pairs: _Floats
-    limit: float = _LIMIT
+    limit: float = _LIMIT  # of a sum of two products
 
     @classmethod
     def of_any_input(cls, layer: LinearLayer) -> PairMaxima:
         """Those of any activations: what fits with them is proved to fit."""
         columns = np.full((layer.groups, layer.columns), float(_MOST))
-        return cls(columns=columns, pairs=np.full((layer.groups, layer.columns // 2), 2.0 * _MOST))
+        pairs = np.full((layer.groups, layer.columns // 2), 2.0 * _MOST)
+        return cls(layer=layer, columns=columns, pairs=pairs)
 
     def sums(self, matrix: _Floats) -> _Floats:
         """A bound of each sum of two products (group, output, pair) with weights (group, output, column)."""
@@ -59,9 +56,32 @@ class PairMaxima:
         found = both * self.pairs[:, None] + (larger - both) * columns
         return np.where(np.sign(first) == np.sign(second), found, 0.0)
 
+    def scale(self, weight: Array, reduced: QuantParams) -> npt.NDArray[np.float32]:
+        """The smallest scales, in the shape of those of 7 bits, with which no sum overflows."""
+        matrix = self.layer.matrix(weight).astype(np.float64)
+        wanted = np.abs(matrix).max(axis=-1) / _LARGEST
+        if not self.layer.is_depthwise:
+            # rounding adds at most a half to each of two neighbours
+            rest = self.limit - self.pairs.max(initial=0.0) / 2
+            wanted = np.maximum(wanted, self.sums(matrix).max(axis=-1, initial=0.0) / rest)
+        if reduced.scale.size == wanted.size:
+            scale = wanted.reshape(reduced.scale.shape)
+        elif reduced.scale.size == len(wanted):  # one scale for each direction of an LSTM
+            scale = wanted.max(axis=-1).reshape(reduced.scale.shape)
+        else:
+            scale = np.full(reduced.scale.shape, wanted.max(initial=0.0))
+        least = reduced.scale * (_REDUCED / _LARGEST)
+        return np.asarray(np.minimum(reduced.scale, np.maximum(scale, least)), np.float32)
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class InputMaxima:
+    def overflowing(self, integers: Array) -> npt.NDArray[np.bool_]:
+        """Whether some sum of two products of each output (group, output) can overflow."""
+        matrix = self.layer.matrix(integers).astype(np.float64)
+        if self.layer.is_depthwise:
+            return np.zeros(matrix.shape[:2], np.bool_)
+        return np.asarray(self.sums(matrix).max(axis=-1, initial=0.0) > self.limit)
+
+
+class InputMaxima(NamedTuple):
     """The largest values of a layer's input, by run of a kernel, which may find a range of its own.
 
     ``values`` are of channels (run, group, channel), ``sums`` of neighbours (run, group, pair); ``lows`` are the
@@ -82,15 +102,6 @@ class InputMaxima:
             lows=rows.min(initial=0.0)[None].astype(np.float64),
         )
 
-    @classmethod
-    def joined(cls, parts: Sequence[InputMaxima]) -> InputMaxima:
-        """The maxima of several runs."""
-        return cls(
-            values=np.concatenate([part.values for part in parts]),
-            sums=np.concatenate([part.sums for part in parts]),
-            lows=np.concatenate([part.lows for part in parts]),
-        )
-
     def quantized(self, params: Iterable[QuantParams]) -> tuple[_Floats, _Floats]:
         """The largest integers of channels and of pairs, with any of these parameters, or with ranges of a run."""
         highs = self.values.max(axis=(1, 2), initial=0.0).astype(np.float64)
@@ -101,23 +112,18 @@ class InputMaxima:
             (np.array(float(each.scale)), np.array(float(each.zero_point) - each.format.low))
             for each in params
         ]
-        found = [
-            self._integers(*(one.astype(np.float32).reshape(-1, 1, 1) for one in both)) for both in numbers
-        ]
-        columns, pairs = (
-            np.max([each.max(axis=0) for each in kind], axis=0) for kind in zip(*found, strict=True)
-        )
+        found = []
+        for both in numbers:
+            scale, zero_point = (one.astype(np.float32).reshape(-1, 1, 1) for one in both)
+            columns = np.clip(np.rint(self.values / scale) + zero_point, 0, _MOST)
+            even = columns.shape[-1] // 2 * 2
+            first, second = columns[..., 0:even:2], columns[..., 1:even:2]
+            # rounding adds at most a half to each of two
+            pairs = np.floor(self.sums / scale + 2 * zero_point + 1)
+            pairs = np.clip(pairs, np.maximum(first, second), first + second)
+            found.append((columns.max(axis=0), pairs.max(axis=0)))
+        columns, pairs = (np.max(kind, axis=0) for kind in zip(*found, strict=True))
         return columns, pairs
-
-    def _integers(self, scale: _Floats, zero_point: _Floats) -> tuple[_Floats, _Floats]:
-        """Bounds of the integers of channels and pairs."""
-        columns = np.clip(np.rint(self.values / scale) + zero_point, 0, _MOST)
-        even = columns.shape[-1] // 2 * 2
-        first, second = columns[..., 0:even:2], columns[..., 1:even:2]
-        pairs = np.floor(
-            self.sums / scale + 2 * zero_point + 1
-        )  # rounding adds at most a half to each of two
-        return columns, np.clip(pairs, np.maximum(first, second), first + second)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -151,58 +157,15 @@ class SumLimit:
         else:  # neighbours may belong to two kernel positions
             even = self.layer.columns // 2 * 2
             neighbours = repeated[:, 0:even:2] + repeated[:, 1:even:2]
-        return PairMaxima(columns=repeated, pairs=neighbours, limit=_LIMIT / (1 + self.margin))
+        limit = _LIMIT / (1 + self.margin)
+        return PairMaxima(layer=self.layer, columns=repeated, pairs=neighbours, limit=limit)
 
     def scale(
         self, weight: Array, reduced: QuantParams, params: Iterable[QuantParams]
     ) -> npt.NDArray[np.float32]:
         """The smallest scales with which all sums fit, in the shape of those of 7 bits."""
-        proved = overflow_free_scale(self.layer, weight, reduced)
-        return np.minimum(proved, overflow_free_scale(self.layer, weight, reduced, self.maxima(params)))
-
-
-def overflow_free_scale(
-    layer: LinearLayer, weight: Array, reduced: QuantParams, maxima: PairMaxima | None = None
-) -> npt.NDArray[np.float32]:
-    """The smallest scales, in the shape of those of 7 bits, with which no sum overflows; by default with any input.
-
-    Rounding adds at most a half to each of two neighbours.
-    """
-    matrix = layer.matrix(weight).astype(np.float64)
-    wanted = np.abs(matrix).max(axis=-1) / _LARGEST
-    if not layer.is_depthwise:
-        maxima = maxima or PairMaxima.of_any_input(layer)
-        rest = maxima.limit - maxima.pairs.max(initial=0.0) / 2
-        wanted = np.maximum(wanted, maxima.sums(matrix).max(axis=-1, initial=0.0) / rest)
-    if reduced.scale.size == wanted.size:
-        scale = wanted.reshape(reduced.scale.shape)
-    elif reduced.scale.size == len(wanted):  # one scale for each direction of an LSTM
-        scale = wanted.max(axis=-1).reshape(reduced.scale.shape)
-    else:
-        scale = np.full(reduced.scale.shape, wanted.max(initial=0.0))
-    least = reduced.scale * (_REDUCED / _LARGEST)
-    return np.asarray(np.minimum(reduced.scale, np.maximum(scale, least)), np.float32)
-
-
-def overflowing_outputs(
-    layer: LinearLayer, integers: Array, maxima: PairMaxima | None = None
-) -> npt.NDArray[np.bool_]:
-    """Whether some sum of two products of each output (group, output) can overflow; by default with any input."""
-    matrix = layer.matrix(integers).astype(np.float64)
-    if layer.is_depthwise:
-        return np.zeros(matrix.shape[:2], np.bool_)
-    maxima = maxima or PairMaxima.of_any_input(layer)
-    return np.asarray(maxima.sums(matrix).max(axis=-1, initial=0.0) > maxima.limit)
-
-
-def overflows(layer: LinearLayer, integers: Array, maxima: PairMaxima | None = None) -> bool:
-    """Whether some sum of two products of these weights can overflow; by default with any input."""
-    return bool(overflowing_outputs(layer, integers, maxima).any())
-
-
-def layers_of(model: Model, sites: Sequence[Site]) -> dict[str, LinearLayer]:
-    """The layers whose weights these sites quantize, those of LSTM too, by weight."""
-    return {**find_layers(model, sites), **_recurrent(model, sites)}
+        proved = PairMaxima.of_any_input(self.layer).scale(weight, reduced)
+        return np.minimum(proved, self.maxima(params).scale(weight, reduced))
 
 
 def observed_limits(
@@ -216,7 +179,7 @@ def observed_limits(
 
     Weights whose inputs are not observed are limited by a proof. ``formats`` gives those that a tensor may have.
     """
-    layers = layers_of(model, sites)
+    layers = find_layers(model, sites, recurrent=True)
     sources = list(dict.fromkeys(layer.source for layer in layers.values() if layer.source))
     runs: dict[str, list[InputMaxima]] = {weight: [] for weight in layers}
     lost: set[str] = set()
@@ -230,7 +193,9 @@ def observed_limits(
     return {
         weight: SumLimit(
             layer=layer,
-            inputs=InputMaxima.joined(runs[weight]) if runs[weight] and weight not in lost else None,
+            inputs=InputMaxima(*map(np.concatenate, zip(*runs[weight], strict=True)))
+            if runs[weight] and weight not in lost
+            else None,
             formats=formats(layer.source),
         )
         for weight, layer in layers.items()
@@ -245,22 +210,3 @@ def _runs(layer: LinearLayer, value: Array) -> Sequence[_Floats]:
         return list(value.astype(np.float32).transpose(0, 2, 1, 3)) if is_fitting else ()
     rows = layer.rows(value)
     return () if rows is None else [rows]
-
-
-def _recurrent(model: Model, sites: Iterable[Site]) -> dict[str, LinearLayer]:
-    """The weights of LSTM as layers, one group for each direction, by weight. Hidden states are seen as outputs."""
-    found = {}
-    for site in sites:
-        readers = model.consumers.get(site.tensor, ()) if site.weight else ()
-        if len(readers) != 1 or readers[0].input not in _RECURRENT_INPUTS:
-            continue
-        node = model.by_name[readers[0].node]
-        if not is_default(node) or node.op_type != "LSTM" or site.tensor not in model.constants:
-            continue
-        shape = tuple(model.constants[site.tensor].dims)
-        source = node.inputs[0] if readers[0].input == 1 else node.outputs[0]
-        if len(shape) == 3 and 0 not in shape:
-            found[site.tensor] = LinearLayer(
-                node=node, weight=site.tensor, shape=shape, source=source, groups=shape[0]
-            )
-    return found

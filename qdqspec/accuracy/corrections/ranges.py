@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from qdqspec.accuracy.corrections.judge import is_gain
-from qdqspec.accuracy.corrections.problem import CorrectionTask, IsOver, Problem, Ranges
-from qdqspec.graph.model import Model, Node
+from qdqspec.accuracy.corrections.problem import CorrectionTask, IsOver, Problem, Ranges, is_gain
+from qdqspec.graph.model import Model
 from qdqspec.graph.ops import copies_values, is_default, is_nearest
 from qdqspec.qdq.quantize.corrections import Corrections
 from qdqspec.qdq.quantize.ranges import TensorRange, tie_ranges
@@ -22,10 +21,7 @@ _BOUNDED = frozenset({"Clip", "HardSigmoid", "Sigmoid", "Softmax", "Softsign", "
 
 
 def choose_ranges(task: CorrectionTask, problem: Problem, is_over: IsOver, margin: float = 1.125) -> Problem:
-    """The problem with ranges of the case's own method that are wider by ``margin``, or narrower ones, if one gains.
-
-    A larger ``margin`` is for rarer values, and makes all steps larger.
-    """
+    """The problem with ranges wider by ``margin``, which is for rarer values, or with narrower ones, if one gains."""
     own = problem.numbers.ranges
     able = {site.tensor for site in task.sites if not site.weight} - task.fixed
 
@@ -65,11 +61,9 @@ def widened(model: Model, ranges: Ranges, factor: float) -> dict[str, TensorRang
 def _is_bounded(model: Model, tensor: str) -> bool:
     """Whether a tensor has the values of a graph input, or of an operator with bounded results."""
     node = model.producer.get(tensor)
-    while node is not None and is_default(node) and _copies(node):
+    while node is not None and is_default(node):
+        if not (copies_values(node) or is_nearest(node) or node.op_type in ("Dropout", "MaxPool")):
+            return node.op_type in _BOUNDED
         tensor = node.inputs[0]
         node = model.producer.get(tensor)
-    return tensor in model.inputs or (node is not None and is_default(node) and node.op_type in _BOUNDED)
-
-
-def _copies(node: Node) -> bool:
-    return copies_values(node) or is_nearest(node) or node.op_type in ("Dropout", "MaxPool")
+    return tensor in model.inputs

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from qdqspec.accuracy.rehearsal.guiding import guiding_outputs
+from qdqspec.accuracy.rehearsal.graph import sites_of
 from qdqspec.accuracy.rehearsal.rehearsal import (
     Rehearsal,
     RehearsalRefusedError,
     RehearsedEngine,
     Runtime,
     Subject,
+    guiding_outputs,
 )
 from qdqspec.accuracy.rehearsal.sensitivity import Sensitivities, find_sensitivities
-from qdqspec.accuracy.rehearsal.switches import Switches, is_foreign, sites_of
 
 __all__ = [
     "Rehearsal",
@@ -20,9 +20,7 @@ __all__ = [
     "Runtime",
     "Sensitivities",
     "Subject",
-    "Switches",
     "find_sensitivities",
     "guiding_outputs",
-    "is_foreign",
     "sites_of",
 ]

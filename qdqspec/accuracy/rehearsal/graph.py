@@ -1,23 +1,20 @@
-"""The graph of a rehearsal: a model in which every Q/DQ pair is in the branch of an If node of its own.
-
-The pairs are those of insertion (`placement.edit.pairs`), so that the rehearsed arithmetic equals that of the inserted
-pairs.
-"""
+"""The graph of a rehearsal: each Q/DQ pair that can be inserted at an edge is in the branch of an If node, a switch."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from qdqspec._core.arrays import Array, Feed, Floats
-from qdqspec.accuracy.rehearsal.switches import Switches, SwitchStates
 from qdqspec.backends.open_engines import Engines
+from qdqspec.errors import PlacementError
 from qdqspec.graph.flat import closed, flat_form, scopes_of
 from qdqspec.graph.model import Model
 from qdqspec.graph.opset import IR_WITH_FREE_INITIALIZERS, opset_of, raise_opset
@@ -27,25 +24,105 @@ from qdqspec.qdq.edit.biases import BIAS_INPUT
 from qdqspec.qdq.edit.pairs import Pair, PairMaker
 from qdqspec.qdq.edit.raised import RaisedInputs
 from qdqspec.qdq.quantize.formats import number_format
+from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.qdq.space.units import Edge
-from qdqspec.types import Consumer, Site
+from qdqspec.types import Consumer, Label, Placement, Site
 
+SwitchStates: TypeAlias = npt.NDArray[np.bool_]  # whether each switch is on, by number
+_Key: TypeAlias = tuple[str, Consumer, str, int | None, bool]
 Values: TypeAlias = dict[Edge, Array]
 _Input: TypeAlias = tuple[int, int]  # the index of a node, and of its input
 
 _SPLIT_TAKES_NUMBER = 18  # the first opset whose Split has the number of outputs as an attribute
+_PREFIX = "qdqspec.rehearsal:"  # of all added names
+_SWITCHES = f"{_PREFIX}switches"
 _SOURCE = "\0source"  # placeholder for the tensor that a pair quantizes, until the pair is in a branch
+
+
+class Switches:
+    """Switches by number, for the ``sites`` of all placements to be rehearsed: one for each consumer of a site."""
+
+    def __init__(self, sites: Iterable[Site]) -> None:
+        self._number: dict[_Key, int] = {}
+        self._sites: list[Site] = []
+        for site in sorted(sites, key=lambda site: site.row):
+            for end in site.consumers:
+                key = _key(site, end)
+                if key not in self._number:
+                    self._number[key] = len(self._sites)
+                    self._sites.append(site if len(site.consumers) == 1 else replace(site, consumers=(end,)))
+
+    def __len__(self) -> int:
+        return len(self._sites)
+
+    def __iter__(self) -> Iterator[Site]:
+        """The site of each switch, with its one consumer."""
+        return iter(self._sites)
+
+    def __getitem__(self, number: int) -> Site:
+        return self._sites[number]
+
+    def by_edge(self) -> dict[Edge, list[int]]:
+        """The numbers of the switches on each edge, one for each format."""
+        found: dict[Edge, list[int]] = {}
+        for number, site in enumerate(self._sites):
+            found.setdefault((site.tensor, site.consumers[0]), []).append(number)
+        return found
+
+    def numbers(self, site: Site) -> list[int]:
+        """The numbers of the switches that a site covers. Raises `PlacementError` if one is missing."""
+        keys = [_key(site, end) for end in site.consumers]
+        missing = [key for key in keys if key not in self._number]
+        if missing:
+            tensor, end, fmt, *_ = missing[0]
+            reader = f"input {end.input} of node '{end.node}'"
+            where = f"graph output {end.input}" if end.is_output else reader
+            raise PlacementError(
+                f"the rehearsal has no {fmt} pair on tensor '{tensor}' before {where}",
+                cure="rehearse placements of the space, or of the pairs, that it was opened with",
+            )
+        return [self._number[key] for key in keys]
+
+    def setting(self, placement: Placement) -> SwitchStates:
+        """The switches of a placement on, all others off. Raises `PlacementError` if one does not exist."""
+        found = np.zeros(len(self), np.bool_)
+        for site in placement.ordered:
+            found[self.numbers(site)] = True
+        return found
+
+
+def _key(site: Site, end: Consumer) -> _Key:
+    return site.tensor, end, site.format, site.axis, site.weight
+
+
+def labelled_sites(space: SchemeSpace) -> dict[tuple[str, Label], tuple[Site, ...]]:
+    """The sites of each (unit, label) alone, everything else in floating point."""
+    return {
+        (unit.id, label): space.resolve({unit.id: label}).ordered
+        for unit in space.units
+        for label in (*unit.labels, *unit.halves)
+        if label != "fp"
+    }
+
+
+def sites_of(space: SchemeSpace) -> tuple[Site, ...]:
+    """The sites of every (unit, label) of a space that the reference runtime computes."""
+    found = (site for sites in labelled_sites(space).values() for site in sites)
+    return tuple(dict.fromkeys(site for site in found if not is_foreign(site)))
+
+
+def is_foreign(site: Site) -> bool:
+    """Whether a pair consists of operators of domain ``trt``, which the reference runtime lacks."""
+    fmt = number_format(site.format)
+    return fmt.dynamic and not fmt.at_run_time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchedModel:
-    """A model with switches. ``input`` takes the settings of the switches ``numbers``, in order; "" if there are none.
-
-    ``names`` are the names of its outputs by the edges whose values they hold.
-    """
+    """A model with switches ``numbers``, set by its ``input``; ``names`` are those of its outputs by edge."""
 
     proto: onnx.ModelProto
-    input: str
+    input: str  # "" without switches
     numbers: tuple[int, ...]
     names: Mapping[Edge, str]
 
@@ -70,10 +147,7 @@ class SwitchedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Bias:
-    """The bias of a layer: the tensor if its weight is quantized, and ``otherwise``.
-
-    ``data`` is the switch whose scale it is rounded with; ``None`` if it is not.
-    """
+    """The bias of a layer if its weight is quantized, and ``otherwise``; ``data`` is the switch it is rounded with."""
 
     value: str
     otherwise: str
@@ -108,12 +182,6 @@ class SwitchGraph:
         self._base = flat_form(raise_opset(light, opset) if raised else light)
         self.nodes: tuple[onnx.NodeProto, ...] = tuple(self._base.graph.node)
         self._raised = RaisedInputs(model, self.nodes, is_raised=raised)
-        # A prefix that no name of the model has.
-        prefix = "rehearsal:"
-        while any(name.startswith(prefix) for name in _names(self._base)):
-            prefix += ":"
-        self._prefix = prefix
-        self._switch_input = f"{prefix}switches"
         self._inputs = {edge: self._places(edge) for edge in self._edges}
         self._at = {edge: min(index for index, _ in inputs) for edge, inputs in self._inputs.items()}
         self._biased = {n: bias for n in range(len(self._pairs)) if (bias := self._bias_of(n)) is not None}
@@ -142,10 +210,7 @@ class SwitchGraph:
         return self._assembled(range(stop), (), (), {(name, Consumer("", 0)): name for name in tensors})
 
     def part(self, low: int, high: int, wanted: Iterable[Edge]) -> SwitchedModel:
-        """The nodes from ``low`` on, with the switches whose places are below ``high``.
-
-        Outputs of earlier nodes become inputs.
-        """
+        """The nodes from ``low`` on, with the switches before ``high``; outputs of earlier nodes become inputs."""
         edges = [edge for edge in self._edges if low <= self._at[edge] < high]
         names = {edge: self._value(edge) if edge in edges else edge[0] for edge in wanted}
         return self._assembled(range(low, len(self.nodes)), edges, self.live(low) if low else (), names)
@@ -157,10 +222,7 @@ class SwitchGraph:
         return tuple(sorted(made & (read | set(self._model.outputs))))
 
     def live_sizes(self) -> Floats:
-        """The number of elements of `live` at each index, unknown dimensions as 1.
-
-        It is infinite where the model cannot be cut: if a type is unknown, and inside a body.
-        """
+        """The number of elements of `live` at each index; infinite where the model cannot be cut, as inside a body."""
         last: dict[str, int] = dict.fromkeys(self._model.outputs, len(self.nodes))
         for index, node in enumerate(self.nodes):
             last |= {name: max(index, last.get(name, 0)) for name in (*node.input, *names_read_inside(node))}
@@ -192,13 +254,13 @@ class SwitchGraph:
         proto.graph.input.extend(self._info(name) for name in live)
         if numbers:
             count = [len(numbers)]
-            info = helper.make_tensor_value_info(self._switch_input, TensorProto.BOOL, count)
+            info = helper.make_tensor_value_info(_SWITCHES, TensorProto.BOOL, count)
             proto.graph.input.append(info)
         wanted = dict.fromkeys((value, edge[0]) for edge, value in names.items())
         proto.graph.output.extend(self._info(value, of=tensor) for value, tensor in wanted)
         if self._model.has_bodies:
             proto = closed(proto)
-        switch_input = self._switch_input if numbers else ""
+        switch_input = _SWITCHES if numbers else ""
         return SwitchedModel(proto=proto, input=switch_input, numbers=numbers, names=names)
 
     def _switched(self, nodes: range, edges: Sequence[Edge]) -> Iterable[onnx.NodeProto]:
@@ -314,16 +376,13 @@ class SwitchGraph:
     def _split(self, numbers: Sequence[int]) -> onnx.NodeProto:
         """A Split of the input of the switches into the condition of each."""
         conditions = [self._name(number, "condition") for number in numbers]
-        split = helper.make_node("Split", [self._switch_input], conditions, axis=0)
+        split = helper.make_node("Split", [_SWITCHES], conditions, axis=0)
         if opset_of(self._base) >= _SPLIT_TAKES_NUMBER:
             split.attribute.append(helper.make_attribute("num_outputs", len(numbers)))
         return split
 
     def _places(self, edge: Edge) -> list[_Input]:
-        """The inputs of the consumer after the opset was raised; for a graph output, a place after all nodes.
-
-        If raising the opset replaced the node, these are all inputs of added nodes that read the tensor.
-        """
+        """The inputs of the consumer after the opset was raised; for a graph output, a place after all nodes."""
         tensor, end = edge
         if end.is_output:
             return [(len(self.nodes), 0)]
@@ -333,7 +392,7 @@ class SwitchGraph:
         return self._name(self._edges[edge][0], "value")
 
     def _name(self, number: int, name: str) -> str:
-        return f"{self._prefix}{number}:{name}"
+        return f"{_PREFIX}{number}:{name}"
 
     def _info(self, name: str, of: str | None = None) -> onnx.ValueInfoProto:
         known = self._model.elem_type(of or name)
@@ -361,10 +420,3 @@ def _identity(source: str, name: str) -> onnx.NodeProto:
 
 def _computes(node: onnx.NodeProto) -> bool:
     return node.op_type != "Constant"
-
-
-def _names(proto: onnx.ModelProto) -> Collection[str]:
-    graph = proto.graph
-    named = {item.name for field in (graph.input, graph.output, graph.initializer) for item in field}
-    inside = {name for node in graph.node for name in names_read_inside(node)}
-    return named | inside | {name for node in graph.node for name in (*node.input, *node.output, node.name)}

@@ -6,7 +6,7 @@ the float model's values at each cut are stored, and only the pairs of one segme
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
@@ -17,9 +17,8 @@ import numpy as np
 
 from qdqspec._core.arrays import Feed, Floats
 from qdqspec.accuracy.compare import noise_power, signal_power
-from qdqspec.accuracy.rehearsal.graph import SwitchedModel
+from qdqspec.accuracy.rehearsal.graph import SwitchedModel, Switches, SwitchStates, is_foreign, labelled_sites
 from qdqspec.accuracy.rehearsal.rehearsal import SAMPLES, Rehearsal, RehearsalRefusedError
-from qdqspec.accuracy.rehearsal.switches import Switches, SwitchStates, is_foreign, labelled_sites
 from qdqspec.backends.open_engines import Engines
 from qdqspec.errors import BackendError
 from qdqspec.qdq.quantize.formats import BIAS_FORMAT
@@ -88,7 +87,9 @@ def find_sensitivities(
             for index, feed in enumerate(islice(_fed(rehearsal, low), samples)):
                 if index == first:
                     measured = _noisiest(_ratio(powers).max(axis=1), noise_share)
-                settings = [_only(groups[number], count) for number in measured]
+                settings = np.zeros((1 + len(measured), count), np.bool_)  # the first without any pair
+                for setting, number in zip(settings[1:], measured, strict=True):
+                    setting[list(groups[number])] = True
                 powers[:, measured] += _powers(model, engines, feed, settings)
         for group, own in zip(groups, _ratio(powers), strict=True):
             noise[np.ix_(group, behind)] = own / len(group)
@@ -97,10 +98,9 @@ def find_sensitivities(
     )
 
 
-def _powers(model: SwitchedModel, engines: Engines, feed: Feed, settings: Sequence[SwitchStates]) -> Floats:
-    """The power of the signal and of the noise on one sample, by setting and output."""
-    every = [np.zeros_like(settings[0]), *settings]
-    each = model.run_each(engines, ((setting, feed) for setting in every))
+def _powers(model: SwitchedModel, engines: Engines, feed: Feed, settings: SwitchStates) -> Floats:
+    """The power of the signal and of the noise on one sample, by setting after the first and output."""
+    each = model.run_each(engines, ((setting, feed) for setting in settings))
     reference = next(each)
     signal = [signal_power(value) for value in reference.values()]
     noise = [[noise_power(value, seen.get(edge)) for edge, value in reference.items()] for seen in each]
@@ -114,13 +114,6 @@ def _ratio(powers: Floats) -> Floats:
         return np.where(noise == 0, 0.0, noise / signal)
 
 
-def _only(group: _Group, count: int) -> SwitchStates:
-    """The states of so many switches of which only a group is on."""
-    setting = np.zeros(count, np.bool_)
-    setting[list(group)] = True
-    return setting
-
-
 def _noisiest(powers: Floats, share: float) -> list[int]:
     """The fewest numbers of groups that cause a share of the noise, and at least one."""
     falling = np.argsort(-powers, kind="stable")
@@ -130,10 +123,7 @@ def _noisiest(powers: Floats, share: float) -> list[int]:
 
 
 def _groups(rehearsal: Rehearsal, numbers: Iterable[int], together: int) -> list[_Group]:
-    """The switches to measure, so many neighbours ``together``, of weights or of activations, with the same format.
-
-    Without those that count as exact: int32 biases, and weights of one element, which a scale represents.
-    """
+    """The switches to measure, so many neighbours of one kind ``together``, without those that count as exact."""
     model, alike = rehearsal.subject.model, dict[tuple[str, bool, bool], list[int]]()
 
     def place(number: int) -> tuple[int, int]:

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from qdqspec.accuracy.corrections.equalization import WeightSteps, chosen_equalizations
-from qdqspec.accuracy.corrections.judge import MIN_SAMPLES
+from qdqspec.accuracy.corrections.problem import MIN_SAMPLES
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model
 from qdqspec.qdq.edit.equalize import Equalization, branched, equalized, find_chains

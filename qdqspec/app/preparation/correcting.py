@@ -13,10 +13,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from qdqspec._core.arrays import Feed
-from qdqspec.accuracy.corrections.find import FoundCorrections, find_corrections
-from qdqspec.accuracy.corrections.judge import MIN_SAMPLES, Judge
-from qdqspec.accuracy.corrections.kept import read_found, write_found
-from qdqspec.accuracy.corrections.problem import CorrectionTask, Ranges
+from qdqspec.accuracy.corrections.find import FoundCorrections, find_corrections, read_found, write_found
+from qdqspec.accuracy.corrections.problem import MIN_SAMPLES, CorrectionTask, Judge, Ranges
 from qdqspec.accuracy.corrections.ranges import NARROW
 from qdqspec.accuracy.rehearsal import RehearsalRefusedError
 from qdqspec.app.preparation.auxiliary_runs import reference_runtime

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from qdqspec._core.units import count_text
-from qdqspec.accuracy.corrections.overflow import layers_of, overflowing_outputs
+from qdqspec.accuracy.corrections.layers import find_layers
+from qdqspec.accuracy.corrections.overflow import PairMaxima
 from qdqspec.graph.model import Model, load_model
 from qdqspec.qdq.edit.equalize import EQUALIZED
 from qdqspec.qdq.quantize.corrections import WeightKey, WeightNumbers, weight_key
@@ -120,10 +121,10 @@ def _overflowing(numbers: Quantizer, site: Site, scale: np.ndarray) -> np.ndarra
     """The scales of an int8 weight with which it can overflow; all if the layout of the kernel is unknown."""
     if site.format != "int8":
         return np.zeros(scale.shape, bool)
-    layer = layers_of(numbers.model, [site]).get(site.tensor)
+    layer = find_layers(numbers.model, [site], recurrent=True).get(site.tensor)
     if layer is None:
         return np.ones(scale.shape, bool)
     step = along(scale, layer.shape, site.axis or 0, 0)
     integers = np.clip(np.rint(numbers.model.array(site.tensor).astype(np.float32) / step), -128, 127)
-    found = overflowing_outputs(layer, integers, numbers.sum_bound(site))
+    found = (numbers.sum_bound(site) or PairMaxima.of_any_input(layer)).overflowing(integers)
     return found.reshape(scale.shape) if found.size == scale.size else np.full(scale.shape, found.any())

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, cast
 
 from qdqspec._core.units import count_text
-from qdqspec.accuracy.corrections.overflow import SumLimit, observed_limits, overflows
+from qdqspec.accuracy.corrections.overflow import PairMaxima, SumLimit, observed_limits
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model
 from qdqspec.qdq.quantize.quantizer import Quantizer
@@ -52,7 +52,10 @@ def note_sum_limits(numbers: Quantizer, space: SchemeSpace, note: Callable[[str]
     """Note the weights that have more than 7 bits by calibration data, and not by a proof."""
     known = cast("Mapping[str, SumLimit]", numbers.sum_limits)  # those of `find_sum_limits`
     sites = {site.tensor: site for site in _int8_weights(space) if site.tensor in known}
-    wide = sum(overflows(known[name].layer, numbers.integer_weight(site)) for name, site in sites.items())
+    wide = sum(
+        bool(PairMaxima.of_any_input(known[name].layer).overflowing(numbers.integer_weight(site)).any())
+        for name, site in sites.items()
+    )
     if wide:
         margin = max(limit.margin for limit in known.values())
         note(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,9 @@ from graph_text import model_of
 from written_cases import digits_case, normal, written_case
 
 from qdqspec.accuracy.corrections import equalization
-from qdqspec.accuracy.corrections.judge import Errors, is_gain, powers_at
+from qdqspec.accuracy.corrections.problem import is_gain
 from qdqspec.accuracy.corrections.ranges import widened
-from qdqspec.accuracy.gate import MOST_DB
+from qdqspec.accuracy.gate import MOST_DB, Powers
 from qdqspec.app.preparation.correcting import Correcting
 from qdqspec.app.preparation.files import write_placed, write_placement
 from qdqspec.app.preparation.prepare import Prepared
@@ -101,10 +100,10 @@ def test_a_gain_is_on_several_samples_and_no_placement_loses(gains: list[tuple],
     assert is_gain(after, before) is is_taken
 
 
-def errors_of(gain_db: float | list[float], noise: float | list[float]) -> Errors:
+def errors_of(gain_db: float | list[float], noise: float | list[float]) -> Powers:
     """Errors about 30 dB on each of four samples, with a factor on their noise, after a gain."""
     powers = np.broadcast_to(1e-3 * np.asarray(noise) * 10 ** (-np.asarray(gain_db) / 10), 4)
-    return Errors(np.stack([np.ones(4), powers], axis=1)[:, None])
+    return Powers({"y": [(1.0, float(power)) for power in powers]}, 4)
 
 
 @pytest.mark.parametrize(("bounded", "wider"), [("Relu", True), ("Sigmoid", False)])
@@ -230,22 +229,11 @@ def test_a_resumed_search_has_the_corrections_of_the_first_run(
             _ = other.corrections
 
 
-A, B = ("a", None), ("b", None)
-
-
-def test_powers_are_sums_of_squares_where_the_reference_is_finite() -> None:
-    reference = {A: np.array([1.0, 2.0, np.inf], np.float32), B: np.array([3, 4])}
-    seen = {A: np.array([1.0, 2.5, 0.0], np.float32), B: np.array([0, 0])}
-    assert powers_at([A, B], reference, seen).tolist() == [[5.0, 0.25], [1.0, 0.0]]
-
-
-@pytest.mark.parametrize("seen", [np.ones((1, 2, 4), np.float32), np.full((1, 3, 4), np.nan, np.float32)])
-def test_values_that_cannot_be_compared_have_infinite_noise(seen: np.ndarray) -> None:
+def test_values_that_cannot_be_compared_have_infinite_noise() -> None:
     """A decoder's loop ends by its data: with quantized weights its output may have another length."""
-    powers = powers_at([A], {A: np.ones((1, 3, 4), np.float32)}, {A: seen})
-    assert powers.tolist() == [[12.0, np.inf]]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        errors = Errors(np.stack([powers, [[12.0, 0.012]]]))
-        assert errors.total_db == -MOST_DB
-        assert errors.gain_db(errors) == 0.0
+    powers, expected = Powers(), {"y": np.ones((1, 3, 4), np.float32), "label": np.array([3])}
+    powers.add(expected, expected)
+    powers.add(expected, {"y": np.ones((1, 2, 4), np.float32), "label": np.array([0])})
+    assert powers.powers == {"y": [(12.0, 0.0), (12.0, np.inf)]}
+    assert powers.worst_db == -MOST_DB
+    assert not is_gain([powers], [powers])

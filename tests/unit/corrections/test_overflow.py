@@ -1,4 +1,4 @@
-"""8-bit weights by the largest sums of two products on calibration data."""
+"""8-bit weights by the largest sums of two products, of any inputs and of those on calibration data."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from linear_models import linear_model
+from linear_models import layer_of, linear_model
 from onnx import numpy_helper
 from written_cases import digits_case
 
 from qdqspec._core.arrays import Array, Feed
-from qdqspec.accuracy.corrections.overflow import SumLimit, layers_of, observed_limits, overflows
+from qdqspec.accuracy.corrections.layers import find_layers
+from qdqspec.accuracy.corrections.overflow import PairMaxima, SumLimit, observed_limits
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.session import Session
 from qdqspec.graph.model import Model
-from qdqspec.qdq.quantize.formats import number_format
+from qdqspec.qdq.quantize.formats import QuantParams, number_format
 from qdqspec.qdq.quantize.ranges import TensorRange
 from qdqspec.qdq.quantize.scales import activation_params, quantize, weight_params
 from qdqspec.types import Consumer, Inputs, QuantizeRules, Site, TuneRules
@@ -45,9 +46,51 @@ def largest_sum(columns: np.ndarray, weights: np.ndarray) -> int:
     return int(np.abs(products[..., 0:even:2] + products[..., 1:even:2]).max(initial=0))
 
 
+def params_of(values: np.ndarray) -> QuantParams:
+    """Those of uint8, as a kernel finds them at run time."""
+    return activation_params(TensorRange(min(0.0, float(values.min())), max(0.0, float(values.max()))), UINT8)
+
+
 def skewed(random: np.random.Generator, *shape: int) -> np.ndarray:
     """Values of which few are large at once."""
     return (random.standard_normal(shape) ** 3).astype(np.float32)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 999), depth=st.integers(1, 70), per_channel=st.booleans())
+def test_weights_of_a_product_do_not_overflow_with_any_input(
+    seed: int, depth: int, *, per_channel: bool
+) -> None:
+    random = np.random.default_rng(seed)
+    weight = skewed(random, depth, 5)
+    any_input = PairMaxima.of_any_input(layer_of(linear_model("MatMul", weight, 2)))
+    reduced = weight_params(weight, INT8, 1 if per_channel else None, reduce_range=True)
+    full = weight_params(weight, INT8, 1 if per_channel else None)
+    scale = any_input.scale(weight, reduced)
+    assert scale.shape == reduced.scale.shape
+    assert (scale <= reduced.scale).all()
+    assert (scale >= full.scale * 0.999).all()
+    integers = np.clip(np.rint(weight / scale), -127, 127).astype(np.int8)
+    assert not any_input.overflowing(integers).any()
+    for x in (np.full((3, depth), 255), random.choice([0, 255], (3, depth))):
+        assert largest_sum(x, integers.T) <= MOST
+
+
+@pytest.mark.parametrize(
+    ("op", "weight", "axis"),
+    [
+        pytest.param("MatMul", np.array([[1], [-1], [0.5], [-0.9]]), 1, id="neighbours of opposite sign"),
+        pytest.param("Conv", np.ones((4, 1, 3, 3)), 0, id="a depthwise kernel"),
+    ],
+)
+def test_weights_that_cannot_overflow_have_8_bits(op: str, weight: np.ndarray, axis: int) -> None:
+    weight = weight.astype(np.float32)
+    layer = layer_of(linear_model(op, weight, weight.ndim, **({"group": 4} if op == "Conv" else {})))
+    any_input = PairMaxima.of_any_input(layer)
+    reduced = weight_params(weight, INT8, axis, reduce_range=True)
+    scale = any_input.scale(weight, reduced)
+    np.testing.assert_allclose(scale, 1 / 127, rtol=1e-6)
+    assert not any_input.overflowing(np.rint(weight * 127)).any()
 
 
 @settings(max_examples=30, deadline=None)
@@ -62,7 +105,7 @@ def test_weights_of_a_product_do_not_overflow_on_data(seed: int, depth: int, *, 
     assert scale.shape == reduced.scale.shape
     assert (scale <= reduced.scale).all()
     integers = np.clip(np.rint(weight / scale), -127, 127)
-    for params in (static, activation_params(TensorRange(min(0.0, x.min()), max(0.0, x.max())), UINT8)):
+    for params in (static, params_of(x)):
         assert largest_sum(quantize(x, params).reshape(-1, depth), integers.T) <= MOST
 
 
@@ -76,7 +119,7 @@ def test_convolutions_do_not_overflow_on_data(channels: int, groups: int, pads: 
     model = linear_model("Conv", weight, 4, group=groups, pads=[pads] * 4)
     limit = limits_of(model, {"x": x})
     reduced = weight_params(weight, INT8, 0, reduce_range=True)
-    params = activation_params(TensorRange(min(0.0, float(x.min())), max(0.0, float(x.max()))), UINT8)
+    params = params_of(x)
     scale = limit.scale(weight, reduced, [params])
     integers = np.clip(np.rint(weight / scale.reshape(-1, 1, 1, 1)), -127, 127)
     padded = np.pad(x, [(0, 0), (0, 0), (pads, pads), (pads, pads)])
@@ -84,11 +127,10 @@ def test_convolutions_do_not_overflow_on_data(channels: int, groups: int, pads: 
     by_group = windows.reshape(2, groups, -1, *windows.shape[2:4], 9)  # sample to kernel
     columns = by_group.transpose(1, 0, 3, 4, 5, 2).reshape(groups, -1, 9 * channels // groups)
     rows = limit.layer.matrix(integers)
-    if not limit.layer.is_depthwise:
-        for group in range(groups):
-            assert largest_sum(quantize(columns[group], params), rows[group]) <= MOST
-    else:
+    if limit.layer.is_depthwise:
         np.testing.assert_allclose(scale, np.abs(weight).max(axis=(1, 2, 3)) / 127, rtol=1e-6)
+    else:
+        assert all(largest_sum(quantize(columns[n], params), rows[n]) <= MOST for n in range(groups))
 
 
 LSTM = """<ir_version: 8, opset_import: ["": 17]> g (float[5, 2, 6] x) => (float[5, 2, 2, 4] y) {
@@ -100,29 +142,20 @@ def test_weights_of_an_lstm_are_limited_by_its_input_and_its_hidden_states() -> 
     w, r = skewed(random, 2, 16, 6), skewed(random, 2, 16, 4)
     proto.graph.initializer.extend([numpy_helper.from_array(w, "w"), numpy_helper.from_array(r, "r")])
     model = Model(proto)
-    sites = [
-        replace(SITE, axis=0),
-        Site(tensor="r", consumers=(Consumer("n", 2),), format="int8", axis=0, weight=True),
-    ]
-    assert layers_of(model, sites)["r"].source == "y"
+    hidden = Site(tensor="r", consumers=(Consumer("n", 2),), format="int8", axis=0, weight=True)
+    sites = [replace(SITE, axis=0), hidden]
+    assert find_layers(model, sites, recurrent=True)["r"].source == "y"
     x, y = skewed(random, 5, 2, 6), np.tanh(skewed(random, 5, 2, 2, 4))
-    for site, weight, parts in (
-        (sites[0], w, [(direction, x.reshape(-1, 6)) for direction in range(2)]),
-        (sites[1], r, [(direction, y[step, direction]) for direction in range(2) for step in range(5)]),
-    ):
-        limit = limits_of(model, {"x": x, "y": y}, [site])
-        reduced = weight_params(weight, INT8, 0, reduce_range=True)
-        scale = limit.scale(weight, reduced, [])
+    # Values that are quantized together, (direction, row, column).
+    runs = {"w": [np.stack([x.reshape(-1, 6)] * 2)], "r": list(y)}
+    for site in sites:
+        limit, weight = limits_of(model, {"x": x, "y": y}, [site]), model.array(site.tensor)
+        scale = limit.scale(weight, weight_params(weight, INT8, 0, reduce_range=True), [])
         assert scale.shape == (2,)
         integers = np.clip(np.rint(weight / scale.reshape(2, 1, 1)), -127, 127)
-        for direction, rows in parts:
-            whole = (
-                rows if site.tensor == "w" else y[[np.flatnonzero((y[:, direction] == rows).all((1, 2)))[0]]]
-            )
-            own = activation_params(
-                TensorRange(min(0.0, float(whole.min())), max(0.0, float(whole.max()))), UINT8
-            )
-            assert largest_sum(quantize(rows, own), integers[direction]) <= MOST
+        for run in runs[site.tensor]:
+            for values, own in zip(run, integers, strict=True):
+                assert largest_sum(quantize(values, params_of(run)), own) <= MOST
 
 
 def prepared(
@@ -154,7 +187,7 @@ def test_a_proof_limits_weights_without_data(session: Session, models: Path, tmp
     for site in work.space.resolve(work.space.everything()).ordered:
         if site.weight and site.format == "int8":
             layer = work.calibrated[1].sum_limits[site.tensor].layer
-            assert not overflows(layer, work.numbers.integer_weight(site))
+            assert not PairMaxima.of_any_input(layer).overflowing(work.numbers.integer_weight(site)).any()
     assert not any("could overflow" in text for text in work.warnings)
 
 

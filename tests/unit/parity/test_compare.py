@@ -13,7 +13,9 @@ from qdqspec.accuracy.compare import (
     OutputComparison,
     SampleOutputs,
     Typical,
+    class_axis,
     compare_outputs,
+    in_common,
     noise_power,
     signal_power,
     typical_of,
@@ -50,29 +52,19 @@ def test_equal_outputs_have_infinite_sqnr_and_no_difference(signal: np.ndarray) 
     )
 
 
-@pytest.mark.parametrize("size", [1, 30_000, 70_000])
-def test_the_largest_difference_is_found_in_any_sample(size: int) -> None:
-    reference = np.ones(size, np.float32)
-    for where in range(5):
-        pairs = [(reference, reference + 4 * (sample == where)) for sample in range(5)]
-        assert parity_of(*pairs).max_abs == 4
+ODD = "NaN or infinite values where the reference has none"
 
 
 @pytest.mark.parametrize(
     ("tuned", "note"),
-    [
-        (f32(1, np.nan), "NaN or infinite values where the reference has none"),
-        (f32(1, -np.inf), "NaN or infinite values where the reference has none"),
-        (f32(1, 2, 3), "shape [3] instead of [2]"),
-    ],
+    [(f32(1, np.nan), ODD), (f32(1, -np.inf), ODD), (f32(1, 2, 3), "shape [3] instead of [2]")],
 )
 def test_one_sample_that_cannot_be_compared_gives_the_lowest_figures_and_a_note(
     tuned: np.ndarray, note: str
 ) -> None:
     found = parity_of((f32(1, 2), f32(1, 2)), (f32(1, 2), tuned), (f32(1, 2), f32(1, 2)))
-    assert (found.sqnr_db, found.cosine, found.max_abs) == (-math.inf, -1, math.inf)
-    assert found.max_steps == math.inf
-    assert (found.matches, found.note) == (False, note)
+    figures = (found.sqnr_db, found.cosine, found.max_abs, found.max_steps, found.matches, found.note)
+    assert figures == (-math.inf, -1, math.inf, math.inf, False, note)
 
 
 @pytest.mark.parametrize(
@@ -183,11 +175,46 @@ def test_weak_outputs_are_compared_to_the_typical_power_and_range() -> None:
 
 def test_an_output_of_one_number_is_known_as_such():
     """The cosine of one number is 1 or -1 for every error."""
-    runs = [
-        ({"one": np.full((1, 1), 2.0), "two": np.ones(2)}, {"one": np.full((1, 1), 2.5), "two": np.ones(2)})
-    ] * 2
+    run = {"one": np.full((1, 1), 2.0), "two": np.ones(2)}
+    runs = [(run, {**run, "one": np.full((1, 1), 2.5)})] * 2
     one, two = compare_outputs(runs, "evaluation").outputs
     assert (one.is_single, two.is_single) == (True, False)
     (table, *_) = comparison_sections(compare_outputs(runs, "evaluation"), "Outputs")
     cosines = {row[0]: row[table.headers.index("cosine")] for row in table.rows}
     assert cosines == {"one": "", "two": "1.0000"}
+
+
+scores = hnp.arrays(
+    np.float32, st.tuples(st.integers(1, 5), st.integers(2, 8)), elements=st.floats(-9, 9, width=16)
+)
+
+
+@given(scores, st.integers(1, 4), st.randoms(use_true_random=False))
+def test_sets_of_the_best_are_compared(reference: np.ndarray, k: int, random) -> None:
+    tuned = reference[:, random.sample(range(reference.shape[1]), reference.shape[1])]
+    expected = 0
+    for ours, theirs in zip(reference, tuned, strict=True):
+        best = [sorted(range(len(row)), key=lambda i, row=row: (-row[i], i))[:k] for row in (ours, theirs)]
+        expected += len({*best[0]} & {*best[1]})
+    assert in_common(reference, tuned, k, axis=1) == expected
+
+
+@pytest.mark.parametrize(
+    ("shape", "top", "axis"),
+    [
+        ((1, 1000, 1, 1), TopK(k=5), 1),  # squeezenet: what follows the classes is empty
+        ((4, 128, 30522), TopK(), 2),
+        ((4, 21, 64, 64), TopK(axis=-3), 1),
+        ((10,), TopK(), 0),
+        ((20, 1), TopK(), None),  # the first axis counts samples, never classes
+        ((20, 3), TopK(k=3), None),
+        ((), TopK(), None),
+    ],
+)
+def test_where_classes_lie(shape: tuple[int, ...], top: TopK, axis: int | None) -> None:
+    assert class_axis(shape, top) == axis
+
+
+def test_nan_is_never_best() -> None:
+    ours, theirs = np.array([[np.nan, 1.0, 0.0]]), np.array([[-1.0, 2.0, 0.0]])
+    assert in_common(ours, theirs, 1, axis=1) == 1

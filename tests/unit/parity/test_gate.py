@@ -33,9 +33,8 @@ def test_inputs_with_infinite_values_must_have_numbers_in_each_output_in_a_sampl
     masked, hidden = ({"mask": np.array(values)} for values in ([0, -np.inf], [-np.inf, -np.inf]))
     assert Evaluator([hidden, masked], Softmax).samples == 2
     assert Evaluator([], Softmax).samples == 0
-    with pytest.raises(
-        DataError, match=r"output 'y' of the model is NaN or infinite in each of 2 samples.*: 'mask'"
-    ):
+    why = r"output 'y' of the model is NaN or infinite in each of 2 samples.*: 'mask'"
+    with pytest.raises(DataError, match=why):
         Evaluator([hidden, hidden], Softmax)
 
 
@@ -145,11 +144,9 @@ def test_the_offset_of_a_placement_is_its_own_if_that_is_known() -> None:
     offset.learn(24.0, 21.0, first)
     offset.learn(24.0, 25.0, second)
     assert offset.at(24.0) == offset.at(24.0, placement_of("c")) == pytest.approx(-1.0)
-    assert (offset.at(30.0, second), offset.is_of(second), offset.is_of(placement_of("c"))) == (
-        1.0,
-        True,
-        False,
-    )
+    assert offset.at(30.0, second) == 1.0
+    assert offset.is_of(second)
+    assert not offset.is_of(placement_of("c"))
 
 
 def test_the_deviation_of_an_offset_is_bounded() -> None:

@@ -9,7 +9,6 @@ import onnx
 import pytest
 
 from qdqspec import Session
-from qdqspec.accuracy import given_data
 from qdqspec.accuracy.data import open_data
 from qdqspec.accuracy.given_data import GivenFiles
 from qdqspec.accuracy.shapes import InputSpec
@@ -98,14 +97,12 @@ def entry_point(monkeypatch):
     """Installs a data loader ``theirs``, whose entry point has this value."""
 
     def install(value):
-        point = importlib.metadata.EntryPoint("theirs", value, "qdqspec.data")
+        points = [importlib.metadata.EntryPoint("theirs", value, "qdqspec.data")]
         monkeypatch.setattr(
-            importlib.metadata, "entry_points", lambda group: [point] if group == "qdqspec.data" else []
+            importlib.metadata, "entry_points", lambda group: points * (group == "qdqspec.data")
         )
-        given_data._installed.cache_clear()
 
-    yield install
-    given_data._installed.cache_clear()
+    return install
 
 
 def test_a_loader_function_is_called_once(tmp_path):
@@ -154,11 +151,7 @@ def test_an_error_of_a_loader_is_reported_with_its_line(tmp_path, load):
     [
         (lambda: {"input": np.full((3, 1, 16, 16), np.nan)}, "data 'mine'", "take the sample out"),
         (lambda: ({"input": np.full((1, 16, 16), n)} for n in (0.0, np.nan)), "data 'mine', feed 1", ""),
-        (
-            lambda: [{"image": np.zeros((1, 16, 16))}],
-            "data 'mine', feed 0",
-            "{loader: mine, names: {input: image}}",
-        ),
+        (lambda: [{"image": np.zeros(9)}], "data 'mine', feed 0", "{loader: mine, names: {input: image}}"),
     ],
 )
 def test_the_error_of_invalid_data_names_its_loader(models, tmp_path, load, where, cure):
@@ -175,9 +168,8 @@ def test_the_error_of_a_loader_that_cannot_be_imported_names_its_entry_point(tmp
     with pytest.raises(ConfigError, match="'theirs' cannot be imported from 'no_such_module:load'"):
         GivenFiles().loaded(case_of(tmp_path, "theirs"), {})
     case = GivenFiles().loaded(case_of(tmp_path, "their"), {})
-    with pytest.raises(
-        DataError, match=r"no data loader is called 'their' \(did you mean 'theirs'\?\)"
-    ) as caught:
+    unknown = r"no data loader is called 'their' \(did you mean 'theirs'\?\)"
+    with pytest.raises(DataError, match=unknown) as caught:
         open_data(case.inputs.calibration, X)
     assert "fixture qdq_data" in str(caught.value.cure)
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from hypothesis import given
 
@@ -31,22 +32,19 @@ from qdqspec.types import InputShape, ShapeProfile
 SAMPLE = np.linspace(-1, 3, 12, dtype=np.float32).reshape(1, 3, 4)
 
 
-def floats() -> InputDomain:
-    axes = (
-        AxisRange(least=1, most=4, name="batch"),
-        AxisRange(least=3, most=3, name="c"),
-        AxisRange(least=4, most=4, name="w"),
+def domain(
+    name: str, dtype: str, known: Span, tried: Span, *shapes: dict[str, tuple[int, int]]
+) -> InputDomain:
+    """A domain with these axes, from the least to the most, for each profile."""
+    axes = tuple(
+        tuple(AxisRange(least=low, most=high, name=axis) for axis, (low, high) in shape.items())
+        for shape in shapes
     )
-    return InputDomain(
-        name="x", dtype=np.dtype(np.float32), shapes=(axes,), known=Span(-1, 3), tried=Span(-3, 5)
-    )
+    return InputDomain(name=name, dtype=np.dtype(dtype), shapes=axes, known=known, tried=tried)
 
 
-def whole(low: int, high: int) -> InputDomain:
-    axes = (AxisRange(least=1, most=4, name="batch"), AxisRange(least=2, most=9, name="sequence"))
-    return InputDomain(
-        name="ids", dtype=np.dtype(np.int64), shapes=(axes,), known=Span(low, high), tried=Span(low, high)
-    )
+FLOATS = domain("x", "f4", Span(-1, 3), Span(-3, 5), {"batch": (1, 4), "c": (3, 3), "w": (4, 4)})
+WHOLE = domain("ids", "i8", Span(3, 17), Span(3, 17), {"batch": (1, 4), "sequence": (2, 9)})
 
 
 def arrays(drawn: Drawn, *domains: InputDomain) -> dict[str, np.ndarray]:
@@ -54,36 +52,20 @@ def arrays(drawn: Drawn, *domains: InputDomain) -> dict[str, np.ndarray]:
     return {one.name: make(drawn[one.name], one, samples[one.name]) for one in domains}
 
 
-def searched(attempt, *domains: InputDomain, examples: int = 200, seed: int = 0, **bounds) -> InputSearch:
+def searched(attempt, examples: int = 200, seed: int = 0, **bounds) -> InputSearch:
     return search_inputs(
-        drawn_inputs(domains or (floats(),), 1),
+        drawn_inputs((FLOATS,), 1),
         attempt,
         examples=examples,
         seed_number=seed,
-        simpler=lambda drawn: simpler(
-            drawn, domains or (floats(),), arrays(drawn, *(domains or (floats(),)))
-        ),
+        simpler=lambda drawn: simpler(drawn, (FLOATS,), arrays(drawn, FLOATS)),
         **{"seconds": math.inf, **bounds},
     )
 
 
-def breaks(condition) -> callable:
-    """An attempt that fails where a condition on the array is true; its noise is the largest magnitude."""
-
-    def attempt(drawn: Drawn) -> InputResult:
-        array = arrays(drawn, floats())["x"]
-        return InputResult(("it breaks",) if condition(array) else (), float(np.abs(array).max(initial=0)))
-
-    return attempt
-
-
-# ---- what is drawn ------------------------------------------------------------------------------
-
-
-@given(drawn_inputs((floats(), whole(3, 17)), 1))
+@given(drawn_inputs((FLOATS, WHOLE), 1))
 def test_drawn_inputs_are_within_their_domains(drawn: Drawn) -> None:
-    made = arrays(drawn, floats(), whole(3, 17))
-    x, ids = made["x"], made["ids"]
+    x, ids = arrays(drawn, FLOATS, WHOLE).values()
     assert (x.dtype, ids.dtype) == (np.float32, np.int64)
     assert np.isfinite(x).all()
     assert -3 <= x.min() <= x.max() <= 5
@@ -92,7 +74,7 @@ def test_drawn_inputs_are_within_their_domains(drawn: Drawn) -> None:
     assert x.shape[1:] == (3, 4)
     assert 1 <= x.shape[0] <= 4
     assert 2 <= ids.shape[1] <= 9
-    assert words(drawn["x"], floats()).isprintable()
+    assert words(drawn["x"], FLOATS).isprintable()
 
 
 def test_bounds_and_the_smallest_numbers_are_tried() -> None:
@@ -100,7 +82,7 @@ def test_bounds_and_the_smallest_numbers_are_tried() -> None:
     shapes: set[int] = set()
 
     def attempt(drawn: Drawn) -> InputResult:
-        array = arrays(drawn, floats())["x"]
+        array = arrays(drawn, FLOATS)["x"]
         values.update((float(array.min()), float(array.max())))
         shapes.add(array.shape[0])
         return InputResult((), 0.0)
@@ -112,17 +94,11 @@ def test_bounds_and_the_smallest_numbers_are_tried() -> None:
 
 
 def test_all_axes_of_an_input_are_drawn_from_one_shape_profile() -> None:
-    ranges = (((1, 2), (8, 8)), ((5, 6), (3, 3)))
-    shapes = tuple(
-        tuple(AxisRange(least=low, most=high, name=f"{i}") for i, (low, high) in enumerate(profile))
-        for profile in ranges
-    )
-    domain = InputDomain(
-        name="x", dtype=np.dtype(np.float32), shapes=shapes, known=Span(0, 1), tried=Span(0, 1)
-    )
+    shapes = ({"a": (1, 2), "b": (8, 8)}, {"a": (5, 6), "b": (3, 3)})
+    several = domain("x", "f4", Span(0, 1), Span(0, 1), *shapes)
     seen = set()
     search_inputs(
-        drawn_inputs((domain,), 0),
+        drawn_inputs((several,), 0),
         lambda drawn: seen.add(drawn["x"].shape) or InputResult((), 0.0),
         examples=200,
         seconds=math.inf,
@@ -131,19 +107,13 @@ def test_all_axes_of_an_input_are_drawn_from_one_shape_profile() -> None:
     assert seen == {(1, 8), (2, 8), (5, 3), (6, 3)}
 
 
-# ---- what is found ------------------------------------------------------------------------------
-
-
 def test_the_smallest_shape_and_the_simplest_values_are_found() -> None:
-    found = searched(breaks(lambda array: array.max() > 3.5)).smallest
-    assert found is not None
-    recipe = found["x"]
-    assert recipe.shape == (1, 3, 4)
-    assert recipe.kind == "constant"
-    assert recipe.first == 5.0
+    def attempt(drawn: Drawn) -> InputResult:
+        array = arrays(drawn, FLOATS)["x"]
+        return InputResult(("it breaks",) if array.max() > 3.5 else (), float(np.abs(array).max(initial=0)))
 
-
-# ---- bounds -------------------------------------------------------------------------------------
+    found = searched(attempt).smallest
+    assert found == {"x": Recipe(kind="constant", shape=(1, 3, 4), first=5.0)}
 
 
 def test_the_seed_determines_the_search() -> None:
@@ -167,7 +137,7 @@ def test_the_time_limit_ends_the_shrinking_and_keeps_its_result() -> None:
     finds: list[Drawn] = []
 
     def attempt(drawn: Drawn) -> InputResult:
-        if arrays(drawn, floats())["x"].max() <= 3.5:
+        if arrays(drawn, FLOATS)["x"].max() <= 3.5:
             return InputResult((), 0.0)
         finds.append(drawn)
         return InputResult(("it breaks",), 1.0)
@@ -187,10 +157,8 @@ def test_attempts_without_a_result_are_not_counted() -> None:
 def test_the_search_prints_nothing_and_writes_no_file(tmp_path: Path) -> None:
     code = """
 import numpy as np, local_module
-from qdqspec.accuracy.domain import AxisRange, InputDomain, Span
-from qdqspec.accuracy.input_search import drawn_inputs
-from qdqspec.accuracy.input_search import search_inputs
-from qdqspec.accuracy.domain import InputResult
+from qdqspec.accuracy.domain import AxisRange, InputDomain, InputResult, Span
+from qdqspec.accuracy.input_search import drawn_inputs, search_inputs
 axes = (AxisRange(least=1, most=4, name='n'),)
 x = InputDomain(name='x', dtype=np.dtype(np.float32), shapes=(axes,), known=Span(0, 1), tried=Span(-1, 2))
 found = search_inputs(drawn_inputs((x,), 0),
@@ -201,28 +169,15 @@ assert found.smallest is not None
     (tmp_path / "local_module.py").write_text("VALUES = (123456, 0.8125, 'a constant that could be drawn')\n")
     (tmp_path / "run.py").write_text(code)
     before = {path.name for path in tmp_path.iterdir()}
-    done = subprocess.run(
-        [sys.executable, "-B", "-W", "error", "run.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-B", "-W", "error", "run.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert {path.name for path in tmp_path.iterdir()} == before
 
 
-# ---- domains ------------------------------------------------------------------------------------
-
 MODEL = """<ir_version: 8, opset_import: ["": 17]>
  net (int64[batch,sequence] ids, float[batch,sequence] mask, float16[2,?] x) => (int64[batch,sequence] y) {
   y = Identity(ids) }"""
-
-
-def model() -> Model:
-    import onnx
-
-    return Model(onnx.parser.parse_model(MODEL))
 
 
 SPECS = {
@@ -234,9 +189,8 @@ KNOWN = {"ids": Span(2, 900), "mask": Span(0, 1), "x": Span(-60000, 60000)}
 
 
 def domains(*profiles: ShapeProfile, **more) -> dict[str, InputDomain]:
-    found = input_domains(
-        model(), SPECS, profiles or [ShapeProfile()], KNOWN, **{"values": {}, "beyond": 2, **more}
-    )
+    model, words = Model(onnx.parser.parse_model(MODEL)), {"values": {}, "beyond": 2, **more}
+    found = input_domains(model, SPECS, profiles or [ShapeProfile()], KNOWN, **words)
     return {one.name: one for one in found}
 
 
@@ -259,14 +213,9 @@ def test_a_spec_states_the_possible_values() -> None:
 def test_shapes_are_within_the_declared_ranges_and_named_dimensions_are_shared() -> None:
     ranges = InputShape(min=(1, 4), opt=(2, 8), max=(8, 64))
     found = domains(ShapeProfile(shapes={"ids": ranges, "mask": ranges}))
-    assert [(axis.least, axis.most, axis.name) for axis in found["ids"].shapes[0]] == [
-        (1, 8, "batch"),
-        (4, 64, "sequence"),
-    ]
-    assert found["ids"].shapes == found["mask"].shapes
-    assert [(axis.least, axis.most) for axis in found["x"].shapes[0]] == [(2, 2), (5, 5)], (
-        "nothing is declared"
-    )
+    batch, sequence = (AxisRange(least=1, most=8, name="batch"), AxisRange(least=4, most=64, name="sequence"))
+    assert found["ids"].shapes == found["mask"].shapes == ((batch, sequence),)
+    assert [(axis.least, axis.most) for axis in found["x"].shapes[0]] == [(2, 2), (5, 5)]  # as in the model
 
 
 def test_spans_are_those_of_finite_values() -> None:
@@ -278,8 +227,5 @@ def test_spans_are_those_of_finite_values() -> None:
 @pytest.mark.parametrize("gain", [1.0, -1.0, 0.5])
 def test_a_sample_keeps_its_infinite_values(gain: float) -> None:
     mask = np.array([[0, -np.inf], [0, 0]], np.float32)
-    domain = InputDomain(
-        name="mask", dtype=np.dtype(np.float32), shapes=(), known=Span(0, 0), tried=Span(0, 0)
-    )
     recipe = Recipe(kind="sample", shape=(2, 2), first=gain, second=0.5)
-    np.testing.assert_array_equal(make(recipe, domain, [mask]), mask)
+    np.testing.assert_array_equal(make(recipe, domain("mask", "f4", Span(0, 0), Span(0, 0)), [mask]), mask)

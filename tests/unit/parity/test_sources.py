@@ -28,6 +28,11 @@ def values(source: Path | Data, inputs: dict[str, InputSpec] = X, name: str = "x
     return np.concatenate([feed[name] for feed in open_data(source, inputs)])
 
 
+def pictures(path: Path, **rules: object) -> np.ndarray:
+    """The samples of images, scaled to 4 x 6."""
+    return values(Data(path=path, images=ImageRules(size=(4, 6), **rules)), PICTURE, "image")
+
+
 @pytest.mark.parametrize(
     "saved", [rows(4), rows(4)[:, None], rows(1)[0]], ids=["samples", "whole inputs", "one sample"]
 )
@@ -87,12 +92,9 @@ def test_arrays_of_other_names_are_mapped(tmp_path: Path) -> None:
 def test_labels_may_be_in_a_separate_file(tmp_path: Path, name: str) -> None:
     np.savez(tmp_path / "d.npz", x=rows(3), labels=np.zeros(3))
     labels = np.array([2, 0, 1])
-    if name == "l.npy":
-        np.save(tmp_path / name, labels)
-    elif name == "l.npz":
-        np.savez(tmp_path / name, targets=labels)
-    else:
-        (tmp_path / name).write_text("2\n0\n1\n")
+    np.save(tmp_path / "l.npy", labels)
+    np.savez(tmp_path / "l.npz", targets=labels)
+    (tmp_path / "l.txt").write_text("2\n0\n1\n")
     data = open_data(Data(path=tmp_path / "d.npz", labels=tmp_path / name), X)
     np.testing.assert_array_equal(data.require_labels(), labels)
     np.savez(tmp_path / "d.npz", x=rows(2))
@@ -118,8 +120,7 @@ def photo(tmp_path: Path) -> Path:
 
 
 def test_an_image_is_cropped_at_the_centre_and_normalized(photo: Path) -> None:
-    rules = ImageRules(size=(4, 6), resize=8, mean=(0.5, 0.0, 0.0), std=(0.5, 1.0, 2.0))
-    (sample,) = values(Data(path=photo, images=rules), PICTURE, "image")
+    (sample,) = pictures(photo, resize=8, mean=(0.5, 0.0, 0.0), std=(0.5, 1.0, 2.0))
     red = (np.arange(3, 9) * 10 / 255 - 0.5) / 0.5
     np.testing.assert_allclose(sample[0], np.broadcast_to(red, (4, 6)), rtol=1e-6)
     np.testing.assert_allclose(sample[1][:, 0], np.arange(2, 6) / 255, rtol=1e-6)
@@ -149,8 +150,8 @@ def test_images_of_another_shape_are_an_error_that_names_the_keys_to_change(phot
 
 
 def test_bgr_reverses_the_channels(photo: Path) -> None:
-    (rgb,) = values(Data(path=photo, images=ImageRules(size=(4, 6))), PICTURE, "image")
-    (bgr,) = values(Data(path=photo, images=ImageRules(size=(4, 6), colors="bgr")), PICTURE, "image")
+    (rgb,) = pictures(photo)
+    (bgr,) = pictures(photo, colors="bgr")
     np.testing.assert_array_equal(bgr, rgb[::-1])
     assert not np.array_equal(bgr, rgb)
 
@@ -167,34 +168,30 @@ def test_one_error_names_all_files_that_are_no_images(tmp_path: Path) -> None:
         Image.new("RGB", (6, 4)).save(tmp_path / f"good{number}.png")
         (tmp_path / f"bad{number}.jpg").write_bytes(b"no image")
     with pytest.raises(DataError, match=r"bad0\.jpg: 4 images cannot be read: this one and") as caught:
-        values(Data(path=tmp_path, images=ImageRules(size=(4, 6))), PICTURE, "image")
+        pictures(tmp_path)
     assert all(f"bad{number}.jpg" in str(caught.value) for number in range(4))
     assert "good" not in str(caught.value)
     for number in range(4, 40):
         (tmp_path / f"bad{number}.jpg").write_bytes(b"no image")
     with pytest.raises(DataError, match="at least 10 images cannot be read"):
-        values(Data(path=tmp_path, images=ImageRules(size=(4, 6))), PICTURE, "image")
+        pictures(tmp_path)
 
 
 @pytest.mark.parametrize("mode", ["PNG", "TIFF"])
 def test_pixels_of_16_bits_keep_their_brightness(tmp_path: Path, mode: str) -> None:
-    """Pillow's own conversion clips the values at 255, so nearly all pixels become white."""
     levels = np.tile(np.arange(6, dtype=np.uint16) * 12_800, (4, 1))
     Image.fromarray(levels).save(tmp_path / "x.img", mode)
     (tmp_path / "x.img").rename(tmp_path / "x.tif")
-    (sample,) = values(
-        Data(path=tmp_path / "x.tif", images=ImageRules(size=(4, 6), scale=1.0)), PICTURE, "image"
-    )
+    (sample,) = pictures(tmp_path / "x.tif", scale=1.0)
     np.testing.assert_array_equal(sample, np.broadcast_to(levels // 256, (3, 4, 6)))
 
 
 def test_pixels_without_a_known_range_are_an_error(tmp_path: Path) -> None:
     """Floats from 0 to 1 would become a black image."""
     Image.fromarray(np.full((4, 6), 0.5, np.float32)).save(tmp_path / "depth.tiff")
-    with pytest.raises(
-        DataError, match=r"depth\.tiff: the image cannot be read \(its pixels of mode F have no known"
-    ):
-        values(Data(path=tmp_path, images=ImageRules(size=(4, 6))), PICTURE, "image")
+    why = r"depth\.tiff: the image cannot be read \(its pixels of mode F have no known"
+    with pytest.raises(DataError, match=why):
+        pictures(tmp_path)
 
 
 def test_the_orientation_of_a_photo_is_applied(tmp_path: Path) -> None:
@@ -203,7 +200,7 @@ def test_the_orientation_of_a_photo_is_applied(tmp_path: Path) -> None:
     pixels = np.zeros((60, 40, 3), np.uint8)
     pixels[:30] = 255
     Image.fromarray(pixels).save(tmp_path / "x.jpg", exif=turned)
-    (sample,) = values(Data(path=tmp_path, images=ImageRules(size=(4, 6))), PICTURE, "image")
+    (sample,) = pictures(tmp_path)
     assert sample[:, :, 0].max() < 0.1
     assert sample[:, :, -1].min() > 0.9
 

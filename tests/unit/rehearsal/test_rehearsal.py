@@ -90,9 +90,7 @@ def test_a_pair_without_a_switch_is_an_error_with_its_name(model: Model, feeds: 
         rehearsal.error(placed(site("b", ("add", 0))))
 
 
-def test_a_rehearsal_beyond_memory_or_of_unknown_operators_is_refused(model: Model, feeds: list) -> None:
-    with pytest.raises(RehearsalRefusedError, match=r"would take 0 MiB, and 0 MiB are allowed"):
-        rehearsal_of(model, SITES, Quantizer(model, ranges_for(model)), *feeds, memory_limit=1000)
+def test_a_rehearsal_of_unknown_operators_is_refused(model: Model, feeds: list) -> None:
     model.proto.opset_import.add(domain="elsewhere", version=1)
     model.proto.graph.node[-1].domain = "elsewhere"
     foreign = Model(model.proto)
