@@ -1,8 +1,9 @@
-"""Shared parts of engines: bound inputs, times of runs, checks of files and inputs."""
+"""Shared parts of engines: bound inputs, times of runs, imports of runtimes, checks of files and inputs."""
 
 from __future__ import annotations
 
 import gc
+import importlib
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from qdqspec._core.arrays import Array
-from qdqspec.errors import BackendError
+from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.types import Clock, Samples
 
 CHECK_INPUTS = "check the names, types and shapes of the inputs"
@@ -113,6 +114,20 @@ def check_names(inputs: Collection[str], feeds: Mapping[str, Any], model: Path) 
         )
 
 
+def one_line(error: Exception, most: int = 500) -> str:
+    """The message of an exception on one line, its type if it has none."""
+    return " ".join(str(error).split())[:most].strip() or type(error).__name__
+
+
+def import_library(module: str, install: str, package: str = "") -> Any:
+    """A module of a runtime's package. Raises `BackendUnavailableError` if it cannot be imported."""
+    try:
+        return importlib.import_module(module)
+    except Exception as error:  # noqa: BLE001 - a broken wheel raises anything from ImportError to OSError
+        what = f"{package or module} cannot be imported: {one_line(error)}"
+        raise BackendUnavailableError(what, cure=install) from None
+
+
 def require_file(model: Path) -> None:
     """Raise `BackendError` if there is no model file."""
     if not model.is_file():
@@ -120,7 +135,7 @@ def require_file(model: Path) -> None:
 
 
 def refusals_of(
-    plainly: Callable[[Exception], str], cure_for: Callable[[str], str | None]
+    plainly: Callable[[Exception], str] = one_line, cure_for: Callable[[str], str | None] = lambda _: None
 ) -> Callable[..., AbstractContextManager[None]]:
     """A context manager ``(what, model, cure)`` that converts a library's exceptions to `BackendError`.
 

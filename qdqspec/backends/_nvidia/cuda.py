@@ -12,13 +12,13 @@ import ctypes
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any, ClassVar
 
 import numpy as np
 
 from qdqspec._core.arrays import Array
-from qdqspec.errors import BackendError, BackendUnavailableError
+from qdqspec.backends._engine import import_library
+from qdqspec.errors import BackendError
 
 INSTALL = "pip install 'qdqspec[tensorrt]'"
 _IN_FLIGHT = 64  # runs that are queued before their times are read: the device never waits for the host
@@ -47,15 +47,9 @@ class CudaError(BackendError):
         return self.name == _OUT_OF_MEMORY
 
 
-def runtime() -> ModuleType:
-    """The bindings' module; raises `BackendUnavailableError` if they are not installed."""
-    try:
-        from cuda.bindings import runtime
-    except Exception as error:  # noqa: BLE001 - a broken wheel raises anything from ImportError to OSError
-        text = " ".join(str(error).split())
-        raise BackendUnavailableError(f"cuda-bindings cannot be imported: {text}", cure=INSTALL) from None
-    module: ModuleType = runtime
-    return module
+def runtime() -> Any:
+    """The module of the package cuda-bindings. Raises `BackendUnavailableError` if it is not installed."""
+    return import_library("cuda.bindings.runtime", INSTALL, "cuda-bindings")
 
 
 def call(function: str, *arguments: Any) -> Any:

@@ -118,7 +118,7 @@ class FakeDevice:
         from qdqspec.backends.fake.cost import cost_of, fraction
         from qdqspec.graph.model import QDQ_OPS, load_model
 
-        words = options_from(options.extra)
+        words = OPTIONS.of(options.extra)
         loaded = load_model(model)
         cost = cost_of(loaded, words.seed, words.scale, words.integer)
         if fraction(words.seed, "faulty", cost.structure) >= words.fault_rate:
@@ -244,11 +244,6 @@ class FakeEngine:
             replace(layer, milliseconds=launch + max(layer.milliseconds - launch, 0.0) * grown)
             for layer in self._layers
         )
-
-
-def options_from(extra: Mapping[str, str]) -> FakeOptions:
-    """Read the options that begin with ``fake.``; raise `ConfigError` for an unknown or invalid one."""
-    return FakeOptions(**OPTIONS.read(extra))
 
 
 def break_down(words: FakeOptions, stage: str) -> None:

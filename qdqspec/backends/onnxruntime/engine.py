@@ -28,6 +28,7 @@ from qdqspec.backends._engine import (
     CHECK_INPUTS,
     TimedEngine,
     cannot_run,
+    import_library,
     profile_warmup,
     refusals_of,
     require_file,
@@ -50,7 +51,7 @@ from qdqspec.backends.onnxruntime.ops import (
     describe,
     overflows,
 )
-from qdqspec.errors import BackendError, BackendUnavailableError
+from qdqspec.errors import BackendError
 from qdqspec.types import DeviceKey, LayerTime, Samples
 
 if TYPE_CHECKING:
@@ -90,11 +91,6 @@ class OnnxRuntimeOptions:
 OPTIONS = declare("onnxruntime", OnnxRuntimeOptions, {"provider": _PROVIDER, "providers": _PROVIDER})
 
 
-def options_from(extra: Mapping[str, str]) -> OnnxRuntimeOptions:
-    """Read the options that begin with ``onnxruntime.``; raise `ConfigError` for an unknown or invalid one."""
-    return OnnxRuntimeOptions(**OPTIONS.read(extra))
-
-
 _PROGRAM = """import onnxruntime as ort
 
 settings = ort.SessionOptions()
@@ -108,7 +104,7 @@ print("ONNX Runtime", ort.__version__, "builds and runs the model")
 
 def program(options: BuildOptions) -> str:
     """A Python program that builds ``MODEL`` and runs it on ``FEEDS``."""
-    words = options_from(options.extra)
+    words = OPTIONS.of(options.extra)
     libraries = (f"settings.register_custom_ops_library({str(library)!r})\n" for library in words.plugins)
     level = LEVELS[words.optimization]
     name, value = _KEEPING_PAIRS
@@ -181,14 +177,11 @@ class OnnxRuntime:
         try:
             import onnxruntime as ort
 
-            facts = {
-                "onnxruntime": ort.__version__,
-                "providers": ", ".join(ort.get_available_providers()),
-            } | facts
+            found = {"onnxruntime": ort.__version__, "providers": ", ".join(ort.get_available_providers())}
         except Exception as error:  # noqa: BLE001 - a broken wheel raises anything from ImportError to OSError
             why = f"onnxruntime cannot be imported: {plainly(error)}"
             return Availability(usable=False, why=why, install=_INSTALL, facts=facts)
-        return Availability(usable=True, facts=facts)
+        return Availability(usable=True, facts=found | facts)
 
     def device(self, options: BuildOptions) -> DeviceKey:
         """Processor, integer instruction set, ONNX Runtime major.minor and threads.
@@ -198,7 +191,7 @@ class OnnxRuntime:
         cpu = _cpu.detect()
         version = _installed_version()
         details = cpu.details(int8_path=describe(cpu), threads=options.threads, onnxruntime=version)
-        level = options_from(options.extra).optimization
+        level = OPTIONS.of(options.extra).optimization
         if level != FULL:
             details["optimization"] = level
         return DeviceKey(key=cpu.key("onnxruntime", version, f"t{options.threads}"), details=details)
@@ -331,12 +324,7 @@ def open_session(
     ``failure`` is the text of an error. Writing the graph with external weights costs 0.2 to 1 times a plain
     build, 30 ms for 20 MB.
     """
-    try:
-        import onnxruntime as ort
-    except Exception as error:  # noqa: BLE001 - a broken wheel raises anything from ImportError to OSError
-        raise BackendUnavailableError(
-            f"onnxruntime cannot be imported: {plainly(error)}", cure=_INSTALL
-        ) from None
+    ort = import_library("onnxruntime", _INSTALL)
     require_file(model)
     settings = _session_options(options)
     if optimized is not None:
@@ -354,7 +342,7 @@ def open_session(
 def _session_options(options: BuildOptions) -> ort.SessionOptions:
     import onnxruntime as ort
 
-    words = options_from(options.extra)
+    words = OPTIONS.of(options.extra)
     settings = ort.SessionOptions()
     settings.intra_op_num_threads = options.threads
     settings.inter_op_num_threads = 1

@@ -56,14 +56,9 @@ class OnnxRuntimeWebOptions:
 OPTIONS = declare("onnxruntime-web", OnnxRuntimeWebOptions)
 
 
-def options_from(extra: Mapping[str, str]) -> OnnxRuntimeWebOptions:
-    """Read the options that begin with ``onnxruntime-web.``; raise `ConfigError` for an unknown or invalid one."""
-    return OnnxRuntimeWebOptions(**OPTIONS.read(extra))
-
-
 def wants_browser(extra: Mapping[str, str]) -> bool:
     """Whether models run in a browser."""
-    return options_from(extra).browser != NONE
+    return OPTIONS.of(extra).browser != NONE
 
 
 _CALL_SECONDS = 110.0  # slightly less than the caller's limit, so that the reason is reported
@@ -128,7 +123,7 @@ class OnnxRuntimeWebEngine(TimedEngine[NodeProcess, bool]):
         request = {
             "do": "build",
             "model": str(model.absolute()),
-            "optimization": LEVELS[options_from(options.extra).optimization],
+            "optimization": LEVELS[OPTIONS.of(options.extra).optimization],
             "external": _external_files(source, model),
         }
         node = NodeProcess(model, require_browser()[0] if wants_browser(options.extra) else "")

@@ -35,7 +35,6 @@ from qdqspec.backends.openvino.library import (
     device_name,
     import_openvino,
     installed_version,
-    options_from,
     plainly,
     properties,
 )
@@ -79,7 +78,7 @@ class OpenVino:
 
     def device(self, options: BuildOptions) -> DeviceKey:
         """Processor or other device, integer instruction set, OpenVINO major.minor and threads."""
-        cpu, version, kind = _cpu.detect(), installed_version(), options_from(options.extra).device
+        cpu, version, kind = _cpu.detect(), installed_version(), OPTIONS.of(options.extra).device
         path = cpu.int8_text(saturates=cpu.may_saturate)
         details = cpu.details(int8_path=path, threads=options.threads, openvino=version)
         if kind == CPU:
@@ -90,7 +89,7 @@ class OpenVino:
 
     def capabilities(self, options: BuildOptions = PLAIN) -> Capabilities:
         """The operators that run in integers; the table is verified against the installed version by tests."""
-        on_cpu = options_from(options.extra).device == CPU
+        on_cpu = OPTIONS.of(options.extra).device == CPU
         return Capabilities(
             formats=("int8", "uint8"),
             labels=LABELS,
@@ -101,7 +100,7 @@ class OpenVino:
             reduce_range=on_cpu and _cpu.detect().may_saturate,
             builds_side_by_side=on_cpu,
             one_processor=on_cpu,
-            hardware=options_from(options.extra).device,
+            hardware=OPTIONS.of(options.extra).device,
         )
 
     def build(self, model: Path, options: BuildOptions) -> OpenVinoEngine:
@@ -140,7 +139,7 @@ class OpenVinoEngine(TimedEngine[Any, tuple[Any, dict[str, Array]]]):
 
     def _timed(self, runs: int, warmup: int, profile: int) -> Samples:
         run = partial(self._require_bound(profile)[0].infer, share_outputs=True)
-        alone = self._options.threads == 1 and options_from(self._options.extra).device == CPU
+        alone = self._options.threads == 1 and OPTIONS.of(self._options.extra).device == CPU
         with _refusals("the model could not be run", self.model):
             return time_runs(run, runs, warmup, alone=alone)
 

@@ -7,7 +7,6 @@ every version with `optional`.
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
 import re
 import sys
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from qdqspec.backends._engine import import_library
 from qdqspec.backends._nvidia.cuda import INSTALL
 from qdqspec.errors import BackendError, BackendUnavailableError
 
@@ -61,13 +61,7 @@ class Product:
         Raises `BackendUnavailableError` if it cannot be imported, its version is unknown, or this process has
         imported another product.
         """
-        try:
-            bindings = importlib.import_module(self.module)
-        except Exception as error:  # noqa: BLE001 - a broken installation raises anything from ImportError to OSError
-            text = " ".join(str(error).split())
-            raise BackendUnavailableError(
-                f"{self.module} cannot be imported: {text}", cure=self.install
-            ) from None
+        bindings = import_library(self.module, self.install)
         if why := self.unsupported(bindings.__version__):
             raise BackendUnavailableError(why, cure=self.install)
         if sys.modules.setdefault("tensorrt", bindings) is not bindings:

@@ -32,7 +32,7 @@ from qdqspec.backends.tensorrt.device import DeviceState, look
 from qdqspec.backends.tensorrt.layers import parse_layers
 from qdqspec.backends.tensorrt.log import open_log, refusals
 from qdqspec.backends.tensorrt.ops import capabilities
-from qdqspec.backends.tensorrt.options import OPTIONS, options_from
+from qdqspec.backends.tensorrt.options import OPTIONS
 from qdqspec.backends.tensorrt.run import Bound, Execution, check_feeds, ports_of
 from qdqspec.errors import BackendUnavailableError
 from qdqspec.types import NOT_CAPTURED, DeviceKey, LayerTime, Samples
@@ -105,7 +105,7 @@ class TensorRt:
 
         This initializes CUDA: the process cannot be forked afterwards.
         """
-        options_from(options.extra)  # an invalid option is reported before anything is loaded
+        OPTIONS.of(options.extra)  # an invalid option is reported before anything is loaded
         TENSORRT.require()
         require_file(model)
         cuda.select(options.device)
@@ -139,7 +139,7 @@ class TensorRtEngine(BoundEngine[BuiltEngine, Bound]):
 
     def _build(self, model: Path, options: BuildOptions, key: str, logger: trt.ILogger) -> BuiltEngine:
         """Build and load the engine; ``key`` names the GPU and the version."""
-        words = options_from(options.extra)
+        words = OPTIONS.of(options.extra)
         self._timing: Timing = words
         self._log.verbose = words.verbose
         self._shared = Shared(options.state, key, fresh=options.fresh, cache=words.timing_cache)

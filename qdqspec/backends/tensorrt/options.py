@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
@@ -66,8 +65,3 @@ OPTIONS = declare(
     TensorRtOptions,
     refused=dict.fromkeys(("fp16", "bf16", "int8", "fp8", "int4", "fp4", "best"), _TYPED),
 )
-
-
-def options_from(extra: Mapping[str, str]) -> TensorRtOptions:
-    """Read the options that begin with ``tensorrt.``; raise `ConfigError` for an unknown or invalid one."""
-    return TensorRtOptions(**OPTIONS.read(extra))

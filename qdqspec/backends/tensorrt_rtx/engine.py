@@ -30,7 +30,7 @@ from qdqspec.backends.tensorrt.run import Execution
 from qdqspec.backends.tensorrt_rtx.compiler import CURRENT, Compiled, compile_model
 from qdqspec.backends.tensorrt_rtx.library import RTX, look
 from qdqspec.backends.tensorrt_rtx.ops import capabilities
-from qdqspec.backends.tensorrt_rtx.options import DEFAULT, OPTIONS, compute_capability, options_from
+from qdqspec.backends.tensorrt_rtx.options import DEFAULT, OPTIONS, compute_capability
 from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.types import DeviceKey, LayerTime, Samples
 
@@ -72,7 +72,7 @@ class TensorRtRtx:
 
     def build(self, model: Path, options: BuildOptions) -> CompiledEngine | RtxEngine:
         """Build a model file; raise `BackendError` with the compiler's reasons on one line."""
-        options_from(options.extra)  # an invalid option is reported before anything is loaded
+        OPTIONS.of(options.extra)  # an invalid option is reported before anything is loaded
         RTX.require()
         require_file(model)
         if built_for(options):
@@ -83,7 +83,7 @@ class TensorRtRtx:
 
 def built_for(options: BuildOptions) -> tuple[str, ...]:
     """The compute capabilities that engines are only built for; none if they run on the GPU here."""
-    wanted = options_from(options.extra).for_
+    wanted = OPTIONS.of(options.extra).for_
     return wanted or (DEFAULT if look(options.device).no_gpu else ())
 
 
@@ -92,7 +92,7 @@ class CompiledEngine:
 
     def __init__(self, model: Path, options: BuildOptions) -> None:
         self.model = model
-        words = options_from(options.extra)
+        words = OPTIONS.of(options.extra)
         log, logger = open_log()
         log.verbose = words.verbose
         targets = built_for(options)
@@ -140,7 +140,7 @@ class RtxEngine(TensorRtEngine):
     def _build(self, model: Path, options: BuildOptions, key: str, logger: trt.ILogger) -> BuiltEngine:
         import tensorrt as trt
 
-        words = options_from(options.extra)
+        words = OPTIONS.of(options.extra)
         self._timing: Timing = words
         self._log.verbose = words.verbose
         self._shared = Shared(options.state, key, fresh=options.fresh)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,11 +61,6 @@ OPTIONS = declare(
         **dict.fromkeys(("version-compatible", "hardware"), _NOT_BUILT),
     },
 )  # fmt: skip
-
-
-def options_from(extra: Mapping[str, str]) -> RtxOptions:
-    """Read the options that begin with ``tensorrt-rtx.``; raise `ConfigError` for an unknown or invalid one."""
-    return RtxOptions(**OPTIONS.read(extra))
 
 
 def compute_capability(name: str) -> tuple[int, int]:

@@ -70,11 +70,6 @@ class TrtexecOptions:
 OPTIONS = declare("trtexec", TrtexecOptions)
 
 
-def options_from(extra: Mapping[str, str]) -> TrtexecOptions:
-    """Read the options that begin with ``trtexec.``; raise `ConfigError` for an unknown or invalid one."""
-    return TrtexecOptions(**OPTIONS.read(extra))
-
-
 class Trtexec:
     """The trtexec executable on PATH, or in the folders where packages install it."""
 
@@ -135,7 +130,7 @@ class TrtexecEngine(BoundEngine[Tool, dict[str, Array]]):
         self.graph_hash = model.sha256
         self._model = model
         self._temporary, self._folder = folder, folder.path
-        self._words = options_from(options.extra)
+        self._words = OPTIONS.of(options.extra)
         self._device = options.device
         self._notes = self._build(options).notes
 
@@ -255,7 +250,7 @@ class TrtexecEngine(BoundEngine[Tool, dict[str, Array]]):
 def replay_command(model: Model, file: str, options: BuildOptions) -> str:
     """The command that builds and times ``file``, a candidate of ``model``, with the plugins and arguments of a run."""
     text = options.extra.get("trtexec.plugins") or options.extra.get("tensorrt.plugins", "")
-    own = options_from({name: value for name, value in options.extra.items() if name == "trtexec.args"}).args
+    own = OPTIONS.of({name: value for name, value in options.extra.items() if name == "trtexec.args"}).args
     words = [
         f"--onnx={file}",
         *shape_words(model, options.profiles),
@@ -280,7 +275,7 @@ def _version_text(tool: Tool) -> str:
 def _gpu_index(options: BuildOptions) -> int:
     """The GPU selected by the user's arguments, else that of the run."""
     chosen = [
-        word.removeprefix(_DEVICE) for word in options_from(options.extra).args if word.startswith(_DEVICE)
+        word.removeprefix(_DEVICE) for word in OPTIONS.of(options.extra).args if word.startswith(_DEVICE)
     ]
     return int(chosen[-1]) if chosen and chosen[-1].isdecimal() else options.device
 

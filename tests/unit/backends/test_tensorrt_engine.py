@@ -22,7 +22,7 @@ from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.tensorrt.cache import Shared
 from qdqspec.backends.tensorrt.engine import TensorRt, TensorRtEngine, graph_hash
 from qdqspec.backends.tensorrt.log import Log, refusals
-from qdqspec.backends.tensorrt.options import options_from
+from qdqspec.backends.tensorrt.options import OPTIONS
 from qdqspec.errors import BackendError, ConfigError
 from qdqspec.testing.backends import small_model
 from qdqspec.types import InputShape, ShapeProfile
@@ -283,7 +283,7 @@ def test_options_are_passed_to_the_builder(model: Path, newest: None, monkeypatc
 )
 def test_a_wrong_value_of_an_option_is_reported(word: str, text: str, said: str):
     with pytest.raises(ConfigError, match=said):
-        options_from({f"tensorrt.{word}": text})
+        OPTIONS.of({f"tensorrt.{word}": text})
 
 
 # ---- runs --------------------------------------------------------------------------------------------
