@@ -29,6 +29,7 @@ class Product:
     """A product of NVIDIA with this API. Versions of its ``newest`` major version are accepted.
 
     ``newest`` is the version that the names were checked against, ``distributions`` are the packages that may have it.
+    One that does not need a GPU builds engines without.
     """
 
     name: str
@@ -37,6 +38,12 @@ class Product:
     oldest: tuple[int, int]
     newest: tuple[int, int]
     install: str
+    needs_gpu: bool = True
+
+    @property
+    def slug(self) -> str:
+        """The name in facts: ``tensorrt-for-rtx``."""
+        return self.name.lower().replace(" ", "-")
 
     def installed_version(self) -> str | None:
         """The version of the installed package, without importing it; ``None`` if it is not installed."""
@@ -84,6 +91,16 @@ TENSORRT = Product(
     newest=(11, 4),
     install=INSTALL,
 )
+RTX = Product(
+    name="TensorRT for RTX",
+    module="tensorrt_rtx",
+    distributions=("tensorrt-rtx-cu13", "tensorrt-rtx-cu12", "tensorrt-rtx"),
+    oldest=(1, 7),
+    newest=(1, 7),
+    install="pip install 'qdqspec[tensorrt-rtx]' (x86-64; 95 MB)",
+    needs_gpu=False,
+)
+PRODUCTS = {product.module: product for product in (TENSORRT, RTX)}
 
 # TensorRT's name of an element type, and numpy's. `trt.nptype` has none for the last two.
 _NUMPY = {

@@ -17,14 +17,15 @@ from collections import deque
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from qdqspec._core.arrays import Array, Shape
+from qdqspec._core.config.declared import BackendOptions
 from qdqspec.backends._engine import BoundEngine, require_file
 from qdqspec.backends._nvidia import cuda
 from qdqspec.backends._nvidia.smi import GpuWatch
 from qdqspec.backends._source import read_source
-from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities
+from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities, Engine
 from qdqspec.backends.tensorrt.api import TENSORRT, parts
 from qdqspec.backends.tensorrt.build import Build, BuiltEngine
 from qdqspec.backends.tensorrt.cache import Shared
@@ -32,7 +33,7 @@ from qdqspec.backends.tensorrt.device import DeviceState, look
 from qdqspec.backends.tensorrt.layers import parse_layers
 from qdqspec.backends.tensorrt.log import open_log, refusals
 from qdqspec.backends.tensorrt.ops import capabilities
-from qdqspec.backends.tensorrt.options import OPTIONS
+from qdqspec.backends.tensorrt.options import OPTIONS, TimingOptions
 from qdqspec.backends.tensorrt.run import Bound, Execution, check_feeds, ports_of
 from qdqspec.errors import BackendUnavailableError
 from qdqspec.types import NOT_CAPTURED, DeviceKey, LayerTime, Samples
@@ -51,25 +52,12 @@ _OPAQUE = "{ForeignNode["  # a region that went to Myelin, TensorRT's other comp
 _NUMBERED = re.compile(r"(?<=_my[le])\d+(_\d+)*")
 
 
-class Timing(Protocol):
-    """The options of timing."""
-
-    @property
-    def cuda_graph(self) -> bool:
-        """Whether runs are timed as CUDA graphs where possible."""
-        ...
-
-    @property
-    def warmup_ms(self) -> int:
-        """The milliseconds that an idle engine runs before it is timed."""
-        ...
-
-
 class TensorRt:
     """NVIDIA TensorRT on one GPU; every network strongly typed."""
 
     name = "tensorrt"
-    options = OPTIONS
+    options: BackendOptions = OPTIONS
+    product = TENSORRT
 
     @property
     def target(self) -> str:
@@ -79,35 +67,38 @@ class TensorRt:
 
     def probe(self, options: BuildOptions = PLAIN) -> Availability:
         """Report whether TensorRT and the selected GPU are available. A separate process determines it, once."""
-        found = look(options.device)
-        return Availability(
-            usable=not found.why,
-            why=found.why,
-            install=found.install,
-            facts=found.facts or ({"tensorrt": found.tensorrt} if found.tensorrt else {}),
-        )
+        found = look(self.product, options.device)
+        return Availability(usable=not found.why, why=found.why, install=found.install, facts=found.facts)
 
     def device(self, options: BuildOptions) -> DeviceKey:
-        """GPU product, compute capability, TensorRT major.minor. Raises if there is no GPU."""
-        found = look(options.device)
+        """GPU product, compute capability, TensorRT major.minor. Raises if it cannot be used."""
+        found = look(self.product, options.device)
         if found.why:
             raise BackendUnavailableError(found.why, cure=found.install)
-        asked = {word: text for word, text in options.extra.items() if word.startswith("tensorrt.")}
-        return DeviceKey(key=found.key, details={**found.facts, **asked})
+        asked = {word: text for word, text in options.extra.items() if word.startswith(f"{self.name}.")}
+        major, minor = parts(found.tensorrt)
+        key = f"{self._hardware(found, options)}-{self.name}-{major}.{minor}"
+        return DeviceKey(key=key, details={**found.facts, **asked})
+
+    def _hardware(self, found: DeviceState, options: BuildOptions) -> str:  # noqa: ARG002 - engines are for the GPU
+        return found.slug
 
     def capabilities(self, options: BuildOptions = PLAIN) -> Capabilities:
         """The formats of this GPU and version according to TensorRT's documents; only int8 if there is no GPU."""
-        found = look(options.device)
+        found = look(self.product, options.device)
         return capabilities(found.capability, parts(found.tensorrt))
 
-    def build(self, model: Path, options: BuildOptions) -> TensorRtEngine:
+    def build(self, model: Path, options: BuildOptions) -> Engine:
         """Build a model file; raise `BackendError` with TensorRT's reasons on one line.
 
         This initializes CUDA: the process cannot be forked afterwards.
         """
-        OPTIONS.of(options.extra)  # an invalid option is reported before anything is loaded
-        TENSORRT.require()
+        self.options.read(options.extra)  # an invalid option is reported before anything is loaded
+        self.product.require()
         require_file(model)
+        return self._built(model, options)
+
+    def _built(self, model: Path, options: BuildOptions) -> Engine:
         cuda.select(options.device)
         return TensorRtEngine(model, options)
 
@@ -140,7 +131,7 @@ class TensorRtEngine(BoundEngine[BuiltEngine, Bound]):
     def _build(self, model: Path, options: BuildOptions, key: str, logger: trt.ILogger) -> BuiltEngine:
         """Build and load the engine; ``key`` names the GPU and the version."""
         words = OPTIONS.of(options.extra)
-        self._timing: Timing = words
+        self._timing: TimingOptions = words
         self._log.verbose = words.verbose
         self._shared = Shared(options.state, key, fresh=options.fresh, cache=words.timing_cache)
         return Build(model, words, self._shared, self._log, logger).run(options.profiles)

@@ -16,7 +16,17 @@ _OWN = "TensorRT's"  # default, which TensorRT has if the value is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TensorRtOptions:
+class TimingOptions:
+    """Options that all products with TensorRT's API have."""
+
+    plugins: tuple[Path, ...] = plugin_libraries()
+    cuda_graph: bool = option(SWITCH, "Whether runs are timed as CUDA graphs where possible.", True)
+    warmup_ms: int = option(whole(0), "How long an idle engine runs before it is timed.", 100)
+    verbose: bool = option(SWITCH, "Whether the whole log of the compiler goes to the build's.", False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorRtOptions(TimingOptions):
     """Options of building and timing."""
 
     opt_level: int | None = option(
@@ -49,10 +59,6 @@ class TensorRtOptions:
         shown="one in the run's folder",
         in_files=False,
     )
-    plugins: tuple[Path, ...] = plugin_libraries()
-    cuda_graph: bool = option(SWITCH, "Whether runs are timed as CUDA graphs where possible.", True)
-    warmup_ms: int = option(whole(0), "How long an idle engine runs before it is timed.", 100)
-    verbose: bool = option(SWITCH, "Whether TensorRT's whole log goes to the build's.", False)
 
 
 # In a strongly typed network the model determines all types, and TensorRT 11 has no other kind.

@@ -16,23 +16,22 @@ from typing import TYPE_CHECKING, NoReturn
 from qdqspec._core.arrays import Array
 from qdqspec._core.files import write_whole
 from qdqspec.backends._cpu import slug_from_text
-from qdqspec.backends._engine import require_file
 from qdqspec.backends._nvidia import cuda
 from qdqspec.backends._source import read_source
-from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities
-from qdqspec.backends.tensorrt.api import parts
+from qdqspec.backends.base import PLAIN, BuildOptions, Capabilities, Engine
+from qdqspec.backends.tensorrt.api import RTX
 from qdqspec.backends.tensorrt.build import BuiltEngine
 from qdqspec.backends.tensorrt.cache import Shared
-from qdqspec.backends.tensorrt.engine import TensorRtEngine, Timing
+from qdqspec.backends.tensorrt.device import DeviceState, look
+from qdqspec.backends.tensorrt.engine import TensorRt, TensorRtEngine
 from qdqspec.backends.tensorrt.layers import kernel_list_hash, parse_layers
 from qdqspec.backends.tensorrt.log import open_log
 from qdqspec.backends.tensorrt.run import Execution
 from qdqspec.backends.tensorrt_rtx.compiler import CURRENT, Compiled, compile_model
-from qdqspec.backends.tensorrt_rtx.library import RTX, look
 from qdqspec.backends.tensorrt_rtx.ops import capabilities
 from qdqspec.backends.tensorrt_rtx.options import DEFAULT, OPTIONS, compute_capability
-from qdqspec.errors import BackendError, BackendUnavailableError
-from qdqspec.types import DeviceKey, LayerTime, Samples
+from qdqspec.errors import BackendError
+from qdqspec.types import LayerTime, Samples
 
 if TYPE_CHECKING:
     import tensorrt as trt
@@ -41,40 +40,25 @@ if TYPE_CHECKING:
 _RUNS, _ROUNDS, _AGREEMENT = 20, 10, 0.02
 
 
-class TensorRtRtx:
-    """NVIDIA TensorRT for RTX; every network strongly typed."""
+class TensorRtRtx(TensorRt):
+    """NVIDIA TensorRT for RTX, which needs no GPU to build."""
 
     name = "tensorrt-rtx"
     target = "tensorrt-rtx-1"
     options = OPTIONS
+    product = RTX
 
-    def probe(self, options: BuildOptions = PLAIN) -> Availability:
-        """Report whether the compiler can be used. A separate process determines it, once; no GPU is needed."""
-        found = look(options.device)
-        return Availability(usable=not found.why, why=found.why, install=found.install, facts=found.facts)
-
-    def device(self, options: BuildOptions) -> DeviceKey:
-        """The GPU and the product's major.minor; without a GPU the compute capabilities that engines are built for."""
-        found = look(options.device)
-        if found.why:
-            raise BackendUnavailableError(found.why, cure=found.install)
+    def _hardware(self, found: DeviceState, options: BuildOptions) -> str:
         targets = built_for(options)
-        device = slug_from_text(f"built for {'-'.join(targets).lower()}") if targets else found.slug
-        major, minor = parts(found.tensorrt)
-        asked = {word: text for word, text in options.extra.items() if word.startswith(f"{self.name}.")}
-        return DeviceKey(key=f"{device}-{self.name}-{major}.{minor}", details={**found.facts, **asked})
+        return slug_from_text(f"built for {'-'.join(targets)}") if targets else found.slug
 
     def capabilities(self, options: BuildOptions = PLAIN) -> Capabilities:
         """The formats that all requested compute capabilities support, or those of the GPU where engines run."""
         targets = built_for(options)
-        wanted = [compute_capability(name) for name in targets] or [look(options.device).capability]
+        wanted = [compute_capability(name) for name in targets] or [look(RTX, options.device).capability]
         return replace(capabilities(wanted), runs=not targets, has_clock=not targets)
 
-    def build(self, model: Path, options: BuildOptions) -> CompiledEngine | RtxEngine:
-        """Build a model file; raise `BackendError` with the compiler's reasons on one line."""
-        OPTIONS.of(options.extra)  # an invalid option is reported before anything is loaded
-        RTX.require()
-        require_file(model)
+    def _built(self, model: Path, options: BuildOptions) -> Engine:
         if built_for(options):
             return CompiledEngine(model, options)
         cuda.select(options.device)
@@ -84,7 +68,7 @@ class TensorRtRtx:
 def built_for(options: BuildOptions) -> tuple[str, ...]:
     """The compute capabilities that engines are only built for; none if they run on the GPU here."""
     wanted = OPTIONS.of(options.extra).for_
-    return wanted or (DEFAULT if look(options.device).no_gpu else ())
+    return wanted or (DEFAULT if look(RTX, options.device).no_gpu else ())
 
 
 class CompiledEngine:
@@ -141,7 +125,7 @@ class RtxEngine(TensorRtEngine):
         import tensorrt as trt
 
         words = OPTIONS.of(options.extra)
-        self._timing: Timing = words
+        self._timing = words
         self._log.verbose = words.verbose
         self._shared = Shared(options.state, key, fresh=options.fresh)
         compiled = compile_model(model, words, options, self._log, logger, (CURRENT,))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
-from qdqspec._core.config.declared import SWITCH, ValueType, declare, option, plugin_libraries, whole
+from qdqspec._core.config.declared import ValueType, declare, option
 from qdqspec._core.registry import did_you_mean
+from qdqspec.backends.tensorrt.options import TimingOptions
 from qdqspec.errors import ConfigError
 
 # The compute capabilities that version 1.7 builds for ahead of time, as its API names them.
@@ -24,7 +24,7 @@ def _capabilities(value: object) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RtxOptions:
+class RtxOptions(TimingOptions):
     """Options of building and timing."""
 
     for_: tuple[str, ...] = option(
@@ -33,10 +33,6 @@ class RtxOptions:
         (),
         shown=f"the GPU here; without one {','.join(DEFAULT)}",
     )
-    plugins: tuple[Path, ...] = plugin_libraries()
-    cuda_graph: bool = option(SWITCH, "Whether runs are timed as CUDA graphs where possible.", True)
-    warmup_ms: int = option(whole(0), "How long an idle engine runs before it is timed.", 100)
-    verbose: bool = option(SWITCH, "Whether the whole log of the compiler goes to the build's.", False)
 
 
 _NO_EFFECT = (

@@ -279,7 +279,7 @@ NO_GPU = DeviceState(tensorrt="1.7.1.116", no_gpu="no driver")
 def test_engines_run_on_the_gpu_here_unless_other_gpus_are_named(
     state: DeviceState, asked: str, targets: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("qdqspec.backends.tensorrt_rtx.engine.look", lambda _: state)
+    monkeypatch.setattr("qdqspec.backends.tensorrt.device._look", lambda *_: state)
     options = BuildOptions(extra={"tensorrt-rtx.for": asked} if asked else {})
     backend = TensorRtRtx()
     assert built_for(options) == targets
