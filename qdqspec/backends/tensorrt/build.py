@@ -116,43 +116,36 @@ class Build:
             "short_of_memory": self._log.dropped_kernels,  # kernels were skipped: its latency may be too high
         }
 
-    # ---- steps ----------------------------------------------------------------------------------
-
     def _configure(self, config: trt.IBuilderConfig) -> None:
         import tensorrt as trt
 
         words = self._words
         config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # else there are only names
-        config.avg_timing_iterations = words.avg_timing
-        if words.opt_level is not None:
-            config.builder_optimization_level = words.opt_level
+        numbers = {
+            "avg_timing_iterations": words.avg_timing,
+            "builder_optimization_level": words.opt_level,
+            "max_num_tactics": words.max_tactics,
+            "max_aux_streams": words.aux_streams,
+        }
+        for name, number in numbers.items():
+            if number is not None:
+                setattr(config, name, number)
         if words.workspace is not None:
             config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, words.workspace * _MIB)
-        if words.max_tactics is not None:
-            config.max_num_tactics = words.max_tactics
-        if words.aux_streams is not None:
-            config.max_aux_streams = words.aux_streams
         if words.tiling is not None:
-            level = words.tiling.upper()
-            config.tiling_optimization_level = required(trt.TilingOptimizationLevel, level, "tensorrt.tiling")
+            known = trt.TilingOptimizationLevel
+            config.tiling_optimization_level = required(known, words.tiling.upper(), "tensorrt.tiling")
         if words.hardware != "none":
-            level = words.hardware.replace("-", "_").upper()
-            config.hardware_compatibility_level = required(
-                trt.HardwareCompatibilityLevel, level, "tensorrt.hardware"
-            )
-        self._set_flags(config)
-
-    def _set_flags(self, config: trt.IBuilderConfig) -> None:
-        import tensorrt as trt
-
-        if not self._words.tf32:  # on by default, as in trtexec
+            known, level = trt.HardwareCompatibilityLevel, words.hardware.replace("-", "_").upper()
+            config.hardware_compatibility_level = required(known, level, "tensorrt.hardware")
+        if not words.tf32:  # on by default, as in trtexec
             config.clear_flag(trt.BuilderFlag.TF32)
-        if self._words.sparse:
+        if words.sparse:
             config.set_flag(trt.BuilderFlag.SPARSE_WEIGHTS)
-        if self._words.version_compatible:
+        if words.version_compatible:
             config.set_flag(trt.BuilderFlag.VERSION_COMPATIBLE)
-        if self._words.build_route is not None:
-            self._set_route(config, self._words.build_route)
+        if words.build_route is not None:
+            self._set_route(config, words.build_route)
 
     def _set_route(self, config: trt.IBuilderConfig, route: str) -> None:
         """Set the route and read it back: the bindings drop the result of the setter, which rejects unknown knobs."""

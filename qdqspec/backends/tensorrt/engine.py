@@ -146,8 +146,8 @@ class TensorRtEngine(BoundEngine[BuiltEngine, Bound]):
         if self._runner is None or self._runner[0] != shapes:
             self._drop_runner()
             self._runner = (shapes, self._open(feeds))
-            return self._runner[1].fetch()
-        self._runner[1].feed(feeds)
+        else:
+            self._runner[1].feed(feeds)
         return self._runner[1].fetch()
 
     def bind(self, feeds: Mapping[str, Array], profile: int = 0) -> None:
@@ -160,7 +160,8 @@ class TensorRtEngine(BoundEngine[BuiltEngine, Bound]):
         free = cuda.memory()[0]
         session = self._open(feeds, profile)
         self._held += max(0, free - cuda.memory()[0])
-        self._unbind(profile)
+        if (old := self._bound.pop(profile, None)) is not None:
+            old.close()
         bound = self._bound[profile] = Bound(session=session, feeds=dict(feeds))
         session.settle()
         why = "switched off by tensorrt.cuda-graph"
@@ -215,13 +216,11 @@ class TensorRtEngine(BoundEngine[BuiltEngine, Bound]):
         if self._native is not None:
             if self._watch.states:
                 self._shared.record({"model": self.model.name, "gpu": self._watch.record()})
-            for profile in tuple(self._bound):
-                self._unbind(profile)
+            for bound in self._bound.values():
+                bound.close()
             self._drop_runner()
             self._stream.close()
         super().close()
-
-    # ---- inside ---------------------------------------------------------------------------------
 
     def _notes(self, bound: Bound) -> tuple[str, ...]:
         """Notes on conditions that make samples unreliable: of the build, the binding, the GPU and the host."""
@@ -239,11 +238,6 @@ class TensorRtEngine(BoundEngine[BuiltEngine, Bound]):
         return Execution(
             built.engine, ports, feeds, self._stream, self._log, self.model, profile=profile, config=config
         )
-
-    def _unbind(self, profile: int) -> None:
-        bound = self._bound.pop(profile, None)
-        if bound is not None:
-            bound.close()
 
     def _drop_runner(self) -> None:
         runner, self._runner = self._runner, None

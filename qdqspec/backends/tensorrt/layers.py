@@ -138,7 +138,8 @@ def parse_layers(
     """
     graph = read_graph(graph_json)
     names = EngineNames(model)
-    ends = names.tensors(_io_names(graph))[:1]
+    io = (entry for key in ("Bindings", "I/O Tensors") for entry in _listed(graph, key))
+    ends = names.tensors(str(e.get("Name", "")) if isinstance(e, Mapping) else str(e) for e in io)[:1]
     timed = tuple(_times(read_layers(graph), read_profile(profile), profiled=profile is not None))
     kernels = _heavy_kernels([layer for layer, _ in timed], names)
     return tuple(
@@ -275,11 +276,6 @@ def _weight_type(entry: Json) -> str:
             return dtype
     constants = [tensor.dtype for tensor in _tensors(entry.get("Constants"))]
     return next((dtype for dtype in constants if dtype in _NARROW or dtype == "int4"), "")
-
-
-def _io_names(graph: Json) -> Iterator[str]:
-    for entry in (*_listed(graph, "Bindings"), *_listed(graph, "I/O Tensors")):
-        yield str(entry.get("Name", "")) if isinstance(entry, Mapping) else str(entry)
 
 
 def _listed(graph: Json, key: str) -> list[object]:
@@ -437,8 +433,8 @@ class EngineNames:
         ends = [node for end in (first, last) for node in self._of_parts(end)]
         if self._model is None or len(ends) < 2:
             yield from ends
-            return
-        yield from nodes_between(self._model, ends[0], ends[-1])
+        else:
+            yield from nodes_between(self._model, ends[0], ends[-1])
 
     def _of_parts(self, name: str) -> Iterator[str]:
         parts = [part for part in _JOINTS.split(name) if part]
@@ -488,15 +484,13 @@ class EngineNames:
 
 def nodes_between(model: Model, first: str, last: str) -> tuple[str, ...]:
     """Nodes on a path from one to the other, both included, in graph order."""
-    after: set[str] = {first}
-    order = [node for node in model.nodes if first == node.name or node.inputs]
-    made = set(model.by_name[first].outputs)
-    for node in order:
+    after, made = {first}, set(model.by_name[first].outputs)
+    for node in model.nodes:
         if made.intersection(node.inputs):
             after.add(node.name)
             made.update(node.outputs)
     before, wanted = {last}, set(model.by_name[last].inputs)
-    for node in reversed(order):
+    for node in reversed(model.nodes):
         if wanted.intersection(node.outputs):
             before.add(node.name)
             wanted.update(node.inputs)
