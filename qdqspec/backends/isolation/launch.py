@@ -102,9 +102,7 @@ def _start_worker(
         )
     if sys.platform == "win32":
         assert process.stdin is not None
-        with contextlib.suppress(
-            OSError
-        ):  # it ended before it read its input, which the first request detects
+        with contextlib.suppress(OSError):  # it ended early, which the first request detects
             process.stdin.write(connection.share(process.pid))
             process.stdin.flush()
     return process
@@ -130,10 +128,9 @@ class Zygote:
     def __init__(self, backend: str, interpreter: Interpreter | None = None) -> None:
         self.circumstances = _circumstances(backend) if interpreter is None else None
         self._own = TemporaryFolder()
-        self._scratch = self._own.path
         self._control, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
         with theirs:
-            self._process = _start_worker("zygote", backend, theirs, self._scratch, interpreter)
+            self._process = _start_worker("zygote", backend, theirs, self._own.path, interpreter)
         try:
             if self._ask({"do": "count threads"})["threads"] != 1:
                 raise NotForkableError
@@ -148,7 +145,7 @@ class Zygote:
 
     def start(self) -> Child:
         """Fork one child."""
-        folder = engine_folder(self._scratch)
+        folder = engine_folder(self._own.path)
         ours, theirs = socket.socketpair()
         try:
             with theirs:
@@ -198,7 +195,7 @@ class Zygote:
             if message:
                 answer: dict[str, Any] = json.loads(message)
                 return answer
-            why = f"ended early\n{last_lines(self._scratch)}".rstrip()
+            why = f"ended early\n{last_lines(self._own.path)}".rstrip()
         raise BackendError(f"the process that loads the backend's library {why}", cure=_CURE)
 
 
@@ -211,13 +208,12 @@ class Interpreters:
         self._backend = backend
         self._interpreter = interpreter
         self._own = TemporaryFolder()
-        self._scratch = self._own.path
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> Child:
         """Start one interpreter."""
         self._processes = [process for process in self._processes if process.poll() is None]
-        folder = engine_folder(self._scratch)
+        folder = engine_folder(self._own.path)
         ours, theirs = socket.socketpair()
         with theirs:
             process = _start_worker("single", self._backend, theirs, folder, self._interpreter)
@@ -275,10 +271,9 @@ def _idle_zygote(circumstances: tuple[object, ...]) -> Zygote | None:
     """An idle zygote that was started under these circumstances."""
     with _IDLE_LOCK:
         fitting = [each for each in _IDLE if each.circumstances == circumstances and each.is_running]
-        if not fitting:
-            return None
-        _IDLE.remove(fitting[-1])
-        return fitting[-1]
+        if fitting:
+            _IDLE.remove(fitting[-1])
+    return fitting[-1] if fitting else None
 
 
 def _circumstances(backend: str) -> tuple[object, ...]:

@@ -263,7 +263,7 @@ from qdqspec.backends.isolation.isolated import Isolated
 backend = Isolated("fake", fork=sys.argv[2] == "True")
 engine = backend.build(Path(sys.argv[1]), BuildOptions())
 hanging = backend.build(Path(sys.argv[1]), BuildOptions(extra={"fake.hang": "bind"}))
-print(backend._launcher._scratch, flush=True)
+print(backend._launcher._own.path, flush=True)
 hanging.bind({})
 """
 
@@ -290,7 +290,7 @@ def test_children_end_with_a_killed_zygote(model: Path) -> None:
         engine = build(backend, model)
         launcher = backend._launcher
         assert launcher is not None
-        scratch = launcher._scratch.name
+        scratch = launcher._own.path.name
         assert len(processes_with(scratch)) == 2
         os.kill(launcher._process.pid, signal.SIGKILL)  # type: ignore[union-attr]
         launcher._process.wait()  # type: ignore[union-attr]
