@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import importlib
+import subprocess
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -15,6 +17,7 @@ from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.types import Clock, Samples
 
 CHECK_INPUTS = "check the names, types and shapes of the inputs"
+_ANSWER_SECONDS = 60.0
 _PROFILE_WARMUP = 5  # largest number of warm-up runs: times of short integer models are stable after five
 
 NativeT = TypeVar("NativeT")
@@ -109,9 +112,8 @@ def check_names(inputs: Collection[str], feeds: Mapping[str, Any], model: Path) 
     if missing or unknown:
         texts = [f"without {', '.join(sorted(missing))}"] if missing else []
         texts += [f"with unknown {', '.join(sorted(unknown))}"] if unknown else []
-        raise BackendError(
-            f"the inputs do not fit the model: {' and '.join(texts)}", where=model, cure=CHECK_INPUTS
-        )
+        what = f"the inputs do not fit the model: {' and '.join(texts)}"
+        raise BackendError(what, where=model, cure=CHECK_INPUTS)
 
 
 def one_line(error: Exception, most: int = 500) -> str:
@@ -126,6 +128,16 @@ def import_library(module: str, install: str, package: str = "") -> Any:
     except Exception as error:  # noqa: BLE001 - a broken wheel raises anything from ImportError to OSError
         what = f"{package or module} cannot be imported: {one_line(error)}"
         raise BackendUnavailableError(what, cure=install) from None
+
+
+def ask_program(path: str, word: str, install: str) -> subprocess.CompletedProcess[str]:
+    """Run a program with one word, such as ``--help``. Raises `BackendUnavailableError` if it cannot be run."""
+    run = partial(subprocess.run, capture_output=True, stdin=subprocess.DEVNULL, check=False)
+    try:
+        return run([path, word], timeout=_ANSWER_SECONDS, encoding="utf-8", errors="replace")
+    except (OSError, subprocess.TimeoutExpired) as error:
+        what = f"{Path(path).name} cannot be run: {error}"
+        raise BackendUnavailableError(what, where=path, cure=install) from None
 
 
 def require_file(model: Path) -> None:

@@ -221,9 +221,7 @@ class RunTimes(NamedTuple):
     host_ms: tuple[float, ...]
 
 
-def time_runs(
-    stream: Stream, work: Callable[[], None], runs: int, clock: Callable[[], float] = time.perf_counter
-) -> RunTimes:
+def time_runs(stream: Stream, work: Callable[[], None], runs: int) -> RunTimes:
     """Time each run of ``work`` on the device, between two events on the stream, and on the host.
 
     Runs are enqueued one after the other, so that launches by the host are not part of the times as long as a launch
@@ -234,11 +232,11 @@ def time_runs(
         while len(times) < runs:
             batch = pairs[: runs - len(times)]
             for start, stop in batch:
-                began = clock()
+                began = time.perf_counter()
                 start.record(stream)
                 work()
                 stop.record(stream)
-                host.append(1e3 * (clock() - began))
+                host.append(1e3 * (time.perf_counter() - began))
             stream.synchronize()
             times.extend(stop.elapsed_ms(start) for start, stop in batch)
     return RunTimes(tuple(times), tuple(host))

@@ -1,12 +1,10 @@
 """Starts the processes that serve engines, one for each engine.
 
-Two launchers with one interface: `Zygote` forks children of a process that has the backend's library loaded (about a
-millisecond each); `Interpreters` starts a fresh interpreter for each engine (a tenth of a second or more) where
-forking is unavailable or unsafe. To load a library takes about a second, so that a zygote that is given back is kept
-for the next caller with the same backend and the same environment.
-
-``multiprocessing`` does not replace them: its fork server imports the caller's main module, has one environment for
-all, and does not report the threads of a loaded library.
+`Zygote` forks children of a process that has the backend's library loaded (about a millisecond each); `Interpreters`
+starts a fresh interpreter for each engine (a tenth of a second or more) where forking is unavailable or unsafe. To load
+a library takes about a second, so that a zygote that is given back is kept for the next caller with the same backend
+and environment. ``multiprocessing`` does not replace them: its fork server imports the caller's main module, has one
+environment for all, and does not report the threads of a loaded library.
 """
 
 from __future__ import annotations
@@ -86,10 +84,9 @@ def _start_worker(
 
     The worker inherits the connection, and ends when its standard input does.
     """
-    module, number = "qdqspec.backends.isolation.worker", connection.fileno()
-    command, variables = python_command(
-        module, role, backend, str(number), str(folder), interpreter=interpreter
-    )
+    number = connection.fileno()
+    words = "qdqspec.backends.isolation.worker", role, backend, str(number), str(folder)
+    command, variables = python_command(*words, interpreter=interpreter)
     is_windows = sys.platform == "win32"
     with (folder / LOG).open("ab") as output:
         process = subprocess.Popen(

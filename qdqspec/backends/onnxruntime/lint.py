@@ -376,11 +376,8 @@ _TURNED = frozenset({"Identity", "Transpose"})  # the DQ of a constant before th
 _RESHAPING = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 _LINEAR = frozenset({"Conv", "Gemm", "MatMul"})
 _LOWEST: dict[int | None, int] = {
-    TensorProto.UINT8: 0,
-    TensorProto.INT8: -128,
-    TensorProto.UINT16: 0,
-    TensorProto.INT16: -32768,
-}
+    TensorProto.UINT8: 0, TensorProto.INT8: -128, TensorProto.UINT16: 0, TensorProto.INT16: -32768,
+}  # fmt: skip
 
 
 @rule(
@@ -605,8 +602,7 @@ def _float_reader(view: View, node: Node) -> str:
     """The float reader of the result of an operator and of the nodes fused into it; empty if there is none."""
     chain = view.fused(node, ABSORBED | _passed(view))
     result = chain[-1].outputs[0]
-    readers = view.readers(result)
-    quantizers = view.quantizers(result)
+    readers, quantizers = view.readers(result), view.quantizers(result)
     stays = [each for each in chain if quantizers and not _folds_into_quantizer(view, each, quantizers[0])]
     if stays:
         return f"'{stays[0].name}' stays: the zero point behind it is not the lowest value"
@@ -614,11 +610,9 @@ def _float_reader(view: View, node: Node) -> str:
         return f"'{result}' is an output of the model"
     if result in view.model.captured:
         return f"a body of If, Loop or Scan reads '{result}'"
-    others = [reader for reader in readers if reader not in quantizers]
-    if others:
-        beside = "also " if quantizers else ""
-        return f"{others[0].op_type} '{others[0].name}' {beside}reads it in float"
-    return ""
+    other = next((reader for reader in readers if reader not in quantizers), None)
+    beside = "also " if quantizers else ""
+    return "" if other is None else f"{other.op_type} '{other.name}' {beside}reads it in float"
 
 
 def _folds_into_quantizer(view: View, node: Node, quantizer: Node) -> bool:

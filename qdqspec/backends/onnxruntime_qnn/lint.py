@@ -165,8 +165,6 @@ def _range(numbers: QdqNumbers) -> tuple[float, float]:
 
 
 _LIMITS: dict[int, tuple[int, int]] = {
-    TensorProto.UINT8: (0, 255),
-    TensorProto.INT8: (-128, 127),
-    TensorProto.UINT16: (0, 65535),
+    TensorProto.UINT8: (0, 255), TensorProto.INT8: (-128, 127), TensorProto.UINT16: (0, 65535),
     TensorProto.INT16: (-32768, 32767),
-}
+}  # fmt: skip

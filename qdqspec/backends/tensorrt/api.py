@@ -55,9 +55,8 @@ class Product:
     def unsupported(self, version: str) -> str | None:
         """The reason why a version cannot be used, or ``None`` if it can."""
         if parts(version) < self.oldest:
-            return (
-                f"{self.name} {version} is too old: {_dotted(self.oldest)} is the oldest that qdqspec knows"
-            )
+            oldest = ".".join(map(str, self.oldest))
+            return f"{self.name} {version} is too old: {oldest} is the oldest that qdqspec knows"
         if parts(version)[0] > self.newest[0]:
             return f"{self.name} {version} is too new: qdqspec knows none after {self.newest[0]}"
         return None
@@ -76,10 +75,6 @@ class Product:
                 f"{self.name} cannot be used in a process that has imported another product with TensorRT's API",
                 cure="use each backend in a process of its own, as sessions do",
             )
-
-
-def _dotted(version: tuple[int, int]) -> str:
-    return ".".join(map(str, version))
 
 
 TENSORRT = Product(
@@ -104,16 +99,9 @@ PRODUCTS = {product.module: product for product in (TENSORRT, RTX)}
 
 # TensorRT's name of an element type, and numpy's. `trt.nptype` has none for the last two.
 _NUMPY = {
-    "FLOAT": "float32",
-    "HALF": "float16",
-    "INT8": "int8",
-    "INT32": "int32",
-    "BOOL": "bool",
-    "UINT8": "uint8",
-    "INT64": "int64",
-    "BF16": "bfloat16",
-    "FP8": "float8_e4m3fn",
-}
+    "FLOAT": "float32", "HALF": "float16", "INT8": "int8", "INT32": "int32", "BOOL": "bool", "UINT8": "uint8",
+    "INT64": "int64", "BF16": "bfloat16", "FP8": "float8_e4m3fn",
+}  # fmt: skip
 
 
 def parts(version: str) -> tuple[int, int]:
@@ -148,16 +136,13 @@ def network_flags() -> int:
 
 def numpy_dtype(dtype: trt.DataType, tensor: str) -> np.dtype[np.generic]:
     """The numpy type of a tensor's elements on the host; raises `BackendError` for packed ones."""
+    import ml_dtypes  # types that are not part of numpy
+
     name = _NUMPY.get(dtype.name)
     if name is None:
         raise BackendError(
             f"tensor '{tensor}' has elements of type {dtype.name}, which cannot be exchanged with numpy",
             cure="end the model with a type that numpy knows",
         )
-    try:
-        return np.dtype(name)
-    except TypeError:
-        import ml_dtypes  # types that are not part of numpy
-
-        found: np.dtype[np.generic] = np.dtype(getattr(ml_dtypes, name))
-        return found
+    found: np.dtype[np.generic] = np.dtype(getattr(ml_dtypes, name, name))
+    return found

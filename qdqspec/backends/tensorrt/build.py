@@ -1,16 +1,11 @@
-"""Builds a TensorRT engine from an ONNX file.
+"""Builds a TensorRT engine from an ONNX file. TensorRT logs the reason of a failure, which every error here quotes.
 
-One process builds one engine at a time. TensorRT writes the reason of a failure to its log, and every error raised
-here quotes it.
+Optimization profiles are made of the shapes of a spec; kernels are selected for a profile's optimum shapes. A dynamic
+dimension without a given shape is an error: trtexec uses 1 for it, which measures another shape than intended.
 
-Optimization profiles are made of the shapes of a spec. TensorRT selects kernels for a profile's optimum shapes. A
-dynamic dimension without a given shape is an error: trtexec uses 1 for it, which measures a different shape than
-intended.
-
-There are two kinds of plugin libraries. One that exports ``getCreators`` is loaded by TensorRT's plugin registry. The
-common kind, made with ``REGISTER_TENSORRT_PLUGIN``, exports none: it registers its creators when the system loads it,
-and the registry rejects it ("SymbolAddress for getCreators could not be loaded", TensorRT issue 4121). trtexec has an
-option for each.
+A plugin library that exports ``getCreators`` is loaded by TensorRT's plugin registry. The common kind, made with
+``REGISTER_TENSORRT_PLUGIN``, registers its creators when the system loads it, and the registry rejects it (TensorRT
+issue 4121: "SymbolAddress for getCreators could not be loaded"). trtexec has an option for each.
 """
 
 from __future__ import annotations
@@ -176,9 +171,8 @@ def load_plugins(libraries: Sequence[Path], model: Path, log: Log, logger: trt.I
         try:  # its symbols must be visible to all others
             ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
         except OSError as error:
-            raise BackendError(
-                f"the plugin library {library} could not be loaded: {error}", where=model
-            ) from None
+            what = f"the plugin library {library} could not be loaded: {error}"
+            raise BackendError(what, where=model) from None
 
 
 def parse(network: trt.INetworkDefinition, model: Path, log: Log, logger: trt.ILogger) -> None:
@@ -274,9 +268,8 @@ def _dynamic_inputs(network: trt.INetworkDefinition, model: Path) -> dict[str, S
 def _check(dynamic: Mapping[str, Shape], given: Mapping[str, InputShape], model: Path) -> None:
     if missing := {name: shape for name, shape in dynamic.items() if name not in given}:
         names = ", ".join(f"'{name}' {_text(shape)}" for name, shape in missing.items())
-        raise BackendError(
-            f"input {names} has dynamic dimensions and no shape is given", where=model, cure=_cure(missing)
-        )
+        what = f"input {names} has dynamic dimensions and no shape is given"
+        raise BackendError(what, where=model, cure=_cure(missing))
     for name, own in dynamic.items():
         for shape in (given[name].min, given[name].opt, given[name].max):
             if not fits(shape, own, own):
@@ -297,9 +290,8 @@ def choose_profile(
     ranges: dict[str, list[str]] = {}
     count = engine.num_optimization_profiles
     for index in range(count) if only is None or count == 1 else (only,):
-        refused = {
-            name: span for name, shape in shapes.items() if (span := _refused(engine, name, index, shape))
-        }
+        found = ((name, _refused(engine, name, index, shape)) for name, shape in shapes.items())
+        refused = {name: span for name, span in found if span}
         if not refused:
             return index
         for name, span in refused.items():

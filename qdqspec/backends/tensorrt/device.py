@@ -132,9 +132,8 @@ def _describe(product: Product, index: int) -> DeviceState:
 def _gpu(index: int) -> cuda.Gpu:
     count = cuda.count_devices()
     if index >= count:
-        raise BackendError(
-            f"there is no GPU {index}: {count} can be used", cure="choose another with --qdq-device"
-        )
+        what = f"there is no GPU {index}: {count} can be used"
+        raise BackendError(what, cure="choose another with --qdq-device")
     return cuda.describe(index)
 
 

@@ -183,8 +183,9 @@ class TensorRtEngine(BoundEngine[BuiltEngine, Bound]):
         bound, stream = self._require_bound(profile), self._stream
         graph = bound.graph
         launch = bound.session.enqueue if graph is None else lambda: graph.launch(stream)
+        idle = time.perf_counter() - self._last_run > _IDLE_S  # turns of a race are short: no warm-up by time
         with refusals(self._log, "the model could not be timed", self.model):
-            cuda.warm_up(stream, launch, warmup, self._warmup_ms())
+            cuda.warm_up(stream, launch, warmup, self._timing.warmup_ms if idle else 0.0)
             timed = cuda.time_runs(stream, launch, runs)
         self._last_run = time.perf_counter()
         self._launches.extend(h / max(d, 1e-6) for h, d in zip(timed.host_ms, timed.device_ms, strict=True))
@@ -234,19 +235,13 @@ class TensorRtEngine(BoundEngine[BuiltEngine, Bound]):
     def _open(self, feeds: Mapping[str, Array], profile: int | None = None) -> Execution:
         built = self._require_open()
         check_feeds(self._ports, feeds, self.model)
-        ports, config = self._ports, built.runtime_config
-        return Execution(
-            built.engine, ports, feeds, self._stream, self._log, self.model, profile=profile, config=config
-        )
+        given = built.engine, self._ports, feeds, self._stream, self._log, self.model
+        return Execution(*given, profile=profile, config=built.runtime_config)
 
     def _drop_runner(self) -> None:
         runner, self._runner = self._runner, None
         if runner is not None:
             runner[1].close()
-
-    def _warmup_ms(self) -> float:
-        """The duration of the warm-up before timing: only after the GPU was idle, since turns of a race are short."""
-        return self._timing.warmup_ms if time.perf_counter() - self._last_run > _IDLE_S else 0.0
 
     def _information(self, engine: trt.ICudaEngine, context: trt.IExecutionContext | None) -> str:
         """The inspector's information on the layers; with a context, for the shapes set there."""

@@ -138,19 +138,13 @@ class RtxEngine(TensorRtEngine):
         strategy = trt.DynamicShapesKernelSpecializationStrategy.EAGER
         config.dynamic_shapes_kernel_specialization_strategy = strategy
         cache = config.create_runtime_cache()
-        self._cache_file = (
-            None if options.fresh or not options.state else options.state / f"{key}.runtime-cache"
-        )
+        folder = None if options.fresh else options.state
+        self._cache_file = folder and folder / f"{key}.runtime-cache"
         if self._cache_file is not None and self._cache_file.is_file():
             cache.deserialize(self._cache_file.read_bytes())  # one of another driver or GPU is ignored
         config.set_runtime_cache(cache)
-        return BuiltEngine(
-            engine=engine,
-            runtime=runtime,
-            runtime_config=config,
-            facts=_facts(model, compiled, (CURRENT,)),
-            notes=self._log.notes,
-        )
+        facts, notes = _facts(model, compiled, (CURRENT,)), self._log.notes
+        return BuiltEngine(engine=engine, runtime=runtime, runtime_config=config, facts=facts, notes=notes)
 
     def bind(self, feeds: Mapping[str, Array], profile: int = 0) -> None:
         """Fix the inputs as `TensorRtEngine.bind` does, and warm up until a second context agrees with the first."""
@@ -166,10 +160,8 @@ class RtxEngine(TensorRtEngine):
         """Run two contexts in turns until their medians agree; the note of samples if they do not."""
         apart = 0.0
         for _ in range(_ROUNDS):
-            medians = [
-                statistics.median(cuda.time_runs(self._stream, each.enqueue, _RUNS).device_ms)
-                for each in (first, second)
-            ]
+            times = [cuda.time_runs(self._stream, each.enqueue, _RUNS).device_ms for each in (first, second)]
+            medians = [*map(statistics.median, times)]
             apart = max(medians) / max(min(medians), 1e-6) - 1
             if apart <= _AGREEMENT:
                 return ""

@@ -20,9 +20,7 @@ from qdqspec.qdq.lint.rules import Hit, also_for, rule
 from qdqspec.qdq.lint.view import LAYOUT, View, type_name
 
 TARGETS = ("tensorrt-rtx-1",)
-_FOREIGN_IMPORTED = frozenset(
-    {"MultiHeadAttention", "SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization"}
-)
+_FOREIGN_IMPORTED = ("MultiHeadAttention", "SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization")
 # The first compute capability for which a format builds; MXFP8 is then computed in float.
 _BUILDS = FORMATS | {"mxfp8": FORMATS["fp8"]}
 
@@ -67,9 +65,8 @@ def _attention_without_result(view: View) -> Iterator[Hit]:
 
 def _transposed(view: View) -> Iterator[Hit]:
     """A ConvTranspose whose weight is quantized."""
-    return (
-        (node, f"reads '{dequantizer.name}'") for node, dequantizer in view.quantized_weights("ConvTranspose")
-    )
+    for node, dequantizer in view.quantized_weights("ConvTranspose"):
+        yield node, f"reads '{dequantizer.name}'"
 
 
 def _held(name: str, words: str, **changes: Any) -> None:

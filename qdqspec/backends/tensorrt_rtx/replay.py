@@ -31,11 +31,9 @@ def replay_command(model: Model, file: str, options: BuildOptions) -> str:  # no
 
 def _shape_words(profile: ShapeProfile) -> list[str]:
     found = []
-    for bound in _BOUNDS:
-        shapes = [
-            f"{name}:[{','.join(map(str, getattr(shape, bound)))}]" for name, shape in profile.shapes.items()
-        ]
-        found += [f"--trt-{bound}-shapes", *shapes] if shapes else []
+    for bound in _BOUNDS if profile.shapes else ():
+        dims = ((name, map(str, getattr(shape, bound))) for name, shape in profile.shapes.items())
+        found += [f"--trt-{bound}-shapes", *(f"{name}:[{','.join(sizes)}]" for name, sizes in dims)]
     return found
 
 

@@ -63,7 +63,6 @@ def test_without_the_package_the_probe_names_the_command_that_installs_it(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(install, "require_node", lambda: ("node", "22.1.0"))
-    monkeypatch.setattr("qdqspec.backends.onnxruntime_web.engine.require_node", lambda: ("node", "22.1.0"))
     availability = OnnxRuntimeWeb().probe()
     assert not availability.usable
     assert availability.install == "python -m qdqspec.backends.onnxruntime_web.install"

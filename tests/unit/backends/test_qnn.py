@@ -15,7 +15,7 @@ import onnx.parser
 import pytest
 from onnx import numpy_helper
 
-from qdqspec.backends.base import Backend, BuildOptions, backend_named
+from qdqspec.backends.base import Backend, BuildOptions
 from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.backends.onnxruntime_qnn.library import CHIPS, OPTIONS
 from qdqspec.errors import BackendError, ConfigError
@@ -202,12 +202,6 @@ def test_unknown_chips_and_options_that_the_library_takes_silently_are_refused(
         OPTIONS.of({f"onnxruntime-qnn.{word}": text})
 
 
-def test_a_chip_must_be_chosen() -> None:
-    found = backend_named("onnxruntime-qnn").probe()
-    assert not found.usable
-    assert "onnxruntime-qnn" in found.install or "qnn" in found.install
-
-
 def test_one_process_emulates_one_architecture(emulator: Isolated, tmp_path: Path) -> None:
     """Sessions of two architectures in one process fail when they run, and are silently computed by the CPU."""
     onnx.save(small_model(quantized=True), path := tmp_path / "small.onnx")
@@ -219,12 +213,8 @@ def test_one_process_emulates_one_architecture(emulator: Isolated, tmp_path: Pat
         f"first = backend.build(Path({str(path)!r}), options)\n"
         f"backend.build(Path({str(path)!r}), replace(options, extra={{'onnxruntime-qnn.soc': {other!r}}}))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False
-    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert "emulates one architecture" in done.stderr
-    with (
-        closing(emulator.build(path, CHOSEN)),
-        closing(emulator.build(path, replace(CHOSEN, extra={"onnxruntime-qnn.soc": other}))),
-    ):
-        pass  # in processes of their own
+    with closing(emulator.build(path, CHOSEN)):  # in processes of their own
+        emulator.build(path, replace(CHOSEN, extra={"onnxruntime-qnn.soc": other})).close()

@@ -210,15 +210,9 @@ def test_each_run_has_its_own_time(runs: int):
         gpu.now_ms += next(lasting)
 
     with closing(cuda.Stream()) as stream:
-        assert cuda.time_runs(stream, work, runs).device_ms == tuple(range(1, runs + 1))
-
-
-@pytest.mark.usefixtures("newest")
-def test_the_launch_time_of_each_run_is_measured_on_the_host():
-    ticks = iter(range(100))
-    with closing(cuda.Stream()) as stream:
-        timed = cuda.time_runs(stream, lambda: None, 3, clock=lambda: 1e-3 * next(ticks))
-    assert timed.host_ms == pytest.approx((1.0, 1.0, 1.0))
+        timed = cuda.time_runs(stream, work, runs)
+    assert timed.device_ms == tuple(range(1, runs + 1))
+    assert len(timed.host_ms) == runs
 
 
 @pytest.mark.usefixtures("newest")
