@@ -31,7 +31,7 @@ from qdqspec.app.session.gate import (
     look,
 )
 from qdqspec.backends.base import BuildOptions, Engine
-from qdqspec.backends.fake.engine import FakeDevice, FakeEngine, options_from
+from qdqspec.backends.fake.engine import OPTIONS, FakeDevice, FakeEngine
 from qdqspec.backends.memory import HasMemory, has_memory
 from qdqspec.checks.baseline.compare import Conditions, is_stale, judge_change
 from qdqspec.checks.baseline.store import Entry
@@ -58,7 +58,7 @@ class ScaledDevice(FakeDevice):
 
     def build(self, model: Path, options: BuildOptions) -> FakeEngine:
         """A new build with a random deviation and noise."""
-        words = options_from(options.extra)
+        words = OPTIONS.of(options.extra)
         self._builds += 1
         factor = self.factors.get(model, 1.0)
         layers = tuple(replace(layer, milliseconds=layer.milliseconds * factor) for layer in layers_of(model))

@@ -24,7 +24,7 @@ from qdqspec.app.session.outcome import Tuned, finish
 from qdqspec.app.session.tuning import open_tuning
 from qdqspec.backends.base import BuildOptions, Capabilities
 from qdqspec.backends.fake.cost import cost_of
-from qdqspec.backends.fake.engine import FakeDevice, FakeEngine, options_from
+from qdqspec.backends.fake.engine import OPTIONS, FakeDevice, FakeEngine
 from qdqspec.graph.model import Model, load_model
 from qdqspec.qdq.edit.insert import Inserter
 from qdqspec.types import Case, Interval, Label, LayerTime, Placement, Samples, Trial
@@ -122,7 +122,7 @@ class Truth:
     """The true cost of placements of one model on one device, without noise, relative to float."""
 
     def __init__(self, prepared: Prepared, words: Mapping[str, str]) -> None:
-        self._words = options_from(words)
+        self._words = OPTIONS.of(words)
         self._inserter = Inserter(prepared.model, prepared.numbers)
         self._space = prepared.space
         self._reference = self._milliseconds(prepared.given)

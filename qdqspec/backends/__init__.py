@@ -39,6 +39,4 @@ __all__ = [
     "backend_named",
 ]
 
-__getattr__ = attributes_of(
-    f"{__name__}.base", *__all__
-)  # loads numpy, which declarations of backends do without
+__getattr__ = attributes_of(f"{__name__}.base", *__all__)  # loads numpy, which declarations do without

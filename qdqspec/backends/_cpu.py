@@ -115,7 +115,9 @@ def detect() -> Cpu:
             text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
             return cpu_from_cpuinfo(text, cores, machine=platform.machine())
         if platform.system() == "Darwin":
-            return cpu_from_sysctl(_sysctl_text(), cores)
+            command = ["sysctl", "machdep.cpu", "hw.optional"]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+            return cpu_from_sysctl(done.stdout, cores)
     except (OSError, subprocess.SubprocessError):
         pass  # a sandbox may hide both sources; the fallback has less detail
     return Cpu(product=platform.processor() or platform.machine(), flags=frozenset(), cores=cores)
@@ -157,10 +159,3 @@ def slug_from_text(text: str) -> str:
 def major_minor(version: str) -> str:
     """``1.32`` of ``1.32.0``."""
     return ".".join(version.split(".")[:2])
-
-
-def _sysctl_text() -> str:
-    done = subprocess.run(
-        ["sysctl", "machdep.cpu", "hw.optional"], capture_output=True, text=True, timeout=10, check=False
-    )
-    return done.stdout

@@ -1,19 +1,23 @@
-"""Shared parts of engines: bound inputs, times of runs, checks of files and inputs."""
+"""Shared parts of engines: bound inputs, times of runs, imports of runtimes, checks of files and inputs."""
 
 from __future__ import annotations
 
 import gc
+import importlib
+import subprocess
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from qdqspec._core.arrays import Array
-from qdqspec.errors import BackendError
+from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.types import Clock, Samples
 
 CHECK_INPUTS = "check the names, types and shapes of the inputs"
+_ANSWER_SECONDS = 60.0
 _PROFILE_WARMUP = 5  # largest number of warm-up runs: times of short integer models are stable after five
 
 NativeT = TypeVar("NativeT")
@@ -108,9 +112,32 @@ def check_names(inputs: Collection[str], feeds: Mapping[str, Any], model: Path) 
     if missing or unknown:
         texts = [f"without {', '.join(sorted(missing))}"] if missing else []
         texts += [f"with unknown {', '.join(sorted(unknown))}"] if unknown else []
-        raise BackendError(
-            f"the inputs do not fit the model: {' and '.join(texts)}", where=model, cure=CHECK_INPUTS
-        )
+        what = f"the inputs do not fit the model: {' and '.join(texts)}"
+        raise BackendError(what, where=model, cure=CHECK_INPUTS)
+
+
+def one_line(error: Exception, most: int = 500) -> str:
+    """The message of an exception on one line, its type if it has none."""
+    return " ".join(str(error).split())[:most].strip() or type(error).__name__
+
+
+def import_library(module: str, install: str, package: str = "") -> Any:
+    """A module of a runtime's package. Raises `BackendUnavailableError` if it cannot be imported."""
+    try:
+        return importlib.import_module(module)
+    except Exception as error:  # noqa: BLE001 - a broken wheel raises anything from ImportError to OSError
+        what = f"{package or module} cannot be imported: {one_line(error)}"
+        raise BackendUnavailableError(what, cure=install) from None
+
+
+def ask_program(path: str, word: str, install: str) -> subprocess.CompletedProcess[str]:
+    """Run a program with one word, such as ``--help``. Raises `BackendUnavailableError` if it cannot be run."""
+    run = partial(subprocess.run, capture_output=True, stdin=subprocess.DEVNULL, check=False)
+    try:
+        return run([path, word], timeout=_ANSWER_SECONDS, encoding="utf-8", errors="replace")
+    except (OSError, subprocess.TimeoutExpired) as error:
+        what = f"{Path(path).name} cannot be run: {error}"
+        raise BackendUnavailableError(what, where=path, cure=install) from None
 
 
 def require_file(model: Path) -> None:
@@ -120,7 +147,7 @@ def require_file(model: Path) -> None:
 
 
 def refusals_of(
-    plainly: Callable[[Exception], str], cure_for: Callable[[str], str | None]
+    plainly: Callable[[Exception], str] = one_line, cure_for: Callable[[str], str | None] = lambda _: None
 ) -> Callable[..., AbstractContextManager[None]]:
     """A context manager ``(what, model, cure)`` that converts a library's exceptions to `BackendError`.
 

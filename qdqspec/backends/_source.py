@@ -7,7 +7,7 @@ from pathlib import Path
 
 import onnx
 
-from qdqspec.backends._engine import require_file
+from qdqspec.backends._engine import one_line, require_file
 from qdqspec.errors import BackendError
 from qdqspec.graph.dynamic_kernels import QUANTIZE
 from qdqspec.graph.model import QDQ_OPS, Model, Node
@@ -27,8 +27,8 @@ def read_given(path: Path) -> Model:
     try:
         return read_source(path)
     except Exception as error:  # noqa: BLE001 - protobuf raises various exceptions
-        why = " ".join(str(error).split())
-        raise BackendError(f"the file is no ONNX model: {why}", where=path, cure="check the path") from None
+        what = f"the file is no ONNX model: {one_line(error)}"
+        raise BackendError(what, where=path, cure="check the path") from None
 
 
 class Source:

@@ -112,23 +112,18 @@ class Engine(Protocol):
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Run once and return the outputs by name."""
-        ...
 
     def bind(self, feeds: Mapping[str, Array], profile: int = 0) -> None:
         """Fix the inputs that `time` and `layers` use at one shape profile; those of other profiles are kept."""
-        ...
 
     def time(self, runs: int, warmup: int = 0, profile: int = 0) -> Samples:
         """Time single runs on both clocks, in milliseconds, after ``warmup`` untimed ones."""
-        ...
 
     def layers(self, runs: int = 12, profile: int = 0) -> tuple[LayerTime, ...]:
         """Time per executed kernel, mapped back to node names of the model without Q/DQ; empty if unknown."""
-        ...
 
     def close(self) -> None:
         """Free the engine; closing twice has no effect."""
-        ...
 
 
 class Backend(Protocol):
@@ -140,19 +135,15 @@ class Backend(Protocol):
 
     def probe(self, options: BuildOptions = PLAIN) -> Availability:
         """Report whether the backend is usable on this machine, and how to install it if not. Never raises."""
-        ...
 
     def device(self, options: BuildOptions) -> DeviceKey:
         """The key of results: product, instruction set, backend major.minor, threads."""
-        ...
 
     def capabilities(self, options: BuildOptions = PLAIN) -> Capabilities:
         """The formats and labels that the backend supports on the selected device."""
-        ...
 
     def build(self, model: Path, options: BuildOptions) -> Engine:
         """Build the ONNX file into an engine; raise `BackendError` with the runtime's reason."""
-        ...
 
 
 def backend_named(name: str) -> Backend:

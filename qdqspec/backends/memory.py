@@ -34,9 +34,8 @@ def has_memory(engines: Sequence[Engine], more: int, *, proc: Path = _PROC, grou
     """Whether ``more`` engines as large as the largest of these can be opened beside them; true if unknown."""
     if not _has_device_memory(engines, more):
         return False
-    held = [
-        _numbers(proc / str(getattr(engine, "pid", 0)) / "status", "RssAnon", "VmHWM") for engine in engines
-    ]
+    files = [proc / str(getattr(engine, "pid", 0)) / "status" for engine in engines]
+    held = [_numbers(file, "RssAnon", "VmHWM") for file in files]
     sizes = [(status["RssAnon"], status["VmHWM"]) for status in held if len(status) == 2]
     left = bytes_left(proc, groups)
     if not sizes or left is None:
@@ -74,15 +73,11 @@ def _left_in_groups(proc: Path, groups: Path) -> Iterator[int]:
     """
     for line in _lines(proc / "self" / "cgroup"):
         if line.startswith("0::"):
-            inside = Path(
-                line[3:].lstrip("/")
-            )  # does not exist if a container sees its own group as the root
+            inside = Path(line[3:].lstrip("/"))  # missing if a container sees its own group as the root
             for folder in (groups / each for each in (inside, *inside.parents)):
                 with contextlib.suppress(OSError, ValueError):  # the value for no limit is a word
-                    most, used = (
-                        int((folder / name).read_text(encoding="ascii"))
-                        for name in ("memory.max", "memory.current")
-                    )
+                    files = (folder / name for name in ("memory.max", "memory.current"))
+                    most, used = (int(file.read_text(encoding="ascii")) for file in files)
                     cached = _numbers(folder / "memory.stat", "inactive_file").get("inactive_file", 0)
                     yield most - used + cached
 

@@ -8,21 +8,20 @@ from sample_evidence import sample_culprits, sample_lint, sample_parity_search, 
 from qdqspec._core.registry import names
 from qdqspec.testing.checks import CheckContract
 from qdqspec.testing.records import cached_case, check_named, faster_case, params_of, sample_regression
-from qdqspec.types import BuildEvidence, Evidence, Interval, LatencyEvidence, LayerTime, RatioTest
+from qdqspec.types import BuildEvidence, Evidence, Interval, LayerTime, RatioTest
 from qdqspec.types.requests import BuildRequest
 
 FASTER = faster_case().evidence
 DIGITS = cached_case().evidence
+LINTED = replace(FASTER, lint=sample_lint("tensorrt-11"))
+SURVIVED = replace(FASTER, survival=sample_survival(24))
 WIDE = Interval(median=1.7, low=1.5, high=1.9).inverse
+TESTED = {"tuned": RatioTest(mean=WIDE, enclosing=WIDE)}
+UNCERTAIN = replace(FASTER, latency=replace(FASTER.latency, tested=TESTED))
 
 
 def bare(evidence: Evidence) -> Evidence:
     return replace(evidence, latency=None, parity=None, accuracy={}, size_bytes={}, pairs=(), node_ops={})
-
-
-def measured(evidence: Evidence) -> LatencyEvidence:
-    assert evidence.latency is not None
-    return evidence.latency
 
 
 class TestLatency(CheckContract):
@@ -36,12 +35,7 @@ class TestSpeedup(CheckContract):
     check = check_named("speedup")
     passing = ({"kind": "speedup", "min": 1.3}, FASTER)
     failing = ({"kind": "speedup", "min": 2}, FASTER)
-    inconclusive = (
-        {"kind": "speedup", "min": 1.75},
-        replace(
-            FASTER, latency=replace(measured(FASTER), tested={"tuned": RatioTest(mean=WIDE, enclosing=WIDE)})
-        ),
-    )
+    inconclusive = ({"kind": "speedup", "min": 1.75}, UNCERTAIN)
 
 
 class TestParity(CheckContract):
@@ -92,18 +86,9 @@ class TestSize(CheckContract):
 
 class TestSurvival(CheckContract):
     check = check_named("survival")
-    passing = (
-        {"kind": "survival", "through": ["constant-folding", "onnxruntime-extended"]},
-        replace(FASTER, survival=sample_survival(24)),
-    )
-    failing = (
-        {"kind": "survival", "through": ["onnxslim", "onnxscript", "constant-folding"]},
-        replace(FASTER, survival=sample_survival(24)),
-    )
-    inconclusive = (
-        {"kind": "survival", "through": ["onnxslim", "constant-folding"]},
-        replace(FASTER, survival=sample_survival(24)),
-    )
+    passing = ({"kind": "survival", "through": ["constant-folding", "onnxruntime-extended"]}, SURVIVED)
+    failing = ({"kind": "survival", "through": ["onnxslim", "onnxscript", "constant-folding"]}, SURVIVED)
+    inconclusive = ({"kind": "survival", "through": ["onnxslim", "constant-folding"]}, SURVIVED)
 
 
 class TestRegression(CheckContract):
@@ -115,18 +100,9 @@ class TestRegression(CheckContract):
 
 class TestLint(CheckContract):
     check = check_named("lint")
-    passing = (
-        {"kind": "lint", "target": ["onnxruntime-cpu"], "strict": True},
-        replace(FASTER, lint=sample_lint("tensorrt-11")),
-    )
-    failing = (
-        {"kind": "lint", "target": ["onnxruntime-cpu", "tensorrt-11"]},
-        replace(FASTER, lint=sample_lint("tensorrt-11")),
-    )
-    inconclusive = (
-        {"kind": "lint", "target": "tensorrt-10"},
-        replace(FASTER, lint=sample_lint("tensorrt-11")),
-    )
+    passing = ({"kind": "lint", "target": ["onnxruntime-cpu"], "strict": True}, LINTED)
+    failing = ({"kind": "lint", "target": ["onnxruntime-cpu", "tensorrt-11"]}, LINTED)
+    inconclusive = ({"kind": "lint", "target": "tensorrt-10"}, LINTED)
 
 
 def sample_builds(*builds: BuildEvidence) -> Evidence:

@@ -27,12 +27,8 @@ class TestHtml(FormatContract):
 
 
 def test_every_format_has_a_contract() -> None:
-    tested = {
-        suite.report_format.suffix
-        for suite in FormatContract.__subclasses__()
-        if "report_format" in vars(suite)
-    }
-    assert {format_named(name).suffix for name in names("format")} <= tested
+    suites = (suite for suite in FormatContract.__subclasses__() if "report_format" in vars(suite))
+    assert {format_named(name).suffix for name in names("format")} <= {s.report_format.suffix for s in suites}
 
 
 @pytest.mark.parametrize("name", ["markdown", "json", "csv", "html"])

@@ -12,38 +12,16 @@ from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.testing.backends import BackendContract
 
 
-@pytest.fixture(scope="module")
-def forked() -> Iterator[Backend]:
-    with Isolated("onnxruntime") as backend:
+@pytest.fixture(scope="module", params=["onnxruntime", "fake", "openvino"])
+def isolated(request: pytest.FixtureRequest) -> Iterator[Backend]:
+    """Engines of ``fake`` in new interpreters, the others in forked processes."""
+    if request.param == "openvino":
+        require_openvino()
+    with Isolated(request.param, fork=False if request.param == "fake" else None) as backend:
         yield backend
 
 
-@pytest.fixture(scope="module")
-def started() -> Iterator[Backend]:
-    with Isolated("fake", fork=False) as backend:
-        yield backend
-
-
-@pytest.fixture(scope="module")
-def openvino() -> Iterator[Backend]:
-    require_openvino()
-    with Isolated("openvino") as backend:
-        yield backend
-
-
-class TestIsolatedOnnxRuntime(BackendContract):
+class TestIsolated(BackendContract):
     @pytest.fixture
-    def backend(self, forked: Backend) -> Backend:
-        return forked
-
-
-class TestIsolatedFake(BackendContract):
-    @pytest.fixture
-    def backend(self, started: Backend) -> Backend:
-        return started
-
-
-class TestIsolatedOpenVino(BackendContract):
-    @pytest.fixture
-    def backend(self, openvino: Backend) -> Backend:
-        return openvino
+    def backend(self, isolated: Backend) -> Backend:
+        return isolated

@@ -17,6 +17,7 @@ from qdqspec.app.session import Session
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.errors import BackendError
+from qdqspec.graph.model import load_model
 from qdqspec.testing.backends import small_model
 from qdqspec.types import Case, Inputs, InputShape, ShapeProfile, TuneRules
 
@@ -32,11 +33,10 @@ def squeezenet(models: Path) -> Path:
 
 @pytest.fixture
 def image(squeezenet: Path) -> dict[str, np.ndarray]:
-    graph = onnx.load(squeezenet, load_external_data=False).graph
-    constants = {tensor.name for tensor in graph.initializer}
-    (given,) = [value for value in graph.input if value.name not in constants]
-    shape = [dim.dim_value or 1 for dim in given.type.tensor_type.shape.dim]
-    return {given.name: np.random.default_rng(0).uniform(0, 1, shape).astype(np.float32)}
+    model = load_model(squeezenet)
+    (given,) = model.inputs
+    shape = [size or 1 for size in model.shape(given)]
+    return {given: np.random.default_rng(0).uniform(0, 1, shape).astype(np.float32)}
 
 
 def quantized(path: Path, activations: Literal["int8", "uint8"]) -> Path:
@@ -101,8 +101,7 @@ def test_layers_contain_every_convolution(tensorrt: Isolated, fitting: BuildOpti
         engine.bind(image)
         layers = engine.layers()
     named = {node for layer in layers for node in layer.nodes}
-    graph = onnx.load(squeezenet, load_external_data=False).graph
-    heavy = {node.name for node in graph.node if node.op_type == "Conv" and node.name}
+    heavy = {node.name for node in load_model(squeezenet).nodes if node.op_type == "Conv"}
     assert heavy <= named, heavy - named
 
 
@@ -139,9 +138,7 @@ def test_a_search_selects_a_model_that_is_not_slower_than_the_reference(
     case = Case(id="default", model=model, inputs=Inputs(batch=32), tune=TuneRules(preset="quick"))
     here = {"output": tmp_path / "out", "cache_dir": tmp_path / "cache"}
     words = tuple(f"{word}={text}" for word, text in chosen.extra.items())
-    with closing(
-        Session(backend=tensorrt.name, device=chosen.device, backend_option=words, **here)
-    ) as session:
+    with Session(backend=tensorrt.name, device=chosen.device, backend_option=words, **here) as session:
         work = session.work(case)
         assert work.search.trials[0].ok, work.search.trials[0].error
         assert work.latency is not None

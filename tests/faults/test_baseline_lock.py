@@ -29,16 +29,9 @@ RUNS, ENTRIES = 4, 12
 
 def test_a_baseline_file_contains_the_entries_of_all_concurrent_runs(tmp_path: Path) -> None:
     file = tmp_path / "__baselines__" / "net" / "a-cpu.json"
-    runs = [
-        subprocess.Popen(
-            [sys.executable, "-c", RENEWING, str(file), f"run{number}", str(ENTRIES)],
-            stdin=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(RUNS)
-    ]
+    commands = [[sys.executable, "-c", RENEWING, str(file), f"run{n}", str(ENTRIES)] for n in range(RUNS)]
+    runs = [subprocess.Popen(command, stdin=subprocess.PIPE, text=True) for command in commands]
     for run in runs:
-        assert run.stdin is not None
         run.stdin.write("\n")
         run.stdin.close()
     assert [run.wait(120) for run in runs] == [0] * RUNS

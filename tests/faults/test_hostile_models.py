@@ -115,10 +115,8 @@ def functions(count: int, calls: int) -> Spoil:
         nodes = [helper.make_node("Relu", ["a"], ["b"])]
         for number in range(count):
             proto.functions.append(helper.make_function("own", f"F{number}", ["a"], ["b"], nodes, opsets))
-            steps = ["a", *(f"t{step}" for step in range(1, calls)), "b"]
-            nodes = [
-                helper.make_node(f"F{number}", [x], [y], domain="own") for x, y in itertools.pairwise(steps)
-            ]
+            steps = itertools.pairwise(["a", *(f"t{step}" for step in range(1, calls)), "b"])
+            nodes = [helper.make_node(f"F{number}", [x], [y], domain="own") for x, y in steps]
         proto.opset_import.append(opsets[1])
         proto.graph.node[0].input[0] = "called"
         proto.graph.node.insert(0, helper.make_node(f"F{count - 1}", ["x"], ["called"], domain="own"))
@@ -161,20 +159,14 @@ def _varint(value: int) -> bytes:
 
 
 HOSTILE: dict[str, tuple[Spoil, str]] = {
-    "a cycle where the checker does not look": (
-        cycle_behind_an_output_without_shape,
-        "topologically sorted",
-    ),
+    "a cycle where the checker does not look": (cycle_behind_an_output_without_shape, "topologically sorted"),
     "calls that double thirty times": (functions(30, 2), "its local functions expand to 536,8"),
     "calls in a long row": (functions(150, 1), "call each other more than 100 deep"),
     "a call of itself": (recursive, "its local functions call themselves"),
     "graphs in graphs": (nested, "not a readable ONNX file"),
     "an unknown type": (first(data_type=99), "the unknown type 99"),
     "negative dimensions": (first(dims=[-4, 27]), "dimensions [-4, 27]"),
-    "dimensions beyond all numbers": (
-        first(dims=[2**40, 2**40]),
-        "its shape needs 4835703278458516698824704",
-    ),
+    "dimensions beyond all numbers": (first(dims=[2**40, 2**40]), "needs 4835703278458516698824704"),
     "more bytes than values": (first(dims=[4, 1, 3, 3]), "has 432 bytes, and its shape needs 144"),
     "a node twice": (lambda p: p.graph.node.append(p.graph.node[0]), "single static assignment"),
     "a cycle": (lambda p: p.graph.node[0].input.__setitem__(0, "y"), "topologically sorted"),

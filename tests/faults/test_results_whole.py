@@ -7,6 +7,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 
@@ -26,9 +27,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def other_model(project: Path) -> None:
     proto = onnx.load(project / "chain.onnx")
-    proto.graph.initializer[0].raw_data = bytes(reversed(proto.graph.initializer[0].raw_data))
     weights = proto.graph.initializer[0]
-    weights.raw_data = b"".join(weights.raw_data[i : i + 4][::-1] for i in range(0, len(weights.raw_data), 4))
+    weights.raw_data = np.frombuffer(weights.raw_data, np.float32)[::-1].tobytes()
     onnx.save(proto, project / "chain.onnx")
 
 
@@ -118,13 +118,8 @@ def test_weights_of_a_user_model_are_never_removed(open_session, case, project: 
     session = open_session()
     folder = session.settings.output / "mine" / "default"
     folder.mkdir(parents=True)
-    onnx.save(
-        onnx.load(project / "chain.onnx"),
-        folder / "mine.onnx",
-        save_as_external_data=True,
-        location="tuned.onnx.data",
-        size_threshold=0,
-    )
+    external = {"save_as_external_data": True, "location": "tuned.onnx.data", "size_threshold": 0}
+    onnx.save(onnx.load(project / "chain.onnx"), folder / "mine.onnx", **external)
     own = (folder / "tuned.onnx.data").read_bytes()
     with pytest.raises(OutputError, match="would overwrite the input"):
         session.search(replace(case, model=folder / "mine.onnx"))

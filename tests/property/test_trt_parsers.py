@@ -54,7 +54,7 @@ def test_a_kernel_with_separators_in_its_names_is_read():
     (found,) = read_layers(f"Layers:\n{row}\n\nI/O Tensors:\n Name: x, IOMode: Input")
     assert (found.name, found.layer_type, found.tactic) == ("a], Outputs: [b", "kgen", "tactic")
     assert found.metadata == "[ONNX Layer: d, Metadata: ]"
-    assert (found.inputs, found.constants, found.outputs) == ((Tensor(tensor, "int8", (1,)),), (), ())
+    assert (found.inputs, found.constants, found.outputs) == ((Tensor(tensor, "int8"),), (), ())
 
 
 @given(st.dictionaries(names.filter(bool), st.floats(1e-6, 1e3), max_size=6))

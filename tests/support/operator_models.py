@@ -50,9 +50,16 @@ class Graph:
     def weight(self, *shape: int, axis: int | None) -> str:
         scale, zero = (np.full(shape[axis], 0.01), np.zeros(shape[axis])) if axis is not None else (0.01, 0)
         stored = self.const(RANDOM.integers(-127, 128, shape), np.int8)
-        return self.node(
-            "DequantizeLinear", stored, self.const(scale, np.float32), self.const(zero, np.int8), axis=axis
+        numbers = (self.const(scale, np.float32), self.const(zero, np.int8))
+        return self.node("DequantizeLinear", stored, *numbers, axis=axis)
+
+    def full(self, *shape: int, axis: int, value: int = 127) -> str:
+        """A weight whose integers are all the same."""
+        numbers = (
+            self.const(np.full(shape[axis], 0.01), np.float32),
+            self.const(np.zeros(shape[axis]), np.int8),
         )
+        return self.node("DequantizeLinear", self.const(np.full(shape, value), np.int8), *numbers, axis=axis)
 
     def bias(self, channels: int, scale: float = 0.02 * 0.01) -> str:
         numbers = (np.full(channels, scale, np.float32), np.zeros(channels, np.int32))

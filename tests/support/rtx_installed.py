@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from qdqspec.backends.tensorrt_rtx.library import RTX, look
+from qdqspec.backends.tensorrt.api import RTX
+from qdqspec.backends.tensorrt.device import look
 
 
 def require_rtx() -> None:
     """Skip the calling test, with the command that installs it, if TensorRT for RTX cannot be used."""
-    found = look()
+    found = look(RTX)
     if found.why:
         pytest.skip(f"{found.why}; {found.install or RTX.install}")

@@ -19,17 +19,15 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
 API = ROOT / "tests" / "data" / "tensorrt" / "api"
 VERSIONS = ("10.9.0.34", "10.16.1.11", "11.4.0.106")
-_BACKENDS = ROOT / "qdqspec" / "backends"
-SOURCES = tuple(
-    _BACKENDS / "tensorrt" / f"{name}.py"
-    for name in ("api", "build", "cache", "device", "engine", "log", "options", "run")
-)
+_FILES = ("api", "build", "cache", "device", "engine", "log", "options", "run")
+SOURCES = tuple(ROOT / "qdqspec" / "backends" / "tensorrt" / f"{name}.py" for name in _FILES)
 Surface = dict[str, Any]
 
 
@@ -40,29 +38,32 @@ class MissingError(Exception):
 # ---- used names ---------------------------------------------------------------------------------
 
 
+def _source() -> Iterator[ast.AST]:
+    for path in SOURCES:
+        yield from ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+
+
 def used_names() -> set[str]:
     """Every attribute, keyword and literal name in the source of the backend, which may be names of TensorRT."""
     found: set[str] = set()
-    for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Attribute):
-                found.add(node.attr)
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
-                found.add(node.value)
-            elif isinstance(node, ast.FunctionDef):
-                found.add(node.name)
+    for node in _source():
+        if isinstance(node, ast.Attribute):
+            found.add(node.attr)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
+            found.add(node.value)
+        elif isinstance(node, ast.FunctionDef):
+            found.add(node.name)
     return found
 
 
 def optional_names() -> set[str]:
     """Names that are read by `optional`, `required` or a constant, because not every version has them."""
     found: set[str] = set()
-    for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-                words = [a.value for a in node.args[1:2] if isinstance(a, ast.Constant)]
-                if node.func.id in ("optional", "required", "hasattr", "setattr"):
-                    found.update(word for word in words if isinstance(word, str))
+    for node in _source():
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            words = [a.value for a in node.args[1:2] if isinstance(a, ast.Constant)]
+            if node.func.id in ("optional", "required", "hasattr", "setattr"):
+                found.update(word for word in words if isinstance(word, str))
     return found
 
 
@@ -131,43 +132,33 @@ def bindings(version: str, folder: Path) -> Path:
     _make_libraries(site / "tensorrt_libs", libraries, functions)
     package = site / "tensorrt"
     package.mkdir()
-    (package / "__init__.py").write_text(
-        "from tensorrt_bindings import *\nfrom tensorrt_bindings import __version__\n", encoding="utf-8"
-    )
+    lines = "from tensorrt_bindings import *\nfrom tensorrt_bindings import __version__\n"
+    (package / "__init__.py").write_text(lines)
     return site
 
 
 def _wheel(version: str, folder: Path) -> Path:
     """Wheels for CUDA 13 exist from 10.13.2 on; for CUDA 12 before."""
-    old = _is_old(tuple(int(part) for part in version.split(".") if part.isdecimal()))
+    old = tuple(int(part) for part in version.split(".")) < (10, 13, 2)
     package = f"tensorrt-{'cu12' if old else 'cu13'}-bindings"
     words = ["-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", "-d"]
     command = [sys.executable, *words, str(folder), f"{package}=={version}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     found = list(folder.glob("tensorrt_*_bindings-*.whl"))
     if done.returncode or not found:
-        raise MissingError(
-            f"the bindings of TensorRT {version} cannot be downloaded: {done.stderr.strip()[-200:]}"
-        )
+        why = done.stderr.strip()[-200:]
+        raise MissingError(f"the bindings of TensorRT {version} cannot be downloaded: {why}")
     return found[0]
-
-
-def _is_old(number: tuple[int, ...]) -> bool:
-    """Whether the wheels of a version are those for CUDA 12."""
-    return number[:3] < (10, 13, 2)
 
 
 def _make_libraries(folder: Path, libraries: set[str], functions: set[str]) -> None:
     folder.mkdir()
-    compiler = next(
-        (c for c in (os.environ.get("CC"), "cc", "gcc", "clang") if c and shutil.which(c.split()[0])), None
-    )
+    known = (os.environ.get("CC"), "cc", "gcc", "clang")
+    compiler = next((name for name in known if name and shutil.which(name.split()[0])), None)
     if compiler is None:
         raise MissingError("there is no C compiler to make stand-ins for TensorRT's libraries")
     source = folder / "stand_in.c"
-    source.write_text(
-        "".join(f"long {name}(void) {{ return 0; }}\n" for name in sorted(functions)), encoding="utf-8"
-    )
+    source.write_text("".join(f"long {name}(void) {{ return 0; }}\n" for name in sorted(functions)))
     for name in sorted(libraries):
         flags = ["-shared", "-fPIC", f"-Wl,-soname,{name}", "-o", str(folder / name), str(source)]
         subprocess.run([*shlex.split(compiler), *flags], check=True, capture_output=True)
@@ -181,13 +172,8 @@ def _make_libraries(folder: Path, libraries: set[str], functions: set[str]) -> N
 
 def read_surface(site: Path) -> Surface:
     """The complete API of the bindings in a folder, read by a separate process."""
-    done = subprocess.run(
-        [sys.executable, __file__, "--dump"],
-        env={**os.environ, "PYTHONPATH": str(site)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    command, environment = [sys.executable, __file__, "--dump"], {**os.environ, "PYTHONPATH": str(site)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     found: Surface = json.loads(done.stdout.splitlines()[-1])
     return found
 
@@ -196,14 +182,9 @@ def dump() -> Surface:
     """The API of the importable ``tensorrt``."""
     import tensorrt as trt
 
-    classes: Surface = {}
-    enums: Surface = {}
+    classes, enums = Surface(), Surface()
     _walk(trt, "", classes, enums)
-    functions = {
-        name: _signatures(value)
-        for name, value in vars(trt).items()
-        if callable(value) and not isinstance(value, type)
-    }
+    functions = {n: _signatures(v) for n, v in vars(trt).items() if callable(v) and not isinstance(v, type)}
     return {"version": trt.__version__, "classes": classes, "enums": enums, "functions": functions}
 
 
@@ -224,15 +205,9 @@ def _class(value: type) -> Surface:
     for name, member in vars(value).items():
         if isinstance(member, property):
             signature = _signatures(member.fget) if member.fget else []
-            properties[name] = {
-                "type": signature[0]["returns"] if signature else "Any",
-                "settable": member.fset is not None,
-            }
-        elif (
-            callable(member)
-            and not isinstance(member, type)
-            and (name == "__init__" or not name.startswith("_"))
-        ):
+            kind = signature[0]["returns"] if signature else "Any"
+            properties[name] = {"type": kind, "settable": member.fset is not None}
+        elif callable(member) and not isinstance(member, type) and re.match("__init__$|[^_]", name):
             methods[name] = _signatures(member)
     bases = [base.__name__ for base in value.__mro__[1:-1] if base.__name__ != "pybind11_object"]
     return {"bases": bases, "methods": methods, "properties": properties}
@@ -248,10 +223,8 @@ def _signatures(function: Any) -> list[Surface]:
         match = _SIGNATURE.match(line.strip())
         if match is None or "*args" in match["parameters"] or not ("self" in line or match["returns"]):
             continue
-        parameters = [
-            _parameter(text) for text in _split(match["parameters"]) if not re.match(r"self\b", text)
-        ]
-        signature = {"parameters": parameters, "returns": _type(match["returns"] or "Any")}
+        given = (text for text in _split(match["parameters"]) if not re.match(r"self\b", text))
+        signature = {"parameters": [*map(_parameter, given)], "returns": _type(match["returns"] or "Any")}
         found += [signature] if signature not in found else []
     return found
 
@@ -291,13 +264,9 @@ def _type(text: str) -> str:
 
 def try_subclasses(site: Path) -> subprocess.CompletedProcess[str]:
     """Create the backend's subclasses of the classes of the bindings, in a separate process."""
-    return subprocess.run(
-        [sys.executable, "-c", _SUBCLASSES],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(site), str(ROOT)])},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), str(ROOT)])}
+    command = [sys.executable, "-c", _SUBCLASSES]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
 _SUBCLASSES = """

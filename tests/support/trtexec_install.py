@@ -69,7 +69,7 @@ def put_trtexec(
     _executable(folder / "nvidia-smi", answering_for(GPU, OTHER_GPU))
     monkeypatch.setenv("PATH", os.pathsep.join([str(folder), os.environ["PATH"]]))
     # a separate cache, so that other tests do not use this GPU
-    monkeypatch.setattr(nvidia_smi, "_asked", functools.cache(nvidia_smi._asked.__wrapped__))
+    monkeypatch.setattr(nvidia_smi, "_queried", functools.cache(nvidia_smi._queried.__wrapped__))
     return Trtexec(folder)
 
 

@@ -15,10 +15,12 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from qdqspec._core.registry import did_you_mean, names, resolve
 from qdqspec.errors import ConfigError
+
+OptionsT = TypeVar("OptionsT")
 
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -206,6 +208,17 @@ class BackendOptions:
             ) from None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeclaredOptions(BackendOptions, Generic[OptionsT]):
+    """The options of a backend, as the fields of a dataclass declare them."""
+
+    values: Callable[..., OptionsT]
+
+    def of(self, extra: Mapping[str, str]) -> OptionsT:
+        """The dataclass of the values in ``extra``. Raises `ConfigError` for an unknown or invalid one."""
+        return self.values(**self.read(extra))
+
+
 def option(
     type_: ValueType,
     text: str,
@@ -229,17 +242,17 @@ def plugin_libraries(text: str = "Plugin libraries.") -> Any:
 
 def declare(
     backend: str,
-    options: Any,
+    options: type[OptionsT],
     refused: Mapping[str, tuple[str, str]] | None = None,
     *,
     separator: str = "-",
-) -> BackendOptions:
+) -> DeclaredOptions[OptionsT]:
     """The options that the fields of a dataclass declare: ``_`` in a name is the ``separator`` in the word."""
     declared = tuple(
         BackendOption(word=each.name.rstrip("_").replace("_", separator), **each.metadata)
-        for each in fields(options)
+        for each in fields(options)  # type: ignore[arg-type]  # a dataclass, which has no type of its own
     )
-    return BackendOptions(backend=backend, options=declared, refused=refused or {})
+    return DeclaredOptions(backend=backend, options=declared, refused=refused or {}, values=options)
 
 
 def options_of(backend: object) -> BackendOptions:

@@ -12,13 +12,13 @@ import ctypes
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from qdqspec._core.arrays import Array
-from qdqspec.errors import BackendError, BackendUnavailableError
+from qdqspec.backends._engine import import_library
+from qdqspec.errors import BackendError
 
 INSTALL = "pip install 'qdqspec[tensorrt]'"
 _IN_FLIGHT = 64  # runs that are queued before their times are read: the device never waits for the host
@@ -47,15 +47,9 @@ class CudaError(BackendError):
         return self.name == _OUT_OF_MEMORY
 
 
-def runtime() -> ModuleType:
-    """The bindings' module; raises `BackendUnavailableError` if they are not installed."""
-    try:
-        from cuda.bindings import runtime
-    except Exception as error:  # noqa: BLE001 - a broken wheel raises anything from ImportError to OSError
-        text = " ".join(str(error).split())
-        raise BackendUnavailableError(f"cuda-bindings cannot be imported: {text}", cure=INSTALL) from None
-    module: ModuleType = runtime
-    return module
+def runtime() -> Any:
+    """The module of the package cuda-bindings. Raises `BackendUnavailableError` if it is not installed."""
+    return import_library("cuda.bindings.runtime", INSTALL, "cuda-bindings")
 
 
 def call(function: str, *arguments: Any) -> Any:
@@ -78,7 +72,6 @@ class Gpu:
     name: str
     capability: tuple[int, int]
     memory_bytes: int
-    multiprocessors: int
     driver: str
     runtime: str
 
@@ -95,7 +88,6 @@ def describe(index: int = 0) -> Gpu:
         name=_text(properties.name),
         capability=(int(properties.major), int(properties.minor)),
         memory_bytes=int(properties.totalGlobalMem),
-        multiprocessors=int(properties.multiProcessorCount),
         driver=_version(call("cudaDriverGetVersion")),
         runtime=_version(call("cudaRuntimeGetVersion")),
     )
@@ -183,8 +175,7 @@ class Stream(_Owned):
             runtime().cudaGetLastError()
             raise
         try:
-            recorded = call("cudaStreamEndCapture", self.raw)
-            return Graph(recorded)
+            return Graph(call("cudaStreamEndCapture", self.raw))
         except CudaError:
             runtime().cudaGetLastError()  # otherwise the next call would report this error
             raise
@@ -223,37 +214,29 @@ class Event(_Owned):
         return float(call("cudaEventElapsedTime", since.raw, self.raw))
 
 
-@dataclass(frozen=True, slots=True)
-class RunTimes:
+class RunTimes(NamedTuple):
     """Milliseconds of runs: on the device, and on the host to enqueue each."""
 
     device_ms: tuple[float, ...]
     host_ms: tuple[float, ...]
 
 
-def time_runs(
-    stream: Stream,
-    work: Callable[[], None],
-    runs: int,
-    *,
-    clock: Callable[[], float] = time.perf_counter,
-) -> RunTimes:
+def time_runs(stream: Stream, work: Callable[[], None], runs: int) -> RunTimes:
     """Time each run of ``work`` on the device, between two events on the stream, and on the host.
 
     Runs are enqueued one after the other, so that launches by the host are not part of the times as long as a launch
     is shorter than a run; if the queue runs empty, the launch is part of the time between the events.
     """
-    times: list[float] = []
-    host: list[float] = []
+    times, host = list[float](), list[float]()
     with _events(min(runs, _IN_FLIGHT)) as pairs:
         while len(times) < runs:
             batch = pairs[: runs - len(times)]
             for start, stop in batch:
-                began = clock()
+                began = time.perf_counter()
                 start.record(stream)
                 work()
                 stop.record(stream)
-                host.append(1e3 * (clock() - began))
+                host.append(1e3 * (time.perf_counter() - began))
             stream.synchronize()
             times.extend(stop.elapsed_ms(start) for start, stop in batch)
     return RunTimes(tuple(times), tuple(host))
@@ -274,14 +257,9 @@ def warm_up(stream: Stream, work: Callable[[], None], runs: int, milliseconds: f
 
 @contextlib.contextmanager
 def _events(count: int) -> Iterator[list[tuple[Event, Event]]]:
-    pairs: list[tuple[Event, Event]] = []
-    try:
-        pairs.extend((Event(), Event()) for _ in range(count))
-        yield pairs
-    finally:
-        for pair in pairs:
-            for event in pair:
-                event.close()
+    with contextlib.ExitStack() as opened:
+        made = [opened.enter_context(contextlib.closing(Event())) for _ in range(2 * count)]
+        yield list(zip(made[::2], made[1::2], strict=True))
 
 
 # ---- memory -------------------------------------------------------------------------------------
@@ -324,18 +302,18 @@ class HostBuffer(_Buffer):
 
 def upload(target: DeviceBuffer, source: HostBuffer, stream: Stream) -> None:
     """Enqueue a copy of the whole source to the GPU."""
-    _copy(target.address, source.address, source.size_bytes, "cudaMemcpyHostToDevice", stream)
+    _copy(target, source, source.size_bytes, "cudaMemcpyHostToDevice", stream)
 
 
 def download(target: HostBuffer, source: DeviceBuffer, stream: Stream) -> None:
     """Enqueue a copy from the GPU that fills the target."""
-    _copy(target.address, source.address, target.size_bytes, "cudaMemcpyDeviceToHost", stream)
+    _copy(target, source, target.size_bytes, "cudaMemcpyDeviceToHost", stream)
 
 
-def _copy(target: int, source: int, size_bytes: int, kind: str, stream: Stream) -> None:
+def _copy(target: _Buffer, source: _Buffer, size_bytes: int, kind: str, stream: Stream) -> None:
     if size_bytes:
         direction = getattr(runtime().cudaMemcpyKind, kind)
-        call("cudaMemcpyAsync", target, source, size_bytes, direction, stream.raw)
+        call("cudaMemcpyAsync", target.address, source.address, size_bytes, direction, stream.raw)
 
 
 def _free(function: str, raw: Any) -> None:

@@ -17,6 +17,13 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
+_GPU = (("name", "GPU"), ("compute_cap", "compute capability"), ("driver_version", "driver"))
+_SETTINGS = (
+    ("driver_version", "driver version"),
+    ("compute_mode", "compute mode"),
+    ("mig.mode.current", "MIG"),
+)
+
 
 def environment() -> dict[str, str]:
     """The environment for a process that uses CUDA, in which GPUs have the same numbers as in nvidia-smi."""
@@ -24,8 +31,13 @@ def environment() -> dict[str, str]:
 
 
 def gpu_facts(index: int = 0) -> dict[str, str]:
-    """``GPU``, ``compute capability`` and ``driver`` of a GPU; empty if there is none, as on Jetson."""
-    return _asked(_identifier(index))
+    """``GPU``, ``compute capability`` and ``driver`` of a GPU; empty if there is none, as on Jetson.
+
+    ``index`` is CUDA's; nvidia-smi takes a number or a UUID of ``CUDA_VISIBLE_DEVICES``.
+    """
+    visible = [word.strip() for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.strip()]
+    own = visible[index] if index < len(visible) else "none"
+    return _queried(own if visible else str(index), 30.0, _GPU)
 
 
 def capability_of(facts: dict[str, str]) -> tuple[int, int]:
@@ -34,18 +46,11 @@ def capability_of(facts: dict[str, str]) -> tuple[int, int]:
     return (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else (0, 0)
 
 
-def _identifier(index: int) -> str:
-    """The identifier in nvidia-smi, a number or a UUID, of the GPU with CUDA's ``index``."""
-    visible = [word.strip() for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.strip()]
-    if not visible:
-        return str(index)
-    return visible[index] if index < len(visible) else "none"
-
-
 @cache
-def _asked(number: str) -> dict[str, str]:
-    row = query(number, ("name", "compute_cap", "driver_version"), seconds=30.0)
-    return {} if row is None else dict(zip(("GPU", "compute capability", "driver"), row, strict=True))
+def _queried(gpu: str, seconds: float, names: tuple[tuple[str, str], ...]) -> dict[str, str]:
+    """The values of nvidia-smi's fields by our names for them; empty if they are not known."""
+    row = query(gpu, [field for field, _ in names], seconds=seconds)
+    return {} if row is None else dict(zip((name for _, name in names), row, strict=True))
 
 
 def query(gpu: str, fields: Sequence[str], *, seconds: float) -> list[str] | None:
@@ -65,7 +70,6 @@ _MOVED = 1.03  # clocks of one engine whose ratio is above this are noted
 # Drivers from 535 on call them event reasons; the older name is tried if that is unknown.
 _REASON_FIELDS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
 _FIELDS = ("clocks.sm", "clocks.mem", "temperature.gpu", "power.draw")
-_FACTS = {"driver_version": "driver version", "compute_mode": "compute mode", "mig.mode.current": "MIG"}
 # Bits of NVML's nvmlClocksEventReasons that mean a lower clock than requested; idle and set clocks do not.
 _THROTTLED = {
     0x04: "power cap",
@@ -76,7 +80,7 @@ _THROTTLED = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class GpuState:
     """One reading of a GPU: MHz, degrees Celsius, watts; ``None`` if the driver does not report a value."""
 
@@ -131,17 +135,13 @@ def gpu_state(gpu: str) -> GpuState | None:
         if row is not None:
             *figures, mask = row
             sm, memory, celsius, watts = map(_number, figures)
-            return GpuState(
-                sm_mhz=sm, memory_mhz=memory, celsius=celsius, watts=watts, throttled=_reasons(mask)
-            )
+            return GpuState(sm, memory, celsius, watts, _reasons(mask))
     return None
 
 
-@cache
 def gpu_settings(gpu: str) -> dict[str, str]:
     """Driver version, compute mode and MIG mode of a GPU, if they are known."""
-    row = query(gpu, tuple(_FACTS), seconds=_SECONDS)
-    return {} if row is None else dict(zip(_FACTS.values(), row, strict=True))
+    return _queried(gpu, _SECONDS, _SETTINGS)
 
 
 def _number(text: str) -> float | None:

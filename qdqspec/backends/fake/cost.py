@@ -32,12 +32,9 @@ LABELS: dict[str, tuple[Kind, ...]] = {
 
 INT8, FP8, INT4, NVFP4, MXFP8 = "int8", "fp8", "int4", "nvfp4", "mxfp8"
 _KINDS: dict[int, str] = {
-    TensorProto.INT8: INT8,
-    TensorProto.UINT8: INT8,
-    TensorProto.FLOAT8E4M3FN: FP8,
-    TensorProto.INT4: INT4,
+    TensorProto.INT8: INT8, TensorProto.UINT8: INT8, TensorProto.FLOAT8E4M3FN: FP8, TensorProto.INT4: INT4,
     TensorProto.FLOAT4E2M1: NVFP4,
-}
+}  # fmt: skip
 # Axes along which a weight's blocks may run, as on TensorRT.
 BLOCKED_AXES: dict[str, tuple[int, ...]] = {"MatMul": (0,), "Gemm": (0, 1)}
 
@@ -79,9 +76,8 @@ class _Simulation:
         self._seed = seed
         self._factor = factor
         self._powers = {node.inputs[0] for node in model.nodes if node.op_type == MXFP8_DEQUANTIZE}
-        self._narrow = {
-            node.name: kind for node in model.nodes if (kind := self._kind_of_kernel(node)) is not None
-        }
+        kinds = ((node.name, self._kind_of_kernel(node)) for node in model.nodes)
+        self._narrow = {name: kind for name, kind in kinds if kind is not None}
 
     def layer(self, node: Node) -> LayerTime | None:
         """The kernel of a node, or ``None`` if it is free or part of another kernel."""
@@ -91,11 +87,11 @@ class _Simulation:
             return None
         kind = self._narrow.get(node.name)
         fused = [self._behind(node)] if self._absorbs(node) else []
+        discount = 1.0 if kind is None else self._discount(node, kind)
         return LayerTime(
             name=f"{node.name}_kernel",
             op_type=node.op_type if kind is None else f"QLinear{node.op_type}",
-            milliseconds=LAUNCH_MS
-            + self._work_ms(node) * (1.0 if kind is None else self._discount(node, kind)),
+            milliseconds=LAUNCH_MS + self._work_ms(node) * discount,
             nodes=(node.name, *(other.name for other in fused)),
             integer=kind is not None,
         )
@@ -130,16 +126,13 @@ class _Simulation:
         return bool(readers) and all(reader.op_type == "QuantizeLinear" for reader in readers)
 
     def _absorbs(self, node: Node) -> bool:
-        return node.op_type in LINEAR and self._next_op(node) in FUSED
+        """Whether the only reader of a linear operator, whose output is not the graph's, fuses with it."""
+        readers = self._readers(node) if node.op_type in LINEAR else []
+        return len(readers) == 1 and readers[0].op_type in FUSED
 
     def _is_fused(self, node: Node) -> bool:
         before = self._model.producer.get(node.inputs[0]) if node.inputs else None
         return node.op_type in FUSED and before is not None and self._absorbs(before)
-
-    def _next_op(self, node: Node) -> str | None:
-        """The operator after a node, if it is the only consumer of its output and the output is not a graph output."""
-        readers = self._readers(node)
-        return readers[0].op_type if len(readers) == 1 else None
 
     def _readers(self, node: Node) -> list[Node]:
         """All consumers of a node's output; none if it is a graph output."""

@@ -118,7 +118,7 @@ class FakeDevice:
         from qdqspec.backends.fake.cost import cost_of, fraction
         from qdqspec.graph.model import QDQ_OPS, load_model
 
-        words = options_from(options.extra)
+        words = OPTIONS.of(options.extra)
         loaded = load_model(model)
         cost = cost_of(loaded, words.seed, words.scale, words.integer)
         if fraction(words.seed, "faulty", cost.structure) >= words.fault_rate:
@@ -196,10 +196,8 @@ class FakeEngine:
     def time(self, runs: int, warmup: int = 0, profile: int = 0) -> Samples:
         """Draw the times of ``runs`` runs; at another profile work scales with the inputs, launches do not."""
         break_down(self._words, "time")
-        state = self._device.state(self._words)
-        steady = math.fsum(
-            layer.milliseconds * (state if layer.integer else 1.0) for layer in self._layers_at(profile)
-        )
+        state, layers = self._device.state(self._words), self._layers_at(profile)
+        steady = math.fsum(layer.milliseconds * (state if layer.integer else 1.0) for layer in layers)
         self._device.pass_time(warmup * steady)
         cpu, wall = zip(*(self._one_run(steady) for _ in range(runs)), strict=True) if runs else ((), ())
         return Samples(wall_ms=wall, cpu_ms=cpu)
@@ -208,10 +206,8 @@ class FakeEngine:
         """Times per kernel, with the noise of a mean of ``runs`` runs."""
         break_down(self._words, "layers")
         layers = self._layers_at(profile)
-        noise = self._words.run_noise / math.sqrt(max(runs, 1))
-        factors = np.exp(noise * self._random.standard_normal(len(self._layers))) * self._device.drift(
-            self._words
-        )
+        noise, drift = self._words.run_noise / math.sqrt(max(runs, 1)), self._device.drift(self._words)
+        factors = np.exp(noise * self._random.standard_normal(len(self._layers))) * drift
         return tuple(
             replace(layer, milliseconds=layer.milliseconds * float(factor))
             for layer, factor in zip(layers, factors, strict=True)
@@ -244,11 +240,6 @@ class FakeEngine:
             replace(layer, milliseconds=launch + max(layer.milliseconds - launch, 0.0) * grown)
             for layer in self._layers
         )
-
-
-def options_from(extra: Mapping[str, str]) -> FakeOptions:
-    """Read the options that begin with ``fake.``; raise `ConfigError` for an unknown or invalid one."""
-    return FakeOptions(**OPTIONS.read(extra))
 
 
 def break_down(words: FakeOptions, stage: str) -> None:

@@ -242,9 +242,8 @@ class IsolatedEngine:
             problem = f"the engine's process {_exit_text(code)} during '{what}'"
         else:
             problem = f"the engine gave no answer to '{what}' for {seconds:g} s and was ended"
-            cure = "leave this candidate out"
-            if what == "build":
-                cure = "give it more time with --qdq-build-limit"
+            given_up = "leave this candidate out"
+            cure = "give it more time with --qdq-build-limit" if what == "build" else given_up
         if words:
             problem += f"; the end of its log:\n{words}"
         return BackendError(problem, where=self._model, cure=cure)

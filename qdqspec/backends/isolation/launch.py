@@ -1,12 +1,10 @@
 """Starts the processes that serve engines, one for each engine.
 
-Two launchers with one interface: `Zygote` forks children of a process that has the backend's library loaded (about a
-millisecond each); `Interpreters` starts a fresh interpreter for each engine (a tenth of a second or more) where
-forking is unavailable or unsafe. To load a library takes about a second, so that a zygote that is given back is kept
-for the next caller with the same backend and the same environment.
-
-``multiprocessing`` does not replace them: its fork server imports the caller's main module, has one environment for
-all, and does not report the threads of a loaded library.
+`Zygote` forks children of a process that has the backend's library loaded (about a millisecond each); `Interpreters`
+starts a fresh interpreter for each engine (a tenth of a second or more) where forking is unavailable or unsafe. To load
+a library takes about a second, so that a zygote that is given back is kept for the next caller with the same backend
+and environment. ``multiprocessing`` does not replace them: its fork server imports the caller's main module, has one
+environment for all, and does not report the threads of a loaded library.
 """
 
 from __future__ import annotations
@@ -86,10 +84,9 @@ def _start_worker(
 
     The worker inherits the connection, and ends when its standard input does.
     """
-    module, number = "qdqspec.backends.isolation.worker", connection.fileno()
-    command, variables = python_command(
-        module, role, backend, str(number), str(folder), interpreter=interpreter
-    )
+    number = connection.fileno()
+    words = "qdqspec.backends.isolation.worker", role, backend, str(number), str(folder)
+    command, variables = python_command(*words, interpreter=interpreter)
     is_windows = sys.platform == "win32"
     with (folder / LOG).open("ab") as output:
         process = subprocess.Popen(
@@ -102,9 +99,7 @@ def _start_worker(
         )
     if sys.platform == "win32":
         assert process.stdin is not None
-        with contextlib.suppress(
-            OSError
-        ):  # it ended before it read its input, which the first request detects
+        with contextlib.suppress(OSError):  # it ended early, which the first request detects
             process.stdin.write(connection.share(process.pid))
             process.stdin.flush()
     return process
@@ -130,10 +125,9 @@ class Zygote:
     def __init__(self, backend: str, interpreter: Interpreter | None = None) -> None:
         self.circumstances = _circumstances(backend) if interpreter is None else None
         self._own = TemporaryFolder()
-        self._scratch = self._own.path
         self._control, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
         with theirs:
-            self._process = _start_worker("zygote", backend, theirs, self._scratch, interpreter)
+            self._process = _start_worker("zygote", backend, theirs, self._own.path, interpreter)
         try:
             if self._ask({"do": "count threads"})["threads"] != 1:
                 raise NotForkableError
@@ -148,7 +142,7 @@ class Zygote:
 
     def start(self) -> Child:
         """Fork one child."""
-        folder = engine_folder(self._scratch)
+        folder = engine_folder(self._own.path)
         ours, theirs = socket.socketpair()
         try:
             with theirs:
@@ -198,7 +192,7 @@ class Zygote:
             if message:
                 answer: dict[str, Any] = json.loads(message)
                 return answer
-            why = f"ended early\n{last_lines(self._scratch)}".rstrip()
+            why = f"ended early\n{last_lines(self._own.path)}".rstrip()
         raise BackendError(f"the process that loads the backend's library {why}", cure=_CURE)
 
 
@@ -211,13 +205,12 @@ class Interpreters:
         self._backend = backend
         self._interpreter = interpreter
         self._own = TemporaryFolder()
-        self._scratch = self._own.path
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> Child:
         """Start one interpreter."""
         self._processes = [process for process in self._processes if process.poll() is None]
-        folder = engine_folder(self._scratch)
+        folder = engine_folder(self._own.path)
         ours, theirs = socket.socketpair()
         with theirs:
             process = _start_worker("single", self._backend, theirs, folder, self._interpreter)
@@ -275,10 +268,9 @@ def _idle_zygote(circumstances: tuple[object, ...]) -> Zygote | None:
     """An idle zygote that was started under these circumstances."""
     with _IDLE_LOCK:
         fitting = [each for each in _IDLE if each.circumstances == circumstances and each.is_running]
-        if not fitting:
-            return None
-        _IDLE.remove(fitting[-1])
-        return fitting[-1]
+        if fitting:
+            _IDLE.remove(fitting[-1])
+    return fitting[-1] if fitting else None
 
 
 def _circumstances(backend: str) -> tuple[object, ...]:

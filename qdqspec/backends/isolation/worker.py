@@ -23,7 +23,7 @@ import threading
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,19 +43,18 @@ MOST_TWICE = 64 << 20  # bytes of a model that is built twice, to be run between
 Reply = tuple[Header, Mapping[str, Array]]
 
 
-@dataclass
 class Service:
     """Answers the requests of one connection with one engine."""
 
-    stream: FrameStream
-    backend: Backend
-    engine: Engine | None = field(default=None, init=False)
-    # context of timed runs
-    where: Callable[[], AbstractContextManager[None]] = field(default=nullcontext, init=False)
-    # builds the model once more, to run it between runs of the engine; none for a large model or on a device
-    build_other: Callable[[], Engine] | None = field(default=None, init=False)
-    other: Engine | None = field(default=None, init=False)
-    bound: dict[int, Mapping[str, Array]] = field(default_factory=dict, init=False)  # inputs by profile
+    def __init__(self, stream: FrameStream, backend: Backend) -> None:
+        self.stream = stream
+        self.backend = backend
+        self.engine: Engine | None = None
+        self.where: Callable[[], AbstractContextManager[None]] = nullcontext  # context of timed runs
+        # builds the model once more, to run it between runs of the engine; none for a large model or on a device
+        self.build_other: Callable[[], Engine] | None = None
+        self.other: Engine | None = None
+        self.bound: dict[int, Mapping[str, Array]] = {}  # inputs by profile
 
     def serve(self) -> None:
         """Answer until the other end closes. Whatever the backend raises is sent as an answer."""
@@ -96,19 +95,19 @@ class Service:
         return {}, numeric
 
     def _do_bind(self, header: Header, arrays: Mapping[str, Array]) -> Reply:
-        self._built().bind(arrays, **_profile(header["profile"]))
+        self._built().bind(arrays, header["profile"])
         self.bound[header["profile"]] = arrays
         return {}, {}
 
     def _do_time(self, header: Header, _: Mapping[str, Array]) -> Reply:
-        engine, warmup, profile = self._built(), header["warmup"], _profile(header["profile"])
+        engine, warmup, profile = self._built(), header["warmup"], header["profile"]
         with self.where():
             if header["after_another"]:
                 if self.build_other is not None:
-                    engine.time(1, warmup - 1, **profile)
-                    self._other(self.build_other).time(1, **profile)
+                    engine.time(1, warmup - 1, profile)
+                    self._other(self.build_other).time(1, profile=profile)
                 warmup = 0
-            samples = engine.time(header["runs"], warmup, **profile)
+            samples = engine.time(header["runs"], warmup, profile)
         return {"samples": to_data(samples)}, {}
 
     def _other(self, build: Callable[[], Engine]) -> Engine:
@@ -116,23 +115,18 @@ class Service:
         if self.other is None:
             self.other = build()
             for number, feeds in self.bound.items():
-                self.other.bind(feeds, **_profile(number))
+                self.other.bind(feeds, number)
         return self.other
 
     def _do_layers(self, header: Header, _: Mapping[str, Array]) -> Reply:
         with self.where():
-            layers = self._built().layers(header["runs"], **_profile(header["profile"]))
+            layers = self._built().layers(header["runs"], header["profile"])
         return {"layers": to_data(layers)}, {}
 
     def _built(self) -> Engine:
         if self.engine is None:
             raise BackendError("no engine is built in this process")
         return self.engine
-
-
-def _profile(number: int) -> dict[str, int]:
-    """The profile as a keyword argument; omitted for the first, so that backends may lack the parameter."""
-    return {"profile": number} if number else {}
 
 
 def error_to_json(error: Exception) -> dict[str, Any]:
@@ -161,8 +155,9 @@ def options_from_json(data: Mapping[str, Any]) -> BuildOptions:
         spans = {n: {kind: tuple(dims) for kind, dims in s.items()} for n, s in profile["shapes"].items()}
         shapes = {name: InputShape(**span) for name, span in spans.items()}
         profiles.append(ShapeProfile(weight=profile["weight"], shapes=shapes))
-    state = None if data["state"] is None else Path(data["state"])
-    return BuildOptions(**{**data, "profiles": tuple(profiles), "state": state})
+    return BuildOptions(
+        **{**data, "profiles": tuple(profiles), "state": data["state"] and Path(data["state"])}
+    )
 
 
 # ---- role: zygote -------------------------------------------------------------------------------
@@ -174,8 +169,7 @@ def run_zygote(control: socket.socket, name: str, scratch: Path) -> None:
     try:
         backend = backend_named(name)
         backend.probe()  # imports the heavy library
-        # and onnx, with which backends read their optimized models
-        importlib.import_module("qdqspec.graph.model")
+        importlib.import_module("qdqspec.graph.model")  # and onnx, with which backends read optimized models
         gc.freeze()  # objects loaded so far stay shared between the children
         with suppress(ConnectionError):
             while True:
@@ -193,11 +187,7 @@ def run_zygote(control: socket.socket, name: str, scratch: Path) -> None:
 
 
 def _execute(
-    request: Header,
-    control: socket.socket,
-    sent: list[socket.socket],
-    backend: Backend,
-    children: set[int],
+    request: Header, control: socket.socket, sent: list[socket.socket], backend: Backend, children: set[int]
 ) -> Header:
     if request["do"] == "count threads":
         return {"threads": _thread_count()}
@@ -318,8 +308,7 @@ def main(arguments: list[str]) -> None:
         connection = socket.fromshare(os.read(0, CONTROL_LIMIT))
     else:
         connection = socket.socket(fileno=int(number))
-    run = run_zygote if role == "zygote" else run_single
-    run(connection, name, Path(folder))
+    (run_zygote if role == "zygote" else run_single)(connection, name, Path(folder))
 
 
 _SYSTEM = Path("/sys/devices/system/cpu")

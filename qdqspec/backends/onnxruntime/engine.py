@@ -20,37 +20,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import onnx
 
 from qdqspec._core.arrays import Array
 from qdqspec._core.config.declared import declare, one_of, option, plugin_libraries
-from qdqspec.backends import _cpu
-from qdqspec.backends._engine import (
-    CHECK_INPUTS,
-    TimedEngine,
-    cannot_run,
-    profile_warmup,
-    refusals_of,
-    require_file,
-    time_runs,
-)
+from qdqspec.backends import _cpu, _engine
 from qdqspec.backends._source import read_source
 from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities
-from qdqspec.backends.onnxruntime.layers import (
-    graph_hash,
-    layer_times,
-    map_kernels,
-    parse_profile,
-    read_graph,
-)
-from qdqspec.backends.onnxruntime.ops import (
-    BLOCKED_4,
-    BLOCKED_8,
-    BLOCKED_8_SINCE,
-    capabilities,
-    describe,
-    overflows,
-)
-from qdqspec.errors import BackendError, BackendUnavailableError
+from qdqspec.backends.onnxruntime import ops
+from qdqspec.backends.onnxruntime.layers import graph_hash, layer_times, map_kernels, parse_profile
+from qdqspec.errors import BackendError
 from qdqspec.types import DeviceKey, LayerTime, Samples
 
 if TYPE_CHECKING:
@@ -90,11 +69,6 @@ class OnnxRuntimeOptions:
 OPTIONS = declare("onnxruntime", OnnxRuntimeOptions, {"provider": _PROVIDER, "providers": _PROVIDER})
 
 
-def options_from(extra: Mapping[str, str]) -> OnnxRuntimeOptions:
-    """Read the options that begin with ``onnxruntime.``; raise `ConfigError` for an unknown or invalid one."""
-    return OnnxRuntimeOptions(**OPTIONS.read(extra))
-
-
 _PROGRAM = """import onnxruntime as ort
 
 settings = ort.SessionOptions()
@@ -108,15 +82,15 @@ print("ONNX Runtime", ort.__version__, "builds and runs the model")
 
 def program(options: BuildOptions) -> str:
     """A Python program that builds ``MODEL`` and runs it on ``FEEDS``."""
-    words = options_from(options.extra)
+    words = OPTIONS.of(options.extra)
     libraries = (f"settings.register_custom_ops_library({str(library)!r})\n" for library in words.plugins)
-    level = LEVELS[words.optimization]
-    name, value = _KEEPING_PAIRS
-    keeping = f"settings.add_session_config_entry({name!r}, {value!r})\n"
+    keeping = (
+        f"settings.add_session_config_entry{_KEEPING_PAIRS}\n" if words.optimization == PAIRS_KEPT else ""
+    )
     return _PROGRAM.format(
         threads=options.threads,
-        level=level,
-        settings=keeping if words.optimization == PAIRS_KEPT else "",
+        level=LEVELS[words.optimization],
+        settings=keeping,
         libraries="".join(libraries),
     )
 
@@ -162,7 +136,7 @@ _OPTIMIZER = (
 )
 _INSTALL = "pip install onnxruntime"
 _PACKAGES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml")
-_refusals = refusals_of(plainly, cure_for)
+_refusals = _engine.refusals_of(plainly, cure_for)
 _FATAL = 4  # log severity: errors reach the caller as exceptions, standard error stays quiet
 _INLINE_BYTES = "1024"  # larger constants of the optimized graph are written to an external file
 
@@ -177,18 +151,15 @@ class OnnxRuntime:
     def probe(self, options: BuildOptions = PLAIN) -> Availability:  # noqa: ARG002 - there is one device only
         """Report whether ONNX Runtime can be imported, and the integer path of this processor."""
         cpu = _cpu.detect()
-        facts = {"cpu": cpu.product, "int8 path": describe(cpu), "cores": str(cpu.cores)}
+        facts = {"cpu": cpu.product, "int8 path": ops.describe(cpu), "cores": str(cpu.cores)}
         try:
             import onnxruntime as ort
 
-            facts = {
-                "onnxruntime": ort.__version__,
-                "providers": ", ".join(ort.get_available_providers()),
-            } | facts
+            found = {"onnxruntime": ort.__version__, "providers": ", ".join(ort.get_available_providers())}
         except Exception as error:  # noqa: BLE001 - a broken wheel raises anything from ImportError to OSError
             why = f"onnxruntime cannot be imported: {plainly(error)}"
             return Availability(usable=False, why=why, install=_INSTALL, facts=facts)
-        return Availability(usable=True, facts=facts)
+        return Availability(usable=True, facts=found | facts)
 
     def device(self, options: BuildOptions) -> DeviceKey:
         """Processor, integer instruction set, ONNX Runtime major.minor and threads.
@@ -197,8 +168,8 @@ class OnnxRuntime:
         """
         cpu = _cpu.detect()
         version = _installed_version()
-        details = cpu.details(int8_path=describe(cpu), threads=options.threads, onnxruntime=version)
-        level = options_from(options.extra).optimization
+        details = cpu.details(int8_path=ops.describe(cpu), threads=options.threads, onnxruntime=version)
+        level = OPTIONS.of(options.extra).optimization
         if level != FULL:
             details["optimization"] = level
         return DeviceKey(key=cpu.key("onnxruntime", version, f"t{options.threads}"), details=details)
@@ -206,8 +177,8 @@ class OnnxRuntime:
     def capabilities(self, options: BuildOptions = PLAIN) -> Capabilities:  # noqa: ARG002 - there is one device only
         """The operators that run in integers; the table is verified against the installed version by tests."""
         return replace(
-            capabilities(_blocked_formats()),
-            reduce_range=overflows(_cpu.detect()),
+            ops.capabilities(_blocked_formats()),
+            reduce_range=ops.overflows(_cpu.detect()),
             rules={"copies-read-in-bodies": "qdqspec.backends.onnxruntime.placement:copies_read_in_bodies"},
             enforces_output_shapes=True,  # if it is given the memory of the outputs
         )
@@ -217,7 +188,7 @@ class OnnxRuntime:
         return OnnxRuntimeEngine(model, options)
 
 
-class OnnxRuntimeEngine(TimedEngine["ort.InferenceSession", dict[str, Array]]):
+class OnnxRuntimeEngine(_engine.TimedEngine["ort.InferenceSession", dict[str, Array]]):
     """A session on one or more threads. The model file must exist as long as `layers` is used.
 
     Models are run as most callers do, by `InferenceSession.run` with arrays. I/O binding saves three to five
@@ -225,10 +196,13 @@ class OnnxRuntimeEngine(TimedEngine["ort.InferenceSession", dict[str, Array]]):
     """
 
     def __init__(self, model: Path, options: BuildOptions) -> None:
-        if options.hashed:
-            session, self.graph_hash = _hashed_session(model, options)
-        else:
-            session, self.graph_hash = open_session(model, options), ""
+        self.graph_hash = ""
+        with tempfile.TemporaryDirectory(prefix="qdqspec-ort-") as folder:
+            optimized = Path(folder) / "optimized.onnx" if options.hashed else None
+            session = open_session(model, options, optimized=optimized)
+            if optimized is not None:
+                written = onnx.load(str(optimized), load_external_data=False)
+                self.graph_hash = graph_hash(written.graph, optimized.parent)
         super().__init__(model, session)
         self._options = options
         self._outputs = [output.name for output in session.get_outputs()]
@@ -237,10 +211,10 @@ class OnnxRuntimeEngine(TimedEngine["ort.InferenceSession", dict[str, Array]]):
         """Run once and return the outputs by name."""
         session = self._require_open()
         try:
-            with _refusals(cannot_run(feeds), self.model):
+            with _refusals(_engine.cannot_run(feeds), self.model):
                 values = session.run(self._outputs, dict(feeds))
         except BackendError as error:
-            if error.cure == CHECK_INPUTS and self._runs_as_defined(feeds):
+            if error.cure == _engine.CHECK_INPUTS and self._runs_as_defined(feeds):
                 raise BackendError(error.what, where=self.model, cure=_OPTIMIZER) from None
             raise
         return dict(zip(self._outputs, values, strict=True))
@@ -260,17 +234,14 @@ class OnnxRuntimeEngine(TimedEngine["ort.InferenceSession", dict[str, Array]]):
         """Fix the inputs that `time` and `layers` use; they are copied once."""
         inputs = {value.name for value in self._require_open().get_inputs()}
         if unknown := sorted(feeds.keys() - inputs):
-            raise BackendError(
-                f"the inputs could not be bound: the model has no input {', '.join(unknown)}",
-                where=self.model,
-                cure=CHECK_INPUTS,
-            )
+            what = f"the inputs could not be bound: the model has no input {', '.join(unknown)}"
+            raise BackendError(what, where=self.model, cure=_engine.CHECK_INPUTS)
         self._bind(profile, {name: np.array(value, order="C") for name, value in feeds.items()})
 
     def _timed(self, runs: int, warmup: int, profile: int) -> Samples:
         run = partial(self._require_open().run, self._outputs, self._require_bound(profile))
         with _refusals("the model could not be run", self.model):
-            return time_runs(run, runs, warmup, alone=self._options.threads == 1)
+            return _engine.time_runs(run, runs, warmup, alone=self._options.threads == 1)
 
     def layers(self, runs: int = 12, profile: int = 0) -> tuple[LayerTime, ...]:
         """Time per kernel, from a second session with profiling; its sum is scaled to the unprofiled latency.
@@ -282,7 +253,7 @@ class OnnxRuntimeEngine(TimedEngine["ort.InferenceSession", dict[str, Array]]):
             optimized = Path(folder) / "optimized.onnx"
             session = open_session(self.model, self._options, optimized=optimized, profile=Path(folder) / "p")
             with _refusals("the model could not be run", self.model):
-                for _ in range(profile_warmup(runs) + runs):
+                for _ in range(_engine.profile_warmup(runs) + runs):
                     session.run(self._outputs, feeds)
             events = parse_profile(Path(session.end_profiling()).read_text(encoding="utf-8"))
             kernels = read_source(optimized)
@@ -296,8 +267,8 @@ def _blocked_formats() -> tuple[str, ...]:
     try:
         version = tuple(int(part) for part in _installed_version().split(".")[:2])
     except ImportError:  # without the package the table of operators is still shown
-        return BLOCKED_4
-    return (*BLOCKED_4, *(BLOCKED_8 if version >= BLOCKED_8_SINCE else ()))
+        return ops.BLOCKED_4
+    return (*ops.BLOCKED_4, *(ops.BLOCKED_8 if version >= ops.BLOCKED_8_SINCE else ()))
 
 
 def _installed_version() -> str:
@@ -308,14 +279,6 @@ def _installed_version() -> str:
     import onnxruntime as ort
 
     return str(ort.__version__)
-
-
-def _hashed_session(model: Path, options: BuildOptions) -> tuple[ort.InferenceSession, str]:
-    """Open a session, and the hash of the graph it runs."""
-    with tempfile.TemporaryDirectory(prefix="qdqspec-ort-") as folder:
-        optimized = Path(folder) / "optimized.onnx"
-        session = open_session(model, options, optimized=optimized)
-        return session, graph_hash(read_graph(optimized), optimized.parent)
 
 
 def open_session(
@@ -331,13 +294,8 @@ def open_session(
     ``failure`` is the text of an error. Writing the graph with external weights costs 0.2 to 1 times a plain
     build, 30 ms for 20 MB.
     """
-    try:
-        import onnxruntime as ort
-    except Exception as error:  # noqa: BLE001 - a broken wheel raises anything from ImportError to OSError
-        raise BackendUnavailableError(
-            f"onnxruntime cannot be imported: {plainly(error)}", cure=_INSTALL
-        ) from None
-    require_file(model)
+    ort = _engine.import_library("onnxruntime", _INSTALL)
+    _engine.require_file(model)
     settings = _session_options(options)
     if optimized is not None:
         settings.optimized_model_filepath = str(optimized)
@@ -354,7 +312,7 @@ def open_session(
 def _session_options(options: BuildOptions) -> ort.SessionOptions:
     import onnxruntime as ort
 
-    words = options_from(options.extra)
+    words = OPTIONS.of(options.extra)
     settings = ort.SessionOptions()
     settings.intra_op_num_threads = options.threads
     settings.inter_op_num_threads = 1
@@ -366,7 +324,6 @@ def _session_options(options: BuildOptions) -> ort.SessionOptions:
     if options.threads == 1:
         settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
     for library in words.plugins:
-        # Load a library of custom operators named on the command line.
         try:
             settings.register_custom_ops_library(str(library))
         except Exception as error:  # noqa: BLE001 - onnxruntime's exceptions share no public base class

@@ -1,14 +1,12 @@
 """Reads an optimized graph and its profile, and maps the kernels back to the nodes of the given model.
 
 ONNX Runtime fuses, renames and changes layouts. These properties are used (seen with 1.31.1, on all models tried):
-a fused kernel keeps the name of one node it replaced, with ``_token_N`` appended if a graph pass made
-it; a blocked-layout kernel (NCHWc) is named after its *output tensor* with ``_nchwc`` appended; remaining tensors
-keep their names; inserted conversion nodes have generated names.
-
-Kernels in bodies of If, Loop and Scan are found too.
-Kernels of the main graph run in the order of the written optimized graph (seen on every model tried), while
-unnamed ones are named by an index that the file does not contain. An event is written when a kernel ends, so those of
-a body precede that of the node that owns it: for an If those of a branch, for a Loop or Scan those of each iteration.
+a fused kernel keeps the name of one node it replaced, with ``_token_N`` appended if a graph pass made it; a
+blocked-layout kernel (NCHWc) is named after its *output tensor* with ``_nchwc`` appended; remaining tensors keep their
+names; inserted conversion nodes have generated names. Kernels of the main graph run in the order of the written
+optimized graph, while unnamed ones are named by an index that the file does not contain. An event is written when a
+kernel ends, so those of a body precede that of the node that owns it: for an If those of a branch, for a Loop or Scan
+those of each iteration.
 """
 
 from __future__ import annotations
@@ -123,9 +121,8 @@ class _Mapping:
     def _place_by_readers(self) -> None:
         """Map tensors between kernels of a blocked layout, which have generated names, by what their reader reads."""
         for node, known in zip(reversed(self._graph.node), reversed(self._named), strict=True):
-            known = self._source.fused_start(
-                known, node.name.removesuffix("_nchwc"), _source_ops(node.op_type)
-            )
+            tensor = node.name.removesuffix("_nchwc")
+            known = self._source.fused_start(known, tensor, _source_ops(node.op_type))
             if known is None:
                 continue
             # an integer kernel has scales between
@@ -146,9 +143,8 @@ class _Mapping:
         """The positions of a kernel's inputs, or of its consumers' outputs if it converts a generated constant."""
         before = dict.fromkeys(place for tensor in node.input if tensor for place in self._at(tensor))
         readers = (reader for tensor in node.output for reader in self._readers.get(tensor, ()))
-        return tuple(before) or tuple(
-            dict.fromkeys(p for reader in readers for t in reader.output for p in self._at(t))
-        )
+        behind = dict.fromkeys(p for reader in readers for t in reader.output for p in self._at(t))
+        return tuple(before or behind)
 
     def _converts(self, node: onnx.NodeProto) -> bool:
         if node.op_type in PAIRS or node.op_type in _REORDERS:
@@ -281,14 +277,13 @@ def without_overhead(
         most = (left[kernels] / number[kernels]).min()
         left[kernels] -= number[kernels] * min(most, excess / number[kernels].sum())
         left = left.clip(0)  # the shortest may be rounded below zero
-    whole = left.sum()
-    return [float(one) for one in left * (total / whole if whole > 0 else 0.0)]
+    shares = left / left.sum() if left.any() else left
+    return [float(share) * total for share in shares]
 
 
 def _is_integer(event: KernelEvent) -> bool:
-    return event.op_type.startswith(_INTEGER_OPS) or (
-        event.dtype in _INTEGER_TYPES and event.op_type != "Cast"
-    )
+    reads_integers = event.dtype in _INTEGER_TYPES and event.op_type != "Cast"
+    return event.op_type.startswith(_INTEGER_OPS) or reads_integers
 
 
 def _trimmed_mean(values: Sequence[int]) -> float:
@@ -303,8 +298,7 @@ def runs_of(scopes: Scopes, events: Sequence[KernelEvent]) -> list[list[TimedEve
     runs: list[list[TimedEvent]] = []
     at = 0
     while at < len(events):
-        found = reader.main(at)
-        if found is None:
+        if (found := reader.main(at)) is None:
             return None
         runs.append(found[0])
         at = found[1]
@@ -321,12 +315,10 @@ class _Reader:
         """One run, starting at an event. Events of operators that are not in the file are skipped."""
         timed: list[TimedEvent] = []
         for name, node in _nodes(self._main):
-            found = self._node(name, node, at)
-            while found is None:
+            while (found := self._node(name, node, at)) is None:
                 at += 1
                 if at >= len(self._events):
                     return None
-                found = self._node(name, node, at)
             timed += found[0]
             at = found[1]
         return timed, at
@@ -337,8 +329,7 @@ class _Reader:
         left = list(_nodes(scope))
         while left:
             for index in self._likely(left, at):
-                found = self._node(*left[index], at)
-                if found is not None:
+                if (found := self._node(*left[index], at)) is not None:
                     break
             else:
                 return None
@@ -354,27 +345,18 @@ class _Reader:
         event = self._events[at]
         fitting = [index for index, (_, node) in enumerate(left) if _fits(event, node)]
         fitting.sort(key=lambda index: left[index][1].name != event.name)
-        return fitting + [
-            i for i, (_, node) in enumerate(left) if i not in fitting and any(True for _ in bodies_of(node))
-        ]
+        owners = [index for index, (_, node) in enumerate(left) if any(bodies_of(node))]
+        return fitting + [index for index in owners if index not in fitting]
 
     def _node(self, name: str, node: onnx.NodeProto, at: int) -> _Found | None:
         bodies = [self._bodies[name, attribute] for attribute, _ in bodies_of(node)]
-        for timed, end in (
-            self._branches(bodies, at) if node.op_type == "If" else self._iterations(bodies, at)
-        ):
+        branches = filter(None, (self._body(body, at) for body in bodies))
+        for timed, end in branches if node.op_type == "If" else self._iterations(bodies, at):
             if end < len(self._events) and _fits(self._events[end], node):
                 event = self._events[end]
                 own = max(event.microseconds - sum(part for _, _, part in timed), 0)
                 return [*timed, (name, event, own)], end + 1
         return None
-
-    def _branches(self, bodies: Sequence[Scope], at: int) -> Iterator[_Found]:
-        """The kernels executed in each branch that matches."""
-        for body in bodies:
-            found = self._body(body, at)
-            if found is not None:
-                yield found
 
     def _iterations(self, bodies: Sequence[Scope], at: int) -> Iterator[_Found]:
         """The kernels executed after no iteration, after one, and so on."""
@@ -399,11 +381,6 @@ def _fits(event: KernelEvent, node: onnx.NodeProto) -> bool:
 # ---- hash of an optimized graph -----------------------------------------------------------------
 
 
-def read_graph(path: Path) -> onnx.GraphProto:
-    """Read an optimized model's graph; large weights stay in their external file."""
-    return onnx.load(str(path), load_external_data=False).graph
-
-
 def graph_hash(graph: onnx.GraphProto, folder: Path) -> str:
     """Hash the computation of a graph: operators, attributes, constants and connections, without names.
 
@@ -411,21 +388,17 @@ def graph_hash(graph: onnx.GraphProto, folder: Path) -> str:
     every build; names of graph inputs and outputs count. Independent of node order: every tensor
     has the hash of the node that makes it (a Merkle tree), and the graph's hash covers all nodes and outputs.
     """
-    weights = _ExternalWeights(folder)
-    try:
-        return _hash_graph(graph, {}, weights)
-    finally:
-        weights.close()
+    return _hash_graph(graph, {}, folder)
 
 
-def _hash_graph(graph: onnx.GraphProto, outer: Mapping[str, str], weights: _ExternalWeights) -> str:
+def _hash_graph(graph: onnx.GraphProto, outer: Mapping[str, str], folder: Path) -> str:
     known = dict(outer)
     known.update((i.name, _digest("input", i.name)) for i in graph.input)
-    known.update((t.name, _hash_tensor(t, weights)) for t in graph.initializer)
+    known.update((t.name, _hash_tensor(t, folder)) for t in graph.initializer)
     nodes = []
     for node in graph.node:  # ONNX requires topological order, so every input is known by now
         inner = known if any(a.HasField("g") for a in node.attribute) else {}
-        attributes = sorted(_hash_attribute(a, inner, weights) for a in node.attribute)
+        attributes = sorted(_hash_attribute(a, inner, folder) for a in node.attribute)
         inputs = (known.get(name, "") for name in node.input)
         digest = _digest(node.domain, node.op_type, len(node.output), *attributes, "|", *inputs)
         nodes.append(digest)
@@ -434,18 +407,19 @@ def _hash_graph(graph: onnx.GraphProto, outer: Mapping[str, str], weights: _Exte
     return _digest(*sorted(nodes), "|", *outputs)
 
 
-def _hash_attribute(
-    attribute: onnx.AttributeProto, outer: Mapping[str, str], weights: _ExternalWeights
-) -> str:
+def _hash_attribute(attribute: onnx.AttributeProto, outer: Mapping[str, str], folder: Path) -> str:
     if attribute.HasField("g"):
-        return _digest(attribute.name, _hash_graph(attribute.g, outer, weights))
+        return _digest(attribute.name, _hash_graph(attribute.g, outer, folder))
     return _digest(attribute.name, attribute.SerializeToString(deterministic=True).hex())
 
 
-def _hash_tensor(tensor: onnx.TensorProto, weights: _ExternalWeights) -> str:
+def _hash_tensor(tensor: onnx.TensorProto, folder: Path) -> str:
     digest = hashlib.sha256(f"{tensor.data_type} {list(tensor.dims)} ".encode())
     if external_data_helper.uses_external_data(tensor):
-        digest.update(weights.of(tensor))
+        info = external_data_helper.ExternalDataInfo(tensor)
+        if length := int(info.length or 0):
+            weights = np.memmap(folder / info.location, np.uint8, "r", int(info.offset or 0), length)
+            digest.update(weights.data)
     elif tensor.HasField("raw_data"):
         digest.update(tensor.raw_data)
     else:
@@ -455,23 +429,3 @@ def _hash_tensor(tensor: onnx.TensorProto, weights: _ExternalWeights) -> str:
 
 def _digest(*parts: object) -> str:
     return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()
-
-
-class _ExternalWeights:
-    """Weight files mapped into memory, each opened once."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._files: dict[str, np.memmap[tuple[int], np.dtype[np.uint8]]] = {}
-
-    def of(self, tensor: onnx.TensorProto) -> memoryview:
-        """The bytes of one tensor."""
-        info = external_data_helper.ExternalDataInfo(tensor)
-        if info.location not in self._files:
-            self._files[info.location] = np.memmap(self._folder / info.location, dtype=np.uint8, mode="r")
-        start = info.offset or 0
-        return self._files[info.location][start : start + (info.length or 0)].data
-
-    def close(self) -> None:
-        """Close the files, so that their folder can be removed."""
-        self._files.clear()

@@ -68,13 +68,10 @@ def _odd_biases(view: View, op_type: str, tolerance: float) -> Iterator[Hit]:
         if len({one.size, other.size, found.size} - {1}) > 1:
             yield node, f"has {found.size} scales of a bias for {one.size} and {other.size} of the others"
             continue
-        wanted = (one.reshape(-1) * other.reshape(-1)).reshape(-1)
+        wanted = one.reshape(-1) * other.reshape(-1)
         if not np.allclose(found.reshape(-1), wanted, rtol=tolerance, atol=0):
-            least = wanted.max()
-            times = (
-                f"{found.max() / least:.3g} times that scale" if least else "a scale where the product is 0"
-            )
-            yield node, f"has a bias with {times}"
+            least, odd = wanted.max(), "a scale where the product is 0"
+            yield node, f"has a bias with {f'{found.max() / least:.3g} times that scale' if least else odd}"
 
 
 @rule(
@@ -116,9 +113,8 @@ def scalars(view: View) -> Iterator[Hit]:
             continue
         made = [view.dequantizer(tensor) for tensor in node.inputs]
         around = [*(dq for dq in made if dq is not None), *view.quantizers(node.outputs[0])]
-        flat = [
-            pair.name for pair in around if (s := view.numbers(pair).scale) is not None and s.shape == (1,)
-        ]
+        scales = ((pair.name, view.numbers(pair).scale) for pair in around)
+        flat = [name for name, scale in scales if scale is not None and scale.shape == (1,)]
         if all(made) and flat:
             yield node, f"reads or feeds '{flat[0]}'"
 
@@ -156,11 +152,8 @@ def eight_bit_floats(view: View) -> Iterator[Hit]:
         offered = LABELS.get(node.op_type, ())
         if not floats or len(floats) < len(made) or any(view.numbers(dq).block for dq in floats):
             continue
-        if (
-            "in-only" in offered
-            or node.op_type in _MOVED_ALONE
-            or (offered and view.quantizers(node.outputs[0]))
-        ):
+        alone = "in-only" in offered or node.op_type in _MOVED_ALONE
+        if alone or (offered and view.quantizers(node.outputs[0])):
             yield node, f"is a {node.op_type}"
 
 
@@ -383,11 +376,8 @@ _TURNED = frozenset({"Identity", "Transpose"})  # the DQ of a constant before th
 _RESHAPING = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 _LINEAR = frozenset({"Conv", "Gemm", "MatMul"})
 _LOWEST: dict[int | None, int] = {
-    TensorProto.UINT8: 0,
-    TensorProto.INT8: -128,
-    TensorProto.UINT16: 0,
-    TensorProto.INT16: -32768,
-}
+    TensorProto.UINT8: 0, TensorProto.INT8: -128, TensorProto.UINT16: 0, TensorProto.INT16: -32768,
+}  # fmt: skip
 
 
 @rule(
@@ -612,8 +602,7 @@ def _float_reader(view: View, node: Node) -> str:
     """The float reader of the result of an operator and of the nodes fused into it; empty if there is none."""
     chain = view.fused(node, ABSORBED | _passed(view))
     result = chain[-1].outputs[0]
-    readers = view.readers(result)
-    quantizers = view.quantizers(result)
+    readers, quantizers = view.readers(result), view.quantizers(result)
     stays = [each for each in chain if quantizers and not _folds_into_quantizer(view, each, quantizers[0])]
     if stays:
         return f"'{stays[0].name}' stays: the zero point behind it is not the lowest value"
@@ -621,13 +610,9 @@ def _float_reader(view: View, node: Node) -> str:
         return f"'{result}' is an output of the model"
     if result in view.model.captured:
         return f"a body of If, Loop or Scan reads '{result}'"
-    if not readers:
-        return ""
-    others = [reader for reader in readers if reader not in quantizers]
-    if others:
-        beside = "also " if quantizers else ""
-        return f"{others[0].op_type} '{others[0].name}' {beside}reads it in float"
-    return ""
+    other = next((reader for reader in readers if reader not in quantizers), None)
+    beside = "also " if quantizers else ""
+    return "" if other is None else f"{other.op_type} '{other.name}' {beside}reads it in float"
 
 
 def _folds_into_quantizer(view: View, node: Node, quantizer: Node) -> bool:
@@ -697,9 +682,7 @@ def _cannot_take_weight(view: View, node: Node, tensor: str) -> str:
         readers = view.readers(node.outputs[0])
         if any(reader.op_type in _LINEAR and node.outputs[0] in reader.inputs[1:2] for reader in readers):
             return f"is a {node.op_type} between the weight and its operator"
-    if node.op_type not in _LINEAR:
-        return ""
-    if tensor in node.inputs[:2]:
+    if node.op_type in _LINEAR and tensor in node.inputs[:2]:
         data = node.inputs[0] if tensor == node.inputs[1] else node.inputs[1]
         if _pair_of(view, data) is None and data not in view.model.constants:
             return f"reads '{data}' in float"
@@ -707,5 +690,5 @@ def _cannot_take_weight(view: View, node: Node, tensor: str) -> str:
 
 
 def _adder(view: View, node: Node) -> Node | None:
-    readers = view.readers(node.outputs[0]) if node.outputs else ()
+    readers = view.readers(node.outputs[0])
     return readers[0] if len(readers) == 1 and readers[0].op_type == "Add" else None

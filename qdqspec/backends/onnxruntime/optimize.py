@@ -11,6 +11,7 @@ from pathlib import Path
 
 import onnx
 
+from qdqspec.backends._engine import one_line
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.onnxruntime.engine import open_session
 from qdqspec.errors import ModelError
@@ -54,8 +55,8 @@ def half_model(model: Model, path: Path, *, keep_io: bool = False) -> onnx.Model
             proto, keep_io_types=keep_io, disable_shape_infer=bool(model.external_files())
         )
     except Exception as error:  # noqa: BLE001 - a converter for all models fails in many ways
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise ModelError(f"it cannot be converted to float16: {reason}", where=path) from None
+        why = one_line(error, 200)
+        raise ModelError(f"it cannot be converted to float16: {why}", where=path) from None
     ordered = _in_order(converted.graph)
     del converted.graph.node[:]
     converted.graph.node.extend(ordered)

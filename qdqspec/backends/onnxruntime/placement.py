@@ -30,9 +30,8 @@ def copies_read_in_bodies(model: Model, units: Units) -> Units:
 
     def without(unit: Unit) -> Unit:
         edges = tuple(edge for edge in unit.edges if edge[1].node not in moved)
-        outputs = tuple(
-            name for name in unit.outputs if moved.isdisjoint(end.node for end in model.ends(name))
-        )
+        readers = {name: {end.node for end in model.ends(name)} for name in unit.outputs}
+        outputs = tuple(name for name in unit.outputs if moved.isdisjoint(readers[name]))
         if (edges, outputs) == (unit.edges, unit.outputs):
             return unit
         if unit.edges and not edges:

@@ -65,9 +65,8 @@ def read_kernels(folder: Path) -> tuple[Kernel, ...]:
 
 
 def _kernel(name: str, node: dict[str, Any], graph: dict[str, Any], part: int) -> Kernel:
-    read, given = (
-        [graph["tensors"].get(t, {}) for t in node[side]] for side in ("input_names", "output_names")
-    )
+    sides = node["input_names"], node["output_names"]
+    read, given = ([graph["tensors"].get(tensor, {}) for tensor in side] for side in sides)
     data = [int(tensor.get("data_type", 0)) for tensor in (*read[:1], *given)]
     parameters = [[tensor.get("dims"), tensor.get("quant_params")] for tensor in (*read, *given)]
     return Kernel(

@@ -1,22 +1,77 @@
-"""Sessions of ONNX Runtime with the plugin for QNN: one architecture a process, nothing retried silently on the CPU."""
+"""Options of the emulator, and sessions of ONNX Runtime with the plugin for QNN: one architecture a process.
+
+The library takes any number of a chip, and any text, without a message: it then computes as for its default, or leaves
+all nodes to the CPU. Nothing is retried on the CPU here. Source: measured with onnxruntime-qnn 2.7.0 (QAIRT 2.51.0).
+"""
 
 from __future__ import annotations
 
 import importlib.metadata
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from qdqspec._core.config.declared import declare, one_of, option
 from qdqspec._core.temporary import TemporaryFolder
+from qdqspec.backends._engine import import_library, one_line
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.onnxruntime_qnn.graph import Kernel, read_kernels
-from qdqspec.backends.onnxruntime_qnn.options import options_from
 from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.graph.model import Model
 
+
+class Chip(NamedTuple):
+    """A chip: its number in QNN, and the architecture of its NPU."""
+
+    model: int
+    arch: int
+
+
+# Source: ExecuTorch's qc_schema.py. Each was tried here: the plugin places all nodes of a quantized network on it.
+CHIPS: dict[str, Chip] = {
+    "sm8350": Chip(30, 68), "sm8450": Chip(36, 69), "sm8550": Chip(43, 73), "sm8635": Chip(68, 73),
+    "sm8650": Chip(57, 75), "sm8735": Chip(85, 79), "sm8750": Chip(69, 79), "sm8850": Chip(87, 81),
+    "sa8255": Chip(52, 73), "sa8295": Chip(39, 68), "sc8380xp": Chip(60, 73), "ssg2115p": Chip(46, 73),
+    "ssg2125p": Chip(58, 73), "sxr1230p": Chip(45, 73),
+}  # fmt: skip
+CHOOSE = f"set onnxruntime-qnn.soc to one of {', '.join(CHIPS)}"
+_NO_TIMES = (
+    "an emulator has no power or performance to set: it times nothing",
+    "leave it out, and time on a device",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QnnOptions:
+    """The options after ``onnxruntime-qnn.`` in the configuration."""
+
+    soc: str = option(one_of(*CHIPS), "The chip whose NPU is emulated (required).", "", shown="none")
+    io: str = option(one_of("cpu", "npu"), "Where inputs are quantized and outputs dequantized.", "cpu")
+    fallback: str = option(
+        one_of("cpu", "none"), "Where nodes run that the NPU does not take; `none`: the build fails.", "cpu"
+    )
+
+    @property
+    def chip(self) -> Chip:
+        """The chip. Raises `BackendUnavailableError` if none was chosen."""
+        if not self.soc:
+            raise BackendUnavailableError("no chip is chosen for the emulator", cure=CHOOSE)
+        return CHIPS[self.soc]
+
+
+OPTIONS = declare(
+    "onnxruntime-qnn",
+    QnnOptions,
+    refused={
+        **dict.fromkeys(("htp-performance-mode", "vtcm-mb", "profiling-level"), _NO_TIMES),
+        "htp-arch": ("it is that of the chip", CHOOSE),
+        "soc-model": ("a number that the library does not know is taken silently", CHOOSE),
+    },
+)
+
+
 INSTALL = "pip install 'qdqspec[qnn]'"
 PLUGIN = "QNNExecutionProvider"
-_LONGEST = 500
 _opened: list[int] = []  # the architecture of this process
 
 
@@ -31,18 +86,12 @@ class Opened:
 
 def versions() -> dict[str, str]:
     """The versions of plugin, SDK and ONNX Runtime. Raises `BackendUnavailableError` if one cannot be used."""
-    try:
-        import onnxruntime
-        import onnxruntime_qnn
-        from onnxruntime_qnn.build_and_package_info import qnn_version
-    except Exception as error:  # noqa: BLE001 - a broken wheel raises anything from ImportError to OSError
-        raise BackendUnavailableError(
-            f"onnxruntime-qnn cannot be imported: {plainly(error)}", cure=INSTALL
-        ) from None
-    plugin = importlib.metadata.version("onnxruntime-qnn")
-    if not Path(onnxruntime_qnn.get_qnn_htp_path()).is_file():
+    runtime, plugin = (import_library(module, INSTALL) for module in ("onnxruntime", "onnxruntime_qnn"))
+    sdk = import_library("onnxruntime_qnn.build_and_package_info", INSTALL).qnn_version
+    if not Path(plugin.get_qnn_htp_path()).is_file():
         raise BackendUnavailableError("this wheel of onnxruntime-qnn has no emulator", cure=INSTALL)
-    return {"onnxruntime-qnn": plugin, "qairt": str(qnn_version), "onnxruntime": onnxruntime.__version__}
+    version = importlib.metadata.version("onnxruntime-qnn")
+    return {"onnxruntime-qnn": version, "qairt": str(sdk), "onnxruntime": runtime.__version__}
 
 
 def open_session(model: Path, source: Model, options: BuildOptions) -> Opened:
@@ -53,7 +102,7 @@ def open_session(model: Path, source: Model, options: BuildOptions) -> Opened:
     import onnxruntime as ort
     import onnxruntime_qnn
 
-    words = options_from(options.extra)
+    words = OPTIONS.of(options.extra)
     chip = words.chip
     if _opened and _opened[0] != chip.arch:
         # Measured: sessions of v68 and v73 open together fail when they run, and are retried on the CPU.
@@ -80,9 +129,9 @@ def open_session(model: Path, source: Model, options: BuildOptions) -> Opened:
             asked.add_provider_for_devices([_device()], settings)
             session = ort.InferenceSession(str(model), asked)
         except Exception as error:  # noqa: BLE001 - ONNX Runtime's exceptions share no public base class
-            why = plainly(error)
             cure = "leave the node that the message names in float; `qdqspec reduce` finds the smallest such model"
-            raise BackendError(f"QNN could not build the model: {why}", where=model, cure=cure) from None
+            what = f"QNN could not build the model: {one_line(error)}"
+            raise BackendError(what, where=model, cure=cure) from None
         session.disable_fallback()
         _opened[:] = [chip.arch]
         kernels = read_kernels(folder)
@@ -96,11 +145,9 @@ def _device() -> Any:
     import onnxruntime as ort
     import onnxruntime_qnn
 
-    found = [device for device in ort.get_ep_devices() if device.ep_name == PLUGIN]
-    if not found:
+    if all(device.ep_name != PLUGIN for device in ort.get_ep_devices()):
         ort.register_execution_provider_library(PLUGIN, onnxruntime_qnn.get_library_path())
-        found = [device for device in ort.get_ep_devices() if device.ep_name == PLUGIN]
-    return found[0]
+    return next(device for device in ort.get_ep_devices() if device.ep_name == PLUGIN)
 
 
 def _sizes(source: Model, options: BuildOptions) -> dict[str, int]:
@@ -125,8 +172,3 @@ def _sizes(source: Model, options: BuildOptions) -> dict[str, int]:
                 )
             found[dim.dim_param] = size
     return found
-
-
-def plainly(error: Exception) -> str:
-    """The message of an exception on one line."""
-    return " ".join(str(error).split())[:_LONGEST] or type(error).__name__

@@ -97,15 +97,10 @@ def pair_before_clip(view: View) -> Iterator[Hit]:
         pair = view.dequantizer(node.inputs[0])
         maker = None if pair is None else view.model.producer.get(view.before_pair(node.inputs[0]))
         bounds = [view.model.array(name).item() for name in node.inputs[1:3] if name in view.model.constants]
-        if (
-            pair is None
-            or maker is None
-            or maker.op_type not in ("Conv", "Gemm", "MatMul")
-            or len(bounds) < 2
-        ):
+        if pair is None or maker is None or len(bounds) < 2:
             continue
         low, high = _range(view.numbers(pair))
-        if low < bounds[0] or high > bounds[1]:
+        if maker.op_type in ("Conv", "Gemm", "MatMul") and (low < bounds[0] or high > bounds[1]):
             yield node, f"clips {low:.4g} to {high:.4g}, the range of '{pair.name}'"
 
 
@@ -138,12 +133,9 @@ def weights_with_zero_points(view: View) -> Iterator[Hit]:
     """A linear operator with a signed weight per channel and differing zero points."""
     for node, dequantizer in view.quantized_weights():
         numbers = view.numbers(dequantizer)
-        if (
-            numbers.elem_type == TensorProto.INT8
-            and numbers.channel_scales
-            and len(np.unique(_zero(numbers))) > 1
-        ):
-            yield node, f"has a weight with {len(np.unique(_zero(numbers)))} zero points"
+        count = len(np.unique(_zero(numbers)))
+        if numbers.elem_type == TensorProto.INT8 and numbers.channel_scales and count > 1:
+            yield node, f"has a weight with {count} zero points"
 
 
 def _between_pairs(view: View) -> Iterator[tuple[Node, QdqNumbers, QdqNumbers]]:
@@ -173,8 +165,6 @@ def _range(numbers: QdqNumbers) -> tuple[float, float]:
 
 
 _LIMITS: dict[int, tuple[int, int]] = {
-    TensorProto.UINT8: (0, 255),
-    TensorProto.INT8: (-128, 127),
-    TensorProto.UINT16: (0, 65535),
+    TensorProto.UINT8: (0, 255), TensorProto.INT8: (-128, 127), TensorProto.UINT16: (0, 65535),
     TensorProto.INT16: (-32768, 32767),
-}
+}  # fmt: skip

@@ -20,15 +20,7 @@ from qdqspec.backends._source import read_given, read_source
 from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities
 from qdqspec.backends.onnxruntime.layers import graph_hash, layer_times, map_kernels, parse_profile
 from qdqspec.backends.onnxruntime.ops import BLOCKED_4, capabilities
-from qdqspec.backends.onnxruntime_web.install import (
-    INSTALL,
-    PACKAGE,
-    PLAYWRIGHT,
-    pinned_version,
-    require_browser,
-    require_node,
-    require_package,
-)
+from qdqspec.backends.onnxruntime_web import install
 from qdqspec.backends.onnxruntime_web.node import NodeProcess
 from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.graph.model import Model
@@ -52,20 +44,13 @@ class OnnxRuntimeWebOptions:
         NONE,
     )
 
+    @property
+    def in_browser(self) -> bool:
+        """Whether models run in a browser."""
+        return self.browser != NONE
+
 
 OPTIONS = declare("onnxruntime-web", OnnxRuntimeWebOptions)
-
-
-def options_from(extra: Mapping[str, str]) -> OnnxRuntimeWebOptions:
-    """Read the options that begin with ``onnxruntime-web.``; raise `ConfigError` for an unknown or invalid one."""
-    return OnnxRuntimeWebOptions(**OPTIONS.read(extra))
-
-
-def wants_browser(extra: Mapping[str, str]) -> bool:
-    """Whether models run in a browser."""
-    return options_from(extra).browser != NONE
-
-
 _CALL_SECONDS = 110.0  # slightly less than the caller's limit, so that the reason is reported
 _PATIENCE = 0.95  # of a build's limit, for the same reason
 _SLOWER_THAN_SEEN = 10
@@ -85,22 +70,26 @@ class OnnxRuntimeWeb:
         try:
             if sys.platform == "win32":
                 raise BackendUnavailableError("this backend needs Linux or macOS", cure="run it in WSL")
-            facts = {"node": require_node()[1]} | facts
-            facts = {PACKAGE: pinned_version(), "installed in": str(require_package())} | facts
-            facts["browser"] = _browser_fact(required=wants_browser(options.extra))
+            facts = {"node": install.require_node()[1]} | facts
+            facts = {
+                install.PACKAGE: install.pinned_version(),
+                "installed in": str(install.require_package()),
+            } | facts
+            facts["browser"] = _browser_fact(required=OPTIONS.of(options.extra).in_browser)
         except BackendUnavailableError as error:
-            return Availability(usable=False, why=error.what, install=error.cure or INSTALL, facts=facts)
+            cure = error.cure or install.INSTALL
+            return Availability(usable=False, why=error.what, install=cure, facts=facts)
         return Availability(usable=True, facts=facts)
 
     def device(self, options: BuildOptions) -> DeviceKey:
         """Processor, major version of Node or the browser, major.minor of the package: V8 compiles the kernels."""
-        cpu, node = _cpu.detect(), require_node()[1]
-        details = cpu.details(threads=1, **{PACKAGE: pinned_version()}, node=node)
+        cpu, node = _cpu.detect(), install.require_node()[1]
+        details = cpu.details(threads=1, **{install.PACKAGE: install.pinned_version()}, node=node)
         host = f"node{node.split('.')[0]}"
-        if wants_browser(options.extra):
-            details["chromium"] = require_browser()[1]
+        if OPTIONS.of(options.extra).in_browser:
+            details["chromium"] = install.require_browser()[1]
             host = f"chromium{details['chromium'].split('.')[0]}"
-        return DeviceKey(key=cpu.key(PACKAGE, pinned_version(), host), details=details)
+        return DeviceKey(key=cpu.key(install.PACKAGE, install.pinned_version(), host), details=details)
 
     def capabilities(self, options: BuildOptions = PLAIN) -> Capabilities:  # noqa: ARG002 - there is one device only
         """The operators that run in integers: the optimizer is that of ONNX Runtime, and so is the table.
@@ -124,14 +113,14 @@ class OnnxRuntimeWebEngine(TimedEngine[NodeProcess, bool]):
                 where=model,
                 cure="give --threads 1",
             )
-        source = read_given(model)
+        source, words = read_given(model), OPTIONS.of(options.extra)
         request = {
             "do": "build",
             "model": str(model.absolute()),
-            "optimization": LEVELS[options_from(options.extra).optimization],
+            "optimization": LEVELS[words.optimization],
             "external": _external_files(source, model),
         }
-        node = NodeProcess(model, require_browser()[0] if wants_browser(options.extra) else "")
+        node = NodeProcess(model, install.require_browser()[0] if words.in_browser else "")
         super().__init__(model, node)
         self._inputs = source.inputs
         self._slowest = 0.0  # run so far, in seconds
@@ -194,12 +183,12 @@ class OnnxRuntimeWebEngine(TimedEngine[NodeProcess, bool]):
 def _browser_fact(*, required: bool) -> str:
     """Version of the browser, or the missing part. Raises `BackendUnavailableError` if it is required and missing."""
     try:
-        path, version = require_browser()
+        path, version = install.require_browser()
     except BackendUnavailableError as error:
         if required:
             raise
         return f"none ({error.what}; {error.cure})"
-    return f"Chromium {version} ({path}, {PLAYWRIGHT} {pinned_version(PLAYWRIGHT)})"
+    return f"Chromium {version} ({path}, {install.PLAYWRIGHT} {install.pinned_version(install.PLAYWRIGHT)})"
 
 
 def _external_files(source: Model, model: Path) -> list[list[str]]:

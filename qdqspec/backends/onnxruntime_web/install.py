@@ -14,6 +14,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
+from qdqspec.backends._engine import ask_program
 from qdqspec.errors import BackendUnavailableError
 
 HERE = Path(__file__).parent
@@ -24,7 +25,6 @@ PLAYWRIGHT = "playwright-core"  # starts browsers; it installs none
 BROWSER = "install Chromium or Google Chrome, and put chromium or google-chrome on PATH"
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _OLDEST_NODE = 20
-_SECONDS = 60.0
 
 
 @cache
@@ -72,9 +72,8 @@ def require_package(package: str = PACKAGE) -> Path:
         text = (folder / "node_modules" / package / "package.json").read_text(encoding="utf-8")
         found = json.loads(text).get("version")
     except (OSError, ValueError):
-        raise BackendUnavailableError(
-            f"{package} {wanted} is not installed in {folder}", cure=INSTALL
-        ) from None
+        what = f"{package} {wanted} is not installed in {folder}"
+        raise BackendUnavailableError(what, cure=INSTALL) from None
     if found != wanted:
         raise BackendUnavailableError(f"{package} {found} is in {folder}, {wanted} is needed", cure=INSTALL)
     return folder
@@ -82,14 +81,7 @@ def require_package(package: str = PACKAGE) -> Path:
 
 @cache
 def _version_of(path: str, _changed: int, install: str) -> str:
-    try:
-        done = subprocess.run(
-            [path, "--version"], capture_output=True, timeout=_SECONDS, check=False, stdin=subprocess.DEVNULL
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        name = Path(path).name
-        raise BackendUnavailableError(f"{name} cannot be run: {error}", where=path, cure=install) from None
-    return done.stdout.decode("utf-8", "replace").strip()
+    return ask_program(path, "--version", install).stdout.strip()
 
 
 def main() -> int:
@@ -103,9 +95,8 @@ def main() -> int:
     for name in ("package.json", "package-lock.json"):
         shutil.copyfile(HERE / name, folder / name)
     sys.stderr.write(f"installing {PACKAGE} {pinned_version()} into {folder}\n")
-    return subprocess.run(
-        [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"], cwd=folder, check=False
-    ).returncode
+    command = [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
+    return subprocess.run(command, cwd=folder, check=False).returncode
 
 
 if __name__ == "__main__":

@@ -115,11 +115,8 @@ class NodeProcess:
             self._process.wait(5)
         code, words = self._process.poll(), _last_words(self._log)
         self.close()
-        return BackendError(
-            f"Node ended with code {code} during '{what}': {plainly(words) if words else 'it printed nothing'}",
-            where=self._model,
-            cure=cure_for(words),
-        )
+        problem = f"Node ended with code {code} during '{what}': {plainly(words) if words else 'it printed nothing'}"
+        return BackendError(problem, where=self._model, cure=cure_for(words))
 
 
 def _end(

@@ -14,36 +14,16 @@ from typing import Any
 import numpy as np
 
 from qdqspec._core.arrays import Array
-from qdqspec.backends import _cpu
-from qdqspec.backends._engine import (
-    TimedEngine,
-    cannot_run,
-    check_names,
-    profile_warmup,
-    refusals_of,
-    time_runs,
-)
+from qdqspec.backends import _cpu, _engine
 from qdqspec.backends._source import read_given
 from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities
+from qdqspec.backends.openvino import library
 from qdqspec.backends.openvino.layers import find_origins, graph_hash, layer_times, named_nodes, read_kernels
-from qdqspec.backends.openvino.library import (
-    CPU,
-    INSTALL,
-    OPTIONS,
-    core_with_extensions,
-    cure_for,
-    device_name,
-    import_openvino,
-    installed_version,
-    options_from,
-    plainly,
-    properties,
-)
 from qdqspec.backends.openvino.ops import ABSORBED, LABELS, LINEAR
 from qdqspec.errors import BackendUnavailableError
 from qdqspec.types import DeviceKey, LayerTime, Samples
 
-_refusals = refusals_of(plainly, cure_for)
+_refusals = _engine.refusals_of(library.plainly, library.cure_for)
 
 
 class OpenVino:
@@ -51,27 +31,23 @@ class OpenVino:
 
     name = "openvino"
     target = "openvino-cpu"
-    options = OPTIONS
+    options = library.OPTIONS
 
     def probe(self, options: BuildOptions = PLAIN) -> Availability:
         """Report whether OpenVINO can be imported and has the selected device."""
         cpu = _cpu.detect()
-        facts = {
-            "cpu": cpu.product,
-            "int8 path": cpu.int8_text(saturates=cpu.may_saturate),
-            "cores": str(cpu.cores),
-        }
+        path = cpu.int8_text(saturates=cpu.may_saturate)
+        facts = {"cpu": cpu.product, "int8 path": path, "cores": str(cpu.cores)}
         try:
-            openvino = import_openvino()
+            openvino = library.import_openvino()
             core = openvino.Core()
             devices = list(core.available_devices)
             named = (f"{device}: {core.get_property(device, 'FULL_DEVICE_NAME')}" for device in devices)
             facts = {"openvino": str(openvino.__version__), "devices": "; ".join(named)} | facts
-            wanted = device_name(options)
-        except BackendUnavailableError as error:
-            return Availability(usable=False, why=error.what, install=INSTALL, facts=facts)
+            wanted = library.device_name(options)
         except Exception as error:  # noqa: BLE001 - a broken plugin or driver raises anything
-            return Availability(usable=False, why=plainly(error), install=INSTALL, facts=facts)
+            why = error.what if isinstance(error, BackendUnavailableError) else library.plainly(error)
+            return Availability(usable=False, why=why, install=library.INSTALL, facts=facts)
         if not any(device == wanted or device.startswith(f"{wanted}.") for device in devices):
             why = f"OpenVINO finds no device {wanted}: it has {', '.join(devices) or 'none'}"
             return Availability(usable=False, why=why, install="install the device's driver", facts=facts)
@@ -79,18 +55,22 @@ class OpenVino:
 
     def device(self, options: BuildOptions) -> DeviceKey:
         """Processor or other device, integer instruction set, OpenVINO major.minor and threads."""
-        cpu, version, kind = _cpu.detect(), installed_version(), options_from(options.extra).device
+        cpu, version, kind = (
+            _cpu.detect(),
+            library.installed_version(),
+            library.OPTIONS.of(options.extra).device,
+        )
         path = cpu.int8_text(saturates=cpu.may_saturate)
         details = cpu.details(int8_path=path, threads=options.threads, openvino=version)
-        if kind == CPU:
+        if kind == library.CPU:
             return DeviceKey(key=cpu.key("openvino", version, f"t{options.threads}"), details=details)
-        product = _product(device_name(options))
+        product = _product(library.device_name(options))
         key = f"{_cpu.slug_from_text(f'{kind} {product}')}-openvino-{_cpu.major_minor(version)}"
         return DeviceKey(key=key, details={kind: product, **details})
 
     def capabilities(self, options: BuildOptions = PLAIN) -> Capabilities:
         """The operators that run in integers; the table is verified against the installed version by tests."""
-        on_cpu = options_from(options.extra).device == CPU
+        on_cpu = library.OPTIONS.of(options.extra).device == library.CPU
         return Capabilities(
             formats=("int8", "uint8"),
             labels=LABELS,
@@ -101,7 +81,7 @@ class OpenVino:
             reduce_range=on_cpu and _cpu.detect().may_saturate,
             builds_side_by_side=on_cpu,
             one_processor=on_cpu,
-            hardware=options_from(options.extra).device,
+            hardware=library.OPTIONS.of(options.extra).device,
         )
 
     def build(self, model: Path, options: BuildOptions) -> OpenVinoEngine:
@@ -109,7 +89,7 @@ class OpenVino:
         return OpenVinoEngine(model, options)
 
 
-class OpenVinoEngine(TimedEngine[Any, tuple[Any, dict[str, Array]]]):
+class OpenVinoEngine(_engine.TimedEngine[Any, tuple[Any, dict[str, Array]]]):
     """A compiled model; a request and its inputs are bound. The model file must exist as long as `layers` is used."""
 
     def __init__(self, model: Path, options: BuildOptions) -> None:
@@ -125,7 +105,7 @@ class OpenVinoEngine(TimedEngine[Any, tuple[Any, dict[str, Array]]]):
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Run once and return the outputs by name."""
         compiled = self._require_open()
-        with _refusals(cannot_run(feeds), self.model):
+        with _refusals(_engine.cannot_run(feeds), self.model):
             request = _request(compiled, self._complete(feeds))
             request.infer(share_outputs=True)
             values = [np.array(request.get_output_tensor(i).data) for i in range(len(self._outputs))]
@@ -140,43 +120,43 @@ class OpenVinoEngine(TimedEngine[Any, tuple[Any, dict[str, Array]]]):
 
     def _timed(self, runs: int, warmup: int, profile: int) -> Samples:
         run = partial(self._require_bound(profile)[0].infer, share_outputs=True)
-        alone = self._options.threads == 1 and options_from(self._options.extra).device == CPU
+        alone = self._options.threads == 1 and library.OPTIONS.of(self._options.extra).device == library.CPU
         with _refusals("the model could not be run", self.model):
-            return time_runs(run, runs, warmup, alone=alone)
+            return _engine.time_runs(run, runs, warmup, alone=alone)
 
     def layers(self, runs: int = 12, profile: int = 0) -> tuple[LayerTime, ...]:
         """Time per kernel, from a second build with counters; its sum is scaled to the latency without them."""
         values = self._require_bound(profile)[1]
         profiled = _compiled(self.model, self._options, profile=True)
         with _refusals("the model could not be run", self.model):
-            times = _kernel_times(_request(profiled, values), runs=runs, warmup=profile_warmup(runs))
+            times = _kernel_times(_request(profiled, values), runs=runs, warmup=_engine.profile_warmup(runs))
             kernels = read_kernels(profiled.get_runtime_model())
         origins = find_origins(kernels, read_given(self.model))
         return layer_times(kernels, origins, times, self._latency_ms(runs, profile))
 
     def _complete(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Copies of the inputs in the model's order. Raises `BackendError` if their names are not the model's."""
-        check_names(self._inputs, feeds, self.model)
+        _engine.check_names(self._inputs, feeds, self.model)
         return {name: np.array(feeds[name], order="C") for name in self._inputs}
 
 
 def _product(device: str) -> str:
     """The product name of a device, such as an Intel GPU."""
     with _refusals(f"OpenVINO cannot use device {device}", None, cure="see: qdqspec doctor"):
-        return str(import_openvino().Core().get_property(device, "FULL_DEVICE_NAME"))
+        return str(library.import_openvino().Core().get_property(device, "FULL_DEVICE_NAME"))
 
 
 def _compiled(model: Path, options: BuildOptions, *, profile: bool = False) -> Any:
-    core = core_with_extensions(options)
+    core = library.core_with_extensions(options)
     with _refusals("OpenVINO could not build the model", model, cure=None):
         return core.compile_model(
-            core.read_model(model), device_name(options), properties(options, profile=profile)
+            core.read_model(model), library.device_name(options), library.properties(options, profile=profile)
         )
 
 
 def _request(compiled: Any, values: Mapping[str, Array]) -> Any:
     """An inference request with these inputs, which are in the model's order. Raises on other types and shapes."""
-    tensor_of = import_openvino().Tensor
+    tensor_of = library.import_openvino().Tensor
     request = compiled.create_infer_request()
     for index, value in enumerate(values.values()):
         request.set_input_tensor(index, tensor_of(value))
@@ -186,11 +166,8 @@ def _request(compiled: Any, values: Mapping[str, Array]) -> Any:
 def _kernel_times(request: Any, *, runs: int, warmup: int) -> dict[str, float]:
     """Mean microseconds of each kernel by name, without the warm-up: counters are means since the build."""
     before = _counters(request, warmup)
-    after = _counters(request, runs)
-    total = warmup + runs
-    return {
-        name: max(0.0, (mean * total - before.get(name, 0.0) * warmup) / runs) for name, mean in after.items()
-    }
+    sums = {name: mean * (warmup + runs) for name, mean in _counters(request, runs).items()}
+    return {name: max(0.0, (total - before.get(name, 0.0) * warmup) / runs) for name, total in sums.items()}
 
 
 def _counters(request: Any, runs: int) -> dict[str, float]:

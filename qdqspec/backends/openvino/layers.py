@@ -81,8 +81,7 @@ def read_kernels(runtime_model: Any) -> tuple[Kernel, ...]:
     index = {node.get_friendly_name(): i for i, node in enumerate(nodes)}
     kernels: list[Kernel] = []
     for node in nodes:
-        ports = [value.get_node().get_friendly_name() for value in node.input_values()]
-        inputs = tuple(index[name] for name in ports)
+        inputs = tuple(index[value.get_node().get_friendly_name()] for value in node.input_values())
         kernels.append(_kernel(node, inputs, kernels))
     return tuple(kernels)
 
@@ -169,9 +168,8 @@ def layer_times(
 
     A change of layout that took no time was not executed: OpenVINO makes it in place where it can.
     """
-    found = [
-        (k, o) for k, o in zip(kernels, origins, strict=True) if k.is_computed and (o.nodes or o.tensors)
-    ]
+    both = zip(kernels, origins, strict=True)
+    found = [(k, o) for k, o in both if k.is_computed and (o.nodes or o.tensors)]
     ran = [(k, o) for k, o in found if o.nodes or k.layer_type != _IN_PLACE or times.get(k.name)]
     spent = sum(times.get(kernel.name, 0.0) for kernel, _ in ran)
     scale = total_ms / spent if spent else 0.0
@@ -209,15 +207,12 @@ class _Names:
     def read(self, text: str) -> _Named:
         """The nodes in a comma-separated list of names, which may contain commas themselves."""
         found = {name: self._known[name] for name in self._matches(text.split(","))}
-        markers = [node for node in found.values() if node.op_type in QDQ_OPS]
         others = (node.name for node in found.values() if node.name in self.source.nodes)
-        base = self.source.base
+        pairs = [(n.op_type, self.source.base(n.inputs[0])) for n in found.values() if n.op_type in QDQ_OPS]
         return _Named(
             nodes=self.source.in_order(dict.fromkeys(others)),
-            quantized=tuple(
-                dict.fromkeys(base(n.inputs[0]) for n in markers if n.op_type == "QuantizeLinear")
-            ),
-            tensors=tuple(dict.fromkeys(base(n.inputs[0]) for n in markers)),
+            quantized=tuple(dict.fromkeys(tensor for op, tensor in pairs if op == "QuantizeLinear")),
+            tensors=tuple(dict.fromkeys(tensor for _, tensor in pairs)),
         )
 
     def _matches(self, parts: list[str]) -> Iterator[str]:
@@ -248,9 +243,7 @@ class _Mapping:
     def __init__(self, kernels: Sequence[Kernel], names: _Names) -> None:
         self._kernels = kernels
         self._source = names.source
-        self._named = [
-            names.read(kernel.sources) if kernel.is_computed else _Named((), (), ()) for kernel in kernels
-        ]
+        self._named = [names.read(kernel.sources if kernel.is_computed else "") for kernel in kernels]
         self._readers: dict[int, list[int]] = {}
         for index, kernel in enumerate(kernels):
             for maker in kernel.inputs:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import importlib.metadata
 import re
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from qdqspec._core.config.declared import declare, one_of, option, plugin_libraries
+from qdqspec.backends._engine import import_library
 from qdqspec.backends.base import BuildOptions
 from qdqspec.errors import BackendError, BackendUnavailableError
 
@@ -49,11 +49,6 @@ class OpenVinoOptions:
 OPTIONS = declare("openvino", OpenVinoOptions, _REFUSED)
 
 
-def options_from(extra: Mapping[str, str]) -> OpenVinoOptions:
-    """Read the options that begin with ``openvino.``; raise `ConfigError` for an unknown or invalid one."""
-    return OpenVinoOptions(**OPTIONS.read(extra))
-
-
 INSTALL = "pip install 'qdqspec[openvino]'"
 _TELEMETRY = "openvino_telemetry"
 
@@ -68,20 +63,10 @@ def import_openvino() -> Any:
     if "openvino" not in sys.modules and _TELEMETRY not in sys.modules:
         sys.modules[_TELEMETRY] = None  # type: ignore[assignment]  # the documented way to make an import fail
         try:
-            return _imported()
+            return import_library("openvino", INSTALL)
         finally:
             del sys.modules[_TELEMETRY]
-    return _imported()
-
-
-def _imported() -> Any:
-    try:
-        import openvino
-    except Exception as error:  # noqa: BLE001 - a broken wheel raises anything from ImportError to OSError
-        raise BackendUnavailableError(
-            f"openvino cannot be imported: {plainly(error)}", cure=INSTALL
-        ) from None
-    return openvino
+    return import_library("openvino", INSTALL)
 
 
 def installed_version() -> str:
@@ -94,14 +79,14 @@ def installed_version() -> str:
 
 def device_name(options: BuildOptions) -> str:
     """OpenVINO's name of the selected device: ``CPU``, ``GPU.1``."""
-    kind = options_from(options.extra).device
+    kind = OPTIONS.of(options.extra).device
     return f"GPU.{options.device}" if kind == "gpu" and options.device else kind.upper()
 
 
 def core_with_extensions(options: BuildOptions) -> Any:
     """A core with the extension libraries named on the command line."""
     core = import_openvino().Core()
-    for library in options_from(options.extra).plugins:
+    for library in OPTIONS.of(options.extra).plugins:
         try:
             core.add_extension(str(library))
         except Exception as error:  # noqa: BLE001 - a library may raise anything
@@ -119,7 +104,7 @@ def properties(options: BuildOptions, *, profile: bool = False) -> dict[str, Any
     Threads are not pinned to cores by OpenVINO: with one thread the calling thread computes, and it stays where
     `qdqspec.timing` puts it.
     """
-    kind = options_from(options.extra).device
+    kind = OPTIONS.of(options.extra).device
     found: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY", "PERF_COUNT": profile}
     if kind != "npu":  # which has no float32
         found |= {"INFERENCE_PRECISION_HINT": "f32", "NUM_STREAMS": 1}
@@ -148,7 +133,7 @@ print("OpenVINO", openvino.__version__, "builds and runs the model")
 
 def program(options: BuildOptions) -> str:
     """A Python program that builds ``MODEL`` and runs it on ``FEEDS``."""
-    extensions = "".join(f"core.add_extension({str(lib)!r})\n" for lib in options_from(options.extra).plugins)
+    extensions = "".join(f"core.add_extension({str(lib)!r})\n" for lib in OPTIONS.of(options.extra).plugins)
     return _PROGRAM.format(extensions=extensions, device=device_name(options), properties=properties(options))
 
 
@@ -168,8 +153,8 @@ _CURES = {
 def plainly(error: Exception) -> str:
     """The message of an exception, on one line; the failed assertion is kept only if there is nothing else."""
     text = _SOURCE.sub("", str(error))
-    short = " ".join(_CHECK.sub("", text).split())
-    return (short or " ".join(text.split()))[:_LONGEST].strip() or type(error).__name__
+    short = _CHECK.sub("", text).strip() or text
+    return " ".join(short.split())[:_LONGEST].strip() or type(error).__name__
 
 
 def cure_for(text: str) -> str | None:

@@ -45,20 +45,16 @@ def quantized_constants(view: View) -> Iterator[Hit]:
             continue
         dims = tuple(view.model.constants[stored[index] or ""].dims)
         shape = view.model.shape(node.outputs[0])
-        if (
-            int(np.prod(dims)) > 1
-            and shape is not None
-            and not _is_per_channel(view, node, index, dims, shape)
-        ):
+        if shape is None or int(np.prod(dims)) <= 1:
+            continue
+        if not _is_per_channel(view, node, index, dims, shape):
             yield node, f"reads '{node.inputs[index]}', a constant of shape {list(dims)}"
 
 
 def _constant_of(view: View, dequantizer: Node) -> str | None:
     """The constant that a pair, or the DQ of stored integers, represents."""
-    if view.stored_weight(dequantizer) is not None:
-        return view.stored_weight(dequantizer)
-    tensor = view.before_pair(dequantizer.outputs[0])
-    return tensor if tensor in view.model.constants else None
+    stored, tensor = view.stored_weight(dequantizer), view.before_pair(dequantizer.outputs[0])
+    return stored or (tensor if tensor in view.model.constants else None)
 
 
 def _is_per_channel(

@@ -7,7 +7,6 @@ every version with `optional`.
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
 import re
 import sys
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from qdqspec.backends._engine import import_library
 from qdqspec.backends._nvidia.cuda import INSTALL
 from qdqspec.errors import BackendError, BackendUnavailableError
 
@@ -29,6 +29,7 @@ class Product:
     """A product of NVIDIA with this API. Versions of its ``newest`` major version are accepted.
 
     ``newest`` is the version that the names were checked against, ``distributions`` are the packages that may have it.
+    One that does not need a GPU builds engines without.
     """
 
     name: str
@@ -37,6 +38,12 @@ class Product:
     oldest: tuple[int, int]
     newest: tuple[int, int]
     install: str
+    needs_gpu: bool = True
+
+    @property
+    def slug(self) -> str:
+        """The name in facts: ``tensorrt-for-rtx``."""
+        return self.name.lower().replace(" ", "-")
 
     def installed_version(self) -> str | None:
         """The version of the installed package, without importing it; ``None`` if it is not installed."""
@@ -48,9 +55,8 @@ class Product:
     def unsupported(self, version: str) -> str | None:
         """The reason why a version cannot be used, or ``None`` if it can."""
         if parts(version) < self.oldest:
-            return (
-                f"{self.name} {version} is too old: {_dotted(self.oldest)} is the oldest that qdqspec knows"
-            )
+            oldest = ".".join(map(str, self.oldest))
+            return f"{self.name} {version} is too old: {oldest} is the oldest that qdqspec knows"
         if parts(version)[0] > self.newest[0]:
             return f"{self.name} {version} is too new: qdqspec knows none after {self.newest[0]}"
         return None
@@ -61,13 +67,7 @@ class Product:
         Raises `BackendUnavailableError` if it cannot be imported, its version is unknown, or this process has
         imported another product.
         """
-        try:
-            bindings = importlib.import_module(self.module)
-        except Exception as error:  # noqa: BLE001 - a broken installation raises anything from ImportError to OSError
-            text = " ".join(str(error).split())
-            raise BackendUnavailableError(
-                f"{self.module} cannot be imported: {text}", cure=self.install
-            ) from None
+        bindings = import_library(self.module, self.install)
         if why := self.unsupported(bindings.__version__):
             raise BackendUnavailableError(why, cure=self.install)
         if sys.modules.setdefault("tensorrt", bindings) is not bindings:
@@ -75,10 +75,6 @@ class Product:
                 f"{self.name} cannot be used in a process that has imported another product with TensorRT's API",
                 cure="use each backend in a process of its own, as sessions do",
             )
-
-
-def _dotted(version: tuple[int, int]) -> str:
-    return ".".join(map(str, version))
 
 
 TENSORRT = Product(
@@ -90,19 +86,22 @@ TENSORRT = Product(
     newest=(11, 4),
     install=INSTALL,
 )
+RTX = Product(
+    name="TensorRT for RTX",
+    module="tensorrt_rtx",
+    distributions=("tensorrt-rtx-cu13", "tensorrt-rtx-cu12", "tensorrt-rtx"),
+    oldest=(1, 7),
+    newest=(1, 7),
+    install="pip install 'qdqspec[tensorrt-rtx]' (x86-64; 95 MB)",
+    needs_gpu=False,
+)
+PRODUCTS = {product.module: product for product in (TENSORRT, RTX)}
 
 # TensorRT's name of an element type, and numpy's. `trt.nptype` has none for the last two.
 _NUMPY = {
-    "FLOAT": "float32",
-    "HALF": "float16",
-    "INT8": "int8",
-    "INT32": "int32",
-    "BOOL": "bool",
-    "UINT8": "uint8",
-    "INT64": "int64",
-    "BF16": "bfloat16",
-    "FP8": "float8_e4m3fn",
-}
+    "FLOAT": "float32", "HALF": "float16", "INT8": "int8", "INT32": "int32", "BOOL": "bool", "UINT8": "uint8",
+    "INT64": "int64", "BF16": "bfloat16", "FP8": "float8_e4m3fn",
+}  # fmt: skip
 
 
 def parts(version: str) -> tuple[int, int]:
@@ -137,16 +136,13 @@ def network_flags() -> int:
 
 def numpy_dtype(dtype: trt.DataType, tensor: str) -> np.dtype[np.generic]:
     """The numpy type of a tensor's elements on the host; raises `BackendError` for packed ones."""
+    import ml_dtypes  # types that are not part of numpy
+
     name = _NUMPY.get(dtype.name)
     if name is None:
         raise BackendError(
             f"tensor '{tensor}' has elements of type {dtype.name}, which cannot be exchanged with numpy",
             cure="end the model with a type that numpy knows",
         )
-    try:
-        return np.dtype(name)
-    except TypeError:
-        import ml_dtypes  # types that are not part of numpy
-
-        found: np.dtype[np.generic] = np.dtype(getattr(ml_dtypes, name))
-        return found
+    found: np.dtype[np.generic] = np.dtype(getattr(ml_dtypes, name, name))
+    return found

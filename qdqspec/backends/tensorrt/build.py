@@ -1,16 +1,11 @@
-"""Builds a TensorRT engine from an ONNX file.
+"""Builds a TensorRT engine from an ONNX file. TensorRT logs the reason of a failure, which every error here quotes.
 
-One process builds one engine at a time. TensorRT writes the reason of a failure to its log, and every error raised
-here quotes it.
+Optimization profiles are made of the shapes of a spec; kernels are selected for a profile's optimum shapes. A dynamic
+dimension without a given shape is an error: trtexec uses 1 for it, which measures another shape than intended.
 
-Optimization profiles are made of the shapes of a spec. TensorRT selects kernels for a profile's optimum shapes. A
-dynamic dimension without a given shape is an error: trtexec uses 1 for it, which measures a different shape than
-intended.
-
-There are two kinds of plugin libraries. One that exports ``getCreators`` is loaded by TensorRT's plugin registry. The
-common kind, made with ``REGISTER_TENSORRT_PLUGIN``, exports none: it registers its creators when the system loads it,
-and the registry rejects it ("SymbolAddress for getCreators could not be loaded", TensorRT issue 4121). trtexec has an
-option for each.
+A plugin library that exports ``getCreators`` is loaded by TensorRT's plugin registry. The common kind, made with
+``REGISTER_TENSORRT_PLUGIN``, registers its creators when the system loads it, and the registry rejects it (TensorRT
+issue 4121: "SymbolAddress for getCreators could not be loaded"). trtexec has an option for each.
 """
 
 from __future__ import annotations
@@ -116,43 +111,36 @@ class Build:
             "short_of_memory": self._log.dropped_kernels,  # kernels were skipped: its latency may be too high
         }
 
-    # ---- steps ----------------------------------------------------------------------------------
-
     def _configure(self, config: trt.IBuilderConfig) -> None:
         import tensorrt as trt
 
         words = self._words
         config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # else there are only names
-        config.avg_timing_iterations = words.avg_timing
-        if words.opt_level is not None:
-            config.builder_optimization_level = words.opt_level
+        numbers = {
+            "avg_timing_iterations": words.avg_timing,
+            "builder_optimization_level": words.opt_level,
+            "max_num_tactics": words.max_tactics,
+            "max_aux_streams": words.aux_streams,
+        }
+        for name, number in numbers.items():
+            if number is not None:
+                setattr(config, name, number)
         if words.workspace is not None:
             config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, words.workspace * _MIB)
-        if words.max_tactics is not None:
-            config.max_num_tactics = words.max_tactics
-        if words.aux_streams is not None:
-            config.max_aux_streams = words.aux_streams
         if words.tiling is not None:
-            level = words.tiling.upper()
-            config.tiling_optimization_level = required(trt.TilingOptimizationLevel, level, "tensorrt.tiling")
+            known = trt.TilingOptimizationLevel
+            config.tiling_optimization_level = required(known, words.tiling.upper(), "tensorrt.tiling")
         if words.hardware != "none":
-            level = words.hardware.replace("-", "_").upper()
-            config.hardware_compatibility_level = required(
-                trt.HardwareCompatibilityLevel, level, "tensorrt.hardware"
-            )
-        self._set_flags(config)
-
-    def _set_flags(self, config: trt.IBuilderConfig) -> None:
-        import tensorrt as trt
-
-        if not self._words.tf32:  # on by default, as in trtexec
+            known, level = trt.HardwareCompatibilityLevel, words.hardware.replace("-", "_").upper()
+            config.hardware_compatibility_level = required(known, level, "tensorrt.hardware")
+        if not words.tf32:  # on by default, as in trtexec
             config.clear_flag(trt.BuilderFlag.TF32)
-        if self._words.sparse:
+        if words.sparse:
             config.set_flag(trt.BuilderFlag.SPARSE_WEIGHTS)
-        if self._words.version_compatible:
+        if words.version_compatible:
             config.set_flag(trt.BuilderFlag.VERSION_COMPATIBLE)
-        if self._words.build_route is not None:
-            self._set_route(config, self._words.build_route)
+        if words.build_route is not None:
+            self._set_route(config, words.build_route)
 
     def _set_route(self, config: trt.IBuilderConfig, route: str) -> None:
         """Set the route and read it back: the bindings drop the result of the setter, which rejects unknown knobs."""
@@ -183,9 +171,8 @@ def load_plugins(libraries: Sequence[Path], model: Path, log: Log, logger: trt.I
         try:  # its symbols must be visible to all others
             ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
         except OSError as error:
-            raise BackendError(
-                f"the plugin library {library} could not be loaded: {error}", where=model
-            ) from None
+            what = f"the plugin library {library} could not be loaded: {error}"
+            raise BackendError(what, where=model) from None
 
 
 def parse(network: trt.INetworkDefinition, model: Path, log: Log, logger: trt.ILogger) -> None:
@@ -281,9 +268,8 @@ def _dynamic_inputs(network: trt.INetworkDefinition, model: Path) -> dict[str, S
 def _check(dynamic: Mapping[str, Shape], given: Mapping[str, InputShape], model: Path) -> None:
     if missing := {name: shape for name, shape in dynamic.items() if name not in given}:
         names = ", ".join(f"'{name}' {_text(shape)}" for name, shape in missing.items())
-        raise BackendError(
-            f"input {names} has dynamic dimensions and no shape is given", where=model, cure=_cure(missing)
-        )
+        what = f"input {names} has dynamic dimensions and no shape is given"
+        raise BackendError(what, where=model, cure=_cure(missing))
     for name, own in dynamic.items():
         for shape in (given[name].min, given[name].opt, given[name].max):
             if not fits(shape, own, own):
@@ -304,9 +290,8 @@ def choose_profile(
     ranges: dict[str, list[str]] = {}
     count = engine.num_optimization_profiles
     for index in range(count) if only is None or count == 1 else (only,):
-        refused = {
-            name: span for name, shape in shapes.items() if (span := _refused(engine, name, index, shape))
-        }
+        found = ((name, _refused(engine, name, index, shape)) for name, shape in shapes.items())
+        refused = {name: span for name, span in found if span}
         if not refused:
             return index
         for name, span in refused.items():

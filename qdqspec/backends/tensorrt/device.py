@@ -1,9 +1,8 @@
-"""The installed TensorRT and the GPU, queried by a separate process.
+"""The installed product of NVIDIA and the GPU, queried by a separate process.
 
 A process that has initialized CUDA cannot be forked, and every candidate is built in a forked child. So the
-main process neither calls CUDA nor imports TensorRT: ``python -m qdqspec.backends.tensorrt.device INDEX``
-does, prints the result as one line of JSON, and exits. A crash of a driver ends that process only. A module of
-another product with TensorRT's API does the same with its own `Query`.
+main process neither calls CUDA nor imports TensorRT: ``python -m qdqspec.backends.tensorrt.device MODULE INDEX``
+does, prints the result as one line of JSON, and exits. A crash of a driver ends that process only.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cache
@@ -23,9 +22,8 @@ from qdqspec._core.programs import python_command
 from qdqspec._core.units import signal_text
 from qdqspec.backends._cpu import slug_from_text
 from qdqspec.backends._nvidia import cuda
-from qdqspec.backends._nvidia.cuda import INSTALL
 from qdqspec.backends._nvidia.smi import gpu_settings
-from qdqspec.backends.tensorrt.api import TENSORRT, Product, parts
+from qdqspec.backends.tensorrt.api import PRODUCTS, Product, parts
 from qdqspec.errors import BackendError
 
 _SECOND = "--second"
@@ -52,41 +50,20 @@ class DeviceState:
         """Product and compute capability for keys: ``nvidia-h100-pcie-sm90``."""
         return f"{slug_from_text(self.gpu)}-sm{self.capability[0]}{self.capability[1]}"
 
-    @property
-    def key(self) -> str:
-        """The key of comparable results: the GPU and TensorRT's major.minor."""
-        major, minor = parts(self.tensorrt)
-        return f"{self.slug}-tensorrt-{major}.{minor}"
 
-
-@dataclass(frozen=True, slots=True)
-class Query:
-    """The query of a product: ``module`` is run in a separate process, by `main`."""
-
-    product: Product
-    module: str
-
-    def look(self, index: int = 0) -> DeviceState:
-        """The result, determined once per process. Never raises; does not initialize CUDA in this process."""
-        return _look(self, index, os.environ.get("CUDA_VISIBLE_DEVICES"), tuple(sys.path))
-
-    def start(self, index: int, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run the module in a process of its own."""
-        command, env = python_command(self.module, str(index), *words)
-        return subprocess.run(
-            command, env=env, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT, check=False
-        )
+def look(product: Product, index: int = 0) -> DeviceState:
+    """The product and the GPU, determined once per process. Never raises; does not initialize CUDA here."""
+    return _look(product, index, os.environ.get("CUDA_VISIBLE_DEVICES"), tuple(sys.path))
 
 
 @cache
-def _look(query: Query, index: int, visible: str | None, paths: tuple[str, ...]) -> DeviceState:  # noqa: ARG001 - what it depends on
-    product = query.product
+def _look(product: Product, index: int, visible: str | None, paths: tuple[str, ...]) -> DeviceState:  # noqa: ARG001 - what it depends on
     probe = f"the process that looks for {product.name}"
     see_why = f"import {product.module} in a Python shell to see why"
     if product.installed_version() is None:
         return DeviceState(why=f"{product.module} is not installed", install=product.install)
     try:
-        done = query.start(index)
+        done = _start(product, index)
     except subprocess.TimeoutExpired:
         return DeviceState(why=f"{probe} gave no answer for {_TIMEOUT:g} s and was ended", install=see_why)
     except OSError as error:
@@ -99,43 +76,52 @@ def _look(query: Query, index: int, visible: str | None, paths: tuple[str, ...])
         return DeviceState(why=f"{probe} {end}; the end of its log: {words}", install=see_why)
 
 
-QUERY = Query(TENSORRT, "qdqspec.backends.tensorrt.device")
-
-
-def look(index: int = 0) -> DeviceState:
-    """TensorRT and the GPU, determined once per process."""
-    return QUERY.look(index)
+def _start(product: Product, index: int, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run this module in a process of its own."""
+    command, env = python_command(__spec__.name, product.module, str(index), *words)
+    return subprocess.run(
+        command, env=env, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT, check=False
+    )
 
 
 # ---- in the separate process --------------------------------------------------------------------
 
 
-def find(index: int) -> DeviceState:
-    """Import TensorRT, initialize CUDA, and return the result."""
+def find(product: Product, index: int) -> DeviceState:
+    """Import the product, initialize CUDA, and return the result."""
+    version = product.installed_version() or ""
+    facts, is_imported = {product.slug: version} if version else {}, False
     try:
-        TENSORRT.require()
-        return describe(TENSORRT, index)
+        product.require()
+        is_imported = True
+        return _describe(product, index)
     except BackendError as error:
-        version = TENSORRT.installed_version() or ""
-        return DeviceState(why=error.what, install=error.cure or INSTALL, tensorrt=version)
+        if product.needs_gpu or not is_imported:
+            cure = error.cure or product.install
+            return DeviceState(why=error.what, install=cure, tensorrt=version, facts=facts)
+        facts |= {"gpu": f"none: engines are built, not run ({error.what})", **_host()}
+        return DeviceState(tensorrt=version, no_gpu=error.what, facts=facts)
 
 
-def describe(product: Product, index: int) -> DeviceState:
+def _host() -> dict[str, str]:
+    return {"system": platform.platform(), "python": platform.python_version()}
+
+
+def _describe(product: Product, index: int) -> DeviceState:
     """The state of a usable GPU with an imported product. Initializes CUDA; raises `BackendError` without a GPU."""
     import tensorrt as trt
 
     version, gpu, settings = trt.__version__, _gpu(index), gpu_settings(cuda.bus_id(index))
-    _require_room_for_two(index)
+    _require_room_for_two(product, index)
     facts = {
-        product.name.lower().replace(" ", "-"): version,
+        product.slug: version,
         "gpu": gpu.name,
         "compute capability": f"{gpu.capability[0]}.{gpu.capability[1]}",
         "memory": f"{gpu.memory_bytes / 2**30:.0f} GiB",
         "driver": f"for CUDA {gpu.driver}",
         **settings,
         "cuda-bindings": f"for CUDA {gpu.runtime}",
-        "system": platform.platform(),
-        "python": platform.python_version(),
+        **_host(),
     }
     if parts(version) > product.newest:
         major, minor = product.newest
@@ -146,13 +132,12 @@ def describe(product: Product, index: int) -> DeviceState:
 def _gpu(index: int) -> cuda.Gpu:
     count = cuda.count_devices()
     if index >= count:
-        raise BackendError(
-            f"there is no GPU {index}: {count} can be used", cure="choose another with --qdq-device"
-        )
+        what = f"there is no GPU {index}: {count} can be used"
+        raise BackendError(what, cure="choose another with --qdq-device")
     return cuda.describe(index)
 
 
-def _require_room_for_two(index: int) -> None:
+def _require_room_for_two(product: Product, index: int) -> None:
     """Raise `BackendError` if the GPU accepts one process only: compared engines are open in two.
 
     Compute mode EXCLUSIVE_PROCESS alone does not decide: under CUDA's MPS several processes share one context.
@@ -161,7 +146,7 @@ def _require_room_for_two(index: int) -> None:
         return
     cuda.select(index)
     with closing(cuda.Stream()):
-        second = QUERY.start(index, _SECOND)
+        second = _start(product, index, _SECOND)
     if second.returncode:
         raise BackendError(
             "the GPU is in compute mode EXCLUSIVE_PROCESS and refuses a second process, but engines that are compared "
@@ -170,17 +155,17 @@ def _require_room_for_two(index: int) -> None:
         )
 
 
-def main(arguments: list[str], find: Callable[[int], DeviceState] = find) -> None:
-    """``INDEX``: print the result as one line of JSON. ``INDEX --second``: open the GPU, fail if it is rejected."""
-    if arguments[1:] == [_SECOND]:
+def main(module: str, index: str, *words: str) -> None:
+    """Print the result as one line of JSON. With ``--second``: open the GPU, fail if it is rejected."""
+    if words == (_SECOND,):
         try:
-            cuda.select(int(arguments[0]))
+            cuda.select(int(index))
             cuda.Stream().close()
         except BackendError as error:
             sys.exit(error.what)
         return
-    sys.stdout.write("\n" + json.dumps(to_data(find(int(arguments[0])))) + "\n")
+    sys.stdout.write("\n" + json.dumps(to_data(find(PRODUCTS[module], int(index)))) + "\n")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(*sys.argv[1:])

@@ -17,14 +17,15 @@ from collections import deque
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from qdqspec._core.arrays import Array, Shape
+from qdqspec._core.config.declared import BackendOptions
 from qdqspec.backends._engine import BoundEngine, require_file
 from qdqspec.backends._nvidia import cuda
 from qdqspec.backends._nvidia.smi import GpuWatch
 from qdqspec.backends._source import read_source
-from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities
+from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities, Engine
 from qdqspec.backends.tensorrt.api import TENSORRT, parts
 from qdqspec.backends.tensorrt.build import Build, BuiltEngine
 from qdqspec.backends.tensorrt.cache import Shared
@@ -32,7 +33,7 @@ from qdqspec.backends.tensorrt.device import DeviceState, look
 from qdqspec.backends.tensorrt.layers import parse_layers
 from qdqspec.backends.tensorrt.log import open_log, refusals
 from qdqspec.backends.tensorrt.ops import capabilities
-from qdqspec.backends.tensorrt.options import OPTIONS, options_from
+from qdqspec.backends.tensorrt.options import OPTIONS, TimingOptions
 from qdqspec.backends.tensorrt.run import Bound, Execution, check_feeds, ports_of
 from qdqspec.errors import BackendUnavailableError
 from qdqspec.types import NOT_CAPTURED, DeviceKey, LayerTime, Samples
@@ -51,25 +52,12 @@ _OPAQUE = "{ForeignNode["  # a region that went to Myelin, TensorRT's other comp
 _NUMBERED = re.compile(r"(?<=_my[le])\d+(_\d+)*")
 
 
-class Timing(Protocol):
-    """The options of timing."""
-
-    @property
-    def cuda_graph(self) -> bool:
-        """Whether runs are timed as CUDA graphs where possible."""
-        ...
-
-    @property
-    def warmup_ms(self) -> int:
-        """The milliseconds that an idle engine runs before it is timed."""
-        ...
-
-
 class TensorRt:
     """NVIDIA TensorRT on one GPU; every network strongly typed."""
 
     name = "tensorrt"
-    options = OPTIONS
+    options: BackendOptions = OPTIONS
+    product = TENSORRT
 
     @property
     def target(self) -> str:
@@ -79,35 +67,38 @@ class TensorRt:
 
     def probe(self, options: BuildOptions = PLAIN) -> Availability:
         """Report whether TensorRT and the selected GPU are available. A separate process determines it, once."""
-        found = look(options.device)
-        return Availability(
-            usable=not found.why,
-            why=found.why,
-            install=found.install,
-            facts=found.facts or ({"tensorrt": found.tensorrt} if found.tensorrt else {}),
-        )
+        found = look(self.product, options.device)
+        return Availability(usable=not found.why, why=found.why, install=found.install, facts=found.facts)
 
     def device(self, options: BuildOptions) -> DeviceKey:
-        """GPU product, compute capability, TensorRT major.minor. Raises if there is no GPU."""
-        found = look(options.device)
+        """GPU product, compute capability, TensorRT major.minor. Raises if it cannot be used."""
+        found = look(self.product, options.device)
         if found.why:
             raise BackendUnavailableError(found.why, cure=found.install)
-        asked = {word: text for word, text in options.extra.items() if word.startswith("tensorrt.")}
-        return DeviceKey(key=found.key, details={**found.facts, **asked})
+        asked = {word: text for word, text in options.extra.items() if word.startswith(f"{self.name}.")}
+        major, minor = parts(found.tensorrt)
+        key = f"{self._hardware(found, options)}-{self.name}-{major}.{minor}"
+        return DeviceKey(key=key, details={**found.facts, **asked})
+
+    def _hardware(self, found: DeviceState, options: BuildOptions) -> str:  # noqa: ARG002 - engines are for the GPU
+        return found.slug
 
     def capabilities(self, options: BuildOptions = PLAIN) -> Capabilities:
         """The formats of this GPU and version according to TensorRT's documents; only int8 if there is no GPU."""
-        found = look(options.device)
+        found = look(self.product, options.device)
         return capabilities(found.capability, parts(found.tensorrt))
 
-    def build(self, model: Path, options: BuildOptions) -> TensorRtEngine:
+    def build(self, model: Path, options: BuildOptions) -> Engine:
         """Build a model file; raise `BackendError` with TensorRT's reasons on one line.
 
         This initializes CUDA: the process cannot be forked afterwards.
         """
-        options_from(options.extra)  # an invalid option is reported before anything is loaded
-        TENSORRT.require()
+        self.options.read(options.extra)  # an invalid option is reported before anything is loaded
+        self.product.require()
         require_file(model)
+        return self._built(model, options)
+
+    def _built(self, model: Path, options: BuildOptions) -> Engine:
         cuda.select(options.device)
         return TensorRtEngine(model, options)
 
@@ -139,8 +130,8 @@ class TensorRtEngine(BoundEngine[BuiltEngine, Bound]):
 
     def _build(self, model: Path, options: BuildOptions, key: str, logger: trt.ILogger) -> BuiltEngine:
         """Build and load the engine; ``key`` names the GPU and the version."""
-        words = options_from(options.extra)
-        self._timing: Timing = words
+        words = OPTIONS.of(options.extra)
+        self._timing: TimingOptions = words
         self._log.verbose = words.verbose
         self._shared = Shared(options.state, key, fresh=options.fresh, cache=words.timing_cache)
         return Build(model, words, self._shared, self._log, logger).run(options.profiles)
@@ -155,8 +146,8 @@ class TensorRtEngine(BoundEngine[BuiltEngine, Bound]):
         if self._runner is None or self._runner[0] != shapes:
             self._drop_runner()
             self._runner = (shapes, self._open(feeds))
-            return self._runner[1].fetch()
-        self._runner[1].feed(feeds)
+        else:
+            self._runner[1].feed(feeds)
         return self._runner[1].fetch()
 
     def bind(self, feeds: Mapping[str, Array], profile: int = 0) -> None:
@@ -169,7 +160,8 @@ class TensorRtEngine(BoundEngine[BuiltEngine, Bound]):
         free = cuda.memory()[0]
         session = self._open(feeds, profile)
         self._held += max(0, free - cuda.memory()[0])
-        self._unbind(profile)
+        if (old := self._bound.pop(profile, None)) is not None:
+            old.close()
         bound = self._bound[profile] = Bound(session=session, feeds=dict(feeds))
         session.settle()
         why = "switched off by tensorrt.cuda-graph"
@@ -191,8 +183,9 @@ class TensorRtEngine(BoundEngine[BuiltEngine, Bound]):
         bound, stream = self._require_bound(profile), self._stream
         graph = bound.graph
         launch = bound.session.enqueue if graph is None else lambda: graph.launch(stream)
+        idle = time.perf_counter() - self._last_run > _IDLE_S  # turns of a race are short: no warm-up by time
         with refusals(self._log, "the model could not be timed", self.model):
-            cuda.warm_up(stream, launch, warmup, self._warmup_ms())
+            cuda.warm_up(stream, launch, warmup, self._timing.warmup_ms if idle else 0.0)
             timed = cuda.time_runs(stream, launch, runs)
         self._last_run = time.perf_counter()
         self._launches.extend(h / max(d, 1e-6) for h, d in zip(timed.host_ms, timed.device_ms, strict=True))
@@ -224,13 +217,11 @@ class TensorRtEngine(BoundEngine[BuiltEngine, Bound]):
         if self._native is not None:
             if self._watch.states:
                 self._shared.record({"model": self.model.name, "gpu": self._watch.record()})
-            for profile in tuple(self._bound):
-                self._unbind(profile)
+            for bound in self._bound.values():
+                bound.close()
             self._drop_runner()
             self._stream.close()
         super().close()
-
-    # ---- inside ---------------------------------------------------------------------------------
 
     def _notes(self, bound: Bound) -> tuple[str, ...]:
         """Notes on conditions that make samples unreliable: of the build, the binding, the GPU and the host."""
@@ -244,24 +235,13 @@ class TensorRtEngine(BoundEngine[BuiltEngine, Bound]):
     def _open(self, feeds: Mapping[str, Array], profile: int | None = None) -> Execution:
         built = self._require_open()
         check_feeds(self._ports, feeds, self.model)
-        ports, config = self._ports, built.runtime_config
-        return Execution(
-            built.engine, ports, feeds, self._stream, self._log, self.model, profile=profile, config=config
-        )
-
-    def _unbind(self, profile: int) -> None:
-        bound = self._bound.pop(profile, None)
-        if bound is not None:
-            bound.close()
+        given = built.engine, self._ports, feeds, self._stream, self._log, self.model
+        return Execution(*given, profile=profile, config=built.runtime_config)
 
     def _drop_runner(self) -> None:
         runner, self._runner = self._runner, None
         if runner is not None:
             runner[1].close()
-
-    def _warmup_ms(self) -> float:
-        """The duration of the warm-up before timing: only after the GPU was idle, since turns of a race are short."""
-        return self._timing.warmup_ms if time.perf_counter() - self._last_run > _IDLE_S else 0.0
 
     def _information(self, engine: trt.ICudaEngine, context: trt.IExecutionContext | None) -> str:
         """The inspector's information on the layers; with a context, for the shapes set there."""

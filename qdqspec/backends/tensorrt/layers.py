@@ -1,18 +1,16 @@
 """TensorRT's layer information and profile as layer times in ONNX names.
 
-Both JSON schemas are read: up to 10 (``Bindings``, ``Format/Datatype``) and 11 (``I/O Tensors``,
-``Datatype`` and ``Format``), engines with layer names only, and mixed Cask and Myelin layers. Sums of layer times
-exceed the end-to-end time, by 18 to 35 % in recorded runs: they locate time and never decide a comparison.
+Both JSON schemas are read, up to 10 (``Bindings``, ``Format/Datatype``) and 11 (``I/O Tensors``, ``Datatype`` and
+``Format``), and engines with layer names only. Sums of layer times exceed the end-to-end time, by 18 to 35 % in
+recorded runs: they locate time and never decide a comparison.
 
 From 10 on a layer's metadata lists the ONNX nodes it was built from; before that only its name does. Names are joined,
 wrapped and numbered (`a + b`, `a || b`, `PWN(PWN(a), b)`, `{ForeignNode[a...b]}`, `a_clone_1`, `a_myl4_0`), so they are
 looked up in the model if there is one: a name that the model contains is never split.
 
-A build with detailed verbosity also logs the kernels, as one message that begins with ``Layers:``, one line for each.
-This list is read like the files. It has no times, and TensorRT for RTX writes it on machines without a GPU.
-
-The files have known defects. trtexec does not escape profile names, and the inspector's text contains unescaped control
-characters (both seen in recorded files), so that strict JSON parsers reject valid content.
+A build with detailed verbosity also logs the kernels, as one message that begins with ``Layers:``, one line for each,
+without times; TensorRT for RTX writes it on machines without a GPU. The files have known defects: trtexec does not
+escape profile names, and the inspector's text contains control characters, so that strict JSON parsers reject both.
 """
 
 from __future__ import annotations
@@ -59,11 +57,10 @@ _STREAMS = frozenset({"signal", "wait"})
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor of a layer: its name, and its element type in qdqspec's names and dimensions, empty if not reported."""
+    """A tensor of a layer: its name, and its element type in qdqspec's names, empty if it is not reported."""
 
     name: str
     dtype: str
-    dims: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +135,8 @@ def parse_layers(
     """
     graph = read_graph(graph_json)
     names = EngineNames(model)
-    ends = names.tensors(_io_names(graph))[:1]
+    io = (entry for key in ("Bindings", "I/O Tensors") for entry in _listed(graph, key))
+    ends = names.tensors(str(e.get("Name", "")) if isinstance(e, Mapping) else str(e) for e in io)[:1]
     timed = tuple(_times(read_layers(graph), read_profile(profile), profiled=profile is not None))
     kernels = _heavy_kernels([layer for layer, _ in timed], names)
     return tuple(
@@ -204,7 +202,7 @@ def _layer(entry: str | Json) -> Layer:
 _HEAD = re.compile(r"Name: (?P<Name>.*?), LayerType: (?P<LayerType>[^,]*)(?=, )", re.DOTALL)
 _TENSORS = re.compile(r"\]?, (Inputs|Constants|Outputs): \[")
 _TENSOR = re.compile(
-    r",? ?\{ Name: (?P<Name>(?:(?!, Dimensions: ).)*?)(?:, Location: \w+)?, Dimensions: \[(?P<Dimensions>[-\d,]*)\]"
+    r",? ?\{ Name: (?P<Name>(?:(?!, Dimensions: ).)*?)(?:, Location: \w+)?, Dimensions: \[[-\d,]*\]"
     r"(?:, \w+: \[[-\d,]*\])*, (?:Format/)?Datatype: (?P<Datatype>[^{}]*)\}",
     re.DOTALL,
 )
@@ -241,22 +239,8 @@ def _one_line(text: str) -> Json:
 
 
 def _tensors(entries: object) -> tuple[Tensor, ...]:
-    if not isinstance(entries, list):
-        return ()
-    return tuple(
-        Tensor(str(entry.get("Name", "")), _dtype(entry), _dims(entry.get("Dimensions")))
-        for entry in entries
-        if isinstance(entry, Mapping)
-    )
-
-
-def _dims(found: object) -> tuple[int, ...]:
-    """Dimensions from JSON, or from the text between the brackets."""
-    sizes = found.split(",") if isinstance(found, str) else found if isinstance(found, list) else ()
-    try:
-        return tuple(int(size) for size in sizes)
-    except (TypeError, ValueError, OverflowError):
-        return ()
+    known = [each for each in entries if isinstance(each, Mapping)] if isinstance(entries, list) else []
+    return tuple(Tensor(str(entry.get("Name", "")), _dtype(entry)) for entry in known)
 
 
 def _dtype(entry: Json) -> str:
@@ -275,11 +259,6 @@ def _weight_type(entry: Json) -> str:
             return dtype
     constants = [tensor.dtype for tensor in _tensors(entry.get("Constants"))]
     return next((dtype for dtype in constants if dtype in _NARROW or dtype == "int4"), "")
-
-
-def _io_names(graph: Json) -> Iterator[str]:
-    for entry in (*_listed(graph, "Bindings"), *_listed(graph, "I/O Tensors")):
-        yield str(entry.get("Name", "")) if isinstance(entry, Mapping) else str(entry)
 
 
 def _listed(graph: Json, key: str) -> list[object]:
@@ -398,8 +377,7 @@ class EngineNames:
 
     def of_layer(self, name: str, metadata: str) -> tuple[str, ...]:
         """Every node of a layer, pairs included: from its metadata, else from its own name."""
-        in_metadata = metadata_names(metadata)
-        if in_metadata:
+        if in_metadata := metadata_names(metadata):
             known = (self._called.get(entry) for entry in in_metadata)
             return tuple(node for node in known if node) if self._model else in_metadata
         return tuple(dict.fromkeys(self._from_name(_CLONE.sub("", plain_name(name)))))
@@ -437,21 +415,16 @@ class EngineNames:
         ends = [node for end in (first, last) for node in self._of_parts(end)]
         if self._model is None or len(ends) < 2:
             yield from ends
-            return
-        yield from nodes_between(self._model, ends[0], ends[-1])
+        else:
+            yield from nodes_between(self._model, ends[0], ends[-1])
 
     def _of_parts(self, name: str) -> Iterator[str]:
         parts = [part for part in _JOINTS.split(name) if part]
         start = 0
         while start < len(parts):
             stop, node = self._longest(parts, start)
-            if node:
-                yield node
-            elif self._model is None:
-                following = parts[start + 1] if start + 1 < len(parts) else ""
-                yield from self._guessed(parts[start], following)
-            else:
-                yield from self._looked_up(parts[start])
+            following = parts[stop] if stop < len(parts) else ""
+            yield from (node,) if node else self._of_part(parts[start], following)
             start = stop
 
     def _longest(self, parts: list[str], start: int) -> tuple[int, str]:
@@ -462,41 +435,29 @@ class EngineNames:
                 return stop, node
         return start + 1, ""
 
-    def _looked_up(self, part: str) -> Iterator[str]:
-        inner = _unwrapped(part)
+    def _of_part(self, part: str, following: str) -> Iterator[str]:
+        """The nodes of a part; without a model by syntax: a part before a Q is the weight that it quantizes."""
+        inner, bare = _unwrapped(part), _MYELIN.sub("", _CLONE.sub("", part))
         if inner != [part]:
             for name in inner:
                 yield from self._from_name(name)
-            return
-        bare = _MYELIN.sub("", _CLONE.sub("", part))
-        for name in (part, bare, _COUNTED.sub("", bare)):
-            if name in self._called:
-                yield self._called[name]
-                return
-
-    def _guessed(self, part: str, following: str) -> Iterator[str]:
-        """Nodes by syntax: a part before a Q is the weight it quantizes; inserted layers belong to no node."""
-        inner = _unwrapped(part)
-        if inner != [part]:
-            for name in inner:
-                yield from self._guessed(name, "")
+        elif self._model is not None:
+            known = (self._called.get(name) for name in (part, bare, _COUNTED.sub("", bare)))
+            yield from [node for node in known if node][:1]
         elif not _INSERTED.search(part) and not part.endswith((".weight", ".bias")):
             is_weight = _PAIR.search(following) and not _PAIR.search(part)
-            if not is_weight:
-                yield _MYELIN.sub("", _CLONE.sub("", part))
+            yield from () if is_weight else (bare,)
 
 
 def nodes_between(model: Model, first: str, last: str) -> tuple[str, ...]:
     """Nodes on a path from one to the other, both included, in graph order."""
-    after: set[str] = {first}
-    order = [node for node in model.nodes if first == node.name or node.inputs]
-    made = set(model.by_name[first].outputs)
-    for node in order:
+    after, made = {first}, set(model.by_name[first].outputs)
+    for node in model.nodes:
         if made.intersection(node.inputs):
             after.add(node.name)
             made.update(node.outputs)
     before, wanted = {last}, set(model.by_name[last].inputs)
-    for node in reversed(order):
+    for node in reversed(model.nodes):
         if wanted.intersection(node.outputs):
             before.add(node.name)
             wanted.update(node.inputs)

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qdqspec.backends._engine import one_line
 from qdqspec.backends.trtexec.log import shortened
 from qdqspec.errors import BackendError
 
@@ -114,8 +115,7 @@ def refusals(log: Log, what: str, model: Path) -> Iterator[None]:
     except Exception as error:  # noqa: BLE001 - the bindings raise whatever C++ did
         if log.errors:
             raise log.failure(what, model) from None
-        reason = " ".join(str(error).split())[:500] or type(error).__name__
-        raise BackendError(f"{what}: {reason}", where=model) from None
+        raise BackendError(f"{what}: {one_line(error)}", where=model) from None
 
 
 @cache

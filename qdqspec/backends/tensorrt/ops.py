@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from math import prod
-from typing import TypeAlias
 
 from qdqspec._core.config.hooks import Hook
 from qdqspec.backends.base import Capabilities
@@ -150,8 +149,6 @@ _LEAST_KERNEL_IN_GROUPS = 3
 _MULTIPLE = 8
 _LARGEST_FP8_KERNEL = 32  # elements: kernels of at least this size are slower
 
-KnownSizes: TypeAlias = Sequence[int | None]
-
 
 def too_few_channels(weight: Sequence[int], *, group: int, fp8: bool, first: bool) -> bool:
     """Whether a convolution's weight, output channels first, has fewer channels than its kernels need.
@@ -182,11 +179,11 @@ def kernel_elements(weight: Sequence[int]) -> int:
     return prod(weight[2:])
 
 
-def is_one_line(result: KnownSizes | None) -> bool:
+def is_one_line(result: Sequence[int | None] | None) -> bool:
     """Whether a product has one row or one column: it is a product by a vector, which tensor cores do not speed up."""
     return result is not None and len(result) > 1 and 1 in result[-2:]
 
 
-def too_small_to_multiply(weight: KnownSizes | None) -> bool:
+def too_small_to_multiply(weight: Sequence[int | None] | None) -> bool:
     """Whether the second operand of a product has fewer than 16 rows or columns. Unknown sizes are large enough."""
     return weight is not None and len(weight) > 1 and any(size and size < _LEAST for size in weight[-2:])

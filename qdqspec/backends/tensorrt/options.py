@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
@@ -17,7 +16,17 @@ _OWN = "TensorRT's"  # default, which TensorRT has if the value is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TensorRtOptions:
+class TimingOptions:
+    """Options that all products with TensorRT's API have."""
+
+    plugins: tuple[Path, ...] = plugin_libraries()
+    cuda_graph: bool = option(SWITCH, "Whether runs are timed as CUDA graphs where possible.", True)
+    warmup_ms: int = option(whole(0), "How long an idle engine runs before it is timed.", 100)
+    verbose: bool = option(SWITCH, "Whether the whole log of the compiler goes to the build's.", False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorRtOptions(TimingOptions):
     """Options of building and timing."""
 
     opt_level: int | None = option(
@@ -50,10 +59,6 @@ class TensorRtOptions:
         shown="one in the run's folder",
         in_files=False,
     )
-    plugins: tuple[Path, ...] = plugin_libraries()
-    cuda_graph: bool = option(SWITCH, "Whether runs are timed as CUDA graphs where possible.", True)
-    warmup_ms: int = option(whole(0), "How long an idle engine runs before it is timed.", 100)
-    verbose: bool = option(SWITCH, "Whether TensorRT's whole log goes to the build's.", False)
 
 
 # In a strongly typed network the model determines all types, and TensorRT 11 has no other kind.
@@ -66,8 +71,3 @@ OPTIONS = declare(
     TensorRtOptions,
     refused=dict.fromkeys(("fp16", "bf16", "int8", "fp8", "int4", "fp4", "best"), _TYPED),
 )
-
-
-def options_from(extra: Mapping[str, str]) -> TensorRtOptions:
-    """Read the options that begin with ``tensorrt.``; raise `ConfigError` for an unknown or invalid one."""
-    return TensorRtOptions(**OPTIONS.read(extra))

@@ -1,13 +1,9 @@
 """Placement rules of TensorRT: constraints on pairs beyond single operators, one function per rule.
 
-A rule takes the units of a model and returns them with pairs moved or removed. `qdqspec.backends.tensorrt.ops` lists
-the rules in the order in which they are applied. All inputs of a weighted operator are quantized together for each
-backend, by construction of units in `qdqspec.qdq.space.units`; tensors that are copied, pooled or joined share
-their scales by `qdqspec.qdq.quantize.ranges.tie_ranges`.
-
-Some rules are for attention, two products around a Softmax computed in one kernel; others keep single operators out of
-formats without fast kernels for their size. Weight-only formats in blocks are for products of few rows and are not
-affected; nor are NVFP4 and MXFP8, which the sources do not mention.
+A rule takes the units of a model and returns them with pairs moved or removed; `qdqspec.backends.tensorrt.ops` lists
+the rules in their order. All inputs of a weighted operator are quantized together by construction of units, and tensors
+that are copied, pooled or joined share their scales by `qdqspec.qdq.quantize.ranges.tie_ranges`. Weight-only formats in
+blocks are for products of few rows and are not affected; nor are NVFP4 and MXFP8, which the sources do not mention.
 """
 
 from __future__ import annotations
@@ -15,12 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from qdqspec.backends.tensorrt.ops import (
-    is_one_line,
-    too_few_channels,
-    too_large_for_fp8,
-    too_small_to_multiply,
-)
+from qdqspec.backends.tensorrt import ops
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import WEIGHT_INPUT, is_default
 from qdqspec.qdq.space.units import Edge, Form, Unit, Units, weight_input, with_results
@@ -40,7 +31,7 @@ def few_channel_conv(model: Model, units: Units) -> Units:
 
     def excluded(unit: Unit, fmt: str) -> bool:
         node, dims = model.by_name[unit.id], weight_shape(model, unit)
-        return len(dims) > 2 and too_few_channels(
+        return len(dims) > 2 and ops.too_few_channels(
             dims, group=node.number("group", 1), fp8=fmt == FP8, first=node.inputs[0] in model.inputs
         )
 
@@ -55,7 +46,7 @@ def large_fp8_kernel(model: Model, units: Units) -> Units:
     """
 
     return without_formats(
-        units, lambda unit, fmt: fmt == FP8 and too_large_for_fp8(weight_shape(model, unit))
+        units, lambda unit, fmt: fmt == FP8 and ops.too_large_for_fp8(weight_shape(model, unit))
     )
 
 
@@ -71,7 +62,8 @@ def small_gemm(model: Model, units: Units) -> Units:
     def excluded(unit: Unit, fmt: str) -> bool:  # noqa: ARG001 - alike in both formats
         node = model.by_name[unit.id]
         return unit.op_type in ("Gemm", "MatMul") and (
-            is_one_line(model.shape(node.outputs[0])) or too_small_to_multiply(model.shape(node.inputs[1]))
+            ops.is_one_line(model.shape(node.outputs[0]))
+            or ops.too_small_to_multiply(model.shape(node.inputs[1]))
         )
 
     return without_formats(units, excluded)
@@ -127,10 +119,9 @@ def whole_attention(model: Model, units: Units) -> Units:
     by_id = {unit.id: unit for unit in units}
     for attention in _attentions(model):
         scores, mixed = (by_id.get(node.name) for node in (attention.scores, attention.mixed))
-        inside = (node.name for node in attention.between)
         whole = None if scores is None or mixed is None else _joined(model, attention, scores, mixed)
-        for name in (attention.scores.name, attention.mixed.name, *inside):
-            by_id.pop(name, None)
+        for node in (attention.scores, attention.mixed, *attention.between):
+            by_id.pop(node.name, None)
         if whole is not None:
             by_id[whole.id] = whole
     return tuple(by_id[unit.id] for unit in units if unit.id in by_id)
@@ -155,9 +146,8 @@ def transpose_to_matmul(model: Model, units: Units) -> Units:
 def _joined(model: Model, attention: _Attention, scores: Unit, mixed: Unit) -> Unit | None:
     """One unit of both products; ``None`` if no format is left."""
     offered = {form.choice.format for form in scores.forms}
-    forms = tuple(
-        form for form in mixed.forms if form.choice.format in offered and _fits(model, attention, form)
-    )
+    alike = (form for form in mixed.forms if form.choice.format in offered)
+    forms = tuple(form for form in alike if _fits(model, attention, form))
     if not forms:
         return None
     names = {*scores.nodes, *(node.name for node in attention.between), *mixed.nodes}
@@ -286,9 +276,8 @@ def q_before_pad(model: Model, units: Units) -> Units:
 
     Source: github.com/NVIDIA/TensorRT issue 2592 (28 to 21 ms with the pair moved).
     """
-    pads = {
-        node.outputs[0]: node for node in model.nodes if node.op_type == "Pad" and _pads_alike(model, node)
-    }
+    found = (node for node in model.nodes if node.op_type == "Pad" and _pads_alike(model, node))
+    pads = {node.outputs[0]: node for node in found}
 
     def moved(edge: Edge) -> Edge:
         pad = pads.get(edge[0])
@@ -330,14 +319,11 @@ def _weighted_makers(units: Units) -> frozenset[str]:
 def _weighted_side(model: Model, makers: frozenset[str], add: Unit) -> Edge | None:
     """The operand that comes directly from one of these and has no other reader; of two, the deeper."""
     sides = []
-    for tensor, end in add.edges:
-        node = model.producer.get(tensor)
-        if node is not None and node.name in makers and _is_private(model, tensor):
-            sides.append((node.index, (tensor, end)))
-    if not sides or len(add.edges) < 2:
-        return None
-    depths = {edge: _depth(model, edge[0]) for _, edge in sides}
-    return max(sides, key=lambda side: (depths[side[1]], side[0]))[1]
+    for edge in add.edges if len(add.edges) > 1 else ():
+        node = model.producer.get(edge[0])
+        if node is not None and node.name in makers and _is_private(model, edge[0]):
+            sides.append((_depth(model, edge[0]), node.index, edge))
+    return max(sides, key=lambda side: side[:2])[2] if sides else None
 
 
 def _beside(unit: Unit, main: Edge | None, fused: set[str]) -> Unit:
@@ -373,18 +359,18 @@ def _path_back(model: Model, tensor: str) -> tuple[Node | None, list[str]]:
 
 
 def _with_edges(unit: Unit, gained: Iterable[Edge], passed: set[str]) -> Unit:
+    """The unit with further result edges, for which each form but weight-only ones offers ``in+out``."""
     edges = tuple(gained)
     if not edges:
         return unit
-    full = replace(unit, forms=tuple(map(_giving, unit.forms)))
+
+    def giving(form: Form) -> Form:
+        gives = "in+out" in form.kinds or form.choice.activation is None
+        return form if gives else replace(form, kinds=("in+out", *form.kinds))
+
+    full = replace(unit, forms=tuple(map(giving, unit.forms)))
     outputs = tuple(tensor for tensor in unit.outputs if tensor not in passed)
     return with_results(full, outputs, (*unit.out_edges, *edges))
-
-
-def _giving(form: Form) -> Form:
-    """The form with ``in+out`` as one of its kinds; weight-only forms are unchanged."""
-    gives = "in+out" in form.kinds or form.choice.activation is None
-    return form if gives else replace(form, kinds=("in+out", *form.kinds))
 
 
 # ---- shared -------------------------------------------------------------------------------------

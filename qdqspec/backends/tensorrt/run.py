@@ -129,9 +129,8 @@ class Execution:
 
     def fetch(self) -> dict[str, Array]:
         """Run once and copy the outputs to main memory."""
+        self.settle()
         with refusals(self._log, _CANNOT_RUN, self._model):
-            self.enqueue()
-            self._stream.synchronize()
             return {port.name: self._fetched(port) for port in self._outputs}
 
     def settle(self) -> None:
@@ -150,7 +149,7 @@ class Execution:
 
         Loops, conditionals and data-dependent shapes cannot be captured.
         """
-        if self._allocators:
+        if self.shapes_from_data:
             return None, f"the shape of output {', '.join(self._allocators)} depends on data"
         try:
             return self._stream.capture(self.enqueue), ""
@@ -160,10 +159,7 @@ class Execution:
             return None, error.what
 
     def profile(self, warmup: int, runs: int) -> list[dict[str, Any]]:
-        """Milliseconds of every layer, in the format that trtexec exports, from separate runs.
-
-        Each layer waits for the one before: the sum is longer than a run without profiling.
-        """
+        """Mean milliseconds of every layer, as trtexec exports them. The sum exceeds a run without profiling."""
         assert self.context is not None
         profiler = _profiler_type()()
         with refusals(self._log, "the model could not be profiled", self._model):
@@ -174,7 +170,7 @@ class Execution:
                 profiler.begin()
                 self.enqueue()
                 self._stream.synchronize()
-        return _summary(profiler.runs)
+        return _mean_times(profiler.runs)
 
     def close(self) -> None:
         """Free context and buffers; closing twice has no effect."""
@@ -227,9 +223,8 @@ class Execution:
         size = port.dtype.itemsize * int(np.prod(shape, dtype=np.int64))
         self._host[port.name] = HostBuffer(size)
         self._device[port.name] = DeviceBuffer(size)
-        self._require(
-            context.set_tensor_address(port.name, self._device[port.name].address), f"output '{port.name}'"
-        )
+        address = self._device[port.name].address
+        self._require(context.set_tensor_address(port.name, address), f"output '{port.name}'")
 
     def _require(self, done: bool, what: str) -> None:
         if not done:
@@ -269,24 +264,12 @@ class Bound:
         self.session.close()
 
 
-def _summary(runs: list[list[tuple[str, float]]]) -> list[dict[str, Any]]:
+def _mean_times(runs: list[list[tuple[str, float]]]) -> list[dict[str, Any]]:
     """Layers in order of execution; names may repeat. Runs of another length (a branch not executed) are excluded."""
-    if not runs:
-        return []
-    names = [name for name, _ in runs[-1]]
+    names = [name for name, _ in runs[-1]] if runs else []
     alike = [run for run in runs if [name for name, _ in run] == names]
-    layers: list[dict[str, Any]] = [{"count": len(alike)}]
-    for position, name in enumerate(names):
-        times = [run[position][1] for run in alike]
-        layers.append(
-            {
-                "name": name,
-                "timeMs": sum(times),
-                "averageMs": statistics.fmean(times),
-                "medianMs": statistics.median(times),
-            }
-        )
-    return layers
+    means = (statistics.fmean(run[position][1] for run in alike) for position in range(len(names)))
+    return [{"name": name, "averageMs": mean} for name, mean in zip(names, means, strict=True)]
 
 
 @cache
@@ -341,8 +324,7 @@ def _allocator_type() -> type:
             self.shape = tuple(shape)
 
         def close(self) -> None:
-            buffer, self.buffer = self.buffer, None
-            if buffer is not None:
-                buffer.close()
+            if self.buffer is not None:
+                self.buffer.close()
 
     return Allocator

@@ -91,12 +91,10 @@ class _Compiler:
             return whole
         alone = {name: self._built([name]) for name in capabilities} if len(capabilities) > 1 else {}
         refused = {name: text for name, text in alone.items() if isinstance(text, str)}
-        raise BackendError(
-            self._refusal(refused or {", ".join(capabilities): whole}),
-            where=self.model,
-            cure="leave the named node in float, or leave the capability out of tensorrt-rtx.for; to repeat it: "
-            + replay_command(self.source, str(self.model), self.options),
-        )
+        repeat = replay_command(self.source, str(self.model), self.options)
+        cure = "leave the named node in float, or leave the capability out of tensorrt-rtx.for; to repeat: "
+        what = self._refusal(refused or {", ".join(capabilities): whole})
+        raise BackendError(what, where=self.model, cure=cure + repeat)
 
     def _built(self, capabilities: Sequence[str]) -> Compiled | str:
         """The engine for all of these capabilities, or the compiler's reason for its refusal."""
@@ -111,12 +109,8 @@ class _Compiler:
         plan = self.builder.build_serialized_network(self.network, self.config)
         if plan is None:
             return " | ".join(self.log.errors[-_QUOTED:]) or "the compiler gave no reason"
-        return Compiled(
-            plan=plan,
-            kernels=self.log.kernels,
-            warnings=self.log.warnings,
-            seconds=round(time.perf_counter() - started, 3),
-        )
+        seconds = round(time.perf_counter() - started, 3)
+        return Compiled(plan=plan, kernels=self.log.kernels, warnings=self.log.warnings, seconds=seconds)
 
     def _refusal(self, refused: dict[str, str]) -> str:
         """The text of a refusal: capabilities with one reason are named together, with the node if it is known."""
@@ -125,7 +119,7 @@ class _Compiler:
             names.setdefault(text, []).append(capability)
         reasons = []
         for text, capabilities in names.items():
-            node = next(iter(named_nodes(text, self.source)), "")
+            node = next(named_nodes(text, self.source), "")
             at = f" at node '{node}'" if node else ""
             reasons.append(f"for {', '.join(capabilities)}{at}: {text}")
         return f"TensorRT for RTX refuses the model {' ; '.join(reasons)}"

@@ -16,23 +16,22 @@ from typing import TYPE_CHECKING, NoReturn
 from qdqspec._core.arrays import Array
 from qdqspec._core.files import write_whole
 from qdqspec.backends._cpu import slug_from_text
-from qdqspec.backends._engine import require_file
 from qdqspec.backends._nvidia import cuda
 from qdqspec.backends._source import read_source
-from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities
-from qdqspec.backends.tensorrt.api import parts
+from qdqspec.backends.base import PLAIN, BuildOptions, Capabilities, Engine
+from qdqspec.backends.tensorrt.api import RTX
 from qdqspec.backends.tensorrt.build import BuiltEngine
 from qdqspec.backends.tensorrt.cache import Shared
-from qdqspec.backends.tensorrt.engine import TensorRtEngine, Timing
+from qdqspec.backends.tensorrt.device import DeviceState, look
+from qdqspec.backends.tensorrt.engine import TensorRt, TensorRtEngine
 from qdqspec.backends.tensorrt.layers import kernel_list_hash, parse_layers
 from qdqspec.backends.tensorrt.log import open_log
 from qdqspec.backends.tensorrt.run import Execution
 from qdqspec.backends.tensorrt_rtx.compiler import CURRENT, Compiled, compile_model
-from qdqspec.backends.tensorrt_rtx.library import RTX, look
 from qdqspec.backends.tensorrt_rtx.ops import capabilities
-from qdqspec.backends.tensorrt_rtx.options import DEFAULT, OPTIONS, compute_capability, options_from
-from qdqspec.errors import BackendError, BackendUnavailableError
-from qdqspec.types import DeviceKey, LayerTime, Samples
+from qdqspec.backends.tensorrt_rtx.options import DEFAULT, OPTIONS, compute_capability
+from qdqspec.errors import BackendError
+from qdqspec.types import LayerTime, Samples
 
 if TYPE_CHECKING:
     import tensorrt as trt
@@ -41,40 +40,25 @@ if TYPE_CHECKING:
 _RUNS, _ROUNDS, _AGREEMENT = 20, 10, 0.02
 
 
-class TensorRtRtx:
-    """NVIDIA TensorRT for RTX; every network strongly typed."""
+class TensorRtRtx(TensorRt):
+    """NVIDIA TensorRT for RTX, which needs no GPU to build."""
 
     name = "tensorrt-rtx"
     target = "tensorrt-rtx-1"
     options = OPTIONS
+    product = RTX
 
-    def probe(self, options: BuildOptions = PLAIN) -> Availability:
-        """Report whether the compiler can be used. A separate process determines it, once; no GPU is needed."""
-        found = look(options.device)
-        return Availability(usable=not found.why, why=found.why, install=found.install, facts=found.facts)
-
-    def device(self, options: BuildOptions) -> DeviceKey:
-        """The GPU and the product's major.minor; without a GPU the compute capabilities that engines are built for."""
-        found = look(options.device)
-        if found.why:
-            raise BackendUnavailableError(found.why, cure=found.install)
+    def _hardware(self, found: DeviceState, options: BuildOptions) -> str:
         targets = built_for(options)
-        device = slug_from_text(f"built for {'-'.join(targets).lower()}") if targets else found.slug
-        major, minor = parts(found.tensorrt)
-        asked = {word: text for word, text in options.extra.items() if word.startswith(f"{self.name}.")}
-        return DeviceKey(key=f"{device}-{self.name}-{major}.{minor}", details={**found.facts, **asked})
+        return slug_from_text(f"built for {'-'.join(targets)}") if targets else found.slug
 
     def capabilities(self, options: BuildOptions = PLAIN) -> Capabilities:
         """The formats that all requested compute capabilities support, or those of the GPU where engines run."""
         targets = built_for(options)
-        wanted = [compute_capability(name) for name in targets] or [look(options.device).capability]
+        wanted = [compute_capability(name) for name in targets] or [look(RTX, options.device).capability]
         return replace(capabilities(wanted), runs=not targets, has_clock=not targets)
 
-    def build(self, model: Path, options: BuildOptions) -> CompiledEngine | RtxEngine:
-        """Build a model file; raise `BackendError` with the compiler's reasons on one line."""
-        options_from(options.extra)  # an invalid option is reported before anything is loaded
-        RTX.require()
-        require_file(model)
+    def _built(self, model: Path, options: BuildOptions) -> Engine:
         if built_for(options):
             return CompiledEngine(model, options)
         cuda.select(options.device)
@@ -83,8 +67,8 @@ class TensorRtRtx:
 
 def built_for(options: BuildOptions) -> tuple[str, ...]:
     """The compute capabilities that engines are only built for; none if they run on the GPU here."""
-    wanted = options_from(options.extra).for_
-    return wanted or (DEFAULT if look(options.device).no_gpu else ())
+    wanted = OPTIONS.of(options.extra).for_
+    return wanted or (DEFAULT if look(RTX, options.device).no_gpu else ())
 
 
 class CompiledEngine:
@@ -92,7 +76,7 @@ class CompiledEngine:
 
     def __init__(self, model: Path, options: BuildOptions) -> None:
         self.model = model
-        words = options_from(options.extra)
+        words = OPTIONS.of(options.extra)
         log, logger = open_log()
         log.verbose = words.verbose
         targets = built_for(options)
@@ -140,8 +124,8 @@ class RtxEngine(TensorRtEngine):
     def _build(self, model: Path, options: BuildOptions, key: str, logger: trt.ILogger) -> BuiltEngine:
         import tensorrt as trt
 
-        words = options_from(options.extra)
-        self._timing: Timing = words
+        words = OPTIONS.of(options.extra)
+        self._timing = words
         self._log.verbose = words.verbose
         self._shared = Shared(options.state, key, fresh=options.fresh)
         compiled = compile_model(model, words, options, self._log, logger, (CURRENT,))
@@ -154,19 +138,13 @@ class RtxEngine(TensorRtEngine):
         strategy = trt.DynamicShapesKernelSpecializationStrategy.EAGER
         config.dynamic_shapes_kernel_specialization_strategy = strategy
         cache = config.create_runtime_cache()
-        self._cache_file = (
-            None if options.fresh or not options.state else options.state / f"{key}.runtime-cache"
-        )
+        folder = None if options.fresh else options.state
+        self._cache_file = folder and folder / f"{key}.runtime-cache"
         if self._cache_file is not None and self._cache_file.is_file():
             cache.deserialize(self._cache_file.read_bytes())  # one of another driver or GPU is ignored
         config.set_runtime_cache(cache)
-        return BuiltEngine(
-            engine=engine,
-            runtime=runtime,
-            runtime_config=config,
-            facts=_facts(model, compiled, (CURRENT,)),
-            notes=self._log.notes,
-        )
+        facts, notes = _facts(model, compiled, (CURRENT,)), self._log.notes
+        return BuiltEngine(engine=engine, runtime=runtime, runtime_config=config, facts=facts, notes=notes)
 
     def bind(self, feeds: Mapping[str, Array], profile: int = 0) -> None:
         """Fix the inputs as `TensorRtEngine.bind` does, and warm up until a second context agrees with the first."""
@@ -182,10 +160,8 @@ class RtxEngine(TensorRtEngine):
         """Run two contexts in turns until their medians agree; the note of samples if they do not."""
         apart = 0.0
         for _ in range(_ROUNDS):
-            medians = [
-                statistics.median(cuda.time_runs(self._stream, each.enqueue, _RUNS).device_ms)
-                for each in (first, second)
-            ]
+            times = [cuda.time_runs(self._stream, each.enqueue, _RUNS).device_ms for each in (first, second)]
+            medians = [*map(statistics.median, times)]
             apart = max(medians) / max(min(medians), 1e-6) - 1
             if apart <= _AGREEMENT:
                 return ""

@@ -50,9 +50,8 @@ def capabilities(compute: Collection[tuple[int, int]]) -> Capabilities:
         {"GlobalAveragePool": ("in+out",)} if min(compute) >= _POOL_SINCE else {}
     )
     can = ops.capabilities_of(formats, lacking, LABELS | pool, RULES)
-    return replace(
-        can, labels_of={"fp8": {name: kinds for name, kinds in LABELS.items() if name != "MaxPool"}}
-    )
+    in_fp8 = {name: kinds for name, kinds in LABELS.items() if name != "MaxPool"}
+    return replace(can, labels_of={"fp8": in_fp8})
 
 
 def why_not(name: str, compute: Collection[tuple[int, int]]) -> str:

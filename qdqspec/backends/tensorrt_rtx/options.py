@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-from qdqspec._core.config.declared import SWITCH, ValueType, declare, option, plugin_libraries, whole
+from qdqspec._core.config.declared import ValueType, declare, option
 from qdqspec._core.registry import did_you_mean
+from qdqspec.backends.tensorrt.options import TimingOptions
 from qdqspec.errors import ConfigError
 
 # The compute capabilities that version 1.7 builds for ahead of time, as its API names them.
@@ -25,7 +24,7 @@ def _capabilities(value: object) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RtxOptions:
+class RtxOptions(TimingOptions):
     """Options of building and timing."""
 
     for_: tuple[str, ...] = option(
@@ -34,10 +33,6 @@ class RtxOptions:
         (),
         shown=f"the GPU here; without one {','.join(DEFAULT)}",
     )
-    plugins: tuple[Path, ...] = plugin_libraries()
-    cuda_graph: bool = option(SWITCH, "Whether runs are timed as CUDA graphs where possible.", True)
-    warmup_ms: int = option(whole(0), "How long an idle engine runs before it is timed.", 100)
-    verbose: bool = option(SWITCH, "Whether the whole log of the compiler goes to the build's.", False)
 
 
 _NO_EFFECT = (
@@ -62,11 +57,6 @@ OPTIONS = declare(
         **dict.fromkeys(("version-compatible", "hardware"), _NOT_BUILT),
     },
 )  # fmt: skip
-
-
-def options_from(extra: Mapping[str, str]) -> RtxOptions:
-    """Read the options that begin with ``tensorrt-rtx.``; raise `ConfigError` for an unknown or invalid one."""
-    return RtxOptions(**OPTIONS.read(extra))
 
 
 def compute_capability(name: str) -> tuple[int, int]:

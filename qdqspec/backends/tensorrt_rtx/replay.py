@@ -7,7 +7,7 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from qdqspec.backends.base import BuildOptions
-from qdqspec.backends.tensorrt_rtx.options import DEFAULT, options_from
+from qdqspec.backends.tensorrt_rtx.options import DEFAULT, OPTIONS
 from qdqspec.types import ShapeProfile
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ _BOUNDS = ("min", "opt", "max")
 
 def replay_command(model: Model, file: str, options: BuildOptions) -> str:  # noqa: ARG001 - its shapes are in the options
     """The shell command that builds ``file`` for the compute capabilities of a run, with its shapes and plugins."""
-    words = options_from(options.extra)
+    words = OPTIONS.of(options.extra)
     variables = f"{_FOR}={','.join(words.for_ or DEFAULT)} POLYGRAPHY_USE_TENSORRT_RTX=1"
     arguments = ["polygraphy", "convert", file, "--convert-to", "trt", "-o", f"{file}.engine"]
     arguments += ["--trt-config-postprocess-script", f"{__file__}:set_capabilities"]
@@ -31,11 +31,9 @@ def replay_command(model: Model, file: str, options: BuildOptions) -> str:  # no
 
 def _shape_words(profile: ShapeProfile) -> list[str]:
     found = []
-    for bound in _BOUNDS:
-        shapes = [
-            f"{name}:[{','.join(map(str, getattr(shape, bound)))}]" for name, shape in profile.shapes.items()
-        ]
-        found += [f"--trt-{bound}-shapes", *shapes] if shapes else []
+    for bound in _BOUNDS if profile.shapes else ():
+        dims = ((name, map(str, getattr(shape, bound))) for name, shape in profile.shapes.items())
+        found += [f"--trt-{bound}-shapes", *(f"{name}:[{','.join(sizes)}]" for name, sizes in dims)]
     return found
 
 

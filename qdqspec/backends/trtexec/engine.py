@@ -1,9 +1,8 @@
 """TensorRT through its command-line tool, versions 10 and 11.
 
-For machines with trtexec and no Python bindings, and for measurements comparable with published ones. Every call
-starts a process that loads the engine again, which takes one or two seconds, so a search takes longer than with
-``tensorrt``; `run` passes values as text and is meant for a few samples. Both major versions get the same flags, with
-the same meaning: strongly typed, CUDA graph, spin wait, no transfers, profile in a separate run.
+For machines without Python bindings, and for measurements comparable with published ones. Every call starts a process
+that loads the engine again, in one or two seconds; `run` passes values as text and is meant for a few samples. Both
+major versions get the same flags: strongly typed, CUDA graph, spin wait, no transfers, profile in a separate run.
 """
 
 from __future__ import annotations
@@ -25,20 +24,9 @@ from qdqspec.backends.tensorrt.build import trtexec_option
 from qdqspec.backends.tensorrt.cache import seal, set_aside_damaged
 from qdqspec.backends.tensorrt.layers import parse_layers, read_times
 from qdqspec.backends.tensorrt.ops import capabilities, formats_for
+from qdqspec.backends.trtexec import process
 from qdqspec.backends.trtexec.log import Report
-from qdqspec.backends.trtexec.process import (
-    CALL_SECONDS,
-    INSTALL,
-    MEASURING,
-    Tool,
-    check_feeds,
-    fed_shapes,
-    find_trtexec,
-    read_outputs,
-    require_tool,
-    shape_words,
-    write_inputs,
-)
+from qdqspec.backends.trtexec.process import Tool
 from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.types import DeviceKey, LayerTime, Samples
@@ -70,11 +58,6 @@ class TrtexecOptions:
 OPTIONS = declare("trtexec", TrtexecOptions)
 
 
-def options_from(extra: Mapping[str, str]) -> TrtexecOptions:
-    """Read the options that begin with ``trtexec.``; raise `ConfigError` for an unknown or invalid one."""
-    return TrtexecOptions(**OPTIONS.read(extra))
-
-
 class Trtexec:
     """The trtexec executable on PATH, or in the folders where packages install it."""
 
@@ -85,19 +68,19 @@ class Trtexec:
     def probe(self, options: BuildOptions = PLAIN) -> Availability:
         """Report whether a working trtexec is available, its version, and the GPU it will use."""
         try:
-            tool = require_tool()
+            tool = process.require_tool()
         except BackendUnavailableError as error:
-            return Availability(usable=False, why=error.what, install=error.cure or INSTALL)
+            return Availability(usable=False, why=error.what, install=error.cure or process.INSTALL)
         facts = {"trtexec": tool.path, "TensorRT": _version_text(tool), **gpu_facts(_gpu_index(options))}
         if tool.major < _OLDEST:
             why = f"TensorRT {_version_text(tool)} is too old: networks cannot be strongly typed before 10"
-            return Availability(usable=False, why=why, install=INSTALL, facts=facts)
+            return Availability(usable=False, why=why, install=process.INSTALL, facts=facts)
         return Availability(usable=True, facts=facts)
 
     def device(self, options: BuildOptions) -> DeviceKey:
         """GPU, compute capability and TensorRT's major.minor; host threads do not matter."""
         facts = gpu_facts(_gpu_index(options))
-        version = "unknown" if find_trtexec() is None else _version_text(require_tool())
+        version = "unknown" if process.find_trtexec() is None else _version_text(process.require_tool())
         gpu = slug_from_text(facts.get("GPU", "unknown-gpu"))
         capability = facts.get("compute capability", "").replace(".", "")
         product = f"{gpu}-sm{capability}" if capability else gpu
@@ -109,14 +92,12 @@ class Trtexec:
         capability, version = capability_of(gpu_facts(_gpu_index(options))), _version()
         found = capabilities(capability, version, _FORMATS)
         others = (name for name in formats_for(capability, version) if name not in _FORMATS)
-        return replace(
-            found,
-            lacking={**found.lacking, **{name: f"{name} goes through backend tensorrt" for name in others}},
-        )
+        elsewhere = {name: f"{name} goes through backend tensorrt" for name in others}
+        return replace(found, lacking={**found.lacking, **elsewhere})
 
     def build(self, model: Path, options: BuildOptions) -> TrtexecEngine:
         """Build an engine file in a temporary folder."""
-        tool = require_tool()
+        tool = process.require_tool()
         loaded = load_model(model)
         folder = TemporaryFolder()
         try:
@@ -135,32 +116,29 @@ class TrtexecEngine(BoundEngine[Tool, dict[str, Array]]):
         self.graph_hash = model.sha256
         self._model = model
         self._temporary, self._folder = folder, folder.path
-        self._words = options_from(options.extra)
+        self._words = OPTIONS.of(options.extra)
         self._device = options.device
         self._notes = self._build(options).notes
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Run once and read the outputs, with the six digits that trtexec writes."""
         tool = self._require_open()
-        check_feeds(self._model, feeds)
-        for needed in ("--loadInputs", "--exportOutput"):
-            if not tool.knows(needed):
-                raise BackendError(
-                    f"this trtexec has no {needed}, so outputs cannot be read",
-                    where=self.model,
-                    cure="use backend tensorrt, or a newer trtexec",
-                )
+        process.check_feeds(self._model, feeds)
+        lacking = [word for word in ("--loadInputs", "--exportOutput") if not tool.knows(word)]
+        if lacking:
+            what = f"this trtexec has no {lacking[0]}, so outputs cannot be read"
+            raise BackendError(what, where=self.model, cure="use backend tensorrt, or a newer trtexec")
         outputs = self._folder / "outputs.json"
         outputs.unlink(missing_ok=True)
         words = ["--iterations=1", "--duration=0", "--warmUp=0", f"--exportOutput={outputs}"]
         # Outputs stay on the GPU unless they are transferred: by default up to 10, with this option from 11 on.
         self._call([*words, *self._inputs(feeds)], ["--includeDataTransfers"])
-        return read_outputs(self._text(outputs), self._model)
+        return process.read_outputs(self._text(outputs), self._model)
 
     def bind(self, feeds: Mapping[str, Array], profile: int = 0) -> None:
         """Fix the inputs that `time` and `layers` use at a profile."""
         self._require_open()
-        check_feeds(self._model, feeds)
+        process.check_feeds(self._model, feeds)
         self._bound[profile] = dict(feeds)
 
     def time(self, runs: int, warmup: int = 0, profile: int = 0) -> Samples:  # noqa: ARG002 - warms up by time, not by runs
@@ -168,16 +146,13 @@ class TrtexecEngine(BoundEngine[Tool, dict[str, Array]]):
         times = self._folder / "times.json"
         times.unlink(missing_ok=True)
         words = [f"--iterations={runs}", "--duration=0", f"--warmUp={self._words.warmup_ms}"]
-        report = self._call([*words, *self._bound_words(profile)], [*MEASURING, f"--exportTimes={times}"])
+        wanted = [*process.MEASURING, f"--exportTimes={times}"]
+        report = self._call([*words, *self._bound_words(profile)], wanted)
         notes = tuple(dict.fromkeys((*self._notes, *report.notes)))
-        if times.is_file():
-            found = read_times(self._text(times))[-runs:]
-        elif report.median_ms is not None:
-            found = (report.median_ms,)
-        else:
-            raise BackendError("trtexec printed no GPU compute time", where=self.model)
+        printed = () if report.median_ms is None else (report.median_ms,)
+        found = read_times(self._text(times))[-runs:] if times.is_file() else printed
         if not found:
-            raise BackendError("trtexec wrote no times", where=self.model)
+            raise BackendError("trtexec gave no GPU compute time", where=self.model)
         return Samples(wall_ms=found, notes=notes)
 
     def layers(self, runs: int = 12, profile: int = 0) -> tuple[LayerTime, ...]:
@@ -188,7 +163,7 @@ class TrtexecEngine(BoundEngine[Tool, dict[str, Array]]):
             return ()
         times.unlink(missing_ok=True)
         words = [f"--iterations={max(runs, _PROFILED_RUNS)}", "--duration=0", "--warmUp=200"]
-        wanted = ["--dumpProfile", f"--exportProfile={times}", *MEASURING]
+        wanted = ["--dumpProfile", f"--exportProfile={times}", *process.MEASURING]
         report = self._call([*words, *bound], wanted)
         printed = [{"name": name, "averageMs": ms} for name, ms in report.profile]
         with_times = self._text(times) if times.is_file() else printed
@@ -201,7 +176,7 @@ class TrtexecEngine(BoundEngine[Tool, dict[str, Array]]):
 
     def _build(self, options: BuildOptions) -> Report:
         plan = self._folder / "engine.plan"
-        shapes = shape_words(self._model, options.profiles)
+        shapes = process.shape_words(self._model, options.profiles)
         words = [f"--onnx={self.model}", f"--saveEngine={plan}", "--skipInference", *shapes]
         wanted = ["--profilingVerbosity=detailed", f"--exportLayerInfo={self._folder / 'layers.json'}"]
         if not _WEAK.intersection(self._words.args):
@@ -221,7 +196,8 @@ class TrtexecEngine(BoundEngine[Tool, dict[str, Array]]):
         return report
 
     def _call(self, words: list[str], wanted: list[str]) -> Report:
-        return self._run([f"--loadEngine={self._folder / 'engine.plan'}", *words], wanted, CALL_SECONDS)
+        load = f"--loadEngine={self._folder / 'engine.plan'}"
+        return self._run([load, *words], wanted, process.CALL_SECONDS)
 
     def _run(self, words: list[str], wanted: list[str], seconds: float) -> Report:
         """Run trtexec. The user's arguments replace the default ones: of an option given twice trtexec uses either."""
@@ -229,47 +205,42 @@ class TrtexecEngine(BoundEngine[Tool, dict[str, Array]]):
         words = [*words, f"{_DEVICE}{self._device}"] if self._device else words
         words = [*words, *map(trtexec_option, self._words.plugins)]
         words, wanted = ([w for w in ours if w.partition("=")[0] not in own] for ours in (words, wanted))
-        return self._require_open().run(
-            [*words, *self._words.args], model=self.model, seconds=seconds, wanted=wanted
-        )
+        words += self._words.args
+        return self._require_open().run(words, model=self.model, seconds=seconds, wanted=wanted)
 
     def _bound_words(self, profile: int) -> list[str]:
         feeds = self._require_bound(profile)
         return [*([f"--useProfile={profile}"] if profile else []), *self._inputs(feeds)]
 
     def _inputs(self, feeds: Mapping[str, Array]) -> list[str]:
-        shapes = fed_shapes(self._model, feeds)
+        shapes = process.fed_shapes(self._model, feeds)
         if not feeds or not self._require_open().knows("--loadInputs"):
             return shapes
-        return [*shapes, f"--loadInputs={write_inputs(self._model, feeds, self._folder)}"]
+        return [*shapes, f"--loadInputs={process.write_inputs(self._model, feeds, self._folder)}"]
 
     def _text(self, path: Path) -> str:
         try:
             return path.read_text(encoding="utf-8", errors="replace")
         except OSError as error:
-            raise BackendError(
-                f"trtexec passed and wrote no {path.name}: {error.strerror}", where=self.model
-            ) from None
+            what = f"trtexec passed and wrote no {path.name}: {error.strerror}"
+            raise BackendError(what, where=self.model) from None
 
 
 def replay_command(model: Model, file: str, options: BuildOptions) -> str:
     """The command that builds and times ``file``, a candidate of ``model``, with the plugins and arguments of a run."""
     text = options.extra.get("trtexec.plugins") or options.extra.get("tensorrt.plugins", "")
-    own = options_from({name: value for name, value in options.extra.items() if name == "trtexec.args"}).args
-    words = [
-        f"--onnx={file}",
-        *shape_words(model, options.profiles),
-        *map(trtexec_option, LIBRARIES.read(text)),
-    ]
+    own = OPTIONS.of({name: value for name, value in options.extra.items() if name == "trtexec.args"}).args
+    words = [f"--onnx={file}", *process.shape_words(model, options.profiles)]
+    words += map(trtexec_option, LIBRARIES.read(text))
     words += [f"{_DEVICE}{options.device}"] if options.device else []
     words += [] if _WEAK.intersection(own) else [_STRONG]
     given = {word.partition("=")[0] for word in own}
-    words = [word for word in (*words, *MEASURING) if word.partition("=")[0] not in given]
+    words = [word for word in (*words, *process.MEASURING) if word.partition("=")[0] not in given]
     return shlex.join(["trtexec", *words, *own])
 
 
 def _version() -> tuple[int, int]:
-    tool = require_tool() if find_trtexec() else None
+    tool = process.require_tool() if process.find_trtexec() else None
     return tool.version[:2] if tool and tool.version else (0, 0)
 
 
@@ -279,10 +250,9 @@ def _version_text(tool: Tool) -> str:
 
 def _gpu_index(options: BuildOptions) -> int:
     """The GPU selected by the user's arguments, else that of the run."""
-    chosen = [
-        word.removeprefix(_DEVICE) for word in options_from(options.extra).args if word.startswith(_DEVICE)
-    ]
-    return int(chosen[-1]) if chosen and chosen[-1].isdecimal() else options.device
+    given = [word for word in OPTIONS.of(options.extra).args if word.startswith(_DEVICE)]
+    chosen = given[-1].removeprefix(_DEVICE) if given else ""
+    return int(chosen) if chosen.isdecimal() else options.device
 
 
 backend = Trtexec

@@ -1,11 +1,8 @@
 """Reads the output of trtexec, versions 8 to 11, and explains its messages.
 
-``Latency`` is not used: up to 10 it includes transfers over PCIe. The result is the median of
-``GPU Compute Time``.
-
-Messages either end a build or only make a measurement unreliable. Each rule for them was written for recorded messages
-or messages in trtexec's source. An ``[E]`` line alone does not mean failure: a tactic skipped for lack of memory writes
-one, and the build passes.
+The result is the median of ``GPU Compute Time``: ``Latency`` includes transfers over PCIe up to 10. Messages, recorded
+or from trtexec's source, either end a build or only make a measurement unreliable. An ``[E]`` line alone does not mean
+failure: a tactic skipped for lack of memory writes one, and the build passes.
 """
 
 from __future__ import annotations
@@ -58,8 +55,7 @@ def read_log(log: str) -> Report:
     """Parse a log; unknown lines are skipped."""
     lines = list(plain_lines(log))
     verdict: RunOutcome = ""
-    version = None
-    median_ms = None
+    version = median_ms = None
     for _, text in lines:
         if banner := _BANNER.match(text):
             version = _version(banner[2]) or version
@@ -114,7 +110,7 @@ Weight: TypeAlias = Literal["fatal", "note"]
 
 @dataclass(frozen=True, slots=True)
 class MessageRule:
-    """A kind of message: the text found in a line, its meaning, and the remedy."""
+    """A kind of message: the text found in a line, its meaning, and the remedy of a fatal one."""
 
     kind: str
     weight: Weight
@@ -171,9 +167,7 @@ RULES = (
     _rule(
         "out_of_memory_tactic",
         "note",
-        r"Skipping tactic .*insufficient memory|insufficient to use tactic|VirtualMemoryBuffer.*OutOfMemory"
-        r"|virtualMemoryBuffer.*OutOfMemory",
-        "free memory on the GPU: without it TensorRT skips kernels, and latency depends on the free memory",
+        r"Skipping tactic .*insufficient memory|insufficient to use tactic|[Vv]irtualMemoryBuffer.*OutOfMemory",
     ),
     _rule(
         "out_of_memory_fatal",
@@ -198,19 +192,16 @@ RULES = (
     _rule("parse_failure", "fatal", r"^Parsing model failed|^Failed to parse onnx"),
     _rule("weakly_typed", "note", r"^Weakly-typed networks have been deprecated"),
     _rule("hardware_hint", "note", r"hardware does not accelerate"),
-    _rule("unstable_timing", "note", r"^\* GPU compute time is unstable", "lock the GPU's clocks"),
+    _rule("unstable_timing", "note", r"^\* GPU compute time is unstable"),
+    _rule("enqueue_bound", "note", r"^\* Throughput may be bound by Enqueue Time"),
     _rule(
-        "enqueue_bound", "note", r"^\* Throughput may be bound by Enqueue Time", "the host, not the GPU, limits it"
-    ),
-    _rule("transfer_bound", "note", r"^\* Throughput may be bound by (?:host-to-device|device-to-host) transfers"),
-    _rule("aux_streams", "note", r"auxiliary streams, so the .*latency may not be accurate"),
-    _rule(
-        "no_cuda_graph",
+        "transfer_bound",
         "note",
-        r"not permitted under CUDA graph|useCudaGraph flag has been ignored",
-        "do not compare it with candidates that were captured",
+        r"^\* Throughput may be bound by (?:host-to-device|device-to-host) transfers",
     ),
-)  # fmt: skip
+    _rule("aux_streams", "note", r"auxiliary streams, so the .*latency may not be accurate"),
+    _rule("no_cuda_graph", "note", r"not permitted under CUDA graph|useCudaGraph flag has been ignored"),
+)
 
 _LINE = re.compile(
     r"(?:\[\d\d/\d\d/\d{4}-\d\d:\d\d:\d\d\] )?(?:\[TRT\] )?(?:\[(?P<level>[A-Z])\] ?)?(?:\[TRT\] )?(?P<text>.*)"
@@ -221,9 +212,7 @@ _CRASH = _rule(
     r"^\S+: \S+:\d+: .*Assertion `",
     "TensorRT itself crashed: leave this candidate out",
 )  # found first, and the least specific one
-_RETRIED = (
-    "Error message: "  # after "Engine generation failed with backend strategy": another strategy follows
-)
+_RETRIED = "Error message: "  # after "Engine generation failed with backend strategy": another follows
 _READ = 4000  # characters of a line that are searched
 _LONGEST = 400  # characters of a message that are shown: node names of fused layers have thousands
 

@@ -26,6 +26,7 @@ import onnx
 from qdqspec._core.arrays import Array
 from qdqspec._core.programs import end_of_log, end_program, start_program
 from qdqspec._core.units import signal_text, without_passwords
+from qdqspec.backends._engine import ask_program
 from qdqspec.backends._nvidia.smi import environment
 from qdqspec.backends.trtexec.log import Report, cause_of, read_log
 from qdqspec.errors import BackendError, BackendUnavailableError
@@ -38,21 +39,16 @@ INSTALL = (
     "NVIDIA's TensorRT container), and put trtexec on PATH"
 )
 CALL_SECONDS = 110.0  # slightly less than the caller's limit, so that the reason is reported
-_HELP_SECONDS = 60.0
 _USUAL_PLACES = ("/usr/src/tensorrt/bin", "/opt/tensorrt/bin")
 _OPTION = re.compile(r"(?<![\w-])--[A-Za-z][A-Za-z0-9]*")
 _ONLY_11 = "--includeDataTransfers"
 # A run without these still measures, so they are omitted if a version rejects them.
 PROFILING = frozenset(
     {
-        "--dumpProfile",
-        "--exportLayerInfo",
-        "--exportProfile",
-        "--exportTimes",
-        "--profilingVerbosity",
+        "--dumpProfile", "--exportLayerInfo", "--exportProfile", "--exportTimes", "--profilingVerbosity",
         "--separateProfileRun",
     }
-)
+)  # fmt: skip
 _LOG_BYTES = 16 << 20  # bytes read from the end of a log; verbose ones have gigabytes
 _LAST_LINES = 6
 
@@ -113,20 +109,14 @@ class _Outcome:
         """The report of a successful run; otherwise the error with the most specific reason."""
         assumed = next((f for f in self.report.findings if f.rule.kind == "shapes_assumed"), None)
         if assumed is not None:
-            raise BackendError(
-                f"trtexec measured another shape: {assumed.text}", where=model, cure=assumed.rule.cure
-            )
+            what = f"trtexec measured another shape: {assumed.text}"
+            raise BackendError(what, where=model, cure=assumed.rule.cure)
         if self.code == 0 and self.report.verdict == "PASSED":
             return self.report
-        cause = cause_of(self.report.findings)
-        if cause is not None:
-            raise BackendError(
-                f"trtexec {self._result_text}: {cause.text}", where=model, cure=cause.rule.cure or None
-            )
-        message = (
-            " | ".join(self.report.errors[-_LAST_LINES:]) or _last_lines(self.log) or "it printed nothing"
-        )
-        raise BackendError(f"trtexec {self._result_text}: {message}", where=model)
+        cause, errors = cause_of(self.report.findings), " | ".join(self.report.errors[-_LAST_LINES:])
+        why = cause.text if cause else errors or _last_lines(self.log) or "it printed nothing"
+        cure = cause.rule.cure or None if cause else None
+        raise BackendError(f"trtexec {self._result_text}: {why}", where=model, cure=cure)
 
     @property
     def _result_text(self) -> str:
@@ -154,17 +144,8 @@ def require_tool() -> Tool:
 @cache
 def _examined(path: str, _changed: int) -> Tool:
     """Read the help; done once for each file."""
-    try:
-        done = subprocess.run(
-            [path, "--help"],
-            capture_output=True,
-            timeout=_HELP_SECONDS,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise BackendUnavailableError(f"trtexec cannot be run: {error}", where=path, cure=INSTALL) from None
-    text = (done.stdout + done.stderr).decode("utf-8", "replace")
+    done = ask_program(path, "--help", INSTALL)
+    text = done.stdout + done.stderr
     options = frozenset(_OPTION.findall(text))
     # Some versions end the help with FAILED, so neither verdict nor exit code is used here.
     if "--onnx" not in options:
@@ -220,11 +201,9 @@ def check_feeds(model: Model, feeds: Mapping[str, Array]) -> None:
     if missing := sorted(inputs.keys() - feeds.keys()):
         raise BackendError(f"no value is given for input {', '.join(missing)}", where=model.where)
     for name, value in inputs.items():
-        wanted = onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
-        if feeds[name].dtype != wanted:
-            raise BackendError(
-                f"input '{name}' takes {wanted}, and {feeds[name].dtype} is given", where=model.where
-            )
+        wanted, given = _dtype(value), feeds[name].dtype
+        if given != wanted:
+            raise BackendError(f"input '{name}' takes {wanted}, and {given} is given", where=model.where)
 
 
 def write_inputs(model: Model, feeds: Mapping[str, Array], folder: Path) -> str:
@@ -257,22 +236,18 @@ def shape_words(model: Model, profiles: Sequence[ShapeProfile]) -> list[str]:
         return []
     words = []
     for number, profile in enumerate(profiles or (ShapeProfile(),)):
-        _require_shapes(dynamic, profile, model)
+        if missing := [name for name in dynamic if name not in profile.shapes]:
+            raise BackendError(
+                f"input {', '.join(missing)} has dynamic dimensions and no shape is given",
+                where=model.where,
+                cure="give it one in inputs.shapes of the spec",
+            )
         words += [f"--profile={number}"] if len(profiles) > 1 else []
         words += [
             f"--{which}Shapes={joined({name: getattr(profile.shapes[name], which) for name in dynamic})}"
             for which in ("min", "opt", "max")
         ]
     return words
-
-
-def _require_shapes(dynamic: Iterable[str], profile: ShapeProfile, model: Model) -> None:
-    if missing := [name for name in dynamic if name not in profile.shapes]:
-        raise BackendError(
-            f"input {', '.join(missing)} has dynamic dimensions and no shape is given",
-            where=model.where,
-            cure="give it one in inputs.shapes of the spec",
-        )
 
 
 def fed_shapes(model: Model, feeds: Mapping[str, Array]) -> list[str]:
@@ -310,8 +285,12 @@ def read_outputs(text: str, model: Model) -> dict[str, Array]:
 _WORDS = {"nan": "NaN", "inf": "Infinity"}
 
 
+def _dtype(value: onnx.ValueInfoProto) -> np.dtype[np.generic]:
+    return onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+
+
 def _output(value: onnx.ValueInfoProto, entry: Mapping[str, object]) -> Array:
-    dtype = onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+    dtype = _dtype(value)
     shape = tuple(int(size) for size in str(entry["dimensions"]).split("x") if size)
     values = np.asarray(entry["values"], dtype=np.float64 if dtype.kind in "fV" else None)
     if values.size != math.prod(shape):

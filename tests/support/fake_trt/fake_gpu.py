@@ -27,9 +27,7 @@ class Gpu:
     captures: int = 0  # finished captures
     device: int = 0  # the current device of this process
     blocks: dict[int, Any] = field(default_factory=dict)  # by address
-    pending: dict[int, Callable[[], None]] = field(
-        default_factory=dict
-    )  # functions that fill a buffer when it is read
+    pending: dict[int, Callable[[], None]] = field(default_factory=dict)  # fill a buffer when it is read
     streams: dict[int, Stream] = field(default_factory=dict)
     held: IO[bytes] | None = None  # the lock of exclusive use by this process
 

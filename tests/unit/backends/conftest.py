@@ -97,7 +97,7 @@ def put_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[
         script = folder / "nvidia-smi"
         script.write_text(answering(fields))
         script.chmod(0o755)
-        gpu_state.gpu_settings.cache_clear()
+        gpu_state._queried.cache_clear()
         return script
 
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")

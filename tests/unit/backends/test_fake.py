@@ -86,16 +86,6 @@ def test_noise_and_drift_have_the_configured_size(tmp_path: Path) -> None:
     assert max(abs(math.log(b / a)) for a, b in pairs) < 0.01, "it is common to all engines of a device"
 
 
-@pytest.mark.parametrize("opset", [10, 13, 19, 21])
-def test_pairs_of_each_opset_are_computed(tmp_path: Path, opset: int) -> None:
-    """The reference implementation of onnx 1.23 has DequantizeLinear from opset 19 on only."""
-    text = """g (float[4] x) => (float[4] y) <float s = {0.5}, uint8 z = {128}> {
-        q = QuantizeLinear(x, s, z)  y = DequantizeLinear(q, s, z) }"""
-    engine = FakeDevice().build(saved(tmp_path / "pair.onnx", text, opset=opset), BuildOptions())
-    outputs = engine.run({"x": np.array([0, 0.3, 0.6, -1], np.float32)})
-    np.testing.assert_array_equal(outputs["y"], np.array([0, 0.5, 0.5, -1], np.float32))
-
-
 def test_the_error_for_an_operator_that_the_reference_implementation_lacks_suggests_another_backend(
     tmp_path: Path,
 ) -> None:

@@ -38,9 +38,7 @@ def build(name: str, tmp_path: Path) -> Build:
     return make
 
 
-@pytest.mark.parametrize(
-    ("backend", "install"), [("onnxruntime", "onnxruntime"), ("openvino", "qdqspec[openvino]")]
-)
+@pytest.mark.parametrize(("backend", "install"), [("onnxruntime", "onnxruntime"), ("openvino", "[openvino]")])
 def test_the_probe_reports_how_to_install_a_missing_library(
     backend: str, install: str, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

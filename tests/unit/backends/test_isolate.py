@@ -184,9 +184,9 @@ def test_the_number_of_idle_processes_is_limited(model: Path) -> None:
     zygotes = [backend._launcher for backend in backends]
     for backend in backends:
         backend.close()
-    assert sum(zygote is not None and zygote.is_running for zygote in zygotes) == 4
+    assert sum(zygote.is_running for zygote in zygotes) == 4
     close_idle()
-    assert not any(zygote is not None and zygote.is_running for zygote in zygotes)
+    assert not any(zygote.is_running for zygote in zygotes)
 
 
 def test_an_engine_that_starts_while_its_backend_closes_is_ended(
@@ -211,7 +211,7 @@ def test_an_engine_that_starts_while_its_backend_closes_is_ended(
 
 
 def test_an_interrupt_closes_the_engine(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(timeout: float | None = None) -> None:
+    def interrupted(_: float) -> None:
         raise KeyboardInterrupt
 
     with Isolated("fake") as backend:
@@ -248,10 +248,8 @@ def test_a_child_process_that_cannot_start_is_an_error_at_once(
 ) -> None:
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
     for fork in {can_fork(), False}:
-        with (
-            Isolated("fake", fork=fork) as backend,
-            pytest.raises(BackendError, match=r"ended early|ended with exit code 1"),
-        ):
+        said = r"ended early|ended with exit code 1"
+        with Isolated("fake", fork=fork) as backend, pytest.raises(BackendError, match=said):
             build(backend, model)
 
 
@@ -263,7 +261,7 @@ from qdqspec.backends.isolation.isolated import Isolated
 backend = Isolated("fake", fork=sys.argv[2] == "True")
 engine = backend.build(Path(sys.argv[1]), BuildOptions())
 hanging = backend.build(Path(sys.argv[1]), BuildOptions(extra={"fake.hang": "bind"}))
-print(backend._launcher._scratch, flush=True)
+print(backend._launcher._own.path, flush=True)
 hanging.bind({})
 """
 
@@ -271,9 +269,8 @@ hanging.bind({})
 @needs_proc
 @pytest.mark.parametrize("fork", [True, False])
 def test_children_end_with_a_killed_parent(model: Path, fork: bool) -> None:
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, str(model), str(fork)], stdout=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, "-c", PARENT, str(model), str(fork)]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     scratch = Path(parent.stdout.readline().strip())
     assert scratch.is_dir()
@@ -290,7 +287,7 @@ def test_children_end_with_a_killed_zygote(model: Path) -> None:
         engine = build(backend, model)
         launcher = backend._launcher
         assert launcher is not None
-        scratch = launcher._scratch.name
+        scratch = launcher._own.path.name
         assert len(processes_with(scratch)) == 2
         os.kill(launcher._process.pid, signal.SIGKILL)  # type: ignore[union-attr]
         launcher._process.wait()  # type: ignore[union-attr]
@@ -358,13 +355,14 @@ def test_a_build_is_ended_at_its_limit(name: str, limit: float, extra: dict[str,
 
 shapes = st.lists(st.integers(0, 2**40), max_size=5).map(tuple)
 spans = st.builds(InputShape, min=shapes, opt=shapes, max=shapes)
+names = st.text(max_size=9)
 profiles = st.builds(
-    ShapeProfile, shapes=st.dictionaries(st.text(max_size=9), spans, max_size=3), weight=st.floats(0.01, 1)
+    ShapeProfile, shapes=st.dictionaries(names, spans, max_size=3), weight=st.floats(0.01, 1)
 )
 build_options = st.builds(
     BuildOptions,
     threads=st.integers(1, 64),
-    extra=st.dictionaries(st.text(max_size=9), st.text(max_size=9), max_size=3),
+    extra=st.dictionaries(names, names, max_size=3),
     serial=st.integers(0, 999),
     profiles=st.lists(profiles, max_size=3).map(tuple),
     state=st.none() | st.just(Path("/some/folder")),
@@ -385,9 +383,7 @@ def test_a_relative_folder_is_that_of_the_sending_process():
 # ---- one processor -----------------------------------------------------------------------------------
 
 
-needs_affinity = pytest.mark.skipif(
-    not hasattr(os, "sched_getaffinity"), reason="this system cannot pin processes to processors"
-)
+needs_affinity = pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="processes cannot be pinned")
 
 
 @pytest.mark.parametrize(
@@ -415,44 +411,37 @@ class Engine:
 
     graph_hash = ""
 
-    def __init__(self, name: str = "first", timed: list[tuple[str, int, int]] | None = None) -> None:
+    def __init__(self, name: str, timed: list[tuple[str, int, int]]) -> None:
         self.name = name
-        self.seen: dict[str, set[int]] = {}
-        self.timed = [] if timed is None else timed  # which engine of the model, runs and warm-up
+        self.seen = {"build": os.sched_getaffinity(0)}
+        self.timed = timed  # which engine of the model, runs and warm-up
 
     def bind(self, feeds: object, profile: int = 0) -> None:
         pass
 
     def run(self, feeds: object) -> dict[str, np.ndarray]:
-        self._note("run")
+        self.seen["run"] = os.sched_getaffinity(0)
         return {}
 
-    def time(self, runs: int, warmup: int = 0) -> Samples:
-        self._note("time")
+    def time(self, runs: int, warmup: int = 0, profile: int = 0) -> Samples:
+        self.seen["time"] = os.sched_getaffinity(0)
         self.timed.append((self.name, runs, warmup))
         return Samples(wall_ms=(1.0,) * runs)
 
-    def layers(self, runs: int) -> tuple[LayerTime, ...]:
-        self._note("layers")
+    def layers(self, runs: int, profile: int) -> tuple[LayerTime, ...]:
+        self.seen["layers"] = os.sched_getaffinity(0)
         return ()
-
-    def _note(self, what: str) -> None:
-        self.seen[what] = os.sched_getaffinity(0)
 
 
 class Backend:
     def __init__(self, capabilities: Capabilities) -> None:
-        self.engine = Engine()
-        self._capabilities = capabilities
+        self.engines: list[Engine] = []
+        self.timed: list[tuple[str, int, int]] = []
+        self.capabilities = lambda _: capabilities
 
     def build(self, model: Path, options: BuildOptions) -> Engine:
-        if "build" in self.engine.seen:
-            return Engine("second", self.engine.timed)
-        self.engine._note("build")
-        return self.engine
-
-    def capabilities(self, options: BuildOptions) -> Capabilities:
-        return self._capabilities
+        self.engines.append(Engine("second" if self.engines else "first", self.timed))
+        return self.engines[-1]
 
 
 @needs_affinity
@@ -515,7 +504,7 @@ def answered(*requests: dict[str, object], threads: int = 1, computes_here: bool
     stream.close()
     thread.join()
     theirs.close()
-    return backend.engine
+    return backend.engines[0]
 
 
 @needs_affinity

@@ -143,10 +143,8 @@ def real(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     if done.returncode:
         pytest.skip(f"cuda-bindings {request.param} cannot be downloaded: {done.stderr.strip()[-200:]}")
-    environment = {**os.environ, "PYTHONPATH": str(folder)}
-    dumped = subprocess.run(
-        [sys.executable, "-c", _DUMP], env=environment, capture_output=True, text=True, check=True
-    )
+    command, environment = [sys.executable, "-c", _DUMP], {**os.environ, "PYTHONPATH": str(folder)}
+    dumped = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     found: dict[str, object] = json.loads(dumped.stdout)
     return found
 

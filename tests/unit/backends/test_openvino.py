@@ -53,9 +53,8 @@ def build(path: Path, model: onnx.ModelProto, **options: object) -> OpenVinoEngi
 def test_no_telemetry_is_started(tmp_path: Path) -> None:
     """Package openvino_telemetry would start a thread and a process, which send over the network."""
     onnx.save(small_model(), tmp_path / "m.onnx")
-    done = subprocess.run(
-        [sys.executable, "-c", IMPORTED, str(tmp_path / "m.onnx")], capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, "-c", IMPORTED, str(tmp_path / "m.onnx")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     found = json.loads(done.stdout.splitlines()[-1])
     assert found == {"loaded": [], "used": "openvino.tools.ovc.telemetry_stub", "threads": 1, "children": ""}
 

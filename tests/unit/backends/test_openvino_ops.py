@@ -119,11 +119,8 @@ def test_products_are_exact_with_the_weights_that_are_offered(tmp_path: Path, op
     bound = 63 if OpenVino().capabilities().reduce_range else 127
     g = Graph()
     shape, kernel = ((1, 64, 4, 4), (8, 64, 3, 3)) if op == "Conv" else ((4, 256), (256, 16))
-    axis = 0 if op == "Conv" else 1
-    x = g.input(shape, zero=zero)
-    scales = g.const(np.full(kernel[axis], 0.01), np.float32), g.const(np.zeros(kernel[axis]), np.int8)
-    weight = g.node("DequantizeLinear", g.const(np.full(kernel, bound), np.int8), *scales, axis=axis)
-    model = g.model(g.node(op, x, weight), opset=19)
+    weight = g.full(*kernel, axis=0 if op == "Conv" else 1, value=bound)
+    model = g.model(g.node(op, g.input(shape, zero=zero), weight), opset=19)
     feeds = {"x0": np.full(shape, 9, np.float32)}
     onnx.save(model, tmp_path / "m.onnx")
     (result,) = OpenVino().build(tmp_path / "m.onnx", BuildOptions()).run(feeds).values()

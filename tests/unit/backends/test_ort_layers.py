@@ -30,11 +30,10 @@ def _tools_of_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def feeds_of(model: Model) -> dict[str, np.ndarray]:
-    random = np.random.default_rng(0)
-    shapes = {
-        i.name: [d.dim_value or 1 for d in i.type.tensor_type.shape.dim] for i in model.proto.graph.input
+    random, shapes = np.random.default_rng(0), {name: model.shape(name) for name in model.inputs}
+    return {
+        n: random.standard_normal([size or 1 for size in s]).astype(np.float32) for n, s in shapes.items()
     }
-    return {name: random.standard_normal(shapes[name]).astype(np.float32) for name in model.inputs}
 
 
 def quantize_everything(source: Path, target: Path) -> Path:
@@ -48,15 +47,8 @@ def quantize_everything(source: Path, target: Path) -> Path:
         def get_next(self) -> dict[str, np.ndarray] | None:
             return next(self.samples, None)
 
-    quantize_static(
-        source,
-        target,
-        OneSample(),
-        quant_format=QuantFormat.QDQ,
-        per_channel=True,
-        activation_type=QuantType.QUInt8,
-        weight_type=QuantType.QInt8,
-    )
+    types = {"activation_type": QuantType.QUInt8, "weight_type": QuantType.QInt8}
+    quantize_static(source, target, OneSample(), quant_format=QuantFormat.QDQ, per_channel=True, **types)
     return target
 
 
@@ -122,14 +114,8 @@ def test_times_add_up_to_the_latency_without_outliers() -> None:
     nodes = [onnx.helper.make_node("Conv", ["x"], ["y"], "a"), onnx.helper.make_node("Relu", ["y"], ["z"])]
     graph = Model(onnx.helper.make_model(onnx.helper.make_graph(nodes, "g", [], [])))
     origins = [Origin(n, (n,), (), boundary=False) for n in ("a", "b")]
-    events = [
-        event
-        for microseconds in [30] * 9 + [3000]
-        for event in (
-            KernelEvent("a", "Conv", microseconds, "uint8"),
-            KernelEvent("Relu_7", "Relu", 10, "float"),
-        )
-    ]
+    small = KernelEvent("Relu_7", "Relu", 10, "float")
+    events = [e for took in [30] * 9 + [3000] for e in (KernelEvent("a", "Conv", took, "uint8"), small)]
     layers = layer_times(graph, origins, events, runs=10, total_ms=2.0)
     assert [layer.milliseconds for layer in layers] == pytest.approx([1.5, 0.5])
     assert [layer.integer for layer in layers] == [True, False]
@@ -151,6 +137,7 @@ def test_the_time_of_the_profiler_in_each_execution_is_subtracted() -> None:
     total=st.floats(1e-3, 1e6),
 )
 @example(kernels=[(1.0, 1, False), (1.5693380361473761e-121, 41, False)], total=0.5)  # below zero once
+@example(kernels=[(5e-324, 1, False)], total=1.0)  # a factor beyond all numbers once
 def test_times_without_overhead_add_up_to_the_total_and_keep_their_order(
     kernels: list[tuple[float, int, bool]], total: float
 ) -> None:

@@ -49,6 +49,7 @@ def test_an_operator_of_the_table_runs_in_integers_under_exactly_its_labels(tmp_
         assert integer(build_one(op, out=False), tmp_path) == ("in-only" in ort_ops.LABELS[op])
 
 
+ONES = np.ones(8, np.float32)
 NOT_OFFERED: dict[str, Callable[[Graph, str], str]] = {
     **{
         op: (lambda g, x, op=op: g.node(op, x))
@@ -61,9 +62,7 @@ NOT_OFFERED: dict[str, Callable[[Graph, str], str]] = {
     "ReduceMean": lambda g, x: g.node("ReduceMean", x, indices(g, 2, 3)),
     "Resize linear": lambda g, x: g.node("Resize", x, "", g.const([1, 1, 2, 2], np.float32), mode="linear"),
     "ConvTranspose": lambda g, x: g.node("ConvTranspose", x, g.weight(8, 8, 3, 3, axis=1)),
-    "BatchNormalization": lambda g, x: g.node(
-        "BatchNormalization", conv(g, x), *[g.const(np.ones(8, np.float32))] * 4
-    ),
+    "BatchNormalization": lambda g, x: g.node("BatchNormalization", conv(g, x), *[g.const(ONES)] * 4),
 }
 
 

@@ -27,7 +27,7 @@ from qdqspec.backends.isolation.isolated import Isolated, IsolatedEngine
 from qdqspec.backends.tensorrt.device import DeviceState
 from qdqspec.backends.tensorrt_rtx.compiler import CURRENT, named_nodes
 from qdqspec.backends.tensorrt_rtx.engine import TensorRtRtx, built_for
-from qdqspec.backends.tensorrt_rtx.options import CAPABILITIES, options_from
+from qdqspec.backends.tensorrt_rtx.options import CAPABILITIES, OPTIONS
 from qdqspec.errors import BackendError, ConfigError
 from qdqspec.graph.model import Model
 from qdqspec.testing.backends import BackendContract, small_model
@@ -279,7 +279,7 @@ NO_GPU = DeviceState(tensorrt="1.7.1.116", no_gpu="no driver")
 def test_engines_run_on_the_gpu_here_unless_other_gpus_are_named(
     state: DeviceState, asked: str, targets: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("qdqspec.backends.tensorrt_rtx.engine.look", lambda _: state)
+    monkeypatch.setattr("qdqspec.backends.tensorrt.device._look", lambda *_: state)
     options = BuildOptions(extra={"tensorrt-rtx.for": asked} if asked else {})
     backend = TensorRtRtx()
     assert built_for(options) == targets
@@ -297,7 +297,7 @@ def test_engines_run_on_the_gpu_here_unless_other_gpus_are_named(
 )
 def test_a_wrong_option_is_reported(word: str, text: str, said: str):
     with pytest.raises(ConfigError, match=said):
-        options_from({f"tensorrt-rtx.{word}": text})
+        OPTIONS.of({f"tensorrt-rtx.{word}": text})
 
 
 # ---- plugins ------------------------------------------------------------------------------------

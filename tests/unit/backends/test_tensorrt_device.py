@@ -67,22 +67,22 @@ def test_the_probe_reports_versions_gpu_driver_and_settings(
 @pytest.mark.parametrize(
     ("fault", "words", "install"),
     [
-        ("no-gpu", ("cudaGetDeviceCount failed: cudaErrorNoDevice",), "nvidia-smi"),
+        ("no-gpu", "cudaGetDeviceCount failed: cudaErrorNoDevice", "nvidia-smi"),
         (
             "exclusive-process",
-            ("EXCLUSIVE_PROCESS", "cudaErrorDevicesUnavailable"),
-            "nvidia-smi --compute-mode=DEFAULT",
+            "EXCLUSIVE_PROCESS and .*cudaErrorDevicesUnavailable",
+            "--compute-mode=DEFAULT",
         ),
     ],
 )
 def test_a_gpu_that_cannot_be_used_is_reported(
-    newest: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: str, words: tuple[str], install: str
+    newest: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: str, words: str, install: str
 ):
     monkeypatch.setenv("FAKE_TRT", fault)
     monkeypatch.setenv("FAKE_GPU_LOCK", str(tmp_path / "gpu"))
     availability = TensorRt().probe()
     assert not availability.usable
-    assert all(word in availability.why for word in words)
+    assert re.search(words, availability.why)
     assert install in availability.install
     assert availability.facts["tensorrt"] == "11.4.0.106"
 
@@ -129,9 +129,7 @@ LOOKS = "the process that looks for TensorRT"
 def test_a_library_that_cannot_be_loaded_is_reported(
     newest: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, why: str
 ):
-    (tmp_path / "site" / "sitecustomize.py").write_text(
-        "print('{} welcome')\n"
-    )  # it does not affect the probe
+    (tmp_path / "site" / "sitecustomize.py").write_text("print('{} welcome')\n")  # without an effect
     assert TensorRt().probe().usable
     trt_device._look.cache_clear()
     if "sleep" in module:
@@ -161,35 +159,34 @@ def test_the_version_is_found_in_a_package_for_one_cuda_version(
 @pytest.mark.parametrize(
     ("capability", "version", "formats", "why"),
     [
-        ((0, 0), (11, 4), {"int8"}, {"fp8": "the GPU is not known, and fp8 is not for all"}),
-        ((8, 6), (11, 4), {"int8", "int4"}, {}),
-        ((8, 9), (11, 4), {"int8", "int4", "fp8"}, {}),
+        ((0, 0), (11, 4), "int8", "the GPU is not known, and mxfp8 is not for all"),
         (
-            (9, 0),
+            (8, 6),
             (11, 4),
-            {"int8", "int4", "fp8"},
-            {"nvfp4": "nvfp4 needs compute capability 10.0 (Blackwell), and this GPU has 9.0"},
+            "int8 int4",
+            "mxfp8 needs compute capability 10.0 (Blackwell), and this GPU has 8.6",
         ),
-        ((10, 0), (11, 4), {"int8", "int4", "fp8", "nvfp4", "mxfp8"}, {}),
         (
-            (10, 0),
-            (10, 9),
-            {"int8", "int4", "fp8", "nvfp4"},
-            {"mxfp8": "mxfp8 needs TensorRT 10.12, and this is 10.9"},
+            (8, 9),
+            (11, 4),
+            "int8 fp8 int4",
+            "mxfp8 needs compute capability 10.0 (Blackwell), and this GPU has 8.9",
         ),
+        ((10, 0), (11, 4), "int8 fp8 int4 nvfp4 mxfp8", None),
+        ((10, 0), (10, 9), "int8 fp8 int4 nvfp4", "mxfp8 needs TensorRT 10.12, and this is 10.9"),
         (
             (12, 0),
             (11, 4),
-            {"int8", "int4", "fp8", "nvfp4"},
-            {"mxfp8": "mxfp8 is for compute capability 10.x, and this GPU has 12.0"},
+            "int8 fp8 int4 nvfp4",
+            "mxfp8 is for compute capability 10.x, and this GPU has 12.0",
         ),
     ],
 )
 def test_formats_depend_on_the_compute_capability_and_others_are_missing_for_a_reason(
-    capability: tuple[int, int], version: tuple[int, int], formats: set[str], why: dict[str, str]
+    capability: tuple[int, int], version: tuple[int, int], formats: str, why: str | None
 ):
-    assert set(formats_for(capability, version)) == formats
-    assert lacking(capability, version).items() >= why.items()
+    assert formats_for(capability, version) == tuple(formats.split())
+    assert lacking(capability, version).get("mxfp8") == why
 
 
 # ---- CUDA through cuda-bindings ----------------------------------------------------------------------
@@ -213,15 +210,9 @@ def test_each_run_has_its_own_time(runs: int):
         gpu.now_ms += next(lasting)
 
     with closing(cuda.Stream()) as stream:
-        assert cuda.time_runs(stream, work, runs).device_ms == tuple(range(1, runs + 1))
-
-
-@pytest.mark.usefixtures("newest")
-def test_the_launch_time_of_each_run_is_measured_on_the_host():
-    ticks = iter(range(100))
-    with closing(cuda.Stream()) as stream:
-        timed = cuda.time_runs(stream, lambda: None, 3, clock=lambda: 1e-3 * next(ticks))
-    assert timed.host_ms == pytest.approx((1.0, 1.0, 1.0))
+        timed = cuda.time_runs(stream, work, runs)
+    assert timed.device_ms == tuple(range(1, runs + 1))
+    assert len(timed.host_ms) == runs
 
 
 @pytest.mark.usefixtures("newest")

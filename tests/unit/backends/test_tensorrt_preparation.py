@@ -30,9 +30,8 @@ def resnet(models: Path, tmp_path: Path) -> Case:
     proto = onnx.load(models / "digits_resnet.onnx")
     proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
     onnx.save(proto, tmp_path / MODEL)
-    return Case(
-        id="default", model=tmp_path / MODEL, regions=RegionRules(by="fusion"), tune=TuneRules(trials=2)
-    )
+    rules = {"regions": RegionRules(by="fusion"), "tune": TuneRules(trials=2)}
+    return Case(id="default", model=tmp_path / MODEL, **rules)
 
 
 def leaves(session: Session, resnet: Case) -> set[tuple[str, ...]]:
@@ -101,10 +100,8 @@ def test_a_file_of_fusions_of_another_model_or_a_missing_one_is_an_error(
     if text is not None:
         graph.write_text(text)
     told = replace(resnet, regions=RegionRules(by="fusion", graph=graph))
-    with (
-        Session(backend="onnxruntime", root=tmp_path) as session,
-        pytest.raises(StateError, match=said) as caught,
-    ):
+    session = Session(backend="onnxruntime", root=tmp_path)
+    with session, pytest.raises(StateError, match=said) as caught:
         session.regions(told)
     assert caught.value.where == str(graph)
     assert "--exportLayerInfo" in str(caught.value.cure)

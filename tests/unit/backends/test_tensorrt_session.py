@@ -17,7 +17,6 @@ from qdqspec.backends.base import Backend, BuildOptions
 from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.backends.memory import has_memory
 from qdqspec.backends.tensorrt.engine import TensorRt
-from qdqspec.errors import BackendError
 from qdqspec.testing.backends import BackendContract
 from qdqspec.types import Case, Inputs, TuneRules
 
@@ -40,25 +39,6 @@ def installed(request: pytest.FixtureRequest, install_tensorrt: Callable[[str], 
     assert "tensorrt" not in sys.modules, "the parent process can no longer be forked"
 
 
-@pytest.mark.parametrize(
-    ("fault", "said"), [("crash-in-run", "SIGSEGV during 'bind'"), ("out-of-memory", "Error Code 1")]
-)
-def test_a_candidate_builds_after_a_failed_one(
-    model: Path, installed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, said: str
-):
-    options = BuildOptions(state=tmp_path / "state")
-    with Isolated("tensorrt") as backend:
-        monkeypatch.setenv("FAKE_TRT", fault)
-        with pytest.raises(BackendError, match=said):
-            backend.build(model, options).bind(FEEDS)
-        backend.close()  # child processes started from here on get the current environment
-        monkeypatch.delenv("FAKE_TRT")
-        engine = backend.build(model, options)
-        engine.bind(FEEDS)
-        assert len(engine.time(3).wall_ms) == 3
-        engine.close()
-
-
 def test_memory_of_the_gpu_is_reported_and_grows_with_bound_inputs(model: Path, installed: str) -> None:
     with Isolated("tensorrt") as backend:
         engine = backend.build(model, BuildOptions())
@@ -68,7 +48,6 @@ def test_memory_of_the_gpu_is_reported_and_grows_with_bound_inputs(model: Path, 
         engine.bind(FEEDS)
         more, less = engine.device_memory()
         assert min(more - used, free - less) >= FEEDS["x"].nbytes + 5 * 4
-        engine.close()
 
 
 def test_notes_of_the_runtime_are_in_record_and_reports(
@@ -86,11 +65,10 @@ def test_notes_of_the_runtime_are_in_record_and_reports(
         search = session.work(case).search
         write_results(result.record)
         written = session.output(case) / "result.json"
-    both = (
-        "short of GPU memory: the builder skipped kernels",
+    for note in (
+        "short of GPU memory: the builder skipped",
         "not recorded as a CUDA graph: cudaStreamEndCapture",
-    )
-    for note in both:
+    ):
         assert any(each.startswith(note) for each in search.trials[0].samples.notes)
         (warning,) = [w for w in result.record.cases[0].evidence.warnings if note in w]
         assert warning.startswith("latency of reference")
@@ -102,11 +80,20 @@ def test_notes_of_the_runtime_are_in_record_and_reports(
 
 def run_device_tests(site: Path, *words: str) -> str:
     paths = [str(site), str(ROOT / "tests" / "support" / "fake_trt")] if site.is_dir() else []
-    run = [sys.executable, "-m", "pytest", "tests/device", "-m", "not slow", "-q", "-p", "no:cacheprovider"]
+    run = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "tests/device",
+        "-m",
+        "not slow",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        *words,
+    ]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    done = subprocess.run(
-        [*run, *words], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(run, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     return done.stdout
 
@@ -115,10 +102,8 @@ def test_the_hardware_tests_pass_on_the_fake_tensorrt(
     install_tensorrt: Callable[[str], None], tmp_path: Path
 ):
     install_tensorrt("10.16.1.11")
-    parsing = "test_asymmetric_quantization_is_refused_with_the_node"
-    said = run_device_tests(
-        tmp_path / "site", "--qdq-backend=tensorrt", f"--deselect=tests/device/test_tensorrt.py::{parsing}"
-    )
+    parsing = "tests/device/test_tensorrt.py::test_asymmetric_quantization_is_refused_with_the_node"
+    said = run_device_tests(tmp_path / "site", "--qdq-backend=tensorrt", f"--deselect={parsing}")
     skipped = [line for line in said.splitlines() if line.startswith("SKIPPED")]
     assert all(line.endswith("is declared") for line in skipped), said
     assert "passed" in said

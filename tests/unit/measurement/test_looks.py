@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from qdqspec.backends.base import BuildOptions
-from qdqspec.backends.fake.engine import FakeDevice, FakeEngine, options_from
+from qdqspec.backends.fake.engine import OPTIONS, FakeDevice, FakeEngine
 from qdqspec.errors import BackendError
 from qdqspec.search.base import Proposal
 from qdqspec.search.loop import Contest
@@ -34,7 +34,7 @@ class TwoModels(FakeDevice):
     def build(self, model: Path, options: BuildOptions) -> FakeEngine:
         if self.is_broken:
             raise BackendError("no engine")
-        words = options_from(options.extra)
+        words = OPTIONS.of(options.extra)
         self.built.append(model.name)
         self.pass_time(200)
         milliseconds = 26.0 * (RATIO if model.name == "tuned" else 1.0)

@@ -319,10 +319,8 @@ def counts_of_scales(view: View) -> Iterator[Hit]:
     for node, dequantizer in view.quantized_weights():
         numbers, dims = view.numbers(dequantizer), view.weight_dims(node)
         if numbers.channel_scales and dims and numbers.channel_scales != dims[numbers.axis % len(dims)]:
-            yield (
-                dequantizer,
-                f"has {numbers.channel_scales} scales for {dims[numbers.axis % len(dims)]} channels",
-            )
+            wanted = dims[numbers.axis % len(dims)]
+            yield dequantizer, f"has {numbers.channel_scales} scales for {wanted} channels"
 
 
 def _output_axis(view: View, node: Node, dequantizer: Node) -> int:

@@ -87,12 +87,7 @@ def float_result(view: View) -> Iterator[Hit]:
     A residual Add with only the skip side dequantized counts, if the other side comes from a quantized Conv.
     """
     for node in view.operators:
-        if (
-            view.is_weighted(node)
-            or node.op_type in _NEEDS_NO_RESULT
-            or _moves(node)
-            or node.op_type in NEVER
-        ):
+        if node.op_type in _NEEDS_NO_RESULT | NEVER or view.is_weighted(node) or _moves(node):
             continue
         data = [node.inputs[index] for index in data_inputs(node) if not view.is_constant(node.inputs[index])]
         own = any(view.dequantizer(tensor) and len(view.readers(tensor)) == 1 for tensor in data)
@@ -300,12 +295,8 @@ def float_skip(view: View) -> Iterator[Hit]:
     for node in _residual_adds(view):
         if any(view.dequantizer(tensor) for tensor in node.inputs):
             continue
-        quantized = [
-            source is not None and view.weight_dequantizer(source) is not None
-            for source in (view.convolution_behind(tensor) for tensor in node.inputs)
-        ]
-        last = view.fused(node, ABSORBED)[-1]
-        if any(quantized) and view.quantizers(last.outputs[0]):
+        is_fused = any(_is_fused_sum(view, node, tensor) for tensor in node.inputs)
+        if is_fused and view.quantizers(view.fused(node, ABSORBED)[-1].outputs[0]):
             yield node, "adds two float tensors and is quantized behind"
 
 

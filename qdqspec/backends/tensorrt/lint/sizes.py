@@ -11,17 +11,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 from onnx import TensorProto
 
+from qdqspec.backends.tensorrt import ops
 from qdqspec.backends.tensorrt.lint.rule import MODEL_OPTIMIZER, rule
-from qdqspec.backends.tensorrt.ops import (
-    FORMATS,
-    dotted,
-    formats_for,
-    is_one_line,
-    kernel_elements,
-    too_few_channels,
-    too_large_for_fp8,
-    too_small_to_multiply,
-)
 from qdqspec.graph.model import Node
 from qdqspec.graph.trt import DOMAIN
 from qdqspec.qdq.lint.rules import Hit
@@ -57,7 +48,7 @@ def _small_convolution(view: View, node: Node) -> str:
     group = node.number("group", 1)
     fp8 = view.numbers(dequantizer).elem_type == TensorProto.FLOAT8E4M3FN
     first = view.before_pair(node.inputs[0]) in view.model.inputs
-    if not too_few_channels(dims, group=group, fp8=fp8, first=first):
+    if not ops.too_few_channels(dims, group=group, fp8=fp8, first=first):
         return ""
     groups = f" in each of {group} groups" if group > 1 else ""
     return f"has {read} channels in{groups} and {made} out, and a kernel of {'x'.join(map(str, kernel))}"
@@ -67,9 +58,9 @@ def _small_product(view: View, node: Node) -> str:
     if not all(view.dequantizer(tensor) for tensor in node.inputs[:2]):
         return ""
     result, weight = view.model.shape(node.outputs[0]), view.model.shape(node.inputs[1])
-    if result is not None and is_one_line(result):
+    if result is not None and ops.is_one_line(result):
         return f"gives {'one row' if result[-2] == 1 else 'one column'} a product"
-    if weight is not None and too_small_to_multiply(weight):
+    if weight is not None and ops.too_small_to_multiply(weight):
         return f"multiplies by {weight[-2]} x {weight[-1]}"
     return ""
 
@@ -99,7 +90,7 @@ def fp8_transposed(view: View) -> Iterator[Hit]:
 )
 def large_fp8_kernels(view: View) -> Iterator[Hit]:
     """A convolution with an fp8 weight and a large kernel, by the product of the kernel's sides."""
-    return fp8_kernels(view, too_large_for_fp8)
+    return fp8_kernels(view, ops.too_large_for_fp8)
 
 
 def fp8_kernels(view: View, too_large: Callable[[Sequence[int]], bool]) -> Iterator[Hit]:
@@ -107,7 +98,7 @@ def fp8_kernels(view: View, too_large: Callable[[Sequence[int]], bool]) -> Itera
     for node, dequantizer in view.quantized_weights("Conv"):
         dims = view.weight_dims(node)
         if view.numbers(dequantizer).elem_type == TensorProto.FLOAT8E4M3FN and too_large(dims):
-            yield node, f"has a kernel of {kernel_elements(dims)} elements"
+            yield node, f"has a kernel of {ops.kernel_elements(dims)} elements"
 
 
 _MATRIX = "NVIDIA TensorRT support matrix, hardware and precision"
@@ -132,14 +123,14 @@ _OWN_PAIRS = {"TRT_FP8DequantizeLinear": "fp8", "TRT_INT4DequantizeLinear": "int
 )
 def not_on_this_gpu(view: View) -> Iterator[Hit]:
     """Formats in the model that are not listed for the given compute capability."""
-    return formats_but(view, () if view.capability is None else formats_for(view.capability, _NEWEST))
+    return formats_but(view, () if view.capability is None else ops.formats_for(view.capability, _NEWEST))
 
 
 def formats_but(view: View, known: Collection[str]) -> Iterator[Hit]:
     """The formats of the model that are not among the known ones of the GPU, if there is a compute capability."""
     if view.capability is None:
         return
-    gpu, computes = dotted(view.capability), ", ".join(known) or "float"
+    gpu, computes = ops.dotted(view.capability), ", ".join(known) or "float"
     for fmt, count in pair_formats(view).items():
         if fmt not in known:
             yield None, f"{count} pairs are {fmt}; compute capability {gpu} computes in {computes}"
@@ -158,7 +149,7 @@ def needs_a_newer_gpu(view: View) -> Iterator[Hit]:
         return
     for fmt, count in pair_formats(view).items():
         if fmt != "int8":
-            gpu, release = (f"{dotted(pair)} or above" for pair in FORMATS[fmt])
+            gpu, release = (f"{ops.dotted(pair)} or above" for pair in ops.FORMATS[fmt])
             yield None, f"{count} pairs are {fmt}: compute capability {gpu}, TensorRT {release}"
 
 
@@ -172,7 +163,7 @@ def needs_a_newer_gpu(view: View) -> Iterator[Hit]:
 def old_gpu(view: View) -> Iterator[Hit]:
     """int8 on compute capability 7.5 or below."""
     if view.capability is not None and view.capability <= (7, 5) and "int8" in pair_formats(view):
-        yield None, f"int8 on compute capability {dotted(view.capability)}"
+        yield None, f"int8 on compute capability {ops.dotted(view.capability)}"
 
 
 @rule(
@@ -192,11 +183,8 @@ def fp8_beside_int8(view: View) -> Iterator[Hit]:
 
 def pair_formats(view: View) -> dict[str, int]:
     """The number of DQ of each format, by the name of its kind in this module."""
-    names = (
-        "mxfp8"
-        if numbers.block and numbers.elem_type == TensorProto.FLOAT8E4M3FN
-        else _NAMES.get(numbers.elem_type or 0)
-        for _, numbers in view.dequantizers
-    )
+    names = [_NAMES.get(numbers.elem_type or 0) for _, numbers in view.dequantizers]
+    blocked = (numbers.block for _, numbers in view.dequantizers)
+    names = ["mxfp8" if block and name == "fp8" else name for name, block in zip(names, blocked, strict=True)]
     own = (_OWN_PAIRS.get(node.op_type) for node in view.model.nodes if node.domain == DOMAIN)
     return Counter(name for name in (*names, *own) if name is not None)

@@ -8,7 +8,6 @@ requests. With ``FAKE_TRT_GPU=real`` runs are enqueued on a GPU: see ``real_gpu.
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import enum
 import importlib.metadata
@@ -16,7 +15,6 @@ import json
 import math
 import os
 import random
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +33,8 @@ else:
 
 __version__ = importlib.metadata.version("tensorrt")
 _MAJOR = int(__version__.split(".")[0])
-_API = json.loads(
-    (Path(__file__).resolve().parents[3] / "data" / "tensorrt" / "api" / f"{__version__}.json").read_text(
-        encoding="utf-8"
-    )
-)
+_DATA = Path(__file__).resolve().parents[3] / "data" / "tensorrt"
+_API = json.loads((_DATA / "api" / f"{__version__}.json").read_text(encoding="utf-8"))
 
 
 def _enum(name: str) -> Any:
@@ -248,21 +243,14 @@ class Builder:
     ) -> IHostMemory | None:
         assert network._strong, "a weakly typed network"
         if fault("out-of-memory"):
-            _say(
-                "WARNING", "Skipping tactic 0x1 due to insufficient memory on requested size of 123 detected."
-            )
+            _say("WARNING", "Skipping tactic 0x1 due to insufficient memory on size 123.")
             _say("ERROR", "[resizingAllocator.cpp::allocate::74] Error Code 1: Cuda Runtime (out of memory)")
             return None
         if fault("slow-fp4"):
-            _say(
-                "WARNING",
-                "The network has FP4 Q/DQ layers but the hardware does not accelerate FP4 compute. Therefore, the "
-                "engine performance might suffer.",
-            )
+            _say("WARNING", "FP4 Q/DQ layers, but the hardware does not accelerate FP4 compute.")
         if fault("short-of-memory"):
-            _say(
-                "WARNING", "Skipping tactic 0x2 due to insufficient memory on requested size of 456 detected."
-            )
+            _say("WARNING", "Skipping tactic 0x2 due to insufficient memory on size 456.")
+        assert config.profiling_verbosity is ProfilingVerbosity.DETAILED, "layers would have names only"
         model = Model(network._model, path=network._path)
         cache = config._cache or ITimingCache(b"")
         factor = float({entry.key: entry.value for entry in model.proto.metadata_props}.get(TIME, 1))
@@ -274,7 +262,6 @@ class Builder:
             ],
             "path": str(network._path),
             "profiles": [profile._shapes for profile in config._profiles],
-            "detailed": config.profiling_verbosity is ProfilingVerbosity.DETAILED,
             "host_code": BuilderFlag.VERSION_COMPATIBLE in config._flags,
         }
         return IHostMemory(json.dumps(plan).encode())
@@ -321,10 +308,8 @@ def _suffix(profile: int) -> str:
 
 def _with_tactics(cost: Cost, tactics: dict[str, float]) -> Cost:
     """The cost with the times of the kernels selected for the layers."""
-    layers = (
-        dataclasses.replace(layer, milliseconds=layer.milliseconds * tactics[layer.name])
-        for layer in cost.layers
-    )
+    times = [layer.milliseconds * tactics[layer.name] for layer in cost.layers]
+    layers = map(lambda layer, ms: dataclasses.replace(layer, milliseconds=ms), cost.layers, times)
     return dataclasses.replace(cost, layers=tuple(layers))
 
 
@@ -436,10 +421,6 @@ class IExecutionContext:
         return (batches.pop(), *own[1:])
 
     def execute_async_v3(self, stream_handle: int) -> bool:
-        if fault("crash-in-run"):
-            sys.stderr.write("Assertion failed in the fake compiler\n")
-            sys.stderr.flush()
-            ctypes.string_at(0)
         if fault("failed-run"):
             _say("ERROR", "IExecutionContext::enqueueV3: Error Code 1: Cask (Cask convolution execution)")
             return False
@@ -503,8 +484,6 @@ class EngineInspector:
             for n, cost in enumerate(self._engine._costs)
             for layer in cost.layers
         ]
-        if not self._engine._plan["detailed"]:
-            layers = [layer["Name"] for layer in layers]
         names = list(self._engine._tensors)
         if _MAJOR > 10:
             return json.dumps({"Layers": layers, "I/O Tensors": [{"Name": name} for name in names]})

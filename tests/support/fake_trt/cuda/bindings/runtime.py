@@ -78,19 +78,15 @@ def _gpus() -> list[SimpleNamespace]:
     """One GPU, or two of different kinds if the test requests them."""
     kinds = [(b"NVIDIA Fake 100", 9, 0), (b"NVIDIA Fake 40", 8, 6)]
     return [
-        SimpleNamespace(
-            name=name, major=major, minor=minor, totalGlobalMem=MEMORY_BYTES, multiProcessorCount=132
-        )
+        SimpleNamespace(name=name, major=major, minor=minor, totalGlobalMem=MEMORY_BYTES)
         for name, major, minor in kinds[: 2 if fault("two-gpus") else 1]
     ]
 
 
 def cudaDeviceGetAttribute(attr: cudaDeviceAttr, device: int) -> Answer:
     assert attr is cudaDeviceAttr.cudaDevAttrComputeMode
-    alone = fault("exclusive-process")
-    return OK, int(
-        cudaComputeMode.cudaComputeModeExclusiveProcess if alone else cudaComputeMode.cudaComputeModeDefault
-    )
+    modes = cudaComputeMode.cudaComputeModeDefault, cudaComputeMode.cudaComputeModeExclusiveProcess
+    return OK, int(modes[fault("exclusive-process")])
 
 
 def cudaDeviceGetPCIBusId(length: int, device: int) -> Answer:

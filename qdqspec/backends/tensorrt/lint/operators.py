@@ -1,42 +1,146 @@
-"""Rules for models that the parser takes and the compiler refuses.
+"""Rules for operators that TensorRT's parser has no importer for, by version, or that its compiler refuses.
 
-Measured with TensorRT for RTX, whose parser is of the same code and whose compiler is one of the two of TensorRT. No
-source of NVIDIA states any of it for TensorRT.
+Sources of importers: the parser's table of operators at 10.1, 10.15 and 11.1, and its changelog; not measured. What the
+compiler refuses was measured with TensorRT for RTX, whose parser is of the same code and whose compiler is one of the
+two of TensorRT; no source of NVIDIA states any of it for TensorRT.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
+import onnx.defs
 from onnx import TensorProto
 
-from qdqspec.backends.tensorrt.lint.rule import rule
+from qdqspec.backends.tensorrt.lint.rule import TABLES, rule
 from qdqspec.backends.tensorrt.ops import CARRIERS
-from qdqspec.graph.model import Node
-from qdqspec.graph.ops import data_inputs
-from qdqspec.qdq.lint.rules import Hit
+from qdqspec.graph.flat import MARKERS
+from qdqspec.graph.model import QDQ_OPS, Node
+from qdqspec.graph.ops import data_inputs, is_default
+from qdqspec.qdq.lint.rules import Find, Hit
 from qdqspec.qdq.lint.view import View
 from qdqspec.qdq.space.moved_pairs import edges_before
 from qdqspec.types import Consumer
 
+# "N" in the tables of all three versions, or in none of them. Integer operators are reported by TRT011.
+NEVER = frozenset(
+    {
+        "AffineGrid", "Bernoulli", "BitCast", "BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor",
+        "CenterCropPad", "Col2Im", "Compress", "ConcatFromSequence", "CumProd", "DFT", "DeformConv", "Det",
+        "ImageDecoder", "MaxRoiPool", "MaxUnpool", "MelWeightMatrix", "Multinomial", "NegativeLogLikelihoodLoss",
+        "Optional", "OptionalGetElement", "OptionalHasElement", "RegexFullMatch", "SequenceAt", "SequenceConstruct",
+        "SequenceEmpty", "SequenceErase", "SequenceInsert", "SequenceLength", "SequenceMap",
+        "SoftmaxCrossEntropyLoss", "SplitToSequence", "StringConcat", "StringNormalizer", "StringSplit", "SwiGLU",
+        "TfIdfVectorizer", "Unique",
+    }
+)  # fmt: skip
+_CURE = "replace it before the export, cut the model there, or load a plugin of that name"
+_INTEGER_DOMAIN = "com.microsoft"  # its QLinear operators are reported by TRT011, its Q and DQ by TRT012
+
+
+def _of_types(*op_types: str) -> Find:
+    def find(view: View) -> Iterator[Hit]:
+        """ONNX's operators of certain types."""
+        return ((node, f"is a {node.op_type}") for node in view.of(*op_types))
+
+    return find
+
+
+rule(
+    "TRT025",
+    "refused",
+    "The parser has no importer for this operator",
+    cure=_CURE,
+    source=f"sources of NVIDIA: {TABLES}; of BitCast, CumProd, DeformConv and SwiGLU measured with TensorRT for RTX "
+    "1.7.1.116, whose parser is of the same code",
+)(_of_types(*NEVER))
+rule(
+    "TRT026",
+    "refused",
+    "The parser has no importer for Attention yet",
+    cure="export the MatMul, Softmax and MatMul that it consists of, or use TensorRT 10.14",
+    source=TABLES,
+    until="10.14",
+)(_of_types("Attention"))
+rule(
+    "TRT027",
+    "refused",
+    "The parser has no importer for this operator of language models yet",
+    cure="export the operators that it consists of, or use TensorRT 10.15",
+    source=TABLES,
+    until="10.15",
+)(_of_types("RMSNormalization", "RotaryEmbedding", "TensorScatter"))
+rule(
+    "TRT028",
+    "refused",
+    "The parser has no importer for Swish yet",
+    cure="export Sigmoid and Mul, or use TensorRT 11.1",
+    source=f"{TABLES}: not in the table of 10.15, in that of 11.1",
+    until="11.1",
+    unknown=("10.16", "11.1"),
+)(_of_types("Swish"))
+
+
+@rule(
+    "TRT029",
+    "refused",
+    "An operator of another domain without an importer and without a local function",
+    cure="export ONNX's own operators, or load a plugin of that name (--qdq-plugin)",
+    source="onnx-tensorrt 10.1, ModelImporter.cpp: an operator without importer and local function must be a plugin",
+    unknown=("10.2", ""),
+)
+def foreign_operators(view: View) -> Iterator[Hit]:
+    """Operators such as FusedMatMul of com.microsoft, except TensorRT's domains and those of TRT011 and TRT012."""
+    for node in _foreign(view):
+        if not onnx.defs.has(node.op_type) or node.op_type in NEVER:
+            yield node, f"is {node.domain}.{node.op_type}"
+
+
+@rule(
+    "TRT053",
+    "note",
+    "An operator of another domain is taken for ONNX's of the same name",
+    cure="make sure that both compute the same from the same inputs and attributes, or export ONNX's",
+    source="onnx-tensorrt 10.1, ModelImporter.cpp: importers are found by the operator's type, whatever its domain",
+    unknown=("10.2", ""),
+)
+def read_as_onnx(view: View) -> Iterator[Hit]:
+    """Operators of other domains that are read as ONNX's, such as Gelu of com.microsoft."""
+    for node in _foreign(view):
+        if onnx.defs.has(node.op_type) and node.op_type not in NEVER:
+            yield node, f"is {node.domain}.{node.op_type}"
+
+
+def _foreign(view: View) -> Iterator[Node]:
+    for node in view.model.nodes:
+        ours = node.domain == MARKERS  # markers of inlined bodies; not in the file
+        if ours or is_default(node) or node.domain.startswith("trt") or node.op_type in QDQ_OPS:
+            continue
+        if node.domain == _INTEGER_DOMAIN and node.op_type.startswith(("QLinear", "QGemm", "MatMulNBits")):
+            continue
+        yield node
+
+
+# ---- what the compiler refuses ------------------------------------------------------------------------
+
 MEASURED = "measured with TensorRT for RTX 1.7.1.116"
 _NO_SOURCE = f"sources of NVIDIA: none found; {MEASURED}"
-_UNKNOWN = ("10.9", "")
+compiled = partial(rule, unknown=("10.9", ""))
 _EIGHT_BITS: dict[int, str] = {TensorProto.INT8: "int8", TensorProto.FLOAT8E4M3FN: "fp8"}
 # Of one input, and with any attributes: of CARRIERS, these are carriers only with certain constants or inputs.
 _CARRIERS = CARRIERS - {"Concat", "Div", "Mul", "Pad"}
 _RECURRENT = ("GRU", "LSTM", "RNN")
 
 
-@rule(
+@compiled(
     "TRT061",
     "refused",
     "A constant without dimensions is stored as an integer or an 8-bit float",
     cure="give it shape [1], or leave it in float before a QuantizeLinear, as qdqspec does",
     source=f'{_NO_SOURCE}: "Quantized constant (k) is only allowed before DQ or PLUGIN_V2 or kPLUGIN_V3 node", in '
     "qdqGraphOptimizer.cpp",
-    unknown=_UNKNOWN,
 )
 def stored_scalars(view: View) -> Iterator[Hit]:
     """A DQ of a stored constant of rank 0."""
@@ -46,14 +150,13 @@ def stored_scalars(view: View) -> Iterator[Hit]:
             yield node, f"dequantizes '{node.inputs[0]}', which has no dimensions"
 
 
-@rule(
+@compiled(
     "TRT062",
     "refused",
     "One operand is int8, the other fp8",
     cure="quantize both operands to one of the two",
     source=f'{_NO_SOURCE}: "Input and filter have to be the same type" for Gemm and MatMul, "CHECK(dtype == W.type())" '
     "for Conv",
-    unknown=_UNKNOWN,
 )
 def operands_of_two_formats(view: View) -> Iterator[Hit]:
     """A Conv, Gemm or MatMul of an int8 and an fp8 operand, also behind operators that move values."""
@@ -63,13 +166,12 @@ def operands_of_two_formats(view: View) -> Iterator[Hit]:
             yield node, f"reads {' and '.join(sorted(fmt for found in formats for fmt in found))}"
 
 
-@rule(
+@compiled(
     "TRT063",
     "refused",
     "A tensor changes from int8 to fp8, or back, between equal scales",
     cure="quantize it to one of the two, or give the second pair its own scale",
     source=f'{_NO_SOURCE}: "Mismatched type for tensor q, f8 vs. expected type:i8"; other scales build',
-    unknown=_UNKNOWN,
 )
 def formats_in_a_row(view: View) -> Iterator[Hit]:
     """A Q of one format that reads a DQ of the other with the same scales, directly or past carriers."""
@@ -83,14 +185,13 @@ def formats_in_a_row(view: View) -> Iterator[Hit]:
                 yield node, f"quantizes to {fmt} what '{dequantizer}' gives from {other}"
 
 
-@rule(
+@compiled(
     "TRT064",
     "refused",
     "The data of a product with a weight of 4 bits is in 8 bits",
     cure="remove the pair: the kernel of such a product takes floats",
     source=f'{_NO_SOURCE}: "Input and filter have to be the same type" in fp8 and int8; int8 data of two dimensions '
     "builds",
-    unknown=_UNKNOWN,
 )
 def eight_bits_by_four(view: View) -> Iterator[Hit]:
     """A Gemm or MatMul with an int4 weight and an 8-bit pair before its data, directly or past carriers."""
@@ -112,14 +213,13 @@ def _eight_bits(view: View, node: Node, index: int) -> dict[str, str]:
     return {name: fmt for name, fmt in formats if fmt is not None}
 
 
-@rule(
+@compiled(
     "TRT065",
     "refused",
     "An Attention of float32 has no kernel",
     cure="convert the model to float16, or export the MatMul, Softmax and MatMul that it consists of",
     source=f'{_NO_SOURCE}: "Attention operation was not supported by a dedicated kernel"; in float16 it builds from 16 '
     "numbers per head on",
-    unknown=_UNKNOWN,
 )
 def float32_attention(view: View) -> Iterator[Hit]:
     """ONNX's Attention of float32."""
@@ -128,13 +228,12 @@ def float32_attention(view: View) -> Iterator[Hit]:
             yield node, "reads float32"
 
 
-@rule(
+@compiled(
     "TRT070",
     "refused",
     "Queries and keys of an Attention are one tensor: the compiler crashes",
     cure="export the MatMul, Softmax and MatMul that it consists of; copies by Identity do not help",
     source=f"{_NO_SOURCE}: SIGSEGV of Attention(x, x, x) and Attention(x, x, k); Attention(x, k, k) builds",
-    unknown=_UNKNOWN,
 )
 def attention_of_one_tensor(view: View) -> Iterator[Hit]:
     """ONNX's Attention whose queries and keys are one tensor, or copies of one."""
@@ -150,14 +249,13 @@ def _before_copies(view: View, tensor: str) -> str:
     return tensor if node is None or node.op_type != "Identity" else _before_copies(view, node.inputs[0])
 
 
-@rule(
+@compiled(
     "TRT066",
     "refused",
     "A GRU, LSTM or RNN in a branch of If, whose results of all steps are not read",
     cure="take the last step from its first output, Y, in place of Y_h; or move the operator out of the If",
     source=f'{_NO_SOURCE}: "Assertion tScope.getType() != ScopeType::kUNDEFINED" in graphScope.cpp; with its first '
     "output read, it builds",
-    unknown=_UNKNOWN,
 )
 def unread_steps(view: View) -> Iterator[Hit]:
     """A recurrent operator in a branch of If with no reader of its first output."""
@@ -166,14 +264,13 @@ def unread_steps(view: View) -> Iterator[Hit]:
             yield node, f"is a {node.op_type}, of which only the last step is read"
 
 
-@rule(
+@compiled(
     "TRT067",
     "note",
     "A product of float32 on compute capability 7.5",
     cure="convert the model to float16",
     source=f'{_NO_SOURCE}: "Cannot compile operation for Turing (SM75): FP32 GEMM is not supported"; TensorRT has '
     "kernels of its own",
-    unknown=_UNKNOWN,
 )
 def float32_products(view: View) -> Iterator[Hit]:
     """Gemm, MatMul and recurrent operators that give float32, quantized or not; convolutions build."""

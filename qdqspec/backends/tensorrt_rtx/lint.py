@@ -1,8 +1,8 @@
-"""Rules of TensorRT that hold for TensorRT for RTX too, each with what was measured there.
+"""Lint rules for TensorRT for RTX: those of TensorRT that hold there too, with what was measured, and two of its own.
 
 The others build there without a difference in the list of kernels, or do not apply: limits of older versions, of
 operators that its parser has, of sizes and types that only documents of TensorRT state, and of the fusion of kernels
-that its compiler does not have.
+that its compiler does not have. Importing the module registers the rules, and those of TensorRT.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from qdqspec.backends.tensorrt.lint import importers, numbers, placement, sizes
-from qdqspec.backends.tensorrt.lint.compiler import MEASURED
+from onnx import TensorProto
+
+from qdqspec.backends.tensorrt.lint import numbers, operators, placement, sizes
+from qdqspec.backends.tensorrt.lint.operators import MEASURED
 from qdqspec.backends.tensorrt.ops import dotted
 from qdqspec.backends.tensorrt_rtx.ops import FORMATS, too_large_for_fp8
-from qdqspec.qdq.lint.rules import Hit, also_for
-from qdqspec.qdq.lint.view import LAYOUT, View
+from qdqspec.qdq.lint.rules import Hit, also_for, rule
+from qdqspec.qdq.lint.view import LAYOUT, View, type_name
 
 TARGETS = ("tensorrt-rtx-1",)
-_FOREIGN_IMPORTED = frozenset(
-    {"MultiHeadAttention", "SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization"}
-)
+_FOREIGN_IMPORTED = ("MultiHeadAttention", "SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization")
 # The first compute capability for which a format builds; MXFP8 is then computed in float.
 _BUILDS = FORMATS | {"mxfp8": FORMATS["fp8"]}
 
 
 def _foreign_operators(view: View) -> Iterator[Hit]:
     """Operators of other domains without an importer, or whose importer needs a plugin that the library lacks."""
-    for node, problem in importers.foreign_operators(view):
+    for node, problem in operators.foreign_operators(view):
         if node is None or node.op_type not in _FOREIGN_IMPORTED:
             yield node, problem
 
@@ -65,9 +65,8 @@ def _attention_without_result(view: View) -> Iterator[Hit]:
 
 def _transposed(view: View) -> Iterator[Hit]:
     """A ConvTranspose whose weight is quantized."""
-    return (
-        (node, f"reads '{dequantizer.name}'") for node, dequantizer in view.quantized_weights("ConvTranspose")
-    )
+    for node, dequantizer in view.quantized_weights("ConvTranspose"):
+        yield node, f"reads '{dequantizer.name}'"
 
 
 def _held(name: str, words: str, **changes: Any) -> None:
@@ -152,3 +151,38 @@ _held(
     '"Cannot compile operation for Turing (SM75): FP32 GEMM is not supported"',
     severity="refused",
 )
+
+# ---- pairs that build, and have no kernel of their format ---------------------------------------------
+
+# The stored types for which a pooling has no kernel.
+_FLOAT_POOLS = {
+    "AveragePool": (TensorProto.INT8, TensorProto.FLOAT8E4M3FN),
+    "MaxPool": (TensorProto.FLOAT8E4M3FN,),
+}
+
+rule(
+    "TRT068",
+    "slow",
+    "The scales of a weight are not along its output channels: the product is computed in float",
+    cure="quantize Conv weights on axis 0, Gemm and MatMul on the axis of the output",
+    source=f"{MEASURED}: convolutions are of float, and weights of MatMul are dequantized",
+    targets=TARGETS,
+)(numbers.other_axes)
+
+
+@rule(
+    "TRT069",
+    "slow",
+    "A pooling reads a format for which it has float kernels only",
+    cure="move the pair behind it",
+    source=f"{MEASURED}: AveragePool runs in float behind pairs of int8 and fp8, MaxPool behind those of fp8, with a "
+    "conversion on both sides",
+    targets=TARGETS,
+)
+def float_pools(view: View) -> Iterator[Hit]:
+    """An AveragePool of int8 or fp8, a MaxPool of fp8."""
+    for node in view.of(*_FLOAT_POOLS):
+        dequantizer = view.dequantizer(node.inputs[0])
+        stored = None if dequantizer is None else view.numbers(dequantizer).elem_type
+        if stored in _FLOAT_POOLS[node.op_type]:
+            yield node, f"reads {type_name(stored)}"
