@@ -335,12 +335,11 @@ def _conversion(reference: Path, tuned: Path) -> tuple[str, ...]:
         return ()
     if not computes_in_float16(load_model(reference)):
         return ()
-    return (
-        (
-            "the reference computes in float16, and the tuned model in float32, with casts at its float16 inputs and "
-            "outputs: differences include those of the type"
-        ),
+    text = (
+        "the reference computes in float16, and the tuned model in float32, with casts at its float16 inputs and "
+        "outputs: differences include those of the type"
     )
+    return (text,)
 
 
 def _recurrent(reference: Path, settings: Settings) -> tuple[str, ...]:
