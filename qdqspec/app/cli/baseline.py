@@ -1,7 +1,6 @@
 """Command ``baseline``: lists committed baselines, checks them for damage, and finds entries that no check uses.
 
-It opens specs and baselines only. Baselines are written by ``pytest --qdq-update``, never here; ``prune``
-removes entries.
+It opens specs and baselines only.
 """
 
 from __future__ import annotations

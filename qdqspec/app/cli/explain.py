@@ -1,7 +1,4 @@
-"""Command ``explain``: compare two engines layer by layer, in the node names of the ONNX model.
-
-``explain --culprits`` ranks the Q/DQ pairs of a case, its folder, or any quantized model by their error.
-"""
+"""Command ``explain``: compare two engines layer by layer, in the node names of the ONNX model."""
 
 from __future__ import annotations
 

@@ -13,21 +13,8 @@ from qdqspec.app.report.formats import html, markdown
 from qdqspec.app.report.page import PageBlock, fit_page
 from qdqspec.app.report.svg import ticks
 from qdqspec.app.report.tables import summary_table
-from qdqspec.testing.records import (
-    cached_case,
-    empty_run,
-    faster_case,
-    hostile_run,
-    sample_pairs,
-    sample_run,
-)
-from qdqspec.types import (
-    CaseRecord,
-    Interval,
-    Provenance,
-    RatioTest,
-    RunRecord,
-)
+from qdqspec.testing.records import cached_case, empty_run, faster_case, hostile_run, sample_pairs, sample_run
+from qdqspec.types import CaseRecord, Interval, Provenance, RatioTest, RunRecord
 
 PAGES = (markdown, html)
 
