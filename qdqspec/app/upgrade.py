@@ -26,7 +26,6 @@ from qdqspec.types import Clock, LayerChange, Upgrade, UpgradeState
 if TYPE_CHECKING:
     from qdqspec.app.evidence.evidence import CaseWork
 
-ALLOWED = 0.05  # share that a tuned model may be slower, unless stated
 SAMPLES = 8  # inputs that outputs are compared on
 _LESS_DB = 1.0  # from which an SQNR that misses the limit here too is less there
 PROFILED_BUILDS = 2
@@ -34,8 +33,10 @@ PROFILES = 3  # of each engine, of which the median counts
 FLOAT_HERE, TUNED_HERE, FLOAT_THERE, TUNED_THERE = "float here", "tuned here", "float there", "tuned there"
 
 
-def check_upgrade(work: CaseWork, tuned: Path, environment: Environment, allowed: float = ALLOWED) -> Upgrade:
+def check_upgrade(work: CaseWork, tuned: Path, environment: Environment, allowed: float) -> Upgrade:
     """Measure a tuned model in this environment and another; failures there are the result.
+
+    ``allowed`` is the share by which it may be slower there.
 
     Raises `BackendError` if a model does not run in this environment.
     """

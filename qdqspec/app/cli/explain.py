@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
@@ -158,9 +159,8 @@ def _short_names(graphs: Sequence[Path]) -> list[str]:
     stems = [path.name.removesuffix(_GRAPH).removesuffix(".json") for path in graphs]
     if len(set(stems)) < len(stems):
         return [str(path) for path in graphs]
-    first, last = min(stems), max(stems)
-    common = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
-    cut = max(first.rfind(mark, 0, common) for mark in "-_.") + 1 if len(stems) > 1 else 0
+    common = os.path.commonprefix(stems)  # noqa: RUF071 - names, not paths
+    cut = max(map(common.rfind, "-_.")) + 1 if len(stems) > 1 else 0
     return [stem[cut:] or stem for stem in stems]
 
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 _IMAGE, _SEQUENCE, _SOUND, _OTHER = 224, 128, 16000, 16  # guesses for dimensions that a model leaves open
 _FLOATS = frozenset({"float", "double", "float16", "bfloat16"})
 _OF_SOUND = re.compile("sample|audio|sound|wav")
+_OPS = 12  # whose counts are shown
 _REASONS = 3  # shown for operators that stay float
 _FORMATS = 3  # beside the usual one, that are named
 _OF_COURSE = re.compile("^Constant:|quantized together with|folded into|from shapes or constants")
@@ -292,11 +293,11 @@ def _state_facts(
     yield forecast_line(forecast_tuning(model, TIMED_TRIALS["default"], shapes))
 
 
-def _counts_text(counts: Mapping[str, int], most: int = 12) -> str:
+def _counts_text(counts: Mapping[str, int]) -> str:
     """Counts of operators, the most frequent first: ``Conv 26, MaxPool 3``."""
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    more = f" and {len(ranked) - most} more" if len(ranked) > most else ""
-    return ", ".join(f"{name} {count}" for name, count in ranked[:most]) + more
+    more = f" and {len(ranked) - _OPS} more" if len(ranked) > _OPS else ""
+    return ", ".join(f"{name} {count}" for name, count in ranked[:_OPS]) + more
 
 
 def _propose_input(model: Model, name: str, known: InputShape | None) -> InputDraft:

@@ -151,7 +151,6 @@ def _kinds(engines: Sequence[ExplainedEngine]) -> str:
 
 
 def _kinds_by_place(engines: Sequence[ExplainedEngine]) -> str:
-    """The number of kernels of each kind, place and type."""
     every = [
         Counter((layer.op_type, layer.place, _precision_text(layer)) for layer in engine.kernels)
         for engine in engines
@@ -175,7 +174,6 @@ def _found_in_list(engine: ExplainedEngine, most: int) -> list[str]:
 
 
 def _summary(engines: Sequence[ExplainedEngine]) -> str:
-    """A row for each fact, a column for each engine."""
     return _beside(("",), _fact_rows(_FACTS, engines), engines)
 
 

@@ -392,7 +392,6 @@ def _pairs(found: Evidence) -> tuple[PlacedPair, ...]:
 
 
 def _model_path(case: Case) -> str:
-    """The model's path relative to the spec's folder, or its name alone if it is outside."""
     if case.spec is not None and case.model.is_relative_to(case.spec.parent):
         return case.model.relative_to(case.spec.parent).as_posix()
     return case.model.name

@@ -29,7 +29,6 @@ class Outline(HTMLParser):
         self.open: list[str] = []
         self.tags: set[str] = set()
         self.attributes: set[str] = set()
-        self.text: list[str] = []
 
     def handle_starttag(self, tag: str, attrs) -> None:
         self.tags.add(tag)
@@ -42,9 +41,6 @@ class Outline(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text.append(data)
 
 
 def outline(record: RunRecord) -> Outline:

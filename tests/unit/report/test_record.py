@@ -25,13 +25,9 @@ from qdqspec.testing.records import (
     sample_regression,
     sample_run,
 )
-from qdqspec.types import CaseRecord, Interval, RunRecord
+from qdqspec.types import CaseRecord, Interval
 
 SAMPLE = record_to_json(sample_run())
-
-
-def run_of(case: CaseRecord) -> RunRecord:
-    return RunRecord(version="1", started="2026-01-01T00:00:00Z", seconds=1.0, cases=(case,))
 
 
 @pytest.mark.parametrize("run", [sample_run, bare_run, hostile_run])
@@ -87,7 +83,7 @@ def test_a_record_contains_no_absolute_path(tmp_path: Path) -> None:
         search=replace(found.search, trials=(failed,), reason=f"see {home}/out/logs"),
         warnings=(f"no data in {home}",),
     )
-    text = json_text(record_to_json(run_of(CaseRecord(evidence=evidence, results=case.results))))
+    text = json_text(record_to_json(replace(sample_run(), cases=(replace(case, evidence=evidence),))))
     assert str(tmp_path) not in text
     assert str(Path.home()) + "/" not in text
     assert '"spec": "a.qdq.yaml"' in text

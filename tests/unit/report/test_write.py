@@ -80,13 +80,15 @@ def test_a_failed_check_is_an_annotation_at_its_line():
     assert all("\n" not in line for line in lines)
 
 
-def test_paths_of_annotations_are_relative_to_the_repository():
+def test_paths_of_annotations_are_relative_to_the_repository(monkeypatch):
     run = sample_run()
     spec = next(case.evidence.case.spec for case in run.cases if case.evidence.case.spec is not None)
     project = spec.parent
-    (line, *_) = annotation_lines(run, project, {"GITHUB_WORKSPACE": str(project.parent)})
+    monkeypatch.setenv("GITHUB_WORKSPACE", str(project.parent))
+    (line, *_) = annotation_lines(run, project)
     assert f"file={project.name}/" in line
-    (line, *_) = annotation_lines(run, project, {"GITHUB_WORKSPACE": "/elsewhere"})
+    monkeypatch.setenv("GITHUB_WORKSPACE", "/elsewhere")
+    (line, *_) = annotation_lines(run, project)
     assert f"file={spec.name}," in line
 
 
