@@ -218,10 +218,11 @@ def _engines_of_candidates(found: Evidence, folder: Path) -> list[ExplainedEngin
     if reference is None or not known or found.latency is None:
         return []
     reference_ms = found.latency.median_ms("reference")
-    engines = [_engine_of_trial("reference", reference, reference_ms, found.node_ops)]
+    engines = [replace(_engine_of_trial("reference", reference, found.node_ops), end_to_end_ms=reference_ms)]
     for one, trial in known[:2]:
-        engine = _engine_of_trial(one.role, trial, reference_ms * one.ratio.median, found.node_ops)
-        engines.append(replace(engine, speedup=one.ratio.inverse))
+        engine = _engine_of_trial(one.role, trial, found.node_ops)
+        end_to_end_ms = reference_ms * one.ratio.median
+        engines.append(replace(engine, end_to_end_ms=end_to_end_ms, speedup=one.ratio.inverse))
     return engines
 
 
@@ -242,8 +243,8 @@ def _two_engines(
         files = {role: folder / f"{role}.onnx" for role in ("reference", "tuned")}
         before, after = _profile_models(files, inputs, settings)
     else:
-        before = _engine_of_trial("reference", reference, None, found.node_ops)
-        after = _engine_of_trial("tuned", tuned, None, found.node_ops)
+        before = _engine_of_trial("reference", reference, found.node_ops)
+        after = _engine_of_trial("tuned", tuned, found.node_ops)
     latency = found.latency
     if latency is None:
         return [before, after]
@@ -251,13 +252,10 @@ def _two_engines(
     return [before, replace(after, speedup=latency.speedup, proved=proved_text(latency, found.min_gain))]
 
 
-def _engine_of_trial(
-    role: str, trial: Trial, median_ms: float | None, ops: Mapping[str, str]
-) -> ExplainedEngine:
+def _engine_of_trial(role: str, trial: Trial, ops: Mapping[str, str]) -> ExplainedEngine:
     from qdqspec.app.evidence.kernels import engine_of
 
-    engine = engine_of(role, trial.placement, trial.layers, ops)
-    return replace(engine, end_to_end_ms=median_ms, notes=trial.samples.notes)
+    return replace(engine_of(role, trial.placement, trial.layers, ops), notes=trial.samples.notes)
 
 
 def _read_trials(path: Path) -> Iterator[Trial]:
