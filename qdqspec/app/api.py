@@ -159,7 +159,6 @@ def find_regions(
 
 
 def _divided(asked: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Options of the session, and options of the case."""
     here = Machine.__annotations__
     return {k: v for k, v in asked.items() if k in here}, {k: v for k, v in asked.items() if k not in here}
 

@@ -12,7 +12,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
@@ -69,7 +69,8 @@ def reduce_model(
     Raises `StateError` if the model does not fail.
     """
     with TemporaryFolder() as scratch:
-        attempts = _Attempts(backend, options, scratch / MODEL, names=_names(model), seconds=seconds)
+        path, names = scratch / MODEL, _names(model)
+        attempts = _Attempts(backend=backend, options=options, path=path, names=names, seconds=seconds)
         parts = _Parts(model)
         everything = list(range(len(parts.nodes)))
         whole = parts.cut(everything)
@@ -82,8 +83,8 @@ def reduce_model(
         nodes = smallest(everything, lambda kept: attempts.fails(parts.cut(kept)))
         cut = parts.cut(nodes)
         assert cut is not None  # it was built
-        names = [tensor.name for tensor in cut.graph.initializer if _may_vary(tensor)]
-        kept = smallest(names, lambda some: attempts.fails(randomized(cut, some, seed)))
+        weights = [tensor.name for tensor in cut.graph.initializer if _may_vary(tensor)]
+        kept = smallest(weights, lambda some: attempts.fails(randomized(cut, some, seed)))
         flat = randomized(cut, kept, seed)
         failure = attempts.failure(flat)
     if failure is None or attempts.signature(failure) != attempts.wanted:
@@ -135,30 +136,28 @@ def with_shapes(model: Model, shapes: Mapping[str, Sequence[int]]) -> Model:
     return Model(proto, path=model.path)
 
 
+@dataclass(slots=True, kw_only=True)
 class _Attempts:
-    """Builds and runs models, until the time is over."""
+    """Builds and runs models in the file ``path``, until the time is over. ``names`` are those of the whole model."""
 
-    def __init__(
-        self, backend: Backend, options: BuildOptions, path: Path, *, names: frozenset[str], seconds: float
-    ) -> None:
-        self._backend = backend
-        self._options = options
-        self._path = path
-        self._names = names
-        self._started = time.monotonic()
-        self._seconds = seconds
-        self.wanted: Signature = ()
-        self.count = 0
-        self.over = False
+    backend: Backend
+    options: BuildOptions
+    path: Path
+    names: frozenset[str]
+    seconds: float
+    started: float = field(default_factory=time.monotonic)
+    wanted: Signature = ()
+    count: int = 0
+    over: bool = False
 
     @property
     def elapsed(self) -> float:
         """Seconds since the beginning."""
-        return time.monotonic() - self._started
+        return time.monotonic() - self.started
 
     def fails(self, proto: onnx.ModelProto | None) -> bool:
         """Whether a model in flat form fails in the wanted way; false once the time is over."""
-        self.over = self.over or self.elapsed > self._seconds
+        self.over = self.over or self.elapsed > self.seconds
         if proto is None or self.over:
             return False
         try:
@@ -170,9 +169,9 @@ class _Attempts:
     def failure(self, proto: onnx.ModelProto) -> str | None:
         """The message if the model of a flat form cannot be built or run once, else ``None``."""
         self.count += 1
-        save_model(closed(proto), self._path)
+        save_model(closed(proto), self.path)
         try:
-            with closing(self._backend.build(self._path, self._options)) as engine:
+            with closing(self.backend.build(self.path, self.options)) as engine:
                 engine.run(feeds_of(proto))
         except BackendError as error:
             return error.what
@@ -181,7 +180,7 @@ class _Attempts:
     def signature(self, text: str) -> Signature:
         """The words of a message without names, numbers and paths; of a crash without the last output."""
         words = re.split(r"[^\w./:-]+", text.partition("; the end of its log:")[0])
-        return tuple(word for word in words if word not in self._names and not re.search(r"[\d/]", word))
+        return tuple(word for word in words if word not in self.names and not re.search(r"[\d/]", word))
 
 
 def _names(model: Model) -> frozenset[str]:

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from qdqspec.accuracy.compare import SampleOutputs, compare_outputs
 from qdqspec.app.evidence.compared_runtimes import TimedFile, time_across
-from qdqspec.app.evidence.evidence import CaseWork
-from qdqspec.backends.base import Array, Engine
+from qdqspec.backends.base import Array
 from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.errors import BackendError
 from qdqspec.timing.environment import Environment
@@ -23,7 +23,9 @@ from qdqspec.timing.layer_changes import median_layers, steady_changes
 from qdqspec.timing.together import Together, joined
 from qdqspec.types import Clock, LayerChange, Upgrade, UpgradeState
 
-ALLOWED = 0.05  # share that a tuned model may be slower, unless stated
+if TYPE_CHECKING:
+    from qdqspec.app.evidence.evidence import CaseWork
+
 SAMPLES = 8  # inputs that outputs are compared on
 _LESS_DB = 1.0  # from which an SQNR that misses the limit here too is less there
 PROFILED_BUILDS = 2
@@ -31,8 +33,10 @@ PROFILES = 3  # of each engine, of which the median counts
 FLOAT_HERE, TUNED_HERE, FLOAT_THERE, TUNED_THERE = "float here", "tuned here", "float there", "tuned there"
 
 
-def check_upgrade(work: CaseWork, tuned: Path, environment: Environment, allowed: float = ALLOWED) -> Upgrade:
+def check_upgrade(work: CaseWork, tuned: Path, environment: Environment, allowed: float) -> Upgrade:
     """Measure a tuned model in this environment and another; failures there are the result.
+
+    ``allowed`` is the share by which it may be slower there.
 
     Raises `BackendError` if a model does not run in this environment.
     """
@@ -114,11 +118,8 @@ def _with_times(blank: Upgrade, timed: Together, clock: Clock) -> Upgrade:
 def _compare_layers(files: Mapping[str, TimedFile]) -> tuple[LayerChange, ...]:
     """The kernels of the tuned model that differ; profiled in turn, so that both have the same speed of the machine."""
     with ExitStack() as opened:
-        engines: list[Engine] = []
-        for label in (TUNED_HERE, TUNED_THERE) * PROFILED_BUILDS:
-            engine = files[label].open()
-            opened.callback(engine.close)
-            engines.append(engine)
+        labels = (TUNED_HERE, TUNED_THERE) * PROFILED_BUILDS
+        engines = [opened.enter_context(closing(files[label].open())) for label in labels]
         rounds = [[engine.layers() for engine in engines] for _ in range(PROFILES)]
     layers = [median_layers(profiles) for profiles in zip(*rounds, strict=True)]
     return steady_changes(layers[::2], layers[1::2])
@@ -129,13 +130,9 @@ def _measure_sqnr_db(work: CaseWork, files: Mapping[str, TimedFile], label: str)
 
     def runs() -> Iterator[SampleOutputs]:
         data, _ = work.prepared.comparison_data()
-        with ExitStack() as opened:
-            engines = {}
-            for each in (FLOAT_HERE, label):
-                engines[each] = files[each].open()
-                opened.callback(engines[each].close)
+        with closing(files[FLOAT_HERE].open()) as reference, closing(files[label].open()) as tuned:
             for feeds in itertools.islice(data, SAMPLES):
                 own: dict[str, Array] = dict(feeds)
-                yield SampleOutputs(engines[FLOAT_HERE].run(own), engines[label].run(own), None)
+                yield SampleOutputs(reference.run(own), tuned.run(own), None)
 
     return compare_outputs(runs(), "sampled", ()).sqnr_db

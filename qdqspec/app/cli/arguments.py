@@ -199,7 +199,7 @@ class Joined(argparse.Action):
         values: object,
         _option: str | None = None,
     ) -> None:
-        """Add the pairs to the earlier ones; a name given twice is an error."""
+        """Add the pairs; a name given twice is an error."""
         found = dict(getattr(namespace, self.dest) or {})
         for name, value in cast("Iterable[tuple[str, object]]", values):
             if name in found:
@@ -305,10 +305,7 @@ def inputs_given(
     from qdqspec.spec.inline import data_source
 
     if arguments.shapes is not None:
-        fixed = {
-            name: InputShape(min=(*dims,), opt=(*dims,), max=(*dims,))
-            for name, dims in arguments.shapes.items()
-        }
+        fixed = {name: InputShape.of((*dims,)) for name, dims in arguments.shapes.items()}
         inputs = replace(inputs, profiles=(ShapeProfile(shapes=fixed),))
     if values is not None:
         inputs = replace(inputs, values={**inputs.values, **values})

@@ -1,8 +1,7 @@
 """The options of ``tune`` that set keys of a spec, and the case they define for a spec or a model.
 
-An option is the argument of `qdqspec.tune` with dashes; its value is validated like the key of a spec. Some set a key
-in another form, such as shapes one bound at a time. An option of ModelOpt's autotune is an error that names the
-equivalent one.
+An option is the argument of `qdqspec.tune` with dashes; its value is validated like the key of a spec. An option of
+ModelOpt's autotune is an error that names the equivalent one.
 """
 
 from __future__ import annotations

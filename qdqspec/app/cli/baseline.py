@@ -1,7 +1,6 @@
 """Command ``baseline``: lists committed baselines, checks them for damage, and finds entries that no check uses.
 
-It opens specs and baselines only. Baselines are written by ``pytest --qdq-update``, never here; ``prune``
-removes entries.
+It opens specs and baselines only.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from qdqspec._core.config import Settings
 from qdqspec._core.units import plain
@@ -22,18 +21,16 @@ from qdqspec.errors import ConfigError, StateError
 if TYPE_CHECKING:
     from qdqspec.checks.baseline.store import Entry, Figure, Name
 
-State: TypeAlias = Literal["in use", "obsolete"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """One entry of one file, and whether its spec still uses it."""
+    """One entry of one file; ``state`` is ``in use``, or ``obsolete`` if its spec does not use it."""
 
     file: Path
     device: str
     name: Name
     entry: Entry
-    state: State
+    state: str
 
 
 @verb(
@@ -91,7 +88,7 @@ def _read_entries(file: Path, settings: Settings) -> Iterator[Kept]:
     for name in known.names():
         entry = known.entry(name)
         assert entry is not None
-        state: State = "in use" if asked is None or name in asked else "obsolete"
+        state = "in use" if asked is None or name in asked else "obsolete"
         yield Kept(file=file, device=known.device, name=name, entry=entry, state=state)
 
 

@@ -61,11 +61,9 @@ def cache(arguments: argparse.Namespace) -> int:
         found["file"] = str(arguments.file)
     if arguments.action == "info":
         entries = store.entries()
-        size, age = (
-            sum(each.size_bytes for each in entries),
-            max((each.age_seconds for each in entries), default=0.0),
-        )
-        found["entries"], found["bytes"], found["oldest_seconds"] = len(entries), size, round(age, 1)
+        size = sum(each.size_bytes for each in entries)
+        age = max((each.age_seconds for each in entries), default=0.0)
+        found |= {"entries": len(entries), "bytes": size, "oldest_seconds": round(age, 1)}
         text = f"{_searches_text(len(entries))}, {size_text(size)}, the oldest {seconds_text(age)}"
     elif arguments.action == "export":
         found["exported"] = store.export(arguments.file)

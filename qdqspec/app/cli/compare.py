@@ -1,8 +1,4 @@
-"""Commands ``compare`` and ``upgrade-check``, about finished results.
-
-``compare`` takes two run records, case by case, without measuring; or folders of several runtimes, whose models are
-timed anew. ``upgrade-check`` times tuned models under another version of the runtime, in another Python environment.
-"""
+"""Commands ``compare`` and ``upgrade-check``, about finished results."""
 
 from __future__ import annotations
 
@@ -122,10 +118,7 @@ def _compare_folders(folders: list[Path], arguments: argparse.Namespace) -> int:
 
 
 def _of_folder(folder: Path, arguments: argparse.Namespace) -> tuple[Case, Evidence]:
-    """The result of ``tune -o`` in a folder: the reference as a case, and the evidence.
-
-    Raises `StateError` if it cannot be read.
-    """
+    """The result of ``tune -o`` in a folder: the reference as a case, and the evidence."""
     from qdqspec.app.report.record import read_case
 
     found = read_case(folder).evidence
@@ -184,8 +177,6 @@ def _note_random_inputs(case: Case, found: Evidence, arguments: argparse.Namespa
 def upgrade_check(arguments: argparse.Namespace) -> int:
     """Time tuned models under two versions of the runtime. Their runs are interleaved. Exits 1 where one is slower
     than allowed, slower than float, or less accurate there.
-
-    Raises if no tuned model is known, or the environment cannot be used.
     """
     from qdqspec.app.report.runtimes import upgrade_text, upgrade_to_json
     from qdqspec.app.session import Session

@@ -1,12 +1,10 @@
-"""Command ``explain``: compare two engines layer by layer, in the node names of the ONNX model.
-
-``explain --culprits`` ranks the Q/DQ pairs of a case, its folder, or any quantized model by their error.
-"""
+"""Command ``explain``: compare two engines layer by layer, in the node names of the ONNX model."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
@@ -161,9 +159,8 @@ def _short_names(graphs: Sequence[Path]) -> list[str]:
     stems = [path.name.removesuffix(_GRAPH).removesuffix(".json") for path in graphs]
     if len(set(stems)) < len(stems):
         return [str(path) for path in graphs]
-    first, last = min(stems), max(stems)
-    common = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
-    cut = max(first.rfind(mark, 0, common) for mark in "-_.") + 1 if len(stems) > 1 else 0
+    common = os.path.commonprefix(stems)  # noqa: RUF071 - names, not paths
+    cut = max(map(common.rfind, "-_.")) + 1 if len(stems) > 1 else 0
     return [stem[cut:] or stem for stem in stems]
 
 
@@ -221,10 +218,11 @@ def _engines_of_candidates(found: Evidence, folder: Path) -> list[ExplainedEngin
     if reference is None or not known or found.latency is None:
         return []
     reference_ms = found.latency.median_ms("reference")
-    engines = [_engine_of_trial("reference", reference, reference_ms, found.node_ops)]
+    engines = [replace(_engine_of_trial("reference", reference, found.node_ops), end_to_end_ms=reference_ms)]
     for one, trial in known[:2]:
-        engine = _engine_of_trial(one.role, trial, reference_ms * one.ratio.median, found.node_ops)
-        engines.append(replace(engine, speedup=one.ratio.inverse))
+        engine = _engine_of_trial(one.role, trial, found.node_ops)
+        end_to_end_ms = reference_ms * one.ratio.median
+        engines.append(replace(engine, end_to_end_ms=end_to_end_ms, speedup=one.ratio.inverse))
     return engines
 
 
@@ -245,8 +243,8 @@ def _two_engines(
         files = {role: folder / f"{role}.onnx" for role in ("reference", "tuned")}
         before, after = _profile_models(files, inputs, settings)
     else:
-        before = _engine_of_trial("reference", reference, None, found.node_ops)
-        after = _engine_of_trial("tuned", tuned, None, found.node_ops)
+        before = _engine_of_trial("reference", reference, found.node_ops)
+        after = _engine_of_trial("tuned", tuned, found.node_ops)
     latency = found.latency
     if latency is None:
         return [before, after]
@@ -254,13 +252,10 @@ def _two_engines(
     return [before, replace(after, speedup=latency.speedup, proved=proved_text(latency, found.min_gain))]
 
 
-def _engine_of_trial(
-    role: str, trial: Trial, median_ms: float | None, ops: Mapping[str, str]
-) -> ExplainedEngine:
+def _engine_of_trial(role: str, trial: Trial, ops: Mapping[str, str]) -> ExplainedEngine:
     from qdqspec.app.evidence.kernels import engine_of
 
-    engine = engine_of(role, trial.placement, trial.layers, ops)
-    return replace(engine, end_to_end_ms=median_ms, notes=trial.samples.notes)
+    return replace(engine_of(role, trial.placement, trial.layers, ops), notes=trial.samples.notes)
 
 
 def _read_trials(path: Path) -> Iterator[Trial]:
@@ -335,12 +330,11 @@ def _conversion(reference: Path, tuned: Path) -> tuple[str, ...]:
         return ()
     if not computes_in_float16(load_model(reference)):
         return ()
-    return (
-        (
-            "the reference computes in float16, and the tuned model in float32, with casts at its float16 inputs and "
-            "outputs: differences include those of the type"
-        ),
+    text = (
+        "the reference computes in float16, and the tuned model in float32, with casts at its float16 inputs and "
+        "outputs: differences include those of the type"
     )
+    return (text,)
 
 
 def _recurrent(reference: Path, settings: Settings) -> tuple[str, ...]:

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     from qdqspec.graph.regions.inspect import Judged
 
 _IMAGE, _SEQUENCE, _SOUND, _OTHER = 224, 128, 16000, 16  # guesses for dimensions that a model leaves open
+_FLOATS = frozenset({"float", "double", "float16", "bfloat16"})
 _OF_SOUND = re.compile("sample|audio|sound|wav")
+_OPS = 12  # whose counts are shown
 _REASONS = 3  # shown for operators that stay float
 _FORMATS = 3  # beside the usual one, that are named
 _OF_COURSE = re.compile("^Constant:|quantized together with|folded into|from shapes or constants")
@@ -77,6 +79,7 @@ def init(arguments: argparse.Namespace) -> int:
 
     An existing file is never overwritten.
     """
+    from qdqspec.accuracy.data import shaped_by_data
     from qdqspec.graph.cautions import cautions
     from qdqspec.graph.model import load_model
 
@@ -86,16 +89,20 @@ def init(arguments: argparse.Namespace) -> int:
     data, inputs, remarks = DataDraft(), Inputs(), list[str]()
     if arguments.data is not None:
         data, inputs, remarks = find_data(arguments.data, model, output.absolute().parent)
-    proposed, warned = _propose_inputs(model, inputs), list(cautions(model))
+    known = shaped_by_data(model, inputs).profiles[0].shapes
+    proposed = _unify_named_dims(
+        model, [_propose_input(model, name, known.get(name)) for name in model.inputs]
+    )
+    warned = list(cautions(model))
     chosen = flags_given(vars(arguments)).get("backend")
     _write_new(
         output, _spec_text(model, output, settings, data, proposed, warned, is_chosen=chosen is not None)
     )
     notes = [*warned, *remarks, *_warn_of_outside([model.path, arguments.data], settings)]
     shapes = {one.name: one.shape for one in proposed}
-    known = {"calibration": data.calibration, "evaluation": data.evaluation, "labels": data.labelled}
+    sources = {"calibration": data.calibration, "evaluation": data.evaluation, "labels": data.labelled}
     command = f"pytest {shlex.quote(str(output))}"
-    found = {"inputs": shapes, "data": known, "command": command}
+    found = {"inputs": shapes, "data": sources, "command": command}
     return conclude(arguments, f"run it with: {command}", notes, found, output)
 
 
@@ -121,14 +128,6 @@ def _write_new(path: Path, text: str) -> None:
         ) from None
     except OSError as error:
         raise unwritable("the spec", path, error, "choose another folder with -o") from None
-
-
-def _propose_inputs(model: Model, inputs: Inputs) -> list[InputDraft]:
-    """The inputs of the model, with sizes for their dynamic dimensions."""
-    from qdqspec.accuracy.data import shaped_by_data
-
-    known = shaped_by_data(model, inputs).profiles[0].shapes
-    return _unify_named_dims(model, [_propose_input(model, name, known.get(name)) for name in model.inputs])
 
 
 def _spec_text(
@@ -214,10 +213,8 @@ def _input_lines(inputs: Sequence[InputDraft], data: DataDraft) -> Iterator[str]
     if shaped:
         yield "  shapes:                                 # at which the model is timed"
         yield from (f"    {_shape_text(one)}" for one in shaped)
-        yield from (
-            f"    # {quoted(one.name)}: [1]  # {one.kind}, of unknown rank"
-            for one in _inputs_of_unknown_rank(inputs)
-        )
+        unranked = (one for one in inputs if one.shape is None and one.kind != "no tensor")
+        yield from (f"    # {quoted(one.name)}: [1]  # {one.kind}, of unknown rank" for one in unranked)
     else:
         yield "  values: {}                              # inputs fixed to a value, by name"
     if scalars and shaped:
@@ -234,13 +231,6 @@ def _input_lines(inputs: Sequence[InputDraft], data: DataDraft) -> Iterator[str]
     more = "" if data.labelled else "; with `labels` also for {kind: accuracy, max_drop: 1%}"
     judged = "the same data as calibration: name other samples" if data.is_shared else "the same to judge by"
     yield f"  {_data_line('evaluation', data.evaluation)}  # {judged}{more}"
-
-
-_FLOATS = frozenset({"float", "double", "float16", "bfloat16"})
-
-
-def _inputs_of_unknown_rank(inputs: Sequence[InputDraft]) -> list[InputDraft]:
-    return [one for one in inputs if one.shape is None and one.kind != "no tensor"]
 
 
 def _data_line(key: str, found: str) -> str:
@@ -303,11 +293,11 @@ def _state_facts(
     yield forecast_line(forecast_tuning(model, TIMED_TRIALS["default"], shapes))
 
 
-def _counts_text(counts: Mapping[str, int], most: int = 12) -> str:
+def _counts_text(counts: Mapping[str, int]) -> str:
     """Counts of operators, the most frequent first: ``Conv 26, MaxPool 3``."""
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    more = f" and {len(ranked) - most} more" if len(ranked) > most else ""
-    return ", ".join(f"{name} {count}" for name, count in ranked[:most]) + more
+    more = f" and {len(ranked) - _OPS} more" if len(ranked) > _OPS else ""
+    return ", ".join(f"{name} {count}" for name, count in ranked[:_OPS]) + more
 
 
 def _propose_input(model: Model, name: str, known: InputShape | None) -> InputDraft:
@@ -344,15 +334,13 @@ def _unify_named_dims(model: Model, proposed: list[InputDraft]) -> list[InputDra
         for dim, size in zip(names.get(one.name, ()), one.shape or (), strict=False):
             if isinstance(dim, str):
                 sizes.setdefault(dim, size)
-    return [
-        one
-        if one.shape is None or one.from_data
-        else replace(
-            one,
-            shape=tuple(sizes.get(dim, size) for dim, size in zip(names[one.name], one.shape, strict=True)),
-        )
-        for one in proposed
-    ]
+    unified = []
+    for one in proposed:
+        if one.shape is not None and not one.from_data:
+            dims = zip(names[one.name], one.shape, strict=True)
+            one = replace(one, shape=tuple(sizes.get(dim, size) for dim, size in dims))
+        unified.append(one)
+    return unified
 
 
 def _warn_of_outside(paths: Sequence[Path | None], settings: Settings) -> Iterator[str]:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 
 SECTIONS: tuple[InspectSection, ...] = ("regions", "patterns")
+ROWS = 12  # of each kind, that `diff` shows without ``--verbose``
 
 
 def _positive(text: str) -> int:
@@ -212,9 +213,6 @@ def _dequantized(model: Model) -> int:
     return sum(not makes_scale(model, node.outputs[0]) for node in made)
 
 
-ROWS = 12  # of each kind, that `diff` shows without ``--all``
-
-
 @verb(
     "import",
     "qdqspec import by-hand.qdq.onnx -o scheme.json",
@@ -293,11 +291,9 @@ def fold(arguments: argparse.Namespace) -> int:
     base = arguments.model.absolute().parent
     save_model(result.model.proto, arguments.output, inputs=model.user_files, base=base)
     left = sum(not node.is_marker for node in result.model.nodes)
-    counts = {"folded": len(result.folded), "dead": len(result.unused), "nodes": left}
-    found = {**counts, "warnings": _warnings_of(arguments.output)}
-    summary = (
-        f"{counts['folded']} nodes folded and {counts['dead']} unread ones dropped, {counts['nodes']} left"
-    )
+    folded, dead = len(result.folded), len(result.unused)
+    found = {"folded": folded, "dead": dead, "nodes": left, "warnings": _warnings_of(arguments.output)}
+    summary = f"{folded} nodes folded and {dead} unread ones dropped, {left} left"
     return conclude(arguments, summary, result.notes, found)
 
 
@@ -356,14 +352,11 @@ def lint(arguments: argparse.Namespace) -> int:
     }
     found = {target: each.findings for target, each in linted.items()}
     most = 0 if arguments.all else 5
-    texts = (
-        render_findings(target, each.findings, most=most, judged=each.load.note)
-        for target, each in linted.items()
-    )
-    loads = {
-        target: {"runtime": each.load.runtime, "loaded": each.load.loaded, "note": each.load.note}
-        for target, each in linted.items()
-    }
+    texts, loads = [], {}
+    for target, each in linted.items():
+        load = each.load
+        texts.append(render_findings(target, each.findings, most=most, judged=load.note))
+        loads[target] = {"runtime": load.runtime, "loaded": load.loaded, "note": load.note}
     answer(arguments, {**findings_to_json(found), "loads": loads}, "\n\n".join(texts))
     wanting = ("refused", "slow") if arguments.strict else ("refused",)
     return WANTING if any(f.severity in wanting for fs in found.values() for f in fs) else FINE

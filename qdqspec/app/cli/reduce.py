@@ -38,8 +38,6 @@ MINUTES = 5.0
 def reduce(arguments: argparse.Namespace) -> int:
     """Reduce a model that a backend fails on to a few nodes. They have random weights and fail in the same way:
     the backend rejects them or crashes. A program that shows it is written too.
-
-    Raises `StateError` if the model does not fail.
     """
     from qdqspec.app.reduce import reduce_model, with_shapes
     from qdqspec.backends.base import BuildOptions

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 from qdqspec._core import registry
-from qdqspec._core.config import Settings
 from qdqspec._core.files import write_whole
 from qdqspec.app.cases import find_specs, is_spec, load_cases
 from qdqspec.app.cli.arguments import argument, output, settings_from, verb
@@ -56,7 +55,7 @@ def list_cases(arguments: argparse.Namespace) -> int:
             found += [(path, case) for case in load_cases(path.absolute(), settings)]
         except SpecError as error:
             wrong.append(str(error))
-    rows = [_entry(path, case, settings) for path, case in found]
+    rows = [_entry(path, case, settings.root) for path, case in found]
     text = "\n".join(line for path, case in found for line in _lines(path, case))
     answer(arguments, {"cases": rows, "errors": wrong}, text)
     for message in wrong:
@@ -115,13 +114,15 @@ def _value_text(value: object) -> str:
     return f"{value:.12g}" if isinstance(value, float) else str(value)
 
 
-def _entry(path: Path, case: Case, settings: Settings) -> dict[str, object]:
+def _entry(path: Path, case: Case, root: Path) -> dict[str, object]:
     return {
         "file": path.as_posix(),
         "id": f"{path.as_posix()}::{case.id}",
         "case": case.id,
         "title": case.title,
-        "model": _path_from_root(case.model, settings.root),
+        "model": case.model.relative_to(root).as_posix()
+        if case.model.is_relative_to(root)
+        else str(case.model),
         "tags": list(case.tags),
         "quant": case.quantize.format,
         "tune": {"strategy": case.tune.strategy, "trials": case.tune.trials, "minutes": case.tune.minutes},
@@ -136,10 +137,6 @@ def _entry(path: Path, case: Case, settings: Settings) -> dict[str, object]:
             for check in case.checks
         ],
     }
-
-
-def _path_from_root(path: Path, root: Path) -> str:
-    return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
 
 
 @verb("schema", "qdqspec schema -o qdqspec.schema.json", output("PATH", "Write to a file.", required=False))

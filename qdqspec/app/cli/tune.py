@@ -1,7 +1,4 @@
-"""Command ``tune``: search without a test run, through the same session as the pytest plugin.
-
-Several backends on one command line: ``--backend A,B`` makes a case for each of them.
-"""
+"""Command ``tune``: search without a test run, through the same session as the pytest plugin."""
 
 from __future__ import annotations
 
@@ -59,18 +56,8 @@ _WRITTEN = ("reference.onnx", "tuned.onnx", "tuned_raw.onnx")  # the models that
     ),
     *GROUPS,
     options=(
-        *(
-            "backend",
-            "device",
-            "mode",
-            "threads",
-            "jobs",
-            "seed",
-            "time-limit",
-            "require",
-            "scheme",
-            "baseline",
-        ),
+        *("backend", "device", "mode", "threads", "jobs", "seed", "time-limit"),
+        *("require", "scheme", "baseline"),
         *("cache-dir", "no-cache", "retune", "build-limit", "report", "allow-path", *BUILD_OPTIONS),
         *("cluster", "cluster-device", "cluster-tls"),
     ),
@@ -196,10 +183,9 @@ def _print_plans(cases: list[Case], session: Session, arguments: argparse.Namesp
 
 
 def _judge_cases(cases: list[Case], session: Session) -> list[str]:
-    """Evaluate the checks of each case, or search and measure if it has none; return the errors, each once.
+    """Evaluate the checks of each case, or search and measure if it has none; print and return the errors, each once.
 
-    An error of a check is printed and recorded, as is a case that cannot run on this machine. The others are
-    evaluated.
+    A case that cannot run on this machine is an error too, and the others are evaluated.
     """
     errors: list[str] = []
     for case in cases:

@@ -115,7 +115,6 @@ def _case_given(arguments: argparse.Namespace, session: Session) -> Case:
 
 
 def _find_tuned(case: Case, what: str, settings: Settings) -> Path:
-    """The tuned model in the results of a case of a spec."""
     if case.spec is None:
         cure = "qdqspec verify MODEL TUNED, or qdqspec verify SPEC::CASE"
         raise ConfigError("no tuned model is given", where=what, cure=cure)

@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from qdqspec.app.evidence.evidence import CaseWork
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.preparation.timing import BUILDS, ROUNDS, clock_for
 from qdqspec.backends.base import Backend, BuildOptions, Engine
@@ -26,6 +25,9 @@ from qdqspec.timing.profiles import attach
 from qdqspec.timing.stats import drift
 from qdqspec.timing.together import FreshBuilds, Together, joined
 from qdqspec.types import Clock, Placement, Progress, RuntimeComparison, RuntimeModel
+
+if TYPE_CHECKING:
+    from qdqspec.app.evidence.evidence import CaseWork
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -217,7 +217,6 @@ def front_chart(search: SearchResult) -> str:
 
 
 def _front_axes(points: Sequence[tuple[float, float]]) -> tuple[_Axis, _Axis]:
-    """Axes around these ratios and levels."""
     ratios, levels = [ratio for ratio, _ in points], [level for _, level in points]
     low, high = min(ratios), max([1.0, *ratios])
     wide = (high - low) * 0.08 or 0.05

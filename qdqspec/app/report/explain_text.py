@@ -151,7 +151,6 @@ def _kinds(engines: Sequence[ExplainedEngine]) -> str:
 
 
 def _kinds_by_place(engines: Sequence[ExplainedEngine]) -> str:
-    """The number of kernels of each kind, place and type."""
     every = [
         Counter((layer.op_type, layer.place, _precision_text(layer)) for layer in engine.kernels)
         for engine in engines
@@ -175,7 +174,6 @@ def _found_in_list(engine: ExplainedEngine, most: int) -> list[str]:
 
 
 def _summary(engines: Sequence[ExplainedEngine]) -> str:
-    """A row for each fact, a column for each engine."""
     return _beside(("",), _fact_rows(_FACTS, engines), engines)
 
 
@@ -347,26 +345,24 @@ def _engine_json(engine: ExplainedEngine, reference: ExplainedEngine) -> dict[st
         "conversions": engine.conversions,
     }
     timed = engine.timed
-    times = {name: _milliseconds(layers) if timed else None for name, layers in parts.items()}
+    spent = {name: sum(layer.milliseconds for layer in layers) for name, layers in parts.items()}
     return {
         "name": engine.name,
         "end_to_end_ms": engine.end_to_end_ms,
         "sum_ms": engine.sum_ms if timed else None,
         "change": engine.milliseconds / reference.milliseconds - 1 if reference.milliseconds else None,
         "beyond_end_to_end": engine.sum_ms / engine.end_to_end_ms - 1 if engine.end_to_end_ms else None,
-        "milliseconds_of": times,
-        "share_of": {
-            name: _milliseconds(layers) / engine.sum_ms if engine.sum_ms else None
-            for name, layers in parts.items()
-        },
+        "milliseconds_of": spent if timed else dict.fromkeys(spent),
+        "share_of": {name: ms / engine.sum_ms if engine.sum_ms else None for name, ms in spent.items()},
         "advice": advice(engine),
         "kernels": len(engine.kernels),
         "integer_kernels": len(engine.integer),
         "float_writers": len(engine.float_writers),
         "heavy_in_float": [node for node, integer in engine.heavy.items() if not integer],
-        "left_in_float": [_layer_json(layer, timed) for layer in engine.left_in_float],
-        "unfused_pairs": [_layer_json(layer, timed) for layer in engine.unfused_pairs],
-        "conversions": [_layer_json(layer, timed) for layer in engine.conversions],
+        **{
+            name: [_layer_json(layer, timed) for layer in parts[name]]
+            for name in ("left_in_float", "unfused_pairs", "conversions")
+        },
         "layers": [
             asdict(layer)
             | {"precision": _precision_text(layer), "milliseconds": layer.milliseconds if timed else None}
@@ -375,10 +371,6 @@ def _engine_json(engine: ExplainedEngine, reference: ExplainedEngine) -> dict[st
         "corrections": [asdict(gain) for gain in engine.corrections],
         "notes": list(engine.notes),
     }
-
-
-def _milliseconds(layers: Sequence[LayerTime]) -> float:
-    return sum(layer.milliseconds for layer in layers)
 
 
 def _comparison_json(comparison: EngineComparison) -> dict[str, Any]:

@@ -363,7 +363,6 @@ def _parity_table(parity: ParityEvidence, search: SearchResult | None) -> Table:
 
 
 def _step_text(outputs: Sequence[TensorParity]) -> Callable[[TensorParity], str]:
-    """The SQNR of the same output in a step between the float model and the tuned one."""
     texts = {out.name: db_text(out.sqnr_db) for out in outputs}
     return lambda out: texts.get(out.name, "")
 

@@ -71,20 +71,8 @@ SCHEMA_VERSION: Final = 1
 _MOST_BYTES = 256 << 20  # a record of a thousand cases has a tenth of it
 _AGAIN = "name a file that `pytest --qdq-json` or `tune --report run.json` wrote, or run the specs again"
 # Keys of texts of a runtime or of this program, which may name folders. Names of nodes and tensors look like paths.
-_FREE_TEXTS = frozenset(
-    {
-        "advice",
-        "changed",
-        "command",
-        "details",
-        "error",
-        "errors_missing",
-        "failure",
-        "headline",
-        "notes",
-        "reason",
-    }
-) | {"text", "undivided", "warnings"}
+_FREE_TEXTS = {"advice", "changed", "command", "details", "error", "errors_missing", "failure", "headline"}
+_FREE_TEXTS |= {"notes", "reason", "text", "undivided", "warnings"}
 
 
 class RecordPart(BaseModel):
@@ -404,7 +392,6 @@ def _pairs(found: Evidence) -> tuple[PlacedPair, ...]:
 
 
 def _model_path(case: Case) -> str:
-    """The model's path relative to the spec's folder, or its name alone if it is outside."""
     if case.spec is not None and case.model.is_relative_to(case.spec.parent):
         return case.model.relative_to(case.spec.parent).as_posix()
     return case.model.name

@@ -29,16 +29,13 @@ def tables_of(record: RunRecord) -> list[tuple[Table, list[str]]]:
 
 def runtimes_text(record: RunRecord) -> str:
     """The tables and sentences of all comparisons; empty if there are none."""
-    return "\n\n".join(_text_of(table, sentences) for table, sentences in tables_of(record))
+    return "\n\n".join(map(comparison_text, record.runtimes))
 
 
 def comparison_text(found: RuntimeComparison) -> str:
     """The table and sentences of one comparison."""
-    return _text_of(_runtimes_table(found), conclusions(found))
-
-
-def _text_of(table: Table, sentences: list[str]) -> str:
-    return "\n".join([table.title, table.text, *sentences])
+    table = _runtimes_table(found)
+    return "\n".join([table.title, table.text, *conclusions(found)])
 
 
 # ---- the models of all runtimes ------------------------------------------------------------------

@@ -135,7 +135,6 @@ def part_text(part: GraphPart) -> str:
 
 
 def _error_shares(parts: Sequence[GraphPart]) -> list[float | None]:
-    """The share of each part in the error of all."""
     powers = [None if part.sqnr_db is None else 10 ** (-part.sqnr_db / 10) for part in parts]
     whole = math.fsum(power for power in powers if power is not None) or 1.0
     return [None if power is None else power / whole for power in powers]

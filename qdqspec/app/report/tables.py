@@ -231,7 +231,6 @@ def _sqnr_text(case: CaseRecord) -> str:
 
 
 def _accuracy_text(case: CaseRecord) -> str:
-    """Each metric of the tuned model."""
     return ", ".join(f"{plain(name, 16)} {value:.4g}" for name, value in case.evidence.metrics.items())
 
 

@@ -7,7 +7,7 @@ workflow commands, lines that the runner reads from the log.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +32,12 @@ def is_github(path: Path) -> bool:
     return path.name == NAME
 
 
-def annotation_lines(record: RunRecord, root: Path, environment: Mapping[str, str] = os.environ) -> list[str]:
+def annotation_lines(record: RunRecord, root: Path) -> list[str]:
     """A workflow command for each failed check, at its line of the spec; at most ten.
 
     Paths are relative to the checked-out repository if ``root`` is inside it, else to ``root``.
     """
-    return [*_annotations(record, (Path(environment.get(_REPOSITORY) or root), root))][:MOST_ANNOTATIONS]
+    return [*_annotations(record, (Path(os.environ.get(_REPOSITORY) or root), root))][:MOST_ANNOTATIONS]
 
 
 def _annotations(record: RunRecord, roots: Sequence[Path]) -> Iterator[str]:
@@ -55,9 +55,9 @@ def _annotations(record: RunRecord, roots: Sequence[Path]) -> Iterator[str]:
             yield f"::{level} {where}title={title}::{_escaped(plain(result.verdict.headline))}"
 
 
-def append_summary(markdown: bytes, environment: Mapping[str, str] = os.environ) -> None:
+def append_summary(markdown: bytes) -> None:
     """Add a page to the job's summary; nothing outside GitHub Actions. Raises `OutputError` if it cannot be written."""
-    path = environment.get(_SUMMARY, "")
+    path = os.environ.get(_SUMMARY, "")
     if not path:
         return
     try:

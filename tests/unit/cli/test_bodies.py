@@ -8,15 +8,11 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import numpy_helper
-from random_models import ranges_for
+from graph_text import saved
 
 from qdqspec.graph.model import load_model
-from qdqspec.qdq.quantize.quantizer import Quantizer
-from qdqspec.qdq.scheme.scheme_file import write_scheme
-from qdqspec.types import Consumer, Placement, Site
 
-TEXT = """<ir_version: 6, opset_import: ["": 11]> g (float[1,8,8,8] x, bool c) => (float[1,8] y) {
+TEXT = """g (float[1,8,8,8] x, bool c) => (float[1,8] y) {
     [choice] y = If (c) <
         then_branch = t () => (float[1,8] p) {
             [conv] a = Conv<pads = [1,1,1,1]>(x, w) b = Relu(a)
@@ -29,21 +25,12 @@ CONV = "choice/then_branch/conv"
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> Path:
+def files(tmp_path: Path, conv_scheme) -> Path:
     """The float model, a scheme with the two pairs of its convolution, and data that runs it."""
-    proto = onnx.parser.parse_model(TEXT)
     random = np.random.default_rng(0)
     weight = random.normal(size=(8, 8, 3, 3)).astype(np.float32)
-    proto.graph.initializer.append(numpy_helper.from_array(weight, "w"))
-    onnx.save(proto, tmp_path / "float.onnx")
-    model = load_model(tmp_path / "float.onnx")
-    sites = (
-        Site(tensor="x", consumers=(Consumer(CONV, 0),), format="uint8"),
-        Site(tensor="w", consumers=(Consumer(CONV, 1),), format="int8", weight=True),
-    )
-    placement = Placement(sites=frozenset(sites))
-    numbers = Quantizer(model, ranges_for(model)).placed(placement)
-    write_scheme(tmp_path / "scheme.json", placement, numbers, "onnxruntime-cpu")
+    path = saved(tmp_path / "float.onnx", TEXT, opset=11, ir_version=6, w=weight)
+    conv_scheme(load_model(path), CONV)
     x = random.normal(size=(4, 1, 8, 8, 8)).astype(np.float32)
     np.savez(tmp_path / "data.npz", x=x, c=np.ones(4, bool))
     return tmp_path

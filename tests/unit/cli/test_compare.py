@@ -10,31 +10,6 @@ import onnx
 import other_fake
 import pytest
 
-from qdqspec.app.report.record import record_to_json
-from qdqspec.testing.records import sample_run
-
-
-@pytest.fixture
-def records(tmp_path):
-    """``a.json``, and ``slower.json`` in which one case takes a fifth longer."""
-    data = record_to_json(sample_run())
-    (tmp_path / "a.json").write_text(json.dumps(data))
-    tuned = data["cases"][0]["tuned"]["samples"]
-    for clock, times in tuned.items():
-        if clock.endswith("_ms") and times:
-            tuned[clock] = [1.2 * value for value in times]
-    (tmp_path / "slower.json").write_text(json.dumps(data))
-    return tmp_path
-
-
-def test_the_slower_case_is_marked_in_table_and_json(verb, records):
-    rows = verb("compare", "a.json", "slower.json").out.splitlines()
-    assert (rows[2].split()[0], rows[2].split()[-1]) == ("squeezenet::default", "slower")
-    assert rows[-1].endswith("1 slower, 2 same")
-    found = verb("compare", "a.json", "slower.json", "--json", "--fail-on", "5%").json
-    assert found["fail_on"] == 0.05
-    assert [case["beyond"] for case in found["cases"]] == [True, False, False]
-
 
 @pytest.fixture
 def folders(verb, models, tmp_path, monkeypatch):
@@ -43,6 +18,17 @@ def folders(verb, models, tmp_path, monkeypatch):
     words = ("--trials", "2", "--min-sqnr-db", "none", "-o", "out")
     assert verb("tune", models / "digits_resnet.onnx", "--backend", "fake,other", *words).code == 0
     return "out/fake", "out/other"
+
+
+def test_the_slower_case_is_marked_in_table_and_json(verb, run_records, tmp_path):
+    for name, text in zip(("a.json", "slower.json"), run_records, strict=True):
+        (tmp_path / name).write_text(text)
+    rows = verb("compare", "a.json", "slower.json").out.splitlines()
+    assert (rows[2].split()[0], rows[2].split()[-1]) == ("squeezenet::default", "slower")
+    assert rows[-1].endswith("1 slower, 2 same")
+    found = verb("compare", "a.json", "slower.json", "--json", "--fail-on", "5%").json
+    assert found["fail_on"] == 0.05
+    assert [case["beyond"] for case in found["cases"]] == [True, False, False]
 
 
 def test_folders_of_several_runtimes_are_timed_together(verb, folders):

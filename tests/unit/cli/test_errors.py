@@ -23,6 +23,28 @@ ERRORS = [
     ("tune net.onnx again.onnx", "unrecognized arguments: again.onnx\n"),
     ("cache prun", "'prun' is not one of list, info, prune, clear, export, import (did you mean 'prune'?)"),
     ("verify a.onnx b.onnx --calibration e.npz", "--calibration (did you mean '--data'?)"),
+    # what cannot be tuned
+    ("tune spec_nets.py", "specs in Python are collected by pytest only"),
+    ("tune spec.qdq.yaml::b9", "there is no case 'b9'"),
+    ("tune spec.qdq.yaml -o x.onnx", "a file holds one tuned model, and this makes several"),
+    ("tune net.onnx -o net.onnx", "inputs are not written to"),
+    ("tune net.onnx -o pyproject.toml", "the output folder cannot be written to"),
+    ("tune net.onnx --trials 0", "--trials: 'trials' should be greater than or equal to 1, not 0"),
+    ("tune net.onnx --max-drop 1%", "add --evaluation: an .npz with the model's inputs and 'labels'"),
+    (
+        "tune spec.qdq.yaml --metric top1 --evaluation e.npz",
+        "--metric: no limit of the metric is given: add min",
+    ),
+    ("tune net.onnx --min 97 --evaluation e.npz", "--min: top1 is a share"),
+    ("tune net.onnx --shapes x:1x", "is no list of shapes such as images:1x3x224x224"),
+    ("tune net.onnx --values sr:wide", "is no list of values such as sr:16000"),
+    ("tune net.onnx --min-shapes x:1", "--opt-shapes is missing"),
+    ("tune net.onnx --opt-shapes x:1 --max-shapes z:4", "--max-shapes names 'z', and --opt-shapes does not"),
+    ("tune net.onnx --opt-shapes x:1 --shapes x:1", "are both given"),
+    ("tune net.onnx --graph-json net.onnx", "--graph-json is a model"),
+    ("tune net.onnx --trials-per-region 3", "'trials_per_region' belongs to 'strategy: region'"),
+    ("tune net.onnx --backend fake,fake", "'fake' is given twice"),
+    ("tune net.onnx --backend fake,fak", "unknown backend 'fak' (did you mean 'fake'?)"),
     # options of ModelOpt's autotune
     ("tune net.onnx --mode quick", "--mode quick is an option of ModelOpt"),
     ("tune net.onnx --schemes-per-region=30", "--schemes-per-region is an option of ModelOpt"),
@@ -97,3 +119,5 @@ def test_an_error_is_one_message(verb, project: Path, words: str, message: str) 
     assert message in result.err
     assert len(result.err.splitlines()) <= 4
     assert {file: file.read_bytes() for file in before} == before
+    journals = [file.read_text() for file in project.rglob("trials.jsonl")]
+    assert not any('"trial"' in text for text in journals), "nothing was measured"

@@ -6,16 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from baseline_entries import entry_of
 
 import qdqspec.app.cli as cli
-from qdqspec.app.report.write import write_json
 from qdqspec.checks.baseline.store import update_baseline
-from qdqspec.testing.records import faster_case, sample_run
 from qdqspec.timing.store import Store, cache_key
 
 SPEC = "qdqspec: 1\nmodel: net.onnx\ntune: {trials: 1}\nchecks:\n  - {kind: size, max_ratio: MOST}\n"
@@ -23,9 +20,8 @@ ENTRY = entry_of(1)
 
 
 @pytest.fixture(scope="module")
-def prepared(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project with a tuned case, a scheme, records, baselines and a cache, of which some fail and some are
-    damaged."""
+def prepared(models: Path, tmp_path_factory: pytest.TempPathFactory, run_records: tuple[str, str]) -> Path:
+    """A project with results, records, baselines and caches, of which some fail and some are damaged."""
     root = tmp_path_factory.mktemp("project")
     (root / "pyproject.toml").write_text('[tool.qdqspec]\nbackend = "fake"\n')
     shutil.copy(models / "digits_resnet.onnx", root / "net.onnx")
@@ -37,7 +33,8 @@ def prepared(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = [sys.executable, "-m", "qdqspec", "tune", "net.onnx", "--trials", "12", "-o", "tuned"]
     subprocess.run(words, cwd=root, env=os.environ, check=True, capture_output=True)
     shutil.copy(root / "tuned" / "tuned_raw.onnx", root / "net.qdq.onnx")
-    _records(root)
+    for name, text in zip(("a.json", "b.json"), run_records, strict=True):
+        (root / name).write_text(text)
     for folder, entries in (("good", {}), ("bad", {("gone", "regression"): ENTRY})):
         (root / folder).mkdir()
         shutil.copy(root / "net.onnx", root / folder)
@@ -49,17 +46,6 @@ def prepared(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         if cache == "damaged":
             (entry / "a").write_text("b")
     return root
-
-
-def _records(root: Path) -> None:
-    case = faster_case()
-    latency = case.evidence.latency
-    assert latency is not None
-    slow = replace(latency.samples["tuned"], cpu_ms=tuple(2 * ms for ms in latency.samples["tuned"].cpu_ms))
-    slower = replace(latency, samples={**latency.samples, "tuned": slow})
-    for name, found in (("a.json", latency), ("b.json", slower)):
-        one = replace(case, evidence=replace(case.evidence, latency=found))
-        write_json(replace(sample_run(), cases=(one,)), root / name)
 
 
 @pytest.fixture

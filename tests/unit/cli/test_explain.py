@@ -7,9 +7,8 @@ import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import numpy as np
-import onnx
 import pytest
+from graph_text import saved
 from PIL import Image
 
 from qdqspec._core.units import at_least_text
@@ -30,25 +29,12 @@ def graph(placement):
     return SAMPLES / f"trt8-resnet18-a100-{placement}.graph.json"
 
 
-def test_an_error_for_an_unknown_operator_names_the_quantized_model(verb, models, tmp_path):
+def test_an_error_for_an_unknown_operator_names_the_quantized_model(verb, tmp_path):
     """The name is not that of the temporary float copy with which the model is compared."""
-    model = onnx.load(models / "digits_resnet.onnx")
-    x, y = model.graph.input[0], model.graph.output[0]
-    last = model.graph.node[-1]
-    last.output[0] = "before"
-    constants = {"s": np.float32(0.1), "z": np.uint8(0)}
-    model.graph.initializer.extend(onnx.numpy_helper.from_array(v, k) for k, v in constants.items())
-    model.graph.node.extend(
-        [
-            onnx.helper.make_node("QuantizeLinear", ["before", "s", "z"], ["q"]),
-            onnx.helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"]),
-            onnx.helper.make_node("Nope", ["d"], [y.name], domain="my.ops"),
-        ]
-    )
-    model.opset_import.append(onnx.helper.make_opsetid("my.ops", 1))
-    onnx.save(model, tmp_path / "odd.onnx")
-    shape = "x".join(str(dim.dim_value or 1) for dim in x.type.tensor_type.shape.dim)
-    found = verb("explain", "odd.onnx", "--backend", "onnxruntime", "--shapes", f"{x.name}:{shape}")
+    text = """net (float[1,4] x) => (float[1,4] y) <float s = {0.1}, uint8 z = {0}> {
+        a = Relu(x) q = QuantizeLinear(a, s, z) d = DequantizeLinear(q, s, z) y = plugins.Nope(d) }"""
+    saved(tmp_path / "odd.onnx", text)
+    found = verb("explain", "odd.onnx", "--backend", "onnxruntime")
     assert found.code != 0
     assert "odd.onnx: ONNX Runtime could not build the model" in found.err
     assert "reference.onnx" not in found.err
@@ -272,11 +258,9 @@ def test_a_model_and_its_tuned_model_are_given_in_the_order_of_verify(verb, mode
 
 
 def test_dynamic_dimensions_are_given_on_the_command_line(verb, tmp_path):
-    model = onnx.parser.parse_model(
-        """<ir_version: 8, opset_import: ["": 17]> net (float[batch,steps] x) => (float[batch,steps] y) {
-          [relu] y = Relu(x) }"""
+    saved(
+        tmp_path / "net.onnx", "net (float[batch,steps] x) => (float[batch,steps] y) { [relu] y = Relu(x) }"
     )
-    onnx.save(model, tmp_path / "net.onnx")
     missing = verb("explain", "net.onnx")
     assert missing.code == 2
     assert "--shapes" in missing.err
@@ -288,10 +272,9 @@ def test_dynamic_dimensions_are_given_on_the_command_line(verb, tmp_path):
 
 @pytest.mark.parametrize("culprits", [(), ("--culprits",)])
 def test_images_are_transformed_as_in_a_search(verb, tmp_path, culprits):
-    text = """<ir_version: 8, opset_import: ["": 17]>
-        net (float[n,3,h,w] x) => (float[n,3,h,w] y) <float s = {0.1}, int8 z = {0}> {
+    text = """net (float[n,3,h,w] x) => (float[n,3,h,w] y) <float s = {0.1}, int8 z = {0}> {
           q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) y = Relu(d) }"""
-    onnx.save(onnx.parser.parse_model(text), tmp_path / "net.onnx")
+    saved(tmp_path / "net.onnx", text)
     Image.new("RGB", (8, 8), (7, 9, 9)).save(tmp_path / "a.png")
     words = ("explain", "net.onnx", *culprits, "--data")
     found = verb(*words, "{images: '*.png', size: 8}", "--json")

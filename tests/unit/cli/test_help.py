@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from qdqspec._core import registry
+from qdqspec.app.cli.asked import equivalents
 
 
 def test_help_has_groups_and_help_all_has_every_option(verb):
@@ -63,3 +66,9 @@ def test_completions_of_a_shell(tmp_path, line, found):
         timeout=60,
     )
     assert (tmp_path / "found").read_text().split() == found
+
+
+def test_the_page_has_every_option_of_modelopt() -> None:
+    page = Path(__file__).parents[3] / "docs" / "how-to" / "from-modelopt.md"
+    listed = set(re.findall(r"^\| `(--\w+)", page.read_text(encoding="utf-8"), flags=re.M))
+    assert equivalents().keys() | {"--mode"} == listed

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from graph_text import saved
 from odd import ODD_MODELS
 from PIL import Image
 
@@ -61,8 +62,7 @@ MODELS = [
     ],
 )
 def test_the_proposed_sizes_follow_from_the_names_of_dimensions(verb, tmp_path, inputs, expected):
-    text = f'<ir_version: 8, opset_import: ["": 17]> net ({inputs}) => (float[a,b] y) {{ y = Relu(x) }}'
-    onnx.save(onnx.parser.parse_model(text), tmp_path / "net.onnx")
+    saved(tmp_path / "net.onnx", f"net ({inputs}) => (float[a,b] y) {{ y = Relu(x) }}")
     assert verb("init", "net.onnx", *FAKE, "--json").json["inputs"] == expected
 
 
@@ -80,8 +80,7 @@ def test_nothing_is_timed_on_a_backend_without_a_clock(verb, project, monkeypatc
 
 
 def test_nothing_that_must_fail_is_proposed_for_a_model_without_quantizable_operators(verb, tmp_path):
-    text = '<ir_version: 8, opset_import: ["": 17]> net (float[4] x) => (float[4] y) { y = Cos(x) }'
-    onnx.save(onnx.parser.parse_model(text), tmp_path / "net.onnx")
+    saved(tmp_path / "net.onnx", "net (float[4] x) => (float[4] y) { y = Cos(x) }")
     assert verb("init", "net.onnx", *FAKE).code == 0
     written = (tmp_path / "net.qdq.yaml").read_text()
     assert not re.search("speedup|quant: |deny|Softmax", written)
@@ -150,10 +149,7 @@ def samples(count, **more):
 
 def test_the_shape_of_data_with_several_lengths_is_a_range(verb, tmp_path):
     """The spec takes its own data, an empty sample included."""
-    model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 17]> g (float[n,4,t] x) => (float[n,4,t] y) { y = Relu(x) }'
-    )
-    onnx.save(model, tmp_path / "net.onnx")
+    saved(tmp_path / "net.onnx", "g (float[n,4,t] x) => (float[n,4,t] y) { y = Relu(x) }")
     (tmp_path / "data").mkdir()
     for number, length in enumerate((0, 30, *(8,) * 10)):
         np.savez(tmp_path / "data" / f"{number}.npz", x=np.ones((1, 4, length), np.float32))
@@ -191,8 +187,7 @@ def test_data_in_a_folder_is_found_by_names_and_shapes(verb, project, data):
     ],
 )
 def test_the_proposed_metric_fits_labels_and_output(verb, tmp_path, output, labels, metric):
-    text = '<ir_version: 8, opset_import: ["": 17, "my": 1]> net (float[n,6] x) => (float[%s] y) { y = my.Op(x) }'
-    onnx.save(onnx.parser.parse_model(text % output), tmp_path / "net.onnx")
+    saved(tmp_path / "net.onnx", f"net (float[n,6] x) => (float[{output}] y) {{ y = plugins.Op(x) }}")
     np.savez(tmp_path / "d.npz", x=np.ones((3, 6), np.float32), labels=np.zeros(labels, np.int64))
     assert verb("init", "net.onnx", *FAKE, "--data", "d.npz").code == 0
     proposed = re.findall("metric: ([a-z0-9]*)", (tmp_path / "net.qdq.yaml").read_text())

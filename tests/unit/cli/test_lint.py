@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import onnx
 import pytest
+from graph_text import saved
 from refused_models import mixed_float_types, pair_that_no_build_takes
 
 
@@ -12,10 +12,9 @@ def model(tmp_path):
     """Writes a model with one pair of this zero point."""
 
     def write(zero: str) -> str:
-        text = """<ir_version: 10, opset_import: ["": 21]> g (float[4,16] x) => (float[4,16] y)
-          <float s = {0.1}, %s> { q = QuantizeLinear(x, s, z)  a = DequantizeLinear(q, s, z)  y = Neg(a) }"""
-        onnx.save(onnx.parser.parse_model(text % zero), tmp_path / "pair.onnx")
-        return str(tmp_path / "pair.onnx")
+        text = """g (float[4,16] x) => (float[4,16] y) <float s = {0.1}, %s> {
+          q = QuantizeLinear(x, s, z)  a = DequantizeLinear(q, s, z)  y = Neg(a) }"""
+        return str(saved(tmp_path / "pair.onnx", text % zero, opset=21, ir_version=10))
 
     return write
 

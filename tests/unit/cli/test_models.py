@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
+from graph_text import saved
 from refused_models import mixed_float_types
 
 
@@ -38,23 +39,14 @@ def test_inspect_has_an_option_for_the_size_of_regions(verb, model):
 
 
 def test_inspect_counts_at_the_shapes_of_data_or_states_assumed_ones(verb, tmp_path):
-    text = (
-        '<ir_version: 8, opset_import: ["": 17]> '
-        "net (float[n,steps,4] x) => (float[n,steps,4] y) { y = MatMul(x, w) }"
-    )
-    proto = onnx.parser.parse_model(text)
-    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((4, 4), np.float32), "w"))
-    onnx.save(proto, tmp_path / "net.onnx")
+    text = "net (float[n,steps,4] x) => (float[n,steps,4] y) { y = MatMul(x, w) }"
+    saved(tmp_path / "net.onnx", text, w=np.ones((4, 4), np.float32))
     np.savez(tmp_path / "data.npz", x=np.ones((2, 30, 4), np.float32))
     assert "unknown sizes taken as 1: 'n', 'steps'" in verb("inspect", "net.onnx").out
     np.savez(tmp_path / "other.npz", y=np.ones((2, 30, 4), np.float32))
     named = "{arrays: other.npz, names: {x: y}}"
-    for words in (
-        ("--data", "data.npz"),
-        ("--data", "dat*.npz"),
-        ("--data", named),
-        ("--shapes", "x:1x30x4"),
-    ):
+    given = (("--data", "data.npz"), ("--data", "dat*.npz"), ("--data", named), ("--shapes", "x:1x30x4"))
+    for words in given:
         found = verb("inspect", "net.onnx", "--json", *words).json["forecast"]
         assert (found["multiplications"], found["assumed"]) == (30 * 16, [])
 
@@ -73,13 +65,8 @@ def test_inspect_counts_at_the_shapes_of_data_or_states_assumed_ones(verb, tmp_p
 def test_an_input_is_never_overwritten(verb, model, tmp_path, words, target):
     """The file of external weights is one of them."""
     (tmp_path / "scheme.json").write_text('{"schema_version": 1, "backend": "onnxruntime", "sites": []}')
-    onnx.save_model(
-        onnx.load(model),
-        tmp_path / "net.onnx",
-        save_as_external_data=True,
-        location="net.bin",
-        size_threshold=0,
-    )
+    external = {"save_as_external_data": True, "location": "net.bin", "size_threshold": 0}
+    onnx.save_model(onnx.load(model), tmp_path / "net.onnx", **external)
     before = (tmp_path / target).read_bytes()
     result = verb(*words.split(), "-o", target)
     assert result.code == 2

@@ -263,37 +263,6 @@ def test_other_cases_run_if_one_cannot_run_here(verb, fake, monkeypatch, tmp_pat
     assert "no int8" in (tmp_path / "out.csv").read_text()
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("spec_nets.py", "specs in Python are collected by pytest only"),
-        ("a.qdq.yaml::b9", "there is no case 'b9'"),
-        ("a.qdq.yaml -o x.onnx", "a file holds one tuned model, and this makes several"),
-        ("m.onnx -o m.onnx", "inputs are not written to"),
-        ("m.onnx -o pyproject.toml", "the output folder cannot be written to"),
-        ("m.onnx --trials 0", "--trials: 'trials' should be greater than or equal to 1, not 0"),
-        ("m.onnx --max-drop 1%", "add --evaluation: an .npz with the model's inputs and 'labels'"),
-        ("a.qdq.yaml --metric top1 --evaluation e.npz", "--metric: no limit of the metric is given: add min"),
-        ("m.onnx --min 97 --evaluation e.npz", "--min: top1 is a share"),
-        ("m.onnx --shapes x:1x", "is no list of shapes such as images:1x3x224x224"),
-        ("m.onnx --values sr:wide", "is no list of values such as sr:16000"),
-        ("m.onnx --min-shapes x:1", "--opt-shapes is missing"),
-        ("m.onnx --opt-shapes x:1 --max-shapes z:4", "--max-shapes names 'z', and --opt-shapes does not"),
-        ("m.onnx --opt-shapes x:1 --shapes x:1", "are both given"),
-        ("m.onnx --graph-json m.onnx", "--graph-json is a model"),
-        ("m.onnx --trials-per-region 3", "'trials_per_region' belongs to 'strategy: region'"),
-    ],
-)
-def test_an_impossible_request_is_reported_before_any_measurement(verb, fake, tmp_path, words, message):
-    for name in ("m.onnx", "tuned.onnx"):
-        (tmp_path / name).write_bytes(b"mine")
-    result = verb("tune", *words.split())
-    assert result.code == 2
-    assert message in result.err
-    assert fake == []
-    assert {(tmp_path / name).read_bytes() for name in ("m.onnx", "tuned.onnx")} == {b"mine"}
-
-
 @pytest.fixture
 def other(monkeypatch):
     other_fake.install(monkeypatch, scale=0.5)
@@ -325,14 +294,6 @@ def test_results_of_other_backends_are_kept_if_one_refuses_the_model(
     assert "skipped" in result.out
     assert "operator If is not supported" in result.out
     assert json.loads((tmp_path / "out" / "fake" / "result.json").read_text())["status"] != "skipped"
-
-
-def test_backends_given_twice_or_unknown_are_refused(verb, models, other):
-    model = models / "digits_resnet.onnx"
-    twice = verb("tune", model, "--backend", "fake,other,fake")
-    assert (twice.code, "'fake' is given twice" in twice.err) == (2, True)
-    unknown = verb("tune", model, "--backend", "fake,othr")
-    assert (unknown.code, "unknown backend 'othr' (did you mean 'other'?)" in unknown.err) == (2, True)
 
 
 @pytest.mark.parametrize("given", ["--shapes a:1x8,b:2", "--shapes a:1x8 --shapes b:2"])

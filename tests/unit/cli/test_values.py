@@ -5,26 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from onnx import numpy_helper
-from random_models import ranges_for
+from graph_text import saved
 
 from qdqspec.graph.given import given_model
 from qdqspec.graph.model import load_model
-from qdqspec.qdq.quantize.quantizer import Quantizer
-from qdqspec.qdq.scheme.scheme_file import write_scheme
-from qdqspec.types import Consumer, Placement, Site
 
-TEXT = """<ir_version: 8, opset_import: ["": 17, "my": 1]>
-g (float[n,4,8,8] x, int64 rate) => (float[n,4,8,8] y) <int64 wide = {16000}> {
+TEXT = """g (float[n,4,8,8] x, int64 rate) => (float[n,4,8,8] y) <int64 wide = {16000}> {
   is_wide = Equal(rate, wide)
   [gate] y = If (is_wide) <
-    then_branch = yes () => (t) { [block] t = my.block(x, w) },
+    then_branch = yes () => (t) { [block] t = local.block(x, w) },
     else_branch = no () => (e) { d = Neg(x)  e = Relu(d) }
   >
 }
-<domain: "my", opset_import: ["": 17]> block (x, w) => (y) {
+<domain: "local", opset_import: ["": 17]> block (x, w) => (y) {
   [conv] c = Conv<pads = [1, 1, 1, 1]>(x, w)
   [relu] y = Relu(c)
 }"""
@@ -33,25 +27,12 @@ VALUES = ("--values", "rate:16000")
 
 
 @pytest.fixture
-def files(tmp_path: Path, verb) -> Path:
+def files(tmp_path: Path, verb, conv_scheme) -> Path:
     """``rates.onnx``, a scheme for it at 16000, and ``tuned.onnx`` made of both."""
     random = np.random.default_rng(0)
-    proto = onnx.parser.parse_model(TEXT)
     weights = random.normal(size=(4, 4, 3, 3)).astype(np.float32)
-    proto.graph.initializer.append(numpy_helper.from_array(weights, "w"))
-    onnx.save(proto, tmp_path / "rates.onnx")
-    model = given_model(tmp_path / "rates.onnx", {"rate": 16000})
-    sites = (
-        Site(tensor="x", consumers=(Consumer(CONV, 0),), format="uint8"),
-        Site(tensor="w", consumers=(Consumer(CONV, 1),), format="int8", weight=True),
-    )
-    placement = Placement(sites=frozenset(sites))
-    write_scheme(
-        tmp_path / "scheme.json",
-        placement,
-        Quantizer(model, ranges_for(model)).placed(placement),
-        "onnxruntime-cpu",
-    )
+    path = saved(tmp_path / "rates.onnx", TEXT, opset=17, ir_version=8, w=weights)
+    conv_scheme(given_model(path, {"rate": 16000}), CONV)
     np.savez(tmp_path / "data.npz", x=random.uniform(-1, 1, size=(2, 1, 4, 8, 8)).astype(np.float32))
     applied = verb("apply", "rates.onnx", "scheme.json", "-o", "tuned.onnx", *VALUES)
     assert applied.code == 0, applied.err

@@ -11,8 +11,8 @@ import tomllib
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
+from graph_text import saved
 
 import qdqspec.app.cli as cli
 
@@ -151,15 +151,11 @@ def test_verify_compares_the_results_of_a_case_with_its_limits(verb, tmp_path, m
 
 
 def test_verify_finds_scores_that_share_the_scale_of_boxes(verb, tmp_path):
-    ends = "(float[1,6,200] x) => (float[1,6,200] y)"
-    head = '<ir_version: 9, opset_import: ["": 17]>'
+    net = "net (float[1,6,200] x) => (float[1,6,200] y)"
     step = f"float s = {{{600 / 255}}}, uint8 z = {{0}}"
-    texts = {
-        "given": f"{head} net {ends} {{ y = Identity(x) }}",
-        "tuned": f"{head} net {ends} <{step}> {{ q = QuantizeLinear(x, s, z) y = DequantizeLinear(q, s, z) }}",
-    }
-    for name, text in texts.items():
-        onnx.save(onnx.parser.parse_model(text), tmp_path / f"{name}.onnx")
+    saved(tmp_path / "given.onnx", f"{net} {{ y = Identity(x) }}")
+    pair = "q = QuantizeLinear(x, s, z) y = DequantizeLinear(q, s, z)"
+    saved(tmp_path / "tuned.onnx", f"{net} <{step}> {{ {pair} }}")
     random = np.random.default_rng(0)
     parts = [random.uniform(0, most, size=(16, rows, 200)) for most, rows in ((600, 4), (1, 2))]
     np.savez(tmp_path / "data.npz", x=np.concatenate(parts, 1).astype(np.float32))

@@ -11,7 +11,7 @@ from qdqspec._core.node_digests import NodeDigest, pack
 from qdqspec.app.report.compare import ComparedCase, compare_runs, comparison_text
 from qdqspec.errors import StateError
 from qdqspec.testing.records import alone_case, cached_case, faster_case, sample_run
-from qdqspec.types import CaseRecord, DeviceKey, LatencyEvidence, RunRecord, Samples
+from qdqspec.types import CaseRecord, DeviceKey, RunRecord, Samples
 
 
 def run_of(*cases: CaseRecord) -> RunRecord:
@@ -34,11 +34,11 @@ def scaled(record: CaseRecord, factor: float, *roles: str, seed: int = 0) -> Cas
     samples = {
         role: again(taken, factor if role in roles else 1.0) for role, taken in latency.samples.items()
     }
-    return with_latency(record, replace(latency, samples=samples))
+    return changed(record, latency=replace(latency, samples=samples))
 
 
-def with_latency(record: CaseRecord, latency: LatencyEvidence | None) -> CaseRecord:
-    return replace(record, evidence=replace(record.evidence, latency=latency))
+def changed(record: CaseRecord, **fields: object) -> CaseRecord:
+    return replace(record, evidence=replace(record.evidence, **fields))
 
 
 def compare_one(before: CaseRecord, after: CaseRecord) -> ComparedCase:
@@ -63,24 +63,20 @@ def test_an_equal_slowdown_of_all_models_is_no_change() -> None:
 
 
 def test_a_case_without_times_is_reported_as_not_timed() -> None:
-    found = compare_one(faster_case(), with_latency(faster_case(), None))
+    found = compare_one(faster_case(), changed(faster_case(), latency=None))
     assert (found.word, found.change) == ("not timed", None)
     latency = faster_case().evidence.latency
     assert latency is not None
     untuned = replace(latency, samples={"reference": latency.samples["reference"]})
-    assert compare_one(with_latency(faster_case(), untuned), faster_case()).word == "not timed"
-
-
-def elsewhere(record: CaseRecord, **fields: object) -> CaseRecord:
-    return replace(record, evidence=replace(record.evidence, **fields))
+    assert compare_one(changed(faster_case(), latency=untuned), faster_case()).word == "not timed"
 
 
 @pytest.mark.parametrize(
     ("after", "words"),
     [
-        (elsewhere(faster_case(), device=DeviceKey(key="another")), "device of squeezenet::default"),
-        (elsewhere(faster_case(), target="tensorrt-10"), "backend of squeezenet::default"),
-        (with_latency(faster_case(), replace(faster_case().evidence.latency, clock="wall")), "two clocks"),
+        (changed(faster_case(), device=DeviceKey(key="another")), "device of squeezenet::default"),
+        (changed(faster_case(), target="tensorrt-10"), "backend of squeezenet::default"),
+        (changed(faster_case(), latency=replace(faster_case().evidence.latency, clock="wall")), "two clocks"),
     ],
 )
 def test_runs_of_other_settings_are_refused(after: CaseRecord, words: str) -> None:
@@ -99,11 +95,11 @@ def test_invalid_times_are_refused(value: float) -> None:
     assert latency is not None
     broken = replace(latency, samples={**latency.samples, "tuned": Samples(cpu_ms=(value,), wall_ms=(1.0,))})
     with pytest.raises(StateError, match="no usable times"):
-        compare_one(with_latency(faster_case(), broken), faster_case())
+        compare_one(changed(faster_case(), latency=broken), faster_case())
 
 
 def test_another_model_and_another_placement_are_reported() -> None:
-    after = elsewhere(faster_case(), model_sha256="0" * 64, search=alone_case().evidence.search)
+    after = changed(faster_case(), model_sha256="0" * 64, search=alone_case().evidence.search)
     assert compare_one(faster_case(), after).notes[:2] == (
         "the model is another one",
         "the placement is another one",
@@ -114,8 +110,8 @@ def test_the_nodes_of_another_model_are_named() -> None:
     def row(attributes: str) -> NodeDigest:
         return NodeDigest("layer1/conv", "Conv", attributes, ("=0a0b0c",))
 
-    before = elsewhere(faster_case(), model_nodes=pack([row("01")]))
-    after = elsewhere(faster_case(), model_sha256="0" * 64, model_nodes=pack([row("02")]))
+    before = changed(faster_case(), model_nodes=pack([row("01")]))
+    after = changed(faster_case(), model_sha256="0" * 64, model_nodes=pack([row("02")]))
     assert (
         compare_one(before, after).notes[0]
         == "the model is another one: 1 node changed: Conv 'layer1/conv' (attributes)"
@@ -126,9 +122,9 @@ def runs() -> tuple[RunRecord, RunRecord]:
     before = sample_run()
     device = replace(faster_case().evidence.device, details={"onnxruntime": "1.31.2", "threads": "1"})
     after = run_of(
-        elsewhere(scaled(faster_case(), 0.9, "tuned"), device=device),
+        changed(scaled(faster_case(), 0.9, "tuned"), device=device),
         scaled(cached_case(), 1.15, "tuned"),
-        elsewhere(alone_case(), case=replace(alone_case().evidence.case, id="b8")),
+        changed(alone_case(), case=replace(alone_case().evidence.case, id="b8")),
     )
     return before, after
 

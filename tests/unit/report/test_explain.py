@@ -11,11 +11,7 @@ from hypothesis import strategies as st
 
 from qdqspec.app.report.explain_text import explain_json, explain_text
 from qdqspec.app.report.explain_words import advice, paragraph
-from qdqspec.timing.explained import (
-    ExplainedEngine,
-    compare,
-    same_nodes,
-)
+from qdqspec.timing.explained import ExplainedEngine, compare, same_nodes
 from qdqspec.types import LayerTime
 
 

@@ -13,21 +13,8 @@ from qdqspec.app.report.formats import html, markdown
 from qdqspec.app.report.page import PageBlock, fit_page
 from qdqspec.app.report.svg import ticks
 from qdqspec.app.report.tables import summary_table
-from qdqspec.testing.records import (
-    cached_case,
-    empty_run,
-    faster_case,
-    hostile_run,
-    sample_pairs,
-    sample_run,
-)
-from qdqspec.types import (
-    CaseRecord,
-    Interval,
-    Provenance,
-    RatioTest,
-    RunRecord,
-)
+from qdqspec.testing.records import cached_case, empty_run, faster_case, hostile_run, sample_pairs, sample_run
+from qdqspec.types import CaseRecord, Interval, Provenance, RatioTest, RunRecord
 
 PAGES = (markdown, html)
 
@@ -42,7 +29,6 @@ class Outline(HTMLParser):
         self.open: list[str] = []
         self.tags: set[str] = set()
         self.attributes: set[str] = set()
-        self.text: list[str] = []
 
     def handle_starttag(self, tag: str, attrs) -> None:
         self.tags.add(tag)
@@ -55,9 +41,6 @@ class Outline(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text.append(data)
 
 
 def outline(record: RunRecord) -> Outline:

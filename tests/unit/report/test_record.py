@@ -25,13 +25,9 @@ from qdqspec.testing.records import (
     sample_regression,
     sample_run,
 )
-from qdqspec.types import CaseRecord, Interval, RunRecord
+from qdqspec.types import CaseRecord, Interval
 
 SAMPLE = record_to_json(sample_run())
-
-
-def run_of(case: CaseRecord) -> RunRecord:
-    return RunRecord(version="1", started="2026-01-01T00:00:00Z", seconds=1.0, cases=(case,))
 
 
 @pytest.mark.parametrize("run", [sample_run, bare_run, hostile_run])
@@ -45,29 +41,10 @@ def test_a_record_read_from_json_is_written_as_the_same_json(run) -> None:
             assert getattr(new.evidence, part) == getattr(old.evidence, part)
 
 
-def test_result_json_has_the_keys_of_the_contract() -> None:
-    data = case_to_json(faster_case())
-    assert data["schema_version"] == 1
-    assert data["case"] == "squeezenet::default"
-    assert data["device"]["key"]
-    assert data["model"] == {"path": "models/squeezenet.onnx", "sha256": "3f" * 32, "nodes": ""}
-    assert data["scheme"]["digest"] == faster_case().evidence.search.winner.digest
-    assert data["speedup"]["ci95"][0] < data["speedup"]["median"] < data["speedup"]["ci95"][1]
-    assert data["reference"]["median_ms"] > data["tuned"]["median_ms"] > 0
-    assert data["trials"]["total"] == data["trials"]["built"] + data["trials"]["failed"] == 8
-    assert data["regions"]["count"] == 14
-    assert data["patterns"]["count"] == 6
-    assert data["placement"][0]["consumers"] == [["fire0/conv", 0]]
-    assert data["checks"][0]["verdict"] == "fail"
-    assert data["provenance"]["source"] == "measured"
-    assert case_to_json(case_from_json(data)) == data
-
-
 def test_the_proved_bound_is_in_a_record_and_of_older_records_it_is_unknown() -> None:
     case = faster_case()
     assert case.evidence.latency is not None
     data = case_to_json(case)
-    assert data["speedup"]["at_least"] == case.evidence.latency.at_least
     assert data["speedup"]["interval"] == data["speedup"]["ci95"]
     assert data["speedup"]["ci95"][0] < data["speedup"]["at_least"] < data["speedup"]["median"]
     del data["speedup"]["at_least"], data["latency"]["tested"]
@@ -106,7 +83,7 @@ def test_a_record_contains_no_absolute_path(tmp_path: Path) -> None:
         search=replace(found.search, trials=(failed,), reason=f"see {home}/out/logs"),
         warnings=(f"no data in {home}",),
     )
-    text = json_text(record_to_json(run_of(CaseRecord(evidence=evidence, results=case.results))))
+    text = json_text(record_to_json(replace(sample_run(), cases=(replace(case, evidence=evidence),))))
     assert str(tmp_path) not in text
     assert str(Path.home()) + "/" not in text
     assert '"spec": "a.qdq.yaml"' in text

@@ -9,29 +9,16 @@ from qdqspec.app.report.record import json_text, record_from_json, record_to_jso
 from qdqspec.app.report.runtimes import conclusions, runtimes_text
 from qdqspec.app.report.write import format_named, write_comparisons
 from qdqspec.testing.records import sample_run
-from qdqspec.types import (
-    Interval,
-    RunRecord,
-    RuntimeComparison,
-    RuntimeModel,
-    Samples,
-)
+from qdqspec.types import Interval, RunRecord, RuntimeComparison, RuntimeModel, Samples
 
 
 def model(backend: str, kind: str, ratio: tuple[float, float, float] | None, **fields) -> RuntimeModel:
-    interval = None if ratio is None else Interval(median=ratio[0], low=ratio[1], high=ratio[2])
-    to_winner = (
-        None if ratio is None else Interval(median=ratio[0] / 0.6, low=ratio[1] / 0.6, high=ratio[2] / 0.6)
-    )
-    blank = RuntimeModel(case=f"net::{backend}", backend=backend, target=f"{backend}-cpu", model=kind)
-    return replace(
-        blank,
-        ratio=interval,
-        to_winner=to_winner,
-        median_ms=None if ratio is None else 8 * ratio[0],
-        samples=Samples(wall_ms=(1.0, 2.0), cpu_ms=(1.0, 2.0)),
-        **fields,
-    )
+    if ratio is not None:
+        median, low, high = ratio
+        fields |= {"median_ms": 8 * median, "ratio": Interval(median=median, low=low, high=high)}
+        fields["to_winner"] = Interval(median=median / 0.6, low=low / 0.6, high=high / 0.6)
+    names = {"case": f"net::{backend}", "backend": backend, "target": f"{backend}-cpu", "model": kind}
+    return RuntimeModel(**names, samples=Samples(wall_ms=(1.0, 2.0), cpu_ms=(1.0, 2.0)), **fields)
 
 
 FLOATS = (model("onnxruntime", "float", (1, 1, 1)), model("openvino", "float", (1.1, 1.08, 1.12)))

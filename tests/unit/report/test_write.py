@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from qdqspec.app.report.write import write_report, write_reports
-from qdqspec.errors import ConfigError, OutputError
-from qdqspec.testing.records import sample_run
+from qdqspec.app.report.tables import summary_table
+from qdqspec.app.report.write import annotation_lines, format_named, write_report, write_reports
+from qdqspec.checks.verdicts import raised
+from qdqspec.errors import ConfigError, DataError, OutputError
+from qdqspec.testing.records import faster_case, sample_run
+from qdqspec.types import Evidence
 
 
 def test_the_suffix_selects_the_report_format(tmp_path: Path) -> None:
@@ -15,12 +19,7 @@ def test_the_suffix_selects_the_report_format(tmp_path: Path) -> None:
     write_reports(sample_run(), paths)
     starts = [path.read_text(encoding="utf-8")[:9] for path in paths]
     assert starts == ["# Quantiz", "<!DOCTYPE", "spec,case", '{\n  "case']
-    assert sorted(path.name for path in (tmp_path / "deep").iterdir()) == [
-        "a.HTML",
-        "a.csv",
-        "a.json",
-        "a.md",
-    ]
+    assert sorted((tmp_path / "deep").iterdir()) == sorted(paths)
 
 
 @pytest.mark.parametrize(("name", "words"), [("a.docx", "suffix '.docx'"), ("report", "no suffix")])
@@ -49,3 +48,72 @@ def test_a_failed_write_keeps_the_old_report(tmp_path: Path, monkeypatch) -> Non
     with pytest.raises(OutputError, match="No space left"):
         write_report(sample_run(), path)
     assert path.read_text(encoding="utf-8") == "old"
+
+
+def test_a_case_whose_checks_raised_an_error_before_the_search_is_in_every_report() -> None:
+    known = faster_case().evidence
+    error = DataError(
+        "metric 'mine' raised KeyError", where="data.npz", cure="it is called with outputs by name"
+    )
+    failed = replace(faster_case().results[0], verdict=raised(error))
+    kept = {name: getattr(known, name) for name in ("case", "backend", "target", "device", "model_sha256")}
+    case = replace(faster_case(), evidence=Evidence(**kept), results=(failed,))
+    record = replace(sample_run(), cases=(case,), runtimes=())
+    for name in ("markdown", "html", "json"):
+        text = str(format_named(name).render(record))
+        assert "not judged: metric" in text
+        assert "it is called with outputs by name" in text
+    assert "latency FAIL" in summary_table(record)
+    head, row = str(format_named("csv").render(record)).splitlines()
+    assert dict(zip(head.split(","), row.split(","), strict=True))["checks_failed"] == "1"
+
+
+# ---- --qdq-report=github ------------------------------------------------------------------------
+
+
+def test_a_failed_check_is_an_annotation_at_its_line():
+    run = sample_run()
+    failed = [r for case in run.cases for r in case.results if r.verdict.outcome == "fail"]
+    lines = annotation_lines(run, Path("/repository"))
+    assert len(lines) == len(failed) > 0
+    assert all(line.startswith(("::error ", "::warning ")) and "title=" in line for line in lines)
+    assert all("\n" not in line for line in lines)
+
+
+def test_paths_of_annotations_are_relative_to_the_repository(monkeypatch):
+    run = sample_run()
+    spec = next(case.evidence.case.spec for case in run.cases if case.evidence.case.spec is not None)
+    project = spec.parent
+    monkeypatch.setenv("GITHUB_WORKSPACE", str(project.parent))
+    (line, *_) = annotation_lines(run, project)
+    assert f"file={project.name}/" in line
+    monkeypatch.setenv("GITHUB_WORKSPACE", "/elsewhere")
+    (line, *_) = annotation_lines(run, project)
+    assert f"file={spec.name}," in line
+
+
+def test_text_of_annotations_is_escaped():
+    run = sample_run()
+    (case, *_) = (case for case in run.cases if any(r.verdict.outcome == "fail" for r in case.results))
+    failed = next(r for r in case.results if r.verdict.outcome == "fail")
+    bad = replace(failed, id="a,b:c", verdict=replace(failed.verdict, headline="100 %\n::stop-commands::x"))
+    (line,) = annotation_lines(replace(run, cases=(replace(case, results=(bad,)),)), Path("/"))
+    assert "\n" not in line
+    assert "a%2Cb%3Ac" in line
+    assert "100 %25" in line
+
+
+def test_there_are_at_most_ten_annotations():
+    run = sample_run()
+    assert len(annotation_lines(replace(run, cases=run.cases * 30), Path("/"))) == 10
+
+
+def test_the_summary_is_appended(tmp_path, monkeypatch):
+    summary = tmp_path / "summary.md"
+    summary.write_text("before\n")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    write_reports(sample_run(), [tmp_path / "github"])
+    text = summary.read_text()
+    assert text.startswith("before\n")
+    assert "# Quantized models" in text
+    assert not (tmp_path / "github").exists()

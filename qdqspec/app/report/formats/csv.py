@@ -23,20 +23,14 @@ def _part(path: str) -> Callable[[CaseRecord], object]:
     return value
 
 
-def _median(role: str) -> Callable[[CaseRecord], object]:
-    def value(case: CaseRecord) -> object:
-        latency = case.evidence.latency
-        return latency.median_ms(role) if latency is not None and role in latency.samples else None
-
-    return value
+def _median_ms(case: CaseRecord, role: str) -> float | None:
+    latency = case.evidence.latency
+    return latency.median_ms(role) if latency is not None and role in latency.samples else None
 
 
-def _parity(name: str) -> Callable[[CaseRecord], object]:
-    def value(case: CaseRecord) -> object:
-        parity = case.evidence.parity
-        return getattr(parity, name) if parity is not None and parity.outputs else None
-
-    return value
+def _parity(case: CaseRecord, name: str) -> object:
+    parity = case.evidence.parity
+    return getattr(parity, name) if parity is not None and parity.outputs else None
 
 
 def _checks(outcome: str) -> Callable[[CaseRecord], object]:
@@ -58,17 +52,17 @@ _COLUMNS: dict[str, Callable[[CaseRecord], object]] = {
     "backend": _part("target"),
     "device": _part("device.key"),
     "clock": _part("latency.clock"),
-    "reference_ms": _median("reference"),
-    "tuned_ms": _median("tuned"),
+    "reference_ms": lambda case: _median_ms(case, "reference"),
+    "tuned_ms": lambda case: _median_ms(case, "tuned"),
     "speedup": _part("latency.speedup.median"),
     "speedup_low": _part("latency.speedup.low"),
     "speedup_high": _part("latency.speedup.high"),
     "speedup_at_least": _part("latency.at_least"),
     "status": _part("status"),
     "reason": _part("reason"),
-    "sqnr_db": _parity("sqnr_db"),
-    "cosine": _parity("cosine"),
-    "max_abs": _parity("max_abs"),
+    "sqnr_db": lambda case: _parity(case, "sqnr_db"),
+    "cosine": lambda case: _parity(case, "cosine"),
+    "max_abs": lambda case: _parity(case, "max_abs"),
     "accuracy": lambda case: _named(case.evidence.metrics),
     "figures": lambda case: " ".join(_named(f, f"{key}.") for key, f in case.evidence.figures.items() if f),
     "trials_built": _part("search.built"),
