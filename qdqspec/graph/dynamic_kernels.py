@@ -206,7 +206,7 @@ class _Lowering:
         weight = self._producer[node.input[1]]
         integers, scale = weight.input[0], weight.input[1]
         if node.op_type == "Gemm" and attribute_of(node, "transB", 0):
-            yield self._node("Transpose", node, "_find_weight", [integers], perm=[1, 0])
+            yield self._node("Transpose", node, "_weight", [integers], perm=[1, 0])
             integers = self._last
         zero_points = [pair.output[2], *weight.input[2:3]]
         product = self._node("MatMulInteger", node, "", [pair.output[0], integers, *zero_points])
@@ -220,7 +220,7 @@ class _Lowering:
         last = result
         yield result
         if bias:
-            last = self._node("Add", node, "_find_bias", [result.output[0], bias])
+            last = self._node("Add", node, "_bias", [result.output[0], bias])
             yield last
         last.output[0] = node.output[0]
         self._unread.update((node.input[0], node.input[1], *weight.input))

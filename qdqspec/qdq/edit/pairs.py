@@ -211,7 +211,7 @@ class PairMaker:
         layer = None if shift is None else biased_layer(self.model, site)
         if shift is None or layer is None:
             return None
-        return corrected_bias(self.model, layer, shift, self._make_name(site, "_correct_bias"))
+        return corrected_bias(self.model, layer, shift, self._make_name(site, "_bias"))
 
     def _make_at_run_time(self, site: Site, params: QuantParams, elem_type: int, source: str) -> Pair:
         """An activation whose one scale and zero point are found when the model runs."""

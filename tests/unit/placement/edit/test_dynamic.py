@@ -155,6 +155,11 @@ def test_onnx_runtime_has_one_kernel_for_each_operator_with_results_close_to_the
     assert not left & kernels.keys()
 
 
+def test_nodes_around_a_kernel_are_named_after_its_operator() -> None:
+    names = {node.name for node in _inserted(MODELS["gemm transposed"]()).graph.node}
+    assert names >= {f"gemm{part}" for part in ("", "_weight", "_cast", "_scale", "_scaled", "_bias")}
+
+
 def test_a_residual_sum_is_not_fused_with_its_normalization(tmp_path: Path) -> None:
     model = MODELS["normalized"]()
     assert _kernels(model.proto, tmp_path)["SkipLayerNormalization"] == 1
