@@ -17,7 +17,7 @@ from qdqspec.graph.model import Node
 from qdqspec.graph.ops import data_inputs
 from qdqspec.qdq.lint.rules import Hit
 from qdqspec.qdq.lint.view import View
-from qdqspec.qdq.space.moved_pairs import edges_before
+from qdqspec.qdq.space.units import edges_before
 from qdqspec.types import Consumer
 
 MEASURED = "measured with TensorRT for RTX 1.7.1.116"
