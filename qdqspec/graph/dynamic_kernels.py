@@ -25,7 +25,8 @@ from __future__ import annotations
 import base64
 import binascii
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqspec.graph.flat import free_name, scopes_of
+from qdqspec.graph.flat import free_name, names_in, scopes_of
 from qdqspec.graph.model import Model
 from qdqspec.graph.ops import is_default, is_fused_attention
 from qdqspec.graph.protos import (
@@ -82,26 +83,13 @@ def constants_of(graph: onnx.GraphProto) -> Mapping[str, TensorProto]:
     return {t.name: t for t in graph.initializer} | dict(values_of_constants(graph.node))
 
 
-class FreeNames:
-    """Names that nothing in a graph has yet."""
-
-    def __init__(self, graph: onnx.GraphProto) -> None:
-        self._taken = {t.name for field in (graph.initializer, graph.input, graph.output) for t in field}
-        for node in graph.node:
-            self._taken.update((node.name, *node.input, *node.output))
-
-    def free(self, first: str) -> str:
-        """The name, or with a number where it is taken; from now on taken."""
-        return free_name(first, self._taken)
-
-
 class _Lowering:
     def __init__(self, flat: onnx.ModelProto) -> None:
         self._flat = flat
         graph = flat.graph
         self._producer = {name: node for node in graph.node for name in node.output if name}
         self._constants = constants_of(graph)
-        self._names = FreeNames(graph)
+        self._free = partial(free_name, taken=names_in(graph))
         self._added: list[TensorProto] = []
         self._unread: set[str] = set()  # what only the operators replaced may have read
         self._imports = {opset.domain for opset in flat.opset_import}
@@ -249,9 +237,7 @@ class _Lowering:
         bias, mask, past = padded_inputs(node, 5)[2:]
         stored, scale, zero = padded_inputs(weight, 3)
         data, data_scale, data_zero = pair.output
-        inputs = [data, stored, bias, data_scale, scale, mask, data_zero, zero, past]
-        while not inputs[-1]:
-            inputs.pop()
+        inputs = _trim([data, stored, bias, data_scale, scale, mask, data_zero, zero, past])
         kernel = self._node(ATTENTION, node, "", inputs, domain=CONTRIBUTED)
         refill(kernel.output, node.output)
         kernel.attribute.extend(node.attribute)
@@ -270,7 +256,7 @@ class _Lowering:
         if attribute_of(weight, "block_size", 0):
             scale, zero = (values[..., :1] if values.ndim else values for values in (scale, zero))
         for values, what in ((scale, "scale"), (zero, "zero_point")):
-            name = self._names.free(f"{node.name or node.output[0]}_{part}_{what}")
+            name = self._free(f"{node.name or node.output[0]}_{part}_{what}")
             values = np.broadcast_to(values.reshape(-1), shape) if values.size == 1 else values.reshape(shape)
             self._added.append(numpy_helper.from_array(np.array(values, order="C"), name))
             names.append(name)
@@ -280,8 +266,8 @@ class _Lowering:
         self, op_type: str, origin: onnx.NodeProto, part: str, inputs: list[str], **more: Any
     ) -> onnx.NodeProto:
         """A node in the place of ``origin``; without a ``part`` it has its name."""
-        name = self._names.free(f"{origin.name or origin.output[0]}{part}") if part else origin.name
-        self._last = self._names.free(f"{origin.output[0] or origin.name}{part or '_integers'}")
+        name = self._free(f"{origin.name or origin.output[0]}{part}") if part else origin.name
+        self._last = self._free(f"{origin.output[0] or origin.name}{part or '_integers'}")
         return helper.make_node(op_type, inputs, [self._last], name=name, **more)
 
     def _note_replaced(
@@ -356,7 +342,7 @@ class _Raising:
         self._reference = reference
         self._shape = shape
         self._nodes = flat.graph.node
-        self._names = FreeNames(flat.graph)
+        self._free = partial(free_name, taken=names_in(flat.graph))
         self._producer = {name: i for i, node in enumerate(self._nodes) for name in node.output if name}
         self._readers: dict[str, list[int]] = {}
         for index, node in enumerate(self._nodes):
@@ -437,16 +423,12 @@ class _Raising:
 
     def _product(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         """MatMul or Gemm on dequantized operands, in the place of the first node of the chain."""
-        quantize, steps = (
-            self._find_quantizer(node.input[0], *node.input[2:3]),
-            self._follow_chain(node, *_CONVERTED),
-        )
+        quantize = self._find_quantizer(node.input[0], *node.input[2:3])
+        steps = self._follow_chain(node, *_CONVERTED)
         stored, is_transposed = self._find_stored(node.input[1], [1, 0])
         if quantize is None or stored is None or len(steps) < len(("Cast", "Mul")):
             return []
-        scale = self._find_weight_scale(
-            self._find_other_operand(steps[1], steps[0].output[0]), quantize.output[1]
-        )
+        scale = self._find_weight_scale(steps, quantize.output[1])
         if scale not in self._constants:
             return []
         dims = self._constants[stored].dims
@@ -476,8 +458,8 @@ class _Raising:
 
         A tool that has no integer kernel for Gemm makes a product and a sum of it, with the weight transposed.
         """
-        known = _read_replaced(node)
-        if known is not None and list(known.output) == list(last.output):
+        known = _read_replaced(node, last)
+        if known is not None:
             return known
         found = None if self._reference is None else self._reference.producer.get(last.output[0])
         if found is None or found.op_type != "Gemm" or found.inputs[0] != quantize.input[0]:
@@ -527,12 +509,12 @@ class _Raising:
             steps.append(follower)
         return steps
 
-    def _find_weight_scale(self, product: str | None, scale: str) -> str:
-        """The factor of the activation's scale in a product of scales; empty for none."""
-        maker = self._find_maker(product or "")
-        return (
-            None if maker is None or maker.op_type != "Mul" else self._find_other_operand(maker, scale)
-        ) or ""
+    def _find_weight_scale(self, steps: Sequence[onnx.NodeProto], scale: str) -> str:
+        """The factor of the activation's scale in the product of scales of a chain; empty for none."""
+        maker = self._find_maker(self._find_other_operand(steps[1], steps[0].output[0]) or "")
+        if maker is None or maker.op_type != "Mul":
+            return ""
+        return self._find_other_operand(maker, scale) or ""
 
     def _find_stored(self, tensor: str, perm: list[int]) -> tuple[str | None, bool]:
         """The stored integers behind an operand, and whether they are transposed in between."""
@@ -551,9 +533,7 @@ class _Raising:
         steps = self._follow_chain(node, *_CONVERTED)
         if quantize is None or len(steps) < len(("Cast", "Mul")):
             return []
-        scale = self._find_weight_scale(
-            self._find_other_operand(steps[1], steps[0].output[0]), quantize.output[1]
-        )
+        scale = self._find_weight_scale(steps, quantize.output[1])
         numbers = [node.input[1], scale, *node.input[3:4]]
         # a node for a constant that the tool did not see as one
         maker = self._find_quantizer(node.input[1], *node.input[3:4])
@@ -597,17 +577,11 @@ class _Raising:
             return []
         if not all(name in self._constants for name in numbers):
             return []
-        before = _read_replaced(node)
-        if before is None or list(before.output) != list(node.output):
-            before = helper.make_node(
-                "LSTM", [*node.input[:3]], list(node.output), node.name.removesuffix("_quant")
-            )
+        before = _read_replaced(node, node)
+        if before is None:
+            inputs = _trim([node.input[0], "", "", *node.input[3:_LSTM_INPUTS]], least=3)
+            before = helper.make_node("LSTM", inputs, list(node.output), node.name.removesuffix("_quant"))
             before.attribute.extend(node.attribute)
-            others = list(node.input[3:_LSTM_INPUTS])
-            while others and not others[-1]:
-                others.pop()
-            before.input.extend(others)
-            before.input[1] = before.input[2] = ""
         weights = []
         for index, (stored, transposed) in enumerate(found):
             scale, zero = numbers[2 * index : 2 * index + 2]
@@ -643,11 +617,9 @@ class _Raising:
         is_known = all(name in self._constants for name in (stored, scale, zero) if name)
         if quantize is None or data_scale != quantize.output[1] or not is_known:
             return []
-        before = _read_replaced(node)
-        if before is None or list(before.output) != list(node.output):
-            inputs = [quantize.input[0], "", bias, mask, past]
-            while not inputs[-1]:
-                inputs.pop()
+        before = _read_replaced(node, node)
+        if before is None:
+            inputs = _trim([quantize.input[0], "", bias, mask, past])
             name = node.name.removesuffix("_quant")
             before = helper.make_node("Attention", inputs, list(node.output), name, domain=CONTRIBUTED)
             before.attribute.extend(node.attribute)
@@ -702,8 +674,8 @@ class _Raising:
         source = before.input[0]
         quantize = quantize or self._known.get((self._scope, source))
         if quantize is None:
-            names = [self._names.free(f"{source}{part}") for part in ("_quantized", "_scale", "_zero_point")]
-            quantize = helper.make_node(QUANTIZE, [source], names, self._names.free(f"{source}_{QUANTIZE}"))
+            names = [self._free(f"{source}{part}") for part in ("_quantized", "_scale", "_zero_point")]
+            quantize = helper.make_node(QUANTIZE, [source], names, self._free(f"{source}_{QUANTIZE}"))
             self._made.append(quantize)
             self._known[self._scope, source] = quantize
         node = copied(before)
@@ -728,8 +700,8 @@ class _Raising:
         node = helper.make_node(
             "DequantizeLinear",
             inputs,
-            [self._names.free(f"{first}_dequantized")],
-            self._names.free(f"{first}_DequantizeLinear"),
+            [self._free(f"{first}_dequantized")],
+            self._free(f"{first}_DequantizeLinear"),
         )
         if axis is not None:
             node.attribute.append(helper.make_attribute("axis", axis))
@@ -751,10 +723,18 @@ class _Raising:
         return others[0] if len(node.input) == 2 and len(others) == 1 else None
 
 
-def _read_replaced(node: onnx.NodeProto) -> onnx.NodeProto | None:
-    """The node that a kernel of ours computes, from its metadata."""
-    text = metadata(node, REPLACED)
+def _read_replaced(node: onnx.NodeProto, last: onnx.NodeProto) -> onnx.NodeProto | None:
+    """The node that a kernel of ours computes, from its metadata, if its outputs are those of the ``last`` one."""
     try:
-        return None if text is None else onnx.NodeProto.FromString(base64.b64decode(text, validate=True))
+        text = metadata(node, REPLACED) or ""
+        found = onnx.NodeProto.FromString(base64.b64decode(text, validate=True))
     except (binascii.Error, ValueError, DecodeError):
         return None
+    return found if list(found.output) == list(last.output) else None
+
+
+def _trim(inputs: list[str], least: int = 0) -> list[str]:
+    """The inputs without omitted ones at the end, at ``least`` so many."""
+    while len(inputs) > least and not inputs[-1]:
+        inputs.pop()
+    return inputs

@@ -252,9 +252,7 @@ class Model:
         the tensors.
         """
         found: dict[str, TensorType] = {}
-        one = cache(
-            TensorType
-        )  # equal types share one object: a model has thousands of tensors and few types
+        one = cache(TensorType)  # a model has thousands of tensors and few types
         light = _infer_types(self)
         for scope in find_scopes(light).all if self.has_bodies else (None,):
             graph = light.graph if scope is None else scope.graph

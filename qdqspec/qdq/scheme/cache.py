@@ -77,15 +77,12 @@ class PatternCache:
         return tuple(sorted({key.backend for key in self.entries}))
 
 
-def pruned(
-    entries: Iterable[CacheEntry], *, minimum_distance: int = MINIMUM_DISTANCE
-) -> tuple[CacheEntry, ...]:
+def pruned(entries: Iterable[CacheEntry]) -> tuple[CacheEntry, ...]:
     """The best entries first, without duplicates of better ones, at most `MOST`."""
     kept: list[CacheEntry] = []
     for entry in sorted(entries, key=lambda entry: entry.rank):
-        if len(kept) < MOST and all(
-            entry.scheme.distance(better.scheme) >= minimum_distance for better in kept
-        ):
+        is_new = all(entry.scheme.distance(better.scheme) >= MINIMUM_DISTANCE for better in kept)
+        if is_new and len(kept) < MOST:
             kept.append(entry)
     return tuple(kept)
 

@@ -125,12 +125,10 @@ def apply_scheme(model: Model, scheme: Path | Mapping[str, object]) -> Inserted:
     damaged scheme raises `StateError`.
     """
     known = read_scheme(scheme) if isinstance(scheme, Path) else _check_content(scheme, "the scheme")
-    typed, converted = model, []
+    typed, converted = model, list[str]()
     if known.converted_from is not None and computes_in_float16(model):
-        typed, converted = (
-            in_float32(model),
-            [f"converted from {known.converted_from} to float32, as tuning does"],
-        )
+        typed = in_float32(model)
+        converted = [f"converted from {known.converted_from} to float32, as tuning does"]
     typed = typed if known.dq_dtype is None else with_types(typed, known.dq_dtype)
     prepared, notes = prepared_for(typed, known.pairs, known.positions, known.equalized)
     fitted = fit_pairs(prepared, known.pairs, known.positions)
@@ -421,9 +419,7 @@ class _File(BaseModel):
     digest: str | None = None  # of the placement; after an edit by hand it must be deleted
     sum: str | None = None  # of everything including numbers; ignored without a digest
     dq_dtype: Literal["float32", "float16", "bfloat16"] | None = None  # of tensors without a type
-    converted_from: Literal["float16"] | None = (
-        None  # the float type of the model before its conversion to float32
-    )
+    converted_from: Literal["float16"] | None = None  # the float type before the conversion to float32
 
 
 def _check_content(content: object, where: Path | str) -> SchemeFile:
