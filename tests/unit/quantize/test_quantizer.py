@@ -4,9 +4,8 @@ import tracemalloc
 import warnings
 
 import numpy as np
-import onnx
 import pytest
-from onnx import numpy_helper
+from onnx_text import parsed
 
 from qdqspec.errors import ConfigError, ModelError, PlacementError
 from qdqspec.graph.model import Model
@@ -26,10 +25,7 @@ def weight_of(tensor: str) -> Site:
 
 
 def model_with_weight(weight: np.ndarray) -> Model:
-    text = '<ir_version: 9, opset_import: ["": 19]> g (float[n] x) => (float[m] y) { y = MatMul(x, w) }'
-    proto = onnx.parser.parse_model(text)
-    proto.graph.initializer.append(numpy_helper.from_array(weight, "w"))
-    return Model(proto)
+    return parsed("g (float[n] x) => (float[m] y) { y = MatMul(x, w) }", 19, ir=9, w=weight)
 
 
 def test_reduce_range_applies_to_8_bit_products_only() -> None:
