@@ -31,6 +31,7 @@ from qdqspec.graph.flat import (
     scopes_of,
     unique_node_names,
 )
+from qdqspec.graph.opset import opset_of
 from qdqspec.graph.protos import names_read_inside, values_of_constants, without_weights
 from qdqspec.graph.trt import meanings
 from qdqspec.graph.unify import unified
@@ -133,8 +134,7 @@ class Model:
     @cached_property
     def opset(self) -> int:
         """Version of the default operator set."""
-        versions = {o.domain: o.version for o in self.proto.opset_import}
-        return int(versions.get("", versions.get("ai.onnx", 1)))
+        return opset_of(self.proto)
 
     @cached_property
     def by_name(self) -> dict[str, Node]:

@@ -110,7 +110,7 @@ class _Function:
             if len(self.nodes) >= MOST_NODES:
                 read |= known & operands
             elif (_selects(node, self.model) and known & operands == {node.inputs[0]}) or (
-                _is_concat(node) and operands and operands <= same
+                is_default(node) and node.op_type == "Concat" and operands and operands <= same
             ):
                 outputs = [tensor for tensor in node.outputs if tensor]
                 (same if operands & same else made).update(outputs)
@@ -181,10 +181,6 @@ def _is_elementwise(node: Node, fixed: Collection[str]) -> bool:
         and node.op_type in _ELEMENTWISE
         and (node.op_type != "Div" or node.inputs[1] in fixed)
     )
-
-
-def _is_concat(node: Node) -> bool:
-    return is_default(node) and node.op_type == "Concat"
 
 
 def _as_floats(values: Array) -> Array:
