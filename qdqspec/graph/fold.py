@@ -58,9 +58,7 @@ def fold_constants(
     QuantizeLinear, DequantizeLinear, DynamicQuantizeLinear and each operator outside ONNX's own domain stay,
     even with constant inputs, and so do all nodes that depend on them. So do random operators, If, Loop and
     Scan, nodes that make an output of a graph, and results that are larger than ``limit_bytes`` and than
-    their inputs. Tensors keep their names. If nothing changes, the same model object is returned. Folding is
-    idempotent. With ``only`` these tensors are computed, and nodes and initializers that nothing else reads are
-    removed; the rest of the model is unchanged.
+    their inputs. Tensors keep their names. With ``only`` these tensors are computed, and the rest is unchanged.
     """
     now, folded, unused = model, list[str](), list[str]()
     while True:  # new constants may determine further shapes
@@ -81,8 +79,7 @@ def fold_constants(
 def with_constant_numbers(model: Model) -> Model:
     """The model with scales, zero points and stored integers of Q and DQ as constants where constants determine them.
 
-    This decides for all readers of pairs what is constant: see `fold_constants`. A model without such computations is
-    returned unchanged. All other nodes keep their names.
+    This decides for all readers of pairs what is constant: see `fold_constants`. All nodes keep their names.
     """
     computed: set[str] = set()
     for node in model.nodes:
@@ -359,9 +356,7 @@ def fold_batchnorm(model: Model) -> Folded:
     """Fold each inference-mode BatchNormalization into the Conv or ConvTranspose that it is the only consumer of.
 
     Weights and biases are computed in float64 and stored in the weight's type. The convolution then makes the
-    output tensor of the normalization, under that name. Its old parameters are removed, Constant nodes among them;
-    the rest of the model is unchanged, and all nodes keep their names. A model with nothing to fold is returned
-    unchanged.
+    output tensor of the normalization. Its old parameters are removed, and all nodes keep their names.
     """
     folds = list(_find_normalizations(model))
     if not folds:

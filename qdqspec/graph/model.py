@@ -246,11 +246,7 @@ class Model:
 
     @cached_property
     def types(self) -> Mapping[str, TensorType]:
-        """Inferred element types and shapes of the tensors; unknown tensors are missing.
-
-        After operators that inference does not know, types are derived from the other nodes that read or make
-        the tensors.
-        """
+        """Inferred element types and shapes of the tensors, also by `unified`; unknown tensors are missing."""
         found: dict[str, TensorType] = {}
         one = cache(TensorType)  # a model has thousands of tensors and few types
         light = _infer_types(self)

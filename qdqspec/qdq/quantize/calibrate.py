@@ -194,15 +194,10 @@ def calibrate(
     the other methods (range first, then a histogram of fixed size per tensor), and its samples are never stored. The
     range of a tensor in a body of If, Loop or Scan is over all iterations. Raises `DataError` if there is no sample.
 
-    These tensors have no range:
-
-    - integer tensors;
-    - tensors that no feed produced, such as those of a branch that is never taken;
-    - tensors with NaN, infinity, or more than half of the largest number of their type, as masked scores have;
-    - masked scores before a Softmax, if 8 bits would keep the mask alone.
-
-    ``note`` receives a line for each kind but the first. These tensors are never clipped: outputs of the model, input
-    and output of a Softmax, outputs of Sigmoid and similar operators.
+    No range have integer tensors, and with a line to ``note``: tensors that no feed produced; tensors with NaN,
+    infinity, or more than half of the largest number of their type, as masked scores have; and masked scores before a
+    Softmax, if 8 bits would keep the mask alone. Outputs of the model, input and output of a Softmax, and outputs of
+    Sigmoid and similar operators are never clipped.
     """
     return calibrate_with(model, tensors, feeds, (method,), run, note=note)[method]
 

@@ -68,9 +68,8 @@ class Quantizer:
     Format and axis are those of the site. ``ranges`` are those of calibration, already tied (`tie_ranges`).
     ``corrections`` replace them, and scales and integers of weights. No range exceeds the ``saturations``.
     ``reduce_range`` uses 7 bits of an 8-bit weight, or up to 8 as its ``sum_limits`` allow, by tensor;
-    ``symmetric_activations`` places the zero point of unsigned
-    activations with values of both signs in the middle. ``biases`` maps the consumer of an int32 bias to the sites of
-    the activation and the weight whose product it is added to.
+    ``symmetric_activations`` places the zero point of unsigned activations with values of both signs in the middle.
+    ``biases`` maps the consumer of an int32 bias to the sites of the activation and weight of its product.
     """
 
     model: Model

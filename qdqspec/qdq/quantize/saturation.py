@@ -57,11 +57,10 @@ def saturations(
 ) -> dict[str, Saturation]:
     """The ends of what the readers of these tensors distinguish; none where they distinguish all values.
 
-    ``ranges`` are tied (`qdqspec.qdq.quantize.ranges.tie_ranges`): tensors that share a range share its ends. All its
-    values beyond an end change the results by less than a part of what one step of it changes (`TOLERANCE`). An end
-    that is not zero is one step farther, since it is rounded with the zero point. These tensors have no end: outputs
-    of the model, tensors from which elementwise operators alone compute an output, and tensors that share a range with
-    a ``kept`` tensor.
+    ``ranges`` are tied (`tie_ranges`): tensors that share a range share its ends. Values beyond an end change the
+    results by less than `TOLERANCE` of what one step changes. An end that is not zero is one step farther, since it is
+    rounded with the zero point. No end have outputs of the model, tensors from which elementwise operators alone
+    compute an output, and tensors that share a range with a ``kept`` tensor.
     """
     found: dict[str, Saturation] = {}
     fixed = {*model.constants}

@@ -67,12 +67,10 @@ def strip_qdq(model: Model, reference: Model | None = None) -> Stripped:
 
     Float weights behind Q and DQ are restored bit for bit; integer ones dequantized as float, or from the
     ``reference`` (the model before quantization) bit for bit. Models from `insert_qdq` are restored byte for
-    byte, except that a raised opset stays raised. If the result has exactly the nodes, weights and interface
-    of the reference (at the model's opset), the reference itself is returned: tools reorder, raise the opset,
-    and drop what nothing reads. So it is if that holds after BatchNormalization and computed weights are folded,
-    and float16 is converted to float32, as tuning does first. Pairs that cannot be removed are kept and noted.
-    External data refers to the folder of ``model``, and may be outside it if it is the reference's: `save_model`
-    includes it.
+    byte, except that a raised opset stays raised. If the result has the nodes, weights and interface of the
+    reference, as it is or as tuning prepares it, the reference itself is returned: tools reorder, raise the opset,
+    and drop what nothing reads. Pairs that cannot be removed are kept and noted. External data of the reference
+    may be outside the folder of ``model``: `save_model` includes it.
     """
     if reference is None:
         return _strip(model, None)[0]

@@ -76,12 +76,9 @@ def write_scheme(
     factors: Sequence[Equalization] = (),
     is_converted: bool = False,
 ) -> None:
-    """Write a placement and the numbers of its sites atomically. One line per site.
+    """Write a placement and the numbers of its sites atomically, one line per site: see `SchemeFile`.
 
-    With ``positions`` of nodes, the sites can be matched in models with other names of tensors and nodes;
-    ``dq_dtype`` was assumed for tensors without a type. The numbers are those of a model with ``factors``, which was
-    converted from float16 to float32 if it ``is_converted``. Raises `PlacementError` if ``pairs`` are not those of the
-    placement, `OutputError` if the file cannot be written.
+    Raises `PlacementError` if ``pairs`` are not those of the placement, `OutputError` if the file cannot be written.
     """
     if {pair.site for pair in pairs} != placement.sites:
         raise PlacementError("the numbers given are not those of the placement", where=path)
@@ -118,11 +115,9 @@ def read_scheme(path: Path) -> SchemeFile:
 def apply_scheme(model: Model, scheme: Path | Mapping[str, object]) -> Inserted:
     """The model with the pairs and numbers of a scheme.
 
-    A float16 model is converted to float32 if the scheme was made for one that was. BatchNormalization is folded
-    first, as in tuning, unless more sites fit the model without folding. Sites are matched by their names, by the nodes
-    that read them, and by the position of these: see `qdqspec.qdq.scheme.match`. Sites that do not fit are
-    omitted and noted; if none fits, or the model cannot have the factors of the scheme, `PlacementError` is raised. A
-    damaged scheme raises `StateError`.
+    The model is converted from float16 and folded as in tuning, unless more sites fit it without folding. Sites are
+    matched as `qdqspec.qdq.scheme.match` describes. Those that do not fit are omitted and noted; if none fits, or the
+    model cannot have the factors of the scheme, `PlacementError` is raised. A damaged scheme raises `StateError`.
     """
     known = read_scheme(scheme) if isinstance(scheme, Path) else _check_content(scheme, "the scheme")
     typed, converted = model, list[str]()
