@@ -19,7 +19,8 @@ from onnx import TensorProto, numpy_helper
 from onnx.helper import tensor_dtype_to_np_dtype
 
 from qdqspec._core.arrays import Array
-from qdqspec.graph.dynamic_kernels import CARRIED, QUANTIZE, with_pairs
+from qdqspec.graph.dynamic_kernels import CARRIED, QUANTIZE
+from qdqspec.graph.dynamic_pairs import with_pairs
 from qdqspec.graph.fold import with_constant_numbers
 from qdqspec.graph.model import QDQ_OPS, Model, Node
 from qdqspec.graph.ops import COPY_OPS, FLOATS, is_default

@@ -18,7 +18,7 @@ from onnx_text import outputs_of, parsed
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
-from qdqspec.graph.dynamic_kernels import with_pairs
+from qdqspec.graph.dynamic_pairs import with_pairs
 from qdqspec.graph.fold import fold_weights
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.protos import CONTRIBUTED
