@@ -179,16 +179,16 @@ _LISTED = 5
 _log = logging.getLogger(__name__)
 
 
-def calibrate(
+def calibrate_with(
     model: Model,
     tensors: Iterable[str],
     feeds: Callable[[], Iterable[Feed]],
-    method: Method,
+    methods: Collection[Method],
     run: OutputRunner,
     *,
     note: Callable[[str], None] = _log.warning,
-) -> dict[str, TensorRange]:
-    """Return the range of each tensor over all feeds.
+) -> dict[Method, dict[str, TensorRange]]:
+    """Return the range of each tensor over all feeds, by several methods.
 
     ``feeds`` is called once for ``max`` and ``mean`` (of the smallest and the largest value of each sample), twice for
     the other methods (range first, then a histogram of fixed size per tensor), and its samples are never stored. The
@@ -199,19 +199,6 @@ def calibrate(
     Softmax, if 8 bits would keep the mask alone. Outputs of the model, input and output of a Softmax, and outputs of
     Sigmoid and similar operators are never clipped.
     """
-    return calibrate_with(model, tensors, feeds, (method,), run, note=note)[method]
-
-
-def calibrate_with(
-    model: Model,
-    tensors: Iterable[str],
-    feeds: Callable[[], Iterable[Feed]],
-    methods: Collection[Method],
-    run: OutputRunner,
-    *,
-    note: Callable[[str], None] = _log.warning,
-) -> dict[Method, dict[str, TensorRange]]:
-    """Calibrate by several methods, as `calibrate`, in two passes over the inputs."""
     watch = _Watch.over(model, tensors, run)
     spans, means, unbounded, inner = _collect_spans(watch, feeds())
     for number, unusable in unbounded.items():
