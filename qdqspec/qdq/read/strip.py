@@ -77,18 +77,12 @@ def strip_qdq(model: Model, reference: Model | None = None) -> Stripped:
     converted = converted_like(reference, model)
     restored_types = () if converted is reference else ("with the float16 tensors of the reference",)
     stripped, is_equal = _strip(model, converted)
-    if is_equal:
-        return Stripped(_make_reachable(reference, model), (*stripped.notes, *restored_types))
-    if (folded := folded_like(converted, model)) is not None:
+    notes = stripped.notes
+    if not is_equal and (folded := folded_like(converted, model)) is not None:
         other, is_equal = _strip(model, folded.model)
-        if is_equal:
-            restored_nodes = (
-                f"with the nodes that quantizing folded into weights, {names_text(folded.missing)}"
-            )
-            return Stripped(
-                _make_reachable(reference, model), (*other.notes, restored_nodes, *restored_types)
-            )
-    return stripped
+        nodes = f"with the nodes that quantizing folded into weights, {names_text(folded.missing)}"
+        notes = (*other.notes, nodes)
+    return Stripped(_make_reachable(reference, model), (*notes, *restored_types)) if is_equal else stripped
 
 
 def _strip(model: Model, reference: Model | None) -> tuple[Stripped, bool]:
@@ -151,11 +145,8 @@ def strip_with_parts(
     notes = tuple(work.notes())
     if reference is None or expected is reference:
         return StrippedModel(found, stripped, names, notes)
-    added = (
-        n
-        for n, node in kept.items()
-        if _find_same_node(expected, node) and not _find_same_node(reference, node)
-    )
+    only_raised = (n for n, node in kept.items() if not _find_same_node(reference, node))
+    added = (n for n in only_raised if _find_same_node(expected, kept[n]))
     raised_inputs = RaisedInputs(reference, [node.proto for node in stripped.nodes], is_raised=True)
     return StrippedModel(found, stripped, names, notes, frozenset(added), raised_inputs)
 
