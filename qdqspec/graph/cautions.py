@@ -8,15 +8,11 @@ from onnx import TensorProto, TypeProto
 
 from qdqspec._core.units import list_text
 from qdqspec.graph.model import QDQ_OPS, Model, Node
-from qdqspec.graph.ops import is_default, is_fused_attention
+from qdqspec.graph.ops import RANDOM, is_default, is_fused_attention
 
-_RANDOM = frozenset(
-    {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
-)
 _INTEGER = frozenset({"ConvInteger", "MatMulInteger"})
-_DYNAMIC = frozenset(
-    {"DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "MatMulIntegerToFloat", "QAttention"}
-)  # com.microsoft
+# of domain com.microsoft
+_DYNAMIC = frozenset({"DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "MatMulIntegerToFloat", "QAttention"})
 _TRAINS = 2  # index of Dropout's input `training_mode`
 _SHOWN = 3
 
@@ -63,7 +59,7 @@ def random_nodes(model: Model) -> list[str]:
 def _is_random(model: Model, node: Node) -> bool:
     """Whether a node draws random numbers. Of a Dropout an input decides since opset 12, and a computed one may."""
     if not is_default(node) or node.op_type != "Dropout":
-        return is_default(node) and node.op_type in _RANDOM
+        return is_default(node) and node.op_type in RANDOM
     mode = node.input_at(_TRAINS)
     return bool(mode) and (mode not in model.constants or bool(model.array(mode).any()))
 

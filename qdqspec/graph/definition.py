@@ -11,13 +11,15 @@ Source: https://onnx.ai/onnx/operators; for domain ``com.microsoft``, the docume
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqspec.graph.dynamic_kernels import FreeNames, constants_of
+from qdqspec.graph.dynamic_kernels import constants_of
+from qdqspec.graph.flat import free_name, names_in
 from qdqspec.graph.model import QDQ_OPS, Model
 from qdqspec.graph.protos import (
     CONTRIBUTED,
@@ -75,7 +77,7 @@ class _Rewriting:
         self._graph = graph
         self._known = known
         self._values = values
-        self._names = FreeNames(graph)
+        self._free = partial(free_name, taken=names_in(graph))
         self._made: list[onnx.NodeProto] = []
         self._constants: list[TensorProto] = []
 
@@ -156,7 +158,7 @@ class _Rewriting:
     def dynamic_quantize_matmul(self, node: onnx.NodeProto) -> bool:
         """DynamicQuantizeMatMul: a in float, b, its scale and zero point, bias."""
         a, b, b_scale, b_zero, bias = padded_inputs(node, 5)
-        found = [self._names.free(f"{node.output[0]}/{part}") for part in ("integers", "scale", "zero")]
+        found = [self._free(f"{node.output[0]}/{part}") for part in ("integers", "scale", "zero")]
         self._made.append(helper.make_node("DynamicQuantizeLinear", [a], found))
         return self._product(node, self._dequantized(*found), b, b_scale, b_zero, bias)
 
@@ -213,12 +215,12 @@ class _Rewriting:
         return not any(self._known[name].data_type in others for name in node.input if name in self._known)
 
     def _constant(self, value: np.ndarray | np.generic) -> str:
-        name = self._names.free("defined/constant")
+        name = self._free("defined/constant")
         self._constants.append(numpy_helper.from_array(np.asarray(value), name))
         return name
 
     def _add(self, op_type: str, inputs: Sequence[str], attributes: Attributes = ()) -> str:
-        output = self._names.free(f"defined/{op_type}")
+        output = self._free(f"defined/{op_type}")
         made = helper.make_node(op_type, inputs, [output], output)
         made.attribute.extend(attributes)
         self._made.append(made)

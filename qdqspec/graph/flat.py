@@ -222,6 +222,13 @@ def free_name(first: str, taken: set[str]) -> str:
     return name
 
 
+def names_in(graph: onnx.GraphProto) -> set[str]:
+    """Each name of a tensor or node of a graph, without those of its bodies."""
+    ports = (*graph.input, *graph.initializer, *graph.output, *graph.value_info)
+    inside = (name for node in graph.node for name in (node.name, *node.input, *node.output))
+    return {*inside, *(named.name for named in ports)}
+
+
 MARKERS = "qdqspec.bodies"  # the domain of the markers
 ENTER, LEAVE = "Enter", "Leave"
 _MOVED = ("node", "initializer", "value_info")  # fields of graphs that are in the flat graph

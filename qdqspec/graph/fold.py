@@ -23,7 +23,7 @@ from qdqspec._core.arrays import Array
 from qdqspec._core.units import list_text
 from qdqspec.graph.flat import free_name
 from qdqspec.graph.model import QDQ_OPS, Model, Node
-from qdqspec.graph.ops import is_default
+from qdqspec.graph.ops import RANDOM, is_default
 from qdqspec.graph.protos import copied, copy_model, graphs_inside, refill, size_of
 from qdqspec.graph.trt import is_pair_op
 
@@ -32,10 +32,7 @@ LIMIT_BYTES = 2**20  # limit for a result that is larger than its inputs
 
 # Never folded, and nothing after them is constant: the runtime that reads the model fuses them.
 QUANTIZING = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
-
-_RANDOM = frozenset(
-    {"Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
-)  # fmt: skip
+_KEPT = QUANTIZING | RANDOM | {"Dropout"}
 
 # Results whose size depends on values, but exceeds the inputs' by at most a factor of their rank.
 _BOUNDED = frozenset({"Compress", "NonZero", "Unique"})
@@ -61,9 +58,7 @@ def fold_constants(
     QuantizeLinear, DequantizeLinear, DynamicQuantizeLinear and each operator outside ONNX's own domain stay,
     even with constant inputs, and so do all nodes that depend on them. So do random operators, If, Loop and
     Scan, nodes that make an output of a graph, and results that are larger than ``limit_bytes`` and than
-    their inputs. Tensors keep their names. If nothing changes, the same model object is returned. Folding is
-    idempotent. With ``only`` these tensors are computed, and nodes and initializers that nothing else reads are
-    removed; the rest of the model is unchanged.
+    their inputs. Tensors keep their names. With ``only`` these tensors are computed, and the rest is unchanged.
     """
     now, folded, unused = model, list[str](), list[str]()
     while True:  # new constants may determine further shapes
@@ -84,8 +79,7 @@ def fold_constants(
 def with_constant_numbers(model: Model) -> Model:
     """The model with scales, zero points and stored integers of Q and DQ as constants where constants determine them.
 
-    This decides for all readers of pairs what is constant: see `fold_constants`. A model without such computations is
-    returned unchanged. All other nodes keep their names.
+    This decides for all readers of pairs what is constant: see `fold_constants`. All nodes keep their names.
     """
     computed: set[str] = set()
     for node in model.nodes:
@@ -161,7 +155,7 @@ class _Folding:
         return (
             node.index in self._within
             and is_default(node)
-            and node.op_type not in QUANTIZING | _RANDOM
+            and node.op_type not in _KEPT
             and node.outputs[0] not in self._model.constants  # a Constant node already is a constant
             and not any(True for _ in graphs_inside(node.proto))
             and node.name not in self._model.bodies
@@ -327,11 +321,9 @@ class Folded:
 def fold_weights(model: Model) -> Folded:
     """Compute weights and biases that depend on constants only, and fold BatchNormalization."""
     needed = _find_computed_weights(model)
-    weights = (
-        fold_constants(model, only=needed, limit_bytes=_MOST_BYTES)
-        if needed
-        else FoldedConstants(model=model)
-    )
+    weights = FoldedConstants(model=model)
+    if needed:
+        weights = fold_constants(model, only=needed, limit_bytes=_MOST_BYTES)
     folded = fold_batchnorm(weights.model)
     if weights.model is model:
         return folded
@@ -345,7 +337,7 @@ def _find_computed_weights(model: Model) -> frozenset[str]:
     made, needed = set[str](), set[str]()
     for node in model.nodes:  # in graph order
         names = [name for name in node.inputs if name]
-        is_plain = is_default(node) and node.op_type not in QUANTIZING | _RANDOM and not node.is_marker
+        is_plain = is_default(node) and node.op_type not in _KEPT and not node.is_marker
         if is_plain and names and all(name in made or name in model.constants for name in names):
             made.update(node.outputs)
         elif is_plain and node.op_type in _WEIGHTS:
@@ -364,9 +356,7 @@ def fold_batchnorm(model: Model) -> Folded:
     """Fold each inference-mode BatchNormalization into the Conv or ConvTranspose that it is the only consumer of.
 
     Weights and biases are computed in float64 and stored in the weight's type. The convolution then makes the
-    output tensor of the normalization, under that name. Its old parameters are removed, Constant nodes among them;
-    the rest of the model is unchanged, and all nodes keep their names. A model with nothing to fold is returned
-    unchanged.
+    output tensor of the normalization. Its old parameters are removed, and all nodes keep their names.
     """
     folds = list(_find_normalizations(model))
     if not folds:

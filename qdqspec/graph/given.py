@@ -79,9 +79,7 @@ class OwnCopy(Model):
 def given_model(path: Path, values: Mapping[str, FixedValue]) -> Model:
     """The user's model with local functions inlined, weights that are also inputs made constant, these inputs fixed.
 
-    Raises `SpecError` for a value that is not valid for its input.
-
-    The hash of a model with fixed inputs is over the user's model and the values.
+    Raises `SpecError` for a value that is not valid for its input. The hash is over the user's model and the values.
     """
     loaded = _separate_dimensions(_fix_weights(_inline_calls(load_model(path))))
     if not values:
@@ -104,10 +102,9 @@ def _inline_calls(model: Model) -> Model:
 
 
 def _fix_weights(model: Model) -> Model:
-    """The model, or a copy if all initializers are inputs too, as old exporters write them.
+    """The model, or a copy if all initializers are inputs too, as old exporters write them: see `free_initializers`.
 
-    From IR version 4 on a caller may replace such weights, so that a runtime neither folds nor fuses them. If only
-    some initializers are inputs, these are default values, and stay.
+    If only some initializers are inputs, these are default values, and stay.
     """
     weights = {tensor.name: tensor for tensor in model.proto.graph.initializer}
     listed = [port for port in model.proto.graph.input if port.name in weights]

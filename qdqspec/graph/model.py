@@ -31,6 +31,7 @@ from qdqspec.graph.flat import (
     scopes_of,
     unique_node_names,
 )
+from qdqspec.graph.opset import opset_of
 from qdqspec.graph.protos import names_read_inside, values_of_constants, without_weights
 from qdqspec.graph.trt import meanings
 from qdqspec.graph.unify import unified
@@ -133,8 +134,7 @@ class Model:
     @cached_property
     def opset(self) -> int:
         """Version of the default operator set."""
-        versions = {o.domain: o.version for o in self.proto.opset_import}
-        return int(versions.get("", versions.get("ai.onnx", 1)))
+        return opset_of(self.proto)
 
     @cached_property
     def by_name(self) -> dict[str, Node]:
@@ -246,15 +246,9 @@ class Model:
 
     @cached_property
     def types(self) -> Mapping[str, TensorType]:
-        """Inferred element types and shapes of the tensors; unknown tensors are missing.
-
-        After operators that inference does not know, types are derived from the other nodes that read or make
-        the tensors.
-        """
+        """Inferred element types and shapes of the tensors, also by `unified`; unknown tensors are missing."""
         found: dict[str, TensorType] = {}
-        one = cache(
-            TensorType
-        )  # equal types share one object: a model has thousands of tensors and few types
+        one = cache(TensorType)  # a model has thousands of tensors and few types
         light = _infer_types(self)
         for scope in find_scopes(light).all if self.has_bodies else (None,):
             graph = light.graph if scope is None else scope.graph

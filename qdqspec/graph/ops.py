@@ -54,6 +54,11 @@ POOLS = frozenset(
 # Their results depend on a tensor's shape, not on its values.
 SHAPE_SOURCES = frozenset({"Shape", "Size"})
 
+# Their results are random. Dropout's are in training only.
+RANDOM = frozenset(
+    {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+)
+
 # They have graphs as attributes.
 CONTROL = frozenset({"If", "Loop", "Scan"})
 # Operators whose kernels take most of the time of usual models.

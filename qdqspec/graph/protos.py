@@ -88,6 +88,14 @@ def padded_inputs(node: onnx.NodeProto, count: int) -> tuple[str, ...]:
     return (*node.input, *[""] * count)[:count]
 
 
+def trimmed_inputs(inputs: Iterable[str], least: int = 0) -> list[str]:
+    """The inputs without those that are omitted at the end, at ``least`` so many."""
+    kept = list(inputs)
+    while len(kept) > least and not kept[-1]:
+        kept.pop()
+    return kept
+
+
 def graphs_inside(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
     """The bodies of a control-flow node."""
     for attribute in node.attribute[:]:  # see `attribute_of`

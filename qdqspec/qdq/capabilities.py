@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from qdqspec._core.config.hooks import Hook
 from qdqspec.types import Kind
 
+_NONE = frozenset[str]()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
@@ -18,57 +20,40 @@ class Capabilities:
 
     # Formats and labels
     formats: tuple[str, ...]  # number formats that a spec may ask for
-    labels: Mapping[
-        str, tuple[Kind, ...]
-    ]  # by operator type: labels under which it runs in integers, besides ``fp``
-    labels_of: Mapping[str, Mapping[str, tuple[Kind, ...]]] = field(
-        default_factory=dict
-    )  # by format, if others
-    dynamic: Mapping[str, frozenset[str]] = field(
-        default_factory=dict
-    )  # by weight format: operators with a constant
-    # weight whose kernel computes the range of its activation at run time
-    activations: Mapping[
-        str, str
-    ]  # by format: the type of activations (format ``int8``: uint8 on a CPU). A blocked
-    # format without one is for weights only
+    # by operator type: labels under which it runs in integers, besides ``fp``
+    labels: Mapping[str, tuple[Kind, ...]]
+    # by format, if others
+    labels_of: Mapping[str, Mapping[str, tuple[Kind, ...]]] = field(default_factory=dict)
+    # by weight format: operators with a constant weight whose kernel computes the range of its activation at run time
+    dynamic: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    # by format: the type of activations (format ``int8``: uint8 on a CPU). A blocked format without one is for weights
+    activations: Mapping[str, str]
     weights: Mapping[str, str]  # by format: the type of weights
     lacking: Mapping[str, str] = field(default_factory=dict)  # by format: why this device does not have it
     reduce_range: bool = False  # weights of 7 bits: sums of 8-bit products would saturate on this CPU
     symmetric_activations: bool = False
 
     # What kernels take
-    absorbs: frozenset[str] = frozenset()  # operators that fuse into a quantized producer: Q follows them
-    integer_bias: frozenset[str] = (
-        frozenset()
-    )  # linear operators that run ``in-only`` with an int32 bias after a DQ only
-    bare: frozenset[str] = (
-        frozenset()
-    )  # linear operators that run ``in-only`` only if nothing is absorbed after them
-    constant_weight: frozenset[str] = frozenset()  # operators, besides Conv, whose weight must be a constant
-    completes: frozenset[str] = (
-        frozenset()
-    )  # operators whose float weight the runtime quantizes, beside quantized data
-    moved_past: frozenset[str] = frozenset()  # operators that the runtime moves pairs past before that
-    rounds_biases: frozenset[str] = (
-        frozenset()
-    )  # operators whose float bias the runtime stores in steps of data scale
-    # times weight scale
-    blocked_axes: Mapping[str, tuple[int, ...]] = field(
-        default_factory=dict
-    )  # by operator type: axes of a weight of
-    # two dimensions along which blocks may lie
-    carriers: frozenset[str] = (
-        frozenset()
-    )  # operators past which a pair reaches a kernel that takes floats only, or
-    # operands of one format only
-    rules: Mapping[str, Hook] = field(
-        default_factory=dict
-    )  # placement rules by name, in the order of their use:
-    # requirements of a compiler beyond single operators (`qdqspec.qdq.space.units`)
-    fuses_in_half: bool = (
-        False  # quantized kernels fuse like those of float16: fusion is read from a float16 build
-    )
+    absorbs: frozenset[str] = _NONE  # operators that fuse into a quantized producer: Q follows them
+    # linear operators that run ``in-only`` with an int32 bias after a DQ only
+    integer_bias: frozenset[str] = _NONE
+    # linear operators that run ``in-only`` only if nothing is absorbed after them
+    bare: frozenset[str] = _NONE
+    constant_weight: frozenset[str] = _NONE  # operators, besides Conv, whose weight must be a constant
+    # operators whose float weight the runtime quantizes, beside quantized data
+    completes: frozenset[str] = _NONE
+    moved_past: frozenset[str] = _NONE  # operators that the runtime moves pairs past before that
+    # operators whose float bias the runtime stores in steps of data scale times weight scale
+    rounds_biases: frozenset[str] = _NONE
+    # by operator type: axes of a weight of two dimensions along which blocks may lie
+    blocked_axes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    # operators past which a pair reaches a kernel that takes floats only, or operands of one format only
+    carriers: frozenset[str] = _NONE
+    # placement rules by name, in the order of their use: requirements of a compiler beyond single operators
+    # (`qdqspec.qdq.space.units`)
+    rules: Mapping[str, Hook] = field(default_factory=dict)
+    # quantized kernels fuse like those of float16: fusion is read from a float16 build
+    fuses_in_half: bool = False
     computes_in_half: bool = False  # native float16 kernels: a float16 model is timed for comparison
     quantizes_half: bool = True  # else candidates of a float16 model are converted to float32
 
@@ -80,9 +65,8 @@ class Capabilities:
     per_layer_profile: bool = True
     builds_side_by_side: bool = False  # a build times no kernels: builds in parallel give the same result
     one_processor: bool = False  # an engine of one thread computes on its caller's core, which can be pinned
-    hardware: str = (
-        ""  # ``cpu``, ``gpu`` or ``npu``, where one run at a time is timed; else the device is its own
-    )
+    # ``cpu``, ``gpu`` or ``npu``, where one run at a time is timed; else the device is its own
+    hardware: str = ""
     enforces_output_shapes: bool = False  # a run fails if an output has another shape than the model declares
     needs_shapes: bool = False  # a build fails if the shape of an input is unknown
 

@@ -8,7 +8,7 @@ import onnx
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from onnx import numpy_helper
+from onnx_text import parsed
 
 from qdqspec.graph.model import Model
 from qdqspec.graph.reference import evaluator_of
@@ -68,14 +68,13 @@ def linear(
     kind = {"float32": "float", "float64": "double"}.get(str(values.dtype), str(values.dtype))
     ends = [",".join(map(str, (*values.shape[:-1], size))) for size in (values.shape[-1], weight.shape[1])]
     turned, third = "<transB = 1>" if transposed else "", ", b" if bias else ""
-    proto = onnx.parser.parse_model(
-        f'<ir_version: 10, opset_import: ["": {opset}]> g ({kind}[{ends[0]}] x) => ({kind}[{ends[1]}] y) '
-        f"{{ [linear] y = {op_type}{turned}(x, w{third}) }}"
+    constants = {"w": weight.T.copy() if transposed else weight} | (
+        {"b": np.ones(weight.shape[1])} if bias else {}
     )
-    constants = {"w": weight.T.copy() if transposed else weight, "b": np.ones(weight.shape[1])}
-    for name in ("w", "b") if bias else ("w",):
-        proto.graph.initializer.append(numpy_helper.from_array(constants[name].astype(values.dtype), name))
-    return Model(proto)
+    text = (
+        f"g ({kind}[{ends[0]}] x) => ({kind}[{ends[1]}] y) {{ [linear] y = {op_type}{turned}(x, w{third}) }}"
+    )
+    return parsed(text, opset, ir=10, **{n: value.astype(values.dtype) for n, value in constants.items()})
 
 
 def both_sides(model: Model, name: str, *, weight: bool = True) -> Placement:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
+from onnx_text import parsed
 
 from qdqspec.graph.model import Model
 from qdqspec.graph.reference import evaluator_of
@@ -50,20 +50,13 @@ def test_the_rounding_error_of_weights_is_within_the_precision_of_the_format(
     assert (error <= np.abs(values).max() * COARSENESS[name] * 1.005 + 1e-30).all()
 
 
-def one_weight(values: np.ndarray, opset: int) -> Model:
+def one_weight(values: np.ndarray) -> Model:
     """A graph that reads one constant. ONNX's reference has no DequantizeLinear of opsets below 19."""
-    elem_type = helper.np_dtype_to_tensor_dtype(values.dtype)
-    graph = helper.make_graph(
-        [helper.make_node("Add", ["x", "w"], ["y"], "add")],
-        "g",
-        [helper.make_tensor_value_info("x", elem_type, list(values.shape))],
-        [helper.make_tensor_value_info("y", elem_type, list(values.shape))],
-        [numpy_helper.from_array(values, "w")],
+    kind = {"float32": "float"}.get(str(values.dtype), str(values.dtype))
+    shape = ",".join(map(str, values.shape))
+    return parsed(
+        f"g ({kind}[{shape}] x) => ({kind}[{shape}] y) {{ [add] y = Add(x, w) }}", 19, ir=9, w=values
     )
-    imports = [helper.make_opsetid("", opset)]
-    model = helper.make_model(graph, opset_imports=imports)
-    model.ir_version = helper.find_min_ir_version_for(imports)
-    return Model(model)
 
 
 def weight_as_read(model: onnx.ModelProto, like: np.ndarray) -> np.ndarray:
@@ -81,7 +74,7 @@ def test_weights_are_dequantized_as_by_the_onnx_reference(
     real = REALS[elem_type]
     assume(mode == "integer" or real == np.float32)  # in 16 bits a quotient may be rounded differently
     values = values.astype(real)
-    model = one_weight(values, 19)
+    model = one_weight(values)
     site = Site(tensor="w", consumers=(Consumer("add", 1),), format=fmt.name, axis=axis, weight=True)
     numbers = Quantizer(model, {})
     inserted = insert_qdq(
@@ -98,7 +91,7 @@ def test_weights_are_dequantized_as_by_the_onnx_reference(
 
 @given(st.sampled_from([name for name in STORED if not FORMATS[name].block]), st.floats(0.01, 100))
 def test_activations_are_clipped_to_their_range(name: str, largest: float) -> None:
-    model = one_weight(np.zeros((2, 2), np.float32), 19)
+    model = one_weight(np.zeros((2, 2), np.float32))
     site = Site(tensor="x", consumers=(Consumer("add", 0),), format=name)
     numbers = Quantizer(model, {"x": TensorRange(-largest, largest)})
     inserted = insert_qdq(model, Placement(sites=frozenset({site})), numbers).proto

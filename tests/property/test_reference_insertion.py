@@ -7,7 +7,8 @@ import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
+from onnx_text import parsed
 from random_models import onnx_models, placements, ranges_for
 from reference_insertion import insert_by_reference, unordered
 
@@ -29,43 +30,26 @@ KINDS = {
 }
 
 
-def constant(name: str, *shape: int) -> TensorProto:
-    values = np.random.default_rng(len(name)).standard_normal(shape).astype(np.float32)
-    return numpy_helper.from_array(values, name)
-
-
-def model_of(
-    nodes: list[onnx.NodeProto], shape: list[int], weights: list[TensorProto], outputs: str, opset: int = 21
-) -> Model:
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs],
-        weights,
-    )
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
-    return Model(onnx.shape_inference.infer_shapes(proto))
-
-
 def convolutions() -> Model:
     """A bias as initializer, one as Constant node, and none; an inner tensor is an output."""
-    bias = helper.make_node("Constant", [], ["c"], "c_made", value=constant("c", 3))
-    layers = [("x", "w1", "b", "h"), ("h", "w22", "c", "i"), ("i", "w333", "", "y")]
-    nodes = [helper.make_node("Conv", [x, w, *([b] if b else [])], [y], f"{y}_made") for x, w, b, y in layers]
-    weights = [constant(w, 3, 3, 1, 1) for _, w, _, _ in layers]
-    return model_of([bias, *nodes], [1, 3, 4, 4], [*weights, constant("b", 3)], "iy", opset=13)
+    kernel = (3, 3, 1, 1)
+    proto = parsed(
+        """g (float[1,3,4,4] x) => (float[1,3,4,4] i, float[1,3,4,4] y) {
+            [h_made] h = Conv(x, w1, b)  [i_made] i = Conv(h, w22, c)  [y_made] y = Conv(i, w333) }""",
+        13, ir=10, w1=kernel, w22=kernel, w333=kernel, b=(3,), c=(3,),
+    ).proto  # fmt: skip
+    node = helper.make_node("Constant", [], ["c"], "c_made", value=proto.graph.initializer.pop())
+    proto.graph.node.insert(0, node)
+    return Model(proto)
 
 
 def products() -> Model:
     """Products that share a weight, for dynamic and blocked formats."""
-    nodes = [
-        helper.make_node("MatMul", ["x", "w"], ["a"], "first"),
-        helper.make_node("Relu", ["a"], ["r"], "relu"),
-        helper.make_node("MatMul", ["r", "w"], ["y"], "second"),
-        helper.make_node("MatMul", ["r", "ww"], ["z"], "third"),
-    ]
-    return model_of(nodes, [2, 64], [constant("w", 64, 64), constant("ww", 64, 8)], "yz")
+    return parsed(
+        """g (float[2,64] x) => (float[2,64] y, float[2,8] z) { [first] a = MatMul(x, w)
+            [relu] r = Relu(a)  [second] y = MatMul(r, w)  [third] z = MatMul(r, ww) }""",
+        21, ir=10, w=(64, 64), ww=(64, 8),
+    )  # fmt: skip
 
 
 def quantizer(model: Model, placement: Placement) -> Quantizer:

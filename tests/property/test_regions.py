@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import onnx
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import TensorProto, helper
+from onnx_text import parsed
 from random_models import onnx_models
 from reorder import renamed_and_reordered
 
@@ -32,26 +32,23 @@ def graphs(draw: st.DrawFn, most: int = 14) -> list[tuple[str, tuple[int, ...]]]
     return rows
 
 
-def model_of(rows: list[tuple[str, tuple[int, ...]]], prefix: str = "n") -> Model:
-    """The graph of these rows, with ``prefix`` in names."""
-    value = helper.make_tensor("", TensorProto.FLOAT, [1, 4, 2, 2], [0.5] * 16)
-    nodes = []
+def model_of(rows: list[tuple[str, tuple[int, ...]]]) -> Model:
+    """The graph of these rows; node ``i`` makes ``ti``."""
+    made = {-2: "x", -1: "z"} | {index: f"t{index}" for index in range(len(rows))}
+    more = {"Split": "<axis = 3>", "Constant": f"<value = float[1,4,2,2] {{{', '.join(['0.5'] * 16)}}}>"}
+    text = ""
     for index, (op, feeds) in enumerate(rows):
-        inputs = [f"{prefix}_t{f}" for f in feeds] + ([f"{prefix}_w"] if op == "Conv" else [])
-        outputs = [f"{prefix}_t{index}"] + ([f"{prefix}_s{index}"] if op == "Split" else [])
-        extra = {"value": value} if op == "Constant" else {"axis": 3} if op == "Split" else {}
-        nodes.append(helper.make_node(op, inputs, outputs, name=f"{prefix}_{index}", **extra))
-    made = {i: f"{prefix}_t{i}" for i in range(-2, len(rows))}
-    used = {f for _, feeds in rows for f in feeds}
+        inputs = [made[feed] for feed in feeds] + (["w"] if op == "Conv" else [])
+        outputs = made[index] + (f", s{index}" if op == "Split" else "")
+        text += f"[n_{index}] {outputs} = {op}{more.get(op, '')}({', '.join(inputs)}) "
+    used = {feed for _, feeds in rows for feed in feeds}
     results = [made[i] for i in range(len(rows)) if i not in used] or [made[len(rows) - 1]]
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info(made[i], TensorProto.FLOAT, [1, 4, 2, 2]) for i in (-2, -1)],
-        [onnx.ValueInfoProto(name=name) for name in results],
-        [helper.make_tensor(f"{prefix}_w", TensorProto.FLOAT, [4, 4, 1, 1], [0.1] * 16)],
+    image = "float[1,4,2,2]"
+    return parsed(
+        f"g ({image} x, {image} z) => ({', '.join(results)}) {{ {text} }}",
+        13,
+        w=np.full((4, 4, 1, 1), 0.1, "f4"),
     )
-    return Model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)]))
 
 
 def leaves(regions: tuple[Region, ...]) -> list[Region]:

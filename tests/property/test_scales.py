@@ -9,6 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from onnx.reference import ReferenceEvaluator
+from onnx_text import parsed
 
 from qdqspec.qdq.quantize.calibrate import Histogram, entropy_range, mse_range, percentile_range
 from qdqspec.qdq.quantize.formats import FORMATS, NumberFormat, QuantParams
@@ -104,21 +105,15 @@ def test_clipped_ranges_are_within_the_observed_range(values: np.ndarray, choose
 
 
 def _reference(values: np.ndarray, params: QuantParams) -> tuple[np.ndarray, np.ndarray]:
-    attributes = {} if params.axis is None else {"axis": params.axis}
-    nodes = [
-        onnx.helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"], **attributes),
-        onnx.helper.make_node("DequantizeLinear", ["q", "s", "z"], ["y"], **attributes),
-    ]
-    value = onnx.helper.make_tensor_value_info
-    graph = onnx.helper.make_graph(
-        nodes,
-        "pair",
-        [value("x", 1, None), value("s", 1, None), value("z", params.format.elem_type, None)],
-        [value("q", params.format.elem_type, None), value("y", 1, None)],
+    kind = onnx.TensorProto.DataType.Name(params.format.elem_type).lower()
+    axis = "" if params.axis is None else f"<axis = {params.axis}>"
+    model = parsed(
+        f"""g (float x, float s, {kind} z) => ({kind} q, float y) {{
+            q = QuantizeLinear{axis}(x, s, z)  y = DequantizeLinear{axis}(q, s, z) }}""",
+        21,
     )
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)])
     feeds = {"x": values, "s": params.scale, "z": params.zero_point}
-    return tuple(ReferenceEvaluator(model).run(None, feeds))
+    return tuple(ReferenceEvaluator(model.proto).run(None, feeds))
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, float("nan")), (float("-inf"), 0.0), (2.0, 1.0)])

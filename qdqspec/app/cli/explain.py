@@ -281,7 +281,7 @@ def _from_model(
 ) -> list[ExplainedEngine]:
     """A quantized model and its float form: ``reference``, or the model without its pairs."""
     from qdqspec.app.cli.models import judged
-    from qdqspec.graph.dynamic_kernels import with_pairs
+    from qdqspec.graph.dynamic_pairs import with_pairs
     from qdqspec.graph.model import QDQ_OPS, require_path
 
     left, notes = values_left(path, inputs.values)

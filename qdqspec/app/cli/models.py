@@ -204,7 +204,7 @@ def _dequantized(model: Model) -> int:
 
     Operators of integers and floats count as the pairs that they replace.
     """
-    from qdqspec.graph.dynamic_kernels import with_pairs
+    from qdqspec.graph.dynamic_pairs import with_pairs
     from qdqspec.graph.fold import with_constant_numbers
     from qdqspec.qdq.read.recognize import is_op, makes_scale
 

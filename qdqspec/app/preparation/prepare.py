@@ -49,7 +49,7 @@ from qdqspec.graph.regions.expressions import allowed_nodes, denied_nodes, requi
 from qdqspec.graph.regions.search import find_regions
 from qdqspec.graph.wire import Parts
 from qdqspec.qdq.edit.equalize import Equalization, equalized, products_of, touched
-from qdqspec.qdq.quantize.calibrate import calibrate, given_ranges
+from qdqspec.qdq.quantize.calibrate import calibrate_with, given_ranges
 from qdqspec.qdq.quantize.corrections import Corrections
 from qdqspec.qdq.quantize.quantizer import Quantizer
 from qdqspec.qdq.quantize.ranges import TensorRange, tie_ranges
@@ -326,7 +326,7 @@ class Prepared(CaseData):
         method = self.case.quantize.calibration
         with ExitStack() as observers:
             run = partial(self.runner, observers)
-            return calibrate(model, tensors, self.feeds, method, run, note=note)
+            return calibrate_with(model, tensors, self.feeds, (method,), run, note=note)[method]
 
     @property
     def fixed_tensors(self) -> frozenset[str]:

@@ -26,7 +26,7 @@ import onnx
 from onnx import external_data_helper
 
 from qdqspec.backends._source import PAIRS, Source
-from qdqspec.graph.dynamic_kernels import with_pairs
+from qdqspec.graph.dynamic_pairs import with_pairs
 from qdqspec.graph.flat import Scope, Scopes, bodies_of, find_scopes
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import CONTROL

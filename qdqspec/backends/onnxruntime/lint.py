@@ -15,7 +15,7 @@ from onnx import TensorProto
 from packaging.version import Version
 
 from qdqspec.backends.onnxruntime.ops import ABSORBED, BLOCKED_AXES, LABELS, MOVING
-from qdqspec.graph.dynamic_kernels import with_pairs
+from qdqspec.graph.dynamic_pairs import with_pairs
 from qdqspec.graph.float32 import computes_in_float16
 from qdqspec.graph.model import Node
 from qdqspec.graph.ops import is_constant_node

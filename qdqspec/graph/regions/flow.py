@@ -204,10 +204,7 @@ def _find_readers(
 def _measure_depths(producers: Sequence[Sequence[int]]) -> tuple[int, ...]:
     depth: list[int] = []
     for feeding in producers:
-        if len(feeding) == 1:  # as most are
-            depth.append(depth[feeding[0]] + 1)
-        else:
-            depth.append(max([depth[p] + 1 for p in feeding], default=0))
+        depth.append(max([depth[p] + 1 for p in feeding], default=0))
     return tuple(depth)
 
 

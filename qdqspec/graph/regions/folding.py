@@ -9,12 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 
 from qdqspec.graph.model import Model
-from qdqspec.graph.ops import ANCHORS
+from qdqspec.graph.ops import ANCHORS, CONTROL
 from qdqspec.graph.unify import joined
 from qdqspec.types import EXACT_DB, BlockError, GraphPart, LayerTime, PlacedPair, Region
 
 MOST_PARTS = 60
-_WITH_BODIES = frozenset({"If", "Loop", "Scan"})  # these read more than their inputs
 _Layers = Sequence[LayerTime]
 _Nodes = tuple[int, ...]  # nodes of one part, by their position in the model
 
@@ -73,7 +72,7 @@ def _find_fixed(model: Model) -> set[str]:
     known = set(model.constants)
     for node in model.nodes:
         reads = {tensor for tensor in node.inputs if tensor}
-        if node.op_type == "Constant" or (reads and reads <= known and node.op_type not in _WITH_BODIES):
+        if node.op_type == "Constant" or (reads and reads <= known and node.op_type not in CONTROL):
             fixed.add(node.name)
             known.update(node.outputs)
     return fixed

@@ -45,8 +45,7 @@ class Judged:
     """The nodes that a backend's search may quantize, and reasons against the others.
 
     `qdqspec.qdq.space.judging` makes it. ``reasons`` by node name and ``outputs`` by graph output are empty
-    texts where quantization is possible. ``note`` is a remark about the backend, such as that it is not
-    installed.
+    texts where quantization is possible. ``note`` is a remark about the backend.
     """
 
     backend: str
@@ -261,12 +260,11 @@ def render_text(
     include_all: bool = False,
     only: Collection[InspectSection] = (),
 ) -> str:
-    """The inspection as text: summary, tree, sizes, patterns, and nodes that cannot be quantized; or ``only``
-    some sections.
+    """The inspection as text, or ``only`` some sections.
 
     At most ``lines`` lines of the tree, rows of a table and names of a list are shown, and of regions that
-    repeat three or more times in sequence only the first; ``verbose`` shows each, with node names and
-    boundaries. ``include_all`` adds regions that have nothing to quantize.
+    repeat in sequence only the first; ``verbose`` shows each, with node names and boundaries. ``include_all``
+    adds regions that have nothing to quantize.
     """
     tree = (_write_tree(inspection, verbose, lines, include_all), _write_bodies(inspection, lines))
     parts = (

@@ -15,7 +15,6 @@ text. Source: B. D. McKay, "Practical graph isomorphism", Congressus Numerantium
 from __future__ import annotations
 
 import hashlib
-import heapq
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
@@ -267,7 +266,7 @@ def _write_type(known: TensorType, with_shapes: bool) -> str:
 
 
 Colors: TypeAlias = list[bytes]
-EFFORT = 50_000  # ties times vertices; beyond that, symmetric vertices keep the order of their input
+EFFORT = 50_000  # ties times vertices; beyond that, tied vertices are ordered as they are listed, all at once
 
 
 # an input: its slot, the vertex that produces it, the index of the output
@@ -287,11 +286,7 @@ class LabelledGraph:
         self.up: Tagged = [[(tags[slot, output], feeding) for slot, feeding, output in row] for row in edges]
         self.depth: list[int] = []
         for row in edges:
-            deepest = -1
-            for _, feeding, _ in row:
-                if self.depth[feeding] > deepest:
-                    deepest = self.depth[feeding]
-            self.depth.append(deepest + 1)
+            self.depth.append(max((self.depth[feeding] + 1 for _, feeding, _ in row), default=0))
 
     @cached_property
     def down(self) -> Tagged:
@@ -311,12 +306,12 @@ def canonical_order(graph: LabelledGraph) -> tuple[list[int], str]:
     hashes = {label: short_hash(label.encode()) for label in set(graph.labels)}
     colors = _refine(graph, [hashes[label] for label in graph.labels])
     ties = len(colors) - len(set(colors))
-    if ties * len(colors) > EFFORT:
-        return _write_in_order(graph, _order_greedily(graph, colors))
+    at_once = None if ties * len(colors) > EFFORT else 1
     while tied := _find_smallest_cell(colors):
-        colors[tied[0]] = short_hash(colors[tied[0]] + b"\0chosen")
+        for number, vertex in enumerate(tied[:at_once], start=1):
+            colors[vertex] = short_hash(colors[vertex] + b"\0chosen" * number)
         colors = _refine(graph, colors)
-    return _write_by_color(graph, colors)
+    return _write_in_order(graph, sorted(range(len(colors)), key=lambda v: (graph.depth[v], colors[v])))
 
 
 def _find_smallest_cell(colors: Colors) -> list[int]:
@@ -358,42 +353,12 @@ def _sweep(edges: Tagged, order: Iterable[int], colors: Colors) -> Colors:
     return fresh
 
 
-def _write_by_color(graph: LabelledGraph, colors: Colors) -> tuple[list[int], str]:
-    return _write_in_order(graph, sorted(range(len(colors)), key=lambda v: (graph.depth[v], colors[v])))
-
-
 def _write_in_order(graph: LabelledGraph, order: list[int]) -> tuple[list[int], str]:
     place = [0] * len(order)
     for i, vertex in enumerate(order):
         place[vertex] = i
     rows = []
     for vertex in order:
-        row = graph.edges[vertex]
-        if len(row) == 1:  # same text as that of the list below, which takes three times as long to write
-            slot, feeding, output = row[0]
-            rows.append(f"{graph.labels[vertex]}<[({slot}, {place[feeding]}, {output})]")
-        else:
-            ends = sorted([(slot, place[feeding], output) for slot, feeding, output in row])
-            rows.append(f"{graph.labels[vertex]}<{ends}")
+        ends = sorted([(slot, place[feeding], output) for slot, feeding, output in graph.edges[vertex]])
+        rows.append(f"{graph.labels[vertex]}<{ends}")
     return order, "\n".join(rows)
-
-
-def _order_greedily(graph: LabelledGraph, colors: Colors) -> list[int]:
-    """A topological order by colour that keeps the vertices of one symmetric branch together."""
-    missing = [len(row) for row in graph.edges]
-    place: dict[int, int] = {}
-
-    def entry(vertex: int) -> tuple[int, bytes, list[int], int]:
-        fed_by = sorted(place[feeding] for _, feeding, _ in graph.edges[vertex])
-        return graph.depth[vertex], colors[vertex], fed_by, vertex
-
-    ready = [entry(v) for v, count in enumerate(missing) if not count]
-    heapq.heapify(ready)
-    while ready:
-        vertex = heapq.heappop(ready)[-1]
-        place[vertex] = len(place)
-        for _, fed in graph.down[vertex]:
-            missing[fed] -= 1
-            if not missing[fed]:
-                heapq.heappush(ready, entry(fed))
-    return list(place)

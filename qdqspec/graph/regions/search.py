@@ -286,14 +286,11 @@ class _Builder:
         # A chain begins before the chains inside it, so in this order the inner ones are ready.
         for vertex in sorted(self._chains.inside, reverse=True):
             blocks: list[Block] = []
-            for head in self._sorted(self._chains.inside[vertex]):
+            # by depth, operators and consumers, so that the order is equal in each layer of a model
+            for head in sorted(self._chains.inside[vertex], key=self._character):
                 blocks += self._chain(head)
             self._between[vertex] = blocks
         return self._chain(0)
-
-    def _sorted(self, heads: list[int]) -> list[int]:
-        """Branches by depth, operators and consumers, so that the order is equal in each layer of a model."""
-        return sorted(heads, key=self._character) if len(heads) > 1 else heads
 
     def _character(self, head: int) -> tuple[int, list[bytes], list[tuple[bytes, int]], int]:
         operators: list[bytes] = []

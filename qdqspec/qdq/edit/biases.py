@@ -116,7 +116,6 @@ def biases_before(model: Model, removed: Collection[int]) -> dict[str, TensorPro
         name = "" if record is None else str(record["name"])
         if record is None or name not in model.constants:
             continue
-        found[name] = (
-            TensorProto.FromString(base64.b64decode(str(record["before"]))) if "before" in record else None
-        )
+        before = base64.b64decode(str(record["before"])) if "before" in record else None
+        found[name] = None if before is None else TensorProto.FromString(before)
     return found

@@ -103,7 +103,6 @@ class Excerpts:
         )
 
     def _results(self, nodes: Collection[str]) -> tuple[str, ...]:
-        nodes = self._with_bodies(nodes)
         model, inside = self._model, set(nodes)
         outside = {*model.outputs}
         for node in model.nodes:

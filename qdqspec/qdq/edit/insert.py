@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import onnx
 from onnx import TensorProto
@@ -68,24 +68,16 @@ def insert_qdq(
 ) -> Inserted:
     """The model with the pairs of a placement; `Inserter` makes many candidates of one model.
 
-    Weights at the sites ``floating`` stay float. Raises `PlacementError` if a site does
-    not fit, `ModelError` if the opset cannot be raised.
+    Raises `PlacementError` if a site does not fit, `ModelError` if the opset cannot be raised.
     """
     return Inserter(model, numbers, floating=floating).insert(placement)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Insert:
-    """The pair of a site. It covers ``covered`` of the ``readers`` of a weight.
-
-    A stored integer weight can replace the float weight if the chosen inserts cover all its readers.
-    """
+class _Insert(NamedTuple):
+    """The pair of a site."""
 
     site: Site
     pair: Pair
-    covered: int
-    readers: int
-    is_foreign: bool  # whether operators of domain ``trt`` are among its nodes
 
 
 class Inserter:
@@ -109,7 +101,7 @@ class Inserter:
         self._model = model
         self._maker = PairMaker(model, numbers, floating=floating, store=store)
         self._inserts: dict[tuple[str, str], list[_Insert]] = {}  # by row of the site and its source
-        self._bases: dict[int, _Base] = {}
+        self._bases: dict[int, _Base] = {}  # by opset
         self._proto = model.proto if store is None else map_tensors(model.proto, store.externalize)
         self._flat = model.flat if store is None else flat_form(self._proto)
 
@@ -119,7 +111,10 @@ class Inserter:
         outputs = [site.tensor for site in sites if makes_output(site)]
         floats = {tensor: self._maker.float_name(tensor) for tensor in outputs}
         inserts = [one for site in sites for one in self._make_once(site, floats.get(site.tensor, ""))]
-        base = self._base(max((self._model.opset, *(insert.pair.opset for insert in inserts))))
+        opset = max((self._model.opset, *(insert.pair.opset for insert in inserts)))
+        if opset not in self._bases:
+            self._bases[opset] = _Base(self._model, self._maker, self._proto, self._flat, opset)
+        base = self._bases[opset]
         candidate = base.with_pairs(inserts, floats)
         if candidate is None or len(floats) < len(outputs):
             raise self._explain_overlap(sites)
@@ -135,20 +130,10 @@ class Inserter:
         """The pairs of a site, one for each graph that reads it, made once. ``source`` is a graph output's new name."""
         known = self._inserts.get((site.row, source))
         if known is None:
-            known = [self._make(part, site, source) for part in self._split(site)]
+            make = self._maker.make
+            known = [_Insert(part, make(part, source=source, whole=site)) for part in self._split(site)]
             self._inserts[site.row, source] = known
         return known
-
-    def _make(self, site: Site, whole: Site, source: str) -> _Insert:
-        pair = self._maker.make(site, source=source, whole=whole)
-        replaces = self._maker.stores_integers(whole) and self._maker.is_private(site.tensor)
-        return _Insert(
-            site=site,
-            pair=pair,
-            covered=len(set(site.consumers)) if replaces else 0,
-            readers=len(self._model.consumers.get(site.tensor, ())),
-            is_foreign=any(map(is_pair_op, pair.nodes)),
-        )
 
     def _split(self, site: Site) -> list[Site]:
         """A site split by the graphs that read it, as kernels are fused within a graph."""
@@ -174,22 +159,19 @@ class Inserter:
                 seen.add(end)
         raise AssertionError("inserts that share an input come from sites that share a consumer")
 
-    def _base(self, opset: int) -> _Base:
-        if opset not in self._bases:
-            self._bases[opset] = _Base(self._model, self._proto, self._flat, opset)
-        return self._bases[opset]
-
 
 class _Base:
-    """The model at one opset, with the place of each pair."""
+    """The model at one opset, that candidates are made of."""
 
-    def __init__(self, model: Model, proto: onnx.ModelProto, flat: onnx.ModelProto, opset: int) -> None:
+    def __init__(
+        self, model: Model, maker: PairMaker, proto: onnx.ModelProto, flat: onnx.ModelProto, opset: int
+    ) -> None:
         self.notes: tuple[str, ...] = ()
         if opset > model.opset or proto.ir_version < IR_WITH_FREE_INITIALIZERS:
             flat = flat_form(raised(proto, opset))
             was = version_text(model.proto)
             self.notes = (f"raised to opset {opset}, which its number formats need (was {was})",)
-        self._model = model
+        self.model, self.maker = model, maker
         self.nodes = list(flat.graph.node)
         self.weights = list(flat.graph.initializer)
         self.weight = {tensor.name: i for i, tensor in enumerate(self.weights)}
@@ -197,41 +179,34 @@ class _Base:
         self.around = copy_model(flat, but={"node", "initializer"})
         self._scopes = tuple(scopes_of(self.nodes)) if model.has_bodies else ()
         self._raised = RaisedInputs(model, self.nodes, is_raised=bool(self.notes))
-        self._places: dict[_Insert, tuple[int, Ends]] = {}
+        self._places: dict[Site, tuple[int, Ends]] = {}
 
     def with_pairs(self, inserts: Sequence[_Insert], floats: Mapping[str, str]) -> Parts | None:
         """The model with these pairs; ``None`` if two of them are for one input. ``floats`` rename graph outputs."""
-        before: defaultdict[int, list[_Insert]] = defaultdict(list)  # pairs by the node that they come before
-        reads: dict[tuple[int, int], str] = {}
-        expected = 0
-        for insert in inserts:
-            index, ends = self._place(insert)
-            before[index].append(insert)
-            reads.update(dict.fromkeys(ends, insert.pair.output))
-            expected += len(ends)
-        if len(reads) < expected:
+        placed = sorted(((*self._place(one.site), one) for one in inserts), key=lambda each: each[0])
+        reads = {end: insert.pair.output for _, ends, insert in placed for end in ends}
+        if len(reads) < sum(len(ends) for _, ends, _ in placed):
             return None
         made = _Candidate(self)
-        for index in sorted({index for name in floats for index in self._ends_of_outputs[name]}):
+        for index in {index for name in floats for index in self._ends_of_outputs[name]}:
             rename_tensors(made.node(index), lambda name: floats.get(name, name))
         for (index, number), name in reads.items():
             made.node(index).input[number] = name
-        in_order = [insert for index in sorted(before) for insert in before[index]]
-        for insert in in_order:
-            bias = insert.pair.bias
-            if bias is not None and bias.is_added:
-                reader, _ = self._place(insert)[1][0]
-                made.node(reader).input.append(bias.value.name)
-            elif bias is not None:
-                made.replace_constant(bias.value.name, bias.value)
-        made.store_weights(in_order)
+        before: defaultdict[int, list[Pair]] = defaultdict(list)  # pairs by the node that they come before
+        for index, ends, (_, pair) in placed:
+            before[index].append(pair)
+            if pair.bias is not None and pair.bias.is_added:
+                made.node(ends[0][0]).input.append(pair.bias.value.name)
+            elif pair.bias is not None:
+                made.replace_constant(pair.bias.value.name, pair.bias.value)
+        made.store_weights([insert for _, _, insert in placed])
         return made.parts(before)
 
-    def _place(self, insert: _Insert) -> tuple[int, Ends]:
+    def _place(self, site: Site) -> tuple[int, Ends]:
         """The index of the node that a pair comes before, and the inputs that read it."""
-        if insert not in self._places:
-            self._places[insert] = self._find_place(insert.site)
-        return self._places[insert]
+        if site not in self._places:
+            self._places[site] = self._find_place(site)
+        return self._places[site]
 
     def _find_place(self, site: Site) -> tuple[int, Ends]:
         """The pair after the producer of the tensor, or before the first reader: in the graph of the readers."""
@@ -249,14 +224,14 @@ class _Base:
             and self._scopes
             and any(self._scopes[index] != self._scopes[producer] for index, _ in ends)
         )
-        if producer is None or site.tensor in self._model.constants or is_captured:
+        if producer is None or site.tensor in self.model.constants or is_captured:
             return min(index for index, _ in ends), ends
         return producer + 1, ends
 
     @cached_property
     def _ends_of_outputs(self) -> Mapping[str, list[int]]:
         """The nodes that make or read each graph output, in their bodies too."""
-        found: dict[str, list[int]] = {name: [] for name in self._model.outputs}
+        found: dict[str, list[int]] = {name: [] for name in self.model.outputs}
         for index, node in enumerate(self.nodes):
             for name in {*node.input, *node.output, *names_read_inside(node)} & found.keys():
                 found[name].append(index)
@@ -278,20 +253,20 @@ class _Candidate:
             self._edited[index] = copied(self._base.nodes[index])
         return self._edited[index]
 
-    def parts(self, before: Mapping[int, Sequence[_Insert]]) -> Parts:
+    def parts(self, before: Mapping[int, Sequence[Pair]]) -> Parts:
         """The model with the nodes and constants of the pairs ``before`` each node."""
         graph, nodes = self._model.graph, list[onnx.NodeProto]()
         for index in range(len(self._base.nodes) + 1):
-            for insert in before.get(index, ()):
-                nodes += insert.pair.nodes
-                graph.initializer.extend(insert.pair.constants)
-                if insert.pair.bias is not None and insert.pair.bias.is_added:
-                    graph.initializer.append(insert.pair.bias.value)
+            for pair in before.get(index, ()):
+                nodes += pair.nodes
+                graph.initializer.extend(pair.constants)
+                if pair.bias is not None and pair.bias.is_added:
+                    graph.initializer.append(pair.bias.value)
             nodes += [self._edited.get(index, node) for node in self._base.nodes[index : index + 1]]
         graph.node.extend(nodes)
-        opsets = self._model.opset_import
-        if any(insert.is_foreign for some in before.values() for insert in some) and all(
-            opset.domain != DOMAIN for opset in opsets
+        opsets, pairs = self._model.opset_import, (pair for some in before.values() for pair in some)
+        if all(opset.domain != DOMAIN for opset in opsets) and any(
+            is_pair_op(node) for pair in pairs for node in pair.nodes
         ):
             opsets.add(domain=DOMAIN, version=VERSION)
         return Parts(self._model, self._weights)
@@ -310,14 +285,16 @@ class _Candidate:
 
         Of the pairs of a weight the first in the graph takes its place, because stripping finds that one first.
         """
-        stored = [(insert, insert.pair.integer) for insert in inserts if insert.pair.integer is not None]
+        stored = [(site, pair.integer) for site, pair in inserts if pair.integer is not None]
         covered, replaced = Counter[str](), set()
-        for insert, _ in stored:
-            covered[insert.site.tensor] += insert.covered
-        for insert, integer in stored:
-            if covered.pop(insert.site.tensor, 0) == insert.readers:
-                self.replace_constant(insert.site.tensor, integer)
-                replaced.add(insert.site.tensor)
+        for site, _ in stored:
+            covered[site.tensor] += (
+                len(set(site.consumers)) if self._base.maker.is_private(site.tensor) else 0
+            )
+        for site, integer in stored:
+            if covered.pop(site.tensor, 0) == len(self._base.model.consumers.get(site.tensor, ())):
+                self.replace_constant(site.tensor, integer)
+                replaced.add(site.tensor)
             else:
                 self._weights.append(integer)
         inputs = self._model.graph.input

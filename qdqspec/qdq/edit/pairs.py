@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
@@ -16,7 +15,7 @@ from onnx.helper import tensor_dtype_to_np_dtype
 
 from qdqspec.errors import PlacementError
 from qdqspec.graph.dynamic_kernels import CARRIED, QUANTIZE
-from qdqspec.graph.flat import numbered_name
+from qdqspec.graph.flat import names_in, numbered_name
 from qdqspec.graph.model import Model
 from qdqspec.graph.protos import all_graphs, copied
 from qdqspec.graph.trt import (
@@ -133,7 +132,8 @@ class PairMaker:
     store: WeightStore | None = None
 
     def __post_init__(self) -> None:
-        self._taken = frozenset((*_list_names(self.model.proto), *_list_names(self.model.flat)))
+        graphs = (*all_graphs(self.model.proto.graph), *all_graphs(self.model.flat.graph))
+        self._taken = frozenset().union(*map(names_in, graphs))
         self._private = (
             frozenset(self.model.constants) - frozenset(self.model.outputs) - self.model.subgraph_reads
         )
@@ -211,7 +211,7 @@ class PairMaker:
         layer = None if shift is None else biased_layer(self.model, site)
         if shift is None or layer is None:
             return None
-        return corrected_bias(self.model, layer, shift, self._make_name(site, "_correct_bias"))
+        return corrected_bias(self.model, layer, shift, self._make_name(site, "_bias"))
 
     def _make_at_run_time(self, site: Site, params: QuantParams, elem_type: int, source: str) -> Pair:
         """An activation whose one scale and zero point are found when the model runs."""
@@ -348,14 +348,3 @@ def _make_blank(op_type: str, attributes: tuple[tuple[str, int], ...]) -> onnx.N
     for field in ("name", "input", "output"):
         blank.ClearField(field)
     return blank
-
-
-def _list_names(proto: onnx.ModelProto) -> Iterator[str]:
-    """Each name of a tensor or node, in bodies too."""
-    for graph in all_graphs(proto.graph):
-        for named in (*graph.input, *graph.initializer, *graph.output, *graph.value_info):
-            yield named.name
-        for node in graph.node:
-            yield node.name
-            yield from node.input
-            yield from node.output

@@ -4,42 +4,32 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import partial
 
 from qdqspec.graph.model import Model
 from qdqspec.types import Finding
 
-CHECKER = Finding(
+_refusal = partial(Finding, severity="refused", node="", message="")
+CHECKER = _refusal(
     id="ONX001",
-    severity="refused",
-    node="",
-    message="",
     title="ONNX's checker refuses the model: types or shapes contradict each other",
     cure="convert the node's inputs to one type, or export the model again",
     source="onnx.checker.check_model with full_check; a note where the runtime of the target loaded the model",
 )
-LOAD = Finding(
+LOAD = _refusal(
     id="RUN001",
-    severity="refused",
-    node="",
-    message="",
     title="The runtime does not load the model",
     cure="change the node that the message names, or leave it in float",
     source="runtime: one load by the installed version",
 )
-RUN = Finding(
+RUN = _refusal(
     id="RUN002",
-    severity="refused",
-    node="",
-    message="",
     title="The runtime loads the model, and cannot run it with its optimizations",
     cure="leave the nodes around the one that fails in float, or run the model without the runtime's optimizations",
     source="runtime: one run by the installed version, which succeeds without optimizations",
 )
-VALUES = Finding(
+VALUES = _refusal(
     id="RUN003",
-    severity="refused",
-    node="",
-    message="",
     title="The runtime computes other values with its optimizations than ONNX defines",
     cure="leave the node in float, change it, or run the model without the runtime's optimizations",
     source="runtime: one run by the installed version, below 20 dB of a run without optimizations",

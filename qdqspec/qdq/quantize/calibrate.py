@@ -179,34 +179,6 @@ _LISTED = 5
 _log = logging.getLogger(__name__)
 
 
-def calibrate(
-    model: Model,
-    tensors: Iterable[str],
-    feeds: Callable[[], Iterable[Feed]],
-    method: Method,
-    run: OutputRunner,
-    *,
-    note: Callable[[str], None] = _log.warning,
-) -> dict[str, TensorRange]:
-    """Return the range of each tensor over all feeds.
-
-    ``feeds`` is called once for ``max`` and ``mean`` (of the smallest and the largest value of each sample), twice for
-    the other methods (range first, then a histogram of fixed size per tensor), and its samples are never stored. The
-    range of a tensor in a body of If, Loop or Scan is over all iterations. Raises `DataError` if there is no sample.
-
-    These tensors have no range:
-
-    - integer tensors;
-    - tensors that no feed produced, such as those of a branch that is never taken;
-    - tensors with NaN, infinity, or more than half of the largest number of their type, as masked scores have;
-    - masked scores before a Softmax, if 8 bits would keep the mask alone.
-
-    ``note`` receives a line for each kind but the first. These tensors are never clipped: outputs of the model, input
-    and output of a Softmax, outputs of Sigmoid and similar operators.
-    """
-    return calibrate_with(model, tensors, feeds, (method,), run, note=note)[method]
-
-
 def calibrate_with(
     model: Model,
     tensors: Iterable[str],
@@ -216,7 +188,17 @@ def calibrate_with(
     *,
     note: Callable[[str], None] = _log.warning,
 ) -> dict[Method, dict[str, TensorRange]]:
-    """Calibrate by several methods, as `calibrate`, in two passes over the inputs."""
+    """Return the range of each tensor over all feeds, by several methods.
+
+    ``feeds`` is called once for ``max`` and ``mean`` (of the smallest and the largest value of each sample), twice for
+    the other methods (range first, then a histogram of fixed size per tensor), and its samples are never stored. The
+    range of a tensor in a body of If, Loop or Scan is over all iterations. Raises `DataError` if there is no sample.
+
+    No range have integer tensors, and with a line to ``note``: tensors that no feed produced; tensors with NaN,
+    infinity, or more than half of the largest number of their type, as masked scores have; and masked scores before a
+    Softmax, if 8 bits would keep the mask alone. Outputs of the model, input and output of a Softmax, and outputs of
+    Sigmoid and similar operators are never clipped.
+    """
     watch = _Watch.over(model, tensors, run)
     spans, means, unbounded, inner = _collect_spans(watch, feeds())
     for number, unusable in unbounded.items():

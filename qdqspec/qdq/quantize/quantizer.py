@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import InitVar, dataclass, field, replace
 from typing import Any, Protocol
 
@@ -15,7 +15,6 @@ from qdqspec.graph.model import Model
 from qdqspec.qdq.quantize.corrections import (
     NO_CORRECTIONS,
     Corrections,
-    WeightKey,
     rounding_text,
     shift_text,
     weight_key,
@@ -69,9 +68,8 @@ class Quantizer:
     Format and axis are those of the site. ``ranges`` are those of calibration, already tied (`tie_ranges`).
     ``corrections`` replace them, and scales and integers of weights. No range exceeds the ``saturations``.
     ``reduce_range`` uses 7 bits of an 8-bit weight, or up to 8 as its ``sum_limits`` allow, by tensor;
-    ``symmetric_activations`` places the zero point of unsigned
-    activations with values of both signs in the middle. ``biases`` maps the consumer of an int32 bias to the sites of
-    the activation and the weight whose product it is added to.
+    ``symmetric_activations`` places the zero point of unsigned activations with values of both signs in the middle.
+    ``biases`` maps the consumer of an int32 bias to the sites of the activation and weight of its product.
     """
 
     model: Model
@@ -118,18 +116,6 @@ class Quantizer:
     def corrected(self, corrections: Corrections) -> Quantizer:
         """A quantizer with these corrections instead of the present ones."""
         return replace(self, biases=self._biases, corrections=corrections)
-
-    def equals(self, other: Quantizer, placement: Placement) -> bool:
-        """Whether another quantizer of the same model gives all sites of a placement the same numbers."""
-        weights = {*self.corrections.weights, *other.corrections.weights}
-        return all(self._stored(site, weights) == other._stored(site, weights) for site in placement.sites)
-
-    def _stored(self, site: Site, weights: Collection[WeightKey]) -> tuple[bytes, ...]:
-        """The numbers of a site, with the integers of these weights; those of others follow from the scales."""
-        params = self.params(site)
-        integers = self.integer_weight(site) if site.weight and weight_key(site) in weights else None
-        arrays = params.scale, params.zero_point, params.outer, self.bias_shift(site), integers
-        return tuple(b"" if values is None else values.tobytes() for values in arrays)
 
     def placed(self, placement: Placement) -> tuple[PlacedPair, ...]:
         """The sites of a placement with their numbers, by tensor name and consumers."""

@@ -57,11 +57,10 @@ def saturations(
 ) -> dict[str, Saturation]:
     """The ends of what the readers of these tensors distinguish; none where they distinguish all values.
 
-    ``ranges`` are tied (`qdqspec.qdq.quantize.ranges.tie_ranges`): tensors that share a range share its ends. All its
-    values beyond an end change the results by less than a part of what one step of it changes (`TOLERANCE`). An end
-    that is not zero is one step farther, since it is rounded with the zero point. These tensors have no end: outputs
-    of the model, tensors from which elementwise operators alone compute an output, and tensors that share a range with
-    a ``kept`` tensor.
+    ``ranges`` are tied (`tie_ranges`): tensors that share a range share its ends. Values beyond an end change the
+    results by less than `TOLERANCE` of what one step changes. An end that is not zero is one step farther, since it is
+    rounded with the zero point. No end have outputs of the model, tensors from which elementwise operators alone
+    compute an output, and tensors that share a range with a ``kept`` tensor.
     """
     found: dict[str, Saturation] = {}
     fixed = {*model.constants}
@@ -110,7 +109,7 @@ class _Function:
             if len(self.nodes) >= MOST_NODES:
                 read |= known & operands
             elif (_selects(node, self.model) and known & operands == {node.inputs[0]}) or (
-                _is_concat(node) and operands and operands <= same
+                is_default(node) and node.op_type == "Concat" and operands and operands <= same
             ):
                 outputs = [tensor for tensor in node.outputs if tensor]
                 (same if operands & same else made).update(outputs)
@@ -181,10 +180,6 @@ def _is_elementwise(node: Node, fixed: Collection[str]) -> bool:
         and node.op_type in _ELEMENTWISE
         and (node.op_type != "Div" or node.inputs[1] in fixed)
     )
-
-
-def _is_concat(node: Node) -> bool:
-    return is_default(node) and node.op_type == "Concat"
 
 
 def _as_floats(values: Array) -> Array:

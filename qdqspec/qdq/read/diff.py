@@ -19,10 +19,9 @@ from qdqspec._core.units import count_text, list_text, plain
 from qdqspec.graph.float32 import converted_like
 from qdqspec.graph.model import Model
 from qdqspec.qdq.edit.equalize import Equalization, ScaledConstant, equalizations_of, scaled
-from qdqspec.qdq.read.align import aligned
 from qdqspec.qdq.read.found import FoundPair, Numbers, find_pairs
 from qdqspec.qdq.read.recognize import along
-from qdqspec.qdq.read.skeleton import SkeletonDiff, compare_skeletons
+from qdqspec.qdq.read.skeleton import SkeletonDiff, aligned, compare_skeletons
 from qdqspec.qdq.read.strip import StrippedModel, strip_with_parts
 from qdqspec.types import Consumer
 

@@ -19,7 +19,7 @@ from qdqspec.graph.fold import folded_like
 from qdqspec.graph.model import Model
 from qdqspec.graph.trt import DOMAIN
 from qdqspec.qdq.edit.equalize import Equalization, ScaledValues, equalizations_of
-from qdqspec.qdq.quantize.corrections import rounding_text
+from qdqspec.qdq.quantize.corrections import MOST_STEPS, rounding_text
 from qdqspec.qdq.quantize.formats import NumberFormat, format_stored_as, number_format
 from qdqspec.qdq.quantize.scales import quantize
 from qdqspec.qdq.read.found import FoundPair, Numbers, find_pairs
@@ -35,7 +35,6 @@ from qdqspec.qdq.scheme.scheme_file import params_of
 from qdqspec.types import Consumer, PlacedPair, Placement, Site
 
 _TINY = float(np.finfo(np.float32).tiny)
-_MOST_STEPS = 127  # of a rounding, which takes a byte
 _SUPERSEDED = (
     "is quantized again at once, with other numbers: the readers of the last pair get that pair only"
 )
@@ -228,7 +227,7 @@ def _find_roundings(
         nearest = quantize(weight, params_of(pair, weight.shape))
         steps = math.ceil(np.abs(nearest.astype(np.float64) - stored.astype(np.float64)).max(initial=0))
         fmt = number_format(pair.site.format)
-        if 0 < steps <= _MOST_STEPS and not (fmt.floating or fmt.block) and fmt.high <= 255:
+        if 0 < steps <= MOST_STEPS and not (fmt.floating or fmt.block) and fmt.high <= 255:
             yield _Kept(replace(pair, rounding=rounding_text(stored, nearest)))
         else:
             yield _Kept(pair, steps)

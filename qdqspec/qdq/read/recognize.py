@@ -19,10 +19,11 @@ from onnx import TensorProto, numpy_helper
 from onnx.helper import tensor_dtype_to_np_dtype
 
 from qdqspec._core.arrays import Array
-from qdqspec.graph.dynamic_kernels import CARRIED, QUANTIZE, with_pairs
+from qdqspec.graph.dynamic_kernels import CARRIED, QUANTIZE
+from qdqspec.graph.dynamic_pairs import with_pairs
 from qdqspec.graph.fold import with_constant_numbers
 from qdqspec.graph.model import QDQ_OPS, Model, Node
-from qdqspec.graph.ops import COPY_OPS, is_default
+from qdqspec.graph.ops import COPY_OPS, FLOATS, is_default
 from qdqspec.graph.protos import copied, is_external, metadata
 from qdqspec.graph.trt import (
     DOMAIN,
@@ -380,7 +381,6 @@ _DEFAULTS = {
     MXFP8_QUANTIZE: (1, 32),
     MXFP8_DEQUANTIZE: (1, 32),
 }
-_FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
 @dataclass(slots=True)
@@ -444,7 +444,7 @@ class FloatWeights:
             return True
         known, integers = self.model.constants.get(name), self.model.constants[node.inputs[0]]
         if known is not None:
-            return known.data_type in _FLOATS and tuple(known.dims) == tuple(integers.dims)
+            return known.data_type in FLOATS and tuple(known.dims) == tuple(integers.dims)
         return name not in self.model.producer and name not in self.model.inputs
 
 

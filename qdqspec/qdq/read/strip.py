@@ -67,30 +67,22 @@ def strip_qdq(model: Model, reference: Model | None = None) -> Stripped:
 
     Float weights behind Q and DQ are restored bit for bit; integer ones dequantized as float, or from the
     ``reference`` (the model before quantization) bit for bit. Models from `insert_qdq` are restored byte for
-    byte, except that a raised opset stays raised. If the result has exactly the nodes, weights and interface
-    of the reference (at the model's opset), the reference itself is returned: tools reorder, raise the opset,
-    and drop what nothing reads. So it is if that holds after BatchNormalization and computed weights are folded,
-    and float16 is converted to float32, as tuning does first. Pairs that cannot be removed are kept and noted.
-    External data refers to the folder of ``model``, and may be outside it if it is the reference's: `save_model`
-    includes it.
+    byte, except that a raised opset stays raised. If the result has the nodes, weights and interface of the
+    reference, as it is or as tuning prepares it, the reference itself is returned: tools reorder, raise the opset,
+    and drop what nothing reads. Pairs that cannot be removed are kept and noted. External data of the reference
+    may be outside the folder of ``model``: `save_model` includes it.
     """
     if reference is None:
         return _strip(model, None)[0]
     converted = converted_like(reference, model)
     restored_types = () if converted is reference else ("with the float16 tensors of the reference",)
     stripped, is_equal = _strip(model, converted)
-    if is_equal:
-        return Stripped(_make_reachable(reference, model), (*stripped.notes, *restored_types))
-    if (folded := folded_like(converted, model)) is not None:
+    notes = stripped.notes
+    if not is_equal and (folded := folded_like(converted, model)) is not None:
         other, is_equal = _strip(model, folded.model)
-        if is_equal:
-            restored_nodes = (
-                f"with the nodes that quantizing folded into weights, {names_text(folded.missing)}"
-            )
-            return Stripped(
-                _make_reachable(reference, model), (*other.notes, restored_nodes, *restored_types)
-            )
-    return stripped
+        nodes = f"with the nodes that quantizing folded into weights, {names_text(folded.missing)}"
+        notes = (*other.notes, nodes)
+    return Stripped(_make_reachable(reference, model), (*notes, *restored_types)) if is_equal else stripped
 
 
 def _strip(model: Model, reference: Model | None) -> tuple[Stripped, bool]:
@@ -153,11 +145,8 @@ def strip_with_parts(
     notes = tuple(work.notes())
     if reference is None or expected is reference:
         return StrippedModel(found, stripped, names, notes)
-    added = (
-        n
-        for n, node in kept.items()
-        if _find_same_node(expected, node) and not _find_same_node(reference, node)
-    )
+    only_raised = (n for n, node in kept.items() if not _find_same_node(reference, node))
+    added = (n for n in only_raised if _find_same_node(expected, kept[n]))
     raised_inputs = RaisedInputs(reference, [node.proto for node in stripped.nodes], is_raised=True)
     return StrippedModel(found, stripped, names, notes, frozenset(added), raised_inputs)
 

@@ -28,7 +28,7 @@ from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.graph.flat import LEAVE, MARKERS
 from qdqspec.graph.fold import fold_constants, with_constant_numbers
 from qdqspec.graph.model import Model, Node, load_model
-from qdqspec.graph.ops import SHAPE_SOURCES
+from qdqspec.graph.ops import COPY_OPS, SHAPE_SOURCES
 from qdqspec.graph.save import save_model
 from qdqspec.qdq.read.found import FoundPair, find_pairs
 from qdqspec.qdq.read.recognize import is_op, is_qdq, scale_of
@@ -39,13 +39,9 @@ _KERNELS = (
     "QLinear", "QGemm", "QAttention", "MatMulInteger", "ConvInteger", "DynamicQuantizeMatMul",
     "DynamicQuantizeLSTM", "MatMulNBits",
 )  # fmt: skip
-_MOVES = frozenset(
-    {
-        "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "MaxPool",
-        "Pad", "Reshape", "Resize", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze",
-        "ReduceMax", "ReduceMin", "Relu", "Where", "Max", "Min", "NhwcMaxPool", "TopK",
-    }
-)  # fmt: skip
+_MOVES = COPY_OPS | {
+    "Concat", "Max", "MaxPool", "Min", "NhwcMaxPool", "ReduceMax", "ReduceMin", "Relu", "Resize", "TopK", "Where",
+}  # fmt: skip
 _CONVERTS = frozenset(
     {"ReorderInput", "ReorderOutput", "Transpose", "Reshape", "Cast", "Squeeze", "Unsqueeze", "Identity"}
 )

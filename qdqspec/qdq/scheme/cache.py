@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent
 
 from qdqspec.errors import PlacementError, StateError
+from qdqspec.graph.check import first_line
 from qdqspec.graph.regions.pattern import PatternGranularity
 from qdqspec.graph.save import write_text
 from qdqspec.qdq.scheme.relative import (
@@ -77,15 +78,12 @@ class PatternCache:
         return tuple(sorted({key.backend for key in self.entries}))
 
 
-def pruned(
-    entries: Iterable[CacheEntry], *, minimum_distance: int = MINIMUM_DISTANCE
-) -> tuple[CacheEntry, ...]:
+def pruned(entries: Iterable[CacheEntry]) -> tuple[CacheEntry, ...]:
     """The best entries first, without duplicates of better ones, at most `MOST`."""
     kept: list[CacheEntry] = []
     for entry in sorted(entries, key=lambda entry: entry.rank):
-        if len(kept) < MOST and all(
-            entry.scheme.distance(better.scheme) >= minimum_distance for better in kept
-        ):
+        is_new = all(entry.scheme.distance(better.scheme) >= MINIMUM_DISTANCE for better in kept)
+        if is_new and len(kept) < MOST:
             kept.append(entry)
     return tuple(kept)
 
@@ -303,8 +301,9 @@ def read_cache(path: Path) -> PatternCache:
     except StateError:
         raise
     except Exception as error:  # noqa: BLE001 - the parser raises various other errors for invalid text
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
-        raise StateError(f"the pattern cache is not YAML: {reason}", where=path, cure=_CURE) from None
+        raise StateError(
+            f"the pattern cache is not YAML: {first_line(error)}", where=path, cure=_CURE
+        ) from None
     return _check_content(content, path)
 
 

@@ -8,7 +8,7 @@ the graph, if the source of the placement recorded it (`positions`).
 from __future__ import annotations
 
 import hashlib
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -32,9 +32,8 @@ def positions(model: Model) -> dict[str, str]:
     the inputs on.
     """
     labels = _label_nodes(model)
-    depths = _measure_depths(model)
     alike: defaultdict[str, list[Node]] = defaultdict(list)
-    for node in sorted(model.nodes, key=lambda node: (depths[node.name], node.index)):
+    for node in model.nodes:
         alike[labels[node.name]].append(node)
     return {
         node.name: f"{node.op_type}:{label}:{number}/{len(nodes)}"
@@ -161,16 +160,6 @@ def _find_readers(model: Model, node: Node) -> list[Consumer]:
             else:
                 found.append(Consumer("", 0) if end.is_output else end)
     return found
-
-
-def _measure_depths(model: Model) -> Mapping[str, int]:
-    """Number of nodes before each on the longest path from the inputs, without skipped nodes."""
-    depths: Counter[str] = Counter()
-    for node in model.nodes:
-        before = (model.producer.get(name) for name in node.inputs)
-        deepest = max((depths[maker.name] for maker in before if maker is not None), default=0)
-        depths[node.name] = deepest + (node.op_type not in _PASSED_OVER)
-    return depths
 
 
 def _digest(parts: Iterable[str]) -> str:

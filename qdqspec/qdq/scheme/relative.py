@@ -79,11 +79,6 @@ class Scheme:
         return len(self.sites ^ other.sites)
 
 
-def scheme(sites: Iterable[RelativeSite]) -> Scheme:
-    """The scheme of these sites."""
-    return Scheme(sites=frozenset(sites))
-
-
 def parse_scheme(text: str) -> Scheme:
     """The scheme of a text from ``str``. Raises `PlacementError` quoting the word that is not a site."""
     sites = []
@@ -101,7 +96,7 @@ def parse_scheme(text: str) -> Scheme:
             weight=weight is not None,
         )
         sites.append(site)
-    return scheme(sites)
+    return Scheme(sites=frozenset(sites))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,7 +212,7 @@ def schemes_of(frames: Frames, placement: Placement) -> dict[str, Scheme]:
             axis = -1 if site.axis is None else site.axis
             relative = RelativeSite(place=place, format=site.format, axis=axis, weight=site.weight)
             found[region_id].add(relative)
-    return {region_id: scheme(sites) for region_id, sites in found.items()}
+    return {region_id: Scheme(sites=frozenset(sites)) for region_id, sites in found.items()}
 
 
 def _places(frames: Frames, site: Site) -> Iterator[tuple[str, PatternPlace]]:

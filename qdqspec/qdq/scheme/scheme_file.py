@@ -76,12 +76,9 @@ def write_scheme(
     factors: Sequence[Equalization] = (),
     is_converted: bool = False,
 ) -> None:
-    """Write a placement and the numbers of its sites atomically. One line per site.
+    """Write a placement and the numbers of its sites atomically, one line per site: see `SchemeFile`.
 
-    With ``positions`` of nodes, the sites can be matched in models with other names of tensors and nodes;
-    ``dq_dtype`` was assumed for tensors without a type. The numbers are those of a model with ``factors``, which was
-    converted from float16 to float32 if it ``is_converted``. Raises `PlacementError` if ``pairs`` are not those of the
-    placement, `OutputError` if the file cannot be written.
+    Raises `PlacementError` if ``pairs`` are not those of the placement, `OutputError` if the file cannot be written.
     """
     if {pair.site for pair in pairs} != placement.sites:
         raise PlacementError("the numbers given are not those of the placement", where=path)
@@ -118,19 +115,15 @@ def read_scheme(path: Path) -> SchemeFile:
 def apply_scheme(model: Model, scheme: Path | Mapping[str, object]) -> Inserted:
     """The model with the pairs and numbers of a scheme.
 
-    A float16 model is converted to float32 if the scheme was made for one that was. BatchNormalization is folded
-    first, as in tuning, unless more sites fit the model without folding. Sites are matched by their names, by the nodes
-    that read them, and by the position of these: see `qdqspec.qdq.scheme.match`. Sites that do not fit are
-    omitted and noted; if none fits, or the model cannot have the factors of the scheme, `PlacementError` is raised. A
-    damaged scheme raises `StateError`.
+    The model is converted from float16 and folded as in tuning, unless more sites fit it without folding. Sites are
+    matched as `qdqspec.qdq.scheme.match` describes. Those that do not fit are omitted and noted; if none fits, or the
+    model cannot have the factors of the scheme, `PlacementError` is raised. A damaged scheme raises `StateError`.
     """
     known = read_scheme(scheme) if isinstance(scheme, Path) else _check_content(scheme, "the scheme")
-    typed, converted = model, []
+    typed, converted = model, list[str]()
     if known.converted_from is not None and computes_in_float16(model):
-        typed, converted = (
-            in_float32(model),
-            [f"converted from {known.converted_from} to float32, as tuning does"],
-        )
+        typed = in_float32(model)
+        converted = [f"converted from {known.converted_from} to float32, as tuning does"]
     typed = typed if known.dq_dtype is None else with_types(typed, known.dq_dtype)
     prepared, notes = prepared_for(typed, known.pairs, known.positions, known.equalized)
     fitted = fit_pairs(prepared, known.pairs, known.positions)
@@ -421,9 +414,7 @@ class _File(BaseModel):
     digest: str | None = None  # of the placement; after an edit by hand it must be deleted
     sum: str | None = None  # of everything including numbers; ignored without a digest
     dq_dtype: Literal["float32", "float16", "bfloat16"] | None = None  # of tensors without a type
-    converted_from: Literal["float16"] | None = (
-        None  # the float type of the model before its conversion to float32
-    )
+    converted_from: Literal["float16"] | None = None  # the float type before the conversion to float32
 
 
 def _check_content(content: object, where: Path | str) -> SchemeFile:

@@ -59,9 +59,7 @@ def judge(
 ) -> Judged:
     """The nodes of a model that a backend's search may quantize, and the reasons against the others.
 
-    BatchNormalization and computed weights are folded first, and a float16 model is converted to float32 if the backend
-    requires it, as in tuning. ``note``, a remark about the backend, is
-    passed on.
+    The model is converted from float16 and folded first, as in tuning. ``note`` is a remark about the backend.
     """
     rules = rules or QuantizeRules()
     base, _ = with_integer_kernels(model, quantizes_half=capabilities.quantizes_half)

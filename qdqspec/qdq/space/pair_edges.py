@@ -21,8 +21,7 @@ from qdqspec.graph.model import Model
 from qdqspec.graph.ops import is_default
 from qdqspec.qdq.capabilities import Capabilities
 from qdqspec.qdq.quantize.formats import number_format
-from qdqspec.qdq.space.moved_pairs import data_edges, edges_after, edges_before
-from qdqspec.qdq.space.units import Edge, Unit, weight_input
+from qdqspec.qdq.space.units import Edge, Unit, data_edges, edges_after, edges_before, weight_input
 from qdqspec.types import Consumer, Label, Placement, Site, kind_of, label_of
 
 

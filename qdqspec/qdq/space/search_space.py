@@ -14,7 +14,6 @@ from qdqspec.errors import PlacementError
 from qdqspec.graph.model import Model
 from qdqspec.qdq.capabilities import Capabilities
 from qdqspec.qdq.quantize.formats import RUN_TIME
-from qdqspec.qdq.space.moved_pairs import edges_after, edges_before
 from qdqspec.qdq.space.pair_edges import PairEdges
 from qdqspec.qdq.space.unit_finder import UnitFinder
 from qdqspec.qdq.space.units import (
@@ -22,6 +21,8 @@ from qdqspec.qdq.space.units import (
     Form,
     Unit,
     apply_rules,
+    edges_after,
+    edges_before,
     format_choices,
     weight_input,
     with_results,

@@ -10,7 +10,7 @@ quantized, others the skip side only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -18,10 +18,7 @@ from onnx import TensorProto
 
 from qdqspec._core.config import hooks
 from qdqspec.graph.model import Model, Node
-from qdqspec.graph.ops import (
-    WEIGHT_INPUT,
-    is_fused_attention,
-)
+from qdqspec.graph.ops import WEIGHT_INPUT, data_inputs, is_fused_attention
 from qdqspec.qdq.capabilities import Capabilities
 from qdqspec.qdq.quantize.formats import RUN_TIME, NumberFormat, number_format
 from qdqspec.types import HALVES, Consumer, Kind, Label, QuantizeRules, Site, label_of
@@ -212,6 +209,37 @@ class Form:
 
 
 Edge: TypeAlias = tuple[str, Consumer]
+
+
+def data_edges(model: Model, node: Node) -> list[Edge]:
+    """The edges of activations that a node reads."""
+    inputs = ((node.inputs[index], Consumer(node.name, index)) for index in data_inputs(node))
+    return [edge for edge in inputs if edge[0] not in model.constants]
+
+
+def edges_before(model: Model, edge: Edge, moved_past: Collection[str]) -> Iterator[Edge]:
+    """The edge, and those before operators that pairs are moved past until they are on it."""
+    waiting, known = [edge], {edge}
+    while waiting:
+        yield (edge := waiting.pop())
+        node = model.producer.get(edge[0])
+        if node is not None and node.op_type in moved_past:
+            before = data_edges(model, node)
+            waiting += [found for found in before if found not in known]
+            known.update(before)
+
+
+def edges_after(model: Model, edge: Edge, moved_past: Collection[str]) -> Iterator[Edge]:
+    """The edge, and those after operators that pairs are moved past until they are on it: with one reader each."""
+    yield edge
+    end = edge[1]
+    while not end.is_output and end.input == 0 and (node := model.by_name[end.node]).op_type in moved_past:
+        ends = model.ends(node.outputs[0])
+        if len(ends) != 1:
+            return
+        (end,) = ends
+        yield node.outputs[0], end
+
 
 # operators whose integer kernels need a constant weight
 NEEDS_WEIGHT = frozenset({"Conv", "ConvTranspose", "Gemm"})

@@ -75,7 +75,6 @@ BODIES = (
             b = Relu(c)
         }""",
         DENSE,
-        domain="mine",
     ),
     odd(
         "custom-operator",
@@ -86,7 +85,6 @@ BODIES = (
             y = MatMul(c, v)
         }""",
         DENSE,
-        domain="acme",
         refused="acme",
     ),
 )

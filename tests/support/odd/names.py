@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 import onnx
+from onnx_text import parsed
 
-from odd.written import DENSE, OddModel, name_nodes, rename_tensors, write
+from odd.written import DENSE, OddModel, name_nodes, rename_tensors
 
 _TWO_LAYERS = """net (float[1, 8] x) => (float[1, 8] y) {
     h = MatMul(x, w)
@@ -26,7 +27,7 @@ _KINDS = {  # names for two results and a weight
 
 
 def _two_layers() -> onnx.ModelProto:
-    return write(_TWO_LAYERS, DENSE)
+    return parsed(_TWO_LAYERS, **DENSE).proto
 
 
 def _with_names(kind: str) -> onnx.ModelProto:

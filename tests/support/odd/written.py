@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-import numpy as np
 import onnx
-from onnx import numpy_helper, parser
+from onnx_text import parsed
 
 Outcome: TypeAlias = Literal["searched", "nothing", "refused"]
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
@@ -42,31 +41,18 @@ def odd(
     refused: str = "",
     nothing: bool = False,
     change: Callable[[onnx.ModelProto], object] | None = None,
-    **how: object,
+    **how: int,
 ) -> OddModel:
-    """An odd model from text, which ``change`` completes with what text cannot express."""
+    """An odd model from text, which ``change`` completes with what text cannot express; ``how`` are its versions."""
 
     def make() -> onnx.ModelProto:
-        proto = write(graph, weights, **how)
+        proto = parsed(graph, **how, **(weights or {})).proto
         if change is not None:
             change(proto)
         return proto
 
     outcome: Outcome = "refused" if refused else "nothing" if nothing else "searched"
     return OddModel(name=name, oddity=oddity, make=make, outcome=outcome, error_text=refused)
-
-
-def write(
-    graph: str, weights: Shapes | None = None, *, opset: int = 17, ir: int = 8, domain: str = ""
-) -> onnx.ModelProto:
-    """A model from text; ``weights`` are float32 initializers to add, ``domain`` is another one of its operators."""
-    more = f', "{domain}" : 1' if domain else ""
-    proto = parser.parse_model(f'<ir_version: {ir}, opset_import: ["" : {opset}{more}]>\n{graph}')
-    draw = np.random.default_rng(0)
-    for name, shape in (weights or {}).items():
-        values = draw.normal(0, 0.3, shape).astype(np.float32)
-        proto.graph.initializer.append(numpy_helper.from_array(values, name))
-    return proto
 
 
 def rename_tensors(proto: onnx.ModelProto, names: Mapping[str, str]) -> onnx.ModelProto:

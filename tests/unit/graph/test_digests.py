@@ -6,33 +6,27 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from onnx_text import parsed
 
 from qdqspec._core.node_digests import changes_text
 from qdqspec.graph.digests import digests_of
 from qdqspec.graph.model import Model
 
+NETWORK = """g (float[n,4,8,8] x) => (float[n,4,8,8] y) {
+    a = Conv(x, w1)  b = Relu(a)  c = Conv<kernel_shape = [1, 1]>(b, w2)
+    d = Add(c, b)  e = Mul(d, s)  y = Add(e, s) }"""
+NAMES = ("layer1/conv1", "layer1/relu", "layer1/conv2", "add", "mul", "shift")
 
-def weight(name: str, seed: int) -> TensorProto:
-    return numpy_helper.from_array(
-        np.random.default_rng(seed).normal(size=(4, 4, 1, 1)).astype(np.float32), name
-    )
+
+def weight(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(4, 4, 1, 1)).astype(np.float32)
 
 
 def network(*, named: bool = True) -> onnx.ModelProto:
-    nodes = [
-        helper.make_node("Conv", ["x", "w1"], ["a"], name="layer1/conv1"),
-        helper.make_node("Relu", ["a"], ["b"], name="layer1/relu"),
-        helper.make_node("Conv", ["b", "w2"], ["c"], name="layer1/conv2", kernel_shape=[1, 1]),
-        helper.make_node("Add", ["c", "b"], ["d"], name="add"),
-        helper.make_node("Mul", ["d", "s"], ["e"], name="mul"),
-        helper.make_node("Add", ["e", "s"], ["y"], name="shift"),
-    ]
-    for node in nodes if not named else ():
-        node.name = ""
-    ends = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 4, 8, 8])] for name in "xy"]
-    constants = [weight("w1", 1), weight("w2", 2), numpy_helper.from_array(np.float32(0.5), "s")]
-    graph = helper.make_graph(nodes, "g", *ends, constants)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    proto = parsed(NETWORK, w1=weight(1), w2=weight(2), s=np.float32(0.5)).proto
+    for node, name in zip(proto.graph.node, NAMES, strict=True):
+        node.name = name if named else ""
+    return proto
 
 
 def change(proto: onnx.ModelProto, what: str) -> None:
@@ -47,7 +41,7 @@ def change(proto: onnx.ModelProto, what: str) -> None:
         graph.node[4].input[0] = "c"
         graph.node.remove(add)
     if what in ("weight", "all"):
-        graph.initializer[1].CopyFrom(weight("w2", 9))
+        graph.initializer[1].CopyFrom(numpy_helper.from_array(weight(9), "w2"))
     if what == "scalar":
         graph.initializer[2].CopyFrom(numpy_helper.from_array(np.float32(0.25), "s"))
     if what in ("attribute", "all"):
@@ -112,19 +106,11 @@ def test_a_constant_is_the_same_in_each_form() -> None:
 
 
 def chain(count: int) -> Model:
-    nodes = [
-        helper.make_node(
-            "Add" if i % 3 else "Relu",
-            [f"t{i}", f"c{i}"] if i % 3 else [f"t{i}"],
-            [f"t{i + 1}"],
-            name=f"/layers/{i}/attention/operator_{i}",
-        )
-        for i in range(count)
-    ]
-    constants = [numpy_helper.from_array(np.float32(i), f"c{i}") for i in range(count) if i % 3]
-    ends = [[helper.make_tensor_value_info(f"t{i}", TensorProto.FLOAT, [1])] for i in (0, count)]
-    graph = helper.make_graph(nodes, "g", *ends, constants)
-    return Model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]))
+    nodes = (f"t{i + 1} = {f'Add(t{i}, c)' if i % 3 else f'Relu(t{i})'}" for i in range(count))
+    model = parsed(f"g (float[1] t0) => (float[1] t{count}) {{ {' '.join(nodes)} }}", c=np.float32(1))
+    for index, node in enumerate(model.proto.graph.node):
+        node.name = f"/layers/{index}/attention/operator_{index}"
+    return Model(model.proto)
 
 
 def test_the_digests_of_many_nodes_are_short() -> None:

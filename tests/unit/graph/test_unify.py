@@ -9,7 +9,7 @@ import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import TensorProto, helper
+from onnx import TensorProto
 from onnx_text import outputs_of, parsed
 from random_models import onnx_models, random_inputs
 
@@ -120,15 +120,9 @@ def test_an_unknown_operator_is_refused_with_its_name() -> None:
 
 
 def test_an_input_that_is_no_tensor_is_refused() -> None:
-    kind = helper.make_sequence_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT16, [2]))
-    graph = helper.make_graph(
-        [helper.make_node("ConcatFromSequence", ["x"], ["y"], axis=0)],
-        "g",
-        [helper.make_value_info("x", kind)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT16, None)],
-    )
+    text = "g (seq(float16[2]) x) => (float16[n] y) { y = ConcatFromSequence<axis = 0>(x) }"
     with pytest.raises(ModelError, match="'x' is no tensor"):
-        in_float32(Model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])))
+        in_float32(parsed(text))
 
 
 def test_float16_that_is_only_stored_is_no_computation() -> None:

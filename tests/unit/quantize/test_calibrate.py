@@ -14,7 +14,7 @@ import onnxruntime
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
 from qdqspec._core.arrays import MOST_SPACED, REDUCTIONS, Feed, Reduction, evenly_spaced
 from qdqspec.errors import DataError
@@ -24,7 +24,7 @@ from qdqspec.qdq.quantize.calibrate import (
     BINS,
     Histogram,
     _divergences,
-    calibrate,
+    calibrate_with,
     given_ranges,
     mse_range,
     percentile_range,
@@ -47,6 +47,12 @@ def model_of(nodes: str, *, kind: str = "float", inputs: str = "x") -> Model:
     ports = ", ".join(f"{kind}[n] {name}" for name in inputs.split())
     text = f'<ir_version: 9, opset_import: ["": 17]> g ({ports}) => ({kind}[m] y) {{ {nodes} }}'
     return Model(onnx.parser.parse_model(text))
+
+
+def calibrate(
+    model: Model, tensors: list[str], feeds: object, method: str, run: object, **more: object
+) -> dict[str, TensorRange]:
+    return calibrate_with(model, tensors, feeds, (method,), run, **more)[method]
 
 
 def feeds_of(*samples: list[float]) -> Callable[[], Iterator[Feed]]:
@@ -388,19 +394,8 @@ def test_tensors_without_a_range_are_noted_and_an_unrelated_or_missing_file_is_a
 # ---- ties --------------------------------------------------------------------------------------------
 
 
-def graph_of(*nodes: tuple[str, str, str], **attributes: object) -> Model:
-    protos = [
-        helper.make_node(op, inputs.split(), outputs.split(), **attributes) for op, inputs, outputs in nodes
-    ]
-    value = helper.make_tensor_value_info("x", TensorProto.FLOAT, None)
-    graph = helper.make_graph(protos, "g", [value], [helper.make_tensor_value_info("y", 1, None)])
-    return Model(helper.make_model(graph))
-
-
-COPIES = (
-    ("Transpose", "x", "t"), ("Reshape", "t shape", "r"), ("Concat", "r b", "c"), ("MaxPool", "c", "y"),
-)  # fmt: skip
-JOIN = (("Transpose", "x", "a"), ("MaxPool", "x", "b"), ("Concat", "a b", "y"))
+COPIES = "t = Transpose(x)  r = Reshape(t, shape)  c = Concat(r, b)  y = MaxPool(c)"
+JOIN = "a = Transpose(x)  b = MaxPool(x)  y = Concat(a, b)"
 
 
 @pytest.mark.parametrize(
@@ -408,25 +403,25 @@ JOIN = (("Transpose", "x", "a"), ("MaxPool", "x", "b"), ("Concat", "a b", "y"))
     [
         (COPIES, "x y b", ""),
         (JOIN, "a b x", ""),
-        ((("Split", "x sizes", "y z"),), "x y z", "sizes"),
-        ((("MaxPool", "x", "y indices"),), "x y", "indices"),
-        ((("Relu", "x", "y"),), "", "x y"),
-        ((("Add", "x", "y"),), "", "x y"),
-        ((("AveragePool", "x", "y"),), "", "x y"),
+        ("y, z = Split(x, sizes)", "x y z", "sizes"),
+        ("y, indices = MaxPool(x)", "x y", "indices"),
+        ("y = Relu(x)", "", "x y"),
+        ("y = Add(x)", "", "x y"),
+        ("y = AveragePool(x)", "", "x y"),
     ],
 )
 def test_tensors_with_the_same_values_have_the_union_of_their_ranges(
-    nodes: tuple[tuple[str, str, str], ...], tied: str, apart: str
+    nodes: str, tied: str, apart: str
 ) -> None:
     names = (*tied.split(), *apart.split())
     ranges = {name: TensorRange(-index, 10.0**index) for index, name in enumerate(names)}
     union = TensorRange(1 - len(tied.split()), 10.0 ** (len(tied.split()) - 1)) if tied else None
     expected = {name: union or ranges[name] for name in tied.split()}
-    assert tie_ranges(graph_of(*nodes), ranges) == expected | {name: ranges[name] for name in apart.split()}
+    assert tie_ranges(model_of(nodes), ranges) == expected | {name: ranges[name] for name in apart.split()}
 
 
 @pytest.mark.parametrize(("mode", "tied"), [("nearest", True), ("linear", False)])
 def test_only_nearest_resize_copies_values(mode: str, tied: bool) -> None:
     ranges = {"x": TensorRange(-8, 8), "y": TensorRange(0, 1)}
-    found = tie_ranges(graph_of(("Resize", "x", "y"), mode=mode), ranges)
+    found = tie_ranges(model_of(f'y = Resize<mode = "{mode}">(x)'), ranges)
     assert (found["y"] == found["x"]) is tied

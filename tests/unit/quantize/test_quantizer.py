@@ -2,22 +2,18 @@ from __future__ import annotations
 
 import tracemalloc
 import warnings
-from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
-import onnx
 import pytest
-from onnx import numpy_helper
+from onnx_text import parsed
 
 from qdqspec.errors import ConfigError, ModelError, PlacementError
 from qdqspec.graph.model import Model
-from qdqspec.qdq.quantize.corrections import Corrections, WeightNumbers, weight_key
 from qdqspec.qdq.quantize.formats import FORMATS, QuantParams
 from qdqspec.qdq.quantize.quantizer import Quantizer
 from qdqspec.qdq.quantize.ranges import TensorRange
 from qdqspec.qdq.quantize.scales import activation_params, dequantize, quantize, weight_params
-from qdqspec.types import Consumer, Placement, Site
+from qdqspec.types import Consumer, Site
 
 
 def activation(tensor: str, fmt: str = "uint8") -> Site:
@@ -29,10 +25,7 @@ def weight_of(tensor: str) -> Site:
 
 
 def model_with_weight(weight: np.ndarray) -> Model:
-    text = '<ir_version: 9, opset_import: ["": 19]> g (float[n] x) => (float[m] y) { y = MatMul(x, w) }'
-    proto = onnx.parser.parse_model(text)
-    proto.graph.initializer.append(numpy_helper.from_array(weight, "w"))
-    return Model(proto)
+    return parsed("g (float[n] x) => (float[m] y) { y = MatMul(x, w) }", 19, ir=9, w=weight)
 
 
 def test_reduce_range_applies_to_8_bit_products_only() -> None:
@@ -110,36 +103,3 @@ def test_a_bias_beyond_32_bits_saturates() -> None:
     with warnings.catch_warnings(action="error"):
         assert quantize(np.float32([300]), tiny) == 2**31 - 1
         assert quantize(np.float32([-300]), tiny) == -(2**31)
-
-
-def nearest(quantizer: Quantizer, site: Site, scale: float = 1.0, *, flipped: int = 0) -> Corrections:
-    """Corrections of a weight: its scale by a factor, its nearest integers with some of them changed."""
-    integers = quantizer.integer_weight(site).copy()
-    integers[:flipped] += 1
-    numbers = WeightNumbers(scale=quantizer.params(site).scale * np.float32(scale), integers=integers)
-    return Corrections(weights={weight_key(site): numbers})
-
-
-@pytest.mark.parametrize(
-    ("corrected", "is_equal"),
-    [
-        (lambda *_: Corrections(ranges={"x": TensorRange(-1.0, 2.0), "other": TensorRange(-1.0, 1.0)}), True),
-        (lambda *_: Corrections(ranges={"x": TensorRange(-1.0, 1.9)}), False),
-        (lambda _, site: Corrections(biases={weight_key(replace(site, axis=1)): np.ones(4, "f4")}), True),
-        (lambda _, site: Corrections(biases={weight_key(site): np.ones(4, "f4")}), False),
-        (nearest, True),
-        (lambda numbers, site: nearest(numbers, site, 0.5), False),
-        (lambda numbers, site: nearest(numbers, site, flipped=1), False),
-    ],
-    ids=["same range", "range", "bias of another weight", "bias", "same weight", "scale", "rounding"],
-)
-def test_numbers_are_equal_if_corrections_change_none_of_the_placement(
-    corrected: Callable[[Quantizer, Site], Corrections], *, is_equal: bool
-) -> None:
-    ranges = {"x": TensorRange(-1.0, 2.0), "other": TensorRange(0.0, 1.0)}
-    plain = Quantizer(model_with_weight(np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)), ranges)
-    placement = Placement(sites=frozenset({activation("x"), weight_of("w")}))
-    other = plain.corrected(corrected(plain, weight_of("w")))
-    assert other.equals(plain, placement) is is_equal
-    assert plain.equals(other, placement) is is_equal
-    assert (other.placed(placement) == plain.placed(placement)) is is_equal

@@ -18,7 +18,7 @@ from onnx_text import outputs_of, parsed
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
-from qdqspec.graph.dynamic_kernels import with_pairs
+from qdqspec.graph.dynamic_pairs import with_pairs
 from qdqspec.graph.fold import fold_weights
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.protos import CONTRIBUTED
@@ -153,6 +153,11 @@ def test_onnx_runtime_has_one_kernel_for_each_operator_with_results_close_to_the
     assert sum(kernels[op_type] for op_type in fused) == {"products": 2, "bodies": 2}.get(name, 1)
     left = {"Attention", "MatMul", "Gemm", "LSTM", "MatMulInteger", "DequantizeLinear", "Transpose"}
     assert not left & kernels.keys()
+
+
+def test_nodes_around_a_kernel_are_named_after_its_operator() -> None:
+    names = {node.name for node in _inserted(MODELS["gemm transposed"]()).graph.node}
+    assert names >= {f"gemm{part}" for part in ("", "_weight", "_cast", "_scale", "_scaled", "_bias")}
 
 
 def test_a_residual_sum_is_not_fused_with_its_normalization(tmp_path: Path) -> None:

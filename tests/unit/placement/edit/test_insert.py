@@ -75,25 +75,6 @@ def test_a_stored_weight_takes_the_name_and_place_of_the_float_one() -> None:
     assert [i.name for i in made.proto.graph.input] == ["x"]
 
 
-@pytest.mark.parametrize(
-    ("ports", "nodes"),
-    [
-        ("(float[1,2,4,4] x) => (float[1,2,4,4] h, float[2,2,1,1] w)", ""),
-        ("(float[1,2,4,4] x) => (float[1,2,4,4] h, float[2,2,1,1] z)", "z = Neg(w)"),
-        (
-            "(float[1,2,4,4] x, bool c) => (float[1,2,4,4] h, float[2,2,1,1] z)",
-            """z = If (c) <then_branch = t () => (float[2,2,1,1] p) { p = Neg(w) },
-                           else_branch = e () => (float[2,2,1,1] q) { q = Abs(w) }>""",
-        ),
-    ],
-    ids=["output", "node", "body"],
-)
-def test_a_float_weight_with_another_reader_is_kept(ports: str, nodes: str) -> None:
-    made = inserted(net(f"g {ports} {{ [c] h = Conv<kernel_shape = [1, 1]>(x, w) {nodes} }}"), WEIGHT)
-    assert made.array("w").dtype == np.float32
-    assert made.by_name["c"].inputs[1].startswith("w_dequantized")
-
-
 INPUT = "g (float[2] x) => (float[2] x, float[2] y) { y = Relu(x) }"
 CONSTANT = "g (float x) => (float y, float z) { y = Constant<value = float {1.0}>() z = Relu(x) }"
 INTEGERS = "g (float[4] x) => (int64[1] y) { [s] t = Shape(x)  [n] y = Neg(t) }"
@@ -314,40 +295,14 @@ IF_IN_LOOP = """g (float[1,8] x, bool c) => (float[1,8] y) <int64 three = {3}, b
     >
 }"""
 CASES = {
-    "shared": (SHARED, (8, 8, 3, 3), "choice", "conv", "h"),
-    "if in loop": (IF_IN_LOOP, (8, 8), "loop/body/choice", "mm", "state"),
+    "shared": (SHARED, (8, 8, 3, 3), "choice", "conv"),
+    "if in loop": (IF_IN_LOOP, (8, 8), "loop/body/choice", "mm"),
 }
-
-
-def run_branch(model: Model, condition: bool) -> np.ndarray:
-    feeds = {name: value for name, value in random_inputs(model).items() if name != "c"}
-    return outputs_of(model, {**feeds, "c": condition})[0]
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_each_graph_has_separate_pairs_and_shares_the_integer_weight(case: str) -> None:
-    text, shape, path, node, data = CASES[case]
-    model, branches = parsed(text, w=shape), [f"{path}/then_branch", f"{path}/else_branch"]
-
-    def both(tensor: str, index: int) -> Site:
-        ends = tuple(sorted(Consumer(f"{branch}/{node}", index) for branch in branches))
-        return Site(tensor=tensor, consumers=ends, format="int16", weight=index > 0)
-
-    made = inserted(model, both(data, 0), both("w", 1))
-    onnx.checker.check_model(made.proto, full_check=True)
-    for condition in (True, False):
-        np.testing.assert_allclose(run_branch(made, condition), run_branch(model, condition), atol=0.05)
-    assert [n.scope for n in made.nodes if n.op_type == "QuantizeLinear"] == branches
-    assert [n.scope for n in made.nodes if n.op_type == "DequantizeLinear"] == [
-        b for b in branches for _ in "dw"
-    ]
-    assert "w_quantized" in {t.name for t in made.proto.graph.initializer}
-    assert "w" not in made.initializers
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_search_space_offers_tensors_in_bodies_that_one_graph_reads(case: str) -> None:
-    text, shape, path, node, _ = CASES[case]
+    text, shape, path, node = CASES[case]
     model = parsed(text, w=shape)
     space = SchemeSpace(model, backend().capabilities())
     assert {f"{path}/then_branch/{node}", f"{path}/else_branch/{node}"} <= space.by_id.keys()

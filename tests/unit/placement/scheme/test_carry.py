@@ -207,15 +207,15 @@ CACHES = st.dictionaries(
 ).map(lambda entries: PatternCache(entries=entries, texts={key.pattern: "Conv" for key in entries}))
 
 
-@given(st.lists(ENTRIES, max_size=60), st.integers(1, 6))
-def test_pruning_drops_near_duplicates_of_better_entries(entries: list[CacheEntry], distance: int) -> None:
-    kept = pruned(entries, minimum_distance=distance)
+@given(st.lists(ENTRIES, max_size=60))
+def test_pruning_drops_near_duplicates_of_better_entries(entries: list[CacheEntry]) -> None:
+    kept = pruned(entries)
     assert len(kept) <= 32
     assert [e.rank for e in kept] == sorted(e.rank for e in kept)
     for one, other in itertools.combinations(kept, 2):
-        assert one.scheme.distance(other.scheme) >= distance
+        assert one.scheme.distance(other.scheme) >= 2
     for lost in set(entries) - set(kept) if len(kept) < 32 else ():
-        assert any(k.rank <= lost.rank and k.scheme.distance(lost.scheme) < distance for k in kept)
+        assert any(k.rank <= lost.rank and k.scheme.distance(lost.scheme) < 2 for k in kept)
 
 
 def test_a_confirmed_ratio_ranks_before_a_lower_unconfirmed_one() -> None:

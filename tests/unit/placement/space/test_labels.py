@@ -17,10 +17,8 @@ from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.backends.tensorrt.ops import capabilities as tensorrt_capabilities
 from qdqspec.graph.model import Model, load_model
-from qdqspec.graph.regions.search import find_regions
 from qdqspec.qdq.edit.insert import insert_qdq
 from qdqspec.qdq.quantize.quantizer import Quantizer
-from qdqspec.qdq.scheme.cache import gather, warm_starts
 from qdqspec.qdq.space.search_space import SchemeSpace, labels_of, project
 from qdqspec.search.journal import trial_from_json, trial_to_json
 from qdqspec.types import HALVES, Label, Placement, QuantizeRules, Site, Trial
@@ -309,15 +307,6 @@ def test_a_placement_of_one_format_is_projected_to_a_space_of_several() -> None:
     assert start == several.resolve(several.everything("fp8"))
     other = Site(tensor="w0", consumers=(("m0", 1),), format="uint4", axis=0, weight=True)
     assert labels_of(space_of("int8+int4"), Placement(sites=frozenset({other}))) == {"m0": "int4:in-only"}
-
-
-def test_a_pattern_cache_stores_the_format_of_each_site() -> None:
-    space = space_of("int8+fp8+int4")
-    space.regions = find_regions(space.model)
-    mixed = space.resolve({"m0": "in+out", "add": "in+out", "m1": "fp8:in+out", "m2": "int4:in-only"})
-    trial = Trial(number=1, phase="compose", placement=mixed, ratio=0.5)
-    cache = gather([trial], space, "fake", "here")
-    assert mixed in warm_starts(cache, space.regions, space, "fake", "here")
 
 
 def test_an_unknown_label_of_a_journal_is_an_error() -> None:

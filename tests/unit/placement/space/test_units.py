@@ -219,17 +219,6 @@ def test_resolving_is_independent_of_the_order_of_labels_and_earlier_calls(model
         assert again.labels == fresh.labels
 
 
-@pytest.mark.parametrize("readers", [3, 62, 63, 70])
-def test_a_tensor_may_have_many_readers(readers: int) -> None:
-    nodes = " ".join(f"[m{i}] y{i} = MatMul(t, w)" for i in range(readers))
-    outputs = ", ".join(f"float[2,2] y{i}" for i in range(readers))
-    model = parsed(f"g (float[2,2] x) => ({outputs}) {{ [r] t = Relu(x) {nodes} }}", w=(2, 2))
-    space = SchemeSpace(model, OnnxRuntime().capabilities())
-    some = {f"m{i}": "in-only" for i in range(0, readers, 2)}
-    (read,) = (site for site in space.resolve(some).sites if site.tensor == "t")
-    assert {end.node for end in read.consumers} == some.keys()
-
-
 def test_an_unknown_unit_or_label_is_an_error_with_the_valid_ones(models: Path) -> None:
     space = SchemeSpace(load_model(models / "digits_resnet.onnx"), OnnxRuntime().capabilities())
     conv = next(unit for unit in space.units if unit.op_type == "Conv")
