@@ -19,7 +19,7 @@ from qdqspec.backends.memory import HasMemory, has_memory
 from qdqspec.backends.open_engines import Engines
 from qdqspec.errors import BackendError, QdqspecError
 from qdqspec.timing.drift import DriftMonitor
-from qdqspec.timing.profiles import GivenFeeds, Load, Part, attach, loads_of, profile_latencies
+from qdqspec.timing.profiles import GivenFeeds, Part, attach, loads_of, profile_latencies
 from qdqspec.timing.race import MOST_RUNS, Turn, profiled, race, warmed
 from qdqspec.timing.stats import Deviation, RatioEstimate, build_deviation, drift
 from qdqspec.timing.together import FreshBuilds, IsSettled, Together, joined, merged
@@ -40,10 +40,8 @@ CONFIRM_ROUNDS = 24
 FLOOR_EPS = 0.01  # smallest significant difference: one per cent
 FLOAT = Placement(sites=frozenset())
 
-Key: TypeAlias = tuple[
-    Placement, tuple[str, ...]
-]  # of an engine: its placement, and the nodes that it is built of
-Extract: TypeAlias = Callable[[Placement, tuple[str, ...]], Part]
+Nodes: TypeAlias = tuple[str, ...]  # of a part of the model; none for the whole
+Extract: TypeAlias = Callable[[Placement, Nodes], Part]
 
 
 def significant(deviation: float) -> float:
@@ -60,10 +58,8 @@ class Bench:
     ``feeds`` are inputs of one shape profile, or loads of several. ``write`` gives the file of a placement; without it
     only model files are built. ``extract`` writes only the named nodes with their pairs, and gives inputs for them.
     ``folder`` contains the candidates' files, and is removed from recorded messages. One engine of a whole model and
-    one of a part are kept open for races (`keep`). With ``looks`` the reference and the kept engine are timed from time
-    to time, and the intervals of `compare` include the variation of the ratio between these times. ``jobs`` is the
-    number of parallel builds of a comparison; if ``memory`` reports that not all of them fit at once, they are opened
-    one after the other. ``report`` is given the steps of measurements of fresh builds, as text.
+    one of a part are kept open for races (`keep`). With ``looks`` the intervals of `compare` include the variation of
+    the ratio between times. ``jobs``, ``memory`` and ``report`` are those of `FreshBuilds`.
     """
 
     def __init__(
@@ -100,9 +96,9 @@ class Bench:
         )
         self._writing = Lock()
         self._looks = looks
-        self._kept: dict[bool, tuple[Key, Engine]] = {}  # by whether it is a part
+        self._kept: dict[bool, tuple[Placement, Nodes, Engine]] = {}  # by whether it is a part
 
-    def open(self, model: Placement | Path, subgraph: tuple[str, ...] = (), *, fresh: bool = False) -> Engine:
+    def open(self, model: Placement | Path, subgraph: Nodes = (), *, fresh: bool = False) -> Engine:
         """An engine of a placement, of a part of it, or of a model file, with inputs bound.
 
         Raises `BackendError` or `PlacementError`.
@@ -110,32 +106,38 @@ class Bench:
         path, loads, options = model, self._loads, self._options
         if isinstance(path, Placement):
             with self._writing:
-                path, loads, options = self._files(path, subgraph)
+                if subgraph:
+                    assert self._extract is not None, "this bench builds whole models only"
+                    part = self._extract(path, subgraph)  # its inputs have their own names and shapes
+                    path, loads, options = part.path, part.loads, replace(options, profiles=())
+                else:
+                    assert self._write is not None, "this bench builds model files only"
+                    path = self._write(path)
         return attach(self._backend.build(path, replace(options, fresh=fresh, hashed=not fresh)), loads)
 
-    def keep(self, placement: Placement, engine: Engine, subgraph: tuple[str, ...] = ()) -> None:
+    def keep(self, placement: Placement, engine: Engine, subgraph: Nodes = ()) -> None:
         """Keep an engine open in place of the one before."""
         self.drop(part=bool(subgraph))
-        self._kept[bool(subgraph)] = (placement, subgraph), engine
+        self._kept[bool(subgraph)] = placement, subgraph, engine
 
     def keeps(self, engine: Engine) -> bool:
         """Whether this engine is kept open."""
-        return any(each is engine for _, each in self._kept.values())
+        return any(each is engine for *_, each in self._kept.values())
 
-    def kept(self, placement: Placement, subgraph: tuple[str, ...] = ()) -> Engine:
+    def kept(self, placement: Placement, subgraph: Nodes = ()) -> Engine:
         """The kept engine of a placement, built and warmed up if another one or none is kept."""
-        key, engine = self._kept.get(bool(subgraph), (None, None))
-        if engine is None or key != (placement, subgraph):
-            engine = self.open(placement, subgraph)
-            self.keep(placement, engine, subgraph)
-            warmed(engine, self.clock)
+        held = self._kept.get(bool(subgraph))
+        if held is not None and held[:2] == (placement, subgraph):
+            return held[2]
+        engine = self.open(placement, subgraph)
+        self.keep(placement, engine, subgraph)
+        warmed(engine, self.clock)
         return engine
 
     def drop(self, *, part: bool = False) -> None:
         """Close the kept engine of a whole model, or of a part."""
-        _, engine = self._kept.pop(part, (None, None))
-        if engine is not None:
-            engine.close()
+        if part in self._kept:
+            self._kept.pop(part)[2].close()
 
     @contextmanager
     def several(self, placement: Placement, engine: Engine) -> Iterator[Runs]:
@@ -148,11 +150,7 @@ class Bench:
             yield several
 
     def race(
-        self,
-        engine: Engine,
-        opponent: Placement,
-        eps: float,
-        subgraph: tuple[str, ...] = (),
+        self, engine: Engine, opponent: Placement, eps: float, subgraph: Nodes = ()
     ) -> tuple[Race, Samples, Samples]:
         """Race an engine against the kept one of the opponent, for a gain of ``eps``.
 
@@ -169,7 +167,7 @@ class Bench:
                 raise error from None
 
     def _raced(
-        self, engine: Engine, opponent: Placement, eps: float, subgraph: tuple[str, ...]
+        self, engine: Engine, opponent: Placement, eps: float, subgraph: Nodes
     ) -> tuple[Race, Samples, Samples]:
         rival = self.kept(opponent, subgraph)
         if engine.graph_hash and engine.graph_hash == rival.graph_hash:  # both run the same kernels
@@ -193,11 +191,10 @@ class Bench:
         largest deviation seen between builds of real models: a lower value lets more placements win that are not
         faster. Raises `BackendError` if the model does not build again.
         """
-        fitting = (plan for plan in plans if self._fits(plan, reference, seconds))
-        builds, rounds = next(fitting, (0, 0))
-        if not builds:
+        plan = next((plan for plan in plans if self._fits(plan, reference, seconds)), None)
+        if plan is None:
             return assumed, Samples()
-        built = self._together({"noise": reference.placement}, builds, rounds)
+        built = self._together({"noise": reference.placement}, *plan)
         if built.failures:
             why = self.reason(built.failures["noise"])
             raise BackendError(f"the model was built once and then not again: {why}")
@@ -230,49 +227,40 @@ class Bench:
         repeated with other builds, and all builds count. Raises `BackendError` if the reference does not build;
         another role that fails is omitted, with its reason recorded.
         """
-        ids = {role: _identity(model) for role, model in roles.items()}
+        ids = {role: str(model if isinstance(model, Path) else model.digest) for role, model in roles.items()}
         distinct = {ids[role]: model for role, model in roles.items()}
-        reference = ids["reference"]
+        reference, times = ids["reference"], (0.0, 0) if self._looks is None else self._looks.deviation
 
-        def estimated(found: Together, times: Deviation = (0.0, 0)) -> dict[str, RatioEstimate]:
+        def estimates(found: Together, times: Deviation = (0.0, 0)) -> dict[str, RatioEstimate]:
             if reference not in found.samples:
                 return {}
             ratios = found.estimates(reference, found.clock(self.clock), times)
             return {role: ratios[each] for role, each in ids.items() if each in ratios}
 
-        def tests(ratios: Mapping[str, RatioEstimate]) -> dict[str, RatioTest]:
-            return {role: ratio.test for role, ratio in ratios.items()}
-
         def decides(so_far: Together) -> bool:
-            ratios = estimated(so_far)
-            return bool(ratios) and is_settled(tests(ratios))
+            ratios = estimates(so_far)
+            return bool(ratios) and is_settled(_tests(ratios))
 
-        found = self._together(distinct, builds, rounds, is_settled=decides)
-        times = (0.0, 0) if self._looks is None else self._looks.deviation
-        ratios = estimated(found, times)
-        measurements = [found]
-        while ratios and again(tests(ratios)):
+        measurements = [found := self._together(distinct, builds, rounds, is_settled=decides)]
+        while (ratios := estimates(found, times)) and again(_tests(ratios)):
             more = self._together(distinct, builds, rounds)
             if more.samples.keys() != found.samples.keys():
                 break  # a model does not build any more
             measurements.append(more)
             found = merged(measurements)
-            ratios = estimated(found, times)
-        timed = found.samples
         broken = {each: self.reason(error) for each, error in found.failures.items()}
         if why := broken.get(reference):
             raise BackendError(f"the reference model could not be built and run again: {why}")
         clock = found.clock(self.clock)
-        present = {role: each for role, each in ids.items() if each in timed}
+        present = {role: each for role, each in ids.items() if each in found.samples}
+        predicted = {role: ratio.predicted for role, ratio in ratios.items()}
         return LatencyEvidence(
             clock=clock,
-            samples={role: joined(timed[each]) for role, each in present.items()},
-            ratios={role: ratio.predicted for role, ratio in ratios.items()},
-            tested=tests(ratios),
-            speedup=ratios["tuned"].predicted.inverse
-            if "tuned" in ratios
-            else Interval(median=1, low=1, high=1),
-            builds=len(timed[reference]),
+            samples={role: joined(found.samples[each]) for role, each in present.items()},
+            ratios=predicted,
+            tested=_tests(ratios),
+            speedup=predicted.get("tuned", Interval(median=1, low=1, high=1)).inverse,
+            builds=len(found.samples[reference]),
             profiles=profile_latencies(self._loads, found, present, clock, times),
             drift=drift([build.on(clock) for build in found.builds]),
             failures={role: broken[each] for role, each in ids.items() if each in broken},
@@ -288,10 +276,10 @@ class Bench:
 
         ``build_seconds`` is how long the reference takes to build, which the first look does.
         """
-        (placement, _), engine = self._kept.get(False, ((FLOAT, ()), None))
-        if self._looks is not None and engine is not None and placement.sites:
+        held = self._kept.get(False)
+        if self._looks is not None and held is not None and held[0].sites:
             with self.exclusive():
-                self._looks.take_if_due(engine, partial(self.open, FLOAT), build_seconds)
+                self._looks.take_if_due(held[2], partial(self.open, FLOAT), build_seconds)
 
     def close(self) -> None:
         """Close all open engines."""
@@ -305,16 +293,6 @@ class Bench:
         text = str(error)
         return text if self._folder is None else text.replace(f"{self._folder}{os.sep}", "")
 
-    def _files(
-        self, placement: Placement, subgraph: tuple[str, ...]
-    ) -> tuple[Path, tuple[Load, ...], BuildOptions]:
-        if not subgraph:
-            assert self._write is not None, "this bench builds model files only"
-            return self._write(placement), self._loads, self._options
-        assert self._extract is not None, "this bench builds whole models only"
-        part = self._extract(placement, subgraph)  # its inputs have their own names and shapes
-        return part.path, part.loads, replace(self._options, profiles=())
-
     def _together(
         self,
         models: Mapping[str, Placement | Path],
@@ -327,12 +305,11 @@ class Bench:
         return self._fresh.time(
             openers,
             rounds,
-            beside=[engine for _, engine in self._kept.values()],
+            beside=[engine for *_, engine in self._kept.values()],
             close_others=self.close,
             is_settled=is_settled,
         )
 
 
-def _identity(model: Placement | Path) -> str:
-    """The identity of a model: models with equal ones share their builds."""
-    return str(model) if isinstance(model, Path) else model.digest
+def _tests(ratios: Mapping[str, RatioEstimate]) -> dict[str, RatioTest]:
+    return {role: ratio.test for role, ratio in ratios.items()}

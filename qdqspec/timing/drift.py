@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from qdqspec.timing.stats import Deviation, log_ratios, time_deviation
 from qdqspec.types import Clock, Samples
 
 
+@dataclass(kw_only=True)
 class DriftMonitor:
     """Looks at the reference and the incumbent of one search from time to time.
 
@@ -28,29 +30,22 @@ class DriftMonitor:
     search; more of them know the variation better, and leave less time to search. A look has ``rounds`` pairs of turns.
     """
 
-    def __init__(
-        self,
-        *,
-        clock: Clock,
-        random: np.random.Generator,
-        memory: HasMemory = has_memory,
-        now: Callable[[], float] = time.monotonic,
-        apart: float = 20.0,
-        least_seconds: float = 5.0,
-        rounds: int = 6,
-    ) -> None:
-        self.reference: Engine | None = None
-        self.seconds = 0.0  # the duration of the last look
-        self.series: list[list[Floats]] = []  # log ratios of the rounds of each look, by incumbent
-        self._clock: Clock = clock
-        self._random = random
-        self._memory = memory
-        self._now = now
-        self._apart = apart
-        self._least_seconds = least_seconds
-        self._rounds = rounds
-        self._ended = now()
-        self._beside: Engine | None = None  # the incumbent of the last series
+    clock: Clock
+    random: np.random.Generator
+    memory: HasMemory = has_memory
+    now: Callable[[], float] = time.monotonic
+    apart: float = 20.0
+    least_seconds: float = 5.0
+    rounds: int = 6
+    reference: Engine | None = field(default=None, init=False)
+    seconds: float = field(default=0.0, init=False)  # the duration of the last look
+    series: list[list[Floats]] = field(
+        default_factory=list, init=False
+    )  # log ratios of each look, by incumbent
+    _beside: Engine | None = field(default=None, init=False)  # the incumbent of the last series
+
+    def __post_init__(self) -> None:
+        self._ended = self.now()
 
     @property
     def deviation(self) -> Deviation:
@@ -65,18 +60,18 @@ class DriftMonitor:
         The reference is opened once, which takes ``build_seconds``, and stays open. An engine that fails ends the look;
         a race finds the cause.
         """
-        started = self._now()
+        started = self.now()
         lasts = self.seconds or build_seconds
-        if started - self._ended < max(self._least_seconds, self._apart * lasts):
+        if started - self._ended < max(self.least_seconds, self.apart * lasts):
             return
         try:
-            if self.reference is None and self._memory([incumbent], 1):
+            if self.reference is None and self.memory([incumbent], 1):
                 self.reference = open_reference()
             if self.reference is not None:
                 self._look(self.reference, incumbent)
         except BackendError:
             self.close()
-        self._ended = self._now()
+        self._ended = self.now()
         self.seconds = self._ended - started
 
     def close(self) -> None:
@@ -90,8 +85,8 @@ class DriftMonitor:
             self._beside = incumbent
             self.series.append([])
         engines, samples = (incumbent, reference), [Samples(), Samples()]
-        turn = min((settle(engine, self._clock) for engine in engines), key=lambda each: each.runs)
-        for _ in range(self._rounds):
-            for side in self._random.permutation(2):
+        turn = min((settle(engine, self.clock) for engine in engines), key=lambda each: each.runs)
+        for _ in range(self.rounds):
+            for side in self.random.permutation(2):
                 samples[side] += turn.sample(engines[side])
-        self.series[-1].append(log_ratios(*(taken.on(self._clock) for taken in samples)))
+        self.series[-1].append(log_ratios(*(taken.on(self.clock) for taken in samples)))

@@ -21,9 +21,8 @@ from qdqspec.backends.base import Engine
 from qdqspec.timing.stats import log_ratios, signed_rank_bounds, wilcoxon_p
 from qdqspec.types import Clock, Interval, LayerTime, Race, Samples
 
-MOST_RUNS = (
-    5  # of one part of a turn, and before a fresh engine is timed: integer kernels are warm after five or six
-)
+# Of one part of a turn, and before a fresh engine is timed: integer kernels are warm after five or six.
+MOST_RUNS = 5
 
 
 def race(
@@ -55,10 +54,10 @@ def race(
         for side in random.permutation(2):
             samples[side] += turn.sample(engines[side])
         differences = log_ratios(*(each.on(clock) for each in samples))
-        pairs, is_far_slower = len(differences), False
-        if pairs == 3:
-            is_far_slower = math.exp(np.median(differences)) > far_slower
-        is_futile = pairs > looks[0] and _is_futile(differences, eps, futile)
+        pairs = len(differences)
+        is_far_slower = pairs == 3 and math.exp(np.median(differences)) > far_slower
+        bounds = _interval(differences, futile) if pairs > looks[0] else None
+        is_futile = bounds is not None and bounds.low > 1 - eps  # the rank test excludes a significant gain
         if is_far_slower or is_futile or pairs in looks:
             outcome = _outcome(opponent, differences, eps, is_far_slower)
             is_last = pairs == looks[-1] or pairs not in looks
@@ -101,15 +100,9 @@ def _outcome(
     )
 
 
-def _interval(differences: Floats) -> Interval | None:
-    bounds = signed_rank_bounds(differences)
-    return None if bounds is None else bounds.exponential
-
-
-def _is_futile(differences: Floats, eps: float, confidence: float) -> bool:
-    """Whether more pairs are unlikely to help: the rank test has excluded a significant gain."""
+def _interval(differences: Floats, confidence: float = 0.95) -> Interval | None:
     bounds = signed_rank_bounds(differences, confidence)
-    return bounds is not None and bounds.low > math.log1p(-eps)
+    return None if bounds is None else bounds.exponential
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +110,8 @@ class Turn:
     """The procedure of one sample of an engine: untimed runs, then the median of timed ones.
 
     Another engine ran just before and left the caches cold: a first run takes 2 to 60 % longer, and a model of a
-    millisecond, float more than integers, is warm after five or six. A model of 12 ms or more is warm after one; its
-    first run takes 0.4 to 3 ms longer, with integers sometimes more than in float. Timed runs of a turn vary less than
-    turns do, so that a few give as much information as many.
+    millisecond is warm after five or six, one of 12 ms or more after one. Timed runs of a turn vary less than turns do,
+    so that a few give as much information as many.
     """
 
     warmup: int
@@ -163,9 +155,8 @@ class Turn:
 def time_after_another(engine: Engine, runs: int, warmup: int, profile: int = 0) -> Samples:
     """Time runs, the first of which follows a run of another model.
 
-    A fast model, with the longest warm-up, in a process of its own runs ``warmup`` times before; see
-    `IsolatedEngine.time_after_another`. Of others that is the first run of a turn: another engine ran just before, and
-    the change of the process is a small part of the run.
+    A fast model in a process of its own runs ``warmup`` times before: see `IsolatedEngine.time_after_another`. Of
+    others that is the first run of a turn, of which the change of the process is a small part.
     """
     own = getattr(engine, "time_after_another", None)
     at = {"profile": profile} if profile else {}
