@@ -12,8 +12,7 @@ from searches import all_labellings, drawn_noise, kernel, pure_placements, resid
 
 from qdqspec.search.base import Proposal
 from qdqspec.search.edges import Codes
-from qdqspec.search.energy import Energy
-from qdqspec.search.kernel_times import RUN_ELEMENTS
+from qdqspec.search.energy import RUN_ELEMENTS, Energy
 from qdqspec.testing.strategies import small_space
 from qdqspec.types import LABELS, LayerTime, Samples, Trial
 
