@@ -129,23 +129,6 @@ def test_the_noise_that_the_limit_allows_is_spent_on_most_multiplications(space_
     assert covered >= 0.99 * optimum
 
 
-@pytest.mark.parametrize("seed", [88, 223, 253])
-def test_a_search_prints_nothing(space_of, capfd: pytest.CaptureFixture[str], seed: int) -> None:
-    """On these, HiGHS printed on the terminal."""
-    space = space_of(*LINEAR)
-    random = np.random.default_rng(seed)
-    powers = {unit: float(random.lognormal(-7, 3)) for unit in sorted(counts(space))}
-    noise = LabelNoise.separate(
-        {(unit.id, at): powers[unit.id] for unit in space.units for at in unit.labels}
-    )
-
-    def is_accurate(placement: Placement) -> bool:
-        return sum(powers[unit] for unit in quantized(placement)) <= 0.3 * sum(powers.values())
-
-    assert search(space, Builder(space), noise=noise, is_accurate=is_accurate).best()
-    assert capfd.readouterr() == ("", "")
-
-
 @pytest.mark.parametrize("names", [True, False])
 def test_refused_units_stay_in_float_and_no_others(space_of, names: bool) -> None:
     space = space_of()
