@@ -58,11 +58,12 @@ def ratio_times(latency: LatencyEvidence, *, in_a_row: bool = False) -> BuildTim
 
 
 def builds_of(samples: Samples, clock: Clock, builds: int) -> Builds:
-    """Split joined samples by build; one build if they do not divide evenly."""
+    """Split joined samples by build."""
     return _apart(samples.on(clock), builds)
 
 
 def _apart(values: tuple[float, ...], builds: int) -> Builds:
+    """One build if they do not divide evenly."""
     count = builds if builds > 0 and len(values) % builds == 0 else 1
     length = len(values) // count
     return tuple(values[start : start + length] for start in range(0, len(values), max(1, length)))
@@ -80,6 +81,8 @@ def change_between(now: BuildTimes, before: BuildTimes) -> TimeChange:
     The interval is Welch's (1947): each run has its own variance between builds. The rank test is that of Mann and
     Whitney (1947) on the logarithms of each round, its bounds those of Hodges and Lehmann (1963).
     """
+    from scipy.stats import mannwhitneyu
+
     ours, theirs = _level(now), _level(before)
     variance = ours.variance + theirs.variance
     # Degrees of freedom of the sum of two variances (Welch and Satterthwaite).
@@ -90,19 +93,9 @@ def change_between(now: BuildTimes, before: BuildTimes) -> TimeChange:
     return TimeChange(
         builds=_interval(ours.center - theirs.center, variance, freedom),
         ranks=shift_bounds(ours.rounds, theirs.rounds).exponential,
-        p_value=mann_whitney_p(ours.rounds, theirs.rounds),
+        p_value=float(mannwhitneyu(ours.rounds, theirs.rounds, method="asymptotic").pvalue),
         reference=middles[0] / middles[1] if len(middles) == 2 else 1.0,
     )
-
-
-def mann_whitney_p(ours: Sequence[float] | Floats, theirs: Sequence[float] | Floats) -> float:
-    """Two-sided p-value of the Mann-Whitney rank test.
-
-    Normal approximation with corrections for ties and continuity.
-    """
-    from scipy.stats import mannwhitneyu
-
-    return float(mannwhitneyu(ours, theirs, method="asymptotic").pvalue)
 
 
 def shift_bounds(
