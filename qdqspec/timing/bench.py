@@ -45,10 +45,7 @@ Extract: TypeAlias = Callable[[Placement, Nodes], Part]
 
 
 def significant(deviation: float) -> float:
-    """The smallest significant difference where builds of one model have this standard deviation of logarithms.
-
-    A half at most: no gain would reach a larger one.
-    """
+    """The smallest significant difference, a half at most, where builds have this deviation of logarithms."""
     return min(0.5, max(FLOOR_EPS, 2 * deviation))
 
 
@@ -185,11 +182,10 @@ class Bench:
     ) -> tuple[float, Samples]:
         """The smallest significant difference, by the variation between builds of the reference, and their samples.
 
-        It is twice the standard deviation between builds, and one per cent or more. ``plans`` are numbers of builds and
-        rounds: the first that takes no longer than the ``seconds`` is used. With three builds the deviation is
-        underestimated so often that one race in thirty is won falsely. Where none fits it is ``assumed``, twice the
-        largest deviation seen between builds of real models: a lower value lets more placements win that are not
-        faster. Raises `BackendError` if the model does not build again.
+        ``plans`` are numbers of builds and rounds: the first that takes no longer than the ``seconds`` is used. With
+        three builds the deviation is underestimated so often that one race in thirty is won falsely. Where none fits it
+        is ``assumed``, twice the largest deviation seen between builds of real models: less lets more placements win
+        that are not faster. Raises `BackendError` if the model does not build again.
         """
         plan = next((plan for plan in plans if self._fits(plan, reference, seconds)), None)
         if plan is None:
@@ -222,10 +218,10 @@ class Bench:
     ) -> LatencyEvidence:
         """Build each role, a placement or a model file, freshly ``builds`` times and time all of them interleaved.
 
-        ``roles`` must include ``reference`` and ``tuned``. Equal models share their builds. It may end after half of
-        the rounds if the ratios by role are ``is_settled``. While ``again`` is true of the ratios so far, it is
-        repeated with other builds, and all builds count. Raises `BackendError` if the reference does not build;
-        another role that fails is omitted, with its reason recorded.
+        ``roles`` must include ``reference`` and ``tuned``. It may end after half of the rounds if the ratios by role
+        are ``is_settled``. While ``again`` is true of them, it is repeated with other builds, and all builds count.
+        Raises `BackendError` if the reference does not build; another role that fails is omitted, with its reason
+        recorded.
         """
         ids = {role: str(model if isinstance(model, Path) else model.digest) for role, model in roles.items()}
         distinct = {ids[role]: model for role, model in roles.items()}
@@ -272,10 +268,7 @@ class Bench:
             return profiled(engine, warmed(engine, self.clock).median_ms(self.clock))
 
     def look(self, build_seconds: float) -> None:
-        """Time the reference and the kept engine, if that is another placement and the last look is long ago.
-
-        ``build_seconds`` is how long the reference takes to build, which the first look does.
-        """
+        """Time the reference and the kept engine; see `DriftMonitor.take_if_due` for ``build_seconds``."""
         held = self._kept.get(False)
         if self._looks is not None and held is not None and held[0].sites:
             with self.exclusive():

@@ -1,9 +1,7 @@
 """Changes of the times of fresh builds between two runs. Pure.
 
-Times are compared by Welch's test and a rank test. Both tests are needed, because each misses effects that the other
-detects. Builds of one model differ by one or two per cent, so the interval counts builds: a thousand runs of one
-unlucky build prove nothing. The mean of few builds is moved by one outlier, so the rank test counts rounds, where an
-outlier is one rank like others.
+Times are compared by Welch's test over builds and a rank test over rounds: builds of one model differ by one or two per
+cent, so that a thousand runs of one build prove nothing, and the mean of few builds is moved by one outlier.
 """
 
 from __future__ import annotations
@@ -30,8 +28,8 @@ class BuildTimes:
     """Milliseconds of one run on one clock: a sequence for each fresh build, all of one length.
 
     With a ``reference`` the ratio tuned / reference is compared, and position ``i`` of every sequence belongs to one
-    round, so that drift cancels; without one, the times themselves are compared, run by run. ``beside`` are other
-    models of the run, used only to estimate the variation between builds.
+    round; without one, the times themselves, run by run. ``beside`` are other models of the run, used only to estimate
+    the variation between builds.
     """
 
     tuned: Builds
@@ -78,8 +76,8 @@ def ratio_interval(times: BuildTimes) -> Interval:
 def change_between(now: BuildTimes, before: BuildTimes) -> TimeChange:
     """The change of the ratio (without references: of the time), now over before.
 
-    The interval is Welch's (1947): each run has its own variance between builds. The rank test is that of Mann and
-    Whitney (1947) on the logarithms of each round, its bounds those of Hodges and Lehmann (1963).
+    The interval is Welch's (1947). The rank test is that of Mann and Whitney (1947) on the logarithms of each round,
+    its bounds those of Hodges and Lehmann (1963).
     """
     from scipy.stats import mannwhitneyu
 
@@ -103,8 +101,8 @@ def shift_bounds(
 ) -> Interval:
     """The shift between two samples: the median of all differences, and the bounds that the rank test does not reject.
 
-    A shift outside the bounds is rejected, with error ``alpha`` on each side: a larger one finds smaller changes, and
-    more that are none. Samples too small to reject anything have infinite bounds.
+    ``alpha`` is the error on each side: a larger one finds smaller changes, and more that are none. Samples too small
+    to reject anything have infinite bounds.
     """
     differences = np.sort(np.subtract.outer(np.asarray(ours), np.asarray(theirs)), axis=None)
     pairs = len(differences)

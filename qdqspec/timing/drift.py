@@ -1,8 +1,7 @@
 """The variation of a ratio between times, from two builds that stay open during a search.
 
-A measurement of some seconds is made in one state of the machine: its frequency, other guests, the placement of
-memory. A change of state changes the ratio itself, and neither more rounds nor more builds within these seconds
-show this. So the reference and the incumbent are timed against each other repeatedly (docs/decisions/0006).
+A measurement of some seconds is made in one state of the machine, which changes the ratio itself. So the reference and
+the incumbent are timed against each other repeatedly (docs/decisions/0006).
 """
 
 from __future__ import annotations
@@ -55,10 +54,9 @@ class DriftMonitor:
     def take_if_due(
         self, incumbent: Engine, open_reference: Callable[[], Engine], build_seconds: float
     ) -> None:
-        """Look at the reference and the incumbent if the last look is long enough ago and memory allows it.
+        """Look at both if the last look is long enough ago and memory allows it. An engine that fails ends the look.
 
-        The reference is opened once, which takes ``build_seconds``, and stays open. An engine that fails ends the look;
-        a race finds the cause.
+        The reference is opened once, which takes ``build_seconds``, and stays open.
         """
         started = self.now()
         lasts = self.seconds or build_seconds

@@ -1,7 +1,6 @@
 """Another Python environment that engines can run in: another version of a runtime, measured by this qdqspec.
 
-Its interpreter runs the worker module of this installation, which alone is put in front of its own packages: so both
-sides have one protocol and one measurement, whatever version of qdqspec the other environment has, and its own runtime.
+Its interpreter runs the worker module of this installation, which alone is put in front of its own packages.
 """
 
 from __future__ import annotations
@@ -68,10 +67,7 @@ class Environment:
         return {"PYTHONPATH": str(self._own.path)}
 
     def installed(self, backend: str, options: BuildOptions) -> Installed:
-        """The backend as this environment has it.
-
-        Raises `BackendUnavailableError` if the environment lacks a dependency of qdqspec.
-        """
+        """The backend as installed there. Raises `BackendUnavailableError` if a dependency of qdqspec is missing."""
         words = backend, json.dumps(options_to_json(options))
         command, env = python_command(__name__, *words, interpreter=self)
         try:

@@ -1,7 +1,7 @@
-"""Compares the layers of two engines to explain their difference in speed, in ONNX names.
+"""Compares the layers of two engines, to explain their difference in speed or the changes of a version, in ONNX names.
 
-The input is layer times of any runtime. If end-to-end times are known, they decide which engine is faster;
-the layers only explain it. A list of kernels without times is described, and not compared.
+If end-to-end times are known, they decide which engine is faster; the layers only explain it. A list of kernels without
+times is described, and not compared.
 """
 
 from __future__ import annotations
@@ -71,10 +71,7 @@ class ExplainedEngine:
 
     @property
     def left_in_float(self) -> list[LayerTime]:
-        """Kernels of nodes that read quantized activations, and that compute in floats all the same.
-
-        A kernel that only scales the result of an integer kernel has the node of that kernel, and is no such kernel.
-        """
+        """Kernels of nodes that read quantized activations and that no integer kernel computes."""
         float_nodes = self.quantized - {node for kernel in self.integer for node in kernel.nodes}
         return [k for k in self.kernels if not k.integer and not float_nodes.isdisjoint(k.nodes)]
 
@@ -255,20 +252,14 @@ _LARGEST = 3000  # nodes; above this, matching by order takes too long and is un
 
 
 def nodes_text(nodes: Sequence[str]) -> str:
-    """The nodes of one kernel; those after the first without the scope that they share with it.
-
-    ``/layer2/conv1/Conv + Relu`` for ``/layer2/conv1/Conv`` and ``/layer2/Relu``.
-    """
+    """The nodes of one kernel, ``/layer2/conv1/Conv + Relu``: later ones without the scope shared with the first."""
     first, *others = nodes or ("",)
     scopes = first.split("/")[:-1]
     return " + ".join((first, *(_without(scopes, node.split("/")) for node in others)))
 
 
 def short_place(text: str, width: int) -> str:
-    """A node, tensor or kernel in ``width`` characters: without its first scopes, which most nodes of a model share.
-
-    The last scope is kept; if the text is still too long, its middle is cut out.
-    """
+    """A node, tensor or kernel in ``width`` characters: without its first scopes, and then cut in the middle."""
     text = plain(text)
     while len(text) > width:
         rest = text.removeprefix(".../").lstrip("/").partition("/")[2]
@@ -357,11 +348,7 @@ def median_layers(profiles: Sequence[Layers]) -> tuple[LayerTime, ...]:
 
 
 def steady_changes(before: Sequence[Layers], after: Sequence[Layers]) -> tuple[LayerChange, ...]:
-    """The changes between the first builds of both sides, without changes of time that other builds do not confirm.
-
-    Kernels of fresh builds of one model vary in time. A change of time counts if every further pair of builds has one
-    of the same sign.
-    """
+    """The changes between the first builds of both sides; those of time only if all builds have one of its sign."""
     first, *rest = [layer_changes(old, new) for old, new in zip(before, after, strict=True)]
     moved = [{change.nodes + change.tensors: _sign(change) for change in each} for each in rest]
     found = []
@@ -384,8 +371,8 @@ def layer_changes(
 ) -> tuple[LayerChange, ...]:
     """The groups of kernels that differ in fusion, precision or time; the largest change of time first.
 
-    A change of time is listed if it is more than the share ``varies`` of the group's time, by which profiles of short
-    kernels differ without a cause, and more than ``least_share`` of the model's: lower values list more noise.
+    A change of time is listed if it is more than the share ``varies`` of the group's time and ``least_share`` of the
+    model's: lower values list more noise.
     """
     least_ms = least_share * (math.fsum(layer.milliseconds for layer in before) or 1.0)
     changes = (_change(old, new, varies, least_ms) for old, new in kernel_groups(before, after, _keys))

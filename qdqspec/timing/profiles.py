@@ -134,10 +134,7 @@ def merged_layers(parts: Sequence[tuple[LayerTime, ...]], shares: Sequence[float
 def profile_latencies(
     loads: Sequence[Load], timed: Together, roles: Mapping[str, str], clock: Clock, times: Deviation
 ) -> tuple[ProfileLatency, ...]:
-    """Predicted ratios to the reference at each profile; empty for a single profile.
-
-    ``roles`` has the name of the group of each role; see `estimate_ratios` for ``times``.
-    """
+    """Predicted ratios to the reference at each profile, for the groups of each role; empty for a single profile."""
     if len(loads) == 1:
         return ()
     ratios = [timed.estimates(roles["reference"], clock, times, profile) for profile in range(len(loads))]

@@ -1,10 +1,9 @@
 """Races: sequential Wilcoxon signed-rank tests on interleaved runs of two open engines.
 
-Two builds timed one after the other are ranked wrongly in up to 83 % of cases on a shared machine; the same runs
-interleaved and ranked, in a few per cent. So a challenger is timed in pairs with the incumbent, in random order inside
-each pair, and accepted at the end of a round, the rounds growing, as soon as the rank test allows. It is also rejected
-between rounds: as soon as the same test excludes a significant gain. Stopping early can miss a gain, but never claims a
-false one.
+Two builds timed one after the other are ranked wrongly in up to 83 % of cases on a shared machine; interleaved, in a
+few per cent. So a challenger is timed in pairs with the incumbent, in random order inside each pair, and accepted at
+the end of a round, the rounds growing, as soon as the rank test allows. It is rejected as soon as the same test
+excludes a significant gain. Stopping early can miss a gain, but never claims a false one.
 """
 
 from __future__ import annotations
@@ -41,12 +40,11 @@ def race(
 
     Returns the outcome, with ``opponent`` as the digest of the incumbent, and the samples of both.
 
-    - ``looks`` are the numbers of pairs after which the challenger may win: more of them end races earlier, and make
-      false wins more frequent.
+    - ``looks`` are the numbers of pairs after which the challenger may win: more end races earlier, with more false
+      wins.
     - A ratio above ``far_slower`` after three pairs ends a race: a lower one saves runs, and misses gains.
-    - So does an interval with the confidence ``futile`` that excludes a gain of ``eps``. The confidence is below that
-      of a verdict: at 95 % half of the pairs are spent on challengers that are as fast as the incumbent, and wins are
-      as frequent (docs/decisions/0007).
+    - So does an interval with the confidence ``futile`` that excludes a gain of ``eps``: at 95 % half of the pairs are
+      spent on challengers as fast as the incumbent, and wins are as frequent (docs/decisions/0007).
     """
     engines, samples = (challenger, incumbent), [Samples(), Samples()]
     turn = Turn.lasting(max(engine.time(1).median_ms(clock) for engine in engines))
@@ -66,10 +64,7 @@ def race(
 
 
 def both_of(first: Race, second: Race, ours: Samples, theirs: Samples, clock: Clock) -> Race:
-    """Combine two races between different builds of the same two placements; won only if both were.
-
-    ``ours`` and ``theirs`` are the samples of both.
-    """
+    """Combine two races between different builds of two placements, with the samples of both; won if both were."""
     return Race(
         opponent=first.opponent,
         ratio=math.sqrt(first.ratio * second.ratio),
@@ -123,8 +118,8 @@ class Turn:
     ) -> Turn:
         """A turn for an engine with this time per run.
 
-        Fast models run for ``warm_ms`` untimed, which a longer time makes warmer, and ``timed_ms`` timed, of which
-        more reduce the noise of a sample. Of a model that takes ``cold_ms`` a cold run is nearly as fast as a warm one.
+        Fast models run for ``warm_ms`` untimed and ``timed_ms`` timed: longer ones are warmer, and less noisy. Of a
+        model that takes ``cold_ms`` a cold run is nearly as fast as a warm one.
         """
         warmup, runs = (min(MOST_RUNS, round(lasts / max(typical_ms, 1e-6))) for lasts in (warm_ms, timed_ms))
         return cls(warmup=max(warmup, int(typical_ms < cold_ms)), runs=max(1, runs))
@@ -141,10 +136,7 @@ class Turn:
         return _with_first(self._undisturbed(steady, engine), on_each_clock(lambda times: times[:1], taken))
 
     def _undisturbed(self, sample: Samples, engine: Engine) -> Samples:
-        """The sample, or a new one where wall time far above CPU time shows that another process ran meanwhile.
-
-        Long runs are disturbed in any case, also when repeated.
-        """
+        """The sample, or a new one where wall time far above CPU time shows that another process ran meanwhile."""
         for _ in range(2):
             if not sample.cpu_ms or sample.cpu_ms[0] >= 20.0 or sample.wall_ms[0] <= 1.2 * sample.cpu_ms[0]:
                 break
@@ -175,7 +167,7 @@ def warmed(engine: Engine, clock: Clock, short_ms: float = 12.0, settled: float 
     """Run a fresh engine until it is warm, and return its last runs.
 
     A run that is not by the share ``settled`` faster than all before it ends the warm-up. Models faster than
-    ``short_ms`` get a fixed number of runs, which take less time than checking each of them.
+    ``short_ms`` get a fixed number of runs.
     """
     taken = engine.time(1)
     if taken.median_ms(clock) < short_ms:

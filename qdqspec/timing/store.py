@@ -76,9 +76,9 @@ class Store:
     def put(self, key: str, fill: Callable[[Path], None]) -> Path:
         """Call ``fill`` to write an entry's files to an empty folder, and store them under ``key``.
 
-        The entry appears atomically. An intact one stored meanwhile by another process is kept instead. ``fill`` is
-        called once more if the cache cannot be written. Raises `OutputError` if a temporary folder has no space either,
-        and any error of ``fill``.
+        The entry appears atomically; an intact one stored meanwhile is kept instead. ``fill`` is called once more if
+        the cache cannot be written. Raises `OutputError` if a temporary folder has no space either, and any error of
+        ``fill``.
         """
         try:
             root = self._elsewhere or self._made_folder()
@@ -129,10 +129,7 @@ class Store:
         return removed
 
     def export(self, archive: Path) -> int:
-        """Write all intact entries to a zip archive, in one step; returns their number. Raises `OutputError`.
-
-        Each is copied first, since another run may remove or replace it meanwhile.
-        """
+        """Write all intact entries to a zip archive, in one step; returns their number. Raises `OutputError`."""
         count = 0
         with explained("the archive", archive), partial_folder(archive.parent) as folder:
             with zipfile.ZipFile(folder / "whole", "w") as file:

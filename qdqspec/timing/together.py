@@ -1,8 +1,7 @@
 """Several fresh builds of several models timed in the same rounds, and the ratios of the models' times.
 
-`FreshBuilds` times one turn of each build in every round, in random order. Position ``i`` of every build's samples
-belongs to the same round, so that a change of the machine's speed between rounds affects all of them. All builds are
-open at once if memory allows it, else two at a time (docs/decisions/0001).
+Position ``i`` of every build's samples belongs to the same round, so that a change of the machine's speed between
+rounds affects all of them. All builds are open at once if memory allows it, else two at a time (docs/decisions/0001).
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ Openers: TypeAlias = Mapping[str, Sequence[Opener]]  # a function for each build
 class Together:
     """Samples of each group's builds, and why a group has none: a group with one failure is omitted.
 
-    ``measurements`` is the number of times that was done, each with builds of its own; see `merged`.
+    ``measurements`` is the number of times that was done; see `merged`.
     """
 
     samples: dict[str, list[Samples]] = field(default_factory=dict)
@@ -86,8 +85,7 @@ def joined(builds: Sequence[Samples]) -> Samples:
 def merged(measurements: Sequence[Together]) -> Together:
     """The builds of several measurements of the same models as if all had been timed together.
 
-    The rounds of the first measurement are kept; those of the others are scaled, so that the mean of all builds is
-    equal in each round.
+    The times of later ones are scaled, so that the mean of all builds is equal in each round of the first.
     """
     first = measurements[0]
     rounds = min(len(build.wall_ms) for each in measurements for build in each.builds)
@@ -161,10 +159,9 @@ class FreshBuilds:
     ) -> Together:
         """Open all engines, warm them up, take ``rounds`` samples of each, and close them.
 
-        From half of the rounds on it ends when more runs add no information: the remaining variation is between builds.
-        After half and three quarters of the rounds it ends if ``is_settled``. Timing begins when all are built. Raises
-        `MemoryShortError` as soon as ``memory`` reports that the remaining ones do not fit ``beside`` the open ones, or
-        if one fails for lack of memory.
+        From half of the rounds on it ends when more runs add no information, or after half and three quarters if
+        ``is_settled``. Raises `MemoryShortError` as soon as ``memory`` reports that the remaining ones do not fit
+        ``beside`` the open ones, or if one fails for lack of memory.
         """
         result = Together()
         with ExitStack() as opened:
