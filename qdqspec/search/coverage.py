@@ -1,10 +1,8 @@
 """The placement with the most multiplications in narrow formats, within accuracy limits, that a backend builds.
 
-Nothing is timed. Which units are quantized is a 0/1 knapsack problem: multiplications are the value, and the noise of
-each unit alone is the weight. It is solved by dynamic programming: HiGHS, in `scipy.optimize.milp`, prints on the
-terminal whatever its options are. Units that the backend refuses are found by halving the placement, as in delta
-debugging (Zeller and Hildebrandt, 2002). Of placements with equally many multiplications the one with the fewest
-kernels that only convert is selected.
+Nothing is timed. Which units are quantized is a 0/1 knapsack problem, of multiplications and of the noise of each unit
+alone, solved by dynamic programming: HiGHS, in `scipy.optimize.milp`, prints on the terminal whatever its options are.
+Units that the backend refuses are found by halving, as in delta debugging (Zeller and Hildebrandt, 2002).
 """
 
 from __future__ import annotations
@@ -107,9 +105,8 @@ class CoverageSearch:
     ) -> Labels:
         """The labels with the most multiplications among those that meet the limits.
 
-        The noise of single units, added up, decides which of them fit an allowance. The allowance is the largest with
-        which the placement is accurate, found by bisection between SQNRs of ``least_db`` and ``most_db``. Fewer
-        ``steps`` take fewer rehearsals, and leave more of the limit unused.
+        The largest allowance of summed noise with which the placement is accurate is found by bisection between SQNRs
+        of ``least_db`` and ``most_db``. Fewer ``steps`` take fewer rehearsals, and leave more of the limit unused.
         """
         if self._accepts(labels):
             return labels
@@ -129,8 +126,7 @@ class CoverageSearch:
     def _fitting(self, powers: Mapping[str, float], allowed: float, *, steps: int = 10_000) -> list[str]:
         """The units with the most multiplications whose noise together is at most ``allowed``: a knapsack problem.
 
-        Noise is rounded up to ``steps`` parts of what is allowed. Fewer of them take less time, and leave more of it
-        unused.
+        Noise is rounded up to ``steps`` parts of what is allowed. Fewer take less time, and leave more of it unused.
         """
         units = [unit for unit, power in powers.items() if power <= allowed]
         costs = [math.ceil(powers[unit] / allowed * steps) for unit in units]
@@ -192,10 +188,7 @@ class CoverageSearch:
         return self._buildable(units[middle:], first, labels)
 
     def _float_units(self, built: Sequence[Trial]) -> dict[str, str]:
-        """The units with multiplications whose kernels are float in each of the builds, as the backend lists them.
-
-        The labels of a build may have units that were refused after it: without them its pairs are the same.
-        """
+        """The units with multiplications whose kernels are float in each of the builds, as the backend lists them."""
         found: dict[str, str] = {}
         for unit, label in built[0].placement.labels:
             computes = self.space.by_id[unit].form_of(label).choice.activation in self.narrow

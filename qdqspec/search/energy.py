@@ -30,13 +30,11 @@ class KernelTimes:
     """Milliseconds of blocks by code, and of converting each edge by pair of domains.
 
     The time of a block is the median of its profiles under a label. A label that was never measured takes a share of
-    the float time: that of measured blocks of the same operators, averaged by their float times with an assumed share
-    that has the weight of the block itself. Times are at the speed at which the reference was profiled; without
-    profiles each block takes the same share of one millisecond. Conversions are measured, or estimated by the size of
-    the tensor.
+    the float time: that of measured blocks of the same operators, averaged with an assumed share that has the weight of
+    the block itself. Times are at the speed at which the reference was profiled. Conversions are measured, or estimated
+    by the size of the tensor.
 
-    ``linear_share`` is assumed for the time of convolutions and matrix products under a label that no block of these
-    operators has had: less makes more of them be tried.
+    ``linear_share`` is assumed of convolutions and matrix products: less makes more labels be tried.
     """
 
     def __init__(
@@ -59,10 +57,7 @@ class KernelTimes:
         self._conversion_times: dict[tuple[int, int], list[float]] = {}  # by edge and pair of domains
 
     def learn(self, trial: Trial) -> None:
-        """Add the kernels of a build, scaled so that their sum differs from the reference's as the whole does.
-
-        The first one is the reference.
-        """
+        """Add a build, its kernels scaled to differ from the reference's, the first build, as the whole does."""
         total, scale = sum(layer.milliseconds for layer in trial.layers), 1.0
         if not self.reference_ms:
             taken = trial.samples
@@ -193,7 +188,7 @@ class Energy:
         return block_codes(self.space, self.blocks, dict(placement.labels))
 
     def learn(self, trials: Iterable[Trial]) -> None:
-        """Add profiled builds. The first one is the reference."""
+        """Add profiled builds, of which the first is the reference."""
         for trial in trials:
             if trial.layers and not trial.subgraph:
                 self._profiles.learn(trial)
@@ -268,10 +263,7 @@ class Energy:
     # ---- minimization ---------------------------------------------------------------------------
 
     def minimize(self, share: float = 1.0, price: float = 0.0, starts: Sequence[Codes] = ()) -> Codes:
-        """The labelling of least energy that descents find.
-
-        They begin at each of ``starts``, by default at one label everywhere and at the fastest label of each block.
-        """
+        """The labelling of least energy that descents find, from ``starts`` or else uniform and fastest labels."""
         terms = self._terms(share, price)
         settled = [self._settled(terms, start.tolist()) for start in starts or self._starts(terms)]
         return np.array(min(settled, key=lambda codes: self._total(terms, codes)), dtype=np.int8)

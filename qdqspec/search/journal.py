@@ -73,8 +73,7 @@ class Journal(Closing):
     def open(cls, path: Path, header: Mapping[str, object]) -> Journal:
         """Open or create the journal of the run that ``header`` describes.
 
-        Every key of the header counts: a journal whose header differs belongs to another run. Raises `StateError` for
-        that and for a damaged line, `OutputError` if the file cannot be written.
+        Raises `StateError` if the header differs or a line is damaged, `OutputError` if the file cannot be written.
         """
         header = _full(header)
         try:
@@ -94,16 +93,13 @@ class Journal(Closing):
 
     @classmethod
     def recover(cls, source: Path, target: Path, header: Mapping[str, object]) -> int:
-        """Create a journal in ``target`` from the lines of this run before any damage in ``source``.
-
-        They are copied byte for byte; returns their number.
-        """
+        """Copy the lines of this run before any damage in ``source`` to ``target``; returns their number."""
         lines, *_ = _sound_lines(source, source.read_bytes(), _digest(_full(header)))
         write_whole(target, b"".join(lines), what="the journal")
         return len(lines)
 
     def append(self, trial: Trial, **more: object) -> None:
-        """Write one trial, and wait until it is on disk. ``more`` are further keys of its line.
+        """Write one trial, with ``more`` keys in its line, and wait until it is on disk.
 
         Raises `OutputError` if it cannot be written; the earlier lines are intact then.
         """

@@ -1,7 +1,6 @@
 """The belief about the time of labellings: a Bayesian linear model over classes of blocks.
 
-Blocks of one class have the same operators, attributes and shapes. The model learns one time for each class under each
-label, and one factor for the conversions between each two domains. Its prior mean is the cost model's, learnt from
+Blocks of one class have the same operators, attributes and shapes. The prior mean is that of the energy, learnt from
 profiles. Nothing here calls BLAS or LAPACK: on matrices of this size their threads cost more than they save, and keep
 spinning while candidates are timed.
 """
@@ -67,8 +66,7 @@ class Posterior:
     def expected_gain(self, codes: Codes, best: float) -> float:
         """Expected improvement: the mean reduction below ``best``, counting increases as 0, as a share of ``best``.
 
-        Jones, Schonlau and Welch, "Efficient global optimization of expensive black-box functions", Journal of Global
-        Optimization 13, 1998.
+        Jones, Schonlau and Welch, Journal of Global Optimization 13, 1998.
         """
         features = self._features(codes)
         below = best - float((features * self._mean).sum())

@@ -1,4 +1,4 @@
-"""Selection of the placements to confirm, and of the final one. Pure.
+"""Selection of the placements to confirm, and of the final one, with the reasons in words. Pure.
 
 A placement that is not proved better than the reference is never selected: an unchanged model is a result.
 """
@@ -44,10 +44,9 @@ def finalists(
     """The roles to confirm: reference, winner, runner-up, everything quantized, and the model as given if it ran.
 
     Winner and runner-up are accurate enough: ``fits`` checks a trial's known values, ``admits`` measures a placement
-    and is called for ``most`` race winners, the last first, and ``most`` of the fastest, none slower than the
-    reference: more take longer, and find a winner where many miss the limits on all data. Everything quantized is
-    confirmed for comparison, even if the search ended before building it, unless it failed. So is a quantized model as
-    given.
+    and is called for ``most`` race winners, the last first, and ``most`` of the fastest: more take longer, and find a
+    winner where many miss the limits on all data. Everything quantized, even if it was not built, and a quantized model
+    as given are confirmed for comparison.
     """
     good = [t for t in trials if t.ok and t.phase not in NOT_CANDIDATES]
     champions = [t for t in trials if t.ok and t.incumbent and (not t.placement.sites or fits(t))]
@@ -89,10 +88,7 @@ def is_candidate(trial: Trial) -> bool:
 
 
 def front_of(trials: Sequence[Trial], limit: int) -> list[Trial]:
-    """The trials that no other beats in both latency and accuracy, fastest first.
-
-    More than ``limit`` trials are thinned out evenly, keeping both ends.
-    """
+    """At most ``limit`` trials, thinned out evenly, that no other beats in both latency and accuracy, fastest first."""
     known = [t for t in trials if t.ok and t.ratio is not None and t.sqnr_db is not None]
     front: list[Trial] = []
     for trial in sorted(known, key=lambda t: (t.ratio or 0.0, -(t.sqnr_db or 0.0))):
@@ -116,13 +112,12 @@ def choose(
 ) -> Selection:
     """The simplest placement inside the best interval, if its gain is proved.
 
-    Simplest means fewest activation pairs. It is at most ``tie`` slower than the best by their medians: more selects
-    fewer pairs, and slower models. Proved means that the upper end of the 95 % interval of its mean time over the
-    reference's is below ``1 - min_gain``, and below 1 in both conditions of the caches. ``barred`` are digests of
-    placements that are not accurate enough. Parts of the reason of an unchanged model are ``shortfall``, how far faster
-    candidates missed the accuracy limit, and ``slower``, that all accurate candidates are slower than the reference. If
-    candidates were converted from another float type, ``plain`` is the ratio of the converted model without pairs: then
-    no placement is selected that is not faster than that one too.
+    Simplest means fewest activation pairs, at most ``tie`` slower than the best by their medians: more selects fewer
+    pairs, and slower models. Proved means a saving of more than ``min_gain`` by the 95 % interval, and any saving in
+    both conditions of the caches. ``barred`` are digests of placements that are not accurate enough. Parts of the
+    reason of an unchanged model are ``shortfall``, how far faster candidates missed the accuracy limit, and ``slower``,
+    that all accurate candidates are slower. ``plain`` is the ratio of the converted model without pairs, if candidates
+    were converted: no placement is selected that is not faster than that one too.
     """
     reference, converted = roles["reference"], ""
     rivals = {role: ratio for role, ratio in ratios.items() if roles[role].digest != reference.digest}

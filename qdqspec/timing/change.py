@@ -43,10 +43,7 @@ class BuildTimes:
 
 
 def ratio_times(latency: LatencyEvidence, *, in_a_row: bool = False) -> BuildTimes:
-    """The samples of tuned and reference on the deciding clock, by build.
-
-    They are between both conditions of the caches, like a speed-up; with ``in_a_row`` those of consecutive runs only.
-    """
+    """The samples of tuned and reference by build: between both conditions of the caches, or only of runs in a row."""
     clock, builds = latency.clock, latency.builds
     samples = [latency.samples[role] for role in ("tuned", "reference")]
     tuned, reference = (

@@ -82,19 +82,15 @@ class InputLimits(Protocol):
 
     def broken_by(self, outputs: tuple[TensorParity, ...], *, whole: bool = False) -> tuple[str, ...]:
         """A message for each limit that the outputs exceed, for one input or for the ``whole`` data."""
-        ...
 
     def error_excess(self, outputs: tuple[TensorParity, ...]) -> float:
         """The distance of an input's error from a limit: larger is worse."""
-        ...
 
     def polygraphy_words(self, outputs: tuple[TensorParity, ...]) -> list[str]:
         """The options of `polygraphy run` for these limits; empty if it has none of them."""
-        ...
 
     def model_dump(self, *, mode: str, exclude_none: bool) -> dict[str, Any]:
         """The parameters as JSON data, with the ``kind`` of the check that reads them."""
-        ...
 
 
 def _no_output(_: ParityEvidence) -> None:
@@ -141,16 +137,13 @@ class ComparedModels(Protocol):
     @property
     def reference(self) -> Path:
         """The reference's file."""
-        ...
 
     @property
     def tuned(self) -> Path:
         """The tuned model's file; the reference's if the model is unchanged."""
-        ...
 
     def outputs(self) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]]]:
         """For each input: its arrays, the reference's outputs, and the tuned model's, by name."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

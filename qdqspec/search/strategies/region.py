@@ -68,10 +68,7 @@ class RegionSearch(Stepwise):
             left -= spent[pattern]
 
     def _budget(self, share: float) -> int:
-        """The number of schemes for the next pattern: the given or the preset's; at most its share of the trials left.
-
-        With a given number a pattern may use all of them.
-        """
+        """The number of schemes for the next pattern: given, or the preset's and at most its share of trials left."""
         rest = max(0, self.setup.trials - len(self._asked))
         if self.setup.trials_per_region is not None:
             return min(self.setup.trials_per_region, rest)
@@ -127,10 +124,7 @@ class RegionSearch(Stepwise):
 def best_by_pattern(
     space: SchemeSpace, trials: Sequence[Trial], min_sqnr_db: float | None, min_accuracy: float | None
 ) -> dict[str, Trial]:
-    """The best candidate for each pattern: the last that won a race, else the fastest that is accurate enough.
-
-    Each candidate of a pattern differs in this pattern alone from the winner before it.
-    """
+    """The best candidate for each pattern: the last that won a race, else the fastest that is accurate enough."""
     pattern = {name: block.pattern for block in tie(space) for name in block.units}
     best: dict[str, Trial] = {}
     held: Labels = {}

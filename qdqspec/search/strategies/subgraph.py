@@ -2,10 +2,9 @@
 
 For models whose whole build takes minutes. A group is the nodes that a runtime runs as one kernel, with the cheap
 operators that follow; groups with equal operators and shapes are of one kind. A few heuristic schemes of each kind are
-built as an excerpt of the model, compared with the same nodes in float, without the conversions at their borders, which
-a whole model may not have. The schemes that win are then added to the whole model, the greatest expected gain first,
-and kept only if the whole model wins its race: gains of parts are not additive. The approach is that of ModelOpt's pull
-request 1015; the differences are kinds, races, and steps that are large enough to be measurable above noise.
+built as an excerpt of the model, and compared with the same nodes in float without the conversions at their borders.
+The schemes that win are added to the whole model, the greatest expected gain first, and kept only if the whole model
+wins its race: gains of parts are not additive. The approach is that of ModelOpt's pull request 1015.
 """
 
 from __future__ import annotations
@@ -94,8 +93,7 @@ def schemes_of(space: SchemeSpace, group: UnitBlock) -> list[tuple[str, Labels]]
     """The schemes to try on a group, by name, in addition to all float; each once.
 
     In each format all of it; only the inputs of units with integer inputs and float outputs; only the compute
-    operators; only its weights, and only its activations. Schemes with equal pairs are merged: for operators without
-    weights activations alone are all of it, and in a weight-only format so are the weights.
+    operators; only its weights, and only its activations. Schemes with equal pairs are merged.
     """
     units = [space.by_id[name] for name in group.units]
     seen = {space.resolve({}).digest}
@@ -124,11 +122,7 @@ def _halved(units: Sequence[Unit], full: Labels, half: Label) -> Labels:
 
 
 def inner_ratio(trial: Trial, reference: Trial) -> float:
-    """A part's time over that of the same part in float, both without their conversions.
-
-    The race measures the ratio of the wholes; the profiles give the share of computing in each. Without profiles the
-    wholes are compared.
-    """
+    """A part's time over that of the same part in float, both without their conversions by their profiles, if any."""
     assert trial.ratio is not None
     shares = []
     for layers in (trial.layers, reference.layers):
@@ -160,8 +154,7 @@ def kinds_of(
 ) -> list[tuple[list[UnitBlock], float]]:
     """Groups of the same kind, with their share of the whole time, the largest first.
 
-    Kernels are those of ``fused`` if it is not empty, else of the profile. Without a profile all units have equal
-    times.
+    Kernels are those of ``fused`` if any, else of the profile. Without a profile all units have equal times.
     """
     kernels = [LayerTime(name="", op_type="", milliseconds=0.0, nodes=nodes) for nodes in fused]
     groups = groups_of(space, kernels or layers)
