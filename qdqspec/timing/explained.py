@@ -19,14 +19,13 @@ from typing import Literal, TypeAlias
 
 from qdqspec._core.units import plain
 from qdqspec.graph.unify import joined
-from qdqspec.types import CorrectionGain, Interval, LayerChange, LayerTime
+from qdqspec.types import CorrectionGain, Interval, LayerChange, LayerChangeKind, LayerTime
 
 RowKind: TypeAlias = Literal["kernel", "conversion"]
 
 PAIR_OPS = frozenset({"QuantizeLinear", "DequantizeLinear"})
 WEIGHTED_OPS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 HEAVY_OPS = WEIGHTED_OPS | {"Attention", "GRU", "LSTM", "RNN"}
-_NOTHING_MS = 0.0  # conversions that take no time are bookkeeping of the runtime and are not counted
 _END = "the outputs"
 
 
@@ -96,7 +95,7 @@ class ExplainedEngine:
     def conversions(self) -> list[LayerTime]:
         """Changes of type or layout, besides Q and DQ; of a timed engine those that take time."""
         between = (layer for layer in self.layers if layer.boundary and not is_pair(layer))
-        return [layer for layer in between if layer.milliseconds > _NOTHING_MS or not self.timed]
+        return [layer for layer in between if layer.milliseconds > 0 or not self.timed]
 
     def behind(self, layer: LayerTime) -> LayerTime | None:
         """The kernel that produces a conversion's input if known; else the kernel executed before it."""
@@ -113,7 +112,7 @@ class ExplainedEngine:
         return before is not None and before.boundary and before.op_type == "DequantizeLinear"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Row:
     """The same place in both engines: a kernel's nodes, or the conversions before them."""
 
@@ -179,24 +178,14 @@ class EngineComparison:
         """All places, the largest differences first."""
         renamed = self.renamed
         theirs = [replace(k, nodes=tuple(renamed.get(n, n) for n in k.nodes)) for k in self.tuned.kernels]
-        rows = [
-            Row(
-                place=tuple(dict.fromkeys(key for layer in (*ours, *others) for key in _kernel_keys(layer))),
-                kind="kernel",
-                reference=tuple(ours),
-                tuned=tuple(others),
-            )
-            for ours, others in kernel_groups(self.reference.kernels, theirs, _kernel_keys)
-        ]
+        rows = []
+        for ours, others in kernel_groups(self.reference.kernels, theirs, _kernel_keys):
+            place = dict.fromkeys(key for layer in (*ours, *others) for key in _kernel_keys(layer))
+            rows.append(Row(tuple(place), "kernel", tuple(ours), tuple(others)))
         before, after = _conversions(self.reference.layers, {}), _conversions(self.tuned.layers, renamed)
         rows += [
-            Row(
-                place=(place,),
-                kind="conversion",
-                reference=tuple(before.get(place, ())),
-                tuned=tuple(after.get(place, ())),
-            )
-            for place in dict.fromkeys((*before, *after))
+            Row((key,), "conversion", tuple(before.get(key, ())), tuple(after.get(key, ())))
+            for key in dict.fromkeys((*before, *after))
         ]
         return tuple(sorted(rows, key=lambda row: -abs(row.difference_ms)))
 
@@ -234,7 +223,7 @@ def _conversions(layers: Sequence[LayerTime], names: Mapping[str, str]) -> dict[
     for layer in reversed(layers):
         if not layer.boundary:
             following = names.get(layer.nodes[0], layer.nodes[0]) if layer.nodes else layer.name
-        elif layer.milliseconds > _NOTHING_MS or is_pair(layer):
+        elif layer.milliseconds > 0 or is_pair(layer):
             found.setdefault(following, []).insert(0, layer)
     return dict(reversed(found.items()))
 
@@ -300,13 +289,10 @@ def same_nodes(reference: Sequence[str], tuned: Sequence[str]) -> dict[str, str]
 def _in_order(nodes: Sequence[str]) -> list[str]:
     """Nodes sorted by the exporter's numbers if all have one: a runtime executes branches in any order."""
     distinct = list(dict.fromkeys(nodes))
-    numbers = [_NUMBERED.search(node) for node in distinct]
-    if not all(numbers):
+    numbers = {node: int(found["number"][:12]) for node in distinct if (found := _NUMBERED.search(node))}
+    if len(numbers) < len(distinct):
         return distinct
-    keyed = [
-        (int(number["number"][:12]), node) for number, node in zip(numbers, distinct, strict=True) if number
-    ]
-    return [node for _, node in sorted(keyed)]
+    return sorted(distinct, key=lambda node: (numbers[node], node))
 
 
 def _by_operator(left: list[str], right: list[str]) -> dict[str, str]:
@@ -401,21 +387,18 @@ def _keys(layer: LayerTime) -> list[_Key]:
 
 def _change(old: list[LayerTime], new: list[LayerTime], varies: float, least_ms: float) -> LayerChange | None:
     before_ms, after_ms = (math.fsum(layer.milliseconds for layer in side) for side in (old, new))
-    kinds = []
-    if _fusion(old) != _fusion(new):
-        kinds.append("fusion")
-    if _precision(old) != _precision(new):
-        kinds.append("precision")
-    moved = abs(after_ms - before_ms)
-    if moved > max(least_ms, varies * before_ms):
-        kinds.append("time")
-    if not kinds:
+    differs: dict[LayerChangeKind, bool] = {
+        "fusion": _fusion(old) != _fusion(new),
+        "precision": _precision(old) != _precision(new),
+        "time": abs(after_ms - before_ms) > max(least_ms, varies * before_ms),
+    }
+    if not any(differs.values()):
         return None
     every = (*old, *new)
     return LayerChange(
         nodes=tuple(dict.fromkeys(node for layer in every for node in layer.nodes)),
         tensors=tuple(dict.fromkeys(t for layer in every if not layer.nodes for t in layer.tensors)),
-        kinds=tuple(kinds),  # type: ignore[arg-type]  # a list of literals widens to text
+        kinds=tuple(kind for kind, is_so in differs.items() if is_so),
         before=tuple(map(_text, old)),
         after=tuple(map(_text, new)),
         before_ms=before_ms,
