@@ -50,10 +50,9 @@ class CoverageSearch:
             labellings = self._widest()
             trials = [self._built(labels) for labels in labellings]
             built = [trial for trial in trials if trial.ok]
-            if built:
-                lost = self._float_units(built)
-            else:
-                lost = self._refused_units(labellings[0], trials[0]) if trials else {}
+            lost = self._float_units(built) if built else {}
+            if trials and not built:
+                lost = self._refused_units(labellings[0], trials[0])
             self.refused |= lost
             if not lost:
                 if not built or self.keeps_limits(best := min(built, key=self._rank)):
@@ -130,9 +129,7 @@ class CoverageSearch:
         """
         units = [unit for unit, power in powers.items() if power <= allowed]
         costs = [math.ceil(powers[unit] / allowed * steps) for unit in units]
-        most = np.zeros(
-            steps + 1, np.int64
-        )  # multiplications of the units so far, by the steps they may cost
+        most = np.zeros(steps + 1, np.int64)  # multiplications of the units so far, by their cost
         taken = np.zeros((len(units), steps + 1), bool)
         for unit, cost, row in zip(units, costs, taken, strict=True):
             more = most[: steps + 1 - cost] + max(self.multiplications.get(unit, 0), 1)
@@ -166,9 +163,8 @@ class CoverageSearch:
     def _refused_units(self, labels: Labels, failed: Trial) -> dict[str, str]:
         """The units that the backend refuses: those that its error names, else those that halving finds."""
         reason = failed.error or ""
-        named = [
-            unit for unit in labels if any(f"'{node}'" in reason for node in self.space.by_id[unit].nodes)
-        ]
+        nodes = {unit: self.space.by_id[unit].nodes for unit in labels}
+        named = [unit for unit, own in nodes.items() if any(f"'{node}'" in reason for node in own)]
         if named and self._built(_without(labels, named)).ok:
             return dict.fromkeys(named, reason)
         kept = self._buildable(list(labels), {}, labels)

@@ -28,12 +28,8 @@ from qdqspec.types import Trial, kind_of
 def trial_to_json(trial: Trial) -> dict[str, Any]:
     """The fields of a trial, its number as ``trial``; ``placement`` is the digest, ``scheme`` the placement in full."""
     data: dict[str, Any] = to_data(trial)
-    return {
-        "trial": data.pop("number"),
-        **data,
-        "placement": trial.placement.digest,
-        "scheme": data["placement"],
-    }
+    own = {"placement": trial.placement.digest, "scheme": data["placement"]}
+    return {"trial": data.pop("number"), **data, **own}
 
 
 def trial_from_json(data: Mapping[str, Any]) -> Trial:
@@ -227,12 +223,9 @@ def _trial(path: Path, number: int, line: bytes, run: str) -> Trial:
         if found is None or found[1] != _sum(text):
             raise ValueError("its sum does not fit")
     except (ValueError, RecursionError) as error:
-        reason = str(error).splitlines()[0][:120]
-        raise StateError(
-            f"this line of the journal is damaged ({reason})",
-            where=where,
-            cure=f"delete the line to resume from the others, or {_AWAY}",
-        ) from None
+        what = f"this line of the journal is damaged ({str(error).splitlines()[0][:120]})"
+        cure = f"delete the line to resume from the others, or {_AWAY}"
+        raise StateError(what, where=where, cure=cure) from None
     if entry.get("run") != run:
         raise StateError("this line was written by another run", where=where, cure=_AWAY)
     return trial
@@ -258,6 +251,5 @@ def _repair(path: Path, raw: bytes, whole: bytes) -> None:
 
 
 def _unwritable(path: Path, error: OSError) -> OutputError:
-    return unwritable(
-        "the journal", path, error, "choose another output folder; the trials before it are kept"
-    )
+    cure = "choose another output folder; the trials before it are kept"
+    return unwritable("the journal", path, error, cure)

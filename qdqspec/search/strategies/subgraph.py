@@ -10,9 +10,8 @@ wins its race: gains of parts are not additive. The approach is that of ModelOpt
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Iterator, Sequence
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 
@@ -28,12 +27,9 @@ from qdqspec.types import HALVES, Label, LayerTime, Placement, Trial, kind_of, l
 MOST_NODES = 12  # in a group; a larger one is not extended by following operators
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Win:
-    """The expected gain of one kind of group as a share of the whole time, with the labels of all its groups."""
-
-    gain: float
-    labels: Mapping[str, Label]
+Win: TypeAlias = tuple[
+    float, Labels
+]  # the expected gain of one kind of group, a share of the whole time; its labels
 
 
 class SubgraphSearch(Stepwise):
@@ -54,8 +50,8 @@ class SubgraphSearch(Stepwise):
         wins: list[Win] = []
         for groups, share in kinds_of(self.space, trials[0].layers, self.setup.fused):
             wins += yield from self._alone(groups, share)
-        wins.sort(key=lambda win: -win.gain)
-        raw = self.guide.fitted({unit: label for win in wins for unit, label in win.labels.items()})
+        wins.sort(key=lambda win: -win[0])
+        raw = self.guide.fitted({unit: label for _, labels in wins for unit, label in labels.items()})
         if self.setup.validate_groups:
             yield from self._together(wins, held, raw)
         last = [profiled(raw, "raw")] if wins and self.is_worth_building(raw) else []
@@ -63,22 +59,21 @@ class SubgraphSearch(Stepwise):
 
     def _alone(self, groups: Sequence[UnitBlock], share: float) -> Steps[list[Win]]:
         """Time the schemes of one kind on its first group; returns the best one, if it has a gain."""
-        nodes = nodes_of(self.space, groups[0])
-        placed = [(name, self.space.resolve(scheme)) for name, scheme in schemes_of(self.space, groups[0])]
-        schemes = {placement.digest: name for name, placement in placed}
+        nodes, resolve = nodes_of(self.space, groups[0]), self.space.resolve
+        schemes = {resolve(scheme): name for name, scheme in schemes_of(self.space, groups[0])}
         trials = yield [
             Proposal(placement=placement, phase="isolated", profile=True, subgraph=nodes)
-            for placement in (self.space.resolve({}), *(placement for _, placement in placed))
+            for placement in (resolve({}), *schemes)
         ]
         reference, *others = trials
-        ratios = {t.placement.digest: inner_ratio(t, reference) for t in others if t.ok and t.ratio}
+        ratios = {t.placement: inner_ratio(t, reference) for t in others if t.ok and t.ratio}
         best = min(ratios, key=ratios.__getitem__, default=None)
         if best is None or not reference.ok or ratios[best] > 1 - self.eps:
             return []
         labels: Labels = {}
         for group in groups:
             labels |= dict(schemes_of(self.space, group)).get(schemes[best], {})
-        return [Win(gain=share * (1 - ratios[best]), labels=labels)]
+        return [(share * (1 - ratios[best]), labels)]
 
     def _together(self, wins: Sequence[Win], held: Labels, raw: Placement) -> Steps[None]:
         """Add the wins step by step, as long as the whole model wins its race; ``raw`` has all of them at once."""
@@ -134,14 +129,12 @@ def inner_ratio(trial: Trial, reference: Trial) -> float:
 
 def steps_of(wins: Sequence[Win], least: float) -> Iterator[Labels]:
     """The labels to add in one step: kinds in order of gain, small ones combined until their gain is ``least``."""
-    labels: Labels = {}
-    gain = 0.0
-    for win in wins:
-        labels |= win.labels
-        gain += win.gain
+    labels, gain = Labels(), 0.0
+    for gained, more in wins:
+        labels, gain = labels | more, gain + gained
         if gain >= least:
             yield labels
-            labels, gain = {}, 0.0
+            labels, gain = Labels(), 0.0
     if labels:
         yield labels
 
@@ -179,7 +172,8 @@ def groups_of(space: SchemeSpace, layers: Sequence[LayerTime]) -> list[UnitBlock
         makers = {_maker(space, tensor)[0] for unit in units for tensor, _ in unit.edges}
         number = max((group_of[maker] for maker in makers if maker in group_of), default=None)
         is_cheap = not any(unit.op_type in ANCHORS for unit in units)
-        if number is None or not is_cheap or _size([*groups[number], *units]) > MOST_NODES:
+        joined = units if number is None else [*groups[number], *units]
+        if number is None or not is_cheap or sum(len(unit.nodes) for unit in joined) > MOST_NODES:
             number = len(groups)
             groups.append([])
         groups[number] += units
@@ -188,10 +182,6 @@ def groups_of(space: SchemeSpace, layers: Sequence[LayerTime]) -> list[UnitBlock
         UnitBlock(index=index, units=tuple(unit.id for unit in units), codes=())
         for index, units in enumerate(groups)
     ]
-
-
-def _size(units: Sequence[Unit]) -> int:
-    return sum(len(unit.nodes) for unit in units)
 
 
 def _maker(space: SchemeSpace, tensor: str) -> tuple[str, list[str]]:
