@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import KW_ONLY, InitVar, dataclass, replace
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -14,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 
 from qdqspec.accuracy.gate import Runs
-from qdqspec.backends.base import Backend, BuildOptions, Engine
+from qdqspec.backends.base import PLAIN, Backend, BuildOptions, Engine
 from qdqspec.backends.memory import HasMemory, has_memory
 from qdqspec.backends.open_engines import Engines
 from qdqspec.errors import BackendError, QdqspecError
@@ -49,6 +49,7 @@ def significant(deviation: float) -> float:
     return min(0.5, max(FLOOR_EPS, 2 * deviation))
 
 
+@dataclass(eq=False)
 class Bench:
     """Builds models and times engines of them. It knows no search: which candidate wins is decided in `search.loop`.
 
@@ -59,58 +60,51 @@ class Bench:
     the ratio between times. ``jobs``, ``memory`` and ``report`` are those of `FreshBuilds`.
     """
 
-    def __init__(
-        self,
-        backend: Backend,
-        write: Callable[[Placement], Path] | None,
-        feeds: GivenFeeds,
-        *,
-        clock: Clock,
-        random: np.random.Generator,
-        options: BuildOptions | None = None,
-        exclusive: Callable[[], AbstractContextManager[object]] = nullcontext,
-        extract: Extract | None = None,
-        folder: Path | None = None,
-        jobs: int = 1,
-        engines: int = 1,
-        memory: HasMemory = has_memory,
-        looks: DriftMonitor | None = None,
-        report: Callable[[str], None] = lambda _: None,
-    ) -> None:
-        self.clock: Clock = clock
-        self.exclusive = exclusive
-        self._backend = backend
-        self._write = write
+    backend: Backend
+    write: Callable[[Placement], Path] | None
+    feeds: InitVar[GivenFeeds]
+    _: KW_ONLY
+    clock: Clock
+    random: np.random.Generator
+    options: BuildOptions = PLAIN
+    exclusive: Callable[[], AbstractContextManager[object]] = nullcontext
+    extract: Extract | None = None
+    folder: Path | None = None
+    jobs: int = 1
+    engines: int = 1
+    memory: HasMemory = has_memory
+    looks: DriftMonitor | None = None
+    report: Callable[[str], None] = lambda _: None
+
+    def __post_init__(self, feeds: GivenFeeds) -> None:
         self._loads = loads_of(feeds)
-        self._random = random
-        self._options = options or BuildOptions()
-        self._extract = extract
-        self._folder = folder
-        self._engines = engines
-        self._memory = memory
-        self._fresh = FreshBuilds(
-            clock=clock, random=random, exclusive=exclusive, jobs=jobs, memory=memory, report=report
-        )
         self._writing = Lock()
-        self._looks = looks
         self._kept: dict[bool, tuple[Placement, Nodes, Engine]] = {}  # by whether it is a part
+        self._fresh = FreshBuilds(
+            clock=self.clock,
+            random=self.random,
+            exclusive=self.exclusive,
+            jobs=self.jobs,
+            memory=self.memory,
+            report=self.report,
+        )
 
     def open(self, model: Placement | Path, subgraph: Nodes = (), *, fresh: bool = False) -> Engine:
         """An engine of a placement, of a part of it, or of a model file, with inputs bound.
 
         Raises `BackendError` or `PlacementError`.
         """
-        path, loads, options = model, self._loads, self._options
+        path, loads, options = model, self._loads, self.options
         if isinstance(path, Placement):
             with self._writing:
                 if subgraph:
-                    assert self._extract is not None, "this bench builds whole models only"
-                    part = self._extract(path, subgraph)  # its inputs have their own names and shapes
+                    assert self.extract is not None, "this bench builds whole models only"
+                    part = self.extract(path, subgraph)  # its inputs have their own names and shapes
                     path, loads, options = part.path, part.loads, replace(options, profiles=())
                 else:
-                    assert self._write is not None, "this bench builds model files only"
-                    path = self._write(path)
-        return attach(self._backend.build(path, replace(options, fresh=fresh, hashed=not fresh)), loads)
+                    assert self.write is not None, "this bench builds model files only"
+                    path = self.write(path)
+        return attach(self.backend.build(path, replace(options, fresh=fresh, hashed=not fresh)), loads)
 
     def keep(self, placement: Placement, engine: Engine, subgraph: Nodes = ()) -> None:
         """Keep an engine open in place of the one before."""
@@ -139,8 +133,8 @@ class Bench:
     @contextmanager
     def several(self, placement: Placement, engine: Engine) -> Iterator[Runs]:
         """The engine of a placement together with others of it, which compute outputs at the same time."""
-        most = self._engines
-        if most == 1 or not self._memory([engine], most - 1):
+        most = self.engines
+        if most == 1 or not self.memory([engine], most - 1):
             yield engine
             return
         with Engines(partial(self.open, placement), most, given=engine) as several:
@@ -170,7 +164,7 @@ class Bench:
         if engine.graph_hash and engine.graph_hash == rival.graph_hash:  # both run the same kernels
             same = Race(opponent=opponent.digest, ratio=1.0, p_value=1.0, pairs=0, verdict="same graph")
             return same, Samples(), Samples()
-        return race(engine, rival, opponent.digest, clock=self.clock, eps=eps, random=self._random)
+        return race(engine, rival, opponent.digest, clock=self.clock, eps=eps, random=self.random)
 
     def measure_noise(
         self,
@@ -225,7 +219,7 @@ class Bench:
         """
         ids = {role: str(model if isinstance(model, Path) else model.digest) for role, model in roles.items()}
         distinct = {ids[role]: model for role, model in roles.items()}
-        reference, times = ids["reference"], (0.0, 0) if self._looks is None else self._looks.deviation
+        reference, times = ids["reference"], (0.0, 0) if self.looks is None else self.looks.deviation
 
         def estimates(found: Together, times: Deviation = (0.0, 0)) -> dict[str, RatioEstimate]:
             if reference not in found.samples:
@@ -270,21 +264,21 @@ class Bench:
     def look(self, build_seconds: float) -> None:
         """Time the reference and the kept engine; see `DriftMonitor.take_if_due` for ``build_seconds``."""
         held = self._kept.get(False)
-        if self._looks is not None and held is not None and held[0].sites:
+        if self.looks is not None and held is not None and held[0].sites:
             with self.exclusive():
-                self._looks.take_if_due(held[2], partial(self.open, FLOAT), build_seconds)
+                self.looks.take_if_due(held[2], partial(self.open, FLOAT), build_seconds)
 
     def close(self) -> None:
         """Close all open engines."""
         self.drop()
         self.drop(part=True)
-        if self._looks is not None:
-            self._looks.close()
+        if self.looks is not None:
+            self.looks.close()
 
     def reason(self, error: QdqspecError) -> str:
         """The recorded text of a failure, without the temporary folder of the candidates."""
         text = str(error)
-        return text if self._folder is None else text.replace(f"{self._folder}{os.sep}", "")
+        return text if self.folder is None else text.replace(f"{self.folder}{os.sep}", "")
 
     def _together(
         self,

@@ -140,10 +140,10 @@ def test_other_exceptions_than_those_of_the_backend_propagate_and_no_engine_stay
             raise KeyboardInterrupt
         return False
 
-    arena.bench._write = full
+    arena.bench.write = full
     with pytest.raises(OutputError):
         arena.trial(1, placement("good"), "p")
-    arena.bench._write = lab.write
+    arena.bench.write = lab.write
     lab.candidates["good"].fails = interrupt
     with pytest.raises(KeyboardInterrupt):
         arena.trial(1, placement("good"), "p")
