@@ -38,9 +38,7 @@ class DriftMonitor:
     rounds: int = 6
     reference: Engine | None = field(default=None, init=False)
     seconds: float = field(default=0.0, init=False)  # the duration of the last look
-    series: list[list[Floats]] = field(
-        default_factory=list, init=False
-    )  # log ratios of each look, by incumbent
+    series: list[list[Floats]] = field(default_factory=list, init=False)  # log ratios by incumbent and look
     _beside: Engine | None = field(default=None, init=False)  # the incumbent of the last series
 
     def __post_init__(self) -> None:

@@ -53,9 +53,7 @@ class Environment:
                 cure="name the python of an environment, such as next/bin/python",
             )
         self._own = TemporaryFolder()
-        link = (
-            self._own.path / _PACKAGE.name
-        )  # makes the package importable without those installed beside it
+        link = self._own.path / _PACKAGE.name  # the package is importable without those installed beside it
         try:
             link.symlink_to(_PACKAGE, target_is_directory=True)
         except OSError:  # systems without links for all users

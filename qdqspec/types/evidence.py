@@ -346,9 +346,7 @@ class Evidence:
     parity: ParityEvidence | None = None
     culprits: CulpritEvidence | None = None  # if parity exceeds a limit of its checks
     parity_search: Mapping[str, ParitySearch] = field(default_factory=dict)  # by parameters of its checks
-    replays: Mapping[str, str] = field(
-        default_factory=dict
-    )  # commands that repeat a parity failure, by its parameters
+    replays: Mapping[str, str] = field(default_factory=dict)  # commands that repeat a failed parity check
     accuracy: Mapping[str, AccuracyEvidence] = field(default_factory=dict)  # by metric
     size_bytes: Mapping[str, int] = field(default_factory=dict)  # "reference", "tuned"
     survival: Mapping[Optimizer, SurvivalEvidence] = field(default_factory=dict)
@@ -356,7 +354,7 @@ class Evidence:
     lint: Mapping[LintTarget, tuple[Finding, ...]] = field(default_factory=dict)
     lint_loads: Mapping[LintTarget, str] = field(
         default_factory=dict
-    )  # which runtime loaded the model, or why none
+    )  # the runtime that loaded it, or why none
     builds: Mapping[str, BuildEvidence] = field(default_factory=dict)  # of `BuildRequest`, by its key
     figures: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # of `FigureRequest`, by its key
     profiles: tuple[ShapeProfile, ...] = ()  # the input shapes that were declared or follow from the data

@@ -56,15 +56,16 @@ class Samples:
         return tuple(math.sqrt(steady * first) for steady, first in pairs)
 
     def __add__(self, other: Samples) -> Samples:
-        notes = tuple(dict.fromkeys(self.notes + other.notes))
-        profiles = (
-            tuple(mine + theirs for mine, theirs in zip(self.profiles, other.profiles, strict=True))
-            if self.profiles and other.profiles
-            else self.profiles or other.profiles
+        profiles = self.profiles or other.profiles
+        if self.profiles and other.profiles:
+            profiles = tuple(one + more for one, more in zip(self.profiles, other.profiles, strict=True))
+        return Samples(
+            wall_ms=self.wall_ms + other.wall_ms,
+            cpu_ms=self.cpu_ms + other.cpu_ms,
+            notes=tuple(dict.fromkeys(self.notes + other.notes)),
+            profiles=profiles,
+            first=self.first + other.first if self.first and other.first else self.first or other.first,
         )
-        wall_ms, cpu_ms = self.wall_ms + other.wall_ms, self.cpu_ms + other.cpu_ms
-        first = self.first + other.first if self.first and other.first else self.first or other.first
-        return Samples(wall_ms=wall_ms, cpu_ms=cpu_ms, notes=notes, profiles=profiles, first=first)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,14 +148,11 @@ class Trial:
     incumbent: bool = False  # true if it became the incumbent
     ratio: float | None = None  # median over the reference's, at screening
     subgraph: tuple[str, ...] = ()  # the nodes it was built of, if not the whole model
-    # worst output against the reference's, if the search has an accuracy constraint
-    sqnr_db: float | None = None
+    sqnr_db: float | None = None  # of the worst output on the first samples, if accuracy is constrained
     accuracy: float | None = None  # a task metric on all evaluation data, if it was computed
     all_data_db: float | None = None  # the same SQNR on all data, where ``sqnr_db`` is of the first samples
     is_part: bool = False  # whether that is a part of all data that decided whether the limit is met
-    eps: float | None = (
-        None  # the smallest share of time that counts, once the variation between builds is known
-    )
+    eps: float | None = None  # the smallest share of time that counts, once builds were compared
 
     @property
     def ok(self) -> bool:
@@ -181,12 +179,11 @@ class Provenance:
     def source_text(self) -> str:
         """``from the cache``."""
         words = {
-            "measured": "measured",
             "untimed": "not timed",
             "cached": "from the cache",
             "replayed": "from the journal of an earlier run",
         }
-        return words[self.source]
+        return words.get(self.source, self.source)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -411,11 +408,6 @@ class LabelNoise(Mapping[tuple[str, str], float]):
     powers: Sequence[float]
     parts: Mapping[tuple[str, str], tuple[int, ...]]
 
-    @classmethod
-    def separate(cls, powers: Mapping[tuple[str, str], float]) -> LabelNoise:
-        """Noise whose parts belong to one label each."""
-        return cls(tuple(powers.values()), {key: (number,) for number, key in enumerate(powers)})
-
     def __getitem__(self, key: tuple[str, str]) -> float:
         return self.power_of(self.parts[key])
 
@@ -463,12 +455,12 @@ class Rehearsed:
     @property
     def sqnr_db(self) -> float:
         """The worst graph output's SQNR in dB."""
-        return min((one.sqnr_db for one in self.outputs), default=float("inf"))
+        return min((one.sqnr_db for one in self.outputs), default=math.inf)
 
     @property
     def guiding_db(self) -> float:
         """The worst guiding tensor's SQNR in dB."""
-        return min((one.sqnr_db for one in self.guiding), default=float("inf"))
+        return min((one.sqnr_db for one in self.guiding), default=math.inf)
 
     @property
     def cosine(self) -> float:

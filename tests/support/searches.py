@@ -89,6 +89,11 @@ def drawn_noise(energy: Energy, seed: int) -> Floats:
     return noise
 
 
+def separate_noise(powers: dict[tuple[str, str], float]) -> LabelNoise:
+    """Noise whose parts belong to one label each."""
+    return LabelNoise(tuple(powers.values()), {key: (number,) for number, key in enumerate(powers)})
+
+
 class Additive:
     """An accuracy oracle of additive noise, in which the second unit has most.
 
@@ -113,7 +118,7 @@ class Additive:
         labels = (
             (unit.id, label) for unit in self._space.units for label in (*unit.labels[1:], *unit.halves)
         )
-        return LabelNoise.separate({key: self.powers[key[0]] for key in labels}) if self._has_noise else None
+        return separate_noise({key: self.powers[key[0]] for key in labels}) if self._has_noise else None
 
     def predicted_db(self, placement: Placement) -> float | None:
         """The SQNR, and the offset."""

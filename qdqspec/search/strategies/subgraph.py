@@ -27,9 +27,7 @@ from qdqspec.types import HALVES, Label, LayerTime, Placement, Trial, kind_of, l
 MOST_NODES = 12  # in a group; a larger one is not extended by following operators
 
 
-Win: TypeAlias = tuple[
-    float, Labels
-]  # the expected gain of one kind of group, a share of the whole time; its labels
+Win: TypeAlias = tuple[float, Labels]  # the expected gain of a kind of group, as a share of the whole time
 
 
 class SubgraphSearch(Stepwise):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from searches import separate_noise
 
 from qdqspec.backends.onnxruntime import backend
 from qdqspec.graph.fold import fold_batchnorm
@@ -114,9 +115,7 @@ def test_the_noise_that_the_limit_allows_is_spent_on_most_multiplications(space_
     macs, random = counts(space), np.random.default_rng(seed)
     units = sorted(macs)[:12]
     powers = {unit: float(random.lognormal(-7, 2)) if unit in units else 1e6 for unit in macs}
-    noise = LabelNoise.separate(
-        {(unit.id, at): powers[unit.id] for unit in space.units for at in unit.labels}
-    )
+    noise = separate_noise({(unit.id, at): powers[unit.id] for unit in space.units for at in unit.labels})
     most = random.uniform(0.05, 0.8) * sum(powers[unit] for unit in units)
 
     def is_accurate(placement: Placement) -> bool:
