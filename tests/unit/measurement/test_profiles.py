@@ -81,18 +81,13 @@ def test_layers_of_profiles_are_weighted_as_in_the_objective():
     assert merged_layers([(), ()], (0.5, 0.5)) == ()
 
 
-def test_an_engine_that_cannot_be_bound_is_closed(model: Path):
-    class Watched(FakeEngine):
-        closed = False
-
-        def close(self) -> None:
-            self.closed = True
-
+def test_an_engine_that_cannot_be_bound_is_closed(model: Path, monkeypatch: pytest.MonkeyPatch):
+    closed = []
+    monkeypatch.setattr(FakeEngine, "close", lambda self: closed.append(self))
     engine = FakeDevice().build(model, BuildOptions())
-    engine.__class__ = Watched
     with pytest.raises(BackendError, match="no value is given"):
         attach(engine, (loads(1.0)[0], Load(feeds={})))
-    assert engine.closed
+    assert closed == [engine]
 
 
 def test_every_profile_is_timed(model: Path):

@@ -138,8 +138,7 @@ def test_a_first_run_is_after_another_model(warmup: int, asked: tuple[object, ..
             return Samples(wall_ms=(1.5,) + (1.0,) * (runs - 1))
 
     taken = Turn(warmup=warmup, runs=3).both(cast("Engine", Own()))
-    assert seen == [asked]
-    assert taken.first.wall_ms == (first,)
+    assert (seen, taken.first.wall_ms) == ([asked], (first,))
 
 
 class Warming:
