@@ -265,7 +265,11 @@ class Energy:
     def minimize(self, share: float = 1.0, price: float = 0.0, starts: Sequence[Codes] = ()) -> Codes:
         """The labelling of least energy that descents find, from ``starts`` or else uniform and fastest labels."""
         terms = self._terms(share, price)
-        settled = [self._settled(terms, start.tolist()) for start in starts or self._starts(terms)]
+        begins = [start.tolist() for start in starts]
+        if not begins:
+            fastest = [min(block.codes, key=terms[0][block.index].__getitem__) for block in self.blocks]
+            begins = [*map(list, uniform_codes(self.space, self.blocks)), fastest]
+        settled = [self._settled(terms, codes) for codes in begins]
         return np.array(min(settled, key=lambda codes: self._total(terms, codes)), dtype=np.int8)
 
     def within(self, most: float, share: float = 1.0, *, bisections: int = 12, decades: float = 6.0) -> Codes:
@@ -302,11 +306,6 @@ class Energy:
             if is_faster and self.noise_of(changed) <= most:
                 codes = changed
         return codes
-
-    def _starts(self, terms: _Terms) -> Iterator[Codes]:
-        yield from map(np.array, uniform_codes(self.space, self.blocks))
-        times = terms[0]
-        yield np.array([min(block.codes, key=times[block.index].__getitem__) for block in self.blocks])
 
     def _settled(self, terms: _Terms, codes: list[int]) -> list[int]:
         """Coordinate descent: change one block at a time to its best code until nothing improves."""

@@ -43,7 +43,9 @@ class Posterior:
         self._labels = len(energy.space.labels)
         self._cells = self._labels * (int(self._classes.max(initial=-1)) + 1)
         self._reference_ms = energy.reference_ms or float(energy.times[:, FP].sum()) or 1.0
-        self._mean = self._prior_mean()
+        unexplained = max(0.0, 1 - float(energy.times[:, FP].sum()) / self._reference_ms)
+        factors, times = np.ones(energy.converting.shape[1]), energy.times / self._reference_ms
+        self._mean = np.concatenate([self._class_means(times), factors, [unexplained]])  # of the prior
         doubt = np.full(len(self._mean), assumed_doubt)
         doubt[: self._cells][self._class_means(energy.is_measured) > 0] = measured_doubt
         self._covariance: Floats = np.diag(np.maximum(least_doubt, doubt * np.abs(self._mean)) ** 2)
@@ -76,13 +78,6 @@ class Posterior:
         chance = (1 + math.erf(z / math.sqrt(2))) / 2
         density = math.exp(-z * z / 2) / math.sqrt(2 * math.pi)
         return (below * chance + doubt * density) / best
-
-    def _prior_mean(self) -> Floats:
-        """Times of the energy relative to the reference's; blocks of one class share their mean."""
-        whole = self._reference_ms
-        unexplained = max(0.0, 1 - float(self._energy.times[:, FP].sum()) / whole)
-        factors = np.ones(self._energy.converting.shape[1])
-        return np.concatenate([self._class_means(self._energy.times / whole), factors, [unexplained]])
 
     def _class_means(self, values: Floats) -> Floats:
         """The mean over the blocks of each class, by class and label."""

@@ -19,7 +19,7 @@ from qdqspec.backends.memory import HasMemory, has_memory
 from qdqspec.backends.open_engines import Engines
 from qdqspec.errors import BackendError, QdqspecError
 from qdqspec.timing.drift import DriftMonitor
-from qdqspec.timing.profiles import GivenFeeds, Part, attach, loads_of, profile_latencies
+from qdqspec.timing.profiles import GivenFeeds, Load, Part, attach, profile_latencies
 from qdqspec.timing.race import MOST_RUNS, Turn, profiled, race, warmed
 from qdqspec.timing.stats import Deviation, RatioEstimate, build_deviation, drift
 from qdqspec.timing.together import FreshBuilds, IsSettled, Together, joined, merged
@@ -77,7 +77,7 @@ class Bench:
     report: Callable[[str], None] = lambda _: None
 
     def __post_init__(self, feeds: GivenFeeds) -> None:
-        self._loads = loads_of(feeds)
+        self._loads = feeds if isinstance(feeds, tuple) else (Load(feeds=feeds),)
         self._writing = Lock()
         self._kept: dict[bool, tuple[Placement, Nodes, Engine]] = {}  # by whether it is a part
         self._fresh = FreshBuilds(

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import NamedTuple
 
 import numpy as np
 
@@ -66,8 +67,7 @@ def _apart(values: tuple[float, ...], builds: int) -> Builds:
 
 def ratio_interval(times: BuildTimes) -> Interval:
     """The ratio tuned / reference (without a reference: the time) with its 95 % interval."""
-    level = _level(times)
-    return _interval(level.center, level.variance, level.freedom)
+    return _interval(*_level(times)[:3])
 
 
 def change_between(now: BuildTimes, before: BuildTimes) -> TimeChange:
@@ -113,8 +113,7 @@ def shift_bounds(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Level:
+class _Level(NamedTuple):
     """One run in logarithms: its value, the variance and degrees of freedom of that, and the values to rank."""
 
     center: float
@@ -124,9 +123,7 @@ class _Level:
 
 
 def _level(times: BuildTimes) -> _Level:
-    logs = [
-        np.log(np.asarray(builds, dtype=np.float64)) for builds in (times.tuned, times.reference) if builds
-    ]
+    logs = [np.log(np.asarray(builds, np.float64)) for builds in (times.tuned, times.reference) if builds]
     if times.alone:
         return _Level(0.0, 0.0, math.inf, np.zeros(logs[0].shape[1]))
     if times.reference:

@@ -73,19 +73,16 @@ class Environment:
                 command, env=env, capture_output=True, text=True, timeout=_SECONDS, check=False
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise BackendUnavailableError(
-                f"the interpreter does not run: {error}", where=self.python
-            ) from None
+            what = f"the interpreter does not run: {error}"
+            raise BackendUnavailableError(what, where=self.python) from None
         if ended.returncode:
             missing = _MISSING.search(ended.stderr)
             last = (ended.stderr.strip().splitlines() or ["no message"])[-1]
-            raise BackendUnavailableError(
-                f"the environment lacks {missing[1]}"
-                if missing
-                else f"qdqspec does not run in this environment: {last}",
-                where=self.python,
-                cure=f"{self.python} -m pip install qdqspec",
-            )
+            what = f"qdqspec does not run in this environment: {last}"
+            if missing:
+                what = f"the environment lacks {missing[1]}"
+            cure = f"{self.python} -m pip install qdqspec"
+            raise BackendUnavailableError(what, where=self.python, cure=cure)
         return from_data(Installed, json.loads(ended.stdout.splitlines()[-1]))
 
     def close(self) -> None:

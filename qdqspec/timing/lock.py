@@ -88,11 +88,9 @@ class RunLock:
     def __enter__(self) -> Self:
         own = self._folder.absolute()
         if own in _OWN_FOLDERS:
-            raise StateError(
-                f"another run is writing here (process {os.getpid()}, which is this one)",
-                where=self._folder,
-                cure="wait for it to end, or choose another output folder",
-            )
+            what = f"another run is writing here (process {os.getpid()}, which is this one)"
+            cure = "wait for it to end, or choose another output folder"
+            raise StateError(what, where=self._folder, cure=cure)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(f"the run that writes to {self._folder}", patience=0)
@@ -138,11 +136,9 @@ class DeviceLock:
             )
         except OSError as error:
             self._lock.release()
-            raise OutputError(
-                f"the lock that keeps measurements apart cannot be taken: {error.strerror or error}",
-                where=path,
-                cure="make its folder writable, or set TMPDIR to another folder",
-            ) from None
+            what = f"the lock that keeps measurements apart cannot be taken: {error.strerror or error}"
+            cure = "make its folder writable, or set TMPDIR to another folder"
+            raise OutputError(what, where=path, cure=cure) from None
         return self
 
     def __exit__(self, *_: object) -> None:

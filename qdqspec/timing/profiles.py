@@ -41,11 +41,6 @@ class Part:
 GivenFeeds = Mapping[str, Array] | tuple[Load, ...]
 
 
-def loads_of(feeds: GivenFeeds) -> tuple[Load, ...]:
-    """Inputs of one profile as a load; loads unchanged."""
-    return feeds if isinstance(feeds, tuple) else (Load(feeds=feeds),)
-
-
 def attach(engine: Engine, loads: Sequence[Load]) -> Engine:
     """Bind the inputs of an engine; returns an engine that times all profiles. Closes it on failure."""
     try:

@@ -132,16 +132,6 @@ def time_deviation(series: Sequence[Sequence[Floats]]) -> Deviation:
     return _deviation_without_runs([looks for looks in series if len(looks) > 1])
 
 
-def variance_between_times(times: Deviation) -> Variance:
-    """The variance of a log ratio between times: the one that a search measured, combined with a usual value.
-
-    If looks vary more than `USUAL_TIMES`, their variance. If they vary less, the weighted mean: few looks that agree by
-    chance do not prove a steady machine. The degrees of freedom add up.
-    """
-    variance, freedom = _with_usual(times, USUAL_TIMES)
-    return max(variance, times[0] ** 2), freedom
-
-
 def _deviation_without_runs(groups: Sequence[Sequence[Floats]], correction: float = 1.0) -> Deviation:
     """The deviation between the levels of a group's members, less the part that is caused by runs."""
     among, freedom = pooled_deviation([[trimmed_mean(runs) for runs in group] for group in groups])
@@ -195,7 +185,8 @@ def estimate_ratios(
     middle = {role: np.mean([each[role] for each in levels], axis=0) for role in levels[0]}
     between_builds = [variance_of_builds(each, measurements) for each in (middle, *levels)]
     for_tests = times[0] ** 2 / measurements if times[1] >= FEWEST_FREEDOM else 0.0, times[1]
-    time_variance, time_freedom = variance_between_times(times)
+    usual, time_freedom = _with_usual(times, USUAL_TIMES)
+    time_variance = max(usual, times[0] ** 2)  # few looks that agree by chance do not prove a steady machine
     found = {}
     for role in middle:
         if role == base:
