@@ -46,10 +46,7 @@ class Samples:
         return statistics.median(self.on(clock))
 
     def between(self, clock: Clock) -> tuple[float, ...]:
-        """Sample by sample, the geometric mean of both conditions: after another model, and in a row.
-
-        Where only runs in a row were taken, these.
-        """
+        """Sample by sample, the geometric mean of both conditions, if both were measured; else of runs in a row."""
         if self.first is None:
             return self.on(clock)
         pairs = zip(self.on(clock), self.first.on(clock), strict=True)
@@ -118,8 +115,7 @@ class Interval:
 class Race:
     """A challenger against the incumbent, in interleaved pairs. ``ratio`` is challenger over incumbent.
 
-    ``interval`` is that of the signed ranks of the pairs, for these builds; ``None`` for fewer than six
-    pairs.
+    ``interval`` is that of the signed ranks of the pairs, for these builds; ``None`` for fewer than six.
     """
 
     opponent: str
@@ -188,11 +184,10 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontPoint:
-    """A Pareto-optimal placement: no other one is better in both measured latency and accuracy.
+    """A Pareto-optimal placement, by its digest: no other one is better in both measured latency and accuracy.
 
-    ``placement`` is its digest, ``pairs`` the number of activations it quantizes, ``ratio`` its time over the
-    reference's, from fresh builds; ``sqnr_db`` is that of its worst output, ``accuracy`` the constrained task
-    metric, if there is one.
+    ``pairs`` is the number of activations it quantizes, ``ratio`` its time over the reference's, from fresh builds;
+    ``sqnr_db`` is that of its worst output, ``accuracy`` the constrained task metric, if there is one.
     """
 
     placement: str
@@ -365,9 +360,8 @@ class SearchResult:
 class Progress:
     """The progress of a search, for progress bars and heartbeat lines. ``best`` is the ratio to the reference.
 
-    One is reported after each trial, with ``doing`` empty, and one at the beginning of each step, which
-    ``doing`` names: calibrating, building candidate 4. ``total`` is 0 outside the search. ``waiting`` is the
-    reason of a wait; the other fields are unknown then.
+    One is reported after each trial, with ``doing`` empty, and one at the beginning of each step, which ``doing``
+    names. ``total`` is 0 outside the search. ``waiting`` is the reason of a wait; other fields are unknown then.
     """
 
     case: str
@@ -387,9 +381,9 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockError:
-    """The error of one block with all others in floating point: SQNR at the worst guiding tensor.
+    """The error of one block, a unit of the search, under a label with all others in floating point.
 
-    ``block`` is a unit of the search, called after its operator; ``label`` is its label.
+    ``sqnr_db`` is that of the worst guiding tensor.
     """
 
     block: str
@@ -441,9 +435,8 @@ class CorrectionGain:
 class Rehearsed:
     """The error of a placement against the float model over ``samples`` inputs, computed as ONNX defines Q/DQ.
 
-    ``outputs`` are the graph outputs. ``guiding`` are the tensors before trailing operators that select, such as
-    an ArgMax; if an output has none, the output itself. Errors of single pairs are additive there. ``accuracy`` is
-    the task metric of the case's constraint on the evaluation data, ``None`` without one.
+    ``outputs`` are the graph outputs. ``guiding`` are the tensors before trailing operators that select, such as an
+    ArgMax, where errors of single pairs are additive. ``accuracy`` is the task metric of the case's constraint.
     """
 
     outputs: tuple[TensorParity, ...]

@@ -1,7 +1,4 @@
-"""Evidence that checks request with parameters. The session collects it once, whatever the number of checks.
-
-Each request names the field of `Evidence` that answers it in ``kind``, and there is its key.
-"""
+"""Evidence that checks request with parameters, once for all checks. Each names the field of `Evidence` in ``kind``."""
 
 from __future__ import annotations
 
@@ -50,10 +47,7 @@ class SurvivalRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildRequest:
-    """A build of the tuned model by a backend for a value of its option ``for``: ``Evidence.builds[key]``.
-
-    Without a name it is the backend of the case.
-    """
+    """A build of the tuned model by a backend, or that of the case, for a target: ``Evidence.builds[key]``."""
 
     kind: ClassVar[EvidenceKind] = "builds"
     backend: str = ""
