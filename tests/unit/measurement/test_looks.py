@@ -11,8 +11,7 @@ from qdqspec.backends.fake.engine import FakeDevice, FakeEngine, options_from
 from qdqspec.errors import BackendError
 from qdqspec.search.base import Proposal
 from qdqspec.search.loop import Contest
-from qdqspec.timing.bench import Bench
-from qdqspec.timing.drift import DriftMonitor
+from qdqspec.timing.bench import Bench, DriftMonitor
 from qdqspec.timing.stats import FEWEST_FREEDOM
 from qdqspec.types import Consumer, Interval, LayerTime, Placement, Site
 
