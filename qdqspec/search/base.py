@@ -17,8 +17,8 @@ class Proposal:
     """A placement to build: ``phase`` is written to the journal, ``profile`` requests layer times.
 
     A proposal that is not ``timed`` is only run for its accuracy; one with a ``subgraph`` is built of these nodes only,
-    and its trial's ratio is relative to the same nodes in float. Neither is a candidate or counts in the budget; their
-    phases are among `qdqspec.types.NOT_CANDIDATES`.
+    and raced against the same nodes in float. Neither is a candidate or counts in the budget; their phases are among
+    `qdqspec.types.NOT_CANDIDATES`.
     """
 
     placement: Placement
@@ -34,10 +34,9 @@ def profiled(placement: Placement, phase: str) -> Proposal:
 
 
 class AccuracyOracle(Protocol):
-    """Predicts the SQNR of placements without building them.
+    """Predicts the SQNR of placements without building them; nothing is computed before the first call.
 
-    Deterministic: its answers depend on the case and on the trials learnt, in order, so that a resumed search asks for
-    the same placements. Nothing is computed before the first call.
+    Deterministic for a case and the trials learnt, in order, so that a resumed search asks for the same placements.
     """
 
     @property
@@ -86,10 +85,10 @@ class SearchSetup:
 class Strategy(Protocol):
     """Ask, build, tell, until done. Deterministic for one random generator and one sequence of trials.
 
-    It may have a function ``refuse(space)`` that raises `ConfigError` if it cannot search a space: asked before any
-    data is read. It may have ``steps``, a text for each phase of its trials in the order in which they begin: a
-    search that a limit ended names those that it did not reach. It may have ``least_gain``, the share of the time that
-    a build must be expected to save: the reason of a search that it ended states it.
+    It may have a function ``refuse(space)`` that raises `ConfigError`, asked before any data is read. It may have
+    ``steps``, a text for each phase of its trials in order: a search that a limit ended names those that it did not
+    reach. It may have ``least_gain``, the share of the time that a build must be expected to save: the reason of a
+    search that it ended states it.
     """
 
     def __init__(self, setup: SearchSetup, random: np.random.Generator) -> None: ...

@@ -23,9 +23,8 @@ class CoverageSearch:
     """One search: ``multiplications`` are those of each unit, ``noise`` is that of each (unit, label) alone.
 
     ``is_accurate`` decides by a rehearsal whether a placement meets the limits, ``keeps_limits`` by the outputs of its
-    model, after which rehearsals may decide otherwise. ``build`` gives the trial of a placement with its kernels.
-    ``narrow`` are the formats whose kernels compute in them: a unit with such a format whose kernel is float by the
-    backend's list counts as float. ``given`` is the placement of a model that is given quantized, and is built first.
+    model. ``build`` gives the trial of a placement with its kernels: a unit with one of the ``narrow`` formats whose
+    kernel is float counts as float. ``given`` is the placement of a model given quantized, and is built first.
     """
 
     space: SchemeSpace

@@ -275,9 +275,9 @@ class Energy:
     def within(self, most: float, share: float = 1.0, *, bisections: int = 12, decades: float = 6.0) -> Codes:
         """The labelling of least time with at most so much noise.
 
-        A knapsack problem, by Lagrangian relaxation (Everett, "Generalized Lagrange multiplier method", Operations
-        Research 11, 1963): the price of noise is bisected, up to ``decades`` from the ratio of whole time to allowed
-        noise, and the rest of the noise is spent on single blocks. Fewer ``bisections`` are faster, and leave more.
+        A knapsack problem, by Lagrangian relaxation (Everett, Operations Research 11, 1963): the price of noise is
+        bisected, up to ``decades`` from the ratio of whole time to allowed noise, and the rest of the noise is spent on
+        single blocks. Fewer ``bisections`` are faster, and leave more.
         """
         loud = self.minimize(share)
         if self.noise_of(loud) <= most:

@@ -1,9 +1,8 @@
 """The journal of a search: every trial on a line of its own, on disk before the next one starts.
 
-``trials.jsonl`` holds one object per line and nothing else; the description of the run (model, spec, backend, device,
-seed, versions) is in ``trials.header.json`` beside it. Each line carries that header's digest as ``run``, which
-identifies lines of another run, and ends with a checksum of itself as ``sum``, which detects changed bytes. A journal
-is validated when it is opened: a line truncated by a kill is cut and noted, any other damage is a `StateError`.
+The description of the run (model, spec, backend, device, seed, versions) is in ``trials.header.json`` beside
+``trials.jsonl``. Each line carries that header's digest as ``run``, and ends with a checksum of itself as ``sum``. A
+line truncated by a kill is cut and noted, any other damage is a `StateError`.
 """
 
 from __future__ import annotations

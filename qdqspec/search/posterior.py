@@ -21,10 +21,9 @@ from qdqspec.types import Trial
 class Posterior:
     """Predicts a labelling's time relative to the reference, by the ratios of ``trials``.
 
-    Its columns are one for every class under every label, then one for the conversions between each two domains, then a
-    constant. ``deviation`` is the standard deviation of a measured ratio. Those of the prior are relative to its mean,
-    ``measured_doubt`` for times in profiles and ``assumed_doubt`` for others: with larger ones more is expected of
-    builds, and a search makes more of them.
+    Its columns are one for every class under every label, one for the conversions between each two domains, and a
+    constant. ``deviation`` is that of a measured ratio. Those of the prior are relative to its mean, ``measured_doubt``
+    for times in profiles and ``assumed_doubt`` for others: with larger ones a search makes more builds.
     """
 
     def __init__(

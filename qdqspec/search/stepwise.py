@@ -18,7 +18,7 @@ class Stepwise:
     """Ask and tell over a generator.
 
     Repeated proposals, and those whose task metric is expected to miss its limit, are dropped and never answered.
-    ``eps`` is the smallest significant difference, as trials report it; ``guide`` predicts accuracies without builds.
+    ``eps`` is the smallest significant difference, as trials report it; ``guide`` predicts accuracies.
     """
 
     def __init__(self, steps: Steps[None], setup: SearchSetup) -> None:

@@ -1,8 +1,7 @@
 """Search pattern by pattern, like ModelOpt's autotuner: random and mutated schemes, tied over instances.
 
-Differences from ModelOpt: patterns come in order of their share of the time; every candidate extends the placement that
-has won so far, which is replaced only after a won race; no resolved placement is built twice; a pattern that keeps
-losing is abandoned before its schemes are used up.
+Unlike there, patterns come in order of their share of the time, every candidate extends the placement that has won so
+far, no placement is built twice, and a pattern that keeps losing is abandoned.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ class RegionSearch(Stepwise):
     """One pattern after the other. Deterministic for a generator and a sequence of trials.
 
     A scheme is drawn at random with the probability ``random_share``, else by changing up to ``mutations`` labels of
-    one of the ``parents`` best schemes of its pattern: more of each explore more, and find good schemes later. A
-    pattern is abandoned after ``patience`` of its schemes lost in a row, and at least ``least_patience`` did.
+    one of the ``parents`` best schemes of its pattern: more of each explore more. A pattern is abandoned after
+    ``patience`` of its schemes lost in a row, and at least ``least_patience`` did.
     """
 
     random_share: ClassVar[float] = 0.3

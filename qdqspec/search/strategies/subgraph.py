@@ -33,8 +33,7 @@ Win: TypeAlias = tuple[float, Labels]  # the expected gain of a kind of group, a
 class SubgraphSearch(Stepwise):
     """Parts first, then the whole. Deterministic for a sequence of trials: it uses no random numbers.
 
-    A step adds schemes to the whole model with an expected gain of ``step`` times ``eps``: a race shows no smaller one,
-    and more builds fewer models and rejects good schemes with bad ones.
+    A step adds schemes to the whole model with an expected gain of ``step`` times ``eps``: a race shows no smaller one.
     """
 
     step: ClassVar[float] = 2.0
