@@ -21,16 +21,14 @@ from qdqspec.timing.change import (
 from qdqspec.types import Interval, LatencyEvidence, Samples
 
 
-def times(
-    seed: int, *, slower: float = 1.0, builds: int = 3, rounds: int = 24, noise: float = 0.012
-) -> BuildTimes:
+def times(seed: int, *, slower: float = 1.0, builds: int = 3) -> BuildTimes:
     """A run on a machine whose speed varies by a tenth over its rounds."""
     random = np.random.default_rng(seed)
-    drift = np.exp(0.1 * np.sin(np.linspace(0, 6, rounds) + random.uniform(0, 6)))
+    drift = np.exp(0.1 * np.sin(np.linspace(0, 6, 24) + random.uniform(0, 6)))
 
     def build(level: float) -> tuple[float, ...]:
-        own = level * np.exp(noise * random.standard_normal())
-        return tuple(own * drift * np.exp(0.03 * random.standard_normal(rounds)))
+        own = level * np.exp(0.012 * random.standard_normal())
+        return tuple(own * drift * np.exp(0.03 * random.standard_normal(24)))
 
     tuned, reference = (tuple(build(level) for _ in range(builds)) for level in (0.6 * slower, 1.0))
     return BuildTimes(tuned=tuned, reference=reference)

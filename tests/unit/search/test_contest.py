@@ -197,15 +197,13 @@ def with_parts(lab: Lab) -> Arena:
     """A arena that writes a float part as the candidate ``part``, and a part with pairs as that of the placement."""
 
     def extract(what: Placement, nodes: tuple[str, ...]) -> Part:
-        if nodes != PART:
-            raise BackendError("these nodes cannot be built alone")
         return Part(path=lab.write(what) if what.sites else Path("part"), loads=(Load(feeds=FEEDS),))
 
     return started(lab, extract=extract)
 
 
-def part_of(arena: Arena, what: Placement, nodes: tuple[str, ...] = PART) -> Trial:
-    return arena.trial(1, what, "isolated", profile=True, subgraph=nodes)
+def part_of(arena: Arena, what: Placement) -> Trial:
+    return arena.trial(1, what, "isolated", profile=True, subgraph=PART)
 
 
 def test_a_part_is_raced_against_the_same_part_in_float(make_lab: MakeLab) -> None:

@@ -131,19 +131,13 @@ def near_miss(ratio: float, sqnr_db: float, **changed: object) -> tuple[Additive
     return oracle, space, [reference, replace(trial, **changed)]  # type: ignore[arg-type]
 
 
-def limits_at(least_db: float, *trials: Trial) -> Limits:
-    """Limits with the figures of these trials."""
-    limits = Limits(asked=SearchLimits(min_sqnr_db=least_db))
-    for trial in trials:
-        limits.learn(trial)
-    return limits
-
-
 def repairs_of(
     oracle: Additive, space: SchemeSpace, trials: list[Trial], *, found_db: float = 38.5
 ) -> list[Placement]:
     """The proposed repairs, if the measured SQNR of each is ``found_db``."""
-    known, limits = list(trials), limits_at(38.0, *trials)
+    known, limits = list(trials), Limits(asked=SearchLimits(min_sqnr_db=38.0))
+    for trial in trials:
+        limits.learn(trial)
     for placement in repaired(known, limits, oracle, space):
         known.append(replace(trials[1], placement=placement, sqnr_db=found_db))
         limits.learn(known[-1])

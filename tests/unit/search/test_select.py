@@ -12,10 +12,10 @@ from qdqspec.search.select import choose, finalists, reaches
 from qdqspec.types import Consumer, Interval, Placement, RatioTest, Site, Trial
 
 
-def placement(pairs: int, name: str = "t") -> Placement:
+def placement(pairs: int) -> Placement:
     """A placement of ``pairs`` activation pairs and one weight, which is not counted as a pair."""
     sites = [
-        Site(tensor=f"{name}{i}", consumers=(Consumer("n", i),), format="uint8", weight=i == pairs)
+        Site(tensor=f"t{i}", consumers=(Consumer("n", i),), format="uint8", weight=i == pairs)
         for i in range(pairs + 1)
     ]
     return Placement(sites=frozenset(sites) if pairs else frozenset())
