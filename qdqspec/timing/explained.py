@@ -282,8 +282,19 @@ def same_nodes(reference: Sequence[str], tuned: Sequence[str]) -> dict[str, str]
     if not smaller or len(common) >= _ENOUGH * smaller or max(len(reference), len(tuned)) > _LARGEST:
         return {}
     left, right = _in_order(reference), _in_order(tuned)
-    found = _by_operator(left, right)
-    return found | _followers(left, right, found)
+    ours, theirs = ([node for node in side if op_of(node) not in _ABSORBED] for side in (left, right))
+    matcher = SequenceMatcher(None, list(map(op_of, ours)), list(map(op_of, theirs)), autojunk=False)
+    found = {
+        theirs[block.b + offset]: ours[block.a + offset]
+        for block in matcher.get_matching_blocks()
+        for offset in range(block.size)
+    }
+    after, followers = dict(itertools.pairwise(left)), {}
+    for node, follower in itertools.pairwise(right):  # activations are matched by the node before them
+        candidate = after.get(found.get(node, ""), "")
+        if follower not in found and candidate and op_of(candidate) == op_of(follower):
+            followers[follower] = candidate
+    return found | followers
 
 
 def _in_order(nodes: Sequence[str]) -> list[str]:
@@ -293,28 +304,6 @@ def _in_order(nodes: Sequence[str]) -> list[str]:
     if len(numbers) < len(distinct):
         return distinct
     return sorted(distinct, key=lambda node: (numbers[node], node))
-
-
-def _by_operator(left: list[str], right: list[str]) -> dict[str, str]:
-    ours = [node for node in left if op_of(node) not in _ABSORBED]
-    theirs = [node for node in right if op_of(node) not in _ABSORBED]
-    matcher = SequenceMatcher(None, [op_of(n) for n in ours], [op_of(n) for n in theirs], autojunk=False)
-    return {
-        theirs[block.b + offset]: ours[block.a + offset]
-        for block in matcher.get_matching_blocks()
-        for offset in range(block.size)
-    }
-
-
-def _followers(left: list[str], right: list[str], found: Mapping[str, str]) -> dict[str, str]:
-    """Match activations by the node before them."""
-    after = dict(itertools.pairwise(left))
-    more = {}
-    for node, follower in itertools.pairwise(right):
-        candidate = after.get(found.get(node, ""), "")
-        if follower not in found and candidate and op_of(candidate) == op_of(follower):
-            more[follower] = candidate
-    return more
 
 
 Layers = Sequence[LayerTime]
