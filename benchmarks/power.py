@@ -83,13 +83,13 @@ def bench_of(folder: Path, seed: int, words: dict[str, str], share: float, first
 
 def contested(contest: Contest, role: str) -> Trial:
     """The trial of a model."""
-    return contest.measure(contest.build(0, Proposal(placement=ROLES[role], phase="pure"), "pure"))
+    return contest.measure(contest.build(0, Proposal(placement=ROLES[role], phase="pure")))
 
 
 def raced(folder: Path, seed: int, words: dict[str, str], share: float) -> tuple[bool, int, int]:
     """Whether the challenger becomes the incumbent; the runs of its trial, and those for the noise."""
     bench = bench_of(folder, seed, words, share)
-    device = bench._backend  # noqa: SLF001
+    device = bench.backend
     contest = Contest(bench)
     contest.measure_noise(contested(contest, "reference"))
     before = device.runs
@@ -105,7 +105,7 @@ def confirmed(
     tested, row = found.tested["tuned"], in_a_row(found)
     flags = [tested.proves(MIN_GAIN), *(each.high < 1 - MIN_GAIN for each in (tested.enclosing, row))]
     flags += [each.low <= share <= each.high for each in (tested.mean, row)]
-    return (*map(float, flags), float(bench._backend.runs))  # noqa: SLF001
+    return (*map(float, flags), float(bench.backend.runs))
 
 
 def in_a_row(found: LatencyEvidence):

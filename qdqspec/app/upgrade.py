@@ -19,7 +19,7 @@ from qdqspec.backends.base import Array
 from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.errors import BackendError
 from qdqspec.timing.environment import Environment
-from qdqspec.timing.layer_changes import median_layers, steady_changes
+from qdqspec.timing.explained import median_layers, steady_changes
 from qdqspec.timing.together import Together, joined
 from qdqspec.types import Clock, LayerChange, Upgrade, UpgradeState
 

@@ -17,8 +17,8 @@ class Proposal:
     """A placement to build: ``phase`` is written to the journal, ``profile`` requests layer times.
 
     A proposal that is not ``timed`` is only run for its accuracy; one with a ``subgraph`` is built of these nodes only,
-    and its trial's ratio is relative to the same nodes in float. Neither is a candidate or counts in the budget; their
-    phases are among `qdqspec.types.NOT_CANDIDATES`.
+    and raced against the same nodes in float. Neither is a candidate or counts in the budget; their phases are among
+    `qdqspec.types.NOT_CANDIDATES`.
     """
 
     placement: Placement
@@ -34,43 +34,36 @@ def profiled(placement: Placement, phase: str) -> Proposal:
 
 
 class AccuracyOracle(Protocol):
-    """Predicts the SQNR of placements without building them.
+    """Predicts the SQNR of placements without building them; nothing is computed before the first call.
 
-    Deterministic: its answers depend on the case and on the trials learnt, in order, so that a resumed search asks for
-    the same placements. Nothing is computed before the first call.
+    Deterministic for a case and the trials learnt, in order, so that a resumed search asks for the same placements.
     """
 
     @property
     def doubt_db(self) -> float:
         """The standard deviation of its predictions, in dB, estimated from built candidates."""
-        ...
 
     def noise(self) -> LabelNoise | None:
         """Noise power over signal power of each (unit, label) alone, where noise is additive; ``None`` if unknown."""
-        ...
 
     def predicted_db(self, placement: Placement) -> float | None:
         """The expected SQNR of a build of a placement; ``None`` if it cannot be computed."""
-        ...
 
     def keeps_metric(self, placement: Placement) -> bool | None:
         """Whether the task metric of a placement is expected to meet its limit; ``None`` if unknown."""
-        ...
 
     def learn(self, trial: Trial) -> None:
         """Learn from a built candidate how its SQNR differs from the computed one."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchSetup:
     """All information that a strategy has before its first proposal.
 
-    ``seeds`` are placements to try first. ``min_sqnr_db`` is the smallest SQNR that can win; with ``pareto``
-    accuracy is an objective of its own. ``min_accuracy`` is the same for a task metric, which is computed for race
-    winners only: their trials carry it, and those below it do not become the incumbent. Without any of the three,
-    trials carry no SQNR. ``accuracy`` predicts SQNRs without builds, if accuracy limits or guides the search and the
-    model can be rehearsed. ``fused`` are nodes that run as one kernel, if the case requests them before the first
+    ``seeds`` are placements to try first. ``min_sqnr_db`` is the smallest SQNR that can win; with ``pareto`` accuracy
+    is an objective of its own. ``min_accuracy`` is the same for a task metric, which is computed for race winners only.
+    Without any of the three, trials carry no SQNR. ``accuracy`` predicts SQNRs without builds, if accuracy matters and
+    the model can be rehearsed. ``fused`` are nodes that run as one kernel, if the case requests them before the first
     build. ``trials_per_region`` limits strategy `region` for each pattern; without ``validate_groups`` strategy
     `subgraph` combines all groups that won alone at once.
     """
@@ -92,17 +85,16 @@ class SearchSetup:
 class Strategy(Protocol):
     """Ask, build, tell, until done. Deterministic for one random generator and one sequence of trials.
 
-    It may have a function ``refuse(space)`` that raises `ConfigError` if it cannot search a space: asked before any
-    data is read. It may have ``steps``, a text for each phase of its trials in the order in which they begin: a
-    search that a limit ended names those that it did not reach. It may have ``least_gain``, the share of the time that
-    a build must be expected to save: the reason of a search that it ended states it.
+    It may have a function ``refuse(space)`` that raises `ConfigError`, asked before any data is read. It may have
+    ``steps``, a text for each phase of its trials in order: a search that a limit ended names those that it did not
+    reach. It may have ``least_gain``, the share of the time that a build must be expected to save: the reason of a
+    search that it ended states it.
     """
 
     def __init__(self, setup: SearchSetup, random: np.random.Generator) -> None: ...
 
     def ask(self, n: int = 1) -> Sequence[Proposal]:
         """Return at most ``n`` new placements; none if it has nothing more to ask."""
-        ...
 
     def tell(self, trials: Sequence[Trial]) -> None:
         """Receive trials, including failed ones.
@@ -110,8 +102,6 @@ class Strategy(Protocol):
         After the first, each trial has ``eps``, the smallest significant difference as a share of time: twice the
         difference measured between builds of one model, right after the reference was built.
         """
-        ...
 
     def done(self) -> bool:
         """Whether it has nothing more to ask."""
-        ...

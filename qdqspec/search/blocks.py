@@ -1,7 +1,6 @@
 """Blocks of units that get one label: the units of one kernel, or those at one position of one pattern. Pure.
 
-The operators of one kernel must not be separated: units that share a kernel in any profiled build form one block. A
-labelling has one code for each block: the number of its label in `SchemeSpace.labels`.
+A labelling has one code for each block: the number of its label in `SchemeSpace.labels`.
 """
 
 from __future__ import annotations
@@ -22,10 +21,7 @@ from qdqspec.types import Label, LayerTime, format_of, kind_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitBlock:
-    """Units with one label. ``codes`` are the labels that at least one of them offers, as numbers.
-
-    ``pattern`` is the pattern of tied units.
-    """
+    """Units with one label. ``codes`` are those that at least one offers, ``pattern`` is that of tied units."""
 
     index: int
     units: tuple[str, ...]

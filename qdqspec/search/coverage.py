@@ -1,10 +1,8 @@
 """The placement with the most multiplications in narrow formats, within accuracy limits, that a backend builds.
 
-Nothing is timed. Which units are quantized is a 0/1 knapsack problem: multiplications are the value, and the noise of
-each unit alone is the weight. It is solved by dynamic programming: HiGHS, in `scipy.optimize.milp`, prints on the
-terminal whatever its options are. Units that the backend refuses are found by halving the placement, as in delta
-debugging (Zeller and Hildebrandt, 2002). Of placements with equally many multiplications the one with the fewest
-kernels that only convert is selected.
+Nothing is timed. Which units are quantized is a 0/1 knapsack problem, of multiplications and of the noise of each unit
+alone, solved by dynamic programming: HiGHS, in `scipy.optimize.milp`, prints on the terminal whatever its options are.
+Units that the backend refuses are found by halving, as in delta debugging (Zeller and Hildebrandt, 2002).
 """
 
 from __future__ import annotations
@@ -25,9 +23,8 @@ class CoverageSearch:
     """One search: ``multiplications`` are those of each unit, ``noise`` is that of each (unit, label) alone.
 
     ``is_accurate`` decides by a rehearsal whether a placement meets the limits, ``keeps_limits`` by the outputs of its
-    model, after which rehearsals may decide otherwise. ``build`` gives the trial of a placement with its kernels.
-    ``narrow`` are the formats whose kernels compute in them: a unit with such a format whose kernel is float by the
-    backend's list counts as float. ``given`` is the placement of a model that is given quantized, and is built first.
+    model. ``build`` gives the trial of a placement with its kernels: a unit with one of the ``narrow`` formats whose
+    kernel is float counts as float. ``given`` is the placement of a model given quantized, and is built first.
     """
 
     space: SchemeSpace
@@ -52,10 +49,9 @@ class CoverageSearch:
             labellings = self._widest()
             trials = [self._built(labels) for labels in labellings]
             built = [trial for trial in trials if trial.ok]
-            if built:
-                lost = self._float_units(built)
-            else:
-                lost = self._refused_units(labellings[0], trials[0]) if trials else {}
+            lost = self._float_units(built) if built else {}
+            if trials and not built:
+                lost = self._refused_units(labellings[0], trials[0])
             self.refused |= lost
             if not lost:
                 if not built or self.keeps_limits(best := min(built, key=self._rank)):
@@ -107,9 +103,8 @@ class CoverageSearch:
     ) -> Labels:
         """The labels with the most multiplications among those that meet the limits.
 
-        The noise of single units, added up, decides which of them fit an allowance. The allowance is the largest with
-        which the placement is accurate, found by bisection between SQNRs of ``least_db`` and ``most_db``. Fewer
-        ``steps`` take fewer rehearsals, and leave more of the limit unused.
+        The largest allowance of summed noise with which the placement is accurate is found by bisection between SQNRs
+        of ``least_db`` and ``most_db``. Fewer ``steps`` take fewer rehearsals, and leave more of the limit unused.
         """
         if self._accepts(labels):
             return labels
@@ -129,14 +124,11 @@ class CoverageSearch:
     def _fitting(self, powers: Mapping[str, float], allowed: float, *, steps: int = 10_000) -> list[str]:
         """The units with the most multiplications whose noise together is at most ``allowed``: a knapsack problem.
 
-        Noise is rounded up to ``steps`` parts of what is allowed. Fewer of them take less time, and leave more of it
-        unused.
+        Noise is rounded up to ``steps`` parts of what is allowed. Fewer take less time, and leave more of it unused.
         """
         units = [unit for unit, power in powers.items() if power <= allowed]
         costs = [math.ceil(powers[unit] / allowed * steps) for unit in units]
-        most = np.zeros(
-            steps + 1, np.int64
-        )  # multiplications of the units so far, by the steps they may cost
+        most = np.zeros(steps + 1, np.int64)  # multiplications of the units so far, by their cost
         taken = np.zeros((len(units), steps + 1), bool)
         for unit, cost, row in zip(units, costs, taken, strict=True):
             more = most[: steps + 1 - cost] + max(self.multiplications.get(unit, 0), 1)
@@ -170,9 +162,8 @@ class CoverageSearch:
     def _refused_units(self, labels: Labels, failed: Trial) -> dict[str, str]:
         """The units that the backend refuses: those that its error names, else those that halving finds."""
         reason = failed.error or ""
-        named = [
-            unit for unit in labels if any(f"'{node}'" in reason for node in self.space.by_id[unit].nodes)
-        ]
+        nodes = {unit: self.space.by_id[unit].nodes for unit in labels}
+        named = [unit for unit, own in nodes.items() if any(f"'{node}'" in reason for node in own)]
         if named and self._built(_without(labels, named)).ok:
             return dict.fromkeys(named, reason)
         kept = self._buildable(list(labels), {}, labels)
@@ -192,10 +183,7 @@ class CoverageSearch:
         return self._buildable(units[middle:], first, labels)
 
     def _float_units(self, built: Sequence[Trial]) -> dict[str, str]:
-        """The units with multiplications whose kernels are float in each of the builds, as the backend lists them.
-
-        The labels of a build may have units that were refused after it: without them its pairs are the same.
-        """
+        """The units with multiplications whose kernels are float in each of the builds, as the backend lists them."""
         found: dict[str, str] = {}
         for unit, label in built[0].placement.labels:
             computes = self.space.by_id[unit].form_of(label).choice.activation in self.narrow

@@ -1,8 +1,7 @@
 """The tensors between blocks, and the conversions that they take under a labelling. Pure.
 
-A labelling is an array with one code for each block: the index of its label in `SchemeSpace.labels`. The domain that a
-label reads or makes is float or one format of activations. A tensor that is made in one domain and read in another is
-converted, once for all its readers in that domain.
+A labelling has the index of a label in `SchemeSpace.labels` for each block. The domain that a label reads or makes is
+float or one format of activations. A tensor is converted once for all its readers in another domain.
 """
 
 from __future__ import annotations

@@ -19,9 +19,121 @@ from qdqspec.search.blocks import (
     nodes_of_blocks,
     uniform_codes,
 )
-from qdqspec.search.edges import FP, Codes, domains_of, edges_between
-from qdqspec.search.kernel_times import KernelTimes
-from qdqspec.types import Placement, Trial
+from qdqspec.search.edges import FLOAT, FP, Codes, Domains, Edge, domains_of, edges_between
+from qdqspec.search.labels import LINEAR
+from qdqspec.types import HALVES, LayerTime, Placement, Trial, kind_of
+
+RUN_ELEMENTS = 4096  # that a conversion kernel converts in the time of starting one
+
+
+class KernelTimes:
+    """Milliseconds of blocks by code, and of converting each edge by pair of domains.
+
+    The time of a block is the median of its profiles under a label. A label that was never measured takes a share of
+    the float time: that of measured blocks of the same operators, averaged with an assumed share that has the weight of
+    the block itself. Times are at the speed at which the reference was profiled. Conversions are measured, or estimated
+    by the size of the tensor.
+
+    ``linear_share`` is assumed of convolutions and matrix products: less makes more labels be tried.
+    """
+
+    def __init__(
+        self,
+        space: SchemeSpace,
+        blocks: Sequence[UnitBlock],
+        edges: Sequence[Edge],
+        domains: Domains,
+        *,
+        linear_share: float = 0.6,
+    ) -> None:
+        self.reference_ms = 0.0  # sum of all kernels of the float model
+        self._whole_ms = 0.0  # of a run of the float model, which may have time outside of kernels
+        self._space, self._blocks, self._edges, self._domains = space, blocks, edges, domains
+        self._linear_share = linear_share
+        self._block_of = nodes_of_blocks(space, blocks)
+        self._edge_of = {edge.tensor: number for number, edge in enumerate(edges)}
+        self._kinds = [_kind(space, block) for block in blocks]
+        self._block_times: list[dict[int, list[float]]] = [{} for _ in blocks]  # by code
+        self._conversion_times: dict[tuple[int, int], list[float]] = {}  # by edge and pair of domains
+
+    def learn(self, trial: Trial) -> None:
+        """Add a build, its kernels scaled to differ from the reference's, the first build, as the whole does."""
+        total, scale = sum(layer.milliseconds for layer in trial.layers), 1.0
+        if not self.reference_ms:
+            taken = trial.samples
+            self.reference_ms = total
+            self._whole_ms = taken.median_ms("cpu" if taken.cpu_ms else "wall") if taken.wall_ms else total
+        elif trial.ratio and total > 0:
+            expected = self.reference_ms + (trial.ratio - 1) * self._whole_ms
+            scale = expected / total if expected > 0 else 1.0
+        codes = block_codes(self._space, self._blocks, dict(trial.placement.labels)).tolist()
+        block_of, spent = self._block_of, [0.0] * len(codes)
+        for layer in trial.layers:
+            if layer.boundary:
+                self._learn_conversion(layer, codes, scale)
+                continue
+            owners = {block_of[node] for node in layer.nodes if node in block_of}
+            for owner in owners:
+                spent[owner] += scale * layer.milliseconds / len(owners)
+        for seen, code, milliseconds in zip(self._block_times, codes, spent, strict=True):
+            seen.setdefault(code, []).append(milliseconds)
+
+    def _learn_conversion(self, layer: LayerTime, codes: Sequence[int], scale: float) -> None:
+        """Add a kernel that converts; its tensors, and conversions that a tensor takes at once, share its time."""
+        for number in (self._edge_of[tensor] for tensor in layer.tensors if tensor in self._edge_of):
+            pairs = self._edges[number].conversions(codes, self._domains) or [0]
+            for pair in pairs:
+                milliseconds = scale * layer.milliseconds / len(layer.tensors) / len(pairs)
+                self._conversion_times.setdefault((number, pair), []).append(milliseconds)
+
+    def of_blocks(self) -> tuple[Floats, Floats]:
+        """Milliseconds of each block under each code, and which of them are measured."""
+        medians = [{code: float(np.median(own)) for code, own in seen.items()} for seen in self._block_times]
+        totals: dict[tuple[str, int], Floats] = {}  # time and float time, by operators of a block and code
+        for known, kind in zip(medians, self._kinds, strict=True):
+            for code in known.keys() - {FP} if FP in known else ():
+                totals[kind, code] = totals.get((kind, code), 0.0) + np.array([known[code], known[FP]])
+        times = np.zeros((len(self._blocks), len(self._space.labels)))
+        is_measured = np.zeros(times.shape, dtype=bool)
+        for index, (known, kind) in enumerate(zip(medians, self._kinds, strict=True)):
+            is_measured[index, list(known)] = True
+            own = known.get(FP, 0.0) if self.reference_ms else 1 / len(self._blocks)
+            for code, label in enumerate(self._space.labels):
+                is_linear = kind in LINEAR and kind_of(label) not in HALVES
+                assumed = np.array([own * (self._linear_share if is_linear else 1.0), own])
+                spent, floats = assumed + totals.get((kind, code), 0.0)
+                share = 1.0 if code == FP or not floats else min(1.0, spent / floats)  # so that it is tried
+                times[index, code] = known.get(code, own * share)
+        return times, is_measured
+
+    def of_conversions(self) -> Floats:
+        """Milliseconds of each edge's conversions: the mean of its own, else by its size and the rate of its kind.
+
+        Without a measured rate that of all kinds counts, twice between two formats: it passes through float.
+        """
+        sizes = np.array([edge.elements + RUN_ELEMENTS for edge in self._edges])
+        rates: dict[int | None, Floats] = {}  # milliseconds and sizes
+        for (number, pair), own in self._conversion_times.items():
+            for key in (pair, None):
+                rates[key] = rates.get(key, 0.0) + np.array([np.mean(own), sizes[number]])
+        whole = rates.get(None, np.array([0.0, 1.0]))
+        costs = np.zeros((len(sizes), len(self._domains.pairs)))
+        for pair, (one, _) in enumerate(self._domains.pairs):
+            milliseconds, elements = rates.get(pair, whole * (1 if one == FLOAT else 2, 1))
+            costs[:, pair] = sizes * milliseconds / elements
+        for (number, pair), own in self._conversion_times.items():
+            costs[number, pair] = np.mean(own)
+        return costs
+
+
+def _kind(space: SchemeSpace, block: UnitBlock) -> str:
+    """The linear operators of a block, or all of its operators if it has none; grouped convolutions are apart."""
+    units = [space.by_id[name] for name in block.units]
+    units = [unit for unit in units if unit.op_type in LINEAR] or units
+    nodes = space.model.by_name
+    grouped = ("grouped" for unit in units if nodes[unit.id].attributes.get("group", 1) != 1)
+    return " ".join(sorted({*(unit.op_type for unit in units), *grouped}))
+
 
 # milliseconds by block and code, and milliseconds of converting each edge by pair of domains
 _Terms: TypeAlias = tuple[list[list[float]], list[list[float]]]
@@ -76,7 +188,7 @@ class Energy:
         return block_codes(self.space, self.blocks, dict(placement.labels))
 
     def learn(self, trials: Iterable[Trial]) -> None:
-        """Add profiled builds. The first one is the reference."""
+        """Add profiled builds, of which the first is the reference."""
         for trial in trials:
             if trial.layers and not trial.subgraph:
                 self._profiles.learn(trial)
@@ -151,20 +263,21 @@ class Energy:
     # ---- minimization ---------------------------------------------------------------------------
 
     def minimize(self, share: float = 1.0, price: float = 0.0, starts: Sequence[Codes] = ()) -> Codes:
-        """The labelling of least energy that descents find.
-
-        They begin at each of ``starts``, by default at one label everywhere and at the fastest label of each block.
-        """
+        """The labelling of least energy that descents find, from ``starts`` or else uniform and fastest labels."""
         terms = self._terms(share, price)
-        settled = [self._settled(terms, start.tolist()) for start in starts or self._starts(terms)]
+        begins = [start.tolist() for start in starts]
+        if not begins:
+            fastest = [min(block.codes, key=terms[0][block.index].__getitem__) for block in self.blocks]
+            begins = [*map(list, uniform_codes(self.space, self.blocks)), fastest]
+        settled = [self._settled(terms, codes) for codes in begins]
         return np.array(min(settled, key=lambda codes: self._total(terms, codes)), dtype=np.int8)
 
     def within(self, most: float, share: float = 1.0, *, bisections: int = 12, decades: float = 6.0) -> Codes:
         """The labelling of least time with at most so much noise.
 
-        A knapsack problem, by Lagrangian relaxation (Everett, "Generalized Lagrange multiplier method", Operations
-        Research 11, 1963): the price of noise is bisected, up to ``decades`` from the ratio of whole time to allowed
-        noise, and the rest of the noise is spent on single blocks. Fewer ``bisections`` are faster, and leave more.
+        A knapsack problem, by Lagrangian relaxation (Everett, Operations Research 11, 1963): the price of noise is
+        bisected, up to ``decades`` from the ratio of whole time to allowed noise, and the rest of the noise is spent on
+        single blocks. Fewer ``bisections`` are faster, and leave more.
         """
         loud = self.minimize(share)
         if self.noise_of(loud) <= most:
@@ -193,11 +306,6 @@ class Energy:
             if is_faster and self.noise_of(changed) <= most:
                 codes = changed
         return codes
-
-    def _starts(self, terms: _Terms) -> Iterator[Codes]:
-        yield from map(np.array, uniform_codes(self.space, self.blocks))
-        times = terms[0]
-        yield np.array([min(block.codes, key=times[block.index].__getitem__) for block in self.blocks])
 
     def _settled(self, terms: _Terms, codes: list[int]) -> list[int]:
         """Coordinate descent: change one block at a time to its best code until nothing improves."""

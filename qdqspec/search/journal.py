@@ -1,9 +1,8 @@
 """The journal of a search: every trial on a line of its own, on disk before the next one starts.
 
-``trials.jsonl`` holds one object per line and nothing else; the description of the run (model, spec, backend, device,
-seed, versions) is in ``trials.header.json`` beside it. Each line carries that header's digest as ``run``, which
-identifies lines of another run, and ends with a checksum of itself as ``sum``, which detects changed bytes. A journal
-is validated when it is opened: a line truncated by a kill is cut and noted, any other damage is a `StateError`.
+The description of the run (model, spec, backend, device, seed, versions) is in ``trials.header.json`` beside
+``trials.jsonl``. Each line carries that header's digest as ``run``, and ends with a checksum of itself as ``sum``. A
+line truncated by a kill is cut and noted, any other damage is a `StateError`.
 """
 
 from __future__ import annotations
@@ -28,12 +27,8 @@ from qdqspec.types import Trial, kind_of
 def trial_to_json(trial: Trial) -> dict[str, Any]:
     """The fields of a trial, its number as ``trial``; ``placement`` is the digest, ``scheme`` the placement in full."""
     data: dict[str, Any] = to_data(trial)
-    return {
-        "trial": data.pop("number"),
-        **data,
-        "placement": trial.placement.digest,
-        "scheme": data["placement"],
-    }
+    own = {"placement": trial.placement.digest, "scheme": data["placement"]}
+    return {"trial": data.pop("number"), **data, **own}
 
 
 def trial_from_json(data: Mapping[str, Any]) -> Trial:
@@ -73,8 +68,7 @@ class Journal(Closing):
     def open(cls, path: Path, header: Mapping[str, object]) -> Journal:
         """Open or create the journal of the run that ``header`` describes.
 
-        Every key of the header counts: a journal whose header differs belongs to another run. Raises `StateError` for
-        that and for a damaged line, `OutputError` if the file cannot be written.
+        Raises `StateError` if the header differs or a line is damaged, `OutputError` if the file cannot be written.
         """
         header = _full(header)
         try:
@@ -94,16 +88,13 @@ class Journal(Closing):
 
     @classmethod
     def recover(cls, source: Path, target: Path, header: Mapping[str, object]) -> int:
-        """Create a journal in ``target`` from the lines of this run before any damage in ``source``.
-
-        They are copied byte for byte; returns their number.
-        """
+        """Copy the lines of this run before any damage in ``source`` to ``target``; returns their number."""
         lines, *_ = _sound_lines(source, source.read_bytes(), _digest(_full(header)))
         write_whole(target, b"".join(lines), what="the journal")
         return len(lines)
 
     def append(self, trial: Trial, **more: object) -> None:
-        """Write one trial, and wait until it is on disk. ``more`` are further keys of its line.
+        """Write one trial, with ``more`` keys in its line, and wait until it is on disk.
 
         Raises `OutputError` if it cannot be written; the earlier lines are intact then.
         """
@@ -231,12 +222,9 @@ def _trial(path: Path, number: int, line: bytes, run: str) -> Trial:
         if found is None or found[1] != _sum(text):
             raise ValueError("its sum does not fit")
     except (ValueError, RecursionError) as error:
-        reason = str(error).splitlines()[0][:120]
-        raise StateError(
-            f"this line of the journal is damaged ({reason})",
-            where=where,
-            cure=f"delete the line to resume from the others, or {_AWAY}",
-        ) from None
+        what = f"this line of the journal is damaged ({str(error).splitlines()[0][:120]})"
+        cure = f"delete the line to resume from the others, or {_AWAY}"
+        raise StateError(what, where=where, cure=cure) from None
     if entry.get("run") != run:
         raise StateError("this line was written by another run", where=where, cure=_AWAY)
     return trial
@@ -262,6 +250,5 @@ def _repair(path: Path, raw: bytes, whole: bytes) -> None:
 
 
 def _unwritable(path: Path, error: OSError) -> OutputError:
-    return unwritable(
-        "the journal", path, error, "choose another output folder; the trials before it are kept"
-    )
+    cure = "choose another output folder; the trials before it are kept"
+    return unwritable("the journal", path, error, cure)

@@ -1,8 +1,7 @@
 """The accuracy limits of a search: what is measured of placements, which are worth a race, and which may be selected.
 
-The SQNR on the first samples is measured for every candidate; the SQNR on all data and the task metric only for
-candidates that won their races or may be selected. Scored candidates show the SQNR that the metric needs, and the
-difference between the two SQNRs of a placement is expected of others too.
+The SQNR on the first samples is measured for every candidate, that on all data and the task metric only for candidates
+that won their races or may be selected. Scored candidates show the SQNR that the metric needs.
 """
 
 from __future__ import annotations
@@ -20,10 +19,7 @@ NO_PLACEMENT = Placement(sites=frozenset())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricLimit:
-    """The limit of a task metric: its smallest value ``least``, and the ``reference``'s, on all ``samples``.
-
-    ``score`` gives the value of an engine; without it values come with trials.
-    """
+    """The smallest value ``least`` of a metric, and the ``reference``'s on all ``samples``; ``score`` measures it."""
 
     least: float
     rules: AccuracyRules = field(default_factory=AccuracyRules)
@@ -49,6 +45,11 @@ class Figures:
         """The SQNR on most data."""
         return self.few_db if self.all_db is None else self.all_db
 
+    @property
+    def whole_db(self) -> float | None:
+        """The SQNR on all data."""
+        return None if self.is_part else self.all_db
+
 
 @dataclass(slots=True, kw_only=True)
 class Limits:
@@ -56,11 +57,9 @@ class Limits:
 
     ``first_samples`` measures the SQNR of an engine on these; without it nothing is measured. ``all_data`` measures it
     on all data, if there is more, and ``data`` is its name. ``confirms_sqnr`` is set if a selected placement needs its
-    SQNR on all data.
-
-    A candidate ``far_db`` below one that missed the metric is not raced: less saves more races, and may lose a winner.
-    While no placement met the metric, the search aims ``step_db`` above those that missed it: less has more builds
-    that miss it.
+    SQNR on all data. A candidate ``far_db`` below one that missed the metric is not raced: less saves more races, and
+    may lose a winner. While no placement met the metric, the search aims ``step_db`` above those that missed it: less
+    has more builds that miss it.
     """
 
     asked: SearchLimits = field(default_factory=SearchLimits)
@@ -127,7 +126,7 @@ class Limits:
     def is_known(self, placement: Placement) -> bool:
         """Whether everything that the limits need of a placement is measured."""
         figures = self.figures(placement)
-        has_sqnr = not self.confirms_sqnr or (figures.all_db is not None and not figures.is_part)
+        has_sqnr = not self.confirms_sqnr or figures.whole_db is not None
         return has_sqnr and (self.metric is None or figures.score is not None)
 
     # ---- measurements ---------------------------------------------------------------------------
@@ -159,7 +158,7 @@ class Limits:
         if self.metric is not None and self.metric.score is not None and figures.score is None:
             figures = replace(figures, score=self.metric.score(engine))
         measure = self.all_data or self.first_samples
-        if self.confirms_sqnr and measure is not None and (figures.all_db is None or figures.is_part):
+        if self.confirms_sqnr and measure is not None and figures.whole_db is None:
             figures = replace(figures, all_db=measure(engine), is_part=False)
         self.known[placement.digest] = figures
 
@@ -183,7 +182,7 @@ class Limits:
         if few_db is not None:
             figures = replace(figures, few_db=few_db)
             all_db = few_db if self.all_data is None and self.are_measured else all_db
-        if all_db is not None and (figures.all_db is None or figures.is_part):
+        if all_db is not None and figures.whole_db is None:
             figures = replace(figures, all_db=all_db, is_part=trial.is_part)
         if trial.accuracy is not None:
             figures = replace(figures, score=trial.accuracy)
@@ -191,13 +190,13 @@ class Limits:
 
     def _on_all_data(self, trial: Trial, engine: Runs) -> Trial:
         """The trial with its SQNR on as much data as decides, if the limit needs it and there is more data."""
-        least, all_data, figures = self.min_sqnr_db, self.all_data, self.figures(trial.placement)
+        least, all_data, placement = self.min_sqnr_db, self.all_data, trial.placement
         if not self.confirms_sqnr or least is None or all_data is None:
             return trial
-        if not trial.placement.sites or trial.all_data_db is not None:
+        if not placement.sites or trial.all_data_db is not None:
             return trial
-        is_whole = figures.all_db is not None and not figures.is_part
-        found, is_whole = (figures.all_db, True) if is_whole else all_data.near(engine, least)
+        whole_db = self.figures(placement).whole_db
+        found, is_whole = all_data.near(engine, least) if whole_db is None else (whole_db, True)
         trial = replace(trial, all_data_db=found, is_part=not is_whole)
         self.learn(trial)
         return trial
@@ -205,11 +204,7 @@ class Limits:
     # ---- the SQNR that the metric needs ---------------------------------------------------------
 
     def rehearse(self, placement: Placement, sqnr_db: float, *, kept: bool) -> None:
-        """Add the expected SQNR of a placement, and whether it is expected to meet the metric's limit; once for each.
-
-        SQNR and metric are loosely correlated, and rehearsals use few samples: this decides what is tried, never what
-        wins.
-        """
+        """Add, once for each placement, the expected SQNR and whether it is expected to meet the metric's limit."""
         self.rehearsed.setdefault(placement.digest, (sqnr_db, kept))
 
     @property

@@ -1,16 +1,14 @@
-"""The loop of a search: ask for proposals, build them, decide who wins, write the journal, pass on the trials.
+"""The loop of a search, for every strategy: ask for proposals, build them, decide who wins, write the journal, tell.
 
-The only loop for every strategy, in a test run, on the command line and in Python. `Contest` decides which candidate
-wins, `Search.ended_by` why the search ended.
+`Contest` decides which candidate wins, `Search.ended_by` why the search ended.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
@@ -33,10 +31,8 @@ _Key: TypeAlias = tuple[str, tuple[str, ...]]
 ESTIMATING = 3  # candidates from which the time of the others is estimated
 
 _REPEATS = ("noise", "confirm")  # rebuilds of placements, which no strategy asks for
-OWN, COMMIT = (
-    "own",
-    "commit",
-)  # phases of the reference, and of a placement that the caller makes the incumbent
+OWN = "own"  # phase of the reference
+COMMIT = "commit"  # phase of a placement that the caller makes the incumbent
 
 
 class TrialLog(Protocol):
@@ -44,7 +40,6 @@ class TrialLog(Protocol):
 
     def append(self, trial: Trial) -> None:
         """Write one trial so that it survives a kill after this call."""
-        ...
 
 
 @dataclass(slots=True)
@@ -71,9 +66,9 @@ class Contest:
     """Decides which candidate is the best so far, the incumbent.
 
     A candidate wins if it was faster than the incumbent by ``eps`` in a race, was so again with both built anew, and
-    meets the ``limits`` on all data. A candidate that the limits exclude is not raced: its ratio is that of a few runs.
-    A candidate with the same optimized graph as another one has its result. Parts of the model are raced for a gain of
-    ``part_eps``: the variation between builds is that of the whole model; less takes longer races.
+    meets the ``limits`` on all data. One that the limits exclude is not raced: its ratio is that of a few runs. One
+    with the same optimized graph as another has its result. Parts of the model are raced for a gain of ``part_eps``;
+    less takes longer races.
     """
 
     def __init__(self, bench: Bench, limits: Limits | None = None, *, part_eps: float = 0.01) -> None:
@@ -90,13 +85,13 @@ class Contest:
         started = time.perf_counter()
         placement, subgraph = proposal.placement, proposal.subgraph
         trial = Trial(number=number, phase=proposal.phase, placement=placement, subgraph=subgraph)
+        engine = None
         try:
             engine = self._bench.open(placement, subgraph)
+            trial = replace(trial, graph_hash=engine.graph_hash)
         except (BackendError, PlacementError) as error:
-            failed = replace(trial, status="failed", error=self._bench.reason(error))
-            return Built(replace(failed, build_seconds=time.perf_counter() - started))
-        seconds = time.perf_counter() - started
-        trial = replace(trial, build_seconds=seconds, graph_hash=engine.graph_hash)
+            trial = replace(trial, status="failed", error=self._bench.reason(error))
+        trial = replace(trial, build_seconds=time.perf_counter() - started)
         return Built(trial, engine, profile=proposal.profile, timed=proposal.timed)
 
     def measure(self, built: Built) -> Trial:
@@ -104,8 +99,11 @@ class Contest:
         if built.engine is None:
             return built.trial
         try:
-            with self._closed_unless_kept(built):
+            try:
                 trial = self._of_part(built) if built.trial.subgraph else self._of_whole(built)
+            finally:
+                if built.engine is not None and not self._bench.keeps(built.engine):
+                    built.close()
             if not trial.subgraph:
                 self._bench.look(self._reference_seconds)
         except BackendError as error:
@@ -131,7 +129,11 @@ class Contest:
             return trial
         before = self._seen.get(trial.graph_hash) if trial.graph_hash and self.best is not None else None
         if before is not None:
-            return _with_same_graph(trial, before)
+            same = Race(
+                opponent=before.placement.digest, ratio=1.0, p_value=1.0, pairs=0, verdict="same graph"
+            )
+            trial = replace(trial, ratio=before.ratio, samples=before.samples)
+            return replace(trial, race=same, accuracy=before.accuracy)
         with self._bench.exclusive():
             trial = self._timed(trial, built)
         if trial.incumbent:
@@ -150,10 +152,7 @@ class Contest:
             return measure(trial, several)
 
     def _timed(self, trial: Trial, built: Built) -> Trial:
-        """The trial with its times.
-
-        If layers cannot be timed a note has the reason, and the engine is built again.
-        """
+        """The trial with its times. If layers cannot be timed a note has the reason, and the engine is built again."""
         bench, notes = self._bench, tuple[str, ...]()
         samples = warmed(_open(built), bench.clock)
         trial = replace(trial, samples=samples)
@@ -177,7 +176,7 @@ class Contest:
     def _raced(self, trial: Trial, built: Built, best: float) -> Trial:
         """Race a challenger. A winner must win again, with both built anew, by what makes the mean gain significant.
 
-        Two builds of one model differ by more than a race resolves: without the second race one in six challengers that
+        Builds of one model differ by more than a race resolves: without the second race one in six challengers that
         were no faster won, with it one in twenty (simulated, 1.2 % between builds; docs/decisions/0007).
         """
         bench = self._bench
@@ -224,37 +223,19 @@ class Contest:
             self._reference_seconds = trial.build_seconds
         self._incumbent, self.best = trial.placement, trial.ratio or 1.0
 
-    @contextmanager
-    def _closed_unless_kept(self, built: Built) -> Iterator[None]:
-        """Close the engine at the end, also on errors, unless it is kept open."""
-        try:
-            yield
-        finally:
-            if built.engine is not None and not self._bench.keeps(built.engine):
-                built.close()
-
 
 def _open(built: Built) -> Engine:
     assert built.engine is not None
     return built.engine
 
 
-def _with_same_graph(trial: Trial, earlier: Trial) -> Trial:
-    """The trial of a candidate whose optimized graph equals an earlier one's, with the earlier measurement."""
-    outcome = Race(opponent=earlier.placement.digest, ratio=1.0, p_value=1.0, pairs=0, verdict="same graph")
-    return replace(
-        trial, race=outcome, ratio=earlier.ratio, samples=earlier.samples, accuracy=earlier.accuracy
-    )
-
-
 class Search:
     """A search in progress. Iterating runs it to its end; a caller may also run its steps one by one.
 
     A step is to ask, to evaluate a proposal, and to tell the strategy its trial. ``most_trials`` is the largest number
-    of builds. ``replay`` are trials of an earlier run of the same search: while the strategy asks for the same
-    placements in the same order, the recorded trials are used and nothing is built. The reference is always built
-    first, whatever the strategy or the limits; then ``given``, a proposal that is not the strategy's, which does not
-    receive its trial. ``confirming`` is the number of builds after the search: once a candidate has won, their time is
+    of builds. ``replay`` are trials of an earlier run: while the strategy asks for the same placements in the same
+    order, they are used and nothing is built. The reference is always built first; then ``given``, a proposal that is
+    not the strategy's. ``confirming`` is the number of builds after the search: once a candidate has won, their time is
     reserved. ``noise_share`` of the time limit may go to the variation between builds: with less it is known less well,
     and races are decided for larger gains.
     """
@@ -384,11 +365,11 @@ class Search:
         limits = [self.deadline.left]
         if done >= ESTIMATING:
             limits.append(self.deadline.spent / len(trials) * (self._most_trials - done))
-        left = [max(0.0, seconds) for seconds in limits if seconds is not None]
-        raced = [(trial, trial.race.verdict) for trial in trials if trial.race and not trial.subgraph]
-        verdicts = [  # a faster one that was not accurate enough counts as slower
-            "slower" if verdict == "faster" and not trial.incumbent else verdict for trial, verdict in raced
-        ]
+        verdicts = Counter(  # a faster one that was not accurate enough counts as slower
+            "slower" if each.race.verdict == "faster" and not each.incumbent else each.race.verdict
+            for each in trials
+            if each.race and not each.subgraph
+        )
         self._watch(
             Progress(
                 case=self._case,
@@ -396,12 +377,12 @@ class Search:
                 done=done,
                 total=self._most_trials,
                 best=self.contest.best,
-                kept=verdicts.count("faster"),
-                dropped=verdicts.count("slower"),
-                undecided=verdicts.count("no difference") + verdicts.count("same graph"),
+                kept=verdicts["faster"],
+                dropped=verdicts["slower"],
+                undecided=verdicts["no difference"] + verdicts["same graph"],
                 failed=sum(not t.ok for t in trials),
                 seconds=self.deadline.spent,
-                seconds_left=min(left, default=None),
+                seconds_left=min((max(0.0, each) for each in limits if each is not None), default=None),
                 doing=doing,
             )
         )
@@ -449,10 +430,8 @@ class Search:
             self.contest.eps = known.eps
             return
         samples = self.contest.measure_noise(reference, None if limit is None else self._noise_share * limit)
-        line = Trial(
-            number=0, phase="noise", placement=reference.placement, samples=samples, eps=self.contest.eps
-        )
-        self._log.append(line)
+        noise = Trial(number=0, phase="noise", placement=reference.placement, samples=samples)
+        self._log.append(replace(noise, eps=self.contest.eps))
 
 
 def _key(asked: Proposal | Trial) -> _Key:

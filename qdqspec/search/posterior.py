@@ -1,7 +1,6 @@
 """The belief about the time of labellings: a Bayesian linear model over classes of blocks.
 
-Blocks of one class have the same operators, attributes and shapes. The model learns one time for each class under each
-label, and one factor for the conversions between each two domains. Its prior mean is the cost model's, learnt from
+Blocks of one class have the same operators, attributes and shapes. The prior mean is that of the energy, learnt from
 profiles. Nothing here calls BLAS or LAPACK: on matrices of this size their threads cost more than they save, and keep
 spinning while candidates are timed.
 """
@@ -22,10 +21,9 @@ from qdqspec.types import Trial
 class Posterior:
     """Predicts a labelling's time relative to the reference, by the ratios of ``trials``.
 
-    Its columns are one for every class under every label, then one for the conversions between each two domains, then a
-    constant. ``deviation`` is the standard deviation of a measured ratio. Those of the prior are relative to its mean,
-    ``measured_doubt`` for times in profiles and ``assumed_doubt`` for others: with larger ones more is expected of
-    builds, and a search makes more of them.
+    Its columns are one for every class under every label, one for the conversions between each two domains, and a
+    constant. ``deviation`` is that of a measured ratio. Those of the prior are relative to its mean, ``measured_doubt``
+    for times in profiles and ``assumed_doubt`` for others: with larger ones a search makes more builds.
     """
 
     def __init__(
@@ -44,7 +42,9 @@ class Posterior:
         self._labels = len(energy.space.labels)
         self._cells = self._labels * (int(self._classes.max(initial=-1)) + 1)
         self._reference_ms = energy.reference_ms or float(energy.times[:, FP].sum()) or 1.0
-        self._mean = self._prior_mean()
+        unexplained = max(0.0, 1 - float(energy.times[:, FP].sum()) / self._reference_ms)
+        factors, times = np.ones(energy.converting.shape[1]), energy.times / self._reference_ms
+        self._mean = np.concatenate([self._class_means(times), factors, [unexplained]])  # of the prior
         doubt = np.full(len(self._mean), assumed_doubt)
         doubt[: self._cells][self._class_means(energy.is_measured) > 0] = measured_doubt
         self._covariance: Floats = np.diag(np.maximum(least_doubt, doubt * np.abs(self._mean)) ** 2)
@@ -67,8 +67,7 @@ class Posterior:
     def expected_gain(self, codes: Codes, best: float) -> float:
         """Expected improvement: the mean reduction below ``best``, counting increases as 0, as a share of ``best``.
 
-        Jones, Schonlau and Welch, "Efficient global optimization of expensive black-box functions", Journal of Global
-        Optimization 13, 1998.
+        Jones, Schonlau and Welch, Journal of Global Optimization 13, 1998.
         """
         features = self._features(codes)
         below = best - float((features * self._mean).sum())
@@ -78,13 +77,6 @@ class Posterior:
         chance = (1 + math.erf(z / math.sqrt(2))) / 2
         density = math.exp(-z * z / 2) / math.sqrt(2 * math.pi)
         return (below * chance + doubt * density) / best
-
-    def _prior_mean(self) -> Floats:
-        """Times of the energy relative to the reference's; blocks of one class share their mean."""
-        whole = self._reference_ms
-        unexplained = max(0.0, 1 - float(self._energy.times[:, FP].sum()) / whole)
-        factors = np.ones(self._energy.converting.shape[1])
-        return np.concatenate([self._class_means(self._energy.times / whole), factors, [unexplained]])
 
     def _class_means(self, values: Floats) -> Floats:
         """The mean over the blocks of each class, by class and label."""

@@ -28,13 +28,12 @@ def repaired(
     """Placements with a little less noise than the ``most`` fastest candidates that just missed the SQNR limit.
 
     A candidate just missed it if it is at most ``near_db`` below: further below a repair costs most of the gain. It is
-    worth a repair if its gain is significant, and it is by the share ``much`` faster than what has won.
+    worth a repair if its gain is significant, and it is by the share ``much`` faster than what has won. Each repair is
+    the faster of two: the candidate without the units with the most noise for their time, and the labelling of least
+    time for the allowed noise. Attempts aim higher by each of ``more_db`` until one meets the limit.
 
-    Each repair is the faster of two, by the profiles of the search: the candidate without the units with the most noise
-    for their time, and the labelling of least time for the allowed noise. Attempts aim higher by each of ``more_db``,
-    as predictions missed the limit before, until one meets it: more of them take more builds. ``trials`` are those of
-    the search, the reference first; the trial of a placement is their last one when the next one is requested. There
-    are none if the oracle predicts nothing.
+    ``trials`` are those of the search, the reference first; the trial of a placement is their last one when the next
+    one is requested. There are none if the oracle predicts nothing.
     """
     won = [trial.ratio or 1.0 for trial in trials if trial.incumbent and trial.placement.sites]
     bound = min(won) * (1 - much) if won else 1 - limits.asked.min_gain

@@ -1,21 +1,26 @@
-"""Selection of the placements to confirm, and of the final one. Pure.
+"""Selection of the placements to confirm, and of the final one, with the reasons in words. Pure.
 
 A placement that is not proved better than the reference is never selected: an unchanged model is a result.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from qdqspec.search.reasons import (
-    converted_text,
-    rival_text,
-    selected_text,
-    takes_text,
-    unchanged_text,
-)
-from qdqspec.types import GIVEN, NOT_CANDIDATES, Placement, RatioTest, Trial
+from qdqspec._core.units import count_text, interval_text, metric_text, ratio_text, share_text
+from qdqspec.accuracy.gate import SAMPLES
+from qdqspec.search.limits import Limits
+from qdqspec.types import GIVEN, NOT_CANDIDATES, Interval, Placement, RatioTest, Trial
+
+_OWN = "the given model's own placement"
+_NAMES = {
+    "winner": "the best candidate",
+    "runner-up": "the fastest other candidate",
+    "everything": "everything quantized",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +44,9 @@ def finalists(
     """The roles to confirm: reference, winner, runner-up, everything quantized, and the model as given if it ran.
 
     Winner and runner-up are accurate enough: ``fits`` checks a trial's known values, ``admits`` measures a placement
-    and is called for ``most`` race winners, the last first, and ``most`` of the fastest, none slower than the
-    reference: more take longer, and find a winner where many miss the limits on all data. Everything quantized is
-    confirmed for comparison, even if the search ended before building it, unless it failed. So is a quantized model as
-    given.
+    and is called for ``most`` race winners, the last first, and ``most`` of the fastest: more take longer, and find a
+    winner where many miss the limits on all data. Everything quantized, even if it was not built, and a quantized model
+    as given are confirmed for comparison.
     """
     good = [t for t in trials if t.ok and t.phase not in NOT_CANDIDATES]
     champions = [t for t in trials if t.ok and t.incumbent and (not t.placement.sites or fits(t))]
@@ -84,10 +88,7 @@ def is_candidate(trial: Trial) -> bool:
 
 
 def front_of(trials: Sequence[Trial], limit: int) -> list[Trial]:
-    """The trials that no other beats in both latency and accuracy, fastest first.
-
-    More than ``limit`` trials are thinned out evenly, keeping both ends.
-    """
+    """At most ``limit`` trials, thinned out evenly, that no other beats in both latency and accuracy, fastest first."""
     known = [t for t in trials if t.ok and t.ratio is not None and t.sqnr_db is not None]
     front: list[Trial] = []
     for trial in sorted(known, key=lambda t: (t.ratio or 0.0, -(t.sqnr_db or 0.0))):
@@ -111,33 +112,152 @@ def choose(
 ) -> Selection:
     """The simplest placement inside the best interval, if its gain is proved.
 
-    Simplest means fewest activation pairs. It is at most ``tie`` slower than the best by their medians: more selects
-    fewer pairs, and slower models. Proved means that the upper end of the 95 % interval of its mean time over the
-    reference's is below ``1 - min_gain``, and below 1 in both conditions of the caches. ``barred`` are digests of
-    placements that are not accurate enough. Parts of the reason of an unchanged model are ``shortfall``, how far faster
-    candidates missed the accuracy limit, and ``slower``, that all accurate candidates are slower than the reference. If
-    candidates were converted from another float type, ``plain`` is the ratio of the converted model without pairs: then
-    no placement is selected that is not faster than that one too.
+    Simplest means fewest activation pairs, at most ``tie`` slower than the best by their medians: more selects fewer
+    pairs, and slower models. Proved means a saving of more than ``min_gain`` by the 95 % interval, and any saving in
+    both conditions of the caches. ``barred`` are digests of placements that are not accurate enough. Parts of the
+    reason of an unchanged model are ``shortfall``, how far faster candidates missed the accuracy limit, and ``slower``,
+    that all accurate candidates are slower. ``plain`` is the ratio of the converted model without pairs, if candidates
+    were converted: no placement is selected that is not faster than that one too.
     """
-    reference = roles["reference"]
+    reference, converted = roles["reference"], ""
+    rivals = {role: ratio for role, ratio in ratios.items() if roles[role].digest != reference.digest}
+    names = {role: _OWN if roles[role].given else _NAMES.get(role, role) for role in rivals}
     proved = {
         role: ratio.mean
-        for role, ratio in ratios.items()
-        if ratio.proves(min_gain) and roles[role].digest not in (reference.digest, *barred)
+        for role, ratio in rivals.items()
+        if ratio.proves(min_gain) and roles[role].digest not in barred
     }
-    converted = converted_text(plain)
+    if plain is not None:
+        takes = f"{ratio_text(plain.mean.median)} (95 %: {interval_text(plain.mean)})"
+        converted = f"converted to float32 without pairs it takes {takes}"
     if not proved:
-        reason = unchanged_text(roles, ratios, barred, min_gain, shortfall, slower)
-        reason = "; ".join(filter(None, (reason, converted)))
+        by_name = {names[role]: (roles[role], ratio) for role, ratio in rivals.items()}
+        reasons = _unchanged(by_name, barred, min_gain, shortfall, slower), converted
+        reason = "; ".join(filter(None, reasons))
         return Selection(role="reference", placement=reference, unchanged=True, reason=reason)
     best = min(proved, key=lambda role: proved[role].median)
     most = min(proved[best].high, (1 + tie) * proved[best].median)
     if plain is not None and plain.mean.median <= most:
-        gain = f"{rival_text(roles, best)} {takes_text(proved[best])}"
+        gain = f"{names[best]} {_takes(proved[best])}"
         reason = f"{gain}, and {converted}: its pairs do not make it faster"
         return Selection(role="reference", placement=reference, unchanged=True, reason=reason)
     inside = [role for role in proved if proved[role].median <= most]
     role = min(inside, key=lambda name: (roles[name].pairs, proved[name].median))
+    name, ratio = _OWN if roles[role].given else role, proved[role]
+    selected = f"{name}: {ratio.median:.3f} of the reference's time [{ratio.low:.3f}, {ratio.high:.3f}]"
     also = f"as fast as {best} within its interval, with fewer Q/DQ pairs" if role != best else ""
-    reason = "; ".join(filter(None, (selected_text(roles, role, proved[role]), also, converted)))
+    reason = "; ".join(filter(None, (selected, also, converted)))
     return Selection(role=role, placement=roles[role], unchanged=False, reason=reason)
+
+
+def _unchanged(
+    rivals: Mapping[str, tuple[Placement, RatioTest]],
+    barred: Collection[str],
+    min_gain: float,
+    shortfall: str,
+    slower: str,
+) -> str:
+    """Why none of these placements is selected, which are by name; see `choose`."""
+    fastest = sorted(rivals, key=lambda name: rivals[name][1].mean.median)
+    accurate = [name for name in fastest if rivals[name][0].digest not in barred]
+    missed = next((name for name in fastest if name not in accurate), None)
+    reasons = [shortfall]
+    if not shortfall and missed is not None and rivals[missed][1].mean.median < 1:
+        reasons.append(f"{missed} {_takes(rivals[missed][1].mean)}, but is not accurate enough")
+    if slower and not any(rivals[name][1].mean.median < 1 for name in accurate):
+        reasons.append(slower)
+    elif accurate:
+        reasons.append(_not_faster(accurate[0], rivals[accurate[0]][1], min_gain))
+    return "; ".join(filter(None, reasons)) or "no quantized candidate ran"
+
+
+def _not_faster(name: str, test: RatioTest, min_gain: float) -> str:
+    """Why the fastest of accurate placements is not selected."""
+    ratio = test.mean
+    if ratio.high < 1 - min_gain:
+        worst = f"up to {test.enclosing.high:.3f} in one of the conditions of the caches"
+        return f"the gain is not proved: {name} {_takes(ratio)}, and {worst}"
+    if ratio.median >= 1:
+        return f"no candidate is faster: {name} {_takes(ratio)}"
+    gain, low, high = (share_text(1 - value) for value in (ratio.median, ratio.high, ratio.low))
+    asked = f", and tune.min_gain asks for {100 * min_gain:g} %" if min_gain else ""
+    return f"the gain is not proved: {name} saves {gain} of the time (95 %: {low} to {high}){asked}"
+
+
+def _takes(ratio: Interval) -> str:
+    return f"takes {ratio_text(ratio.median)} of the reference's time (95 %: {interval_text(ratio)})"
+
+
+# ---- limits -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """The limit that decides on a placement, the value that it judges, both in words, and the gap between them."""
+
+    limit: str
+    found: str
+    value: float
+    gap: str
+
+
+def _judged(limits: Limits, placement: Placement) -> _Judged:
+    """The limit of the metric decides on a placement that meets that of the SQNR and has a value of the metric."""
+    figures, metric, least = limits.figures(placement), limits.metric, limits.min_sqnr_db
+    text: Callable[[float], str] = "{:.1f} dB".format
+    origin = " (the default)" if limits.asked.source == "default" else ""
+    limit = "" if least is None else f"the SQNR limit of {least:g} dB{origin}"
+    value, found = figures.sqnr_db, "an unknown SQNR"
+    if value is not None:
+        found = text(value)
+    if metric is not None and figures.score is not None and limits.keeps_sqnr(placement):
+        text, least, value = partial(metric_text, metric.rules.metric), metric.least, figures.score
+        limit = f"the limit of {metric.rules.key} of {text(least)}"
+        found = f"{metric.rules.key} {text(value)}"
+    gap = "" if value is None or least is None else text(least - value)
+    return _Judged(limit, found, -math.inf if value is None else value, gap)
+
+
+def missed_text(limits: Limits, placement: Placement) -> str:
+    """By how much a placement missed a limit: ``1.9 dB below the SQNR limit of 20 dB (the default)``."""
+    judged = _judged(limits, placement)
+    return f"{judged.gap} below {judged.limit}" if judged.gap else f"not known to be above {judged.limit}"
+
+
+def shortfall_text(limits: Limits, trials: Sequence[Trial]) -> str:
+    """The gaps by which candidates faster than the reference missed each limit; empty if none did."""
+    by_limit: dict[str, dict[str, tuple[_Judged, float]]] = {}
+    for trial in trials:
+        placement, ratio = trial.placement, trial.ratio or 1.0
+        if trial.ok and not trial.subgraph and ratio < 1 and not limits.admits(placement):
+            judged = _judged(limits, placement)
+            by_limit.setdefault(judged.limit, {})[placement.digest] = judged, ratio
+    return "; ".join(_missed(list(by_limit[limit].values())) for limit in sorted(by_limit, reverse=True))
+
+
+def _missed(lost: Sequence[tuple[_Judged, float]]) -> str:
+    """The gap by which the most accurate of these candidates misses a limit, with its time."""
+    best, ratio = max(lost, key=lambda each: each[0].value)
+    verb, least, which = (
+        ("miss", "at least ", "the most accurate of them") if len(lost) > 1 else ("misses", "", "it")
+    )
+    by = f" by {least}{best.gap}" if best.gap else ""
+    has = f"{best.found} in {ratio_text(ratio)} of the reference's time"
+    return f"{count_text(len(lost), 'faster candidate')} {verb} {best.limit}{by}: {which} has {has}"
+
+
+def refused_text(limits: Limits, trials: Sequence[Trial]) -> str:
+    """Candidates that met the SQNR limit on the first samples but not on all data; empty for none."""
+    least = limits.min_sqnr_db
+    if least is None:
+        return ""
+    met = {t.placement.digest for t in trials if t.sqnr_db is not None and t.sqnr_db >= least}
+    known = [limits.known[digest] for digest in met if digest in limits.known]
+    found = [each for each in known if each.all_db is not None and each.all_db < least]
+    if not found:
+        return ""
+    amount = "more" if any(each.is_part for each in found) else "all"
+    return (
+        f"{count_text(len(found), 'candidate')} reached {least:g} dB on the first {SAMPLES} samples and "
+        f"{max(each.all_db or 0.0 for each in found):.1f} dB at most on {amount} {limits.data} data"
+    )

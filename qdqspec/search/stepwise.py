@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Sequence
+from contextlib import suppress
 from typing import TypeAlias, TypeVar
 
 from qdqspec.search.base import Proposal, SearchSetup, profiled
@@ -17,7 +18,7 @@ class Stepwise:
     """Ask and tell over a generator.
 
     Repeated proposals, and those whose task metric is expected to miss its limit, are dropped and never answered.
-    ``eps`` is the smallest significant difference, as trials report it; ``guide`` predicts accuracies without builds.
+    ``eps`` is the smallest significant difference, as trials report it; ``guide`` predicts accuracies.
     """
 
     def __init__(self, steps: Steps[None], setup: SearchSetup) -> None:
@@ -64,24 +65,20 @@ class Stepwise:
 
     def _advance(self, answers: list[Trial] | None) -> None:
         """Run the generator to its next step with a new proposal."""
-        try:
+        with suppress(StopIteration):
             while not self._waiting:
                 proposals = next(self._steps) if answers is None else self._steps.send(answers)
-                self._waiting = self._unasked(proposals)
+                self._waiting = [
+                    each for each in proposals if self._is_unasked(each) and self._may_be_built(each)
+                ]
                 answers = []
-        except StopIteration:
-            pass
 
-    def _unasked(self, proposals: Iterable[Proposal]) -> list[Proposal]:
-        fresh = []
-        for proposal in proposals:
-            key = (proposal.placement.digest, proposal.subgraph)
-            # One that was only measured for accuracy may still be raced; a raced one was measured as well.
-            if key not in self._asked or (proposal.timed and not self._asked[key]):
-                self._asked[key] = proposal.timed
-                if self._may_be_built(proposal):
-                    fresh.append(proposal)
-        return fresh
+    def _is_unasked(self, proposal: Proposal) -> bool:
+        """Note a proposal. One that was only measured for accuracy may still be raced."""
+        key = (proposal.placement.digest, proposal.subgraph)
+        is_unasked = key not in self._asked or (proposal.timed and not self._asked[key])
+        self._asked[key] = proposal.timed or self._asked.get(key, False)
+        return is_unasked
 
     def _may_be_built(self, proposal: Proposal) -> bool:
         """Whether a proposal is no candidate, or not expected to miss the metric's limit, by builds so far too."""

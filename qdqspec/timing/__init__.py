@@ -1,7 +1,7 @@
 """Measured times; knows no search. Its parts load alone.
 
 - `bench`: builds placements, races them and times them together. `race`: two engines in interleaved pairs.
-- `together`: several builds of several models in one interleaved run. `stats`: intervals and tests.
-- `profiles`, `layer_changes`, `explained`: times of layers, and what changed between two models.
+- `together`: several builds of several models in one interleaved run. `stats`, `change`: intervals and tests.
+- `profiles`, `explained`: times of layers, and what changed between two models.
 - `lock`: one timed run on a device at a time. `store`: the cache folder. `environment`: another interpreter's runtime.
 """

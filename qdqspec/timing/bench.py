@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -13,15 +14,15 @@ from typing import TypeAlias
 
 import numpy as np
 
+from qdqspec._core.arrays import Floats
 from qdqspec.accuracy.gate import Runs
-from qdqspec.backends.base import Backend, BuildOptions, Engine
+from qdqspec.backends.base import PLAIN, Backend, BuildOptions, Engine
 from qdqspec.backends.memory import HasMemory, has_memory
 from qdqspec.backends.open_engines import Engines
 from qdqspec.errors import BackendError, QdqspecError
-from qdqspec.timing.drift import DriftMonitor
-from qdqspec.timing.profiles import GivenFeeds, Load, Part, attach, loads_of, profile_latencies
-from qdqspec.timing.race import MOST_RUNS, Turn, profiled, race, warmed
-from qdqspec.timing.stats import Deviation, RatioEstimate, build_deviation, drift
+from qdqspec.timing.profiles import GivenFeeds, Load, Part, attach, profile_latencies
+from qdqspec.timing.race import MOST_RUNS, Turn, profiled, race, settle, warmed
+from qdqspec.timing.stats import Deviation, RatioEstimate, build_deviation, drift, log_ratios, time_deviation
 from qdqspec.timing.together import FreshBuilds, IsSettled, Together, joined, merged
 from qdqspec.types import (
     Clock,
@@ -40,119 +41,176 @@ CONFIRM_ROUNDS = 24
 FLOOR_EPS = 0.01  # smallest significant difference: one per cent
 FLOAT = Placement(sites=frozenset())
 
-Key: TypeAlias = tuple[
-    Placement, tuple[str, ...]
-]  # of an engine: its placement, and the nodes that it is built of
-Extract: TypeAlias = Callable[[Placement, tuple[str, ...]], Part]
+Nodes: TypeAlias = tuple[str, ...]  # of a part of the model; none for the whole
+Extract: TypeAlias = Callable[[Placement, Nodes], Part]
+
+
+@dataclass(kw_only=True)
+class DriftMonitor:
+    """Looks at the reference and the incumbent of one search from time to time.
+
+    A measurement of some seconds is made in one state of the machine, which changes the ratio (docs/decisions/0006).
+    Between two looks ``apart`` times the duration of a look passes, and ``least_seconds``: more looks know the
+    variation better, and leave less time to search. A look has ``rounds`` pairs of turns.
+    """
+
+    clock: Clock
+    random: np.random.Generator
+    memory: HasMemory = has_memory
+    now: Callable[[], float] = time.monotonic
+    apart: float = 20.0
+    least_seconds: float = 5.0
+    rounds: int = 6
+    reference: Engine | None = field(default=None, init=False)
+    seconds: float = field(default=0.0, init=False)  # the duration of the last look
+    series: list[list[Floats]] = field(default_factory=list, init=False)  # log ratios by incumbent and look
+    _beside: Engine | None = field(default=None, init=False)  # the incumbent of the last series
+
+    def __post_init__(self) -> None:
+        self._ended = self.now()
+
+    @property
+    def deviation(self) -> Deviation:
+        """The deviation of a log ratio between times, and its degrees of freedom; see `time_deviation`."""
+        return time_deviation(self.series)
+
+    def take_if_due(
+        self, incumbent: Engine, open_reference: Callable[[], Engine], build_seconds: float
+    ) -> None:
+        """Look at both if the last look is long enough ago and memory allows it. An engine that fails ends the look.
+
+        The reference is opened once, which takes ``build_seconds``, and stays open.
+        """
+        started = self.now()
+        lasts = self.seconds or build_seconds
+        if started - self._ended < max(self.least_seconds, self.apart * lasts):
+            return
+        try:
+            if self.reference is None and self.memory([incumbent], 1):
+                self.reference = open_reference()
+            if self.reference is not None:
+                self._look(self.reference, incumbent)
+        except BackendError:
+            self.close()
+        self._ended = self.now()
+        self.seconds = self._ended - started
+
+    def close(self) -> None:
+        """Close the reference; the looks taken so far stay."""
+        if self.reference is not None:
+            self.reference.close()
+        self.reference = self._beside = None
+
+    def _look(self, reference: Engine, incumbent: Engine) -> None:
+        if incumbent is not self._beside:
+            self._beside = incumbent
+            self.series.append([])
+        engines, samples = (incumbent, reference), [Samples(), Samples()]
+        turn = min((settle(engine, self.clock) for engine in engines), key=lambda each: each.runs)
+        for _ in range(self.rounds):
+            for side in self.random.permutation(2):
+                samples[side] += turn.sample(engines[side])
+        self.series[-1].append(log_ratios(*(taken.on(self.clock) for taken in samples)))
 
 
 def significant(deviation: float) -> float:
-    """The smallest significant difference where builds of one model have this standard deviation of logarithms.
-
-    A half at most: no gain would reach a larger one.
-    """
+    """The smallest significant difference, a half at most, where builds have this deviation of logarithms."""
     return min(0.5, max(FLOOR_EPS, 2 * deviation))
 
 
+@dataclass(eq=False)
 class Bench:
     """Builds models and times engines of them. It knows no search: which candidate wins is decided in `search.loop`.
 
     ``feeds`` are inputs of one shape profile, or loads of several. ``write`` gives the file of a placement; without it
     only model files are built. ``extract`` writes only the named nodes with their pairs, and gives inputs for them.
     ``folder`` contains the candidates' files, and is removed from recorded messages. One engine of a whole model and
-    one of a part are kept open for races (`keep`). With ``looks`` the reference and the kept engine are timed from time
-    to time, and the intervals of `compare` include the variation of the ratio between these times. ``jobs`` is the
-    number of parallel builds of a comparison; if ``memory`` reports that not all of them fit at once, they are opened
-    one after the other. ``report`` is given the steps of measurements of fresh builds, as text.
+    one of a part are kept open for races (`keep`). With ``looks`` the intervals of `compare` include the variation of
+    the ratio between times. ``jobs``, ``memory`` and ``report`` are those of `FreshBuilds`.
     """
 
-    def __init__(
-        self,
-        backend: Backend,
-        write: Callable[[Placement], Path] | None,
-        feeds: GivenFeeds,
-        *,
-        clock: Clock,
-        random: np.random.Generator,
-        options: BuildOptions | None = None,
-        exclusive: Callable[[], AbstractContextManager[object]] = nullcontext,
-        extract: Extract | None = None,
-        folder: Path | None = None,
-        jobs: int = 1,
-        engines: int = 1,
-        memory: HasMemory = has_memory,
-        looks: DriftMonitor | None = None,
-        report: Callable[[str], None] = lambda _: None,
-    ) -> None:
-        self.clock: Clock = clock
-        self.exclusive = exclusive
-        self._backend = backend
-        self._write = write
-        self._loads = loads_of(feeds)
-        self._random = random
-        self._options = options or BuildOptions()
-        self._extract = extract
-        self._folder = folder
-        self._engines = engines
-        self._memory = memory
-        self._fresh = FreshBuilds(
-            clock=clock, random=random, exclusive=exclusive, jobs=jobs, memory=memory, report=report
-        )
-        self._writing = Lock()
-        self._looks = looks
-        self._kept: dict[bool, tuple[Key, Engine]] = {}  # by whether it is a part
+    backend: Backend
+    write: Callable[[Placement], Path] | None
+    feeds: InitVar[GivenFeeds]
+    _: KW_ONLY
+    clock: Clock
+    random: np.random.Generator
+    options: BuildOptions = PLAIN
+    exclusive: Callable[[], AbstractContextManager[object]] = nullcontext
+    extract: Extract | None = None
+    folder: Path | None = None
+    jobs: int = 1
+    engines: int = 1
+    memory: HasMemory = has_memory
+    looks: DriftMonitor | None = None
+    report: Callable[[str], None] = lambda _: None
 
-    def open(self, model: Placement | Path, subgraph: tuple[str, ...] = (), *, fresh: bool = False) -> Engine:
+    def __post_init__(self, feeds: GivenFeeds) -> None:
+        self._loads = feeds if isinstance(feeds, tuple) else (Load(feeds=feeds),)
+        self._writing = Lock()
+        self._kept: dict[bool, tuple[Placement, Nodes, Engine]] = {}  # by whether it is a part
+        self._fresh = FreshBuilds(
+            clock=self.clock,
+            random=self.random,
+            exclusive=self.exclusive,
+            jobs=self.jobs,
+            memory=self.memory,
+            report=self.report,
+        )
+
+    def open(self, model: Placement | Path, subgraph: Nodes = (), *, fresh: bool = False) -> Engine:
         """An engine of a placement, of a part of it, or of a model file, with inputs bound.
 
         Raises `BackendError` or `PlacementError`.
         """
-        path, loads, options = model, self._loads, self._options
+        path, loads, options = model, self._loads, self.options
         if isinstance(path, Placement):
             with self._writing:
-                path, loads, options = self._files(path, subgraph)
-        return attach(self._backend.build(path, replace(options, fresh=fresh, hashed=not fresh)), loads)
+                if subgraph:
+                    assert self.extract is not None, "this bench builds whole models only"
+                    part = self.extract(path, subgraph)  # its inputs have their own names and shapes
+                    path, loads, options = part.path, part.loads, replace(options, profiles=())
+                else:
+                    assert self.write is not None, "this bench builds model files only"
+                    path = self.write(path)
+        return attach(self.backend.build(path, replace(options, fresh=fresh, hashed=not fresh)), loads)
 
-    def keep(self, placement: Placement, engine: Engine, subgraph: tuple[str, ...] = ()) -> None:
+    def keep(self, placement: Placement, engine: Engine, subgraph: Nodes = ()) -> None:
         """Keep an engine open in place of the one before."""
         self.drop(part=bool(subgraph))
-        self._kept[bool(subgraph)] = (placement, subgraph), engine
+        self._kept[bool(subgraph)] = placement, subgraph, engine
 
     def keeps(self, engine: Engine) -> bool:
         """Whether this engine is kept open."""
-        return any(each is engine for _, each in self._kept.values())
+        return any(each is engine for *_, each in self._kept.values())
 
-    def kept(self, placement: Placement, subgraph: tuple[str, ...] = ()) -> Engine:
+    def kept(self, placement: Placement, subgraph: Nodes = ()) -> Engine:
         """The kept engine of a placement, built and warmed up if another one or none is kept."""
-        key, engine = self._kept.get(bool(subgraph), (None, None))
-        if engine is None or key != (placement, subgraph):
-            engine = self.open(placement, subgraph)
-            self.keep(placement, engine, subgraph)
-            warmed(engine, self.clock)
+        held = self._kept.get(bool(subgraph))
+        if held is not None and held[:2] == (placement, subgraph):
+            return held[2]
+        engine = self.open(placement, subgraph)
+        self.keep(placement, engine, subgraph)
+        warmed(engine, self.clock)
         return engine
 
     def drop(self, *, part: bool = False) -> None:
         """Close the kept engine of a whole model, or of a part."""
-        _, engine = self._kept.pop(part, (None, None))
-        if engine is not None:
-            engine.close()
+        if part in self._kept:
+            self._kept.pop(part)[2].close()
 
     @contextmanager
     def several(self, placement: Placement, engine: Engine) -> Iterator[Runs]:
         """The engine of a placement together with others of it, which compute outputs at the same time."""
-        most = self._engines
-        if most == 1 or not self._memory([engine], most - 1):
+        most = self.engines
+        if most == 1 or not self.memory([engine], most - 1):
             yield engine
             return
         with Engines(partial(self.open, placement), most, given=engine) as several:
             yield several
 
     def race(
-        self,
-        engine: Engine,
-        opponent: Placement,
-        eps: float,
-        subgraph: tuple[str, ...] = (),
+        self, engine: Engine, opponent: Placement, eps: float, subgraph: Nodes = ()
     ) -> tuple[Race, Samples, Samples]:
         """Race an engine against the kept one of the opponent, for a gain of ``eps``.
 
@@ -169,13 +227,13 @@ class Bench:
                 raise error from None
 
     def _raced(
-        self, engine: Engine, opponent: Placement, eps: float, subgraph: tuple[str, ...]
+        self, engine: Engine, opponent: Placement, eps: float, subgraph: Nodes
     ) -> tuple[Race, Samples, Samples]:
         rival = self.kept(opponent, subgraph)
         if engine.graph_hash and engine.graph_hash == rival.graph_hash:  # both run the same kernels
             same = Race(opponent=opponent.digest, ratio=1.0, p_value=1.0, pairs=0, verdict="same graph")
             return same, Samples(), Samples()
-        return race(engine, rival, opponent.digest, clock=self.clock, eps=eps, random=self._random)
+        return race(engine, rival, opponent.digest, clock=self.clock, eps=eps, random=self.random)
 
     def measure_noise(
         self,
@@ -187,17 +245,15 @@ class Bench:
     ) -> tuple[float, Samples]:
         """The smallest significant difference, by the variation between builds of the reference, and their samples.
 
-        It is twice the standard deviation between builds, and one per cent or more. ``plans`` are numbers of builds and
-        rounds: the first that takes no longer than the ``seconds`` is used. With three builds the deviation is
-        underestimated so often that one race in thirty is won falsely. Where none fits it is ``assumed``, twice the
-        largest deviation seen between builds of real models: a lower value lets more placements win that are not
-        faster. Raises `BackendError` if the model does not build again.
+        ``plans`` are numbers of builds and rounds: the first that takes no longer than the ``seconds`` is used. With
+        three builds the deviation is underestimated so often that one race in thirty is won falsely. Where none fits it
+        is ``assumed``, twice the largest deviation seen between builds of real models: less lets more placements win
+        that are not faster. Raises `BackendError` if the model does not build again.
         """
-        fitting = (plan for plan in plans if self._fits(plan, reference, seconds))
-        builds, rounds = next(fitting, (0, 0))
-        if not builds:
+        plan = next((plan for plan in plans if self._fits(plan, reference, seconds)), None)
+        if plan is None:
             return assumed, Samples()
-        built = self._together({"noise": reference.placement}, builds, rounds)
+        built = self._together({"noise": reference.placement}, *plan)
         if built.failures:
             why = self.reason(built.failures["noise"])
             raise BackendError(f"the model was built once and then not again: {why}")
@@ -225,54 +281,45 @@ class Bench:
     ) -> LatencyEvidence:
         """Build each role, a placement or a model file, freshly ``builds`` times and time all of them interleaved.
 
-        ``roles`` must include ``reference`` and ``tuned``. Equal models share their builds. It may end after half of
-        the rounds if the ratios by role are ``is_settled``. While ``again`` is true of the ratios so far, it is
-        repeated with other builds, and all builds count. Raises `BackendError` if the reference does not build;
-        another role that fails is omitted, with its reason recorded.
+        ``roles`` must include ``reference`` and ``tuned``. It may end after half of the rounds if the ratios by role
+        are ``is_settled``. While ``again`` is true of them, it is repeated with other builds, and all builds count.
+        Raises `BackendError` if the reference does not build; another role that fails is omitted, with its reason
+        recorded.
         """
-        ids = {role: _identity(model) for role, model in roles.items()}
+        ids = {role: str(model if isinstance(model, Path) else model.digest) for role, model in roles.items()}
         distinct = {ids[role]: model for role, model in roles.items()}
-        reference = ids["reference"]
+        reference, times = ids["reference"], (0.0, 0) if self.looks is None else self.looks.deviation
 
-        def estimated(found: Together, times: Deviation = (0.0, 0)) -> dict[str, RatioEstimate]:
+        def estimates(found: Together, times: Deviation = (0.0, 0)) -> dict[str, RatioEstimate]:
             if reference not in found.samples:
                 return {}
             ratios = found.estimates(reference, found.clock(self.clock), times)
             return {role: ratios[each] for role, each in ids.items() if each in ratios}
 
-        def tests(ratios: Mapping[str, RatioEstimate]) -> dict[str, RatioTest]:
-            return {role: ratio.test for role, ratio in ratios.items()}
-
         def decides(so_far: Together) -> bool:
-            ratios = estimated(so_far)
-            return bool(ratios) and is_settled(tests(ratios))
+            ratios = estimates(so_far)
+            return bool(ratios) and is_settled(_tests(ratios))
 
-        found = self._together(distinct, builds, rounds, is_settled=decides)
-        times = (0.0, 0) if self._looks is None else self._looks.deviation
-        ratios = estimated(found, times)
-        measurements = [found]
-        while ratios and again(tests(ratios)):
+        measurements = [found := self._together(distinct, builds, rounds, is_settled=decides)]
+        while (ratios := estimates(found, times)) and again(_tests(ratios)):
             more = self._together(distinct, builds, rounds)
             if more.samples.keys() != found.samples.keys():
                 break  # a model does not build any more
             measurements.append(more)
             found = merged(measurements)
-            ratios = estimated(found, times)
-        timed = found.samples
         broken = {each: self.reason(error) for each, error in found.failures.items()}
         if why := broken.get(reference):
             raise BackendError(f"the reference model could not be built and run again: {why}")
         clock = found.clock(self.clock)
-        present = {role: each for role, each in ids.items() if each in timed}
+        present = {role: each for role, each in ids.items() if each in found.samples}
+        predicted = {role: ratio.predicted for role, ratio in ratios.items()}
         return LatencyEvidence(
             clock=clock,
-            samples={role: joined(timed[each]) for role, each in present.items()},
-            ratios={role: ratio.predicted for role, ratio in ratios.items()},
-            tested=tests(ratios),
-            speedup=ratios["tuned"].predicted.inverse
-            if "tuned" in ratios
-            else Interval(median=1, low=1, high=1),
-            builds=len(timed[reference]),
+            samples={role: joined(found.samples[each]) for role, each in present.items()},
+            ratios=predicted,
+            tested=_tests(ratios),
+            speedup=predicted.get("tuned", Interval(median=1, low=1, high=1)).inverse,
+            builds=len(found.samples[reference]),
             profiles=profile_latencies(self._loads, found, present, clock, times),
             drift=drift([build.on(clock) for build in found.builds]),
             failures={role: broken[each] for role, each in ids.items() if each in broken},
@@ -284,36 +331,23 @@ class Bench:
             return profiled(engine, warmed(engine, self.clock).median_ms(self.clock))
 
     def look(self, build_seconds: float) -> None:
-        """Time the reference and the kept engine, if that is another placement and the last look is long ago.
-
-        ``build_seconds`` is how long the reference takes to build, which the first look does.
-        """
-        (placement, _), engine = self._kept.get(False, ((FLOAT, ()), None))
-        if self._looks is not None and engine is not None and placement.sites:
+        """Time the reference and the kept engine; see `DriftMonitor.take_if_due` for ``build_seconds``."""
+        held = self._kept.get(False)
+        if self.looks is not None and held is not None and held[0].sites:
             with self.exclusive():
-                self._looks.take_if_due(engine, partial(self.open, FLOAT), build_seconds)
+                self.looks.take_if_due(held[2], partial(self.open, FLOAT), build_seconds)
 
     def close(self) -> None:
         """Close all open engines."""
         self.drop()
         self.drop(part=True)
-        if self._looks is not None:
-            self._looks.close()
+        if self.looks is not None:
+            self.looks.close()
 
     def reason(self, error: QdqspecError) -> str:
         """The recorded text of a failure, without the temporary folder of the candidates."""
         text = str(error)
-        return text if self._folder is None else text.replace(f"{self._folder}{os.sep}", "")
-
-    def _files(
-        self, placement: Placement, subgraph: tuple[str, ...]
-    ) -> tuple[Path, tuple[Load, ...], BuildOptions]:
-        if not subgraph:
-            assert self._write is not None, "this bench builds model files only"
-            return self._write(placement), self._loads, self._options
-        assert self._extract is not None, "this bench builds whole models only"
-        part = self._extract(placement, subgraph)  # its inputs have their own names and shapes
-        return part.path, part.loads, replace(self._options, profiles=())
+        return text if self.folder is None else text.replace(f"{self.folder}{os.sep}", "")
 
     def _together(
         self,
@@ -327,12 +361,11 @@ class Bench:
         return self._fresh.time(
             openers,
             rounds,
-            beside=[engine for _, engine in self._kept.values()],
+            beside=[engine for *_, engine in self._kept.values()],
             close_others=self.close,
             is_settled=is_settled,
         )
 
 
-def _identity(model: Placement | Path) -> str:
-    """The identity of a model: models with equal ones share their builds."""
-    return str(model) if isinstance(model, Path) else model.digest
+def _tests(ratios: Mapping[str, RatioEstimate]) -> dict[str, RatioTest]:
+    return {role: ratio.test for role, ratio in ratios.items()}

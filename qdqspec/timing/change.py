@@ -1,9 +1,7 @@
 """Changes of the times of fresh builds between two runs. Pure.
 
-Times are compared by Welch's test and a rank test. Both tests are needed, because each misses effects that the other
-detects. Builds of one model differ by one or two per cent, so the interval counts builds: a thousand runs of one
-unlucky build prove nothing. The mean of few builds is moved by one outlier, so the rank test counts rounds, where an
-outlier is one rank like others.
+Times are compared by Welch's test over builds and a rank test over rounds: builds of one model differ by one or two per
+cent, so that a thousand runs of one build prove nothing, and the mean of few builds is moved by one outlier.
 """
 
 from __future__ import annotations
@@ -12,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,8 +29,8 @@ class BuildTimes:
     """Milliseconds of one run on one clock: a sequence for each fresh build, all of one length.
 
     With a ``reference`` the ratio tuned / reference is compared, and position ``i`` of every sequence belongs to one
-    round, so that drift cancels; without one, the times themselves are compared, run by run. ``beside`` are other
-    models of the run, used only to estimate the variation between builds.
+    round; without one, the times themselves, run by run. ``beside`` are other models of the run, used only to estimate
+    the variation between builds.
     """
 
     tuned: Builds
@@ -45,10 +44,7 @@ class BuildTimes:
 
 
 def ratio_times(latency: LatencyEvidence, *, in_a_row: bool = False) -> BuildTimes:
-    """The samples of tuned and reference on the deciding clock, by build.
-
-    They are between both conditions of the caches, like a speed-up; with ``in_a_row`` those of consecutive runs only.
-    """
+    """The samples of tuned and reference by build: between both conditions of the caches, or only of runs in a row."""
     clock, builds = latency.clock, latency.builds
     samples = [latency.samples[role] for role in ("tuned", "reference")]
     tuned, reference = (
@@ -58,11 +54,12 @@ def ratio_times(latency: LatencyEvidence, *, in_a_row: bool = False) -> BuildTim
 
 
 def builds_of(samples: Samples, clock: Clock, builds: int) -> Builds:
-    """Split joined samples by build; one build if they do not divide evenly."""
+    """Split joined samples by build."""
     return _apart(samples.on(clock), builds)
 
 
 def _apart(values: tuple[float, ...], builds: int) -> Builds:
+    """One build if they do not divide evenly."""
     count = builds if builds > 0 and len(values) % builds == 0 else 1
     length = len(values) // count
     return tuple(values[start : start + length] for start in range(0, len(values), max(1, length)))
@@ -70,16 +67,17 @@ def _apart(values: tuple[float, ...], builds: int) -> Builds:
 
 def ratio_interval(times: BuildTimes) -> Interval:
     """The ratio tuned / reference (without a reference: the time) with its 95 % interval."""
-    level = _level(times)
-    return _interval(level.center, level.variance, level.freedom)
+    return _interval(*_level(times)[:3])
 
 
 def change_between(now: BuildTimes, before: BuildTimes) -> TimeChange:
     """The change of the ratio (without references: of the time), now over before.
 
-    The interval is Welch's (1947): each run has its own variance between builds. The rank test is that of Mann and
-    Whitney (1947) on the logarithms of each round, its bounds those of Hodges and Lehmann (1963).
+    The interval is Welch's (1947). The rank test is that of Mann and Whitney (1947) on the logarithms of each round,
+    its bounds those of Hodges and Lehmann (1963).
     """
+    from scipy.stats import mannwhitneyu
+
     ours, theirs = _level(now), _level(before)
     variance = ours.variance + theirs.variance
     # Degrees of freedom of the sum of two variances (Welch and Satterthwaite).
@@ -90,19 +88,9 @@ def change_between(now: BuildTimes, before: BuildTimes) -> TimeChange:
     return TimeChange(
         builds=_interval(ours.center - theirs.center, variance, freedom),
         ranks=shift_bounds(ours.rounds, theirs.rounds).exponential,
-        p_value=mann_whitney_p(ours.rounds, theirs.rounds),
+        p_value=float(mannwhitneyu(ours.rounds, theirs.rounds, method="asymptotic").pvalue),
         reference=middles[0] / middles[1] if len(middles) == 2 else 1.0,
     )
-
-
-def mann_whitney_p(ours: Sequence[float] | Floats, theirs: Sequence[float] | Floats) -> float:
-    """Two-sided p-value of the Mann-Whitney rank test.
-
-    Normal approximation with corrections for ties and continuity.
-    """
-    from scipy.stats import mannwhitneyu
-
-    return float(mannwhitneyu(ours, theirs, method="asymptotic").pvalue)
 
 
 def shift_bounds(
@@ -110,8 +98,8 @@ def shift_bounds(
 ) -> Interval:
     """The shift between two samples: the median of all differences, and the bounds that the rank test does not reject.
 
-    A shift outside the bounds is rejected, with error ``alpha`` on each side: a larger one finds smaller changes, and
-    more that are none. Samples too small to reject anything have infinite bounds.
+    ``alpha`` is the error on each side: a larger one finds smaller changes, and more that are none. Samples too small
+    to reject anything have infinite bounds.
     """
     differences = np.sort(np.subtract.outer(np.asarray(ours), np.asarray(theirs)), axis=None)
     pairs = len(differences)
@@ -125,8 +113,7 @@ def shift_bounds(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Level:
+class _Level(NamedTuple):
     """One run in logarithms: its value, the variance and degrees of freedom of that, and the values to rank."""
 
     center: float
@@ -136,9 +123,7 @@ class _Level:
 
 
 def _level(times: BuildTimes) -> _Level:
-    logs = [
-        np.log(np.asarray(builds, dtype=np.float64)) for builds in (times.tuned, times.reference) if builds
-    ]
+    logs = [np.log(np.asarray(builds, np.float64)) for builds in (times.tuned, times.reference) if builds]
     if times.alone:
         return _Level(0.0, 0.0, math.inf, np.zeros(logs[0].shape[1]))
     if times.reference:

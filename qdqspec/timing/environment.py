@@ -1,7 +1,6 @@
 """Another Python environment that engines can run in: another version of a runtime, measured by this qdqspec.
 
-Its interpreter runs the worker module of this installation, which alone is put in front of its own packages: so both
-sides have one protocol and one measurement, whatever version of qdqspec the other environment has, and its own runtime.
+Its interpreter runs the worker module of this installation, which alone is put in front of its own packages.
 """
 
 from __future__ import annotations
@@ -54,9 +53,7 @@ class Environment:
                 cure="name the python of an environment, such as next/bin/python",
             )
         self._own = TemporaryFolder()
-        link = (
-            self._own.path / _PACKAGE.name
-        )  # makes the package importable without those installed beside it
+        link = self._own.path / _PACKAGE.name  # the package is importable without those installed beside it
         try:
             link.symlink_to(_PACKAGE, target_is_directory=True)
         except OSError:  # systems without links for all users
@@ -68,10 +65,7 @@ class Environment:
         return {"PYTHONPATH": str(self._own.path)}
 
     def installed(self, backend: str, options: BuildOptions) -> Installed:
-        """The backend as this environment has it.
-
-        Raises `BackendUnavailableError` if the environment lacks a dependency of qdqspec.
-        """
+        """The backend as installed there. Raises `BackendUnavailableError` if a dependency of qdqspec is missing."""
         words = backend, json.dumps(options_to_json(options))
         command, env = python_command(__name__, *words, interpreter=self)
         try:
@@ -79,19 +73,16 @@ class Environment:
                 command, env=env, capture_output=True, text=True, timeout=_SECONDS, check=False
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise BackendUnavailableError(
-                f"the interpreter does not run: {error}", where=self.python
-            ) from None
+            what = f"the interpreter does not run: {error}"
+            raise BackendUnavailableError(what, where=self.python) from None
         if ended.returncode:
             missing = _MISSING.search(ended.stderr)
             last = (ended.stderr.strip().splitlines() or ["no message"])[-1]
-            raise BackendUnavailableError(
-                f"the environment lacks {missing[1]}"
-                if missing
-                else f"qdqspec does not run in this environment: {last}",
-                where=self.python,
-                cure=f"{self.python} -m pip install qdqspec",
-            )
+            what = f"qdqspec does not run in this environment: {last}"
+            if missing:
+                what = f"the environment lacks {missing[1]}"
+            cure = f"{self.python} -m pip install qdqspec"
+            raise BackendUnavailableError(what, where=self.python, cure=cure)
         return from_data(Installed, json.loads(ended.stdout.splitlines()[-1]))
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""Compares the layers of two engines to explain their difference in speed, in ONNX names.
+"""Compares the layers of two engines, to explain their difference in speed or the changes of a version, in ONNX names.
 
-The input is layer times of any runtime. If end-to-end times are known, they decide which engine is faster;
-the layers only explain it. A list of kernels without times is described, and not compared.
+If end-to-end times are known, they decide which engine is faster; the layers only explain it. A list of kernels without
+times is described, and not compared.
 """
 
 from __future__ import annotations
@@ -9,22 +9,23 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import statistics
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 from functools import cached_property
 from typing import Literal, TypeAlias
 
 from qdqspec._core.units import plain
-from qdqspec.timing.layer_changes import kernel_groups
-from qdqspec.types import CorrectionGain, Interval, LayerTime
+from qdqspec.graph.unify import joined
+from qdqspec.types import CorrectionGain, Interval, LayerChange, LayerChangeKind, LayerTime
 
 RowKind: TypeAlias = Literal["kernel", "conversion"]
 
 PAIR_OPS = frozenset({"QuantizeLinear", "DequantizeLinear"})
 WEIGHTED_OPS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 HEAVY_OPS = WEIGHTED_OPS | {"Attention", "GRU", "LSTM", "RNN"}
-_NOTHING_MS = 0.0  # conversions that take no time are bookkeeping of the runtime and are not counted
 _END = "the outputs"
 
 
@@ -69,10 +70,7 @@ class ExplainedEngine:
 
     @property
     def left_in_float(self) -> list[LayerTime]:
-        """Kernels of nodes that read quantized activations, and that compute in floats all the same.
-
-        A kernel that only scales the result of an integer kernel has the node of that kernel, and is no such kernel.
-        """
+        """Kernels of nodes that read quantized activations and that no integer kernel computes."""
         float_nodes = self.quantized - {node for kernel in self.integer for node in kernel.nodes}
         return [k for k in self.kernels if not k.integer and not float_nodes.isdisjoint(k.nodes)]
 
@@ -97,7 +95,7 @@ class ExplainedEngine:
     def conversions(self) -> list[LayerTime]:
         """Changes of type or layout, besides Q and DQ; of a timed engine those that take time."""
         between = (layer for layer in self.layers if layer.boundary and not is_pair(layer))
-        return [layer for layer in between if layer.milliseconds > _NOTHING_MS or not self.timed]
+        return [layer for layer in between if layer.milliseconds > 0 or not self.timed]
 
     def behind(self, layer: LayerTime) -> LayerTime | None:
         """The kernel that produces a conversion's input if known; else the kernel executed before it."""
@@ -114,7 +112,7 @@ class ExplainedEngine:
         return before is not None and before.boundary and before.op_type == "DequantizeLinear"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Row:
     """The same place in both engines: a kernel's nodes, or the conversions before them."""
 
@@ -180,24 +178,14 @@ class EngineComparison:
         """All places, the largest differences first."""
         renamed = self.renamed
         theirs = [replace(k, nodes=tuple(renamed.get(n, n) for n in k.nodes)) for k in self.tuned.kernels]
-        rows = [
-            Row(
-                place=tuple(dict.fromkeys(key for layer in (*ours, *others) for key in _kernel_keys(layer))),
-                kind="kernel",
-                reference=tuple(ours),
-                tuned=tuple(others),
-            )
-            for ours, others in kernel_groups(self.reference.kernels, theirs, _kernel_keys)
-        ]
+        rows = []
+        for ours, others in kernel_groups(self.reference.kernels, theirs, _kernel_keys):
+            place = dict.fromkeys(key for layer in (*ours, *others) for key in _kernel_keys(layer))
+            rows.append(Row(tuple(place), "kernel", tuple(ours), tuple(others)))
         before, after = _conversions(self.reference.layers, {}), _conversions(self.tuned.layers, renamed)
         rows += [
-            Row(
-                place=(place,),
-                kind="conversion",
-                reference=tuple(before.get(place, ())),
-                tuned=tuple(after.get(place, ())),
-            )
-            for place in dict.fromkeys((*before, *after))
+            Row((key,), "conversion", tuple(before.get(key, ())), tuple(after.get(key, ())))
+            for key in dict.fromkeys((*before, *after))
         ]
         return tuple(sorted(rows, key=lambda row: -abs(row.difference_ms)))
 
@@ -235,7 +223,7 @@ def _conversions(layers: Sequence[LayerTime], names: Mapping[str, str]) -> dict[
     for layer in reversed(layers):
         if not layer.boundary:
             following = names.get(layer.nodes[0], layer.nodes[0]) if layer.nodes else layer.name
-        elif layer.milliseconds > _NOTHING_MS or is_pair(layer):
+        elif layer.milliseconds > 0 or is_pair(layer):
             found.setdefault(following, []).insert(0, layer)
     return dict(reversed(found.items()))
 
@@ -253,20 +241,14 @@ _LARGEST = 3000  # nodes; above this, matching by order takes too long and is un
 
 
 def nodes_text(nodes: Sequence[str]) -> str:
-    """The nodes of one kernel; those after the first without the scope that they share with it.
-
-    ``/layer2/conv1/Conv + Relu`` for ``/layer2/conv1/Conv`` and ``/layer2/Relu``.
-    """
+    """The nodes of one kernel, ``/layer2/conv1/Conv + Relu``: later ones without the scope shared with the first."""
     first, *others = nodes or ("",)
     scopes = first.split("/")[:-1]
     return " + ".join((first, *(_without(scopes, node.split("/")) for node in others)))
 
 
 def short_place(text: str, width: int) -> str:
-    """A node, tensor or kernel in ``width`` characters: without its first scopes, which most nodes of a model share.
-
-    The last scope is kept; if the text is still too long, its middle is cut out.
-    """
+    """A node, tensor or kernel in ``width`` characters: without its first scopes, and then cut in the middle."""
     text = plain(text)
     while len(text) > width:
         rest = text.removeprefix(".../").lstrip("/").partition("/")[2]
@@ -300,39 +282,130 @@ def same_nodes(reference: Sequence[str], tuned: Sequence[str]) -> dict[str, str]
     if not smaller or len(common) >= _ENOUGH * smaller or max(len(reference), len(tuned)) > _LARGEST:
         return {}
     left, right = _in_order(reference), _in_order(tuned)
-    found = _by_operator(left, right)
-    return found | _followers(left, right, found)
+    ours, theirs = ([node for node in side if op_of(node) not in _ABSORBED] for side in (left, right))
+    matcher = SequenceMatcher(None, list(map(op_of, ours)), list(map(op_of, theirs)), autojunk=False)
+    found = {
+        theirs[block.b + offset]: ours[block.a + offset]
+        for block in matcher.get_matching_blocks()
+        for offset in range(block.size)
+    }
+    after, followers = dict(itertools.pairwise(left)), {}
+    for node, follower in itertools.pairwise(right):  # activations are matched by the node before them
+        candidate = after.get(found.get(node, ""), "")
+        if follower not in found and candidate and op_of(candidate) == op_of(follower):
+            followers[follower] = candidate
+    return found | followers
 
 
 def _in_order(nodes: Sequence[str]) -> list[str]:
     """Nodes sorted by the exporter's numbers if all have one: a runtime executes branches in any order."""
     distinct = list(dict.fromkeys(nodes))
-    numbers = [_NUMBERED.search(node) for node in distinct]
-    if not all(numbers):
+    numbers = {node: int(found["number"][:12]) for node in distinct if (found := _NUMBERED.search(node))}
+    if len(numbers) < len(distinct):
         return distinct
-    keyed = [
-        (int(number["number"][:12]), node) for number, node in zip(numbers, distinct, strict=True) if number
-    ]
-    return [node for _, node in sorted(keyed)]
+    return sorted(distinct, key=lambda node: (numbers[node], node))
 
 
-def _by_operator(left: list[str], right: list[str]) -> dict[str, str]:
-    ours = [node for node in left if op_of(node) not in _ABSORBED]
-    theirs = [node for node in right if op_of(node) not in _ABSORBED]
-    matcher = SequenceMatcher(None, [op_of(n) for n in ours], [op_of(n) for n in theirs], autojunk=False)
-    return {
-        theirs[block.b + offset]: ours[block.a + offset]
-        for block in matcher.get_matching_blocks()
-        for offset in range(block.size)
+Layers = Sequence[LayerTime]
+_Key = tuple[str, str]  # "node" or "tensor", and its name
+
+
+def median_layers(profiles: Sequence[Layers]) -> tuple[LayerTime, ...]:
+    """The kernels of several profiles of one engine, each with its median time."""
+    first, *rest = profiles
+    names = [layer.name for layer in first]
+    alike = [p for p in rest if [layer.name for layer in p] == names]
+    columns = zip(first, *alike, strict=True)
+    return tuple(
+        replace(column[0], milliseconds=statistics.median(layer.milliseconds for layer in column))
+        for column in columns
+    )
+
+
+def steady_changes(before: Sequence[Layers], after: Sequence[Layers]) -> tuple[LayerChange, ...]:
+    """The changes between the first builds of both sides; those of time only if all builds have one of its sign."""
+    first, *rest = [layer_changes(old, new) for old, new in zip(before, after, strict=True)]
+    moved = [{change.nodes + change.tensors: _sign(change) for change in each} for each in rest]
+    found = []
+    for change in first:
+        key = change.nodes + change.tensors
+        if "time" in change.kinds and not all(each.get(key) == _sign(change) for each in moved):
+            change = replace(change, kinds=tuple(kind for kind in change.kinds if kind != "time"))
+        if change.kinds:
+            found.append(change)
+    return tuple(found)
+
+
+def _sign(change: LayerChange) -> float:
+    """1 if it became slower, -1 if faster, 0 if the change of time is not significant."""
+    return math.copysign(1.0, change.after_ms - change.before_ms) if "time" in change.kinds else 0.0
+
+
+def layer_changes(
+    before: Layers, after: Layers, varies: float = 0.25, least_share: float = 0.02
+) -> tuple[LayerChange, ...]:
+    """The groups of kernels that differ in fusion, precision or time; the largest change of time first.
+
+    A change of time is listed if it is more than the share ``varies`` of the group's time and ``least_share`` of the
+    model's: lower values list more noise.
+    """
+    least_ms = least_share * (math.fsum(layer.milliseconds for layer in before) or 1.0)
+    changes = (_change(old, new, varies, least_ms) for old, new in kernel_groups(before, after, _keys))
+    return tuple(sorted(filter(None, changes), key=lambda c: -abs(c.after_ms - c.before_ms)))
+
+
+def kernel_groups(
+    before: Layers, after: Layers, keys: Callable[[LayerTime], Sequence[Hashable]]
+) -> list[tuple[list[LayerTime], list[LayerTime]]]:
+    """Kernels of both sides that share keys, directly or through others, in the order of the model."""
+    alike = [keys(layer) for layer in (*before, *after)]
+    classes = joined(dict.fromkeys(key for each in alike for key in each), alike)
+    home = {key: number for number, keys_of in enumerate(classes) for key in keys_of}
+    groups: dict[int, tuple[list[LayerTime], list[LayerTime]]] = {}
+    for side, layers in enumerate((before, after)):
+        for layer in layers:
+            groups.setdefault(home[keys(layer)[0]], ([], []))[side].append(layer)
+    return list(groups.values())
+
+
+def _keys(layer: LayerTime) -> list[_Key]:
+    if layer.nodes:
+        return [("node", node) for node in layer.nodes]
+    return [("tensor", tensor) for tensor in layer.tensors] or [("tensor", layer.name)]
+
+
+def _change(old: list[LayerTime], new: list[LayerTime], varies: float, least_ms: float) -> LayerChange | None:
+    before_ms, after_ms = (math.fsum(layer.milliseconds for layer in side) for side in (old, new))
+    differs: dict[LayerChangeKind, bool] = {
+        "fusion": _fusion(old) != _fusion(new),
+        "precision": _precision(old) != _precision(new),
+        "time": abs(after_ms - before_ms) > max(least_ms, varies * before_ms),
     }
+    if not any(differs.values()):
+        return None
+    every = (*old, *new)
+    return LayerChange(
+        nodes=tuple(dict.fromkeys(node for layer in every for node in layer.nodes)),
+        tensors=tuple(dict.fromkeys(t for layer in every if not layer.nodes for t in layer.tensors)),
+        kinds=tuple(kind for kind, is_so in differs.items() if is_so),
+        before=tuple(map(_text, old)),
+        after=tuple(map(_text, new)),
+        before_ms=before_ms,
+        after_ms=after_ms,
+    )
 
 
-def _followers(left: list[str], right: list[str], found: Mapping[str, str]) -> dict[str, str]:
-    """Match activations by the node before them."""
-    after = dict(itertools.pairwise(left))
-    more = {}
-    for node, follower in itertools.pairwise(right):
-        candidate = after.get(found.get(node, ""), "")
-        if follower not in found and candidate and op_of(candidate) == op_of(follower):
-            more[follower] = candidate
-    return more
+def _fusion(layers: list[LayerTime]) -> Counter[frozenset[_Key]]:
+    return Counter(frozenset(_keys(layer)) for layer in layers)
+
+
+def _precision(layers: list[LayerTime]) -> dict[_Key, tuple[bool, str]]:
+    """Whether each node is computed in integers, and the precision that the runtime reports."""
+    return {key: (layer.integer, layer.precision) for layer in layers for key in _keys(layer) if layer.nodes}
+
+
+def _text(layer: LayerTime) -> str:
+    """``QLinearConv (conv1, relu1), integer``."""
+    named = ", ".join(layer.nodes or layer.tensors)
+    precision = layer.precision or ("integer" if layer.integer else "")
+    return f"{layer.op_type}{f' ({named})' if named else ''}{f', {precision}' if precision else ''}"

@@ -1,7 +1,4 @@
-"""Locks between runs: one run per folder, one timed section per user and device. Later ones wait.
-
-Both locks are released when their process ends, even by a crash. A waiting process reports the owner of the lock.
-"""
+"""Locks between runs: one run per folder, one timed section per user and device. Later ones wait, and report it."""
 
 from __future__ import annotations
 
@@ -36,10 +33,7 @@ def log_wait(text: str) -> None:
 
 
 class _Waiting:
-    """A lock with a note beside it that states its owner and the time.
-
-    With ``reentrant`` a thread that holds it does not wait for itself.
-    """
+    """A lock, with a note beside it that states its owner. With ``reentrant`` a thread does not wait for itself."""
 
     def __init__(self, path: Path, report: Callable[[str], None], *, reentrant: bool = False) -> None:
         self.path = path
@@ -48,10 +42,7 @@ class _Waiting:
         self._report = report
 
     def acquire(self, what: str, patience: float) -> float:
-        """Wait for the lock; after ``patience`` seconds report the wait for ``what``, and the owner.
-
-        Returns the seconds spent.
-        """
+        """Wait for the lock, and after ``patience`` seconds report the wait for ``what``; returns the seconds spent."""
         started = time.monotonic()
         try:
             self._lock.acquire(timeout=patience)
@@ -97,11 +88,9 @@ class RunLock:
     def __enter__(self) -> Self:
         own = self._folder.absolute()
         if own in _OWN_FOLDERS:
-            raise StateError(
-                f"another run is writing here (process {os.getpid()}, which is this one)",
-                where=self._folder,
-                cure="wait for it to end, or choose another output folder",
-            )
+            what = f"another run is writing here (process {os.getpid()}, which is this one)"
+            cure = "wait for it to end, or choose another output folder"
+            raise StateError(what, where=self._folder, cure=cure)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(f"the run that writes to {self._folder}", patience=0)
@@ -121,9 +110,8 @@ class RunLock:
 class DeviceLock:
     """Allows timing on a device to one process of this user at a time; the others wait, and report that.
 
-    Runs that share a processor would disturb each other's measurements. A thread may take it again. Its file is in the
-    user's own temporary folder, so that users of one machine do not share it. ``waited`` is called with the seconds of
-    each wait.
+    Its file is in the user's own temporary folder, so that users of one machine do not share it. ``waited`` is called
+    with the seconds of each wait.
     """
 
     def __init__(
@@ -148,11 +136,9 @@ class DeviceLock:
             )
         except OSError as error:
             self._lock.release()
-            raise OutputError(
-                f"the lock that keeps measurements apart cannot be taken: {error.strerror or error}",
-                where=path,
-                cure="make its folder writable, or set TMPDIR to another folder",
-            ) from None
+            what = f"the lock that keeps measurements apart cannot be taken: {error.strerror or error}"
+            cure = "make its folder writable, or set TMPDIR to another folder"
+            raise OutputError(what, where=path, cure=cure) from None
         return self
 
     def __exit__(self, *_: object) -> None:

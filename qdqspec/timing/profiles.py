@@ -1,9 +1,8 @@
 """Several shape profiles timed as one.
 
-A model that runs at several shapes has several times. The objective is the weighted geometric mean of its ratios to the
-reference, one ratio per profile, which equals the ratio of weighted geometric means of times: so one sample of such an
-engine combines a run at every profile. Races, intervals and gates are independent of profiles; the samples of each
-profile are kept in addition.
+The objective is the weighted geometric mean of the ratios to the reference, one ratio per profile, which equals the
+ratio of weighted geometric means of times: so one sample of such an engine combines a run at every profile. Races,
+intervals and gates are independent of profiles; the samples of each profile are kept in addition.
 """
 
 from __future__ import annotations
@@ -42,11 +41,6 @@ class Part:
 GivenFeeds = Mapping[str, Array] | tuple[Load, ...]
 
 
-def loads_of(feeds: GivenFeeds) -> tuple[Load, ...]:
-    """Inputs of one profile as a load; loads unchanged."""
-    return feeds if isinstance(feeds, tuple) else (Load(feeds=feeds),)
-
-
 def attach(engine: Engine, loads: Sequence[Load]) -> Engine:
     """Bind the inputs of an engine; returns an engine that times all profiles. Closes it on failure."""
     try:
@@ -83,20 +77,18 @@ class AllProfiles:
 
     def time(self, runs: int, warmup: int = 0, profile: int = 0) -> Samples:  # noqa: ARG002 - it times them all
         """Time every profile; a sample is the weighted geometric mean of one run at each."""
-        parts = [self._engine.time(runs, warmup, profile=number) for number in range(len(self._shares))]
+        parts = [self._engine.time(runs, warmup, profile=number) for number, _ in enumerate(self._shares)]
         return as_one(parts, self._shares)
 
     def time_after_another(self, runs: int, warmup: int) -> Samples:
         """Like `time`, of runs after another model at every profile."""
-        parts = [
-            time_after_another(self._engine, runs, warmup, profile=number)
-            for number in range(len(self._shares))
-        ]
+        profiles = range(len(self._shares))
+        parts = [time_after_another(self._engine, runs, warmup, profile=number) for number in profiles]
         return as_one(parts, self._shares)
 
     def layers(self, runs: int = 12, profile: int = 0) -> tuple[LayerTime, ...]:  # noqa: ARG002 - of them all
         """Layers with their shares of the objective."""
-        parts = [self._engine.layers(runs, profile=number) for number in range(len(self._shares))]
+        parts = [self._engine.layers(runs, profile=number) for number, _ in enumerate(self._shares)]
         return merged_layers(parts, self._shares)
 
     def close(self) -> None:
@@ -124,33 +116,31 @@ def merged_layers(parts: Sequence[tuple[LayerTime, ...]], shares: Sequence[float
     (scale,) = _means([(whole,) for whole in wholes], shares)
     found: dict[tuple[object, ...], LayerTime] = {}
     for part, whole, share in zip(parts, wholes, shares, strict=True):
-        seen: Counter[tuple[object, ...]] = Counter()  # two kernels may belong to one node
+        seen: Counter[LayerTime] = Counter()  # two kernels may belong to one node
         for layer in part:
-            milliseconds = layer.milliseconds / whole * share * scale
-            place = layer.op_type, layer.nodes, layer.tensors, layer.boundary, layer.integer, layer.precision
-            seen[place] += 1
-            key = (*place, seen[place])
-            known = found.get(key)
-            before = known.milliseconds if known else 0.0
-            found[key] = replace(known or layer, milliseconds=before + milliseconds)
+            kernel = replace(layer, name="", milliseconds=0.0, place="")
+            seen[kernel] += 1
+            known = found.get((kernel, seen[kernel]), replace(layer, milliseconds=0.0))
+            milliseconds = known.milliseconds + layer.milliseconds / whole * share * scale
+            found[kernel, seen[kernel]] = replace(known, milliseconds=milliseconds)
     return tuple(found.values())
 
 
 def profile_latencies(
     loads: Sequence[Load], timed: Together, roles: Mapping[str, str], clock: Clock, times: Deviation
 ) -> tuple[ProfileLatency, ...]:
-    """Predicted ratios to the reference at each profile; empty for a single profile.
-
-    ``roles`` has the name of the group of each role; see `estimate_ratios` for ``times``.
-    """
+    """Predicted ratios to the reference at each profile, for the groups of each role; empty for a single profile."""
     if len(loads) == 1:
         return ()
-    found = []
-    for number, load in enumerate(loads):
-        ratios = timed.estimates(roles["reference"], clock, times, profile=number)
-        by_role = {role: ratios[name].predicted for role, name in roles.items()}
-        found.append(ProfileLatency(name=load.name, share=load.share, ratios=by_role))
-    return tuple(found)
+    ratios = [timed.estimates(roles["reference"], clock, times, profile) for profile in range(len(loads))]
+    return tuple(
+        ProfileLatency(
+            name=load.name,
+            share=load.share,
+            ratios={role: own[name].predicted for role, name in roles.items()},
+        )
+        for load, own in zip(loads, ratios, strict=True)
+    )
 
 
 def _means(columns: Sequence[Sequence[float]], shares: Sequence[float]) -> tuple[float, ...]:

@@ -1,10 +1,9 @@
 """Races: sequential Wilcoxon signed-rank tests on interleaved runs of two open engines.
 
-Two builds timed one after the other are ranked wrongly in up to 83 % of cases on a shared machine; the same runs
-interleaved and ranked, in a few per cent. So a challenger is timed in pairs with the incumbent, in random order inside
-each pair, and accepted at the end of a round, the rounds growing, as soon as the rank test allows. It is also rejected
-between rounds: as soon as the same test excludes a significant gain. Stopping early can miss a gain, but never claims a
-false one.
+Two builds timed one after the other are ranked wrongly in up to 83 % of cases on a shared machine; interleaved, in a
+few per cent. So a challenger is timed in pairs with the incumbent, in random order inside each pair, and accepted at
+the end of a round, the rounds growing, as soon as the rank test allows. It is rejected as soon as the same test
+excludes a significant gain. Stopping early can miss a gain, but never claims a false one.
 """
 
 from __future__ import annotations
@@ -21,9 +20,8 @@ from qdqspec.backends.base import Engine
 from qdqspec.timing.stats import log_ratios, signed_rank_bounds, wilcoxon_p
 from qdqspec.types import Clock, Interval, LayerTime, Race, Samples
 
-MOST_RUNS = (
-    5  # of one part of a turn, and before a fresh engine is timed: integer kernels are warm after five or six
-)
+# Of one part of a turn, and before a fresh engine is timed: integer kernels are warm after five or six.
+MOST_RUNS = 5
 
 
 def race(
@@ -42,12 +40,11 @@ def race(
 
     Returns the outcome, with ``opponent`` as the digest of the incumbent, and the samples of both.
 
-    - ``looks`` are the numbers of pairs after which the challenger may win: more of them end races earlier, and make
-      false wins more frequent.
+    - ``looks`` are the numbers of pairs after which the challenger may win: more end races earlier, with more false
+      wins.
     - A ratio above ``far_slower`` after three pairs ends a race: a lower one saves runs, and misses gains.
-    - So does an interval with the confidence ``futile`` that excludes a gain of ``eps``. The confidence is below that
-      of a verdict: at 95 % half of the pairs are spent on challengers that are as fast as the incumbent, and wins are
-      as frequent (docs/decisions/0007).
+    - So does an interval with the confidence ``futile`` that excludes a gain of ``eps``: at 95 % half of the pairs are
+      spent on challengers as fast as the incumbent, and wins are as frequent (docs/decisions/0007).
     """
     engines, samples = (challenger, incumbent), [Samples(), Samples()]
     turn = Turn.lasting(max(engine.time(1).median_ms(clock) for engine in engines))
@@ -55,10 +52,10 @@ def race(
         for side in random.permutation(2):
             samples[side] += turn.sample(engines[side])
         differences = log_ratios(*(each.on(clock) for each in samples))
-        pairs, is_far_slower = len(differences), False
-        if pairs == 3:
-            is_far_slower = math.exp(np.median(differences)) > far_slower
-        is_futile = pairs > looks[0] and _is_futile(differences, eps, futile)
+        pairs = len(differences)
+        is_far_slower = pairs == 3 and math.exp(np.median(differences)) > far_slower
+        bounds = _interval(differences, futile) if pairs > looks[0] else None
+        is_futile = bounds is not None and bounds.low > 1 - eps  # the rank test excludes a significant gain
         if is_far_slower or is_futile or pairs in looks:
             outcome = _outcome(opponent, differences, eps, is_far_slower)
             is_last = pairs == looks[-1] or pairs not in looks
@@ -67,10 +64,7 @@ def race(
 
 
 def both_of(first: Race, second: Race, ours: Samples, theirs: Samples, clock: Clock) -> Race:
-    """Combine two races between different builds of the same two placements; won only if both were.
-
-    ``ours`` and ``theirs`` are the samples of both.
-    """
+    """Combine two races between different builds of two placements, with the samples of both; won if both were."""
     return Race(
         opponent=first.opponent,
         ratio=math.sqrt(first.ratio * second.ratio),
@@ -101,15 +95,9 @@ def _outcome(
     )
 
 
-def _interval(differences: Floats) -> Interval | None:
-    bounds = signed_rank_bounds(differences)
-    return None if bounds is None else bounds.exponential
-
-
-def _is_futile(differences: Floats, eps: float, confidence: float) -> bool:
-    """Whether more pairs are unlikely to help: the rank test has excluded a significant gain."""
+def _interval(differences: Floats, confidence: float = 0.95) -> Interval | None:
     bounds = signed_rank_bounds(differences, confidence)
-    return bounds is not None and bounds.low > math.log1p(-eps)
+    return None if bounds is None else bounds.exponential
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +105,8 @@ class Turn:
     """The procedure of one sample of an engine: untimed runs, then the median of timed ones.
 
     Another engine ran just before and left the caches cold: a first run takes 2 to 60 % longer, and a model of a
-    millisecond, float more than integers, is warm after five or six. A model of 12 ms or more is warm after one; its
-    first run takes 0.4 to 3 ms longer, with integers sometimes more than in float. Timed runs of a turn vary less than
-    turns do, so that a few give as much information as many.
+    millisecond is warm after five or six, one of 12 ms or more after one. Timed runs of a turn vary less than turns do,
+    so that a few give as much information as many.
     """
 
     warmup: int
@@ -131,8 +118,8 @@ class Turn:
     ) -> Turn:
         """A turn for an engine with this time per run.
 
-        Fast models run for ``warm_ms`` untimed, which a longer time makes warmer, and ``timed_ms`` timed, of which
-        more reduce the noise of a sample. Of a model that takes ``cold_ms`` a cold run is nearly as fast as a warm one.
+        Fast models run for ``warm_ms`` untimed and ``timed_ms`` timed: longer ones are warmer, and less noisy. Of a
+        model that takes ``cold_ms`` a cold run is nearly as fast as a warm one.
         """
         warmup, runs = (min(MOST_RUNS, round(lasts / max(typical_ms, 1e-6))) for lasts in (warm_ms, timed_ms))
         return cls(warmup=max(warmup, int(typical_ms < cold_ms)), runs=max(1, runs))
@@ -149,10 +136,7 @@ class Turn:
         return _with_first(self._undisturbed(steady, engine), on_each_clock(lambda times: times[:1], taken))
 
     def _undisturbed(self, sample: Samples, engine: Engine) -> Samples:
-        """The sample, or a new one where wall time far above CPU time shows that another process ran meanwhile.
-
-        Long runs are disturbed in any case, also when repeated.
-        """
+        """The sample, or a new one where wall time far above CPU time shows that another process ran meanwhile."""
         for _ in range(2):
             if not sample.cpu_ms or sample.cpu_ms[0] >= 20.0 or sample.wall_ms[0] <= 1.2 * sample.cpu_ms[0]:
                 break
@@ -163,9 +147,8 @@ class Turn:
 def time_after_another(engine: Engine, runs: int, warmup: int, profile: int = 0) -> Samples:
     """Time runs, the first of which follows a run of another model.
 
-    A fast model, with the longest warm-up, in a process of its own runs ``warmup`` times before; see
-    `IsolatedEngine.time_after_another`. Of others that is the first run of a turn: another engine ran just before, and
-    the change of the process is a small part of the run.
+    A fast model in a process of its own runs ``warmup`` times before: see `IsolatedEngine.time_after_another`. Of
+    others that is the first run of a turn, of which the change of the process is a small part.
     """
     own = getattr(engine, "time_after_another", None)
     at = {"profile": profile} if profile else {}
@@ -184,7 +167,7 @@ def warmed(engine: Engine, clock: Clock, short_ms: float = 12.0, settled: float 
     """Run a fresh engine until it is warm, and return its last runs.
 
     A run that is not by the share ``settled`` faster than all before it ends the warm-up. Models faster than
-    ``short_ms`` get a fixed number of runs, which take less time than checking each of them.
+    ``short_ms`` get a fixed number of runs.
     """
     taken = engine.time(1)
     if taken.median_ms(clock) < short_ms:

@@ -1,7 +1,6 @@
-"""Statistics of paired timings, as pure functions, and the model by which ratios of fresh builds are estimated.
+"""Statistics of paired timings, and the model by which ratios of fresh builds are estimated. Pure.
 
-scipy is imported by the functions that call it: it takes up to a second, and runs that measure nothing do not need it
-(docs/decisions/0005).
+scipy takes up to a second to import, so the functions that call it import it (docs/decisions/0005).
 """
 
 from __future__ import annotations
@@ -45,10 +44,7 @@ def trimmed_mean(values: Sequence[float] | Floats, share: float = 0.2) -> float:
 
 
 def trimmed_error(values: Sequence[float] | Floats, share: float = 0.2) -> float:
-    """Standard error of `trimmed_mean`, from the winsorized standard deviation.
-
-    Tukey and McLaughlin (1963). Needs at least two values.
-    """
+    """Standard error of `trimmed_mean` of two or more values, winsorized (Tukey and McLaughlin 1963)."""
     ordered = np.sort(np.asarray(values, dtype=np.float64))
     cut = int(len(ordered) * share)
     moved = np.clip(ordered, ordered[cut], ordered[len(ordered) - cut - 1])
@@ -61,10 +57,7 @@ def log_ratios(challenger: Sequence[float], incumbent: Sequence[float]) -> Float
 
 
 def wilcoxon_p(differences: Sequence[float] | Floats) -> float:
-    """Two-sided p-value of Wilcoxon's signed-rank test that the differences centre on zero.
-
-    Zero differences are dropped (Wilcoxon 1945); if none are left the result is 1.
-    """
+    """Two-sided p-value of Wilcoxon's signed-rank test that the differences centre on zero; zeros are dropped."""
     from scipy.stats import wilcoxon
 
     values = np.asarray(differences, dtype=np.float64)
@@ -73,10 +66,9 @@ def wilcoxon_p(differences: Sequence[float] | Floats) -> float:
 
 
 def signed_rank_bounds(differences: Sequence[float] | Floats, confidence: float = 0.95) -> Interval | None:
-    """The Hodges-Lehmann estimate of the centre of differences, with bounds from the exact signed-rank test.
+    """The Hodges-Lehmann (1963) estimate of the centre of differences, with bounds from the exact signed-rank test.
 
-    The estimate and bounds of Hodges and Lehmann (1963), from the means of all pairs. ``None`` for too few differences
-    to reject anything: fewer than six at 95 %.
+    ``None`` for too few differences to reject anything: fewer than six at 95 %.
     """
     values = np.asarray(differences, dtype=np.float64)
     distribution = _signed_rank_distribution(len(values))
@@ -117,11 +109,10 @@ def pooled_deviation(groups: Sequence[Sequence[float] | Floats]) -> Deviation:
 def build_deviation(builds: Sequence[Sequence[float]] | Floats) -> float:
     """Standard deviation of logarithms between fresh builds of one model, with the variation between runs removed.
 
-    Takes one sequence of samples for each of two or more builds; position ``i`` of every sequence belongs to the
-    same round. The variance of the builds' levels contains both kinds of variation; the part from runs that averaging
-    leaves is estimated from their variation about the build's level, and subtracted: analysis of variance with random
-    effects (Eisenhart 1947). Fewer than five builds often agree by chance, and one disturbed build makes their
-    deviation several times too large: their variance is combined with `USUAL_BUILDS` (Smyth 2004).
+    Takes one sequence of samples for each of two or more builds; position ``i`` of every sequence belongs to the same
+    round. The part from runs that averaging leaves is estimated from their variation about each build's level, and
+    subtracted (Eisenhart 1947). Fewer than five builds often agree by chance: their variance is combined with
+    `USUAL_BUILDS` (Smyth 2004).
     """
     logs = np.log(np.asarray(builds, dtype=np.float64))
     apart = logs - logs.mean(axis=0)
@@ -135,22 +126,10 @@ def build_deviation(builds: Sequence[Sequence[float]] | Floats) -> float:
 def time_deviation(series: Sequence[Sequence[Floats]]) -> Deviation:
     """Standard deviation of a log ratio between times, with run noise removed, and its degrees of freedom.
 
-    Each series has the looks at one pair of builds, one after the other; a look is the log ratios of its
-    rounds. Looks of a series have the same builds, so their differences, beyond the noise of their runs, are
-    caused by the state of the machine.
+    Each series has the looks at one pair of builds, one after the other; a look is the log ratios of its rounds. Looks
+    of one series differ, beyond the noise of their runs, by the state of the machine.
     """
     return _deviation_without_runs([looks for looks in series if len(looks) > 1])
-
-
-def variance_between_times(times: Deviation) -> Variance:
-    """The variance of a log ratio between times: the one that a search measured, combined with a usual value.
-
-    If its looks vary more than `USUAL_TIMES`, their variance. If they vary less, the weighted mean: few looks that
-    agree by chance do not prove a steady machine, and many do. The degrees of freedom add up, because the usual value
-    is known before the first look.
-    """
-    variance, freedom = _with_usual(times, USUAL_TIMES)
-    return max(variance, times[0] ** 2), freedom
 
 
 def _deviation_without_runs(groups: Sequence[Sequence[Floats]], correction: float = 1.0) -> Deviation:
@@ -172,8 +151,8 @@ def _with_usual(measured: Deviation, usual: Deviation) -> Variance:
 class RatioEstimate:
     """The time of a model over that of another one, estimated from fresh builds of both.
 
-    ``test`` has 95 % confidence intervals: whether this measurement proves a gain. ``predicted`` is the 95 % prediction
-    interval: the ratio that another program measures, with other builds, at another time (docs/decisions/0006).
+    ``test`` says whether this measurement proves a gain. ``predicted`` is the 95 % prediction interval: the ratio that
+    another program measures, with other builds, at another time (docs/decisions/0006).
     """
 
     test: RatioTest
@@ -192,22 +171,22 @@ def estimate_ratios(
     build, by role; position ``i`` of every sequence belongs to the same round. The estimate is the mean over the
     conditions, in logarithms, as all that follows.
 
-    Builds are the unit of replication: the deviation between the levels of one role's builds, pooled over the roles,
-    contains the run noise that averaging leaves. With a single build per role it is unknown, and intervals are (0,
-    infinity). Builds of several ``measurements`` have equal means in each round, so that each further measurement takes
-    a degree of freedom (two-way analysis of variance). ``times`` is the result of `time_deviation`.
+    Builds are the unit of replication: the deviation between the levels of one role's builds, pooled over the roles.
+    With a single build per role it is unknown, and intervals are (0, infinity). Each further one of several
+    ``measurements`` takes a degree of freedom, as their builds have equal means in each round. ``times`` is the result
+    of `time_deviation`.
 
-    - Confidence intervals have the variance between builds, and from `FEWEST_FREEDOM` on that between times; below,
-      Student's t is so large that no gain could be proved.
-    - The prediction interval is for another program that has as many builds, at another time, in one of the
-      conditions: the variance between builds of both programs, twice that between times (`variance_between_times`),
-      and on each side half of the difference between the conditions.
+    - Confidence intervals have the variance between builds, and from `FEWEST_FREEDOM` on that between times.
+    - The prediction interval is for another program that has as many builds, at another time, in one of the conditions:
+      the variance between builds of both programs, twice that between times, and half of the difference between the
+      conditions.
     """
     levels = [build_levels(each) for each in conditions]
     middle = {role: np.mean([each[role] for each in levels], axis=0) for role in levels[0]}
     between_builds = [variance_of_builds(each, measurements) for each in (middle, *levels)]
     for_tests = times[0] ** 2 / measurements if times[1] >= FEWEST_FREEDOM else 0.0, times[1]
-    time_variance, time_freedom = variance_between_times(times)
+    usual, time_freedom = _with_usual(times, USUAL_TIMES)
+    time_variance = max(usual, times[0] ** 2)  # few looks that agree by chance do not prove a steady machine
     found = {}
     for role in middle:
         if role == base:
@@ -234,10 +213,7 @@ def estimate_ratios(
 
 
 def build_levels(roles: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, Floats]:
-    """The level of each fresh build, by role: the trimmed mean of its logarithms.
-
-    Each round's mean over all builds is subtracted, which removes drift.
-    """
+    """The level of each fresh build, by role: the trimmed mean of its logarithms, less the mean of each round."""
     logs = {role: np.log(np.asarray(builds, dtype=np.float64)) for role, builds in roles.items()}
     rounds = np.concatenate(list(logs.values())).mean(axis=0)
     return {
@@ -285,8 +261,7 @@ def _half_apart(levels: Sequence[Mapping[str, Floats]], role: str, base: str, me
 def drift(builds: Sequence[Sequence[float]]) -> float:
     """The slowdown of the last third of the rounds against the first, over all builds: 0.05 is five per cent.
 
-    Position ``i`` of every sequence belongs to the same round. Ratios taken round by round are not affected by drift;
-    times in milliseconds are.
+    Position ``i`` of every sequence belongs to the same round. Ratios taken round by round are not affected by it.
     """
     rounds = np.log(np.asarray(builds, dtype=np.float64)).mean(axis=0)
     third = len(rounds) // 3

@@ -14,7 +14,7 @@ import re
 import shutil
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,9 +63,7 @@ class Store:
 
     def get(self, key: str) -> Path | None:
         """The entry's folder; ``None`` if it is missing or damaged."""
-        for entry in (root / key for root in self._roots()):
-            if not entry.is_dir():
-                continue
+        for entry in filter(Path.is_dir, (root / key for root in self._roots())):
             reason = _damage(entry)
             if reason is None:
                 return entry
@@ -76,9 +74,9 @@ class Store:
     def put(self, key: str, fill: Callable[[Path], None]) -> Path:
         """Call ``fill`` to write an entry's files to an empty folder, and store them under ``key``.
 
-        The entry appears atomically. An intact one stored meanwhile by another process is kept instead. ``fill`` is
-        called once more if the cache cannot be written. Raises `OutputError` if a temporary folder has no space either,
-        and any error of ``fill``.
+        The entry appears atomically; an intact one stored meanwhile is kept instead. ``fill`` is called once more if
+        the cache cannot be written. Raises `OutputError` if a temporary folder has no space either, and any error of
+        ``fill``.
         """
         try:
             root = self._elsewhere or self._made_folder()
@@ -104,8 +102,12 @@ class Store:
             _remove(root / key)
 
     def age_seconds(self, entry: Path) -> float:
-        """The age of an entry; never negative, even if the clock was set back."""
-        return max(0.0, self._clock() - _created(entry))
+        """The age of an entry; never negative, even if the clock was set back. A damaged one has that of its folder."""
+        try:
+            created = float(_manifest(entry)["created"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            created = entry.stat().st_mtime if entry.exists() else 0.0
+        return max(0.0, self._clock() - created)
 
     def entries(self) -> tuple[StoreEntry, ...]:
         """Every entry, the oldest first. Each is read to find damage; one that is removed meanwhile is omitted."""
@@ -120,19 +122,14 @@ class Store:
 
     def prune(self, older_than_seconds: float) -> int:
         """Remove entries of at least that age, and incomplete ones; returns the number of entries removed."""
-        removed = 0
-        for entry in list(self._entries()):
-            if self.age_seconds(entry) >= older_than_seconds:
-                _remove(entry)
-                removed += not entry.exists()
+        old = [entry for entry in self._entries() if self.age_seconds(entry) >= older_than_seconds]
+        for entry in old:
+            _remove(entry)
         remove_partial(self.folder)
-        return removed
+        return sum(not entry.exists() for entry in old)
 
     def export(self, archive: Path) -> int:
-        """Write all intact entries to a zip archive, in one step; returns their number. Raises `OutputError`.
-
-        Each is copied first, since another run may remove or replace it meanwhile.
-        """
+        """Write all intact entries to a zip archive, in one step; returns their number. Raises `OutputError`."""
         count = 0
         with explained("the archive", archive), partial_folder(archive.parent) as folder:
             with zipfile.ZipFile(folder / "whole", "w") as file:
@@ -193,9 +190,8 @@ class Store:
                 replace_file(self.folder / name, text)
         return self.folder
 
-    def _entries(self) -> Iterator[Path]:
-        if self.folder.is_dir():
-            yield from sorted(p.parent for p in self.folder.glob(f"[!.]*/{MANIFEST}"))
+    def _entries(self) -> list[Path]:
+        return sorted(p.parent for p in self.folder.glob(f"[!.]*/{MANIFEST}"))
 
     def warn(self, text: str) -> None:
         """Add a warning about the cache, once."""
@@ -267,14 +263,6 @@ def _manifest(entry: Path) -> dict[str, Any]:
     if manifest.keys() != {"created", "files"} or total != content_sum(manifest):
         raise ValueError("its sum does not fit")
     return manifest
-
-
-def _created(entry: Path) -> float:
-    """Seconds since the epoch when an entry was stored; of a damaged one, when its folder was changed."""
-    try:
-        return float(_manifest(entry)["created"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return entry.stat().st_mtime if entry.exists() else 0.0
 
 
 def _files(folder: Path) -> list[Path]:

@@ -1,8 +1,7 @@
 """Several fresh builds of several models timed in the same rounds, and the ratios of the models' times.
 
-`FreshBuilds` times one turn of each build in every round, in random order. Position ``i`` of every build's samples
-belongs to the same round, so that a change of the machine's speed between rounds affects all of them. All builds are
-open at once if memory allows it, else two at a time (docs/decisions/0001).
+Position ``i`` of every build's samples belongs to the same round, so that a change of the machine's speed between
+rounds affects all of them. All builds are open at once if memory allows it, else two at a time (docs/decisions/0001).
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ Openers: TypeAlias = Mapping[str, Sequence[Opener]]  # a function for each build
 class Together:
     """Samples of each group's builds, and why a group has none: a group with one failure is omitted.
 
-    ``measurements`` is the number of times that was done, each with builds of its own; see `merged`.
+    ``measurements`` is the number of times that was done; see `merged`.
     """
 
     samples: dict[str, list[Samples]] = field(default_factory=dict)
@@ -61,17 +60,17 @@ class Together:
 
         In both conditions of the caches if all builds have both; over all shape profiles, or at one of them.
         """
-        groups = {
-            name: builds if profile is None else [build.profiles[profile] for build in builds]
-            for name, builds in self.samples.items()
-        }
-        conditions = [{name: [build.on(clock) for build in builds] for name, builds in groups.items()}]
-        if all(build.first for builds in groups.values() for build in builds):
-            first = {
-                name: [build.first.on(clock) for build in own if build.first] for name, own in groups.items()
-            }
+        groups = self.samples
+        if profile is not None:
+            groups = {name: [build.profiles[profile] for build in own] for name, own in groups.items()}
+        conditions = [groups]
+        first = {name: [build.first for build in own if build.first] for name, own in groups.items()}
+        if all(len(first[name]) == len(own) for name, own in groups.items()):
             conditions.append(first)
-        return estimate_ratios(conditions, base, self.measurements, times)
+        timed = [
+            {name: [build.on(clock) for build in own] for name, own in each.items()} for each in conditions
+        ]
+        return estimate_ratios(timed, base, self.measurements, times)
 
     def ratios(self, base: str, clock: Clock) -> dict[str, Interval]:
         """The ratios of `estimates` with confidence intervals that enclose both conditions."""
@@ -86,8 +85,7 @@ def joined(builds: Sequence[Samples]) -> Samples:
 def merged(measurements: Sequence[Together]) -> Together:
     """The builds of several measurements of the same models as if all had been timed together.
 
-    The rounds of the first measurement are kept; those of the others are scaled, so that the mean of all builds is
-    equal in each round.
+    The times of later ones are scaled, so that the mean of all builds is equal in each round of the first.
     """
     first = measurements[0]
     rounds = min(len(build.wall_ms) for each in measurements for build in each.builds)
@@ -112,9 +110,10 @@ def _scaled(own: tuple[float, ...], *times: tuple[float, ...], rounds: int, firs
 
 @dataclass
 class FreshBuilds:
-    """Times fresh builds with ``jobs`` parallel builds; after memory was short once, only two are open at a time.
+    """Times fresh builds, ``jobs`` of which are built in parallel.
 
-    Timing, and not building, happens inside ``exclusive``. ``report`` is given each step as text.
+    After ``memory`` was short once, only two are open at a time. Timing, and not building, happens inside
+    ``exclusive``. ``report`` is given each step as text.
 
     - After ``most_seconds`` of timing no round begins: a longer time makes the intervals of slow models narrower.
     - Rounds end early too if each build's level has a standard error of ``enough``, a quarter of the smallest
@@ -145,7 +144,7 @@ class FreshBuilds:
         """Samples of each group's builds. If memory is short, ``close_others`` closes the engines in ``beside``."""
         if not self._is_short:
             try:
-                return self.all_at_once(groups, rounds, beside=beside, is_settled=is_settled)
+                return self.all_at_once(groups, rounds, beside, is_settled)
             except MemoryShortError:
                 self._is_short = True
         close_others()
@@ -155,16 +154,14 @@ class FreshBuilds:
         self,
         groups: Openers,
         rounds: int,
-        *,
         beside: Sequence[Engine] = (),
         is_settled: IsSettled = lambda _: False,
     ) -> Together:
         """Open all engines, warm them up, take ``rounds`` samples of each, and close them.
 
-        From half of the rounds on it ends when more runs add no information: the remaining variation is between builds.
-        After half and three quarters of the rounds it ends if ``is_settled``. Timing begins when all are built. Raises
-        `MemoryShortError` as soon as ``memory`` reports that the remaining ones do not fit ``beside`` the open ones, or
-        if one fails for lack of memory.
+        From half of the rounds on it ends when more runs add no information, or after half and three quarters if
+        ``is_settled``. Raises `MemoryShortError` as soon as ``memory`` reports that the remaining ones do not fit
+        ``beside`` the open ones, or if one fails for lack of memory.
         """
         result = Together()
         with ExitStack() as opened:
@@ -178,23 +175,21 @@ class FreshBuilds:
     ) -> dict[tuple[str, int], Engine]:
         """The engines by group and number, those of failed groups too; ``opened`` closes them."""
         engines: dict[tuple[str, int], Engine] = {}
-        left = {name: len(openers) for name, openers in groups.items()}
+        left = sum(map(len, groups.values()))
 
-        def require_memory() -> None:
-            more = sum(left.values())
+        def require_memory(more: int) -> None:
             if more and not self.memory([*beside, *engines.values()], more):
                 raise MemoryShortError
 
-        require_memory()
+        require_memory(left)
         for name, openers in self._reporting(groups).items():
+            left -= len(openers)
             try:
                 for number, engine in enumerate(self._built(openers, opened)):
                     engines[name, number] = engine
-                    left[name] -= 1
-                    require_memory()
+                    require_memory(left + len(openers) - number - 1)
             except (BackendError, PlacementError) as error:
                 _fail(result, name, error)
-                left[name] = 0
             else:
                 result.samples[name] = [Samples()] * len(openers)
         return engines
@@ -229,11 +224,7 @@ class FreshBuilds:
             pool.shutdown(wait=False, cancel_futures=True)  # an interrupt does not wait for a compiler
 
     def _take_turns(
-        self,
-        engines: Mapping[tuple[str, int], Engine],
-        rounds: int,
-        result: Together,
-        is_settled: IsSettled,
+        self, engines: Mapping[tuple[str, int], Engine], rounds: int, result: Together, is_settled: IsSettled
     ) -> None:
         keys, turns = list(engines), dict[tuple[str, int], Turn]()
         self.report(f"timing {count_text(len(engines), 'build')} in turns")
@@ -261,17 +252,15 @@ class FreshBuilds:
     def _is_precise(self, result: Together) -> bool:
         """Whether each build's level, relative to the others' in the same rounds, is known precisely enough."""
         logs = np.log([build.on(self.clock) for build in result.builds])
-        return len(logs) > 1 and all(
-            trimmed_error(apart) <= self.enough for apart in logs - logs.mean(axis=0)
-        )
+        return len(logs) > 1 and all(trimmed_error(own) <= self.enough for own in logs - logs.mean(axis=0))
 
     def two_at_a_time(self, groups: Openers, rounds: int) -> Together:
         """Time builds with two engines open at a time.
 
         The first build of the first group stays open as the anchor. Each build in turn, the anchor too, alternates with
-        it for all rounds. Its samples are normalized: multiplied by the anchor's median time over the anchor's time in
-        the same round, so that position ``i`` of every build's samples may be read as one round. Each sample carries
-        the noise of two turns, also of the anchor, which is timed against itself. Without an anchor all groups fail.
+        it for all rounds. Its samples are multiplied by the anchor's median time over the anchor's time in the same
+        round, so that position ``i`` of every build's samples may be read as one round. Without an anchor all groups
+        fail.
         """
         pairs: dict[str, list[tuple[Samples, Samples]]] = {}
         failures: dict[str, QdqspecError] = {}

@@ -202,10 +202,7 @@ class AccuracyRules:
         return self.metric if self.output is None else f"{self.metric}:{self.output}"
 
     def least(self, reference: float) -> float:
-        """The smallest acceptable value, given the reference's.
-
-        Less `SLACK`: 0.97 - 0.96 is more than 0.01 in binary fractions.
-        """
+        """The smallest acceptable value, given the reference's, less `SLACK`: 0.97 - 0.96 is above 0.01 in binary."""
         floors = [self.min, None if self.max_drop is None else reference - self.max_drop]
         return max(floor for floor in floors if floor is not None) - SLACK
 

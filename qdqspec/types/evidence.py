@@ -21,9 +21,9 @@ BaselineState: TypeAlias = Literal["compared", "written", "missing", "unlike", "
 class TimeChange:
     """The change of a time, or a ratio of times, between two runs: the later over the earlier.
 
-    ``builds`` is the 95 % interval over fresh builds. ``ranks`` are the bounds of a rank test over rounds: a
-    change outside them is rejected with 1 % error on each side. ``p_value`` is that of no change. ``reference`` is the
-    later time of the reference over the earlier one, if the change is that of a ratio to it.
+    ``builds`` is the 95 % interval over fresh builds, ``ranks`` are the bounds of a rank test over rounds with 1 %
+    error on each side, and ``p_value`` is that of no change. ``reference`` is the change of the reference's time, if
+    the change is that of a ratio to it.
     """
 
     builds: Interval
@@ -82,7 +82,7 @@ class ProfileLatency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyLine:
-    """The measurement of a role: at one of several profiles, ``at x 1x64 (30 %)``, or (``at`` empty) over all.
+    """The measurement of a role over all shape profiles (``at`` is empty), or at one: ``at x 1x64 (30 %)``.
 
     ``reference`` are the samples that the ratio refers to, and ``clock`` is the gating clock.
     """
@@ -96,11 +96,9 @@ class LatencyLine:
 
     @property
     def median_ms(self) -> float:
-        """Milliseconds on the gating clock: the reference's median times the ratio.
+        """Milliseconds on the gating clock: the reference's median times the ratio, which is computed within rounds.
 
-        The ratio is computed within rounds, so that a change of the processor's speed affects both sides. The
-        median of the role's own samples may contradict it, because its builds can run at another mixture of
-        speeds.
+        The median of the role's own samples may contradict it: its builds can run at other speeds of the machine.
         """
         if self.ratio is None or not self.reference.on(self.clock):
             return self.samples.median_ms(self.clock)
@@ -120,7 +118,7 @@ class RatioTest:
     """A role's time over the reference's, with 95 % confidence intervals, for tests of a gain.
 
     ``mean`` is the geometric mean of the ratios in two conditions of the caches: runs in a row, and first runs after
-    another model. ``enclosing`` encloses the intervals of both: a value outside it is excluded in both conditions.
+    another model. ``enclosing`` encloses the intervals of both.
     """
 
     mean: Interval
@@ -145,11 +143,10 @@ class LatencyEvidence:
     """Final interleaved measurement over fresh builds, by role.
 
     Roles: ``reference``, ``tuned``, and if they differ from these ``everything`` (everything quantized) and
-    ``runner-up``. ``ratios[role]`` is the role's time over the reference's, ``speedup`` the reference's over
-    the tuned one's, with 95 % prediction intervals, for the ratio that another program measures at another
-    time. ``tested`` are the ratios with 95 % confidence intervals, for tests of a gain. With several shape
-    ``profiles``, samples and ratios are weighted geometric means over them, and each sample's own
-    profiles are in the same order as ``profiles``.
+    ``runner-up``. ``ratios[role]`` is the role's time over the reference's, ``speedup`` the reference's over the tuned
+    one's, with 95 % prediction intervals, for the ratio that another program measures at another time. ``tested`` has
+    confidence intervals, for tests of a gain. With several shape ``profiles``, samples and ratios are weighted
+    geometric means over them.
     """
 
     clock: Clock
@@ -202,8 +199,8 @@ class LatencyEvidence:
 class AccuracyEvidence:
     """A task metric of reference and tuned model on labelled data. Higher is better.
 
-    For metrics that judge sample by sample, ``lost`` are the samples that the reference has right and the
-    tuned model has wrong, ``gained`` the opposite.
+    For metrics that judge sample by sample, ``lost`` are those that only the reference has right, ``gained`` the
+    opposite.
     """
 
     metric: str
@@ -236,8 +233,8 @@ class PlacedPair:
 class SurvivalEvidence:
     """The Q/DQ pairs of a model after one optimizer.
 
-    ``kept`` pairs are still Q/DQ, ``integer`` ones were fused into integer kernels; ``lost`` names the
-    others: ``tensor > node:input``. If the optimizer could not be run, ``error`` is the reason.
+    ``kept`` pairs are still Q/DQ, ``integer`` ones were fused into integer kernels; ``lost`` names the others: ``tensor
+    > node:input``. ``error`` is why the optimizer could not be run.
     """
 
     optimizer: Optimizer
@@ -300,9 +297,8 @@ class Finding:
 class QuantizedWork:
     """The nodes of the selected model that do quantized work; nodes that only move data are none of them.
 
-    With ``runs``, these are the nodes that a kernel of the backend computes in a narrow format. Without, the backend
-    reports no kernels: these are the convolutions, matrix products and recurrent nodes that read a Q/DQ pair, which
-    may run in floating point.
+    With ``runs``, a kernel of the backend computes them in a narrow format. Without, the backend reports no kernels:
+    these are the heavy nodes that read a Q/DQ pair, which may run in floating point.
     """
 
     nodes: tuple[str, ...]
@@ -346,9 +342,7 @@ class Evidence:
     parity: ParityEvidence | None = None
     culprits: CulpritEvidence | None = None  # if parity exceeds a limit of its checks
     parity_search: Mapping[str, ParitySearch] = field(default_factory=dict)  # by parameters of its checks
-    replays: Mapping[str, str] = field(
-        default_factory=dict
-    )  # commands that repeat a parity failure, by its parameters
+    replays: Mapping[str, str] = field(default_factory=dict)  # commands that repeat a failed parity check
     accuracy: Mapping[str, AccuracyEvidence] = field(default_factory=dict)  # by metric
     size_bytes: Mapping[str, int] = field(default_factory=dict)  # "reference", "tuned"
     survival: Mapping[Optimizer, SurvivalEvidence] = field(default_factory=dict)
@@ -356,7 +350,7 @@ class Evidence:
     lint: Mapping[LintTarget, tuple[Finding, ...]] = field(default_factory=dict)
     lint_loads: Mapping[LintTarget, str] = field(
         default_factory=dict
-    )  # which runtime loaded the model, or why none
+    )  # the runtime that loaded it, or why none
     builds: Mapping[str, BuildEvidence] = field(default_factory=dict)  # of `BuildRequest`, by its key
     figures: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # of `FigureRequest`, by its key
     profiles: tuple[ShapeProfile, ...] = ()  # the input shapes that were declared or follow from the data

@@ -46,25 +46,23 @@ class Samples:
         return statistics.median(self.on(clock))
 
     def between(self, clock: Clock) -> tuple[float, ...]:
-        """Sample by sample, the geometric mean of both conditions: after another model, and in a row.
-
-        Where only runs in a row were taken, these.
-        """
+        """Sample by sample, the geometric mean of both conditions, if both were measured; else of runs in a row."""
         if self.first is None:
             return self.on(clock)
         pairs = zip(self.on(clock), self.first.on(clock), strict=True)
         return tuple(math.sqrt(steady * first) for steady, first in pairs)
 
     def __add__(self, other: Samples) -> Samples:
-        notes = tuple(dict.fromkeys(self.notes + other.notes))
-        profiles = (
-            tuple(mine + theirs for mine, theirs in zip(self.profiles, other.profiles, strict=True))
-            if self.profiles and other.profiles
-            else self.profiles or other.profiles
+        profiles = self.profiles or other.profiles
+        if self.profiles and other.profiles:
+            profiles = tuple(one + more for one, more in zip(self.profiles, other.profiles, strict=True))
+        return Samples(
+            wall_ms=self.wall_ms + other.wall_ms,
+            cpu_ms=self.cpu_ms + other.cpu_ms,
+            notes=tuple(dict.fromkeys(self.notes + other.notes)),
+            profiles=profiles,
+            first=self.first + other.first if self.first and other.first else self.first or other.first,
         )
-        wall_ms, cpu_ms = self.wall_ms + other.wall_ms, self.cpu_ms + other.cpu_ms
-        first = self.first + other.first if self.first and other.first else self.first or other.first
-        return Samples(wall_ms=wall_ms, cpu_ms=cpu_ms, notes=notes, profiles=profiles, first=first)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +115,7 @@ class Interval:
 class Race:
     """A challenger against the incumbent, in interleaved pairs. ``ratio`` is challenger over incumbent.
 
-    ``interval`` is that of the signed ranks of the pairs, for these builds; ``None`` for fewer than six
-    pairs.
+    ``interval`` is that of the signed ranks of the pairs, for these builds; ``None`` for fewer than six.
     """
 
     opponent: str
@@ -147,14 +144,11 @@ class Trial:
     incumbent: bool = False  # true if it became the incumbent
     ratio: float | None = None  # median over the reference's, at screening
     subgraph: tuple[str, ...] = ()  # the nodes it was built of, if not the whole model
-    # worst output against the reference's, if the search has an accuracy constraint
-    sqnr_db: float | None = None
+    sqnr_db: float | None = None  # of the worst output on the first samples, if accuracy is constrained
     accuracy: float | None = None  # a task metric on all evaluation data, if it was computed
     all_data_db: float | None = None  # the same SQNR on all data, where ``sqnr_db`` is of the first samples
     is_part: bool = False  # whether that is a part of all data that decided whether the limit is met
-    eps: float | None = (
-        None  # the smallest share of time that counts, once the variation between builds is known
-    )
+    eps: float | None = None  # the smallest share of time that counts, once builds were compared
 
     @property
     def ok(self) -> bool:
@@ -181,21 +175,19 @@ class Provenance:
     def source_text(self) -> str:
         """``from the cache``."""
         words = {
-            "measured": "measured",
             "untimed": "not timed",
             "cached": "from the cache",
             "replayed": "from the journal of an earlier run",
         }
-        return words[self.source]
+        return words.get(self.source, self.source)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontPoint:
-    """A Pareto-optimal placement: no other one is better in both measured latency and accuracy.
+    """A Pareto-optimal placement, by its digest: no other one is better in both measured latency and accuracy.
 
-    ``placement`` is its digest, ``pairs`` the number of activations it quantizes, ``ratio`` its time over the
-    reference's, from fresh builds; ``sqnr_db`` is that of its worst output, ``accuracy`` the constrained task
-    metric, if there is one.
+    ``pairs`` is the number of activations it quantizes, ``ratio`` its time over the reference's, from fresh builds;
+    ``sqnr_db`` is that of its worst output, ``accuracy`` the constrained task metric, if there is one.
     """
 
     placement: str
@@ -368,9 +360,8 @@ class SearchResult:
 class Progress:
     """The progress of a search, for progress bars and heartbeat lines. ``best`` is the ratio to the reference.
 
-    One is reported after each trial, with ``doing`` empty, and one at the beginning of each step, which
-    ``doing`` names: calibrating, building candidate 4. ``total`` is 0 outside the search. ``waiting`` is the
-    reason of a wait; the other fields are unknown then.
+    One is reported after each trial, with ``doing`` empty, and one at the beginning of each step, which ``doing``
+    names. ``total`` is 0 outside the search. ``waiting`` is the reason of a wait; other fields are unknown then.
     """
 
     case: str
@@ -390,9 +381,9 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockError:
-    """The error of one block with all others in floating point: SQNR at the worst guiding tensor.
+    """The error of one block, a unit of the search, under a label with all others in floating point.
 
-    ``block`` is a unit of the search, called after its operator; ``label`` is its label.
+    ``sqnr_db`` is that of the worst guiding tensor.
     """
 
     block: str
@@ -410,11 +401,6 @@ class LabelNoise(Mapping[tuple[str, str], float]):
 
     powers: Sequence[float]
     parts: Mapping[tuple[str, str], tuple[int, ...]]
-
-    @classmethod
-    def separate(cls, powers: Mapping[tuple[str, str], float]) -> LabelNoise:
-        """Noise whose parts belong to one label each."""
-        return cls(tuple(powers.values()), {key: (number,) for number, key in enumerate(powers)})
 
     def __getitem__(self, key: tuple[str, str]) -> float:
         return self.power_of(self.parts[key])
@@ -449,9 +435,8 @@ class CorrectionGain:
 class Rehearsed:
     """The error of a placement against the float model over ``samples`` inputs, computed as ONNX defines Q/DQ.
 
-    ``outputs`` are the graph outputs. ``guiding`` are the tensors before trailing operators that select, such as
-    an ArgMax; if an output has none, the output itself. Errors of single pairs are additive there. ``accuracy`` is
-    the task metric of the case's constraint on the evaluation data, ``None`` without one.
+    ``outputs`` are the graph outputs. ``guiding`` are the tensors before trailing operators that select, such as an
+    ArgMax, where errors of single pairs are additive. ``accuracy`` is the task metric of the case's constraint.
     """
 
     outputs: tuple[TensorParity, ...]
@@ -463,12 +448,12 @@ class Rehearsed:
     @property
     def sqnr_db(self) -> float:
         """The worst graph output's SQNR in dB."""
-        return min((one.sqnr_db for one in self.outputs), default=float("inf"))
+        return min((one.sqnr_db for one in self.outputs), default=math.inf)
 
     @property
     def guiding_db(self) -> float:
         """The worst guiding tensor's SQNR in dB."""
-        return min((one.sqnr_db for one in self.guiding), default=float("inf"))
+        return min((one.sqnr_db for one in self.guiding), default=math.inf)
 
     @property
     def cosine(self) -> float:

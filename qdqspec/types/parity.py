@@ -52,8 +52,7 @@ class TensorParity:
     def far_slice(self, far_db: float = 20.0) -> WorstSlice | None:
         """The worst slice if its SQNR is ``far_db`` below that of the whole, and below ``far_db``; else ``None``.
 
-        With a smaller distance, outputs are reported whose slices differ only in the power of their signal; with a
-        larger one, fewer slices that share the scale of much larger values are.
+        With a smaller distance, outputs are reported whose slices differ only in the power of their signal.
         """
         found = self.worst_slice if self.compared and self.matches else None
         is_far = found is not None and found.sqnr_db <= min(self.sqnr_db - far_db, far_db)
@@ -100,12 +99,11 @@ class DefinitionEvidence:
 class ParityEvidence:
     """Parity of the tuned model with the reference, over ``samples`` inputs.
 
-    ``outputs`` compare the float model with the tuned one, both as the backend runs them. The two steps
-    between: ``quantization`` compares the float model with the tuned one computed as ONNX defines it, pair by
-    pair and without fusion, and ``runtime`` compares this arithmetic with the result of the backend. Both are
-    empty if that was not computed, and ``undivided`` is the reason. ``computed_by`` is the runtime that computed both
-    models as ONNX defines them, if the backend runs nothing on this machine. ``definition`` is the given model's own
-    difference from its definition in ONNX; if that does not hold, the definition is in place of the float model above.
+    ``outputs`` compare the float model with the tuned one, both as the backend runs them. The two steps between:
+    ``quantization`` compares the float model with the tuned one computed as ONNX defines it, ``runtime`` this
+    arithmetic with the result of the backend; ``undivided`` is why both are empty. ``computed_by`` is the runtime that
+    computed both models as ONNX defines them, if the backend runs nothing on this machine. If the given model's
+    ``definition`` in ONNX does not hold, it is in place of the float model above.
     """
 
     outputs: tuple[TensorParity, ...]
@@ -143,9 +141,8 @@ class ParityEvidence:
 class Culprit:
     """One Q/DQ pair and its error.
 
-    ``alone_db`` is the SQNR with this pair only, ``share`` its part of the error of all pairs. ``without_db``
-    is the SQNR if all tensors that the readers of this pair, and of the worse ones before it, read stay in
-    float; it is known for the worst pairs only.
+    ``alone_db`` is the SQNR with this pair only, ``share`` its part of the error of all pairs. ``without_db``, known
+    for the worst pairs only, is the SQNR if all that its readers, and those of the worse pairs, read stays in float.
     """
 
     site: Site
@@ -168,9 +165,9 @@ class Culprit:
 class CulpritEvidence:
     """The error of single Q/DQ pairs at one output, the worst first, over a few samples of ``data``.
 
-    ``together_db`` is the SQNR with all ``total`` pairs, ``rest`` the part of the error of pairs not listed.
-    All values are computed as ONNX defines the operators, so that they show quantization and not the runtime.
-    ``missing`` is why pairs are not listed.
+    ``together_db`` is the SQNR with all ``total`` pairs, ``rest`` the part of the error of pairs not listed. All is
+    computed as ONNX defines the operators: it shows quantization, not the runtime. ``missing`` is why pairs are not
+    listed.
     """
 
     output: str = ""
@@ -226,9 +223,8 @@ class Probe:
 class ParitySearch:
     """A search for an input that breaks a parity check: ``tried`` different ones in ``seconds``.
 
-    ``late`` is whether the time ended before the requested number was tried. ``closest_db`` is the smallest
-    SQNR of inputs that did not break it, ``found`` the smallest input that does. ``missing`` is why nothing
-    was tried.
+    ``late`` is whether the time ended first. ``closest_db`` is the smallest SQNR of inputs that did not break it,
+    ``found`` the smallest input that does. ``missing`` is why nothing was tried.
     """
 
     tried: int = 0

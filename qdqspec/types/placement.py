@@ -14,10 +14,9 @@ _row_of = attrgetter("row")
 
 
 class Consumer(NamedTuple):
-    """The end of an edge: input ``input`` of node ``node``.
+    """The end of an edge: input ``input`` of node ``node``; of no node (``""``), the graph output of that number.
 
-    If ``node`` is empty, the end is the graph output number ``input``. No node has an empty name: unnamed
-    nodes are called ``OpType#n``.
+    No node has an empty name: unnamed nodes are called ``OpType#n``.
     """
 
     node: str

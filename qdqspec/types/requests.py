@@ -1,7 +1,4 @@
-"""Evidence that checks request with parameters. The session collects it once, whatever the number of checks.
-
-Each request names the field of `Evidence` that answers it in ``kind``, and there is its key.
-"""
+"""Evidence that checks request with parameters, once for all checks. Each names the field of `Evidence` in ``kind``."""
 
 from __future__ import annotations
 
@@ -50,10 +47,7 @@ class SurvivalRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildRequest:
-    """A build of the tuned model by a backend for a value of its option ``for``: ``Evidence.builds[key]``.
-
-    Without a name it is the backend of the case.
-    """
+    """A build of the tuned model by a backend, or that of the case, for a target: ``Evidence.builds[key]``."""
 
     kind: ClassVar[EvidenceKind] = "builds"
     backend: str = ""
@@ -82,19 +76,15 @@ class InputLimits(Protocol):
 
     def broken_by(self, outputs: tuple[TensorParity, ...], *, whole: bool = False) -> tuple[str, ...]:
         """A message for each limit that the outputs exceed, for one input or for the ``whole`` data."""
-        ...
 
     def error_excess(self, outputs: tuple[TensorParity, ...]) -> float:
         """The distance of an input's error from a limit: larger is worse."""
-        ...
 
     def polygraphy_words(self, outputs: tuple[TensorParity, ...]) -> list[str]:
         """The options of `polygraphy run` for these limits; empty if it has none of them."""
-        ...
 
     def model_dump(self, *, mode: str, exclude_none: bool) -> dict[str, Any]:
         """The parameters as JSON data, with the ``kind`` of the check that reads them."""
-        ...
 
 
 def _no_output(_: ParityEvidence) -> None:
@@ -141,16 +131,13 @@ class ComparedModels(Protocol):
     @property
     def reference(self) -> Path:
         """The reference's file."""
-        ...
 
     @property
     def tuned(self) -> Path:
         """The tuned model's file; the reference's if the model is unchanged."""
-        ...
 
     def outputs(self) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]]]:
         """For each input: its arrays, the reference's outputs, and the tuned model's, by name."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

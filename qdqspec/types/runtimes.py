@@ -50,9 +50,8 @@ class RuntimeModel:
 class RuntimeComparison:
     """The models of cases that differ in the runtime only, timed in one interleaved run of fresh builds.
 
-    ``name`` is the common part of the cases' names. ``reference`` is the label of the fastest float model,
-    ``winner`` that of the fastest model that is accurate enough. ``seconds`` is the time that the comparison
-    took.
+    ``name`` is the common part of the cases' names. ``reference`` is the label of the fastest float model, ``winner``
+    that of the fastest model that is accurate enough.
     """
 
     name: str

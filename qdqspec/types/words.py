@@ -37,10 +37,7 @@ RegionType: TypeAlias = Literal["LEAF", "COMPOSITE", "ROOT"]
 
 OPTIMIZERS = ("constant-folding", "onnxslim", "onnxscript")  # that belong to no backend
 LABELS: tuple[Kind, ...] = ("fp", "in+out", "in-only", "dynamic")
-HALVES: tuple[Kind, ...] = (
-    "weight-only",
-    "activation-only",
-)  # few kernels use these; available on request
+HALVES: tuple[Kind, ...] = ("weight-only", "activation-only")  # few kernels use these; on request
 
 
 def label_of(number_format: str, kind: Kind) -> Label:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +18,7 @@ from qdqspec.search.base import Proposal
 from qdqspec.search.edges import Codes
 from qdqspec.search.energy import Energy
 from qdqspec.search.labels import pure_labels
+from qdqspec.search.limits import Limits, MetricLimit
 from qdqspec.search.select import reaches
 from qdqspec.testing.strategies import Oracle
 from qdqspec.types import EXACT_DB, LabelNoise, LayerTime, Placement, QuantizeRules, Trial
@@ -89,6 +91,11 @@ def drawn_noise(energy: Energy, seed: int) -> Floats:
     return noise
 
 
+def separate_noise(powers: dict[tuple[str, str], float]) -> LabelNoise:
+    """Noise whose parts belong to one label each."""
+    return LabelNoise(tuple(powers.values()), {key: (number,) for number, key in enumerate(powers)})
+
+
 class Additive:
     """An accuracy oracle of additive noise, in which the second unit has most.
 
@@ -113,7 +120,7 @@ class Additive:
         labels = (
             (unit.id, label) for unit in self._space.units for label in (*unit.labels[1:], *unit.halves)
         )
-        return LabelNoise.separate({key: self.powers[key[0]] for key in labels}) if self._has_noise else None
+        return separate_noise({key: self.powers[key[0]] for key in labels}) if self._has_noise else None
 
     def predicted_db(self, placement: Placement) -> float | None:
         """The SQNR, and the offset."""
@@ -145,3 +152,33 @@ class Device(Oracle):
             return trial
         self._best = best
         return replace(trial, incumbent=False, race=None)
+
+
+class ScoringDevice(Device):
+    """A device that scores race winners: those with less than ``least`` do not win, those far below are not raced."""
+
+    def __init__(
+        self,
+        space: SchemeSpace,
+        seed: int,
+        truth: Additive,
+        least: float,
+        score: Callable[[Placement], float],
+    ) -> None:
+        super().__init__(space, seed, truth, None)
+        self.least_score, self.score = least, score
+        self.scored: list[Placement] = []
+        self._limits = Limits(metric=MetricLimit(least=least))
+
+    def answer(self, proposal: Proposal) -> Trial:
+        """The trial of a proposal."""
+        best, trial = self._best, super().answer(proposal)
+        is_far_below = self._limits.is_far_below(trial.sqnr_db or 0.0)
+        if trial.incumbent and trial.placement.sites and not is_far_below:
+            self.scored.append(trial.placement)
+            trial = replace(trial, accuracy=self.score(trial.placement))
+            self._limits.learn(trial)
+        if not is_far_below and reaches(trial, None, self.least_score):
+            return trial
+        self._best = best
+        return replace(trial, incumbent=False, race=None if is_far_below else trial.race)

@@ -19,19 +19,9 @@ ROOT = Path(__file__).parents[2]
     Version(np.__version__) < Version("2"), reason="numpy 1.26 has no types for some functions"
 )
 def test_revealed_types_and_errors_are_those_of_the_comments() -> None:
-    command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--no-pretty"]
-    done = subprocess.run(
-        [
-            *command,
-            "--config-file",
-            str(ROOT / "pyproject.toml"),
-            str(FILE),
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    options = ["--strict", "--no-error-summary", "--no-pretty", "--config-file", "pyproject.toml"]
+    command = [sys.executable, "-m", "mypy", *options, str(FILE)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     found_types: dict[int, str] = {}
     for line in done.stdout.splitlines():
         found = re.match(r".*public\.py:(\d+): (error|note): (.*)", line)
@@ -44,11 +34,6 @@ def test_revealed_types_and_errors_are_those_of_the_comments() -> None:
     }
     assert found_types.keys() == expected.keys()
     for number, comment in expected.items():
-        kind = (
-            comment.removeprefix("error: ")
-            if comment.startswith("error: ")
-            else f'Revealed type is "{comment}"'
-        )
-        assert found_types[number].replace("builtins.", "").startswith(kind), (
-            f"line {number}: {found_types[number]}"
-        )
+        is_error, found_type = comment.startswith("error: "), found_types[number].replace("builtins.", "")
+        kind = comment.removeprefix("error: ") if is_error else f'Revealed type is "{comment}"'
+        assert found_type.startswith(kind), f"line {number}: {found_type}"

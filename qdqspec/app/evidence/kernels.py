@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from qdqspec.checks.rejected import SLOWER, UNPROVED
 from qdqspec.graph.ops import HEAVY, MOVING_OPS, SHAPE_SOURCES
 from qdqspec.search.limits import Limits
-from qdqspec.search.reasons import missed_text
-from qdqspec.search.select import is_candidate
+from qdqspec.search.select import is_candidate, missed_text
 from qdqspec.timing.explained import ExplainedEngine, Row, compare, op_of, short_place
 from qdqspec.types import (
     Interval,

@@ -12,8 +12,16 @@ from qdqspec._core.deadline import Deadline
 from qdqspec._core.units import ratio_text
 from qdqspec.errors import BackendError
 from qdqspec.search.limits import Limits
-from qdqspec.search.reasons import refused_text, shortfall_text
-from qdqspec.search.select import Selection, choose, finalists, front_of, is_candidate, reaches
+from qdqspec.search.select import (
+    Selection,
+    choose,
+    finalists,
+    front_of,
+    is_candidate,
+    reaches,
+    refused_text,
+    shortfall_text,
+)
 from qdqspec.timing.bench import CONFIRM_BUILDS, Bench
 from qdqspec.types import (
     EXACT_DB,

@@ -33,8 +33,7 @@ from qdqspec.search.base import Proposal, SearchSetup, Strategy, profiled
 from qdqspec.search.limits import Limits
 from qdqspec.search.loop import Contest, Search
 from qdqspec.search.repair import repaired
-from qdqspec.timing.bench import CONFIRM_BUILDS, Bench
-from qdqspec.timing.drift import DriftMonitor
+from qdqspec.timing.bench import CONFIRM_BUILDS, Bench, DriftMonitor
 from qdqspec.timing.stats import preload_scipy
 from qdqspec.types import GIVEN, TIMED_TRIALS, TRIALS, TuneRules
 

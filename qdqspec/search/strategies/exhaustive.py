@@ -57,11 +57,9 @@ def _count(space: SchemeSpace) -> int:
     count = math.prod(len(block.codes) for block in blocks)
     if count > LIMIT:
         shown = f"{count:,}" if count < 10**12 else f"10^{math.log10(count):.0f}"
-        raise ConfigError(
-            f"{len(blocks)} kinds of operators can be labelled in {shown} ways; exhaustive search takes {LIMIT:,}",
-            where=space.model.where,
-            cure="choose the strategy attribution or region, or allow fewer operators under patterns",
-        )
+        what = f"{len(blocks)} kinds of operators can be labelled in {shown} ways; exhaustive search takes {LIMIT:,}"
+        cure = "choose the strategy attribution or region, or allow fewer operators under patterns"
+        raise ConfigError(what, where=space.model.where, cure=cure)
     return count
 
 

@@ -23,8 +23,8 @@ from qdqspec.types import EXACT_DB, Trial
 class OptunaSearch(Stepwise):
     """A study in memory. A proposal that resolves to a known placement is answered from memory, not built.
 
-    The first ``startup`` trials, and at most ``startup_share`` of the budget, are random; a generation of NSGA-II has
-    as many. More explore more before the estimator is used. The search ends after ``repeats`` known proposals in a row.
+    The first ``startup`` trials, and at most ``startup_share`` of the budget, are random: more explore more; a
+    generation of NSGA-II has as many. The search ends after ``repeats`` known proposals in a row.
     """
 
     startup: ClassVar[int] = 10

@@ -1,8 +1,7 @@
 """Search pattern by pattern, like ModelOpt's autotuner: random and mutated schemes, tied over instances.
 
-Differences from ModelOpt: patterns come in order of their share of the time; every candidate extends the placement that
-has won so far, which is replaced only after a won race; no resolved placement is built twice; a pattern that keeps
-losing is abandoned before its schemes are used up.
+Unlike there, patterns come in order of their share of the time, every candidate extends the placement that has won so
+far, no placement is built twice, and a pattern that keeps losing is abandoned.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ class RegionSearch(Stepwise):
     """One pattern after the other. Deterministic for a generator and a sequence of trials.
 
     A scheme is drawn at random with the probability ``random_share``, else by changing up to ``mutations`` labels of
-    one of the ``parents`` best schemes of its pattern: more of each explore more, and find good schemes later. A
-    pattern is abandoned after ``patience`` of its schemes lost in a row, and at least ``least_patience`` did.
+    one of the ``parents`` best schemes of its pattern: more of each explore more. A pattern is abandoned after
+    ``patience`` of its schemes lost in a row, and at least ``least_patience`` did.
     """
 
     random_share: ClassVar[float] = 0.3
@@ -68,10 +67,7 @@ class RegionSearch(Stepwise):
             left -= spent[pattern]
 
     def _budget(self, share: float) -> int:
-        """The number of schemes for the next pattern: the given or the preset's; at most its share of the trials left.
-
-        With a given number a pattern may use all of them.
-        """
+        """The number of schemes for the next pattern: given, or the preset's and at most its share of trials left."""
         rest = max(0, self.setup.trials - len(self._asked))
         if self.setup.trials_per_region is not None:
             return min(self.setup.trials_per_region, rest)
@@ -127,10 +123,7 @@ class RegionSearch(Stepwise):
 def best_by_pattern(
     space: SchemeSpace, trials: Sequence[Trial], min_sqnr_db: float | None, min_accuracy: float | None
 ) -> dict[str, Trial]:
-    """The best candidate for each pattern: the last that won a race, else the fastest that is accurate enough.
-
-    Each candidate of a pattern differs in this pattern alone from the winner before it.
-    """
+    """The best candidate for each pattern: the last that won a race, else the fastest that is accurate enough."""
     pattern = {name: block.pattern for block in tie(space) for name in block.units}
     best: dict[str, Trial] = {}
     held: Labels = {}

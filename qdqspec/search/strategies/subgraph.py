@@ -2,18 +2,16 @@
 
 For models whose whole build takes minutes. A group is the nodes that a runtime runs as one kernel, with the cheap
 operators that follow; groups with equal operators and shapes are of one kind. A few heuristic schemes of each kind are
-built as an excerpt of the model, compared with the same nodes in float, without the conversions at their borders, which
-a whole model may not have. The schemes that win are then added to the whole model, the greatest expected gain first,
-and kept only if the whole model wins its race: gains of parts are not additive. The approach is that of ModelOpt's pull
-request 1015; the differences are kinds, races, and steps that are large enough to be measurable above noise.
+built as an excerpt of the model, and compared with the same nodes in float without the conversions at their borders.
+The schemes that win are added to the whole model, the greatest expected gain first, and kept only if the whole model
+wins its race: gains of parts are not additive. The approach is that of ModelOpt's pull request 1015.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Iterator, Sequence
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 
@@ -29,19 +27,13 @@ from qdqspec.types import HALVES, Label, LayerTime, Placement, Trial, kind_of, l
 MOST_NODES = 12  # in a group; a larger one is not extended by following operators
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Win:
-    """The expected gain of one kind of group as a share of the whole time, with the labels of all its groups."""
-
-    gain: float
-    labels: Mapping[str, Label]
+Win: TypeAlias = tuple[float, Labels]  # the expected gain of a kind of group, as a share of the whole time
 
 
 class SubgraphSearch(Stepwise):
     """Parts first, then the whole. Deterministic for a sequence of trials: it uses no random numbers.
 
-    A step adds schemes to the whole model with an expected gain of ``step`` times ``eps``: a race shows no smaller one,
-    and more builds fewer models and rejects good schemes with bad ones.
+    A step adds schemes to the whole model with an expected gain of ``step`` times ``eps``: a race shows no smaller one.
     """
 
     step: ClassVar[float] = 2.0
@@ -55,8 +47,8 @@ class SubgraphSearch(Stepwise):
         wins: list[Win] = []
         for groups, share in kinds_of(self.space, trials[0].layers, self.setup.fused):
             wins += yield from self._alone(groups, share)
-        wins.sort(key=lambda win: -win.gain)
-        raw = self.guide.fitted({unit: label for win in wins for unit, label in win.labels.items()})
+        wins.sort(key=lambda win: -win[0])
+        raw = self.guide.fitted({unit: label for _, labels in wins for unit, label in labels.items()})
         if self.setup.validate_groups:
             yield from self._together(wins, held, raw)
         last = [profiled(raw, "raw")] if wins and self.is_worth_building(raw) else []
@@ -64,22 +56,21 @@ class SubgraphSearch(Stepwise):
 
     def _alone(self, groups: Sequence[UnitBlock], share: float) -> Steps[list[Win]]:
         """Time the schemes of one kind on its first group; returns the best one, if it has a gain."""
-        nodes = nodes_of(self.space, groups[0])
-        placed = [(name, self.space.resolve(scheme)) for name, scheme in schemes_of(self.space, groups[0])]
-        schemes = {placement.digest: name for name, placement in placed}
+        nodes, resolve = nodes_of(self.space, groups[0]), self.space.resolve
+        schemes = {resolve(scheme): name for name, scheme in schemes_of(self.space, groups[0])}
         trials = yield [
             Proposal(placement=placement, phase="isolated", profile=True, subgraph=nodes)
-            for placement in (self.space.resolve({}), *(placement for _, placement in placed))
+            for placement in (resolve({}), *schemes)
         ]
         reference, *others = trials
-        ratios = {t.placement.digest: inner_ratio(t, reference) for t in others if t.ok and t.ratio}
+        ratios = {t.placement: inner_ratio(t, reference) for t in others if t.ok and t.ratio}
         best = min(ratios, key=ratios.__getitem__, default=None)
         if best is None or not reference.ok or ratios[best] > 1 - self.eps:
             return []
         labels: Labels = {}
         for group in groups:
             labels |= dict(schemes_of(self.space, group)).get(schemes[best], {})
-        return [Win(gain=share * (1 - ratios[best]), labels=labels)]
+        return [(share * (1 - ratios[best]), labels)]
 
     def _together(self, wins: Sequence[Win], held: Labels, raw: Placement) -> Steps[None]:
         """Add the wins step by step, as long as the whole model wins its race; ``raw`` has all of them at once."""
@@ -94,8 +85,7 @@ def schemes_of(space: SchemeSpace, group: UnitBlock) -> list[tuple[str, Labels]]
     """The schemes to try on a group, by name, in addition to all float; each once.
 
     In each format all of it; only the inputs of units with integer inputs and float outputs; only the compute
-    operators; only its weights, and only its activations. Schemes with equal pairs are merged: for operators without
-    weights activations alone are all of it, and in a weight-only format so are the weights.
+    operators; only its weights, and only its activations. Schemes with equal pairs are merged.
     """
     units = [space.by_id[name] for name in group.units]
     seen = {space.resolve({}).digest}
@@ -124,11 +114,7 @@ def _halved(units: Sequence[Unit], full: Labels, half: Label) -> Labels:
 
 
 def inner_ratio(trial: Trial, reference: Trial) -> float:
-    """A part's time over that of the same part in float, both without their conversions.
-
-    The race measures the ratio of the wholes; the profiles give the share of computing in each. Without profiles the
-    wholes are compared.
-    """
+    """A part's time over that of the same part in float, both without their conversions by their profiles, if any."""
     assert trial.ratio is not None
     shares = []
     for layers in (trial.layers, reference.layers):
@@ -140,14 +126,12 @@ def inner_ratio(trial: Trial, reference: Trial) -> float:
 
 def steps_of(wins: Sequence[Win], least: float) -> Iterator[Labels]:
     """The labels to add in one step: kinds in order of gain, small ones combined until their gain is ``least``."""
-    labels: Labels = {}
-    gain = 0.0
-    for win in wins:
-        labels |= win.labels
-        gain += win.gain
+    labels, gain = Labels(), 0.0
+    for gained, more in wins:
+        labels, gain = labels | more, gain + gained
         if gain >= least:
             yield labels
-            labels, gain = {}, 0.0
+            labels, gain = Labels(), 0.0
     if labels:
         yield labels
 
@@ -160,8 +144,7 @@ def kinds_of(
 ) -> list[tuple[list[UnitBlock], float]]:
     """Groups of the same kind, with their share of the whole time, the largest first.
 
-    Kernels are those of ``fused`` if it is not empty, else of the profile. Without a profile all units have equal
-    times.
+    Kernels are those of ``fused`` if any, else of the profile. Without a profile all units have equal times.
     """
     kernels = [LayerTime(name="", op_type="", milliseconds=0.0, nodes=nodes) for nodes in fused]
     groups = groups_of(space, kernels or layers)
@@ -186,7 +169,8 @@ def groups_of(space: SchemeSpace, layers: Sequence[LayerTime]) -> list[UnitBlock
         makers = {_maker(space, tensor)[0] for unit in units for tensor, _ in unit.edges}
         number = max((group_of[maker] for maker in makers if maker in group_of), default=None)
         is_cheap = not any(unit.op_type in ANCHORS for unit in units)
-        if number is None or not is_cheap or _size([*groups[number], *units]) > MOST_NODES:
+        joined = units if number is None else [*groups[number], *units]
+        if number is None or not is_cheap or sum(len(unit.nodes) for unit in joined) > MOST_NODES:
             number = len(groups)
             groups.append([])
         groups[number] += units
@@ -195,10 +179,6 @@ def groups_of(space: SchemeSpace, layers: Sequence[LayerTime]) -> list[UnitBlock
         UnitBlock(index=index, units=tuple(unit.id for unit in units), codes=())
         for index, units in enumerate(groups)
     ]
-
-
-def _size(units: Sequence[Unit]) -> int:
-    return sum(len(unit.nodes) for unit in units)
 
 
 def _maker(space: SchemeSpace, tensor: str) -> tuple[str, list[str]]:

@@ -171,7 +171,6 @@ class Crowded(Lab):
 
     fit: int = 2
     most: int = 0
-    left: set[str] = field(default_factory=set)  # open when memory ran out, closed since then
 
     def build(self, model, options: BuildOptions) -> WatchedEngine:
         if len(self.open) >= self.fit:
@@ -260,47 +259,39 @@ def test_no_engine_stays_open_after_an_interrupt(make_lab: MakeLab, stage: str, 
 class Clock:
     """A machine whose speed changes over time; its time is counted in turns."""
 
-    speed: Callable[[int], float] = lambda turn: 1.0
+    speed: Callable[[int], float]
     turns: int = 0
-    open: list[object] = field(default_factory=list)
 
 
-@dataclass(eq=False)
+@dataclass
 class Steady:
-    """An engine without noise."""
+    """An engine whose builds have the deviation ``apart`` and whose runs have ``noise``."""
 
     clock: Clock
     level: float
-    dies_at: int = 10**9
-    graph_hash: str = ""
-    cpu: bool = True
+    apart: float = 0.0
+    noise: float = 0.0
+    random: np.random.Generator = field(default_factory=np.random.default_rng)
 
     def __post_init__(self) -> None:
-        self.clock.open.append(self)
+        self.level *= np.exp(self.random.normal(0, self.apart))
 
-    def time(self, runs: int, warmup: int = 0, profile: int = 0) -> Samples:
-        self.dies_at -= 1
-        if self.dies_at < 0:
-            raise BackendError("it died")
+    def time(self, runs: int, warmup: int = 0) -> Samples:
         self.clock.turns += 1
-        took = self.level * (profile + 1) * self.clock.speed(self.clock.turns)
-        return Samples(wall_ms=(took,) * runs, cpu_ms=(took * 0.9,) * runs if self.cpu else ())
+        took = self.level * self.clock.speed(self.clock.turns) * np.exp(self.random.normal(0, self.noise))
+        return Samples(wall_ms=(took,) * runs, cpu_ms=(took * 0.9,) * runs)
 
     def close(self) -> None:
-        if self in self.clock.open:
-            self.clock.open.remove(self)
-
-
-def sparingly(groups: Mapping[str, list], rounds: int = 12):
-    random = np.random.default_rng(0)
-    return FreshBuilds(clock="wall", random=random, exclusive=nullcontext).two_at_a_time(groups, rounds)
+        pass
 
 
 def test_a_change_of_machine_speed_between_builds_does_not_affect_samples() -> None:
     """The machine is twice as slow from some turn on; the samples of builds timed then are not slower than the
     others."""
     clock = Clock(lambda turn: 1.0 if turn <= 140 else 2.0)  # the sixth build's turns
-    found = sparingly({"a": [lambda: Steady(clock, 5.0)] * 3, "b": [lambda: Steady(clock, 4.0)] * 3}).samples
+    fresh = FreshBuilds(clock="wall", random=np.random.default_rng(0), exclusive=nullcontext)
+    groups = {"a": [lambda: Steady(clock, 5.0)] * 3, "b": [lambda: Steady(clock, 4.0)] * 3}
+    found = fresh.two_at_a_time(groups, 12).samples
     builds = [build.wall_ms for group in found.values() for build in group]
     levels = [np.median(times) for times in builds]
     assert np.allclose(np.divide(levels, levels[0]), [1, 1, 1, 0.8, 0.8, 0.8])
@@ -316,28 +307,13 @@ BETWEEN_BUILDS = 0.02
 TOGETHER = {"all": FreshBuilds.all_at_once, "two": FreshBuilds.two_at_a_time}
 
 
-@dataclass(eq=False)
-class Noisy(Steady):
-    """An engine with deviations of its build and of its runs."""
-
-    noise: float = 0.0
-    random: np.random.Generator = field(default_factory=np.random.default_rng)
-
-    def __post_init__(self) -> None:
-        self.level *= np.exp(self.random.normal(0, BETWEEN_BUILDS))
-
-    def time(self, runs: int, warmup: int = 0, profile: int = 0) -> Samples:
-        took = super().time(runs, warmup, profile).wall_ms[0] * np.exp(self.random.normal(0, self.noise))
-        return Samples(wall_ms=(took,) * runs)
-
-
 def levels(way: str, seed: int, noise: float) -> tuple[float, Interval]:
     """The estimated deviation between builds, and the estimated ratio of a model that takes 0.6 of the other's time."""
     random = np.random.default_rng(seed)
     swing = Clock(lambda turn: 1 + 0.1 * np.sin(turn / 25))
 
-    def build(level: float) -> list[Callable[[], Noisy]]:
-        return [lambda: Noisy(swing, level, noise=noise, random=random)] * 5
+    def build(level: float) -> list[Callable[[], Steady]]:
+        return [lambda: Steady(swing, level, BETWEEN_BUILDS, noise, random)] * 5
 
     groups = {"reference": build(50.0), "tuned": build(30.0)}
     fresh = FreshBuilds(clock="wall", random=random, exclusive=nullcontext)

@@ -136,18 +136,18 @@ def test_a_lock_that_cannot_be_made_or_taken_is_an_output_error(tmp_path: Path) 
 
 def test_timed_sections_on_one_device_follow_each_other(tmp_path: Path) -> None:
     order: list[str] = []
-    second = threading.Thread(target=lambda: _enter(tmp_path, "a cpu", order))
+
+    def enter() -> None:
+        with DeviceLock("a cpu", folder=tmp_path):
+            order.append("second")
+
+    second = threading.Thread(target=enter)
     with DeviceLock("a cpu", folder=tmp_path), DeviceLock("another cpu", folder=tmp_path):
         second.start()
         second.join(0.2)
         order.append("first")
     second.join(20)
     assert order == ["first", "second"]
-
-
-def _enter(folder: Path, key: str, order: list[str]) -> None:
-    with DeviceLock(key, folder=folder):
-        order.append("second")
 
 
 def test_a_thread_does_not_wait_for_its_own_timed_section(tmp_path: Path) -> None:

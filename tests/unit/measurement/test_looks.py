@@ -11,13 +11,12 @@ from qdqspec.backends.fake.engine import OPTIONS, FakeDevice, FakeEngine
 from qdqspec.errors import BackendError
 from qdqspec.search.base import Proposal
 from qdqspec.search.loop import Contest
-from qdqspec.timing.bench import Bench
-from qdqspec.timing.drift import DriftMonitor
+from qdqspec.timing.bench import Bench, DriftMonitor
 from qdqspec.timing.stats import FEWEST_FREEDOM
-from qdqspec.types import Consumer, Interval, LayerTime, Placement, Site
+from qdqspec.types import Interval, LayerTime
+from tests.support.lab import REFERENCE, placement
 
-REFERENCE = Placement(sites=frozenset())
-TUNED = Placement(sites=frozenset({Site(tensor="x", consumers=(Consumer("n", 0),), format="uint8")}))
+TUNED = placement("tuned")
 RATIO = 0.7
 STEADY = {"fake.run_noise": "0.01", "fake.build_noise": "0.005"}
 STATES = {**STEADY, "fake.state": "0.04", "fake.state_period": "20"}

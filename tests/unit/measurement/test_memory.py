@@ -24,7 +24,19 @@ MEBI = 2**20
 @dataclass
 class Process:
     pid: int
-    graph_hash: str = ""
+
+
+@dataclass
+class OnGpu:
+    """An engine on a GPU that reports its memory and the free memory, or fails."""
+
+    holds: int
+    free: int
+
+    def device_memory(self) -> tuple[int, int]:
+        if self.free < 0:
+            raise BackendError("the engine is closed")
+        return self.holds * MEBI, self.free * MEBI
 
 
 @dataclass
@@ -50,7 +62,7 @@ class Machine:
         left = bytes_left(self.proc, self.groups)
         return None if left is None else left / MEBI
 
-    def fits(self, more: int, *engines: Process) -> bool:
+    def fits(self, more: int, *engines: Process | OnGpu) -> bool:
         return has_memory(cast("tuple[Engine, ...]", engines), more, proc=self.proc, groups=self.groups)
 
 
@@ -91,7 +103,7 @@ def test_the_given_number_of_engines_of_the_largest_size_must_fit(machine: Machi
 
 def test_engines_of_unknown_size_fit(machine: Machine) -> None:
     assert machine.fits(1000)
-    assert machine.fits(100, OnGpu(1000, -1))  # type: ignore[arg-type]
+    assert machine.fits(100, OnGpu(1000, -1))
     assert machine.fits(1000, Process(0), Process(12345))
     assert has_memory([], 1000)
 
@@ -124,29 +136,10 @@ def test_messages_of_runtimes_on_exhausted_memory_are_recognized(words: str, yes
     assert is_memory_error(BackendError(words)) is yes
 
 
-# ---- memory of a GPU ----------------------------------------------------------------------------
-
-
-@dataclass
-class OnGpu:
-    """An engine on a GPU that reports its memory and the free memory, or fails."""
-
-    holds: int
-    free: int
-    graph_hash: str = ""
-    pid: int = 0
-
-    def device_memory(self) -> tuple[int, int]:
-        if self.free < 0:
-            raise BackendError("the engine is closed")
-        return self.holds * MEBI, self.free * MEBI
-
-
 @pytest.mark.parametrize(
     ("holds", "free", "more", "fits"), [(100, 1000, 8, True), (100, 1000, 10, False), (600, 500, 0, True)]
 )
 def test_engines_must_fit_into_the_free_memory_of_the_gpu(
     machine: Machine, holds: int, free: int, more: int, fits: bool
 ) -> None:
-    engines = (OnGpu(10, free + 50), OnGpu(holds, free))
-    assert machine.fits(more, *engines) is fits  # type: ignore[arg-type]
+    assert machine.fits(more, OnGpu(10, free + 50), OnGpu(holds, free)) is fits

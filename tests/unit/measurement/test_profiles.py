@@ -20,9 +20,9 @@ from qdqspec.testing.backends import small_model
 from qdqspec.timing.bench import Bench
 from qdqspec.timing.profiles import AllProfiles, Load, as_one, attach, merged_layers
 from qdqspec.timing.race import median_sample
-from qdqspec.types import Consumer, LayerTime, Placement, Samples, Site
+from qdqspec.types import LayerTime, Samples
+from tests.support.lab import QUIET, REFERENCE, placement
 
-QUIET = {"fake.run_noise": "0", "fake.wall_noise": "0", "fake.build_noise": "0"}
 times = st.floats(1e-3, 1e3)
 
 
@@ -81,18 +81,13 @@ def test_layers_of_profiles_are_weighted_as_in_the_objective():
     assert merged_layers([(), ()], (0.5, 0.5)) == ()
 
 
-def test_an_engine_that_cannot_be_bound_is_closed(model: Path):
-    class Watched(FakeEngine):
-        closed = False
-
-        def close(self) -> None:
-            self.closed = True
-
+def test_an_engine_that_cannot_be_bound_is_closed(model: Path, monkeypatch: pytest.MonkeyPatch):
+    closed = []
+    monkeypatch.setattr(FakeEngine, "close", lambda self: closed.append(self))
     engine = FakeDevice().build(model, BuildOptions())
-    engine.__class__ = Watched
     with pytest.raises(BackendError, match="no value is given"):
         attach(engine, (loads(1.0)[0], Load(feeds={})))
-    assert engine.closed
+    assert closed == [engine]
 
 
 def test_every_profile_is_timed(model: Path):
@@ -113,19 +108,17 @@ def test_a_confirmation_reports_each_profile(model: Path, tmp_path: Path):
     """The quantized model is faster at one size and slower at the other; the result depends on the shares."""
     quantized = tmp_path / "quantized.onnx"
     onnx.save(small_model(quantized=True), quantized)
-    site = Site(tensor="x", consumers=(Consumer("conv", 0),), format="uint8")
-    reference, tuned = Placement(sites=frozenset()), Placement(sites=frozenset({site}))
 
     def compared(*shares: float):
         bench = Bench(
             FakeDevice(),
-            lambda placement: quantized if placement.sites else model,
+            lambda what: quantized if what.sites else model,
             loads(*shares),
             clock="cpu",
             random=np.random.default_rng(0),
             options=BuildOptions(extra={**QUIET, "fake.scale": "1"}),
         )
-        return bench.compare({"reference": reference, "tuned": tuned}, rounds=4)
+        return bench.compare({"reference": REFERENCE, "tuned": placement("x")}, rounds=4)
 
     found = compared(0.9, 0.1)
     small, large = (profile.ratios["tuned"].median for profile in found.profiles)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -168,10 +168,10 @@ def test_an_entry_removed_after_listing_is_omitted(store: Store, monkeypatch: py
     """Another run removes it after the entries were listed."""
     others, listing = three_entries(store), Store._entries
 
-    def entries(self: Store) -> Iterator[Path]:
-        found = list(listing(self))
+    def entries(self: Store) -> list[Path]:
+        found = listing(self)
         shutil.rmtree(store.folder / KEY, ignore_errors=True)
-        return iter(found)
+        return found
 
     monkeypatch.setattr(Store, "_entries", entries)
     assert sorted(each.folder.name for each in store.entries()) == sorted(others)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,12 @@ from qdqspec.graph.regions.search import find_regions
 from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.search.base import Proposal, SearchSetup
 from qdqspec.search.energy import Energy
+from qdqspec.testing import strategies
 from qdqspec.testing.strategies import Oracle, small_space
-from qdqspec.types import LayerTime, Placement, Trial
+from qdqspec.types import Placement, Trial
 from tests.support.lab import MakeLab, lab_in
 
-Cost = Callable[[Placement], float | None]
-MARGIN = 0.99  # a candidate wins a race if its time is below this share of the best
+Cost = Callable[[Placement], float]
 
 
 @pytest.fixture
@@ -38,9 +39,21 @@ def space_of(models: Path) -> Callable[..., SchemeSpace]:
     return make
 
 
+class Priced(Oracle):
+    """A simulated device on which placements cost what a function says, with SQNRs of another function."""
+
+    def __init__(self, space: SchemeSpace, cost: Cost, sqnr_db: Cost | None) -> None:
+        self.cost = cost  # type: ignore[method-assign]
+        super().__init__(space)
+        self.sqnr_db = sqnr_db or (lambda _: None)
+
+    def answer(self, proposal: Proposal) -> Trial:
+        return replace(super().answer(proposal), sqnr_db=self.sqnr_db(proposal.placement))
+
+
 @pytest.fixture
 def drive() -> Callable[..., list[Trial]]:
-    """Run a strategy with a cost function; ``None`` is a failed build. Profiles have one layer per node."""
+    """Run a strategy with a cost function."""
 
     def run(
         make: Any,
@@ -48,51 +61,17 @@ def drive() -> Callable[..., list[Trial]]:
         cost: Cost,
         *,
         trials: int = 60,
-        seed: int = 0,
         batch: int = 1,
-        sqnr_db: Callable[[Placement], float] | None = None,
+        sqnr_db: Cost | None = None,
         **setup: Any,
     ) -> list[Trial]:
-        strategy = make(
-            SearchSetup(space=space, clock="cpu", trials=trials, **setup), np.random.default_rng(seed)
-        )
-        results: list[Trial] = []
-        best = float("inf")
-        while len(results) < trials and (proposals := strategy.ask(batch)):
-            assert len(proposals) <= batch
-            answers = []
-            for proposal in proposals:
-                ratio = cost(proposal.placement)
-                won = ratio is not None and ratio < MARGIN * best
-                best = ratio if won and ratio is not None else best
-                answers.append(
-                    Trial(
-                        number=len(results) + len(answers),
-                        phase=proposal.phase,
-                        placement=proposal.placement,
-                        status="failed" if ratio is None else "ok",
-                        ratio=ratio,
-                        incumbent=won,
-                        sqnr_db=None if sqnr_db is None else sqnr_db(proposal.placement),
-                        layers=layers(space) if proposal.profile else (),
-                    )
-                )
-            strategy.tell(answers)
-            results += answers
-        if len(results) < trials:
-            assert strategy.done()
-            assert not strategy.ask()
-        return results
+        asked = SearchSetup(space=space, clock="cpu", trials=trials, **setup)
+        strategy = make(asked, np.random.default_rng(0))
+        found = strategies.drive(strategy, Priced(space, cost, sqnr_db), trials=trials, batch=batch)
+        assert len(found) == trials or (strategy.done() and not strategy.ask())
+        return found
 
     return run
-
-
-def layers(space: SchemeSpace) -> tuple[LayerTime, ...]:
-    """A profile in which later nodes take longer."""
-    return tuple(
-        LayerTime(name=node.name, op_type=node.op_type, milliseconds=1.0 + node.index, nodes=(node.name,))
-        for node in space.model.nodes
-    )
 
 
 @pytest.fixture

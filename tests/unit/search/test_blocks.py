@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from searches import kernel, residual_space
@@ -40,18 +38,6 @@ def test_in_only_applies_to_the_units_of_a_block_that_offer_it() -> None:
     partly = block_labels(SPACE, block, IN)
     assert {name for name, label in partly.items() if label == "in-only"} == {"gemm1", "gemm2"}
     assert block_codes(SPACE, [block], partly).tolist() == [IN]
-
-
-@pytest.mark.parametrize("code", [FP, FULL, IN])
-def test_codes_and_labels_of_single_unit_blocks_are_inverse(code: int) -> None:
-    blocks = fuse(SPACE, [])
-    codes = np.array([code if code in block.codes else FP for block in blocks], dtype=np.int8)
-    labels = {
-        unit: label
-        for block in blocks
-        for unit, label in block_labels(SPACE, block, codes[block.index]).items()
-    }
-    assert block_codes(SPACE, blocks, labels).tolist() == codes.tolist()
 
 
 def test_similar_blocks_are_one_class() -> None:

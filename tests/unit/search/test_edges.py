@@ -8,45 +8,17 @@ from searches import residual_space
 from qdqspec.search.edges import Domains, Edge, edges_between
 
 FP, FULL, IN, OTHER_FULL, OTHER_IN, WEIGHTS = 0, 1, 2, 3, 4, 6
-DOMAINS = Domains((0, 1, 1), (0, 1, 0))
-THREE = Domains(
-    (0, 1, 1, 2, 2, 0, 0), (0, 1, 0, 2, 0, 0, 0)
-)  # two formats of activations, and one weight-only format
+# two formats of activations, and one weight-only format
+DOMAINS = Domains((0, 1, 1, 2, 2, 0, 0), (0, 1, 0, 2, 0, 0, 0))
 
 
 def edge(producer: int, *consumers: int, outside: bool = False) -> Edge:
     return Edge("t", 1.0, producer, consumers, outside)
 
 
-@pytest.mark.parametrize(
-    ("producer", "reader", "converts"),
-    [
-        (FP, FP, False),
-        (FP, FULL, True),
-        (FP, IN, True),
-        (FULL, FP, True),
-        (FULL, FULL, False),
-        (FULL, IN, False),
-        (IN, FP, False),  # the producer outputs floats
-        (IN, FULL, True),
-        (IN, IN, True),
-    ],
-)
-def test_a_tensor_is_converted_between_float_and_integer_blocks(
-    producer: int, reader: int, converts: bool
-) -> None:
-    assert edge(0, 1).conversions([producer, reader], DOMAINS) == [0] * converts
-
-
-def test_a_tensor_is_converted_once_for_all_its_readers() -> None:
-    several = edge(0, 1, 2)
-    assert several.conversions([FP, FULL, FULL], DOMAINS) == [0]
-    assert several.conversions([FULL, FP, FP], DOMAINS) == [0]
-    assert edge(-1, 0).conversions([FULL], DOMAINS) == [0], "a graph input is float"
+def test_graph_inputs_and_readers_outside_blocks_are_float() -> None:
+    assert edge(-1, 0).conversions([FULL], DOMAINS) == [0]
     assert edge(-1, 0).conversions([FP], DOMAINS) == []
-
-
-def test_an_integer_tensor_with_a_reader_outside_blocks_is_converted() -> None:
     assert edge(0, outside=True).conversions([FULL], DOMAINS) == [0]
     assert edge(0, outside=True).conversions([IN], DOMAINS) == []
 
@@ -54,6 +26,11 @@ def test_an_integer_tensor_with_a_reader_outside_blocks_is_converted() -> None:
 @pytest.mark.parametrize(
     ("producer", "readers", "kinds"),
     [
+        (FP, (FP,), []),
+        (FP, (FULL, FULL), [(0, 1)]),  # once for all readers
+        (FULL, (FP, FP), [(0, 1)]),
+        (FULL, (FULL, IN), []),
+        (IN, (FP,), []),  # the producer outputs floats
         (FULL, (OTHER_FULL,), [(1, 2)]),  # produced in one format, read in the other
         (FULL, (FULL, OTHER_FULL), [(1, 2)]),
         (FULL, (FP, OTHER_IN), [(0, 1), (1, 2)]),
@@ -66,8 +43,8 @@ def test_an_integer_tensor_with_a_reader_outside_blocks_is_converted() -> None:
 def test_each_pair_of_formats_is_a_separate_conversion(
     producer: int, readers: tuple[int, ...], kinds: list[tuple[int, int]]
 ) -> None:
-    found = edge(0, *range(1, 1 + len(readers))).conversions([producer, *readers], THREE)
-    assert sorted(THREE.pairs[pair] for pair in found) == kinds
+    found = edge(0, *range(1, 1 + len(readers))).conversions([producer, *readers], DOMAINS)
+    assert sorted(DOMAINS.pairs[pair] for pair in found) == kinds
 
 
 def test_edges_connect_blocks_and_list_other_readers() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from searches import Additive, Device, all_placements
+from searches import Additive, Device, ScoringDevice, all_placements
 
 from qdqspec.accuracy.compare import power_of
 from qdqspec.qdq.space.search_space import SchemeSpace
@@ -18,7 +18,6 @@ from qdqspec.search.guide import Guide
 from qdqspec.search.labels import LINEAR
 from qdqspec.search.limits import Limits
 from qdqspec.search.repair import repaired
-from qdqspec.search.select import reaches
 from qdqspec.search.strategies.attribution import Attribution
 from qdqspec.search.strategies.exhaustive import Exhaustive
 from qdqspec.search.strategies.optuna import OptunaSearch
@@ -174,19 +173,13 @@ def near_miss(ratio: float, sqnr_db: float, **changed: object) -> tuple[Additive
     return oracle, space, [reference, replace(trial, **changed)]  # type: ignore[arg-type]
 
 
-def limits_at(least_db: float, *trials: Trial) -> Limits:
-    """Limits with the figures of these trials."""
-    limits = Limits(asked=SearchLimits(min_sqnr_db=least_db))
-    for trial in trials:
-        limits.learn(trial)
-    return limits
-
-
 def repairs_of(
     oracle: Additive, space: SchemeSpace, trials: list[Trial], *, found_db: float = 38.5
 ) -> list[Placement]:
     """The proposed repairs, if the measured SQNR of each is ``found_db``."""
-    known, limits = list(trials), limits_at(38.0, *trials)
+    known, limits = list(trials), Limits(asked=SearchLimits(min_sqnr_db=38.0))
+    for trial in trials:
+        limits.learn(trial)
     for placement in repaired(known, limits, oracle, space):
         known.append(replace(trials[1], placement=placement, sqnr_db=found_db))
         limits.learn(known[-1])
@@ -262,20 +255,6 @@ class Optimistic(Additive):
         return True
 
 
-class ScoringDevice(Device):
-    """A device that computes the task metric of race winners: those below the limit do not win."""
-
-    def answer(self, proposal):  # type: ignore[no-untyped-def] # as in the base class
-        best, trial = self._best, super().answer(proposal)
-        if not trial.incumbent or not trial.placement.sites:
-            return trial
-        trial = replace(trial, accuracy=float(self.truth.truth(trial.placement) >= Optimistic.least))
-        if not reaches(trial, None, 0.9):
-            self._best = best
-            return replace(trial, incumbent=False)
-        return trial
-
-
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("make", STRATEGIES)
 def test_no_candidate_is_noisier_than_one_that_missed_the_metric_when_built(
@@ -285,9 +264,8 @@ def test_no_candidate_is_noisier_than_one_that_missed_the_metric_when_built(
     space = small_space()
     oracle = Optimistic(space)
     setup = SearchSetup(space=space, clock="cpu", min_accuracy=0.9, trials=40, accuracy=oracle)
-    trials = drive(
-        make(setup, np.random.default_rng(seed)), ScoringDevice(space, seed, oracle, None), trials=40
-    )
+    device = ScoringDevice(space, seed, oracle, 0.9, lambda each: float(oracle.truth(each) >= oracle.least))
+    trials = drive(make(setup, np.random.default_rng(seed)), device, trials=40)
     missed_db = -np.inf
     for trial in trials:
         if trial.placement.sites and trial.phase not in NOT_CANDIDATES:
@@ -295,8 +273,6 @@ def test_no_candidate_is_noisier_than_one_that_missed_the_metric_when_built(
             assert trial.sqnr_db > missed_db - 1.0 - oracle.doubt_db
             if trial.accuracy == 0.0:
                 missed_db = max(missed_db, trial.sqnr_db)
-    assert (
-        np.isfinite(missed_db) or make is SubgraphSearch
-    )  # none may miss it where isolated groups were too noisy
+    assert np.isfinite(missed_db) or make is SubgraphSearch  # where isolated groups may be too noisy
     winner = [trial for trial in trials if trial.incumbent][-1]
     assert winner.placement.sites

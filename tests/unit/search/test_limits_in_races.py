@@ -10,18 +10,14 @@ import pytest
 from qdqspec.search.journal import trial_from_json, trial_to_json
 from qdqspec.search.limits import Limits, MetricLimit
 from qdqspec.types import Placement, SearchLimits
-from tests.support.lab import QUIET, REFERENCE, Candidate, Lab, MakeLab, placement, started
+from tests.support.lab import NO_LIMITS, QUIET, REFERENCE, Candidate, Lab, MakeLab, placement, started
 
 LEAST = 0.9
 SQNR = {"reference": 200.0, "good": 30.0, "bad": 20.0, "worse": 16.0, "faster": 28.0}
 SCORES = {"reference": 1.0, "good": 0.95, "bad": 0.5, "worse": 0.4, "faster": 0.92}
 
 
-def sqnr_db(engine) -> float:
-    return SQNR[engine.name]
-
-
-def limits_of(scored: list[str] | None = None, *, min_sqnr_db: float | None = None, **more) -> Limits:
+def limits_of(scored: list[str] | None = None) -> Limits:
     """Limits with scores by names of candidates; ``scored`` gets the names of those that were scored."""
 
     def score(engine) -> float:
@@ -30,13 +26,10 @@ def limits_of(scored: list[str] | None = None, *, min_sqnr_db: float | None = No
         return SCORES[engine.name]
 
     return Limits(
-        **{
-            "asked": SearchLimits(min_sqnr_db=min_sqnr_db),
-            "first_samples": sqnr_db,
-            "metric": MetricLimit(least=LEAST, score=score),
-            "confirms_sqnr": False,
-            **more,
-        }
+        asked=NO_LIMITS,
+        first_samples=lambda engine: SQNR[engine.name],
+        metric=MetricLimit(least=LEAST, score=score),
+        confirms_sqnr=False,
     )
 
 
@@ -132,20 +125,14 @@ class Data:
         return (self(engine), True) if self.part is None else (FEW[engine.name] + self.part, False)
 
 
-def on_all_data(difference: float, **more) -> Limits:
-    """A limit of 25 dB; the SQNR on all data is that on the few samples plus a difference."""
-    return Limits(
-        **{
-            "asked": SearchLimits(min_sqnr_db=25.0),
-            "first_samples": lambda engine: FEW[engine.name],
-            "all_data": Data(difference),
-            **more,
-        }
-    )
+def on_all_data(data: Data) -> Limits:
+    """A limit of 25 dB on all data."""
+    asked = SearchLimits(min_sqnr_db=25.0)
+    return Limits(asked=asked, first_samples=lambda engine: FEW[engine.name], all_data=data)
 
 
 def test_a_race_winner_below_the_limit_on_all_data_is_rejected(make_lab: MakeLab) -> None:
-    bench = started(lab_of(make_lab), limits=on_all_data(-3.0))
+    bench = started(lab_of(make_lab), limits=on_all_data(Data(-3.0)))
     trial = bench.trial(1, placement("good"), "p")
     assert (trial.sqnr_db, trial.all_data_db, trial.incumbent) == (27.0, 24.0, False)
     assert trial_from_json(json.loads(json.dumps(trial_to_json(trial)))).all_data_db == 24.0
@@ -154,7 +141,7 @@ def test_a_race_winner_below_the_limit_on_all_data_is_rejected(make_lab: MakeLab
 def test_a_placement_below_the_limit_on_the_few_samples_is_not_run_on_all_data(make_lab: MakeLab) -> None:
     """All data may be many samples of a slow model: a placement from outside the search is first run on a few."""
     data = Data(0.0)
-    bench = started(lab_of(make_lab), limits=on_all_data(0.0, all_data=data))
+    bench = started(lab_of(make_lab), limits=on_all_data(data))
     assert not bench.admits(placement("bad"))
     assert data.read == []
     assert bench.admits(placement("good"))
@@ -163,12 +150,11 @@ def test_a_placement_below_the_limit_on_the_few_samples_is_not_run_on_all_data(m
 
 def test_races_are_decided_on_a_part_of_all_data_and_the_selection_on_all(make_lab: MakeLab) -> None:
     data = Data(-3.0, part=-1.0)  # 26 dB on the part, 24 on all data
-    accuracy = on_all_data(0.0, all_data=data)
-    bench = started(lab_of(make_lab), limits=accuracy)
+    bench = started(lab_of(make_lab), limits=on_all_data(data))
     trial = bench.trial(1, placement("good"), "p")
     assert (trial.all_data_db, trial.is_part, trial.incumbent) == (26.0, True, True)
     assert data.read == []
-    resumed = on_all_data(0.0)
+    resumed = on_all_data(Data(0.0))
     resumed.learn(trial_from_json(json.loads(json.dumps(trial_to_json(trial)))))
     assert (resumed.difference.at(25.0), resumed.is_known(placement("good"))) == (0.0, False)
     assert not bench.admits(placement("good"))
@@ -179,6 +165,6 @@ def test_races_are_decided_on_a_part_of_all_data_and_the_selection_on_all(make_l
 def test_with_a_large_difference_every_candidate_near_the_limit_is_measured_on_all_data(
     make_lab: MakeLab, *, difference: float, measured: bool
 ) -> None:
-    bench = started(lab_of(make_lab), limits=on_all_data(difference))
+    bench = started(lab_of(make_lab), limits=on_all_data(Data(difference)))
     assert bench.trial(1, placement("good"), "p").all_data_db is not None
     assert (bench.trial(2, placement("bad"), "p").all_data_db is not None) == measured

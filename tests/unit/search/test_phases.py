@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import numpy as np
 import pytest
-from searches import Additive, Device, all_placements, residual_space
+from searches import Additive, Device, ScoringDevice, all_placements, residual_space
 
 from qdqspec._core.registry import resolve
 from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.qdq.space.units import Unit
 from qdqspec.search.base import SearchSetup
-from qdqspec.search.limits import Limits, MetricLimit
 from qdqspec.search.posterior import Posterior
-from qdqspec.search.select import front_of, reaches
+from qdqspec.search.select import front_of
 from qdqspec.search.strategies.attribution import Attribution
 from qdqspec.testing.strategies import Oracle, drive, small_space
 from qdqspec.types import Placement, Trial
@@ -75,43 +73,17 @@ def test_the_winner_meets_the_sqnr_limit_and_blocks_measured_alone_are_no_candid
     assert not any(trial.incumbent for trial in alone)
 
 
-class Scoring(Oracle):
-    """An oracle with the SQNR of all candidates, and a score of race winners that grows with it, with variation.
-
-    Candidates with a low score do not win, and candidates far below the noise bar are not raced.
-    """
-
-    def __init__(self, space: SchemeSpace, seed: int, least: float) -> None:
-        super().__init__(space, seed)
-        self.least = least
-        self.scored: list[Placement] = []
-        self._sqnr, self._limits = Additive(space).truth, Limits(metric=MetricLimit(least=least))
-
-    def score(self, placement: Placement) -> float:
-        uneven = int(placement.digest[:4], 16) / 0xFFFF  # of two decibels
-        return min(1.0, (self._sqnr(placement) + 2 * uneven) / 50)
-
-    def answer(self, proposal):  # type: ignore[no-untyped-def] # as in the base class
-        best = self._best
-        sqnr_db = self._sqnr(proposal.placement)
-        trial = replace(super().answer(proposal), sqnr_db=sqnr_db)
-        if not proposal.timed or self._limits.is_far_below(sqnr_db):
-            self._best = best
-            return replace(trial, incumbent=False, race=None)
-        if trial.incumbent and proposal.placement.sites:
-            self.scored.append(proposal.placement)
-            trial = replace(trial, accuracy=self.score(proposal.placement))
-            self._limits.learn(trial)
-            if not reaches(trial, None, self.least):
-                self._best = best
-                return replace(trial, incumbent=False)
-        return trial
-
-
-def scored_search(seed: int, least: float, **setup: object) -> tuple[list[Trial], Scoring]:
+def scored_search(seed: int, least: float) -> tuple[list[Trial], ScoringDevice]:
+    """A search on a device on which the score grows with the SQNR, with variation."""
     space = small_space()
-    oracle = Scoring(space, seed, least)
-    asked = SearchSetup(space=space, clock="cpu", min_accuracy=least, **setup)  # type: ignore[arg-type] # keyword arguments of the setup
+    truth = Additive(space)
+
+    def score(placement: Placement) -> float:
+        uneven = int(placement.digest[:4], 16) / 0xFFFF  # of two decibels
+        return min(1.0, (truth.truth(placement) + 2 * uneven) / 50)
+
+    oracle = ScoringDevice(space, seed, truth, least, score)
+    asked = SearchSetup(space=space, clock="cpu", min_accuracy=least)
     return drive(Attribution(asked, np.random.default_rng(seed)), oracle, trials=60), oracle
 
 

@@ -7,33 +7,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qdqspec.search.limits import Limits, MetricLimit
-from qdqspec.types import Consumer, Placement, SearchLimits, Site, Trial
-
-
-def placed(name: str) -> Placement:
-    return Placement(sites=frozenset({Site(tensor=name, consumers=(Consumer("n", 0),), format="uint8")}))
-
+from qdqspec.types import Trial
+from tests.support.lab import NO_LIMITS, placement
 
 FAR_BELOW_DB, STEP_DB = 3.0, 5.0
 
 
 def bar(**scores: float) -> Limits:
     """Limits after candidates: ``bar(db20=0.9)`` is one of 20 dB with a score of 0.9, where 0.5 is accepted."""
-    found = Limits(
-        asked=SearchLimits(min_sqnr_db=None),
-        metric=MetricLimit(least=0.5),
-        far_db=FAR_BELOW_DB,
-        step_db=STEP_DB,
-    )
+    metric = MetricLimit(least=0.5)
+    found = Limits(asked=NO_LIMITS, metric=metric, far_db=FAR_BELOW_DB, step_db=STEP_DB)
     for name, score in scores.items():
         found.learn(_trial(float(name.removeprefix("db")), score))
     return found
 
 
-def _trial(sqnr_db: float | None, score: float | None, placement: Placement | None = None) -> Trial:
-    """By default of a placement of its own for each SQNR."""
-    placement = placement or placed(str(sqnr_db))
-    return Trial(number=1, phase="p", placement=placement, sqnr_db=sqnr_db, accuracy=score)
+def _trial(sqnr_db: float, score: float) -> Trial:
+    """A trial of a placement of its own for each SQNR."""
+    return Trial(number=1, phase="p", placement=placement(str(sqnr_db)), sqnr_db=sqnr_db, accuracy=score)
 
 
 def test_a_higher_sqnr_is_proposed_after_a_rejection_at_most_the_middle_to_an_accepted_one() -> None:
@@ -51,15 +42,14 @@ def test_an_sqnr_far_below_a_rejected_one_is_excluded() -> None:
 
 @pytest.mark.parametrize("is_first", [False, True])
 def test_a_build_replaces_the_rehearsal_of_its_placement(*, is_first: bool) -> None:
-    found, placement = bar(), placed("t")
-    built = _trial(16.0, 0.1, placement)
+    found, built = bar(), _trial(16.0, 0.1)
     if is_first:
         found.learn(built)
-    found.rehearse(placement, 18.0, kept=True)
+    found.rehearse(built.placement, 18.0, kept=True)
     if not is_first:
         assert found.scored[0] == [18]
         found.learn(built)
-    assert (found.scored[0], found.scored[1]) == ([], [16])
+    assert found.scored == ([], [16])
 
 
 @given(st.lists(st.tuples(st.floats(-50, 100, allow_subnormal=False), st.booleans()), max_size=8))
