@@ -219,10 +219,8 @@ def _advice(worst: _Limit, evidence: Evidence) -> str:
         enough = (
             f"a p{worst.percent:g} takes at least {needed} runs" if needed else "no number of runs is enough"
         )
-        return (
-            f"One slow run of {worst.runs} decides the result; {enough}. "
-            "Use a lower percentile, or raise the budget."
-        )
+        start = f"One slow run of {worst.runs} decides the result; {enough}."
+        return f"{start} Use a lower percentile, or raise the budget."
     return faster_advice(evidence, "raise the budget", gap=worst.value / worst.allowed)
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
 from qdqspec._core.units import count_text, plain
-from qdqspec.checks.base import CheckParams, Switch
+from qdqspec.checks.base import CheckParams, Switch, as_list
 from qdqspec.checks.verdicts import WIDTH, unmeasured, verdict
 from qdqspec.spec.kinds import LintTargetName
 from qdqspec.types import Evidence, EvidenceKind, Finding, LintTarget, Section, Verdict
@@ -17,13 +17,9 @@ from qdqspec.types.requests import LintRequest, Request
 _SHOWN = 20  # findings in the table; `qdqspec lint` lists them all
 
 
-def _as_list(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
 Targets = Annotated[
     tuple[LintTargetName, ...],
-    BeforeValidator(_as_list, json_schema_input_type=LintTargetName | list[LintTargetName]),
+    BeforeValidator(as_list, json_schema_input_type=LintTargetName | list[LintTargetName]),
     Field(min_length=1),
 ]
 

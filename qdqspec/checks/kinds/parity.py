@@ -13,14 +13,14 @@ from qdqspec.checks.base import CheckParams
 from qdqspec.checks.parity_params import (
     AGREEMENT,
     LIMITS,
+    SLICE,
     WHOLE,
     Limit,
+    ParityParams,
+    SearchParams,
     broken,
     value_of,
 )
-from qdqspec.checks.parity_params import SLICE as SLICE
-from qdqspec.checks.parity_params import ParityParams as ParityParams
-from qdqspec.checks.parity_params import SearchParams as SearchParams
 from qdqspec.checks.verdicts import WIDTH, is_unchanged, unmeasured, verdict
 from qdqspec.types import (
     CulpritEvidence,
@@ -78,12 +78,10 @@ class ParityCheck:
             return unmeasured("no output has a name given in outputs", f"The model's outputs: {known}.")
         failures = _find_failures(params, parity)
         searched = evidence.parity_search.get(params.evidence_key) if params.search is not None else None
-        if (
-            not failures
-            and (why := _judge_unmeasured(params, parity, judged) or _judge_missing_search(params, evidence))
-            is not None
-        ):
-            return why
+        if not failures:
+            why = _judge_unmeasured(params, parity, judged) or _judge_missing_search(params, evidence)
+            if why is not None:
+                return why
         outcome, headline, advised = _conclude(params, evidence, judged, failures, searched)
         return verdict(
             outcome,
@@ -94,7 +92,7 @@ class ParityCheck:
             *steps_table(parity, judged[0].name),
             *(culprits_table(evidence.culprits) if culpable_output(params, parity) is not None else ()),
             *(search_sections(searched) if searched is not None else ()),
-            *replay_section(evidence.replays.get(params.evidence_key, "")),
+            *_replay_section(evidence.replays.get(params.evidence_key, "")),
             numbers={
                 **_collect_numbers(params, parity, judged),
                 "inputs_tried": searched.tried if searched else math.nan,
@@ -408,7 +406,7 @@ def noise_shares(parity: ParityEvidence) -> dict[str, Any] | None:
     return {"output": worst.name, "quantization": quantization, "runtime": runtime}
 
 
-def replay_section(command: str) -> tuple[Section, ...]:
+def _replay_section(command: str) -> tuple[Section, ...]:
     """The command that repeats a failure without qdqspec."""
     return (Section(title="The worst input with Polygraphy", text=command),) if command else ()
 
@@ -455,12 +453,12 @@ def _search_text(found: ParitySearch) -> str:
         f"{count_text(found.tried, 'input')} tried in {seconds_text(found.seconds)}{over}, beside the data."
     )
     if found.found is None:
-        closest = (
-            f" The smallest SQNR was {db_text(found.closest_db)} dB."
+        text += " None broke a limit."
+        return (
+            f"{text} The smallest SQNR was {db_text(found.closest_db)} dB."
             if math.isfinite(found.closest_db)
-            else ""
+            else text
         )
-        return f"{text} None broke a limit.{closest}"
     where = "within" if found.found.within else "beyond"
     return f"{text} The smallest that breaks a limit is {where} the range of the calibration data."
 
