@@ -122,7 +122,7 @@ def _process_runs(name: str) -> bool | None:
     except OverflowError:
         return None
     except OSError:  # it belongs to another user
-        return True
+        pass
     return True
 
 
@@ -138,16 +138,11 @@ def explained(what: str, path: Path, cure: str = "choose another folder") -> Ite
 def unwritable(what: str, path: Path, error: OSError, cure: str = "choose another folder") -> OutputError:
     """The error of a file that cannot be written. On a full disk the cure begins with freeing space."""
     reason = error.strerror or str(error) or type(error).__name__
-    if is_temporary(path):
+    if any(path.is_relative_to(home) for home in Path(tempfile.gettempdir()).glob(f"{SHARED}*")):
         cure = "set TMPDIR to another folder"
     if is_full(error):
         cure = f"free some space or {cure}"
     return OutputError(f"{what} cannot be written: {reason}", where=path, cure=cure)
-
-
-def is_temporary(path: Path) -> bool:
-    """Whether a path is in the folder of all temporary files of a user."""
-    return any(path.is_relative_to(home) for home in Path(tempfile.gettempdir()).glob(f"{SHARED}*"))
 
 
 def is_full(error: BaseException) -> bool:

@@ -178,10 +178,8 @@ def seconds_text(seconds: float, *, rough: bool = False) -> str:
 
 def origin_text(provenance: Provenance) -> str:
     """``measured``, or the source of an earlier result with its age: ``cached (2 h)``."""
-    source = provenance.source
-    return (
-        source if source == "measured" else f"{source} ({seconds_text(provenance.age_seconds, rough=True)})"
-    )
+    age = seconds_text(provenance.age_seconds, rough=True)
+    return provenance.source if provenance.source == "measured" else f"{provenance.source} ({age})"
 
 
 def signal_text(number: int) -> str:
@@ -206,12 +204,11 @@ def names_text(names: Iterable[str]) -> str:
     return f"{len(quoted)}: {list_text(quoted, 3)}"
 
 
-def pair_text(site: Site, width: int = 36) -> str:
+def pair_text(site: Site) -> str:
     """A Q/DQ pair by its tensor and its readers: ``fire2/x > fire2/conv:0``."""
-    readers = [
-        "graph output" if end.is_output else f"{plain(end.node, width)}:{end.input}" for end in site.consumers
-    ]
-    return f"{plain(site.tensor, width)} > {list_text(readers, 2)}"
+    ends = site.consumers
+    readers = ["graph output" if end.is_output else f"{plain(end.node, 36)}:{end.input}" for end in ends]
+    return f"{plain(site.tensor, 36)} > {list_text(readers, 2)}"
 
 
 def plain(text: object, width: int | None = None) -> str:

@@ -136,13 +136,12 @@ def require_evaluation(inputs: InputsSection, tune: TuneSection, checks: Sequenc
         asking["tune", "accuracy"] = "'tune.accuracy'"
     text = "{what} needs inputs.evaluation, which is not given"
     hint = "add inputs: {evaluation: data.npz}, with the model's inputs and 'labels'"
-    if asking:
-        raise refused(
-            {
-                loc: PydanticCustomError("evaluation", text, {"what": what, "hint": hint})
-                for loc, what in asking.items()
-            }
-        )
+    errors = {
+        loc: PydanticCustomError("evaluation", text, {"what": what, "hint": hint})
+        for loc, what in asking.items()
+    }
+    if errors:
+        raise refused(errors)
 
 
 def _make_checks(checks: tuple[CheckEntry, ...], lines: tuple[int, ...]) -> tuple[CheckSpec, ...]:

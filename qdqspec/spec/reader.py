@@ -175,10 +175,8 @@ class Reader:
             if again:
                 first = self.keys[here][0].line + 1
                 self._note(event, f"duplicate key '{key}'", hint=f"first on line {first}")
-                here = (
-                    *loc,
-                    event.start_mark.index,
-                )  # read but discarded; keys are text, so this location does not exist
+                # read but discarded; keys are text, so this location does not exist
+                here = (*loc, event.start_mark.index)
             self.keys[here] = (event.start_mark, event.end_mark)
             value = self._value(self._next(), here)
             if value is None:

@@ -16,9 +16,8 @@ import numpy as np
 from qdqspec._core.arrays import Array, Feed
 from qdqspec.accuracy.compare import OutputComparison, Typical, compare_outputs, typical_of
 from qdqspec.accuracy.domain import InputResult, Span, input_domains, make, spans_of, words
+from qdqspec.app.evidence.kept_inputs import FOLDER, SavedProbe, save_replay, shown, write_probe
 from qdqspec.app.evidence.parity import SideBySide, both_models
-from qdqspec.app.evidence.replay import FOLDER, save_replay, shown
-from qdqspec.app.evidence.saved_probe import SavedProbe, write_probe
 from qdqspec.app.preparation.cached import MODEL
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.errors import BackendError
