@@ -78,10 +78,7 @@ def copy_whole(source: Path, target: Path) -> None:
 
 @contextmanager
 def partial_folder(parent: Path) -> Iterator[Path]:
-    """A hidden folder on the disk of ``parent``, to write in and to move from; removed afterwards.
-
-    A kill leaves it behind; those of earlier runs are removed first. Raises ``OSError``.
-    """
+    """A hidden folder on the disk of ``parent``, removed afterwards, as those of killed runs are before."""
     remove_partial(parent)
     name = f"{_PREFIX}{_machine()}-{os.getpid()}-"
     folder = Path(tempfile.mkdtemp(prefix=name, suffix=_SUFFIX, dir=parent))

@@ -111,10 +111,7 @@ def fraction(value: object) -> object:
 
 
 def refuse_more_than_all(metric: str, **limits: float | None) -> None:
-    """Raise ``ValueError`` for a limit such as 97, meant as 97 %, of a metric that is a share.
-
-    ``min`` may be 1; a ``max_drop`` of 1 would be no limit.
-    """
+    """Raise ``ValueError`` for a limit of a share beyond 1, such as 97 meant as 97 %, or a ``max_drop`` of 1."""
     for name, limit in limits.items():
         if limit is not None and is_share(metric) and (limit > 1 or (limit == 1 and name == "max_drop")):
             raise ValueError(
@@ -139,10 +136,7 @@ def texts_apart(
 
 
 def metric_text(metric: str, value: float, more: int = 0) -> str:
-    """The value of a task metric (``top1``, or of an output ``top1:logits``), with ``more`` digits than usual.
-
-    Shares are percentages; a metric of the user is written as a plain number.
-    """
+    """The value of a task metric (``top1:logits``) with ``more`` digits than usual; a percentage if it is a share."""
     if is_share(metric):
         return f"{100 * value:.{1 + more}f} %"
     return f"{value:.{4 + more}g}"
@@ -212,10 +206,7 @@ def pair_text(site: Site) -> str:
 
 
 def plain(text: object, width: int | None = None) -> str:
-    """One printable line of any text: control characters escaped, the middle cut out if it is too long.
-
-    Names of nodes and tensors come from model files and may contain anything.
-    """
+    """One printable line of any text, such as a name in a model: the middle is cut out if it is too long."""
     line = "".join(
         c if c.isprintable() else c.encode("unicode_escape", "replace").decode() for c in str(text)
     )

@@ -90,10 +90,7 @@ def value_of(limit: Limit, out: TensorParity, top: str) -> float | None:
 
 
 def broken(limits: ParityLimits, out: TensorParity, top: str, *, whole: bool = True) -> Iterator[str]:
-    """A message for each limit that an output exceeds.
-
-    For a single input, not ``whole`` data, slices and agreement are not meaningful and are not checked.
-    """
+    """A message for each limit that an output exceeds; for a single input, only for limits that it can break alone."""
     name = plain(out.name, NAME_WIDTH)
     if not out.matches:
         yield f"output '{name}': {out.note or 'not equal'}"
@@ -193,10 +190,7 @@ class ParityParams(CheckParams, ParityLimits):
         return self.model_dump_json(exclude={"id", "severity"}, exclude_none=True)
 
     def broken_by(self, outputs: tuple[TensorParity, ...], *, whole: bool = False) -> tuple[str, ...]:
-        """A message for each limit that the outputs exceed: for one input, or for ``whole`` data.
-
-        Slices and agreement are not checked for one input.
-        """
+        """A message for each limit that the outputs of one input exceed, or those of the ``whole`` data."""
         chosen = self.chosen(outputs)
         return tuple(words for out in chosen for words in broken(self, out, self.top.key, whole=whole))
 

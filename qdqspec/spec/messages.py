@@ -58,10 +58,7 @@ def error_without_file(
     where: str | None = None,
     name: Callable[[Loc], str | None] | None = None,
 ) -> SpecError:
-    """All problems of a spec without a file as one error; the first line is a complete message.
-
-    ``name`` returns the caller's name for a location, ``None`` if there is none.
-    """
+    """All problems of a spec without a file as one error; ``name`` returns the caller's name for a location, if any."""
     found, rows = findings(error, model, data), []
     for finding in found[:MAX_PROBLEMS]:
         hint = f" ({finding.hint})" if finding.hint else ""

@@ -183,10 +183,7 @@ def spec_schema() -> dict[str, Any]:
 
 
 def _simplify(node: Any) -> Any:
-    """The schema without generated titles and empty defaults.
-
-    No alternative is ``null``: a key of a file either has a value or is omitted.
-    """
+    """The schema without titles, empty defaults and ``null``: a key of a file has a value or is omitted."""
     if isinstance(node, list):
         return [_simplify(item) for item in node]
     if not isinstance(node, dict):

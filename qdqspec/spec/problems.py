@@ -37,10 +37,7 @@ def source_lines(text: str) -> list[str]:
 
 
 def excerpt(path: Path, line: int, column: int | None = None) -> str:
-    """Lines of a file around ``line``, numbered, with a caret if a column is given.
-
-    Empty if the file can no longer be read: the excerpt only adds to a message.
-    """
+    """Number the lines of a file around ``line``, with a caret below the column; empty if it can no longer be read."""
     try:
         lines = source_lines(path.read_text(encoding="utf-8", errors="replace"))
     except OSError:

@@ -344,10 +344,7 @@ class CaseWork:
                 return {}
 
     def _accuracy(self) -> dict[str, AccuracyEvidence]:
-        """The task metrics that checks request, for reference and tuned model.
-
-        A metric that raises is omitted; `require` and `gather` raise its error for the check.
-        """
+        """The task metrics that checks request, without those that raise: `require` and `gather` raise their errors."""
         scores, metrics = self.prepared.scores, dict[str, AccuracyEvidence]()
         for request in self._requested(ScoreRequest):
             with suppress(QdqspecError):

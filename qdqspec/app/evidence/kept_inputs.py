@@ -36,10 +36,7 @@ _MOST_BYTES = 1 << 20  # largest size of the metadata
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedProbe:
-    """The content of a probe file: the input, its limits and its description.
-
-    ``params`` is ``None`` in a file that holds arrays only, such as one written by hand.
-    """
+    """The content of a probe file; ``params`` is ``None`` if it holds arrays only, such as one written by hand."""
 
     feeds: dict[str, Array]
     params: InputLimits | None = None

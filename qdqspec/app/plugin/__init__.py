@@ -16,6 +16,7 @@ from qdqspec._core.config import add_options
 from qdqspec.app.plugin import collect, distribute, fixtures, hooks, hookspecs, options, summary
 from qdqspec.app.plugin._compat import columns_of, is_worker
 from qdqspec.app.plugin.run import without_traceback
+from qdqspec.app.plugin.state import name_of, state_of
 
 MARKERS = (
     "qdq(case): judges a quantized model; on a plain test, the case that its qdq_* fixtures use",
@@ -60,8 +61,9 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Count the checks of each case, and find baseline entries that no check uses any more."""
-    hooks.count_checks(session.config, session.items)
-    summary.find_obsolete(session.config, session.items)
+    checks = [item for item in session.items if isinstance(item, collect.CheckItem)]
+    state_of(session.config).unfinished.update(name_of(item.case) for item in checks)
+    summary.find_obsolete(session.config, checks)
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest.Item]) -> list[str]:

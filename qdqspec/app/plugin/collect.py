@@ -150,10 +150,7 @@ class CaseNode(_Explained):
         return node
 
     def collect(self) -> Iterator[CheckItem]:
-        """One item per check: checks of a task metric first, then all others in the order of the spec.
-
-        So an unknown metric fails before the search, and stops a run with ``-x``.
-        """
+        """One item per check, checks of a task metric first, so that an unknown metric fails before the search."""
         from qdqspec.checks.base import asks_score
 
         first: CheckItem | None = None
@@ -204,10 +201,7 @@ def _marks(node: CaseNode) -> Iterator[pytest.MarkDecorator]:
 
 
 def unchanged_cases(items: Sequence[pytest.Item]) -> tuple[Case, ...]:
-    """The cases of the selected checks that will run as their specs state them.
-
-    A case that may be skipped, or that a fixture of a conftest may change, is left out.
-    """
+    """List the cases of the selected checks that run as their specs state: not skipped, and not changed by fixtures."""
     found: dict[str, Case] = {}
     for item in items:
         if not isinstance(item, CheckItem) or item.case.skipping.unless or item.get_closest_marker("skip"):

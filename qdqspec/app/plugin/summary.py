@@ -84,11 +84,10 @@ def write_at_end(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.USAGE_ERROR
 
 
-def find_obsolete(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
+def find_obsolete(config: pytest.Config, selected: Sequence[CheckItem]) -> None:
     """Find the obsolete entries of each spec whose checks are all selected. Reads baselines, no model."""
     if config.option.collectonly:
         return
-    selected = [item for item in items if isinstance(item, CheckItem)]
     counts = Counter(item.path for item in selected)
     for spec, cases in {item.path: item.cases for item in selected}.items():
         folder = spec.parent / "__baselines__" / cases[0].spec_name
@@ -100,10 +99,7 @@ def find_obsolete(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
 
 
 def write_baselines(config: pytest.Config) -> None:
-    """Write the measured entries, and with ``--qdq-update=all`` remove obsolete ones.
-
-    A file that cannot be written is recorded as a trouble, which makes the run fail.
-    """
+    """Write the measured entries, remove obsolete ones with ``--qdq-update=all``; an error makes the run fail."""
     state = state_of(config)
     renewals = state.all_renewals()
     dropping = bool(state.obsolete) and settings_of(config).update == "all"
@@ -122,11 +118,12 @@ def write_baselines(config: pytest.Config) -> None:
         else:
             state.baseline_lines += _written_lines(path_from_start(file, config), put, dropped)
     if state.obsolete and not dropping:
-        entries = sorted(state.obsolete)
-        state.baseline_lines += [
-            f"Obsolete baseline: {path_from_start(file, config)}: {'::'.join(name)}" for file, name in entries
-        ]
-        specs = dict.fromkeys(path_from_start(file.parent.parent.parent, config) for file, _ in entries)
+        specs: dict[str, None] = {}
+        for file, name in sorted(state.obsolete):
+            state.baseline_lines.append(
+                f"Obsolete baseline: {path_from_start(file, config)}: {'::'.join(name)}"
+            )
+            specs[path_from_start(file.parents[2], config)] = None
         state.baseline_lines.append(f"Remove with:\n  qdqspec baseline prune {' '.join(specs)}")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
@@ -63,13 +62,16 @@ class LintCheck:
             for finding in evidence.lint[target]
             if finding.id not in params.ignore
         ]
+        notes = ((target, plain(evidence.lint_loads.get(target, ""))) for target in params.target)
+        rows = tuple(row for row in notes if row[1])
+        loads = [Section(title="Loads", headers=("target", "runtime"), rows=rows)] if rows else []
         severities = ("refused", "slow") if params.strict else ("refused",)
         wrong = [(target, finding) for target, finding in found if finding.severity in severities]
         return verdict(
             "fail" if wrong else "pass",
             _headline_text(params, wrong),
             *_findings_section(wrong or found),
-            *_loads_section({target: evidence.lint_loads.get(target, "") for target in params.target}),
+            *loads,
             numbers={
                 severity: sum(f.severity == severity for _, f in found)
                 for severity in ("refused", "slow", "note")
@@ -101,11 +103,6 @@ def _findings_section(found: list[tuple[LintTarget, Finding]]) -> tuple[Section,
         rows.append(("", "", "", f"and {count_text(len(found) - _SHOWN, 'more finding')}", ""))
     headers = ("target", "rule", "severity", "node", "what")
     return (Section(title="Findings", headers=headers, rows=tuple(rows)),) if rows else ()
-
-
-def _loads_section(notes: Mapping[LintTarget, str]) -> tuple[Section, ...]:
-    rows = tuple((target, plain(note)) for target, note in notes.items() if note)
-    return (Section(title="Loads", headers=("target", "runtime"), rows=rows),) if rows else ()
 
 
 check = LintCheck()

@@ -82,6 +82,7 @@ class ParityCheck:
             why = _judge_unmeasured(params, parity, judged) or _judge_missing_search(params, evidence)
             if why is not None:
                 return why
+        replay = evidence.replays.get(params.evidence_key, "")
         outcome, headline, advised = _conclude(params, evidence, judged, failures, searched)
         return verdict(
             outcome,
@@ -91,8 +92,9 @@ class ParityCheck:
             *(() if params.asks(SLICE) else slice_sections(judged)),
             *steps_table(parity, judged[0].name),
             *(culprits_table(evidence.culprits) if culpable_output(params, parity) is not None else ()),
-            *(search_sections(searched) if searched is not None else ()),
-            *_replay_section(evidence.replays.get(params.evidence_key, "")),
+            *([Section(title="Search", text=_search_text(searched))] if searched else []),
+            *(probe_sections(searched.found) if searched and searched.found else ()),
+            *([Section(title="The worst input with Polygraphy", text=replay)] if replay else []),
             numbers={
                 **_collect_numbers(params, parity, judged),
                 "inputs_tried": searched.tried if searched else math.nan,
@@ -404,17 +406,6 @@ def noise_shares(parity: ParityEvidence) -> dict[str, Any] | None:
         return None
     quantization, runtime = (own / sum(noise) for own in noise)
     return {"output": worst.name, "quantization": quantization, "runtime": runtime}
-
-
-def _replay_section(command: str) -> tuple[Section, ...]:
-    """The command that repeats a failure without qdqspec."""
-    return (Section(title="The worst input with Polygraphy", text=command),) if command else ()
-
-
-def search_sections(found: ParitySearch) -> tuple[Section, ...]:
-    """The inputs tried; for an input that breaks the limits all details, and how to reproduce it."""
-    summary = Section(title="Search", text=_search_text(found))
-    return (summary,) if found.found is None else (summary, *probe_sections(found.found))
 
 
 def probe_sections(probe: Probe) -> tuple[Section, ...]:
