@@ -11,7 +11,6 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 
 from qdqspec.types import EXACT_DB, Interval, LatencyEvidence, Provenance, Site
 
-_SPACES = re.compile(r"(\s+)")
 _SHARE = re.compile(r"top\d+|miou")
 _DURATIONS = (("d", 86_400), ("h", 3600), ("min", 60))
 _SIZES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
@@ -218,15 +217,8 @@ def plain(text: object, width: int | None = None) -> str:
 
 def without_passwords(text: str) -> str:
     """The text with passwords in URLs masked: ``ssh://user:***@host``."""
-    words = _SPACES.split(text)
-    for number, word in enumerate(words):
-        head, mark, rest = word.partition("://")
-        # Between the colon after the user's name and the last at sign: a password may contain others.
-        user, colon, _ = rest.partition(":")
-        secret, at, host = rest.rpartition("@")
-        if mark and colon and at and len(user) < len(secret):
-            words[number] = f"{head}://{user}:***@{host}"
-    return "".join(words)
+    # Between the colon after the user's name and the last at sign: a password may contain others.
+    return re.sub(r"(://[^\s:]*):\S*@", r"\1:***@", text)
 
 
 def wrapped(text: str, width: int | None) -> str:

@@ -212,26 +212,18 @@ class ParityParams(CheckParams, ParityLimits):
         ``outputs`` are the compared ones: a limit in steps is one of the difference, by the step of each output.
         """
         chosen = {out.name: out for out in self.chosen(outputs) if out.compared}
-        found: list[tuple[str, str, float, dict[str, float | None]]] = [  # the third is that of other outputs
-            ("snr", "--snr-threshold", -_WORST, dict.fromkeys(chosen, self.min_sqnr_db)),
-            (
-                "cosine_similarity",
-                "--cosine-similarity-threshold",
-                -1,
-                dict.fromkeys(chosen, self.min_cosine),
-            ),
-            ("simple", "--atol", _WORST, {name: self._most_difference(out) for name, out in chosen.items()}),
-        ]
+        sqnr, cosine = dict.fromkeys(chosen, self.min_sqnr_db), dict.fromkeys(chosen, self.min_cosine)
+        most = {name: self._most_difference(out) for name, out in chosen.items()}
         names, words = list[str](), list[str]()
-        for name, option, other, limits in found:
-            given = {output: limit for output, limit in limits.items() if limit is not None}
+        for name, option, others, limits in (
+            ("snr", "--snr-threshold", f":{-_WORST:g}", sqnr),
+            ("cosine_similarity", "--cosine-similarity-threshold", ":-1", cosine),
+            ("simple", "--atol", f":{_WORST:g}", most),
+        ):
+            given = [f"{output}:{limit:.9g}" for output, limit in limits.items() if limit is not None]
             if given:
                 names.append(name)
-                words += [
-                    option,
-                    f":{other:g}",
-                    *(f"{output}:{limit:.9g}" for output, limit in given.items()),
-                ]
+                words += [option, others, *given]
         exact = ["--rtol", "0", "--check-error-stat", "max"] if "simple" in names else []
         return ["--compare", *names, *words, *exact] if names else []
 
