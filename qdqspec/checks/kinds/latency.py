@@ -65,15 +65,12 @@ def _require_devices(table: dict[str, LatencyBudget]) -> dict[str, LatencyBudget
     return table
 
 
-def _shape(value: object) -> str:
-    return "percentiles" if isinstance(value, dict) else "number"
-
-
 Percentiles: TypeAlias = Annotated[
     dict[str, Positive], Field(min_length=1), AfterValidator(_require_percentiles)
 ]
 LatencyBudget: TypeAlias = Annotated[
-    Annotated[Positive, Tag("number")] | Annotated[Percentiles, Tag("percentiles")], Discriminator(_shape)
+    Annotated[Positive, Tag("number")] | Annotated[Percentiles, Tag("percentiles")],
+    Discriminator(lambda value: "percentiles" if isinstance(value, dict) else "number"),
 ]
 BudgetTable: TypeAlias = Annotated[
     dict[str, LatencyBudget], Field(min_length=1), AfterValidator(_require_devices)

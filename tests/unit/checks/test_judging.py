@@ -16,9 +16,11 @@ from qdqspec.checks.verdicts import faster_advice
 from qdqspec.testing.records import alone_case, cached_case, check_named, faster_case, params_of
 from qdqspec.types import (
     AccuracyEvidence,
+    BuildEvidence,
     DeviceKey,
     Evidence,
     Interval,
+    LayerTime,
     ParityEvidence,
     PatternRules,
     ProfileLatency,
@@ -28,6 +30,7 @@ from qdqspec.types import (
     Verdict,
     WorstSlice,
 )
+from qdqspec.types.requests import BuildRequest
 
 FASTER = faster_case().evidence
 ALONE = alone_case().evidence
@@ -122,6 +125,23 @@ UNDIVIDED = replace(
         outputs=(output("y"),), samples=4, data="evaluation", undivided="no kernel for MyOp"
     ),
 )
+OPS = {"a": "Conv", "b": "Conv", "c": "LayerNormalization", "d": "Relu"}
+
+
+def built(integer: str, places: dict[str, str], **fields: str) -> Evidence:
+    """A build for a device with several places: the nodes that run in integers, and the place of each node."""
+    layers = tuple(
+        LayerTime(
+            name=node, op_type=OPS[node], milliseconds=0, nodes=(node,), integer=node in integer, place=place
+        )
+        for node, place in places.items()
+    )
+    build = BuildEvidence(backend="onnxruntime-qnn", layers=layers, ops=OPS, **fields)
+    return replace(FASTER, builds={BuildRequest().key: build})
+
+
+MIXED = built("ad", {"a": "npu", "b": "npu", "c": "cpu", "d": "npu-2"})
+REFUSED = built("", {}, refused="MEM_ALLOC 1002", cure="choose a chip")
 SIZES = replace(FASTER, size_bytes={"reference": 2**21, "tuned": 2**20 + 1})
 LINT = replace(FASTER, lint=sample_lint("tensorrt-11"))
 
@@ -251,6 +271,19 @@ JUDGED: list[tuple[str, Evidence, dict, str, str]] = [
     ("placement", ALONE, {"forbid": ["Conv"]}, "pass", "0 activation pairs, unchanged: 1 rule held"),
     ("size", SIZES, {"max_bytes": "1MiB"}, "fail", "1048577 B > budget 1048576 B"),
     ("size", SIZES, {"max_ratio": 0.5}, "fail", "0.50000 of the reference's size > budget 0.50000"),
+    (
+        "partition", MIXED, {"max_cpu_nodes": 1, "max_partitions": 2, "min_integer": {"Conv": 1}},
+        "pass", "1 node on the CPU, 2 parts, 2 nodes in integers",
+    ),
+    ("partition", MIXED, {"max_cpu_nodes": 0}, "fail", "1 node on the CPU, more than 0"),
+    ("partition", MIXED, {"max_partitions": 1}, "fail", "2 parts on the device, more than 1"),
+    ("partition", MIXED, {"min_integer": {"Conv": "all"}}, "fail", "1 of 2 Conv in integers, fewer than 2"),
+    (
+        "partition", MIXED, {"forbid_cpu": ["LayerNormalization"]},
+        "fail", "LayerNormalization on the CPU: c",
+    ),
+    ("partition", REFUSED, {"max_cpu_nodes": 0}, "fail", "refused: MEM_ALLOC 1002"),
+    ("partition", built("a", {"a": ""}), {"max_cpu_nodes": 0}, "inconclusive", ""),  # places are not told
     ("lint", LINT, {"target": "tensorrt-11"}, "fail", ""),
     ("lint", LINT, {"target": "tensorrt-11", "ignore": ["TRT001"]}, "pass", ""),
     ("lint", LINT, {"target": "tensorrt-11", "ignore": ["TRT001"], "strict": True}, "fail", ""),
@@ -277,6 +310,7 @@ ADVICE: list[tuple[str, Evidence, dict, str]] = [
     ("parity", in_steps(40.0, 15.1), {"min_sqnr_db": 20}, "qdqspec explain"),
     ("parity", in_steps(18.0, 18.5), {"min_sqnr_db": 20}, "'y' has the largest difference."),
     ("parity", UNDIVIDED, {"min_sqnr_db": 20, "runtime": {"min_sqnr_db": 30}}, "no kernel for MyOp"),
+    ("partition", REFUSED, {"max_cpu_nodes": 0}, "choose a chip"),
     ("placement", FASTER, {"require": ["Cov"]}, "(did you mean 'Conv'?)"),
     ("placement", ALONE, {"require": ["Conv"]}, "The model is unchanged"),
 ]
@@ -285,6 +319,11 @@ ADVICE: list[tuple[str, Evidence, dict, str]] = [
 @pytest.mark.parametrize(("kind", "evidence", "values", "advice"), ADVICE)
 def test_the_advice_depends_on_the_evidence(kind: str, evidence: Evidence, values: dict, advice: str) -> None:
     assert advice in judge(kind, evidence, **values).advice
+
+
+def test_the_numbers_of_a_partition() -> None:
+    numbers = judge("partition", MIXED, max_cpu_nodes=0).numbers
+    assert numbers == {"cpu_nodes": 1, "partitions": 2, "integer_nodes": 2}
 
 
 def test_the_most_specific_budget_applies_that_of_the_device_first() -> None:

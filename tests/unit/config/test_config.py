@@ -31,6 +31,7 @@ from qdqspec.graph.model import Model
 from qdqspec.qdq.read.survival import run_optimizer
 from qdqspec.qdq.space.units import apply_rules
 from qdqspec.spec import kinds
+from qdqspec.testing.records import params_of
 from qdqspec.types import Case
 
 
@@ -335,10 +336,6 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         sys.modules.pop(name, None)
 
 
-def params(kind: str, **words: object):
-    return kinds.params_of(kind)(kind=kind, **words)
-
-
 def test_each_name_is_mapped_to_the_backend_that_declares_it():
     for backend in registry.names("backend"):
         declared = hooks.declaration_of(backend)
@@ -350,16 +347,16 @@ def test_names_of_an_installed_backend_are_valid_in_a_spec(install: None):
     assert hooks.declares("optimizers", "onnxruntime-basic")
     assert "qdq_mine_backend" not in sys.modules, "names of built-in backends import no other one"
     assert kinds._backend("qdq_mine-small") == "qdq_mine-small"
-    assert params("lint", target="qdq_mine-1.2").target == ("qdq_mine-1.2",)
-    assert params("survival", through=["qdq_mine-fast"]).through == ("qdq_mine-fast",)
+    assert params_of("lint", target="qdq_mine-1.2").target == ("qdq_mine-1.2",)
+    assert params_of("survival", through=["qdq_mine-fast"]).through == ("qdq_mine-fast",)
     assert "qdq_mine-1" in hooks.all_names("lint_targets")
 
 
 def test_names_that_no_installed_backend_declares_are_not_valid():
     with pytest.raises(ValidationError, match=r"unknown lint target 'qdq_mine-1\.2'"):
-        params("lint", target="qdq_mine-1.2")
+        params_of("lint", target="qdq_mine-1.2")
     with pytest.raises(ValidationError, match="unknown optimizer 'qdq_mine-fast'"):
-        params("survival", through=["qdq_mine-fast"])
+        params_of("survival", through=["qdq_mine-fast"])
 
 
 def test_an_optimizer_of_an_installed_backend_runs(install: None, tmp_path: Path):
