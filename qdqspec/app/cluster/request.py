@@ -98,7 +98,8 @@ def pack(case: Case, settings: Settings) -> Package:
     _add_external(package, case.model, moved.model.parent.as_posix())
     if case.spec is not None and moved.spec is not None:
         baselines = Path(FOLDER) / case.spec_name
-        package.add_folder((moved.spec.parent / baselines).as_posix(), case.spec.parent / baselines)
+        for file in sorted((case.spec.parent / baselines).glob("*.json")):
+            package.files[(moved.spec.parent / baselines / file.name).as_posix()] = file
     package.case = to_data(replace(moved, metrics={}, loaders={}))
     return package
 

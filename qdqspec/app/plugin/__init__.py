@@ -36,16 +36,16 @@ def pytest_load_initial_conftests(args: list[str]) -> None:
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
-    """Add the hooks that a conftest may implement."""
+    """Add the hooks that a conftest may implement, and the fixtures that a later plugin may replace."""
     pluginmanager.add_hookspecs(hookspecs)
+    pluginmanager.register(fixtures, "qdqspec-fixtures")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register markers and fixtures; reject invalid options."""
+    """Register the markers; reject invalid options."""
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
     options.refuse_wrong_options(config)
-    config.pluginmanager.register(fixtures, "qdqspec-fixtures")
     config.pluginmanager.register(summary.InterruptWatch(config), "qdqspec-interrupt")
 
 
