@@ -43,10 +43,7 @@ def extremes(values: Array) -> Array:
 
 
 def evenly_spaced(values: Array, most: int = MOST_SPACED) -> Array:
-    """At most ``most`` values of an array, flat, at equal distances.
-
-    The distance shares no factor with a dimension, so that the values come from all channels, rows and columns.
-    """
+    """At most ``most`` values at equal distances that share no factor with a dimension: from all channels and rows."""
     step = max(1, -(-values.size // most))
     while any(math.gcd(step, dim) > 1 for dim in values.shape):
         step += 1

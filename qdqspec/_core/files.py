@@ -78,10 +78,7 @@ def copy_whole(source: Path, target: Path) -> None:
 
 @contextmanager
 def partial_folder(parent: Path) -> Iterator[Path]:
-    """A hidden folder on the disk of ``parent``, to write in and to move from; removed afterwards.
-
-    A kill leaves it behind; those of earlier runs are removed first. Raises ``OSError``.
-    """
+    """A hidden folder on the disk of ``parent``, removed afterwards, as those of killed runs are before."""
     remove_partial(parent)
     name = f"{_PREFIX}{_machine()}-{os.getpid()}-"
     folder = Path(tempfile.mkdtemp(prefix=name, suffix=_SUFFIX, dir=parent))
@@ -122,7 +119,7 @@ def _process_runs(name: str) -> bool | None:
     except OverflowError:
         return None
     except OSError:  # it belongs to another user
-        return True
+        pass
     return True
 
 
@@ -138,16 +135,11 @@ def explained(what: str, path: Path, cure: str = "choose another folder") -> Ite
 def unwritable(what: str, path: Path, error: OSError, cure: str = "choose another folder") -> OutputError:
     """The error of a file that cannot be written. On a full disk the cure begins with freeing space."""
     reason = error.strerror or str(error) or type(error).__name__
-    if is_temporary(path):
+    if any(path.is_relative_to(home) for home in Path(tempfile.gettempdir()).glob(f"{SHARED}*")):
         cure = "set TMPDIR to another folder"
     if is_full(error):
         cure = f"free some space or {cure}"
     return OutputError(f"{what} cannot be written: {reason}", where=path, cure=cure)
-
-
-def is_temporary(path: Path) -> bool:
-    """Whether a path is in the folder of all temporary files of a user."""
-    return any(path.is_relative_to(home) for home in Path(tempfile.gettempdir()).glob(f"{SHARED}*"))
 
 
 def is_full(error: BaseException) -> bool:

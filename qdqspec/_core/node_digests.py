@@ -140,33 +140,24 @@ class _Difference:
         names = [f"{self._new[number]} ({reasons})" for number, reasons in changed.items()]
         names += [f"+ {row}" for number, row in enumerate(self._new) if number not in self._pairs]
         names += [f"- {row}" for number, row in enumerate(self._old) if number not in self._kept]
-        renamed = sum(
-            1
-            for number, old in self._pairs.items()
-            if self._old[old].name != self._new[number].name and not _NUMBERED.search(self._new[number].name)
-        )
+        both = [(self._old[old].name, self._new[new].name) for new, old in self._pairs.items()]
+        renamed = sum(before != name and not _NUMBERED.search(name) for before, name in both)
         parts = []
         if names:
             more = f", and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
             parts.append(f"{count_text(len(names), 'node')} changed: {', '.join(names[:_SHOWN])}{more}")
-        if constants := self._count_constants():
+        # a constant that several nodes read counts once
+        values = (
+            change
+            for new, old in self._pairs.items()
+            for change in zip(self._old[old].constants, self._new[new].constants, strict=False)
+        )
+        if constants := len({(before, now) for before, now in values if before != now}):
             parts.append(f"{count_text(constants, 'constant')} changed")
         if renamed:
             parts.append(f"{count_text(renamed, 'node')} renamed")
-        return (
-            "; ".join(parts) or "nodes and constants are the same: other names of tensors, or other metadata"
-        )
-
-    def _count_constants(self) -> int:
-        """The number of constants that changed; one that several nodes read counts once."""
-        return len(
-            {
-                values
-                for number, old in self._pairs.items()
-                for values in zip(self._old[old].constants, self._new[number].constants, strict=False)
-                if values[0] != values[1]
-            }
-        )
+        same = "nodes and constants are the same: other names of tensors, or other metadata"
+        return "; ".join(parts) or same
 
 
 def _find_producer(number: int, source: str) -> tuple[int, str] | None:

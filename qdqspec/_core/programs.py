@@ -48,10 +48,7 @@ class Interpreter(Protocol):
 def python_command(
     module: str, *arguments: str, interpreter: Interpreter | None = None
 ) -> tuple[list[str], dict[str, str]]:
-    """The command that runs a module in a new interpreter, and its environment variables.
-
-    By default it is this interpreter, and imports what this process does.
-    """
+    """The command that runs a module in a new interpreter, by default this one, and its environment variables."""
     if interpreter is None:
         paths = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
         python, variables = sys.executable, {"PYTHONPATH": paths}

@@ -50,10 +50,7 @@ def names(kind: RegistryKind) -> tuple[str, ...]:
 
 
 def module_of(kind: RegistryKind, name: str) -> ModuleType:
-    """The module of a name: the built-in one, or that of an installed package's entry point.
-
-    Raises `ConfigError` if there is none, with the nearest known name.
-    """
+    """The module of a name, built in or of an entry point. Raises `ConfigError` with the nearest known name."""
     if name in built_in(kind):
         return importlib.import_module(f"qdqspec.{_PLACES[kind][0]}.{name.replace('-', '_')}")
     if name in _entry_points(kind):

@@ -24,10 +24,7 @@ _RUNS = "runs"
 
 
 class TemporaryFolder:
-    """A folder of this process, removed when closed or garbage collected, at the latest by the next run.
-
-    Raises `OutputError` if it cannot be created.
-    """
+    """A folder of this process, removed when closed or collected, or by the next run. Raises `OutputError`."""
 
     def __init__(self) -> None:
         home = shared_folder(_RUNS)

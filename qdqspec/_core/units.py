@@ -11,7 +11,6 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 
 from qdqspec.types import EXACT_DB, Interval, LatencyEvidence, Provenance, Site
 
-_SPACES = re.compile(r"(\s+)")
 _SHARE = re.compile(r"top\d+|miou")
 _DURATIONS = (("d", 86_400), ("h", 3600), ("min", 60))
 _SIZES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
@@ -111,10 +110,7 @@ def fraction(value: object) -> object:
 
 
 def refuse_more_than_all(metric: str, **limits: float | None) -> None:
-    """Raise ``ValueError`` for a limit such as 97, meant as 97 %, of a metric that is a share.
-
-    ``min`` may be 1; a ``max_drop`` of 1 would be no limit.
-    """
+    """Raise ``ValueError`` for a limit of a share beyond 1, such as 97 meant as 97 %, or a ``max_drop`` of 1."""
     for name, limit in limits.items():
         if limit is not None and is_share(metric) and (limit > 1 or (limit == 1 and name == "max_drop")):
             raise ValueError(
@@ -139,10 +135,7 @@ def texts_apart(
 
 
 def metric_text(metric: str, value: float, more: int = 0) -> str:
-    """The value of a task metric (``top1``, or of an output ``top1:logits``), with ``more`` digits than usual.
-
-    Shares are percentages; a metric of the user is written as a plain number.
-    """
+    """The value of a task metric (``top1:logits``) with ``more`` digits than usual; a percentage if it is a share."""
     if is_share(metric):
         return f"{100 * value:.{1 + more}f} %"
     return f"{value:.{4 + more}g}"
@@ -178,10 +171,8 @@ def seconds_text(seconds: float, *, rough: bool = False) -> str:
 
 def origin_text(provenance: Provenance) -> str:
     """``measured``, or the source of an earlier result with its age: ``cached (2 h)``."""
-    source = provenance.source
-    return (
-        source if source == "measured" else f"{source} ({seconds_text(provenance.age_seconds, rough=True)})"
-    )
+    age = seconds_text(provenance.age_seconds, rough=True)
+    return provenance.source if provenance.source == "measured" else f"{provenance.source} ({age})"
 
 
 def signal_text(number: int) -> str:
@@ -206,19 +197,15 @@ def names_text(names: Iterable[str]) -> str:
     return f"{len(quoted)}: {list_text(quoted, 3)}"
 
 
-def pair_text(site: Site, width: int = 36) -> str:
+def pair_text(site: Site) -> str:
     """A Q/DQ pair by its tensor and its readers: ``fire2/x > fire2/conv:0``."""
-    readers = [
-        "graph output" if end.is_output else f"{plain(end.node, width)}:{end.input}" for end in site.consumers
-    ]
-    return f"{plain(site.tensor, width)} > {list_text(readers, 2)}"
+    ends = site.consumers
+    readers = ["graph output" if end.is_output else f"{plain(end.node, 36)}:{end.input}" for end in ends]
+    return f"{plain(site.tensor, 36)} > {list_text(readers, 2)}"
 
 
 def plain(text: object, width: int | None = None) -> str:
-    """One printable line of any text: control characters escaped, the middle cut out if it is too long.
-
-    Names of nodes and tensors come from model files and may contain anything.
-    """
+    """One printable line of any text, such as a name in a model: the middle is cut out if it is too long."""
     line = "".join(
         c if c.isprintable() else c.encode("unicode_escape", "replace").decode() for c in str(text)
     )
@@ -230,15 +217,8 @@ def plain(text: object, width: int | None = None) -> str:
 
 def without_passwords(text: str) -> str:
     """The text with passwords in URLs masked: ``ssh://user:***@host``."""
-    words = _SPACES.split(text)
-    for number, word in enumerate(words):
-        head, mark, rest = word.partition("://")
-        # Between the colon after the user's name and the last at sign: a password may contain others.
-        user, colon, _ = rest.partition(":")
-        secret, at, host = rest.rpartition("@")
-        if mark and colon and at and len(user) < len(secret):
-            words[number] = f"{head}://{user}:***@{host}"
-    return "".join(words)
+    # Between the colon after the user's name and the last at sign: a password may contain others.
+    return re.sub(r"(://[^\s:]*):\S*@", r"\1:***@", text)
 
 
 def wrapped(text: str, width: int | None) -> str:

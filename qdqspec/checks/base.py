@@ -15,7 +15,6 @@ from qdqspec.types.requests import BaselineRequest, Request, ScoreRequest
 
 AnyRequest = TypeVar("AnyRequest")
 
-
 # As everywhere in a spec, text is not a number and `true` is not 1.
 NotNegative = Annotated[Number, Field(ge=0)]
 Whole = Annotated[int, Field(strict=True)]
@@ -38,6 +37,11 @@ def _bytes(value: object) -> object:
 
 
 ByteSize = Annotated[int, Field(strict=True), BeforeValidator(_bytes, json_schema_input_type=int | str)]
+
+
+def as_list(value: Any) -> Any:
+    """A text is short for a list of it."""
+    return [value] if isinstance(value, str) else value
 
 
 class CheckParams(BaseModel):
@@ -104,7 +108,7 @@ def needs_of(check: CheckSpec) -> frozenset[EvidenceKind]:
 
 def require_a_limit(params: object, *names: str) -> None:
     """Raise ``ValueError`` if none of the named limits is given: the check would check nothing."""
-    if all(getattr(params, name) in (None, ()) for name in names):
+    if all(getattr(params, name) in (None, (), {}) for name in names):
         known = ", ".join(names)
         raise ValueError(f"nothing to check: give at least one of {known}")
 

@@ -90,10 +90,7 @@ def value_of(limit: Limit, out: TensorParity, top: str) -> float | None:
 
 
 def broken(limits: ParityLimits, out: TensorParity, top: str, *, whole: bool = True) -> Iterator[str]:
-    """A message for each limit that an output exceeds.
-
-    For a single input, not ``whole`` data, slices and agreement are not meaningful and are not checked.
-    """
+    """A message for each limit that an output exceeds; for a single input, only for limits that it can break alone."""
     name = plain(out.name, NAME_WIDTH)
     if not out.matches:
         yield f"output '{name}': {out.note or 'not equal'}"
@@ -193,10 +190,7 @@ class ParityParams(CheckParams, ParityLimits):
         return self.model_dump_json(exclude={"id", "severity"}, exclude_none=True)
 
     def broken_by(self, outputs: tuple[TensorParity, ...], *, whole: bool = False) -> tuple[str, ...]:
-        """A message for each limit that the outputs exceed: for one input, or for ``whole`` data.
-
-        Slices and agreement are not checked for one input.
-        """
+        """A message for each limit that the outputs of one input exceed, or those of the ``whole`` data."""
         chosen = self.chosen(outputs)
         return tuple(words for out in chosen for words in broken(self, out, self.top.key, whole=whole))
 
@@ -218,26 +212,18 @@ class ParityParams(CheckParams, ParityLimits):
         ``outputs`` are the compared ones: a limit in steps is one of the difference, by the step of each output.
         """
         chosen = {out.name: out for out in self.chosen(outputs) if out.compared}
-        found: list[tuple[str, str, float, dict[str, float | None]]] = [  # the third is that of other outputs
-            ("snr", "--snr-threshold", -_WORST, dict.fromkeys(chosen, self.min_sqnr_db)),
-            (
-                "cosine_similarity",
-                "--cosine-similarity-threshold",
-                -1,
-                dict.fromkeys(chosen, self.min_cosine),
-            ),
-            ("simple", "--atol", _WORST, {name: self._most_difference(out) for name, out in chosen.items()}),
-        ]
+        sqnr, cosine = dict.fromkeys(chosen, self.min_sqnr_db), dict.fromkeys(chosen, self.min_cosine)
+        most = {name: self._most_difference(out) for name, out in chosen.items()}
         names, words = list[str](), list[str]()
-        for name, option, other, limits in found:
-            given = {output: limit for output, limit in limits.items() if limit is not None}
+        for name, option, others, limits in (
+            ("snr", "--snr-threshold", f":{-_WORST:g}", sqnr),
+            ("cosine_similarity", "--cosine-similarity-threshold", ":-1", cosine),
+            ("simple", "--atol", f":{_WORST:g}", most),
+        ):
+            given = [f"{output}:{limit:.9g}" for output, limit in limits.items() if limit is not None]
             if given:
                 names.append(name)
-                words += [
-                    option,
-                    f":{other:g}",
-                    *(f"{output}:{limit:.9g}" for output, limit in given.items()),
-                ]
+                words += [option, others, *given]
         exact = ["--rtol", "0", "--check-error-stat", "max"] if "simple" in names else []
         return ["--compare", *names, *words, *exact] if names else []
 

@@ -117,10 +117,7 @@ FAR = 1.5  # asked over found: more candidates of the same space do not close su
 
 
 def faster_advice(evidence: Evidence, otherwise: str, *, gap: float = 1.0) -> str:
-    """Advice on how the model may become faster, given the result of the search; ``otherwise`` ends the sentence.
-
-    ``gap`` is the factor by which the model is slower than asked.
-    """
+    """Advice on how the model may become faster by the factor ``gap`` it lacks; ``otherwise`` ends the sentence."""
     search = evidence.search
     if search is None:
         return f"Tune the model again, or {otherwise}."

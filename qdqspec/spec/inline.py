@@ -146,10 +146,7 @@ _PLACES = {
 
 
 def inline_case(model: PathLike, asked: Mapping[str, Any]) -> Case:
-    """The case of a model and the given options.
-
-    Raises `ConfigError` for an unknown option, `SpecError` with all other problems.
-    """
+    """The case of a model and options. Raises `ConfigError` for an unknown option, `SpecError` with other problems."""
     return _make_case(_validate({"model": os.fspath(model)}, asked, str))
 
 

@@ -126,10 +126,7 @@ def _named_apart(entries: tuple[CheckEntry, ...]) -> tuple[CheckEntry, ...]:
 
 
 def _backend(name: str) -> str:
-    """A backend or one of its targets; a backend that declares none defines them when it runs.
-
-    It is valid even if this machine lacks the backend: such a case is skipped.
-    """
+    """A backend, installed here or not, or one of its targets; any target of a backend that declares none."""
     owner = hooks.owner_of(name)
     if owner and (name == owner or name in (targets := hooks.declaration_of(owner).targets) or not targets):
         return name

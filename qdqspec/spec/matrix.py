@@ -11,14 +11,7 @@ from typing import Annotated, Any, Self, TypeAlias, TypeVar
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from qdqspec.spec.fields import (
-    Activations,
-    Count,
-    Formats,
-    Listed,
-    SpecSection,
-    slug,
-)
+from qdqspec.spec.fields import Activations, Count, Formats, Listed, SpecSection, slug
 from qdqspec.spec.kinds import BackendName, StrategyName
 from qdqspec.types import Granularity, Method, Preset
 
@@ -149,13 +142,11 @@ def combinations(
     extended = [dict(choice) for choice in originals]
     added: list[Choice] = []
     for entry in include:
-        fits = [
-            n
-            for n, choice in enumerate(originals)
-            if all(choice.get(axis, value) == value for axis, value in entry.items())
-        ]
-        for n in fits:
-            extended[n].update(entry)
+        fits = False
+        for choice, changed in zip(originals, extended, strict=True):
+            if all(choice.get(axis, value) == value for axis, value in entry.items()):
+                changed.update(entry)
+                fits = True
         if not fits:
             added.append(dict(entry))
     return tuple({axis: choice[axis] for axis in AXES if axis in choice} for choice in (*extended, *added))

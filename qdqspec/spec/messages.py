@@ -45,10 +45,9 @@ class SpecProblem:
     note: str = ""
 
 
-def findings(error: ValidationError, model: type[BaseModel], data: object) -> Iterator[SpecProblem]:
+def findings(error: ValidationError, model: type[BaseModel], data: object) -> list[SpecProblem]:
     """All problems of ``data`` that ``model`` reported."""
-    for details in error.errors(include_url=False):
-        yield _make_finding(details, model, data)
+    return [_make_finding(details, model, data) for details in error.errors(include_url=False)]
 
 
 def error_without_file(
@@ -59,12 +58,8 @@ def error_without_file(
     where: str | None = None,
     name: Callable[[Loc], str | None] | None = None,
 ) -> SpecError:
-    """All problems of a spec without a file as one error; the first line is a complete message.
-
-    ``name`` returns the caller's name for a location, ``None`` if there is none.
-    """
-    found = list(findings(error, model, data))
-    rows = []
+    """All problems of a spec without a file as one error; ``name`` returns the caller's name for a location, if any."""
+    found, rows = findings(error, model, data), []
     for finding in found[:MAX_PROBLEMS]:
         hint = f" ({finding.hint})" if finding.hint else ""
         place = (name and name(finding.loc)) or _write_location(finding.loc)
@@ -117,11 +112,8 @@ def _find_keys(loc: Loc, model: type[BaseModel], data: object) -> list[str]:
     inner = loc[:-1]
     always: set[str] = set()
     if loc[0] == "checks":
-        model, inner, always = (
-            params_of(_find_kind(loc, data)),
-            loc[2:-1],
-            {"kind"} if len(loc) == 3 else set(),
-        )
+        model, inner = params_of(_find_kind(loc, data)), loc[2:-1]
+        always = {"kind"} if len(loc) == 3 else set()
     for part in inner:
         if part in model.model_fields:
             model = next(_find_models(model.model_fields[str(part)].annotation), model)

@@ -136,13 +136,12 @@ def require_evaluation(inputs: InputsSection, tune: TuneSection, checks: Sequenc
         asking["tune", "accuracy"] = "'tune.accuracy'"
     text = "{what} needs inputs.evaluation, which is not given"
     hint = "add inputs: {evaluation: data.npz}, with the model's inputs and 'labels'"
-    if asking:
-        raise refused(
-            {
-                loc: PydanticCustomError("evaluation", text, {"what": what, "hint": hint})
-                for loc, what in asking.items()
-            }
-        )
+    errors = {
+        loc: PydanticCustomError("evaluation", text, {"what": what, "hint": hint})
+        for loc, what in asking.items()
+    }
+    if errors:
+        raise refused(errors)
 
 
 def _make_checks(checks: tuple[CheckEntry, ...], lines: tuple[int, ...]) -> tuple[CheckSpec, ...]:
@@ -184,10 +183,7 @@ def spec_schema() -> dict[str, Any]:
 
 
 def _simplify(node: Any) -> Any:
-    """The schema without generated titles and empty defaults.
-
-    No alternative is ``null``: a key of a file either has a value or is omitted.
-    """
+    """The schema without titles, empty defaults and ``null``: a key of a file has a value or is omitted."""
     if isinstance(node, list):
         return [_simplify(item) for item in node]
     if not isinstance(node, dict):

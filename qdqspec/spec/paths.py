@@ -70,14 +70,11 @@ class PathRules:
         if os.path.lexists(pattern):  # a name with brackets
             return self.path(text)
         fixed = Path(*itertools.takewhile(lambda part: not _WILD & set(part), pattern.parts))
-        self._require_inside(fixed, text)
-        for found in glob.iglob(str(pattern), recursive=True):  # noqa: PTH207 - it is absolute
-            self._require_inside(Path(found), text)
-        return pattern
-
-    def _require_inside(self, path: Path, text: str) -> None:
-        if self.roots and not self._is_inside(path):
+        # the search is lazy: no folder outside the roots is listed
+        files = map(Path, glob.iglob(str(pattern), recursive=True))  # noqa: PTH207 - it is absolute
+        if self.roots and not all(map(self._is_inside, itertools.chain([fixed], files))):
             raise PydanticCustomError("path", LEADS_OUT, {"text": text, "hint": CURE})
+        return pattern
 
     def _is_inside(self, path: Path) -> bool:
         real = Path(os.path.realpath(path))

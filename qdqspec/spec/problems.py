@@ -36,19 +36,15 @@ def source_lines(text: str) -> list[str]:
     return _LINE_BREAK.split(text)
 
 
-def excerpt(path: Path, line: int, column: int | None = None, context: int = 1) -> str:
-    """Lines of a file around ``line``, numbered, with a caret if a column is given.
-
-    Empty if the file can no longer be read: the excerpt only adds to a message.
-    """
+def excerpt(path: Path, line: int, column: int | None = None) -> str:
+    """Number the lines of a file around ``line``, with a caret below the column; empty if it can no longer be read."""
     try:
         lines = source_lines(path.read_text(encoding="utf-8", errors="replace"))
     except OSError:
         return ""
-    lines = (
-        lines[:-1] if len(lines) > line and not lines[-1] else lines
-    )  # the text after the last line end is not a line
-    return "\n".join(numbered(lines, line, column, before=context, after=context))
+    if len(lines) > line and not lines[-1]:  # the text after the last line end is not a line
+        lines.pop()
+    return "\n".join(numbered(lines, line, column, after=1))
 
 
 def numbered(
@@ -58,12 +54,11 @@ def numbered(
     *,
     width: int = 1,
     hint: str = "",
-    before: int = 1,
     after: int = 0,
 ) -> list[str]:
     """Source lines around ``line``, each with its number, and a line with a caret if a column is given."""
     line = min(max(line, 1), len(lines))
-    shown = range(max(line - before, 1), min(line + after, len(lines)) + 1)
+    shown = range(max(line - 1, 1), min(line + after, len(lines)) + 1)
     gutter = len(str(shown[-1])) + 3
     long, start = len(lines[line - 1]), 0
     if long > _MAX_WIDTH:  # cut so that the column is visible

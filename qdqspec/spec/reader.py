@@ -97,10 +97,7 @@ class _StopReading(Exception):  # noqa: N818 - control flow inside this module, 
 
 
 class Reader:
-    """Turns a parser's events into plain data; records positions by location, and problems.
-
-    ``kinds`` holds the classes of the events, of libyaml or of PyYAML.
-    """
+    """Turns a parser's events, of the classes in ``kinds``, into plain data, positions by location, and problems."""
 
     def __init__(self, text: str, events: Iterator[Any], kinds: ModuleType) -> None:
         self.problems: list[Problem] = []
@@ -175,10 +172,8 @@ class Reader:
             if again:
                 first = self.keys[here][0].line + 1
                 self._note(event, f"duplicate key '{key}'", hint=f"first on line {first}")
-                here = (
-                    *loc,
-                    event.start_mark.index,
-                )  # read but discarded; keys are text, so this location does not exist
+                # read but discarded; keys are text, so this location does not exist
+                here = (*loc, event.start_mark.index)
             self.keys[here] = (event.start_mark, event.end_mark)
             value = self._value(self._next(), here)
             if value is None:
@@ -240,16 +235,13 @@ class Reader:
         except MarkedYAMLError as error:
             self.problems.append(_make_syntax_problem(error))
         except ReaderError as error:
-            self.problems.append(self._make_character_problem(error))
+            before = source_lines(self._text[: error.position])
+            message = f"character U+{ord(self._text[error.position]):04X} is not allowed in YAML"
+            self.problems.append(Problem(line=len(before), column=len(before[-1]) + 1, message=message))
         except (YAMLError, ValueError, ArithmeticError, LookupError) as error:
             # other errors for a few malformed escapes, such as "\UFFFFFFFF"
             self.problems.append(_make_problem((self._last, self._last), f"not valid YAML: {error}"))
         raise _StopReading
-
-    def _make_character_problem(self, error: ReaderError) -> Problem:
-        before = source_lines(self._text[: error.position])
-        message = f"character U+{ord(self._text[error.position]):04X} is not allowed in YAML"
-        return Problem(line=len(before), column=len(before[-1]) + 1, message=message)
 
     def _note(self, event: Event | None, message: str, hint: str = "") -> None:
         marks = None if event is None else (event.start_mark, event.end_mark)

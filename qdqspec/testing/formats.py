@@ -21,20 +21,20 @@ from qdqspec.types import RunRecord
 _RUNS = {"sample": sample_run, "empty": empty_run, "bare": bare_run, "hostile": hostile_run}
 
 
-def _bytes(content: str | bytes) -> bytes:
-    return content.encode("utf-8") if isinstance(content, str) else content
-
-
 class FormatContract:
     """The properties of a report that is safe to write, commit and open. Set ``binary`` for a binary format."""
 
     report_format: ClassVar[ReportFormat]
     binary: ClassVar[bool] = False
 
+    def written(self, record: RunRecord) -> bytes:
+        """The report as it is written."""
+        content = self.report_format.render(record)
+        return content.encode("utf-8") if isinstance(content, str) else content
+
     def rendered(self, record: RunRecord) -> str:
         """The report as text."""
-        content = self.report_format.render(record)
-        return content if isinstance(content, str) else content.decode("utf-8")
+        return self.written(record).decode("utf-8")
 
     def test_suffix(self) -> None:
         """The suffix, with its dot, selects the format."""
@@ -43,21 +43,19 @@ class FormatContract:
     @pytest.mark.parametrize("name", _RUNS)
     def test_renders(self, name: str) -> None:
         """Any record gives a report: an empty one, one without measurements, one with unusual names."""
-        assert _bytes(self.report_format.render(_RUNS[name]()))
+        assert self.written(_RUNS[name]())
 
     @pytest.mark.parametrize("name", _RUNS)
     def test_deterministic(self, name: str) -> None:
         """The same record gives the same bytes."""
-        assert _bytes(self.report_format.render(_RUNS[name]())) == _bytes(
-            self.report_format.render(_RUNS[name]())
-        )
+        assert self.written(_RUNS[name]()) == self.written(_RUNS[name]())
 
     @pytest.mark.parametrize("name", _RUNS)
     def test_from_written_record(self, name: str) -> None:
         """A record that was written and read gives the same bytes as the original."""
         read = record_from_json(record_to_json(_RUNS[name]()))
         again = record_from_json(record_to_json(read))
-        assert _bytes(self.report_format.render(read)) == _bytes(self.report_format.render(again))
+        assert self.written(read) == self.written(again)
 
     def test_names_every_case(self) -> None:
         """Each case is included, by its spec's name."""

@@ -490,9 +490,7 @@ def _case(name: str, title: str, *checks: tuple[str, dict[str, object]]) -> Case
 
 
 def _evidence(case: Case, **measured: object) -> Evidence:
-    ops = {f"fire{index}/conv": "Conv" for index in range(26)} | {
-        f"fire{index}/relu": "Relu" for index in range(26)
-    }
+    ops = {f"fire{index}/{op.lower()}": op for op in ("Conv", "Relu") for index in range(26)}
     facts: dict[str, object] = {
         "backend": DEFAULT_BACKEND,
         "target": f"{DEFAULT_BACKEND}-cpu",

@@ -106,16 +106,13 @@ class Oracle:
         won = self._best is None or cost < (1 - self._eps) * self._best
         race = None
         if self._best is not None:
+            is_close = cost <= (1 + self._eps) * self._best
             race = Race(
                 opponent="best",
                 ratio=cost / self._best,
                 p_value=0.001,
                 pairs=12,
-                verdict="faster"
-                if won
-                else "no difference"
-                if cost <= (1 + self._eps) * self._best
-                else "slower",
+                verdict="faster" if won else "no difference" if is_close else "slower",
             )
         self._best = cost if won or self._best is None else self._best
         return replace(

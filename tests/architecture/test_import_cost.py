@@ -1,4 +1,4 @@
-"""Modules loaded by imports and commands; those of the plugin are tested in tests/plugin/test_collect_only.py."""
+"""Modules loaded by imports and commands; those of the plugin are tested in tests/plugin/test_collect.py."""
 
 from __future__ import annotations
 

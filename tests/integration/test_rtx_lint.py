@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import onnx
 import pytest
-from rtx_installed import require_rtx
 from trt_corpus import CASES, IMPORTED, NEAR_MISSES, NEWER, RTX_CASES, parse
 
 from qdqspec.backends.base import BuildOptions
@@ -47,13 +45,6 @@ def models() -> Iterator[tuple[str, Model]]:
 
 
 MODELS = dict(models())
-
-
-@pytest.fixture(scope="module")
-def compiler() -> Iterator[Isolated]:
-    require_rtx()
-    with closing(Isolated("tensorrt-rtx")) as backend:
-        yield backend
 
 
 def is_built(compiler: Isolated, path: Path, *capabilities: str) -> bool:

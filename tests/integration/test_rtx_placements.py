@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
 from itertools import combinations
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import numpy as np
 import onnx
 import pytest
 from architectures import architectures
-from rtx_installed import require_rtx
 
 from qdqspec._core.config import Settings
 from qdqspec.app.preparation.prepare import Prepared
@@ -35,13 +33,6 @@ CAPABILITIES = ("SM86", "SM89", "SM120")
 FAMILIES = dict(architectures())
 REAL = ("digits_resnet", "squeezenet10", "ultraface_rfb320")
 MIXES = tuple(combinations(FORMATS, 2))
-
-
-@pytest.fixture(scope="module")
-def compiler() -> Iterator[Isolated]:
-    require_rtx()
-    with closing(Isolated("tensorrt-rtx")) as backend:
-        yield backend
 
 
 @pytest.fixture(params=(*FAMILIES, *REAL))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,16 @@ class Project:
             if verb == "judge":
                 found.setdefault(rest[0].partition("::")[0], set()).add(pid)
         return found
+
+
+@pytest.fixture
+def simulated(pytester: pytest.Pytester, models: Path) -> pytest.Pytester:
+    """A project on the simulated device, with the model ``specs/digits_resnet.onnx``."""
+    (pytester.path / "pyproject.toml").write_text(
+        '[tool.pytest]\nstrict = true\n[tool.qdqspec]\nbackend = "fake"\n'
+    )
+    shutil.copy(models / "digits_resnet.onnx", pytester.mkdir("specs"))
+    return pytester
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 from qdqspec.backends.base import Availability
 from qdqspec.errors import ModelError
+from qdqspec.testing.records import sample_parity, sample_search
 from qdqspec.types import (
     CaseRecord,
     CheckResult,
@@ -19,14 +20,10 @@ from qdqspec.types import (
     Evidence,
     Interval,
     LatencyEvidence,
-    ParityEvidence,
-    Placement,
     Progress,
     RunRecord,
     Samples,
-    SearchResult,
     Section,
-    TensorParity,
     Verdict,
 )
 
@@ -122,19 +119,7 @@ class FakeSession:
             target="fake-cpu",
             device=DeviceKey(key="simulated"),
             model_sha256="0" * 64,
-            search=SearchResult(
-                winner=Placement(sites=frozenset()),
-                trials=(),
-                unchanged=False,
-                reason="it is faster",
-                strategy="attribution",
-                seconds=1.0,
-                cpu_seconds=1.0,
-                eps=0.01,
-                blocks=1,
-                regions=1,
-                patterns=1,
-            ),
+            search=sample_search((), (1.0,)),
             latency=LatencyEvidence(
                 clock="wall",
                 samples=samples,
@@ -142,11 +127,7 @@ class FakeSession:
                 builds=3,
                 speedup=Interval(median=1.5, low=1.4, high=1.6),
             ),
-            parity=ParityEvidence(
-                outputs=(TensorParity(name="y", sqnr_db=31.5, cosine=0.9999, max_abs=0.01, max_steps=1.0),),
-                samples=4,
-                data="random",
-            ),
+            parity=sample_parity(("y", 31.5)),
         )
 
     def record(self):

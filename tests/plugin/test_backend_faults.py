@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 
 import pytest
 
 SPEC = """\
 qdqspec: 1
-model: net.onnx
+model: digits_resnet.onnx
 tune: {trials: 5}
 checks: [{kind: size, max_ratio: 2}, {kind: parity, min_sqnr_db: 1}]
 """
@@ -22,11 +21,9 @@ STAGES = [("crash", "time"), ("oom", "build"), ("hang", "build")]
 
 
 @pytest.fixture
-def project(pytester, models):
-    (pytester.path / "pyproject.toml").write_text('[tool.qdqspec]\nbackend = "fake"\n')
-    shutil.copy(models / "digits_resnet.onnx", pytester.path / "net.onnx")
-    (pytester.path / "net.qdq.yaml").write_text(SPEC)
-    return pytester
+def project(simulated):
+    (simulated.path / "specs" / "net.qdq.yaml").write_text(SPEC)
+    return simulated
 
 
 def run(project, *words):

@@ -21,16 +21,11 @@ ITEM = "specs/a.qdq.yaml::default::regression"
 
 
 @pytest.fixture
-def real(pytester, models):
-    """A project with one regression check; ``run`` judges it on the simulated device."""
-    (pytester.path / "pyproject.toml").write_text(
-        '[tool.pytest]\nstrict = true\n[tool.qdqspec]\nbackend = "fake"\n'
-    )
-    (pytester.path / "specs").mkdir()
-    shutil.copy(models / "digits_resnet.onnx", pytester.path / "specs")
-    (pytester.path / "specs" / "a.qdq.yaml").write_text(SPEC)
-    pytester.file = pytester.path / "specs" / "__baselines__" / "a" / "fake.json"
-    return pytester
+def real(simulated):
+    """A project with one regression check on the simulated device."""
+    (simulated.path / "specs" / "a.qdq.yaml").write_text(SPEC)
+    simulated.file = simulated.path / "specs" / "__baselines__" / "a" / "fake.json"
+    return simulated
 
 
 @pytest.fixture(scope="module")

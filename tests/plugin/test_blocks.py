@@ -11,7 +11,7 @@ import re
 import shlex
 import shutil
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -40,17 +40,18 @@ PARTS = {
 END = {"&&", "||", "|", ">", ">>", ";"}
 
 
-def blocks(*languages: str) -> Iterator[object]:
-    """The blocks in these languages, with ids such as ``guide-2``. The workflow of ci.md has a separate test."""
+def numbered(page: Path, texts: Iterable[str]) -> Iterator[object]:
+    """Parameters with ids such as ``guide-2``."""
+    return (pytest.param(text, id=f"{page.stem}-{number}") for number, text in enumerate(texts, start=1))
+
+
+def blocks(language: str) -> Iterator[object]:
+    """The blocks in a language. The workflow of ci.md has a separate test."""
     for page in PAGES:
         text = re.sub(
             r"<!-- workflow -->\n```yaml\n.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL
         )
-        found = re.findall(r"^```(\w*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-        wanted = [block for language, block in found if language in languages]
-        yield from (
-            pytest.param(block, id=f"{page.stem}-{number}") for number, block in enumerate(wanted, start=1)
-        )
+        yield from numbered(page, re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
 
 
 def commands() -> Iterator[object]:
@@ -58,20 +59,15 @@ def commands() -> Iterator[object]:
     for page in PAGES:
         code = re.findall(r"^```\w*\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
         lines = "".join(code).replace("\\\n", " ").splitlines()
-        found = dict.fromkeys(re.findall(r"^(?:\$ )?((?:qdqspec|pytest) .*)", "\n".join(lines), re.MULTILINE))
-        yield from (
-            pytest.param(line, id=f"{page.stem}-{number}") for number, line in enumerate(found, start=1)
-        )
+        found = re.findall(r"^(?:\$ )?((?:qdqspec|pytest) .*)", "\n".join(lines), re.MULTILINE)
+        yield from numbered(page, dict.fromkeys(found))
 
 
 def quoted() -> Iterator[object]:
     """The commands quoted in sentences, which may lack arguments."""
     for page in PAGES:
         text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-        found = dict.fromkeys(re.findall(r"`(qdqspec [^`]+)`", text))
-        yield from (
-            pytest.param(line, id=f"{page.stem}-{number}") for number, line in enumerate(found, start=1)
-        )
+        yield from numbered(page, dict.fromkeys(re.findall(r"`(qdqspec [^`]+)`", text)))
 
 
 @pytest.mark.parametrize("block", [*blocks("yaml")])

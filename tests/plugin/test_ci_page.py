@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "how-to" / "ci.md").read_text(encoding="utf-8")
 SPEC = """\
 qdqspec: 1
-model: net.onnx
+model: digits_resnet.onnx
 tune: {trials: 1}
 checks: [{kind: speedup, min: 1.01}, {kind: speedup, min: 40}]
 """
@@ -58,31 +58,26 @@ def test_the_workflow_of_the_page_is_valid():
         ("-m 'not tune'", SPEC, 5),
     ],
 )
-def test_the_exit_codes_of_the_page(pytester, models, words, spec, code):
-    specs = pytester.mkdir("specs")
-    (specs / "net.onnx").write_bytes((models / "digits_resnet.onnx").read_bytes())
-    (specs / "net.qdq.yaml").write_text(spec)
-    assert pytester.runpytest_inprocess("specs", "--qdq-backend=fake", *shlex.split(words)).ret == code
+def test_the_exit_codes_of_the_page(simulated, words, spec, code):
+    (simulated.path / "specs" / "net.qdq.yaml").write_text(spec)
+    assert simulated.runpytest_inprocess("specs", *shlex.split(words)).ret == code
 
 
 @pytest.mark.parametrize("workers", [[], ["-n", "2"]], ids=["alone", "workers"])
-def test_the_commands_of_the_workflow_run(pytester, models, monkeypatch, tmp_path, workers):
-    specs = pytester.mkdir("specs")
-    (specs / "net.onnx").write_bytes((models / "digits_resnet.onnx").read_bytes())
-    (specs / "net.qdq.yaml").write_text(SPEC)
+def test_the_commands_of_the_workflow_run(simulated, monkeypatch, tmp_path, workers):
+    (simulated.path / "specs" / "net.qdq.yaml").write_text(SPEC)
     for name in ("GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY"):
         monkeypatch.setenv(name, str(tmp_path / name))
-    monkeypatch.setenv("QDQSPEC_BACKEND", "fake")
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
     install, key, gate = commands()
     assert install == "pip install qdqspec"  # the package is installed already
-    subprocess.run(key, shell=True, check=True, timeout=120, cwd=pytester.path)
+    subprocess.run(key, shell=True, check=True, timeout=120, cwd=simulated.path)
     assert re.fullmatch(r"key=[0-9a-f]{16}\n", (tmp_path / "GITHUB_OUTPUT").read_text())
     _, *words = shlex.split(gate)
-    run = pytester.runpytest_subprocess(*words, *workers)
+    run = simulated.runpytest_subprocess(*words, *workers)
     run.assert_outcomes(passed=1, failed=1)
     run.stdout.fnmatch_lines(
         ["::error file=specs/net.qdq.yaml,line=4,title=net%3A%3Adefault%3A%3Aspeedup-2::*"]
     )
     assert "# Quantized models" in (tmp_path / "GITHUB_STEP_SUMMARY").read_text()
-    assert (pytester.path / "run.json").is_file()
+    assert (simulated.path / "run.json").is_file()

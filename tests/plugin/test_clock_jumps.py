@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 
-import pytest
-
 SPEC = """\
 qdqspec: 1
 model: digits_resnet.onnx
@@ -24,20 +22,15 @@ time.time = lambda: _real() + next(_jumps)
 HOUR = 3600.0
 
 
-@pytest.fixture
-def project(pytester, models):
-    (pytester.path / "pyproject.toml").write_text('[tool.qdqspec]\nbackend = "fake"\ntime_limit = "10m"\n')
-    shutil.copy(models / "digits_resnet.onnx", pytester.path)
-    (pytester.path / "net.qdq.yaml").write_text(SPEC)
-    return pytester
-
-
 def run(project, *words):
-    project.runpytest_subprocess(".", "--qdq-json=record.json", *words).assert_outcomes(passed=2)
+    words = (".", "--qdq-time-limit=10m", "--qdq-json=record.json", *words)
+    project.runpytest_subprocess(*words).assert_outcomes(passed=2)
     return json.loads((project.path / "record.json").read_text())
 
 
-def test_search_cache_and_baseline_are_unaffected_by_jumps_of_the_clock(project):
+def test_search_cache_and_baseline_are_unaffected_by_jumps_of_the_clock(simulated):
+    project = simulated
+    (project.path / "specs" / "net.qdq.yaml").write_text(SPEC)
     still = run(project, "--qdq-no-cache", "--qdq-update=new")
     shutil.rmtree(project.path / "reports")
     (project.path / "conftest.py").write_text(JUMPING)

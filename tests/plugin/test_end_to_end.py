@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+from qdqspec.app.cli import main
+
 SPEC = """\
 qdqspec: 1
 model: digits_resnet.onnx
@@ -162,3 +164,15 @@ def test_the_runtimes_of_a_matrix_are_timed_together_at_the_end(real):
     assert found["reference"] in ("onnxruntime float", "fake float")
     result.stdout.fnmatch_lines(["Runtimes of a *", "*fastest that meets the accuracy limits: *"])
     assert "Runtimes of a" in (real.path / "page.html").read_text()
+
+
+def test_pytest_runs_the_spec_of_init(pytester, models):
+    shutil.copy(models / "digits_resnet.onnx", pytester.path)
+    # integers so fast that full quantization passes, however few builds the time limit allows
+    (pytester.path / "pyproject.toml").write_text(
+        '[tool.pytest]\nstrict = true\n[tool.qdqspec]\nbackend_option = ["fake.integer=0.5"]\n'
+    )
+    assert main(["init", "digits_resnet.onnx", "--backend=fake"]) == 0
+    options = ("-W", "error", "--qdq-backend=fake", "--qdq-time-limit=3s")
+    run = pytester.runpytest_subprocess("digits_resnet.qdq.yaml", *options)
+    run.assert_outcomes(passed=2)

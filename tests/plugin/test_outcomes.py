@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 
 from qdqspec.app.plugin.run import fulfils
@@ -123,16 +121,14 @@ def test_severity_warn_passes_with_a_warning_and_fails_if_warnings_are_errors(pr
     assert "Traceback" not in result.stdout.str()
 
 
-def test_checks_not_decided_within_the_time_limit_are_inconclusive(pytester, models):
-    (pytester.path / "pyproject.toml").write_text("[tool.pytest]\nstrict = true\n")
-    shutil.copy(models / "digits_resnet.onnx", pytester.path)
-    (pytester.path / "a.qdq.yaml").write_text(
+def test_checks_not_decided_within_the_time_limit_are_inconclusive(simulated):
+    (simulated.path / "specs" / "a.qdq.yaml").write_text(
         "qdqspec: 1\nmodel: digits_resnet.onnx\nchecks: [{kind: size, max_ratio: 2}, {kind: speedup, min: 1.1}]\n"
     )
-    options = ("a.qdq.yaml", "--qdq-backend=fake", "--qdq-time-limit=0s", "-rs")
-    result = pytester.runpytest_inprocess(*options)
+    options = ("specs", "--qdq-time-limit=0s", "-rs")
+    result = simulated.runpytest_inprocess(*options)
     result.assert_outcomes(skipped=2)
     result.stdout.fnmatch_lines(["a::default *size inconclusive, speedup inconclusive"])
     result.stdout.fnmatch_lines(["SKIPPED*inconclusive: not decided within the time limit of 0.0 s"])
-    assert not (pytester.path / "reports" / "a" / "default" / "tuned.onnx").exists()
-    pytester.runpytest_inprocess(*options, "--qdq-require=conclusive").assert_outcomes(failed=2)
+    assert not (simulated.path / "reports" / "a" / "default" / "tuned.onnx").exists()
+    simulated.runpytest_inprocess(*options, "--qdq-require=conclusive").assert_outcomes(failed=2)

@@ -1,16 +1,18 @@
-"""Generated pages are up to date, and the commands of the tutorial are accepted."""
+"""Generated pages are up to date, the commands of the tutorial are accepted, and the specs of the gallery load."""
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import re
 import shlex
 import shutil
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from qdqspec.app.cli import main
+from qdqspec.spec.load import load_spec
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -46,3 +48,28 @@ def test_the_commands_of_the_tutorial_are_accepted(
         run = pytester.runpytest_subprocess(*words, "--collect-only", "-q")
         assert run.ret == 0, words
         run.stdout.fnmatch_lines(["specs/digits.qdq.yaml::default::speedup"])
+
+
+GALLERY = DOCS / "gallery"
+SPECS = sorted(GALLERY.glob("*.qdq.yaml"))
+
+
+@pytest.fixture(scope="module")
+def fetching() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("gallery_fetch", GALLERY / "fetch.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_each_gallery_spec_has_a_model_and_a_line_in_the_page(fetching: ModuleType) -> None:
+    page = (GALLERY / "index.md").read_text(encoding="utf-8")
+    assert {path.name.partition(".")[0] for path in SPECS} == set(fetching.MODELS)
+    for path in SPECS:
+        name, spec = path.name.partition(".")[0], load_spec(path, root=GALLERY)
+        assert Path(str(spec.model)).name == f"{name}.onnx"
+        assert spec.checks
+        assert path.name in page
+        assert fetching.MODELS[name].package.partition("==")[0] in page

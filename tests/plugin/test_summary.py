@@ -1,8 +1,9 @@
-"""The header and the summary of a run, and the files that it writes."""
+"""The header and the summary of a run, and the files that it writes, among them junit XML."""
 
 from __future__ import annotations
 
 import json
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -65,3 +66,24 @@ def test_ctrl_c_prints_how_to_resume(project):
     line = result.outlines[result.outlines.index("The measurements are kept. Resume with:") + 1]
     assert line.strip().startswith("pytest ")
     assert line.endswith("specs --qdq-seed=3 -k 'int8 and vision'")
+
+
+@pytest.mark.parametrize("arguments", [[], ["-n", "2"]])
+def test_the_junit_properties_of_a_check(project, arguments):
+    result = project.run_apart("--junitxml=out.xml", "-W", "error", *arguments)
+    result.assert_outcomes(passed=4)
+    cases = list(ET.parse(project.path / "out.xml").iter("testcase"))
+    assert {case.get("classname") for case in cases} == {
+        "specs.a.qdq.yaml.int8-b1",
+        "specs.a.qdq.yaml.int8-b8",
+    }
+    for case in cases:
+        found = {p.get("name"): p.get("value") for p in case.iter("property")}
+        assert found["qdq.latency_ms"] == "2.0"
+        assert found["qdq.reference_ms"] == "3.0"
+        assert found["qdq.speedup"] == "1.5"
+        assert found["qdq.sqnr_db"] == "31.5"
+        assert found["qdq.backend"] == "fake-cpu"
+        assert found["qdq.scheme"] == "e3b0c44298fc1c14"
+        assert found["qdq.provenance"] == "measured"
+        assert found["qdq.verdict"] == "pass"

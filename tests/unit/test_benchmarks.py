@@ -18,9 +18,7 @@ def test_the_audit_of_a_real_model_has_no_fault(models: Path, monkeypatch: pytes
     results = dict(
         zip(audit.STEPS, [*audit.row(models / "digits_resnet.onnx", 1, {})][-len(audit.STEPS) :], strict=True)
     )
-    assert {
-        step: text for step, text in results.items() if text != audit.NOTHING and not text.endswith("ok")
-    } == {}
+    assert [text for text in results.values() if text != audit.NOTHING and not text.endswith("ok")] == []
     assert results["strips"] == audit.OK
 
 
@@ -42,7 +40,7 @@ with open(made, "w") as file:
 @pytest.fixture
 def resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The module, in an empty folder."""
-    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+    monkeypatch.syspath_prepend(BENCHMARKS)
     monkeypatch.chdir(tmp_path)
     return importlib.import_module("resumed")
 

@@ -117,14 +117,6 @@ def test_the_log_does_not_repeat_lines_of_concurrent_cases() -> None:
     assert lines[2:] == ["[qdqspec] b: waits for a measurement"]
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def test_without_a_limit_nothing_ends() -> None:
     deadline = Deadline()
     assert deadline.left is None
@@ -134,20 +126,20 @@ def test_without_a_limit_nothing_ends() -> None:
 
 
 def test_a_limit_is_reached_after_its_seconds() -> None:
-    clock = Clock()
-    deadline = Deadline(seconds=90.0, clock=clock)
-    clock.now = 60.0
+    now = [0.0]
+    deadline = Deadline(seconds=90.0, clock=lambda: now[0])
+    now[0] = 60.0
     assert (deadline.left, deadline.reached) == (30.0, "")
     assert (deadline.share(0.1, otherwise=7.0), deadline.share(0.5, otherwise=7.0)) == (9.0, 30.0)
     assert (deadline.allows(31.0), deadline.allows(31.0, times=2)) == (False, True)
-    clock.now = 90.0
+    now[0] = 90.0
     assert (deadline.left, deadline.reached) == (0.0, "its limit of 1 min 30 s")
 
 
 def test_time_spent_waiting_does_not_count() -> None:
-    clock, waited = Clock(), Clock()
-    deadline = Deadline(seconds=10.0, clock=clock, waited=waited)
-    clock.now, waited.now = 12.0, 5.0
+    now = [0.0, 0.0]
+    deadline = Deadline(seconds=10.0, clock=lambda: now[0], waited=lambda: now[1])
+    now[:] = 12.0, 5.0
     assert (deadline.spent, deadline.left) == (7.0, 3.0)
 
 

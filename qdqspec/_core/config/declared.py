@@ -172,10 +172,7 @@ class BackendOptions:
     refused: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     def read(self, extra: Mapping[str, str]) -> dict[str, Any]:
-        """The values of this backend's words in ``extra``, by key; words of other backends are skipped.
-
-        Raises `ConfigError` for a word that is not declared and for an invalid value.
-        """
+        """This backend's values in ``extra`` by key. Raises `ConfigError` for an unknown word or an invalid value."""
         found = {}
         for name, text in extra.items():
             backend, _, word = name.partition(".")

@@ -103,10 +103,7 @@ def _read(folder: Path) -> dict[str, object] | None:
 
 
 def _claimed(folder: Path, mine: Mapping[str, object], output: Path) -> bool:
-    """Record the owner, unless another process has just recorded another spec.
-
-    If it cannot be written, the results cannot either, and writing them reports that.
-    """
+    """Record the owner, unless another process has recorded another spec; errors are reported by later writes."""
     text = json.dumps(mine, indent=1) + "\n"
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)

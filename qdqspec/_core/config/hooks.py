@@ -65,10 +65,7 @@ class Declaration:
 
 
 def declaration_of(backend: str) -> Declaration:
-    """The declaration of a backend; an empty one if it declares nothing, or its package cannot be imported.
-
-    Raises `ConfigError` for an unknown name.
-    """
+    """The declaration of a backend, empty if there is none. Raises `ConfigError` for an unknown name."""
     try:
         found = getattr(registry.module_of("backend", backend), "declaration", None)
     except ImportError:  # reported when the backend is used

@@ -42,13 +42,10 @@ BY_KEY = {option.key: option for option in OPTIONS}
 BUILD_OPTIONS = ("backend-option", "plugin", *(option.name for option in OPTIONS if option.sets))
 
 
-def add_options(
-    add: Callable[..., Any], *, prefix: str, only: Iterable[str] | None = None, skip: Iterable[str] = ()
-) -> None:
+def add_options(add: Callable[..., Any], *, prefix: str, only: Iterable[str] | None = None) -> None:
     """Add the options to a parser through its ``add_argument`` or ``addoption``; ``dest`` is ``qdq_<key>``."""
-    chosen = {option.name for option in OPTIONS} if only is None else set(only)
     for option in OPTIONS:
-        if option.name not in chosen - set(skip):
+        if only is not None and option.name not in only:
             continue
         words: dict[str, Any] = {"dest": f"qdq_{option.key}", "default": None, "help": option.help}
         if option.kind == "switch":
@@ -167,9 +164,8 @@ def _from_environment(environ: Mapping[str, str]) -> _Layer:
             raise ConfigError(
                 f"unknown environment variable {name}{near}", cure="unset it, or correct its name"
             )
-        option = by_variable[name]
-        many = option.kind == "many"
-        layer.append((option.key, environ[name].split(os.pathsep) if many else environ[name], name))
+        option, value = by_variable[name], environ[name]
+        layer.append((option.key, value.split(os.pathsep) if option.kind == "many" else value, name))
     return layer
 
 
@@ -179,12 +175,8 @@ def _from_file(path: Path) -> _Layer:
         key = name.replace("-", "_")
         if key not in BY_KEY:
             known = [option.name for option in OPTIONS]
-            near = did_you_mean(name, known)
-            raise ConfigError(
-                f"[tool.qdqspec] has an unknown key '{name}'{near}",
-                where=path,
-                cure=f"known: {', '.join(known)}",
-            )
+            what = f"[tool.qdqspec] has an unknown key '{name}'{did_you_mean(name, known)}"
+            raise ConfigError(what, where=path, cure=f"known: {', '.join(known)}")
         layer.append((key, value, f"{path.name} [tool.qdqspec] {name}"))
     return layer
 

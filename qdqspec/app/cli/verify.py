@@ -26,7 +26,7 @@ from qdqspec.types import Case, Probe
 if TYPE_CHECKING:
     from qdqspec._core.config import Settings
     from qdqspec.app.session import Session
-    from qdqspec.checks.kinds.parity import ParityParams
+    from qdqspec.checks.parity_params import ParityParams
 
 _LIMITS = ("min_sqnr_db", "min_cosine", "max_abs", "max_steps", "min_slice_sqnr_db")
 
@@ -77,7 +77,8 @@ def verify(arguments: argparse.Namespace) -> int:
     line has none. Exits 1 where a limit is not kept.
     """
     from qdqspec.app.session import Session
-    from qdqspec.checks.kinds.parity import SLICE, ParityParams, broken_limits
+    from qdqspec.checks.kinds.parity import broken_limits
+    from qdqspec.checks.parity_params import SLICE, ParityParams
 
     with Session(replace(settings_from(arguments), mode="verify")) as session:
         case = _case_given(arguments, session)
@@ -129,7 +130,7 @@ def _limits_given(arguments: argparse.Namespace) -> ParityParams | None:
     """The limits on the command line as parameters of a check; ``None`` if there are none."""
     from pydantic import ValidationError
 
-    from qdqspec.checks.kinds.parity import ParityParams
+    from qdqspec.checks.parity_params import ParityParams
 
     given = {name: value for name in _LIMITS if (value := getattr(arguments, name)) is not None}
     if not given:

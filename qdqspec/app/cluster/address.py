@@ -90,13 +90,12 @@ class Address:
             )
         from distributed import Security
 
-        files = {"ca_file": folder / AUTHORITY, "cert": folder / CERTIFICATE, "key": folder / KEY}
         own = {
-            f"tls_{role}_{what}": str(files[what])
+            f"tls_{role}_{what}": str(folder / file)
             for role in ("client", "scheduler", "worker")
-            for what in ("cert", "key")
+            for what, file in (("cert", CERTIFICATE), ("key", KEY))
         }
-        return Security(tls_ca_file=str(files["ca_file"]), require_encryption=True, **own)
+        return Security(tls_ca_file=str(folder / AUTHORITY), require_encryption=True, **own)
 
 
 def is_loopback(host: str) -> bool:
@@ -130,9 +129,8 @@ def make_certificates(folder: Path, days: int) -> tuple[Path, ...]:
     paths = (folder / AUTHORITY, folder / CERTIFICATE, folder / KEY)
     for path in paths:
         if path.exists():
-            raise OutputError(
-                "this file exists already", where=path, cure="remove it, or name another folder"
-            )
+            cure = "remove it, or name another folder"
+            raise OutputError("this file exists already", where=path, cure=cure)
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -145,7 +143,9 @@ def make_certificates(folder: Path, days: int) -> tuple[Path, ...]:
     pem = serialization.Encoding.PEM
     with explained("the certificates", folder):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _write_private(paths[2], private)
+        # only its owner may read it, from the first byte
+        with os.fdopen(os.open(paths[2], os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(private)
         for path, made in zip(paths, (authority, certificate), strict=False):
             replace_file(path, made.public_bytes(pem))
         replace_file(folder / ".gitignore", "*\n")
@@ -198,9 +198,3 @@ def _usage(*, is_authority: bool) -> x509.KeyUsage:
         encipher_only=False,
         decipher_only=False,
     )
-
-
-def _write_private(path: Path, content: bytes) -> None:
-    """Create a file that only its owner may read, from the first byte."""
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(content)

@@ -108,10 +108,7 @@ class Cluster:
         name: str,
         watch: Callable[[Progress], None],
     ) -> tuple[Any, Mapping[str, bytes]]:
-        """Run a case on a device; returns its answer and the files that it wrote, by their paths.
-
-        A case whose worker is lost is run again. Raises `StateError` if no worker completes the case.
-        """
+        """Run a case, again if its worker is lost; its answer and files by path. Raises `StateError` after four."""
         for _ in range(ATTEMPTS):
             key = f"qdqspec-{secrets.token_hex(8)}"
             run = self._runs[key] = _Run(watch)
@@ -188,7 +185,7 @@ class Cluster:
         for worker in self.workers():
             other = worker.announcement.version
             differs = f" with qdqspec {other}, which differs from {__version__} here"
-            note = "" if other == __version__ else differs
+            note = differs if other != __version__ else ""
             found.update(f"{each.backend} on {each.key}{note}" for each in worker.announcement.devices)
         return ", ".join(f"{text} ({count})" for text, count in sorted(found.items())) or "no worker at all"
 

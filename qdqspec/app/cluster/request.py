@@ -18,6 +18,7 @@ from qdqspec._core.config import Settings
 from qdqspec._core.config.declared import check_option
 from qdqspec._core.registry import resolve
 from qdqspec.checks.base import Check, requested
+from qdqspec.checks.baseline.store import FOLDER
 from qdqspec.errors import ConfigError, DataError, ModelError, StateError
 from qdqspec.graph.model import load_model
 from qdqspec.types import Case, CheckSpec, Data, DataSource
@@ -95,8 +96,10 @@ def pack(case: Case, settings: Settings) -> Package:
     package = Package(case={}, settings={name: to_data(getattr(settings, name)) for name in _SENT})
     moved = _move_paths(case, package.place, package.place_data)
     _add_external(package, case.model, moved.model.parent.as_posix())
-    if moved.spec is not None:
-        _add_baselines(package, case, moved.spec.parent.as_posix())
+    if case.spec is not None and moved.spec is not None:
+        baselines = Path(FOLDER) / case.spec_name
+        for file in sorted((case.spec.parent / baselines).glob("*.json")):
+            package.files[(moved.spec.parent / baselines / file.name).as_posix()] = file
     package.case = to_data(replace(moved, metrics={}, loaders={}))
     return package
 
@@ -197,13 +200,8 @@ def _refuse_local(case: Case, settings: Settings) -> None:
             cure=f"give --plugin {_TO_WORKER}",
         )
     for option in settings.backend_option:
-        check_option(
-            option,
-            "--qdq-backend-option with --qdq-cluster",
-            command_line=False,
-            prefix="--",
-            place=_TO_WORKER,
-        )
+        what = "--qdq-backend-option with --qdq-cluster"
+        check_option(option, what, command_line=False, prefix="--", place=_TO_WORKER)
 
 
 def _add_external(package: Package, path: Path, place: str) -> None:
@@ -215,12 +213,3 @@ def _add_external(package: Package, path: Path, place: str) -> None:
         except (ValueError, ConfigError):
             raise ModelError("its external data is not below its own folder", where=path) from None
         package.files[f"{place}/{relative}"] = file
-
-
-def _add_baselines(package: Package, case: Case, place: str) -> None:
-    from qdqspec.checks.baseline.store import FOLDER
-
-    assert case.spec is not None
-    for file in sorted((case.spec.parent / FOLDER / case.spec_name).glob("*")):
-        if file.is_file():
-            package.files[f"{place}/{FOLDER}/{case.spec_name}/{file.name}"] = file

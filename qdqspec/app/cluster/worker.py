@@ -28,9 +28,7 @@ if TYPE_CHECKING:
 
 
 _ENTRY = "qdqspec.app.cluster.worker"
-_CONFIG = (
-    "qdqspec"  # section of Dask's configuration, through which the Nanny passes it to the worker's process
-)
+_CONFIG = "qdqspec"  # section of Dask's configuration, which the Nanny passes to the worker's process
 _REACH_S = 30.0  # for an answer of the scheduler
 _START_S = 120.0  # for the start of its process; importing all took more than 30 s on a loaded machine
 _WORKER_TTL = "60s"  # a worker that is silent for so long is removed; Dask's own default is five minutes
@@ -55,9 +53,8 @@ def run_worker(
 
     security, found = address.security(certificates), announce(settings, backends)
     if not found.devices:
-        raise ConfigError(
-            "no backend is usable on this machine", cure="qdqspec doctor shows what each of them needs"
-        )
+        cure = "qdqspec doctor shows what each of them needs"
+        raise ConfigError("no backend is usable on this machine", cure=cure)
     folder.mkdir(parents=True, exist_ok=True)
     given = [str(folder), json.dumps(to_data(settings)), json.dumps(to_data(found))]
 
@@ -124,10 +121,7 @@ def dask_setup(worker: Worker) -> None:
 
 
 def run_case(request: Mapping[str, Any], files: Mapping[str, bytes]) -> tuple[Any, dict[str, bytes]]:
-    """The task of a case: run it in a process; returns the answer, and the files that the case wrote.
-
-    The process is stopped if the client cancels the task, or is gone.
-    """
+    """The task of a case, in a process that ends if the client is gone: its answer, and the files that it wrote."""
     import dask
     from distributed import get_worker
 
@@ -157,10 +151,7 @@ def run_case(request: Mapping[str, Any], files: Mapping[str, bytes]) -> tuple[An
 def run_process(
     folder: Path, settings: str, report: Callable[[object], None], is_wanted: Callable[[], bool]
 ) -> Any:
-    """Run the process of a case until it ends or is not wanted any more; returns its answer.
-
-    A process that leaves no answer has failed: the answer is then the end of its log.
-    """
+    """Run the process of a case until it ends or is not wanted; its answer, or a failure with the end of its log."""
     command, env = python_command("qdqspec.app.cluster.case_process", str(folder), settings)
     with (folder / LOG).open("wb") as log:
         process = subprocess.Popen(
@@ -192,10 +183,8 @@ def run_process(
         return json.loads((folder / ANSWER).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         end = (folder / LOG).read_bytes()[-_LOG_BYTES:].decode(errors="replace")
-        what = (
-            f"the process of the case ended with exit code {process.returncode}; the end of its log:\n{end}"
-        )
-        return to_data(Answer(failure=Failure.of(QdqspecError(what))))
+        what = f"the process of the case ended with exit code {process.returncode}; the end of its log:"
+        return to_data(Answer(failure=Failure.of(QdqspecError(f"{what}\n{end}"))))
 
 
 def _written_files(folder: Path, given: Mapping[str, bytes]) -> dict[str, bytes]:

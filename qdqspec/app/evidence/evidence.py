@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
@@ -303,11 +303,9 @@ class CaseWork:
 
     def require(self, check: CheckSpec) -> None:
         """Raise before a search if a check can never be judged."""
-        for request in requests_of(check):
-            if isinstance(request, ScoreRequest):
-                scores = self.prepared.scores
-                scores.require(request.metric, line=check.line)
-                scores.of_reference(request.metric, request.output)
+        for _, request in requested([check], ScoreRequest):
+            self.prepared.scores.require(request.metric, line=check.line)
+            self.prepared.scores.of_reference(request.metric, request.output)
 
     def _measured(self, kind: EvidenceKind) -> dict[str, Any]:
         """The fields of the evidence of a kind. All evidence has the kinds that are not named here."""
@@ -322,10 +320,13 @@ class CaseWork:
             case "accuracy":
                 return {"accuracy": self._accuracy()}
             case "size":
-                given, data = prepared.given, tuned.with_name(f"{tuned.name}.data")
-                files = [tuned, data] if data.is_file() else [tuned]
-                reference = _size([require_path(given), *given.external_files()])
-                return {"size_bytes": {"reference": reference, "tuned": _size(files)}}
+                data = tuned.with_name(f"{tuned.name}.data")
+                files = {
+                    "reference": [require_path(prepared.given), *prepared.given.external_files()],
+                    "tuned": [tuned, data] if data.is_file() else [tuned],
+                }
+                sizes = {role: sum(file.stat().st_size for file in own) for role, own in files.items()}
+                return {"size_bytes": sizes}
             case "lint":
                 return self._linted()
             case "survival":
@@ -344,10 +345,7 @@ class CaseWork:
                 return {}
 
     def _accuracy(self) -> dict[str, AccuracyEvidence]:
-        """The task metrics that checks request, for reference and tuned model.
-
-        A metric that raises is omitted; `require` and `gather` raise its error for the check.
-        """
+        """The task metrics that checks request, without those that raise: `require` and `gather` raise their errors."""
         scores, metrics = self.prepared.scores, dict[str, AccuracyEvidence]()
         for request in self._requested(ScoreRequest):
             with suppress(QdqspecError):
@@ -466,7 +464,3 @@ def _latency_warnings(measured: LatencyEvidence) -> Iterator[str]:
     if len({taken.launched_singly for taken in samples.values()}) > 1:
         roles[MIXED_LAUNCHES] = list(samples)
     yield from (f"latency of {' and '.join(names)}: {note}" for note, names in roles.items())
-
-
-def _size(files: Iterable[Path]) -> int:
-    return sum(file.stat().st_size for file in files)

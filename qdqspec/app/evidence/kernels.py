@@ -30,10 +30,7 @@ _MOVING = MOVING_OPS | SHAPE_SOURCES
 def quantized_work(
     pairs: Iterable[PlacedPair], ops: Mapping[str, str], layers: Sequence[LayerTime]
 ) -> QuantizedWork:
-    """The nodes that kernels compute in narrow formats; without kernels, the heavy nodes that read pairs.
-
-    ``ops`` are the operators of all nodes.
-    """
+    """The nodes that kernels compute in narrow formats; without kernels, heavy nodes (by ``ops``) that read pairs."""
     runs = any(not layer.boundary for layer in layers)
     if runs:
         computed = {node for layer in layers if layer.integer and not layer.boundary for node in layer.nodes}
@@ -83,10 +80,7 @@ def rejected_candidates(
     limits: Limits,
     ops: Mapping[str, str],
 ) -> tuple[RejectedCandidate, ...]:
-    """The candidates that show why the reference was selected, with their kernels if they have a profile.
-
-    ``known`` are all of them, the fastest first, and ``reference`` are the layers of the reference.
-    """
+    """The candidates that show why the ``reference`` was selected; ``known`` are all of them, the fastest first."""
     within = [one for one in known if limits.admits(one.trial.placement)]
     beyond = [one for one in known if one not in within and one.ratio.median < 1]
     beyond.sort(key=lambda one: limits.figures(one.trial.placement).sqnr_db or -math.inf, reverse=True)

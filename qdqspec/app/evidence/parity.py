@@ -19,7 +19,7 @@ from qdqspec.backends.base import Engine
 from qdqspec.checks.base import requests_of
 from qdqspec.errors import BackendError, ModelError
 from qdqspec.graph.model import load_model, require_path
-from qdqspec.types import Case, ParityEvidence, TopK
+from qdqspec.types import ParityEvidence, TopK
 from qdqspec.types.requests import ParityRequest
 
 
@@ -160,9 +160,11 @@ def compare_models(prepared: Prepared, tuned: Path, *, divided: bool = True) -> 
     prepared.resources.report_step("comparing outputs")
     feeds, kind = prepared.comparison_data()
     with both_models(prepared, tuned, divided=divided) as models:
-        compared = compare_outputs(models.runs(feeds), kind, questions(prepared.case))
+        requests = (request for check in prepared.case.checks for request in requests_of(check))
+        asked = (request.top for request in requests if isinstance(request, ParityRequest))
+        top = tuple(dict.fromkeys((TopK(), *asked)))  # the best class is always compared
         return replace(
-            compared,
+            compare_outputs(models.runs(feeds), kind, top),
             undivided=models.undivided,
             computed_by="" if prepared.capabilities.runs else ARITHMETIC,
             definition=prepared.definition,
@@ -176,13 +178,6 @@ def both_models(prepared: Prepared, tuned: Path, *, divided: bool = True) -> Sid
     return SideBySide(
         prepared.resources, reference, tuned, prepared.fixed, expected=expected, divided=divided
     )
-
-
-def questions(case: Case) -> tuple[TopK, ...]:
-    """The top-k comparisons of the case's checks, and always the best class."""
-    requests = (request for check in case.checks for request in requests_of(check))
-    asked = (request.top for request in requests if isinstance(request, ParityRequest))
-    return tuple(dict.fromkeys((TopK(), *asked)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,9 +16,8 @@ import numpy as np
 from qdqspec._core.arrays import Array, Feed
 from qdqspec.accuracy.compare import OutputComparison, Typical, compare_outputs, typical_of
 from qdqspec.accuracy.domain import InputResult, Span, input_domains, make, spans_of, words
+from qdqspec.app.evidence.kept_inputs import FOLDER, SavedProbe, save_replay, shown, write_probe
 from qdqspec.app.evidence.parity import SideBySide, both_models
-from qdqspec.app.evidence.replay import FOLDER, save_replay, shown
-from qdqspec.app.evidence.saved_probe import SavedProbe, write_probe
 from qdqspec.app.preparation.cached import MODEL
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.errors import BackendError
@@ -35,11 +34,7 @@ _OPTIONS = ("backend", "device", "threads")  # options that affect the result, r
 
 
 class Prober:
-    """Runs single inputs, and checks that the tuned model's outputs are close enough to the float model's.
-
-    Without ``params`` there are no limits. ``closest_db`` is the smallest SQNR of the inputs so far that broke no
-    limit.
-    """
+    """Runs single inputs against the limits ``params``, if any; ``closest_db`` is the smallest SQNR that broke none."""
 
     def __init__(
         self, models: SideBySide, params: InputLimits | None, typical: Mapping[str, Typical] | None = None
@@ -71,10 +66,7 @@ class Prober:
     def probe(
         self, feeds: Feed, inputs: tuple[TriedInput, ...], *, file: str = "", command: str = ""
     ) -> Probe:
-        """The full comparison of one input, with the errors of quantization and of the runtime measured separately.
-
-        Raises `BackendError` if the float model does not run on it.
-        """
+        """Compare one input, with both errors apart. Raises `BackendError` if the float model does not run on it."""
         self._models.reference(feeds)
         parity = ParityEvidence(outputs=(), samples=1, data=_DATA)
         try:
@@ -99,10 +91,7 @@ def _stopped(error: BackendError) -> str:
 
 
 def replay_failure(prepared: Prepared, tuned: Path, limits: InputLimits, check_id: str) -> str:
-    """Save the worst single input that breaks a limit, and return the command that repeats the failure.
-
-    Empty if no single input breaks a limit.
-    """
+    """Save the worst input that breaks a limit alone; the command that repeats the failure, empty if there is none."""
     feeds, _ = prepared.comparison_data()
     worst, noise = None, 0.0
     with both_models(prepared, tuned, divided=False) as models:
@@ -117,10 +106,7 @@ def replay_failure(prepared: Prepared, tuned: Path, limits: InputLimits, check_i
 
 
 def search_input(prepared: Prepared, tuned: Path, request: InputRequest, check_id: str) -> ParitySearch:
-    """Search for an input that breaks the limits; the smallest one found is written to a file.
-
-    Both models are built once. The file of an earlier search is removed if nothing is found any more.
-    """
+    """Search for an input that breaks the limits; the smallest one is written to a file, which is removed before."""
     file = prepared.output / FOLDER / f"{check_id}.npz"
     file.unlink(missing_ok=True)
     if tuned == require_path(prepared.given):
@@ -158,11 +144,8 @@ class _InputSearcher:
 
     def search(self, models: SideBySide, tuned: Path, file: Path) -> ParitySearch:
         """Run the search, save the input found, and return the evidence."""
-        from qdqspec.accuracy.input_search import (  # loads Hypothesis, which few cases need
-            drawn_inputs,
-            search_inputs,
-            simpler,
-        )
+        # loads Hypothesis, which few cases need
+        from qdqspec.accuracy.input_search import drawn_inputs, search_inputs, simpler
 
         typical = typical_of(models.reference(sample) for sample in self._samples)
         prober = Prober(models, self._asked.limits, typical)
@@ -178,9 +161,8 @@ class _InputSearcher:
         probe = None
         if found.smallest is not None:
             feeds, inputs = self._feeds(found.smallest), tuple(self._described(found.smallest))
-            write_probe(
-                file, SavedProbe(feeds=feeds, params=self._asked.limits, typical=typical, inputs=inputs)
-            )
+            kept = SavedProbe(feeds=feeds, params=self._asked.limits, typical=typical, inputs=inputs)
+            write_probe(file, kept)
             command = _command(self._prepared, tuned, file)
             with suppress(BackendError):  # it may be the tuned model that does not run on it
                 outputs = models.run(feeds)

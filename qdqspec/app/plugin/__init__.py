@@ -13,42 +13,10 @@ from typing import Any
 import pytest
 
 from qdqspec._core.config import add_options
-from qdqspec.app.plugin import baselines, collect, distribute, hooks, hookspecs, options, summary
+from qdqspec.app.plugin import collect, distribute, fixtures, hooks, hookspecs, options, summary
 from qdqspec.app.plugin._compat import columns_of, is_worker
-from qdqspec.app.plugin.fixtures import (
-    _qdq_own,
-    _qdq_the_case,
-    qdq_backend,
-    qdq_calibration,
-    qdq_case,
-    qdq_data,
-    qdq_latency,
-    qdq_metrics,
-    qdq_model,
-    qdq_parity,
-    qdq_regions,
-    qdq_report,
-    qdq_session,
-    qdq_tuned,
-)
 from qdqspec.app.plugin.run import without_traceback
-
-__all__ = [
-    "_qdq_own",
-    "_qdq_the_case",
-    "qdq_backend",
-    "qdq_calibration",
-    "qdq_case",
-    "qdq_data",
-    "qdq_latency",
-    "qdq_metrics",
-    "qdq_model",
-    "qdq_parity",
-    "qdq_regions",
-    "qdq_report",
-    "qdq_session",
-    "qdq_tuned",
-]
+from qdqspec.app.plugin.state import name_of, state_of
 
 MARKERS = (
     "qdq(case): judges a quantized model; on a plain test, the case that its qdq_* fixtures use",
@@ -68,8 +36,9 @@ def pytest_load_initial_conftests(args: list[str]) -> None:
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
-    """Add the hooks that a conftest may implement."""
+    """Add the hooks that a conftest may implement, and the fixtures that a later plugin may replace."""
     pluginmanager.add_hookspecs(hookspecs)
+    pluginmanager.register(fixtures, "qdqspec-fixtures")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -92,8 +61,9 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Count the checks of each case, and find baseline entries that no check uses any more."""
-    hooks.count_checks(session.config, session.items)
-    baselines.find_obsolete(session.config, session.items)
+    checks = [item for item in session.items if isinstance(item, collect.CheckItem)]
+    state_of(session.config).unfinished.update(name_of(item.case) for item in checks)
+    summary.find_obsolete(session.config, checks)
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest.Item]) -> list[str]:
@@ -136,16 +106,14 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int | pytest.ExitC
     if is_worker(session.config):
         distribute.hand_over(session.config)
     else:
-        baselines.write_baselines(session.config)
+        summary.write_baselines(session.config)
         summary.write_at_end(session)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Keep the checks of a case on one worker."""
-    from qdqspec.app.plugin.distribute import case_scheduling
-
-    return case_scheduling(config, log)
+    return distribute.case_scheduling(config, log)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -1,7 +1,4 @@
-"""All uses of pytest beyond its documented interface, with a fallback for each.
-
-Nothing else in the plugin may import ``_pytest`` or call the terminal reporter and capture manager.
-"""
+"""All uses of pytest beyond its documented interface, each with a fallback; no other module imports ``_pytest``."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _CHANGING = (
     "qdq_calibration",
     "qdq_metrics",
     "qdq_data",
-)  # fixtures that a conftest may replace
+)  # a conftest may replace these fixtures
 _FIRST_KEY = re.compile(r"^qdqspec\s*:", re.MULTILINE)
 
 
@@ -96,7 +96,6 @@ class PythonSpecFile(_Explained, pytest.Module):
         self.cases = tuple(_cases_of_module(vars(self.obj), self.path))
         for case in self.cases:
             _refuse_far_paths(case, self.path, settings_of(self.config))
-        for case in self.cases:
             yield CaseNode.of(self, case)
         yield from super().collect()
 
@@ -151,10 +150,7 @@ class CaseNode(_Explained):
         return node
 
     def collect(self) -> Iterator[CheckItem]:
-        """One item per check: checks of a task metric first, then all others in the order of the spec.
-
-        So an unknown metric fails before the search, and stops a run with ``-x``.
-        """
+        """One item per check, checks of a task metric first, so that an unknown metric fails before the search."""
         from qdqspec.checks.base import asks_score
 
         first: CheckItem | None = None
@@ -205,18 +201,12 @@ def _marks(node: CaseNode) -> Iterator[pytest.MarkDecorator]:
 
 
 def unchanged_cases(items: Sequence[pytest.Item]) -> tuple[Case, ...]:
-    """The cases of the selected checks that will run as their specs state them.
-
-    A case that may be skipped, or that a fixture of a conftest may change, is left out.
-    """
+    """List the cases of the selected checks that run as their specs state: not skipped, and not changed by fixtures."""
     found: dict[str, Case] = {}
     for item in items:
-        if (
-            isinstance(item, CheckItem)
-            and not item.case.skipping.unless
-            and not item.get_closest_marker("skip")
-        ):
-            defined = item._fixtureinfo.name2fixturedefs  # noqa: SLF001
-            if all(len(defined.get(name, ())) <= 1 for name in _CHANGING):
-                found.setdefault(item.nodeid.rpartition("::")[0], item.case)
+        if not isinstance(item, CheckItem) or item.case.skipping.unless or item.get_closest_marker("skip"):
+            continue
+        defined = item._fixtureinfo.name2fixturedefs  # noqa: SLF001
+        if all(len(defined.get(name, ())) <= 1 for name in _CHANGING):
+            found.setdefault(item.nodeid.rpartition("::")[0], item.case)
     return tuple(found.values())

@@ -168,10 +168,8 @@ def qdq_report(pytestconfig: pytest.Config) -> Callable[[str], str | bytes]:
     def render(name: str = "markdown") -> str | bytes:
         from qdqspec.app.report.write import format_named
 
-        record = state_of(pytestconfig).whole_record() or RunRecord(
-            version="", started="", seconds=0.0, cases=()
-        )
-        return format_named(name).render(record)
+        nothing = RunRecord(version="", started="", seconds=0.0, cases=())
+        return format_named(name).render(state_of(pytestconfig).whole_record() or nothing)
 
     return render
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -12,11 +11,6 @@ from qdqspec.app.plugin.collect import CheckItem
 from qdqspec.app.plugin.state import CaseName, name_of, state_of
 from qdqspec.errors import ConfigError
 from qdqspec.types import DeviceKey, RunRecord
-
-
-def count_checks(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
-    """Count the selected checks of each case."""
-    state_of(config).unfinished.update(name_of(item.case) for item in items if isinstance(item, CheckItem))
 
 
 def finish_check(item: pytest.Item) -> None:

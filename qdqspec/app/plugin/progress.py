@@ -21,7 +21,9 @@ _DISPLAY = pytest.StashKey[Display | None]()
 @contextmanager
 def show_progress(config: pytest.Config, session: Any) -> Iterator[None]:
     """Show the progress of ``session`` while the block runs. A session that already has an observer keeps it."""
-    display = _display_of(config)
+    if _DISPLAY not in config.stash:  # one for the whole run: the interval of the heartbeat spans short cases
+        config.stash[_DISPLAY] = _choose_display(config)
+    display = config.stash[_DISPLAY]
     if display is None or getattr(session, "watch", display) is not None:
         yield
         return
@@ -31,13 +33,6 @@ def show_progress(config: pytest.Config, session: Any) -> Iterator[None]:
     finally:
         session.watch = None
         display.close()
-
-
-def _display_of(config: pytest.Config) -> Display | None:
-    """One display for the whole run, so that the heartbeat interval spans short cases."""
-    if _DISPLAY not in config.stash:
-        config.stash[_DISPLAY] = _choose_display(config)
-    return config.stash[_DISPLAY]
 
 
 def _choose_display(config: pytest.Config) -> Display | None:

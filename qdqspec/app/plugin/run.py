@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from qdqspec.app.plugin.options import settings_of
 from qdqspec.app.plugin.progress import show_progress
 from qdqspec.app.plugin.state import name_of, state_of
 from qdqspec.errors import ModelError, QdqspecError, SpecError
-from qdqspec.types import Case, CheckResult, CheckSpec, DataSource, Evidence, Loader, Metric, Verdict
+from qdqspec.types import Case, CheckResult, DataSource, Evidence, Loader, Metric, Verdict
 
 if TYPE_CHECKING:
     from qdqspec.app.plugin.collect import CheckItem
@@ -165,40 +166,33 @@ def _conclude(item: CheckItem, result: CheckResult, settings: Settings, evidence
         return
     if verdict.outcome == "inconclusive":
         verdict = replace(verdict, headline=f"inconclusive: {verdict.headline}")
-    scheme = evidence.search.winner.digest if evidence is not None and evidence.search is not None else None
-    folder = evidence.output if evidence is not None else None
-    command = reproduction(item, settings, scheme)
-    raise CheckFailed(failure_text(verdict, item.case, item.check, command, folder))
+    raise CheckFailed(failure_text(item, verdict, settings, evidence))
 
 
-def failure_text(
-    verdict: Verdict, case: Case, check: CheckSpec, command: str, folder: Path | None = None
-) -> str:
+def failure_text(item: CheckItem, verdict: Verdict, settings: Settings, evidence: Evidence | None) -> str:
     """Headline, tables, advice, the place in the spec, and the command that reproduces it."""
     from qdqspec.app.report.tables import section_text
 
-    parts = [verdict.headline, *(section_text(section) for section in verdict.sections)]
+    spec, scheme = item.case.spec, None
+    parts = [verdict.headline, *map(section_text, verdict.sections)]
     parts += [verdict.advice] if verdict.advice else []
-    parts += [spec_excerpt(case.spec, check.line)] if case.spec and case.spec.suffix != ".py" else []
-    parts += [f"Models and measurements: {folder}"] if folder is not None else []
-    parts.append(f"Reproduce with:\n  {command}")
+    parts += [spec_excerpt(spec, item.check.line)] if spec and spec.suffix != ".py" else []
+    if evidence is not None:
+        parts += [f"Models and measurements: {evidence.output}"] if evidence.output is not None else []
+        scheme = evidence.search.winner.digest if evidence.search is not None else None
+    parts.append(f"Reproduce with:\n  {reproduction(item, settings, scheme)}")
     return "\n\n".join(part.rstrip("\n") for part in parts)
 
 
 def spec_excerpt(path: Path, line: int) -> str:
-    """The lines of the spec that define a check, with a caret; only the position if the file is gone."""
+    """The lines of the spec that define a check, with a caret after the dash of the list, if the file still exists."""
     from qdqspec.spec.problems import excerpt
 
-    return f"Asked for in {path.name}:{line}\n{excerpt(path, line, _column(path, line))}"
-
-
-def _column(path: Path, line: int) -> int | None:
-    """The column of the check: after the indent and the dash of the list."""
-    try:
+    column = None
+    with suppress(OSError, UnicodeDecodeError, IndexError):
         text = path.read_text(encoding="utf-8").splitlines()[line - 1]
-    except (OSError, UnicodeDecodeError, IndexError):
-        return None
-    return len(text) - len(text.lstrip(" -")) + 1
+        column = len(text) - len(text.lstrip(" -")) + 1
+    return f"Asked for in {path.name}:{line}\n{excerpt(path, line, column)}"
 
 
 def reproduction(item: pytest.Item, settings: Settings, scheme: str | None) -> str:

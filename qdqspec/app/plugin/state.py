@@ -77,10 +77,7 @@ def name_of(case: Case) -> CaseName:
 
 
 def merge_records(records: Sequence[RunRecord]) -> RunRecord | None:
-    """Merge the parts of a run's record; a case whose checks ran in several processes is joined.
-
-    Parts arrive in the order in which workers end, so their cases are sorted.
-    """
+    """Merge the parts of a run's record, sorted by case; a case whose checks ran in several processes is joined."""
     cases: dict[CaseName, CaseRecord] = {}
     for piece in (case for record in records for case in record.cases):
         name = name_of(piece.evidence.case)

@@ -1,23 +1,32 @@
-"""The header, the end and the summary of a run. `qdqspec.app.report` loads only if something was judged."""
+"""The header, the end and the summary of a run: reports, and the baselines that ``--qdq-update`` requests.
+
+`qdqspec.app.report` loads only if something was judged. Workers of pytest-xdist measure, the controller writes each
+file once. A baseline entry counts as obsolete only if all checks of its spec were selected.
+"""
 
 from __future__ import annotations
 
+import os
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from qdqspec._core.units import percent_text, wrapped
 from qdqspec.app.cases import is_spec
 from qdqspec.app.plugin._compat import columns_of, has_collected
-from qdqspec.app.plugin.baselines import path_from_start
 from qdqspec.app.plugin.collect import PYTHON_SPECS, CheckItem
 from qdqspec.app.plugin.hooks import modified_record
 from qdqspec.app.plugin.options import asked_for, settings_of
 from qdqspec.app.plugin.state import state_of
 from qdqspec.errors import QdqspecError
 from qdqspec.types import RunRecord
+
+if TYPE_CHECKING:
+    from qdqspec.checks.baseline.store import Name, Renewal
 
 
 def header(config: pytest.Config, items: Sequence[pytest.Item]) -> str | None:
@@ -56,29 +65,81 @@ def write_at_end(session: pytest.Session) -> None:
     config, state = session.config, state_of(session.config)
     record, own = state.whole_record(), state.own_record()
     if record is not None:
-        from qdqspec.app.report.write import (
-            is_github,
-            write_comparisons,
-            write_json,
-            write_reports,
-            write_results,
-        )
+        from qdqspec.app.report import write
 
         state.record = record = modified_record(config, record)
         try:
             if own is not None:
-                write_results(own)
-                write_comparisons(own)
+                write.write_results(own)
+                write.write_comparisons(own)
             settings = settings_of(config)
-            write_reports(record, settings.report)
-            state.reports = [path for path in settings.report if not is_github(path)]
+            write.write_reports(record, settings.report)
+            state.reports = [path for path in settings.report if not write.is_github(path)]
             if settings.json is not None:
-                write_json(record, settings.json)
+                write.write_json(record, settings.json)
                 state.reports.append(settings.json)
         except QdqspecError as error:
             state.troubles.append(str(error))
     if state.troubles:
         session.exitstatus = pytest.ExitCode.USAGE_ERROR
+
+
+def find_obsolete(config: pytest.Config, selected: Sequence[CheckItem]) -> None:
+    """Find the obsolete entries of each spec whose checks are all selected. Reads baselines, no model."""
+    if config.option.collectonly:
+        return
+    counts = Counter(item.path for item in selected)
+    for spec, cases in {item.path: item.cases for item in selected}.items():
+        folder = spec.parent / "__baselines__" / cases[0].spec_name
+        if counts[spec] == sum(len(case.checks) for case in cases) and folder.is_dir():
+            from qdqspec.checks.base import baseline_entries
+            from qdqspec.checks.baseline.store import obsolete_entries
+
+            state_of(config).obsolete.update(obsolete_entries(folder, baseline_entries(cases)))
+
+
+def write_baselines(config: pytest.Config) -> None:
+    """Write the measured entries, remove obsolete ones with ``--qdq-update=all``; an error makes the run fail."""
+    state = state_of(config)
+    renewals = state.all_renewals()
+    dropping = bool(state.obsolete) and settings_of(config).update == "all"
+    devices = {file: "" for file, _ in state.obsolete} if dropping else {}
+    for file, device in sorted((devices | {new.file: new.device for new in renewals}).items()):
+        from qdqspec.checks.baseline.store import update_baseline
+
+        put = [renewal for renewal in renewals if renewal.file == file]
+        dropped = sorted(name for other, name in state.obsolete if other == file) if dropping else []
+        try:
+            renewed = {renewal.name: renewal.entry for renewal in put}
+            models = {renewal.entry.model_sha256: renewal.nodes for renewal in put}
+            update_baseline(file, device, renewed, dropped, models)
+        except QdqspecError as error:
+            state.troubles.append(str(error))
+        else:
+            state.baseline_lines += _written_lines(path_from_start(file, config), put, dropped)
+    if state.obsolete and not dropping:
+        specs: dict[str, None] = {}
+        for file, name in sorted(state.obsolete):
+            state.baseline_lines.append(
+                f"Obsolete baseline: {path_from_start(file, config)}: {'::'.join(name)}"
+            )
+            specs[path_from_start(file.parents[2], config)] = None
+        state.baseline_lines.append(f"Remove with:\n  qdqspec baseline prune {' '.join(specs)}")
+
+
+def _written_lines(file: str, renewals: Sequence[Renewal], dropped: Sequence[Name]) -> list[str]:
+    lines = [f"Baseline: {file}"]
+    for renewal in sorted(renewals, key=lambda renewal: renewal.name):
+        new, old = renewal.entry.ratio.median, renewal.old
+        moved = f"{old:.3f} -> {new:.3f} ({percent_text(new / old - 1)})" if old else f"new, {new:.3f}"
+        lines.append(f"  {'::'.join(renewal.name)}  {moved}")
+    return lines + [f"  {'::'.join(name)}  removed, its spec does not ask for it" for name in dropped]
+
+
+def path_from_start(path: Path, config: pytest.Config) -> str:
+    """A path relative to where pytest was started, if it is below."""
+    relative = os.path.relpath(path, config.invocation_params.dir)
+    return str(path) if relative.startswith("..") else relative
 
 
 class InterruptWatch:
@@ -115,7 +176,6 @@ def print_summary(terminal: Any, config: pytest.Config) -> None:
 
 
 def _print_table(terminal: Any, record: RunRecord, config: pytest.Config) -> None:
-    from qdqspec._core.units import wrapped
     from qdqspec.app.report.tables import summary_table, warning_lines
     from qdqspec.app.report.terminal import color_words
     from qdqspec.app.report.write import MOST_ANNOTATIONS, annotation_lines, is_github

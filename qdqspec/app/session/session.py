@@ -20,9 +20,9 @@ from qdqspec.app.cases import SPEC_SUFFIXES, find_case
 from qdqspec.app.evidence.compared_runtimes import compare_runtimes, grouped, models_of_work
 from qdqspec.app.evidence.culprits import MOST, culprits_of
 from qdqspec.app.evidence.evidence import CaseWork
+from qdqspec.app.evidence.kept_inputs import read_probe
 from qdqspec.app.evidence.parity import both_models
 from qdqspec.app.evidence.probes import Prober
-from qdqspec.app.evidence.saved_probe import read_probe
 from qdqspec.app.preparation.prepare import output_of
 from qdqspec.app.preparation.resources import Resources, lock_of, resources_of
 from qdqspec.app.session.gate import damaged_baselines

@@ -24,10 +24,7 @@ CONDITIONS_SHARE = 0.5  # of what is more, by which a ratio may change
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """The conditions under which a run's ratio was measured. ``recorded`` is an ISO 8601 time in UTC.
-
-    ``nodes`` are the digests of the model's nodes: see `qdqspec._core.node_digests`.
-    """
+    """The conditions of a run's ratio, measured at an ISO 8601 time; ``nodes`` are those of `_core.node_digests`."""
 
     clock: Clock
     model_sha256: str
@@ -64,10 +61,7 @@ def rules_of(case: Case) -> dict[str, Any]:
 
 
 def why_incomparable(entry: Entry, now: Conditions, nodes: str = "") -> str:
-    """The reason why the entry and the run are not comparable; empty if they are.
-
-    ``nodes`` are the digests of the nodes of the entry's model, if they are known.
-    """
+    """The reason why entry and run are not comparable, or nothing; ``nodes`` are the digests of the entry's model."""
     return next(_unlike(entry, now, nodes), "")
 
 
@@ -103,11 +97,7 @@ def _value_text(value: object) -> str:
 
 
 def judge_change(change: TimeChange, allowed: float) -> Outcome:
-    """Fail if both the interval over builds and the rank test over rounds exclude the allowance.
-
-    Where the reference itself took another time, they have to exclude the possible effect of that on the ratio
-    too.
-    """
+    """Fail if the intervals over builds and by ranks both exclude the allowance and the effect of other conditions."""
     if change.builds.high <= 1 + allowed:
         return "pass"
     most = (1 + allowed) * conditions_effect(change)

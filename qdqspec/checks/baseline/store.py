@@ -132,10 +132,7 @@ class Entry(Figure):
 
 
 class Baseline(_Part):
-    """The content of one baseline file.
-
-    ``models``: the digests of the nodes of each entry's model, by its hash; see `qdqspec._core.node_digests`.
-    """
+    """The content of a baseline file; ``models`` are digests of nodes (`_core.node_digests`) by the model's hash."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
     device: str
@@ -278,10 +275,7 @@ def _text(baseline: Baseline) -> str:
 
 
 def obsolete_entries(folder: Path, used: Collection[Name]) -> tuple[tuple[Path, Name], ...]:
-    """Entries below a spec's baseline folder, for any device, that are not ``used`` by its checks.
-
-    A damaged file has none: it is reported when a check compares with it.
-    """
+    """Entries below a spec's baseline folder, for any device, that are not ``used``; a damaged file has none."""
     found: list[tuple[Path, Name]] = []
     for file in sorted(folder.glob("*.json")):
         try:

@@ -73,12 +73,11 @@ def _advice(params: AccuracyParams, measured: AccuracyEvidence, evidence: Eviden
         own = metric_text(params.metric, measured.reference)
         return f"The reference itself has {own}: lower the minimum, or give a max_drop against it."
     is_held = evidence.search is not None and evidence.search.accuracy is not None
-    hold = "" if is_held else "Give the search the same limit (tune.accuracy), "
-    sentence = (
-        "exclude the most sensitive nodes (patterns.nodes.exclude), try another quantize.calibration, or accept a "
+    first = "Exclude" if is_held else "Give the search the same limit (tune.accuracy), exclude"
+    return (
+        f"{first} the most sensitive nodes (patterns.nodes.exclude), try another quantize.calibration, or accept a "
         "lower limit."
     )
-    return f"{hold}{sentence}" if hold else f"{sentence[0].upper()}{sentence[1:]}"
 
 
 def _limits(params: AccuracyParams, measured: AccuracyEvidence) -> list[LimitResult]:
@@ -93,7 +92,7 @@ def _limits(params: AccuracyParams, measured: AccuracyEvidence) -> list[LimitRes
         drop = measured.reference - measured.tuned
         holds = drop <= params.max_drop + SLACK
         value, most = texts_apart(text, drop, params.max_drop, SLACK)
-        moved = f"{metric_text(params.metric, measured.reference)} to {metric_text(params.metric, measured.tuned)}"
+        moved = f"{text(measured.reference)} to {text(measured.tuned)}"
         words = f"{name} fell by {value}" if drop > 0 else f"{name} did not fall"
         found.append(
             LimitResult(f"{words} ({moved}), allowed {most}", holds, ("drop", value, f"at most {most}"))

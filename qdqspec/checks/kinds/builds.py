@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
 from qdqspec._core.units import count_text, plain, share_text
-from qdqspec.checks.base import CheckParams
+from qdqspec.checks.base import CheckParams, as_list
 from qdqspec.checks.verdicts import unmeasured, verdict
 from qdqspec.spec.fields import Fraction
 from qdqspec.spec.kinds import BackendName
 from qdqspec.types import BuildEvidence, Evidence, EvidenceKind, Section, Verdict
-from qdqspec.types.requests import BuildRequest, Request
+from qdqspec.types.requests import BuildRequest
 
 _ADVICE = (
     "Allow more operators or a lower SQNR, or lower min_8bit. `qdqspec explain` names the kernels in float."
@@ -20,11 +20,7 @@ _ADVICE = (
 _SHOWN = 600  # characters of the backend's reason
 
 
-def _listed(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
-Names = Annotated[tuple[str, ...], BeforeValidator(_listed, json_schema_input_type=str | list[str])]
+Names = Annotated[tuple[str, ...], BeforeValidator(as_list, json_schema_input_type=str | list[str])]
 
 
 class BuildsParams(CheckParams):
@@ -51,16 +47,13 @@ class BuildsCheck:
     Params: ClassVar[type[CheckParams]] = BuildsParams
     needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"builds"})
 
-    def requests(self, params: BuildsParams) -> tuple[Request, ...]:
+    def requests(self, params: BuildsParams) -> tuple[BuildRequest, ...]:
         """One build for each target."""
-        return self._requested_builds(params)
-
-    def _requested_builds(self, params: BuildsParams) -> tuple[BuildRequest, ...]:
         return tuple(BuildRequest(backend=params.backend, target=name) for name in params.for_ or ("",))
 
     def judge(self, params: BuildsParams, evidence: Evidence) -> Verdict:
         """Pass if each build succeeds with enough kernels in 8 bits; inconclusive if the backend is not usable."""
-        found = [evidence.builds.get(request.key) for request in self._requested_builds(params)]
+        found = [evidence.builds.get(request.key) for request in self.requests(params)]
         builds = [build for build in found if build is not None]
         if len(builds) < len(found):
             return unmeasured("the tuned model was not built", "Run the case again, so that it is built.")

@@ -65,15 +65,12 @@ def _require_devices(table: dict[str, LatencyBudget]) -> dict[str, LatencyBudget
     return table
 
 
-def _shape(value: object) -> str:
-    return "percentiles" if isinstance(value, dict) else "number"
-
-
 Percentiles: TypeAlias = Annotated[
     dict[str, Positive], Field(min_length=1), AfterValidator(_require_percentiles)
 ]
 LatencyBudget: TypeAlias = Annotated[
-    Annotated[Positive, Tag("number")] | Annotated[Percentiles, Tag("percentiles")], Discriminator(_shape)
+    Annotated[Positive, Tag("number")] | Annotated[Percentiles, Tag("percentiles")],
+    Discriminator(lambda value: "percentiles" if isinstance(value, dict) else "number"),
 ]
 BudgetTable: TypeAlias = Annotated[
     dict[str, LatencyBudget], Field(min_length=1), AfterValidator(_require_devices)
@@ -219,10 +216,8 @@ def _advice(worst: _Limit, evidence: Evidence) -> str:
         enough = (
             f"a p{worst.percent:g} takes at least {needed} runs" if needed else "no number of runs is enough"
         )
-        return (
-            f"One slow run of {worst.runs} decides the result; {enough}. "
-            "Use a lower percentile, or raise the budget."
-        )
+        start = f"One slow run of {worst.runs} decides the result; {enough}."
+        return f"{start} Use a lower percentile, or raise the budget."
     return faster_advice(evidence, "raise the budget", gap=worst.value / worst.allowed)
 
 

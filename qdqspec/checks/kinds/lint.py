@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
 from qdqspec._core.units import count_text, plain
-from qdqspec.checks.base import CheckParams, Switch
+from qdqspec.checks.base import CheckParams, Switch, as_list
 from qdqspec.checks.verdicts import WIDTH, unmeasured, verdict
 from qdqspec.spec.kinds import LintTargetName
 from qdqspec.types import Evidence, EvidenceKind, Finding, LintTarget, Section, Verdict
@@ -17,13 +16,9 @@ from qdqspec.types.requests import LintRequest, Request
 _SHOWN = 20  # findings in the table; `qdqspec lint` lists them all
 
 
-def _as_list(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
 Targets = Annotated[
     tuple[LintTargetName, ...],
-    BeforeValidator(_as_list, json_schema_input_type=LintTargetName | list[LintTargetName]),
+    BeforeValidator(as_list, json_schema_input_type=LintTargetName | list[LintTargetName]),
     Field(min_length=1),
 ]
 
@@ -67,13 +62,16 @@ class LintCheck:
             for finding in evidence.lint[target]
             if finding.id not in params.ignore
         ]
+        notes = ((target, plain(evidence.lint_loads.get(target, ""))) for target in params.target)
+        rows = tuple(row for row in notes if row[1])
+        loads = [Section(title="Loads", headers=("target", "runtime"), rows=rows)] if rows else []
         severities = ("refused", "slow") if params.strict else ("refused",)
         wrong = [(target, finding) for target, finding in found if finding.severity in severities]
         return verdict(
             "fail" if wrong else "pass",
             _headline_text(params, wrong),
             *_findings_section(wrong or found),
-            *_loads_section({target: evidence.lint_loads.get(target, "") for target in params.target}),
+            *loads,
             numbers={
                 severity: sum(f.severity == severity for _, f in found)
                 for severity in ("refused", "slow", "note")
@@ -105,11 +103,6 @@ def _findings_section(found: list[tuple[LintTarget, Finding]]) -> tuple[Section,
         rows.append(("", "", "", f"and {count_text(len(found) - _SHOWN, 'more finding')}", ""))
     headers = ("target", "rule", "severity", "node", "what")
     return (Section(title="Findings", headers=headers, rows=tuple(rows)),) if rows else ()
-
-
-def _loads_section(notes: Mapping[LintTarget, str]) -> tuple[Section, ...]:
-    rows = tuple((target, plain(note)) for target, note in notes.items() if note)
-    return (Section(title="Loads", headers=("target", "runtime"), rows=rows),) if rows else ()
 
 
 check = LintCheck()

@@ -13,14 +13,14 @@ from qdqspec.checks.base import CheckParams
 from qdqspec.checks.parity_params import (
     AGREEMENT,
     LIMITS,
+    SLICE,
     WHOLE,
     Limit,
+    ParityParams,
+    SearchParams,
     broken,
     value_of,
 )
-from qdqspec.checks.parity_params import SLICE as SLICE
-from qdqspec.checks.parity_params import ParityParams as ParityParams
-from qdqspec.checks.parity_params import SearchParams as SearchParams
 from qdqspec.checks.verdicts import WIDTH, is_unchanged, unmeasured, verdict
 from qdqspec.types import (
     CulpritEvidence,
@@ -78,12 +78,11 @@ class ParityCheck:
             return unmeasured("no output has a name given in outputs", f"The model's outputs: {known}.")
         failures = _find_failures(params, parity)
         searched = evidence.parity_search.get(params.evidence_key) if params.search is not None else None
-        if (
-            not failures
-            and (why := _judge_unmeasured(params, parity, judged) or _judge_missing_search(params, evidence))
-            is not None
-        ):
-            return why
+        if not failures:
+            why = _judge_unmeasured(params, parity, judged) or _judge_missing_search(params, evidence)
+            if why is not None:
+                return why
+        replay = evidence.replays.get(params.evidence_key, "")
         outcome, headline, advised = _conclude(params, evidence, judged, failures, searched)
         return verdict(
             outcome,
@@ -93,8 +92,9 @@ class ParityCheck:
             *(() if params.asks(SLICE) else slice_sections(judged)),
             *steps_table(parity, judged[0].name),
             *(culprits_table(evidence.culprits) if culpable_output(params, parity) is not None else ()),
-            *(search_sections(searched) if searched is not None else ()),
-            *replay_section(evidence.replays.get(params.evidence_key, "")),
+            *([Section(title="Search", text=_search_text(searched))] if searched else []),
+            *(probe_sections(searched.found) if searched and searched.found else ()),
+            *([Section(title="The worst input with Polygraphy", text=replay)] if replay else []),
             numbers={
                 **_collect_numbers(params, parity, judged),
                 "inputs_tried": searched.tried if searched else math.nan,
@@ -408,17 +408,6 @@ def noise_shares(parity: ParityEvidence) -> dict[str, Any] | None:
     return {"output": worst.name, "quantization": quantization, "runtime": runtime}
 
 
-def replay_section(command: str) -> tuple[Section, ...]:
-    """The command that repeats a failure without qdqspec."""
-    return (Section(title="The worst input with Polygraphy", text=command),) if command else ()
-
-
-def search_sections(found: ParitySearch) -> tuple[Section, ...]:
-    """The inputs tried; for an input that breaks the limits all details, and how to reproduce it."""
-    summary = Section(title="Search", text=_search_text(found))
-    return (summary,) if found.found is None else (summary, *probe_sections(found.found))
-
-
 def probe_sections(probe: Probe) -> tuple[Section, ...]:
     """An input, its outputs, the origin of the difference, and how to reproduce it."""
     found = [_inputs_section(probe)] if probe.inputs else []
@@ -455,12 +444,12 @@ def _search_text(found: ParitySearch) -> str:
         f"{count_text(found.tried, 'input')} tried in {seconds_text(found.seconds)}{over}, beside the data."
     )
     if found.found is None:
-        closest = (
-            f" The smallest SQNR was {db_text(found.closest_db)} dB."
+        text += " None broke a limit."
+        return (
+            f"{text} The smallest SQNR was {db_text(found.closest_db)} dB."
             if math.isfinite(found.closest_db)
-            else ""
+            else text
         )
-        return f"{text} None broke a limit.{closest}"
     where = "within" if found.found.within else "beyond"
     return f"{text} The smallest that breaks a limit is {where} the range of the calibration data."
 

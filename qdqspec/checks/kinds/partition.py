@@ -16,7 +16,6 @@ from qdqspec.types.requests import BuildRequest, Request
 
 CPU = "cpu"
 _LISTED = 20  # most nodes on the CPU that are named
-_PAIRS = ("QuantizeLinear", "DequantizeLinear")
 _ADVICE = "Change the pairs around the nodes that are listed, or leave these nodes in float; `qdqspec lint` says why."
 
 
@@ -37,8 +36,7 @@ class PartitionParams(CheckParams):
 
     @model_validator(mode="after")
     def _checks_something(self) -> Self:
-        if not self.min_integer:
-            require_a_limit(self, "max_cpu_nodes", "max_partitions", "forbid_cpu")
+        require_a_limit(self, "max_cpu_nodes", "max_partitions", "min_integer", "forbid_cpu")
         return self
 
 
@@ -48,7 +46,7 @@ class PartitionCheck:
     Params: ClassVar[type[CheckParams]] = PartitionParams
     needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"builds"})
 
-    def requests(self, params: PartitionParams) -> tuple[Request, ...]:  # noqa: ARG002 - of every check
+    def requests(self, _: PartitionParams) -> tuple[Request, ...]:
         """One build by the case's backend."""
         return (BuildRequest(),)
 
@@ -56,54 +54,47 @@ class PartitionCheck:
         """Pass if all limits hold; inconclusive where the runtime does not tell where nodes run."""
         build = evidence.builds.get(BuildRequest().key)
         if build is None or not (build.refused or any(layer.place for layer in build.layers)):
-            why = f"backend {evidence.backend} does not tell where nodes run"
             cure = plain(build.missing) if build is not None else ""
-            return unmeasured(why, cure or "Use a backend whose runtime has several places.")
+            what = f"backend {evidence.backend} does not tell where nodes run"
+            return unmeasured(what, cure or "Use a backend whose runtime has several places.")
         away = {layer.name: layer.op_type for layer in build.layers if layer.place == CPU}
         parts = len({layer.place for layer in build.layers} - {"", CPU})
-        on_device = [layer for layer in build.layers if layer.integer and layer.place != CPU]
-        nodes = {node for layer in on_device for node in layer.nodes}
+        nodes = {node for each in build.layers if each.integer and each.place != CPU for node in each.nodes}
         integers = Counter(op_type for node, op_type in build.ops.items() if node in nodes)
-        counts = f"{count_text(len(away), 'node')} on the CPU, {count_text(parts, 'part')}"
-        broken = tuple(_broken(params, away, parts, integers, Counter(build.ops.values())))
-        if build.refused:
-            broken = (f"refused: {plain(build.refused, 300)}",)
+        on_cpu, on_device = count_text(len(away), "node"), count_text(parts, "part")
+        broken = [f"refused: {plain(build.refused, 300)}"] if build.refused else []
+        broken += [
+            f"{op} on the CPU: {plain(name, 60)}" for name, op in away.items() if op in params.forbid_cpu
+        ]
+        ops = Counter(build.ops.values())
+        for op, least in params.min_integer.items():
+            if integers[op] < (wanted := ops[op] if least == "all" else least):
+                broken.append(f"{integers[op]} of {ops[op]} {op} in integers, fewer than {wanted}")
+        if params.max_cpu_nodes is not None and len(away) > params.max_cpu_nodes:
+            broken.append(f"{on_cpu} on the CPU, more than {params.max_cpu_nodes}")
+        if params.max_partitions is not None and parts > params.max_partitions:
+            broken.append(f"{on_device} on the device, more than {params.max_partitions}")
         return verdict(
             "fail" if broken else "pass",
-            next(iter(broken), f"{counts}, {integers.total()} nodes in integers"),
-            *_sections(build.ops, away, integers),
+            broken[0]
+            if broken
+            else f"{on_cpu} on the CPU, {on_device}, {integers.total()} nodes in integers",
+            *_sections(ops, away, integers),
             numbers={"cpu_nodes": len(away), "partitions": parts, "integer_nodes": integers.total()},
             advice=build.cure or _ADVICE,
         )
 
 
-def _broken(
-    params: PartitionParams, away: Mapping[str, str], parts: int, integers: Counter[str], ops: Counter[str]
-) -> Iterator[str]:
-    """A message for each limit that does not hold."""
-    for name, op_type in away.items():
-        if op_type in params.forbid_cpu:
-            yield f"{op_type} on the CPU: {plain(name, 60)}"
-    for op_type, least in params.min_integer.items():
-        if integers[op_type] < (wanted := ops[op_type] if least == "all" else least):
-            yield f"{integers[op_type]} of {ops[op_type]} {op_type} in integers, fewer than {wanted}"
-    if params.max_cpu_nodes is not None and len(away) > params.max_cpu_nodes:
-        yield f"{count_text(len(away), 'node')} on the CPU, more than {params.max_cpu_nodes}"
-    if params.max_partitions is not None and parts > params.max_partitions:
-        yield f"{count_text(parts, 'part')} on the device, more than {params.max_partitions}"
-
-
-def _sections(ops: Mapping[str, str], away: Mapping[str, str], integers: Counter[str]) -> Iterator[Section]:
+def _sections(ops: Counter[str], away: Mapping[str, str], integers: Counter[str]) -> Iterator[Section]:
     """Each operator by place, and the nodes on the CPU by name."""
-    on_cpu = Counter(away.values())
-    every = Counter(op_type for op_type in sorted(ops.values()) if op_type not in _PAIRS)
-    rows = [(op, integers[op], max(0, n - integers[op] - on_cpu[op]), on_cpu[op]) for op, n in every.items()]
+    cpu, rows = Counter(away.values()), []
+    for op in sorted(ops.keys() - {"QuantizeLinear", "DequantizeLinear"}):
+        counts = (integers[op], max(0, ops[op] - integers[op] - cpu[op]), cpu[op])
+        rows.append((op, *map(str, counts)))
     headers = ("operator", "integers", "float or fused", "CPU")
-    yield Section(
-        title="Nodes by place and type", headers=headers, rows=tuple(tuple(map(str, row)) for row in rows)
-    )
+    yield Section(title="Nodes by place and type", headers=headers, rows=tuple(rows))
     if away:
-        listed = [f"{op_type} {plain(name, 80)}" for name, op_type in away.items()][:_LISTED]
+        listed = [f"{op} {plain(name, 80)}" for name, op in away.items()][:_LISTED]
         yield Section(title="Nodes on the CPU", text="\n".join(listed))
 
 

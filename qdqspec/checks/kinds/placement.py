@@ -28,10 +28,6 @@ def _as_list(value: object) -> object:
     return [{name: least} for name, least in value.items()] if isinstance(value, dict) else value
 
 
-def _form(value: object) -> str:
-    return "counted" if isinstance(value, dict) else "name"
-
-
 Least: TypeAlias = Annotated[
     Annotated[Whole, Field(ge=1), Tag("number")] | Annotated[Literal["all"], Tag("all")],
     Discriminator(lambda value: "all" if value == "all" else "number"),
@@ -39,7 +35,8 @@ Least: TypeAlias = Annotated[
 ]
 Counted: TypeAlias = Annotated[dict[Entry, Least], Field(min_length=1)]
 Needed: TypeAlias = Annotated[
-    Annotated[Entry, Tag("name")] | Annotated[Counted, Tag("counted")], Discriminator(_form)
+    Annotated[Entry, Tag("name")] | Annotated[Counted, Tag("counted")],
+    Discriminator(lambda value: "counted" if isinstance(value, dict) else "name"),
 ]
 Needs: TypeAlias = Annotated[
     tuple[Needed, ...],

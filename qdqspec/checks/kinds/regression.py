@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -62,19 +61,13 @@ class RegressionCheck:
             return untimed("ratio", evidence)
         if found.state == "written":
             return _report_written(found)
-        if found.change is None or found.baseline is None or found.ratio is None:
-            return _judge_without_baseline(found, evidence)
-        return _judge_change(params, evidence, found, found.change, found.baseline, found.ratio)
+        return _judge_change(params, evidence, found)
 
 
-def _judge_change(
-    params: RegressionParams,
-    evidence: Evidence,
-    found: RegressionEvidence,
-    change: TimeChange,
-    baseline: Interval,
-    ratio: Interval,
-) -> Verdict:
+def _judge_change(params: RegressionParams, evidence: Evidence, found: RegressionEvidence) -> Verdict:
+    change, baseline, ratio = found.change, found.baseline, found.ratio
+    if change is None or baseline is None or ratio is None:
+        return _judge_without_baseline(found, evidence)
     outcome = judge_change(change, params.max)
     stale = is_stale(change, params.max)
     numbers = {
@@ -89,10 +82,10 @@ def _judge_change(
         "looks": float(found.looks),
     }
     sections = [_budget_section(change, params, outcome), _ratio_section(found, baseline, ratio)]
-    sections += (
-        [Section(title="Also different", text="\n".join(map(plain, found.notes)))] if found.notes else []
-    )
-    sections += [Section(title="Stale baseline", text=f"Renew it: {found.command}")] if stale else []
+    if found.notes:
+        sections.append(Section(title="Also different", text="\n".join(map(plain, found.notes))))
+    if stale:
+        sections.append(Section(title="Stale baseline", text=f"Renew it: {found.command}"))
     return verdict(
         outcome,
         _headline(change, params.max, outcome, stale=stale),
@@ -109,11 +102,9 @@ def _headline(change: TimeChange, allowed: float, outcome: Outcome, *, stale: bo
         return f"{against}: it is stale"
     if outcome == "inconclusive" and conditions_effect(change) > 1:
         return f"{moved}, but the reference took {percent_text(change.reference - 1)} too: other conditions"
-    return {
-        "pass": f"{against}, allowed {most}",
-        "fail": f"{against}, allowed {most}",
-        "inconclusive": f"{moved} (95 %: {bounds}): too noisy to tell from the allowed {most}",
-    }[outcome]
+    if outcome == "inconclusive":
+        return f"{moved} (95 %: {bounds}): too noisy to tell from the allowed {most}"
+    return f"{against}, allowed {most}"
 
 
 def _advice(found: RegressionEvidence, outcome: Outcome, evidence: Evidence) -> str:
@@ -182,13 +173,10 @@ def _ratio_bounds(interval: Interval) -> str:
 
 def _report_written(found: RegressionEvidence) -> Verdict:
     new = _ratio_text(found.ratio.median) if found.ratio else "unknown"
-    if found.baseline is None or found.ratio is None:
-        headline = f"baseline written: tuned / reference {new}"
-    else:
-        moved = percent_text(found.ratio.median / found.baseline.median - 1)
-        headline = (
-            f"baseline renewed: tuned / reference {_ratio_text(found.baseline.median)} to {new} ({moved})"
-        )
+    headline = f"baseline written: tuned / reference {new}"
+    if found.baseline is not None and found.ratio is not None:
+        old, moved = found.baseline.median, percent_text(found.ratio.median / found.baseline.median - 1)
+        headline = f"baseline renewed: tuned / reference {_ratio_text(old)} to {new} ({moved})"
     numbers = {"ratio": found.ratio.median} if found.ratio else {}
     return verdict("pass", headline, numbers=numbers)
 
@@ -226,13 +214,13 @@ def _judge_without_baseline(found: RegressionEvidence, evidence: Evidence) -> Ve
         ("its ratio", _ratio_text(found.baseline.median) if found.baseline else ""),
         ("ratio of this run", _ratio_text(found.ratio.median) if found.ratio else ""),
     )
-    judged = verdict(
+    return verdict(
         "fail" if found.required else "inconclusive",
         comparison,
         Section(title="Baseline", headers=("what", "value"), rows=tuple(row for row in rows if row[1])),
         advice=advice,
+        command="" if found.state == "damaged" else found.command,
     )
-    return replace(judged, command="" if found.state == "damaged" else found.command)
 
 
 check = RegressionCheck()

@@ -41,12 +41,11 @@ class SizeCheck:
         tuned, reference = evidence.size_bytes.get("tuned"), evidence.size_bytes.get("reference")
         if tuned is None or not reference:
             return unmeasured("the model's size is not known", "Run the case again with its output folder.")
-        advice = "The model is unchanged, so its weights are float: raise the limit, or quantize by hand."
-        if not is_unchanged(evidence):
-            ops = "Conv, MatMul, Gemm"
-            advice = (
-                f"Allow more weighted ops ({ops}), whose weights are stored in 8 bits, or raise the limit."
-            )
+        advice = (
+            "The model is unchanged, so its weights are float: raise the limit, or quantize by hand."
+            if is_unchanged(evidence)
+            else "Allow more weighted ops (Conv, MatMul, Gemm), whose weights are stored in 8 bits, or raise the limit."
+        )
         return verdict_of_limits(
             _limits(params, tuned, reference),
             numbers={"tuned_bytes": tuned, "reference_bytes": reference, "ratio": tuned / reference},
@@ -55,26 +54,26 @@ class SizeCheck:
 
 
 def _limits(params: SizeParams, tuned: int, reference: int) -> list[LimitResult]:
-    found: list[LimitResult] = []
-    if params.max_bytes is not None:
-        holds = tuned <= params.max_bytes
-        shown, allowed = size_text(tuned), size_text(params.max_bytes)
-        if shown == allowed and tuned != params.max_bytes:
-            shown, allowed = f"{tuned} B", f"{params.max_bytes} B"
-        found.append(LimitResult(f"{shown} {_sign(holds)} budget {allowed}", holds, ("size", shown, allowed)))
-    if params.max_ratio is not None:
-        ratio = tuned / reference
-        holds = ratio <= params.max_ratio
-        shown, allowed = ratio_text(ratio), ratio_text(params.max_ratio)
-        if shown == allowed and ratio != params.max_ratio:
-            shown, allowed = f"{ratio:.5f}", f"{params.max_ratio:.5f}"
-        words = f"{shown} of the reference's size {_sign(holds)} budget {allowed}"
-        found.append(LimitResult(words, holds, ("of the reference", shown, allowed)))
+    rows = (
+        ("size", tuned, params.max_bytes, size_text, "{} B", ""),
+        (
+            "of the reference",
+            tuned / reference,
+            params.max_ratio,
+            ratio_text,
+            "{:.5f}",
+            " of the reference's size",
+        ),
+    )
+    found = []
+    for name, value, most, text, exact, what in rows:
+        if most is not None:
+            shown, allowed = text(value), text(most)
+            if shown == allowed and value != most:
+                shown, allowed = exact.format(value), exact.format(most)
+            words = f"{shown}{what} {'<=' if value <= most else '>'} budget {allowed}"
+            found.append(LimitResult(words, value <= most, (name, shown, allowed)))
     return found
-
-
-def _sign(holds: bool) -> str:
-    return "<=" if holds else ">"
 
 
 check = SizeCheck()

@@ -29,10 +29,7 @@ class SpeedupCheck:
     needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"latency"})
 
     def judge(self, params: SpeedupParams, evidence: Evidence) -> Verdict:
-        """Pass at or above the minimum, fail if the whole interval is below it, else inconclusive.
-
-        An unchanged model is the reference itself: its factor is 1 and is not measured.
-        """
+        """Pass at or above the minimum, fail if the whole interval is below it; an unchanged model has the factor 1."""
         if is_unchanged(evidence):
             return _unchanged(params, evidence)
         if evidence.latency is None:

@@ -10,10 +10,14 @@ from qdqspec._core.units import count_text, plain
 from qdqspec.checks.base import CheckParams
 from qdqspec.checks.verdicts import is_unchanged, unmeasured, verdict
 from qdqspec.spec.kinds import OptimizerName
-from qdqspec.types import Evidence, EvidenceKind, Optimizer, Section, SurvivalEvidence, Verdict
+from qdqspec.types import Evidence, EvidenceKind, Optimizer, Outcome, Section, SurvivalEvidence, Verdict
 from qdqspec.types.requests import Request, SurvivalRequest
 
 _SHOWN = 12  # lost pairs that a verdict names
+_LOST_ADVICE = (
+    "Exclude the lost pairs (patterns.nodes.exclude), which cost time without a gain, or do not run this optimizer on "
+    "the model."
+)
 
 
 class SurvivalParams(CheckParams):
@@ -52,50 +56,46 @@ class SurvivalCheck:
         if len(found) < len(params.through):
             missing = next(name for name in params.through if name not in evidence.survival)
             return unmeasured(f"{missing} was not run", "Run the case again, so that it is tuned.")
-        lossy = [result for result in found if result.lost]
-        if lossy:
-            return _report_lost(found, lossy)
-        failed = [result for result in found if result.error]
-        return _report_untried(found, failed) if failed else _report_kept(evidence, found)
+        lost = [result for result in found if result.lost]
+        untried = [result for result in found if result.error]
+        outcome, headline, advice = _report_kept(evidence, found)
+        if lost:
+            outcome, headline, advice = _report_lost(lost)
+        elif untried:
+            outcome, headline, advice = _report_untried(untried[0])
+        return verdict(
+            outcome,
+            headline,
+            _counts_section(found),
+            *map(_lost_section, lost),
+            numbers={f"lost {result.optimizer}": len(result.lost) for result in found if not result.error},
+            advice=advice,
+        )
 
 
-def _report_lost(found: list[SurvivalEvidence], lossy: list[SurvivalEvidence]) -> Verdict:
-    first = lossy[0]
-    more = f" and {len(lossy) - 1} more" if len(lossy) > 1 else ""
+def _report_lost(lost: list[SurvivalEvidence]) -> tuple[Outcome, str, str]:
+    first = lost[0]
+    more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
     words = f"{first.optimizer}{more} lost {len(first.lost)} of {count_text(first.pairs, 'pair')}"
-    return verdict(
+    return (
         "fail",
         f"{words}, first {plain(first.lost[0], 76 - len(words) - 8)}",
-        _counts_section(found),
-        *(_lost_section(result) for result in lossy),
-        numbers=_collect_numbers(found),
-        advice="Exclude the lost pairs (patterns.nodes.exclude), which cost time without a gain, or do not run "
-        "this optimizer on the model.",
+        _LOST_ADVICE,
     )
 
 
-def _report_untried(found: list[SurvivalEvidence], failed: list[SurvivalEvidence]) -> Verdict:
-    first = failed[0]
-    return verdict(
-        "inconclusive",
-        f"not run through {first.optimizer}: {plain(first.error)}",
-        _counts_section(found),
-        numbers=_collect_numbers(found),
-        advice=f"To get it: {first.cure}" if first.cure else f"Its message: {plain(first.error)}",
-    )
+def _report_untried(first: SurvivalEvidence) -> tuple[Outcome, str, str]:
+    why = plain(first.error)
+    advice = f"To get it: {first.cure}" if first.cure else f"Its message: {why}"
+    return "inconclusive", f"not run through {first.optimizer}: {why}", advice
 
 
-def _report_kept(evidence: Evidence, found: list[SurvivalEvidence]) -> Verdict:
+def _report_kept(evidence: Evidence, found: list[SurvivalEvidence]) -> tuple[Outcome, str, str]:
     pairs = max(result.pairs for result in found)
     alone = " (unchanged)" if is_unchanged(evidence) and not pairs else ""
     count = "both" if pairs == 2 else f"all {pairs}" if pairs > 1 else str(pairs)
     noun = "pair" if pairs == 1 else "pairs"
-    return verdict(
-        "pass",
-        f"{count} {noun}{alone} survived {count_text(len(found), 'optimizer')}",
-        _counts_section(found),
-        numbers=_collect_numbers(found),
-    )
+    return "pass", f"{count} {noun}{alone} survived {count_text(len(found), 'optimizer')}", ""
 
 
 def _counts_section(found: list[SurvivalEvidence]) -> Section:
@@ -116,10 +116,6 @@ def _lost_section(result: SurvivalEvidence) -> Section:
     if len(result.lost) > _SHOWN:
         rows.append((f"and {len(result.lost) - _SHOWN} more",))
     return Section(title=f"Lost in {result.optimizer}", headers=("tensor > readers",), rows=tuple(rows))
-
-
-def _collect_numbers(found: list[SurvivalEvidence]) -> dict[str, float]:
-    return {f"lost {result.optimizer}": len(result.lost) for result in found if not result.error}
 
 
 check = SurvivalCheck()

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from sample_evidence import sample_culprits, sample_lint, sample_parity_search
 
 from qdqspec.checks.kinds.accuracy import drop_interval
-from qdqspec.checks.kinds.latency import percentile
-from qdqspec.checks.kinds.speedup import judge_interval
 from qdqspec.checks.verdicts import faster_advice
 from qdqspec.testing.records import alone_case, cached_case, check_named, faster_case, params_of
 from qdqspec.types import (
     AccuracyEvidence,
+    BuildEvidence,
     DeviceKey,
     Evidence,
     Interval,
+    LayerTime,
     ParityEvidence,
     PatternRules,
     ProfileLatency,
@@ -30,6 +30,7 @@ from qdqspec.types import (
     Verdict,
     WorstSlice,
 )
+from qdqspec.types.requests import BuildRequest
 
 FASTER = faster_case().evidence
 ALONE = alone_case().evidence
@@ -124,6 +125,23 @@ UNDIVIDED = replace(
         outputs=(output("y"),), samples=4, data="evaluation", undivided="no kernel for MyOp"
     ),
 )
+OPS = {"a": "Conv", "b": "Conv", "c": "LayerNormalization", "d": "Relu"}
+
+
+def built(integer: str, places: dict[str, str], **fields: str) -> Evidence:
+    """A build for a device with several places: the nodes that run in integers, and the place of each node."""
+    layers = tuple(
+        LayerTime(
+            name=node, op_type=OPS[node], milliseconds=0, nodes=(node,), integer=node in integer, place=place
+        )
+        for node, place in places.items()
+    )
+    build = BuildEvidence(backend="onnxruntime-qnn", layers=layers, ops=OPS, **fields)
+    return replace(FASTER, builds={BuildRequest().key: build})
+
+
+MIXED = built("ad", {"a": "npu", "b": "npu", "c": "cpu", "d": "npu-2"})
+REFUSED = built("", {}, refused="MEM_ALLOC 1002", cure="choose a chip")
 SIZES = replace(FASTER, size_bytes={"reference": 2**21, "tuned": 2**20 + 1})
 LINT = replace(FASTER, lint=sample_lint("tensorrt-11"))
 
@@ -161,8 +179,6 @@ JUDGED: list[tuple[str, Evidence, dict, str, str]] = [
     ),
     ("latency", timed(*([1.0] * 99), 9.0), {"max_ms": 2, "percentile": 99}, "pass", ""),
     ("latency", timed(*([1.0] * 18), 9.0, 9.0), {"max_ms": 2, "percentile": 99}, "fail", ""),
-    ("latency", timed(*([1.0] * 20)), {"max_ms": 2, "percentile": 99}, "pass", ""),
-    ("latency", timed(*([3.0] * 20)), {"max_ms": 2, "percentile": 99}, "fail", ""),
     ("speedup", TESTED, {"min": 1.24}, "pass", "1.25x as fast, at least 1.21x, asked 1.24x"),
     (
         "speedup", TESTED, {"min": 1.3},
@@ -179,7 +195,6 @@ JUDGED: list[tuple[str, Evidence, dict, str, str]] = [
         {"min_sqnr_db": 20, "max_steps": 3}, "fail", "output 'worse': SQNR 9.0 dB < 20.0 dB",
     ),
     ("parity", NO_NUMBER, {"min_sqnr_db": 1}, "fail", "output 'x': SQNR not a number < 1.0 dB"),
-    ("parity", NO_NUMBER, {"max_abs": 1e9}, "fail", "output 'x': max difference not a number > 1e+09"),
     ("parity", with_outputs(output("x"), LABELS), {"min_sqnr_db": 20}, "pass", ""),
     ("parity", DIFFERENT, {"min_sqnr_db": 20}, "fail", "output 'label': 3 values differ"),
     ("parity", DIFFERENT, {"min_sqnr_db": 20, "outputs": ["x"]}, "pass", ""),
@@ -208,7 +223,6 @@ JUDGED: list[tuple[str, Evidence, dict, str, str]] = [
         "fail", "quantization alone, output 'y': SQNR 26.0 dB < 30.0 dB",
     ),
     ("parity", UNDIVIDED, {"min_sqnr_db": 20, "runtime": {"min_sqnr_db": 30}}, "inconclusive", ""),
-    ("parity", UNDIVIDED, {"min_sqnr_db": 20}, "pass", ""),
     ("parity", UNDIVIDED, {"min_sqnr_db": 60, "runtime": {"min_sqnr_db": 30}}, "fail", ""),
     ("parity", CLASSES, {"min_agreement": "98%"}, "fail", "output 'y': top1 agreement 97.0 % < 98.0 %"),
     ("parity", CLASSES, {"top_k": 5, "min_agreement": 0.99}, "pass", "agreement 99.1 % >= 99.0 %"),
@@ -230,7 +244,6 @@ JUDGED: list[tuple[str, Evidence, dict, str, str]] = [
         "accuracy", scored(0.97, 0.96), {"max_drop": "1%"},
         "pass", "top1 fell by 1.0 % (97.0 % to 96.0 %), allowed 1.0 %",
     ),
-    ("accuracy", scored(0.97, 0.96), {"min": 0.96}, "pass", ""),
     (
         "accuracy", scored(0.97, 0.959), {"max_drop": "1%"},
         "fail", "top1 fell by 1.1 % (97.0 % to 95.9 %), allowed 1.0 %",
@@ -242,17 +255,11 @@ JUDGED: list[tuple[str, Evidence, dict, str, str]] = [
     ("accuracy", scored(0.9, 0.9, "top1:logits"), {"min": 0.5, "output": "logits"}, "pass", ""),
     ("accuracy", scored(0.9, 0.9, "top1:logits"), {"min": 0.5}, "inconclusive", ""),
     ("accuracy", scored(34.0, math.nan, "psnr"), {"metric": "psnr", "min": 0.1}, "fail", "psnr nan < 0.1"),
-    ("accuracy", scored(34.0, math.nan, "psnr"), {"metric": "psnr", "max_drop": 1e9}, "fail", ""),
     ("placement", FASTER, {"forbid": ["fire2?/*", "Softmax"]}, "pass", ""),
     ("placement", FASTER, {"forbid": ["fire1?/*"]}, "fail", ""),
-    ("placement", FASTER, {"forbid": ["Conv"]}, "fail", ""),
     ("placement", FASTER, {"max_pairs": 11}, "fail", ""),  # weight pairs do not count
     ("placement", FASTER, {"min_pairs": 12}, "pass", ""),
     ("placement", FASTER, {"require": ["Cov"]}, "fail", "required Cov: no such node"),
-    (
-        "placement", FASTER, {"require": [{"Conv": 13}]},
-        "fail", "required Conv: 12 of 26 nodes quantized, 13 asked",
-    ),
     (
         "placement", FASTER, {"require": {"Conv": "all"}},
         "fail", "required Conv: 12 of 26 nodes quantized, all asked",
@@ -264,6 +271,19 @@ JUDGED: list[tuple[str, Evidence, dict, str, str]] = [
     ("placement", ALONE, {"forbid": ["Conv"]}, "pass", "0 activation pairs, unchanged: 1 rule held"),
     ("size", SIZES, {"max_bytes": "1MiB"}, "fail", "1048577 B > budget 1048576 B"),
     ("size", SIZES, {"max_ratio": 0.5}, "fail", "0.50000 of the reference's size > budget 0.50000"),
+    (
+        "partition", MIXED, {"max_cpu_nodes": 1, "max_partitions": 2, "min_integer": {"Conv": 1}},
+        "pass", "1 node on the CPU, 2 parts, 2 nodes in integers",
+    ),
+    ("partition", MIXED, {"max_cpu_nodes": 0}, "fail", "1 node on the CPU, more than 0"),
+    ("partition", MIXED, {"max_partitions": 1}, "fail", "2 parts on the device, more than 1"),
+    ("partition", MIXED, {"min_integer": {"Conv": "all"}}, "fail", "1 of 2 Conv in integers, fewer than 2"),
+    (
+        "partition", MIXED, {"forbid_cpu": ["LayerNormalization"]},
+        "fail", "LayerNormalization on the CPU: c",
+    ),
+    ("partition", REFUSED, {"max_cpu_nodes": 0}, "fail", "refused: MEM_ALLOC 1002"),
+    ("partition", built("a", {"a": ""}), {"max_cpu_nodes": 0}, "inconclusive", ""),  # places are not told
     ("lint", LINT, {"target": "tensorrt-11"}, "fail", ""),
     ("lint", LINT, {"target": "tensorrt-11", "ignore": ["TRT001"]}, "pass", ""),
     ("lint", LINT, {"target": "tensorrt-11", "ignore": ["TRT001"], "strict": True}, "fail", ""),
@@ -290,6 +310,7 @@ ADVICE: list[tuple[str, Evidence, dict, str]] = [
     ("parity", in_steps(40.0, 15.1), {"min_sqnr_db": 20}, "qdqspec explain"),
     ("parity", in_steps(18.0, 18.5), {"min_sqnr_db": 20}, "'y' has the largest difference."),
     ("parity", UNDIVIDED, {"min_sqnr_db": 20, "runtime": {"min_sqnr_db": 30}}, "no kernel for MyOp"),
+    ("partition", REFUSED, {"max_cpu_nodes": 0}, "choose a chip"),
     ("placement", FASTER, {"require": ["Cov"]}, "(did you mean 'Conv'?)"),
     ("placement", ALONE, {"require": ["Conv"]}, "The model is unchanged"),
 ]
@@ -298,6 +319,11 @@ ADVICE: list[tuple[str, Evidence, dict, str]] = [
 @pytest.mark.parametrize(("kind", "evidence", "values", "advice"), ADVICE)
 def test_the_advice_depends_on_the_evidence(kind: str, evidence: Evidence, values: dict, advice: str) -> None:
     assert advice in judge(kind, evidence, **values).advice
+
+
+def test_the_numbers_of_a_partition() -> None:
+    numbers = judge("partition", MIXED, max_cpu_nodes=0).numbers
+    assert numbers == {"cpu_nodes": 1, "partitions": 2, "integer_nodes": 2}
 
 
 def test_the_most_specific_budget_applies_that_of_the_device_first() -> None:
@@ -332,22 +358,6 @@ def test_a_larger_budget_never_gives_a_worse_outcome(
     assert order.index(loose) >= order.index(tight)
     if percent <= 50:
         assert "inconclusive" not in (tight, loose)
-
-
-@given(st.lists(st.floats(0.01, 100), min_size=1), st.floats(0, 100))
-def test_a_percentile_lies_between_its_neighbours(values: list[float], percent: float) -> None:
-    found = percentile(tuple(values), percent)
-    assert min(values) <= found <= max(values)
-    assert percentile((1.0, 2.0, 3.0), 50) == 2.0
-    assert percentile((1.0, 2.0), 75) == 1.75
-
-
-@given(st.lists(st.floats(0.2, 5), min_size=3, max_size=3).map(sorted), st.floats(0.2, 5))
-def test_the_outcome_follows_from_the_interval(bounds: list[float], least: float) -> None:
-    low, median, high = bounds
-    outcome = judge_interval(Interval(median=median, low=low, high=high), least)
-    assert (outcome == "pass") == (median >= least)
-    assert (outcome == "fail") == (high < least)
 
 
 def test_the_advice_names_the_sqnr_limit_that_faster_candidates_miss():

@@ -17,12 +17,11 @@ SAMPLE = sample_regression(0.0)["regression"]
 NOTHING = replace(SAMPLE, baseline=None, ratio=None, change=None, notes=())
 
 
-def with_(found: RegressionEvidence, name: str = "regression") -> Evidence:
-    return replace(FASTER, regression={name: found})
-
-
-def judge(found: RegressionEvidence, **values: object) -> Verdict:
-    return check_named("regression").judge(params_of("regression", **values), with_(found))
+def judge(found: RegressionEvidence, evidence: Evidence = FASTER, **values: object) -> Verdict:
+    """The verdict on the entry of the check; a check with an id finds it among others."""
+    entries = {"regression": SAMPLE, str(values.get("id", "regression")): found}
+    evidence = replace(evidence, regression=entries)
+    return check_named("regression").judge(params_of("regression", **values), evidence)
 
 
 def change(
@@ -69,11 +68,8 @@ def test_a_change_that_fails_at_an_allowance_fails_at_every_smaller_one(
 
 
 def test_each_check_with_an_id_has_a_separate_entry() -> None:
-    slower = sample_regression(0.2)["regression"]
-    evidence = replace(FASTER, regression={"regression": SAMPLE, "tight": slower})
-    check = check_named("regression")
-    assert check.judge(params_of("regression"), evidence).outcome == "pass"
-    assert check.judge(params_of("regression", id="tight"), evidence).outcome == "fail"
+    assert judge(sample_regression(0.2)["regression"], id="tight").outcome == "fail"
+    assert judge(SAMPLE).outcome == "pass"
 
 
 STATES = {
@@ -132,7 +128,4 @@ def test_a_case_that_is_unchanged_now_is_not_reported_as_slower() -> None:
     search = FASTER.search
     assert search is not None
     unchanged = replace(FASTER, search=replace(search, unchanged=True, reason="nothing kept 52 dB"))
-    found = check_named("regression").judge(
-        params_of("regression"), replace(unchanged, regression={"regression": slower})
-    )
-    assert found.advice.startswith("The float model is selected now (nothing kept 52 dB)")
+    assert judge(slower, unchanged).advice.startswith("The float model is selected now (nothing kept 52 dB)")

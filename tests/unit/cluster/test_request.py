@@ -101,13 +101,18 @@ def test_what_a_worker_cannot_have_is_an_error(case, tmp_path, settings, fields,
         pack(replace(case, **fields), Settings(root=tmp_path, **settings))
 
 
-def test_files_of_a_glob_are_sent(case, tmp_path):
+def test_files_of_a_glob_and_baselines_are_sent(case, tmp_path):
+    baselines = tmp_path / "__baselines__" / "chain"
+    (baselines / ".qdqspec-1-1-x.part").mkdir(parents=True)
+    for name in ("fake.json", ".qdqspec-1-1-x.part/whole"):
+        (baselines / name).touch()
     (tmp_path / "photos").mkdir()
     for name in ("a.npz", "b.npz", "c.txt"):
         (tmp_path / "photos" / name).write_bytes(name.encode())
     globbed = replace(case, inputs=replace(case.inputs, calibration=tmp_path / "photos" / "*.npz"))
     found, _ = arrived(globbed, Settings(root=tmp_path), tmp_path / "job")
     names = pack(globbed, Settings(root=tmp_path)).files
+    assert [name.partition("chain/")[2] for name in names if "__baselines__" in name] == ["fake.json"]
     assert [name.rpartition("/")[2] for name in names if name.endswith("npz")] == [
         "a.npz",
         "b.npz",

@@ -211,7 +211,6 @@ def test_a_check_of_a_plugin_is_loaded_and_validated(write: Write, monkeypatch: 
         (CHECKS + "qdqspec: 1\n", "1:1: 'model' is missing in the spec"),
         ("model: m.onnx\n" + CHECKS, "1:1: 'qdqspec' is missing in the spec"),
         (HEAD, "1:1: 'checks' is missing in the spec"),
-        (HEAD + "checks: []\n", "3:9: 'checks' is empty: a spec without a check would prove nothing"),
         (HEAD + "checks: [speedup]\n", "3:10: a check is a mapping with a 'kind'"),
         ("", "1:1: the file is empty"),
         (HEAD + "checks: [{kind: accuracy, min: 97%}]\n", "3:10: check 'accuracy' needs inputs.evaluation"),
@@ -227,7 +226,6 @@ def test_an_invalid_spec_is_an_error_with_its_position(write: Write, text: str, 
     [
         ("  - {kind: speedup, min: 1, id: speedup}", "5:33: two checks are called 'speedup'"),
         ("tune: quick", "5:7: 'tune' should be a mapping, not 'quick'"),
-        ("tune: {minutes: 10x}", "5:17: '10x' is not a duration such as 90s, 10m or 1h"),
         ("tune: {minutes: .inf}", "5:17: 'minutes' should be a finite number, not inf"),
         ("tune: {min_sqnr_db: off}", "5:21: 'min_sqnr_db' should be a finite number or none, not off"),
         ("quantize: {format: [int8, int8]}", "5:20: 'int8' occurs twice among the formats"),
@@ -241,7 +239,6 @@ def test_an_invalid_spec_is_an_error_with_its_position(write: Write, text: str, 
             "matrix: {batch: [1], include: [{batch: 2}, {batch: 2}]}",
             "5:9: two cases of the matrix are called 'b2'",
         ),
-        ("inputs: {shapes: {x: {opt: [3], max: [2]}}}", "5:22: not min <= opt <= max"),
         ("inputs: {shapes: [{}]}", "5:19: a shape profile without an input"),
         (
             "inputs: {shapes: {x: {opt: [1], weight: 1}, y: {opt: [1], weight: 2}}}",
@@ -314,10 +311,9 @@ def test_links_out_of_the_root_are_an_error(write: Write, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("text", ["~/secret.onnx", "$HOME/secret.onnx"])
-def test_variables_in_paths_are_not_expanded(write: Write, tmp_path: Path, text: str) -> None:
-    path = write(f"qdqspec: 1\nmodel: {text}\n" + CHECKS, "root/specs/a.qdq.yaml")
-    (case,) = load_spec(path, root=tmp_path / "root").cases()
-    assert case.model == path.parent / text
+def test_variables_in_paths_are_not_expanded(write: Write, text: str) -> None:
+    path = write(f"qdqspec: 1\nmodel: {text}\n" + CHECKS)
+    assert the_case(path).model == path.parent / text
 
 
 def test_the_root_of_a_spec_outside_the_root_is_its_folder(write: Write, tmp_path: Path) -> None:
@@ -328,31 +324,23 @@ def test_the_root_of_a_spec_outside_the_root_is_its_folder(write: Write, tmp_pat
     assert text.startswith(f"{path}:2:8: ")
 
 
-def test_messages_contain_the_path_relative_to_the_working_directory(
+def test_names_in_capitals_are_an_error_with_a_suggestion(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = write(HEAD)
+    path = write(HEAD + CHECKS + "quantize: {format: INT8}\nMatrix: {Quant: [int8]}\n")
     monkeypatch.chdir(tmp_path / "specs")
-    assert str(refusal(path, root=None)).startswith("a.qdq.yaml:1:1: ")
-
-
-def test_names_in_capitals_are_an_error_with_a_suggestion(write: Write) -> None:
-    text = str(refusal(write(HEAD + CHECKS + "quantize: {format: INT8}\nMatrix: {Quant: [int8]}\n")))
+    text = str(refusal(path, root=None))
+    assert text.startswith("a.qdq.yaml:5:20: "), "the path is relative to the working directory"
     assert "did you mean 'int8'?" in text
     assert "did you mean 'matrix'?" in text
 
 
-def test_a_spec_that_is_no_text_is_an_error(write: Write, tmp_path: Path) -> None:
-    path = tmp_path / "specs" / "b.qdq.yaml"
-    path.parent.mkdir()
+def test_a_spec_that_is_too_large_missing_or_no_text_is_an_error(write: Write) -> None:
+    path = write("# " + "x" * 1_000_000)
+    assert "a spec has at most 1,000,000 bytes" in str(refusal(path))
+    assert "No such file" in str(refusal(path.with_name("no.qdq.yaml")))
     path.write_bytes(b"qdqspec: 1\nmodel: \xff\xfe\n")
-    assert str(refusal(path)).splitlines()[0] == "specs/b.qdq.yaml:2:8: the file is not UTF-8 text"
-
-
-def test_a_spec_that_is_too_large_or_missing_is_an_error(write: Write, tmp_path: Path) -> None:
-    large = write("# " + "x" * 1_000_000)
-    assert "a spec has at most 1,000,000 bytes" in str(refusal(large))
-    assert "No such file" in str(refusal(tmp_path / "specs" / "no.qdq.yaml"))
+    assert str(refusal(path)).splitlines()[0] == "specs/a.qdq.yaml:2:8: the file is not UTF-8 text"
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="named pipes need POSIX")
@@ -373,14 +361,11 @@ def test_the_accuracy_constraint_has_the_keys_of_the_accuracy_check(write: Write
     }
 
 
-DATA_HEAD = "qdqspec: 1\nmodel: m.onnx\nchecks: [{kind: speedup, min: 1.2}]\n"
-
-
 @pytest.fixture
 def data_of(tmp_path):
     def read(text):
         path = tmp_path / "s.qdq.yaml"
-        path.write_text(f"{DATA_HEAD}inputs: {{calibration: {text}}}\n")
+        path.write_text(f"{HEAD}{CHECKS}inputs: {{calibration: {text}}}\n")
         return load_spec(path, root=tmp_path).cases()[0].inputs.calibration
 
     return read
