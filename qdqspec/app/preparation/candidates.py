@@ -1,4 +1,4 @@
-"""The model files of candidates: whole models, and parts of a model."""
+"""The model files that a search builds: whole models, parts of a model, and the model in other float types."""
 
 from __future__ import annotations
 
@@ -9,29 +9,32 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qdqspec.app.preparation.cached import FLOAT32_FILE
+import onnx
+
+from qdqspec._core.config import hooks
+from qdqspec.app.preparation.cached import FLOAT32_FILE, REFERENCE
 from qdqspec.errors import BackendError, ModelError, PlacementError
 from qdqspec.graph.model import Model, require_path
+from qdqspec.graph.ops import has_floats
 from qdqspec.graph.save import save_model
 from qdqspec.graph.weights import WeightStore
 from qdqspec.graph.wire import Parts
 from qdqspec.qdq.edit.excerpt import Excerpt, Excerpts
 from qdqspec.qdq.edit.insert import Inserter
 from qdqspec.timing.profiles import Load, Part
-from qdqspec.types import Placement
+from qdqspec.types import FLOAT32, LatencyEvidence, Placement
 
 if TYPE_CHECKING:
     from qdqspec.app.preparation.prepare import Prepared
 
 Nodes = tuple[str, ...]
+_HALF = "float16"  # a role
+_HALF_FILE = "reference_float16.onnx"
 
 
 @dataclass(frozen=True, slots=True)
 class CandidateFiles:
-    """Writes placements as model files to one folder. The file of the empty one is the ``reference``: see `plain_file`.
-
-    ``quantized`` is that of the placement with which the user's model is a candidate as given.
-    """
+    """Writes placements as model files to one folder; those of no pairs, and of the model as given, exist already."""
 
     folder: Path
     reference: Path
@@ -51,10 +54,7 @@ class CandidateFiles:
 
 
 class PartFiles:
-    """Writes parts of a case's model as files to one folder, for the inputs of its first shape profile.
-
-    The last extracted part is cached.
-    """
+    """Writes parts of a case's model as files to one folder, for the inputs of its first shape profile."""
 
     def __init__(self, prepared: Prepared, folder: Path, store: WeightStore) -> None:
         self._prepared = prepared
@@ -65,8 +65,7 @@ class PartFiles:
     def __call__(self, placement: Placement, nodes: Nodes) -> Part:
         """The file of a part with the pairs of a placement in it, and inputs for it.
 
-        Raises `BackendError` if the part cannot be built in isolation, and `PlacementError` for pairs that the spec
-        forbids.
+        Raises `BackendError` if it cannot be built in isolation, and `PlacementError` for pairs that the spec forbids.
         """
         self._prepared.space.permitted(placement)
         digest = hashlib.sha256("\n".join(nodes).encode()).hexdigest()[:12]
@@ -108,3 +107,61 @@ def write_model(model: Model, path: Path) -> Path:
     if not path.exists():
         save_model(model.proto, path, base=require_path(model).parent)
     return path
+
+
+def other_references(prepared: Prepared, folder: Path) -> dict[str, Path]:
+    """Files to time beside the placements, by role: in float16, and as given if candidates are in float32."""
+    found = half_reference(prepared, folder)
+    if prepared.is_converted:
+        found["reference"] = write_model(prepared.given, folder / REFERENCE)
+    return found
+
+
+def half_reference(prepared: Prepared, folder: Path) -> dict[str, Path]:
+    """The model in float16, written to a folder, by its role; empty if not requested or without floats.
+
+    Inputs and outputs keep their types, so that all roles have the same inputs. Outputs are not compared: a model whose
+    values exceed the range of float16 has to be converted with data (AutoCast of Model-Optimizer does so).
+    """
+    given, asked, able = prepared.given, prepared.case.tune.float16, prepared.capabilities.computes_in_half
+    if not (able if asked is None else asked) or not has_floats(given):
+        return {}
+    if not able:
+        prepared.note_once(
+            "float16 was requested, and this backend has few float16 kernels: float32 casts were inserted"
+        )
+    try:
+        return {_HALF: write_half(given, folder / _HALF_FILE, prepared.backend.name, keep_io=True)}
+    except ModelError as error:
+        prepared.note_once(f"no float16 reference: {error.what}")
+        return {}
+
+
+def write_half(model: Model, path: Path, backend: str, *, keep_io: bool = False) -> Path:
+    """Write a model in float16, by a hook of the backend; raises `ModelError` if it cannot be converted."""
+    convert = hooks.load(hooks.declaration_of(backend).float16 or hooks.default().float16)
+    proto = convert(model, require_path(model), keep_io=keep_io)
+    onnx.save(proto, path, save_as_external_data=True, location=f"{path.name}.data")
+    return path
+
+
+def note_float_types(prepared: Prepared, latency: LatencyEvidence) -> None:
+    """Add a warning if the model in another float type did not run, or is significantly faster than the tuned model."""
+    if why := latency.failures.get(_HALF):
+        prepared.note_once(f"the float16 reference did not run: {why}")
+    tuned = latency.tested.get("tuned")
+    faster = {
+        role: f"{latency.tested[role].mean.median:.2f} of the reference's time"
+        for role in (_HALF, FLOAT32)
+        if tuned and role in latency.tested and latency.tested[role].enclosing.high < tuned.enclosing.low
+    }
+    if tuned and _HALF in faster:
+        prepared.note_once(
+            f"the model in float16 is faster than the tuned one: {faster[_HALF]}, and the tuned one "
+            f"{tuned.mean.median:.2f}; convert it to float16 first, and tune that"
+        )
+    if FLOAT32 in faster:
+        prepared.note_once(
+            f"converted to float32, the model is faster without any pair: {faster[FLOAT32]}; that is a gain of the "
+            f"type alone, and not selected. The model is {FLOAT32_FILE} among the results"
+        )

@@ -1,21 +1,81 @@
-"""The placements of earlier searches and of quantized models, from which a search starts."""
+"""What a search starts from: float form, placements and scales of quantized models, and earlier searches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
+
+from qdqspec._core.units import count_text
 from qdqspec.errors import ConfigError, StateError
-from qdqspec.graph.model import load_model
-from qdqspec.qdq.read.import_qdq import placement_for
+from qdqspec.graph.definition import is_quantized
+from qdqspec.graph.given import OwnCopy, fixed_in
+from qdqspec.graph.model import Model, load_model, require_path
+from qdqspec.graph.trt import is_pair_op
+from qdqspec.qdq.edit.equalize import EQUALIZED
+from qdqspec.qdq.quantize.corrections import WeightKey, WeightNumbers, weight_key
+from qdqspec.qdq.quantize.formats import BIAS_FORMAT, number_format
+from qdqspec.qdq.quantize.ranges import TensorRange
+from qdqspec.qdq.read.import_qdq import Imported, import_placement, placement_for
+from qdqspec.qdq.read.strip import strip_qdq
 from qdqspec.qdq.scheme.cache import read_cache
 from qdqspec.qdq.scheme.cache import warm_starts as cached_starts
+from qdqspec.qdq.scheme.match import Matcher
 from qdqspec.qdq.scheme.scheme_file import read_scheme
 from qdqspec.qdq.space.search_space import SchemeSpace, project
 from qdqspec.search.journal import read_journal
-from qdqspec.types import Placement
+from qdqspec.types import PlacedPair, Placement, Site
+
+
+class FloatForm(OwnCopy):
+    """A copy of a ``quantized`` model without its pairs, which are ``imported`` with their numbers."""
+
+    def __init__(self, quantized: Model, imported: Imported) -> None:
+        self.quantized = quantized
+        self.imported = imported
+        count = count_text(len(imported.placement.sites), "tensor")
+        note = (
+            f"the model is given quantized ({count}): the reference is its float form, a copy without Q/DQ, and the "
+            "model as given is a candidate; if you have the original float model, tune that with --start-from this one"
+        )
+        super().__init__(
+            quantized,
+            strip_qdq(quantized).proto,
+            sha256=hashlib.sha256(f"{quantized.sha256} float form".encode()).hexdigest(),
+            fixed=fixed_in(quantized),
+            notes=[note, *imported.notes],
+        )
+
+    @property
+    def file(self) -> Path:
+        """The file of the model as given."""
+        return require_path(self.quantized)
+
+    @property
+    def placement(self) -> Placement:
+        """The pairs of the model as given, which has its own numbers."""
+        return Placement(sites=self.imported.placement.sites, given=True)
+
+
+def with_float_form(model: Model) -> Model:
+    """The model, or its float form if it has pairs that a placement expresses."""
+    if not (is_quantized(model) or any(is_pair_op(node.proto) for node in model.nodes)):
+        return model
+    imported = import_placement(model)
+    return FloatForm(model, imported) if imported.placement.sites else model
+
+
+def float_form_of(model: Model) -> FloatForm | None:
+    """The float form that a model is, or a copy of; ``None`` for a model that was given in float."""
+    while not isinstance(model, FloatForm):
+        if not isinstance(model, OwnCopy):
+            return None
+        model = model.origin
+    return model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,10 +89,9 @@ class Start:
 
 
 def warm_starts(paths: Iterable[Path], start: Start) -> tuple[Placement, ...]:
-    """The placements in the files, each once. Raises for a file that is damaged or of another backend.
+    """The placements of this model in the files, each once; a file without one is noted.
 
-    Each is a placement of this model that the backend supports. It is a candidate like any other: a poor one costs one
-    build. A file without a placement for this model is noted.
+    Raises for a file that is damaged or of another backend.
     """
     found: dict[str, Placement] = {}
     for path in paths:
@@ -65,10 +124,7 @@ def _of_scheme(path: Path, start: Start) -> Iterable[Placement]:
 
 
 def _of_journal(path: Path, start: Start, most: int = 2) -> Iterable[Placement]:
-    """The best placements of an earlier search: by confirmation, or by races if it was interrupted.
-
-    There are ``most``: each costs the next search a build.
-    """
+    """The best placements of an earlier search: by confirmation, or by races if it was interrupted."""
     header, trials = read_journal(path)
     _require_backend("journal", str(header.get("backend")), path, start)
     confirmed = [trial for trial in trials if trial.phase == "confirm" and trial.ok]
@@ -105,3 +161,72 @@ _READERS: Mapping[str, Callable[[Path, Start], Iterable[Placement]]] = {
     ".jsonl": _of_journal,
     ".onnx": _of_model,
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptScales:
+    """Ranges of activations and scales of weights, read from quantized models."""
+
+    ranges: dict[str, TensorRange] = field(default_factory=dict)
+    weights: dict[WeightKey, WeightNumbers] = field(default_factory=dict)
+
+    @property
+    def tensors(self) -> frozenset[str]:
+        """The tensors that have a range or a scale."""
+        return frozenset((*self.ranges, *(tensor for tensor, _, _ in self.weights)))
+
+
+def kept_scales(model: Model, paths: Iterable[Path], note: Callable[[str], None]) -> KeptScales:
+    """The scales that quantized models among these files have for tensors of ``model``; the first file wins.
+
+    Zero points are kept with the scales of activations. Scales of weights that differ from the model's, as where a
+    BatchNormalization is folded in one of both only, are not kept, and noted.
+    """
+    kept = KeptScales()
+    for path in (path for path in paths if path.suffix.lower() == ".onnx"):
+        before, others = len(kept.tensors), 0
+        quantized = load_model(path)
+        if any(prop.key == EQUALIZED for prop in quantized.flat.metadata_props):
+            note(f"{path.name}: its scales are those of equalized channels, and are not kept")
+            continue
+        imported = import_placement(quantized, model)
+        for site, pair in _fitted(model, imported):
+            if not site.weight:
+                fmt, scale, zero_point = number_format(pair.site.format), pair.scale[0], pair.zero_point[0]
+                own = TensorRange((fmt.low - zero_point) * scale, (fmt.high - zero_point) * scale)
+                kept.ranges.setdefault(site.tensor, own)
+            elif not _is_same_weight(model.array(site.tensor), imported.model.array(pair.site.tensor)):
+                others += 1
+            else:
+                scales = np.array(pair.scale, np.float32).reshape(() if pair.site.axis is None else (-1,))
+                kept.weights.setdefault(weight_key(site), WeightNumbers(scale=scales))
+        if new := len(kept.tensors) - before:
+            note(
+                f"{path.name}: the scales of {count_text(new, 'tensor')} are kept; "
+                "with `quantize: {scales: recalibrate}` or --start-scales recalibrate, calibration data gives them"
+            )
+        if others:
+            note(
+                f"{path.name}: the scales of {count_text(others, 'weight')} are not kept: they are for other values, "
+                "as where BatchNormalization was not folded before quantizing"
+            )
+    return kept
+
+
+def _fitted(model: Model, imported: Imported) -> Iterator[tuple[Site, PlacedPair]]:
+    """The pairs with integer formats and, for weights, symmetric scales, as sites of the model."""
+    matcher = Matcher(model, imported.positions)
+    for pair in imported.pairs:
+        fmt = number_format(pair.site.format)
+        usable = not fmt.floating and not fmt.block and fmt.name != BIAS_FORMAT
+        if usable and not (pair.site.weight and set(pair.zero_point) != {fmt.middle}):
+            for site in matcher.find(pair.site).sites:
+                yield site, pair
+
+
+def _is_same_weight(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether two weights differ by a quantization error at most: the power of the difference is below a tenth."""
+    if one.shape != other.shape:
+        return False
+    one, other = one.astype(np.float64), other.astype(np.float64)
+    return bool(((one - other) ** 2).sum() <= 0.1 * (one**2).sum())
