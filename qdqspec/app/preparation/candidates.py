@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +17,6 @@ from qdqspec.graph.model import Model, require_path
 from qdqspec.graph.ops import has_floats
 from qdqspec.graph.save import save_model
 from qdqspec.graph.weights import WeightStore
-from qdqspec.graph.wire import Parts
 from qdqspec.qdq.edit.excerpt import Excerpt, Excerpts
 from qdqspec.qdq.edit.insert import Inserter
 from qdqspec.timing.profiles import Load, Part
@@ -32,38 +30,29 @@ _HALF = "float16"  # a role
 _HALF_FILE = "reference_float16.onnx"
 
 
-@dataclass(frozen=True, slots=True)
 class CandidateFiles:
-    """Writes placements as model files to one folder; those of no pairs, and of the model as given, exist already."""
+    """Writes placements of a case as files to one folder: whole models, and parts. Weights are written once."""
 
-    folder: Path
-    reference: Path
-    insert: Callable[[Placement], Parts]
-    quantized: Path | None = None
-
-    def __call__(self, placement: Placement) -> Path:
-        """The file of a placement; written once."""
-        if not placement.sites:
-            return self.reference
-        if placement.given and self.quantized is not None:
-            return self.quantized
-        path = self.folder / f"{placement.digest}.onnx"
-        if not path.exists():
-            save_model(self.insert(placement), path)
-        return path
-
-
-class PartFiles:
-    """Writes parts of a case's model as files to one folder, for the inputs of its first shape profile."""
-
-    def __init__(self, prepared: Prepared, folder: Path, store: WeightStore) -> None:
-        self._prepared = prepared
-        self._folder = folder
-        self._store = store
+    def __init__(self, prepared: Prepared, folder: Path) -> None:
+        self._prepared, self._folder = prepared, folder
+        self._store = WeightStore(folder, base=require_path(prepared.given).parent)
+        self._inserter = Inserter(prepared.model, prepared.numbers, store=self._store)
+        self._plain = plain_file(prepared, folder)
         self._last: tuple[Nodes, Excerpt, Inserter, Load] | None = None
 
-    def __call__(self, placement: Placement, nodes: Nodes) -> Part:
-        """The file of a part with the pairs of a placement in it, and inputs for it.
+    def whole(self, placement: Placement) -> Path:
+        """The file of a placement; without pairs that of the model to compare with, or the user's quantized model."""
+        if not placement.sites:
+            return self._plain
+        if placement.given and self._prepared.quantized is not None:
+            return require_path(self._prepared.quantized.quantized)
+        path = self._folder / f"{placement.digest}.onnx"
+        if not path.exists():
+            save_model(self._inserter.insert(self._prepared.space.permitted(placement)).parts, path)
+        return path
+
+    def part(self, placement: Placement, nodes: Nodes) -> Part:
+        """The file of a part with the pairs of a placement in it, and inputs for it of the first shape profile.
 
         Raises `BackendError` if it cannot be built in isolation, and `PlacementError` for pairs that the spec forbids.
         """
@@ -81,8 +70,7 @@ class PartFiles:
     @cached_property
     def _excerpts(self) -> Excerpts:
         prepared = self._prepared
-        shapes = {name: spec.shape for name, spec in prepared.inputs.items()}
-        return Excerpts(prepared.model, shapes, require_path(prepared.given))
+        return Excerpts(prepared.model, prepared.shapes, require_path(prepared.given))
 
     def _cut(self, nodes: Nodes) -> tuple[Excerpt, Inserter, Load]:
         if self._last is None or self._last[0] != nodes:
@@ -99,13 +87,13 @@ def plain_file(prepared: Prepared, folder: Path) -> Path:
     """The file of a candidate without pairs: the user's model, or its copy in float32, written to a folder."""
     if not prepared.is_converted:
         return require_path(prepared.given)
-    return write_model(prepared.base, folder / FLOAT32_FILE)
+    return copy_model(prepared.base, folder / FLOAT32_FILE)
 
 
-def write_model(model: Model, path: Path) -> Path:
-    """Write a model to a file, unless that exists."""
-    if not path.exists():
-        save_model(model.proto, path, base=require_path(model).parent)
+def copy_model(model: Model, path: Path) -> Path:
+    """Write a model to another file."""
+    own = require_path(model)
+    save_model(model.proto, path, inputs=[own], base=own.parent)
     return path
 
 
@@ -113,7 +101,7 @@ def other_references(prepared: Prepared, folder: Path) -> dict[str, Path]:
     """Files to time beside the placements, by role: in float16, and as given if candidates are in float32."""
     found = half_reference(prepared, folder)
     if prepared.is_converted:
-        found["reference"] = write_model(prepared.given, folder / REFERENCE)
+        found["reference"] = copy_model(prepared.given, folder / REFERENCE)
     return found
 
 

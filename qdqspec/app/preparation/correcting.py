@@ -151,16 +151,18 @@ class Correcting:
     def _task(self, judge: Judge) -> CorrectionTask:
         prepared, rules = self._prepared, self._case.quantize
         given = () if self._case.inputs.scales is None else NEED_RANGES
+        numbers = prepared.calibrated[1]
+        weights = numbers.corrections.weights  # those of a quantized model that the search starts from
         return CorrectionTask(
             judge=judge,
-            numbers=prepared.calibrated[1],
+            numbers=numbers,
             sites=tuple(dict.fromkeys(site for each in judge.placements for site in each.ordered)),
             ranges=self._ranges,
             method=rules.calibration,
             observe=prepared.values_of,
             allowed=tuple(name for name in rules.allowed_corrections if name not in given),
             saturates=prepared.capabilities.reduce_range,
-            fixed=prepared.fixed_tensors,
+            fixed=frozenset((*prepared.start_scales.ranges, *(tensor for tensor, _, _ in weights))),
             recalibrated=prepared.recalibrated,
             enough_db=self._enough_db,
             seconds=self._seconds,

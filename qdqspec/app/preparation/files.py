@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -26,6 +25,7 @@ from qdqspec.app.preparation.cached import (
     copy_results,
     table_of,
 )
+from qdqspec.app.preparation.candidates import copy_model
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.errors import OutputError
 from qdqspec.graph.model import Model, require_path
@@ -41,7 +41,6 @@ from qdqspec.search.strategies.region import best_by_pattern
 from qdqspec.types import FLOAT32, Interval, LayerTime, Placement, SearchResult, Trial
 
 _CURE = "choose another output folder: --qdq-output DIR of pytest, -o DIR of a verb"
-_NUMBERED = re.compile(r"[0-9]+\.(onnx|onnx\.data|sh)")
 
 
 def write_results(prepared: Prepared, result: SearchResult, raw_winner: Placement, folder: Path) -> None:
@@ -50,9 +49,9 @@ def write_results(prepared: Prepared, result: SearchResult, raw_winner: Placemen
     The tuned model of an unchanged result is a copy of the reference. Raises `OutputError` on failure.
     """
     with staged(folder, prepared.given) as stage:
-        _copy(prepared.given, stage / REFERENCE)
+        copy_model(prepared.given, stage / REFERENCE)
         if prepared.is_converted:
-            _copy(prepared.base, stage / FLOAT32_FILE)
+            copy_model(prepared.base, stage / FLOAT32_FILE)
         write_placement(prepared, result.winner, stage / MODEL)
         write_placement(prepared, raw_winner, stage / RAW_MODEL)
         write_placed(prepared, result.winner, stage / SCHEME)
@@ -125,7 +124,7 @@ def write_patterns(
 def take_results(kept: FinishedSearch, given: Model, folder: Path) -> None:
     """Copy the files of a cached search to the folder of this run; an existing journal is kept."""
     with staged(folder, given) as stage:
-        _copy(given, stage / REFERENCE)
+        copy_model(given, stage / REFERENCE)
         copy_results(kept.folder, stage)
         if not (folder / JOURNAL).exists():
             shutil.copyfile(kept.folder / JOURNAL, stage / JOURNAL)
@@ -155,10 +154,10 @@ def write_placement(prepared: Prepared, placement: Placement, path: Path) -> Non
     """Write the model with the pairs of a placement: without pairs a copy of the reference, or the model as given."""
     own = prepared.quantized
     if own is not None and placement.given:
-        _copy(own.quantized, path)
+        copy_model(own.quantized, path)
         return
     if not placement.sites:
-        _copy(prepared.given, path)
+        copy_model(prepared.given, path)
         return
     given = require_path(prepared.given)
     with ExitStack() as stack:
@@ -172,11 +171,6 @@ def write_placement(prepared: Prepared, placement: Placement, path: Path) -> Non
         for note in inserted.notes:
             prepared.note_once(note)
         save_model(inserted.parts, path, inputs=[given], base=base)
-
-
-def _copy(given: Model, path: Path) -> None:
-    own = require_path(given)
-    save_model(given.proto, path, inputs=[own], base=own.parent)
 
 
 def profiles_of(trials: tuple[Trial, ...], winner: Placement) -> dict[str, tuple[LayerTime, ...]]:
@@ -251,10 +245,8 @@ def _remove_models(folder: Path, given: Model) -> None:
     if not table.is_file():
         return
     lines = table.read_text(encoding="utf-8", errors="replace").splitlines()
-    numbers = {line.partition(".")[0] for line in lines}
-    models = [
-        f for f in folder.iterdir() if _NUMBERED.fullmatch(f.name) and f.name.partition(".")[0] in numbers
-    ]
+    numbers = [number for line in lines if (number := line.partition(".")[0]).isdecimal()]
+    models = [folder / f"{number}{suffix}" for number in numbers for suffix in (".onnx", ".onnx.data", ".sh")]
     own = {path.resolve() for path in given.user_files}
     for file in (*models, table):
         if file.resolve() not in own:

@@ -28,12 +28,7 @@ from qdqspec.app.preparation.definition import (
     difference_text,
 )
 from qdqspec.app.preparation.resources import Resources
-from qdqspec.app.preparation.start import (
-    KeptScales,
-    float_form_of,
-    kept_scales,
-    with_float_form,
-)
+from qdqspec.app.preparation.start import KeptScales, float_form_of, kept_scales, with_float_form
 from qdqspec.app.preparation.sum_limits import find_sum_limits, note_sum_limits, without_overflows
 from qdqspec.backends.base import Capabilities, Engine
 from qdqspec.errors import BackendError, PatternError, QdqspecError
@@ -68,7 +63,7 @@ def prepare(case: Case, resources: Resources, *, as_given: bool = False) -> Prep
     case = replace(case, inputs=shaped_by_data(given, case.inputs))
     own = float_form_of(given)
     if own is not None and not case.tune.start_from:
-        case = replace(case, tune=replace(case.tune, start_from=(own.file,)))
+        case = replace(case, tune=replace(case.tune, start_from=(require_path(own.quantized),)))
     output = output_of(case, resources)
     profiles = shape_profiles(given, case.inputs)
     options = replace(resources.options, profiles=profiles, state=output / resources.backend.name)
@@ -314,12 +309,6 @@ class Prepared(CaseData):
         with ExitStack() as observers:
             run, method = partial(self.runner, observers), self.case.quantize.calibration
             return calibrate(model, tensors, self.feeds, method, run, note=note)
-
-    @property
-    def fixed_tensors(self) -> frozenset[str]:
-        """The tensors whose numbers are those of a quantized model that the search starts from."""
-        weights = self.calibrated[1].corrections.weights
-        return frozenset((*self.start_scales.ranges, *(tensor for tensor, _, _ in weights)))
 
     @cached_property
     def start_scales(self) -> KeptScales:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from qdqspec._core.units import count_text
 from qdqspec.errors import ConfigError, StateError
 from qdqspec.graph.definition import is_quantized
 from qdqspec.graph.given import OwnCopy, fixed_in
-from qdqspec.graph.model import Model, load_model, require_path
+from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.trt import is_pair_op
 from qdqspec.qdq.edit.equalize import EQUALIZED
 from qdqspec.qdq.quantize.corrections import WeightKey, WeightNumbers, weight_key
@@ -29,6 +30,9 @@ from qdqspec.qdq.scheme.scheme_file import read_scheme
 from qdqspec.qdq.space.search_space import SchemeSpace, project
 from qdqspec.search.journal import read_journal
 from qdqspec.types import PlacedPair, Placement, Site
+
+if TYPE_CHECKING:
+    from qdqspec.app.preparation.prepare import Prepared
 
 
 class FloatForm(OwnCopy):
@@ -50,16 +54,6 @@ class FloatForm(OwnCopy):
             notes=[note, *imported.notes],
         )
 
-    @property
-    def file(self) -> Path:
-        """The file of the model as given."""
-        return require_path(self.quantized)
-
-    @property
-    def placement(self) -> Placement:
-        """The pairs of the model as given, which has its own numbers."""
-        return Placement(sites=self.imported.placement.sites, given=True)
-
 
 def with_float_form(model: Model) -> Model:
     """The model, or its float form if it has pairs that a placement expresses."""
@@ -78,23 +72,13 @@ def float_form_of(model: Model) -> FloatForm | None:
     return model
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """The target of a warm start: a space, and the backend and device that its placements are measured on."""
-
-    space: SchemeSpace
-    backend: str
-    device: str
-    note: Callable[[str], None]
-
-
-def warm_starts(paths: Iterable[Path], start: Start) -> tuple[Placement, ...]:
-    """The placements of this model in the files, each once; a file without one is noted.
+def warm_starts(prepared: Prepared) -> tuple[Placement, ...]:
+    """The placements of this model in the files of ``tune.start_from``, each once; a file without one is noted.
 
     Raises for a file that is damaged or of another backend.
     """
     found: dict[str, Placement] = {}
-    for path in paths:
+    for path in prepared.case.tune.start_from:
         reader = _READERS.get(path.suffix.lower())
         if reader is None:
             raise ConfigError(
@@ -103,34 +87,37 @@ def warm_starts(paths: Iterable[Path], start: Start) -> tuple[Placement, ...]:
                 where=path,
                 cure="name a file that a tuning run has left, or a quantized model",
             )
-        starts = list(reader(path, start))
+        starts = list(reader(path, prepared))
         if not starts:
-            start.note(f"{path.name} contains no placement for this model")
+            prepared.note_once(f"{path.name} contains no placement for this model")
         found |= {placement.digest: placement for placement in starts}
     return tuple(found.values())
 
 
-def _of_cache(path: Path, start: Start) -> Iterable[Placement]:
+def _of_cache(path: Path, prepared: Prepared) -> Iterable[Placement]:
+    space = prepared.space
     try:
-        return cached_starts(read_cache(path), start.space.regions, start.space, start.backend, start.device)
+        return cached_starts(
+            read_cache(path), space.regions, space, prepared.backend.target, prepared.device.key
+        )
     except StateError as error:
         raise StateError(error.what, where=error.where or path, cure=error.cure) from None
 
 
-def _of_scheme(path: Path, start: Start) -> Iterable[Placement]:
+def _of_scheme(path: Path, prepared: Prepared) -> Iterable[Placement]:
     known = read_scheme(path)
-    _require_backend("scheme", known.backend, path, start)
-    return _projected([known.placement], start.space)
+    _require_backend("scheme", known.backend, path, prepared)
+    return _projected([known.placement], prepared.space)
 
 
-def _of_journal(path: Path, start: Start, most: int = 2) -> Iterable[Placement]:
-    """The best placements of an earlier search: by confirmation, or by races if it was interrupted."""
+def _of_journal(path: Path, prepared: Prepared, most: int = 2) -> Iterable[Placement]:
+    """The best placements of an earlier search, confirmed or else raced; each of ``most`` costs a build."""
     header, trials = read_journal(path)
-    _require_backend("journal", str(header.get("backend")), path, start)
+    _require_backend("journal", str(header.get("backend")), path, prepared)
     confirmed = [trial for trial in trials if trial.phase == "confirm" and trial.ok]
     ranked = sorted(confirmed or (t for t in trials if t.incumbent), key=lambda t: (t.ratio or 1.0, t.number))
     placements = dict.fromkeys(trial.placement for trial in ranked)
-    return _projected(islice(placements, most), start.space)
+    return _projected(islice(placements, most), prepared.space)
 
 
 def _projected(placements: Iterable[Placement], space: SchemeSpace) -> list[Placement]:
@@ -138,23 +125,24 @@ def _projected(placements: Iterable[Placement], space: SchemeSpace) -> list[Plac
     return [fitted for placement in placements if (fitted := project(space, placement)).sites]
 
 
-def _require_backend(what: str, backend: str, path: Path, start: Start) -> None:
-    if backend != start.backend:
+def _require_backend(what: str, backend: str, path: Path, prepared: Prepared) -> None:
+    here = prepared.backend.target
+    if backend != here:
         raise StateError(
-            f"the {what} was made on {backend}, not on {start.backend}: speed differs between backends",
+            f"the {what} was made on {backend}, not on {here}: speed differs between backends",
             where=path,
-            cure=f"start from a {path.name} that a run on {start.backend} has left",
+            cure=f"start from a {path.name} that a run on {here} has left",
         )
 
 
-def _of_model(path: Path, start: Start) -> Iterable[Placement]:
-    fitted = placement_for(start.space.model, load_model(path))
+def _of_model(path: Path, prepared: Prepared) -> Iterable[Placement]:
+    fitted = placement_for(prepared.space.model, load_model(path))
     for line in fitted.notes:
-        start.note(f"{path.name}: {line}")
-    return _projected([fitted.placement], start.space)
+        prepared.note_once(f"{path.name}: {line}")
+    return _projected([fitted.placement], prepared.space)
 
 
-_READERS: Mapping[str, Callable[[Path, Start], Iterable[Placement]]] = {
+_READERS: Mapping[str, Callable[[Path, Prepared], Iterable[Placement]]] = {
     ".yaml": _of_cache,
     ".yml": _of_cache,
     ".json": _of_scheme,

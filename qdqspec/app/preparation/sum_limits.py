@@ -1,4 +1,4 @@
-"""The limits of int8 weights on processors whose sums of two 8-bit products saturate."""
+"""The limits of int8 weights, given or found, on processors whose sums of two 8-bit products saturate."""
 
 from __future__ import annotations
 

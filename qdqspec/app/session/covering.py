@@ -16,20 +16,12 @@ from qdqspec._core.temporary import TemporaryFolder
 from qdqspec._core.units import count_text, share_text
 from qdqspec.app.preparation.auxiliary_runs import runner
 from qdqspec.app.preparation.build_logs import BuildLogs
+from qdqspec.app.preparation.candidates import CandidateFiles
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.session.outcome import Tuned
-from qdqspec.app.session.tuning import (
-    candidate_files,
-    deadline_of,
-    given_candidate,
-    limits_of,
-    oracle_of,
-    result_of,
-)
+from qdqspec.app.session.tuning import deadline_of, given_candidate, limits_of, oracle_of, result_of
 from qdqspec.errors import BackendError, ConfigError, PlacementError
-from qdqspec.graph.model import require_path
 from qdqspec.graph.regions.forecast import multiplications_by_node
-from qdqspec.graph.weights import WeightStore
 from qdqspec.search.coverage import CoverageSearch
 from qdqspec.types import GIVEN, TIMED_TRIALS, Coverage, Placement, SearchResult, Trial
 
@@ -89,10 +81,8 @@ class _Covering:
         self._oracle = oracle_of(prepared, self._limits, self._deadline, opened)
         self._folder = opened.enter_context(TemporaryFolder())
         self._runs = runner(resources.backend, resources.options)
-        store = WeightStore(self._folder, base=require_path(prepared.given).parent)
-        self._files = candidate_files(prepared, self._folder, store)
-        shapes = {name: spec.shape for name, spec in prepared.inputs.items()}
-        self._multiplications = multiplications_by_node(prepared.folded, shapes)
+        self._file = CandidateFiles(prepared, self._folder).whole
+        self._multiplications = multiplications_by_node(prepared.folded, prepared.shapes)
 
     @property
     def limit_reached(self) -> str:
@@ -123,7 +113,7 @@ class _Covering:
         started, prepared = time.perf_counter(), self.prepared
         blank = Trial(number=number, phase=GIVEN if placement.given else NAME, placement=placement)
         try:
-            with closing(prepared.backend.build(self._files(placement), prepared.options)) as engine:
+            with closing(prepared.backend.build(self._file(placement), prepared.options)) as engine:
                 blank = replace(blank, build_seconds=time.perf_counter() - started)
                 engine.bind(prepared.loads[0].feeds)
                 layers = engine.layers(1)
@@ -148,7 +138,7 @@ class _Covering:
         limits, placement = self._limits, trial.placement
         if limits.are_measured and not limits.is_known(placement):
             self.prepared.resources.report_step("measuring the accuracy of a candidate")
-            with closing(self._runs(self._files(placement))) as engine:
+            with closing(self._runs(self._file(placement))) as engine:
                 trial = limits.measure(Trial(number=0, phase=NAME, placement=placement), engine)
                 limits.confirm(placement, engine)
             if self._oracle is not None:
@@ -195,7 +185,6 @@ class _Covering:
             eps=0.0,
             ended_by=self.limit_reached,
             accuracy=self._limits.bound(winner),
-            limits=prepared.case.tune.limits,
             errors=() if oracle is None else oracle.errors,
             coverage=coverage,
         )

@@ -114,7 +114,6 @@ def _result(tuning: Tuning, confirmed: Confirmed) -> SearchResult:
         rejected=rejected,
         front=confirmed.front,
         accuracy=tuning.limits.bound(choice.placement),
-        limits=tuning.limits.asked,
         errors=errors,
         errors_missing=errors_missing,
     )

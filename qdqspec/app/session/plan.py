@@ -78,14 +78,13 @@ def plan_of(prepared: Prepared) -> Plan:
     confirming, repeated = most_builds(pareto=rules.objective == "pareto")
     if rules.accuracy is not None:
         prepared.scores.require(rules.accuracy.metric)
-    shapes = {name: spec.shape for name, spec in prepared.inputs.items()}
     return replace(
         blank,
         pairs=space.resolve(space.everything()).pairs,
         builds=builds,
         confirming=confirming,
         repeated=repeated,
-        forecast=forecast_tuning(space.model, builds, shapes),
+        forecast=forecast_tuning(space.model, builds, prepared.shapes),
         minutes=rules.minutes,
         metric="" if rules.accuracy is None else rules.accuracy.key,
         samples=0 if rules.accuracy is None else prepared.scores.samples,

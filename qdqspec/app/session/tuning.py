@@ -18,17 +18,14 @@ from qdqspec._core.temporary import TemporaryFolder
 from qdqspec._core.units import metric_text
 from qdqspec.accuracy.gate import Evaluator, Runs
 from qdqspec.app.preparation.build_logs import BuildLogs
-from qdqspec.app.preparation.candidates import CandidateFiles, PartFiles, plain_file
+from qdqspec.app.preparation.candidates import CandidateFiles
 from qdqspec.app.preparation.prepare import Prepared
-from qdqspec.app.preparation.start import Start, warm_starts
+from qdqspec.app.preparation.start import warm_starts
 from qdqspec.app.preparation.timing import clock_for
 from qdqspec.app.session.confirm import FINALISTS
 from qdqspec.app.session.oracle import RehearsalOracle, RehearsedMetric, Rehearser
 from qdqspec.errors import BackendError, DataError, PlacementError
 from qdqspec.graph.float32 import FLOAT16
-from qdqspec.graph.model import require_path
-from qdqspec.graph.weights import WeightStore
-from qdqspec.qdq.edit.insert import Inserter
 from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.search.base import Proposal, SearchSetup, Strategy, profiled
 from qdqspec.search.limits import Limits, MetricLimit
@@ -37,7 +34,7 @@ from qdqspec.search.repair import repaired
 from qdqspec.timing.bench import CONFIRM_BUILDS, Bench
 from qdqspec.timing.drift import DriftMonitor
 from qdqspec.timing.stats import preload_scipy
-from qdqspec.types import GIVEN, TIMED_TRIALS, TRIALS, AccuracyRules, SearchResult, TuneRules
+from qdqspec.types import GIVEN, TIMED_TRIALS, TRIALS, AccuracyRules, Placement, SearchResult, TuneRules
 
 
 def limits_of(prepared: Prepared, *, all_data_share: float = 0.05) -> Limits:
@@ -132,13 +129,6 @@ def open_tuning(
         folder = opened.enter_context(TemporaryFolder())
         bench = opened.enter_context(closing(_bench(prepared, folder, for_bench, deadline)))
         oracle = oracle_of(prepared, limits, deadline, opened)
-        start = Start(
-            space=prepared.space,
-            backend=prepared.backend.target,
-            device=prepared.device.key,
-            note=prepared.warnings.append,
-        )
-        starts = warm_starts(rules.start_from, start)
         setup = SearchSetup(
             space=prepared.space,
             clock=bench.clock,
@@ -146,7 +136,7 @@ def open_tuning(
             trials=trials,
             trials_per_region=rules.trials_per_region,
             validate_groups=rules.validate_groups,
-            seeds=tuple(dict.fromkeys(placement for placement in starts if placement.sites)),
+            seeds=tuple(dict.fromkeys(placement for placement in warm_starts(prepared) if placement.sites)),
             min_sqnr_db=limits.min_sqnr_db,
             min_accuracy=limits.min_accuracy,
             pareto=rules.objective == "pareto",
@@ -186,6 +176,7 @@ def result_of(prepared: Prepared, started: tuple[float, float], **found: Any) ->
         blocks=len(prepared.space.units),
         regions=len(prepared.regions),
         patterns=len({region.pattern for region in prepared.regions}),
+        limits=prepared.case.tune.limits,
         corrections=prepared.corrections.gains,
         converted_from=FLOAT16 if prepared.is_converted else "",
         **found,
@@ -227,23 +218,12 @@ def deadline_of(prepared: Prepared) -> Deadline:
     return Deadline(seconds=seconds, waited=resources.waited, run_left=resources.seconds_left)
 
 
-def candidate_files(prepared: Prepared, folder: Path, store: WeightStore) -> CandidateFiles:
-    """The files of a case's placements, in a folder; their weights are written once, to ``store``."""
-    inserter = Inserter(prepared.model, prepared.numbers, store=store)
-    return CandidateFiles(
-        folder,
-        plain_file(prepared, folder),
-        lambda placement: inserter.insert(prepared.space.permitted(placement)).parts,
-        None if prepared.quantized is None else prepared.quantized.file,
-    )
-
-
 def _bench(prepared: Prepared, folder: Path, random: np.random.Generator, deadline: Deadline) -> Bench:
     resources, clock = prepared.resources, clock_for(prepared.case.tune, prepared.settings.threads)
-    store = WeightStore(folder, base=require_path(prepared.given).parent)
+    files = CandidateFiles(prepared, folder)
     return Bench(
         resources.backend,
-        candidate_files(prepared, folder, store),
+        files.whole,
         prepared.loads,
         clock=clock,
         random=random,
@@ -251,7 +231,7 @@ def _bench(prepared: Prepared, folder: Path, random: np.random.Generator, deadli
         exclusive=resources.exclusive,
         # the states of a simulated device would last no time
         looks=DriftMonitor(clock=clock, random=random) if prepared.capabilities.computes else None,
-        extract=PartFiles(prepared, folder, store),
+        extract=files.part,
         folder=folder,
         jobs=resources.jobs,
         engines=resources.engines,
@@ -281,7 +261,7 @@ def given_candidate(prepared: Prepared) -> Proposal | None:
     """The model as given as a candidate, if it is quantized and the spec excludes nothing of what it quantizes."""
     if prepared.quantized is None:
         return None
-    placement = prepared.quantized.placement
+    placement = Placement(sites=prepared.quantized.imported.placement.sites, given=True)
     try:
         return profiled(prepared.space.permitted(placement), GIVEN)
     except PlacementError as error:

@@ -17,15 +17,7 @@ from qdqspec.checks.baseline.compare import Conditions, rules_of
 from qdqspec.checks.baseline.store import update_baseline
 from qdqspec.checks.kinds.regression import check as regression_check
 from qdqspec.testing.records import faster_case
-from qdqspec.types import (
-    Case,
-    DeviceKey,
-    Interval,
-    LatencyEvidence,
-    RegressionEvidence,
-    Samples,
-    Verdict,
-)
+from qdqspec.types import Case, DeviceKey, Interval, LatencyEvidence, RegressionEvidence, Samples, Verdict
 
 DEVICE = DeviceKey(key="sample-device", details={"onnxruntime": "1.31.1"})
 COMMAND = "specs/net.qdq.yaml::default::regression"
