@@ -361,7 +361,7 @@ def _require_shapes(model: Model, inputs: Inputs) -> None:
 
 
 def _profile_models(models: Mapping[str, Path], inputs: Inputs, settings: Settings) -> list[ExplainedEngine]:
-    from qdqspec.app.preparation.profiling import profile_models
+    from qdqspec.app.preparation.timing import profile_models
     from qdqspec.backends.base import BuildOptions
     from qdqspec.backends.isolation.isolated import Isolated
     from qdqspec.graph.model import load_model

@@ -15,12 +15,12 @@ from qdqspec.app.evidence.culprits import culprits_of
 from qdqspec.app.evidence.kernels import quantized_work
 from qdqspec.app.evidence.parity import BothModels, compare_models
 from qdqspec.app.evidence.probes import replay_failure, search_input
+from qdqspec.app.preparation.builds import build_for
 from qdqspec.app.preparation.cached import SCHEME, FinishedSearch
 from qdqspec.app.preparation.files import profiles_of
 from qdqspec.app.preparation.loading import lint_and_load
 from qdqspec.app.preparation.prepare import Prepared, output_of, prepare
 from qdqspec.app.preparation.resources import Resources
-from qdqspec.app.session.builds import build_for
 from qdqspec.app.session.gate import Gate, Gatekeeper, conditions_of, damaged_baselines
 from qdqspec.app.session.winner import find_winner, measure_winner
 from qdqspec.checks.base import AnyRequest, requested, requests_of

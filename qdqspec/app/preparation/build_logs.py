@@ -10,7 +10,7 @@ from pathlib import Path
 
 from qdqspec._core.files import explained, remove_partial
 from qdqspec.app.preparation.cached import CORRECTIONS, JOURNAL
-from qdqspec.app.preparation.staging import make_folder
+from qdqspec.app.preparation.files import make_folder
 from qdqspec.errors import StateError
 from qdqspec.graph.save import write_text
 from qdqspec.search.journal import Journal
@@ -24,9 +24,8 @@ LOGS = "logs"  # a folder, one file a build
 def open_journal(folder: Path, header: Mapping[str, object], notes: list[str]) -> Iterator[BuildLogs]:
     """The journal of this run: an unfinished one with the same header, else a new one.
 
-    A finished journal is renamed to ``trials.previous.jsonl``. So is one of another model, spec or device, and a
-    damaged one, whose lines before the damage are reused; for these two ``notes`` receives a line, as for other
-    findings. An unfinished journal is never overwritten.
+    A finished journal, one of another model, spec or device, and a damaged one, whose sound lines are reused, are
+    renamed to ``trials.previous.jsonl``; ``notes`` receives the reason, unless the old one is finished.
     """
     path = folder / JOURNAL
     if _is_finished(path):
@@ -92,7 +91,7 @@ def _log_text(trial: Trial) -> str:
 
 
 def _is_finished(path: Path) -> bool:
-    """Whether a journal ends with a confirmation, of any case, or comes from the cache."""
+    """Whether a journal ends with a confirmation, or comes from the cache."""
     try:
         last = json.loads(path.read_bytes().splitlines()[-1])
         return last["phase"] == "confirm" or "run" not in last

@@ -1,11 +1,11 @@
-"""Finished searches in the cache: written once, read back for an equal request.
+"""Finished searches in the cache: trials, conclusions, tuned model and scheme, read back for an equal request.
 
-An entry holds the trials, the conclusions, the tuned model and its scheme. Latency is not reused: a cached winner is
-always timed again.
+Latency is not reused: a cached winner is always timed again.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from contextlib import suppress
@@ -13,11 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qdqspec import __version__
 from qdqspec._core.codec import from_data, to_data
 from qdqspec._core.node_digests import changes_text
+from qdqspec.accuracy.sources import all_files
 from qdqspec.search.journal import trial_from_json, trial_to_json
-from qdqspec.timing.store import Store
-from qdqspec.types import Placement, Provenance, SearchResult
+from qdqspec.timing.store import Store, cache_key
+from qdqspec.types import Data, DataSource, Placement, Provenance, SearchResult
 
 if TYPE_CHECKING:
     from qdqspec.app.preparation.prepare import Prepared
@@ -32,14 +34,12 @@ NODES = "nodes"  # the digests of the model's nodes, in the description of an en
 JOURNAL, _CONCLUDED = "trials.jsonl", "search.json"
 _MODELS = (MODEL, RAW_MODEL, FLOAT32_FILE)
 _FILES = (*_MODELS, *(f"{name}.data" for name in _MODELS), SCHEME, PATTERNS, CORRECTIONS, LAYERS)
+STATE_VERSION = 12  # raised when the meaning of an entry changes, which invalidates older entries
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedSearch:
-    """A finished search and its files. ``model`` is ``None`` if the reference itself is selected.
-
-    ``is_cut_short``: the time limit of the run ended it.
-    """
+    """A finished search and its files; ``is_cut_short`` if the time limit of the run ended it."""
 
     result: SearchResult
     folder: Path
@@ -48,15 +48,12 @@ class FinishedSearch:
 
     @property
     def model(self) -> Path | None:
-        """The tuned model's file."""
+        """The tuned model's file; ``None`` if the reference itself is selected."""
         return None if self.result.unchanged else self.folder / MODEL
 
 
 def keep(store: Store, found: FinishedSearch, prepared: Prepared) -> FinishedSearch:
-    """Put a finished search into the cache, with the files in its folder; returns the search with the cached files.
-
-    If another process stored another result first, the search is returned as it is.
-    """
+    """Put a finished search into the cache; returns it with the cached files, unless another process was faster."""
 
     def fill(folder: Path) -> None:
         lines = [json.dumps(trial_to_json(trial)) for trial in found.result.trials]
@@ -132,7 +129,6 @@ def about(entry: Path) -> dict[str, str]:
 
 
 def _description(prepared: Prepared) -> dict[str, str]:
-    """The description of a cache entry."""
     return {
         "case": prepared.case.name,
         "model": prepared.given.where,
@@ -140,3 +136,64 @@ def _description(prepared: Prepared) -> dict[str, str]:
         "target": prepared.backend.target,
         NODES: prepared.node_digests,
     }
+
+
+def search_key(prepared: Prepared) -> str:
+    """The cache key of a finished search: model, data, rules, device, options and seed, but not the checks."""
+    case, inputs, tune = prepared.case, prepared.case.inputs, prepared.case.tune
+    asked = {name: to_data(getattr(case, name)) for name in ("patterns", "quantize", "tune")}
+    regions = {**to_data(case.regions), "graph": data_digest(case.regions.graph)}
+    data = [data_digest(inputs.calibration), data_digest(inputs.scales), _reference_score(prepared)]
+    if tune.objective == "pareto" or tune.limits.min_sqnr_db is not None or tune.accuracy is not None:
+        data.append(data_digest(inputs.evaluation))
+    return cache_key(
+        state=STATE_VERSION,
+        model=prepared.given.sha256,
+        data=data,
+        device=prepared.device.key,
+        options=dict(sorted(prepared.options.extra.items())),
+        seed=prepared.settings.seed,
+        shapes=to_data(inputs.profiles),
+        batch=inputs.batch,
+        regions=regions,
+        **asked,
+    )
+
+
+def header_of(prepared: Prepared) -> dict[str, object]:
+    """The header of the journal of a search; a journal with another header is not resumed."""
+    score = _reference_score(prepared)
+    return {
+        "model_sha256": prepared.given.sha256,
+        "model_nodes": prepared.node_digests,
+        "search": prepared.key,
+        "backend": prepared.backend.target,
+        "device": prepared.device.key,
+        "seed": prepared.settings.seed,
+        "qdqspec": __version__,
+        **({"accuracy": score} if score else {}),
+    }
+
+
+def _reference_score(prepared: Prepared) -> str:
+    """The reference's score for an accuracy constraint, since the code of a metric has no digest; empty without one."""
+    rules = prepared.case.tune.accuracy
+    if rules is None:
+        return ""
+    reference = prepared.scores.of_reference(rules.metric, rules.output).value
+    return f"{rules.key} {reference:.9g} of the reference"
+
+
+def data_digest(source: DataSource | None) -> str:
+    """Hash of a data file, or of several in order of name, with the transform and names; empty for no data."""
+    if source is None:
+        return ""
+    digest = hashlib.sha256()
+    for file in all_files(source):
+        if file.is_file():
+            with file.open("rb") as stream:
+                digest.update(hashlib.file_digest(stream, "sha256").digest())
+    if isinstance(source, Data):
+        digest.update(json.dumps([to_data(source.images), to_data(source.names)], sort_keys=True).encode())
+        digest.update(b"labels" if source.labels is not None else b"")
+    return digest.hexdigest()

@@ -31,6 +31,11 @@ class CaseData:
         inputs = self.case.inputs
         return input_specs(self.given, resolve_shapes(self.given, inputs), inputs.profiles)
 
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every input in the first profile."""
+        return {name: spec.shape for name, spec in self.inputs.items()}
+
     @cached_property
     def calibration(self) -> Dataset | None:
         """The calibration data; ``None`` if the case has none."""
@@ -68,8 +73,7 @@ class CaseData:
             self.note_once(
                 f"no calibration data: random inputs are used, so {' and '.join(vague)} {prove} little"
             )
-        shapes = {name: spec.shape for name, spec in self.inputs.items()}
-        return iter(random_feeds(self.given, shapes, self._seed, self._random_samples))
+        return iter(random_feeds(self.given, self.shapes, self._seed, self._random_samples))
 
     def calibration_data(self) -> tuple[Dataset | list[Feed], str]:
         """Calibration inputs, and their kind: calibration or random."""
@@ -84,7 +88,7 @@ class CaseData:
     @cached_property
     def sample(self) -> dict[str, Array]:
         """One input, in the shapes of the first profile: the first sample that has these, if one has them."""
-        return feed_of_shapes(self.feeds, {name: spec.shape for name, spec in self.inputs.items()})
+        return feed_of_shapes(self.feeds, self.shapes)
 
     @cached_property
     def loads(self) -> tuple[Load, ...]:

@@ -1,11 +1,11 @@
-"""Reads the corrections of a case from a file, or finds them on calibration data, in a share of the search's time."""
+"""The corrections of a case: products with factors of channels, and what helps on calibration data."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -13,14 +13,15 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from qdqspec._core.arrays import Feed
-from qdqspec.accuracy.corrections.find import FoundCorrections, find_corrections, read_found, write_found
+from qdqspec.accuracy.corrections.equalization import WeightSteps, chosen_equalizations
+from qdqspec.accuracy.corrections.find import FoundCorrections, find_corrections, read_found
 from qdqspec.accuracy.corrections.problem import MIN_SAMPLES, CorrectionTask, Judge, Ranges
 from qdqspec.accuracy.corrections.ranges import NARROW
 from qdqspec.accuracy.rehearsal import RehearsalRefusedError
 from qdqspec.app.preparation.auxiliary_runs import reference_runtime
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model
-from qdqspec.qdq.edit.equalize import equalized, find_chains
+from qdqspec.qdq.edit.equalize import Equalization, branched, equalized, find_chains
 from qdqspec.qdq.quantize.calibrate import calibrate_with
 from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.types import Placement
@@ -31,20 +32,45 @@ if TYPE_CHECKING:
 NEED_RANGES = ("equalization", "ranges")  # corrections that need ranges by calibration
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CorrectionSource:
-    """Read a case's corrections from a ``file`` of the same ``run``, else find and write them.
+def scaled_branches(
+    prepared: Prepared, model: Model, samples: int = 16, least_gain: float = 0.5
+) -> tuple[Equalization, ...]:
+    """The branches whose factors reduce the estimated error of the linear operators behind by ``least_gain``.
 
-    ``run`` describes model, data and rules. Without ``writes`` the file is only read.
+    A product takes time, so that less is not worth it. The estimate uses ``samples``: more of them show rarer values,
+    and take the time of a run each. There are none beside scales that the user or a quantized model of ``start_from``
+    gives, which are those of the model as it is.
     """
-
-    file: Path | None = None
-    run: Mapping[str, object] = field(default_factory=dict)
-    writes: bool = True
+    case, data = prepared.case, prepared.calibration
+    if "equalization" not in case.quantize.allowed_corrections or data is None or len(data) < MIN_SAMPLES:
+        return ()
+    if case.inputs.scales is not None or prepared.start_scales.tensors or not prepared.capabilities.computes:
+        return ()
+    possible = {change.branch.product: change for change in branched(model) if change.branch is not None}
+    readers = {name for change in possible.values() if change.branch for name in change.branch.readers}
+    if not possible:
+        return ()
+    behind = SchemeSpace(model, prepared.capabilities, allowed=readers, rules=case.quantize)
+    if not behind.units:
+        return ()
+    extended = equalized(model, tuple(possible.values()))
+    chains = [chain for chain in find_chains(extended) if chain.maker.name in possible]
+    weights = frozenset(absorber.weight.tensor for chain in chains for absorber in chain.absorbers)
+    try:
+        chosen = chosen_equalizations(
+            extended,
+            chains,
+            WeightSteps(steps=63 if prepared.capabilities.reduce_range else 127, per_channel=weights),
+            lambda sources: prepared.values_of(extended, sources, islice(data, samples)),
+            least_gain,
+        )
+    except BackendError:
+        return ()  # calibration has the same failure, and reports it
+    return tuple(replace(possible[chain.maker.name], exponents=change.exponents) for chain, change in chosen)
 
 
 class Correcting:
-    """Reads or finds the corrections of a prepared case.
+    """Finds the corrections of a prepared case, or reads them with the equalized model and its numbers.
 
     They may take ``share`` of the search's time, and at most ``seconds``, by preset: more finds more in slow models.
     None are sought if everything quantized is ``margin_db`` above the SQNR limit: a larger margin seeks them more
@@ -54,33 +80,20 @@ class Correcting:
     def __init__(
         self,
         prepared: Prepared,
-        source: CorrectionSource,
         *,
         share: float = 0.15,
         seconds: Mapping[str, float] = MappingProxyType({"quick": 5.0, "default": 15.0, "extensive": 60.0}),
         margin_db: float = 3.0,
     ) -> None:
-        self._prepared, self._source = prepared, source
-        self._case, self._space = prepared.case, prepared.space
+        self._prepared, self._case, self._space = prepared, prepared.case, prepared.space
         minutes, most = self._case.tune.minutes, seconds[self._case.tune.preset]
         self._seconds = most if minutes is None else min(most, share * 60 * minutes)
         self._margin_db = margin_db
 
-    def corrections(self) -> FoundCorrections:
-        """The corrections, from the file if it has those of the same run."""
-        source = self._source
-        known = None if source.file is None else read_found(source.file, source.run)
-        if known is not None:
-            return self._with_model(known)
-        found = self.find()
-        # a resumed search has the same
-        if source.file is not None and source.writes and (found.gains or found.untried):
-            write_found(source.file, source.run, found)
-        return found
-
-    def _with_model(self, known: FoundCorrections) -> FoundCorrections:
-        """Corrections from a file, with the equalized model and its numbers."""
-        if not known.equalized:
+    def read(self, file: Path, run: Mapping[str, object]) -> FoundCorrections | None:
+        """The corrections in a file; ``None`` if it has none of the same run."""
+        known = read_found(file, run)
+        if known is None or not known.equalized:
             return known
         folded = self._prepared.folded
         names = {constant.tensor for change in known.equalized for constant in change.constants}
@@ -136,16 +149,18 @@ class Correcting:
     def _task(self, judge: Judge) -> CorrectionTask:
         prepared, rules = self._prepared, self._case.quantize
         given = () if self._case.inputs.scales is None else NEED_RANGES
+        numbers = prepared.calibrated[1]
+        weights = numbers.corrections.weights  # those of a quantized model that the search starts from
         return CorrectionTask(
             judge=judge,
-            numbers=prepared.calibrated[1],
+            numbers=numbers,
             sites=tuple(dict.fromkeys(site for each in judge.placements for site in each.ordered)),
             ranges=self._ranges,
             method=rules.calibration,
             observe=prepared.values_of,
             allowed=tuple(name for name in rules.allowed_corrections if name not in given),
             saturates=prepared.capabilities.reduce_range,
-            fixed=prepared.fixed_tensors,
+            fixed=frozenset((*prepared.start_scales.ranges, *(tensor for tensor, _, _ in weights))),
             recalibrated=prepared.recalibrated,
             enough_db=self._enough_db,
             seconds=self._seconds,

@@ -31,10 +31,7 @@ SAMPLES = 4  # of the data, on which the given model is compared with its defini
 
 
 class Definition:
-    """A model as ONNX defines it: integer operators in float, built by `ARITHMETIC` without optimization.
-
-    ``backend`` is used if it is that runtime, else another process. Its file is removed with this object.
-    """
+    """A model as ONNX defines it: integer operators in float, built by `ARITHMETIC` without optimization."""
 
     def __init__(self, model: Model, backend: Backend, options: BuildOptions) -> None:
         self.model = model
@@ -65,8 +62,7 @@ def compared_with_definition(
 ) -> DefinitionEvidence | None:
     """Compare the model as the backend runs it with its definition, on the first samples.
 
-    ``None`` where the two cannot be compared: the backend runs nothing here, one of them does not run, outputs are
-    random, or no output is a float tensor.
+    ``None`` where they cannot be compared: one of them does not run, or no output is a float tensor, or it is random.
     """
     if not backend.capabilities(options).runs or random_nodes(model):
         return None
@@ -130,10 +126,9 @@ def _sqnr_db(expected: Sequence[Array], seen: Sequence[Array | None]) -> float:
 
 
 def _likely_node(definition: Definition, backend: Backend, feed: Feed) -> str:
-    """The first node of the given model whose output differs, by the graph that the runtime makes of the model.
+    """The first node whose output differs; empty for a runtime whose graph cannot be written.
 
-    That graph is run node by node, and each tensor that it has in common with the definition is compared. Empty for a
-    runtime whose graph cannot be written.
+    The graph that the runtime makes of the model is run node by node, and compared where it has tensors of the model.
     """
     model = definition.model
     write = hooks.declaration_of(backend.name).optimizers.get(f"{backend.name}-all")

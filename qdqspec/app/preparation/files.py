@@ -1,4 +1,4 @@
-"""The files of a result: models, scheme, layer times and patterns."""
+"""The files of a result: put into their folder all at once, and never over files of the user."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import csv
 import io
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from qdqspec._core.config import hooks
-from qdqspec._core.files import partial_folder
+from qdqspec._core.files import RESULT, explained, partial_folder
 from qdqspec.app.preparation.cached import (
     FLOAT32_FILE,
     FRONT,
@@ -25,10 +25,11 @@ from qdqspec.app.preparation.cached import (
     copy_results,
     table_of,
 )
+from qdqspec.app.preparation.candidates import copy_model
 from qdqspec.app.preparation.prepare import Prepared
-from qdqspec.app.preparation.staging import make_folder, staged
+from qdqspec.errors import OutputError
 from qdqspec.graph.model import Model, require_path
-from qdqspec.graph.save import save_model, write_text
+from qdqspec.graph.save import refuse_overwriting, save_model, write_text
 from qdqspec.graph.weights import WeightStore
 from qdqspec.graph.wire import LARGE
 from qdqspec.qdq.edit.equalize import branches_of, equalized
@@ -39,17 +40,18 @@ from qdqspec.search.select import reaches
 from qdqspec.search.strategies.region import best_by_pattern
 from qdqspec.types import FLOAT32, Interval, LayerTime, Placement, SearchResult, Trial
 
+_CURE = "choose another output folder: --qdq-output DIR of pytest, -o DIR of a verb"
+
 
 def write_results(prepared: Prepared, result: SearchResult, raw_winner: Placement, folder: Path) -> None:
     """Write reference, tuned and raw tuned model, scheme and layer times; the copy in float32 if candidates are.
 
-    The tuned model of an unchanged result is a copy of the reference. Raises `OutputError` if the folder cannot be
-    written.
+    The tuned model of an unchanged result is a copy of the reference. Raises `OutputError` on failure.
     """
     with staged(folder, prepared.given) as stage:
-        _copy(prepared.given, stage / REFERENCE)
+        copy_model(prepared.given, stage / REFERENCE)
         if prepared.is_converted:
-            _copy(prepared.base, stage / FLOAT32_FILE)
+            copy_model(prepared.base, stage / FLOAT32_FILE)
         write_placement(prepared, result.winner, stage / MODEL)
         write_placement(prepared, raw_winner, stage / RAW_MODEL)
         write_placed(prepared, result.winner, stage / SCHEME)
@@ -75,10 +77,7 @@ def _write_front(prepared: Prepared, result: SearchResult, folder: Path) -> None
 
 
 def _write_regions(prepared: Prepared, result: SearchResult, folder: Path) -> None:
-    """Write the best model of each pattern in the order of the search, and a table.
-
-    Beside each model is the command that builds and times it, if the runtime has a tool for that.
-    """
+    """Write the best model of each pattern, each with the runtime's command to time it if there is one, and a table."""
     make_folder(folder)
     least = None if result.accuracy is None else result.accuracy.least
     best = best_by_pattern(prepared.space, result.trials, prepared.case.tune.limits.min_sqnr_db, least)
@@ -108,8 +107,7 @@ def write_patterns(
 ) -> None:
     """Write the pattern cache of a search, from which later searches can start.
 
-    Builds of parts of the model are left out, and so are a quantized model as given and placements that were not
-    accurate enough.
+    It has whole models that the search has placed itself, and that were accurate enough.
     """
     least_db = prepared.case.tune.limits.min_sqnr_db
     least = None if result.accuracy is None else result.accuracy.least
@@ -126,7 +124,7 @@ def write_patterns(
 def take_results(kept: FinishedSearch, given: Model, folder: Path) -> None:
     """Copy the files of a cached search to the folder of this run; an existing journal is kept."""
     with staged(folder, given) as stage:
-        _copy(given, stage / REFERENCE)
+        copy_model(given, stage / REFERENCE)
         copy_results(kept.folder, stage)
         if not (folder / JOURNAL).exists():
             shutil.copyfile(kept.folder / JOURNAL, stage / JOURNAL)
@@ -156,10 +154,10 @@ def write_placement(prepared: Prepared, placement: Placement, path: Path) -> Non
     """Write the model with the pairs of a placement: without pairs a copy of the reference, or the model as given."""
     own = prepared.quantized
     if own is not None and placement.given:
-        _copy(own.quantized, path)
+        copy_model(own.quantized, path)
         return
     if not placement.sites:
-        _copy(prepared.given, path)
+        copy_model(prepared.given, path)
         return
     given = require_path(prepared.given)
     with ExitStack() as stack:
@@ -173,11 +171,6 @@ def write_placement(prepared: Prepared, placement: Placement, path: Path) -> Non
         for note in inserted.notes:
             prepared.note_once(note)
         save_model(inserted.parts, path, inputs=[given], base=base)
-
-
-def _copy(given: Model, path: Path) -> None:
-    own = require_path(given)
-    save_model(given.proto, path, inputs=[own], base=own.parent)
 
 
 def profiles_of(trials: tuple[Trial, ...], winner: Placement) -> dict[str, tuple[LayerTime, ...]]:
@@ -197,3 +190,70 @@ def _layer_rows(result: SearchResult) -> Iterator[list[str]]:
             what = [names.get(role, role), layer.name, layer.op_type, f"{layer.milliseconds:.6f}"]
             places = [" ".join(layer.nodes), " ".join(layer.tensors)]
             yield [*what, *places, str(layer.boundary).lower(), str(layer.integer).lower()]
+
+
+def make_folder(folder: Path) -> None:
+    """Create the folder if it is missing; raises `OutputError` on failure."""
+    with explained("the folder", folder, _CURE):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+@contextmanager
+def staged(folder: Path, given: Model) -> Iterator[Path]:
+    """A folder to write results to; all are moved to ``folder`` together at the end, unless an error occurs.
+
+    ``result.json``, which reports write after everything else, is removed first: if it exists, the files beside it
+    belong to it. Raises `OutputError`, which names the final file, if files cannot be written or would overwrite the
+    model ``given``.
+    """
+    try:
+        with explained("the results", folder, _CURE), partial_folder(folder) as stage:
+            yield stage
+            _move_out(stage, folder, given)
+    except OutputError as error:
+        hidden = Path(error.where or folder)
+        where = folder / hidden.name if folder in hidden.parents else hidden
+        raise OutputError(error.what, where=where, cure=error.cure) from None
+
+
+def refuse_own(folder: Path, names: Iterable[Path | str], given: Model) -> None:
+    """Raise `OutputError` if files of these names in ``folder`` would overwrite the given model or its weights."""
+    own = given.user_files
+    for name in names:
+        refuse_overwriting(folder / name, own)
+        refuse_overwriting(_weights_of(folder / name), own)
+
+
+def _move_out(stage: Path, folder: Path, given: Model) -> None:
+    files = [path.relative_to(stage) for path in sorted(stage.rglob("*")) if path.is_file()]
+    refuse_own(folder, files, given)
+    (folder / RESULT).unlink(missing_ok=True)
+    for models in (folder / FRONT, folder / REGIONS):
+        _remove_models(models, given)
+    for name in files:  # a model must never be read with the weights of another one
+        if _weights_of(folder / name).exists():
+            (folder / name).unlink(missing_ok=True)
+            _weights_of(folder / name).unlink()
+    for name in sorted(files, key=lambda name: name.suffix != ".data"):
+        (folder / name.parent).mkdir(exist_ok=True)
+        (stage / name).replace(folder / name)
+
+
+def _remove_models(folder: Path, given: Model) -> None:
+    """Remove the models of an earlier search, which may be more than those of the new one. The table lists them."""
+    table = table_of(folder)
+    if not table.is_file():
+        return
+    lines = table.read_text(encoding="utf-8", errors="replace").splitlines()
+    numbers = [number for line in lines if (number := line.partition(".")[0]).isdecimal()]
+    models = [folder / f"{number}{suffix}" for number in numbers for suffix in (".onnx", ".onnx.data", ".sh")]
+    own = {path.resolve() for path in given.user_files}
+    for file in (*models, table):
+        if file.resolve() not in own:
+            file.unlink(missing_ok=True)
+    with suppress(OSError):  # the folder also holds files of the user
+        folder.rmdir()
+
+
+def _weights_of(model: Path) -> Path:
+    return model.with_name(model.name + ".data")

@@ -67,10 +67,9 @@ def lint_and_load(
 ) -> Linted:
     """The findings of `lint_model`, what ONNX's checker refuses, and what the runtime of the target refuses.
 
-    The runtime loads the model if this machine has it in the version of the target, and runs it once on ``feed``, by
-    default on random values, if a run without optimizations can tell a fault of the optimizer from wrong values.
-    Unless ``loads`` is set nothing is loaded. What the checker refuses is a note if the runtime loads the model.
-    Raises `ConfigError` for an unknown target.
+    The runtime loads the model if this machine has it in the version of the target, unless ``loads`` is false. It runs
+    it once on ``feed``, by default random values, if a run without optimizations can tell faults of the optimizer from
+    wrong values. What the checker refuses is a note if the runtime loads it. Raises `ConfigError` for unknown targets.
     """
     found = lint_model(model, target, compute_capability=compute_capability)
     load = load_for(model, target, options, feed) if loads else Load(missing="not asked for")
@@ -128,10 +127,7 @@ def _with_inputs(
 def _refusal(
     model: Model, backend: Backend, options: BuildOptions, feed: Mapping[str, Array] | None
 ) -> Finding | None:
-    """The refusal of the runtime. A run is judged only if the same run without optimizations succeeds.
-
-    Values that are far from ONNX's definition are a refusal too.
-    """
+    """The refusal of the runtime, or values far from ONNX's definition; of runs that succeed without optimizations."""
     with TemporaryFolder() as folder:
         path = model.path or folder / "model.onnx"
         if model.path is None:
@@ -156,7 +152,6 @@ def _refusal(
 def _other_values(
     model: Model, backend: Backend, options: BuildOptions, feed: Mapping[str, Array]
 ) -> Finding | None:
-    """A finding if the runtime computes other values than ONNX defines, on one input."""
     found = compared_with_definition(model, [feed], backend, options)
     if found is None or found.sqnr_db >= DEFAULT_MIN_SQNR_DB:
         return None
@@ -168,7 +163,6 @@ def _other_values(
 def _tried(
     backend: Backend, path: Path, options: BuildOptions, feed: Mapping[str, Array] | None
 ) -> BackendError | None:
-    """The error of a load, and of a run if there are inputs."""
     try:
         with closing(backend.build(path, options)) as engine:
             if feed is not None:

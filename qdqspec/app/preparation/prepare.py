@@ -11,31 +11,26 @@ from pathlib import Path
 from qdqspec._core.arrays import Array, Feed
 from qdqspec._core.config import claim_folder, find_folder
 from qdqspec._core.units import count_text
-from qdqspec.accuracy.corrections.find import FoundCorrections
+from qdqspec.accuracy.corrections.find import FoundCorrections, write_found
 from qdqspec.accuracy.data import shaped_by_data
 from qdqspec.accuracy.metrics import Scores
 from qdqspec.accuracy.shapes import shape_profiles
-from qdqspec.app.preparation.auxiliary_runs import runner
-from qdqspec.app.preparation.branching import scaled_branches
-from qdqspec.app.preparation.cached import REFERENCE
+from qdqspec.app.preparation.auxiliary_runs import Observer, open_observer, runner
+from qdqspec.app.preparation.builds import Groups, fused_groups, groups_of_file
+from qdqspec.app.preparation.cached import REFERENCE, header_of, search_key
 from qdqspec.app.preparation.case_data import CaseData
-from qdqspec.app.preparation.correcting import Correcting, CorrectionSource
+from qdqspec.app.preparation.correcting import Correcting, scaled_branches
 from qdqspec.app.preparation.definition import (
     Definition,
     compared_with_definition,
     definition_warning,
     difference_text,
 )
-from qdqspec.app.preparation.float_form import float_form_of, with_float_form
-from qdqspec.app.preparation.fusions import Groups, fused_groups, groups_of_file
-from qdqspec.app.preparation.identity import header_of, search_key
-from qdqspec.app.preparation.kept_scales import KeptScales, kept_scales, without_overflows
-from qdqspec.app.preparation.observer import Observer, open_observer
-from qdqspec.app.preparation.patterns import require_patterns
 from qdqspec.app.preparation.resources import Resources
-from qdqspec.app.preparation.sum_limits import find_sum_limits, note_sum_limits
+from qdqspec.app.preparation.start import KeptScales, float_form_of, kept_scales, with_float_form
+from qdqspec.app.preparation.sum_limits import find_sum_limits, note_sum_limits, without_overflows
 from qdqspec.backends.base import Capabilities, Engine
-from qdqspec.errors import BackendError, QdqspecError
+from qdqspec.errors import BackendError, PatternError, QdqspecError
 from qdqspec.graph.cautions import cautions
 from qdqspec.graph.declared import unconfirmed_outputs, with_types
 from qdqspec.graph.definition import is_quantized
@@ -45,7 +40,7 @@ from qdqspec.graph.fold import fold_weights
 from qdqspec.graph.given import OwnCopy, fixed_in, given_model, with_true_outputs
 from qdqspec.graph.model import Model, require_path
 from qdqspec.graph.observe import observe
-from qdqspec.graph.regions.expressions import allowed_nodes, denied_nodes, require_matches, unmatched
+from qdqspec.graph.regions.expressions import allowed_nodes, denied_nodes, parse, require_matches, unmatched
 from qdqspec.graph.regions.search import find_regions
 from qdqspec.graph.wire import Parts
 from qdqspec.qdq.edit.equalize import Equalization, equalized, products_of, touched
@@ -56,22 +51,18 @@ from qdqspec.qdq.quantize.ranges import TensorRange, tie_ranges
 from qdqspec.qdq.quantize.saturation import saturations
 from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.qdq.space.units import format_choices
+from qdqspec.spec.problems import Problem, source_lines, spec_error
 from qdqspec.types import Case, DefinitionEvidence, DeviceKey, PatternRules, Placement, Region
-
-_GIVE_DATA = "random inputs may not suit this model: give it real ones (inputs.calibration, or --calibration)"
 
 
 def prepare(case: Case, resources: Resources, *, as_given: bool = False) -> Prepared:
-    """Load the model of a case, with the shapes that are declared or follow from its data.
-
-    A quantized model is tuned from its float form, unless it is taken ``as_given``, and is a start of its search.
-    """
+    """Load the model of a case; a quantized one is tuned from its float form, unless it is taken ``as_given``."""
     given = given_model(case.model, case.inputs.values)
     given = _with_true_outputs(given if as_given else with_float_form(given), case, resources)
     case = replace(case, inputs=shaped_by_data(given, case.inputs))
     own = float_form_of(given)
     if own is not None and not case.tune.start_from:
-        case = replace(case, tune=replace(case.tune, start_from=(own.file,)))
+        case = replace(case, tune=replace(case.tune, start_from=(require_path(own.quantized),)))
     output = output_of(case, resources)
     profiles = shape_profiles(given, case.inputs)
     options = replace(resources.options, profiles=profiles, state=output / resources.backend.name)
@@ -106,8 +97,7 @@ class Prepared(CaseData):
     ``given`` is the user's model, ``base`` the same in float32 if it computes in float16 and the backend has no integer
     kernels for pairs of float16 tensors, ``folded`` that with BatchNormalization folded, and with branches that have
     factors; ``model`` is the one that pairs are inserted into, with scaled constants if equalization helps.
-    ``quantized`` is the form of ``given`` whose model as given is a candidate, if the user's model has pairs.
-    Results are written to ``output``.
+    ``quantized`` is the float form of a user's model with pairs. Results are written to ``output``.
     """
 
     def __init__(self, case: Case, given: Model, resources: Resources, output: Path = Path()) -> None:
@@ -120,7 +110,7 @@ class Prepared(CaseData):
         if computes_in_float16(given):  # else the backend is not asked before its capabilities are needed
             self.base, note = with_integer_kernels(given, quantizes_half=self.capabilities.quantizes_half)
             self.warnings += [note] if note else []
-        self._source = CorrectionSource()
+        self._kept: tuple[Path, Mapping[str, object], bool] | None = None  # see `keep_corrections`
         for name, value in case.inputs.values.items():
             self.note_once(
                 f"input '{name}' is fixed to {value}: the tuned model has no such input; it is timed against the model "
@@ -129,8 +119,6 @@ class Prepared(CaseData):
         self._plain = fold_weights(self.base).model
         if case.quantize.dq_dtype is not None:
             self._plain = with_types(self._plain, case.quantize.dq_dtype)
-
-    # ---- identity ---------------------------------------------------------------------------------------
 
     @cached_property
     def device(self) -> DeviceKey:
@@ -161,8 +149,6 @@ class Prepared(CaseData):
     def journal_header(self) -> dict[str, object]:
         """The header of the search's journal; a journal with another header is not resumed."""
         return header_of(self)
-
-    # ---- model ------------------------------------------------------------------------------------------
 
     @cached_property
     def folded(self) -> Model:
@@ -312,27 +298,16 @@ class Prepared(CaseData):
     def recalibrated(self, model: Model, tensors: Collection[str]) -> Quantizer:
         """The numbers of an equalized model, whose ranges differ at these tensors."""
         known = self.calibrated[1].ranges
-        wanted = [tensor for tensor in tensors if tensor in known]
-        ranges = {**known, **self.tensor_ranges(model, wanted)}
-        return self._quantizer(model, ranges)
+        changed = self.tensor_ranges(model, [tensor for tensor in tensors if tensor in known])
+        return self._quantizer(model, {**known, **changed})
 
     def tensor_ranges(
-        self,
-        model: Model,
-        tensors: Collection[str],
-        note: Callable[[str], None] = lambda _: None,
+        self, model: Model, tensors: Collection[str], note: Callable[[str], None] = lambda _: None
     ) -> dict[str, TensorRange]:
         """The ranges of these tensors by the case's method, on all calibration inputs."""
-        method = self.case.quantize.calibration
         with ExitStack() as observers:
-            run = partial(self.runner, observers)
+            run, method = partial(self.runner, observers), self.case.quantize.calibration
             return calibrate_with(model, tensors, self.feeds, (method,), run, note=note)[method]
-
-    @property
-    def fixed_tensors(self) -> frozenset[str]:
-        """The tensors whose numbers are those of a quantized model that the search starts from."""
-        weights = self.calibrated[1].corrections.weights
-        return frozenset((*self.start_scales.ranges, *(tensor for tensor, _, _ in weights)))
 
     @cached_property
     def start_scales(self) -> KeptScales:
@@ -341,19 +316,22 @@ class Prepared(CaseData):
             return KeptScales()
         return kept_scales(self._plain, self.case.tune.start_from, self.note_once)
 
-    def keep_corrections(
-        self, path: Path | None, run: Mapping[str, object], *, read_only: bool = False
-    ) -> None:
-        """Take the corrections from a file of the same ``run``; else find them, and write them to it.
-
-        ``run`` describes model, data and rules. A file that is ``read_only`` is not written.
-        """
-        self._source = replace(self._source, file=path, run=run, writes=not read_only)
+    def keep_corrections(self, path: Path, run: Mapping[str, object], *, read_only: bool = False) -> None:
+        """Take the corrections from a file of the same ``run``; else find them, and write them unless ``read_only``."""
+        self._kept = path, run, read_only
 
     @cached_property
     def corrections(self) -> FoundCorrections:
         """The corrections that help on held-out calibration data, and the gain of each."""
-        return Correcting(self, self._source).corrections()
+        correcting = Correcting(self)
+        if self._kept is None:
+            return correcting.find()
+        path, run, read_only = self._kept
+        known = correcting.read(path, run)
+        found = known or correcting.find()
+        if known is None and not read_only and (found.gains or found.untried):
+            write_found(path, run, found)  # a resumed search has the same
+        return found
 
     @property
     def model(self) -> Model:
@@ -378,8 +356,10 @@ class Prepared(CaseData):
 
     def runner(self, observers: ExitStack, observer: Parts) -> Observer:
         """A function that runs the observer, until ``observers`` are closed."""
-        cure = _GIVE_DATA if self.calibration is None else None
-        note = self.note_once
+        advice = (
+            "random inputs may not suit this model: give it real ones (inputs.calibration, or --calibration)"
+        )
+        cure, note = advice if self.calibration is None else None, self.note_once
         return open_observer(
             observers, observer, self.given, self.backend, self.options, note=note, cure=cure
         )
@@ -408,3 +388,31 @@ class Prepared(CaseData):
                     why = "stores it like another format of the case"
                 rest = f"the search chooses among {', '.join(chosen)}"
                 self.warnings.append(f"format {name} is left out: {self.backend.name} {why}; {rest}")
+
+
+def require_patterns(case: Case) -> None:
+    """Raise `SpecError` listing every invalid pattern, with a caret under it."""
+    wrong: list[PatternError] = []
+    for text in (*case.patterns.allow, *case.patterns.deny):
+        try:
+            parse(text)
+        except PatternError as error:
+            wrong.append(error)
+    if not wrong:
+        return
+    lines: Sequence[str] = ()
+    if case.spec is not None and case.spec.suffix != ".py" and case.spec.is_file():
+        lines = source_lines(case.spec.read_text(encoding="utf-8", errors="replace"))
+    problems = [problem for error in wrong if (problem := _problem(error, lines))]
+    if case.spec is None or len(problems) < len(wrong):
+        raise wrong[0]  # defined in Python, or escaped in YAML: the error's own caret is used
+    raise spec_error(problems, lines, str(case.spec))
+
+
+def _problem(error: PatternError, lines: Sequence[str]) -> Problem | None:
+    """The line and column of a pattern; ``None`` if no line contains it verbatim."""
+    for number, line in enumerate(lines, 1):
+        if (at := line.find(error.text)) >= 0:
+            message = f"{error.what.removesuffix(', in the pattern')}, in the pattern '{error.text}'"
+            return Problem(line=number, column=at + error.column, message=message)
+    return None

@@ -70,10 +70,7 @@ class Resources:
 
 
 def resources_of(settings: Settings, device_key: Callable[[DeviceKey], str] | None = None) -> Resources:
-    """The resources of the backend that ``settings`` name, with each engine in a process of its own.
-
-    ``device_key`` is that of `Isolated`.
-    """
+    """The resources of the backend that ``settings`` name, with each engine in a process of its own."""
     backend = Isolated(settings.backend, device_key=device_key)
     return Resources(backend=backend, options=BuildOptions.of(settings), settings=settings)
 

@@ -1,41 +1,84 @@
-"""The placements of earlier searches and of quantized models, from which a search starts."""
+"""What a search starts from: float form, placements and scales of quantized models, and earlier searches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import numpy as np
+
+from qdqspec._core.units import count_text
 from qdqspec.errors import ConfigError, StateError
-from qdqspec.graph.model import load_model
-from qdqspec.qdq.read.import_qdq import placement_for
+from qdqspec.graph.definition import is_quantized
+from qdqspec.graph.given import OwnCopy, fixed_in
+from qdqspec.graph.model import Model, load_model
+from qdqspec.graph.trt import is_pair_op
+from qdqspec.qdq.edit.equalize import EQUALIZED
+from qdqspec.qdq.quantize.corrections import WeightKey, WeightNumbers, weight_key
+from qdqspec.qdq.quantize.formats import BIAS_FORMAT, number_format
+from qdqspec.qdq.quantize.ranges import TensorRange
+from qdqspec.qdq.read.import_qdq import Imported, import_placement, placement_for
+from qdqspec.qdq.read.strip import strip_qdq
 from qdqspec.qdq.scheme.cache import read_cache
 from qdqspec.qdq.scheme.cache import warm_starts as cached_starts
+from qdqspec.qdq.scheme.match import Matcher
 from qdqspec.qdq.scheme.scheme_file import read_scheme
 from qdqspec.qdq.space.search_space import SchemeSpace, project
 from qdqspec.search.journal import read_journal
-from qdqspec.types import Placement
+from qdqspec.types import PlacedPair, Placement, Site
+
+if TYPE_CHECKING:
+    from qdqspec.app.preparation.prepare import Prepared
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """The target of a warm start: a space, and the backend and device that its placements are measured on."""
+class FloatForm(OwnCopy):
+    """A copy of a ``quantized`` model without its pairs, which are ``imported`` with their numbers."""
 
-    space: SchemeSpace
-    backend: str
-    device: str
-    note: Callable[[str], None]
+    def __init__(self, quantized: Model, imported: Imported) -> None:
+        self.quantized = quantized
+        self.imported = imported
+        count = count_text(len(imported.placement.sites), "tensor")
+        note = (
+            f"the model is given quantized ({count}): the reference is its float form, a copy without Q/DQ, and the "
+            "model as given is a candidate; if you have the original float model, tune that with --start-from this one"
+        )
+        super().__init__(
+            quantized,
+            strip_qdq(quantized).proto,
+            sha256=hashlib.sha256(f"{quantized.sha256} float form".encode()).hexdigest(),
+            fixed=fixed_in(quantized),
+            notes=[note, *imported.notes],
+        )
 
 
-def warm_starts(paths: Iterable[Path], start: Start) -> tuple[Placement, ...]:
-    """The placements in the files, each once. Raises for a file that is damaged or of another backend.
+def with_float_form(model: Model) -> Model:
+    """The model, or its float form if it has pairs that a placement expresses."""
+    if not (is_quantized(model) or any(is_pair_op(node.proto) for node in model.nodes)):
+        return model
+    imported = import_placement(model)
+    return FloatForm(model, imported) if imported.placement.sites else model
 
-    Each is a placement of this model that the backend supports. It is a candidate like any other: a poor one costs one
-    build. A file without a placement for this model is noted.
+
+def float_form_of(model: Model) -> FloatForm | None:
+    """The float form that a model is, or a copy of; ``None`` for a model that was given in float."""
+    while not isinstance(model, FloatForm):
+        if not isinstance(model, OwnCopy):
+            return None
+        model = model.origin
+    return model
+
+
+def warm_starts(prepared: Prepared) -> tuple[Placement, ...]:
+    """The placements of this model in the files of ``tune.start_from``, each once; a file without one is noted.
+
+    Raises for a file that is damaged or of another backend.
     """
     found: dict[str, Placement] = {}
-    for path in paths:
+    for path in prepared.case.tune.start_from:
         reader = _READERS.get(path.suffix.lower())
         if reader is None:
             raise ConfigError(
@@ -44,37 +87,37 @@ def warm_starts(paths: Iterable[Path], start: Start) -> tuple[Placement, ...]:
                 where=path,
                 cure="name a file that a tuning run has left, or a quantized model",
             )
-        starts = list(reader(path, start))
+        starts = list(reader(path, prepared))
         if not starts:
-            start.note(f"{path.name} contains no placement for this model")
+            prepared.note_once(f"{path.name} contains no placement for this model")
         found |= {placement.digest: placement for placement in starts}
     return tuple(found.values())
 
 
-def _of_cache(path: Path, start: Start) -> Iterable[Placement]:
+def _of_cache(path: Path, prepared: Prepared) -> Iterable[Placement]:
+    space = prepared.space
     try:
-        return cached_starts(read_cache(path), start.space.regions, start.space, start.backend, start.device)
+        return cached_starts(
+            read_cache(path), space.regions, space, prepared.backend.target, prepared.device.key
+        )
     except StateError as error:
         raise StateError(error.what, where=error.where or path, cure=error.cure) from None
 
 
-def _of_scheme(path: Path, start: Start) -> Iterable[Placement]:
+def _of_scheme(path: Path, prepared: Prepared) -> Iterable[Placement]:
     known = read_scheme(path)
-    _require_backend("scheme", known.backend, path, start)
-    return _projected([known.placement], start.space)
+    _require_backend("scheme", known.backend, path, prepared)
+    return _projected([known.placement], prepared.space)
 
 
-def _of_journal(path: Path, start: Start, most: int = 2) -> Iterable[Placement]:
-    """The best placements of an earlier search: by confirmation, or by races if it was interrupted.
-
-    There are ``most``: each costs the next search a build.
-    """
+def _of_journal(path: Path, prepared: Prepared, most: int = 2) -> Iterable[Placement]:
+    """The best placements of an earlier search, confirmed or else raced; each of ``most`` costs a build."""
     header, trials = read_journal(path)
-    _require_backend("journal", str(header.get("backend")), path, start)
+    _require_backend("journal", str(header.get("backend")), path, prepared)
     confirmed = [trial for trial in trials if trial.phase == "confirm" and trial.ok]
     ranked = sorted(confirmed or (t for t in trials if t.incumbent), key=lambda t: (t.ratio or 1.0, t.number))
     placements = dict.fromkeys(trial.placement for trial in ranked)
-    return _projected(islice(placements, most), start.space)
+    return _projected(islice(placements, most), prepared.space)
 
 
 def _projected(placements: Iterable[Placement], space: SchemeSpace) -> list[Placement]:
@@ -82,26 +125,96 @@ def _projected(placements: Iterable[Placement], space: SchemeSpace) -> list[Plac
     return [fitted for placement in placements if (fitted := project(space, placement)).sites]
 
 
-def _require_backend(what: str, backend: str, path: Path, start: Start) -> None:
-    if backend != start.backend:
+def _require_backend(what: str, backend: str, path: Path, prepared: Prepared) -> None:
+    here = prepared.backend.target
+    if backend != here:
         raise StateError(
-            f"the {what} was made on {backend}, not on {start.backend}: speed differs between backends",
+            f"the {what} was made on {backend}, not on {here}: speed differs between backends",
             where=path,
-            cure=f"start from a {path.name} that a run on {start.backend} has left",
+            cure=f"start from a {path.name} that a run on {here} has left",
         )
 
 
-def _of_model(path: Path, start: Start) -> Iterable[Placement]:
-    fitted = placement_for(start.space.model, load_model(path))
+def _of_model(path: Path, prepared: Prepared) -> Iterable[Placement]:
+    fitted = placement_for(prepared.space.model, load_model(path))
     for line in fitted.notes:
-        start.note(f"{path.name}: {line}")
-    return _projected([fitted.placement], start.space)
+        prepared.note_once(f"{path.name}: {line}")
+    return _projected([fitted.placement], prepared.space)
 
 
-_READERS: Mapping[str, Callable[[Path, Start], Iterable[Placement]]] = {
+_READERS: Mapping[str, Callable[[Path, Prepared], Iterable[Placement]]] = {
     ".yaml": _of_cache,
     ".yml": _of_cache,
     ".json": _of_scheme,
     ".jsonl": _of_journal,
     ".onnx": _of_model,
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptScales:
+    """Ranges of activations and scales of weights, read from quantized models."""
+
+    ranges: dict[str, TensorRange] = field(default_factory=dict)
+    weights: dict[WeightKey, WeightNumbers] = field(default_factory=dict)
+
+    @property
+    def tensors(self) -> frozenset[str]:
+        """The tensors that have a range or a scale."""
+        return frozenset((*self.ranges, *(tensor for tensor, _, _ in self.weights)))
+
+
+def kept_scales(model: Model, paths: Iterable[Path], note: Callable[[str], None]) -> KeptScales:
+    """The scales that quantized models among these files have for tensors of ``model``; the first file wins.
+
+    Zero points are kept with the scales of activations. Scales of weights that differ from the model's, as where a
+    BatchNormalization is folded in one of both only, are not kept, and noted.
+    """
+    kept = KeptScales()
+    for path in (path for path in paths if path.suffix.lower() == ".onnx"):
+        before, others = len(kept.tensors), 0
+        quantized = load_model(path)
+        if any(prop.key == EQUALIZED for prop in quantized.flat.metadata_props):
+            note(f"{path.name}: its scales are those of equalized channels, and are not kept")
+            continue
+        imported = import_placement(quantized, model)
+        for site, pair in _fitted(model, imported):
+            if not site.weight:
+                fmt, scale, zero_point = number_format(pair.site.format), pair.scale[0], pair.zero_point[0]
+                own = TensorRange((fmt.low - zero_point) * scale, (fmt.high - zero_point) * scale)
+                kept.ranges.setdefault(site.tensor, own)
+            elif not _is_same_weight(model.array(site.tensor), imported.model.array(pair.site.tensor)):
+                others += 1
+            else:
+                scales = np.array(pair.scale, np.float32).reshape(() if pair.site.axis is None else (-1,))
+                kept.weights.setdefault(weight_key(site), WeightNumbers(scale=scales))
+        if new := len(kept.tensors) - before:
+            note(
+                f"{path.name}: the scales of {count_text(new, 'tensor')} are kept; "
+                "with `quantize: {scales: recalibrate}` or --start-scales recalibrate, calibration data gives them"
+            )
+        if others:
+            note(
+                f"{path.name}: the scales of {count_text(others, 'weight')} are not kept: they are for other values, "
+                "as where BatchNormalization was not folded before quantizing"
+            )
+    return kept
+
+
+def _fitted(model: Model, imported: Imported) -> Iterator[tuple[Site, PlacedPair]]:
+    """The pairs with integer formats and, for weights, symmetric scales, as sites of the model."""
+    matcher = Matcher(model, imported.positions)
+    for pair in imported.pairs:
+        fmt = number_format(pair.site.format)
+        usable = not fmt.floating and not fmt.block and fmt.name != BIAS_FORMAT
+        if usable and not (pair.site.weight and set(pair.zero_point) != {fmt.middle}):
+            for site in matcher.find(pair.site).sites:
+                yield site, pair
+
+
+def _is_same_weight(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether two weights differ by a quantization error at most: the power of the difference is below a tenth."""
+    if one.shape != other.shape:
+        return False
+    one, other = one.astype(np.float64), other.astype(np.float64)
+    return bool(((one - other) ** 2).sum() <= 0.1 * (one**2).sum())

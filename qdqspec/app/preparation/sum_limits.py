@@ -1,4 +1,4 @@
-"""The limits of int8 weights on processors whose sums of two 8-bit products saturate."""
+"""The limits of int8 weights, given or found, on processors whose sums of two 8-bit products saturate."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, cast
 
+import numpy as np
+
 from qdqspec._core.units import count_text
+from qdqspec.accuracy.corrections.layers import find_layers
 from qdqspec.accuracy.corrections.overflow import PairMaxima, SumLimit, observed_limits
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model
+from qdqspec.qdq.quantize.corrections import WeightKey, WeightNumbers
 from qdqspec.qdq.quantize.quantizer import Quantizer
+from qdqspec.qdq.read.recognize import along
 from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.types import Site
 
@@ -20,10 +25,9 @@ if TYPE_CHECKING:
 
 
 def find_sum_limits(prepared: Prepared, model: Model, samples: int = 16) -> Mapping[str, SumLimit]:
-    """The limits of a model's int8 weights, by weight: on calibration data, or by a proof.
+    """The limits of a model's int8 weights on data, or by a proof; none without the correction ``bits``.
 
-    None where such sums do not saturate, and without the correction ``bits``. ``samples`` are run at most: more of them
-    show rarer sums, and take the time of a run each.
+    More ``samples`` show rarer sums, and take the time of a run each.
     """
     if not prepared.capabilities.reduce_range or "bits" not in prepared.case.quantize.allowed_corrections:
         return {}
@@ -68,3 +72,40 @@ def note_sum_limits(numbers: Quantizer, space: SchemeSpace, note: Callable[[str]
 def _int8_weights(space: SchemeSpace) -> list[Site]:
     forms = (form for unit in space.units for form in unit.forms)
     return [site for form in forms for site in form.constants if site.format == "int8"]
+
+
+def without_overflows(
+    weights: Mapping[WeightKey, WeightNumbers], numbers: Quantizer, note: Callable[[str], None]
+) -> dict[WeightKey, WeightNumbers]:
+    """The scales of int8 weights, with those of ``numbers`` for channels that can overflow, where sums saturate.
+
+    Weights of which no channel keeps its scale are left out. All that change are noted.
+    """
+    kept, changed = dict[WeightKey, WeightNumbers](), 0
+    for key, own in weights.items():
+        tensor, name, axis = key
+        ends = tuple(numbers.model.consumers.get(tensor, ()))
+        site = Site(tensor=tensor, consumers=ends, format=name, axis=axis, weight=True)
+        wrong = _overflowing(numbers, site, own.scale)
+        changed += bool(wrong.any())
+        if not wrong.all():
+            kept[key] = WeightNumbers(scale=np.where(wrong, numbers.params(site).scale, own.scale))
+    if changed:
+        note(
+            f"{count_text(changed, 'weight')} would overflow on this processor, whose sums of 8-bit products saturate, "
+            "with the scales of the quantized model that the search starts from; channels that would get larger steps"
+        )
+    return kept
+
+
+def _overflowing(numbers: Quantizer, site: Site, scale: np.ndarray) -> np.ndarray:
+    """The scales of an int8 weight with which it can overflow; all if the layout of the kernel is unknown."""
+    if site.format != "int8":
+        return np.zeros(scale.shape, bool)
+    layer = find_layers(numbers.model, [site], recurrent=True).get(site.tensor)
+    if layer is None:
+        return np.ones(scale.shape, bool)
+    step = along(scale, layer.shape, site.axis or 0, 0)
+    integers = np.clip(np.rint(numbers.model.array(site.tensor).astype(np.float32) / step), -128, 127)
+    found = (numbers.sum_bound(site) or PairMaxima.of_any_input(layer)).overflowing(integers)
+    return found.reshape(scale.shape) if found.size == scale.size else np.full(scale.shape, found.any())

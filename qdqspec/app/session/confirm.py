@@ -48,8 +48,8 @@ FRONT = 8  # placements of a Pareto front that are rebuilt and timed together
 class Confirmed:
     """The choice, the measurement behind it, and the Pareto front for two objectives.
 
-    ``lines`` are the finalists' trials for the journal, by role, and ``ratios`` their times over the reference's;
-    ``trials`` are the trials of the search, with the accuracies measured since.
+    ``lines`` are the finalists' trials for the journal, and ``ratios`` their times over the reference's, by role;
+    ``trials`` are those of the search, with the accuracies measured since.
     """
 
     choice: Selection
@@ -79,12 +79,11 @@ def confirm(
 ) -> Confirmed:
     """Rebuild the finalists, time them together, and select one that satisfies the limits on all data.
 
-    If the gain of the fastest is not decided, all of that is repeated, and all builds decide together; see
-    `_Confirmation.repetitions`. Everything quantized is timed for comparison, unless the search did not build it and
-    its builds would take too long. Model files in ``beside``, by role, are timed too and never selected. A
-    ``reference`` among them is the model of the user, if that is not the one without pairs: then the latter is timed as
-    `FLOAT32`, and a selected placement is faster than both. Raises `BackendError` if the reference does not build
-    again.
+    If the gain of the fastest is not decided, that is repeated, and all builds decide together. Everything quantized is
+    timed for comparison, if the search built it or its builds are short. Model files in ``beside``, by role, are timed
+    too and never selected. A ``reference`` among them is the user's model, if that is not the one without pairs: then
+    the latter is timed as `FLOAT32`, and a selected placement is faster than both. Raises `BackendError` if the
+    reference does not build again.
     """
     own, min_gain, files = _Confirmation(trials, bench, limits), limits.asked.min_gain, beside or {}
     roles = finalists(
@@ -130,19 +129,13 @@ def _widened(ratio: RatioTest) -> RatioTest:
 
 
 def admits(placement: Placement, bench: Bench, limits: Limits) -> bool:
-    """Whether a placement meets the constraints on all data, which is measured if necessary.
-
-    A placement below the SQNR limit on the few samples is not run on all data. Raises `BackendError`.
-    """
+    """Whether a placement meets the constraints on all data; it is measured if a few samples do not exclude it."""
     is_measured = measure_accuracy(placement, bench, limits, only_near=True)
     return is_measured and limits.admits(placement)
 
 
 def measure_accuracy(placement: Placement, bench: Bench, limits: Limits, *, only_near: bool = False) -> bool:
-    """Measure a placement on all data, once, and return whether that is done. Raises `BackendError`.
-
-    With ``only_near`` it is not done for a placement below the SQNR limit on the few samples.
-    """
+    """Measure a placement on all data once, with ``only_near`` if it is not below the SQNR limit on a few samples."""
     if not limits.are_measured or not placement.sites or limits.is_known(placement):
         return True
     with closing(bench.open(placement)) as engine, bench.several(placement, engine) as several:
@@ -259,10 +252,7 @@ class _Confirmation:
         return {f"front-{number}": placement for number, placement in enumerate(members, 1)}
 
     def front(self, roles: Mapping[str, Placement], measured: LatencyEvidence) -> tuple[FrontPoint, ...]:
-        """The Pareto front of rebuilt placements by time and SQNR on all data, fastest first.
-
-        The last point is always the reference. A placement below the limit of the task metric is not a point.
-        """
+        """Placements that no other beats in both time and SQNR on all data, fastest first, with the reference last."""
         searched = {t.placement.digest for t in self.trials if t.ok and t.sqnr_db is not None}
         timed = {
             placement.digest: (measured.ratios[role], placement)
@@ -329,7 +319,6 @@ def renamed(measured: LatencyEvidence, role: str, beside: Sequence[str] = ()) ->
 
 
 def _line(number: int, role: str, placement: Placement, measured: LatencyEvidence) -> Trial:
-    """The journal line of a finalist's rebuilds."""
     trial = Trial(number=number, phase="confirm", placement=placement)
     if role not in measured.samples:
         return replace(trial, status="failed", error=measured.failures[role])

@@ -1,9 +1,8 @@
 """The search of one case without timing: objective ``coverage``, `qdqspec.search.coverage` on a prepared case.
 
-The accuracy of a placement is that of its rehearsal, with corrections only if the placement that
-quantizes everything misses the limits without them. The backend builds what is selected, and lists its kernels. The
-outputs of the model decide, as the backend computes them or, where it only builds, as ONNX defines them; they correct
-the next rehearsals.
+Rehearsals predict the accuracy of a placement. The backend builds what is selected, and lists its kernels. The outputs
+of the model decide, as the backend computes them or, where it only builds, as ONNX defines them; they correct the next
+rehearsals.
 """
 
 from __future__ import annotations
@@ -17,15 +16,12 @@ from qdqspec._core.temporary import TemporaryFolder
 from qdqspec._core.units import count_text, share_text
 from qdqspec.app.preparation.auxiliary_runs import runner
 from qdqspec.app.preparation.build_logs import BuildLogs
+from qdqspec.app.preparation.candidates import CandidateFiles
 from qdqspec.app.preparation.prepare import Prepared
-from qdqspec.app.session.limits import limits_of
 from qdqspec.app.session.outcome import Tuned
-from qdqspec.app.session.tuning import candidate_files, deadline_of, given_candidate, oracle_of
+from qdqspec.app.session.tuning import deadline_of, given_candidate, limits_of, oracle_of, result_of
 from qdqspec.errors import BackendError, ConfigError, PlacementError
-from qdqspec.graph.float32 import FLOAT16
-from qdqspec.graph.model import require_path
 from qdqspec.graph.regions.forecast import multiplications_by_node
-from qdqspec.graph.weights import WeightStore
 from qdqspec.search.coverage import CoverageSearch
 from qdqspec.types import GIVEN, TIMED_TRIALS, Coverage, Placement, SearchResult, Trial
 
@@ -34,10 +30,7 @@ _FLOAT = Placement(sites=frozenset())
 
 
 def covers(prepared: Prepared) -> bool:
-    """Whether the objective of a case is coverage: as asked, else because its backend has no clock.
-
-    Raises `ConfigError` if another objective is asked for on a backend without a clock.
-    """
+    """Whether a case is searched without timing: as asked, or as its backend has no clock. Raises `ConfigError`."""
     asked, has_clock = prepared.case.tune.objective, prepared.capabilities.has_clock
     if asked is None:
         return not has_clock
@@ -51,10 +44,7 @@ def covers(prepared: Prepared) -> bool:
 
 
 def cover_case(prepared: Prepared, journal: BuildLogs) -> Tuned:
-    """The placement of a case with the most multiplications in narrow formats; nothing is timed.
-
-    Raises `BackendError` if the model does not build without any pairs.
-    """
+    """The placement with the most narrow multiplications. Raises `BackendError` if the model does not build."""
     with ExitStack() as opened:
         covering = _Covering(prepared, journal, opened)
         reference = covering.build(_FLOAT)
@@ -68,7 +58,6 @@ def cover_case(prepared: Prepared, journal: BuildLogs) -> Tuned:
 
 
 def _reason(search: CoverageSearch, coverage: Coverage, least_db: float | None) -> str:
-    """The reason why this placement was selected, or why none was."""
     units = count_text(len(search.refused), "unit")
     lost = f"; {units} left in float because of the backend" if search.refused else ""
     limit = "" if least_db is None else f" with an SQNR of at least {least_db:g} dB"
@@ -78,10 +67,7 @@ def _reason(search: CoverageSearch, coverage: Coverage, least_db: float | None) 
 
 
 class _Covering:
-    """One search: its builds (``trials`` has them all, that of the reference first), and the limits on accuracy.
-
-    Limits are expected by the rehearsals of the oracle, and decided by outputs.
-    """
+    """One search: its builds, that of the reference first, and the limits on accuracy."""
 
     def __init__(self, prepared: Prepared, journal: BuildLogs, opened: ExitStack) -> None:
         self.prepared, self.trials = prepared, list[Trial]()
@@ -95,10 +81,8 @@ class _Covering:
         self._oracle = oracle_of(prepared, self._limits, self._deadline, opened)
         self._folder = opened.enter_context(TemporaryFolder())
         self._runs = runner(resources.backend, resources.options)
-        store = WeightStore(self._folder, base=require_path(prepared.given).parent)
-        self._files = candidate_files(prepared, self._folder, store)
-        shapes = {name: spec.shape for name, spec in prepared.inputs.items()}
-        self._multiplications = multiplications_by_node(prepared.folded, shapes)
+        self._file = CandidateFiles(prepared, self._folder).whole
+        self._multiplications = multiplications_by_node(prepared.folded, prepared.shapes)
 
     @property
     def limit_reached(self) -> str:
@@ -129,7 +113,7 @@ class _Covering:
         started, prepared = time.perf_counter(), self.prepared
         blank = Trial(number=number, phase=GIVEN if placement.given else NAME, placement=placement)
         try:
-            with closing(prepared.backend.build(self._files(placement), prepared.options)) as engine:
+            with closing(prepared.backend.build(self._file(placement), prepared.options)) as engine:
                 blank = replace(blank, build_seconds=time.perf_counter() - started)
                 engine.bind(prepared.loads[0].feeds)
                 layers = engine.layers(1)
@@ -154,7 +138,7 @@ class _Covering:
         limits, placement = self._limits, trial.placement
         if limits.are_measured and not limits.is_known(placement):
             self.prepared.resources.report_step("measuring the accuracy of a candidate")
-            with closing(self._runs(self._files(placement))) as engine:
+            with closing(self._runs(self._file(placement))) as engine:
                 trial = limits.measure(Trial(number=0, phase=NAME, placement=placement), engine)
                 limits.confirm(placement, engine)
             if self._oracle is not None:
@@ -190,23 +174,17 @@ class _Covering:
             refused=dict(search.refused),
         )
         own = "the given model's own placement: " if winner.given else ""
-        return SearchResult(
+        return result_of(
+            prepared,
+            self._started,
             winner=winner,
             trials=tuple(self.trials),
             unchanged=best is None,
             reason=prepared.nothing or f"{own}{_reason(search, coverage, self._least_db)}",
             strategy=NAME,
-            seconds=time.monotonic() - self._started[0],
-            cpu_seconds=time.process_time() - self._started[1],
             eps=0.0,
-            blocks=len(prepared.space.units),
-            regions=len(prepared.regions),
-            patterns=len({region.pattern for region in prepared.regions}),
             ended_by=self.limit_reached,
             accuracy=self._limits.bound(winner),
-            limits=prepared.case.tune.limits,
             errors=() if oracle is None else oracle.errors,
-            corrections=prepared.corrections.gains,
             coverage=coverage,
-            converted_from=FLOAT16 if prepared.is_converted else "",
         )

@@ -1,8 +1,7 @@
 """The regression gate: compares a case with its committed baseline, and renews the baseline.
 
-A measurement that does not pass is repeated once with twice the builds and twice the rounds, and the second alone
-decides: a regression must be measured twice before it fails. Baselines are recorded with the same precision, because
-every later run is compared with them.
+A measurement that does not pass is repeated once with twice the builds and rounds, and the second alone decides.
+Baselines are recorded with the same precision, because every later run is compared with them.
 """
 
 from __future__ import annotations
@@ -31,14 +30,7 @@ from qdqspec.checks.baseline.compare import (
 )
 from qdqspec.checks.baseline.store import Entry, Name, Ratio, Renewal, RoleTimes, baseline_file, read_baseline
 from qdqspec.errors import StateError
-from qdqspec.timing.change import (
-    Builds,
-    BuildTimes,
-    builds_of,
-    change_between,
-    ratio_interval,
-    ratio_times,
-)
+from qdqspec.timing.change import Builds, BuildTimes, builds_of, change_between, ratio_interval, ratio_times
 from qdqspec.types import Case, DeviceKey, LatencyEvidence, RegressionEvidence, Samples, TimeChange
 from qdqspec.types.requests import BaselineRequest
 
@@ -56,7 +48,7 @@ class Gate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """A comparison with its measurement. ``number`` is 2 if that was the second, more precise one."""
+    """A comparison with its measurement. ``number`` is 2 for the second, more precise one."""
 
     latency: LatencyEvidence
     change: TimeChange
@@ -65,11 +57,7 @@ class Look:
 
 @dataclass
 class Gatekeeper:
-    """Compares one case with its baseline, or measures a new baseline.
-
-    ``first`` is a measurement that the session has already; ``measure`` takes more. ``note`` receives warnings for the
-    user.
-    """
+    """Compares a case with its baseline, or renews it, by the ``first`` measurement and more by ``measure``."""
 
     case: Case
     settings: Settings
@@ -90,7 +78,6 @@ class Gatekeeper:
         return Gate(evidence=evidence, renewals=tuple(self._renewals))
 
     def _evidence_of(self, name: str, allowed: float) -> RegressionEvidence:
-        """The evidence of an entry, with the figures of other devices."""
         update, file = self.settings.update, baseline_file(self.case, self.device)
         if file is None or (self.settings.baseline == "off" and update is None):
             return RegressionEvidence(state="off", reason="" if file else "a case without a spec has none")
@@ -236,12 +223,13 @@ def look(
     tuned, reference = (known.samples[role] for role in ("tuned", "reference"))
     before = BuildTimes(tuned=tuned.between(known.clock), reference=reference.between(known.clock))
     in_a_row = tuned.first is None or reference.first is None
-    change = change_between(ratio_times(first, in_a_row=in_a_row), before)
-    if judge_change(change, allowed) == "pass":
-        return Look(latency=first, change=change, number=1)
-    close = closely()
-    change = change_between(ratio_times(close, in_a_row=in_a_row), before)
-    return Look(latency=close, change=change, number=2)
+
+    def compared(latency: LatencyEvidence, number: int) -> Look:
+        change = change_between(ratio_times(latency, in_a_row=in_a_row), before)
+        return Look(latency=latency, change=change, number=number)
+
+    seen = compared(first, 1)
+    return seen if judge_change(seen.change, allowed) == "pass" else compared(closely(), 2)
 
 
 def entry_from(latency: LatencyEvidence, conditions: Conditions) -> Entry:

@@ -4,19 +4,35 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import TypeVar
 
-from qdqspec._core.units import count_text, seconds_text
-from qdqspec.accuracy.gate import MOST_DB, Evaluator, Offset
-from qdqspec.accuracy.rehearsal import Rehearsal, RehearsalRefusedError, RehearsedEngine, find_sensitivities
-from qdqspec.app.session.expected_metric import NO_PAIRS, RehearsedMetric
-from qdqspec.app.session.rehearser import Rehearser
-from qdqspec.errors import BackendError, PlacementError
-from qdqspec.qdq.space.search_space import SchemeSpace
-from qdqspec.types import EXACT_DB, BlockError, LabelNoise, Placement, Trial
+import numpy as np
 
+from qdqspec._core.arrays import Feed
+from qdqspec._core.closing import Closing
+from qdqspec._core.units import count_text, metric_text, seconds_text
+from qdqspec.accuracy.gate import MOST_DB, Evaluator, Offset
+from qdqspec.accuracy.metrics import Score, Scores
+from qdqspec.accuracy.rehearsal import (
+    Rehearsal,
+    RehearsalRefusedError,
+    RehearsedEngine,
+    Subject,
+    find_sensitivities,
+    sites_of,
+)
+from qdqspec.app.preparation.auxiliary_runs import reference_runtime
+from qdqspec.app.preparation.prepare import Prepared
+from qdqspec.errors import BackendError, DataError, PlacementError
+from qdqspec.qdq.space.search_space import SchemeSpace
+from qdqspec.search.limits import MetricLimit
+from qdqspec.types import EXACT_DB, BlockError, LabelNoise, Placement, Site, Trial
+
+NO_PAIRS = Placement(sites=frozenset())
 # Runs of the rehearsal per switch in a sensitivity analysis, on all samples and on one. It runs half of the graph on
 # average, optimized, and on all samples only the switches with a large error.
 RUNS_A_SWITCH, RUNS_ON_ONE_SAMPLE = 1.5, 0.4
@@ -25,6 +41,130 @@ LOST_DB = -100.0  # below it outputs have another shape or are not finite: the S
 _Result = TypeVar("_Result")
 
 
+class Rehearser(Closing):
+    """Rehearses placements of a case on ``data``, given with its name.
+
+    The graph, with all pairs of the case's space, is built on first use, and again for a placement with other pairs.
+    """
+
+    def __init__(self, prepared: Prepared, data: tuple[Iterable[Feed], str]) -> None:
+        self._prepared, self._data = prepared, data
+        self._sites: tuple[Site, ...] = ()
+        self._rehearsal: Rehearsal | None = None
+        self._opened = ExitStack()
+
+    @property
+    def rehearsal(self) -> Rehearsal:
+        """The rehearsal of the space. Raises `RehearsalRefusedError` if the model cannot be rehearsed."""
+        if self._rehearsal is None:
+            prepared, (feeds, kind) = self._prepared, self._data
+            subject = Subject(
+                model=prepared.model,
+                sites=self._sites or sites_of(prepared.space),
+                numbers=prepared.numbers,
+                feeds=lambda: feeds,
+                data=kind,
+                rounds_biases=prepared.capabilities.rounds_biases,
+            )
+            runtime = reference_runtime(self._opened, prepared.options, prepared.backend)
+            self._rehearsal = self._opened.enter_context(Rehearsal(subject, runtime))
+        return self._rehearsal
+
+    def including(self, placement: Placement) -> Rehearsal:
+        """The rehearsal, rebuilt with the pairs of a placement if it lacks some. Raises like `rehearsal`."""
+        try:
+            self.rehearsal.switches.setting(placement)
+        except PlacementError:
+            self._sites = (*self.rehearsal.subject.sites, *placement.ordered)
+            self.close()
+        return self.rehearsal
+
+    def close(self) -> None:
+        """Stop the process of the rehearsal. Closing twice is harmless; the next use opens it again."""
+        self._opened.close()
+        self._rehearsal = None
+
+
+@dataclass(slots=True)
+class RehearsedMetric:
+    """Expects the metric of placements: of the reference, plus the change in a rehearsal, plus an offset from builds.
+
+    The offset is the median over builds whose SQNR is not lower than the placement's: the loss of a build beyond its
+    rehearsal does not apply to placements with less noise. Each placement may take ``share`` of the time that the
+    search has left: all evaluation data is used if that is enough, else its first feeds, at least ``least_feeds``; then
+    a metric that counts samples may lose one more.
+    """
+
+    scores: Scores
+    limit: MetricLimit
+    share: float = 0.005
+    least_feeds: int = 16
+    _feeds: int = 0  # used for each placement
+    _float: Score | None = None
+    _known: dict[str, float] = field(default_factory=dict)  # change of the metric, by digest
+    _sqnr_db: dict[str, float | None] = field(default_factory=dict)  # expected, by digest
+    _built: dict[str, tuple[float | None, float]] = field(default_factory=dict)  # SQNR and offset, by digest
+
+    def keeps(
+        self, placement: Placement, rehearsal: Rehearsal, sqnr_db: float | None, seconds: float
+    ) -> bool | None:
+        """Whether a placement with an expected SQNR meets the limit; ``None`` if the metric cannot be computed."""
+        digest = placement.digest
+        try:
+            if self._float is None:
+                self._feeds = self._affordable(rehearsal, self.share * seconds)
+                self._float = self._score(NO_PAIRS, rehearsal)
+            if digest not in self._known:
+                self._known[digest] = self._score(placement, rehearsal).value - self._float.value
+        except DataError:  # of the metric itself, such as on a part of the samples; it is computed for builds
+            return None
+        self._sqnr_db[digest] = sqnr_db
+        return self._expected(digest) + self._tolerance >= self.limit.least
+
+    def learn(self, trial: Trial) -> None:
+        """Add the measured metric of a rehearsed candidate to the estimate of the offset."""
+        change = self._known.get(trial.placement.digest)
+        if change is not None and trial.accuracy is not None:
+            sqnr_db = trial.sqnr_db if trial.all_data_db is None else trial.all_data_db
+            self._built[trial.placement.digest] = sqnr_db, trial.accuracy - self.limit.reference - change
+
+    def refused_text(self) -> str:
+        """The number of rehearsed placements expected to miss the limit and their best value; empty for none."""
+        values = [self._expected(digest) for digest in self._known if digest not in self._built]
+        missed = [value for value in values if value + self._tolerance < self.limit.least]
+        if not missed:
+            return ""
+        rules, count = self.limit.rules, count_text(len(missed), "rehearsed placement")
+        least, most = metric_text(rules.metric, self.limit.least), metric_text(rules.metric, max(missed))
+        return f"expected below {rules.key} {least} and not built: {count}, {most} at most"
+
+    def _expected(self, digest: str) -> float:
+        own = self._sqnr_db.get(digest)
+        offsets = [offset for db, offset in self._built.values() if own is None or db is None or db >= own]
+        return self.limit.reference + self._known[digest] + float(np.median(offsets or [0.0]))
+
+    @property
+    def _tolerance(self) -> float:
+        """The value of one sample, if a part of the data is used and the metric counts samples."""
+        if self._float is None or self._float.right is None or self._feeds >= self.scores.feeds:
+            return 0.0
+        return 1.0 / self._float.samples
+
+    def _affordable(self, rehearsal: Rehearsal, seconds: float) -> int:
+        """The number of feeds for each placement that the time allows."""
+        first = next(iter(rehearsal.feeds()), None)
+        if first is None:
+            raise DataError("there is no sample to compute the metric on")
+        rehearsal.engine(NO_PAIRS).run(first)  # shows the time of a run
+        most = seconds / max(rehearsal.run_seconds, 1e-6)
+        return int(min(max(most, self.least_feeds), self.scores.feeds))
+
+    def _score(self, placement: Placement, rehearsal: Rehearsal) -> Score:
+        engine, rules = rehearsal.engine(placement), self.limit.rules
+        return self.scores.of_engine(engine, rules.metric, rules.output, feeds=self._feeds)
+
+
+@dataclass(slots=True, eq=False)
 class RehearsalOracle:
     """Predicts the SQNR that a search will measure: rehearsed on the first samples, plus two offsets.
 
@@ -41,53 +181,36 @@ class RehearsalOracle:
     for all such placements, so that time for builds remains.
     """
 
-    def __init__(
-        self,
-        rehearser: Rehearser,
-        space: SchemeSpace,
-        note: Callable[[str], None],
-        left: Callable[[], float | None] = lambda: None,
-        metric: RehearsedMetric | None = None,
-        least_db: float | None = None,
-        difference: Offset | None = None,
-        *,
-        near_db: float = 6.0,
-        unlimited_seconds: float = 300.0,
-        noise_share: float = 0.5,
-        noise_seconds: float = 30.0,
-        most_together: int = 64,
-        placement_share: float = 0.1,
-        all_data_share: float = 0.7,
-    ) -> None:
-        self.difference = difference or Offset()
-        self.built = Offset(prior=True)
-        self._rehearser, self._space, self._note = rehearser, space, note
-        self._left, self._unlimited_seconds = left, unlimited_seconds
-        self._metric, self._least_db, self._near_db = metric, least_db, near_db
-        self._noise_share, self._noise_seconds, self._most_together = (
-            noise_share,
-            noise_seconds,
-            most_together,
-        )
-        self._placement_share, self._all_data_share = placement_share, all_data_share
-        self._evaluator: Evaluator | None = None
-        self._all_data_seconds = 0.0
-        self._noise: LabelNoise | None = None
-        self._known: dict[Placement, float | None] = {}  # rehearsed SQNR
-        self._refused = False
-        self._missing = ""  # why the sensitivity analysis was not made
+    rehearser: Rehearser
+    space: SchemeSpace
+    note: Callable[[str], None]
+    left: Callable[[], float | None] = lambda: None
+    metric: RehearsedMetric | None = None
+    least_db: float | None = None
+    difference: Offset = field(default_factory=Offset)
+    near_db: float = 6.0
+    unlimited_seconds: float = 300.0
+    noise_share: float = 0.5
+    noise_seconds: float = 30.0
+    most_together: int = 64
+    placement_share: float = 0.1
+    all_data_share: float = 0.7
+    built: Offset = field(default_factory=lambda: Offset(prior=True))
+    _evaluator: Evaluator | None = None
+    _all_data_seconds: float = 0.0
+    _noise: LabelNoise | None = None
+    _known: dict[Placement, float | None] = field(default_factory=dict)  # rehearsed SQNR
+    _refused: bool = False
+    _missing: str = ""  # why the sensitivity analysis was not made
 
     def noise(self) -> LabelNoise | None:
         """Noise power over signal power of each (unit, label) alone; ``None`` if that cannot be measured."""
         if self._seconds_left > 0:
-            self._measure_noise(self._seconds_left, self._note)
+            self._measure_noise(self._seconds_left, self.note)
         return self._noise
 
     def block_errors(self, seconds: float) -> tuple[tuple[BlockError, ...], str]:
-        """The error of each unit alone, largest first, and why there is none.
-
-        It is measured now if the search did not need it and ``seconds`` allow.
-        """
+        """The error of each unit alone, largest first, measured now if ``seconds`` allow, and why there is none."""
         if self._noise is None and not self._missing and seconds <= 0:
             return (), "the search's time was over"
         self._measure_noise(seconds, lambda _: None)
@@ -120,12 +243,12 @@ class RehearsalOracle:
 
     def keeps_metric(self, placement: Placement) -> bool | None:
         """Whether the task metric of a placement is expected to meet its limit; ``None`` if unknown."""
-        metric, seconds = self._metric, self._seconds_left
+        metric, seconds = self.metric, self._seconds_left
         if metric is None or not placement.sites or seconds <= 0:
             return None
         predicted_db = self.predicted_db(placement)
         return self._tried(
-            lambda: metric.keeps(placement, self._rehearser.including(placement), predicted_db, seconds)
+            lambda: metric.keeps(placement, self.rehearser.including(placement), predicted_db, seconds)
         )
 
     @property
@@ -135,8 +258,8 @@ class RehearsalOracle:
 
     def learn(self, trial: Trial) -> None:
         """Add the measured SQNR of a rehearsed candidate to the estimate."""
-        if self._metric is not None:
-            self._metric.learn(trial)
+        if self.metric is not None:
+            self.metric.learn(trial)
         known = self._known.get(trial.placement)
         if known is not None and trial.ok and trial.sqnr_db is not None and not trial.subgraph:
             self.built.learn(known, trial.sqnr_db, trial.placement)
@@ -157,7 +280,7 @@ class RehearsalOracle:
             if db is not None and not self.built.is_of(placement)
         ]
         below = [] if least_db is None else [sqnr_db for sqnr_db in expected if sqnr_db < least_db]
-        texts = [] if self._metric is None else [self._metric.refused_text()]
+        texts = [] if self.metric is None else [self.metric.refused_text()]
         if below:
             most = f"{max(below):.1f} dB at most"
             if max(below) <= LOST_DB:
@@ -168,8 +291,8 @@ class RehearsalOracle:
 
     @property
     def _seconds_left(self) -> float:
-        left = self._left()
-        return self._unlimited_seconds if left is None else left
+        left = self.left()
+        return self.unlimited_seconds if left is None else left
 
     def _tried(self, rehearse: Callable[[], _Result]) -> _Result | None:
         """The result of a rehearsal; ``None`` if the model, or this placement, cannot be rehearsed."""
@@ -177,7 +300,7 @@ class RehearsalOracle:
             return None if self._refused else rehearse()
         except RehearsalRefusedError as error:
             self._refused, self._missing = True, error.what
-            self._note(f"{error.what}: the search measures the accuracy of placements by building them")
+            self.note(f"{error.what}: the search measures the accuracy of placements by building them")
         except (BackendError, PlacementError):
             pass  # the reference runtime lacks the formats of this placement
         return None
@@ -196,34 +319,34 @@ class RehearsalOracle:
             note(self._missing)
 
     def _sensitivities(self, seconds: float) -> LabelNoise | None:
-        everything = self._space.resolve(self._space.everything())
+        everything = self.space.resolve(self.space.everything())
         self.rehearsed_db(everything)  # shows the time of a run
-        rehearsal = self._rehearser.including(everything)
+        rehearsal = self.rehearser.including(everything)
         switch_seconds = rehearsal.run_seconds * len(rehearsal.switches)
-        together = math.ceil(RUNS_ON_ONE_SAMPLE * switch_seconds / (self._noise_share * seconds)) or 1
-        if together > self._most_together:
+        together = math.ceil(RUNS_ON_ONE_SAMPLE * switch_seconds / (self.noise_share * seconds)) or 1
+        if together > self.most_together:
             took = seconds_text(RUNS_ON_ONE_SAMPLE * switch_seconds)
             self._missing = (
                 f"measuring each of {len(rehearsal.switches)} Q/DQ pairs alone would take about {took}, too much of "
                 f"{seconds_text(seconds)}, and was skipped: raise the time limit"
             )
             return None
-        is_cheap = RUNS_A_SWITCH * switch_seconds <= min(self._noise_share * seconds / 2, self._noise_seconds)
+        is_cheap = RUNS_A_SWITCH * switch_seconds <= min(self.noise_share * seconds / 2, self.noise_seconds)
         samples = rehearsal.subject.samples if is_cheap else 1
         try:
-            return find_sensitivities(rehearsal, samples=samples, together=together).by_label(self._space)
+            return find_sensitivities(rehearsal, samples=samples, together=together).by_label(self.space)
         except BackendError as error:
             self._missing = f"the error of each Q/DQ pair alone could not be measured: {error.what}"
             return None
 
     def _rehearsed(self, placement: Placement) -> float:
         """The SQNR of a placement on the first samples; one near the limit is rehearsed on all data too."""
-        rehearsal = self._rehearser.including(placement)
+        rehearsal = self.rehearser.including(placement)
         evaluator = self._evaluator = self._evaluator or self._opened_evaluator(rehearsal)
         engine = rehearsal.engine(placement)
         few_db, _ = evaluator.first(engine)
-        if self._least_db is not None and self._is_near(few_db, self._least_db):
-            self._rehearse_on_all_data(evaluator, engine, few_db, self._least_db)
+        if self.least_db is not None and self._is_near(few_db, self.least_db):
+            self._rehearse_on_all_data(evaluator, engine, few_db, self.least_db)
         return few_db
 
     def _is_near(self, few_db: float, least_db: float) -> bool:
@@ -231,7 +354,7 @@ class RehearsalOracle:
         # the difference known may be that of placements with another SQNR
         limits = least_db, least_db - self.difference.at(least_db)
         low_db, high_db = sorted(db - self.built.at(db) for db in limits)
-        near_db = min(self.difference.most_db, self._near_db)
+        near_db = min(self.difference.most_db, self.near_db)
         return low_db - near_db <= few_db <= high_db + near_db
 
     def _rehearse_on_all_data(
@@ -239,7 +362,7 @@ class RehearsalOracle:
     ) -> None:
         """Rehearse a placement on all data if there is time for it, and learn its difference."""
         started, spent, left = time.monotonic(), self._all_data_seconds, self._seconds_left
-        if evaluator.samples <= 2 * evaluator.few or spent > self._all_data_share * (left + spent):
+        if evaluator.samples <= 2 * evaluator.few or spent > self.all_data_share * (left + spent):
             return
         offset = self.built.at(few_db)
         all_db, _ = evaluator.near(engine, least_db - offset)
@@ -251,12 +374,12 @@ class RehearsalOracle:
         subject = rehearsal.subject
         for feed in islice(rehearsal.feeds(), 1):
             rehearsal.engine(NO_PAIRS).run(feed)  # shows the time of a run
-        most = int(self._placement_share * self._seconds_left / max(rehearsal.run_seconds, 1e-6))
+        most = int(self.placement_share * self._seconds_left / max(rehearsal.run_seconds, 1e-6))
         feeds = subject.feeds()
         samples = sum(1 for _ in islice(feeds, max(most, subject.samples)))
         return Evaluator(
             feeds,
-            lambda: self._rehearser.rehearsal.engine(NO_PAIRS),
+            lambda: self.rehearser.rehearsal.engine(NO_PAIRS),
             samples,
             few=subject.samples,
             errors=2.0,

@@ -10,13 +10,12 @@ from dataclasses import dataclass, replace
 from qdqspec._core.units import count_text, interval_text, ratio_text
 from qdqspec.app.evidence.kernels import known_candidates, rejected_candidates
 from qdqspec.app.preparation.build_logs import BuildLogs
-from qdqspec.app.preparation.float_types import note_float_types, other_references
+from qdqspec.app.preparation.candidates import note_float_types, other_references
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.session.confirm import Confirmed, confirm
-from qdqspec.app.session.tuning import Tuning, open_tuning, trials_of
+from qdqspec.app.session.tuning import Tuning, open_tuning, result_of, trials_of
 from qdqspec.checks.rejected import why_text
 from qdqspec.errors import BackendError
-from qdqspec.graph.float32 import FLOAT16
 from qdqspec.search.loop import candidates_of
 from qdqspec.search.select import is_candidate, raw_winner
 from qdqspec.types import (
@@ -39,8 +38,7 @@ ERRORS_SHARE = 0.1  # of the time of a search, for the error of single blocks th
 class Tuned:
     """The outcome of a search: its result, the confirming measurement if it times, and the winner before it.
 
-    ``confirmed`` are the finalists' lines for the journal, by role, and ``intervals`` confirmed ratios to the
-    reference, by digest of the placement.
+    ``confirmed`` are the finalists' lines for the journal, by role, ``intervals`` confirmed ratios by digest.
     """
 
     result: SearchResult
@@ -89,7 +87,7 @@ def finish(tuning: Tuning) -> Tuned:
 def _result(tuning: Tuning, confirmed: Confirmed) -> SearchResult:
     prepared, search, choice = tuning.prepared, tuning.search, confirmed.choice
     errors, errors_missing = _block_errors(tuning)
-    seconds = time.monotonic() - tuning.started[0]
+    reference_ms = confirmed.latency.samples["reference"].median_ms("wall")
     rejected, ended, rules = _rejected(tuning, confirmed), _ended(tuning), prepared.case.tune
     cut_short = cut_short_text(
         search.ended_by,
@@ -100,30 +98,24 @@ def _result(tuning: Tuning, confirmed: Confirmed) -> SearchResult:
         untried=prepared.corrections.untried,
     )
     reasons = (choice.reason, why_text(rejected), _rehearsed(tuning, confirmed), cut_short or ended)
-    return SearchResult(
+    return result_of(
+        prepared,
+        tuning.started,
         winner=choice.placement,
         trials=confirmed.trials,
         unchanged=choice.unchanged,
         reason=prepared.nothing or "; ".join(filter(None, reasons)),
         strategy=tuning.strategy,
-        seconds=seconds,
-        cpu_seconds=time.process_time() - tuning.started[1],
         eps=search.contest.eps,
-        blocks=len(prepared.space.units),
-        regions=len(prepared.regions),
-        patterns=len({region.pattern for region in prepared.regions}),
-        float_runs=1e3 * seconds / confirmed.latency.samples["reference"].median_ms("wall"),
+        float_runs=1e3 * (time.monotonic() - tuning.started[0]) / reference_ms,
         ended_by=search.ended_by,
         cut_short=cut_short,
         ended=ended,
         rejected=rejected,
         front=confirmed.front,
         accuracy=tuning.limits.bound(choice.placement),
-        limits=tuning.limits.asked,
         errors=errors,
         errors_missing=errors_missing,
-        corrections=prepared.corrections.gains,
-        converted_from=FLOAT16 if prepared.is_converted else "",
     )
 
 
@@ -138,8 +130,8 @@ def cut_short_text(
 ) -> str:
     """A search that ended at a limit: the candidates built, the steps not reached, and the option to raise.
 
-    ``usual`` is the number of candidates of a search without a time limit, ``steps`` are the phases of the strategy in
-    their order, and ``untried`` the corrections that were not tried. Empty if no limit ended the search.
+    ``usual`` is the number of candidates without a time limit, ``steps`` are the phases of the strategy in order, and
+    ``untried`` the corrections not tried. Empty if no limit ended the search.
     """
     if not ended_by:
         return ""
@@ -157,7 +149,7 @@ def cut_short_text(
 
 
 def _option_to_raise(ended_by: str, built: int, rules: TuneRules, usual: int) -> str:
-    """The option that raises a limit, with a value: the time for the usual number of candidates, 2 to 10 times it."""
+    """The option that raises a limit, with a value: 2 to 10 times the time, for the usual number of candidates."""
     if "run" in ended_by:
         return "--qdq-time-limit"
     if "build" in ended_by:
@@ -199,10 +191,7 @@ def _note_given(tuning: Tuning, confirmed: Confirmed) -> None:
 
 
 def _with_profiles(tuning: Tuning, confirmed: Confirmed) -> Confirmed:
-    """The same with layer times of the selected model, or of the best candidates if the reference is selected.
-
-    They are taken now if no trial has any. Without time for a build, or if they cannot be taken, there are none.
-    """
+    """The same with layer times, taken if there is time, of the selected model, or of the best if none is."""
     digests: Iterable[str] = [confirmed.choice.placement.digest]
     if confirmed.choice.unchanged:
         digests = [one.placement for one in _rejected(tuning, confirmed)[:2]]
@@ -230,7 +219,6 @@ def _with_profiles(tuning: Tuning, confirmed: Confirmed) -> Confirmed:
 
 
 def _rejected(tuning: Tuning, confirmed: Confirmed) -> tuple[RejectedCandidate, ...]:
-    """The candidates to compare with the reference, if that is selected."""
     if not confirmed.choice.unchanged:
         return ()
     ops = {node.name: node.op_type for node in tuning.prepared.model.nodes}
@@ -256,7 +244,6 @@ def _block_errors(tuning: Tuning) -> tuple[tuple[BlockError, ...], str]:
 
 
 def _rehearsed(tuning: Tuning, confirmed: Confirmed) -> str:
-    """The rehearsed figures for the reason of a choice."""
     choice, least = confirmed.choice, tuning.limits.min_sqnr_db
     if tuning.oracle is None:
         return ""

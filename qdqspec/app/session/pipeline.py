@@ -32,9 +32,8 @@ from qdqspec.app.preparation.cached import (
     FinishedSearch,
     keep,
 )
-from qdqspec.app.preparation.files import write_patterns, write_results
+from qdqspec.app.preparation.files import refuse_own, write_patterns, write_results
 from qdqspec.app.preparation.prepare import Prepared
-from qdqspec.app.preparation.staging import refuse_own
 from qdqspec.app.session.covering import cover_case, covers
 from qdqspec.app.session.outcome import tune_case
 from qdqspec.checks.base import Check, needs_of
@@ -66,8 +65,7 @@ def tune(
 ) -> tuple[FinishedSearch, LatencyEvidence | None]:
     """Search for the fastest placement within the limits of a case; write its results to its folder and the cache.
 
-    ``validate`` raises if inputs of the checks cannot be used. The latency is the one measured by the confirmation;
-    a search for coverage measures none.
+    ``validate`` raises if inputs of the checks cannot be used. The latency is that of the confirmation, if any.
     """
     output, resources = prepared.output, prepared.resources
     refuse_own(output, (REFERENCE, MODEL, RAW_MODEL), prepared.given)  # before the work

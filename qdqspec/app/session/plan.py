@@ -17,10 +17,9 @@ from qdqspec.graph.regions.inspect import forecast_line
 class Plan:
     """The parts that a search may quantize, and an upper bound of its cost.
 
-    ``pairs`` are those of everything quantized, ``builds`` the most builds of the search, ``confirming`` those that
-    confirm its result, and ``repeated`` those of repetitions. ``samples`` are those on which ``metric`` is computed.
-    ``converted_from`` is the float type of a model whose candidates are in float32. With ``cached`` the cache has the
-    winner already.
+    ``pairs`` are those of everything quantized. ``builds``, ``confirming`` and ``repeated`` are the most builds of the
+    search, its confirmation and repetitions of that. ``converted_from`` is the float type of a model whose candidates
+    are in float32. With ``cached`` the cache has the winner already.
     """
 
     format: str
@@ -79,14 +78,13 @@ def plan_of(prepared: Prepared) -> Plan:
     confirming, repeated = most_builds(pareto=rules.objective == "pareto")
     if rules.accuracy is not None:
         prepared.scores.require(rules.accuracy.metric)
-    shapes = {name: spec.shape for name, spec in prepared.inputs.items()}
     return replace(
         blank,
         pairs=space.resolve(space.everything()).pairs,
         builds=builds,
         confirming=confirming,
         repeated=repeated,
-        forecast=forecast_tuning(space.model, builds, shapes),
+        forecast=forecast_tuning(space.model, builds, prepared.shapes),
         minutes=rules.minutes,
         metric="" if rules.accuracy is None else rules.accuracy.key,
         samples=0 if rules.accuracy is None else prepared.scores.samples,

@@ -9,8 +9,7 @@ from qdqspec._core.files import RESULT, write_whole
 from qdqspec._core.units import db_text, proved_text, ratio_text
 from qdqspec.accuracy.given_data import GivenFiles
 from qdqspec.app.preparation.cached import FinishedSearch
-from qdqspec.app.preparation.files import take_results
-from qdqspec.app.preparation.staging import make_folder
+from qdqspec.app.preparation.files import make_folder, take_results
 from qdqspec.errors import StateError
 from qdqspec.graph.model import Model, require_path
 from qdqspec.types import (

@@ -25,12 +25,11 @@ from qdqspec._core.temporary import TemporaryFolder
 from qdqspec.accuracy.rehearsal import RehearsedEngine
 from qdqspec.app.preparation.build_logs import HEADER, BuildLogs
 from qdqspec.app.preparation.cached import CORRECTIONS, JOURNAL
-from qdqspec.app.preparation.files import write_placed, write_placement
+from qdqspec.app.preparation.files import make_folder, write_placed, write_placement
 from qdqspec.app.preparation.prepare import Prepared
-from qdqspec.app.preparation.staging import make_folder
 from qdqspec.app.session.covering import covers
+from qdqspec.app.session.oracle import Rehearser
 from qdqspec.app.session.outcome import Tuned, finish
-from qdqspec.app.session.rehearser import Rehearser
 from qdqspec.app.session.tuning import MakeStrategy, named, open_tuning
 from qdqspec.errors import ConfigError, StateError
 from qdqspec.graph.save import write_text
@@ -264,7 +263,6 @@ class _Saved:
 
 
 def _read(folder: Path) -> _Saved:
-    """A saved study; raises `StateError` naming the file."""
     path = folder / STUDY
     try:
         return from_data(_Saved, read_json(path, most_bytes=_MOST_BYTES))

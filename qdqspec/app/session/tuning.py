@@ -2,40 +2,99 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
 from qdqspec._core.deadline import Deadline
 from qdqspec._core.registry import resolve
 from qdqspec._core.temporary import TemporaryFolder
+from qdqspec._core.units import metric_text
+from qdqspec.accuracy.gate import Evaluator, Runs
 from qdqspec.app.preparation.build_logs import BuildLogs
-from qdqspec.app.preparation.candidates import CandidateFiles, PartFiles, plain_file
+from qdqspec.app.preparation.candidates import CandidateFiles
 from qdqspec.app.preparation.prepare import Prepared
-from qdqspec.app.preparation.start import Start, warm_starts
+from qdqspec.app.preparation.start import warm_starts
 from qdqspec.app.preparation.timing import clock_for
 from qdqspec.app.session.confirm import FINALISTS
-from qdqspec.app.session.expected_metric import RehearsedMetric
-from qdqspec.app.session.limits import limits_of
-from qdqspec.app.session.oracle import RehearsalOracle
-from qdqspec.app.session.rehearser import Rehearser
-from qdqspec.errors import PlacementError
-from qdqspec.graph.model import require_path
-from qdqspec.graph.weights import WeightStore
-from qdqspec.qdq.edit.insert import Inserter
+from qdqspec.app.session.oracle import RehearsalOracle, RehearsedMetric, Rehearser
+from qdqspec.errors import BackendError, DataError, PlacementError
+from qdqspec.graph.float32 import FLOAT16
 from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.search.base import Proposal, SearchSetup, Strategy, profiled
-from qdqspec.search.limits import Limits
+from qdqspec.search.limits import Limits, MetricLimit
 from qdqspec.search.loop import Contest, Search
 from qdqspec.search.repair import repaired
 from qdqspec.timing.bench import CONFIRM_BUILDS, Bench, DriftMonitor
 from qdqspec.timing.stats import preload_scipy
-from qdqspec.types import GIVEN, TIMED_TRIALS, TRIALS, TuneRules
+from qdqspec.types import GIVEN, TIMED_TRIALS, TRIALS, AccuracyRules, Placement, SearchResult, TuneRules
+
+
+def limits_of(prepared: Prepared, *, all_data_share: float = 0.05) -> Limits:
+    """The limits of a case's search; builds and runs the reference if there are any.
+
+    ``all_data_share`` of the time may go to one candidate on all data: with less, less data decides.
+    """
+    asked = prepared.case.tune
+    measures_db = asked.objective == "pareto" or asked.limits.min_sqnr_db is not None
+    if not measures_db and asked.accuracy is None:
+        return Limits(asked=asked.limits)
+    feeds, data = prepared.comparison_data()
+    seconds = math.inf if asked.minutes is None else all_data_share * 60 * asked.minutes
+    evaluator = Evaluator(feeds, prepared.build_expected, len(feeds), seconds=seconds)
+    return Limits(
+        asked=asked.limits,
+        metric=None if asked.accuracy is None else _metric_limit(prepared, asked.accuracy),
+        first_samples=lambda engine: evaluator.first(engine)[0],
+        all_data=evaluator if evaluator.samples > evaluator.few else None,
+        data=data,
+        confirms_sqnr=measures_db,
+    )
+
+
+def _metric_limit(prepared: Prepared, rules: AccuracyRules) -> MetricLimit:
+    scores = prepared.scores
+    reference = scores.of_reference(rules.metric, rules.output)
+
+    def score(engine: Runs) -> float:
+        """The metric of a candidate; an error of the metric is a failure of the candidate."""
+        try:
+            value = scores.of_engine(engine, rules.metric, rules.output).value
+        except DataError as error:
+            raise BackendError(error.what, where=error.where) from error
+        if not math.isfinite(value):
+            raise BackendError(f"metric '{rules.metric}' gave {value} for this candidate")
+        return value
+
+    _warn(prepared, rules, reference.value, steps=reference.right is not None)
+    return MetricLimit(
+        least=rules.least(reference.value),
+        rules=rules,
+        reference=reference.value,
+        samples=scores.samples,
+        score=score,
+    )
+
+
+def _warn(prepared: Prepared, rules: AccuracyRules, reference: float, *, steps: bool) -> None:
+    samples, name = prepared.scores.samples, rules.metric
+    if rules.min is not None and reference < rules.min:
+        own, least = metric_text(name, reference), metric_text(name, rules.min)
+        prepared.warnings.append(
+            f"tune.accuracy: the reference itself has {name} {own}, below the limit {least}"
+        )
+    if steps and rules.max_drop is not None and rules.max_drop < 1 / samples:
+        worth, most = f"{100 / samples:.2g} %", metric_text(name, rules.max_drop)
+        prepared.warnings.append(
+            f"tune.accuracy: one sample of {samples} is {worth}, so that a drop of {most} allows no loss of a sample"
+        )
+
 
 MakeStrategy: TypeAlias = Callable[[SearchSetup, np.random.Generator], Strategy]
 
@@ -69,13 +128,6 @@ def open_tuning(
         folder = opened.enter_context(TemporaryFolder())
         bench = opened.enter_context(closing(_bench(prepared, folder, for_bench, deadline)))
         oracle = oracle_of(prepared, limits, deadline, opened)
-        start = Start(
-            space=prepared.space,
-            backend=prepared.backend.target,
-            device=prepared.device.key,
-            note=prepared.warnings.append,
-        )
-        starts = warm_starts(rules.start_from, start)
         setup = SearchSetup(
             space=prepared.space,
             clock=bench.clock,
@@ -83,7 +135,7 @@ def open_tuning(
             trials=trials,
             trials_per_region=rules.trials_per_region,
             validate_groups=rules.validate_groups,
-            seeds=tuple(dict.fromkeys(placement for placement in starts if placement.sites)),
+            seeds=tuple(dict.fromkeys(placement for placement in warm_starts(prepared) if placement.sites)),
             min_sqnr_db=limits.min_sqnr_db,
             min_accuracy=limits.min_accuracy,
             pareto=rules.objective == "pareto",
@@ -115,13 +167,24 @@ def open_tuning(
         )
 
 
+def result_of(prepared: Prepared, started: tuple[float, float], **found: Any) -> SearchResult:
+    """The result of a search that ends now: what a search of any kind found, and the figures of its case."""
+    return SearchResult(
+        seconds=time.monotonic() - started[0],
+        cpu_seconds=time.process_time() - started[1],
+        blocks=len(prepared.space.units),
+        regions=len(prepared.regions),
+        patterns=len({region.pattern for region in prepared.regions}),
+        limits=prepared.case.tune.limits,
+        corrections=prepared.corrections.gains,
+        converted_from=FLOAT16 if prepared.is_converted else "",
+        **found,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """A search that `open_tuning` has prepared: run ``search`` whole or step by step, then `repair`.
-
-    ``strategy`` is the name of the strategy that ``make`` makes; candidates are written to ``folder``. ``started`` are
-    the elapsed and the CPU time of this process when its preparation began.
-    """
+    """A search that `open_tuning` has prepared: run ``search`` whole or step by step, then `repair`."""
 
     prepared: Prepared
     strategy: str
@@ -134,10 +197,7 @@ class Tuning:
     started: tuple[float, float]
 
     def repair(self) -> None:
-        """Race the fastest candidates that just missed the SQNR limit, without their noisiest units.
-
-        Only if nothing has won, or only a much slower candidate.
-        """
+        """Race near misses of the SQNR limit without their noisiest units, if nothing, or only a slow one, has won."""
         limits, oracle = self.limits, self.oracle
         if limits.min_sqnr_db is None or oracle is None or self.prepared.case.tune.objective == "pareto":
             return
@@ -157,24 +217,12 @@ def deadline_of(prepared: Prepared) -> Deadline:
     return Deadline(seconds=seconds, waited=resources.waited, run_left=resources.seconds_left)
 
 
-def candidate_files(prepared: Prepared, folder: Path, store: WeightStore) -> CandidateFiles:
-    """The files of a case's placements, in a folder; their weights are written once, to ``store``."""
-    inserter = Inserter(prepared.model, prepared.numbers, store=store)
-    return CandidateFiles(
-        folder,
-        plain_file(prepared, folder),
-        lambda placement: inserter.insert(prepared.space.permitted(placement)).parts,
-        None if prepared.quantized is None else prepared.quantized.file,
-    )
-
-
 def _bench(prepared: Prepared, folder: Path, random: np.random.Generator, deadline: Deadline) -> Bench:
-    """A bench that writes candidates to ``folder``."""
     resources, clock = prepared.resources, clock_for(prepared.case.tune, prepared.settings.threads)
-    store = WeightStore(folder, base=require_path(prepared.given).parent)
+    files = CandidateFiles(prepared, folder)
     return Bench(
         resources.backend,
-        candidate_files(prepared, folder, store),
+        files.whole,
         prepared.loads,
         clock=clock,
         random=random,
@@ -182,7 +230,7 @@ def _bench(prepared: Prepared, folder: Path, random: np.random.Generator, deadli
         exclusive=resources.exclusive,
         # the states of a simulated device would last no time
         looks=DriftMonitor(clock=clock, random=random) if prepared.capabilities.computes else None,
-        extract=PartFiles(prepared, folder, store),
+        extract=files.part,
         folder=folder,
         jobs=resources.jobs,
         engines=resources.engines,
@@ -194,24 +242,17 @@ def oracle_of(
     prepared: Prepared, limits: Limits, deadline: Deadline, opened: ExitStack
 ) -> RehearsalOracle | None:
     """The rehearsal of placements; ``None`` if accuracy is not measured, or the device simulated."""
-
-    def left() -> float | None:
-        return deadline.left
-
     if not limits.are_measured or not prepared.space.units or not prepared.capabilities.computes:
         return None
     rehearser = opened.enter_context(Rehearser(prepared, prepared.comparison_data()))
-    metric = None
-    if (own := limits.metric) is not None:
-        metric = RehearsedMetric(prepared.scores, own.rules, own.reference, own.least)
     return RehearsalOracle(
         rehearser,
         prepared.space,
         prepared.note_once,
-        left,
-        metric,
-        limits.min_sqnr_db,
-        limits.difference,
+        lambda: deadline.left,
+        metric=None if limits.metric is None else RehearsedMetric(prepared.scores, limits.metric),
+        least_db=limits.min_sqnr_db,
+        difference=limits.difference,
     )
 
 
@@ -219,7 +260,7 @@ def given_candidate(prepared: Prepared) -> Proposal | None:
     """The model as given as a candidate, if it is quantized and the spec excludes nothing of what it quantizes."""
     if prepared.quantized is None:
         return None
-    placement = prepared.quantized.placement
+    placement = Placement(sites=prepared.quantized.imported.placement.sites, given=True)
     try:
         return profiled(prepared.space.permitted(placement), GIVEN)
     except PlacementError as error:

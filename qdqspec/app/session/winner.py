@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from qdqspec._core.units import interval_text, metric_text, ratio_text
 from qdqspec.app.preparation.cached import CORRECTIONS, FinishedSearch, other_winner, recall
-from qdqspec.app.preparation.files import take_results, write_results
+from qdqspec.app.preparation.files import make_folder, take_results, write_results
 from qdqspec.app.preparation.prepare import Prepared
-from qdqspec.app.preparation.staging import make_folder
 from qdqspec.app.preparation.timing import BUILDS, ROUNDS, Measure, time_tuned
 from qdqspec.app.session.pipeline import tune
 from qdqspec.errors import BackendError, StateError
@@ -20,6 +19,7 @@ from qdqspec.graph.model import require_path
 from qdqspec.timing.store import Store
 from qdqspec.types import LatencyEvidence, Placement
 
+Outcome: TypeAlias = Literal["faster", "inconclusive", "slower", "broken", "inaccurate"]
 FIRST_BUILDS, FIRST_ROUNDS = 2, 12
 SECOND_BUILDS, SECOND_ROUNDS = 4, 48
 
@@ -27,10 +27,7 @@ SECOND_BUILDS, SECOND_ROUNDS = 4, 48
 def find_winner(
     prepared: Prepared, store: Store, validate: Callable[[], None]
 ) -> tuple[FinishedSearch, LatencyEvidence | None]:
-    """The finished search of a case, and its latency if that was measured.
-
-    ``validate`` raises if inputs of the checks cannot be used; it is called before a search begins.
-    """
+    """The finished search of a case, and its latency if that was measured; ``validate`` is called before a search."""
     settings = prepared.settings
     prepared.resources.report_step("reading the model and its data")
     known = None if settings.no_cache else recall(store, prepared.key)
@@ -62,10 +59,7 @@ def find_winner(
 def measure_winner(
     prepared: Prepared, kept: FinishedSearch, builds: int = BUILDS, rounds: int = ROUNDS
 ) -> LatencyEvidence:
-    """Time the reference and the selected model, interleaved, from fresh builds.
-
-    Raises `BackendError` if the tuned model does not run any more.
-    """
+    """Time reference and selected model from fresh builds; raises `BackendError` if the latter does not run."""
     if kept.model is None:
         given = require_path(prepared.given)
         return time_tuned(prepared, given, builds=FIRST_BUILDS, rounds=FIRST_ROUNDS)
@@ -84,10 +78,10 @@ def _recheck_winner(prepared: Prepared, known: FinishedSearch) -> tuple[bool, La
     if known.model is None or known.result.coverage is not None:
         return True, None
     prepared.resources.report_step("timing the cached winner again")
-    latency, outcome, finding = None, "inaccurate", _inaccuracy(prepared, known.model)
+    outcome, latency, finding = "inaccurate", None, _inaccuracy(prepared, known.model)
     if not finding:
-        rechecked = recheck(partial(time_tuned, prepared, known.model), prepared.case.tune.min_gain)
-        latency, outcome, finding = rechecked.latency, rechecked.outcome, rechecked.finding
+        measure = partial(time_tuned, prepared, known.model)
+        outcome, latency, finding = recheck(measure, prepared.case.tune.min_gain)
     if outcome == "inconclusive":
         prepared.note_once(f"{finding}; it is kept. Measure again later, or tune again with --qdq-retune")
     if outcome in ("faster", "inconclusive"):
@@ -153,41 +147,29 @@ def _placement_of(prepared: Prepared, digest: str, known: FinishedSearch | None)
     return FinishedSearch(result=result, folder=folder, raw_winner=placement)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recheck:
-    """The outcome of one or two measurements of a cached winner, as text too; ``latency`` is the last of them.
+def recheck(measure: Measure, min_gain: float = 0.0) -> tuple[Outcome, LatencyEvidence, str]:
+    """Measure a cached winner, twice if needed: the outcome, the last measurement, and the finding in words.
 
-    ``faster``: one measurement proves that it gains more than ``min_gain``. ``slower``: both prove that it gains less.
-    ``broken``: it cannot be built and run any more. ``inconclusive``: everything else.
-    """
-
-    outcome: Literal["faster", "inconclusive", "slower", "broken"]
-    latency: LatencyEvidence
-    finding: str = ""
-
-
-def recheck(measure: Measure, min_gain: float = 0.0) -> Recheck:
-    """Measure a cached winner; if the gain is not proved, repeat once with more builds and rounds.
-
-    A slow period of a noisy machine must not start a search that takes minutes. So a winner is rejected only if two
-    measurements from fresh builds prove that it gains less than ``min_gain``.
+    A slow period of a noisy machine must not start a search that takes minutes. So a winner is ``slower`` only if two
+    measurements from fresh builds prove that it gains less than ``min_gain``, the second with more builds and rounds.
+    It is ``faster`` if one of them proves that it gains more, and ``broken`` if it cannot be built and run any more.
     """
     below = []
     for builds, rounds in ((FIRST_BUILDS, FIRST_ROUNDS), (SECOND_BUILDS, SECOND_ROUNDS)):
         latency = measure(builds, rounds)
         if "tuned" not in latency.samples:
             finding = f"the cached winner could not be built and run again: {latency.failures['tuned']}"
-            return Recheck(outcome="broken", latency=latency, finding=finding)
+            return "broken", latency, finding
         tested = latency.tested["tuned"]
         if tested.proves(min_gain):
-            return Recheck(outcome="faster", latency=latency)
+            return "faster", latency, ""
         below.append(tested.excludes(min_gain))
     speedup, asked = tested.mean.inverse, f"the {100 * min_gain:g} % of tune.min_gain"
     figures = f"{ratio_text(speedup.median)}x (95 %: {interval_text(speedup)})"
     if all(below):
         lost = "is slower than the reference" if speedup.high < 1 else f"gains less than {asked}"
         finding = f"the cached winner {lost} in two measurements: {figures}"
-        return Recheck(outcome="slower", latency=latency, finding=finding)
+        return "slower", latency, finding
     by = f" by {asked}" if min_gain else ""
     finding = f"inconclusive: the cached winner is neither proved faster nor proved slower{by}: {figures}"
-    return Recheck(outcome="inconclusive", latency=latency, finding=finding)
+    return "inconclusive", latency, finding

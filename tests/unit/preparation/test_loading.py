@@ -24,7 +24,7 @@ from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.backends.tensorrt.engine import TensorRt
 from qdqspec.graph.model import Model, load_model
 from qdqspec.qdq.lint import lint_model
-from qdqspec.qdq.lint.loads import LOAD, named_node, with_refusals
+from qdqspec.qdq.lint.loads import named_node
 from qdqspec.testing.backends import small_model
 from qdqspec.types import Finding
 
@@ -159,10 +159,3 @@ def test_a_node_is_found_in_the_words_of_a_runtime(text: str, node: str) -> None
     proto = small_model()
     proto.graph.node[0].name = "Conv_0"
     assert named_node(Model(proto), text) == node
-
-
-def test_a_refusal_of_a_node_that_a_rule_refuses_is_not_listed_again() -> None:
-    rule = replace(LOAD, id="TRT001", node="conv")
-    slow = replace(rule, severity="slow", node="pool")
-    again, other, whole = (replace(LOAD, node=node) for node in ("conv", "pool", ""))
-    assert with_refusals([rule, slow], [again, other, whole]) == (rule, other, whole, slow)

@@ -10,6 +10,7 @@ import onnx
 import pytest
 from chains import SHAPE, chain_model
 from sessions import Open, quiet_session
+from simulated_times import simulate_times
 
 from qdqspec.app.session import Session
 from qdqspec.types import Case, Inputs, TuneRules
@@ -18,6 +19,12 @@ from qdqspec.types import Case, Inputs, TuneRules
 @pytest.fixture(autouse=True)
 def _cheap_engines(engine_threads: None) -> None:
     """A session starts dozens of engines, and few of these tests need engines in separate processes."""
+
+
+@pytest.fixture
+def fast_integers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times are simulated, so that integer kernels are faster than float ones on any machine."""
+    simulate_times(monkeypatch)
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from simulated_times import simulate_times
 
 from qdqspec.app.report.facts import errors_table
 from qdqspec.app.report.record import case_from_json, case_to_json
@@ -14,9 +13,8 @@ from qdqspec.types import CaseRecord
 
 
 @pytest.fixture(autouse=True)
-def _same_search(engine_threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def _same_search(fast_integers: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Searches that build the same placements, and have time for the error of each block, on any machine."""
-    simulate_times(monkeypatch)
     monkeypatch.setattr("qdqspec.app.session.outcome.ERRORS_SHARE", 1e3)
 
 

@@ -113,10 +113,6 @@ def clockless(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Sessi
         yield opened
 
 
-def test_coverage_is_the_objective_where_nothing_can_be_timed(clockless: Session, case: Case) -> None:
-    assert evidence_of(clockless, replace(case, tune=TuneRules())).status == "untimed"
-
-
 def test_a_unit_whose_kernel_is_float_is_not_counted(
     clockless: Session, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,15 +72,6 @@ def test_min_sqnr_db_none_removes_the_limit_and_the_table_marks_the_model(case: 
     assert f"its SQNR of {found.parity.sqnr_db:.1f} dB is below 20 dB" in table
 
 
-def test_other_evaluation_data_misses_the_cache(case: Case) -> None:
-    first = tuned(case)
-    assert first.cases[0].evidence.status == "tuned"
-    assert "SQNR limit: 20 dB by default" in summary_table(first)
-    second = tuned(on_small_data(case)).cases[0].evidence
-    assert second.status == "unchanged"
-    assert "at most on all evaluation data" not in second.reason, "rejected on the first samples"
-
-
 @pytest.mark.parametrize("min_sqnr_db", [30.0, "none"])
 def test_the_point_selected_from_a_front_meets_the_limit(case: Case, min_sqnr_db: Any) -> None:
     rules = replace(case.tune, trials=8, objective="pareto", min_sqnr_db=min_sqnr_db)

@@ -13,8 +13,7 @@ from chains import SHAPE
 from qdqspec.accuracy.gate import FIRST_DOUBT_DB, SAMPLES, Evaluator
 from qdqspec.accuracy.rehearsal import RehearsedEngine
 from qdqspec.app.session import Session
-from qdqspec.app.session.oracle import RehearsalOracle
-from qdqspec.app.session.rehearser import Rehearser
+from qdqspec.app.session.oracle import RehearsalOracle, Rehearser
 from qdqspec.errors import BackendError
 from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.types import Case, Placement, Trial

@@ -12,12 +12,11 @@ from arrays import arrays_of
 from graph_text import kernels
 from written_cases import normal, written_case
 
-from qdqspec.app.preparation.candidates import PartFiles
+from qdqspec.app.preparation.candidates import CandidateFiles
 from qdqspec.app.report.record import record_from_json, record_to_json
 from qdqspec.app.report.write import format_for
 from qdqspec.app.session import Session
 from qdqspec.errors import StateError
-from qdqspec.graph.weights import WeightStore
 from qdqspec.types import Case, InputShape, Placement, ShapeProfile, TuneRules
 
 # Two consecutive products of the rows of a table that indices select; the number of rows is dynamic.
@@ -84,8 +83,7 @@ def test_subgraphs_are_timed_at_the_first_profile(case: Case, tmp_path: Path):
     tuned = replace(case, tune=TuneRules(strategy="subgraph", trials=3))
     with Session(backend="onnxruntime", root=tmp_path) as session:
         prepared = session.work(tuned).prepared
-        store = WeightStore(tmp_path, base=tmp_path)
-        part = PartFiles(prepared, tmp_path, store)(Placement(sites=frozenset()), ("matmul1",))
+        part = CandidateFiles(prepared, tmp_path).part(Placement(sites=frozenset()), ("matmul1",))
         assert [(load.feeds["b"].shape, load.share) for load in part.loads] == [((1, 8, 64), 1.0)]
         trials = session.search(tuned).trials
     parts = [trial for trial in trials if trial.subgraph]

@@ -191,6 +191,7 @@ def test_the_cache_key_depends_on_all_inputs_of_a_search(
         key(),
         key(replace(case, model=tmp_path / "other.onnx")),
         key(replace(case, inputs=replace(case.inputs, calibration=tmp_path / "data.npz"))),
+        key(replace(case, inputs=replace(case.inputs, evaluation=tmp_path / "data.npz"))),
         key(device_key=lambda _: "w"),
         key(seed=1),
         key(replace(case, quantize=QuantizeRules(calibration="percentile"))),

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from simulated_times import simulate_times
 from written_cases import digits_case
 
 from qdqspec.accuracy.corrections.find import FoundCorrections
@@ -21,11 +20,7 @@ from qdqspec.search.loop import Built, Contest
 from qdqspec.testing.strategies import small_space
 from qdqspec.types import CORRECTIONS, AccuracyRules, Case, Placement, QuantizeRules, Samples, TuneRules
 
-
-@pytest.fixture(autouse=True)
-def _fast_integers(engine_threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Integer kernels are faster than float ones on any machine."""
-    simulate_times(monkeypatch)
+pytestmark = pytest.mark.usefixtures("fast_integers")
 
 
 @pytest.fixture

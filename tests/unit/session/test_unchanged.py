@@ -161,16 +161,6 @@ def test_only_operators_in_narrow_kernels_are_quantized_work() -> None:
     assert (unknown.runs, unknown.nodes) == (False, ("conv", "gemm"))
 
 
-def test_the_selected_model_has_the_operators_that_run_in_narrow_formats(case: Case) -> None:
-    _, found, search = tuned(replace(case, tune=replace(case.tune, trials=200)), integer=0.5)
-    assert found.status == "tuned"
-    assert search.ended_by == search.cut_short == ""
-    assert found.quantized.runs
-    ops = {found.node_ops[node] for node in found.quantized.nodes}
-    assert "Conv" in ops
-    assert not ops & {"Shape", "Reshape"}
-
-
 def candidate(number: int, ratio: float, db: float, layers: tuple[LayerTime, ...] = ()) -> KnownCandidate:
     return KnownCandidate(
         trial=replace(trial(number), ratio=ratio, sqnr_db=db, layers=layers),

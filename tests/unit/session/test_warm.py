@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from random_models import ranges_for
 
-from qdqspec.app.preparation.start import Start, warm_starts
+from qdqspec.app.preparation.start import warm_starts as starts_of
 from qdqspec.backends.onnxruntime import backend
 from qdqspec.errors import ConfigError, ModelError, StateError
 from qdqspec.graph.fold import fold_batchnorm
@@ -21,7 +22,7 @@ from qdqspec.qdq.scheme.cache import gather, write_cache
 from qdqspec.qdq.scheme.scheme_file import write_scheme
 from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.search.journal import Journal
-from qdqspec.types import Placement, Trial
+from qdqspec.types import Case, Placement, Trial, TuneRules
 from tests.support.weights import floating
 
 HERE = ("onnxruntime-cpu", "this-machine")
@@ -39,8 +40,15 @@ def notes() -> list[str]:
 
 
 @pytest.fixture
-def start(space: SchemeSpace, notes: list[str]) -> Start:
-    return Start(space=space, backend=HERE[0], device=HERE[1], note=notes.append)
+def start(space: SchemeSpace, notes: list[str]) -> SimpleNamespace:
+    """The used part of a prepared case."""
+    backend, device = SimpleNamespace(target=HERE[0]), SimpleNamespace(key=HERE[1])
+    return SimpleNamespace(space=space, backend=backend, device=device, note_once=notes.append)
+
+
+def warm_starts(paths: Sequence[Path], start: SimpleNamespace) -> tuple[Placement, ...]:
+    start.case = Case(id="default", model=Path("net.onnx"), tune=TuneRules(start_from=tuple(paths)))
+    return starts_of(start)
 
 
 @pytest.fixture
@@ -61,7 +69,7 @@ def cache_at(path: Path, space: SchemeSpace, placement: Placement, target: str =
 
 @pytest.mark.parametrize("weights", ["integer", "float"])
 def test_a_quantized_model_is_a_warm_start_with_its_placement(
-    start: Start, half: Placement, tmp_path: Path, weights: str
+    start: SimpleNamespace, half: Placement, tmp_path: Path, weights: str
 ) -> None:
     """Another tool gives its pairs other names."""
     path, given = tmp_path / "tuned.onnx", floating(half.sites, weights)
@@ -75,7 +83,9 @@ def test_a_quantized_model_is_a_warm_start_with_its_placement(
     assert found.labels == half.labels
 
 
-def test_placements_of_files_are_ordered_and_distinct(start: Start, half: Placement, tmp_path: Path) -> None:
+def test_placements_of_files_are_ordered_and_distinct(
+    start: SimpleNamespace, half: Placement, tmp_path: Path
+) -> None:
     everything = start.space.resolve(start.space.everything())
     scheme = tmp_path / "scheme.json"
     write_scheme(scheme, half, numbers(start.space).placed(half), HERE[0])
@@ -84,7 +94,9 @@ def test_placements_of_files_are_ordered_and_distinct(start: Start, half: Placem
     assert warm_starts([scheme, cache, same, scheme], start) == (half, everything)
 
 
-def test_another_model_is_noted(start: Start, notes: list[str], models: Path, tmp_path: Path) -> None:
+def test_another_model_is_noted(
+    start: SimpleNamespace, notes: list[str], models: Path, tmp_path: Path
+) -> None:
     model = load_model(models / "squeezenet10.onnx")
     other = SchemeSpace(model, backend().capabilities(), regions=find_regions(model))
     path = cache_at(tmp_path / "patterns.yaml", other, other.resolve(other.everything()))
@@ -93,7 +105,9 @@ def test_another_model_is_noted(start: Start, notes: list[str], models: Path, tm
     assert "digits_resnet.onnx contains no placement for this model" in notes
 
 
-def test_files_of_another_backend_are_an_error(start: Start, half: Placement, tmp_path: Path) -> None:
+def test_files_of_another_backend_are_an_error(
+    start: SimpleNamespace, half: Placement, tmp_path: Path
+) -> None:
     scheme = tmp_path / "scheme.json"
     write_scheme(scheme, half, numbers(start.space).placed(half), "tensorrt-10")
     cache = cache_at(tmp_path / "patterns.yaml", start.space, half, "tensorrt-10")
@@ -117,7 +131,7 @@ def test_files_of_another_backend_are_an_error(start: Start, half: Placement, tm
 )
 @pytest.mark.parametrize("data", [None, b"\x00\x01{["])
 def test_missing_damaged_and_other_files_are_an_error_with_the_path(
-    start: Start, tmp_path: Path, name: str, error: type[Exception], data: bytes | None
+    start: SimpleNamespace, tmp_path: Path, name: str, error: type[Exception], data: bytes | None
 ) -> None:
     path = tmp_path / name
     if data is not None:
@@ -137,7 +151,7 @@ def journal_at(path: Path, trials: Sequence[Trial], backend: str = HERE[0], devi
 
 
 @pytest.fixture
-def searched(start: Start, half: Placement) -> list[Trial]:
+def searched(start: SimpleNamespace, half: Placement) -> list[Trial]:
     """A search with the winner ``half``, whose confirmation found full quantization faster."""
     space = start.space
     reference, everything = space.resolve({}), space.resolve(space.everything())
@@ -152,7 +166,7 @@ def searched(start: Start, half: Placement) -> list[Trial]:
 
 
 def test_a_journal_is_a_warm_start_with_the_fastest_confirmed_placement(
-    start: Start, searched: list[Trial], half: Placement, tmp_path: Path
+    start: SimpleNamespace, searched: list[Trial], half: Placement, tmp_path: Path
 ) -> None:
     everything = searched[1].placement
     path = journal_at(tmp_path / "trials.jsonl", searched)

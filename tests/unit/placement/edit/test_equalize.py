@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from onnx_text import outputs_of, parsed
 
-from qdqspec.app.preparation.branching import scaled_branches
+from qdqspec.app.preparation.correcting import scaled_branches
 from qdqspec.app.preparation.files import write_placed, write_placement
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.session import Session
