@@ -1,7 +1,7 @@
 """Placements by one rule: everything quantized, one label everywhere, linear operators only.
 
 Neighbours agree as they will in the final placement, so that the time of each operator under each label is measured
-with the least bias. Under a limit the units with the most noise for their time are left out.
+with the least bias.
 """
 
 from __future__ import annotations
@@ -16,18 +16,17 @@ if TYPE_CHECKING:
     from qdqspec.search.strategies.attribution import Attribution
 
 
-def uniform(search: Attribution) -> Steps[None]:
-    """Build all; under a limit one after the other, as each build corrects the predictions for the next."""
+def uniform(search: Attribution, *, least_db: float = -100.0) -> Steps[None]:
+    """Build all; where a limit is binding only everything quantized, for its profile, although it cannot win.
+
+    Outputs of another shape count as -200 dB: below ``least_db`` a placement does not run as the model does.
+    """
     if any(trial.phase not in ("pure", "seed") for trial in search.trials):
         return  # each other build has told more than these would
-    made = map(search.guide.fitted, pure_labels(search.space))
-    proposals = (
-        profiled(placement, "pure")
-        for placement in made
-        if placement.sites and search.is_worth_building(placement)
-    )
-    if not search.guide.is_limited:
-        yield list(proposals)
-        return
-    for proposal in proposals:
-        yield [proposal]
+    space, guide = search.space, search.guide
+    if guide.is_limited:
+        everything = (space.resolve(space.everything(choice.name)) for choice in space.choices)
+        placements = [each for each in everything if guide.admits(each, least_db)]
+    else:
+        placements = [space.resolve(labels) for labels in pure_labels(space)]
+    yield [profiled(placement, "pure") for placement in placements if placement.sites]

@@ -47,13 +47,14 @@ def test_winners_within_a_limit_are_close_to_the_best_and_few_builds_are_below_i
         oracle = Additive(space)
         trials = searched(seed, oracle)
         assert "sensitivity" not in {trial.phase for trial in trials}
-        built = [trial for trial in trials if trial.placement.sites]
+        everything = space.resolve(space.everything())  # built for its profile
+        built = [trial for trial in trials if trial.placement.sites and trial.placement != everything]
         below.append(sum((trial.sqnr_db or 0.0) < 38.0 for trial in built) / len(built))
         device = Oracle(space, seed)
         best = min(device.cost(p) for p in all_placements(space) if oracle.truth(p) >= 38.0)
         winner = [trial for trial in trials if trial.incumbent][-1]
         distances.append(device.cost(winner.placement) / best)
-    assert np.mean(distances) <= 1.03
+    assert np.mean(distances) <= 1.02
     assert max(distances) <= 1.1
     assert max(below) <= 0.2
 
