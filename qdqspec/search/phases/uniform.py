@@ -17,16 +17,13 @@ if TYPE_CHECKING:
 
 
 def uniform(search: Attribution, *, least_db: float = -100.0) -> Steps[None]:
-    """Build all; where a limit is binding only everything quantized, for its profile, although it cannot win.
+    """Build all, for their profiles; under a binding limit also those that miss it and cannot win.
 
-    Outputs of another shape count as -200 dB: below ``least_db`` a placement does not run as the model does.
+    Then those below ``least_db`` are not built: outputs of another shape count as -200 dB.
     """
     if any(trial.phase not in ("pure", "seed") for trial in search.trials):
         return  # each other build has told more than these would
-    space, guide = search.space, search.guide
-    if guide.is_limited:
-        everything = (space.resolve(space.everything(choice.name)) for choice in space.choices)
-        placements = [each for each in everything if guide.admits(each, least_db)]
-    else:
-        placements = [space.resolve(labels) for labels in pure_labels(space)]
-    yield [profiled(placement, "pure") for placement in placements if placement.sites]
+    placements = [each for each in map(search.space.resolve, pure_labels(search.space)) if each.sites]
+    if search.guide.is_limited:
+        placements = [each for each in placements if search.guide.admits(each, least_db)]
+    yield [profiled(placement, "pure") for placement in placements]

@@ -27,8 +27,7 @@ class Attribution(Stepwise):
     The reference, profiled, and the seeds are built before. Each phase may assume `trials` and `energy`, which has
     learnt from all of them, and no phase before it:
 
-    - `uniform` leaves profiles of units under labels that their neighbours have too: under each label, or under a limit
-      that of everything quantized.
+    - `uniform` leaves profiles of each unit under each label, among neighbours that have it too.
     - `measure_noise` leaves `energy.noise`, if a front is sought or the limit was exceeded.
     - `compose` leaves no labelling of least energy, within the limit if the noise is known, that by its energy saves
       `least_gain` of the incumbent's time.

@@ -102,4 +102,4 @@ def test_placements_whose_outputs_have_another_length_are_not_built(tmp_path: Pa
     assert found.unchanged
     assert "expected below 20 dB and not built" in found.reason
     searched = [trial for trial in found.trials if trial.phase != "confirm"]
-    assert [trial.placement.sites for trial in searched] == [frozenset()]
+    assert all(trial.ok for trial in searched)
