@@ -29,10 +29,10 @@ from qdqspec import Session
 from qdqspec.accuracy.gate import Evaluator
 from qdqspec.accuracy.rehearsal import Rehearsal
 from qdqspec.app.evidence.parity import SideBySide
-from qdqspec.app.preparation import auxiliary_runs
 from qdqspec.app.preparation.correcting import Correcting
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.session.oracle import RehearsalOracle
+from qdqspec.backends import open_engines
 from qdqspec.backends.open_engines import Engines
 from qdqspec.timing.bench import Bench
 
@@ -140,7 +140,7 @@ class MeteredBackend:
 def cost_of(model: Path, **asked: Any) -> tuple[Any, ...]:
     """One row of the table."""
     meter = Meter()
-    auxiliary_runs.own_cores = lambda: 1  # calls of engines have a kind only if one runs at a time
+    open_engines.own_cores = lambda: 1  # calls of engines have a kind only if one runs at a time
     for (owner, name), kind in METHODS.items():
         setattr(owner, name, meter.of(kind, ORIGINALS[owner, name]))
     for name in ("calibration", "evaluation"):
