@@ -81,8 +81,8 @@ def test_tuning_and_verify_judge_by_the_definition(
     (warning,) = (each for each in result.warnings if "as ONNX defines it" in each)
     assert "MatMul 'MatMul_y'" in warning
     assert "Do not rely on its outputs here" in warning
-    assert result.parity.sqnr_db < 20
-    assert result.unchanged
+    assert result.parity.definition.sqnr_db < 20
+    assert result.unchanged == (result.parity.sqnr_db < 20)  # a placement that mends the model may win
     model = str(integer_input)
     code = main(["verify", model, model, "--data", str(tmp_path / "data.npz"), "--min-sqnr-db", "20"])
     text = capsys.readouterr().out
