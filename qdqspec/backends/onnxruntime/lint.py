@@ -690,5 +690,7 @@ def _cannot_take_weight(view: View, node: Node, tensor: str) -> str:
 
 
 def _adder(view: View, node: Node) -> Node | None:
+    """The Add that becomes one Gemm with a MatMul: the only reader of a result that is needed nowhere else."""
     readers = view.readers(node.outputs[0])
-    return readers[0] if len(readers) == 1 and readers[0].op_type == "Add" else None
+    is_alone = len(readers) == 1 and not view.is_seen(node.outputs[0])
+    return readers[0] if is_alone and readers[0].op_type == "Add" else None

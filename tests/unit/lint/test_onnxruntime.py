@@ -217,6 +217,14 @@ def test_models_of_slow_findings_lack_the_integer_kernel_or_have_an_additional_o
         assert is_run == (broken == kernel.startswith("+"))
 
 
+@pytest.mark.parametrize(("outputs", "is_fused"), [("y", True), ("y, p", False)])
+def test_a_product_that_is_itself_an_output_stays_apart_from_its_bias(
+    outputs: str, is_fused: bool, tmp_path: Path
+) -> None:
+    model = parse(ROWS, outputs, QX + DM + "p = MatMul(a, v)  y = Add(p, b)", b=np.ones(16, F32))
+    assert ("ORT024" in ids(model)) == ("Gemm" in kernels(model, tmp_path)) == is_fused
+
+
 def test_models_that_compute_in_float16_have_casts(tmp_path: Path) -> None:
     half = parse("float16[4,16] x", "y", "h = Exp(x)  y = Cast<to = 1>(h)")
     (finding,) = lint_model(half, "onnxruntime-cpu")
