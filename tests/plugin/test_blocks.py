@@ -125,7 +125,24 @@ def test_a_package_with_the_check_of_the_page_is_registered_and_judged(
             f"[{group}]\n{name} = {target}\n" for group, one in groups.items() for name, target in one.items()
         )
     )
-    pytester.makepyfile(my_package=code)
+    pytester.makepyfile(
+        my_package=code,
+        test_mine="""
+        from my_package import check
+        from qdqspec.testing.checks import CheckContract
+        from qdqspec.testing.records import faster_case
+        from dataclasses import replace
+
+        FASTER = faster_case().evidence
+        SHIFTED = replace(FASTER, figures={"mean-shift": {"largest": 0.2}})
+
+        class TestMine(CheckContract):
+            check = check
+            passing = ({"kind": "mean-shift", "max": 1}, SHIFTED)
+            failing = ({"kind": "mean-shift", "max": 0.1}, SHIFTED)
+            inconclusive = ({"kind": "mean-shift", "max": 1}, FASTER)
+        """,
+    )
     shutil.copy(models / "digits_resnet.onnx", pytester.path)
     np.savez(pytester.path / "data.npz", input=np.ones((4, 1, 16, 16), np.float32), labels=np.arange(4))
     (pytester.path / "net.qdq.yaml").write_text(
@@ -134,6 +151,9 @@ def test_a_package_with_the_check_of_the_page_is_registered_and_judged(
     )
     run = pytester.runpytest_subprocess("net.qdq.yaml", "--qdq-backend=fake")
     run.assert_outcomes(passed=1, failed=1)
+    contract = pytester.runpytest_subprocess("test_mine.py").parseoutcomes()
+    assert contract["passed"] > 10
+    assert "failed" not in contract
     run.stdout.fnmatch_lines(["*mean-shift.largest 0 *mean-shift-2 FAIL*"])
     listed = pytester.runpython_c("from qdqspec.app.cli import main; main(['list', 'checks'])")
     listed.stdout.fnmatch_lines(["mean-shift *how far the means of outputs may move*"])
