@@ -171,7 +171,7 @@ class Audit:
         write_scheme(self.folder / "scheme.json", imported.placement, imported.pairs, "imported")
         stripped = Model(strip_qdq(self.given).proto, path=self.path)
         applied = apply_scheme(stripped, self.folder / "scheme.json")
-        save_model(applied.parts, self.folder / "again.onnx", base=self.path.parent)
+        save_model(applied.proto, self.folder / "again.onnx", base=self.path.parent)
         level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         ours, theirs = (_session(path, level) for path in (self.folder / "again.onnx", self.path))
         for seed in range(8):
@@ -191,7 +191,7 @@ class Audit:
 
     def _save(self, placement: Placement, name: str) -> str:
         inserted = insert_qdq(self.model, placement, self.numbers)
-        save_model(inserted.parts, self.folder / name, base=self.path.parent)
+        save_model(inserted.proto, self.folder / name, base=self.path.parent)
         return str(self.folder / name)
 
 

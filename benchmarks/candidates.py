@@ -85,7 +85,7 @@ class Maker:
         marks.append(time.thread_time())
         inserted = self.inserter.insert(placement)
         marks.append(time.thread_time())
-        save_model(inserted.parts, self.folder / name)
+        save_model(inserted.proto, self.folder / name)
         marks.append(time.thread_time())
         steps = [1000 * (b - a) for a, b in pairwise(marks)]
         return steps, 1000 * (time.perf_counter() - wall), len(placement.sites)

@@ -90,7 +90,7 @@ def measure(path: Path, folder: Path) -> None:
     model = meter("fold BatchNormalization", lambda: fold_weights(given)).model
     meter("infer types", lambda: model.types)
     space = meter("find units", lambda: SchemeSpace(model, OnnxRuntime().capabilities()))
-    observer = meter("make the observer", lambda: observe(model, space.tensors).parts)
+    observer = meter("make the observer", lambda: observe(model, space.tensors).proto)
     file = folder / "observer.onnx"
     meter("write the observer", partial(save_model, observer, file, base=path.parent))
     from random_models import ranges_for
@@ -100,11 +100,11 @@ def measure(path: Path, folder: Path) -> None:
     store = WeightStore(folder, base=path.parent)
     inserter = meter("share weights", lambda: Inserter(model, numbers, store=store))
     first = meter("first candidate", lambda: inserter.insert(everything))
-    meter("write it", lambda: save_model(first.parts, folder / "first.onnx"))
+    meter("write it", lambda: save_model(first.proto, folder / "first.onnx"))
     meter("the next three", lambda: [inserter.insert(everything) for _ in range(3)])
     again = Inserter(model, numbers, store=WeightStore(folder, base=path.parent, file_name="again.bin"))
     tuned = meter("make the tuned model", lambda: again.insert(everything))
-    meter("write it ", lambda: save_model(tuned.parts, folder / "tuned.onnx", base=folder))
+    meter("write it ", lambda: save_model(tuned.proto, folder / "tuned.onnx", base=folder))
     size = path.stat().st_size / 2**20
     print(
         tabulate(

@@ -146,7 +146,7 @@ def _compared(
     rehearsed, built = [], []
     for placement in placements:
         path = folder / f"{placement.digest}.onnx"
-        save_model(inserter.insert(placement).parts, path)
+        save_model(inserter.insert(placement).proto, path)
         with closing(OnnxRuntime().build(path, PLAIN)) as engine:
             built.append(evaluator(engine))
         rehearsed.append(rehearsal.error(placement).sqnr_db)

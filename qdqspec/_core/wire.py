@@ -11,9 +11,9 @@ import json
 import socket
 import struct
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -24,7 +24,6 @@ Header: TypeAlias = dict[str, Any]
 
 _LENGTH = struct.Struct("<I")
 _NUMERIC_KINDS = "biufc"
-_SMALL = 1 << 16  # bytes; less is sent and received together with what is next to it
 _HEADER_LIMIT = 64 << 20  # bytes; a longer header is not a valid message
 
 
@@ -37,7 +36,6 @@ class FrameStream:
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
-        self._ahead = memoryview(b"")  # received and not yet asked for
 
     def send(
         self, header: Header, arrays: Mapping[str, Array] | None = None, timeout: float | None = None
@@ -56,7 +54,8 @@ class FrameStream:
         self._socket.settimeout(timeout)
         try:
             parts = (_bytes_of(array) for array in arrays.values() if array.size)
-            for part in _joined([_LENGTH.pack(len(text)), text, *parts]):
+            self._socket.sendall(_LENGTH.pack(len(text)) + text)
+            for part in parts:
                 self._socket.sendall(part)
         except (ConnectionError, BrokenPipeError) as error:
             raise WireClosedError from error
@@ -86,37 +85,15 @@ class FrameStream:
         buffer = bytearray(size)
         view = memoryview(buffer)
         while view:
-            view = view[self._some(view, deadline) :]
-        return buffer
-
-    def _some(self, view: memoryview, deadline: float | None) -> int:
-        if not self._ahead:
             self._socket.settimeout(None if deadline is None else max(1e-3, deadline - time.monotonic()))
             try:
-                if len(view) >= _SMALL:
-                    return self._socket.recv_into(view) or _closed()
-                self._ahead = memoryview(self._socket.recv(_SMALL) or _closed())
+                count = self._socket.recv_into(view)
             except ConnectionError as error:
                 raise WireClosedError from error
-        count = min(len(view), len(self._ahead))
-        view[:count], self._ahead = self._ahead[:count], self._ahead[count:]
-        return count
-
-
-def _closed() -> NoReturn:
-    raise WireClosedError
-
-
-def _joined(parts: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
-    """The parts in order, with small ones joined: each is a call of the system, and may wake up the receiver."""
-    small: list[bytes | memoryview] = []
-    for part in parts:
-        if len(part) < _SMALL:
-            small.append(part)
-        else:
-            yield from (b"".join(small), part)
-            small = []
-    yield b"".join(small)
+            if not count:
+                raise WireClosedError
+            view = view[count:]
+        return buffer
 
 
 def is_transferable(value: object) -> bool:

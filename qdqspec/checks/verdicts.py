@@ -39,7 +39,7 @@ class LimitResult(NamedTuple):
 
     headline: str
     holds: bool
-    row: tuple[str, str, str]
+    row: tuple[str, ...]
 
 
 def verdict_of_limits(

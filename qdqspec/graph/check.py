@@ -12,12 +12,13 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import onnx
 from onnx import TensorProto, shape_inference
 
 from qdqspec.errors import ModelError
-from qdqspec.graph.protos import all_graphs, copy_model, graphs_inside, is_external, tensors, without_weights
+from qdqspec.graph.protos import copy_model, graphs_inside, is_external, tensors, without_weights
 
 MOST_CALLS = 1_000_000  # nodes to which all calls of local functions may expand
 DEEPEST_CALLS = 100  # nesting depth of function calls
@@ -111,45 +112,23 @@ def _without_shape(proto: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
 
 def _check_texts(proto: onnx.ModelProto, path: Path) -> None:
     """Reject names that are not UTF-8: protobuf returns them as bytes."""
-    if {*map(type, chain.from_iterable(_texts(proto)))} <= {str}:
+    bad = next((text for text in _list_texts(proto) if not isinstance(text, str)), None)
+    if bad is not None:
+        raise ModelError(f"a name in the model is not text: {bad!r:.60}", where=path, cure=_AGAIN)
+
+
+def _list_texts(message: Any) -> Iterator[str]:
+    """All texts in a message, without the values of tensors and attributes."""
+    if isinstance(message, TensorProto):
+        yield message.name
+        yield from (text for entry in message.external_data for text in (entry.key, entry.value))
         return
-    bad = next(text for text in chain.from_iterable(_texts(proto)) if not isinstance(text, str))
-    raise ModelError(f"a name in the model is not text: {bad!r:.60}", where=path, cure=_AGAIN)
-
-
-def _texts(proto: onnx.ModelProto) -> Iterator[Iterable[str]]:
-    """All names, in groups. Repeated fields are copied to lists, because iterating over them is slow."""
-    yield proto.producer_name, proto.producer_version, proto.domain, proto.doc_string
-    yield (opset.domain for opset in proto.opset_import)
-    yield _properties(proto.metadata_props)
-    for graph in all_graphs(proto.graph):
-        yield graph.name, graph.doc_string
-        for info in chain(graph.input, graph.output, graph.value_info):
-            yield (info.name,)
-            yield (dim.dim_param for dim in info.type.tensor_type.shape.dim[:])
-        yield from _node_texts(graph.node)
-    for function in proto.functions:
-        yield function.name, function.domain, *function.input, *function.output
-        yield from _node_texts(function.node)
-    for tensor in tensors(proto):
-        yield (tensor.name,)
-        if len(tensor.external_data):
-            yield _properties(tensor.external_data)
-
-
-def _node_texts(nodes: Iterable[onnx.NodeProto]) -> Iterator[Iterable[str]]:
-    for node in nodes:
-        yield node.name, node.op_type, node.domain
-        yield node.input[:]
-        yield node.output[:]
-        yield [attribute.name for attribute in node.attribute[:]]
-        if len(node.metadata_props):
-            yield _properties(node.metadata_props)
-
-
-def _properties(entries: Iterable[onnx.StringStringEntryProto]) -> Iterator[str]:
-    for entry in entries:
-        yield from (entry.key, entry.value)
+    for field, value in message.ListFields():
+        if field.type == field.TYPE_STRING:
+            yield from value if field.is_repeated else (value,)
+        elif field.type == field.TYPE_MESSAGE:
+            for part in value if field.is_repeated else (value,):
+                yield from _list_texts(part)
 
 
 # ---- local functions -----------------------------------------------------------------------------

@@ -22,14 +22,13 @@ from qdqspec._core.temporary import TemporaryFolder
 from qdqspec._core.units import count_text
 from qdqspec.errors import SpecError
 from qdqspec.graph.declared import allows, contradictions, redeclared, shape_text
-from qdqspec.graph.flat import bodies_of, defined_in, free_name, unique_node_names
+from qdqspec.graph.flat import bodies_of, free_name, unique_node_names
 from qdqspec.graph.fold import fold_constants
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.ops import is_default
 from qdqspec.graph.opset import IR_WITH_FREE_INITIALIZERS, free_initializers
 from qdqspec.graph.protos import (
     all_graphs,
-    attribute_of,
     copy_model,
     graphs_inside,
     is_external,
@@ -319,46 +318,8 @@ def _inline_constant_ifs(graph: onnx.GraphProto, around: Mapping[str, TensorProt
         found = True
     for node in graph.node:
         for _, body in bodies_of(node):
-            found |= _read_constants(node, body, constants)
             found |= _inline_constant_ifs(body, constants)
     return found
-
-
-def _read_constants(
-    owner: onnx.NodeProto, body: onnx.GraphProto, constants: Mapping[str, TensorProto]
-) -> bool:
-    """In a body of Loop or Scan, read a constant that each iteration passes on unchanged at its definition."""
-    below = [*all_graphs(body)]
-    hidden = {name for graph in below for name in defined_in(graph)}
-    now = {
-        inner: given
-        for given, inner, passed_on in _list_states(owner, body)
-        if given in constants and given not in hidden and passed_on == inner
-    }
-    found = False
-    for node in (node for graph in below for node in graph.node):
-        if any(name in now for name in node.input):
-            refill(node.input, [now.get(name, name) for name in node.input])
-            found = True
-    return found
-
-
-def _list_states(owner: onnx.NodeProto, body: onnx.GraphProto) -> Iterator[tuple[str, str, str]]:
-    """The loop-carried values of a Loop or Scan: initial value, name inside, and the value an iteration returns.
-
-    A copy made by Identity has the name of its source.
-    """
-    copies = {
-        node.output[0]: node.input[0] for node in body.node if node.op_type == "Identity" and is_default(node)
-    }
-    made = [copies.get(value.name, value.name) for value in body.output]
-    inside = [value.name for value in body.input]
-    if owner.op_type == "Loop":
-        yield from zip(owner.input[2:], inside[2:], made[1:], strict=False)
-    elif owner.op_type == "Scan":
-        scanned = attribute_of(owner, "num_scan_inputs", 0)
-        states = len(owner.input) - scanned if len(owner.input) == len(inside) else 0
-        yield from zip(owner.input[:states], inside[:states], made, strict=False)
 
 
 def _find_constant_if(graph: onnx.GraphProto, constants: Mapping[str, TensorProto]) -> tuple[int, str] | None:

@@ -22,7 +22,6 @@ from qdqspec.graph.model import Model
 from qdqspec.graph.ops import is_constant_node
 from qdqspec.graph.opset import IR_WITH_FREE_INITIALIZERS
 from qdqspec.graph.protos import copy_model, refill
-from qdqspec.graph.wire import Parts
 
 _SCAN_SINCE = 9  # before, a Scan had a batch axis and other attributes
 
@@ -31,7 +30,7 @@ _SCAN_SINCE = 9  # before, a Scan had a batch axis and other attributes
 class Observer:
     """A model whose outputs are inner tensors of another one; ``names`` are these tensors by output."""
 
-    parts: Parts
+    proto: onnx.ModelProto
     names: Mapping[str, str]
 
     def seen(self, outputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -40,7 +39,7 @@ class Observer:
 
 
 def observe(model: Model, tensors: Iterable[str]) -> Observer:
-    """The model with ``tensors`` as its only outputs; it shares the model's weights.
+    """The model with ``tensors`` as its only outputs.
 
     Graph inputs, constants and unknown tensors are skipped.
     """
@@ -56,7 +55,8 @@ def observe(model: Model, tensors: Iterable[str]) -> Observer:
     inner = work.lifted.get("", ())
     proto.graph.output.extend(_make_flat_value(flat.name) for flat in inner)
     names |= {flat.name: flat.tensor for flat in inner}
-    return Observer(parts=Parts(proto, [*model.proto.graph.initializer, *work.constants()]), names=names)
+    proto.graph.initializer.extend((*model.proto.graph.initializer, *work.constants()))
+    return Observer(proto=proto, names=names)
 
 
 def _list_made(scope: Scope) -> Iterator[str]:

@@ -11,13 +11,12 @@ from qdqspec._core.files import explained, partial_folder, write_whole
 from qdqspec.errors import OutputError
 from qdqspec.graph.protos import is_external, map_tensors, tensors
 from qdqspec.graph.weights import WeightStore, external_length, with_own_bytes
-from qdqspec.graph.wire import Parts
 
 INLINE_LIMIT = 1_900_000_000  # bytes of a model: protobuf is limited to 2 GiB
 
 
 def save_model(
-    model: onnx.ModelProto | Parts,
+    model: onnx.ModelProto,
     path: Path,
     *,
     inputs: Sequence[Path] = (),
@@ -33,34 +32,27 @@ def save_model(
     path = Path(path).absolute()
     data = path.with_name(path.name + ".data")
     refuse_overwriting(path, inputs)
-    parts = model if isinstance(model, Parts) else Parts.of(model)
-    inner = [] if base is None else [tensor for tensor in tensors(parts.rest) if is_external(tensor)]
-    is_large = parts.size(base) + sum(map(external_length, inner)) >= limit_bytes
+    inner = [external_length(t) for t in tensors(model) if base is not None and is_external(t)]
+    # tensor by tensor: protobuf computes no size above 2 GiB
+    is_large = sum(inner) + sum(tensor.ByteSize() for tensor in tensors(model)) >= limit_bytes
     if is_large:
-        refuse_overwriting(data, (*inputs, *_external_files(_whole(model), base)))
+        refuse_overwriting(data, (*inputs, *_external_files(model, base)))
     _require_space(path)
     with explained("the file", path), partial_folder(path.parent) as folder:
         if is_large:
             store = WeightStore(folder, base=base, file_name=data.name)
-            moved = map_tensors(
-                _whole(model), lambda t: t if base is None and is_external(t) else store.externalize(t)
+            model = map_tensors(
+                model, lambda t: t if base is None and is_external(t) else store.externalize(t)
             )
-            chunks = Parts.of(moved).chunks()
-        else:
-            if inner:  # tensors inside nodes, whose data is loaded before it is written
-                parts = Parts.of(map_tensors(_whole(model), lambda t: with_own_bytes(t, base)))
-            chunks = parts.chunks(base)
+        elif inner:
+            model = map_tensors(model, lambda t: with_own_bytes(t, base))
         with (folder / path.name).open("wb") as file:
-            file.writelines(chunks)
+            file.write(model.SerializeToString(deterministic=True))
         if (folder / data.name).exists():
             # An old model must never be read with new weights: for a moment no model exists.
             path.unlink(missing_ok=True)
             (folder / data.name).replace(data)
         (folder / path.name).replace(path)
-
-
-def _whole(model: onnx.ModelProto | Parts) -> onnx.ModelProto:
-    return model.proto() if isinstance(model, Parts) else model
 
 
 def write_text(path: Path, text: str, *, inputs: Sequence[Path] = ()) -> None:

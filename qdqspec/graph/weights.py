@@ -7,7 +7,6 @@ data, so that a candidate takes a few kilobytes, independent of the size of the 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +23,6 @@ from qdqspec.graph.protos import is_external, refer, size_of
 _INLINE = frozenset({TensorProto.STRING, TensorProto.BOOL, TensorProto.INT32, TensorProto.INT64})
 
 WEIGHTS = "weights.bin"  # default name of the file
-_BLOCK = 2**20  # bytes of external data that are read at a time
 _ALIGNMENT = 64  # bytes: a cache line, and wide enough for any vector load from a memory map
 
 
@@ -68,7 +66,7 @@ class WeightStore:
                 self._places[digest] = self._write(data)
             except OSError as error:
                 raise unwritable("the weights' file", self.path, error) from None
-        return refer(bare(tensor), self.path.name, self._places[digest], len(data))
+        return refer(_bare(tensor), self.path.name, self._places[digest], len(data))
 
     def _write(self, data: bytes) -> int:
         with self.path.open("r+b") as file:
@@ -94,7 +92,7 @@ def with_own_bytes(tensor: TensorProto, base: Path | None) -> TensorProto:
     """The same tensor with its bytes included; external ones are read from the folder ``base``."""
     if not is_external(tensor):
         return tensor
-    own = bare(tensor)
+    own = _bare(tensor)
     own.raw_data = _external_bytes(tensor, base)
     return own
 
@@ -114,36 +112,29 @@ def external_length(tensor: TensorProto) -> int:
     return int(entries["length"]) if "length" in entries else size_of(tensor)
 
 
-def external_blocks(tensor: TensorProto, base: Path | None, most: int = _BLOCK) -> Iterator[bytes]:
-    """A tensor's external data in the folder ``base``, in blocks of at most ``most`` bytes."""
+def _external_bytes(tensor: TensorProto, base: Path | None) -> bytes:
     entries = {entry.key: entry.value for entry in tensor.external_data}
-    path = (base or Path()) / entries["location"]
-    left = length = external_length(tensor)
+    path, length = (base or Path()) / entries["location"], external_length(tensor)
     try:
         with path.open("rb") as file:
             file.seek(int(entries.get("offset", 0)))
-            while left and (block := file.read(min(most, left))):
-                left -= len(block)
-                yield block
+            found: bytes = file.read(length)
     except OSError as error:
         raise ModelError(
             f"the external data of tensor '{tensor.name}' cannot be read: {error.strerror}",
             where=path,
             cure="put the file back beside its model",
         ) from None
-    if left:
+    if len(found) < length:
         raise ModelError(
-            f"the external data of tensor '{tensor.name}' ends after {length - left} of {length} bytes",
+            f"the external data of tensor '{tensor.name}' ends after {len(found)} of {length} bytes",
             where=path,
             cure="copy the file again",
         )
+    return found
 
 
-def _external_bytes(tensor: TensorProto, base: Path | None) -> bytes:
-    return b"".join(external_blocks(tensor, base, external_length(tensor)))
-
-
-def bare(tensor: TensorProto) -> TensorProto:
+def _bare(tensor: TensorProto) -> TensorProto:
     """The tensor without its values."""
     found = TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
     if tensor.HasField("doc_string"):

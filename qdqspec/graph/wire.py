@@ -1,8 +1,7 @@
-"""Reads and writes model files field by field, in protobuf's wire format, as far as ONNX needs it.
+"""Reads model files field by field, in protobuf's wire format, as far as ONNX needs it.
 
-A protobuf message is a sequence of its fields, and a repeated field is one field per element. So weights
-are written one by one, without a copy of all of them in memory, and bytes of two graphs in sequence are one graph with
-the nodes of both. Source: protobuf.dev, "Encoding".
+A protobuf message is a sequence of its fields, and a repeated field is one field per element. Source: protobuf.dev,
+"Encoding".
 
 ONNX lets a tensor refer to a byte range of a file beside the model. That file may be the model itself, which
 holds its weights at known positions: `read_light` reads a model of any size as its graph, and its weights are read on
@@ -11,112 +10,18 @@ demand, by any code that supports external data.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import onnx
 from onnx import TensorProto
 
-from qdqspec.graph.protos import Message, copied, copy_fields, copy_model, is_external, refer
-from qdqspec.graph.weights import bare, external_blocks, external_length
+from qdqspec.graph.protos import refer
 
 _GRAPH = onnx.ModelProto.GRAPH_FIELD_NUMBER
 _INITIALIZER = onnx.GraphProto.INITIALIZER_FIELD_NUMBER
 _RAW_DATA = TensorProto.RAW_DATA_FIELD_NUMBER
-_LAST = 2**29 - 1  # the highest possible field number
-
-
-@dataclass(frozen=True)
-class Parts:
-    """A model in two parts: its last initializers, ``weights``, which several models can share, and the ``rest``."""
-
-    rest: onnx.ModelProto
-    weights: Sequence[TensorProto]
-
-    @classmethod
-    def of(cls, proto: onnx.ModelProto) -> Parts:
-        """A model in parts; no weight is copied."""
-        return cls(copy_model(proto, but={"initializer"}), list(proto.graph.initializer))
-
-    def proto(self) -> onnx.ModelProto:
-        """The model as one message, with copies of the weights."""
-        model = copied(self.rest)
-        model.graph.initializer.extend(self.weights)
-        return model
-
-    def size(self, base: Path | None = None) -> int:
-        """The bytes of the graph. With ``base``, external data of the weights is included."""
-        return len(self._graph) + sum(_measure_field(tensor, base) for tensor in self.weights)
-
-    def chunks(self, base: Path | None = None) -> Iterator[bytes]:
-        """The bytes of the model's file. With ``base``, external data in that folder is included, block by block."""
-        last = _serialize_fields(self.rest.graph, _INITIALIZER + 1, _LAST)
-        yield _serialize_fields(self.rest, 0, _GRAPH - 1) + _write_head(_GRAPH, self.size(base))
-        yield self._graph[: len(self._graph) - len(last)]
-        for tensor in self.weights:
-            yield from _write_tensor(tensor, base)
-        yield last + _serialize_fields(self.rest, _GRAPH + 1, _LAST)
-
-    @cached_property
-    def _graph(self) -> bytes:
-        """The graph of the rest: of tens of thousands of nodes, its size takes as long as its bytes."""
-        return bytes(self.rest.graph.SerializeToString(deterministic=True))
-
-
-def _write_tensor(tensor: TensorProto, base: Path | None) -> Iterator[bytes]:
-    """A tensor as field of a graph."""
-    if base is None or not is_external(tensor):
-        content = tensor.SerializeToString(deterministic=True)
-        yield _write_head(_INITIALIZER, len(content)) + content
-    else:
-        first, last = _split_around_data(tensor)
-        yield _write_head(_INITIALIZER, len(first) + external_length(tensor) + len(last)) + first
-        yield from external_blocks(tensor, base)
-        yield last
-
-
-def _measure_field(tensor: TensorProto, base: Path | None) -> int:
-    """The number of bytes of a tensor as field of a graph."""
-    size: int = tensor.ByteSize()
-    if base is not None and is_external(tensor):
-        size = sum(map(len, _split_around_data(tensor))) + external_length(tensor)
-    return len(_write_head(_INITIALIZER, size)) + size
-
-
-def _split_around_data(tensor: TensorProto) -> tuple[bytes, bytes]:
-    """The fields of a tensor before and after the bytes of its external data, where these are included."""
-    own = bare(tensor)
-    first = _serialize_fields(own, 0, _RAW_DATA - 1) + _write_head(_RAW_DATA, external_length(tensor))
-    return first, _serialize_fields(own, _RAW_DATA + 1, _LAST)
-
-
-def _serialize_fields(message: Message, first: int, last: int) -> bytes:
-    """The fields of a message whose numbers are from ``first`` to ``last``."""
-    part = type(message)()
-    others = {f.name for f in message.DESCRIPTOR.fields if not first <= f.number <= last}
-    copy_fields(message, part, but=others)
-    return bytes(part.SerializeToString(deterministic=True))
-
-
-@lru_cache(maxsize=10_000)
-def _write_head(number: int, size: int) -> bytes:
-    """The header of a string or message of ``size`` bytes in field ``number``."""
-    return _encode(number << 3 | 2) + _encode(size)
-
-
-def _encode(number: int) -> bytes:
-    """A number in base 128, the lowest seven bits first."""
-    written = bytearray()
-    while number > 127:
-        written.append(number & 127 | 128)
-        number >>= 7
-    written.append(number)
-    return bytes(written)
-
-
 LARGE = 64 * 2**20  # bytes of a model file from which its weights stay on disk
 _WEIGHT = 2**16  # bytes of an initializer from which it stays on disk
 

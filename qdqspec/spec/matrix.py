@@ -95,10 +95,7 @@ class MatrixSection(SpecSection):
 
     @model_validator(mode="after")
     def _can_be_named(self) -> Self:
-        try:
-            self.cases()
-        except MatrixError as error:
-            raise PydanticCustomError("matrix", "{reason}", {"reason": str(error)}) from None
+        self.cases()
         return self
 
     def cases(self) -> dict[str, Choice]:
@@ -117,10 +114,6 @@ def chosen(section: ChoiceSection | MatrixSection) -> dict[str, Any]:
     return {axis: getattr(section, axis) for axis in AXES if getattr(section, axis) is not None}
 
 
-class MatrixError(ValueError):
-    """A matrix gives no case, too many, or two with one name."""
-
-
 def combinations(
     axes: Mapping[str, Sequence[Value]],
     exclude: Sequence[Mapping[str, Value]] = (),
@@ -132,10 +125,10 @@ def combinations(
     values; an entry of ``include`` extends all combinations of the axes whose own values it does not change,
     and becomes a separate combination if there are none.
 
-    Raises `MatrixError` above `MAX_COMBINATIONS`, before ``exclude`` is applied.
+    Raises ``ValueError`` above `MAX_COMBINATIONS`, before ``exclude`` is applied.
     """
     if math.prod(len(values) for values in axes.values()) > MAX_COMBINATIONS:
-        raise MatrixError(f"the matrix has more than {MAX_COMBINATIONS:,} combinations before exclude")
+        raise ValueError(f"the matrix has more than {MAX_COMBINATIONS:,} combinations before exclude")
     every = (dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()) if axes)
     kept = (choice for choice in every if not any(entry.items() <= choice.items() for entry in exclude))
     originals = list(itertools.islice(kept, MAX_CASES + 1))
@@ -153,16 +146,16 @@ def combinations(
 
 
 def named_combinations(choices: Sequence[Choice]) -> dict[str, Choice]:
-    """The choices by case id. Raises `MatrixError` if ids are not distinct."""
+    """The choices by case id. Raises ``ValueError`` if ids are not distinct."""
     if not choices:
-        raise MatrixError("the matrix excludes every case")
+        raise ValueError("the matrix excludes every case")
     if len(choices) > MAX_CASES:
-        raise MatrixError(f"the matrix gives more than {MAX_CASES} cases")
+        raise ValueError(f"the matrix gives more than {MAX_CASES} cases")
     named: dict[str, Choice] = {}
     for choice in choices:
         name = case_id(choice)
         if name in named:
-            raise MatrixError(f"two cases of the matrix are called '{name}'")
+            raise ValueError(f"two cases of the matrix are called '{name}'")
         named[name] = choice
     return named
 

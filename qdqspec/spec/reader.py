@@ -3,9 +3,7 @@
 The parser's events are read once, without building nodes: that keeps collection fast, finds all duplicate
 keys and tags of a file at once, and limits depth and size before memory is spent.
 
-libyaml's parser is some ten times as fast as PyYAML's own, whose messages say more: a file in which the first finds a
-problem is read again by the second. Both read YAML 1.1; the types of plain scalars here are those of YAML 1.2, in which
-``on`` and ``yes`` are text.
+The parser reads YAML 1.1; the types of plain scalars here are those of YAML 1.2, in which ``on`` and ``yes`` are text.
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from types import ModuleType
 from typing import Any, NoReturn, TypeAlias
 
 import yaml
@@ -76,36 +73,22 @@ class Document:
 
 def read_yaml(text: str) -> Document:
     """Read one YAML document whose top is a mapping; problems are listed, not raised."""
-    quick = _read_quickly(text) if yaml.__with_libyaml__ else None
-    if quick is not None and not quick.problems:
-        return quick
-    return Reader(text, yaml.parse(text, yaml.SafeLoader), events).read()
-
-
-def _read_quickly(text: str) -> Document | None:
-    """The document as libyaml reads it; ``None`` if it cannot."""
-    from yaml import _yaml  # its own classes of events: `yaml` has others if it was imported twice
-
-    try:
-        return Reader(text, iter(_yaml.CParser(text).get_event, None), _yaml).read()
-    except (_yaml.YAMLError, ValueError, ArithmeticError, LookupError):
-        return None
+    return _Reader(text).read()
 
 
 class _StopReading(Exception):  # noqa: N818 - control flow inside this module, never an error of a user
     """The rest of the text cannot be interpreted."""
 
 
-class Reader:
-    """Turns a parser's events, of the classes in ``kinds``, into plain data, positions by location, and problems."""
+class _Reader:
+    """Turns the parser's events into plain data, positions by location, and problems."""
 
-    def __init__(self, text: str, events: Iterator[Any], kinds: ModuleType) -> None:
+    def __init__(self, text: str) -> None:
         self.problems: list[Problem] = []
         self.keys: dict[Loc, tuple[Mark, Mark]] = {}
         self.values: dict[Loc, tuple[Mark, Mark]] = {}
         self._text = text
-        self._events = events
-        self._kinds = kinds
+        self._events: Iterator[Any] = yaml.parse(text, yaml.SafeLoader)
         self._anchors: dict[str, tuple[Plain | None, int]] = {}
         self._last: Mark | None = None  # where the last event ended
         self._aliases = 0
@@ -128,7 +111,7 @@ class Reader:
     def _document(self) -> dict[str, Plain]:
         self._next()
         start = self._next()
-        if not isinstance(start, self._kinds.DocumentStartEvent):
+        if not isinstance(start, events.DocumentStartEvent):
             self._stop(None, "the file is empty", hint="a spec begins with 'qdqspec: 1'")
         if start.version not in (None, (1, 2)):
             self._note(start, "a spec is YAML 1.2", hint="remove the %YAML directive")
@@ -136,7 +119,7 @@ class Reader:
         data = self._value(first, ())
         self._next()
         rest = self._next()
-        if not isinstance(rest, self._kinds.StreamEndEvent):
+        if not isinstance(rest, events.StreamEndEvent):
             self._stop(rest, "a second document begins here", hint="one spec a file")
         if not isinstance(data, dict):
             self._stop(first, "a spec is a mapping of keys to values", hint="it begins with 'qdqspec: 1'")
@@ -145,17 +128,17 @@ class Reader:
     def _value(self, event: Any, loc: Loc) -> Plain | None:
         self.values[loc] = (event.start_mark, event.end_mark)
         self._count(event, 1)
-        if isinstance(event, self._kinds.AliasEvent):
+        if isinstance(event, events.AliasEvent):
             return self._alias(event)
         if event.tag is not None:
             tag = event.tag.replace("tag:yaml.org,2002:", "!!")
             self._note(event, f"explicit tag '{tag}'", hint="a spec is plain data; remove the tag")
         before = self._nodes
-        if isinstance(event, self._kinds.ScalarEvent):
+        if isinstance(event, events.ScalarEvent):
             value = self._scalar(event)
         elif len(loc) >= MAX_DEPTH:
             self._stop(event, f"nested more than {MAX_DEPTH} deep")
-        elif isinstance(event, self._kinds.MappingStartEvent):
+        elif isinstance(event, events.MappingStartEvent):
             value = self._mapping(loc)
         else:
             value = self._sequence(loc)
@@ -165,7 +148,7 @@ class Reader:
 
     def _mapping(self, loc: Loc) -> Plain:
         found: dict[str, Plain] = {}
-        while not isinstance(event := self._next(), self._kinds.MappingEndEvent):
+        while not isinstance(event := self._next(), events.MappingEndEvent):
             key = self._key(event)
             here = (*loc, key)
             again = here in self.keys
@@ -185,7 +168,7 @@ class Reader:
 
     def _key(self, event: Any) -> str:
         """A key, always text: an ONNX input may be named ``1`` or ``on``."""
-        if not isinstance(event, self._kinds.ScalarEvent):
+        if not isinstance(event, events.ScalarEvent):
             self._stop(event, "a key is a plain word, not a list, mapping or alias")
         if event.tag is not None or event.anchor is not None:
             self._note(event, "a key has neither tag nor anchor", hint="a spec is plain data")
@@ -193,7 +176,7 @@ class Reader:
 
     def _sequence(self, loc: Loc) -> Plain:
         found: list[Plain] = []
-        while not isinstance(event := self._next(), self._kinds.SequenceEndEvent):
+        while not isinstance(event := self._next(), events.SequenceEndEvent):
             value = self._value(event, (*loc, len(found)))
             if value is None:
                 self._note(event, "a list entry has no value", hint="give one, or remove the entry")

@@ -11,9 +11,10 @@ from qdqspec.checks.baseline.store import read_baseline
 RENEWING = """
 import sys
 from pathlib import Path
-from qdqspec.checks.baseline.store import Entry, Ratio, RoleTimes, update_baseline
+from qdqspec.checks.baseline.store import Entry, RoleTimes, update_baseline
+from qdqspec.types import Interval
 entry = Entry(
-    ratio=Ratio(median=0.5, low=0.4, high=0.6),
+    ratio=Interval(median=0.5, low=0.4, high=0.6),
     clock="wall",
     samples={role: RoleTimes(wall_ms=((1.0, 1.1),)) for role in ("tuned", "reference")},
     model_sha256="ab",

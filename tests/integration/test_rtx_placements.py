@@ -90,7 +90,7 @@ def test_placements_build_for_each_gpu_that_has_the_formats(
         if not placement.sites:
             continue
         file = tmp_path / f"{digest}.onnx"
-        save_model(inserter.insert(placement).parts, file, base=path.parent)
+        save_model(inserter.insert(placement).proto, file, base=path.parent)
         assert not [f for f in lint_model(load_model(file), "tensorrt-rtx-1") if f.severity == "refused"]
         try:
             compiler.build(file, options).close()

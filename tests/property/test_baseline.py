@@ -8,8 +8,9 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqspec.checks.baseline.store import Baseline, Entry, Ratio, RoleTimes, read_baseline, update_baseline
+from qdqspec.checks.baseline.store import Baseline, Entry, RoleTimes, read_baseline, update_baseline
 from qdqspec.errors import StateError
+from qdqspec.types import Interval
 
 MS = st.floats(1e-6, 1e6)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -23,7 +24,7 @@ def entries(draw: st.DrawFn) -> Entry:
     times = st.builds(RoleTimes, wall_ms=role, cpu_ms=role)
     low, median, high = sorted(draw(st.tuples(MS, MS, MS)))
     return Entry(
-        ratio=Ratio(median=median, low=low, high=high),
+        ratio=Interval(median=median, low=low, high=high),
         clock=draw(st.sampled_from(["cpu", "wall"])),
         samples={"tuned": draw(times), "reference": draw(times)},
         model_sha256=draw(TEXT),

@@ -14,7 +14,6 @@ from random_models import placed_models, random_inputs, ranges_for, run_unoptimi
 from qdqspec.graph.model import Model
 from qdqspec.graph.save import save_model
 from qdqspec.graph.weights import WeightStore
-from qdqspec.graph.wire import Parts
 from qdqspec.qdq.edit.insert import Inserter, insert_qdq
 from qdqspec.qdq.quantize.formats import BIAS_FORMAT, FORMATS
 from qdqspec.qdq.quantize.quantizer import Quantizer
@@ -57,14 +56,6 @@ def test_strip_without_a_reference_restores_all_but_values_of_integer_weights(
             np.testing.assert_allclose(stripped.array(name), model.array(name), atol=largest / 127)
         else:
             assert stripped.constants[name] == tensor
-
-
-@given(placed_models(), MODES)
-def test_the_serialized_chunks_are_the_bytes_of_the_model(drawn: Drawn, mode: str) -> None:
-    model, placement = drawn
-    inserted = insert_qdq(model, placement, quantizer(model), floating=floating(placement.sites, mode))
-    assert b"".join(inserted.parts.chunks()) == bytes_of(inserted.proto)
-    assert b"".join(Parts.of(model.proto).chunks()) == bytes_of(model.proto)
 
 
 @st.composite

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from pathlib import Path
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from qdqspec import load_spec
 from qdqspec.errors import SpecError
 from qdqspec.spec.models import Spec
-from qdqspec.spec.reader import read_yaml
 
 VALID = """\
 qdqspec: 1
@@ -75,28 +72,6 @@ def mutated(draw: st.DrawFn) -> str:
         start, length = draw(st.integers(0, len(text))), draw(st.integers(0, 12))
         text = text[:start] + draw(TEXT) + text[start + length :]
     return text
-
-
-@given(mutated() | TEXT)
-def test_both_parsers_give_the_same_data(text: str) -> None:
-    quick = read_yaml(text)
-    if quick.problems:
-        return
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(yaml, "__with_libyaml__", False)
-        slow = read_yaml(text)
-    if slow.problems:  # a text in a corner of YAML 1.1 that libyaml takes
-        return
-    assert repr(quick.data) == repr(slow.data)  # equal for NaN, and distinct for 1 and 1.0
-    for loc in quick.keys.keys() | quick.values.keys():
-        assert quick.line(loc) == slow.line(loc)
-
-
-def test_specs_are_read_after_pyyaml_was_imported_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A test that runs pytest in the same process reloads Python modules, but not C modules."""
-    for name in [name for name in sys.modules if name.split(".")[0] == "yaml"]:
-        monkeypatch.delitem(sys.modules, name)
-    assert read_yaml(VALID).problems == ()
 
 
 VALUES = st.recursive(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from qdqspec.checks.baseline.store import Entry, Ratio, RoleTimes
+from qdqspec.checks.baseline.store import Entry, RoleTimes
+from qdqspec.types import Interval
 
 
 def entry_of(ratio: float = 0.574) -> Entry:
     """An entry of this ratio."""
     times = RoleTimes(wall_ms=((1.0, 1.0),))
     return Entry(
-        ratio=Ratio(median=ratio, low=ratio - 0.01, high=ratio + 0.01),
+        ratio=Interval(median=ratio, low=ratio - 0.01, high=ratio + 0.01),
         clock="wall",
         samples={"tuned": times, "reference": times},
         model_sha256="a" * 64,

@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
-from typing import TypeAlias
 
-from qdqspec.graph.model import Model, Node
-from qdqspec.graph.regions.expressions import (
-    Alternatives,
-    Expression,
-    ExpressionMatcher,
-    InTurn,
-    Op,
-    PatternPart,
-    Repeat,
-)
+from qdqspec.graph.model import Model
+from qdqspec.graph.regions.expressions import BUILT_INS, Expression, ExpressionMatcher, Op
 from qdqspec.graph.regions.flow import flow_of
 from qdqspec.graph.regions.pattern import Pattern, PatternGranularity, PatternMaker
-
-LONGEST_REPEAT = 16  # repetitions of one `*`
-MOST_STEPS = 2000  # steps from one node
-
-Path: TypeAlias = tuple[Node, ...]
 
 
 def canonical(
@@ -33,57 +20,51 @@ def canonical(
 
 
 def matches(expression: Expression, model: Model) -> tuple[tuple[str, ...], ...]:
-    """The node names of each match, in graph order of the first node, except those that are part of a longer one."""
+    """The node names of each match, in graph order of the first node, except those that are part of a longer one.
+
+    Each path along data edges is compared with a regular expression over nodes, each of which is one character.
+    """
     if expression.name:
         return tuple((n.name,) for n in model.nodes if fnmatchcase(n.name, expression.name))
-    found: dict[tuple[str, ...], None] = {}
+    matcher = ExpressionMatcher(model)
+    pattern = re.compile(_pattern_of(expression.text, matcher, model))
+    found: list[tuple[str, ...]] = []
     for node in model.nodes:
-        if node.op_type != "Constant":
-            ways = {tuple(n.name for n in way) for way in _Walk(model, node).ways(expression.part, ()) if way}
-            sets = [frozenset(way) for way in ways]
-            kept = (way for way in ways if not any(frozenset(way) < other for other in sets))
-            found |= dict.fromkeys(sorted(kept, key=lambda way: [model.by_name[name].index for name in way]))
+        ways = [
+            way for way in _paths_from(node.index, matcher) if pattern.fullmatch("".join(map(_char, way)))
+        ]
+        kept = sorted(way for way in ways if not any(set(way) < set(other) for other in ways))
+        found += [tuple(model.nodes[index].name for index in way) for way in kept]
     return tuple(found)
 
 
-class _Walk:
-    """The matches that begin at one node."""
+_TOKEN = re.compile(
+    r"(?P<op>[A-Za-z_][\w:.-]*)(?:\[(?P<name>\w+)=(?P<value>\[.*?\]|.*?)\])?|(?P<mark>[>()|?*])"
+)
 
-    def __init__(self, model: Model, start: Node) -> None:
-        self._model = model
-        self._start = start
-        self._matcher = ExpressionMatcher(model)
-        self._steps = 0
 
-    def ways(self, part: PatternPart | None, path: Path) -> Iterator[Path]:
-        """The extensions of a path by a part of an expression."""
-        self._steps += 1
-        if self._steps > MOST_STEPS:
-            return
-        match part:
-            case Op():
-                readers = self._matcher.readers[path[-1].index] if path else (self._start.index,)
-                for node in (self._model.nodes[index] for index in readers):
-                    if node not in path and self._matcher.fits(part, node):
-                        yield (*path, node)
-            case Alternatives():
-                for choice in part.parts:
-                    yield from self.ways(choice, path)
-            case InTurn():
-                yield from self._in_turn(part.parts, path)
-            case Repeat():
-                yield from self._repeated(part, path, LONGEST_REPEAT if part.many else 1)
+def _pattern_of(text: str, matcher: ExpressionMatcher, model: Model) -> str:
+    found, is_item = "", True  # whether an item may begin here, as which `*` is any operator
+    for token in _TOKEN.finditer(text):
+        op, mark = token["op"], token["mark"]
+        if op in BUILT_INS:
+            found += f"(?:{_pattern_of(BUILT_INS[op], matcher, model)})"
+        elif op or (mark == "*" and is_item):
+            attributes = ((token["name"], token["value"]),) if token["name"] else ()
+            wanted = Op(op or "*", attributes)
+            fitting = "".join(_char(node.index) for node in model.nodes if matcher.fits(wanted, node))
+            found += f"[{fitting}]" if fitting else "(?!)"
+        else:
+            found += {">": "", "(": "(?:"}.get(mark, mark)
+        is_item = mark in (">", "(", "|")
+    return found
 
-    def _in_turn(self, parts: tuple[PatternPart, ...], path: Path) -> Iterator[Path]:
-        if not parts:
-            yield path
-            return
-        for way in self.ways(parts[0], path):
-            yield from self._in_turn(parts[1:], way)
 
-    def _repeated(self, repeat: Repeat, path: Path, rounds: int) -> Iterator[Path]:
-        if rounds:
-            for way in self.ways(repeat.part, path):
-                if way != path:
-                    yield from self._repeated(repeat, way, rounds - 1)
-        yield path
+def _char(index: int) -> str:
+    return chr(0x4E00 + index)
+
+
+def _paths_from(index: int, matcher: ExpressionMatcher) -> Iterator[tuple[int, ...]]:
+    yield (index,)
+    for reader in matcher.readers[index]:
+        yield from ((index, *path) for path in _paths_from(reader, matcher))

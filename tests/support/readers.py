@@ -28,7 +28,7 @@ from qdqspec.app.session.study import _read as read_study
 from qdqspec.backends.tensorrt.layers import parse_layers, read_profile, read_times
 from qdqspec.backends.trtexec.log import find_all, read_log
 from qdqspec.checks.baseline.compare import Conditions, differences, judge_change, why_incomparable
-from qdqspec.checks.baseline.store import Entry, Ratio, RoleTimes, read_baseline, update_baseline
+from qdqspec.checks.baseline.store import Entry, RoleTimes, read_baseline, update_baseline
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.regions.expressions import parse
 from qdqspec.qdq.scheme.cache import read_cache
@@ -38,7 +38,7 @@ from qdqspec.spec.load import load_spec
 from qdqspec.testing.backends import small_model
 from qdqspec.testing.records import sample_run
 from qdqspec.timing.change import BuildTimes, change_between
-from qdqspec.types import Consumer, PlacedPair, Placement, Samples, Site, Trial
+from qdqspec.types import Consumer, Interval, PlacedPair, Placement, Samples, Site, Trial
 
 ROOT = Path(__file__).parents[2]
 RECORDED = ROOT / "tests" / "data" / "tensorrt" / "samples"
@@ -94,7 +94,7 @@ def _journal(path: Path) -> None:
 def _baseline(path: Path) -> None:
     times = RoleTimes(wall_ms=((1.0, 1.1, 1.2), (1.05, 1.1, 1.0)), cpu_ms=((1.0, 1.1, 1.0), (1.0, 1.0, 1.0)))
     entry = Entry(
-        ratio=Ratio(median=0.5, low=0.4, high=0.6),
+        ratio=Interval(median=0.5, low=0.4, high=0.6),
         clock="cpu",
         samples={"tuned": times, "reference": times},
         model_sha256="ab",

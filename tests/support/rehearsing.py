@@ -89,5 +89,5 @@ def built_outputs(
     """The outputs of the model with inserted pairs, run without optimization."""
     path = folder / f"{placement.digest}.onnx"
     base = model.path.parent if model.path else None
-    save_model(insert_qdq(model, placement, numbers).parts, path, base=base)
+    save_model(insert_qdq(model, placement, numbers).proto, path, base=base)
     return Exact(path).run(feed)

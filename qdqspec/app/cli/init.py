@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qdqspec import __version__
-from qdqspec._core.collector import uncollected
 from qdqspec._core.config import Settings, flags_given
 from qdqspec._core.config.hooks import declaration_of
 from qdqspec._core.files import create_file, unwritable
@@ -73,7 +72,6 @@ class InputDraft:
     ),
     options=("backend", "device", "backend-option", "allow-path"),
 )
-@uncollected()
 def init(arguments: argparse.Namespace) -> int:
     """Write a commented spec for a model and this machine.
 

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qdqspec._core.collector import uncollected
 from qdqspec._core.config import hooks
 from qdqspec._core.config.options import BUILD_OPTIONS
 from qdqspec._core.config.settings import DEFAULT_BACKEND
@@ -68,7 +67,6 @@ def _positive(text: str) -> int:
     ),
     options=("backend", "device"),
 )
-@uncollected()
 def inspect(arguments: argparse.Namespace) -> int:
     """Print regions, their patterns and quantizable operators."""
     from qdqspec.accuracy.data import shaped_by_data
@@ -125,7 +123,6 @@ def judged(model: Model, settings: Settings) -> Judged:
     output("OUT"),
     values_option(),
 )
-@uncollected()
 def apply(arguments: argparse.Namespace) -> int:
     """Insert the Q/DQ pairs of a scheme into a model."""
     from qdqspec.graph.model import Model, require_path
@@ -175,7 +172,6 @@ def _warnings_of(written: Path) -> list[str]:
     ),
     values_option("the reference"),
 )
-@uncollected()
 def strip(arguments: argparse.Namespace) -> int:
     """Remove every Q/DQ pair from a model."""
     from qdqspec.graph.model import Model, require_path
@@ -226,7 +222,6 @@ def _dequantized(model: Model) -> int:
     ),
     values_option("the reference"),
 )
-@uncollected()
 def import_model(arguments: argparse.Namespace) -> int:
     """Write the Q/DQ pairs of a quantized model as a scheme. Their scales and zero points are kept, and the model
     may be from another tool.
@@ -266,7 +261,6 @@ def import_model(arguments: argparse.Namespace) -> int:
     argument("second", "B", type=Path),
     switch("--verbose", f"Show all, not {ROWS} of a kind."),
 )
-@uncollected()
 def diff(arguments: argparse.Namespace) -> int:
     """Compare the Q/DQ of two models. Exits 0 when they are the same, 1 when not."""
     from qdqspec.qdq.read.diff import diff_models, render_text, to_json
@@ -277,7 +271,6 @@ def diff(arguments: argparse.Namespace) -> int:
 
 
 @verb("fold", "qdqspec fold model.qdq.onnx -o folded.onnx", MODEL, output("OUT"))
-@uncollected()
 def fold(arguments: argparse.Namespace) -> int:
     """Fold constants and remove unread nodes. QuantizeLinear, DequantizeLinear, DynamicQuantizeLinear and operators
     of other domains are never folded.
@@ -326,7 +319,6 @@ def _capability(text: str) -> tuple[int, int]:
     switch("--no-load", "Judge by static rules and ONNX's checker only, and load the model in no runtime."),
     options=("device", "threads", "build-limit", *BUILD_OPTIONS),
 )
-@uncollected()
 def lint(arguments: argparse.Namespace) -> int:
     """List nodes that a target rejects or runs slowly. The runtime of the target loads the model if it is installed
     here. Exits 1 if the target rejects one.

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import onnx
+
 from qdqspec._core.arrays import Array, Feed, Reduction
 from qdqspec._core.config import hooks
 from qdqspec._core.config.settings import DEFAULT_BACKEND
@@ -19,7 +21,6 @@ from qdqspec.backends.open_engines import engines_at_once
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model, require_path
 from qdqspec.graph.save import save_model
-from qdqspec.graph.wire import Parts
 
 ARITHMETIC = DEFAULT_BACKEND  # the backend that computes a model as ONNX defines it
 
@@ -80,7 +81,7 @@ class Observer:
 
 def open_observer(
     opened: ExitStack,
-    parts: Parts,
+    proto: onnx.ModelProto,
     given: Model,
     backend: Backend,
     options: BuildOptions,
@@ -88,13 +89,13 @@ def open_observer(
     note: Callable[[str], None],
     cure: str | None = None,
 ) -> Observer:
-    """Build an observer of ``given``, which runs until ``opened`` is closed.
+    """Build ``proto``, an observer of ``given``, which runs until ``opened`` is closed.
 
     It runs on the backend itself if that returns outputs fast enough; else on the reference runtime, with the backend
     as fallback for models that this cannot run, such as those with plugins. Raises `BackendError` if neither builds it.
     """
     path = opened.enter_context(TemporaryFolder()) / "observer.onnx"
-    save_model(parts, path, base=require_path(given).parent)
+    save_model(proto, path, base=require_path(given).parent)
     options = replace(options, hashed=False)
 
     def build(runtime: Backend) -> Observer:

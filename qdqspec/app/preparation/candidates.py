@@ -48,7 +48,7 @@ class CandidateFiles:
             return require_path(self._prepared.quantized.quantized)
         path = self._folder / f"{placement.digest}.onnx"
         if not path.exists():
-            save_model(self._inserter.insert(self._prepared.space.permitted(placement)).parts, path)
+            save_model(self._inserter.insert(self._prepared.space.permitted(placement)).proto, path)
         return path
 
     def part(self, placement: Placement, nodes: Nodes) -> Part:
@@ -62,7 +62,7 @@ class CandidateFiles:
         try:
             excerpt, inserter, load = self._cut(nodes)
             if not path.exists():
-                save_model(inserter.insert(excerpt.restricted(placement)).parts, path)
+                save_model(inserter.insert(excerpt.restricted(placement)).proto, path)
         except (ModelError, PlacementError) as error:
             raise BackendError(f"these nodes cannot be built alone: {error.what}") from None
         return Part(path=path, loads=(load,))

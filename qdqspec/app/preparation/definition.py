@@ -52,7 +52,7 @@ class Definition:
         """The values of inner tensors of a model, computed node by node on one input."""
         observer = observe(Model(onnx.load(str(source), load_external_data=False), path=source), names)
         path = opened.enter_context(TemporaryFolder()) / "observer.onnx"
-        save_model(observer.parts, path, base=source.parent)
+        save_model(observer.proto, path, base=source.parent)
         engine = opened.enter_context(closing(self.runtime.build(path, self._options)))
         return observer.seen(engine.run(feed))
 

@@ -170,7 +170,7 @@ def write_placement(prepared: Prepared, placement: Placement, path: Path) -> Non
         inserted = Inserter(model, prepared.numbers, store=store).insert(placement)
         for note in inserted.notes:
             prepared.note_once(note)
-        save_model(inserted.parts, path, inputs=[given], base=base)
+        save_model(inserted.proto, path, inputs=[given], base=base)
 
 
 def profiles_of(trials: tuple[Trial, ...], winner: Placement) -> dict[str, tuple[LayerTime, ...]]:

@@ -8,6 +8,8 @@ from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 
+import onnx
+
 from qdqspec._core.arrays import Array, Feed
 from qdqspec._core.config import claim_folder, find_folder
 from qdqspec._core.units import count_text
@@ -42,7 +44,6 @@ from qdqspec.graph.model import Model, require_path
 from qdqspec.graph.observe import observe
 from qdqspec.graph.regions.expressions import allowed_nodes, denied_nodes, parse, require_matches, unmatched
 from qdqspec.graph.regions.search import find_regions
-from qdqspec.graph.wire import Parts
 from qdqspec.qdq.edit.equalize import Equalization, equalized, products_of, touched
 from qdqspec.qdq.quantize.calibrate import calibrate_with, given_ranges
 from qdqspec.qdq.quantize.corrections import Corrections
@@ -258,7 +259,7 @@ class Prepared(CaseData):
         inputs = set(model.inputs)
         observer = observe(model, [tensor for tensor in tensors if tensor not in inputs])
         with ExitStack() as observers:
-            execute = self.runner(observers, observer.parts) if observer.names else None
+            execute = self.runner(observers, observer.proto) if observer.names else None
             for feed in feeds:
                 found = {} if execute is None else observer.seen(execute(feed))
                 yield {**{name: feed[name] for name in tensors if name in feed}, **found}
@@ -354,7 +355,7 @@ class Prepared(CaseData):
         numbers = found.numbers or self.calibrated[1]
         return found.applied(numbers) if any(gain.taken for gain in found.gains) else numbers
 
-    def runner(self, observers: ExitStack, observer: Parts) -> Observer:
+    def runner(self, observers: ExitStack, observer: onnx.ModelProto) -> Observer:
         """A function that runs the observer, until ``observers`` are closed."""
         advice = (
             "random inputs may not suit this model: give it real ones (inputs.calibration, or --calibration)"

@@ -28,7 +28,7 @@ from qdqspec.checks.baseline.compare import (
     rules_of,
     why_incomparable,
 )
-from qdqspec.checks.baseline.store import Entry, Name, Ratio, Renewal, RoleTimes, baseline_file, read_baseline
+from qdqspec.checks.baseline.store import Entry, Name, Renewal, RoleTimes, baseline_file, read_baseline
 from qdqspec.errors import StateError
 from qdqspec.timing.change import Builds, BuildTimes, builds_of, change_between, ratio_interval, ratio_times
 from qdqspec.types import Case, DeviceKey, LatencyEvidence, RegressionEvidence, Samples, TimeChange
@@ -115,7 +115,7 @@ class Gatekeeper:
             command=self._command(name, "changed" if reason else "new"),
             reason=reason,
             required=self.settings.baseline == "require",
-            baseline=known.ratio.interval if known else None,
+            baseline=known.ratio if known else None,
             ratio=ratio_interval(ratio_times(self.first)) if known else None,
         )
 
@@ -139,7 +139,7 @@ class Gatekeeper:
         return RegressionEvidence(
             state="compared",
             command=command,
-            baseline=known.ratio.interval,
+            baseline=known.ratio,
             ratio=ratio_interval(ratio_times(seen.latency)),
             change=seen.change,
             looks=seen.number,
@@ -167,8 +167,8 @@ class Gatekeeper:
         return RegressionEvidence(
             state="written",
             command=self._command(name, "changed"),
-            baseline=known.ratio.interval if known else None,
-            ratio=entry.ratio.interval,
+            baseline=known.ratio if known else None,
+            ratio=entry.ratio,
             builds=latency.builds,
             recorded=known.recorded if known else "",
             notes=entry.changed,
@@ -234,9 +234,8 @@ def look(
 
 def entry_from(latency: LatencyEvidence, conditions: Conditions) -> Entry:
     """A measurement as a baseline entry."""
-    ratio = ratio_interval(ratio_times(latency))
     return Entry(
-        ratio=Ratio(median=ratio.median, low=ratio.low, high=ratio.high),
+        ratio=ratio_interval(ratio_times(latency)),
         clock=conditions.clock,
         samples={
             "tuned": _times(latency.samples["tuned"], latency.builds),

@@ -140,6 +140,4 @@ def figures_elsewhere(file: Path, name: Name) -> tuple[BaselineFigure, ...]:
 
 
 def _figure(figure: Figure, device: str) -> BaselineFigure:
-    return BaselineFigure(
-        device=device, ratio=figure.ratio.interval, recorded=figure.recorded, changed=figure.changed
-    )
+    return BaselineFigure(device=device, ratio=figure.ratio, recorded=figure.recorded, changed=figure.changed)

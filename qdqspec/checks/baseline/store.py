@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
 from filelock import FileLock, Timeout
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from qdqspec._core.files import explained, write_whole
 from qdqspec._core.plain_json import content_sum, read_json
@@ -77,23 +77,16 @@ class RoleTimes(_Part):
         return tuple(tuple(math.sqrt(a * b) for a, b in zip(*build, strict=True)) for build in builds)
 
 
-class Ratio(_Part):
-    """Tuned over reference, with the bounds of its 95 % interval."""
-
-    median: Milliseconds
-    low: Annotated[float, Field(ge=0, allow_inf_nan=False)]
-    high: Milliseconds
-
-    @property
-    def interval(self) -> Interval:
-        """The ratio as an interval."""
-        return Interval(median=self.median, low=self.low, high=self.high)
+def _require_finite(ratio: Interval) -> Interval:
+    if not (0 < ratio.median < math.inf and 0 <= ratio.low < math.inf and 0 < ratio.high < math.inf):
+        raise ValueError("a ratio and its bounds are positive and finite")
+    return ratio
 
 
 class Figure(_Part):
-    """A ratio, the time it was measured (ISO 8601, UTC), and the changes since the previous one."""
+    """A ratio tuned / reference, the time it was measured (ISO 8601, UTC), and the changes since the previous one."""
 
-    ratio: Ratio
+    ratio: Annotated[Interval, AfterValidator(_require_finite)]
     recorded: str = ""
     changed: tuple[str, ...] = ()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
@@ -11,7 +10,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from qdqspec._core.registry import did_you_mean
 from qdqspec._core.units import count_text, plain
 from qdqspec.checks.base import CheckParams, Whole, require_a_limit
-from qdqspec.checks.verdicts import is_unchanged, unmeasured, verdict
+from qdqspec.checks.verdicts import LimitResult, is_unchanged, unmeasured, verdict
 from qdqspec.types import Evidence, EvidenceKind, Section, Verdict
 
 Entry = Annotated[str, Field(min_length=1)]
@@ -92,31 +91,21 @@ class PlacementCheck:
         headline = f"{count_text(pairs, 'activation pair')}{alone}: {count_text(len(rules), 'rule')} held"
         if broken:
             more = f" (and {count_text(len(broken) - 1, 'more rule')})" if len(broken) > 1 else ""
-            headline = f"{broken[0].words}{more}"
+            headline = f"{broken[0].headline}{more}"
         return verdict(
             "fail" if broken else "pass",
             headline,
             Section(
                 title="Placement",
                 headers=("rule", "found", "verdict"),
-                rows=tuple((r.name, r.found, "pass" if r.holds else "fail") for r in rules),
+                rows=tuple((*rule.row, "pass" if rule.holds else "fail") for rule in rules),
             ),
             numbers={"pairs": pairs, "weights": len(evidence.pairs) - pairs},
             advice=_advice(params, evidence, broken),
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Rule:
-    """One rule of the spec compared with the placement; ``words`` is the headline if it is broken."""
-
-    name: str
-    found: str
-    holds: bool
-    words: str
-
-
-def _judge_entries(params: PlacementParams, evidence: Evidence) -> list[_Rule]:
+def _judge_entries(params: PlacementParams, evidence: Evidence) -> list[LimitResult]:
     quantized = {end.node for pair in evidence.pairs for end in pair.site.consumers}
     rules = []
     for entry, least in params.needs:
@@ -126,26 +115,26 @@ def _judge_entries(params: PlacementParams, evidence: Evidence) -> list[_Rule]:
         words = f"required {plain(entry, 30)}: {_found_text(hit, nodes)}{asked}"
         enough = len(hit) >= (max(len(nodes), 1) if least == "all" else int(least))
         name = f"require {plain(entry)}" + ("" if least == 1 else f": {least}")
-        rules.append(_Rule(name, _found_text(hit, nodes), enough, words))
+        rules.append(LimitResult(words, enough, (name, _found_text(hit, nodes))))
     for entry in params.forbid:
         nodes = _match_nodes(entry, evidence)
         hit = [node for node in nodes if node in quantized]
         first = f", first {plain(hit[0], 20)}" if hit else ""
         words = f"forbidden {plain(entry, 24)}: {count_text(len(hit), 'node')} quantized{first}"
-        rules.append(_Rule(f"forbid {plain(entry)}", _found_text(hit, nodes), not hit, words))
+        rules.append(LimitResult(words, not hit, (f"forbid {plain(entry)}", _found_text(hit, nodes))))
     return rules
 
 
-def _judge_counts(params: PlacementParams, evidence: Evidence) -> list[_Rule]:
+def _judge_counts(params: PlacementParams, evidence: Evidence) -> list[LimitResult]:
     pairs = _count_pairs(evidence)
     found = count_text(pairs, "activation pair")
     rules = []
     if params.max_pairs is not None:
         words = f"{found} > {params.max_pairs} allowed"
-        rules.append(_Rule(f"max_pairs {params.max_pairs}", found, pairs <= params.max_pairs, words))
+        rules.append(LimitResult(words, pairs <= params.max_pairs, (f"max_pairs {params.max_pairs}", found)))
     if params.min_pairs is not None:
         words = f"{found} < {params.min_pairs} asked"
-        rules.append(_Rule(f"min_pairs {params.min_pairs}", found, pairs >= params.min_pairs, words))
+        rules.append(LimitResult(words, pairs >= params.min_pairs, (f"min_pairs {params.min_pairs}", found)))
     return rules
 
 
@@ -164,17 +153,17 @@ def _count_pairs(evidence: Evidence) -> int:
     return sum(not pair.site.weight for pair in evidence.pairs)
 
 
-def _advice(params: PlacementParams, evidence: Evidence, broken: list[_Rule]) -> str:
+def _advice(params: PlacementParams, evidence: Evidence, broken: list[LimitResult]) -> str:
     known = tuple({*evidence.node_ops.values(), *evidence.node_ops})
     for entry, _ in params.needs:
         if not _match_nodes(entry, evidence):
             near = did_you_mean(entry, known)
             return f"'{plain(entry)}' is no op type and no node of this model{near}: correct the entry."
-    if any(rule.name.startswith("require") for rule in broken) and is_unchanged(evidence):
+    if any(rule.row[0].startswith("require") for rule in broken) and is_unchanged(evidence):
         return (
             "The model is unchanged, as no placement was selected: remove the entry, or allow more patterns."
         )
-    if broken and broken[0].name.startswith("require"):
+    if broken and broken[0].row[0].startswith("require"):
         return (
             "The search quantizes only what is proved faster: require fewer nodes, or allow only these "
             "(patterns.allow). `qdqspec inspect` states why a node cannot be quantized."

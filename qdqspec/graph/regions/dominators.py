@@ -3,11 +3,7 @@
 Vertices are numbered in topological order.
 
 In an acyclic graph the immediate dominator of a vertex is the nearest common ancestor of its predecessors in
-the dominator tree built so far, so one pass in topological order is exact, without iteration. Ancestors are
-found with the jump pointers of E. W. Myers, "An applicative random-access stack", Information Processing
-Letters 17 (1983): one extra pointer a vertex, logarithmic steps. The whole is O(edges x log vertices) on
-every graph; the iterative algorithm in general graph libraries (Cooper, Harvey, Kennedy 2001) is quadratic
-where many branches of one chain meet in a join.
+the dominator tree built so far, so one pass in topological order is exact, without iteration.
 """
 
 from __future__ import annotations
@@ -21,44 +17,26 @@ class DominatorTree:
 
     def __init__(self) -> None:
         self.parent = [0]
-        self._jump = [0]
         self._depth = [0]
 
     def add(self, predecessors: Sequence[int]) -> int:
         """Add the next vertex; return its immediate dominator (the entry if it has no predecessor)."""
-        dominator = predecessors[0] if len(predecessors) == 1 else self.meet(predecessors)
-        jumps, depth = self._jump, self._depth
-        jump = jumps[dominator]
-        here, further = depth[dominator], jumps[jump]
-        # Myers: two jumps of equal length join into one.
-        even = here - depth[jump] == depth[jump] - depth[further]
+        dominator = self.meet(predecessors)
         self.parent.append(dominator)
-        jumps.append(further if even else dominator)
-        depth.append(here + 1)
+        self._depth.append(self._depth[dominator] + 1)
         return dominator
 
     def meet(self, vertices: Iterable[int]) -> int:
         """The nearest common dominator of the vertices."""
+        parent, depth = self.parent, self._depth
         found = -1
         for vertex in vertices:
-            found = vertex if found < 0 else self._nearest_common(found, vertex)
+            found = vertex if found < 0 else found
+            while found != vertex:
+                if depth[found] < depth[vertex]:
+                    found, vertex = vertex, found
+                found = parent[found]
         return max(found, 0)
-
-    def _nearest_common(self, a: int, b: int) -> int:
-        if a == b:
-            return a
-        parent, jump, depth = self.parent, self._jump, self._depth
-        if depth[a] < depth[b]:
-            a, b = b, a
-        goal = depth[b]
-        while depth[a] > goal:
-            a = jump[a] if depth[jump[a]] >= goal else parent[a]
-        while a != b:
-            if jump[a] == jump[b]:
-                a, b = parent[a], parent[b]
-            else:
-                a, b = jump[a], jump[b]
-        return a
 
 
 def post_dominators(successors: Sequence[Iterable[int]]) -> list[int]:

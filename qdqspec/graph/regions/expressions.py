@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache, cached_property
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeVar
 
 import onnx
 
@@ -54,37 +54,92 @@ class Op:
     attributes: tuple[tuple[str, str], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class InTurn:
-    """Parts that follow each other along data edges."""
+class _Piece(NamedTuple):
+    """The states that a part of the expression begins and ends with."""
 
-    parts: tuple[PatternPart, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Alternatives:
-    """A choice between parts."""
-
-    parts: tuple[PatternPart, ...]
+    first: frozenset[int]
+    last: frozenset[int]
+    may_be_empty: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Repeat:
-    """A part that is optional and, if ``many``, repeatable."""
+class _Automaton:
+    """The position automaton of an expression, built part by part. States are indexes of its operators."""
 
-    part: PatternPart
-    many: bool
+    def __init__(self) -> None:
+        self.whole = _Piece(frozenset(), frozenset(), may_be_empty=True)
+        self._ops: list[Op] = []
+        self._follow: list[set[int]] = []
 
+    def operator(self, op: Op) -> _Piece:
+        """One operator."""
+        self._ops.append(op)
+        self._follow.append(set())
+        only = frozenset({len(self._ops) - 1})
+        return _Piece(only, only, may_be_empty=False)
 
-PatternPart: TypeAlias = Op | InTurn | Alternatives | Repeat
+    def choice(self, pieces: Sequence[_Piece]) -> _Piece:
+        """One of several parts."""
+        first, last = (
+            frozenset().union(*ends) for ends in ((p.first for p in pieces), (p.last for p in pieces))
+        )
+        return _Piece(first, last, any(piece.may_be_empty for piece in pieces))
+
+    def sequence(self, pieces: Sequence[_Piece]) -> _Piece:
+        """Parts that follow each other along data edges."""
+        first, last, may_be_empty = pieces[0]
+        for piece in pieces[1:]:
+            self._link(last, piece.first)
+            first = first | piece.first if may_be_empty else first
+            last = last | piece.last if piece.may_be_empty else piece.last
+            may_be_empty = may_be_empty and piece.may_be_empty
+        return _Piece(first, last, may_be_empty)
+
+    def repeat(self, piece: _Piece, *, many: bool) -> _Piece:
+        """A part that is optional and, if ``many``, repeatable."""
+        if many:
+            self._link(piece.last, piece.first)
+        return piece._replace(may_be_empty=True)
+
+    def _link(self, ends: Iterable[int], beginnings: frozenset[int]) -> None:
+        for state in ends:
+            self._follow[state] |= beginnings
+
+    def matched(self, consumers: Sequence[Sequence[int]], fits: Callable[[Op, int], bool]) -> set[int]:
+        """The nodes on any match.
+
+        ``consumers`` lists by node the nodes that read it; ``fits`` is whether a node has an operator.
+        """
+        # state and node: the pairs that it was reached from
+        reached: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        starts = ((state, node) for node in range(len(consumers)) for state in self.whole.first)
+        pending = [(state, node) for state, node in starts if fits(self._ops[state], node)]
+        reached.update({spot: [] for spot in pending})
+        while pending:
+            spot = state, node = pending.pop()
+            for follower in self._follow[state]:
+                for reader in consumers[node]:
+                    after = follower, reader
+                    if after in reached:
+                        reached[after].append(spot)
+                    elif fits(self._ops[follower], reader):
+                        reached[after] = [spot]
+                        pending.append(after)
+        useful = {spot for spot in reached if spot[0] in self.whole.last}
+        pending = list(useful)
+        while pending:
+            for before in reached[pending.pop()]:
+                if before not in useful:
+                    useful.add(before)
+                    pending.append(before)
+        return {node for _, node in useful}
 
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """A parsed expression: a structure (``part``), or a glob over node names (``name``)."""
+    """A parsed expression: the ``automaton`` of its structure, or a glob over node names (``name``)."""
 
     text: str
-    part: PatternPart | None = None
+    automaton: _Automaton | None = None
     name: str = ""
 
 
@@ -108,9 +163,9 @@ def parse(text: str) -> Expression:
     stripped = text.strip()
     if _is_node_name(stripped):
         return Expression(text, name=stripped)
-    if stripped in BUILT_INS:
-        return Expression(text, _Parser(BUILT_INS[stripped]).whole())
-    return Expression(text, _Parser(text).whole())
+    automaton = _Automaton()
+    automaton.whole = _Parser(text, automaton).whole()
+    return Expression(text, automaton)
 
 
 def _is_node_name(text: str) -> bool:
@@ -136,13 +191,14 @@ ParsedT = TypeVar("ParsedT")
 class _Parser:
     """Recursive descent over one text."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, automaton: _Automaton) -> None:
         self._text = text
+        self._automaton = automaton
         self._tokens = list(self._scan())
         self._at = 0
         self._depth = 0
 
-    def whole(self) -> PatternPart:
+    def whole(self) -> _Piece:
         """Parse the whole text as one expression."""
         part = self._choice()
         if self._token.kind != "end":
@@ -176,13 +232,11 @@ class _Parser:
             )
         return token
 
-    def _choice(self) -> PatternPart:
-        parts = self._listed("|", self._sequence)
-        return parts[0] if len(parts) == 1 else Alternatives(parts)
+    def _choice(self) -> _Piece:
+        return self._automaton.choice(self._listed("|", self._sequence))
 
-    def _sequence(self) -> PatternPart:
-        parts = self._listed(">", self._item)
-        return parts[0] if len(parts) == 1 else InTurn(parts)
+    def _sequence(self) -> _Piece:
+        return self._automaton.sequence(self._listed(">", self._item))
 
     def _listed(self, mark: str, parse: Callable[[], ParsedT]) -> tuple[ParsedT, ...]:
         """One or more parts with a mark between them."""
@@ -191,13 +245,13 @@ class _Parser:
             parts.append(parse())
         return tuple(parts)
 
-    def _item(self) -> PatternPart:
+    def _item(self) -> _Piece:
         part = self._group() if self._token.kind == "(" else self._operator()
         if self._take("?"):
-            return Repeat(part, many=False)
-        return Repeat(part, many=True) if self._take("*") else part
+            return self._automaton.repeat(part, many=False)
+        return self._automaton.repeat(part, many=True) if self._take("*") else part
 
-    def _group(self) -> PatternPart:
+    def _group(self) -> _Piece:
         opened = self._need("(", "'('")
         self._depth += 1
         if self._depth > DEEPEST:
@@ -208,16 +262,16 @@ class _Parser:
         self._depth -= 1
         return part
 
-    def _operator(self) -> PatternPart:
+    def _operator(self) -> _Piece:
         if self._take("*"):
-            return Op("*")
+            return self._automaton.operator(Op("*"))
         token = self._need("word", "an operator")
         if token.text in BUILT_INS:
-            return _Parser(BUILT_INS[token.text]).whole()
+            return _Parser(BUILT_INS[token.text], self._automaton).whole()
         if ":" not in token.text and token.text not in known_ops():
             near = did_you_mean(token.text, sorted({*known_ops(), *BUILT_INS}))
             raise self._error(f"unknown operator '{token.text}'{near}", token.start)
-        return Op(token.text, self._attributes())
+        return self._automaton.operator(Op(token.text, self._attributes()))
 
     def _attributes(self) -> tuple[tuple[str, str], ...]:
         if not self._take("["):
@@ -251,10 +305,11 @@ def matched_nodes(expression: Expression, model: Model) -> frozenset[str]:
     """The names of all nodes on a match. Linear in the graph for any expression."""
     if expression.name:
         return frozenset(n.name for n in model.nodes if fnmatchcase(n.name, expression.name))
-    assert expression.part is not None
+    assert expression.automaton is not None
     matcher = ExpressionMatcher(model)
-    automaton = _Automaton(expression.part)
-    found = automaton.matched(matcher.readers, lambda op, node: matcher.fits(op, model.nodes[node]))
+    found = expression.automaton.matched(
+        matcher.readers, lambda op, node: matcher.fits(op, model.nodes[node])
+    )
     return frozenset(model.nodes[index].name for index in found)
 
 
@@ -376,81 +431,3 @@ def _is_value(attribute: onnx.AttributeProto, value: str) -> bool:
         except ValueError:
             return False
     return attribute_text(attribute) == f"{attribute.name}={value}"
-
-
-class _Piece(NamedTuple):
-    """The states that a part of the expression begins and ends with."""
-
-    first: frozenset[int]
-    last: frozenset[int]
-    may_be_empty: bool
-
-
-class _Automaton:
-    """The position automaton of an expression. States are indexes of its operators."""
-
-    def __init__(self, part: PatternPart) -> None:
-        self._ops: list[Op] = []
-        self._follow: list[set[int]] = []
-        self._first, self._last, _ = self._piece(part)
-
-    def _piece(self, part: PatternPart) -> _Piece:
-        match part:
-            case Op():
-                self._ops.append(part)
-                self._follow.append(set())
-                only = frozenset({len(self._ops) - 1})
-                return _Piece(only, only, may_be_empty=False)
-            case Alternatives():
-                pieces = [self._piece(choice) for choice in part.parts]
-                return _Piece(
-                    frozenset().union(*(p.first for p in pieces)),
-                    frozenset().union(*(p.last for p in pieces)),
-                    any(p.may_be_empty for p in pieces),
-                )
-            case InTurn():
-                first, last, may_be_empty = _Piece(frozenset(), frozenset(), may_be_empty=True)
-                for piece in map(self._piece, part.parts):
-                    self._link(last, piece.first)
-                    first = first | piece.first if may_be_empty else first
-                    last = last | piece.last if piece.may_be_empty else piece.last
-                    may_be_empty = may_be_empty and piece.may_be_empty
-                return _Piece(first, last, may_be_empty)
-            case Repeat():
-                inside = self._piece(part.part)
-                if part.many:
-                    self._link(inside.last, inside.first)
-                return _Piece(inside.first, inside.last, may_be_empty=True)
-
-    def _link(self, ends: Iterable[int], beginnings: frozenset[int]) -> None:
-        for state in ends:
-            self._follow[state] |= beginnings
-
-    def matched(self, consumers: Sequence[Sequence[int]], fits: Callable[[Op, int], bool]) -> set[int]:
-        """The nodes on any match.
-
-        ``consumers`` lists by node the nodes that read it; ``fits`` is whether a node has an operator.
-        """
-        # state and node: the pairs that it was reached from
-        reached: dict[tuple[int, int], list[tuple[int, int]]] = {}
-        starts = ((state, node) for node in range(len(consumers)) for state in self._first)
-        pending = [(state, node) for state, node in starts if fits(self._ops[state], node)]
-        reached.update({spot: [] for spot in pending})
-        while pending:
-            spot = state, node = pending.pop()
-            for follower in self._follow[state]:
-                for reader in consumers[node]:
-                    after = follower, reader
-                    if after in reached:
-                        reached[after].append(spot)
-                    elif fits(self._ops[follower], reader):
-                        reached[after] = [spot]
-                        pending.append(after)
-        useful = {spot for spot in reached if spot[0] in self._last}
-        pending = list(useful)
-        while pending:
-            for before in reached[pending.pop()]:
-                if before not in useful:
-                    useful.add(before)
-                    pending.append(before)
-        return {node for _, node in useful}

@@ -1,12 +1,10 @@
-"""Folds a model into a few parts that a report draws: kernels, and regions of a model with many of them. Pure."""
+"""Folds a model into a few parts that a report draws: kernels, or several neighbouring ones of a large model."""
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import count
 
 from qdqspec.graph.model import Model
 from qdqspec.graph.ops import ANCHORS, CONTROL
@@ -30,18 +28,19 @@ def fold_graph(
 ) -> tuple[GraphPart, ...]:
     """At most ``most`` parts that hold all nodes that depend on an input, in the order of the model.
 
-    The nodes of one kernel, of either profile, stay together. The region with the most nodes is opened first, until
-    there are ``most`` parts; of a region with more parts than that, neighbouring ones are joined.
+    The nodes of one kernel, of either profile, stay together. Of more kernels than ``most``, neighbouring ones are
+    joined, in the order of the leaves of ``regions``.
     """
     fixed = _find_fixed(model)
     at = {node.name: i for i, node in enumerate(model.nodes) if not node.is_marker and node.name not in fixed}
     kernels = (
         [at[n] for n in layer.nodes if n in at] for layer in (*reference, *tuned) if not layer.boundary
     )
-    # by their first node, the nodes that share a kernel, directly or through another kernel
-    bundles = {group[0]: group for group in joined(sorted(at.values()), kernels)}
-    tree = _build_tree(regions, at, bundles)
-    groups = sorted(map(sorted, _cut(tree, most)))
+    leaves = (region.nodes for region in regions if not region.children)
+    leaf_of = {at.get(name, -1): number for number, names in enumerate(leaves) for name in names}
+    # the nodes that share a kernel, directly or through another kernel, by the leaf of the first of them
+    bundles = sorted(joined(sorted(at.values()), kernels), key=lambda nodes: leaf_of.get(nodes[0], -1))
+    groups = sorted(map(sorted, _join_neighbours(bundles, most)))
     home = {i: part for part, group in enumerate(groups) for i in group}
     parts = {name: home[i] for name, i in at.items() if i in home}
     reads: list[set[int]] = [set() for _ in groups]
@@ -78,61 +77,14 @@ def _find_fixed(model: Model) -> set[str]:
     return fixed
 
 
-class _Part:
-    """Nodes that are one part, or are opened into the ``children``."""
-
-    def __init__(self, children: Iterable[_Part], nodes: Iterable[int] = ()) -> None:
-        self.children = [child for child in children if child.nodes]
-        self.nodes: list[int] = [*nodes, *(index for child in self.children for index in child.nodes)]
-
-
-def _build_tree(regions: Sequence[Region], at: Mapping[str, int], bundles: Mapping[int, _Nodes]) -> _Part:
-    """The regions, each leaf with the kernels whose first node it holds; nodes of no region are at the top."""
-    placed: set[int] = set()
-    parts: dict[str, _Part] = {}
-    for region in reversed(regions):  # children before parents
-        if region.children:
-            parts[region.id] = _Part([parts.pop(name) for name in region.children if name in parts])
-            continue
-        firsts = (at.get(name, -1) for name in region.nodes)
-        own = [first for first in firsts if first in bundles and first not in placed]
-        placed.update(own)
-        parts[region.id] = _Part(_Part((), bundles[first]) for first in own)
-    rest = [_Part((), nodes) for first, nodes in bundles.items() if first not in placed]
-    return _Part([*reversed(parts.values()), *rest])
-
-
-def _cut(root: _Part, most: int) -> list[list[int]]:
-    tie = count()
-    done: list[list[int]] = []
-    pending: list[tuple[int, int, _Part]] = []
-
-    def add(part: _Part) -> None:
-        if part.children and len(part.nodes) > 1:
-            heapq.heappush(pending, (-len(part.nodes), next(tie), part))
-        elif part.nodes:
-            done.append(part.nodes)
-
-    add(root)
-    while pending:
-        size, _, part = heapq.heappop(pending)
-        free = most - len(done) - len(pending)  # parts that this one may become
-        if len(part.children) > free:
-            share = max(1, free * size // (size + sum(other for other, *_ in pending)))
-            done += _join_neighbours([child.nodes for child in part.children], share)
-            continue
-        for child in part.children:
-            add(child)
-    return done
-
-
-def _join_neighbours(groups: Sequence[list[int]], most: int) -> list[list[int]]:
-    """At most ``most`` runs of neighbours, about equal in nodes."""
-    ordered = sorted(groups, key=min)
-    goal = sum(map(len, ordered)) / max(most, 1)
+def _join_neighbours(groups: Sequence[_Nodes], most: int) -> list[list[int]]:
+    """At most ``most`` runs of neighbours, about equal in nodes if groups are joined."""
+    if len(groups) <= most:
+        return [list(group) for group in groups]
+    goal = sum(map(len, groups)) / most
     runs: list[list[int]] = [[]]
     taken = 0
-    for group in ordered:
+    for group in groups:
         if runs[-1] and taken >= goal * len(runs) and len(runs) < most:
             runs.append([])
         runs[-1] += group

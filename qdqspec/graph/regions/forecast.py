@@ -28,24 +28,10 @@ class Forecast:
     """Estimated range of a search's duration in seconds, with the figures it is computed from."""
 
     builds: int
-    build_s: float
-    run_s: float
+    low_s: float
+    high_s: float
     macs: int
     assumed: tuple[str, ...] = ()  # dimensions of inputs that count as 1
-
-    @property
-    def low_s(self) -> float:
-        """The lower bound, in seconds."""
-        return self._expected / _EITHER_WAY
-
-    @property
-    def high_s(self) -> float:
-        """The upper bound, in seconds."""
-        return self._expected * _EITHER_WAY
-
-    @property
-    def _expected(self) -> float:
-        return self.builds * (self.build_s + _RUNS * self.run_s)
 
 
 def forecast_tuning(model: Model, builds: int, shapes: Mapping[str, Sequence[int]] | None = None) -> Forecast:
@@ -58,10 +44,13 @@ def forecast_tuning(model: Model, builds: int, shapes: Mapping[str, Sequence[int
     known, assumed = _fix_shapes(model, shapes or {})
     macs = sum(multiplications(known, node) for node in model.nodes)
     nodes = len(model.nodes)
+    build_s = _START_S + _BUILD_S_PER_NODE * nodes + _BUILD_S_PER_BYTE * weights
+    run_s = _RUN_S_PER_NODE * nodes + _RUN_S_PER_MAC * macs
+    expected = builds * (build_s + _RUNS * run_s)
     return Forecast(
         builds=builds,
-        build_s=_START_S + _BUILD_S_PER_NODE * nodes + _BUILD_S_PER_BYTE * weights,
-        run_s=_RUN_S_PER_NODE * nodes + _RUN_S_PER_MAC * macs,
+        low_s=expected / _EITHER_WAY,
+        high_s=expected * _EITHER_WAY,
         macs=macs,
         assumed=assumed,
     )

@@ -8,9 +8,9 @@ so that no Q/DQ is inserted in it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import onnx
 from tabulate import tabulate
@@ -262,9 +262,8 @@ def render_text(
 ) -> str:
     """The inspection as text, or ``only`` some sections.
 
-    At most ``lines`` lines of the tree, rows of a table and names of a list are shown, and of regions that
-    repeat in sequence only the first; ``verbose`` shows each, with node names and boundaries. ``include_all``
-    adds regions that have nothing to quantize.
+    At most ``lines`` regions of the tree, rows of a table and names of a list are shown; ``verbose`` shows node names
+    and boundaries too. ``include_all`` adds regions that have nothing to quantize.
     """
     tree = (_write_tree(inspection, verbose, lines, include_all), _write_bodies(inspection, lines))
     parts = (
@@ -347,23 +346,10 @@ def _write_tree(inspection: Inspection, verbose: bool, most: int, include_all: b
         if known is None or region.type == "ROOT" or not known.isdisjoint(region.nodes)
     ]
     lines = ["Regions (direct/all nodes, inputs > outputs, pattern)"]
-    # the text of a region without its id is equal for regions that are rendered alike
-    keys = (r.id if verbose else (_indent(r), r.pattern, _describe_region(r, inspection)) for r in shown)
-    covered = written = 0
-    for run in runs_of(list(keys)):
-        written += run.width
-        if written > most:
-            break
-        for region in shown[run.start : run.start + run.width]:
-            lines += _write_region(region, inspection, verbose, most)
-        if run.times > 1:
-            first, last = shown[run.start + run.width], shown[run.end - 1]
-            several = f"the {run.width} above, {run.times - 1} times more"
-            turns = several if run.width > 1 else "the same again"
-            lines.append(f"{_indent(first)}{first.id} to {last.id}: {turns}")
-        covered = run.end
-    if covered < len(shown):
-        lines.append(f"... and {len(shown) - covered} more")
+    for region in shown[:most]:
+        lines += _write_region(region, inspection, verbose, most)
+    if len(shown) > most:
+        lines.append(f"... and {len(shown) - most} more")
     if hidden := len(inspection.regions) - len(shown):
         lines.append(
             f"({_write_count(hidden, 'region')} with nothing to quantize not shown; --include-all shows them)"
@@ -454,44 +440,3 @@ def _write_outputs(inspection: Inspection, most: int) -> str:
 
 def _shorten(text: str) -> str:
     return text if len(text) <= _WIDE else text[: _WIDE - 4] + " ..."
-
-
-# Repeated sequences of rows, such as the layers of a network.
-
-_WIDEST = 16  # rows of one repetition
-_FEWEST = 3  # repetitions; fewer are written out
-
-
-class Run(NamedTuple):
-    """``width`` rows from ``start`` on, repeated ``times`` times."""
-
-    start: int
-    width: int
-    times: int
-
-    @property
-    def end(self) -> int:
-        """Index of the row after this run."""
-        return self.start + self.width * self.times
-
-
-def runs_of(rows: Sequence[Hashable]) -> list[Run]:
-    """All rows as runs, from the front; rows that repeat fewer than three times in sequence are runs of one."""
-    found: list[Run] = []
-    start = 0
-    while start < len(rows):
-        ways = [Run(start, width, _count_repeats(rows, start, width)) for width in range(1, _WIDEST + 1)]
-        many = (way for way in ways if way.times >= _FEWEST)
-        # the one that spares most rows
-        best = max(many, key=lambda way: way.width * (way.times - 1), default=Run(start, 1, 1))
-        found.append(best)
-        start = best.end
-    return found
-
-
-def _count_repeats(rows: Sequence[Hashable], start: int, width: int) -> int:
-    """Number of consecutive repetitions of the ``width`` rows from ``start`` on."""
-    end = start + width
-    while end < len(rows) and rows[end] == rows[end - width]:
-        end += 1
-    return (end - start) // width

@@ -100,7 +100,7 @@ class PatternMaker:
             return counted_text(op_types)
         local = {index: i for i, index in enumerate(chosen)}
         feeds = [[local[p] for p in self._flow.producers[i] if p in local] for i in chosen]
-        return pattern_text(op_types, feeds)
+        return _Writer(op_types, feeds).write()
 
 
 def _labels_and_edges(
@@ -127,14 +127,6 @@ def _labels_and_edges(
     return labels, edges
 
 
-def pattern_text(op_types: Sequence[str], feeds: Sequence[Sequence[int]]) -> str:
-    """Operators along the data flow, branches in parentheses; large graphs as counts of operators.
-
-    Operators are in topological order; ``feeds`` lists for each the positions of its producers.
-    """
-    return counted_text(op_types) if len(op_types) > LONGEST else _Writer(op_types, feeds).write()
-
-
 def counted_text(op_types: Sequence[str]) -> str:
     """Counts of operators by type: ``120 nodes: 40 Conv, 40 Relu, ...``."""
     common = sorted(Counter(op_types).items(), key=lambda item: (-item[1], item[0]))
@@ -143,7 +135,10 @@ def counted_text(op_types: Sequence[str]) -> str:
 
 
 class _Writer:
-    """Writes a pattern as text: ``Conv > Relu > (Conv | Conv > Relu) > Add``."""
+    """Writes a pattern as text: ``Conv > Relu > (Conv | Conv > Relu) > Add``.
+
+    Operators are in topological order; ``feeds`` lists for each the positions of its producers.
+    """
 
     def __init__(self, op_types: Sequence[str], feeds: Sequence[Sequence[int]]) -> None:
         self._ops = op_types

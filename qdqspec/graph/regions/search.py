@@ -19,7 +19,6 @@ from fnmatch import fnmatchcase
 from itertools import groupby
 from typing import TypeAlias
 
-from qdqspec._core.collector import uncollected
 from qdqspec._core.registry import did_you_mean
 from qdqspec.errors import SpecError
 from qdqspec.graph.model import Model, Node
@@ -185,7 +184,6 @@ def groups_of(layers: Iterable[LayerTime]) -> tuple[tuple[str, ...], ...]:
     return tuple(groups)
 
 
-@uncollected()
 def find_regions(
     model: Model, rules: RegionRules = DEFAULT_RULES, *, groups: Sequence[Sequence[str]] = ()
 ) -> tuple[Region, ...]:
@@ -479,15 +477,6 @@ _DEEPEST = 50  # levels; names are user input and recursion depth follows them
 _SCOPES_KEY = "pkg.torch.onnx.name_scopes"
 
 
-@dataclass(slots=True)
-class _Scope:
-    """One module: its own nodes and its submodules, in order of first appearance."""
-
-    size: int = 0
-    entries: list[int | str] = field(default_factory=list)
-    inner: dict[str, _Scope] = field(default_factory=dict)
-
-
 def _blocks_of_names(flow: Flow, max_nodes: int) -> list[Block]:
     """The blocks below the root; empty if fewer than half of the nodes have a module name.
 
@@ -498,10 +487,7 @@ def _blocks_of_names(flow: Flow, max_nodes: int) -> list[Block]:
     paths = {index: _find_scope(flow.model.nodes[index]) for index in searched}
     if 2 * sum(map(bool, paths.values())) < len(paths):
         return []
-    root = _Scope()
-    for index, path in paths.items():
-        _add_node(root, path, index)
-    whole = Composite(_blocks_in_scope(root, max_nodes, flow))
+    whole = Composite(_blocks_in_module(paths, 0, max_nodes, flow))
     _dissolve(whole, max_nodes, flow.linked)
     return whole.children
 
@@ -529,33 +515,18 @@ def _parse_scopes(text: str) -> tuple[str, ...]:
     return tuple(path[:_DEEPEST])
 
 
-def _add_node(scope: _Scope, path: tuple[str, ...], index: int) -> None:
-    scope.size += 1
-    for part in path:
-        if part not in scope.inner:
-            scope.inner[part] = _Scope()
-            scope.entries.append(part)
-        scope = scope.inner[part]
-        scope.size += 1
-    scope.entries.append(index)
-
-
-def _blocks_in_scope(scope: _Scope, limit: int, flow: Flow) -> list[Block]:
+def _blocks_in_module(
+    paths: Mapping[int, tuple[str, ...]], depth: int, limit: int, flow: Flow
+) -> list[Block]:
+    """The blocks of nodes that are in one module of ``depth`` names, by the submodules of their ``paths``."""
+    parts: dict[str | int, dict[int, tuple[str, ...]]] = {}  # by submodule, or by node of the module itself
+    for index, path in paths.items():
+        parts.setdefault(path[depth] if depth < len(path) else index, {})[index] = path
     blocks: list[Block] = []
-    for entry in scope.entries:
-        if isinstance(entry, int):
-            blocks.append(Leaf([entry], light=flow.is_light([entry])))
-        elif (inner := scope.inner[entry]).size <= limit:
-            nodes = _nodes_of_scope(inner)
-            blocks.append(Leaf(nodes, closed=True, light=flow.is_light(nodes)))
+    for name, part in parts.items():
+        if len(part) <= limit:
+            blocks.append(Leaf([*part], closed=isinstance(name, str), light=flow.is_light(part)))
         else:
-            inside = _blocks_in_scope(inner, limit, flow)
+            inside = _blocks_in_module(part, depth + 1, limit, flow)
             blocks.append(inside[0] if len(inside) == 1 else Composite(inside))
     return _join_tiny(_pack_run(blocks, limit), limit, flow.linked)
-
-
-def _nodes_of_scope(scope: _Scope) -> list[int]:
-    found: list[int] = []
-    for entry in scope.entries:
-        found += [entry] if isinstance(entry, int) else _nodes_of_scope(scope.inner[entry])
-    return found

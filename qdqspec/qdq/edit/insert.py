@@ -32,7 +32,6 @@ from qdqspec.graph.protos import (
 )
 from qdqspec.graph.trt import DOMAIN, VERSION, is_pair_op
 from qdqspec.graph.weights import WeightStore
-from qdqspec.graph.wire import Parts
 from qdqspec.qdq.edit.pairs import Pair, PairMaker, QuantSource, makes_output
 from qdqspec.qdq.edit.raised import RaisedInputs, raised, version_text
 from qdqspec.qdq.quantize.formats import RUN_TIME
@@ -45,18 +44,10 @@ Ends: TypeAlias = tuple[tuple[int, int], ...]  # inputs of nodes: (index of the 
 
 @dataclass(frozen=True)
 class Inserted:
-    """A model with Q/DQ pairs, and notes for the reader.
+    """A model with Q/DQ pairs, and notes for the reader."""
 
-    ``parts`` is the model in the form to write; ``proto`` is the same as a message.
-    """
-
-    parts: Parts
+    proto: onnx.ModelProto
     notes: tuple[str, ...] = ()
-
-    @cached_property
-    def proto(self) -> onnx.ModelProto:
-        """The model as one message, made on first use."""
-        return self.parts.proto()
 
 
 def insert_qdq(
@@ -119,11 +110,11 @@ class Inserter:
         if candidate is None or len(floats) < len(outputs):
             raise self._explain_overlap(sites)
         if any(site.format == RUN_TIME for site in sites):
-            candidate = Parts.of(with_kernels(candidate.proto()))
+            candidate = with_kernels(candidate)
         if self._model.has_bodies:  # integers go where the float weight is
             integers = ((insert.pair.integer, insert.site.tensor) for insert in inserts)
             instead = {integer.name: tensor for integer, tensor in integers if integer is not None}
-            candidate = Parts.of(closed(candidate.proto(), instead))
+            candidate = closed(candidate, instead)
         return Inserted(candidate, base.notes)
 
     def _make_once(self, site: Site, source: str) -> list[_Insert]:
@@ -181,7 +172,7 @@ class _Base:
         self._raised = RaisedInputs(model, self.nodes, is_raised=bool(self.notes))
         self._places: dict[Site, tuple[int, Ends]] = {}
 
-    def with_pairs(self, inserts: Sequence[_Insert], floats: Mapping[str, str]) -> Parts | None:
+    def with_pairs(self, inserts: Sequence[_Insert], floats: Mapping[str, str]) -> onnx.ModelProto | None:
         """The model with these pairs; ``None`` if two of them are for one input. ``floats`` rename graph outputs."""
         placed = sorted(((*self._place(one.site), one) for one in inserts), key=lambda each: each[0])
         reads = {end: insert.pair.output for _, ends, insert in placed for end in ends}
@@ -200,7 +191,7 @@ class _Base:
             elif pair.bias is not None:
                 made.replace_constant(pair.bias.value.name, pair.bias.value)
         made.store_weights([insert for _, _, insert in placed])
-        return made.parts(before)
+        return made.proto(before)
 
     def _place(self, site: Site) -> tuple[int, Ends]:
         """The index of the node that a pair comes before, and the inputs that read it."""
@@ -253,7 +244,7 @@ class _Candidate:
             self._edited[index] = copied(self._base.nodes[index])
         return self._edited[index]
 
-    def parts(self, before: Mapping[int, Sequence[Pair]]) -> Parts:
+    def proto(self, before: Mapping[int, Sequence[Pair]]) -> onnx.ModelProto:
         """The model with the nodes and constants of the pairs ``before`` each node."""
         graph, nodes = self._model.graph, list[onnx.NodeProto]()
         for index in range(len(self._base.nodes) + 1):
@@ -269,7 +260,8 @@ class _Candidate:
             is_pair_op(node) for pair in pairs for node in pair.nodes
         ):
             opsets.add(domain=DOMAIN, version=VERSION)
-        return Parts(self._model, self._weights)
+        graph.initializer.extend(self._weights)
+        return self._model
 
     def replace_constant(self, name: str, value: TensorProto) -> None:
         """Store another value in the place of a constant."""

@@ -32,7 +32,6 @@ from qdqspec.graph.float32 import is_converted
 from qdqspec.graph.model import Model
 from qdqspec.graph.observe import Observer, observe
 from qdqspec.graph.ops import copies_values
-from qdqspec.graph.wire import Parts
 from qdqspec.qdq.quantize.ranges import TensorRange
 from qdqspec.qdq.quantize.scales import REALS, as_real
 from qdqspec.types import Method
@@ -163,7 +162,7 @@ def _xlogx(values: Floats) -> Floats:
 # Takes a model and returns a function that runs it: feed in, outputs by name out. The model comes from `observe`;
 # references to external data stay relative to the folder of the original. If the function has an attribute
 # ``reduced``, that runs it too and reduces the values of each output, so that fewer are transferred.
-OutputRunner: TypeAlias = Callable[[Parts], Callable[[Feed], Mapping[str, Array]]]
+OutputRunner: TypeAlias = Callable[[onnx.ModelProto], Callable[[Feed], Mapping[str, Array]]]
 
 _FROM_HISTOGRAM: dict[Method, Callable[[Histogram], TensorRange]] = {
     "percentile": percentile_range,
@@ -266,7 +265,7 @@ class _Watch:
             wanted=frozenset(wanted),
             inputs=frozenset(wanted & set(model.inputs)),
             observer=observer,
-            execute=run(observer.parts) if observer.names else None,
+            execute=run(observer.proto) if observer.names else None,
             was_half=is_converted(model),
         )
 

@@ -12,7 +12,6 @@ from functools import cached_property
 
 import onnx
 
-from qdqspec._core.collector import uncollected
 from qdqspec.graph.float32 import with_integer_kernels
 from qdqspec.graph.fold import fold_weights
 from qdqspec.graph.model import Model, Node
@@ -48,7 +47,6 @@ SIZING = "its values set the size of a tensor, which quantization would change"
 NOT_ASKED = "the spec must request it: quantize: {outputs: true}"
 
 
-@uncollected()
 def judge(
     model: Model,
     capabilities: Capabilities,

@@ -64,7 +64,7 @@ def test_every_label_builds(backend: Isolated, tmp_path: Path, copy: str, reader
     ranges = {name: TensorRange(-3.0, 3.0) for name in ("x", "h", "r", "s", "p", "y")}
     for chosen in (labels, *({unit.id: label} for unit in space.units for label in unit.labels)):
         made = Inserter(model, Quantizer(model, ranges)).insert(space.resolve(chosen))
-        save_model(made.parts, tmp_path / "q.onnx")
+        save_model(made.proto, tmp_path / "q.onnx")
         engine = backend.build(tmp_path / "q.onnx", BuildOptions())
         engine.run({"x": np.ones((1, 4, 6, 6), np.float32), "c": np.array(True)})
         engine.close()

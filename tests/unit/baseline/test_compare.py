@@ -8,8 +8,17 @@ from pathlib import Path
 import pytest
 
 from qdqspec.checks.baseline.compare import Conditions, differences, rules_of, why_incomparable
-from qdqspec.checks.baseline.store import Entry, Ratio, RoleTimes
-from qdqspec.types import Case, Inputs, InputShape, PatternRules, QuantizeRules, ShapeProfile, TuneRules
+from qdqspec.checks.baseline.store import Entry, RoleTimes
+from qdqspec.types import (
+    Case,
+    Inputs,
+    InputShape,
+    Interval,
+    PatternRules,
+    QuantizeRules,
+    ShapeProfile,
+    TuneRules,
+)
 
 CASE = Case(id="default", model=Path("/m.onnx"))
 NOW = Conditions(
@@ -21,7 +30,7 @@ NOW = Conditions(
 )
 TIMES = RoleTimes(wall_ms=((1.0,),), cpu_ms=((1.0,),))
 ENTRY = Entry(
-    ratio=Ratio(median=1, low=1, high=1),
+    ratio=Interval(median=1, low=1, high=1),
     clock="cpu",
     samples={"tuned": TIMES, "reference": TIMES},
     model_sha256="a" * 64,

@@ -12,7 +12,6 @@ from qdqspec.checks.baseline.compare import figures_elsewhere, history_of
 from qdqspec.checks.baseline.store import (
     Baseline,
     Entry,
-    Ratio,
     RoleTimes,
     baseline_file,
     find_baselines,
@@ -20,11 +19,11 @@ from qdqspec.checks.baseline.store import (
     update_baseline,
 )
 from qdqspec.errors import OutputError, StateError
-from qdqspec.types import Case, DeviceKey
+from qdqspec.types import Case, DeviceKey, Interval
 
 TIMES = RoleTimes(wall_ms=((2.0, 2.1), (2.2, 2.0)), cpu_ms=((1.0, 1.1), (1.2, 1.0)))
 ENTRY = Entry(
-    ratio=Ratio(median=0.5, low=0.49, high=0.51),
+    ratio=Interval(median=0.5, low=0.49, high=0.51),
     clock="cpu",
     samples={"tuned": TIMES, "reference": TIMES},
     model_sha256="ab" * 32,
@@ -97,7 +96,7 @@ def changed(**values: object) -> str:
     [
         ("[]", "not a baseline"),
         ('{"schema_version": 2, "device": "d"}', "schema_version"),
-        (changed(ratio={"median": 0, "low": 0, "high": 1}), "ratio.median"),
+        (changed(ratio={"median": 0, "low": 0, "high": 1}), "ratio: "),
         (changed(samples={}), "tuned and reference need samples"),
         (changed(samples={"tuned": {"wall_ms": [[1]]}, "reference": {"wall_ms": [[1]]}}), "gating clock"),
     ],
@@ -175,7 +174,7 @@ def test_only_baselines_are_found_below_folders(file: Path) -> None:
 def test_an_entry_keeps_the_last_figures_that_it_replaced() -> None:
     entry = ENTRY
     for number in range(30):
-        new = ENTRY.model_copy(update={"ratio": Ratio(median=1 + number, low=1, high=99)})
+        new = ENTRY.model_copy(update={"ratio": Interval(median=1 + number, low=1, high=99)})
         entry = new.after(entry, (f"change {number}",))
     assert [figure.ratio.median for figure in entry.history] == [float(n) for n in range(10, 30)]
     assert entry.changed == ("change 29",)
@@ -183,7 +182,7 @@ def test_an_entry_keeps_the_last_figures_that_it_replaced() -> None:
 
 
 def test_history_of_a_check_and_its_figures_on_other_devices(file: Path) -> None:
-    new = ENTRY.model_copy(update={"ratio": Ratio(median=0.4, low=0.39, high=0.41), "recorded": "later"})
+    new = ENTRY.model_copy(update={"ratio": Interval(median=0.4, low=0.39, high=0.41), "recorded": "later"})
     update_baseline(file, "device", {NAME: new.after(ENTRY, ("the model",))})
     update_baseline(file.with_name("far.json"), "far", {NAME: ENTRY})
     update_baseline(file.with_name("other.json"), "other", {("b8", "regression"): ENTRY})

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from baseline_entries import entry_of
 
-from qdqspec.checks.baseline.store import Ratio, read_baseline, update_baseline
+from qdqspec.checks.baseline.store import read_baseline, update_baseline
+from qdqspec.types import Interval
 
 SPEC = """\
 qdqspec: 1
@@ -48,7 +49,7 @@ def test_list_shows_entries_in_use(verb, specs):
 
 
 def test_show_prints_the_conditions_and_the_former_figures_of_an_entry(verb, specs):
-    changed = {"ratio": Ratio(median=0.4, low=0.39, high=0.41), "recorded": "2026-02-09"}
+    changed = {"ratio": Interval(median=0.4, low=0.39, high=0.41), "recorded": "2026-02-09"}
     new = ENTRY.model_copy(update={**changed, "rules": {**ENTRY.rules, "tune.accuracy": None}})
     renewed = new.after(ENTRY, ("onnxruntime: was 1.30.2, is 1.31.1",))
     file = specs / "__baselines__" / "net" / "d.json"

@@ -30,7 +30,7 @@ def with_factors(model: Model) -> Model:
 
 def observed(model: Model, tensors: object) -> list[dict[str, np.ndarray]]:
     observer = observe(model, tensors)  # type: ignore[arg-type]
-    session = onnxruntime.InferenceSession(observer.parts.proto().SerializeToString())
+    session = onnxruntime.InferenceSession(observer.proto.SerializeToString())
     random = np.random.default_rng(0)
     feeds = [random.standard_normal((1, 3, 6, 6)).astype(np.float32) for _ in range(4)]
     names = [output.name for output in session.get_outputs()]

@@ -49,7 +49,7 @@ def test_corrections_are_applied_written_and_repeated(session: Session, models: 
     write_scheme(tmp_path / "scheme.json", placement, work.numbers.placed(placement), "onnxruntime")
     again = apply_scheme(work.given, tmp_path / "scheme.json")
     assert again.proto.SerializeToString() == made.proto.SerializeToString()
-    save_model(again.parts, tmp_path / "q.onnx")
+    save_model(again.proto, tmp_path / "q.onnx")
     stripped = strip_qdq(load_model(tmp_path / "q.onnx"), work.given)
     assert stripped.proto.graph == work.given.proto.graph
 
@@ -164,7 +164,7 @@ def test_channels_with_outliers_are_equalized(session: Session, tmp_path: Path) 
     placement = work.space.resolve(work.space.everything())
     write_placement(work, placement, tmp_path / "q.onnx")
     write_placed(work, placement, tmp_path / "scheme.json")
-    save_model(apply_scheme(work.given, tmp_path / "scheme.json").parts, tmp_path / "again.onnx")
+    save_model(apply_scheme(work.given, tmp_path / "scheme.json").proto, tmp_path / "again.onnx")
     assert (tmp_path / "again.onnx").read_bytes() == (tmp_path / "q.onnx").read_bytes()
     made = load_model(tmp_path / "q.onnx")
     assert made.array("gamma").max() < 4

@@ -92,46 +92,6 @@ def test_one_tensor_may_be_several_outputs_of_the_branch() -> None:
     assert first.tolist() == second.tolist() == [-1, 2]
 
 
-IN_LOOP = """(float[2,2] x, int64 k, bool c, int64 rate) => (float[2,2] y) <int64 wide = {16000}> {
-  [loop] y, r = Loop (k, c, x, rate) <
-    body = b (int64 i, bool more, float[2,2] v, int64 rr) => (go, w, rr2) {
-      go = Identity(more)  rr2 = Identity(rr)
-      on = Equal(rr, wide)
-      w = If (on) < then_branch = yes () => (t) { t = Neg(v) }, else_branch = no () => (e) { e = Add(v, x) } >
-    }
-  >
-}"""
-IN_SCAN = """(float[2,2] x, int64 rate) => (float[2,2] y) {
-  [scan] r, y = Scan <num_scan_inputs = 1,
-    body = b (int64 rr, float[2] v) => (int64 rr2, float[2] w) {
-      rr2 = Identity(rr)
-      wide = Constant<value_int: int = 16000>()
-      on = Equal(rr, wide)
-      w = If (on) < then_branch = yes () => (t) { t = Neg(v) }, else_branch = no () => (e) { e = Add(v, v) } >
-    }
-  > (rate, x)
-}"""
-
-
-@pytest.mark.parametrize("text", [IN_LOOP, IN_SCAN])
-@pytest.mark.parametrize("rate", [16000, 8000])
-def test_a_value_that_a_loop_or_scan_does_not_change_is_constant_inside_it(text: str, rate: int) -> None:
-    model = model_of(text)
-    proto = fixed(model, rate=rate)
-    body = next(a.g for a in proto.graph.node[0].attribute if a.name == "body")
-    assert [node.op_type for node in body.node if node.op_type != "Identity"] == [
-        "Neg" if rate == 16000 else "Add"
-    ]
-    feeds = {"x": X, **({"k": np.int64(3), "c": True} if text == IN_LOOP else {})}
-    np.testing.assert_array_equal(run(proto, **feeds)[0], run(model.proto, **feeds, rate=np.int64(rate))[0])
-
-
-def test_a_value_that_an_iteration_changes_is_not_constant() -> None:
-    proto = fixed(model_of(IN_LOOP.replace("rr2 = Identity(rr)", "rr2 = Neg(rr)")), rate=16000)
-    body = next(a.g for a in proto.graph.node[0].attribute if a.name == "body")
-    assert "If" in [node.op_type for node in body.node]
-
-
 def test_in_an_old_ir_version_a_constant_replaces_the_input() -> None:
     model = model_of("(float[2] x, float[2] g) => (float[2] y) { y = Mul(x, g) }", ir=3)
     assert run(fixed(model, g=[2.0, 3.0]), x=np.float32([1, 1]))[0].tolist() == [2, 3]

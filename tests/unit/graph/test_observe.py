@@ -13,7 +13,7 @@ X = np.array([[1.0, -2.0], [3.0, -4.0]], np.float32)
 
 def seen(text: str, tensors: str, **feeds: object) -> dict[str, list[float]]:
     observer = observe(parsed(f"g {text}"), tensors.split())
-    proto = observer.parts.proto()
+    proto = observer.proto
     names = [output.name for output in proto.graph.output]
     found = observer.seen(dict(zip(names, outputs_of(proto, feeds), strict=True)))
     assert {value.dtype for value in found.values()} == {np.dtype(np.float32)}

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from collections.abc import Mapping
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -50,64 +48,6 @@ def test_outputs_of_pairs_equal_those_of_onnx_runtime(tmp_path: Path, opset: int
     assert list(found) == ["y", "b"]
     for name in found:
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-6)
-
-
-CONVS = {
-    "plain": ("1,4,9,9", "6,4,3,3", ""),
-    "padded": ("2,4,9,9", "6,4,3,3", "pads = [0,1,2,1], strides = [2,1]"),
-    "dilated": ("1,4,11,11", "6,4,3,3", "dilations = [2,3], pads = [2,2,2,2]"),
-    "groups": ("2,6,8,8", "6,2,3,3", "group = 3, pads = [1,1,1,1]"),
-    "depthwise": ("1,6,8,8", "6,1,5,5", "group = 6, strides = [2,2], pads = [2,2,2,2]"),
-    "upper": ("1,4,8,8", "6,4,4,4", 'auto_pad = "SAME_UPPER", strides = [2,2]'),
-    "lower": ("1,4,8,8", "6,4,4,4", 'auto_pad = "SAME_LOWER", strides = [3,3]'),
-    "valid": ("1,4,8,8", "6,4,4,4", 'auto_pad = "VALID"'),
-    "one axis": ("2,4,9", "6,4,3", "pads = [1,1]"),
-    "three axes": ("1,2,5,5,5", "3,2,2,2,2", "strides = [1,2,1]"),
-}
-
-
-def conv_model(shape: str, weight: str, attributes: str, nodes: str = "") -> tuple[Model, dict[str, Array]]:
-    """A model with a convolution before other nodes, and an input for it."""
-    given, sizes = (tuple(int(size) for size in text.split(",")) for text in (shape, weight))
-    dims = ",".join(f"d{axis}" for axis in range(len(given)))
-    text = f"""g (float[{shape}] x) => (float[{dims}] y) {{
-        {"c" if nodes else "y"} = Conv{f"<{attributes}>" if attributes else ""}(x, w, b) {nodes} }}"""
-    feeds = {"x": np.random.default_rng(0).normal(size=given).astype(np.float32)}
-    return parsed(text, w=sizes, b=sizes[:1]), feeds
-
-
-@pytest.mark.parametrize("name", CONVS)
-def test_outputs_of_a_convolution_equal_those_of_onnx_runtime(tmp_path: Path, name: str) -> None:
-    found, expected = both(tmp_path / "conv.onnx", *conv_model(*CONVS[name]))
-    np.testing.assert_allclose(found["y"], expected["y"], rtol=1e-4, atol=1e-5)
-
-
-def test_memory_is_bounded_by_the_largest_tensors(tmp_path: Path) -> None:
-    """Tensors are released after their last reader, and a convolution needs a small multiple of its output."""
-    names = ["c", *(f"r{number}" for number in range(30)), "y"]
-    chain = " ".join(f"{after} = Relu({before})" for before, after in pairwise(names))
-    model, feeds = conv_model("1,16,128,128", "16,16,3,3", "pads = [1,1,1,1]", chain)
-    onnx.save(model.proto, tmp_path / "deep.onnx")
-    tracemalloc.start()
-    try:
-        reference_outputs(tmp_path / "deep.onnx", feeds)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < 8 * feeds["x"].nbytes
-
-
-def test_a_body_reads_tensors_of_the_outer_graph(tmp_path: Path) -> None:
-    """A tensor that only a body reads is not an input of the node, but must not be released before the node has run."""
-    model = parsed(
-        """g (float[2] x, bool c) => (float[2] y) { a = Relu(x)  b = Neg(a)
-        d = If (c) <then_branch = t () => (float[2] p) { p = Add(a, b) },
-                    else_branch = e () => (float[2] q) { q = Sub(a, b) }>
-        f = Abs(d)  y = Neg(f) }"""
-    )
-    onnx.save(model.proto, tmp_path / "body.onnx")
-    found = reference_outputs(tmp_path / "body.onnx", {"x": np.float32([1, -2]), "c": np.array(False)})
-    assert found["y"].tolist() == [-2.0, 0.0]
 
 
 RANDOM = np.random.default_rng(3)

@@ -19,7 +19,6 @@ from onnx import TensorProto
 from qdqspec._core.arrays import MOST_SPACED, REDUCTIONS, Feed, Reduction, evenly_spaced
 from qdqspec.errors import DataError
 from qdqspec.graph.model import Model
-from qdqspec.graph.wire import Parts
 from qdqspec.qdq.quantize.calibrate import (
     BINS,
     Histogram,
@@ -35,10 +34,8 @@ from qdqspec.qdq.quantize.ranges import TensorRange, tie_ranges
 METHODS = ("max", "percentile", "entropy", "mse", "mean")
 
 
-def run_on_cpu(parts: Parts) -> Callable[[Feed], Mapping[str, np.ndarray]]:
-    session = onnxruntime.InferenceSession(
-        parts.proto().SerializeToString(), providers=["CPUExecutionProvider"]
-    )
+def run_on_cpu(proto: onnx.ModelProto) -> Callable[[Feed], Mapping[str, np.ndarray]]:
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     return lambda feed: dict(zip(names, session.run(names, dict(feed)), strict=True))
 
@@ -77,7 +74,7 @@ def test_ranges_are_over_all_samples(absolute: Model, method: str, x: TensorRang
 
 
 def test_ranges_of_graph_inputs_need_no_run(absolute: Model) -> None:
-    def refuse(observer: Parts) -> Callable[[Feed], Mapping[str, np.ndarray]]:
+    def refuse(proto: onnx.ModelProto) -> Callable[[Feed], Mapping[str, np.ndarray]]:
         raise AssertionError("nothing to run")
 
     assert calibrate(absolute, ["x"], feeds_of([1]), "max", refuse) == {"x": TensorRange(0, 1)}
@@ -114,7 +111,7 @@ def test_tensors_of_zeros_and_of_bfloat16_have_ranges_as_well(absolute: Model, m
     for port in (absolute.proto.graph.input[0], absolute.proto.graph.output[0]):
         port.type.tensor_type.elem_type = TensorProto.BFLOAT16
 
-    def run(parts: Parts) -> Callable[[Feed], Mapping[str, np.ndarray]]:
+    def run(proto: onnx.ModelProto) -> Callable[[Feed], Mapping[str, np.ndarray]]:
         return lambda feed: {"y": np.abs(feed["x"])}
 
     for values in ([0, 0], [-3, 2]):
@@ -174,8 +171,8 @@ def test_no_sample_is_an_error_not_an_empty_result(absolute: Model) -> None:
 class ReducingRuns:
     """A runner that reduces values, as an engine in its own process does."""
 
-    def __init__(self, parts: Parts) -> None:
-        self.run = run_on_cpu(parts)
+    def __init__(self, proto: onnx.ModelProto) -> None:
+        self.run = run_on_cpu(proto)
         self.calls: list[str] = []
 
     def __call__(self, feed: Feed) -> Mapping[str, np.ndarray]:
@@ -191,8 +188,8 @@ def test_ranges_are_equal_if_the_runner_reduces_values(absolute: Model, method: 
     feeds = feeds_of(np.linspace(-2, 1, 3 * MOST_SPACED).tolist(), [-3, 0.25])
     opened = list[ReducingRuns]()
 
-    def run(parts: Parts) -> ReducingRuns:
-        opened.append(ReducingRuns(parts))
+    def run(proto: onnx.ModelProto) -> ReducingRuns:
+        opened.append(ReducingRuns(proto))
         return opened[-1]
 
     found = calibrate(absolute, ["x", "n", "y"], feeds, method, run)

@@ -230,7 +230,7 @@ def test_scales_of_a_quantized_model_are_used_as_they_are(
         own = session.work(case_of(*sigmoids)).prepared
         placement, start = own.space.resolve(own.space.everything()), tmp_path / "start.onnx"
         wide = Quantizer(own.model, own.numbers.ranges, biases=own.space.bias_sources)
-        save_model(insert_qdq(own.model, placement, wide).parts, start)
+        save_model(insert_qdq(own.model, placement, wide).proto, start)
         case = replace(case_of(*sigmoids), tune=TuneRules(start_from=(start,)))
         kept = session.work(case).prepared
     (site,) = (site for site in placement.ordered if site.tensor == "t")

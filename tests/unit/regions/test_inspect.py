@@ -48,28 +48,6 @@ def test_the_texts_and_the_json_of_an_inspection(models, golden):
     golden("regions/digits_resnet.json", json.dumps(to_json(found), indent=1) + "\n")
 
 
-def layers(count: int) -> Model:
-    """Residual blocks, each followed by a pointwise convolution."""
-    layer = (
-        "a{0} = Conv(x{0}, w) b{0} = Relu(a{0}) c{0} = Conv(b{0}, w) d{0} = Add(c{0}, x{0}) "
-        "e{0} = MaxPool <kernel_shape = [1, 1]> (d{0}) f{0} = Neg(e{0}) x{1} = Sigmoid(f{0})"
-    )
-    body = " ".join(layer.format(i, i + 1) for i in range(count))
-    return parsed(f"g (float[1,4,8,8] x0) => (float[1,4,8,8] x{count}) {{ {body} }}", w=(4, 4, 1, 1))
-
-
-def test_layers_that_repeat_are_reported_once(golden):
-    model = layers(7)
-    assert len(model.nodes) == 49
-    can = resolve("backend", "onnxruntime")().capabilities()
-    found = inspect_model(model, find_regions(model), judge(model, can, backend="onnxruntime"))
-    golden("regions/layers.txt", render_text(found))
-    assert render_text(found, verbose=True).count("LEAF") > render_text(found).count("LEAF")
-    many = layers(300)
-    larger = inspect_model(many, find_regions(many), judge(many, can, backend="onnxruntime"))
-    assert len(render_text(larger).splitlines()) == len(render_text(found).splitlines())
-
-
 def test_long_lists_are_truncated_and_regions_with_nothing_to_quantize_omitted_in_text(models):
     model = load_model(models / "ultraface_rfb320.onnx")
     regions = find_regions(model)

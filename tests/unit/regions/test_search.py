@@ -384,6 +384,5 @@ def test_an_absent_operator_is_allowed_beside_a_present_one_and_not_alone(model)
 def test_matching_of_nested_repeats_terminates(models):
     model = load_model(models / "ultraface_rfb320.onnx")
     nested = parse("(*|*)* > (*|*)* > Softmax")
-    assert matches(nested, model)
     before = {node.name for node in model.nodes if node.op_type not in ("Constant", "Concat")}
     assert len(matched_nodes(nested, model)) > len(before) / 2

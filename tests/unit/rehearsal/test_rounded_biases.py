@@ -54,7 +54,7 @@ def numbers_of(model: Model, space: SchemeSpace, shift: float = 0) -> Quantizer:
 
 def built(model: Model, placement: Placement, numbers: Quantizer, folder: Path) -> Mapping[str, np.ndarray]:
     """The outputs once ONNX Runtime has quantized constants, before it replaces operators by integer ones."""
-    save_model(insert_qdq(model, placement, numbers).parts, folder / "built.onnx")
+    save_model(insert_qdq(model, placement, numbers).proto, folder / "built.onnx")
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.intra_op_num_threads = 1

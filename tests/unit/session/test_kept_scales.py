@@ -39,7 +39,7 @@ def trained(session: Session, case: Case, tmp_path: Path) -> tuple[Prepared, Pla
     own = session.work(replace(case, quantize=QuantizeRules(corrections="none"))).prepared
     placement = own.space.resolve(own.space.everything())
     path = tmp_path / "trained.onnx"
-    save_model(insert_qdq(own.model, placement, own.numbers).parts, path)
+    save_model(insert_qdq(own.model, placement, own.numbers).proto, path)
     return own, placement, path
 
 
@@ -67,7 +67,7 @@ def test_scales_of_a_quantized_model_are_kept_unless_recalibrated(
 def test_overflowing_weights_are_not_kept(trained: tuple[Prepared, Placement, Path], tmp_path: Path) -> None:
     own, placement, _ = trained
     numbers = Quantizer(own.model, ranges_for(own.model), biases=own.space.bias_sources)  # 8 bits
-    save_model(insert_qdq(own.model, placement, numbers).parts, tmp_path / "q.onnx")
+    save_model(insert_qdq(own.model, placement, numbers).proto, tmp_path / "q.onnx")
     notes: list[str] = []
     paths = [tmp_path / "q.onnx", tmp_path / "cache.yaml"]
     kept = kept_scales(own.model, paths, notes.append)
@@ -94,7 +94,7 @@ def test_scales_of_a_weight_with_other_values_are_not_kept(tmp_path: Path) -> No
     site = Site(tensor="w", consumers=(Consumer("c", 1),), format="int8", axis=0, weight=True)
     placement = Placement(sites=frozenset({site}))
     path, notes = tmp_path / "q.onnx", list[str]()
-    save_model(insert_qdq(model, placement, Quantizer(model, {})).parts, path)
+    save_model(insert_qdq(model, placement, Quantizer(model, {})).proto, path)
     kept = kept_scales(model, [path], notes.append)
     assert kept.weights.keys() == {weight_key(site)}
     assert not kept_scales(fold_weights(model).model, [path], notes.append).weights

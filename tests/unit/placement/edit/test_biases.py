@@ -115,7 +115,7 @@ def test_schemes_reproduce_corrected_biases_and_strip_restores_the_original(
     write_scheme(folder / "scheme.json", placement, numbers.placed(placement), "onnxruntime")
     again = apply_scheme(model, folder / "scheme.json")
     assert again.proto.SerializeToString() == made.proto.SerializeToString()
-    save_model(made.parts, folder / "q.onnx")
+    save_model(made.proto, folder / "q.onnx")
     quantized = load_model(folder / "q.onnx")
     assert strip_qdq(quantized, model).proto == model.proto
     stripped = Model(strip_qdq(quantized).proto)

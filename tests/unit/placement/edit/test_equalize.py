@@ -164,7 +164,7 @@ def written(tmp_path: Path) -> tuple[Model, Model, Path]:
     scheme = tmp_path / "scheme.json"
     write_scheme(scheme, placement, pairs, "onnxruntime", factors=changes)
     made = insert_qdq(scaled, placement, SchemeNumbers(scaled, pairs))
-    save_model(made.parts, tmp_path / "q.onnx")
+    save_model(made.proto, tmp_path / "q.onnx")
     return model, load_model(tmp_path / "q.onnx"), scheme
 
 

@@ -33,7 +33,7 @@ def run(proto: onnx.ModelProto, feeds: Mapping[str, Array]) -> dict[str, Array]:
 
 def values_in(model: Model, feeds: Mapping[str, Array], tensors: tuple[str, ...]) -> dict[str, Array]:
     made = [tensor for tensor in tensors if tensor not in feeds]
-    seen = run(observe(model, made).parts.proto(), feeds) if made else {}
+    seen = run(observe(model, made).proto, feeds) if made else {}
     return {tensor: feeds[tensor] if tensor in feeds else seen[tensor] for tensor in tensors}
 
 
@@ -103,7 +103,7 @@ def test_a_part_has_the_pairs_of_its_nodes(models: Path, tmp_path: Path, label: 
     assert {end.node for site in restricted.sites for end in site.consumers} <= own
     numbers = Quantizer(model, ranges_for(model), biases=space.bias_sources)
     store = WeightStore(tmp_path, base=models)
-    save_model(Inserter(part.model, numbers, store=store).insert(restricted).parts, tmp_path / "part.onnx")
+    save_model(Inserter(part.model, numbers, store=store).insert(restricted).proto, tmp_path / "part.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "part.onnx", providers=["CPUExecutionProvider"])
     session.run(None, {tensor: values[tensor] for tensor in part.inputs})
 
