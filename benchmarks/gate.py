@@ -36,6 +36,7 @@ from qdqspec.backends.memory import HasMemory, has_memory
 from qdqspec.checks.baseline.compare import Conditions, is_stale, judge_change
 from qdqspec.checks.baseline.store import Entry
 from qdqspec.timing.bench import Bench
+from qdqspec.timing.profiles import Load
 from qdqspec.types import Placement, Site
 
 NOISE = {"fake.run_noise": "0.03", "fake.build_noise": "0.012", "fake.drift": "0.05"}
@@ -91,7 +92,7 @@ def gate(
     bench = Bench(
         device,
         lambda placement: files[placement.digest],
-        FEEDS,
+        (Load(feeds=FEEDS),),
         clock="cpu",
         random=np.random.default_rng(seed),
         options=BuildOptions(extra={**noise, "fake.seed": str(seed)}),

@@ -23,6 +23,7 @@ from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.checks.baseline.store import Entry
 from qdqspec.timing.bench import Bench
+from qdqspec.timing.profiles import Load
 from qdqspec.types import Case, TuneRules
 
 MODEL = Path(__file__).parents[1] / "specs" / "models" / "squeezenet10.onnx"
@@ -50,7 +51,7 @@ def bench_of(backend: Isolated, feed: Feed, reference: Path, tuned: Path) -> Ben
     return Bench(
         backend,
         lambda placement: files[placement.digest],
-        feed,
+        (Load(feeds=feed),),
         clock="cpu",
         random=np.random.default_rng(0),
         options=BuildOptions(threads=1),

@@ -26,6 +26,7 @@ from qdqspec.backends.fake.engine import FakeEngine
 from qdqspec.search.base import Proposal
 from qdqspec.search.loop import Contest
 from qdqspec.timing.bench import Bench
+from qdqspec.timing.profiles import Load
 from qdqspec.timing.stats import estimate_ratios
 from qdqspec.types import LatencyEvidence, Samples, Trial
 
@@ -74,7 +75,7 @@ def bench_of(folder: Path, seed: int, words: dict[str, str], share: float, first
     return Bench(
         device,
         lambda placement: files[placement.digest],
-        FEEDS,
+        (Load(feeds=FEEDS),),
         clock="cpu",
         random=np.random.default_rng(seed),
         options=BuildOptions(extra=extra),

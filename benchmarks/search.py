@@ -41,6 +41,7 @@ from qdqspec.app.session import Session
 from qdqspec.app.session.tuning import clock_for
 from qdqspec.backends.isolation.isolated import IsolatedEngine
 from qdqspec.timing.bench import Bench
+from qdqspec.timing.profiles import Load
 from qdqspec.types import Case, Interval, SearchResult
 
 HEADERS = (
@@ -165,7 +166,7 @@ def _ratios(work: CaseWork, session: Session, static: Path | None) -> tuple[dict
     bench = Bench(
         session.runtime().backend,
         None,
-        work.prepared.sample,
+        (Load(feeds=work.prepared.sample),),
         clock=clock_for(work.prepared.case.tune, 1),
         random=np.random.default_rng(0),
     )

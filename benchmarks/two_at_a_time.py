@@ -21,6 +21,7 @@ from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.memory import HasMemory, has_memory
 from qdqspec.search.loop import Contest
 from qdqspec.timing.bench import Bench
+from qdqspec.timing.profiles import Load
 
 RATIO = 0.6
 SETTINGS = {
@@ -38,7 +39,7 @@ def bench_of(folder: Path, seed: int, words: dict[str, str], memory: HasMemory, 
     return Bench(
         device,
         lambda placement: files[placement.digest],
-        FEEDS,
+        (Load(feeds=FEEDS),),
         clock="cpu",
         random=np.random.default_rng(seed),
         options=BuildOptions(extra={**words, "fake.seed": str(seed)}),

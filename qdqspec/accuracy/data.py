@@ -17,13 +17,11 @@ from qdqspec._core.units import count_text
 from qdqspec.accuracy.shapes import InputSpec, input_specs, lookups, with_named_dimensions
 from qdqspec.accuracy.sources import (
     LABELS,
-    AnyMember,
     Arrays,
-    ImageMember,
+    Member,
     as_samples,
     place_of,
     read_arrays,
-    unreadable,
 )
 from qdqspec.errors import DataError
 from qdqspec.graph.declared import allows, shape_text
@@ -39,8 +37,8 @@ class Dataset:
     """Samples of one file, or of several in order of name.
 
     ``len`` counts feeds, ``samples`` the samples, and ``batch`` is the number of samples in a feed; the last
-    feed is filled up with the first samples. ``labels`` are the samples' labels, in order. ``unused`` are
-    arrays for inputs that are fixed to a value, ``ignored`` those for no input.
+    feed is filled up with the first samples. ``labels`` are the samples' labels, in order. ``ignored`` are
+    arrays for no input.
     """
 
     path: Path
@@ -49,7 +47,6 @@ class Dataset:
     labels: Array | None
     notes: tuple[str, ...]
     random: bool = False
-    unused: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
     _columns: tuple[_Column, ...]
 
@@ -154,7 +151,6 @@ def open_data(
         batch=batch,
         labels=_labels(path, files, inputs, rows) if labelled else None,
         notes=tuple(notes),
-        unused=tuple(name for name in fixed if any(name in members for members in files)),
         ignored=ignored,
         _columns=columns,
     )
@@ -183,7 +179,7 @@ class _Column:
 
     name: str
     spec: InputSpec
-    members: tuple[AnyMember, ...]
+    members: tuple[Member, ...]
     stacked: bool
 
     @property
@@ -209,7 +205,7 @@ class _Column:
         """The only value in a floating-point input; ``None`` if values differ. Reads up to the first other value."""
         if not np.issubdtype(self.spec.dtype, np.floating) or not self.spec.shape:
             return None
-        rows = chain.from_iterable(map(self._decoded, self.members))
+        rows = chain.from_iterable(member.rows() for member in self.members)
         seen: Array | None = None
         for row in rows:
             seen = row.flat[:1] if seen is None else seen
@@ -223,15 +219,8 @@ class _Column:
         for dtype in sorted({str(m.dtype) for m in self.members if m.dtype.kind in "iu"}):
             yield f"array '{self.name}' is {dtype} and is given to the model as {self.spec.dtype}, unscaled"
 
-    def _decoded(self, member: AnyMember) -> Iterator[Array]:
-        """The samples of a file; the error of an image names the other unreadable ones too."""
-        try:
-            yield from member.rows()
-        except DataError as error:
-            raise unreadable([one for one in self.members if isinstance(one, ImageMember)]) or error from None
-
-    def _rows(self, member: AnyMember) -> Iterator[Array]:
-        for index, row in enumerate(self._decoded(member)):
+    def _rows(self, member: Member) -> Iterator[Array]:
+        for index, row in enumerate(member.rows()):
             with np.errstate(over="ignore"):
                 cast = row.astype(self.spec.dtype)
             if not is_faithful(row, cast):
@@ -262,7 +251,7 @@ def _check_names(members: Arrays, inputs: Collection[str]) -> None:
         )
 
 
-def _column(name: str, spec: InputSpec, members: list[AnyMember]) -> _Column:
+def _column(name: str, spec: InputSpec, members: list[Member]) -> _Column:
     members = [as_samples(member, len(spec.shape)) for member in members]
     for member in members:
         if not np.can_cast(member.dtype, spec.dtype, "same_kind"):
@@ -288,7 +277,7 @@ def _column(name: str, spec: InputSpec, members: list[AnyMember]) -> _Column:
 
 
 def _wrong_shape(
-    name: str, takes: Sequence[int | None], member: AnyMember, spec: InputSpec | None = None
+    name: str, takes: Sequence[int | None], member: Member, spec: InputSpec | None = None
 ) -> DataError:
     if spec is not None:
         sample = member.shape[1:]
@@ -303,13 +292,13 @@ def _wrong_shape(
         f"where the model takes {shape_text(takes)}",
         where=member.file,
         cure="change `size`, `layout` or `colors` of the images, or the shape of the input"
-        if isinstance(member, ImageMember)
+        if member.is_image
         else f"give N samples as [{samples}], which are stacked, or N whole inputs as [{whole}]; the same form in "
         "every file",
     )
 
 
-def _out_of_range(name: str, spec: InputSpec, member: AnyMember, whole: Shape) -> DataError:
+def _out_of_range(name: str, spec: InputSpec, member: Member, whole: Shape) -> DataError:
     """The error for a sample that the model takes, but not this case."""
     spans = spec.ranges or (InputShape.of(spec.shape),)
     texts = [

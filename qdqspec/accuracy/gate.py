@@ -81,17 +81,9 @@ class Evaluator:
         """The SQNR on all samples."""
         return self._run(engine, self.samples).worst_db
 
-    def first(self, engine: Runs, limit_db: float = -math.inf) -> tuple[float, bool]:
-        """The SQNR on the first samples, and whether all of these were run: none more runs once it is below the limit.
-
-        That is certain as soon as those so far have more noise than the limit allows for all of them.
-        """
-
-        def is_below(found: Powers) -> bool:
-            return found.worst_db < limit_db - 10 * math.log10(self.few / found.samples)
-
-        found = self._run(engine, self.few, is_below)
-        return found.worst_db, found.samples >= self.few
+    def first(self, engine: Runs) -> float:
+        """The SQNR on the first samples."""
+        return self._run(engine, self.few).worst_db
 
     def by_output(self, engine: Runs) -> dict[str, float]:
         """The SQNR of each float output on the first samples."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -51,11 +51,14 @@ class GivenFiles:
         """A folder of .npz files: one for arrays of samples, one a feed for feeds and for samples of several shapes."""
         folder = self._new() / name
         folder.mkdir()
-        if isinstance(given, Mapping) and any(map(_has_several_shapes, given.values())):
-            given = _feeds_in(given, name)
         if isinstance(given, Mapping):
-            write_whole(folder / _WHOLE, npz_bytes(_arrays(given, name)), what="the data")
-            return folder
+            try:
+                write_whole(folder / _WHOLE, npz_bytes(_arrays(given, name)), what="the data")
+                return folder
+            except DataError:  # lists of samples of several shapes are no arrays
+                if not all(isinstance(value, Sized) for value in given.values()):
+                    raise
+                given = _feeds_in(given, name)
         feeds: object = given
         if not isinstance(feeds, Iterable) or hasattr(feeds, "__array__"):
             raise DataError(f"this is no data but {type(feeds).__name__}", where=name, cure=_FORMS)
@@ -152,17 +155,6 @@ def _installed(name: str) -> Loader | None:
     point = next((point for point in points if point.name == name), None)
     # its call reports what is no loader
     return None if point is None else registry.loaded(point, "data loader")  # type: ignore[return-value]
-
-
-def _has_several_shapes(value: object) -> bool:
-    """Whether it is a list, or an array of objects, of samples that are no array together."""
-    is_list = isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.dtype.hasobject)
-    if not is_list:
-        return False
-    try:
-        return len({np.shape(sample) for sample in value}) > 1  # type: ignore[attr-defined]
-    except ValueError:  # a sample is no array either
-        return False
 
 
 def _feeds_in(given: Mapping[str, Any], name: str) -> Iterator[Mapping[str, Any]]:

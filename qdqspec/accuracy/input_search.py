@@ -1,17 +1,19 @@
-"""Searches for the smallest input that breaks something, with Hypothesis: recipes are drawn, tried and shrunk.
+"""Searches for the smallest input that breaks something, with Hypothesis: inputs are drawn, tried and shrunk.
 
 All that is drawn is made of single bits. Hypothesis mixes constants of imported code into the integers and floats
 that it draws, and stores those constants in a folder of the working directory. Bits avoid both, so that one
-seed gives the same inputs everywhere. Simpler inputs take fewer bits or smaller ones, and Hypothesis shrinks
-towards these: smaller shapes, values seen in data, the kinds in the order listed below.
+seed gives the same inputs everywhere. Every input is drawn from the same bits, whatever its kind, so that Hypothesis
+can change the kind alone. It shrinks towards smaller bits: smaller shapes, the kinds in the order listed below, and
+values seen in data.
 """
 
 from __future__ import annotations
 
+import hashlib
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
 import numpy as np
@@ -20,83 +22,49 @@ from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from qdqspec._core.arrays import Array
-from qdqspec.accuracy.domain import AxisRange, InputDomain, InputResult, Recipe, RecipeKind, Span
+from qdqspec._core.arrays import Array, Feed
+from qdqspec.accuracy.domain import InputDomain, InputResult, Span
 
-Drawn: TypeAlias = dict[str, Recipe]  # by input
 T = TypeVar("T")
 
-_FLOATS: tuple[RecipeKind, ...] = (
-    "zeros", "constant", "uniform", "normal", "spike", "alternating", "denormal", "sample",
-)  # fmt: skip
-_WHOLE: tuple[RecipeKind, ...] = ("zeros", "constant", "uniform", "sample")
+_FLOATS = ("zeros", "constant", "spike", "alternating", "uniform", "denormal", "sample", "sample")
+_WHOLE = ("zeros", "constant", "uniform", "sample")
 _LEVELS = 6  # bits of a value between two bounds
 _SEEDS = 8  # bits
-_PLACES = 4  # bits: the positions of a spike
+_PLACES = 16  # positions of a spike, as parts of the array
 _GAINS = (1.0, 0.5, 2.0, 0.25, 1.5, 0.0625, -1.0, 4.0)  # factors of samples
-_FEW = 32  # values of one array
 _SHIFTS = (0.0, 0.125, -0.125, 0.5)  # offsets of samples, in widths of the known range
 
 
-def simpler(drawn: Drawn, domains: Sequence[InputDomain], made: Mapping[str, Array]) -> Iterator[Drawn]:
-    """Variants with smaller shapes, or with one input made in a simpler way, the simplest first.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DrawnInput:
+    """One input: its values, a description of them, and the number of the sample that they were made of, if any."""
 
-    ``made`` are the arrays of the inputs drawn. Hypothesis makes bits smaller, and rarely changes one kind of
-    input to another.
-    """
-    for profile in range(len(domains[0].shapes) if domains else 0):
-        yield from _smaller(drawn, domains, profile)
-    for domain in domains:
-        recipe = drawn[domain.name]
-        for plain in _plain_recipes(domain, recipe, made[domain.name]):
-            if plain == recipe:
-                break
-            yield {**drawn, domain.name: plain}
+    values: Array
+    words: str
+    sample: int | None
 
 
-def _smaller(drawn: Drawn, domains: Sequence[InputDomain], profile: int) -> Iterator[Drawn]:
-    """With the least lengths for all axes, and for one axis after the other."""
-    axes = {axis.name: axis.least for domain in domains for axis in domain.shapes[profile]}
-    for names in ({*axes}, *({name} for name in axes)):
-        changed = {
-            domain.name: _shortened(drawn[domain.name], domain.shapes[profile], names) for domain in domains
-        }
-        if changed != drawn and all(changed.values()):
-            yield {name: recipe for name, recipe in changed.items() if recipe is not None}
-
-
-def _shortened(recipe: Recipe, axes: tuple[AxisRange, ...], names: Collection[str]) -> Recipe | None:
-    """The recipe with the named axes at their least; ``None`` if its shape is of another profile."""
-    lengths = list(zip(axes, recipe.shape, strict=False))
-    if len(axes) != len(recipe.shape) or any(not axis.least <= n <= axis.most for axis, n in lengths):
-        return None
-    shape = tuple(axis.least if axis.name in names else length for axis, length in lengths)
-    return replace(recipe, shape=shape)
-
-
-def _plain_recipes(domain: InputDomain, recipe: Recipe, made: Array) -> Iterator[Recipe]:
-    """Recipes from the simplest on; all others count as less simple than these."""
-    blank = Recipe(kind="zeros", shape=recipe.shape)
-    yield blank
-    inner = _inner(domain)
-    bounds = [inner.high, inner.low, domain.tried.high, domain.tried.low]
-    if not domain.is_float and recipe.kind != "constant":  # one index of these may break something alone
-        bounds += [float(value) for value in np.unique(made)[:_FEW]]
-    yield from (replace(blank, kind="constant", first=bound) for bound in dict.fromkeys(bounds))
-    if domain.is_float:
-        yield from (replace(blank, kind="spike", first=bound) for bound in dict.fromkeys(bounds))
+Drawn: TypeAlias = dict[str, DrawnInput]  # by input
 
 
 @st.composite
-def drawn_inputs(draw: DrawFn, domains: Sequence[InputDomain], samples: int) -> Drawn:
-    """Inputs for a model: each made independently, or all of them from one sample of the data, changed."""
+def drawn_inputs(draw: DrawFn, domains: Sequence[InputDomain], samples: Sequence[Feed]) -> Drawn:
+    """Inputs for a model: each made independently, or all of them from one sample of the data, maybe changed."""
+    is_beyond = bool(_bits(draw, 1))  # the range to try, and changed samples; else the known range
     profile = _below(draw, len(domains[0].shapes)) if domains else 0
+    # if the first is made of a sample, all are: a real input keeps the relation between its parts
+    is_together = _bits(draw, 1)
     lengths: dict[str, int] = {}
-    shapes = {domain.name: _shape(draw, domain, profile, lengths) for domain in domains}
-    if samples and _below(draw, 4) == 3:  # a real input keeps the relation between its parts
-        number = _below(draw, samples)
-        return {domain.name: _sample(draw, domain, shapes[domain.name], number) for domain in domains}
-    return {domain.name: _recipe(draw, domain, shapes[domain.name], samples) for domain in domains}
+    found: Drawn = {}
+    together = None
+    for domain in domains:
+        shape, own = _shape(draw, domain, profile, lengths), [sample[domain.name] for sample in samples]
+        drawn = _input(draw, domain, shape, own, together, is_beyond=is_beyond)
+        if is_together and not found:
+            together = drawn.sample
+        found[domain.name] = drawn
+    return found
 
 
 def _shape(draw: DrawFn, domain: InputDomain, profile: int, lengths: dict[str, int]) -> tuple[int, ...]:
@@ -109,48 +77,60 @@ def _shape(draw: DrawFn, domain: InputDomain, profile: int, lengths: dict[str, i
     return tuple(shape)
 
 
-def _recipe(draw: DrawFn, domain: InputDomain, shape: tuple[int, ...], samples: int) -> Recipe:
-    kinds = _FLOATS if domain.is_float else _WHOLE
-    kind = _of(draw, kinds if samples else kinds[:-1])
-    if kind == "sample":
-        return _sample(draw, domain, shape, _below(draw, samples))
-    if kind in ("constant", "spike"):
-        place = _bits(draw, _PLACES) if kind == "spike" else 0
-        return Recipe(kind=kind, shape=shape, number=place, first=_value(draw, domain))
-    if kind in ("uniform", "normal", "alternating"):
-        span = _span(draw, domain)
-        seed = 0 if kind == "alternating" else _bits(draw, _SEEDS)
-        return Recipe(kind=kind, shape=shape, first=span.low, second=span.high, number=seed)
-    return Recipe(kind=kind, shape=shape)
+@np.errstate(over="ignore", invalid="ignore")
+def _input(
+    draw: DrawFn,
+    domain: InputDomain,
+    shape: tuple[int, ...],
+    samples: Sequence[Array],
+    together: int | None,
+    *,
+    is_beyond: bool,
+) -> DrawnInput:
+    """One input, of the sample ``together`` if given. Values are in the range to try, or infinite as in the sample."""
+    tried, is_float = domain.tried, domain.is_float
+    known = Span(tried.nearest(domain.known.low), tried.nearest(domain.known.high))
+    span = tried if is_beyond else known
+    kind = _of(draw, [kind for kind in (_FLOATS if is_float else _WHOLE) if samples or kind != "sample"])
+    first, second = _value(draw, span, span.high, span.low), _value(draw, span, span.low, span.high)
+    number, gain, shift = _bits(draw, _SEEDS), _of(draw, _GAINS), _of(draw, _SHIFTS)
+    low, high = sorted((first, second))
+    sample, values = None, np.zeros(shape)
+
+    def text(value: float) -> str:
+        return f"{value:.5g}" if is_float else f"{round(value)}"
+
+    if kind == "sample" or together is not None:
+        sample = number % len(samples) if together is None else together
+        words, values = f"sample {sample}", np.resize(samples[sample], shape).astype(np.float64)
+        if is_beyond and is_float and (gain, shift) != (1.0, 0.0):
+            plus = shift * (domain.known.high - domain.known.low)
+            words, values = f"{words} times {gain:g} plus {plus:g}", values * gain + plus
+    elif kind == "constant":
+        words, values = f"all {text(first)}", np.full(shape, first)
+    elif kind == "spike":
+        words = f"one {text(first)}, else zeros"
+        if values.size:
+            values.flat[values.size * (number % _PLACES) // _PLACES] = first
+    elif kind == "alternating":
+        words, values = f"{text(low)} and {text(high)} in turn", np.resize([low, high], shape)
+    elif kind == "uniform":
+        words = f"uniform from {text(low)} to {text(high)} (seed {number})"
+        values = np.random.default_rng(number).uniform(low, high, shape)
+    elif kind == "denormal":
+        words, values = "all the smallest number above zero", np.full(shape, domain.smallest)
+    else:
+        words = f"all {text(tried.nearest(0))}"
+    within = np.clip(values if is_float else np.rint(values), tried.low, tried.high)
+    if sample is not None:
+        within = np.where(np.isinf(values), values, within)
+    return DrawnInput(values=within.astype(domain.dtype), words=words, sample=sample)
 
 
-def _sample(draw: DrawFn, domain: InputDomain, shape: tuple[int, ...], number: int) -> Recipe:
-    if not domain.is_float:
-        return Recipe(kind="sample", shape=shape, number=number, first=1.0)
-    shift = _of(draw, _SHIFTS) * (domain.known.high - domain.known.low)
-    return Recipe(kind="sample", shape=shape, number=number, first=_of(draw, _GAINS), second=shift)
-
-
-def _span(draw: DrawFn, domain: InputDomain) -> Span:
-    """The known range, the range to try, or a range between two values of it."""
-    choice = _below(draw, 4)
-    if choice < 2:
-        return (_inner(domain), domain.tried)[choice]
-    return Span(*sorted((_value(draw, domain), _value(draw, domain))))
-
-
-def _value(draw: DrawFn, domain: InputDomain) -> float:
-    """A bound, or a value between the bounds, of the known range and then of the range to try."""
-    span = _of(draw, (_inner(domain), domain.tried))
-    choice = _below(draw, 4)
-    if choice < 2:
-        return (span.high, span.low)[choice]
-    return float(span.low + (span.high - span.low) * _bits(draw, _LEVELS) / 2**_LEVELS)
-
-
-def _inner(domain: InputDomain) -> Span:
-    """The known range, limited to the range to try."""
-    return Span(domain.tried.nearest(domain.known.low), domain.tried.nearest(domain.known.high))
+def _value(draw: DrawFn, span: Span, *bounds: float) -> float:
+    """One of the bounds, or a value between them."""
+    choice, level = _below(draw, 4), _bits(draw, _LEVELS)
+    return bounds[choice] if choice < 2 else span.low + (span.high - span.low) * level / 2**_LEVELS
 
 
 def _of(draw: DrawFn, choices: Sequence[T]) -> T:
@@ -195,13 +175,11 @@ def search_inputs(
     examples: int,
     seconds: float,
     seed_number: int,
-    simpler: Callable[[Drawn], Iterable[Drawn]] = lambda _: (),
     clock: Callable[[], float] = time.monotonic,
 ) -> InputSearch:
     """Try up to ``examples`` drawn inputs for up to ``seconds``, and shrink the first that breaks something.
 
-    ``attempt`` returns ``None`` for an invalid input. ``simpler`` offers simpler inputs in place of one that
-    Hypothesis cannot shrink further. One seed gives the same inputs.
+    ``attempt`` returns ``None`` for an invalid input. One seed gives the same inputs.
     """
     searcher = _InputSearcher(attempt, seconds, clock)
 
@@ -223,8 +201,14 @@ def search_inputs(
 
     with suppress(_BrokenError, _Late, Unsatisfiable):
         try_input()
-    searcher.simplify(simpler)
     return searcher.result()
+
+
+def _digest(drawn: Drawn) -> bytes:
+    digest = hashlib.blake2b()
+    for each in drawn.values():
+        digest.update(repr(each.values.shape).encode() + each.values.tobytes())
+    return digest.digest()
 
 
 class _InputSearcher:
@@ -235,40 +219,27 @@ class _InputSearcher:
     ) -> None:
         self._attempt, self._clock, self._seconds = attempt, clock, seconds
         self._started = clock()
-        self._answers: dict[str, InputResult | None] = {}
+        self._answers: dict[bytes, InputResult | None] = {}
         self._smallest: Drawn | None = None
         self._late = False
 
     def try_input(self, drawn: Drawn) -> None:
-        if not self._is_known(drawn):
-            if self._smallest is None:
-                raise _Late
-            return  # while shrinking, an untried input does not count
-        answer = self._answers[repr(drawn)]
-        if answer is None:
-            reject()
+        key = _digest(drawn)
+        is_new = key not in self._answers
+        if is_new:
+            if self._clock() >= self._started + self._seconds:
+                self._late = True
+                if self._smallest is None:
+                    raise _Late
+                return  # while shrinking, an untried input does not count
+            self._answers[key] = self._attempt(drawn)
+        answer = self._answers[key]
+        if answer is None or not (is_new or answer.broken):
+            reject()  # one drawn again does not count as an example
         target(answer.noise, label="noise")
         if answer.broken:
             self._smallest = drawn  # Hypothesis ends with the smallest
             raise _BrokenError
-
-    def simplify(self, simpler: Callable[[Drawn], Iterable[Drawn]]) -> None:
-        """Replace the result by a simpler input that breaks something too, repeatedly."""
-        plain = self._smallest
-        while plain is not None:
-            self._smallest, variants = plain, simpler(plain)
-            answers = ((one, self._answers[repr(one)]) for one in variants if self._is_known(one))
-            plain = next((one for one, answer in answers if answer is not None and answer.broken), None)
-
-    def _is_known(self, drawn: Drawn) -> bool:
-        """Whether the input was tried, now or before; once the time is over no new one is."""
-        key = repr(drawn)
-        if key not in self._answers:
-            if self._clock() >= self._started + self._seconds:
-                self._late = True
-                return False
-            self._answers[key] = self._attempt(drawn)
-        return True
 
     def result(self) -> InputSearch:
         return InputSearch(

@@ -11,10 +11,9 @@ import io
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from math import prod
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, TypeAlias
@@ -34,55 +33,47 @@ if TYPE_CHECKING:
 IMAGE_SUFFIXES = frozenset({
     ".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".webp", ".avif", ".jp2", ".ppm", ".pgm", ".tif", ".tiff",
 })  # fmt: skip
-_MOST_BROKEN = 10  # images that one message names
 _MODES = {"rgb": "RGB", "bgr": "RGB", "gray": "L"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImageMember:
-    """One image as an array of one sample, under the name of the input it is for."""
+class Member:
+    """One array of a file, under the name of the input it is for. ``shape`` includes the first axis, the samples.
+
+    ``read`` gives the samples one by one. ``is_npy``: the file holds this array alone.
+    """
 
     file: Path
     name: str
-    rules: ImageRules
+    shape: tuple[int, ...]
+    dtype: np.dtype[np.generic]
+    read: Callable[[Member], Iterator[Array]]
+    is_npy: bool = False
+    is_image: bool = False
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """One sample of the shape after the transform."""
-        channels = 1 if self.rules.colors == "gray" else 3
-        height, width = self.rules.size
-        return (1, channels, height, width) if self.rules.layout == "nchw" else (1, height, width, channels)
-
-    @property
-    def dtype(self) -> np.dtype[np.generic]:
-        """float32; uint8 if the pixels are not changed."""
-        return np.dtype(np.uint8 if _is_plain(self.rules) else np.float32)
+    def row_bytes(self) -> int:
+        """Bytes of one sample."""
+        return prod(self.shape[1:]) * self.dtype.itemsize
 
     def rows(self) -> Iterator[Array]:
-        """The one sample."""
-        yield _transformed(_pixels(self.file, self.rules), self.rules)
+        """The samples, each in its own memory."""
+        return self.read(self)
 
 
-def unreadable(members: Sequence[ImageMember]) -> DataError | None:
-    """The error that names all images which cannot be decoded, if there are several; `_MOST_BROKEN` at most."""
-    if find_spec("PIL") is None:  # then none can, whatever it holds
-        return None
-    broken: list[Path] = []
-    for member in members:
-        try:
-            _pixels(member.file, member.rules)
-        except DataError:
-            broken.append(member.file)
-        if len(broken) == _MOST_BROKEN:
-            break
-    if len(broken) < 2:
-        return None
-    most = "at least " if len(broken) == _MOST_BROKEN else ""
-    names = "".join(f"\n    {file.name}" for file in broken[1:])
-    return DataError(
-        f"{most}{len(broken)} images cannot be read: this one and{names}",
-        where=broken[0],
-        cure="take them out",
+Arrays: TypeAlias = dict[str, Member]  # by the name of the input, or `LABELS`
+
+
+def _image(file: Path, name: str, rules: ImageRules) -> Member:
+    """One image as an array of one sample: float32, or uint8 if the pixels are not changed."""
+    channels, (height, width) = 1 if rules.colors == "gray" else 3, rules.size
+    return Member(
+        file=file,
+        name=name,
+        shape=(1, channels, height, width) if rules.layout == "nchw" else (1, height, width, channels),
+        dtype=np.dtype(np.uint8 if _is_plain(rules) else np.float32),
+        read=lambda _: iter([_transformed(_pixels(file, rules), rules)]),
+        is_image=True,
     )
 
 
@@ -147,60 +138,41 @@ def _fitted(image: Image, rules: ImageRules) -> Image:
 
 _HOW = "write it with numpy.savez(path, input_name=array), one array per model input"
 _READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-_LONGEST_HEADER = 1 << 16  # bytes; numpy reads the whole header before it checks its length
 _LARGEST_ROW = 1 << 31  # bytes: a row is held in memory
 _MOST_EMPTY = 1 << 20  # rows of zero bytes: an empty file may claim any number
-_MOST_ARRAYS = 10_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredArray:
-    """One array of a file, described by its header. ``shape`` includes the first axis, the samples.
+def _stored_rows(member: Member) -> Iterator[Array]:
+    """The rows of an array in an .npz or .npy file; one in column-major order is read whole."""
 
-    ``is_npy``: the file holds this array alone. ``is_fortran``: it is stored in column-major order, and is read whole.
-    """
-
-    file: Path
-    name: str
-    shape: tuple[int, ...]
-    dtype: np.dtype[np.generic]
-    is_npy: bool = False
-    is_fortran: bool = False
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one row."""
-        return prod(self.shape[1:]) * self.dtype.itemsize
-
-    def rows(self) -> Iterator[Array]:
-        """The array's rows along its first axis, each in its own memory."""
-        count, size = self.shape[0], self.row_bytes
-        with _reading(self.file, self.name), self._opened() as stream:
-            _header(stream, self.file, self.name)
-            if self.is_fortran:
-                whole = np.frombuffer(self._read(stream, size * count, 0), self.dtype)
-                yield from (np.array(row, order="C") for row in whole.reshape(self.shape, order="F"))
-                return
-            for row in range(count):
-                yield np.frombuffer(self._read(stream, size, row), self.dtype).reshape(self.shape[1:])
-
-    @contextmanager
-    def _opened(self) -> Iterator[IO[bytes]]:
-        if self.is_npy:
-            with self.file.open("rb") as stream:
-                yield stream
-        else:
-            with zipfile.ZipFile(self.file) as archive, archive.open(f"{self.name}.npy") as inside:
-                yield inside
-
-    def _read(self, stream: IO[bytes], size: int, row: int) -> bytes:
+    def read(size: int, row: int) -> npt.NDArray[np.generic]:
         data = stream.read(size)
         if len(data) < size:
-            raise _damaged(self.file, self.name, f"it ends in row {row} of {self.shape[0]}")
-        return data
+            raise _damaged(member.file, member.name, f"it ends in row {row} of {member.shape[0]}")
+        return np.frombuffer(data, member.dtype)
+
+    count, size = member.shape[0], member.row_bytes
+    with _reading(member.file, member.name), _opened(member) as stream:
+        _, is_fortran, _ = _header(stream, member.file, member.name)
+        if is_fortran:
+            whole = read(size * count, 0).reshape(member.shape, order="F")
+            yield from (np.array(row, order="C") for row in whole)
+            return
+        for row in range(count):
+            yield read(size, row).reshape(member.shape[1:])
 
 
-def read_members(file: Path) -> dict[str, StoredArray]:
+@contextmanager
+def _opened(member: Member) -> Iterator[IO[bytes]]:
+    if member.is_npy:
+        with member.file.open("rb") as stream:
+            yield stream
+    else:
+        with zipfile.ZipFile(member.file) as archive, archive.open(f"{member.name}.npy") as inside:
+            yield inside
+
+
+def read_members(file: Path) -> Arrays:
     """The arrays of an .npz file by name. Only headers are read.
 
     Raises `DataError` if the file is missing or not an .npz, or an array is no plain numbers by sample, is not as long
@@ -209,9 +181,8 @@ def read_members(file: Path) -> dict[str, StoredArray]:
     with _reading(file), zipfile.ZipFile(file) as archive:
         sizes = {info.filename: info.file_size for info in archive.infolist()}
         names = [name.removesuffix(".npy") for name in sizes if name.endswith(".npy")]
-        if not names or len(names) > _MOST_ARRAYS:
-            count = f"{len(names):,} arrays" if names else "no array"
-            raise DataError(f"this .npz file holds {count}", where=file, cure=_HOW)
+        if not names:
+            raise DataError("this .npz file holds no array", where=file, cure=_HOW)
         found = {}
         for name in names:
             with archive.open(f"{name}.npy") as stream:
@@ -219,7 +190,7 @@ def read_members(file: Path) -> dict[str, StoredArray]:
         return found
 
 
-def read_npy(file: Path, name: str) -> StoredArray:
+def read_npy(file: Path, name: str) -> Member:
     """The array of an .npy file, under a name. Only the header is read. Raises `DataError` as `read_members`."""
     with _reading(file), file.open("rb") as stream:
         return replace(_described(stream, file, name, file.stat().st_size), is_npy=True)
@@ -250,10 +221,10 @@ def read_beside(file: Path, name: str, most: int) -> str | None:
     return content.decode("utf-8", errors="replace")
 
 
-def _described(stream: IO[bytes], file: Path, name: str, size: int) -> StoredArray:
+def _described(stream: IO[bytes], file: Path, name: str, size: int) -> Member:
     """The array at the start of a stream of ``size`` bytes. Its header is checked."""
     shape, fortran, dtype = _header(stream, file, name)
-    member = StoredArray(file=file, name=name, shape=shape, dtype=dtype, is_fortran=fortran)
+    member = Member(file=file, name=name, shape=shape, dtype=dtype, read=_stored_rows)
     where, held = f"array '{name}'", size - stream.tell()
     if dtype.hasobject or dtype.names is not None:
         raise DataError(
@@ -282,10 +253,6 @@ def _described(stream: IO[bytes], file: Path, name: str, size: int) -> StoredArr
 def _header(stream: IO[bytes], file: Path, name: str) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:
     try:
         read = _READERS[np.lib.format.read_magic(stream)]
-        start = stream.tell()
-        if read is _READERS[2, 0] and int.from_bytes(stream.read(4), "little") > _LONGEST_HEADER:
-            raise ValueError(f"it is longer than {_LONGEST_HEADER:,} bytes")
-        stream.seek(start)
         shape, fortran, dtype = read(stream)
         if any(isinstance(size, bool) or size < 0 for size in shape):
             raise ValueError(f"its shape is {shape}")
@@ -317,33 +284,6 @@ def _reading(file: Path, name: str | None = None) -> Iterator[None]:
 LABELS = "labels"  # the one array of a data file that is not a model input
 _WILD = frozenset("*?[")
 _ADVICE = "give .npz or .npy files, a folder or a glob of them, or {images: 'photos/*.jpg', size: 224}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextMember:
-    """Labels from a text file, one number a line."""
-
-    file: Path
-    name: str
-    values: npt.NDArray[np.generic]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The number of labels."""
-        return self.values.shape
-
-    @property
-    def dtype(self) -> np.dtype[np.generic]:
-        """int64 or float64."""
-        return self.values.dtype
-
-    def rows(self) -> list[npt.NDArray[np.generic]]:
-        """The labels, in order."""
-        return [np.asarray(value) for value in self.values]
-
-
-AnyMember: TypeAlias = StoredArray | ImageMember | TextMember
-Arrays: TypeAlias = dict[str, AnyMember]  # by the name of the input, or `LABELS`
 
 
 def place_of(source: DataSource) -> Path:
@@ -404,7 +344,7 @@ def read_arrays(source: DataSource, names: Collection[str]) -> list[Arrays]:
                 cure="fix the others with inputs.values, or give .npz files or a Python loader",
             )
         (name,) = names
-        found = [{name: ImageMember(file=file, name=name, rules=source.images)} for file in files]
+        found = [{name: _image(file, name, source.images)} for file in files]
     elif (image := next(filter(_is_image, files), None)) is not None:
         raise DataError("it is an image, and no transform is given", where=image, cure=_ADVICE)
     else:
@@ -446,7 +386,7 @@ def _is_image(file: Path) -> bool:
 def _arrays(files: Sequence[Path], names: Collection[str], mapped: Mapping[str, str]) -> list[Arrays]:
     """The arrays of .npz files, one dictionary each, and of .npy files."""
     single = [file for file in files if file.suffix == ".npy"]
-    found: list[Arrays] = [dict(read_members(file)) for file in files if file.suffix != ".npy"]
+    found = [read_members(file) for file in files if file.suffix != ".npy"]
     if not single:
         return found
     known = {*names, *mapped.values(), LABELS}
@@ -471,7 +411,7 @@ def _renamed(arrays: Arrays, mapped: Mapping[str, str]) -> Arrays:
     return {**others, **{name: arrays[array] for name, array in mapped.items()}}
 
 
-def _labels(file: Path) -> AnyMember:
+def _labels(file: Path) -> Member:
     """Labels from a file of their own: .npy, .npz with ``labels`` or one array, or text."""
     if file.suffix == ".npy":
         return read_npy(file, LABELS)
@@ -482,8 +422,7 @@ def _labels(file: Path) -> AnyMember:
             raise DataError(f"there is no array '{LABELS}'", where=file, cure=cure)
         return arrays.get(LABELS) or next(iter(arrays.values()))
     try:
-        lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
-        values = np.array([float(line) for line in lines])
+        (values,) = np.loadtxt(file, ndmin=2).T
     except OSError as error:
         raise DataError(f"the labels cannot be read: {error.strerror}", where=file) from None
     except ValueError as error:  # UnicodeDecodeError is one
@@ -491,11 +430,12 @@ def _labels(file: Path) -> AnyMember:
             f"the labels are not one number a line ({error})", where=file, cure="write one number a line"
         ) from None
     whole = values.astype(np.int64) if np.isfinite(values).all() else values
-    return TextMember(file=file, name=LABELS, values=whole if (whole == values).all() else values)
+    labels = whole if (whole == values).all() else values
+    return Member(file=file, name=LABELS, shape=labels.shape, dtype=labels.dtype, read=lambda _: iter(labels))
 
 
-def as_samples(member: AnyMember, rank: int) -> AnyMember:
+def as_samples(member: Member, rank: int) -> Member:
     """An array of an .npy file with the axes of one sample of an input of this rank, as that sample."""
-    if isinstance(member, StoredArray) and member.is_npy and len(member.shape) == rank - 1 > 0:
+    if member.is_npy and len(member.shape) == rank - 1 > 0:
         return replace(member, shape=(1, *member.shape))
     return member

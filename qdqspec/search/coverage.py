@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from qdqspec.qdq.space.search_space import SchemeSpace
-from qdqspec.search.labels import Labels, simple_labels
+from qdqspec.search.blocks import Labels, simple_labels
 from qdqspec.types import LabelNoise, Placement, Trial, kind_of
 
 

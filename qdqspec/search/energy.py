@@ -11,16 +11,22 @@ import numpy as np
 from qdqspec._core.arrays import Floats
 from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.search.blocks import (
+    FLOAT,
+    FP,
+    LINEAR,
+    Codes,
+    Domains,
+    Edge,
     UnitBlock,
     block_codes,
     classes_of,
+    domains_of,
+    edges_between,
     fuse,
     labels_of,
     nodes_of_blocks,
     uniform_codes,
 )
-from qdqspec.search.edges import FLOAT, FP, Codes, Domains, Edge, domains_of, edges_between
-from qdqspec.search.labels import LINEAR
 from qdqspec.types import HALVES, LayerTime, Placement, Trial, kind_of
 
 RUN_ELEMENTS = 4096  # that a conversion kernel converts in the time of starting one

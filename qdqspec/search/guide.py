@@ -17,7 +17,6 @@ from qdqspec.accuracy.compare import power_of
 from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.search.base import AccuracyOracle
 from qdqspec.search.blocks import UnitBlock, block_labels
-from qdqspec.search.labels import spent_by_unit
 from qdqspec.search.limits import Limits, MetricLimit
 from qdqspec.types import EXACT_DB, Label, Placement, SearchLimits, Trial
 
@@ -50,11 +49,10 @@ class Guide:
         binding_db: float = 3.0,
         bracket_db: float = 1.0,
     ) -> None:
-        self.oracle, self._space, self._binds, self._always = oracle, space, binds, always
+        self.oracle, self.space, self._binds, self._always = oracle, space, binds, always
         metric = None if min_accuracy is None else MetricLimit(least=min_accuracy)
         self.limits = Limits(asked=SearchLimits(min_sqnr_db=min_sqnr_db), metric=metric)
         self._doubt_share, self._binding_db, self._bracket_db = doubt_share, binding_db, bracket_db
-        self.spent = spent_by_unit(space, ())  # milliseconds of each unit in floating point
         self._shares = dict[tuple[str, str], float]()  # noise of each (unit, label), once known
         self._offset_db = 0.0  # of predictions over the sum of noise, by the last one
         self._errors: list[float] | None = None  # of the sum of noise in builds, if it predicts
@@ -62,8 +60,6 @@ class Guide:
     def learn(self, trial: Trial) -> None:
         """Learn from a built candidate."""
         self.limits.learn(trial)
-        if trial.layers and not trial.placement.sites and not trial.subgraph:
-            self.spent = spent_by_unit(self._space, trial.layers)
         if self.oracle is not None:
             self.oracle.learn(trial)
         if self._errors is not None and trial.sqnr_db is not None and trial.placement.sites:
@@ -121,7 +117,7 @@ class Guide:
     @cached_property
     def is_bound(self) -> bool:
         """Whether the SQNR limit is binding, decided once from the prediction for everything quantized."""
-        space, least_db = self._space, self.limits.min_sqnr_db
+        space, least_db = self.space, self.limits.min_sqnr_db
         if self.oracle is None or least_db is None or not self._binds or not space.units:
             return False
         found = [self.predicted_db(space.resolve(space.everything(c.name))) for c in space.choices]
@@ -159,17 +155,17 @@ class Guide:
         known = self._shares.get((unit, label))
         if known is not None:
             return known
-        others = (self._shares.get((unit, other)) for other in self._space.by_id[unit].labels)
+        others = (self._shares.get((unit, other)) for other in self.space.by_id[unit].labels)
         return max((own for own in others if own is not None), default=0.01)
 
     def block_noise(self, blocks: Sequence[UnitBlock]) -> Floats | None:
         """The noise of blocks under each code; ``None`` if unknown."""
         if not self.has_noise:
             return None
-        noise = np.zeros((len(blocks), len(self._space.labels)))
+        noise = np.zeros((len(blocks), len(self.space.labels)))
         for block in blocks:
             for code in block.codes:
-                labels = block_labels(self._space, block, code)
+                labels = block_labels(self.space, block, code)
                 own = (self.noise_of(unit, label) for unit, label in labels.items() if label != "fp")
                 noise[block.index, code] = sum(own)
         return noise
@@ -236,34 +232,3 @@ class Guide:
                 if self.limits.is_bracketed(self._bracket_db):
                     break
         return best
-
-    def thinned(self, labels: Mapping[str, Label], least_db: float) -> Placement | None:
-        """The labels without the units with the most noise for their time, as few as an SQNR requires; or ``None``."""
-        if not self.has_noise:
-            return self._space.resolve(labels)
-        own = {unit: self.noise_of(unit, label) for unit, label in labels.items()}
-        ranked = sorted(labels, key=lambda unit: own[unit] / max(self.spent[unit], 1e-6))
-
-        def placed(most: float) -> Placement:
-            kept, left = dict[str, Label](), most
-            for unit in ranked:
-                if own[unit] <= left:
-                    kept[unit] = labels[unit]
-                    left -= own[unit]
-            return self._space.resolve(kept)
-
-        return self.meet(least_db, placed)
-
-    def fitted(self, labels: Mapping[str, Label]) -> Placement:
-        """The labels, thinned as the limits require.
-
-        All of them where no limit is binding; none where no placement is expected to meet the limits.
-        """
-        if (self._everything_keeps_metric and not self.is_limited) or self.limits.aim_db is None:
-            return self._space.resolve(labels)
-        found = self.within_limits(lambda least: self.thinned(labels, least))
-        return found or self._space.resolve({})
-
-    @cached_property
-    def _everything_keeps_metric(self) -> bool:
-        return self.keeps_metric(self._space.resolve(self._space.everything()))

@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import json
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from qdqspec._core.closing import Closing
 from qdqspec._core.codec import from_data, to_data
 from qdqspec._core.files import unwritable, write_whole
 from qdqspec._core.node_digests import changes_text
+from qdqspec._core.plain_json import content_sum
 from qdqspec.errors import OutputError, StateError
 from qdqspec.types import Trial, kind_of
 
@@ -45,9 +45,7 @@ def trial_from_json(data: Mapping[str, Any]) -> Trial:
     return trial
 
 
-SCHEMA_VERSION = 3  # 2: lines end with a checksum; 3: all fields of a trial by name
-_SUM = re.compile(rb',"sum":"([0-9a-f]{16})"\}\n?')
-_SUM_BYTES = 26  # bytes of a line that `_SUM` matches, without the line end
+SCHEMA_VERSION = 4
 MOST_BYTES = 1 << 30  # a build takes a few hundred kilobytes at most
 _OTHER = "name the trials.jsonl of a tuning run, with trials.header.json beside it"
 _NODES = "model_nodes"  # digests, from which a message names what changed
@@ -98,7 +96,9 @@ class Journal(Closing):
 
         Raises `OutputError` if it cannot be written; the earlier lines are intact then.
         """
-        self._write(_line({**trial_to_json(trial), **more, "run": self._run}))
+        entry = {**trial_to_json(trial), **more, "run": self._run}
+        line = json.dumps({**entry, "sum": content_sum(entry)}, separators=(",", ":"))
+        self._write(f"{line}\n".encode())
         self._trials.append(trial)
 
     def trials(self) -> tuple[Trial, ...]:
@@ -212,14 +212,12 @@ def _sound_lines(path: Path, raw: bytes, run: str) -> tuple[list[bytes], list[Tr
 
 
 def _trial(path: Path, number: int, line: bytes, run: str) -> Trial:
-    """The trial of a line, without or with its end."""
+    """The trial of a line."""
     where = f"{path}:{number}"
     try:
-        found = _SUM.fullmatch(line, max(0, len(line.removesuffix(b"\n")) - _SUM_BYTES))
-        text = line[: found.start()] + b"}" if found else line
-        entry: dict[str, Any] = json.loads(text)
+        entry: dict[str, Any] = json.loads(line)
         trial = trial_from_json(entry)
-        if found is None or found[1] != _sum(text):
+        if entry.pop("sum", None) != content_sum(entry):
             raise ValueError("its sum does not fit")
     except (ValueError, RecursionError) as error:
         what = f"this line of the journal is damaged ({str(error).splitlines()[0][:120]})"
@@ -228,16 +226,6 @@ def _trial(path: Path, number: int, line: bytes, run: str) -> Trial:
     if entry.get("run") != run:
         raise StateError("this line was written by another run", where=where, cure=_AWAY)
     return trial
-
-
-def _line(entry: Mapping[str, Any]) -> bytes:
-    """An entry with its checksum as the last key, and the line end."""
-    text = json.dumps(entry, separators=(",", ":")).encode()
-    return text[:-1] + b',"sum":"' + _sum(text) + b'"}\n'
-
-
-def _sum(text: bytes) -> bytes:
-    return hashlib.blake2b(text, digest_size=8).hexdigest().encode()
 
 
 def _repair(path: Path, raw: bytes, whole: bytes) -> None:

@@ -56,7 +56,7 @@ class Limits:
     """The limits of a case, and what is known of placements by trials, measurements and rehearsals.
 
     ``first_samples`` measures the SQNR of an engine on these; without it nothing is measured. ``all_data`` measures it
-    on all data, if there is more, and ``data`` is its name. ``confirms_sqnr`` is set if a selected placement needs its
+    on all data, if there is more. ``confirms_sqnr`` is set if a selected placement needs its
     SQNR on all data. A candidate ``far_db`` below one that missed the metric is not raced: less saves more races, and
     may lose a winner. While no placement met the metric, the search aims ``step_db`` above those that missed it: less
     has more builds that miss it.
@@ -66,7 +66,6 @@ class Limits:
     metric: MetricLimit | None = None
     first_samples: Callable[[Runs], float] | None = None
     all_data: Evaluator | None = None
-    data: str = ""
     confirms_sqnr: bool = True
     far_db: float = 3.0
     step_db: float = 5.0

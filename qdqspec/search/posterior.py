@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from qdqspec._core.arrays import Floats
-from qdqspec.search.edges import FP, Codes
+from qdqspec.search.blocks import FP, Codes
 from qdqspec.search.energy import Energy
 from qdqspec.types import Trial
 

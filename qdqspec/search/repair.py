@@ -1,17 +1,43 @@
-"""The last attempt of a search: candidates that just missed the SQNR limit and are much faster, with less noise."""
+"""Placements without the units with the most noise for their time.
+
+The last attempt of a search: candidates that just missed the SQNR limit and are much faster, with less noise.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.search.base import AccuracyOracle
+from qdqspec.search.blocks import spent_by_unit
 from qdqspec.search.energy import Energy
 from qdqspec.search.guide import Guide
-from qdqspec.search.labels import spent_by_unit
 from qdqspec.search.limits import Limits
 from qdqspec.search.select import is_candidate
-from qdqspec.types import Placement, Trial
+from qdqspec.types import Label, Placement, Trial
+
+
+def drop_noisiest_units(
+    guide: Guide, labels: Mapping[str, Label], spent: Mapping[str, float], least_db: float
+) -> Placement | None:
+    """The labels without the units with the most noise for their time, as few as an SQNR requires; or ``None``.
+
+    ``spent`` is the time of each unit in floating point.
+    """
+    if not guide.has_noise:
+        return guide.space.resolve(labels)
+    own = {unit: guide.noise_of(unit, label) for unit, label in labels.items()}
+    ranked = sorted(labels, key=lambda unit: own[unit] / max(spent[unit], 1e-6))
+
+    def placed(most: float) -> Placement:
+        kept, left = dict[str, Label](), most
+        for unit in ranked:
+            if own[unit] <= left:
+                kept[unit] = labels[unit]
+                left -= own[unit]
+        return guide.space.resolve(kept)
+
+    return guide.meet(least_db, placed)
 
 
 def repaired(
@@ -48,14 +74,13 @@ def repaired(
     missed = {t.placement: t for t in trials if lacking_db(t) and not t.placement.given}
     if not missed:
         return
-    guide = Guide(oracle, space)
-    guide.spent = spent_by_unit(space, trials[0].layers)
+    guide, spent = Guide(oracle, space), spent_by_unit(space, trials[0].layers)
     energy = Energy.of(space, [trial for trial in trials if not trial.placement.given])
     energy.noise = guide.block_noise(energy.blocks)
     seen = {trial.placement for trial in trials}
 
     def quieter(placement: Placement, least_db: float) -> Placement | None:
-        options = [guide.thinned(dict(placement.labels), least_db)]
+        options = [drop_noisiest_units(guide, dict(placement.labels), spent, least_db)]
         if energy.noise is not None:
             options.append(guide.meet(least_db, lambda most: energy.placed(energy.within(most))))
         fresh = [option for option in options if option and option.sites and option not in seen]

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from qdqspec._core.units import count_text, interval_text, metric_text, ratio_text, share_text
-from qdqspec.accuracy.gate import SAMPLES
 from qdqspec.search.limits import Limits
 from qdqspec.types import GIVEN, NOT_CANDIDATES, Interval, Placement, RatioTest, Trial
 
@@ -244,20 +243,3 @@ def _missed(lost: Sequence[tuple[_Judged, float]]) -> str:
     by = f" by {least}{best.gap}" if best.gap else ""
     has = f"{best.found} in {ratio_text(ratio)} of the reference's time"
     return f"{count_text(len(lost), 'faster candidate')} {verb} {best.limit}{by}: {which} has {has}"
-
-
-def refused_text(limits: Limits, trials: Sequence[Trial]) -> str:
-    """Candidates that met the SQNR limit on the first samples but not on all data; empty for none."""
-    least = limits.min_sqnr_db
-    if least is None:
-        return ""
-    met = {t.placement.digest for t in trials if t.sqnr_db is not None and t.sqnr_db >= least}
-    known = [limits.known[digest] for digest in met if digest in limits.known]
-    found = [each for each in known if each.all_db is not None and each.all_db < least]
-    if not found:
-        return ""
-    amount = "more" if any(each.is_part for each in found) else "all"
-    return (
-        f"{count_text(len(found), 'candidate')} reached {least:g} dB on the first {SAMPLES} samples and "
-        f"{max(each.all_db or 0.0 for each in found):.1f} dB at most on {amount} {limits.data} data"
-    )

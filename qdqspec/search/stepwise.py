@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import TypeAlias, TypeVar
 
 from qdqspec.search.base import Proposal, SearchSetup, profiled
+from qdqspec.search.blocks import spent_by_unit
 from qdqspec.search.guide import Guide
-from qdqspec.types import Placement, Trial
+from qdqspec.search.repair import drop_noisiest_units
+from qdqspec.types import Label, Placement, Trial
 
 Result = TypeVar("Result")
 Steps: TypeAlias = Generator[list[Proposal], list[Trial], Result]
@@ -18,7 +21,8 @@ class Stepwise:
     """Ask and tell over a generator.
 
     Repeated proposals, and those whose task metric is expected to miss its limit, are dropped and never answered.
-    ``eps`` is the smallest significant difference, as trials report it; ``guide`` predicts accuracies.
+    ``eps`` is the smallest significant difference, as trials report it; ``guide`` predicts accuracies. ``spent`` is the
+    time of each unit in floating point, in milliseconds.
     """
 
     def __init__(self, steps: Steps[None], setup: SearchSetup) -> None:
@@ -34,6 +38,7 @@ class Stepwise:
             binds=not setup.pareto,
             always=setup.seeds,
         )
+        self.spent = spent_by_unit(setup.space, ())
         self._steps = steps
         self._asked: dict[tuple[str, tuple[str, ...]], bool] = {}  # whether it was to be timed
         self._waiting: list[Proposal] = []  # of the present step, not yet asked for
@@ -52,6 +57,8 @@ class Stepwise:
         self.eps = next((trial.eps for trial in trials if trial.eps is not None), self.eps)
         for trial in trials:
             self.guide.learn(trial)
+            if trial.layers and not trial.placement.sites and not trial.subgraph:
+                self.spent = spent_by_unit(self.space, trial.layers)
         self._answers.extend(trials)
         self._unanswered -= len(trials)
         self._waiting = list(filter(self._may_be_built, self._waiting))
@@ -98,7 +105,22 @@ class Stepwise:
         """Whether a placement is new, and not expected to miss a limit."""
         return self.is_new(placement) and self.guide.is_worth_building(placement)
 
-    def thinned_everything(self) -> list[Placement]:
+    def fitted(self, labels: Mapping[str, Label]) -> Placement:
+        """The labels without the units with the most noise for their time, as the limits require.
+
+        All of them where no limit is binding; none where no placement is expected to meet the limits.
+        """
+        guide = self.guide
+        if (self._everything_keeps_metric and not guide.is_limited) or guide.limits.aim_db is None:
+            return self.space.resolve(labels)
+        found = guide.within_limits(lambda least: drop_noisiest_units(guide, labels, self.spent, least))
+        return found or self.space.resolve({})
+
+    @cached_property
+    def _everything_keeps_metric(self) -> bool:
+        return self.guide.keeps_metric(self.space.resolve(self.space.everything()))
+
+    def fitted_everything(self) -> list[Placement]:
         """Everything quantized, in each format, as far as the limits allow; without what is not worth a build."""
         everything = (self.space.everything(choice.name) for choice in self.space.choices)
-        return [placed for placed in map(self.guide.fitted, everything) if self.is_worth_building(placed)]
+        return [placed for placed in map(self.fitted, everything) if self.is_worth_building(placed)]

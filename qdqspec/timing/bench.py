@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -20,7 +20,7 @@ from qdqspec.backends.base import PLAIN, Backend, BuildOptions, Engine
 from qdqspec.backends.memory import HasMemory, has_memory
 from qdqspec.backends.open_engines import Engines
 from qdqspec.errors import BackendError, QdqspecError
-from qdqspec.timing.profiles import GivenFeeds, Load, Part, attach, profile_latencies
+from qdqspec.timing.profiles import Load, attach, profile_latencies
 from qdqspec.timing.race import MOST_RUNS, Turn, profiled, race, settle, warmed
 from qdqspec.timing.stats import Deviation, RatioEstimate, build_deviation, drift, log_ratios, time_deviation
 from qdqspec.timing.together import FreshBuilds, IsSettled, Together, joined, merged
@@ -42,7 +42,7 @@ FLOOR_EPS = 0.01  # smallest significant difference: one per cent
 FLOAT = Placement(sites=frozenset())
 
 Nodes: TypeAlias = tuple[str, ...]  # of a part of the model; none for the whole
-Extract: TypeAlias = Callable[[Placement, Nodes], Part]
+Extract: TypeAlias = Callable[[Placement, Nodes], tuple[Path, Load]]
 
 
 @dataclass(kw_only=True)
@@ -122,7 +122,7 @@ def significant(deviation: float) -> float:
 class Bench:
     """Builds models and times engines of them. It knows no search: which candidate wins is decided in `search.loop`.
 
-    ``feeds`` are inputs of one shape profile, or loads of several. ``write`` gives the file of a placement; without it
+    ``loads`` are the inputs at each shape profile. ``write`` gives the file of a placement; without it
     only model files are built. ``extract`` writes only the named nodes with their pairs, and gives inputs for them.
     ``folder`` contains the candidates' files, and is removed from recorded messages. One engine of a whole model and
     one of a part are kept open for races (`keep`). With ``looks`` the intervals of `compare` include the variation of
@@ -131,7 +131,7 @@ class Bench:
 
     backend: Backend
     write: Callable[[Placement], Path] | None
-    feeds: InitVar[GivenFeeds]
+    loads: tuple[Load, ...]
     _: KW_ONLY
     clock: Clock
     random: np.random.Generator
@@ -145,8 +145,7 @@ class Bench:
     looks: DriftMonitor | None = None
     report: Callable[[str], None] = lambda _: None
 
-    def __post_init__(self, feeds: GivenFeeds) -> None:
-        self._loads = feeds if isinstance(feeds, tuple) else (Load(feeds=feeds),)
+    def __post_init__(self) -> None:
         self._writing = Lock()
         self._kept: dict[bool, tuple[Placement, Nodes, Engine]] = {}  # by whether it is a part
         self._fresh = FreshBuilds(
@@ -163,13 +162,13 @@ class Bench:
 
         Raises `BackendError` or `PlacementError`.
         """
-        path, loads, options = model, self._loads, self.options
+        path, loads, options = model, self.loads, self.options
         if isinstance(path, Placement):
             with self._writing:
                 if subgraph:
                     assert self.extract is not None, "this bench builds whole models only"
-                    part = self.extract(path, subgraph)  # its inputs have their own names and shapes
-                    path, loads, options = part.path, part.loads, replace(options, profiles=())
+                    path, load = self.extract(path, subgraph)  # its inputs have their own names and shapes
+                    loads, options = (load,), replace(options, profiles=())
                 else:
                     assert self.write is not None, "this bench builds model files only"
                     path = self.write(path)
@@ -320,7 +319,7 @@ class Bench:
             tested=_tests(ratios),
             speedup=predicted.get("tuned", Interval(median=1, low=1, high=1)).inverse,
             builds=len(found.samples[reference]),
-            profiles=profile_latencies(self._loads, found, present, clock, times),
+            profiles=profile_latencies(self.loads, found, present, clock, times),
             drift=drift([build.on(clock) for build in found.builds]),
             failures={role: broken[each] for role, each in ids.items() if each in broken},
         )

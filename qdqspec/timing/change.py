@@ -15,11 +15,10 @@ from typing import NamedTuple
 import numpy as np
 
 from qdqspec._core.arrays import Floats
-from qdqspec.timing.stats import pooled_deviation, ratio_around, student_t, trimmed_mean
+from qdqspec.timing.stats import Variance, pooled_deviation, ratio_around, student_half_width, trimmed_mean
 from qdqspec.types import Clock, Interval, LatencyEvidence, Samples, TimeChange
 
 UNKNOWN_DEVIATION = 0.024  # between builds, assumed with one build per role: the largest we have measured
-_ENOUGH = 200  # degrees of freedom from which Student's t equals the normal distribution to two digits
 
 Builds = tuple[tuple[float, ...], ...]
 
@@ -67,7 +66,8 @@ def _apart(values: tuple[float, ...], builds: int) -> Builds:
 
 def ratio_interval(times: BuildTimes) -> Interval:
     """The ratio tuned / reference (without a reference: the time) with its 95 % interval."""
-    return _interval(*_level(times)[:3])
+    level = _level(times)
+    return ratio_around(level.center, student_half_width(level.variance))
 
 
 def change_between(now: BuildTimes, before: BuildTimes) -> TimeChange:
@@ -79,14 +79,10 @@ def change_between(now: BuildTimes, before: BuildTimes) -> TimeChange:
     from scipy.stats import mannwhitneyu
 
     ours, theirs = _level(now), _level(before)
-    variance = ours.variance + theirs.variance
-    # Degrees of freedom of the sum of two variances (Welch and Satterthwaite).
-    parts = sum(level.variance**2 / level.freedom for level in (ours, theirs))
-    freedom = (ours.variance + theirs.variance) ** 2 / parts if parts else math.inf
     references = [times.reference for times in (now, before) if times.reference]
     middles = [float(np.median(np.concatenate(builds))) for builds in references]
     return TimeChange(
-        builds=_interval(ours.center - theirs.center, variance, freedom),
+        builds=ratio_around(ours.center - theirs.center, student_half_width(ours.variance, theirs.variance)),
         ranks=shift_bounds(ours.rounds, theirs.rounds).exponential,
         p_value=float(mannwhitneyu(ours.rounds, theirs.rounds, method="asymptotic").pvalue),
         reference=middles[0] / middles[1] if len(middles) == 2 else 1.0,
@@ -114,18 +110,17 @@ def shift_bounds(
 
 
 class _Level(NamedTuple):
-    """One run in logarithms: its value, the variance and degrees of freedom of that, and the values to rank."""
+    """One run in logarithms: its value, the variance of that, and the values to rank."""
 
     center: float
-    variance: float
-    freedom: float
+    variance: Variance
     rounds: Floats
 
 
 def _level(times: BuildTimes) -> _Level:
     logs = [np.log(np.asarray(builds, np.float64)) for builds in (times.tuned, times.reference) if builds]
     if times.alone:
-        return _Level(0.0, 0.0, math.inf, np.zeros(logs[0].shape[1]))
+        return _Level(0.0, (0.0, math.inf), np.zeros(logs[0].shape[1]))
     if times.reference:
         rounds = np.concatenate(logs).mean(axis=0)
         logs = [group - rounds for group in logs]
@@ -137,9 +132,4 @@ def _level(times: BuildTimes) -> _Level:
     variance = deviation**2 * sum(1 / len(group) for group in levels)
     ranked = logs[0].mean(axis=0) - logs[1].mean(axis=0) if times.reference else logs[0].ravel()
     center = float(np.mean(levels[0])) - (float(np.mean(levels[1])) if times.reference else 0.0)
-    return _Level(center, variance, freedom or math.inf, ranked)
-
-
-def _interval(center: float, variance: float, freedom: float) -> Interval:
-    reach = student_t(0.95, int(min(freedom, _ENOUGH))) * math.sqrt(variance) if variance else 0.0
-    return ratio_around(center, reach)
+    return _Level(center, (variance, freedom or math.inf), ranked)

@@ -21,7 +21,6 @@ from qdqspec.errors import OutputError, StateError
 
 _PATIENCE = 0.5  # seconds of waiting for a device that are not reported
 _SINCE = "%Y-%m-%d %H:%M:%S"  # local time
-_RUN = "PYTEST_XDIST_TESTRUNUID"  # equal in the workers of one test run, which often wait for each other
 
 _REPORTED: set[Path] = set()  # locks for which this process has reported a wait: once is enough
 _OWN_FOLDERS: set[Path] = set()  # held by this process
@@ -51,7 +50,7 @@ class _Waiting:
             self._lock.acquire()
         if self._lock.lock_counter == 1:
             since = datetime.now(UTC).astimezone()
-            own = {"pid": os.getpid(), "since": f"{since:{_SINCE}}", "run": os.environ.get(_RUN, "")}
+            own = {"pid": os.getpid(), "since": f"{since:{_SINCE}}"}
             with contextlib.suppress(OSError):  # a full disk is reported by the next write
                 self._note.write_text(json.dumps(own), encoding="utf-8")
         return time.monotonic() - started
@@ -64,15 +63,15 @@ class _Waiting:
         self._lock.release()
 
     def _tell(self, what: str) -> None:
-        """Report the wait, unless the owner belongs to the same test run."""
-        owner, note = "another process", dict[str, str]()
+        """Report the wait, once for each lock."""
+        if self.path in _REPORTED:
+            return
+        _REPORTED.add(self.path)
+        owner = "another process"
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
             note = json.loads(self._note.read_text(encoding="utf-8"))
             owner = f"process {int(note['pid'])}, since {datetime.fromisoformat(note['since']):{_SINCE}}"
-        is_own = owner != "another process" and note.get("run") == os.environ.get(_RUN, "") != ""
-        if not is_own and self.path not in _REPORTED:
-            _REPORTED.add(self.path)
-            self._report(f"waits for {what} ({owner})")
+        self._report(f"waits for {what} ({owner})")
 
 
 class RunLock:

@@ -11,7 +11,6 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from qdqspec._core.arrays import Array
 from qdqspec.backends.base import Engine
@@ -28,17 +27,6 @@ class Load:
     feeds: Mapping[str, Array]
     name: str = ""  # its shapes, as text
     share: float = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """A part of a model to time in isolation: its file and its inputs."""
-
-    path: Path
-    loads: tuple[Load, ...]
-
-
-GivenFeeds = Mapping[str, Array] | tuple[Load, ...]
 
 
 def attach(engine: Engine, loads: Sequence[Load]) -> Engine:

@@ -19,7 +19,7 @@ from qdqspec._core.arrays import Floats
 from qdqspec.types import Interval, RatioTest
 
 Deviation: TypeAlias = tuple[float, int]  # a standard deviation of logarithms, with its degrees of freedom
-Variance: TypeAlias = tuple[float, int]  # a variance of logarithms, with its degrees of freedom
+Variance: TypeAlias = tuple[float, float]  # a variance of logarithms, with its degrees of freedom
 
 FEWEST_FREEDOM = 3  # of a deviation between times that a test takes into account
 # The standard deviation between builds of one model, the root mean square over 79 measurements of five builds each of
@@ -91,7 +91,7 @@ def _signed_rank_distribution(count: int) -> Floats:
     return np.asarray(np.cumsum(ways) / 2.0**count, dtype=np.float64)
 
 
-def student_t(confidence: float, freedom: int) -> float:
+def student_t(confidence: float, freedom: float) -> float:
     """Two-sided quantile of Student's t: the multiple of a standard error that covers ``confidence``."""
     from scipy.special import stdtrit  # loads in a third of the time of scipy.stats
 

@@ -10,7 +10,6 @@ import errno
 import hashlib
 import json
 import os
-import re
 import shutil
 import time
 import zipfile
@@ -36,7 +35,6 @@ from qdqspec._core.temporary import TemporaryFolder
 from qdqspec.errors import StateError
 
 MANIFEST = "entry.json"
-_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 # Errors of a folder that cannot be written; any other error is that of the function which fills the entry.
 _UNWRITABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR})
 _TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# A cache of qdqspec; it may be deleted at any time.\n"
@@ -130,55 +128,41 @@ class Store:
 
     def export(self, archive: Path) -> int:
         """Write all intact entries to a zip archive, in one step; returns their number. Raises `OutputError`."""
-        count = 0
         with explained("the archive", archive), partial_folder(archive.parent) as folder:
-            with zipfile.ZipFile(folder / "whole", "w") as file:
-                for entry in self._entries():
-                    copy = folder / entry.name
-                    with suppress(FileNotFoundError, shutil.Error):  # removed meanwhile
-                        shutil.copytree(entry, copy)
-                    if _damage(copy) is None:
-                        for path in (*_files(copy), copy / MANIFEST):
-                            file.write(path, f"{entry.name}/{path.relative_to(copy).as_posix()}")
-                        count += 1
-                    shutil.rmtree(copy, ignore_errors=True)
-            (folder / "whole").replace(archive)
-        return count
+            copies = folder / "entries"
+            copies.mkdir()
+            for entry in self._entries():
+                with suppress(FileNotFoundError, shutil.Error):  # removed meanwhile
+                    shutil.copytree(entry, copies / entry.name)
+                if _damage(copies / entry.name) is not None:
+                    shutil.rmtree(copies / entry.name, ignore_errors=True)
+            Path(shutil.make_archive(f"{folder / 'whole'}", "zip", copies)).replace(archive)
+            return len(list(copies.iterdir()))
 
     def take(self, archive: Path) -> tuple[int, int]:
         """Add the entries of an archive of `export`; returns the number added, and of those already present.
 
-        Each entry is verified by its digests before it appears. Raises `StateError` for an archive that is missing, is
-        damaged or names other files; entries before the damage are added.
+        Raises `StateError` for an archive that is missing, is damaged or has other files, before any entry is added.
         """
         if not archive.is_file():
             raise StateError("there is no such archive", where=archive, cure="check the path")
-        added = present = 0
         try:
-            with zipfile.ZipFile(archive) as file:
-                entries: dict[str, list[zipfile.ZipInfo]] = {}
-                for member in file.infolist():
-                    entries.setdefault(_entry_of(member.filename), []).append(member)
-                for key, members in entries.items():
-                    if (self.folder / key).is_dir() and _damage(self.folder / key) is None:
-                        present += 1
-                        continue
-                    with partial_folder(self._made_folder()) as partial:
-                        file.extractall(partial, members)
-                        reason = _damage(partial / key)
-                        if reason is not None:
-                            raise ValueError(f"entry {key}: {reason}")
-                        _move_in(partial / key, self.folder / key)
-                    added += 1
-        except (ValueError, EOFError, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
-            raise StateError(
-                f"this archive cannot be imported: {error}",
-                where=archive,
-                cure="export it again; entries before the damage were added",
-            ) from None
+            with partial_folder(self._made_folder()) as partial:
+                with zipfile.ZipFile(archive) as file:
+                    file.extractall(partial)  # whatever its names are, inside of this folder
+                entries = sorted(partial.iterdir())
+                for entry in entries:
+                    if (reason := _damage(entry)) is not None:
+                        raise ValueError(f"entry {entry.name[:200]!r}: {reason}")
+                fresh = [entry for entry in entries if self.get(entry.name) is None]
+                for entry in fresh:
+                    _move_in(entry, self.folder / entry.name)
+        except (ValueError, EOFError, LookupError, zipfile.BadZipFile, RuntimeError) as error:
+            cure = "export it again; nothing was added"
+            raise StateError(f"this archive cannot be imported: {error}", where=archive, cure=cure) from None
         except OSError as error:
             raise unwritable("the cache", self.folder, error, "choose another with --cache-dir") from None
-        return added, present
+        return len(fresh), len(entries) - len(fresh)
 
     def _roots(self) -> tuple[Path, ...]:
         return (self.folder,) if self._elsewhere is None else (self._elsewhere, self.folder)
@@ -203,15 +187,6 @@ def cache_key(**parts: object) -> str:
     """The key of an entry that depends on ``parts``: JSON values; the order of keys in mappings does not matter."""
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _entry_of(name: str) -> str:
-    """The key of the entry that a member of an archive belongs to. Raises ``ValueError`` for any other name."""
-    key, _, rest = name.partition("/")
-    is_below = rest and ".." not in rest.split("/") and not rest.startswith("/") and "\\" not in rest
-    if not _KEY.fullmatch(key) or not is_below:
-        raise ValueError(f"it has a file {name[:200]!r}, which is not of an entry")
-    return key
 
 
 def _move_in(partial: Path, entry: Path) -> Path:

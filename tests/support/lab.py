@@ -20,6 +20,7 @@ from qdqspec.search.limits import Limits
 from qdqspec.search.loop import Built, Contest
 from qdqspec.testing.backends import small_model
 from qdqspec.timing.bench import Bench
+from qdqspec.timing.profiles import Load
 from qdqspec.types import Consumer, LayerTime, Placement, Samples, SearchLimits, Site, Trial
 
 FEEDS = {"x": np.zeros((1, 3, 8, 8), np.float32)}
@@ -130,7 +131,9 @@ def lab_in(folder: Path) -> MakeLab:
 
 
 def bench_of(lab: Lab, seed: int = 0, **more) -> Bench:
-    return Bench(lab, lab.write, FEEDS, clock="cpu", random=np.random.default_rng(seed), **more)
+    return Bench(
+        lab, lab.write, (Load(feeds=FEEDS),), clock="cpu", random=np.random.default_rng(seed), **more
+    )
 
 
 class Arena(Contest):

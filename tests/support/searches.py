@@ -15,9 +15,8 @@ from qdqspec.backends.base import Capabilities
 from qdqspec.graph.model import Model
 from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.search.base import Proposal
-from qdqspec.search.edges import Codes
+from qdqspec.search.blocks import Codes, pure_labels
 from qdqspec.search.energy import Energy
-from qdqspec.search.labels import pure_labels
 from qdqspec.search.limits import Limits, MetricLimit
 from qdqspec.search.select import reaches
 from qdqspec.testing.strategies import Oracle

@@ -14,6 +14,7 @@ from qdqspec._core.arrays import Array, Feed
 from qdqspec._core.closing import Closing
 from qdqspec._core.temporary import TemporaryFolder
 from qdqspec.accuracy.compare import OutputComparison
+from qdqspec.accuracy.gate import HELD_BYTES, SAMPLES
 from qdqspec.accuracy.rehearsal.graph import (
     SwitchedModel,
     Switches,
@@ -33,9 +34,6 @@ from qdqspec.graph.weights import WeightStore
 from qdqspec.qdq.edit.pairs import PairMaker, QuantSource
 from qdqspec.qdq.space.units import Edge
 from qdqspec.types import Consumer, Placement, Rehearsed, Site
-
-SAMPLES = 8
-HELD_BYTES = 64 << 20  # of the outputs of the float model
 
 # Operators that select, with their operands that are data.
 SELECTING = {"ArgMax": (0,), "ArgMin": (0,), "Hardmax": (0,), "NonMaxSuppression": (0, 1), "TopK": (0,)}

@@ -15,7 +15,7 @@ import numpy as np
 
 from qdqspec._core.arrays import Array, Feed
 from qdqspec.accuracy.compare import OutputComparison, Typical, compare_outputs, typical_of
-from qdqspec.accuracy.domain import InputResult, Span, input_domains, make, spans_of, words
+from qdqspec.accuracy.domain import InputResult, Span, input_domains, spans_of
 from qdqspec.app.evidence.kept_inputs import FOLDER, SavedProbe, save_replay, shown, write_probe
 from qdqspec.app.evidence.parity import SideBySide, both_models
 from qdqspec.app.preparation.cached import MODEL
@@ -120,7 +120,7 @@ def search_input(prepared: Prepared, tuned: Path, request: InputRequest, check_i
 
 
 class _InputSearcher:
-    """Draws inputs for one case, and converts them to arrays and descriptions.
+    """Draws inputs for one case.
 
     The search starts from ``samples`` inputs of the data, which are run first: more samples vary the inputs more. The
     ranges of the first ``seen`` inputs of the data bound the values: more inputs take longer to read.
@@ -145,22 +145,21 @@ class _InputSearcher:
     def search(self, models: SideBySide, tuned: Path, file: Path) -> ParitySearch:
         """Run the search, save the input found, and return the evidence."""
         # loads Hypothesis, which few cases need
-        from qdqspec.accuracy.input_search import drawn_inputs, search_inputs, simpler
+        from qdqspec.accuracy.input_search import drawn_inputs, search_inputs
 
         typical = typical_of(models.reference(sample) for sample in self._samples)
         prober = Prober(models, self._asked.limits, typical)
         limits = self._asked.seconds, self._prepared.resources.seconds_left()
         found = search_inputs(
-            drawn_inputs(self._domains, len(self._samples)),
-            lambda drawn: prober.attempt(self._feeds(drawn)),
+            drawn_inputs(self._domains, self._samples),
+            lambda drawn: prober.attempt(_feeds(drawn)),
             examples=self._asked.examples,
             seconds=min(limit for limit in limits if limit is not None),
             seed_number=self._prepared.settings.seed,
-            simpler=lambda drawn: simpler(drawn, self._domains, self._feeds(drawn)),
         )
         probe = None
         if found.smallest is not None:
-            feeds, inputs = self._feeds(found.smallest), tuple(self._described(found.smallest))
+            feeds, inputs = _feeds(found.smallest), tuple(self._described(found.smallest))
             kept = SavedProbe(feeds=feeds, params=self._asked.limits, typical=typical, inputs=inputs)
             write_probe(file, kept)
             command = _command(self._prepared, tuned, file)
@@ -178,26 +177,23 @@ class _InputSearcher:
             missing="" if found.tried else "the float model runs on none of the inputs",
         )
 
-    def _feeds(self, drawn: Drawn) -> dict[str, Array]:
-        return {
-            domain.name: make(drawn[domain.name], domain, [sample[domain.name] for sample in self._samples])
-            for domain in self._domains
-        }
-
     def _described(self, drawn: Drawn) -> Iterator[TriedInput]:
         """Descriptions of the inputs for reports."""
-        feeds = self._feeds(drawn)
-        for domain, bounds in zip(self._domains, spans_of([feeds]).values(), strict=True):
+        for domain, bounds in zip(self._domains, spans_of([_feeds(drawn)]).values(), strict=True):
             yield TriedInput(
                 name=domain.name,
                 dtype=str(domain.dtype),
-                shape=feeds[domain.name].shape,
-                words=words(drawn[domain.name], domain),
+                shape=drawn[domain.name].values.shape,
+                words=drawn[domain.name].words,
                 low=bounds.low,
                 high=bounds.high,
                 known_low=domain.known.low,
                 known_high=domain.known.high,
             )
+
+
+def _feeds(drawn: Drawn) -> dict[str, Array]:
+    return {name: each.values for name, each in drawn.items()}
 
 
 def _command(prepared: Prepared, tuned: Path, file: Path) -> str:

@@ -19,7 +19,7 @@ from qdqspec.graph.save import save_model
 from qdqspec.graph.weights import WeightStore
 from qdqspec.qdq.edit.excerpt import Excerpt, Excerpts
 from qdqspec.qdq.edit.insert import Inserter
-from qdqspec.timing.profiles import Load, Part
+from qdqspec.timing.profiles import Load
 from qdqspec.types import FLOAT32, LatencyEvidence, Placement
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class CandidateFiles:
             save_model(self._inserter.insert(self._prepared.space.permitted(placement)).proto, path)
         return path
 
-    def part(self, placement: Placement, nodes: Nodes) -> Part:
+    def part(self, placement: Placement, nodes: Nodes) -> tuple[Path, Load]:
         """The file of a part with the pairs of a placement in it, and inputs for it of the first shape profile.
 
         Raises `BackendError` if it cannot be built in isolation, and `PlacementError` for pairs that the spec forbids.
@@ -65,7 +65,7 @@ class CandidateFiles:
                 save_model(inserter.insert(excerpt.restricted(placement)).proto, path)
         except (ModelError, PlacementError) as error:
             raise BackendError(f"these nodes cannot be built alone: {error.what}") from None
-        return Part(path=path, loads=(load,))
+        return path, load
 
     @cached_property
     def _excerpts(self) -> Excerpts:

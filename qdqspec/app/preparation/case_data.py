@@ -54,12 +54,9 @@ class CaseData:
         return None if source is None else self._opened(source)
 
     def _opened(self, source: DataSource, *, labelled: bool = True) -> Dataset:
-        values = self.case.inputs.values
-        data = open_data(source, self.inputs, fixed=values, labelled=labelled)
+        data = open_data(source, self.inputs, fixed=self.case.inputs.values, labelled=labelled)
         for note in data.notes:
             self.note_once(f"{source.name}: {note}")
-        for name in data.unused:
-            self.note_once(f"{source.name}: array '{name}' is not used: the input is fixed to {values[name]}")
         return data
 
     def feeds(self) -> Iterator[Feed]:

@@ -21,7 +21,7 @@ from qdqspec.app.preparation.resources import Resources
 from qdqspec.backends.base import Backend, BuildOptions, Engine
 from qdqspec.graph.model import Model, load_model, require_path
 from qdqspec.timing.bench import Bench
-from qdqspec.timing.profiles import GivenFeeds
+from qdqspec.timing.profiles import Load
 from qdqspec.timing.race import settle
 from qdqspec.types import (
     FLOAT32,
@@ -49,7 +49,7 @@ def clock_for(rules: TuneRules, threads: int) -> Clock:
 def time_files(
     resources: Resources,
     files: Mapping[str, Path],
-    feeds: GivenFeeds,
+    loads: tuple[Load, ...],
     rules: TuneRules,
     *,
     builds: int = BUILDS,
@@ -62,7 +62,7 @@ def time_files(
     bench = Bench(
         resources.backend,
         None,
-        feeds,
+        loads,
         clock=clock_for(rules, resources.settings.threads),
         random=np.random.default_rng(resources.settings.seed),
         options=resources.options,

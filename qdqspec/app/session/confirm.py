@@ -19,7 +19,6 @@ from qdqspec.search.select import (
     front_of,
     is_candidate,
     reaches,
-    refused_text,
     shortfall_text,
 )
 from qdqspec.timing.bench import CONFIRM_BUILDS, Bench
@@ -201,8 +200,7 @@ class _Confirmation:
                 plain=plain,
             )
             if choice.unchanged or self.admits(choice.placement):
-                refused = refused_text(limits, self.trials)
-                return replace(choice, reason="; ".join(filter(None, (choice.reason, refused))))
+                return choice
             barred.add(choice.placement.digest)
 
     def able(self, roles: Mapping[str, Placement]) -> dict[str, Placement]:

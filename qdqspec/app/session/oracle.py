@@ -344,7 +344,7 @@ class RehearsalOracle:
         rehearsal = self.rehearser.including(placement)
         evaluator = self._evaluator = self._evaluator or self._opened_evaluator(rehearsal)
         engine = rehearsal.engine(placement)
-        few_db, _ = evaluator.first(engine)
+        few_db = evaluator.first(engine)
         if self.least_db is not None and self._is_near(few_db, self.least_db):
             self._rehearse_on_all_data(evaluator, engine, few_db, self.least_db)
         return few_db

@@ -45,15 +45,14 @@ def limits_of(prepared: Prepared, *, all_data_share: float = 0.05) -> Limits:
     measures_db = asked.objective == "pareto" or asked.limits.min_sqnr_db is not None
     if not measures_db and asked.accuracy is None:
         return Limits(asked=asked.limits)
-    feeds, data = prepared.comparison_data()
+    feeds, _ = prepared.comparison_data()
     seconds = math.inf if asked.minutes is None else all_data_share * 60 * asked.minutes
     evaluator = Evaluator(feeds, prepared.build_expected, len(feeds), seconds=seconds)
     return Limits(
         asked=asked.limits,
         metric=None if asked.accuracy is None else _metric_limit(prepared, asked.accuracy),
-        first_samples=lambda engine: evaluator.first(engine)[0],
+        first_samples=evaluator.first,
         all_data=evaluator if evaluator.samples > evaluator.few else None,
-        data=data,
         confirms_sqnr=measures_db,
     )
 

@@ -11,8 +11,7 @@ import numpy as np
 
 from qdqspec.accuracy.compare import power_of
 from qdqspec.search.base import Proposal, profiled
-from qdqspec.search.blocks import block_labels
-from qdqspec.search.edges import FP
+from qdqspec.search.blocks import FP, block_labels
 from qdqspec.search.energy import Energy
 from qdqspec.search.stepwise import Steps
 from qdqspec.types import Label, Placement, format_of, kind_of

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from qdqspec.search.base import profiled
-from qdqspec.search.labels import pure_labels
+from qdqspec.search.blocks import pure_labels
 from qdqspec.search.stepwise import Steps
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import ClassVar, TypeAlias
 import numpy as np
 
 from qdqspec.search.base import SearchSetup, profiled
-from qdqspec.search.edges import Codes
+from qdqspec.search.blocks import Codes
 from qdqspec.search.energy import Energy
 from qdqspec.search.phases.compose import compose
 from qdqspec.search.phases.flip import flip

@@ -36,7 +36,7 @@ class Exhaustive(Stepwise):
     def _all(self, blocks: Sequence[UnitBlock]) -> Steps[None]:
         yield self.first_proposals()
         space = self.space
-        yield [profiled(placement, "pure") for placement in self.thinned_everything()]
+        yield [profiled(placement, "pure") for placement in self.fitted_everything()]
         every = itertools.product(*(block.codes for block in blocks))
         labellings = itertools.chain(
             (("pure", codes) for codes in uniform_codes(space, blocks)),

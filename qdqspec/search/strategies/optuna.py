@@ -50,7 +50,7 @@ class OptunaSearch(Stepwise):
 
     def _search(self) -> Steps[None]:
         trials = yield self.first_proposals()
-        trials += yield [Proposal(placement=each, phase="pure") for each in self.thinned_everything()]
+        trials += yield [Proposal(placement=each, phase="pure") for each in self.fitted_everything()]
         space, blocks, known = self.space, tie(self.space), {trial.placement: trial for trial in trials}
         choices = {
             str(block.index): self._optuna.distributions.CategoricalDistribution(block.codes)

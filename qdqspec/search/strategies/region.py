@@ -14,8 +14,7 @@ import numpy as np
 
 from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.search.base import Proposal, SearchSetup, profiled
-from qdqspec.search.blocks import UnitBlock, block_codes, labels_of, tie, uniform_codes
-from qdqspec.search.labels import Labels
+from qdqspec.search.blocks import Labels, UnitBlock, block_codes, labels_of, tie, uniform_codes
 from qdqspec.search.select import reaches
 from qdqspec.search.stepwise import Steps, Stepwise
 from qdqspec.types import Trial
@@ -51,13 +50,13 @@ class RegionSearch(Stepwise):
 
     def _search(self) -> Steps[None]:
         trials = yield self.first_proposals()
-        trials += yield [profiled(placement, "pure") for placement in self.thinned_everything()]
+        trials += yield [profiled(placement, "pure") for placement in self.fitted_everything()]
         best: Labels = next((dict(t.placement.labels) for t in reversed(trials) if t.incumbent), {})
         groups: dict[str, list[UnitBlock]] = {}
         for block in tie(self.space):
             groups.setdefault(block.pattern, []).append(block)
         spent = {
-            pattern: math.fsum(self.guide.spent[name] for block in blocks for name in block.units)
+            pattern: math.fsum(self.spent[name] for block in blocks for name in block.units)
             for pattern, blocks in groups.items()
         }
         left = math.fsum(spent.values())

@@ -19,8 +19,7 @@ from qdqspec.graph.ops import ANCHORS, copies_values
 from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.qdq.space.units import Unit
 from qdqspec.search.base import Proposal, SearchSetup, profiled
-from qdqspec.search.blocks import UnitBlock, classes_of, fuse
-from qdqspec.search.labels import Labels, spent_by_unit
+from qdqspec.search.blocks import Labels, UnitBlock, classes_of, fuse, spent_by_unit
 from qdqspec.search.stepwise import Steps, Stepwise
 from qdqspec.types import HALVES, Label, LayerTime, Placement, Trial, kind_of, label_of
 
@@ -48,11 +47,11 @@ class SubgraphSearch(Stepwise):
         for groups, share in kinds_of(self.space, trials[0].layers, self.setup.fused):
             wins += yield from self._alone(groups, share)
         wins.sort(key=lambda win: -win[0])
-        raw = self.guide.fitted({unit: label for _, labels in wins for unit, label in labels.items()})
+        raw = self.fitted({unit: label for _, labels in wins for unit, label in labels.items()})
         if self.setup.validate_groups:
             yield from self._together(wins, held, raw)
         last = [profiled(raw, "raw")] if wins and self.is_worth_building(raw) else []
-        yield [*last, *(profiled(placement, "pure") for placement in self.thinned_everything())]
+        yield [*last, *(profiled(placement, "pure") for placement in self.fitted_everything())]
 
     def _alone(self, groups: Sequence[UnitBlock], share: float) -> Steps[list[Win]]:
         """Time the schemes of one kind on its first group; returns the best one, if it has a gain."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from qdqspec.errors import OutputError, StateError
-from qdqspec.search.journal import Journal
+from qdqspec.search.journal import SCHEMA_VERSION, Journal
 from qdqspec.types import Consumer, Placement, Samples, Site, Trial
 
 HEADER = {"model": "ab12", "device": "some-cpu", "backend": "onnxruntime", "seed": 0}
@@ -36,7 +36,7 @@ def test_a_trial_is_in_the_file_with_the_documented_keys_as_soon_as_it_is_append
     with Journal.open(path, HEADER) as journal:
         assert journal.trials() == ()
         header = json.loads((path.parent / "trials.header.json").read_text())
-        assert header == {"schema_version": 3, **HEADER}
+        assert header == {"schema_version": SCHEMA_VERSION, **HEADER}
         journal.append(TRIAL, eps=0.02)
         line = json.loads(path.read_text())
         assert line.keys() >= PROMISED

@@ -34,8 +34,6 @@ DEVICE_HOLDER = HOLDER.replace(
 @pytest.fixture(autouse=True)
 def no_wait_was_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock, "_REPORTED", set())
-    # Workers of one test run wait without a report.
-    monkeypatch.delenv("PYTEST_XDIST_TESTRUNUID", raising=False)
 
 
 @contextmanager
@@ -84,21 +82,6 @@ def test_a_second_run_waits_and_reports_the_process_that_holds_the_lock(
     (report,) = reports
     since = rf"\(process {holder.pid}, since 20\d\d-\S+ \d+:\d+:\d+\)"
     assert re.fullmatch(f"waits for {what.format(folder=tmp_path)} {since}", report)
-
-
-def test_workers_of_one_test_run_wait_without_a_report(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Without a display, others log the wait."""
-    for run in ("one", ""):
-        monkeypatch.setenv("PYTEST_XDIST_TESTRUNUID", run)
-        with held_elsewhere(HOLDER, tmp_path) as holder:
-            ends = threading.Timer(1.0, holder.kill)
-            ends.start()
-            with RunLock(tmp_path):
-                pass
-            ends.join()
-        assert (f"process {holder.pid}" in caplog.text) is (run == "")
 
 
 @pytest.mark.parametrize("note", ["", '{"pid": "x", "since": 3}', "[" * 9000])

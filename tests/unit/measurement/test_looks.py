@@ -12,6 +12,7 @@ from qdqspec.errors import BackendError
 from qdqspec.search.base import Proposal
 from qdqspec.search.loop import Contest
 from qdqspec.timing.bench import Bench, DriftMonitor
+from qdqspec.timing.profiles import Load
 from qdqspec.timing.stats import FEWEST_FREEDOM
 from qdqspec.types import Interval, LayerTime
 from tests.support.lab import REFERENCE, placement
@@ -57,7 +58,7 @@ class Lab(Contest):
         self.bench = Bench(
             self.device,
             lambda placement: Path("tuned" if placement.sites else "reference"),
-            {"x": np.zeros(1, np.float32)},
+            (Load(feeds={"x": np.zeros(1, np.float32)}),),
             clock="cpu",
             random=random,
             options=BuildOptions(extra={**words, "fake.seed": str(seed)}),

@@ -163,18 +163,12 @@ def test_images_without_a_transform_are_an_error_that_shows_one(photo: Path) -> 
         assert "{images: 'photos/*.jpg', size: 224}" in str(caught.value.cure)
 
 
-def test_one_error_names_all_files_that_are_no_images(tmp_path: Path) -> None:
-    for number in range(4):
-        Image.new("RGB", (6, 4)).save(tmp_path / f"good{number}.png")
-        (tmp_path / f"bad{number}.jpg").write_bytes(b"no image")
-    with pytest.raises(DataError, match=r"bad0\.jpg: 4 images cannot be read: this one and") as caught:
+def test_a_file_that_is_no_image_is_named(tmp_path: Path) -> None:
+    Image.new("RGB", (6, 4)).save(tmp_path / "a.png")
+    (tmp_path / "b.jpg").write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"b\.jpg: the image cannot be read") as caught:
         pictures(tmp_path)
-    assert all(f"bad{number}.jpg" in str(caught.value) for number in range(4))
-    assert "good" not in str(caught.value)
-    for number in range(4, 40):
-        (tmp_path / f"bad{number}.jpg").write_bytes(b"no image")
-    with pytest.raises(DataError, match="at least 10 images cannot be read"):
-        pictures(tmp_path)
+    assert caught.value.cure == "take it out"
 
 
 @pytest.mark.parametrize("mode", ["PNG", "TIFF"])

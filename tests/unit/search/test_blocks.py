@@ -1,12 +1,24 @@
-"""Blocks of units that share kernels, their labels, and their classes."""
+"""Blocks of units that share kernels, their labels and classes, and the tensors between them."""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from searches import kernel, residual_space
 
-from qdqspec.search.blocks import block_codes, block_labels, classes_of, fuse, labels_of, tie, uniform_codes
+from qdqspec.search.blocks import (
+    Domains,
+    Edge,
+    block_codes,
+    block_labels,
+    classes_of,
+    edges_between,
+    fuse,
+    labels_of,
+    tie,
+    uniform_codes,
+)
 from qdqspec.testing.strategies import small_space
 from qdqspec.types import LABELS, LayerTime
 
@@ -71,3 +83,55 @@ def test_labels_of_classes_are_recovered_from_labels_of_units(space_of) -> None:
     assert sorted(name for tied in classes for name in tied.units) == sorted(space.by_id)
     for choice in uniform_codes(space, classes):
         assert tuple(block_codes(space, classes, labels_of(space, classes, choice))) == choice
+
+
+# ---- tensors between blocks ------------------------------------------------------------------------
+
+OTHER_FULL, OTHER_IN, WEIGHTS = 3, 4, 6
+# two formats of activations, and one weight-only format
+DOMAINS = Domains((0, 1, 1, 2, 2, 0, 0), (0, 1, 0, 2, 0, 0, 0))
+
+
+def edge(producer: int, *consumers: int, outside: bool = False) -> Edge:
+    return Edge("t", 1.0, producer, consumers, outside)
+
+
+def test_graph_inputs_and_readers_outside_blocks_are_float() -> None:
+    assert edge(-1, 0).conversions([FULL], DOMAINS) == [0]
+    assert edge(-1, 0).conversions([FP], DOMAINS) == []
+    assert edge(0, outside=True).conversions([FULL], DOMAINS) == [0]
+    assert edge(0, outside=True).conversions([IN], DOMAINS) == []
+
+
+@pytest.mark.parametrize(
+    ("producer", "readers", "kinds"),
+    [
+        (FP, (FP,), []),
+        (FP, (FULL, FULL), [(0, 1)]),  # once for all readers
+        (FULL, (FP, FP), [(0, 1)]),
+        (FULL, (FULL, IN), []),
+        (IN, (FP,), []),  # the producer outputs floats
+        (FULL, (OTHER_FULL,), [(1, 2)]),  # produced in one format, read in the other
+        (FULL, (FULL, OTHER_FULL), [(1, 2)]),
+        (FULL, (FP, OTHER_IN), [(0, 1), (1, 2)]),
+        (IN, (FULL, OTHER_FULL), [(0, 1), (0, 2)]),  # produced in float, converted to each
+        (OTHER_FULL, (WEIGHTS,), [(0, 2)]),  # weight-only blocks read and produce floats
+        (WEIGHTS, (FP, WEIGHTS), []),
+        (WEIGHTS, (IN,), [(0, 1)]),
+    ],
+)
+def test_each_pair_of_formats_is_a_separate_conversion(
+    producer: int, readers: tuple[int, ...], kinds: list[tuple[int, int]]
+) -> None:
+    found = edge(0, *range(1, 1 + len(readers))).conversions([producer, *readers], DOMAINS)
+    assert sorted(DOMAINS.pairs[pair] for pair in found) == kinds
+
+
+def test_edges_connect_blocks_and_list_other_readers() -> None:
+    space = residual_space()
+    found = {e.tensor: e for e in edges_between(space, {"conv1": 0, "relu": 0, "conv2": 1, "add": 1})}
+    assert found["x"].producer == -1
+    assert found["b"].blocks == (0, 1)
+    assert "c" not in found  # inside block 1
+    assert found["d"].outside  # read by pool, which is not in a block
+    assert found["b"].elements == 8 * 8 * 8

@@ -14,7 +14,7 @@ from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.open_engines import Engines
 from qdqspec.errors import BackendError, OutputError
 from qdqspec.search.limits import Limits
-from qdqspec.timing.profiles import Load, Part
+from qdqspec.timing.profiles import Load
 from qdqspec.types import Placement, Trial
 from tests.support.lab import (
     FEEDS,
@@ -196,8 +196,8 @@ PART = ("n1", "n2")
 def with_parts(lab: Lab) -> Arena:
     """A arena that writes a float part as the candidate ``part``, and a part with pairs as that of the placement."""
 
-    def extract(what: Placement, nodes: tuple[str, ...]) -> Part:
-        return Part(path=lab.write(what) if what.sites else Path("part"), loads=(Load(feeds=FEEDS),))
+    def extract(what: Placement, nodes: tuple[str, ...]) -> tuple[Path, Load]:
+        return lab.write(what) if what.sites else Path("part"), Load(feeds=FEEDS)
 
     return started(lab, extract=extract)
 

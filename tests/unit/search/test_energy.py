@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from searches import all_labellings, drawn_noise, kernel, pure_placements, residual_space
 
 from qdqspec.search.base import Proposal
-from qdqspec.search.edges import Codes
+from qdqspec.search.blocks import Codes
 from qdqspec.search.energy import RUN_ELEMENTS, Energy
 from qdqspec.testing.strategies import small_space
 from qdqspec.types import LABELS, LayerTime, Samples, Trial

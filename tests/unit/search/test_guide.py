@@ -14,8 +14,8 @@ from searches import Additive, Device, ScoringDevice, all_placements
 from qdqspec.accuracy.compare import power_of
 from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.search.base import SearchSetup, Strategy
+from qdqspec.search.blocks import LINEAR
 from qdqspec.search.guide import Guide
-from qdqspec.search.labels import LINEAR
 from qdqspec.search.limits import Limits
 from qdqspec.search.repair import repaired
 from qdqspec.search.strategies.attribution import Attribution

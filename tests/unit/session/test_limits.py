@@ -53,8 +53,6 @@ def test_a_candidate_accurate_only_on_the_first_samples_is_not_selected(case: Ca
     (found,) = (one.evidence for one in record.cases)
     assert found.status == "unchanged"
     assert "the SQNR limit of 20 dB (the default)" in found.reason
-    assert "reached 20 dB on the first 8 samples and" in found.reason
-    assert "dB at most on all evaluation data" in found.reason
     assert f"default unchanged: {found.reason}" in summary_table(record)
     data = json.loads(json.dumps(record_to_json(record), allow_nan=False))["cases"][0]
     assert (data["status"], data["reason"]) == ("unchanged", found.reason)

@@ -511,10 +511,7 @@ with RunLock(Path(sys.argv[1])):
 """
 
 
-def test_a_second_run_waits_for_the_first_and_uses_its_result(
-    open_session: Open, case: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("PYTEST_XDIST_TESTRUNUID", raising=False)  # workers of one run wait without a message
+def test_a_second_run_waits_for_the_first_and_uses_its_result(open_session: Open, case: Case) -> None:
     first, second = open_session(), open_session()
     found = first.search(case)
     words = [sys.executable, "-c", HOLDER, str(first.output(case))]
