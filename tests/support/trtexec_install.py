@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
@@ -46,20 +46,16 @@ def put_trtexec(
     monkeypatch: pytest.MonkeyPatch,
     version: str = "10.16",
     *,
-    without: Iterable[str] = (),
-    listed: Iterable[str] | None = None,
     fault: Mapping[str, str] | None = None,
 ) -> Trtexec:
-    """Install a stand-in of a version, ``without`` some of its options, or with others ``listed`` in its help."""
+    """Install a stand-in of a version."""
     from qdqspec.backends._nvidia import smi as nvidia_smi
 
     folder.mkdir(parents=True, exist_ok=True)
-    known = set(OPTIONS.get(version, OPTIONS["10.9"])) - set(without)
     config = {
         "version": version,
         "samples": str(DATA / "samples"),
-        "options": sorted(known),
-        "listed": sorted(known if listed is None else listed),
+        "options": OPTIONS.get(version, OPTIONS["10.9"]),
         "fault": dict(fault or {}),
         "calls": str(folder / "calls.jsonl"),
     }

@@ -12,12 +12,11 @@ with defaults in brackets:
   and the simulated seconds that a state lasts (0, 30).
 - ``fake.scale``: slows everything by this factor (1). ``fake.integer``: slows integer kernels only;
   with 2 about half of them are slower than float.
-- ``fake.build_s``: real seconds that each build waits, as for a compiler on another machine (0).
 - ``fake.fail_rate``: share of candidates whose build fails, always the same ones (0). A model without
   Q/DQ is not a candidate.
 - ``fake.raise``, ``fake.crash``, ``fake.hang``, ``fake.oom``: the stage ``build``, ``run``, ``bind``, ``time`` or
   ``layers`` at which the device raises, ends by a segmentation fault, sleeps for ever or runs out of memory. Meant
-  for child processes: the crash is a real one. ``fake.fault_rate``: share of candidates with that fault (1).
+  for child processes: the crash is a real one.
 """
 
 from __future__ import annotations
@@ -66,9 +65,7 @@ class FakeOptions:
     state_period: float = _number(30.0)
     scale: float = _number(1.0)
     integer: float = _number(1.0)
-    build_s: float = _number(0.0)
     fail_rate: float = _number(0.0)
-    fault_rate: float = _number(1.0)
     raise_: str = _stage()
     crash: str = _stage()
     hang: str = _stage()
@@ -121,10 +118,7 @@ class FakeDevice:
         words = OPTIONS.of(options.extra)
         loaded = load_model(model)
         cost = cost_of(loaded, words.seed, words.scale, words.integer)
-        if fraction(words.seed, "faulty", cost.structure) >= words.fault_rate:
-            words = replace(words, raise_="", crash="", hang="", oom="")
         break_down(words, "build")
-        time.sleep(words.build_s)
         is_candidate = any(node.op_type in QDQ_OPS for node in loaded.nodes)
         if is_candidate and fraction(words.seed, "refused", cost.structure) < words.fail_rate:
             raise BackendError("the simulated device refuses this placement", where=model)

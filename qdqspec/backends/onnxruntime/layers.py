@@ -16,7 +16,7 @@ import json
 import re
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -27,7 +27,7 @@ from onnx import external_data_helper
 
 from qdqspec.backends._source import PAIRS, Source
 from qdqspec.graph.dynamic_pairs import with_pairs
-from qdqspec.graph.flat import Scope, Scopes, bodies_of, find_scopes
+from qdqspec.graph.flat import Scope, Scopes, find_scopes
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import CONTROL
 from qdqspec.types import LayerTime
@@ -187,9 +187,8 @@ class KernelEvent:
     dtype: str
 
 
-# Unique name of the node, and microseconds without those of its bodies.
-TimedEvent: TypeAlias = tuple[str, KernelEvent, int]
-_Found: TypeAlias = tuple[list[TimedEvent], int]  # and the index of the next event
+NamedEvent: TypeAlias = tuple[str, KernelEvent]  # with the unique name of the node
+_Nodes: TypeAlias = list[tuple[str, onnx.NodeProto]]  # with their unique names
 
 
 def parse_profile(text: str) -> tuple[KernelEvent, ...]:
@@ -224,18 +223,23 @@ def layer_times(
     ``origins`` are those of the nodes. Empty if the profile does not match the graph, so that no time is assigned to
     the wrong node. Kernels in a branch that is not executed have no time; those of iterations are added.
     """
-    found = runs_of(find_scopes(optimized.proto), events)
+    scopes = find_scopes(optimized.proto)
+    found = runs_of(scopes, events)
     if found is None or len(found) < runs:
         return ()
-    spent: list[Counter[str]] = []  # microseconds of each kernel in one run
+    spent: list[Counter[str]] = []  # microseconds of each kernel in one run, without those of its bodies
     executed = Counter[str]()  # in all of them
     sample: dict[str, KernelEvent] = {}
     for run in found[-runs:]:
-        spent.append(Counter())
-        for name, event, microseconds in reversed(run):
-            spent[-1][name] += microseconds
+        whole = Counter[str]()
+        for name, event in run:
+            whole[name] += event.microseconds
             executed[name] += 1
-            sample[name] = event
+            sample.setdefault(name, event)
+        spent.append(whole.copy())
+        for scope in scopes.bodies:
+            left = spent[-1][scope.owner] - sum(whole[name] for name in scope.names)
+            spent[-1][scope.owner] = max(left, 0)
     ran = [(n, o) for n, o in zip(optimized.nodes, origins, strict=True) if n.name in sample]
     times = without_overhead(
         [_trimmed_mean([run[node.name] for run in spent]) for node, _ in ran],
@@ -292,82 +296,53 @@ def _trimmed_mean(values: Sequence[int]) -> float:
     return statistics.fmean(sorted(values)[cut : len(values) - cut])
 
 
-def runs_of(scopes: Scopes, events: Sequence[KernelEvent]) -> list[list[TimedEvent]] | None:
-    """The kernels executed in each run of a graph; ``None`` if the events do not match it."""
-    reader = _Reader(scopes, events)
-    runs: list[list[TimedEvent]] = []
+def runs_of(scopes: Scopes, events: Sequence[KernelEvent]) -> list[list[NamedEvent]] | None:
+    """The kernels executed in each run of a graph; ``None`` if the events do not match it.
+
+    Events between those of two nodes of the main graph are of the bodies of the second one.
+    """
+    inside: dict[
+        str, dict[str, _Nodes]
+    ] = {}  # the nodes of each body and of the bodies inside, by owner and attribute
+    for scope in reversed(scopes.bodies):
+        nodes = list(_nodes(scope))
+        nodes += [each for name in scope.names for deeper in inside.get(name, {}).values() for each in deeper]
+        inside.setdefault(scope.owner, {})[scope.attribute] = nodes
+    runs: list[list[NamedEvent]] = []
     at = 0
     while at < len(events):
-        if (found := reader.main(at)) is None:
-            return None
-        runs.append(found[0])
-        at = found[1]
+        runs.append([])
+        for name, node in _nodes(scopes.main):
+            end = next((index for index in range(at, len(events)) if _fits(events[index], node)), None)
+            if end is None:
+                return None
+            runs[-1] += _matched(events[at:end], inside.get(name, {}).values())
+            runs[-1].append((name, events[end]))
+            at = end + 1
     return runs
 
 
-class _Reader:
-    def __init__(self, scopes: Scopes, events: Sequence[KernelEvent]) -> None:
-        self._main = scopes.main
-        self._bodies = {(scope.owner, scope.attribute): scope for scope in scopes.bodies}
-        self._events = events
-
-    def main(self, at: int) -> _Found | None:
-        """One run, starting at an event. Events of operators that are not in the file are skipped."""
-        timed: list[TimedEvent] = []
-        for name, node in _nodes(self._main):
-            while (found := self._node(name, node, at)) is None:
-                at += 1
-                if at >= len(self._events):
-                    return None
-            timed += found[0]
-            at = found[1]
-        return timed, at
-
-    def _body(self, scope: Scope, at: int) -> _Found | None:
-        """One run of a body. Its kernels may run in another order than in the file."""
-        timed: list[TimedEvent] = []
-        left = list(_nodes(scope))
-        while left:
-            for index in self._likely(left, at):
-                if (found := self._node(*left[index], at)) is not None:
-                    break
-            else:
-                return None
-            del left[index]
-            timed += found[0]
-            at = found[1]
-        return timed, at
-
-    def _likely(self, left: Sequence[tuple[str, onnx.NodeProto]], at: int) -> list[int]:
-        """The nodes that an event may belong to: that of its name, those without a name, those with bodies."""
-        if at >= len(self._events):
-            return []
-        event = self._events[at]
-        fitting = [index for index, (_, node) in enumerate(left) if _fits(event, node)]
-        fitting.sort(key=lambda index: left[index][1].name != event.name)
-        owners = [index for index, (_, node) in enumerate(left) if any(bodies_of(node))]
-        return fitting + [index for index in owners if index not in fitting]
-
-    def _node(self, name: str, node: onnx.NodeProto, at: int) -> _Found | None:
-        bodies = [self._bodies[name, attribute] for attribute, _ in bodies_of(node)]
-        branches = filter(None, (self._body(body, at) for body in bodies))
-        for timed, end in branches if node.op_type == "If" else self._iterations(bodies, at):
-            if end < len(self._events) and _fits(self._events[end], node):
-                event = self._events[end]
-                own = max(event.microseconds - sum(part for _, _, part in timed), 0)
-                return [*timed, (name, event, own)], end + 1
-        return None
-
-    def _iterations(self, bodies: Sequence[Scope], at: int) -> Iterator[_Found]:
-        """The kernels executed after no iteration, after one, and so on."""
-        timed: list[TimedEvent] = []
-        while True:
-            yield timed, at
-            found = self._body(bodies[0], at) if bodies else None
-            if found is None or found[1] == at:
-                return
-            timed = timed + found[0]
-            at = found[1]
+def _matched(events: Sequence[KernelEvent], bodies: Iterable[_Nodes]) -> list[NamedEvent]:
+    """The events of the body that was executed, any number of times, with its nodes; empty if none matches."""
+    for nodes in bodies:
+        alike: dict[str, _Nodes] = {}  # by operator
+        for name, node in nodes:
+            alike.setdefault(node.op_type, []).append((name, node))
+        found: list[NamedEvent] = []
+        used = Counter[str]()
+        for event in events:
+            fitting = [
+                (node.name != event.name, used[name], name)
+                for name, node in alike.get(event.op_type, ())
+                if _fits(event, node)
+            ]
+            if not fitting:
+                break
+            found.append((min(fitting)[2], event))
+            used[found[-1][0]] += 1
+        else:
+            return found
+    return []
 
 
 def _nodes(scope: Scope) -> Iterator[tuple[str, onnx.NodeProto]]:

@@ -51,9 +51,6 @@ class OnnxRuntimeWebOptions:
 
 
 OPTIONS = declare("onnxruntime-web", OnnxRuntimeWebOptions)
-_CALL_SECONDS = 110.0  # slightly less than the caller's limit, so that the reason is reported
-_PATIENCE = 0.95  # of a build's limit, for the same reason
-_SLOWER_THAN_SEEN = 10
 
 
 class OnnxRuntimeWeb:
@@ -123,9 +120,8 @@ class OnnxRuntimeWebEngine(TimedEngine[NodeProcess, bool]):
         node = NodeProcess(model, install.require_browser()[0] if words.in_browser else "")
         super().__init__(model, node)
         self._inputs = source.inputs
-        self._slowest = 0.0  # run so far, in seconds
         try:
-            _, values = node.ask(request, seconds=_PATIENCE * options.build_seconds)
+            _, values = node.ask(request)
         except BaseException:
             self.close()
             raise
@@ -137,20 +133,18 @@ class OnnxRuntimeWebEngine(TimedEngine[NodeProcess, bool]):
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Run once and return the outputs by name."""
         node, values = self._require_open(), self._checked(feeds)
-        return node.ask({"do": "run"}, values, seconds=self._patience(1))[1]
+        return node.ask({"do": "run"}, values)[1]
 
     def bind(self, feeds: Mapping[str, Array], profile: int = 0) -> None:
         """Fix the inputs that `time` and `layers` use, and run until V8 has compiled all hot code."""
         values = self._checked(feeds)
         self._bound.pop(profile, None)
-        self._require_open().ask({"do": "bind", "profile": profile}, values, seconds=self._patience(1))
+        self._require_open().ask({"do": "bind", "profile": profile}, values)
         self._bind(profile, True)
 
     def _timed(self, runs: int, warmup: int, profile: int) -> Samples:
         answer = self._asked("time", runs, warmup, profile)
-        taken = Samples(wall_ms=tuple(answer["wall"]), cpu_ms=tuple(answer["cpu"]))
-        self._slowest = max(self._slowest, max(taken.wall_ms, default=0.0) / 1e3)
-        return taken
+        return Samples(wall_ms=tuple(answer["wall"]), cpu_ms=tuple(answer["cpu"]))
 
     def layers(self, runs: int = 12, profile: int = 0) -> tuple[LayerTime, ...]:
         """Time per kernel, from a second session with profiling; its sum is scaled to the unprofiled latency."""
@@ -170,10 +164,7 @@ class OnnxRuntimeWebEngine(TimedEngine[NodeProcess, bool]):
         """Node's answer on runs with the inputs of a profile."""
         self._require_bound(profile)
         request = {"do": what, "runs": runs, "warmup": warmup, "profile": profile}
-        return self._require_open().ask(request, seconds=self._patience(runs + warmup))[0]
-
-    def _patience(self, runs: int) -> float:
-        return _CALL_SECONDS + _SLOWER_THAN_SEEN * self._slowest * runs
+        return self._require_open().ask(request)[0]
 
     def _checked(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         check_names(self._inputs, feeds, self.model)

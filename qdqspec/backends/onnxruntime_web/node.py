@@ -21,7 +21,6 @@ from qdqspec.backends.onnxruntime import engine
 from qdqspec.backends.onnxruntime_web.install import HERE, NODE, require_node, require_package
 from qdqspec.errors import BackendError
 
-_START_SECONDS = 60.0
 _FLAGS = ("--single-threaded-gc", "--expose-gc")
 _LAST_BYTES = 2000
 _END_SECONDS = 5.0  # for a browser to end in order
@@ -30,7 +29,7 @@ _END_SECONDS = 5.0  # for a browser to end in order
 class NodeProcess:
     """A process of Node with one model, which it runs itself or, with the path of a browser, in a page there.
 
-    It ends with `close`, with this object, and with this process.
+    It ends with `close`, with this object, and with this process, which its caller ends after a time limit.
     """
 
     def __init__(self, model: Path, browser: str = "") -> None:
@@ -59,7 +58,7 @@ class NodeProcess:
         self._stream = FrameStream(ours)
         patience = _END_SECONDS if browser else 0.0
         self._end = weakref.finalize(self, _end, self._process, self._stream, self._log, scratch, patience)
-        self._thread: int | None = self._receive("start", _START_SECONDS)[0]["thread"]
+        self._thread: int | None = self._receive("start")[0]["thread"]
 
     @property
     def pid(self) -> int:
@@ -67,18 +66,15 @@ class NodeProcess:
         return self._process.pid
 
     def ask(
-        self, request: Header, arrays: Mapping[str, Array] | None = None, *, seconds: float
+        self, request: Header, arrays: Mapping[str, Array] | None = None
     ) -> tuple[Header, dict[str, Array]]:
-        """Send a request and wait for its answer. Raises `BackendError` for a refusal, a crash and a timeout.
-
-        After a crash and a timeout the process has ended.
-        """
+        """Send a request and wait for its answer. Raises `BackendError` for a refusal and a crash."""
         self._follow_processors()
         try:
-            self._stream.send(request, arrays, seconds)
+            self._stream.send(request, arrays)
         except (WireClosedError, OSError):
             raise self._ended(request["do"]) from None
-        answer, values = self._receive(request["do"], seconds)
+        answer, values = self._receive(request["do"])
         if "error" in answer:
             why = plainly(str(answer["error"]))
             raise BackendError(f"ONNX Runtime Web: {why}", where=self._model, cure=cure_for(why))
@@ -88,16 +84,9 @@ class NodeProcess:
         """End the process; closing twice has no effect."""
         self._end()
 
-    def _receive(self, what: str, seconds: float) -> tuple[Header, dict[str, Array]]:
+    def _receive(self, what: str) -> tuple[Header, dict[str, Array]]:
         try:
-            return self._stream.receive(seconds)
-        except TimeoutError:
-            self.close()
-            raise BackendError(
-                f"Node gave no answer to '{what}' for {seconds:g} s and was ended",
-                where=self._model,
-                cure="give it more time with --qdq-build-limit" if what == "build" else None,
-            ) from None
+            return self._stream.receive()
         except (WireClosedError, OSError):
             raise self._ended(what) from None
         except BaseException:  # an interrupt leaves an unread answer in the connection

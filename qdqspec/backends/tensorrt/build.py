@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import mmap
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
 
 _MIB = 1 << 20
 _ROUTE = "build_route"  # of IBuilderConfig, since 11
+_CANNOT_BUILD = "TensorRT could not build the model"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,109 +50,107 @@ class BuiltEngine:
     notes: tuple[str, ...] = ()  # TensorRT's warnings about the engine
 
 
-class Build:
-    """One build, step by step: parse, configure, add profiles, compile, load."""
+def build_engine(
+    model: Path,
+    words: TensorRtOptions,
+    profiles: Sequence[ShapeProfile],
+    shared: Shared,
+    log: Log,
+    logger: trt.ILogger,
+) -> BuiltEngine:
+    """Build and load an engine. Raises `BackendError` with TensorRT's own reasons, `ConfigError` for options."""
+    import tensorrt as trt
 
-    def __init__(
-        self, model: Path, words: TensorRtOptions, shared: Shared, log: Log, logger: trt.ILogger
-    ) -> None:
-        self._model = model
-        self._words = words
-        self._shared = shared
-        self._log = log
-        self._logger = logger
-
-    def run(self, profiles: Sequence[ShapeProfile]) -> BuiltEngine:
-        """Build and load the engine. Raises `BackendError` with TensorRT's own reasons, `ConfigError` for options."""
-        import tensorrt as trt
-
-        start = time.perf_counter()
-        with refusals(self._log, "TensorRT could not build the model", self._model):
-            plan, facts = self._compile(profiles)
-            runtime = trt.Runtime(self._logger)
-            if self._words.version_compatible:  # such a plan contains host code; this one was built here
-                runtime.engine_host_code_allowed = True
-            engine = runtime.deserialize_cuda_engine(plan)
-        if engine is None:
-            raise self._log.failure("TensorRT could not load the engine it built", self._model)
-        facts |= {
-            "model": self._model.name,
-            "tensorrt": trt.__version__,
-            "seconds": round(time.perf_counter() - start, 3),
-            "plan_bytes": int(plan.nbytes),
-            "layers": engine.num_layers,
-            "warnings": list(self._log.warnings),
-        }
-        return BuiltEngine(engine=engine, runtime=runtime, facts=facts, notes=self._log.notes)
-
-    def _compile(self, profiles: Sequence[ShapeProfile]) -> tuple[trt.IHostMemory, dict[str, Any]]:
-        import tensorrt as trt
-
-        builder = trt.Builder(self._logger)
-        load_plugins(self._words.plugins, self._model, self._log, self._logger)
-        network = builder.create_network(network_flags())
-        config = builder.create_builder_config()
-        self._configure(config)
-        parse(network, self._model, self._log, self._logger)
-        count = add_profiles(builder, network, config, profiles, self._model)
-        cache = self._shared.attach(config)
+    start = time.perf_counter()
+    with refusals(log, _CANNOT_BUILD, model):
+        builder, network, config = open_network(model, words.plugins, profiles, log, logger)
+        _configure(config, words, model)
+        cache = shared.attach(config)
         route = optional(config, _ROUTE)
-        for note in self._shared.notes:
-            self._log.add("WARNING", note)
+        for note in shared.notes:
+            log.add("WARNING", note)
         plan = builder.build_serialized_network(network, config)
         if plan is None:
-            raise self._log.failure("TensorRT could not build the model", self._model)
+            raise log.failure(_CANNOT_BUILD, model)
         if cache is not None:
-            self._shared.keep(config)
-        return plan, {
-            "build_route": None if route is None else str(route),
-            "timing_cache": self._shared.kind,
-            "profiles": count,
-            "short_of_memory": self._log.dropped_kernels,  # kernels were skipped: its latency may be too high
-        }
+            shared.keep(config)
+        runtime = trt.Runtime(logger)
+        if words.version_compatible:  # such a plan contains host code; this one was built here
+            runtime.engine_host_code_allowed = True
+        engine = runtime.deserialize_cuda_engine(plan)
+    if engine is None:
+        raise log.failure("TensorRT could not load the engine it built", model)
+    facts = {
+        "build_route": None if route is None else str(route),
+        "timing_cache": shared.kind,
+        "short_of_memory": log.dropped_kernels,  # kernels were skipped: its latency may be too high
+        "model": model.name,
+        "tensorrt": trt.__version__,
+        "seconds": round(time.perf_counter() - start, 3),
+        "plan_bytes": int(plan.nbytes),
+        "layers": engine.num_layers,
+        "warnings": list(log.warnings),
+    }
+    return BuiltEngine(engine=engine, runtime=runtime, facts=facts, notes=log.notes)
 
-    def _configure(self, config: trt.IBuilderConfig) -> None:
-        import tensorrt as trt
 
-        words = self._words
-        config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # else there are only names
-        numbers = {
-            "avg_timing_iterations": words.avg_timing,
-            "builder_optimization_level": words.opt_level,
-            "max_num_tactics": words.max_tactics,
-            "max_aux_streams": words.aux_streams,
-        }
-        for name, number in numbers.items():
-            if number is not None:
-                setattr(config, name, number)
-        if words.workspace is not None:
-            config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, words.workspace * _MIB)
-        if words.tiling is not None:
-            known = trt.TilingOptimizationLevel
-            config.tiling_optimization_level = required(known, words.tiling.upper(), "tensorrt.tiling")
-        if words.hardware != "none":
-            known, level = trt.HardwareCompatibilityLevel, words.hardware.replace("-", "_").upper()
-            config.hardware_compatibility_level = required(known, level, "tensorrt.hardware")
-        if not words.tf32:  # on by default, as in trtexec
-            config.clear_flag(trt.BuilderFlag.TF32)
-        if words.sparse:
-            config.set_flag(trt.BuilderFlag.SPARSE_WEIGHTS)
-        if words.version_compatible:
-            config.set_flag(trt.BuilderFlag.VERSION_COMPATIBLE)
-        if words.build_route is not None:
-            self._set_route(config, words.build_route)
+def open_network(
+    model: Path, plugins: Sequence[Path], profiles: Sequence[ShapeProfile], log: Log, logger: trt.ILogger
+) -> tuple[trt.Builder, trt.INetworkDefinition, trt.IBuilderConfig]:
+    """The builder, the parsed network and its configuration, with one optimization profile for each of the spec's."""
+    import tensorrt as trt
 
-    def _set_route(self, config: trt.IBuilderConfig, route: str) -> None:
-        """Set the route and read it back: the bindings drop the result of the setter, which rejects unknown knobs."""
-        required(config, _ROUTE, "tensorrt.build-route")
-        setattr(config, _ROUTE, route)
-        if sorted(str(optional(config, _ROUTE)).split()) != sorted(route.split()):
-            why = _route_problem(route, str(optional(config, "all_build_routes") or ""))
-            raise BackendError(
-                f"TensorRT does not take the build route '{route}': {why}",
-                where=self._model,
-                cure='write it as -name=value, separated by spaces: "-conv_use_long_w=off -kgen:codegen:cuda_tile=2"',
-            )
+    builder = trt.Builder(logger)
+    load_plugins(plugins, model, log, logger)
+    network = builder.create_network(network_flags())
+    config = builder.create_builder_config()
+    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # else layers have names only
+    parse(network, model, log, logger)
+    add_profiles(builder, network, config, profiles, model)
+    return builder, network, config
+
+
+def _configure(config: trt.IBuilderConfig, words: TensorRtOptions, model: Path) -> None:
+    import tensorrt as trt
+
+    numbers = {
+        "avg_timing_iterations": words.avg_timing,
+        "builder_optimization_level": words.opt_level,
+        "max_num_tactics": words.max_tactics,
+        "max_aux_streams": words.aux_streams,
+    }
+    for name, number in numbers.items():
+        if number is not None:
+            setattr(config, name, number)
+    if words.workspace is not None:
+        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, words.workspace * _MIB)
+    if words.tiling is not None:
+        known = trt.TilingOptimizationLevel
+        config.tiling_optimization_level = required(known, words.tiling.upper(), "tensorrt.tiling")
+    if words.hardware != "none":
+        known, level = trt.HardwareCompatibilityLevel, words.hardware.replace("-", "_").upper()
+        config.hardware_compatibility_level = required(known, level, "tensorrt.hardware")
+    if not words.tf32:  # on by default, as in trtexec
+        config.clear_flag(trt.BuilderFlag.TF32)
+    if words.sparse:
+        config.set_flag(trt.BuilderFlag.SPARSE_WEIGHTS)
+    if words.version_compatible:
+        config.set_flag(trt.BuilderFlag.VERSION_COMPATIBLE)
+    if words.build_route is not None:
+        _set_route(config, words.build_route, model)
+
+
+def _set_route(config: trt.IBuilderConfig, route: str, model: Path) -> None:
+    """Set the route and read it back: the bindings drop the result of the setter, which rejects unknown knobs."""
+    required(config, _ROUTE, "tensorrt.build-route")
+    setattr(config, _ROUTE, route)
+    if sorted(str(optional(config, _ROUTE)).split()) != sorted(route.split()):
+        why = _route_problem(route, str(optional(config, "all_build_routes") or ""))
+        raise BackendError(
+            f"TensorRT does not take the build route '{route}': {why}",
+            where=model,
+            cure='write it as -name=value, separated by spaces: "-conv_use_long_w=off -kgen:codegen:cuda_tile=2"',
+        )
 
 
 def load_plugins(libraries: Sequence[Path], model: Path, log: Log, logger: trt.ILogger) -> None:
@@ -227,17 +225,14 @@ def add_profiles(
     config: trt.IBuilderConfig,
     profiles: Sequence[ShapeProfile],
     model: Path,
-) -> int:
-    """Add one optimization profile for each of the spec's, in its order; return their number.
+) -> None:
+    """Add one optimization profile for each of the spec's, in its order.
 
     A network without dynamic inputs needs none. Raises `BackendError` with every input that has a dynamic
     dimension and no shape, or a shape that does not match.
     """
     dynamic = _dynamic_inputs(network, model)
-    if not dynamic:
-        return 0
-    wanted = profiles or (ShapeProfile(),)
-    for profile in wanted:
+    for profile in (profiles or (ShapeProfile(),)) if dynamic else ():
         _check(dynamic, profile.shapes, model)
         added = builder.create_optimization_profile()
         for name in dynamic:
@@ -245,7 +240,6 @@ def add_profiles(
             added.set_shape(name, shape.min, shape.opt, shape.max)
         if config.add_optimization_profile(added) < 0:
             raise BackendError("TensorRT refused the shapes of the inputs", where=model, cure=_cure(dynamic))
-    return len(wanted)
 
 
 def _dynamic_inputs(network: trt.INetworkDefinition, model: Path) -> dict[str, Shape]:
@@ -335,10 +329,7 @@ _EXPORT = b"\0getCreators\0"  # as it occurs in a library's symbol table
 
 def exports_creators(library: Path) -> bool:
     """Whether a library is for TensorRT's plugin registry, rather than one that registers itself."""
-    if not library.stat().st_size:
-        return False
-    with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return content.find(_EXPORT) >= 0
+    return _EXPORT in library.read_bytes()
 
 
 def trtexec_option(library: Path) -> str:

@@ -13,7 +13,6 @@ import platform
 import subprocess
 import sys
 from collections.abc import Mapping
-from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -26,7 +25,6 @@ from qdqspec.backends._nvidia.smi import gpu_settings
 from qdqspec.backends.tensorrt.api import PRODUCTS, Product, parts
 from qdqspec.errors import BackendError
 
-_SECOND = "--second"
 _TIMEOUT = 180.0  # seconds; libraries of several gigabytes may be read from a slow disk
 
 
@@ -63,7 +61,10 @@ def _look(product: Product, index: int, visible: str | None, paths: tuple[str, .
     if product.installed_version() is None:
         return DeviceState(why=f"{product.module} is not installed", install=product.install)
     try:
-        done = _start(product, index)
+        command, env = python_command(__spec__.name, product.module, str(index))
+        done = subprocess.run(
+            command, env=env, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT, check=False
+        )
     except subprocess.TimeoutExpired:
         return DeviceState(why=f"{probe} gave no answer for {_TIMEOUT:g} s and was ended", install=see_why)
     except OSError as error:
@@ -74,14 +75,6 @@ def _look(product: Product, index: int, visible: str | None, paths: tuple[str, .
         code, words = done.returncode, " ".join(done.stderr.split())[-300:]
         end = f"ended with code {code}" if code >= 0 else f"was killed by {signal_text(-code)}"
         return DeviceState(why=f"{probe} {end}; the end of its log: {words}", install=see_why)
-
-
-def _start(product: Product, index: int, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run this module in a process of its own."""
-    command, env = python_command(__spec__.name, product.module, str(index), *words)
-    return subprocess.run(
-        command, env=env, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT, check=False
-    )
 
 
 # ---- in the separate process --------------------------------------------------------------------
@@ -112,7 +105,11 @@ def _describe(product: Product, index: int) -> DeviceState:
     import tensorrt as trt
 
     version, gpu, settings = trt.__version__, _gpu(index), gpu_settings(cuda.bus_id(index))
-    _require_room_for_two(product, index)
+    if cuda.is_exclusive(index):
+        raise BackendError(
+            "the GPU is in compute mode EXCLUSIVE_PROCESS, but engines that are compared are open in two processes",
+            cure="nvidia-smi --compute-mode=DEFAULT",
+        )
     facts = {
         product.slug: version,
         "gpu": gpu.name,
@@ -137,33 +134,8 @@ def _gpu(index: int) -> cuda.Gpu:
     return cuda.describe(index)
 
 
-def _require_room_for_two(product: Product, index: int) -> None:
-    """Raise `BackendError` if the GPU accepts one process only: compared engines are open in two.
-
-    Compute mode EXCLUSIVE_PROCESS alone does not decide: under CUDA's MPS several processes share one context.
-    """
-    if not cuda.is_exclusive(index):
-        return
-    cuda.select(index)
-    with closing(cuda.Stream()):
-        second = _start(product, index, _SECOND)
-    if second.returncode:
-        raise BackendError(
-            "the GPU is in compute mode EXCLUSIVE_PROCESS and refuses a second process, but engines that are compared "
-            f"are open in two ({' '.join(second.stderr.split())[-200:]})",
-            cure="nvidia-smi --compute-mode=DEFAULT",
-        )
-
-
-def main(module: str, index: str, *words: str) -> None:
-    """Print the result as one line of JSON. With ``--second``: open the GPU, fail if it is rejected."""
-    if words == (_SECOND,):
-        try:
-            cuda.select(int(index))
-            cuda.Stream().close()
-        except BackendError as error:
-            sys.exit(error.what)
-        return
+def main(module: str, index: str) -> None:
+    """Print the result as one line of JSON."""
     sys.stdout.write("\n" + json.dumps(to_data(find(PRODUCTS[module], int(index)))) + "\n")
 
 

@@ -27,7 +27,7 @@ from qdqspec.backends._nvidia.smi import GpuWatch
 from qdqspec.backends._source import read_source
 from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities, Engine
 from qdqspec.backends.tensorrt.api import TENSORRT, parts
-from qdqspec.backends.tensorrt.build import Build, BuiltEngine
+from qdqspec.backends.tensorrt.build import BuiltEngine, build_engine
 from qdqspec.backends.tensorrt.cache import Shared
 from qdqspec.backends.tensorrt.device import DeviceState, look
 from qdqspec.backends.tensorrt.layers import parse_layers
@@ -134,7 +134,7 @@ class TensorRtEngine(BoundEngine[BuiltEngine, Bound]):
         self._timing: TimingOptions = words
         self._log.verbose = words.verbose
         self._shared = Shared(options.state, key, fresh=options.fresh, cache=words.timing_cache)
-        return Build(model, words, self._shared, self._log, logger).run(options.profiles)
+        return build_engine(model, words, options.profiles, self._shared, self._log, logger)
 
     def _hash(self) -> str:
         return graph_hash(self._information(self._require_open().engine, None), self.model)

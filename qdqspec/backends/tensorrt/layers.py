@@ -6,11 +6,11 @@ recorded runs: they locate time and never decide a comparison.
 
 From 10 on a layer's metadata lists the ONNX nodes it was built from; before that only its name does. Names are joined,
 wrapped and numbered (`a + b`, `a || b`, `PWN(PWN(a), b)`, `{ForeignNode[a...b]}`, `a_clone_1`, `a_myl4_0`), so they are
-looked up in the model if there is one: a name that the model contains is never split.
+looked up in the model if there is one.
 
 A build with detailed verbosity also logs the kernels, as one message that begins with ``Layers:``, one line for each,
-without times; TensorRT for RTX writes it on machines without a GPU. The files have known defects: trtexec does not
-escape profile names, and the inspector's text contains control characters, so that strict JSON parsers reject both.
+without times; TensorRT for RTX writes it on machines without a GPU. The inspector's text contains control characters,
+which strict JSON parsers reject.
 """
 
 from __future__ import annotations
@@ -214,14 +214,7 @@ _TAIL = (
 
 
 def _one_line(text: str) -> Json:
-    """A layer given as text: JSON of its own, ``Name: a, LayerType: b, ...``, or only its name."""
-    if text.lstrip().startswith("{"):
-        try:
-            found = json.loads(text, strict=False)
-        except (ValueError, RecursionError):
-            found = None
-        if isinstance(found, Mapping):
-            return found
+    """A layer given as text: ``Name: a, LayerType: b, ...``, or only its name."""
     head = _HEAD.match(text)
     if head is None:
         return {"Name": text}
@@ -335,7 +328,7 @@ _INSERTED = re.compile(
     r"^(?:\(Unnamed Layer\*|__my|Reformatting CopyNode |copied_|(?:un)?squeeze_|reshape_(?:before|after)_|ONNXTRT_)"
 )
 _PAIR = re.compile(r"(de)?quant(?:ize)?_?linear", re.IGNORECASE)
-_DEEPEST = 64  # depth of nested pointwise fusions that are split
+_POINTWISE = "PWN("
 _INNER_TENSOR = re.compile(r"^Reformatted (?:In|Out)put Tensor |^__my|_myl\d+$|^\(Unnamed Layer\*|^l2_cache_")
 
 
@@ -419,29 +412,14 @@ class EngineNames:
             yield from nodes_between(self._model, ends[0], ends[-1])
 
     def _of_parts(self, name: str) -> Iterator[str]:
-        parts = [part for part in _JOINTS.split(name) if part]
-        start = 0
-        while start < len(parts):
-            stop, node = self._longest(parts, start)
-            following = parts[stop] if stop < len(parts) else ""
-            yield from (node,) if node else self._of_part(parts[start], following)
-            start = stop
-
-    def _longest(self, parts: list[str], start: int) -> tuple[int, str]:
-        """The longest sequence of parts that is one node's name, since ONNX names may contain a plus sign."""
-        for stop in range(min(len(parts), start + 4), start, -1):
-            node = self._called.get(" + ".join(parts[start:stop]))
-            if node:
-                return stop, node
-        return start + 1, ""
+        parts = [inner for part in _JOINTS.split(name) for inner in _unwrapped(part) if inner]
+        for part, following in zip(parts, [*parts[1:], ""], strict=False):
+            yield from self._of_part(part, following)
 
     def _of_part(self, part: str, following: str) -> Iterator[str]:
         """The nodes of a part; without a model by syntax: a part before a Q is the weight that it quantizes."""
-        inner, bare = _unwrapped(part), _MYELIN.sub("", _CLONE.sub("", part))
-        if inner != [part]:
-            for name in inner:
-                yield from self._from_name(name)
-        elif self._model is not None:
+        bare = _MYELIN.sub("", _CLONE.sub("", part))
+        if self._model is not None:
             known = (self._called.get(name) for name in (part, bare, _COUNTED.sub("", bare)))
             yield from [node for node in known if node][:1]
         elif not _INSERTED.search(part) and not part.endswith((".weight", ".bias")):
@@ -466,27 +444,14 @@ def nodes_between(model: Model, first: str, last: str) -> tuple[str, ...]:
 
 
 def _unwrapped(part: str) -> list[str]:
-    """The arguments of a pointwise fusion; any other text unchanged."""
-    if not (part.startswith("PWN(") and part.endswith(")")) or part.count("PWN(") > _DEEPEST:
+    """The arguments of nested pointwise fusions; any other text unchanged."""
+    if not part.startswith(_POINTWISE):
         return [part]
-    depth, start, found = 0, 4, []
-    for index in range(4, len(part) - 1):
-        depth += {"(": 1, ")": -1}.get(part[index], 0)
-        if depth == 0 and part.startswith(", ", index):
-            found.append(part[start:index])
-            start = index + 2
-    return [*found, part[start:-1]]
+    return [name.rstrip(")") for name in part.replace(_POINTWISE, "").split(", ")]
 
 
 # ---- files --------------------------------------------------------------------------------------
 
-_ESCAPE = re.compile(r'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})|\\')
-_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
-_PROFILE_LINE = re.compile(
-    rf'[\[,\s]*\{{\s*"name"\s*:\s*"(?P<name>.*)"\s*,\s*"timeMs"\s*:\s*(?P<timeMs>{_NUMBER})'
-    rf'(?:\s*,\s*"averageMs"\s*:\s*(?P<averageMs>{_NUMBER}))?'
-    rf'(?:\s*,\s*"medianMs"\s*:\s*(?P<medianMs>{_NUMBER}))?[^}}]*\}}[\]\s]*'
-)
 _LAYER_INFORMATION, _LAYER_PROFILE = "layer information", "layer profile"
 
 
@@ -517,15 +482,15 @@ def _listed_rows(text: str) -> list[str]:
 def read_profile(profile: str | Sequence[Json] | None) -> tuple[tuple[str, float], ...]:
     """Name and mean milliseconds of every layer execution, in order; names may repeat.
 
-    The first entry that trtexec writes counts runs and has no name. Old versions write no median.
+    The first entry that trtexec writes counts runs and has no name.
     """
     if profile is None:
         return ()
-    entries = _profile_entries(profile) if isinstance(profile, str) else profile
+    entries = _loaded(profile, _LAYER_PROFILE) if isinstance(profile, str) else profile
     if not isinstance(entries, Sequence) or not all(isinstance(entry, Mapping) for entry in entries):
         raise _unusable(_LAYER_PROFILE, "it is not a list of layers")
-    runs = next((entry["count"] for entry in entries if "count" in entry and "name" not in entry), 1)
-    return tuple((str(entry["name"]), _mean_ms(entry, runs)) for entry in entries if "name" in entry)
+    named = (entry for entry in entries if "name" in entry)
+    return tuple((str(entry["name"]), _milliseconds(entry, "averageMs")) for entry in named)
 
 
 def read_times(text: str) -> tuple[float, ...]:
@@ -533,48 +498,21 @@ def read_times(text: str) -> tuple[float, ...]:
     found = _loaded(text, "list of times")
     if not isinstance(found, list) or not all(isinstance(query, Mapping) for query in found):
         raise _unusable("list of times", "it is not a list of queries")
-    return tuple(_milliseconds(query.get("computeMs"), "computeMs") for query in found)
-
-
-def _profile_entries(text: str) -> Any:
-    try:
-        return _loaded(text, _LAYER_PROFILE)
-    except BackendError:
-        # One entry per line; an unescaped quote in a name ends the string for a JSON parser, but not here.
-        rows = [found.groupdict() for line in text.split("\n") if (found := _PROFILE_LINE.fullmatch(line))]
-        if not rows:
-            raise
-    return [
-        {key: value if key == "name" else float(value) for key, value in row.items() if value is not None}
-        for row in rows
-    ]
+    return tuple(_milliseconds(query, "computeMs") for query in found)
 
 
 def _loaded(text: str, what: str) -> Any:
-    """Parse JSON; on failure again with stray backslashes as literal characters."""
     try:
-        try:
-            return json.loads(text, strict=False)
-        except ValueError:
-            repaired = _ESCAPE.sub(lambda found: found[0] if found[1] else r"\\", text)
-            return json.loads(repaired, strict=False)
+        return json.loads(text, strict=False)
     except (ValueError, RecursionError) as error:
         raise _unusable(what, f"it is not JSON: {error}") from None
 
 
-def _mean_ms(entry: Json, runs: object) -> float:
-    for key in ("averageMs", "medianMs"):
-        if key in entry:
-            return _milliseconds(entry[key], key)
-    count = runs if isinstance(runs, int) and runs > 0 else 1
-    return _milliseconds(entry.get("timeMs"), "timeMs") / count
-
-
-def _milliseconds(value: object, key: str) -> float:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or value < 0:  # type: ignore[arg-type, operator]  # a number by now
+def _milliseconds(entry: Json, key: str) -> float:
+    value = entry.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
         raise _unusable("timing", f"{key} is {value!r:.40}, which is no time")
-    return float(value)  # type: ignore[arg-type]  # a number by now
+    return float(value)
 
 
 def _unusable(what: str, why: str) -> BackendError:

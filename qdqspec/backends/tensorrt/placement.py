@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from qdqspec.backends.tensorrt import ops
-from qdqspec.graph.model import Model, Node
+from qdqspec.graph.model import QDQ_OPS, Model, Node
 from qdqspec.graph.ops import WEIGHT_INPUT, is_default
 from qdqspec.qdq.space.units import Edge, Form, Unit, Units, weight_input, with_results
 from qdqspec.types import Consumer
@@ -91,16 +91,17 @@ def weight_shape(model: Model, unit: Unit) -> tuple[int, ...]:
 # Operators allowed between a product and the Softmax: scaling, masks, layout. In fp8 the order matters too: a
 # Mul or Div, then an Add. Source: Model-Optimizer, graph_utils, `find_mha_partitions` and
 # `match_fp8_mha_pattern`.
-_LAYOUT = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Transpose"})
+_LAYOUT = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Transpose"}) | QDQ_OPS
 _SCALES, _MASKS = frozenset({"Div", "Mul"}), frozenset({"Add"})
 _LONGEST_IN_INT8 = 512  # positions
 _HEADS_IN_FP8 = range(9, 257)
 
 
 @dataclass(frozen=True, slots=True)
-class _Attention:
+class Attention:
     """The product of queries and keys, the nodes up to the product with the values, and that product."""
 
+    softmax: Node
     scores: Node
     between: tuple[Node, ...]
     mixed: Node
@@ -117,7 +118,7 @@ def whole_attention(model: Model, units: Units) -> Units:
     `match_fp8_mha_pattern`. That a part of the pattern is slower than none of it is inferred, not read.
     """
     by_id = {unit.id: unit for unit in units}
-    for attention in _attentions(model):
+    for attention in attentions(model):
         scores, mixed = (by_id.get(node.name) for node in (attention.scores, attention.mixed))
         whole = None if scores is None or mixed is None else _joined(model, attention, scores, mixed)
         for node in (attention.scores, attention.mixed, *attention.between):
@@ -143,7 +144,7 @@ def transpose_to_matmul(model: Model, units: Units) -> Units:
     return tuple(unit for unit in units if not leads(unit))
 
 
-def _joined(model: Model, attention: _Attention, scores: Unit, mixed: Unit) -> Unit | None:
+def _joined(model: Model, attention: Attention, scores: Unit, mixed: Unit) -> Unit | None:
     """One unit of both products; ``None`` if no format is left."""
     offered = {form.choice.format for form in scores.forms}
     alike = (form for form in mixed.forms if form.choice.format in offered)
@@ -155,7 +156,7 @@ def _joined(model: Model, attention: _Attention, scores: Unit, mixed: Unit) -> U
     return replace(mixed, id=scores.id, nodes=nodes, edges=(*scores.edges, *mixed.edges), forms=forms)
 
 
-def _fits(model: Model, attention: _Attention, form: Form) -> bool:
+def _fits(model: Model, attention: Attention, form: Form) -> bool:
     shape = model.shape(attention.scores.inputs[1])
     head, positions = shape[-2:] if shape is not None and len(shape) > 1 else (None, None)
     if form.choice.format == FP8:
@@ -166,8 +167,8 @@ def _fits(model: Model, attention: _Attention, form: Form) -> bool:
 # ---- finding ------------------------------------------------------------------------------------
 
 
-def _attentions(model: Model) -> Iterator[_Attention]:
-    """Each Softmax between two products of activations, once; a product belongs to one attention."""
+def attentions(model: Model) -> Iterator[Attention]:
+    """Each Softmax between two products of activations, with pairs or without. A product belongs to one of them."""
     taken: set[str] = set()
     for node in model.nodes:
         if node.op_type != "Softmax" or not is_default(node):
@@ -181,7 +182,7 @@ def _attentions(model: Model) -> Iterator[_Attention]:
         kinds = [n.op_type for n in reversed(path) if n.op_type not in _LAYOUT]
         scale = [kind for kind in kinds if kind in _SCALES]
         plain = kinds in ([], ["Add"], scale, [*scale, "Add"]) and len(scale) <= 1
-        yield _Attention(scores, (*path, node, *behind), mixed, plain)
+        yield Attention(node, scores, (*path, node, *behind), mixed, plain)
 
 
 def _before(model: Model, softmax: Node) -> tuple[Node, list[Node]] | None:

@@ -12,9 +12,10 @@ from typing import Any
 
 from onnx import TensorProto
 
-from qdqspec.backends.tensorrt.lint import numbers, operators, placement, sizes
+from qdqspec.backends.tensorrt.lint import numbers, operators, sizes
 from qdqspec.backends.tensorrt.lint.operators import MEASURED
 from qdqspec.backends.tensorrt.ops import dotted
+from qdqspec.backends.tensorrt.placement import attentions
 from qdqspec.backends.tensorrt_rtx.ops import FORMATS, too_large_for_fp8
 from qdqspec.qdq.lint.rules import Hit, also_for, rule
 from qdqspec.qdq.lint.view import LAYOUT, View, type_name
@@ -53,14 +54,18 @@ def _newer_formats(view: View) -> Iterator[Hit]:
 
 def _attention_without_result(view: View) -> Iterator[Hit]:
     """A Softmax whose two MatMuls have some, but not all, of their inputs and the result quantized."""
-    for node, before, after in placement.attentions(view):
+    for attention in attentions(view.model):
+        before, after = attention.scores, attention.mixed
         made = [view.dequantizer(tensor) for product in (before, after) for tensor in product.inputs]
         result = view.fused(after, LAYOUT)[-1].outputs[0]
         count = sum(dq is not None for dq in made)
         if count == len(made) and not view.quantizers(result):
-            yield node, f"the result of '{after.name}' is not quantized"
+            yield attention.softmax, f"the result of '{after.name}' is not quantized"
         elif 0 < count < len(made):
-            yield node, f"{count} of 4 inputs of '{before.name}' and '{after.name}' are quantized"
+            yield (
+                attention.softmax,
+                f"{count} of 4 inputs of '{before.name}' and '{after.name}' are quantized",
+            )
 
 
 def _transposed(view: View) -> Iterator[Hit]:

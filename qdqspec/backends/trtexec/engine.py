@@ -72,7 +72,7 @@ class Trtexec:
         except BackendUnavailableError as error:
             return Availability(usable=False, why=error.what, install=error.cure or process.INSTALL)
         facts = {"trtexec": tool.path, "TensorRT": _version_text(tool), **gpu_facts(_gpu_index(options))}
-        if tool.major < _OLDEST:
+        if tool.version[0] < _OLDEST:
             why = f"TensorRT {_version_text(tool)} is too old: networks cannot be strongly typed before 10"
             return Availability(usable=False, why=why, install=process.INSTALL, facts=facts)
         return Availability(usable=True, facts=facts)
@@ -124,15 +124,12 @@ class TrtexecEngine(BoundEngine[Tool, dict[str, Array]]):
         """Run once and read the outputs, with the six digits that trtexec writes."""
         tool = self._require_open()
         process.check_feeds(self._model, feeds)
-        lacking = [word for word in ("--loadInputs", "--exportOutput") if not tool.knows(word)]
-        if lacking:
-            what = f"this trtexec has no {lacking[0]}, so outputs cannot be read"
-            raise BackendError(what, where=self.model, cure="use backend tensorrt, or a newer trtexec")
         outputs = self._folder / "outputs.json"
         outputs.unlink(missing_ok=True)
         words = ["--iterations=1", "--duration=0", "--warmUp=0", f"--exportOutput={outputs}"]
         # Outputs stay on the GPU unless they are transferred: by default up to 10, with this option from 11 on.
-        self._call([*words, *self._inputs(feeds)], ["--includeDataTransfers"])
+        words += ["--includeDataTransfers"] if tool.version[0] > _OLDEST else []
+        self._call([*words, *self._inputs(feeds)])
         return process.read_outputs(self._text(outputs), self._model)
 
     def bind(self, feeds: Mapping[str, Array], profile: int = 0) -> None:
@@ -146,28 +143,20 @@ class TrtexecEngine(BoundEngine[Tool, dict[str, Array]]):
         times = self._folder / "times.json"
         times.unlink(missing_ok=True)
         words = [f"--iterations={runs}", "--duration=0", f"--warmUp={self._words.warmup_ms}"]
-        wanted = [*process.MEASURING, f"--exportTimes={times}"]
-        report = self._call([*words, *self._bound_words(profile)], wanted)
+        words += [*process.MEASURING, f"--exportTimes={times}"]
+        report = self._call([*words, *self._bound_words(profile)])
         notes = tuple(dict.fromkeys((*self._notes, *report.notes)))
-        printed = () if report.median_ms is None else (report.median_ms,)
-        found = read_times(self._text(times))[-runs:] if times.is_file() else printed
-        if not found:
-            raise BackendError("trtexec gave no GPU compute time", where=self.model)
-        return Samples(wall_ms=found, notes=notes)
+        return Samples(wall_ms=read_times(self._text(times))[-runs:], notes=notes)
 
     def layers(self, runs: int = 12, profile: int = 0) -> tuple[LayerTime, ...]:
         """Time per layer, from a run with TensorRT's profiler: the sum exceeds the time of a run without it."""
         bound = self._bound_words(profile)
         graph, times = self._folder / "layers.json", self._folder / "profile.json"
-        if not graph.is_file():
-            return ()
         times.unlink(missing_ok=True)
         words = [f"--iterations={max(runs, _PROFILED_RUNS)}", "--duration=0", "--warmUp=200"]
-        wanted = ["--dumpProfile", f"--exportProfile={times}", *process.MEASURING]
-        report = self._call([*words, *bound], wanted)
-        printed = [{"name": name, "averageMs": ms} for name, ms in report.profile]
-        with_times = self._text(times) if times.is_file() else printed
-        return parse_layers(self._text(graph), with_times, model=self._model) if with_times else ()
+        words += ["--dumpProfile", f"--exportProfile={times}", *process.MEASURING]
+        self._call([*words, *bound])
+        return parse_layers(self._text(graph), self._text(times), model=self._model)
 
     def close(self) -> None:
         """Remove the engine; closing twice has no effect."""
@@ -178,35 +167,33 @@ class TrtexecEngine(BoundEngine[Tool, dict[str, Array]]):
         plan = self._folder / "engine.plan"
         shapes = process.shape_words(self._model, options.profiles)
         words = [f"--onnx={self.model}", f"--saveEngine={plan}", "--skipInference", *shapes]
-        wanted = ["--profilingVerbosity=detailed", f"--exportLayerInfo={self._folder / 'layers.json'}"]
+        words += ["--profilingVerbosity=detailed", f"--exportLayerInfo={self._folder / 'layers.json'}"]
         if not _WEAK.intersection(self._words.args):
-            wanted.append(_STRONG)
+            words.append(_STRONG)
         own = None if options.fresh or not options.state else options.state / "trtexec.timing-cache"
         cache = self._words.timing_cache or own
         if cache and not options.fresh:
             cache.parent.mkdir(parents=True, exist_ok=True)
-            wanted.append(f"--timingCacheFile={cache}")
+            words.append(f"--timingCacheFile={cache}")
             if cache == own and (damage := set_aside_damaged(cache)) is not None:
                 sys.stderr.write(f"{damage}\n")  # into the log of this process
-        report = self._run(words, wanted, _PATIENCE * options.build_seconds)
+        report = self._run(words, _PATIENCE * options.build_seconds)
         if not plan.is_file():
             raise BackendError("trtexec passed and wrote no engine", where=self.model)
         if cache and cache == own and cache.is_file():
             seal(cache)
         return report
 
-    def _call(self, words: list[str], wanted: list[str]) -> Report:
-        load = f"--loadEngine={self._folder / 'engine.plan'}"
-        return self._run([load, *words], wanted, process.CALL_SECONDS)
+    def _call(self, words: list[str]) -> Report:
+        return self._run([f"--loadEngine={self._folder / 'engine.plan'}", *words], process.CALL_SECONDS)
 
-    def _run(self, words: list[str], wanted: list[str], seconds: float) -> Report:
+    def _run(self, words: list[str], seconds: float) -> Report:
         """Run trtexec. The user's arguments replace the default ones: of an option given twice trtexec uses either."""
         own = {word.partition("=")[0] for word in self._words.args}
         words = [*words, f"{_DEVICE}{self._device}"] if self._device else words
         words = [*words, *map(trtexec_option, self._words.plugins)]
-        words, wanted = ([w for w in ours if w.partition("=")[0] not in own] for ours in (words, wanted))
-        words += self._words.args
-        return self._require_open().run(words, model=self.model, seconds=seconds, wanted=wanted)
+        words = [word for word in words if word.partition("=")[0] not in own]
+        return self._require_open().run([*words, *self._words.args], model=self.model, seconds=seconds)
 
     def _bound_words(self, profile: int) -> list[str]:
         feeds = self._require_bound(profile)
@@ -214,7 +201,7 @@ class TrtexecEngine(BoundEngine[Tool, dict[str, Array]]):
 
     def _inputs(self, feeds: Mapping[str, Array]) -> list[str]:
         shapes = process.fed_shapes(self._model, feeds)
-        if not feeds or not self._require_open().knows("--loadInputs"):
+        if not feeds:
             return shapes
         return [*shapes, f"--loadInputs={process.write_inputs(self._model, feeds, self._folder)}"]
 
@@ -223,7 +210,8 @@ class TrtexecEngine(BoundEngine[Tool, dict[str, Array]]):
             return path.read_text(encoding="utf-8", errors="replace")
         except OSError as error:
             what = f"trtexec passed and wrote no {path.name}: {error.strerror}"
-            raise BackendError(what, where=self.model) from None
+            cure = "leave an option that names another file for it out of trtexec.args"
+            raise BackendError(what, where=self.model, cure=cure) from None
 
 
 def replay_command(model: Model, file: str, options: BuildOptions) -> str:
@@ -240,12 +228,11 @@ def replay_command(model: Model, file: str, options: BuildOptions) -> str:
 
 
 def _version() -> tuple[int, int]:
-    tool = process.require_tool() if process.find_trtexec() else None
-    return tool.version[:2] if tool and tool.version else (0, 0)
+    return process.require_tool().version[:2] if process.find_trtexec() else (0, 0)
 
 
 def _version_text(tool: Tool) -> str:
-    return ".".join(map(str, tool.version)) if tool.version else f"{tool.major} or so"
+    return ".".join(map(str, tool.version))
 
 
 def _gpu_index(options: BuildOptions) -> int:

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -26,9 +26,9 @@ import onnx
 from qdqspec._core.arrays import Array
 from qdqspec._core.programs import end_of_log, end_program, start_program
 from qdqspec._core.units import signal_text, without_passwords
-from qdqspec.backends._engine import ask_program
+from qdqspec.backends._engine import ask_program, check_names
 from qdqspec.backends._nvidia.smi import environment
-from qdqspec.backends.trtexec.log import Report, cause_of, read_log
+from qdqspec.backends.trtexec.log import FATAL, Report, read_log
 from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.graph.model import Model
 from qdqspec.types import ShapeProfile
@@ -40,91 +40,56 @@ INSTALL = (
 )
 CALL_SECONDS = 110.0  # slightly less than the caller's limit, so that the reason is reported
 _USUAL_PLACES = ("/usr/src/tensorrt/bin", "/opt/tensorrt/bin")
-_OPTION = re.compile(r"(?<![\w-])--[A-Za-z][A-Za-z0-9]*")
-_ONLY_11 = "--includeDataTransfers"
-# A run without these still measures, so they are omitted if a version rejects them.
-PROFILING = frozenset(
-    {
-        "--dumpProfile", "--exportLayerInfo", "--exportProfile", "--exportTimes", "--profilingVerbosity",
-        "--separateProfileRun",
-    }
-)  # fmt: skip
 _LOG_BYTES = 16 << 20  # bytes read from the end of a log; verbose ones have gigabytes
 _LAST_LINES = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """A trtexec executable: its path, the options it lists, and its version.
-
-    ``refused`` are options that it rejected although the help gave no indication.
-    """
+    """A trtexec executable, and its version."""
 
     path: str
-    options: frozenset[str]
-    version: tuple[int, int, int] | None
-    refused: set[str] = field(default_factory=set)
+    version: tuple[int, int, int]
 
-    @property
-    def major(self) -> int:
-        """The major version, derived from the options if the banner does not contain it."""
-        return self.version[0] if self.version else 11 if _ONLY_11 in self.options else 10
+    def run(self, arguments: Sequence[str], *, model: Path, seconds: float) -> Report:
+        """Run it and return its report. Raises `BackendError` with the most specific reason if it does not succeed.
 
-    def knows(self, option: str) -> bool:
-        """Whether an option may be passed: listed in the help, or the help could not be read."""
-        return option not in self.refused and (not self.options or option in self.options)
-
-    def run(
-        self, arguments: Sequence[str], *, model: Path, seconds: float, wanted: Sequence[str] = ()
-    ) -> Report:
-        """Run it with ``arguments``, and the options of ``wanted`` that it supports; return its report.
-
-        Raises `BackendError` if the run does not succeed.
+        A run that succeeds with shapes that were not given is an error too.
         """
-        asked = [word for word in wanted if self.knows(_option_of(word))]
-        outcome = _run([self.path, *arguments, *asked], seconds, model)
-        rejected = PROFILING & {_option_of(word) for word in outcome.unknown} & set(map(_option_of, asked))
-        if rejected:
-            self.refused.update(rejected)
-            asked = [word for word in asked if self.knows(_option_of(word))]
-            outcome = _run([self.path, *arguments, *asked], seconds, model)
-        return outcome.report_or_error(model)
+        command = [self.path, *arguments]
+        with tempfile.TemporaryFile() as output:
+            process = start_program(command, output=output, env=environment(), install=INSTALL)
+            try:
+                code = process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                code = None
+            finally:
+                end_program(process)
+            log = without_passwords(end_of_log(output, _LOG_BYTES))
+        sys.stderr.write(f"{without_passwords(shlex.join(command))}\n{log}\n")
+        if code is None:
+            raise BackendError(
+                f"trtexec was ended after {seconds:g} s; the end of its log: {_last_lines(log)}",
+                where=model,
+                cure="give it more time with --qdq-build-limit, or a lower --builderOptimizationLevel",
+            )
+        report = read_log(log)
+        cause = report.cause
+        if code == 0 and report.verdict == "PASSED" and (cause is None or cause.kind != "shapes_assumed"):
+            return report
+        errors = " | ".join(report.errors[-_LAST_LINES:])
+        why = cause.text if cause else errors or _last_lines(log) or "it printed nothing"
+        cure = FATAL[cause.kind][1] or None if cause else None
+        raise BackendError(f"trtexec {_result_text(code, report)}: {why}", where=model, cure=cure)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Outcome:
-    """The result of a run: exit code (negative for a signal), its log without passwords, and its messages."""
-
-    code: int
-    log: str
-    report: Report
-
-    @property
-    def unknown(self) -> tuple[str, ...]:
-        """Options that it reported as unknown."""
-        texts = (f.text for f in self.report.findings if f.rule.kind == "unknown_option")
-        return tuple(text.removeprefix("Unknown option: ") for text in texts)
-
-    def report_or_error(self, model: Path) -> Report:
-        """The report of a successful run; otherwise the error with the most specific reason."""
-        assumed = next((f for f in self.report.findings if f.rule.kind == "shapes_assumed"), None)
-        if assumed is not None:
-            what = f"trtexec measured another shape: {assumed.text}"
-            raise BackendError(what, where=model, cure=assumed.rule.cure)
-        if self.code == 0 and self.report.verdict == "PASSED":
-            return self.report
-        cause, errors = cause_of(self.report.findings), " | ".join(self.report.errors[-_LAST_LINES:])
-        why = cause.text if cause else errors or _last_lines(self.log) or "it printed nothing"
-        cure = cause.rule.cure or None if cause else None
-        raise BackendError(f"trtexec {self._result_text}: {why}", where=model, cure=cure)
-
-    @property
-    def _result_text(self) -> str:
-        if self.code < 0:
-            return f"was killed by {signal_text(-self.code)}"
-        if self.report.verdict == "FAILED" or self.code:
-            return f"failed with exit code {self.code}"
-        return "ended without a verdict"
+def _result_text(code: int, report: Report) -> str:
+    """What a run that did not succeed did."""
+    if code < 0:
+        return f"was killed by {signal_text(-code)}"
+    if report.verdict == "PASSED":
+        return "measured another shape"
+    return f"failed with exit code {code}" if report.verdict or code else "ended without a verdict"
 
 
 def find_trtexec() -> str | None:
@@ -143,45 +108,20 @@ def require_tool() -> Tool:
 
 @cache
 def _examined(path: str, _changed: int) -> Tool:
-    """Read the help; done once for each file."""
+    """Read the version; done once for each file."""
     done = ask_program(path, "--help", INSTALL)
     text = done.stdout + done.stderr
-    options = frozenset(_OPTION.findall(text))
     # Some versions end the help with FAILED, so neither verdict nor exit code is used here.
-    if "--onnx" not in options:
+    version = read_log(text).version
+    if version is None:
         why = _last_lines(without_passwords(text)) or f"exit code {done.returncode}"
         raise BackendUnavailableError(f"trtexec --help does not work: {why}", where=path, cure=INSTALL)
-    return Tool(path=path, options=options, version=read_log(text).version)
-
-
-def _run(command: Sequence[str], seconds: float, model: Path) -> _Outcome:
-    with tempfile.TemporaryFile() as output:
-        process = start_program(command, output=output, env=environment(), install=INSTALL)
-        try:
-            code = process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            code = None
-        finally:
-            end_program(process)
-        log = without_passwords(end_of_log(output, _LOG_BYTES))
-    sys.stderr.write(f"{without_passwords(shlex.join(command))}\n{log}\n")
-    if code is None:
-        raise BackendError(
-            f"trtexec was ended after {seconds:g} s; the end of its log: {_last_lines(log)}",
-            where=model,
-            cure="give it more time with --qdq-build-limit, or a lower --builderOptimizationLevel",
-        )
-    return _Outcome(code=code, log=log, report=read_log(log))
+    return Tool(path=path, version=version)
 
 
 def _last_lines(log: str) -> str:
     lines = [" ".join(line.split())[:200] for line in log.split("\n") if line.strip()]
     return " | ".join(lines[-_LAST_LINES:])
-
-
-def _option_of(word: str) -> str:
-    """``--exportTimes`` of ``--exportTimes=file``, and of ``--exportTimes file`` as the log writes it."""
-    return re.split(r"[= ]", word, maxsplit=1)[0]
 
 
 # Accepted by TensorRT 10 and 11 and the same in both; in 11 they are the defaults.
@@ -196,10 +136,9 @@ def inputs_of(model: Model) -> dict[str, onnx.ValueInfoProto]:
 
 
 def check_feeds(model: Model, feeds: Mapping[str, Array]) -> None:
-    """Raise `BackendError` if an input has no value, or one of another type."""
+    """Raise `BackendError` if values are missing for inputs, given for unknown ones, or of another type."""
     inputs = inputs_of(model)
-    if missing := sorted(inputs.keys() - feeds.keys()):
-        raise BackendError(f"no value is given for input {', '.join(missing)}", where=model.where)
+    check_names(inputs, feeds, Path(model.where))
     for name, value in inputs.items():
         wanted, given = _dtype(value), feeds[name].dtype
         if given != wanted:

@@ -38,16 +38,29 @@ BY_LOADING = (CHECKER, LOAD, RUN, VALUES)
 
 _AFTER_NAME = re.compile(r"""name:\s*['"]?([^'"(),]+)""")
 _ENCLOSED = re.compile(r"""['"(]([^'"()]+)['")]""")
+# Where a text refers to a node or a tensor: 'x', constant (x), tensor x.
+_POINTED = re.compile(
+    r"'([^']+)'|\b(?:constant|layer|node|operation|tensor) \(?([^\s(),']+?)\.?(?=[\s(),']|$)"
+)
+_ADDED = re.compile(
+    r"(\.\d+)?(_myl\d+(_\d+)?)?$"
+)  # by compilers to names of tensors and layers: x.1, x_myl0_3
 
 
 def named_node(model: Model, text: str) -> str:
-    """The node of a model that a message names in quotes, in brackets or after ``name:``; empty if there is none.
+    """The node of a model that a message names, itself or by a tensor that it makes or reads; empty if there is none.
 
-    A runtime names a node of a body without the path of the body.
+    A name is in quotes, in brackets, after ``name:`` or after a word such as ``node``. A runtime names a node of a body
+    without the path of the body.
     """
     known = {name.rpartition("/")[2]: name for name in model.by_name} | {name: name for name in model.by_name}
     words = [word.strip() for pattern in (_AFTER_NAME, _ENCLOSED) for word in pattern.findall(text)]
-    return max((known[word] for word in words if word in known), key=len, default="")
+    pointed = [match[1] or match[2] for match in _POINTED.finditer(text)]
+    pointed += [_ADDED.sub("", word) for word in pointed]
+    nodes = [known[word] for word in (*words, *pointed) if word in known]
+    makers = [model.producer[word].name for word in pointed if word in model.producer]
+    readers = [model.consumers[word][0].node for word in pointed if model.consumers.get(word)]
+    return max(nodes, key=len, default="") or next(iter(makers + readers), "")
 
 
 def with_refusals(found: Iterable[Finding], refusals: Iterable[Finding]) -> tuple[Finding, ...]:

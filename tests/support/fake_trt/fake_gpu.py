@@ -6,14 +6,11 @@ Work is executed when it is queued. Time is simulated: it advances only while wo
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import math
 import os
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -29,20 +26,6 @@ class Gpu:
     blocks: dict[int, Any] = field(default_factory=dict)  # by address
     pending: dict[int, Callable[[], None]] = field(default_factory=dict)  # fill a buffer when it is read
     streams: dict[int, Stream] = field(default_factory=dict)
-    held: IO[bytes] | None = None  # the lock of exclusive use by this process
-
-    def held_alone(self) -> bool:
-        """Whether this process holds or acquires the GPU in compute mode EXCLUSIVE_PROCESS, until the process ends."""
-        if self.held is None:
-            place = os.environ.get("FAKE_GPU_LOCK") or Path(tempfile.gettempdir()) / f"fake-gpu-{os.getuid()}"
-            lock = Path(place).open("ab")  # noqa: SIM115 - held until the process ends
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                lock.close()
-                return False
-            self.held = lock
-        return True
 
     def allocate(self, size: int) -> int:
         block = ctypes.create_string_buffer(max(size, 1))

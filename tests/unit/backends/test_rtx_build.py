@@ -25,11 +25,10 @@ from qdqspec.app.session import Session
 from qdqspec.backends.base import Backend, BuildOptions
 from qdqspec.backends.isolation.isolated import Isolated, IsolatedEngine
 from qdqspec.backends.tensorrt.device import DeviceState
-from qdqspec.backends.tensorrt_rtx.compiler import CURRENT, named_nodes
+from qdqspec.backends.tensorrt_rtx.compiler import CURRENT
 from qdqspec.backends.tensorrt_rtx.engine import TensorRtRtx, built_for
 from qdqspec.backends.tensorrt_rtx.options import CAPABILITIES, OPTIONS
 from qdqspec.errors import BackendError, ConfigError
-from qdqspec.graph.model import Model
 from qdqspec.testing.backends import BackendContract, small_model
 from qdqspec.types import Case, Inputs, InputShape, ShapeProfile
 
@@ -243,21 +242,6 @@ def test_capabilities_have_the_names_of_the_library():
     code = "import tensorrt_rtx; print(*tensorrt_rtx.ComputeCapability.__members__)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert {*CAPABILITIES, CURRENT} <= set(done.stdout.split())
-
-
-def test_words_and_numbers_of_a_text_are_not_names(tmp_path: Path):
-    """Names of tensors may be numbers, and words."""
-    text = "g (float[4] x) => (float[4] y) { [type] s = Relu(x) [two] a = Relu(s) [three] y = Relu(a) }"
-    proto = onnx.load(saved(tmp_path / "m.onnx", text))
-    proto.graph.node[1].output[0] = proto.graph.node[2].input[0] = "2012"
-    model = Model(proto)
-    said = "Cannot compile for target(s) sm86: the same type. In compileGraph at codeGenerator.cpp:2012)"
-    assert list(named_nodes(said, model)) == []
-    assert list(named_nodes("Cannot compile operation 'type' for Turing", model)) == ["type"]
-    assert list(named_nodes("Quantized constant (s) is only allowed before DQ", model)) == ["type"]
-    assert list(named_nodes("in kernel __myl_Relu_myl0_1 of s_myl0_2", model)) == ["type"]
-    assert list(named_nodes("No kernel for node two.", model)) == ["two"]
-    assert list(named_nodes("Mismatched type for tensor 2012, f8 vs. expected type:i8", model)) == ["two"]
 
 
 # ---- options ------------------------------------------------------------------------------------

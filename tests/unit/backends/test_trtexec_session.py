@@ -57,14 +57,6 @@ def test_a_search_finds_the_faster_placement(install_trtexec, case, settings, ve
         assert all("unstable" in trial["samples"]["notes"][0] for trial in measured), "warnings are kept"
 
 
-def test_without_layer_information_regions_are_structural(install_trtexec, case, settings):
-    install_trtexec(without=["--exportLayerInfo"])
-    with closing(Session(settings)) as session:
-        nodes = {node for region in session.regions(case) for node in region.nodes}
-        assert nodes == {"conv0", "relu0", "conv1"}
-        assert "regions follow structure instead" in " ".join(session.work(case).warnings)
-
-
 def test_the_best_model_of_each_region_builds_with_trtexec_alone(install_trtexec, case, settings):
     tool = install_trtexec("11.1")
     rules = TuneRules(trials=5, strategy="region", region_models=True, min_sqnr_db="none")

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from graph_text import saved
 from refused_models import (
     integers_with_other_values,
     mixed_float_types,
@@ -158,4 +159,22 @@ def test_a_build_that_takes_too_long_is_not_a_refusal(tmp_path: Path) -> None:
 def test_a_node_is_found_in_the_words_of_a_runtime(text: str, node: str) -> None:
     proto = small_model()
     proto.graph.node[0].name = "Conv_0"
+    assert named_node(Model(proto), text) == node
+
+
+@pytest.mark.parametrize(
+    ("text", "node"),
+    [
+        ("Cannot compile for target(s) sm86: the same type. In compileGraph at codeGenerator.cpp:2012)", ""),
+        ("Cannot compile operation 'type' for Turing", "type"),
+        ("Quantized constant (s) is only allowed before DQ", "type"),
+        ("No kernel for node two.", "two"),
+        ("Mismatched type for tensor 2012.1_myl0_2, f8 vs. expected type:i8", "two"),
+    ],
+)
+def test_words_and_numbers_of_a_text_are_not_names(tmp_path: Path, text: str, node: str) -> None:
+    """Names of tensors may be numbers, and words."""
+    graph = "g (float[4] x) => (float[4] y) { [type] s = Relu(x) [two] a = Relu(s) [three] y = Relu(a) }"
+    proto = onnx.load(saved(tmp_path / "m.onnx", graph))
+    proto.graph.node[1].output[0] = proto.graph.node[2].input[0] = "2012"
     assert named_node(Model(proto), text) == node

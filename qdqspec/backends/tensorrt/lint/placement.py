@@ -12,6 +12,7 @@ from onnx import TensorProto
 
 from qdqspec.backends.tensorrt.lint.rule import FUSIONS, GUIDE, ISSUE, MODEL_OPTIMIZER, rule
 from qdqspec.backends.tensorrt.ops import ABSORBED, POOLING, WEIGHTED
+from qdqspec.backends.tensorrt.placement import attentions
 from qdqspec.graph.model import Node
 from qdqspec.graph.ops import NEVER, copies_values, data_inputs, is_float, is_nearest
 from qdqspec.qdq.lint.rules import Hit, unequal_scales
@@ -160,40 +161,15 @@ def float32_between(view: View) -> Iterator[Hit]:
 )
 def partial_attention(view: View) -> Iterator[Hit]:
     """A Softmax whose two MatMuls have some, but not all, of their four inputs quantized."""
-    for node, before, after in attentions(view):
+    for attention in attentions(view.model):
+        before, after = attention.scores, attention.mixed
         made = [view.dequantizer(tensor) for product in (before, after) for tensor in product.inputs]
         if any(made) and not all(made):
             count = sum(dq is not None for dq in made)
-            yield node, f"{count} of 4 inputs of '{before.name}' and '{after.name}' are quantized"
-
-
-def attentions(view: View) -> Iterator[tuple[Node, Node, Node]]:
-    """Each Softmax between two MatMuls, with these."""
-    for node in view.of("Softmax"):
-        readers = view.readers(node.outputs[0])
-        after = [r for reader in readers for r in _through_pair(view, reader) if r.op_type == "MatMul"]
-        before = _product_before(view, node.inputs[0]) if after else None
-        if before is not None:
-            yield node, before, after[0]
-
-
-def _through_pair(view: View, node: Node) -> tuple[Node, ...]:
-    if node.op_type != "QuantizeLinear":
-        return (node,)
-    return tuple(r for dq in view.readers(node.outputs[0]) for r in view.readers(dq.outputs[0]))
-
-
-def _product_before(view: View, tensor: str) -> Node | None:
-    """The MatMul that a Softmax's input comes from, through scaling and masks."""
-    node = view.model.producer.get(tensor)
-    for _ in range(4):
-        if node is None or node.op_type == "MatMul":
-            return node
-        if node.op_type not in ("Add", "Div", "Mul", "DequantizeLinear", "QuantizeLinear", "Where"):
-            return None
-        data = next((t for t in node.inputs if not view.is_constant(t) and t in view.model.producer), "")
-        node = view.model.producer.get(data)
-    return None
+            yield (
+                attention.softmax,
+                f"{count} of 4 inputs of '{before.name}' and '{after.name}' are quantized",
+            )
 
 
 @rule(
