@@ -14,7 +14,7 @@ from qdqspec.app.evidence.culprits import MOST
 from qdqspec.app.preparation.timing import time_tuned
 from qdqspec.app.report.compare import Comparison, compare_runs
 from qdqspec.app.report.record import read_record
-from qdqspec.app.report.write import write_report, write_results
+from qdqspec.app.report.write import write_reports, write_results
 from qdqspec.app.session import Session
 from qdqspec.app.session.result import Result
 from qdqspec.checks.base import needs_of
@@ -144,7 +144,7 @@ def compare(before: RunRecord | PathLike, after: RunRecord | PathLike) -> Compar
 def render(record: RunRecord, path: PathLike) -> Path:
     """Write a report; the suffix selects its format. Raises `ConfigError` for an unknown one."""
     target = _path(path)
-    write_report(record, target)
+    write_reports(record, [target])
     return target
 
 

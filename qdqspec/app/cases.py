@@ -14,6 +14,7 @@ from qdqspec.errors import ConfigError, SpecError
 from qdqspec.types import Case
 
 SPEC_SUFFIXES = (".qdq.yaml", ".qdq.yml")
+YAML = (".yaml", ".yml")
 
 
 def is_spec(path: Path) -> bool:
@@ -50,7 +51,7 @@ def find_cases(reference: str, settings: Settings, base: Path) -> tuple[Case, ..
             where=file,
             cure=f"name a model or spec, or run all specs in it: pytest {file}",
         )
-    if path.exists() and path.suffix not in (".yaml", ".yml"):
+    if path.exists() and path.suffix not in YAML:
         raise ConfigError(
             "this is neither a model nor a spec",
             where=file,

@@ -1,9 +1,9 @@
 """Reduces a model that a backend refuses, or that crashes it, to a few nodes with random weights.
 
 The algorithm is delta debugging (ddmin of Zeller and Hildebrandt, 2002, with complements only): chunks of nodes are
-removed while the rest still fails in the same way; tensors that no remaining node makes become inputs. The nodes of
-bodies of If, Loop and Scan are among them: a body without its node is part of the graph around it. Each attempt is
-built in a process of its own. Polygraphy's ``debug reduce`` is not used: see docs/decisions/0011.
+removed while the rest still fails in the same way; tensors that no remaining node makes become inputs. A node with
+bodies (If, Loop, Scan) is removed or kept with them. Each attempt is built in a process of its own. Polygraphy's
+``debug reduce`` is not used: see docs/decisions/0011.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from qdqspec._core.config import hooks
 from qdqspec._core.temporary import TemporaryFolder
 from qdqspec.accuracy.shapes import resolve_shapes
 from qdqspec.backends.base import Backend, BuildOptions
-from qdqspec.errors import BackendError, ModelError, StateError
-from qdqspec.graph.flat import ENTER, LEAVE, MARKERS, closed
+from qdqspec.errors import BackendError, StateError
+from qdqspec.graph.flat import ENTER, LEAVE, MARKERS, closed, path_of
 from qdqspec.graph.model import QDQ_OPS, Model
 from qdqspec.graph.protos import all_graphs, copied, copy_model, names_read_inside
 from qdqspec.graph.save import save_model, write_text
@@ -96,8 +96,8 @@ def reduce_model(
         model=folder / MODEL,
         program=folder / PROGRAM,
         failure=failure,
-        nodes_before=len(everything),
-        nodes=sum(len(graph.node) for graph in all_graphs(reduced.graph)),
+        nodes_before=parts.count(everything),
+        nodes=parts.count(nodes),
         kept=tuple(kept),
         attempts=attempts.count,
         seconds=attempts.elapsed,
@@ -160,10 +160,7 @@ class _Attempts:
         self.over = self.over or self.elapsed > self.seconds
         if proto is None or self.over:
             return False
-        try:
-            found = self.failure(proto)
-        except ModelError:
-            return False  # a body without the node that names its inputs is no model
+        found = self.failure(proto)
         return found is not None and self.signature(found) == self.wanted
 
     def failure(self, proto: onnx.ModelProto) -> str | None:
@@ -192,7 +189,7 @@ def _names(model: Model) -> frozenset[str]:
 
 
 class _Parts:
-    """Cuts nodes out of the flat form of a model (`qdqspec.graph.flat`); a body stays one while its node is kept."""
+    """Cuts nodes out of the flat form of a model (`qdqspec.graph.flat`), each with its bodies."""
 
     def __init__(self, model: Model) -> None:
         self._types = model.types
@@ -203,48 +200,33 @@ class _Parts:
         self._constants |= {
             name: tensor for name, tensor in model.constants.items() if name not in self._constants
         }
-        markers = [index for index, node in enumerate(graph.node) if node.domain == MARKERS]
-        ends = [index for index in markers if graph.node[index].op_type == LEAVE]
-        self._returned = {name for index in ends for name in graph.node[index].input}
-        for name in self._returned & {out for node in graph.node for out in node.output}:
+        ends = [node for node in graph.node if node.domain == MARKERS and node.op_type == LEAVE]
+        made = {name for node in graph.node for name in node.output}
+        for name in made & {name for node in ends for name in node.input}:
             self._constants.pop(name, None)  # a body returns what its nodes make
-        self._all = list(graph.node)
-        self.nodes = [
-            index
-            for index, node in enumerate(graph.node)
-            if index not in set(markers)
-            and not (node.op_type == "Constant" and node.output[0] in self._constants)
-        ]
-        readers = {name: index for index, node in enumerate(graph.node) for name in node.input}
-        begins = {graph.node[i].output[-1]: i for i in markers if graph.node[i].op_type == ENTER}
-        self._bodies = [  # node, first marker, last marker
-            (readers[graph.node[end].output[0]], begins[graph.node[end].input[-1]], end) for end in ends
-        ]
-        ends_of_graph = (*graph.input, *graph.initializer)
-        self._outer = {
-            *(end.name for end in ends_of_graph),
-            *(name for node in graph.node for name in node.output),
-        }
+        self.nodes: list[list[onnx.NodeProto]] = []  # each last, behind its bodies
+        depth, bodies = 0, list[onnx.NodeProto]()
+        for node in graph.node:
+            is_marker = node.domain == MARKERS
+            if is_marker and node.op_type == ENTER and not path_of(node):
+                continue  # of the main graph
+            depth += (node.op_type == ENTER) - (node.op_type == LEAVE) if is_marker else 0
+            if is_marker or node.output[0] not in self._constants:
+                bodies.append(node)
+            if bodies and not (is_marker or depth):
+                self.nodes.append(bodies)
+                bodies = []
+        self._outer = made | {end.name for end in (*graph.input, *graph.initializer)}
         self._outputs = {output.name for output in graph.output}
+
+    def count(self, kept: Sequence[int]) -> int:
+        """The number of some nodes and those of their bodies."""
+        return sum(node.domain != MARKERS for index in kept for node in self.nodes[index])
 
     def cut(self, kept: Sequence[int]) -> onnx.ModelProto | None:
         """The model of some nodes, in flat form; ``None`` without nodes, or if the type of an input is unknown."""
-        owners = {self.nodes[index] for index in kept}
-        bodies = [(begin, end) for owner, begin, end in self._bodies if owner in owners]
-        chosen = sorted({*owners, *(marker for body in bodies for marker in body)})
-        within = {index for begin, end in bodies for index in range(begin, end + 1)}
-        made = {name for index in chosen for name in self._all[index].output if name}
-        nodes: list[onnx.NodeProto] = []
-        outside: dict[str, str] = {}  # inputs that replace what a body returns, and their tensors
-        for index in chosen:
-            node = self._all[index]
-            if node.domain == MARKERS and node.op_type == LEAVE:
-                for name in dict.fromkeys(node.input):
-                    if name and name not in made and name not in self._constants:
-                        outside[f"{name}~"] = name
-                        nodes.append(helper.make_node("Identity", [f"{name}~"], [name], f"{name}~"))
-            nodes.append(node)
-        made |= set(outside.values())
+        nodes = [node for index in kept for node in self.nodes[index]]
+        made = {name for node in nodes for name in node.output if name}
         inside = {name for node in nodes for name in names_read_inside(node)} & self._outer
         read = dict.fromkeys(
             name for name in (*(n for node in nodes for n in node.input), *sorted(inside)) if name
@@ -252,17 +234,17 @@ class _Parts:
         inputs = [name for name in read if name not in made and name not in self._constants]
         unread = [
             name
-            for index in chosen
-            for name in self._all[index].output
-            if name and index not in within and (name not in read or name in self._outputs)
+            for index in kept
+            for name in self.nodes[index][-1].output
+            if name and (name not in read or name in self._outputs)
         ]
-        if not kept or any(outside.get(name, name) not in self._types for name in inputs):
+        if not kept or any(name not in self._types for name in inputs):
             return None
         proto = copy_model(self._proto, but={"node", "initializer", "input", "output", "value_info"})
         del proto.metadata_props[:], proto.graph.quantization_annotation[:]
         proto.graph.node.extend(nodes)
-        proto.graph.input.extend(self._info(name, outside.get(name, name)) for name in inputs)
-        proto.graph.output.extend(self._info(name, name) for name in unread)
+        proto.graph.input.extend(map(self._info, inputs))
+        proto.graph.output.extend(map(self._info, unread))
         for name in read:
             if name in self._constants and name not in made:
                 tensor = copied(with_own_bytes(self._constants[name], self._base))
@@ -270,8 +252,8 @@ class _Parts:
                 proto.graph.initializer.append(tensor)
         return proto
 
-    def _info(self, name: str, tensor: str) -> onnx.ValueInfoProto:
-        known = self._types.get(tensor)
+    def _info(self, name: str) -> onnx.ValueInfoProto:
+        known = self._types.get(name)
         if known is None:
             return onnx.ValueInfoProto(name=name)
         return helper.make_tensor_value_info(name, known.elem_type, known.shape)

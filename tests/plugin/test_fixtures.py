@@ -82,7 +82,7 @@ def test_fixtures_give_plain_tests_the_measurements_of_a_case(project):
     ("test", "message"),
     [
         ("qdq_case): qdq_case('specs/a.qdq.yaml::int-b8')", "*no case 'int-b8' (did you mean 'int8-b8'?)"),
-        ("qdq_case): qdq_case('specs/a.qdq.yaml')", "*means 2 cases, and one is wanted"),
+        ("qdq_case): qdq_case('specs/a.qdq.yaml')", "*this spec has 2 cases, and one is wanted"),
         ("qdq_tuned): pass", '*mark it @pytest.mark.qdq("specs/a.qdq.yaml::case")*'),
         ("qdq_report): qdq_report('jsn')", "*unknown format 'jsn' (did you mean 'json'?)"),
     ],

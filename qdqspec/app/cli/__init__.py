@@ -10,12 +10,11 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 from qdqspec import __version__
 from qdqspec.__main__ import INTERRUPTED
-from qdqspec._core.registry import did_you_mean, names
+from qdqspec._core.registry import did_you_mean
 from qdqspec.app.cli import (
     baseline,
     cache,
@@ -51,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     AS_JSON.set("--json" in words)
     if "_ARGCOMPLETE" in os.environ:
-        _complete(*parsers())
+        _complete(parsers()[0])
     if not words:
         parsers()[0].print_help()
         return FINE
@@ -80,29 +79,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _complete(parser: argparse.ArgumentParser, verbs: Mapping[str, argparse.ArgumentParser]) -> None:
+def _complete(parser: argparse.ArgumentParser) -> None:
     """Answer a shell that asks for completions, and exit."""
     try:
         import argcomplete
     except ImportError:  # the extra `completion` is not installed
         return
-    for action in (action for verb in verbs.values() for action in verb._actions):  # noqa: SLF001 - no other list
-        if values := _values(action):
-            offered = values if action.option_strings else [*values, *sorted(map(str, Path().glob("*")))]
-            action.completer = argcomplete.ChoicesCompleter(dict.fromkeys(offered, ""))  # type: ignore[attr-defined]  # read from there
     argcomplete.autocomplete(parser)
-
-
-def _values(action: argparse.Action) -> Sequence[str]:
-    """The words that an argument may be, for completion; empty if they are any."""
-    if action.dest == "paths" and action.metavar == "PATH|WORD":
-        return [*specs.KINDS]
-    if action.dest == "qdq_backend":
-        return names("backend")
-    if action.dest == "strategy":
-        return names("strategy")
-    words = str(action.metavar).split("|")
-    return words if len(words) > 1 and all(word.islower() for word in words) else ()
 
 
 def _parsed(words: Sequence[str]) -> argparse.Namespace:
@@ -135,15 +118,6 @@ def _near_option(unknown: Sequence[str], verb: argparse.ArgumentParser) -> str:
     return next(filter(None, (did_you_mean(option, known) for option in options)), "")
 
 
-class _VerbFormatter(argparse.HelpFormatter):
-    """Lists the verbs under their heading, without a line for the argument that takes one of them."""
-
-    def _format_action(self, action: argparse.Action) -> str:
-        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 - it has no other name
-            return "".join(map(self._format_action, self._iter_indented_subactions(action)))
-        return super()._format_action(action)
-
-
 class _Parser(argparse.ArgumentParser):
     """A parser that reports an error in one message and names the command for help; it does not list all options."""
 
@@ -166,7 +140,6 @@ def parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
         prog="qdqspec",
         description="Search for, verify and gate Q/DQ placements in ONNX models. Tests run with pytest: pytest specs",
         epilog="qdqspec VERB --help shows an example of each verb.",
-        formatter_class=_VerbFormatter,
     )
     parser.add_argument("--version", action="version", version=f"qdqspec {__version__}")
     verbs = parser.add_subparsers(metavar="VERB", title="verbs", required=True)

@@ -24,11 +24,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """An argument of a command, as `argparse` declares it. Only ``--help-all`` shows a ``rare`` one."""
+    """An argument of a command, as `argparse` declares it."""
 
     names: tuple[str, ...]
     settings: Mapping[str, Any]
-    rare: bool = False
 
     @property
     def key(self) -> str:
@@ -45,17 +44,15 @@ class ArgumentGroup:
     arguments: tuple[Argument, ...]
 
 
-def argument(
-    names: str, metavar: str | None = None, text: str = "", *, rare: bool = False, **settings: Any
-) -> Argument:
+def argument(names: str, metavar: str | None = None, text: str = "", **settings: Any) -> Argument:
     """An argument with its ``names``, separated by a space, and its help ``text``; ``settings`` are of `argparse`."""
     words = {"metavar": metavar, "help": text.replace("%", "%%") or None}
-    return Argument(tuple(names.split()), words | settings, rare)
+    return Argument(tuple(names.split()), words | settings)
 
 
-def switch(name: str, text: str, *, rare: bool = False) -> Argument:
+def switch(name: str, text: str) -> Argument:
     """An option without a value."""
-    return Argument((name,), {"action": "store_true", "help": text}, rare)
+    return Argument((name,), {"action": "store_true", "help": text})
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +68,18 @@ class Verb:
 
     def add_to(self, verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         """Declare the command with its arguments, ``--json``, ``--color`` and ``--help``."""
+        words = [
+            str(each.settings["metavar"] or "|".join(each.settings["choices"]))
+            for each in self.arguments
+            if isinstance(each, Argument) and not each.names[0].startswith("-")
+        ]
         parser = verbs.add_parser(
             self.name,
             help=re.split(r"[.:;] ", self.does, maxsplit=1)[0].removesuffix("."),
             description=self.does,
             epilog=f"{_EXAMPLE}\n  {self.example}",
+            usage=" ".join(["%(prog)s [options]", *words]),
             formatter_class=_Formatter,
-            add_help=False,
             allow_abbrev=False,
         )
         parser.set_defaults(run=self.run)
@@ -85,16 +87,6 @@ class Verb:
             parser.add_argument(*one.names, **one.settings)
         machine = parser.add_argument_group("where and how it runs")
         add_options(machine.add_argument, prefix="--", only=self.options)
-        seldom = [action.dest for action in machine._group_actions if action.dest not in _COMMON]  # noqa: SLF001 - no other list
-        own = [
-            one
-            for each in self.arguments
-            for one in (each.arguments if isinstance(each, ArgumentGroup) else [each])
-        ]
-        hidden = {*(one.key for one in own if one.rare), *(seldom if len(seldom) >= _MANY else ())}
-        parser.add_argument("-h", "--help", action=_Help, hidden=hidden, help="Show this help and exit.")
-        everything = "Show all options and exit." if hidden else argparse.SUPPRESS
-        parser.add_argument("--help-all", action=_Help, hidden=(), help=everything)
         for each in self.arguments:
             if isinstance(each, Argument):
                 parser.add_argument(*each.names, **each.settings)
@@ -119,8 +111,6 @@ def verb(
 
 
 _EXAMPLE = "example:"
-_MANY = 6  # options that are shown by --help-all only, if a command has so many
-_COMMON = ("qdq_backend", "qdq_mode", "qdq_threads", "qdq_report")
 _JSON = switch("--json", "Write JSON to standard output: all figures, the notes and the text, or the error.")
 _COLOR = argument(
     "--color",
@@ -135,24 +125,6 @@ class _Formatter(argparse.HelpFormatter):
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return text if text.startswith(_EXAMPLE) else super()._fill_text(text, width, indent)
-
-
-class _Help(argparse.Action):
-    """Prints the help of a command without the ``hidden`` options."""
-
-    def __init__(self, hidden: Collection[str], **settings: Any) -> None:
-        super().__init__(**{**settings, "dest": argparse.SUPPRESS, "default": argparse.SUPPRESS, "nargs": 0})
-        self._hidden = hidden
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        for action in parser._actions:  # noqa: SLF001 - no other list
-            if action.dest in self._hidden:
-                action.help = argparse.SUPPRESS
-        if self._hidden:
-            words = [str(action.metavar) for action in parser._get_positional_actions()]  # noqa: SLF001 - no other list
-            parser.usage = " ".join([parser.prog, "[options]", *words])
-        parser.print_help()
-        parser.exit()
 
 
 # ---- values --------------------------------------------------------------------------------------
@@ -239,9 +211,9 @@ def output(metavar: str, text: str = "", *, required: bool = True) -> Argument:
     return argument("-o --output", metavar, text, type=Path, required=required)
 
 
-def shapes_option(name: str, text: str, *, rare: bool = False) -> Argument:
+def shapes_option(name: str, text: str) -> Argument:
     """An option with shapes of inputs."""
-    return argument(name, "NAME:1x3x224x224", text, type=shapes, action=Joined, rare=rare)
+    return argument(name, "NAME:1x3x224x224", text, type=shapes, action=Joined)
 
 
 def values_option(of: str = "the model") -> Argument:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from qdqspec._core.config import Settings
 from qdqspec._core.units import plain
-from qdqspec.app.cases import SPEC_SUFFIXES, is_spec, load_cases
+from qdqspec.app.cases import SPEC_SUFFIXES, YAML, is_spec, load_cases
 from qdqspec.app.cli.arguments import argument, settings_from, verb
 from qdqspec.app.cli.output import FINE, WANTING, answer, complain
 from qdqspec.errors import ConfigError, StateError
@@ -100,7 +100,7 @@ def _entries_asked_for(file: Path, settings: Settings) -> frozenset[Name] | None
     if file.absolute().parent.parent.name != FOLDER:
         return None
     home, stem = file.absolute().parents[2], file.absolute().parent.name
-    for suffix in (*SPEC_SUFFIXES, ".yaml", ".yml"):
+    for suffix in (*SPEC_SUFFIXES, *YAML):
         if (home / f"{stem}{suffix}").is_file():
             return baseline_entries(load_cases(home / f"{stem}{suffix}", settings))
     return None if (home / f"{stem}.py").is_file() else frozenset()

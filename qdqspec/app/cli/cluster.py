@@ -43,12 +43,12 @@ _PORT = 8786
 )
 def cluster(arguments: argparse.Namespace) -> int:
     """Run a scheduler, list its workers, or make certificates."""
-    settings = settings_from(arguments)
-    if arguments.action == "certificates":
-        return _certificates(arguments, settings.cluster_tls)
     from qdqspec.app.cluster.address import Address, require_distributed
 
+    settings = settings_from(arguments)
     require_distributed()
+    if arguments.action == "certificates":
+        return _certificates(arguments, settings.cluster_tls)
     if arguments.action == "list":
         if arguments.address is None:
             raise ConfigError("list needs the address of the scheduler", cure="qdqspec cluster list ADDRESS")
@@ -71,13 +71,6 @@ def _started(arguments: argparse.Namespace, address: str) -> None:
 
 
 def _certificates(arguments: argparse.Namespace, folder: Path) -> int:
-    from importlib.util import find_spec
-
-    if find_spec("cryptography") is None:
-        raise ConfigError(
-            "certificates need the library cryptography, which is not installed",
-            cure='install it with: pip install "qdqspec[cluster]"',
-        )
     from qdqspec.app.cluster.address import make_certificates
 
     paths = make_certificates(folder, arguments.days)

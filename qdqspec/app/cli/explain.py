@@ -64,10 +64,10 @@ _JOURNAL, _SCHEME, _REFERENCE = "trials.jsonl", "scheme.json", "reference.onnx"
 def explain(arguments: argparse.Namespace) -> int:
     """Explain why a placement is faster or slower: time by layer, precision, lost fusions. WHAT is a case whose results
     exist (its folder, or spec::case), a model, which is profiled against itself without Q/DQ, MODEL TUNED (the same as
-    TUNED --reference MODEL), or layer information
-    that a tool of the runtime exported: GRAPH[,PROFILE[,TIMES]]; beside NAME.graph.json, NAME.profile.json,
-    NAME.times.json and NAME.profile.metadata.json are found. Several of these are ranked. Layer information without
-    times, or the log of a build with its list of kernels, is described by counts.
+    TUNED --reference MODEL), or layer information that a tool of the runtime exported: GRAPH[,PROFILE[,TIMES]]; beside
+    NAME.graph.json, NAME.profile.json, NAME.times.json and NAME.profile.metadata.json are found. Several of these are
+    compared with the reference. Layer information without times, or the log of a build with its list of kernels, is
+    described by counts.
     """
     _take_pair(arguments)
     if arguments.culprits:
@@ -102,18 +102,29 @@ def _gather_engines(arguments: argparse.Namespace) -> tuple[Sequence[ExplainedEn
     given = partial(inputs_given, arguments=arguments, values=arguments.values)
     if what.endswith(".onnx"):
         return _from_model(Path(what), arguments.reference, given(Inputs()), settings), None
-    if Path(what).is_dir():
-        return _from_folder(Path(what), given(Inputs()), settings)
+    if not Path(what).is_dir() and not is_spec(Path(what.partition("::")[0])):
+        return _from_files([what]), None
+    case, folder = _find_results(what, settings, RESULT)
+    own = Inputs() if case is None else case.inputs
+    if arguments.data is not None:
+        own = replace(own, calibration=None)
+    return _from_folder(folder, given(own), settings)
+
+
+def _find_results(what: str, settings: Settings, needed: str) -> tuple[Case | None, Path]:
+    """The case of a spec and the folder of its results, or a folder alone.
+
+    Raises `StateError` if the folder does not have the file ``needed``.
+    """
+    case, folder = None, Path(what).absolute()
+    cure = "name a case, the folder that a run left, or a model"
     if is_spec(Path(what.partition("::")[0])):
         case = find_case(what, settings, Path.cwd())
-        folder = find_folder(settings, case)
-        if not (folder / RESULT).is_file():
-            raise StateError(
-                f"there are no results of {case.name} yet", where=folder, cure=f"run it once: pytest {what}"
-            )
-        own = case.inputs if arguments.data is None else replace(case.inputs, calibration=None)
-        return _from_folder(folder, given(own), settings)
-    return _from_files([what]), None
+        folder, cure = find_folder(settings, case), f"run it once: pytest {what}"
+    if not (folder / needed).is_file():
+        of = "" if case is None else f" of {case.name}"
+        raise StateError(f"there are no results{of} yet", where=folder, cure=cure)
+    return case, folder
 
 
 # ---- exported engines ---------------------------------------------------------------------------
@@ -170,11 +181,10 @@ def _short_names(graphs: Sequence[Path]) -> list[str]:
 def _from_folder(
     folder: Path, inputs: Inputs, settings: Settings
 ) -> tuple[list[ExplainedEngine], SearchResult | None]:
-    """Reference and tuned model of a run's folder, and the run's result against its committed baseline.
+    """Reference and tuned model of a run's folder.
 
     Of an unchanged case, the candidates that were not selected are compared with the reference.
     """
-    from qdqspec.app.report.compare import baseline_notes
     from qdqspec.app.report.record import read_case
 
     record = read_case(folder)
@@ -188,74 +198,59 @@ def _from_folder(
             cure="correct that, and run it again",
         )
     corrections = () if search is None else search.corrections
-    engines = _engines_of_candidates(found, folder) or list(_two_engines(found, folder, inputs, settings))
+    engines = _engines_of_run(found, folder, inputs, settings)
     last, parity = engines[-1], found.parity
     differs = (
         () if parity is None else _differing(parity.definition, settings, "the given model", parity.data)
     )
     files = folder / _REFERENCE, folder / "tuned.onnx"
     converted, recurrent = _conversion(*files), _recurrent(files[0], settings)
-    notes = (*last.notes, *differs, *baseline_notes(found), *converted, *recurrent)
+    notes = (*last.notes, *differs, *converted, *recurrent)
     return [*engines[:-1], replace(last, notes=notes, corrections=corrections)], search
 
 
-def _engines_of_candidates(found: Evidence, folder: Path) -> list[ExplainedEngine]:
-    """The reference of an unchanged case, and the candidates whose profiles are in the journal, two at most.
-
-    Empty if there are no candidates or no profiles. If candidates were converted to another float type, no trial is
-    the reference.
-    """
-    search = found.search
-    if search is None or search.converted_from:
-        return []
-    profiled = {
-        trial.placement.digest: trial
-        for trial in _read_trials(folder / _JOURNAL)
-        if search.rejected and trial.layers and not trial.subgraph
-    }
-    known = [(one, trial) for one in search.rejected if (trial := profiled.get(one.placement)) is not None]
-    reference = next((trial for trial in profiled.values() if not trial.placement.sites), None)
-    if reference is None or not known or found.latency is None:
-        return []
-    reference_ms = found.latency.median_ms("reference")
-    engines = [replace(_engine_of_trial("reference", reference, found.node_ops), end_to_end_ms=reference_ms)]
-    for one, trial in known[:2]:
-        engine = _engine_of_trial(one.role, trial, found.node_ops)
-        end_to_end_ms = reference_ms * one.ratio.median
-        engines.append(replace(engine, end_to_end_ms=end_to_end_ms, speedup=one.ratio.inverse))
-    return engines
-
-
-def _two_engines(
+def _engines_of_run(
     found: Evidence, folder: Path, inputs: Inputs, settings: Settings
-) -> Sequence[ExplainedEngine]:
-    """The profiles taken by the search; if it did not profile both models, they are profiled now.
+) -> list[ExplainedEngine]:
+    """The profiles taken by the search, with the end-to-end times of the run, which the table of the run has too.
 
-    The end-to-end times come from the run, so that the speed-up equals the speed-up in the table of the run.
+    Of an unchanged case these are the reference and two of the candidates that were not selected. If the search did not
+    profile both models, they are profiled now. If candidates were converted to another float type, no trial is the
+    reference.
     """
-    trials = [trial for trial in _read_trials(folder / _JOURNAL) if not trial.subgraph]
-    digest = None if found.search is None else found.search.winner.digest
-    reference = next((t for t in trials if t.layers and not t.placement.sites), None)
-    tuned = next((t for t in trials if t.layers and t.placement.digest == digest), None)
-    # the first trial of a search whose candidates were converted is not the reference
-    is_converted = found.search is not None and bool(found.search.converted_from)
-    if reference is None or tuned is None or is_converted:
+    from qdqspec.app.evidence.kernels import engine_of
+
+    search, latency = found.search, found.latency
+    profiled: dict[str, Trial] = {}
+    if search is not None and not search.converted_from:
+        for trial in _read_trials(folder / _JOURNAL):
+            if trial.layers and not trial.subgraph:
+                profiled.setdefault(trial.placement.digest, trial)
+    reference = next((trial for trial in profiled.values() if not trial.placement.sites), None)
+
+    def of_trial(role: str, trial: Trial) -> ExplainedEngine:
+        engine = engine_of(role, trial.placement, trial.layers, found.node_ops)
+        return replace(engine, notes=trial.samples.notes)
+
+    rejected = [] if search is None else [one for one in search.rejected if one.placement in profiled]
+    if reference is not None and rejected and latency is not None:
+        reference_ms = latency.median_ms("reference")
+        engines = [replace(of_trial("reference", reference), end_to_end_ms=reference_ms)]
+        for one in rejected[:2]:
+            engine = of_trial(one.role, profiled[one.placement])
+            end_to_end_ms = reference_ms * one.ratio.median
+            engines.append(replace(engine, end_to_end_ms=end_to_end_ms, speedup=one.ratio.inverse))
+        return engines
+    tuned = None if search is None else profiled.get(search.winner.digest)
+    if reference is None or tuned is None:
         files = {role: folder / f"{role}.onnx" for role in ("reference", "tuned")}
         before, after = _profile_models(files, inputs, settings)
     else:
-        before = _engine_of_trial("reference", reference, found.node_ops)
-        after = _engine_of_trial("tuned", tuned, found.node_ops)
-    latency = found.latency
+        before, after = of_trial("reference", reference), of_trial("tuned", tuned)
     if latency is None:
         return [before, after]
     before, after = (replace(one, end_to_end_ms=latency.median_ms(one.name)) for one in (before, after))
     return [before, replace(after, speedup=latency.speedup, proved=proved_text(latency, found.min_gain))]
-
-
-def _engine_of_trial(role: str, trial: Trial, ops: Mapping[str, str]) -> ExplainedEngine:
-    from qdqspec.app.evidence.kernels import engine_of
-
-    return replace(engine_of(role, trial.placement, trial.layers, ops), notes=trial.samples.notes)
 
 
 def _read_trials(path: Path) -> Iterator[Trial]:
@@ -444,6 +439,7 @@ def _meant(
 ) -> Iterator[tuple[Case, SchemeFile | Imported, tuple[str, ...]]]:
     """The float model with its data, as a case, the pairs placed in it, and notes."""
     from qdqspec.qdq.read.import_qdq import import_placement
+    from qdqspec.qdq.scheme.scheme_file import read_scheme
 
     (what,) = arguments.what
     if what.endswith(".onnx"):
@@ -458,24 +454,13 @@ def _meant(
         with _float_model(model, original) as file:
             yield _as_given(Case(id="default", model=file.absolute()), arguments, values), imported, notes
         return
-    if is_spec(Path(what.partition("::")[0])):
-        case = find_case(what, settings, Path.cwd())
-        placed = _placed(find_folder(settings, case), f"run it once: pytest {what}")
-        yield _as_given(case, arguments, arguments.values), placed, ()
-        return
-    folder = Path(what).absolute()
-    placed = _placed(folder, "name a case, the folder that a run left, or a model")
-    left, notes = values_left(folder / _REFERENCE, arguments.values)
-    yield _as_given(Case(id="default", model=folder / _REFERENCE), arguments, left), placed, notes
+    case, folder = _find_results(what, settings, _SCHEME)
+    fixed, notes = arguments.values, ()
+    if case is None:
+        case = Case(id="default", model=folder / _REFERENCE)
+        fixed, notes = values_left(case.model, fixed)
+    yield _as_given(case, arguments, fixed), read_scheme(folder / _SCHEME), notes
 
 
 def _as_given(case: Case, arguments: argparse.Namespace, values: Mapping[str, FixedValue] | None) -> Case:
     return replace(case, inputs=inputs_given(case.inputs, arguments, values))
-
-
-def _placed(folder: Path, cure: str) -> SchemeFile:
-    from qdqspec.qdq.scheme.scheme_file import read_scheme
-
-    if not (folder / _SCHEME).is_file():
-        raise StateError("there are no results of a run here", where=folder, cure=cure)
-    return read_scheme(folder / _SCHEME)

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from qdqspec.graph.model import Model
 
 _CALIBRATION, _EVALUATION = re.compile("calib|train"), re.compile("eval|val|test")
-_SIDE = 224  # pixels of a side of images that the model leaves open
 _MANY = 4  # more files than this without telling names are one data set
 
 
@@ -35,7 +34,6 @@ class DataDraft:
     evaluation: str = ""
     labelled: bool = False
     metric: str = ""
-    guessed: str = ""  # sides of images that the model leaves open, as `height 224 and width 224`
 
     @property
     def is_shared(self) -> bool:
@@ -62,41 +60,30 @@ def find_data(path: Path, model: Model, base: Path) -> tuple[DataDraft, Inputs, 
         fits = {found: data for found in arrays if (data := opened(model, found))}
     if not fits and path.is_dir() and (data := opened(model, path)):
         fits = {path: data}
-    if fits:
-        calibration, evaluation = _choose_data(path, fits)
-        data = fits.get(evaluation) or opened(model, evaluation)
-        labels = None if data is None else data.labels
-        scored = next((model.shape(name) for name in model.outputs), None)
-        draft = DataDraft(
-            calibration=quoted(relative_text(calibration, base)),
-            evaluation=quoted(relative_text(evaluation, base)),
-            labelled=labels is not None,
-            metric="" if labels is None else fitting_metric(labels, scored),
+    if not fits:
+        raise ConfigError(
+            f"no data there fits the model's inputs: {', '.join(_input_text(model, name) for name in model.inputs)}",
+            where=path,
+            cure="save .npz files with one array per input, first axis samples; arrays of other names are mapped in "
+            "the spec: {arrays: FILE, names: {INPUT: ARRAY}}, and images too: {images: FOLDER, size: SIDE}",
         )
-        notes = [*_note_unfitting_files(model, files, fits), *_note_shared_data(draft, path)]
-        if labels is not None and not draft.metric:
-            notes.append(
-                f"labels of {labels.dtype} {list(labels.shape)} fit no built-in metric of the first output: an "
-                "accuracy check needs `output`, or a metric of your own (fixture qdq_metrics)"
-            )
-        return draft, Inputs(calibration=calibration, evaluation=evaluation), notes
-    if (images := _draft_images(files, model, path, base)) is not None:
-        is_open = any(None in (model.shape(name) or ())[1:] for name in model.inputs)
-        size = "size, which the model leaves open, " if is_open else ""
-        notes = [f"check the transform of the images against that of your training: {size}mean and std"]
-        try:
-            import PIL  # noqa: F401 - only whether it is installed
-        except ImportError:
-            notes.append(
-                "images are decoded with Pillow, which is not installed: pip install 'qdqspec[images]'"
-            )
-        return images, Inputs(), [*notes, *_note_shared_data(images, path)]
-    raise ConfigError(
-        f"no data there fits the model's inputs: {', '.join(_input_text(model, name) for name in model.inputs)}",
-        where=path,
-        cure="save .npz files with one array per input, first axis samples; arrays of other names are mapped in the "
-        "spec: {arrays: FILE, names: {INPUT: ARRAY}}",
+    calibration, evaluation = _choose_data(path, fits)
+    data = fits.get(evaluation) or opened(model, evaluation)
+    labels = None if data is None else data.labels
+    scored = next((model.shape(name) for name in model.outputs), None)
+    draft = DataDraft(
+        calibration=quoted(relative_text(calibration, base)),
+        evaluation=quoted(relative_text(evaluation, base)),
+        labelled=labels is not None,
+        metric="" if labels is None else fitting_metric(labels, scored),
     )
+    notes = [*_note_unfitting_files(model, files, fits), *_note_shared_data(draft, path)]
+    if labels is not None and not draft.metric:
+        notes.append(
+            f"labels of {labels.dtype} {list(labels.shape)} fit no built-in metric of the first output: an "
+            "accuracy check needs `output`, or a metric of your own (fixture qdq_metrics)"
+        )
+    return draft, Inputs(calibration=calibration, evaluation=evaluation), notes
 
 
 def _note_unfitting_files(model: Model, files: Sequence[Path], fits: Mapping[Path, Dataset]) -> list[str]:
@@ -185,33 +172,6 @@ def _folder_or_glob(folder: Path, files: Sequence[Path]) -> Path:
 
 def _find_named(files: Sequence[Path], pattern: re.Pattern[str]) -> Path | None:
     return next((file for file in files if pattern.search(file.stem.lower())), None)
-
-
-def _draft_images(files: Sequence[Path], model: Model, path: Path, base: Path) -> DataDraft | None:
-    """A transform for images, with the size that the model states."""
-    from qdqspec.accuracy.sources import IMAGE_SUFFIXES
-
-    images = [file for file in files if file.suffix.lower() in IMAGE_SUFFIXES]
-    shape = model.shape(next(iter(model.inputs), "")) if len(model.inputs) == 1 else None
-    if not images or shape is None or len(shape) != 4:
-        return None
-    last = shape[3] in (1, 3) and shape[1] not in (1, 3)
-    channels, height, width = (shape[3], shape[1], shape[2]) if last else (shape[1], shape[2], shape[3])
-    size = [side if side else _SIDE for side in (height, width)]
-    sides = zip(("height", "width"), (height, width), strict=True)
-    guessed = " and ".join(f"{name} {_SIDE}" for name, side in sides if not side)
-    if not path.is_dir():
-        patterns = [relative_text(path, base)] * 2
-    else:
-        common = Path(os.path.commonpath([str(file.parent) for file in images]))
-        folders = _find_folders(path, images) or (common, common)
-        patterns = [f"{relative_text(folder, base)}/**/*" for folder in folders]
-    rest = [f"size: {size}", f"layout: {'nhwc' if last else 'nchw'}"] + (
-        ["colors: gray"] if channels == 1 else []
-    )
-    transform = f"{', '.join(rest)}, mean: [0.0], std: [1.0]"
-    calibration, evaluation = (f"{{images: {quoted(pattern)}, {transform}}}" for pattern in patterns)
-    return DataDraft(calibration=calibration, evaluation=evaluation, guessed=guessed)
 
 
 def _input_text(model: Model, name: str) -> str:

@@ -221,10 +221,6 @@ def _input_lines(inputs: Sequence[InputDraft], data: DataDraft) -> Iterator[str]
     about = "one array per input, first axis = samples" + (
         "" if data.calibration else "; without it inputs are random"
     )
-    if data.calibration.startswith("{images"):
-        about = "images, and their transform"
-        if data.guessed:
-            about += f"; guessed, since the model leaves it open: {data.guessed}"
     yield f"  {_data_line('calibration', data.calibration)}  # {about}"
     more = "" if data.labelled else "; with `labels` also for {kind: accuracy, max_drop: 1%}"
     judged = "the same data as calibration: name other samples" if data.is_shared else "the same to judge by"

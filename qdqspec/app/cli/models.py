@@ -31,6 +31,10 @@ from qdqspec.errors import ConfigError, ModelError, PlacementError
 from qdqspec.types import TIMED_TRIALS, Inputs, RegionRules
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import onnx
+
     from qdqspec._core.config import Settings
     from qdqspec.graph.model import Model
     from qdqspec.graph.regions.inspect import InspectSection, Judged
@@ -125,38 +129,41 @@ def judged(model: Model, settings: Settings) -> Judged:
 )
 def apply(arguments: argparse.Namespace) -> int:
     """Insert the Q/DQ pairs of a scheme into a model."""
-    from qdqspec.graph.model import Model, require_path
-    from qdqspec.graph.save import save_model
+    from qdqspec.graph.model import Model
     from qdqspec.qdq.scheme.scheme_file import apply_scheme
 
     model = model_given(arguments.model, arguments.values)
     result = apply_scheme(model, arguments.scheme)
-    save_model(
-        result.proto,
-        arguments.output,
-        inputs=[arguments.scheme, *model.user_files],
-        base=require_path(model).parent,
-    )
-    notes = [*model.notes, *result.notes]
+    inputs = [arguments.scheme, *model.user_files]
     pairs = _dequantized(Model(result.proto))
-    found = {"pairs": pairs, "warnings": _warnings_of(arguments.output)}
-    return conclude(arguments, f"{count_text(pairs, 'dequantized tensor')} in it", notes, found)
+    summary = f"{count_text(pairs, 'dequantized tensor')} in it"
+    return _write(arguments, model, result.proto, inputs, summary, [*model.notes, *result.notes], pairs=pairs)
 
 
-def _warnings_of(written: Path) -> list[str]:
-    """Warnings of ONNX's checker about a model that was written; also written to standard error."""
+def _write(
+    arguments: argparse.Namespace,
+    model: Model,
+    made: onnx.ModelProto,
+    inputs: Sequence[Path],
+    summary: str,
+    notes: Sequence[str],
+    **counts: int,
+) -> int:
+    """Write what was ``made`` of a model, and conclude with the warnings of ONNX's checker about it."""
     from qdqspec.graph.check import type_problem
-    from qdqspec.graph.model import load_model
+    from qdqspec.graph.model import load_model, require_path
+    from qdqspec.graph.save import save_model
 
+    save_model(made, arguments.output, inputs=inputs, base=require_path(model).parent)
     try:
-        found = type_problem(load_model(written).proto)
+        found = type_problem(load_model(arguments.output).proto)
         problem = f"the model is not valid ONNX: {found}" if found else ""
     except ModelError as error:
         problem = error.what
-    warnings = [f"{written}: {problem}"] if problem else []
+    warnings = [f"{arguments.output}: {problem}"] if problem else []
     for warning in warnings:
         complain(f"warning: {warning}")
-    return warnings
+    return conclude(arguments, summary, notes, {**counts, "warnings": warnings})
 
 
 @verb(
@@ -174,8 +181,7 @@ def _warnings_of(written: Path) -> list[str]:
 )
 def strip(arguments: argparse.Namespace) -> int:
     """Remove every Q/DQ pair from a model."""
-    from qdqspec.graph.model import Model, require_path
-    from qdqspec.graph.save import save_model
+    from qdqspec.graph.model import Model
     from qdqspec.qdq.read.strip import strip_qdq
 
     model = model_given(arguments.model)
@@ -185,14 +191,12 @@ def strip(arguments: argparse.Namespace) -> int:
     removed = _dequantized(model) - left
     given = (model, *(() if reference is None else (reference,)))
     inputs = [file for one in given for file in one.user_files]
-    save_model(result.proto, arguments.output, inputs=inputs, base=require_path(model).parent)
-    notes = [*model.notes, *result.notes]
     if removed or left:
         summary = count_text(removed, "dequantized tensor") + " removed" + (f", {left} left" if left else "")
     else:
         summary = "a copy of the model, which has no Q/DQ pairs"
-    found = {"pairs": removed, "left": left, "warnings": _warnings_of(arguments.output)}
-    return conclude(arguments, summary, notes, found)
+    notes = [*model.notes, *result.notes]
+    return _write(arguments, model, result.proto, inputs, summary, notes, pairs=removed, left=left)
 
 
 def _dequantized(model: Model) -> int:
@@ -277,17 +281,13 @@ def fold(arguments: argparse.Namespace) -> int:
     """
     from qdqspec.graph.fold import fold_constants
     from qdqspec.graph.model import load_model
-    from qdqspec.graph.save import save_model
 
     model = load_model(arguments.model)
     result = fold_constants(model)
-    base = arguments.model.absolute().parent
-    save_model(result.model.proto, arguments.output, inputs=model.user_files, base=base)
     left = sum(not node.is_marker for node in result.model.nodes)
-    folded, dead = len(result.folded), len(result.unused)
-    found = {"folded": folded, "dead": dead, "nodes": left, "warnings": _warnings_of(arguments.output)}
-    summary = f"{folded} nodes folded and {dead} unread ones dropped, {left} left"
-    return conclude(arguments, summary, result.notes, found)
+    counts = {"folded": len(result.folded), "dead": len(result.unused), "nodes": left}
+    summary = f"{counts['folded']} nodes folded and {counts['dead']} unread ones dropped, {left} left"
+    return _write(arguments, model, result.model.proto, model.user_files, summary, result.notes, **counts)
 
 
 def _capability(text: str) -> tuple[int, int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import signal
 import sys
 from collections.abc import Iterable, Mapping
@@ -13,7 +12,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TextIO
 
-from qdqspec.app.report.terminal import color_words, fit_to_width, wants_color
+from qdqspec.app.report.terminal import color_words, wants_color
 from qdqspec.errors import OutputError
 
 FINE, WANTING, IMPOSSIBLE = 0, 1, 2
@@ -24,7 +23,7 @@ NOTED: ContextVar[list[str]] = ContextVar("noted")  # the notes of the running c
 
 
 def say(text: str) -> None:
-    """Write text to standard output: on a terminal in colour and within its width."""
+    """Write text to standard output, on a terminal in colour."""
     _write(text, sys.stdout)
 
 
@@ -77,14 +76,12 @@ def note(text: str) -> None:
 
 
 def complain(text: str) -> None:
-    """Write text to standard error: on a terminal in colour and within its width."""
+    """Write text to standard error, on a terminal in colour."""
     _write(text, sys.stderr)
     sys.stderr.flush()
 
 
 def _write(text: str, stream: TextIO) -> None:
-    if stream.isatty():
-        text = fit_to_width(text, shutil.get_terminal_size().columns)
     if wants_color(COLOR.get(), os.environ, is_terminal=stream.isatty()):
         text = color_words(text)
     stream.write(f"{text}\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
+import math
 from pathlib import Path
 from typing import Any, get_args
 
@@ -98,20 +99,12 @@ def _lines(path: Path, case: Case) -> list[str]:
 
 
 def _params_text(params: Any) -> str:
-    """The parameters given to a check, without the defaults: ``min 1.3``."""
+    """The parameters given to a check, without the defaults, as a spec writes them: ``{min: 1.3}``."""
+    import yaml
+
     given = params.model_dump(mode="json", exclude_unset=True, exclude={"id", "severity", "kind"})
-    return ", ".join(f"{key} {_value_text(value)}" for key, value in given.items()) or "as it is"
-
-
-def _value_text(value: object) -> str:
-    """The value as a spec writes it: ``{cpu: 9}``, ``[Conv]``, ``0.01``."""
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{key}: {_value_text(one)}' for key, one in value.items())}}}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(_value_text, value))}]"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"{value:.12g}" if isinstance(value, float) else str(value)
+    text: str = yaml.safe_dump(given, default_flow_style=True, width=math.inf, sort_keys=False)
+    return text.strip()
 
 
 def _entry(path: Path, case: Case, root: Path) -> dict[str, object]:

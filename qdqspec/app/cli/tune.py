@@ -52,7 +52,6 @@ _WRITTEN = ("reference.onnx", "tuned.onnx", "tuned_raw.onnx")  # the models that
     switch(
         "--reduce-failures",
         "Reduce the first failed candidate of each case to a few nodes, as verb `reduce` does (DIR/faults).",
-        rare=True,
     ),
     *GROUPS,
     options=(
@@ -247,16 +246,11 @@ def _write_reports(
     errors: Sequence[str],
     model_file: Path | None,
 ) -> None:
-    from qdqspec.app.report.write import (
-        annotation_lines,
-        is_github,
-        write_comparisons,
-        write_reports,
-        write_results,
-    )
+    from qdqspec.app.report.runtimes import runtimes_text
+    from qdqspec.app.report.tables import summary_table, warning_lines
+    from qdqspec.app.report.write import annotation_lines, is_github, write_reports, write_results
 
     write_results(record)
-    write_comparisons(record)
     write_reports(record, settings.report)
     folders = [(case.evidence.case.name, case.evidence.output) for case in record.cases]
     data: dict[str, Any] = {}
@@ -267,9 +261,6 @@ def _write_reports(
         reports = [str(path) for path in settings.report]
         data = {**record_to_json(record), "outputs": outputs, "reports": reports, "errors": list(errors)}
         data["model_file"] = None if model_file is None or errors else str(model_file)
-    from qdqspec.app.report.runtimes import runtimes_text
-    from qdqspec.app.report.tables import summary_table, warning_lines
-
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() and not arguments.json else None
     lines = [summary_table(record, width=width), *_verdict_lines(record), *warning_lines(record)]
     if record.runtimes:

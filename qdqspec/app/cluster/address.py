@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 
 PORT = 8786
 AUTHORITY, CERTIFICATE, KEY = "ca.pem", "cluster.pem", "cluster.key"
+# Of a key (RFC 5280, 4.2.1.3). Python 3.13 and later require them of an authority.
+_USES = (
+    *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
+    *("key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
+)
 _MAKE = "make them with: qdqspec cluster certificates"
 
 
@@ -164,6 +169,8 @@ def _certificate(
     from cryptography.hazmat.primitives import hashes
 
     own = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+    used = ("key_cert_sign", "crl_sign") if issuer is None else ("digital_signature",)
+    usage = {use: use in used for use in _USES}
     now = datetime.now(UTC)
     return (
         x509.CertificateBuilder()
@@ -174,27 +181,10 @@ def _certificate(
         .not_valid_before(now - timedelta(hours=1))  # clocks of machines differ
         .not_valid_after(now + timedelta(days=days))
         .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
-        .add_extension(_usage(is_authority=issuer is None), critical=True)
+        .add_extension(x509.KeyUsage(**usage), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(
             x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False
         )
         .sign(signer, hashes.SHA256())
-    )
-
-
-def _usage(*, is_authority: bool) -> x509.KeyUsage:
-    """The permitted uses of a key (RFC 5280, 4.2.1.3). Python 3.13 and later require it of an authority."""
-    from cryptography import x509
-
-    return x509.KeyUsage(
-        digital_signature=not is_authority,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=is_authority,
-        crl_sign=is_authority,
-        encipher_only=False,
-        decipher_only=False,
     )

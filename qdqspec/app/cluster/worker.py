@@ -20,7 +20,7 @@ from qdqspec._core.programs import end_program, python_command
 from qdqspec.app.cluster.address import Address
 from qdqspec.app.cluster.case_process import ANSWER, LOG, REQUEST, Answer, Failure
 from qdqspec.app.cluster.inventory import ANNOUNCED, Announcement, announce
-from qdqspec.app.cluster.request import CACHE, OUTPUT, checked
+from qdqspec.app.cluster.request import CACHE, OUTPUT
 from qdqspec.errors import ConfigError, QdqspecError
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def run_case(request: Mapping[str, Any], files: Mapping[str, bytes]) -> tuple[An
     try:
         report(None)
         for name, content in files.items():
-            path = job / checked(name)
+            path = job / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
         replace_file(job / REQUEST, json.dumps(dict(request)))
@@ -153,15 +153,6 @@ def run_process(
 ) -> Any:
     """Run the process of a case until it ends or is not wanted; its answer, or a failure with the end of its log."""
     command, env = python_command("qdqspec.app.cluster.case_process", str(folder), settings)
-    with (folder / LOG).open("wb") as log:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            env=env,
-            start_new_session=True,
-        )
 
     def read_progress() -> None:
         assert process.stdout is not None
@@ -169,16 +160,19 @@ def run_process(
             for line in process.stdout:
                 report(json.loads(line))
 
-    threading.Thread(target=read_progress, daemon=True).start()
-    try:
-        while process.poll() is None and is_wanted():
-            time.sleep(_STEP)
-    finally:
-        end_program(process)
-        for stream in (process.stdin, process.stdout):
-            with suppress(OSError):
-                if stream is not None:
-                    stream.close()
+    pipe = subprocess.PIPE
+    with (
+        (folder / LOG).open("wb") as log,
+        subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=log, env=env, start_new_session=True
+        ) as process,
+    ):
+        threading.Thread(target=read_progress, daemon=True).start()
+        try:
+            while process.poll() is None and is_wanted():
+                time.sleep(_STEP)
+        finally:
+            end_program(process)
     try:
         return json.loads((folder / ANSWER).read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -14,7 +14,7 @@ import pytest
 
 from qdqspec._core.config import add_options
 from qdqspec.app.plugin import collect, distribute, fixtures, hooks, hookspecs, options, summary
-from qdqspec.app.plugin._compat import columns_of, is_worker
+from qdqspec.app.plugin._compat import is_worker
 from qdqspec.app.plugin.run import without_traceback
 from qdqspec.app.plugin.state import name_of, state_of
 
@@ -92,9 +92,7 @@ def pytest_runtest_makereport(
         if isinstance(error, pytest.skip.Exception):
             report.longrepr = (str(path), line + 1, f"Skipped: {error.msg}")
         elif report.failed:
-            report.longrepr = (
-                without_traceback(error, path, line + 1, columns_of(item.config)) or report.longrepr
-            )
+            report.longrepr = without_traceback(error, path, line + 1) or report.longrepr
     return report
 
 
@@ -114,12 +112,6 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int | pytest.ExitC
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Keep the checks of a case on one worker."""
     return distribute.case_scheduling(config, log)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_node_collection_finished(node: Any, ids: Sequence[str]) -> None:
-    """Record the collected items of a worker of pytest-xdist: the controller collects nothing."""
-    summary.note_collected(node.config, ids)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -8,7 +8,6 @@ brackets from ``--lf``.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatch
@@ -19,7 +18,7 @@ import pytest
 
 from qdqspec._core.config import Settings
 from qdqspec.app.cases import is_spec, load_cases
-from qdqspec.app.plugin._compat import DataModule, columns_of
+from qdqspec.app.plugin._compat import DataModule
 from qdqspec.app.plugin.options import settings_of
 from qdqspec.app.plugin.run import CheckFailed, run_check, without_traceback
 from qdqspec.errors import SpecError
@@ -32,12 +31,11 @@ _CHANGING = (
     "qdq_metrics",
     "qdq_data",
 )  # a conftest may replace these fixtures
-_FIRST_KEY = re.compile(r"^qdqspec\s*:", re.MULTILINE)
 
 
 def collector_for(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """The collector of a file: specs by name, named YAML files that begin as one, ``spec_*.py`` modules."""
-    if is_spec(path) or _named_spec(path, parent):
+    """The collector of a file: a spec by its name, or a ``spec_*.py`` module."""
+    if is_spec(path):
         return SpecFile.from_parent(parent, path=path)
     if fnmatch(path.name, PYTHON_SPECS) and not _left_to_python(path, parent):
         return PythonSpecFile.from_parent(parent, path=path)
@@ -47,15 +45,6 @@ def collector_for(path: Path, parent: pytest.Collector) -> pytest.Collector | No
 def module_for(path: Path, parent: pytest.Collector) -> pytest.Module | None:
     """The collector of a ``spec_*.py`` that pytest itself collects: its specs along with its tests."""
     return PythonSpecFile.from_parent(parent, path=path) if fnmatch(path.name, PYTHON_SPECS) else None
-
-
-def _named_spec(path: Path, parent: pytest.Collector) -> bool:
-    if path.suffix not in (".yaml", ".yml") or not parent.session.isinitpath(path):
-        return False
-    try:
-        return bool(_FIRST_KEY.search(path.read_text(encoding="utf-8")))
-    except (OSError, UnicodeDecodeError):
-        return False
 
 
 def _left_to_python(path: Path, parent: pytest.Collector) -> bool:
@@ -70,7 +59,7 @@ class _Explained(pytest.Collector):
     # pytest's own Collector narrows the signature of Node in the same way, with the same ignore.
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException]) -> Any:  # type: ignore[override]
         """The message alone, its first line in the summary."""
-        text = without_traceback(excinfo.value, self.path, 1, columns_of(self.config))
+        text = without_traceback(excinfo.value, self.path, 1)
         return super().repr_failure(excinfo) if text is None else text
 
 

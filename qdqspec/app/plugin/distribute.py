@@ -29,14 +29,13 @@ def hand_over(config: pytest.Config) -> None:
     record, sent = state.own_record(), dict[str, Any]()
     if record is not None:
         from qdqspec.app.report.record import record_to_json
-        from qdqspec.app.report.write import annotation_lines, write_comparisons, write_results
+        from qdqspec.app.report.write import annotation_lines, write_results
 
         # Paths of specs and lines of checks are not part of a record.
         sent["annotations"] = annotation_lines(record, config.rootpath)
         sent["record"] = json.dumps(record_to_json(record))
         try:
             write_results(record)
-            write_comparisons(record)
         except OutputError as error:
             state.troubles.append(str(error))
     worker: Any = config

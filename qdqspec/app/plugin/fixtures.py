@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, TypeVar
 import pytest
 
 from qdqspec._core.units import origin_text
-from qdqspec.app.cases import find_cases
+from qdqspec.app.cases import find_case
 from qdqspec.app.plugin.collect import CheckItem, unchanged_cases
 from qdqspec.app.plugin.hooks import device_key
 from qdqspec.app.plugin.options import settings_of
 from qdqspec.app.plugin.progress import show_progress
 from qdqspec.app.plugin.state import state_of
-from qdqspec.errors import SpecError
 from qdqspec.types import (
     Case,
     DataSource,
@@ -108,7 +107,7 @@ def _qdq_the_case(request: pytest.FixtureRequest, _qdq_own: Callable[[Case], Cas
             f"{request.node.nodeid} uses a qdq fixture without a case; "
             'mark it @pytest.mark.qdq("specs/a.qdq.yaml::case")'
         )
-    return _qdq_own(_find_one_case(str(marker.args[0]), request.config))
+    return _qdq_own(find_case(str(marker.args[0]), settings_of(request.config), request.config.rootpath))
 
 
 @pytest.fixture
@@ -155,7 +154,7 @@ def qdq_case(
     """Return ``qdq_case("specs/a.qdq.yaml::int8-b8")``: a `CaseView`; the file is relative to the root."""
 
     def view(reference: str) -> CaseView:
-        case = _qdq_own(_find_one_case(reference, pytestconfig))
+        case = _qdq_own(find_case(reference, settings_of(pytestconfig), pytestconfig.rootpath))
         return CaseView(case=case, session=qdq_session, _pytest_config=pytestconfig)
 
     return view
@@ -237,16 +236,6 @@ def _show_and_record(config: pytest.Config, session: Session) -> AbstractContext
     """Show the session's progress in the block, and include its results in the table and in ``result.json``."""
     state_of(config).add_session(session)
     return show_progress(config, session)
-
-
-def _find_one_case(reference: str, config: pytest.Config) -> Case:
-    cases = find_cases(reference, settings_of(config), config.rootpath)
-    if len(cases) != 1:
-        raise SpecError(
-            f"'{reference}' means {len(cases)} cases, and one is wanted",
-            cure=f"append one of: {', '.join(f'::{case.id}' for case in cases)}",
-        )
-    return cases[0]
 
 
 def _require_measured(piece: T | None) -> T:

@@ -62,22 +62,18 @@ def device_key(config: pytest.Config, device: DeviceKey) -> str:
 
 
 def _call(hook: Any, **arguments: object) -> Any:
-    """Call a hook. Raises `ConfigError` that names the plugin whose implementation raised."""
+    """Call a hook. Raises `ConfigError` that names the plugins if an implementation raised."""
     try:
         return hook(**arguments)
     except Exception as error:
-        codes, trace = set(), error.__traceback__
-        while trace is not None:
-            codes.add(trace.tb_frame.f_code)
-            trace = trace.tb_next
-        plugins = [one.plugin_name for one in hook.get_hookimpls() if one.function.__code__ in codes]
-        raise ConfigError(
-            f"hook {hook.name} raised {type(error).__name__}: {error}",
-            where=", ".join(plugins),
-            cure="correct the hook of this plugin, or deselect it with -p no:NAME",
-        ) from error
+        cure = "correct the hook of this plugin, or deselect it with -p no:NAME"
+        raise _error(hook, f"raised {type(error).__name__}: {error}", cure) from error
 
 
 def _wrong_result(hook: Any, found: object, expected: str) -> ConfigError:
+    return _error(hook, f"returned {found!r}", f"return {expected}")
+
+
+def _error(hook: Any, what: str, cure: str) -> ConfigError:
     plugins = ", ".join(one.plugin_name for one in hook.get_hookimpls())
-    return ConfigError(f"hook {hook.name} returned {found!r}", where=plugins, cure=f"return {expected}")
+    return ConfigError(f"hook {hook.name} {what}", where=plugins, cure=cure)

@@ -205,15 +205,11 @@ def reproduction(item: pytest.Item, settings: Settings, scheme: str | None) -> s
     return shlex.join([*words, f"--qdq-seed={settings.seed}", *settings.device_words])
 
 
-def without_traceback(error: BaseException, path: Path, line: int, width: int | None) -> Any | None:
-    """The text for a verdict or an input error, within ``width``; ``None`` for a bug, which keeps its traceback."""
+def without_traceback(error: BaseException, path: Path, line: int) -> Any | None:
+    """The text for a verdict or an input error; ``None`` for a bug, which keeps its traceback."""
     if not isinstance(error, CheckFailed | QdqspecError):
         return None
     text = error.text if isinstance(error, CheckFailed) else str(error)
-    if width is not None:
-        from qdqspec.app.report.terminal import fit_to_width
-
-        text = fit_to_width(text, width)
     # The place of a check is before it; that in a spec is more exact.
     headline = str(error) if isinstance(error, CheckFailed | SpecError) else error.what
     return located_text(text, path, line, headline.splitlines()[0])

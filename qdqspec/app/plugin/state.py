@@ -25,8 +25,7 @@ class RunState:
 
     ``unfinished`` counts the selected checks of each case that did not run yet, ``finished`` are the cases that
     `pytest_qdq_case_finished` was called for. ``obsolete`` are baseline entries that no check uses. ``troubles`` are
-    errors that are reported with the results, and make the run fail. ``concerned`` is whether the run has checks to
-    judge, or an option of qdqspec.
+    errors that are reported with the results, and make the run fail.
     """
 
     sessions: list[Session] = field(default_factory=list)
@@ -35,7 +34,6 @@ class RunState:
     obsolete: set[tuple[Path, Name]] = field(default_factory=set)
     troubles: list[str] = field(default_factory=list)
     interrupted: bool = False
-    concerned: bool = False
     # of workers of pytest-xdist
     received: list[RunRecord] = field(default_factory=list)
     renewals: list[Renewal] = field(default_factory=list)

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from qdqspec._core.units import percent_text, wrapped
-from qdqspec.app.cases import is_spec
+from qdqspec._core.units import percent_text
+from qdqspec.app.cases import YAML, is_spec
 from qdqspec.app.plugin._compat import columns_of, has_collected
-from qdqspec.app.plugin.collect import PYTHON_SPECS, CheckItem
+from qdqspec.app.plugin.collect import CheckItem
 from qdqspec.app.plugin.hooks import modified_record
 from qdqspec.app.plugin.options import asked_for, settings_of
 from qdqspec.app.plugin.state import state_of
@@ -31,22 +31,14 @@ if TYPE_CHECKING:
 
 def header(config: pytest.Config, items: Sequence[pytest.Item]) -> str | None:
     """One line with backend and device; nothing in a run without specs and ``--qdq-*`` options."""
-    concerned = asked_for(config) or any(isinstance(item, CheckItem) for item in items)
-    state_of(config).concerned = concerned
-    if not concerned or config.get_verbosity() < 0:
+    has_checks = any(isinstance(item, CheckItem) for item in items)
+    if not (has_checks or asked_for(config)) or config.get_verbosity() < 0:
         return None
     settings = settings_of(config)
     threads = f"{settings.threads} thread{'s' if settings.threads > 1 else ''}"
     cache = "no cache" if settings.no_cache else f"cache {path_from_start(settings.cache_dir, config)}"
     at = "" if settings.cluster is None else f" at {settings.cluster}"
     return f"qdqspec: {settings.backend}{at}, {threads}, mode {settings.mode}, {cache}"
-
-
-def note_collected(config: pytest.Config, ids: Sequence[str]) -> None:
-    """Note whether a worker has checks to judge."""
-    files = (Path(name.partition("::")[0]) for name in ids)
-    if asked_for(config) or any(is_spec(path) or path.match(PYTHON_SPECS) for path in files):
-        state_of(config).concerned = True
 
 
 def compare_runtimes(config: pytest.Config) -> None:
@@ -71,7 +63,6 @@ def write_at_end(session: pytest.Session) -> None:
         try:
             if own is not None:
                 write.write_results(own)
-                write.write_comparisons(own)
             settings = settings_of(config)
             write.write_reports(record, settings.report)
             state.reports = [path for path in settings.report if not write.is_github(path)]
@@ -156,19 +147,20 @@ class InterruptWatch:
 def print_summary(terminal: Any, config: pytest.Config) -> None:
     """The table of all cases, the paths of the reports, and after Ctrl-C how to resume."""
     state = state_of(config)
-    # A run is meant for specs by its options or a folder; one with errors of collection has found something.
-    is_meant = asked_for(config) or any(Path(name).name == "specs" for name in config.args)
+    # A run is meant for specs by its options, a folder or a file; one with errors of collection has found something.
+    named = [Path(name.partition("::")[0]) for name in config.args]
+    is_meant = asked_for(config) or any(path.name == "specs" or is_spec(path) for path in named)
     if state.record is not None:
         terminal.section("quantized models")
         _print_table(terminal, state.record, config)
-    elif is_meant and not has_collected(terminal):
+    elif not has_collected(terminal) and (is_meant or any(path.suffix in YAML for path in named)):
         terminal.write_line(
             "no spec found: names of specs end in .qdq.yaml; to write one: "
             "qdqspec init model.onnx -o specs/model.qdq.yaml"
         )
     for trouble in state.troubles:
         terminal.write_line(trouble, red=True)
-    if state.interrupted and (state.record is not None or state.concerned):
+    if state.interrupted and (state.record is not None or state.sessions or is_meant):
         words = shlex.join(("pytest", *config.invocation_params.args))
         terminal.write_line(f"The measurements are kept. Resume with:\n  {words}")
     for line in state.baseline_lines:
@@ -180,15 +172,15 @@ def _print_table(terminal: Any, record: RunRecord, config: pytest.Config) -> Non
     from qdqspec.app.report.terminal import color_words
     from qdqspec.app.report.write import MOST_ANNOTATIONS, annotation_lines, is_github
 
-    state, settings, width = state_of(config), settings_of(config), columns_of(config)
+    state, settings = state_of(config), settings_of(config)
     paint = color_words if terminal.hasmarkup else str
-    terminal.write_line(paint(summary_table(record, width=width)))
+    terminal.write_line(paint(summary_table(record, width=columns_of(config))))
     if record.runtimes:
         from qdqspec.app.report.runtimes import runtimes_text
 
         terminal.write_line(f"\n{runtimes_text(record)}\n")
     for line in warning_lines(record):
-        terminal.write_line(wrapped(line, width), yellow=True)
+        terminal.write_line(line, yellow=True)
     if settings.output.is_dir():
         terminal.write_line(f"Models and measurements: {path_from_start(settings.output, config)}")
     for path in state.reports:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 
-from qdqspec._core.units import db_text, metric_text, ms_text, plain, ratio_text, share_text
-from qdqspec.app.report.facts import MOST_BLOCKS, block_errors, day_text, role_text
+from qdqspec._core.units import db_text, metric_text, ms_text, plain, ratio_text
+from qdqspec.app.report.facts import MOST_BLOCKS, day_text, role_text
 from qdqspec.app.report.svg import element, frame, part_text, px, text, ticks
 from qdqspec.types import (
     EXACT_DB,
@@ -232,48 +232,34 @@ def _whisker(ratio: Interval, x: _Axis, y: float) -> str:
     return element("line", "whisker", x1=x(ratio.low), x2=x(ratio.high), y1=y, y2=y)
 
 
-# ---- bars ----------------------------------------------------------------------------------------
-
-
-_Bar = tuple[str, list[tuple[str, float, str]], str]  # name; style, value and label of each bar; title
-
-
-def errors_chart(search: SearchResult) -> str:
-    """The share of the error that each block makes, largest first; empty if blocks were not rehearsed."""
-    rows: list[_Bar] = [
-        (block, [("tuned", share, share_text(share))], f"{block}: {labels}")
-        for block, labels, _, share in block_errors(search)[:MOST_BLOCKS]
-    ]
-    return _bars(rows, "Share of the error by block") if len(rows) > 1 else ""
+# ---- layers --------------------------------------------------------------------------------------
 
 
 def layers_chart(parts: Sequence[GraphPart]) -> str:
     """The time of each part in the reference and in the selected model, the longest first; empty without times."""
     timed = [part for part in parts if part.reference_ms is not None]
     timed.sort(key=lambda part: -max(part.reference_ms or 0.0, part.tuned_ms or 0.0))
-    rows: list[_Bar] = []
+    if not timed:
+        return ""
+    longest = max(timed[0].reference_ms or 0.0, timed[0].tuned_ms or 0.0) or 1.0
+    x, y = _Axis(0, longest, 0, WIDTH - 64), 0
+    drawn, listed = [], []
     for part in timed[:MOST_BLOCKS]:
-        times = (("other", part.reference_ms), ("tuned", part.tuned_ms))
-        figures = [(style, ms, ms_text(ms)) for style, ms in times if ms is not None]
-        rows.append((plain(part.name, 60), figures, f"{plain(part.name, 80)}: {part_text(part)}"))
-    return _bars(rows, "Milliseconds by part of the model, reference and tuned") if rows else ""
-
-
-def _bars(rows: Sequence[_Bar], what: str) -> str:
-    """The rows in their order; the longest bar fills the width."""
-    x = _Axis(0, max(value for _, figures, _ in rows for _, value, _ in figures) or 1.0, 0, WIDTH - 64)
-    y, parts = 0, []
-    for name, figures, title in rows:
         y += 15
+        name = plain(part.name, 60)
         shown = name if len(name) <= 56 else f"...{name[-53:]}"
-        parts.append(f"<g><title>{escape(title)}</title>{text(0, y - 3, shown, 'name')}</g>")
-        for style, value, label in figures:
-            bar = element("rect", "bar solid", x=0, y=y + 1, width=max(x(value), 1), height=12)
-            parts.append(f'<g class="{style}">{bar}{text(x(value) + 6, y + 11, label, "tick")}</g>')
+        title = f"{plain(part.name, 80)}: {part_text(part)}"
+        drawn.append(f"<g><title>{escape(title)}</title>{text(0, y - 3, shown, 'name')}</g>")
+        times = [("other", part.reference_ms), ("tuned", part.tuned_ms)]
+        figures = [(style, ms) for style, ms in times if ms is not None]
+        for style, ms in figures:
+            bar = element("rect", "bar solid", x=0, y=y + 1, width=max(x(ms), 1), height=12)
+            drawn.append(f'<g class="{style}">{bar}{text(x(ms) + 6, y + 11, ms_text(ms), "tick")}</g>')
             y += 15
         y += 6
-    listed = ", ".join(f"{name} {' and '.join(label for *_, label in figures)}" for name, figures, _ in rows)
-    return frame(WIDTH, y + 2, f"{what}: {listed}", parts)
+        listed.append(f"{name} {' and '.join(ms_text(ms) for _, ms in figures)}")
+    label = f"Milliseconds by part of the model, reference and tuned: {', '.join(listed)}"
+    return frame(WIDTH, y + 2, label, drawn)
 
 
 # ---- baselines -----------------------------------------------------------------------------------
@@ -307,11 +293,9 @@ def baseline_chart(found: RegressionEvidence) -> str:
 
 
 def _ratio_axis(ratios: Sequence[Interval], mark: Sequence[float]) -> _Axis:
-    """An axis of all bounds, but very wide intervals are cut near the estimates."""
-    middles = [*(ratio.median for ratio in ratios), *mark]
-    reach = 2 * (max(middles) - min(middles)) + 0.05 * max(middles)
-    bounds = [bound for ratio in ratios for bound in (ratio.low, ratio.high) if math.isfinite(bound)]
-    low = max(0.0, min(middles) - reach, min([*middles, *bounds]))
-    high = min(max(middles) + reach, max([*middles, *bounds]))
+    """An axis of all bounds."""
+    bounds = [bound for ratio in ratios for bound in (ratio.low, ratio.median, ratio.high)]
+    finite = [bound for bound in (*bounds, *mark) if math.isfinite(bound)]
+    low, high = min(finite), max(finite)
     room = 0.06 * (high - low) or 0.05 * high or 1.0
     return _Axis(max(0.0, low - room), high + room, 132, WIDTH - 48)

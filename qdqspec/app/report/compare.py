@@ -14,7 +14,6 @@ from typing import Any, Literal, TypeAlias
 
 from qdqspec._core.node_digests import changes_text
 from qdqspec._core.units import count_text, ms_text, percent_text, plain
-from qdqspec.app.report.facts import day_text
 from qdqspec.app.report.tables import Column, Table, known, named_cases
 from qdqspec.errors import StateError
 from qdqspec.timing.change import BuildTimes, builds_of, change_between
@@ -221,34 +220,4 @@ def _note_differences(before: Evidence, after: Evidence) -> tuple[str, ...]:
         notes.append("the placement is another one")
     old, new = before.device.details, after.device.details
     moved = [fact for fact in sorted(old.keys() & new.keys()) if old[fact] != new[fact]]
-    notes += baseline_pairs(before, after)
     return (*notes, *(f"{plain(fact)} was {plain(old[fact])}, is {plain(new[fact])}" for fact in moved))
-
-
-# ---- baselines -----------------------------------------------------------------------------------
-
-
-def baseline_notes(found: Evidence) -> tuple[str, ...]:
-    """For each baseline entry that the case was compared with: the change, and other differences."""
-    lines = []
-    for name, seen in found.regression.items():
-        if seen.change is not None:
-            of = f" of {day}" if (day := day_text(seen.recorded)) else ""
-            lines += [f"{plain(name, 60)}: {_change_text(seen.change)} against the baseline{of}"]
-            lines += map(plain, seen.notes)
-    return tuple(lines)
-
-
-def baseline_pairs(before: Evidence, after: Evidence) -> list[str]:
-    """The change against the baseline in each of two runs. Each run was interleaved with its reference."""
-    lines = []
-    for name in sorted(before.regression.keys() | after.regression.keys()):
-        seen = {"A": before.regression.get(name), "B": after.regression.get(name)}
-        changes = [f"{_change_text(one.change)} in {run}" for run, one in seen.items() if one and one.change]
-        lines += [f"{plain(name, 60)} against its baseline: {', '.join(changes)}"] if changes else []
-    return lines
-
-
-def _change_text(change: TimeChange) -> str:
-    """``+9.8 % (95 %: +7.8 % to +11.8 %)``."""
-    return f"{percent_text(change.builds.median - 1)} (95 %: {_bounds_text(change.builds)})"

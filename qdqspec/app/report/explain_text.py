@@ -1,19 +1,32 @@
-"""Renders the explanation as text and as JSON."""
+"""Explains which engine is faster, the reasons, and possible improvements, as text and as JSON.
+
+Each sentence states counts and times of the layers. Advice follows the placement rules of NVIDIA's
+documentation on explicit quantization, and is given only if the layers show its condition.
+"""
 
 from __future__ import annotations
 
-import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, TypeAlias
 
-from qdqspec._core.units import ms_text, percent_text, plain, share_text
-from qdqspec.app.report.explain_words import advice, paragraph, ranking, sentences, short_reason
+from qdqspec._core.units import (
+    count_text,
+    interval_text,
+    ms_text,
+    ms_texts_apart,
+    percent_text,
+    plain,
+    ratio_text,
+    share_text,
+)
 from qdqspec.app.report.facts import gains_table
 from qdqspec.app.report.tables import RIGHT, Column, Table, known, section_text
 from qdqspec.checks.rejected import candidates_section, kernel_lines
 from qdqspec.timing.explained import (
+    WEIGHTED_OPS,
     EngineComparison,
     ExplainedEngine,
     Row,
@@ -21,6 +34,7 @@ from qdqspec.timing.explained import (
     find_reference,
     is_pair,
     nodes_text,
+    ops_in,
     short_place,
 )
 from qdqspec.types import LayerTime, SearchResult
@@ -28,6 +42,9 @@ from qdqspec.types import LayerTime, SearchResult
 SCHEMA_VERSION = 1
 _NAME_WIDTH = 60
 _LISTED = 12  # most unfused Q and DQ that are listed
+_SAME = 0.005  # relative difference below which times count as equal
+_NAMED = 3  # places named in a sentence
+_POOLS = frozenset({"MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool"})
 
 
 def explain_text(
@@ -35,8 +52,9 @@ def explain_text(
 ) -> str:
     """Explanation of one, two or several engines; tables are cut after ``most`` rows.
 
-    If one of them has no times, the kernels of all are described without times. Engines of a ``search`` are its
-    reference and its selected model, or the candidates that were not selected, each of which is compared with it.
+    If one of them has no times, the kernels of all are described without times. Else each is compared with the
+    reference, the fastest first. Engines of a ``search`` are its reference and its selected model, or the candidates
+    that were not selected.
     """
     reference = find_reference(engines)
     if not all(engine.timed for engine in engines):
@@ -49,28 +67,14 @@ def explain_text(
         ]
     elif len(engines) == 1:
         parts = [_summary(engines), _slowest(reference, most), *_remarks(engines)]
-    elif len(engines) == 2 or search is not None:
-        engines = sorted(engines, key=lambda engine: engine is not reference)
+    else:
+        engines = sorted(engines, key=lambda engine: (engine is not reference, engine.milliseconds))
         compared = [compare(reference, engine) for engine in engines[1:]]
         parts = [
             _summary(engines),
             *(part for between in compared for part in _difference(between, most)),
             *_remarks(engines),
             *("\n".join(sentences(between)) for between in compared),
-        ]
-    else:
-        ordered = sorted(engines, key=lambda engine: engine.milliseconds)
-        slowest = ordered[-1]
-        between = compare(slowest, ordered[0])
-        failings = advice(slowest)
-        parts = [
-            _ranking_table(ordered, reference),
-            _steps(ordered),
-            *_difference(between, most),
-            *_remarks(engines),
-            ranking(ordered, reference),
-            "\n".join(sentences(between)),
-            "\n".join([f"Reasons why {plain(slowest.name)} is slower:", *failings]) if failings else "",
         ]
     parts = [*_of_search(search), *parts]
     return "\n".join(plain(line) for line in "\n\n".join(filter(None, parts)).split("\n"))
@@ -111,18 +115,17 @@ def _counted(count: Callable[[ExplainedEngine], Sequence[LayerTime]]) -> Callabl
     return cell
 
 
-# title in the summary of one or two engines, and in the ranking of several
-_Fact: TypeAlias = tuple[str, str, Callable[[ExplainedEngine], str]]
+_Fact: TypeAlias = tuple[str, Callable[[ExplainedEngine], str]]
 _COUNTS: tuple[_Fact, ...] = (
-    ("kernels", "kernels", _counted(lambda engine: engine.kernels)),
-    ("integer kernels", "integer", _counted(lambda engine: engine.integer)),
-    ("integer kernels that write floats", "> float", _counted(lambda engine: engine.float_writers)),
-    ("Q/DQ not fused", "Q/DQ alone", _counted(lambda engine: engine.unfused_pairs)),
-    ("changes of type or layout", "conversions", _counted(lambda engine: engine.conversions)),
+    ("kernels", _counted(lambda engine: engine.kernels)),
+    ("integer kernels", _counted(lambda engine: engine.integer)),
+    ("integer kernels that write floats", _counted(lambda engine: engine.float_writers)),
+    ("Q/DQ not fused", _counted(lambda engine: engine.unfused_pairs)),
+    ("changes of type or layout", _counted(lambda engine: engine.conversions)),
 )
 _FACTS: tuple[_Fact, ...] = (
-    ("end to end, median ms", "median ms", lambda engine: known(ms_text, engine.end_to_end_ms) or "-"),
-    ("sum of layers, ms", "sum ms", lambda engine: ms_text(engine.sum_ms)),
+    ("end to end, median ms", lambda engine: known(ms_text, engine.end_to_end_ms) or "-"),
+    ("sum of layers, ms", lambda engine: ms_text(engine.sum_ms)),
     *_COUNTS,
 )
 
@@ -178,7 +181,7 @@ def _summary(engines: Sequence[ExplainedEngine]) -> str:
 
 
 def _fact_rows(facts: Sequence[_Fact], engines: Sequence[ExplainedEngine]) -> list[tuple[str, ...]]:
-    return [(title, *(cell(engine) for engine in engines)) for title, _, cell in facts]
+    return [(title, *(cell(engine) for engine in engines)) for title, cell in facts]
 
 
 def _beside(
@@ -188,22 +191,6 @@ def _beside(
     heads = (*headings, *(plain(engine.name, 28) for engine in engines))
     align = (*("left" for _ in headings), *(RIGHT for _ in engines))
     return Table("", heads, tuple(rows), align).text
-
-
-def _ranking_table(engines: Sequence[ExplainedEngine], reference: ExplainedEngine) -> str:
-    def change(engine: ExplainedEngine) -> str:
-        if engine is reference:
-            return "reference"
-        return (
-            percent_text(engine.milliseconds / reference.milliseconds - 1) if reference.milliseconds else ""
-        )
-
-    def fact(heading: str, cell: Callable[[ExplainedEngine], str]) -> Column[ExplainedEngine]:
-        return Column(heading, lambda engine: cell(engine).partition(" ")[0], RIGHT)
-
-    name: Column[ExplainedEngine] = Column("", lambda engine: plain(engine.name, 28))
-    median, *facts = [fact(heading, cell) for _, heading, cell in _FACTS]
-    return Table.of("", engines, name, median, Column("change", change, RIGHT), *facts).text
 
 
 def _slowest(engine: ExplainedEngine, most: int) -> str:
@@ -249,14 +236,6 @@ def _remark(row: Row) -> str:
     )
 
 
-def _steps(engines: Sequence[ExplainedEngine]) -> str:
-    """The main differences between each engine and the next slower one."""
-    return "\n".join(
-        f"{plain(faster.name)} beside {plain(slower.name)}: {short_reason(compare(slower, faster))}"
-        for faster, slower in itertools.pairwise(engines)
-    )
-
-
 def _unfused(engine: ExplainedEngine) -> str:
     pairs = engine.unfused_pairs
     if not pairs:
@@ -296,6 +275,162 @@ def _precision_text(layer: LayerTime) -> str:
     return layer.precision or ("integer" if layer.integer else "" if layer.boundary else "float")
 
 
+# ---- sentences ----------------------------------------------------------------------------------
+
+
+def paragraph(comparison: EngineComparison) -> str:
+    """The reasons why the second engine is faster or slower than the first, as one paragraph."""
+    return " ".join(sentences(comparison))
+
+
+def sentences(comparison: EngineComparison) -> list[str]:
+    """The sentences of the explanation: ratio, reasons, possible improvements, reliability of the figures."""
+    found = [verdict(comparison), *reasons(comparison), *advice(comparison.tuned), caveat(comparison)]
+    return [sentence for sentence in found if sentence]
+
+
+def verdict(comparison: EngineComparison) -> str:
+    """The first sentence: how much faster or slower."""
+    ours, theirs = comparison.reference, comparison.tuned
+    before, after = ms_texts_apart(ours.milliseconds, theirs.milliseconds)
+    how = "by the sum of its layers" if comparison.decided_by_sum else "end to end"
+    speedup = theirs.speedup
+    interval = "" if speedup is None or speedup.low == speedup.high else f"95 %: {interval_text(speedup)}"
+    bounds = theirs.proved or (interval and f" ({interval})")
+    times = f"{after} against {before} ms {how}"
+    if not math.isfinite(comparison.ratio) or abs(comparison.ratio - 1) < _SAME:
+        return f"{theirs.name} is as fast as {ours.name}{bounds}: {times}."
+    if comparison.ratio < 1:
+        return f"{theirs.name} is {_times(ours, theirs)} as fast as {ours.name}{bounds}: {times}."
+    more = percent_text(comparison.ratio - 1).lstrip("+")
+    speed = theirs.proved or (interval and f" ({interval} times as fast)")
+    return f"{theirs.name} is {more} slower than {ours.name}{speed}: {times}."
+
+
+def reasons(comparison: EngineComparison) -> list[str]:
+    """Differences of the layers, the largest share first; counts of kernels are in the table above them."""
+    theirs, rows = comparison.tuned, comparison.rows
+    spent = [
+        (what, math.fsum(row.difference_ms for row in rows if row.kind == kind))
+        for what, kind in (("kernels", "kernel"), ("Q, DQ and conversions between them", "conversion"))
+    ]
+    spent.sort(key=lambda each: -abs(each[1]))
+    text = ", ".join(
+        f"{what} take {ms_text(abs(by))} ms {'less' if by < 0 else 'more'}" for what, by in spent
+    )
+    sentences = [f"By layer, in one profile of each, {text}."]
+    left = theirs.left_in_float
+    if left and theirs.integer:
+        sentences.append(
+            f"{count_text(len(left), 'kernel')} with quantized inputs {'does' if len(left) == 1 else 'do'} not "
+            f"compute in integers{_cost(left, theirs)}: {_names(left)}."
+        )
+    for what, changed in (
+        ("run as more kernels than before", [row for row in rows if row.lost_fusion]),
+        ("run as fewer kernels now", [row for row in rows if row.won_fusion]),
+    ):
+        if changed:
+            named = "; ".join(short_place(nodes_text(row.place), _NAME_WIDTH) for row in changed[:_NAMED])
+            more = "; ..." if len(changed) > _NAMED else ""
+            sentences.append(f"The nodes of {count_text(len(changed), 'place')} {what} ({named}{more}).")
+    return sentences
+
+
+def advice(engine: ExplainedEngine) -> list[str]:
+    """Possible improvements, where Q or DQ were not fused and the reason is visible."""
+    quantizing = (layer for layer in engine.unfused_pairs if layer.op_type == "QuantizeLinear")
+    makers = [maker for layer in quantizing if (maker := engine.behind(layer)) is not None]
+    adds = [m for m in makers if m in engine.float_writers and "Add" in ops_in(m.nodes, engine)]
+    floats = [m for m in makers if not m.integer]
+    pools = [m for m in floats if ops_in(m.nodes, engine) & _POOLS]
+    weighted = [m for m in floats if ops_in(m.nodes, engine) & WEIGHTED_OPS and m not in pools]
+    refused = [m for m in weighted if engine.reads_alone(m)]
+    left = [m for m in weighted if m not in refused]
+    found = []
+    if adds:
+        found.append(
+            f"Not fused: {len(adds)} Q after an Add that writes floats because its skip input is float "
+            f"({_names(adds)}): quantize the skip input of these Adds, and not the branch of the convolution."
+        )
+    if pools:
+        found.append(
+            f"Not fused: {len(pools)} Q after a pool that runs in floats ({_names(pools)}): put the Q before the pool."
+        )
+    if left:
+        found.append(
+            f"Not fused: {len(left)} Q after kernels left in float ({_names(left)}): quantize their inputs too."
+        )
+    if refused:
+        still = (
+            "kernel between DQ and Q still runs"
+            if len(refused) == 1
+            else "kernels between DQ and Q still run"
+        )
+        found.append(
+            f"{len(refused)} {still} in float ({_names(refused)}): "
+            "the runtime has no integer kernel for these types, zero points or shapes."
+        )
+    return found
+
+
+def caveat(comparison: EngineComparison) -> str:
+    """The reliability of the sums of layers."""
+    engine = comparison.tuned
+    if engine.end_to_end_ms is None or not engine.end_to_end_ms:
+        return "No end-to-end time is known: sums of layers show where the time is spent, and prove no gain."
+    over, outside = engine.sum_ms / engine.end_to_end_ms - 1, _beyond_speedup(comparison)
+    if outside or over < _SAME:
+        return outside
+    return (
+        f"The layers of {engine.name} add up to {ms_text(engine.sum_ms)} ms, {share_text(over)} more than end "
+        f"to end, "
+        "because a profiler prevents overlap: they show where the time is spent, not how much."
+    )
+
+
+def _beyond_speedup(comparison: EngineComparison) -> str:
+    """That the sums of kernel times differ by another factor than the measured speed-up; empty if they agree."""
+    ours, theirs = comparison.reference, comparison.tuned
+    speedup = theirs.speedup
+    if speedup is None or comparison.decided_by_sum or not theirs.sum_ms:
+        return ""
+    factor = ours.sum_ms / theirs.sum_ms
+    is_single = speedup.low == speedup.high  # of one race
+    if speedup.low <= factor <= speedup.high or (is_single and abs(factor / speedup.median - 1) < 0.05):
+        return ""
+    measured = f"not the {ratio_text(speedup.median)} of one race"
+    if not is_single:
+        measured = (
+            f"outside the interval of the measured {ratio_text(speedup.median)} ({interval_text(speedup)})"
+        )
+    of_kernels = theirs.sum_ms - ours.sum_ms
+    end_to_end = theirs.milliseconds - ours.milliseconds
+    return (
+        f"Kernel times are of other runs, one profile of each model: by their sums, {ms_text(theirs.sum_ms)} against "
+        f"{ms_text(ours.sum_ms)} ms, {theirs.name} is {ratio_text(factor)} times as fast, {measured}. "
+        f"Kernels differ by {_signed(of_kernels)} ms, end to end by {_signed(end_to_end)} ms: "
+        "kernel times show where the time is spent, not how much."
+    )
+
+
+def _signed(milliseconds: float) -> str:
+    return f"{'+' if milliseconds > 0 else '-'}{ms_text(abs(milliseconds))}"
+
+
+def _cost(layers: Sequence[LayerTime], engine: ExplainedEngine) -> str:
+    spent = math.fsum(layer.milliseconds for layer in layers)
+    return f" ({ms_text(spent)} ms, {share_text(spent / engine.sum_ms)})" if layers and engine.sum_ms else ""
+
+
+def _names(layers: Sequence[LayerTime]) -> str:
+    names = [short_place(nodes_text(layer.nodes), _NAME_WIDTH) for layer in layers]
+    return ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
+
+
+def _times(slow: ExplainedEngine, fast: ExplainedEngine) -> str:
+    return f"{ratio_text(slow.milliseconds / fast.milliseconds)} times" if fast.milliseconds else "many times"
+
+
 # ---- JSON ---------------------------------------------------------------------------------------
 
 
@@ -321,18 +456,7 @@ def explain_json(engines: Sequence[ExplainedEngine], search: SearchResult | None
             "rejected": [asdict(candidate) for candidate in search.rejected],
             "kernels": kernel_lines(search),
         }
-    if search is not None or len(compared) < 2:
-        return found
-    between = compare(ordered[-1], ordered[0])
-    steps = [
-        (fast.name, slow.name, short_reason(compare(slow, fast)))
-        for fast, slow in itertools.pairwise(ordered)
-    ]
-    return found | {
-        "words": " ".join([ranking(ordered, reference), *sentences(between), *advice(ordered[-1])]),
-        "steps": [dict(zip(("faster", "slower", "reason"), step, strict=True)) for step in steps],
-        "best_beside_worst": _comparison_json(between),
-    }
+    return found
 
 
 def _engine_json(engine: ExplainedEngine, reference: ExplainedEngine) -> dict[str, Any]:

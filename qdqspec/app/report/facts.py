@@ -182,8 +182,7 @@ def case_facts(case: CaseRecord) -> list[tuple[str, str]]:
         facts.append(("size", f"{size_text(reference)} to {size_text(tuned)} ({change})"))
     if search is not None:
         facts += _search_facts(search)
-    older = provenance_text(case)
-    return [*facts, ("of earlier runs", older)] if older else facts
+    return facts
 
 
 def _search_facts(search: SearchResult) -> list[tuple[str, str]]:
@@ -426,8 +425,8 @@ def _front_table(search: SearchResult) -> Table:
     )
 
 
-def block_errors(search: SearchResult) -> list[tuple[str, str, float, float]]:
-    """A row for each block, worst first: name, SQNR by label, lowest SQNR, share of all blocks' error.
+def block_errors(search: SearchResult) -> list[tuple[str, str, float]]:
+    """A row for each block, worst first: name, SQNR by label, share of all blocks' error.
 
     Shares are of the errors of the worst labels, which add up at the tensors where they are measured.
     """
@@ -441,7 +440,6 @@ def block_errors(search: SearchResult) -> list[tuple[str, str, float, float]]:
         (
             plain(block, 60),
             ", ".join(f"{plain(error.label, 30)} {db_text(error.sqnr_db)}" for error in blocks[block]),
-            worst[block],
             powers[block] / total,
         )
         for block in sorted(blocks, key=worst.__getitem__)
@@ -460,7 +458,7 @@ def errors_table(search: SearchResult) -> Table:
         blocks[:MOST_BLOCKS],
         Column("block", lambda row: row[0]),
         Column("SQNR dB by label", lambda row: row[1]),
-        Column("share of the error", lambda row: share_text(row[3]), RIGHT),
+        Column("share of the error", lambda row: share_text(row[2]), RIGHT),
     )
 
 

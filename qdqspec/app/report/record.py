@@ -82,6 +82,7 @@ class RecordPart(BaseModel):
 
 
 _Part = TypeVar("_Part", bound=type[RecordPart])
+_Record = TypeVar("_Record")
 
 
 def written(record: type[DataclassInstance], *without: str) -> Callable[[_Part], _Part]:
@@ -456,26 +457,21 @@ def case_from_json(data: object) -> CaseRecord:
 
 def read_record(path: Path) -> RunRecord:
     """The run record in a file. Raises `StateError` naming the file if it cannot be read."""
-    with _named(path, "the run record", "check the path", _AGAIN):
-        return record_from_json(read_json(path, most_bytes=_MOST_BYTES))
+    return _read(path, record_from_json, "check the path", _AGAIN)
 
 
 def read_case(folder: Path) -> CaseRecord:
     """The result in the folder of a case. Raises `StateError` naming the file if it cannot be read."""
-    path = folder / RESULT
-    with _named(
-        path, "the result", "name the folder of a case, which has its tuned.onnx", "run the case again"
-    ):
-        return case_from_json(read_json(path, most_bytes=_MOST_BYTES))
+    absent = "name the folder of a case, which has its tuned.onnx"
+    return _read(folder / RESULT, case_from_json, absent, "run the case again")
 
 
-@contextmanager
-def _named(path: Path, what: str, absent: str, damaged: str) -> Iterator[None]:
-    """Errors name the file, and what to do if it is absent or damaged."""
+def _read(path: Path, parse: Callable[[object], _Record], absent: str, damaged: str) -> _Record:
+    """The record in a file. Errors name the file, and what to do if it is absent or damaged."""
     try:
-        yield
+        return parse(read_json(path, most_bytes=_MOST_BYTES))
     except OSError as error:
-        raise StateError(f"{what} cannot be read: {error.strerror}", where=path, cure=absent) from None
+        raise StateError(f"it cannot be read: {error.strerror}", where=path, cure=absent) from None
     except ValueError as error:
         raise StateError(f"this is not a JSON file: {error}", where=path, cure=damaged) from None
     except StateError as error:

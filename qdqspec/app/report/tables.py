@@ -22,7 +22,6 @@ from qdqspec._core.units import (
     ratio_text,
     seconds_text,
     share_text,
-    wrapped,
 )
 from qdqspec.types import (
     EXACT_DB,
@@ -130,7 +129,7 @@ def summary_table(record: RunRecord, *, width: int | None = None) -> str:
         lines = [line.rstrip() for line in text.splitlines()[1:-1]]
         worst = max(columns, key=lambda column: column.rank)
         if width is None or max(map(len, lines)) <= width or not worst.rank:
-            return "\n".join([*lines, wrapped(_footer_text(record), width)])
+            return "\n".join([*lines, _footer_text(record)])
         columns.remove(worst)
 
 

@@ -122,13 +122,11 @@ def render(record: RunRecord, path: Path) -> bytes:
     return text.encode("utf-8") if isinstance(text, str) else text
 
 
-def write_report(record: RunRecord, path: Path) -> None:
-    """Write one report. Raises `OutputError` if the file cannot be written."""
-    _write(path, render(record, path))
-
-
 def write_reports(record: RunRecord, paths: Iterable[Path]) -> None:
-    """Write several reports; an unknown suffix is rejected before anything is written."""
+    """Write reports; an unknown suffix is rejected before anything is written.
+
+    Raises `OutputError` if a file cannot be written.
+    """
     rendered = [(path, render(record, path)) for path in paths]
     for path, content in rendered:
         if is_github(path):
@@ -145,20 +143,19 @@ def write_json(record: RunRecord, path: Path) -> None:
 def write_results(record: RunRecord) -> None:
     """Write each case's ``result.json`` beside its models, into its folder, which is created if an error came first.
 
-    Raises `OutputError` if a folder cannot be written.
+    Comparisons of runtimes are written to ``tune.json``, in each folder that holds folders of their cases. Raises
+    `OutputError` if a folder cannot be written.
     """
     for case in record.cases:
         folder = case.evidence.output
         if folder is not None and (folder.is_dir() or case.results):
             write_whole(folder / RESULT, json_text(case_to_json(case)), what="the result", make_folder=True)
+    if record.runtimes:
+        _write_comparisons(record)
 
 
-def write_comparisons(record: RunRecord) -> None:
-    """Write the comparisons of runtimes to ``tune.json``, in each folder that holds folders of their cases.
-
-    ``tune.json`` has the comparisons of the run record, and the file of each winner by name.
-    Raises `OutputError` if a folder cannot be written.
-    """
+def _write_comparisons(record: RunRecord) -> None:
+    """Write the comparisons of the run record, and the file of each winner by name."""
     outputs = {case.evidence.case.name: case.evidence.output for case in record.cases}
     data = record_to_json(record)
     folders: dict[Path, tuple[list[dict[str, Any]], dict[str, str]]] = {}

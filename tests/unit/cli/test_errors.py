@@ -77,7 +77,7 @@ ERRORS = [
     # explain
     ("explain cal.npz", "cal.npz: this is nothing that can be explained"),
     ("explain pyproject.toml", "pyproject.toml: TensorRT's layer information cannot be used"),
-    ("explain specs", "result.json: the result cannot be read"),
+    ("explain specs", "specs: there are no results yet"),
     ("explain a.onnx b.onnx c.onnx", "a model is explained alone, or with its original before it"),
     ("explain a.qdq.yaml b.qdq.yaml --culprits", "one case or model"),
     # lint and list

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,12 +19,10 @@ from PIL import Image
 from qdqspec._core.config import Settings
 from qdqspec.accuracy.data import open_data, shaped_by_data
 from qdqspec.accuracy.shapes import input_specs, require_inputs, resolve_shapes
-from qdqspec.accuracy.sources import files_of
 from qdqspec.app.cases import load_cases
 from qdqspec.backends.fake import engine as fake
 from qdqspec.graph.cautions import cautions
 from qdqspec.graph.model import load_model
-from qdqspec.types import Data
 
 FAKE = ("--backend", "fake")
 WRITABLE = [odd for odd in ODD_MODELS if odd.name != "no-nodes"]
@@ -194,19 +191,11 @@ def test_the_proposed_metric_fits_labels_and_output(verb, tmp_path, output, labe
     assert proposed == ([metric] if metric else [])
 
 
-def test_the_proposed_transform_of_images_has_the_size_of_the_model(verb, project, data):
-    (data / "cats").mkdir()
-    for name in ("a.jpg", "b.JPG", "c.png"):
-        Image.new("L", (20, 30)).save(data / "cats" / name)
+def test_the_error_for_images_names_the_entry_of_a_spec(verb, project, data):
+    Image.new("L", (20, 30)).save(data / "a.jpg")
     result = verb("init", "digits_resnet.onnx", *FAKE, "--data", "data")
-    assert (result.code, result.err) == (0, "")
-    assert "check the transform of the images against that of your training: mean and std" in result.out
-    assert "one array per input" not in (project / "digits_resnet.qdq.yaml").read_text()
-    (case,) = load_cases(project / "digits_resnet.qdq.yaml", Settings(root=project))
-    assert isinstance(case.inputs.calibration, Data)
-    rules = case.inputs.calibration.images
-    assert (rules.size, rules.colors, rules.layout) == ((16, 16), "gray", "nchw")
-    assert [file.name for file in files_of(case.inputs.calibration)] == ["a.jpg", "b.JPG", "c.png"]
+    assert result.code == 2
+    assert "{images: FOLDER, size: SIDE}" in result.err
 
 
 SAME_DATA = "note: calibration and evaluation are the same data"
@@ -236,17 +225,6 @@ def test_folders_named_after_their_use_are_separate_data(verb, project, data, na
     assert SAME_DATA not in result.out
     (case,) = load_cases(project / "digits_resnet.qdq.yaml", Settings(root=project))
     assert (case.inputs.calibration, case.inputs.evaluation) == (data / names[0], data / names[1])
-
-
-def test_a_missing_pillow_is_noted_for_images(verb, project, data, monkeypatch):
-    Image.new("L", (20, 30)).save(data / "0.png")
-    monkeypatch.setitem(sys.modules, "PIL", None)
-    result = verb("init", "digits_resnet.onnx", *FAKE, "--data", "data")
-    assert result.code == 0
-    assert (
-        "note: images are decoded with Pillow, which is not installed: pip install 'qdqspec[images]'"
-        in result.out
-    )
 
 
 @pytest.mark.parametrize("name", ["a: b #.onnx", "true.onnx", "größe[1].qdq.onnx"])

@@ -31,8 +31,8 @@ def test_cases_are_listed_with_their_checks(verb, specs, where):
     result = verb("list", *where)
     assert result.code == 0
     assert result.out == (
-        "specs/a.qdq.yaml::int8-b1  Door camera\n  speedup: min 1.1\n  parity: min_sqnr_db 25\n"
-        "specs/a.qdq.yaml::int8-b8  Door camera\n  speedup: min 1.1\n  parity: min_sqnr_db 25\n"
+        "specs/a.qdq.yaml::int8-b1  Door camera\n  speedup: {min: 1.1}\n  parity: {min_sqnr_db: 25.0}\n"
+        "specs/a.qdq.yaml::int8-b8  Door camera\n  speedup: {min: 1.1}\n  parity: {min_sqnr_db: 25.0}\n"
     )
 
 

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqspec.app.report.explain_text import explain_json, explain_text
-from qdqspec.app.report.explain_words import advice, paragraph
+from qdqspec.app.report.explain_text import advice, explain_json, explain_text, paragraph
 from qdqspec.timing.explained import ExplainedEngine, compare, same_nodes
 from qdqspec.types import LayerTime
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from qdqspec.app.report.record import json_text, record_from_json, record_to_json
 from qdqspec.app.report.runtimes import conclusions, runtimes_text
-from qdqspec.app.report.write import format_named, write_comparisons
+from qdqspec.app.report.write import format_named, write_results
 from qdqspec.testing.records import sample_run
 from qdqspec.types import Interval, RunRecord, RuntimeComparison, RuntimeModel, Samples
 
@@ -96,7 +96,7 @@ def test_tune_json_names_the_winner_and_its_file(tmp_path, golden):
     evidence = replace(case.evidence, output=tmp_path / "openvino")
     winner = replace(TUNED[1], case=evidence.case.name)
     found = replace(FOUND, models=(*FLOATS, TUNED[0], winner))
-    write_comparisons(replace(run, cases=(replace(case, evidence=evidence),), runtimes=(found,)))
+    write_results(replace(run, cases=(replace(case, evidence=evidence),), runtimes=(found,)))
     text = (tmp_path / "tune.json").read_text()
     golden("report/tune.json", text)
     assert json.loads(text)["winners"] == {"net": "openvino/tuned.onnx"}

@@ -108,9 +108,9 @@ def test_a_page_shows_the_drawing_with_a_legend_and_the_times_side_by_side() -> 
 def test_a_page_of_many_cases_with_drawings_is_within_the_size_limit() -> None:
     drawing = model_graph(chain(60))
     assert drawing is None or len(drawing.svg) < 80_000
-    page = html.report_format.render(drawn_run(chain(60), cases=40))
+    page = html.report_format.render(drawn_run(chain(60), cases=30))
     assert len(page.encode()) <= html.LIMIT_BYTES
-    assert page.count("<h2>squeezenet") == 40
+    assert page.count("<h2>squeezenet") == page.count("drawings are left out") == 30
 
 
 def test_without_the_library_the_page_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from qdqspec.app.report.tables import summary_table
-from qdqspec.app.report.write import annotation_lines, format_named, write_report, write_reports
+from qdqspec.app.report.write import annotation_lines, format_named, write_reports
 from qdqspec.checks.verdicts import raised
 from qdqspec.errors import ConfigError, DataError, OutputError
 from qdqspec.testing.records import faster_case, sample_run
@@ -33,7 +33,7 @@ def test_an_unknown_suffix_lists_the_known_ones(tmp_path: Path, name: str, words
 def test_a_folder_with_the_name_of_a_report_is_an_error_and_no_file_is_written(tmp_path: Path) -> None:
     (tmp_path / "a.md").mkdir()
     with pytest.raises(OutputError, match=r"a\.md: the report cannot be written"):
-        write_report(sample_run(), tmp_path / "a.md")
+        write_reports(sample_run(), [tmp_path / "a.md"])
     assert [path.name for path in tmp_path.iterdir()] == ["a.md"]
 
 
@@ -46,7 +46,7 @@ def test_a_failed_write_keeps_the_old_report(tmp_path: Path, monkeypatch) -> Non
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OutputError, match="No space left"):
-        write_report(sample_run(), path)
+        write_reports(sample_run(), [path])
     assert path.read_text(encoding="utf-8") == "old"
 
 

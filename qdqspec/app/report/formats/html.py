@@ -12,13 +12,12 @@ from qdqspec._core.units import count_text, plain, ratio_text
 from qdqspec.app.report import facts
 from qdqspec.app.report.charts import (
     baseline_chart,
-    errors_chart,
     front_chart,
     latency_chart,
     layers_chart,
     search_chart,
 )
-from qdqspec.app.report.page import PageBlock, cases_left_out, fit_page, rows_left_out
+from qdqspec.app.report.page import DETAILS_LEFT_OUT, cases_left_out, fit_page
 from qdqspec.app.report.runtimes import tables_of
 from qdqspec.app.report.svg import INSTALL, model_graph, style_of
 from qdqspec.app.report.tables import Table, latency_of, named_cases
@@ -35,10 +34,6 @@ _SEARCH_NOTE = (
 _FRONT_NOTE = (
     "Left is faster, up is more accurate. The line joins candidates that no other one beats in both time and SQNR; the "
     "filled dot is the selected model; grey ones are other candidates, as first screened."
-)
-_ERRORS_NOTE = (
-    "Share of the error at the output, or before a final ArgMax or the like, of each block quantized alone in its "
-    "worst way. Blocks at the top are the first to keep in floating point."
 )
 _LAYERS_NOTE = (
     "Milliseconds of one profile in the first build, with the conversions between formats; profiles add overhead, so "
@@ -94,9 +89,15 @@ class HtmlFormat:
         cases = named_cases(record.cases)
         head = [_pieces.head(_STYLE, facts.run_line(record)), *_failures(cases), _summary(record)]
         head += [_pieces.runtimes(table, lines) for table, lines in tables_of(record)]
-        blocks = [[*_case_blocks(case, name, index)] for index, (case, name) in enumerate(cases)]
+
+        def render_cases(details: bool) -> list[str]:
+            return [
+                "\n".join(_case_pieces(case, name, index, details=details))
+                for index, (case, name) in enumerate(cases)
+            ]
+
         texts = fit_page(
-            head, blocks, [_pieces.tail()], LIMIT_BYTES, lambda n: _pieces.note(cases_left_out(n))
+            head, render_cases, [_pieces.tail()], LIMIT_BYTES, lambda n: _pieces.note(cases_left_out(n))
         )
         return "\n".join(texts) + "\n"
 
@@ -127,7 +128,7 @@ def _summary(record: RunRecord) -> str:
     return text
 
 
-def _case_blocks(case: CaseRecord, name: str, index: int) -> Iterator[PageBlock]:
+def _case_pieces(case: CaseRecord, name: str, index: int, *, details: bool) -> Iterator[str]:
     found, latency = case.evidence, case.evidence.latency
     gain, is_word = "", found.status in ("unchanged", "untimed", "skipped")
     if is_word:
@@ -135,26 +136,27 @@ def _case_blocks(case: CaseRecord, name: str, index: int) -> Iterator[PageBlock]
     elif latency is not None and "tuned" in latency.samples:
         gain = ratio_text(latency.speedup.median)
     warnings = [plain(warning, facts.LONG) for warning in found.warnings]
-    yield PageBlock(_pieces.case_head(name, index, facts.lead_lines(case), gain, is_word, warnings))
+    yield _pieces.case_head(name, index, facts.lead_lines(case), gain, is_word, warnings)
     order = list(_SYMBOLS)
     checks = sorted(facts.checks_table(case).rows, key=lambda row: order.index(row[0]))
-    yield PageBlock(_pieces.checks(checks, dict(facts.advice_rows(case))))
-    yield PageBlock('<div class="charts">')
+    yield _pieces.checks(checks, dict(facts.advice_rows(case)))
+    yield '<div class="charts">'
     yield from _charts(found)
-    yield PageBlock("</div>")
-    yield from _drawn_model(found)
-    yield PageBlock('<div class="tables">')
-    for table in facts.case_tables(found):
-        yield PageBlock(_pieces.section(table), brief=_pieces.note(rows_left_out(table)))
-    yield PageBlock("</div>")
-    yield PageBlock(_pieces.facts(facts.case_facts(case)), _pieces.note("Search and device left out."))
-    if found.pairs:
-        pairs = facts.pairs_table(found)
-        yield PageBlock(_pieces.folded(pairs), _pieces.note(rows_left_out(pairs)))
-    yield PageBlock("</article>")
+    yield "</div>"
+    if found.graph and details:
+        yield _drawn_model(found)
+    yield '<div class="tables">'
+    yield from map(_pieces.section, facts.case_tables(found))
+    yield "</div>"
+    yield _pieces.facts(facts.case_facts(case))
+    if found.pairs and details:
+        yield _pieces.folded(facts.pairs_table(found))
+    if not details:
+        yield _pieces.note(DETAILS_LEFT_OUT)
+    yield "</article>"
 
 
-def _charts(found: Evidence) -> list[PageBlock]:
+def _charts(found: Evidence) -> list[str]:
     latency, search = latency_of(found), found.search
     made = []
     if latency is not None:
@@ -164,7 +166,6 @@ def _charts(found: Evidence) -> list[PageBlock]:
         made += [
             ("Search", count_text(search.total, "candidate"), search_chart(search), _SEARCH_NOTE),
             ("Latency against accuracy", models, front_chart(search), _FRONT_NOTE),
-            ("Error by block", "one quantized at a time", errors_chart(search), _ERRORS_NOTE),
         ]
     both = any(part.tuned_ms is not None for part in found.graph)
     alone = _UNCHANGED_NOTE if found.status == "unchanged" else _REFERENCE_NOTE
@@ -173,31 +174,20 @@ def _charts(found: Evidence) -> list[PageBlock]:
     made += [
         ("Baseline", name, baseline_chart(seen), _BASELINE_NOTE) for name, seen in found.regression.items()
     ]
-    return [
-        PageBlock(
-            _pieces.chart(title, small, chart, caption),
-            brief=_pieces.note(f"The chart of the {title.lower()} is left out: the page would be too long."),
-        )
-        for title, small, chart, caption in made
-        if chart
-    ]
+    return [_pieces.chart(title, small, chart, caption) for title, small, chart, caption in made if chart]
 
 
-def _drawn_model(found: Evidence) -> Iterator[PageBlock]:
+def _drawn_model(found: Evidence) -> str:
     """The drawing of the model with its legend; without the library that lays it out, how to get it."""
-    if not found.graph:
-        return
     drawing = model_graph(found.graph)
     if drawing is None:
-        yield PageBlock(_pieces.note(f"The drawing of the model is left out. It needs: {INSTALL}"))
-        return
+        return str(_pieces.note(f"The drawing of the model is left out. It needs: {INSTALL}"))
     nodes = sum(sum(part.ops.values()) for part in found.graph)
     folded = f"{count_text(nodes, 'node')} in {count_text(len(found.graph), 'part')}"
     styles = style_of(found.graph) | {"floating point": "float"}
     timed = any(part.reference_ms is not None or part.tuned_ms is not None for part in found.graph)
     caption = _GRAPH_NOTE.format(times=_GRAPH_TIMES if timed else "")
-    brief = _pieces.note("The drawing of the model is left out: the page would be too long.")
-    yield PageBlock(_pieces.drawn_model(folded, styles, drawing, caption), brief)
+    return str(_pieces.drawn_model(folded, styles, drawing, caption))
 
 
 report_format = HtmlFormat()

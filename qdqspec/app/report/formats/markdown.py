@@ -8,7 +8,7 @@ from tabulate import tabulate
 
 from qdqspec._core.units import plain
 from qdqspec.app.report import facts
-from qdqspec.app.report.page import PageBlock, cases_left_out, fit_page, rows_left_out
+from qdqspec.app.report.page import DETAILS_LEFT_OUT, cases_left_out, fit_page
 from qdqspec.app.report.runtimes import tables_of
 from qdqspec.app.report.tables import Table, named_cases
 from qdqspec.types import CaseRecord, RunRecord
@@ -18,7 +18,7 @@ _SPECIAL = re.compile(r"^[-+=]|[\\`*_\[\]<>|~&$@#]|(?<=:)/(?=/)|(?<=www)\.")
 
 
 class MarkdownFormat:
-    """The summary table, then each case. The largest tables are omitted first if the page is too long."""
+    """The summary table, then each case. Details are omitted first if the page is too long."""
 
     suffix = ".md"
 
@@ -32,8 +32,11 @@ class MarkdownFormat:
         for table, lines in tables_of(record):
             listed = "\n".join(f"- {escape(line)}" for line in lines)
             head.append(f"**{escape(table.title)}**\n\n{_table(table)}\n\n{listed}")
-        cases = [_case_blocks(case, name) for case, name in named_cases(record.cases)]
-        return "\n\n".join(fit_page(head, cases, [], LIMIT_BYTES, cases_left_out)) + "\n"
+
+        def render_cases(details: bool) -> list[str]:
+            return [_case_text(case, name, details=details) for case, name in named_cases(record.cases)]
+
+        return "\n\n".join(fit_page(head, render_cases, [], LIMIT_BYTES, cases_left_out)) + "\n"
 
 
 def escape(text: str) -> str:
@@ -51,7 +54,7 @@ def _table(table: Table) -> str:
     )
 
 
-def _case_blocks(case: CaseRecord, name: str) -> list[PageBlock]:
+def _case_text(case: CaseRecord, name: str, *, details: bool) -> str:
     found = case.evidence
     texts = [f"## {escape(name)}", *map(escape, facts.lead_lines(case))]
     texts += [f"> {escape(plain(warning, facts.LONG))}" for warning in found.warnings]
@@ -59,21 +62,18 @@ def _case_blocks(case: CaseRecord, name: str) -> list[PageBlock]:
     texts += [_table(checks)] if checks.rows else []
     advice = "\n".join(f"- {escape(name)}: {escape(text)}" for name, text in facts.advice_rows(case))
     texts += [advice] if advice else []
-    tables = [
-        PageBlock(f"**{escape(table.title)}**\n\n{_table(table)}", brief=escape(rows_left_out(table)))
-        for table in facts.case_tables(found)
-    ]
+    texts += [f"**{escape(table.title)}**\n\n{_table(table)}" for table in facts.case_tables(found)]
     listed = "\n".join(f"- {escape(name)}: {escape(value)}" for name, value in facts.case_facts(case))
-    details = [_folded("Search and device", listed, brief="Search and device are left out.")]
-    if found.pairs:
+    texts.append(_folded("Search and device", listed))
+    if found.pairs and details:
         pairs = facts.pairs_table(found)
-        title = f"{pairs.title}: {len(pairs.rows)}"
-        details.append(_folded(title, _table(pairs), brief=escape(rows_left_out(pairs))))
-    return [*map(PageBlock, texts), *tables, *details]
+        texts.append(_folded(f"{pairs.title}: {len(pairs.rows)}", _table(pairs)))
+    texts += [] if details else [DETAILS_LEFT_OUT]
+    return "\n\n".join(texts)
 
 
-def _folded(title: str, body: str, *, brief: str) -> PageBlock:
-    return PageBlock(f"<details><summary>{title}</summary>\n\n{body}\n\n</details>", brief)
+def _folded(title: str, body: str) -> str:
+    return f"<details><summary>{title}</summary>\n\n{body}\n\n</details>"
 
 
 report_format = MarkdownFormat()
