@@ -18,7 +18,7 @@ from qdqspec.graph.given import OwnCopy, fixed_in
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.trt import is_pair_op
 from qdqspec.qdq.edit.equalize import EQUALIZED
-from qdqspec.qdq.quantize.corrections import WeightKey, WeightNumbers, weight_key
+from qdqspec.qdq.quantize.corrections import WeightKey, weight_key
 from qdqspec.qdq.quantize.formats import BIAS_FORMAT, number_format
 from qdqspec.qdq.quantize.ranges import TensorRange
 from qdqspec.qdq.read.import_qdq import Imported, import_placement, placement_for
@@ -156,7 +156,7 @@ class KeptScales:
     """Ranges of activations and scales of weights, read from quantized models."""
 
     ranges: dict[str, TensorRange] = field(default_factory=dict)
-    weights: dict[WeightKey, WeightNumbers] = field(default_factory=dict)
+    weights: dict[WeightKey, np.ndarray] = field(default_factory=dict)
 
     @property
     def tensors(self) -> frozenset[str]:
@@ -187,7 +187,7 @@ def kept_scales(model: Model, paths: Iterable[Path], note: Callable[[str], None]
                 others += 1
             else:
                 scales = np.array(pair.scale, np.float32).reshape(() if pair.site.axis is None else (-1,))
-                kept.weights.setdefault(weight_key(site), WeightNumbers(scale=scales))
+                kept.weights.setdefault(weight_key(site), scales)
         if new := len(kept.tensors) - before:
             note(
                 f"{path.name}: the scales of {count_text(new, 'tensor')} are kept; "

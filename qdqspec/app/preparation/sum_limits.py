@@ -14,9 +14,9 @@ from qdqspec.accuracy.corrections.layers import find_layers
 from qdqspec.accuracy.corrections.overflow import PairMaxima, SumLimit, observed_limits
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model
-from qdqspec.qdq.quantize.corrections import WeightKey, WeightNumbers
+from qdqspec.qdq.quantize.corrections import WeightKey
 from qdqspec.qdq.quantize.quantizer import Quantizer
-from qdqspec.qdq.read.recognize import along
+from qdqspec.qdq.quantize.scales import along
 from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.types import Site
 
@@ -75,21 +75,21 @@ def _int8_weights(space: SchemeSpace) -> list[Site]:
 
 
 def without_overflows(
-    weights: Mapping[WeightKey, WeightNumbers], numbers: Quantizer, note: Callable[[str], None]
-) -> dict[WeightKey, WeightNumbers]:
+    weights: Mapping[WeightKey, np.ndarray], numbers: Quantizer, note: Callable[[str], None]
+) -> dict[WeightKey, np.ndarray]:
     """The scales of int8 weights, with those of ``numbers`` for channels that can overflow, where sums saturate.
 
     Weights of which no channel keeps its scale are left out. All that change are noted.
     """
-    kept, changed = dict[WeightKey, WeightNumbers](), 0
+    kept, changed = dict[WeightKey, np.ndarray](), 0
     for key, own in weights.items():
         tensor, name, axis = key
         ends = tuple(numbers.model.consumers.get(tensor, ()))
         site = Site(tensor=tensor, consumers=ends, format=name, axis=axis, weight=True)
-        wrong = _overflowing(numbers, site, own.scale)
+        wrong = _overflowing(numbers, site, own)
         changed += bool(wrong.any())
         if not wrong.all():
-            kept[key] = WeightNumbers(scale=np.where(wrong, numbers.params(site).scale, own.scale))
+            kept[key] = np.where(wrong, numbers.params(site).scale, own)
     if changed:
         note(
             f"{count_text(changed, 'weight')} would overflow on this processor, whose sums of 8-bit products saturate, "

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Annotated, Literal, NamedTuple, cast
 
@@ -27,7 +27,7 @@ from qdqspec._core.arrays import Array
 from qdqspec.errors import PlacementError
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import SHAPE_SOURCES, is_default
-from qdqspec.graph.protos import copied, copy_model, metadata, refill, values_of_constants, with_value
+from qdqspec.graph.protos import copied, metadata, refill, values_of_constants, with_value
 from qdqspec.qdq.edit.branches import Branch, find_branches, with_branches, without_branches
 from qdqspec.types import Placement
 
@@ -438,21 +438,25 @@ def _make_unscaled(model: Model, branch: Branch) -> Equalization:
 def misfit_of(model: Model, changes: Collection[Equalization]) -> str | None:
     """The reason why these factors would change a model's outputs; ``None`` if it can."""
     inserted = [change for change in changes if change.branch is not None]
-    possible = {one.constants: one for one in branched(model)} if inserted else {}
-    scaling = ScaledValues(model)
-    for change in inserted:
-        known = possible.get(change.constants)
-        if known is None or known.branch != change.branch or len(known.exponents) != len(change.exponents):
-            return f"'{change.constants[0].tensor}' cannot be inserted in it"
-        if not scaling.add(change):
-            return f"values of a weight behind '{change.constants[0].tensor}' cannot be scaled exactly"
     others = [change for change in changes if change.branch is None]
+    if (why := _find_misfit(model, inserted, branched(model) if inserted else [])) is not None:
+        return why
     model = equalized(model, inserted)
-    chains = {tuple(chain.constants): chain for chain in find_chains(model)} if others else {}
+    chains = find_chains(model) if others else []
+    return _find_misfit(model, others, [chain.by((0,) * chain.channels) for chain in chains])
+
+
+def _find_misfit(
+    model: Model, changes: Iterable[Equalization], possible: Collection[Equalization]
+) -> str | None:
+    """The reason why changes cannot be made, of those that are ``possible`` with other exponents."""
+    known = {one.constants: replace(one, exponents=()) for one in possible}
+    channels = {one.constants: len(one.exponents) for one in possible}
     scaling = ScaledValues(model)
-    for change in others:
-        chain, first = chains.get(change.constants), change.constants[0].tensor if change.constants else ""
-        if chain is None or chain.channels != len(change.exponents):
+    for change in changes:
+        first = change.constants[0].tensor if change.constants else ""
+        is_known = known.get(change.constants) == replace(change, exponents=())
+        if not is_known or channels[change.constants] != len(change.exponents):
             return f"the channels that '{first}' makes cannot be scaled in it"
         if not scaling.add(change):
             return f"values of '{first}', or of a weight behind it, are too large or too small to be scaled exactly"
@@ -474,15 +478,13 @@ def touched(
 
 def _replace_constants(flat: onnx.ModelProto, new: Mapping[str, Array]) -> onnx.ModelProto:
     """A copy of a model in the flat form with other values of these constants."""
-    proto = copy_model(flat, but={"node", "initializer"})
-    proto.graph.initializer.extend(
-        _store_values(t, new[t.name]) if t.name in new else t for t in flat.graph.initializer
-    )
-    for node in flat.graph.node:
-        held = dict(values_of_constants([node])) if node.output[:1] and node.output[0] in new else {}
-        for name, value in held.items():
-            node = with_value(node, _store_values(value, new[name]))
-        proto.graph.node.append(node)
+    proto = copied(flat)
+    for tensor in proto.graph.initializer:
+        if tensor.name in new:
+            tensor.CopyFrom(_store_values(tensor, new[tensor.name]))
+    for node in proto.graph.node:
+        for name, value in values_of_constants([node]) if {*node.output} & new.keys() else ():
+            node.CopyFrom(with_value(node, _store_values(value, new[name])))
     return proto
 
 

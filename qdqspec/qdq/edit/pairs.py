@@ -172,11 +172,12 @@ class PairMaker:
         whole = whole or site
         elem_type = self.model.elem_type(site.tensor) or 0
         params = in_type_of(self.numbers.params(whole), elem_type)
-        if params.is_dynamic:
-            make = self._make_dynamic if params.format.block else self._make_at_run_time
-            return make(site, params, elem_type, source or site.tensor)
-        names, constants, nodes = self._make_numbers(whole, params, elem_type)
         output, quantized = self._choose_output(site), self._make_name(site, "_quantized")
+        opset = max(_REAL_OPSET[elem_type], params.format.opset)
+        if params.is_dynamic:
+            dynamic, constants = self._make_dynamic(site, params, elem_type, source or site.tensor, output)
+            return Pair(nodes=dynamic, constants=constants, integer=None, output=output, opset=opset)
+        names, constants, nodes = self._make_numbers(whole, params, elem_type)
         quantize, dequantize = "QuantizeLinear", "DequantizeLinear"
         if _has_powers(params):
             quantize, dequantize = MXFP8_QUANTIZE, MXFP8_DEQUANTIZE
@@ -202,7 +203,7 @@ class PairMaker:
             constants=constants,
             integer=integer if integer is None or self.store is None else self.store.externalize(integer),
             output=output,
-            opset=max(_REAL_OPSET[elem_type], params.format.opset),
+            opset=opset,
             bias=bias,
         )
 
@@ -213,20 +214,18 @@ class PairMaker:
             return None
         return corrected_bias(self.model, layer, shift, self._make_name(site, "_bias"))
 
-    def _make_at_run_time(self, site: Site, params: QuantParams, elem_type: int, source: str) -> Pair:
-        """An activation whose one scale and zero point are found when the model runs."""
-        output = self._choose_output(site)
-        made = [self._make_name(site, kind) for kind in ("_quantized", "_scale", "_zero_point")]
-        nodes = (
-            self._make_node(QUANTIZE, site, {}, [source], *made),
-            self._make_node("DequantizeLinear", site, {}, made, output),
-        )
-        opset = max(_REAL_OPSET[elem_type], params.format.opset)
-        return Pair(nodes=nodes, constants=(), integer=None, output=output, opset=opset)
+    def _make_dynamic(
+        self, site: Site, params: QuantParams, elem_type: int, source: str, output: str
+    ) -> tuple[tuple[onnx.NodeProto, ...], tuple[onnx.TensorProto, ...]]:
+        """Nodes and constants of an activation whose scales are found when the model runs.
 
-    def _make_dynamic(self, site: Site, params: QuantParams, elem_type: int, source: str) -> Pair:
-        """An activation whose blocks get their scales at run time, by operators of domain ``trt``."""
-        fmt, output = params.format, self._choose_output(site)
+        It has one scale and zero point, or scales of blocks by operators of domain ``trt``.
+        """
+        fmt = params.format
+        if not fmt.block:
+            made = [self._make_name(site, kind) for kind in ("_quantized", "_scale", "_zero_point")]
+            quantize = self._make_node(QUANTIZE, site, {}, [source], *made)
+            return (quantize, self._make_node("DequantizeLinear", site, {}, made, output)), ()
         quantized, scale, stored, outer = (
             self._make_name(site, kind)
             for kind in ("_quantized", "_scale", "_scale_quantized", "_scale_scale")
@@ -247,8 +246,7 @@ class PairMaker:
                 self._make_node("DequantizeLinear", site, along, [quantized, scale], output),
             ]
             constants = (_make_tensor(outer, params.outer.astype(REALS[elem_type])),)
-        opset = max(_REAL_OPSET[elem_type], params.format.opset)
-        return Pair(nodes=tuple(nodes), constants=constants, integer=None, output=output, opset=opset)
+        return tuple(nodes), constants
 
     def _make_numbers(
         self, site: Site, params: QuantParams, elem_type: int

@@ -13,8 +13,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -25,12 +24,11 @@ import onnx
 from qdqspec._core.arrays import LOST_SHARE, REDUCTIONS, Array, Feed, Floats, Reduction
 from qdqspec._core.config import hooks
 from qdqspec._core.plain_json import parse_json
-from qdqspec._core.units import count_text, list_text
+from qdqspec._core.units import list_text
 from qdqspec.errors import DataError
-from qdqspec.graph.flat import find_scopes
 from qdqspec.graph.float32 import is_converted
 from qdqspec.graph.model import Model
-from qdqspec.graph.observe import Observer, observe
+from qdqspec.graph.observe import observe
 from qdqspec.graph.ops import copies_values
 from qdqspec.qdq.quantize.ranges import TensorRange
 from qdqspec.qdq.quantize.scales import REALS, as_real
@@ -198,7 +196,7 @@ def calibrate_with(
     Softmax, if 8 bits would keep the mask alone. Outputs of the model, input and output of a Softmax, and outputs of
     Sigmoid and similar operators are never clipped.
     """
-    watch = _Watch.over(model, tensors, run)
+    watch = _Watch(model, tensors, run)
     spans, means, unbounded, inner = _collect_spans(watch, feeds())
     for number, unusable in unbounded.items():
         note(
@@ -206,8 +204,8 @@ def calibrate_with(
             f"in floating point: {_quote(unusable)}"
         )
     seen = {*spans}.union(*unbounded.values())
-    for line in _note_missing(model, watch.wanted - seen, seen):
-        note(line)
+    if missing := sorted(watch.wanted - seen):
+        note(f"never produced by the calibration data, so left in floating point: {_quote(missing)}")
     found: dict[Method, dict[str, TensorRange]] = {"max": spans}
     clipped = spans.keys() - _find_deciding_tensors(model)
     found["mean"] = spans | {tensor: means[tensor] for tensor in clipped}
@@ -224,61 +222,46 @@ def calibrate_with(
             found[method] = spans | {tensor: choose(histogram) for tensor, histogram in histograms.items()}
     logits = _find_logits(model)
     inner = {tensor: largest for tensor, largest in inner.items() if tensor in logits}
-    usable = {method: _drop_masks(found[method], inner) for method in methods}
-    lost = sorted({tensor for method in methods for tensor in found[method].keys() - usable[method].keys()})
+    usable: dict[Method, dict[str, TensorRange]] = {}
+    lost: set[str] = set()
+    for method in methods:
+        ranges = found[method]
+        masks = {t for t, span in ranges.items() if 0 < inner.get(t, 0.0) < LOST_SHARE * span.largest}
+        usable[method] = {tensor: span for tensor, span in ranges.items() if tensor not in masks}
+        lost |= masks
     if lost:
         note(
             "in 8 bits all scores beside those of a mask would be zero before a Softmax, so left in floating point: "
-            f"{_quote(lost)}"
+            f"{_quote(sorted(lost))}"
         )
     return usable
 
 
-def _drop_masks(ranges: Mapping[str, TensorRange], inner: Mapping[str, float]) -> dict[str, TensorRange]:
-    """The ranges that are not those of a mask alone: ``inner`` are the largest magnitudes of the other values."""
-    return {
-        tensor: span
-        for tensor, span in ranges.items()
-        if not 0 < inner.get(tensor, 0.0) < LOST_SHARE * span.largest
-    }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Watch:
     """Gives the values of the wanted tensors for one feed: from the feed itself, and from a run.
 
-    ``was_half`` is true for a model that was converted from float16, whose masks have the largest numbers of that type.
+    Wanted are ``tensors`` that are floating-point or of unknown type.
     """
 
-    wanted: frozenset[str]
-    inputs: frozenset[str]
-    observer: Observer
-    execute: Callable[[Feed], Mapping[str, Array]] | None
-    was_half: bool = False
-
-    @classmethod
-    def over(cls, model: Model, tensors: Iterable[str], run: OutputRunner) -> _Watch:
-        """Watch ``tensors`` that are floating-point or of unknown type."""
-        wanted = {t for t in tensors if model.elem_type(t) in (*_FLOATS, None) and t not in model.constants}
-        observer = observe(model, wanted)
-        return cls(
-            wanted=frozenset(wanted),
-            inputs=frozenset(wanted & set(model.inputs)),
-            observer=observer,
-            execute=run(observer.proto) if observer.names else None,
-            was_half=is_converted(model),
-        )
+    def __init__(self, model: Model, tensors: Iterable[str], run: OutputRunner) -> None:
+        kinds = (*_FLOATS, None)
+        self.wanted = {t for t in tensors if model.elem_type(t) in kinds and t not in model.constants}
+        self._inputs = self.wanted & set(model.inputs)
+        self._observer = observe(model, self.wanted)
+        self._execute = run(self._observer.proto) if self._observer.names else None
+        # the masks of a model that was converted from float16 have the largest numbers of that type
+        self._given_type = "float16" if is_converted(model) else ""
 
     def largest(self, value: Array) -> float:
         """The largest number of the type in which the model was given."""
-        return float(np.finfo("float16" if self.was_half else str(value.dtype)).max)
+        return float(np.finfo(self._given_type or str(value.dtype)).max)
 
     def values(self, feed: Feed, how: Reduction) -> dict[str, Array]:
         """Float values by tensor, reduced. Empty tensors are left out: their body did not run."""
-        found = {name: feed[name] for name in self.inputs}
-        if self.execute is not None:
-            reduced = getattr(self.execute, "reduced", None)
-            found |= self.observer.seen(self.execute(feed) if reduced is None else reduced(feed, how))
+        found = {name: feed[name] for name in self._inputs}
+        if self._execute is not None:
+            reduced = getattr(self._execute, "reduced", None)
+            found |= self._observer.seen(self._execute(feed) if reduced is None else reduced(feed, how))
         real = {name: as_real(value) for name, value in found.items() if isinstance(value, np.ndarray)}
         return {
             name: REDUCTIONS[how](value)  # of what is reduced already, the same values
@@ -348,23 +331,6 @@ def _collect_spans(
         by_sample.setdefault(first, []).append(tensor)
     means = {tensor: TensorRange(*(sums[tensor] / samples[tensor]).tolist()) for tensor in spans}
     return spans, means, by_sample, inner
-
-
-def _note_missing(model: Model, missing: Iterable[str], seen: Iterable[str]) -> Iterator[str]:
-    """A line for each outermost body without values, and one for other tensors that were never computed."""
-    homes, idle, others = find_scopes(model.proto).of_tensor, Counter[str](), []
-    ran = {scope for tensor in seen if tensor in homes for scope in homes[tensor][0].chain}
-    for tensor in sorted(missing):
-        around = homes[tensor][0].chain if tensor in homes else ()
-        body = next((scope.path for scope in around if scope.path and scope not in ran), "")
-        if body:
-            idle[body] += 1
-        else:
-            others.append(tensor)
-    for body, count in idle.items():
-        yield f"no values in '{body}' on the calibration data: {count_text(count, 'tensor')} left in floating point"
-    if others:
-        yield f"never produced by the calibration data, so left in floating point: {_quote(others)}"
 
 
 def _quote(tensors: Sequence[str]) -> str:

@@ -21,22 +21,14 @@ MOST_STEPS = 127  # by which an integer of a weight may differ from the nearest 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class WeightNumbers:
-    """The scale of a weight, and its ``integers`` if they differ from the nearest ones."""
-
-    scale: npt.NDArray[np.float32]
-    integers: Array | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Corrections:
-    """Ranges of activations by tensor, and scales and integers of weights, that replace those of calibration.
+    """Ranges of activations by tensor, and scales of weights, that replace those of calibration.
 
     ``biases`` are added to the biases of the layers whose weights are quantized, one number for each output channel.
     """
 
     ranges: Mapping[str, TensorRange] = field(default_factory=dict)
-    weights: Mapping[WeightKey, WeightNumbers] = field(default_factory=dict)
+    weights: Mapping[WeightKey, npt.NDArray[np.float32]] = field(default_factory=dict)
     biases: Mapping[WeightKey, npt.NDArray[np.float32]] = field(default_factory=dict)
 
 
@@ -49,34 +41,13 @@ def weight_key(site: Site) -> WeightKey:
 
 
 def rounding_text(integers: Array, nearest: Array) -> str:
-    """The differences of integers from the nearest ones, one byte each, as text; empty if there are none."""
-    steps = integers.astype(np.int64) - nearest.astype(np.int64)
-    if not steps.any():
-        return ""
-    if np.abs(steps).max() > MOST_STEPS:
-        raise ValueError("integers differ from the nearest ones by more than a byte holds")
-    return packed(steps.astype(np.int8))
-
-
-def rounding_steps(text: str, size: int) -> npt.NDArray[np.int8]:
-    """The differences in a text of `rounding_text`; raises `ValueError` if damaged or not of ``size`` integers."""
-    return np.asarray(unpacked(text, np.dtype(np.int8), size), np.int8)
-
-
-def rounded(nearest: Array, text: str) -> Array:
-    """The integers that a text describes, given the nearest ones. Raises `ValueError` if they do not fit."""
-    steps = rounding_steps(text, nearest.size).reshape(nearest.shape)
-    return np.asarray((nearest.astype(np.int64) + steps).astype(nearest.dtype))
+    """The differences of integers from the nearest ones, at most `MOST_STEPS`, as text: one byte each."""
+    return packed((integers.astype(np.int64) - nearest.astype(np.int64)).astype(np.int8))
 
 
 def shift_text(shift: npt.NDArray[np.float32] | None) -> str:
     """The shift of a bias as text; empty if there is none."""
     return "" if shift is None else packed(shift.astype("<f4"))
-
-
-def shift_of(text: str, channels: int) -> npt.NDArray[np.float32] | None:
-    """The shift in a text of `shift_text`. Raises `ValueError` if it is damaged or has another number of channels."""
-    return np.asarray(unpacked(text, np.dtype("<f4"), channels), np.float32) if text else None
 
 
 def packed(values: Array) -> str:

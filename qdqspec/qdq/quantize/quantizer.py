@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import InitVar, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,13 +12,7 @@ import numpy.typing as npt
 from qdqspec._core.arrays import Array
 from qdqspec.errors import ModelError, PlacementError
 from qdqspec.graph.model import Model
-from qdqspec.qdq.quantize.corrections import (
-    NO_CORRECTIONS,
-    Corrections,
-    rounding_text,
-    shift_text,
-    weight_key,
-)
+from qdqspec.qdq.quantize.corrections import NO_CORRECTIONS, Corrections, shift_text, weight_key
 from qdqspec.qdq.quantize.formats import BIAS_FORMAT, QuantParams, number_format
 from qdqspec.qdq.quantize.ranges import TensorRange
 from qdqspec.qdq.quantize.saturation import Saturation
@@ -66,7 +60,7 @@ class Quantizer:
     """Gives scale and zero point of a site, which are cached, and the integers of a weight, which are not.
 
     Format and axis are those of the site. ``ranges`` are those of calibration, already tied (`tie_ranges`).
-    ``corrections`` replace them, and scales and integers of weights. No range exceeds the ``saturations``.
+    ``corrections`` replace them, and scales of weights. No range exceeds the ``saturations``.
     ``reduce_range`` uses 7 bits of an 8-bit weight, or up to 8 as its ``sum_limits`` allow, by tensor;
     ``symmetric_activations`` places the zero point of unsigned activations with values of both signs in the middle.
     ``biases`` maps the consumer of an int32 bias to the sites of the activation and weight of its product.
@@ -76,17 +70,16 @@ class Quantizer:
     ranges: Mapping[str, TensorRange]
     reduce_range: bool = False
     symmetric_activations: bool = False
-    biases: InitVar[Mapping[Consumer, tuple[Site, Site]] | None] = None
+    biases: Mapping[Consumer, tuple[Site, Site]] = field(default_factory=dict)
     corrections: Corrections = NO_CORRECTIONS
     saturations: Mapping[str, Saturation] = field(default_factory=dict)
     sum_limits: Mapping[str, SumLimit] = field(default_factory=dict)
     _params: dict[_Key, QuantParams] = field(default_factory=dict, init=False)
 
-    def __post_init__(self, biases: Mapping[Consumer, tuple[Site, Site]] | None) -> None:
+    def __post_init__(self) -> None:
         self._ranges = {**self.ranges, **self.corrections.ranges}
         for tensor, saturation in self.saturations.items():
             self._ranges[tensor] = saturation.within(self._ranges[tensor])
-        self._biases = biases or {}
 
     def params(self, site: Site) -> QuantParams:
         """Scale and zero point of the site.
@@ -104,9 +97,6 @@ class Quantizer:
 
     def integer_weight(self, site: Site) -> Array:
         """The weight's integers, in the shape of the weight. Not cached: the caller stores them."""
-        own = self.corrections.weights.get(weight_key(site))
-        if own is not None and own.integers is not None:
-            return own.integers
         return quantize(self._floats(site), self.params(site))
 
     def bias_shift(self, site: Site) -> npt.NDArray[np.float32] | None:
@@ -115,22 +105,18 @@ class Quantizer:
 
     def corrected(self, corrections: Corrections) -> Quantizer:
         """A quantizer with these corrections instead of the present ones."""
-        return replace(self, biases=self._biases, corrections=corrections)
+        return replace(self, corrections=corrections)
 
     def placed(self, placement: Placement) -> tuple[PlacedPair, ...]:
         """The sites of a placement with their numbers, by tensor name and consumers."""
         found = []
         for site in sorted(placement.sites, key=lambda site: (site.tensor, site.consumers)):
-            params, rounding = self.params(site), ""
-            own = self.corrections.weights.get(weight_key(site)) if site.weight else None
-            if own is not None and own.integers is not None:
-                rounding = rounding_text(own.integers, quantize(self._floats(site), params))
+            params = self.params(site)
             pair = PlacedPair(
                 site=site,
                 scale=tuple(params.scale.reshape(-1).tolist()),
                 zero_point=tuple(params.zero_point.astype(np.int64).reshape(-1).tolist()),
                 outer=None if params.outer is None else float(params.outer),
-                rounding=rounding,
                 bias=shift_text(self.bias_shift(site)),
             )
             found.append(pair)
@@ -153,12 +139,12 @@ class Quantizer:
     def _of_weight(self, site: Site) -> QuantParams:
         fmt = number_format(site.format)
         if site.format == BIAS_FORMAT:
-            activation, weight = self._biases[site.consumers[0]]
+            activation, weight = self.biases[site.consumers[0]]
             return bias_params(self.params(activation), self.params(weight), fmt, site.axis or 0)
         params = weight_params(self._floats(site), fmt, site.axis, reduce_range=self.reduce_range)
         own = self.corrections.weights.get(weight_key(site))
         if own is not None:
-            return replace(params, scale=own.scale)
+            return replace(params, scale=own)
         limit = self._sum_limit(site)
         if limit is None:
             return params

@@ -9,10 +9,9 @@ before these is one function of a single number, or of one for each channel, and
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import onnx
@@ -79,32 +78,25 @@ def saturations(
     return found
 
 
-@dataclass
 class _Function:
     """The elementwise ``nodes`` that read the values of a group of tensors, and their ``results`` that others read.
 
-    ``fixed`` are constants, ``shown`` the tensors that callers and bodies read.
+    ``fixed`` are constants, ``shown`` the tensors that callers and bodies read. The function ``is_seen_whole`` if an
+    operator or a caller distinguishes all values.
     """
 
-    model: Model
-    fixed: Collection[str]
-    shown: Collection[str]
-    group: tuple[str, ...]
-    nodes: list[onnx.NodeProto] = field(default_factory=list)
-    results: list[str] = field(default_factory=list)
-    is_seen_whole: bool = False  # whether an operator or a caller distinguishes all values
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self, model: Model, fixed: Collection[str], shown: Collection[str], group: tuple[str, ...]
+    ) -> None:
+        self.model, self.fixed, self.group = model, fixed, group
+        self.nodes: list[onnx.NodeProto] = []
         same, made, read = {*self.group}, set[str](), set[str]()
-        waiting: list[int] = []
-        self._wait(self.group, waiting)
-        last = -1
+        waiting = self._find_readers(self.group)
         while waiting:
-            index = heapq.heappop(waiting)
-            node, is_known = self.model.nodes[index], index == last
-            last, known = index, same | made
-            operands = {tensor for tensor in node.inputs if tensor and tensor not in self.fixed}
-            if is_known or (is_default(node) and node.op_type in SHAPE_SOURCES):
+            node, known = model.nodes[min(waiting)], same | made
+            waiting.remove(node.index)
+            operands = {tensor for tensor in node.inputs if tensor and tensor not in fixed}
+            if is_default(node) and node.op_type in SHAPE_SOURCES:
                 continue
             if len(self.nodes) >= MOST_NODES:
                 read |= known & operands
@@ -116,21 +108,20 @@ class _Function:
                 source = [*known & operands][:1]
                 others = [tensor for tensor in outputs if tensor not in self.group]
                 self.nodes += [helper.make_node("Identity", source, [tensor]) for tensor in others]
-                self._wait(outputs, waiting)
+                waiting |= self._find_readers(outputs)
             elif _is_elementwise(node, self.fixed) and operands <= known:
                 made.update(node.outputs)
                 self.nodes.append(node.proto)
-                self._wait(node.outputs, waiting)
+                waiting |= self._find_readers(node.outputs)
             else:
                 read |= known & operands
-        self.is_seen_whole = not read.isdisjoint(same) or not (same | made).isdisjoint(self.shown)
+        self.is_seen_whole = not read.isdisjoint(same) or not (same | made).isdisjoint(shown)
         self.results = sorted(read)
 
-    def _wait(self, tensors: Iterable[str], waiting: list[int]) -> None:
-        """Add the readers of these tensors."""
-        for tensor in tensors:
-            for end in self.model.consumers.get(tensor, ()):
-                heapq.heappush(waiting, self.model.by_name[end.node].index)
+    def _find_readers(self, tensors: Iterable[str]) -> set[int]:
+        """The indexes of the nodes that read these tensors."""
+        ends = (end for tensor in tensors for end in self.model.consumers.get(tensor, ()))
+        return {self.model.by_name[end.node].index for end in ends}
 
     def channels(self) -> tuple[int, ...] | None:
         """The shape of all constants together, with one function for each of its elements; ``None`` if it has none."""

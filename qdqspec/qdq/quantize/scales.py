@@ -6,6 +6,7 @@ Pure arithmetic, in float32 like ONNX QuantizeLinear: rounding half to even, sat
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -160,22 +161,23 @@ def dequantize(stored: Array, params: QuantParams) -> npt.NDArray[np.float32]:
     return np.asarray((stored.astype(np.float32) - zero_point) * step, dtype=np.float32)
 
 
-def steps_of(params: QuantParams, shape: tuple[int, ...]) -> Scales:
-    """The real value of one unit of the stored numbers, in a shape that broadcasts over the tensor's."""
-    return _broadcast_numbers(params, shape)[0]
-
-
 def _broadcast_numbers(params: QuantParams, shape: tuple[int, ...]) -> tuple[Scales, Scales]:
     """Scale and zero point in a shape that broadcasts over the tensor's."""
-    step, zero_point = params.step, params.zero_point.astype(np.float32)
+    both = params.step, params.zero_point.astype(np.float32)
     if params.axis is None:
-        return step, zero_point
-    if params.format.block:
-        block = np.arange(shape[params.axis]) // params.format.block
-        return step.take(block, axis=params.axis), zero_point.take(block, axis=params.axis)
-    along = [1] * len(shape)
-    along[params.axis] = -1
-    return step.reshape(along), zero_point.reshape(along)
+        return both
+    step, zero_point = (along(values, shape, params.axis, params.format.block) for values in both)
+    return step, zero_point
+
+
+def along(values: npt.NDArray[Any], shape: tuple[int, ...], axis: int, block: int) -> npt.NDArray[Any]:
+    """Scale or zero point, of channels or of blocks along an axis, in a shape that broadcasts over the tensor's."""
+    if values.ndim == 0 or (values.size == 1 and not block):
+        return values.reshape(())
+    axis %= len(shape)
+    if block:
+        return values.take(np.arange(shape[axis]) // block, axis=axis)
+    return values.reshape([-1 if index == axis else 1 for index in range(len(shape))])
 
 
 def _make_per_tensor(fmt: NumberFormat, scale: float, zero_point: int) -> QuantParams:

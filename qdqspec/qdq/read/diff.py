@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,9 +18,9 @@ from qdqspec._core.arrays import Array
 from qdqspec._core.units import count_text, list_text, plain
 from qdqspec.graph.float32 import converted_like
 from qdqspec.graph.model import Model
-from qdqspec.qdq.edit.equalize import Equalization, ScaledConstant, equalizations_of, scaled
+from qdqspec.qdq.edit.equalize import ScaledConstant, equalizations_of, scaled
+from qdqspec.qdq.quantize.scales import along
 from qdqspec.qdq.read.found import FoundPair, Numbers, find_pairs
-from qdqspec.qdq.read.recognize import along
 from qdqspec.qdq.read.skeleton import SkeletonDiff, aligned, compare_skeletons
 from qdqspec.qdq.read.strip import StrippedModel, strip_with_parts
 from qdqspec.types import Consumer
@@ -93,7 +93,7 @@ def diff_models(a: Model, b: Model) -> QdqDiff:
     given = a, b
     a, b = converted_like(a, b), converted_like(b, a)
     parts = aligned(strip_with_parts(a, activations=b), strip_with_parts(b, activations=a))
-    sides = tuple(_Side.of(part) for part in parts)
+    sides = tuple(_Side(part) for part in parts)
     groups: dict[tuple[int, int], list[Consumer]] = {}
     for end in dict.fromkeys((*sides[0].at, *sides[1].at)):
         groups.setdefault((id(sides[0].at.get(end)), id(sides[1].at.get(end))), []).append(end)
@@ -112,28 +112,21 @@ def diff_models(a: Model, b: Model) -> QdqDiff:
     )
 
 
-@dataclass(frozen=True, slots=True)
 class _Side:
     """The pairs of one model by their readers."""
 
-    model: Model
-    stripped: Model
-    at: Mapping[Consumer, FoundPair]
-    equalized: tuple[Equalization, ...]
-
-    @classmethod
-    def of(cls, part: StrippedModel) -> _Side:
-        at: dict[Consumer, FoundPair] = {}
+    def __init__(self, part: StrippedModel) -> None:
+        self.model, self.stripped = part.found.model, part.stripped
+        self.at: dict[Consumer, FoundPair] = {}
         for pair in find_pairs(part):
             for end in pair.ends:  # outputs by name: the models may have them in different orders
-                at[Consumer(f"graph output '{pair.tensor}'", 0) if end.is_output else end] = pair
-        equalized = equalizations_of(part.found.model.flat, part.stripped.constants)
-        return cls(part.found.model, part.stripped, at, equalized)
+                self.at[Consumer(f"graph output '{pair.tensor}'", 0) if end.is_output else end] = pair
+        self._equalized = equalizations_of(self.model.flat, self.stripped.constants)
 
     def factors(self, tensor: str) -> tuple[tuple[ScaledConstant, tuple[int, ...]], ...]:
         """The scaling of a constant's channels."""
         return tuple(
-            (c, one.exponents) for one in self.equalized for c in one.constants if c.tensor == tensor
+            (c, one.exponents) for one in self._equalized for c in one.constants if c.tensor == tensor
         )
 
     def half_steps(self, end: Consumer) -> Array | None:

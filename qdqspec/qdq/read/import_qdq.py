@@ -9,7 +9,6 @@ import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -20,31 +19,18 @@ from qdqspec.graph.model import Model
 from qdqspec.graph.trt import DOMAIN
 from qdqspec.qdq.edit.equalize import Equalization, ScaledValues, equalizations_of
 from qdqspec.qdq.quantize.corrections import MOST_STEPS, rounding_text
-from qdqspec.qdq.quantize.formats import NumberFormat, format_stored_as, number_format
+from qdqspec.qdq.quantize.formats import NumberFormat, format_stored_as
 from qdqspec.qdq.quantize.scales import quantize
 from qdqspec.qdq.read.found import FoundPair, Numbers, find_pairs
-from qdqspec.qdq.read.strip import (
-    KERNELS_KEPT,
-    NOT_REMOVED,
-    RELU_INSERTED,
-    StrippedModel,
-    strip_with_parts,
-)
-from qdqspec.qdq.scheme.match import Matcher, positions
-from qdqspec.qdq.scheme.scheme_file import params_of
+from qdqspec.qdq.read.strip import StrippedModel, strip_with_parts
+from qdqspec.qdq.scheme.match import positions
+from qdqspec.qdq.scheme.scheme_file import fit_pairs, params_of
 from qdqspec.types import Consumer, PlacedPair, Placement, Site
 
 _TINY = float(np.finfo(np.float32).tiny)
 _SUPERSEDED = (
     "is quantized again at once, with other numbers: the readers of the last pair get that pair only"
 )
-
-
-class _Kept(NamedTuple):
-    """A pair of a scheme, and by how many steps its integers come back changed."""
-
-    pair: PlacedPair
-    steps: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,25 +69,30 @@ def import_placement(model: Model, reference: Model | None = None) -> Imported:
     apart = _strip(model, reference)
     found = find_pairs(apart)
     reasons = {id(pair): why for pair in found if (why := _explain_inexpressible(pair))}
-    placed = [_place_pair(pair) for pair in found if id(pair) not in reasons and not pair.unread]
-    kept = list(_find_roundings(apart, found, placed))
+    floats = ScaledValues(apart.stripped)
+    equalized = equalizations_of(model.flat, apart.stripped.constants)
+    for change in equalized:
+        floats.add(change)
+    usable = (pair for pair in found if id(pair) not in reasons and not pair.unread)
+    placed = [_place_pair(pair, apart.found.model, floats) for pair in usable]
+    placed.sort(key=lambda one: (one[0].site.tensor, one[0].site.consumers))
     known = apart.found.weights.reference is not None
     why = "the reference quantizes otherwise" if known else "float32 cannot hold its integers"
     notes = [*_group_notes((pair.tensor, reasons[id(pair)]) for pair in found if id(pair) in reasons)]
     notes += _group_notes(_find_partly_expressed(found))
     notes += [
         f"'{pair.site.tensor}' comes back up to {steps} steps away from its integers: {why}"
-        for pair, steps in kept
+        for pair, steps in placed
         if steps
     ]
-    notes += _note_nodes_left(apart)
+    notes += apart.notes
+    if trt := [node.name for node in apart.stripped.nodes if node.domain == DOMAIN]:
+        notes.append(f"operators of domain trt, {names_text(trt)}: left as they are")
     return Imported(
         model=apart.stripped,
-        placement=Placement(sites=frozenset(pair.site for pair in placed)),
-        pairs=tuple(
-            sorted((pair for pair, _ in kept), key=lambda pair: (pair.site.tensor, pair.site.consumers))
-        ),
-        equalized=equalizations_of(model.flat, apart.stripped.constants),
+        placement=Placement(sites=frozenset(pair.site for pair, _ in placed)),
+        pairs=tuple(pair for pair, _ in placed),
+        equalized=equalized,
         notes=tuple(notes),
         positions=positions(apart.stripped),
         is_converted=is_converted(model),
@@ -127,19 +118,9 @@ def placement_for(model: Model, quantized: Model) -> Fitted:
     calibrates again, so that the numbers are not needed.
     """
     imported = import_placement(quantized, model)
-    matcher = Matcher(model, imported.positions)
-    sites: list[Site] = []
-    taken: set[Consumer] = set()
-    lost: list[tuple[str, str]] = []
-    for site in sorted(imported.placement.sites, key=lambda site: (site.tensor, site.consumers)):
-        found = matcher.find(site)
-        for there in found.sites:
-            if taken.isdisjoint(there.consumers):  # else an earlier site has one of its consumers
-                taken.update(there.consumers)
-                sites.append(there)
-        lost += [(site.tensor, why) for why in found.reasons]
-    notes = (*imported.notes, *_group_notes(lost, most=3))
-    return Fitted(placement=Placement(sites=frozenset(sites)), notes=notes)
+    fitted = fit_pairs(model, imported.pairs, imported.positions, with_numbers=False)
+    notes = (*imported.notes, *_group_notes(fitted.reasons.items(), most=3))
+    return Fitted(placement=fitted.placement, notes=notes)
 
 
 def _explain_inexpressible(pair: FoundPair) -> str:
@@ -184,19 +165,23 @@ def _find_partly_expressed(found: Iterable[FoundPair]) -> Iterator[tuple[str, st
         yield from ((earlier.tensor, _SUPERSEDED) for earlier in pair.chain)
 
 
-def _place_pair(pair: FoundPair) -> PlacedPair:
+def _place_pair(pair: FoundPair, model: Model, floats: ScaledValues) -> tuple[PlacedPair, int]:
+    """A pair of a scheme, and by how many steps its integers come back changed.
+
+    The stored integers may differ from the nearest ones of the float weight. A scheme has differences of up to a byte.
+    """
     numbers = pair.numbers
     assert numbers is not None
-    known = _find_format(numbers)
-    assert known is not None
+    fmt = _find_format(numbers)
+    assert fmt is not None
     site = Site(
         tensor=pair.tensor,
         consumers=_find_consumers(pair),
-        format=known.name,
+        format=fmt.name,
         axis=numbers.axis,
         weight=pair.weight,
     )
-    return PlacedPair(
+    placed = PlacedPair(
         site=site,
         scale=tuple(numbers.scale.reshape(-1).tolist()),
         zero_point=tuple(int(z) for z in numbers.zero_point.reshape(-1).tolist()),
@@ -204,42 +189,15 @@ def _place_pair(pair: FoundPair) -> PlacedPair:
         outer=None if numbers.outer is None else numbers.outer.item(),
         bias=pair.bias,
     )
-
-
-def _find_roundings(
-    apart: StrippedModel, found: Iterable[FoundPair], placed: Iterable[PlacedPair]
-) -> Iterator[_Kept]:
-    """Each pair with the rounding of its stored integers, which may differ from the nearest of the float weight.
-
-    The steps are the largest difference that a scheme does not hold.
-    """
-    sources = {(pair.tensor, _find_consumers(pair)): pair.quantized for pair in found if pair.stored}
-    floats = ScaledValues(apart.stripped)
-    for change in equalizations_of(apart.found.model.flat, apart.stripped.constants):
-        floats.add(change)
-    for pair in placed:
-        source = sources.get((pair.site.tensor, pair.site.consumers))
-        if source is None:
-            yield _Kept(pair)
-            continue
-        stored = apart.found.model.array(source)
-        weight = floats.of(pair.site.tensor).astype(np.float32, copy=False)
-        nearest = quantize(weight, params_of(pair, weight.shape))
-        steps = math.ceil(np.abs(nearest.astype(np.float64) - stored.astype(np.float64)).max(initial=0))
-        fmt = number_format(pair.site.format)
-        if 0 < steps <= MOST_STEPS and not (fmt.floating or fmt.block) and fmt.high <= 255:
-            yield _Kept(replace(pair, rounding=rounding_text(stored, nearest)))
-        else:
-            yield _Kept(pair, steps)
-
-
-def _note_nodes_left(apart: StrippedModel) -> Iterator[str]:
-    yield from (note for note in apart.notes if note.startswith((NOT_REMOVED, KERNELS_KEPT)))
-    if apart.found.restorer.relus:
-        yield from (note for note in apart.notes if note.startswith(RELU_INSERTED))
-    trt = [node.name for node in apart.stripped.nodes if node.domain == DOMAIN]
-    if trt:
-        yield f"operators of domain trt, {names_text(trt)}: left as they are"
+    if not pair.stored:
+        return placed, 0
+    stored = model.array(pair.quantized)
+    weight = floats.of(pair.tensor).astype(np.float32, copy=False)
+    nearest = quantize(weight, params_of(placed, weight.shape))
+    steps = math.ceil(np.abs(nearest.astype(np.float64) - stored.astype(np.float64)).max(initial=0))
+    if 0 < steps <= MOST_STEPS and not (fmt.floating or fmt.block) and fmt.high <= 255:
+        return replace(placed, rounding=rounding_text(stored, nearest)), 0
+    return placed, steps
 
 
 def _group_notes(reasons: Iterable[tuple[str, str]], most: int = sys.maxsize) -> Iterator[str]:

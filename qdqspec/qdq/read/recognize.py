@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from onnx import TensorProto, numpy_helper
 from onnx.helper import tensor_dtype_to_np_dtype
 
@@ -36,6 +34,7 @@ from qdqspec.graph.trt import (
     is_pair_op,
     of_e8m0,
 )
+from qdqspec.qdq.quantize.scales import along
 
 _DOMAINS = ("", "ai.onnx", "com.microsoft")
 
@@ -235,10 +234,6 @@ class ActivationRestorer:
     reference: Model | None
     exact: dict[int, Node] = field(default_factory=dict)
     relus: dict[int, str] = field(default_factory=dict)
-    _signs: Signs = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._signs = Signs(self.model)
 
     def take(self, quantize: Node, dequantize: Node) -> bool:
         """Record the pair if a Relu must replace it. True if the pair cannot simply be removed."""
@@ -253,7 +248,7 @@ class ActivationRestorer:
         known = after if after in self.model.outputs else tensor
         original = self.reference.producer.get(known) if self.reference else None
         if original is None:
-            if self._signs.never_negative(tensor) or self._signs.cut_at_zero(tensor):
+            if never_negative(self.model, tensor) or cut_at_zero(self.model, tensor):
                 return False
             self.relus[dequantize.index] = tensor
             return True
@@ -276,8 +271,6 @@ class ActivationRestorer:
 # Used where a Q/DQ pair may replace a Relu that a quantizing tool removed: on a tensor that is never
 # negative, or before a Relu, nothing was removed.
 
-_DEPTH = 64  # depth limit of the search along one path; beyond it the result is unknown
-
 # Their results are never negative, for any operands.
 _NEVER_NEGATIVE = frozenset(
     {
@@ -296,63 +289,48 @@ _REDUCES = ("ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum")
 _PASSES = COPY_OPS | {"MaxPool", "QuantizeLinear", "DequantizeLinear"}
 
 
-@dataclass(slots=True)
-class Signs:
-    """Known signs of a model's tensors; each is computed once."""
-
-    model: Model
-    _known: dict[str, bool] = field(default_factory=dict)
-
-    def never_negative(self, tensor: str, depth: int = _DEPTH) -> bool:
-        """Whether the graph proves that no value of a tensor is below zero. False if unknown."""
-        if tensor not in self._known:
-            self._known[tensor] = self._find(tensor, depth)
-        return self._known[tensor]
-
-    def cut_at_zero(self, tensor: str) -> bool:
-        """Whether a Relu, or a Clip at zero, reads a tensor: directly, or after nodes that copy or pool it."""
-        waiting, seen = [tensor], {tensor}
-        while waiting:
-            for end in self.model.consumers.get(waiting.pop(), ()):
-                node = self.model.by_name[end.node]
-                if end.input or not is_default(node):
-                    continue
-                if node.op_type == "Relu" or self._clips_at_zero(node):
-                    return True
-                if node.op_type in _PASSES:
-                    waiting.extend({*node.outputs} - seen)
-                    seen.update(node.outputs)
+def never_negative(model: Model, tensor: str, depth: int = 4) -> bool:
+    """Whether up to ``depth`` operators before a tensor prove that no value is below zero. False if unknown."""
+    if tensor in model.constants:
+        values = model.array(tensor)
+        return values.dtype.kind in "fiu" and bool((values >= 0).all())
+    node = model.producer.get(tensor)
+    if node is None or depth == 0 or not is_default(node):
         return False
+    if node.op_type in _NEVER_NEGATIVE or _clips_at_zero(model, node):
+        return True
+    if node.op_type == "DequantizeLinear":
+        return starts_at_zero(model, node)
+    if node.op_type == "Mul" and len(set(node.inputs)) == 1:  # a square
+        return True
+    if node.op_type not in _KEEPS_SIGN or any(node.number(factor, 1.0) < 0 for factor in ("alpha", "beta")):
+        return False
+    return all(never_negative(model, name, depth - 1) for name in _values(node))
 
-    def _find(self, tensor: str, depth: int) -> bool:
-        if tensor in self.model.constants:
-            values = self.model.array(tensor)
-            return values.dtype.kind in "fiu" and bool((values >= 0).all())
-        node = self.model.producer.get(tensor)
-        if node is None or depth == 0 or not is_default(node):
-            return False
-        if node.op_type in _NEVER_NEGATIVE or self._clips_at_zero(node):
-            return True
-        if node.op_type == "DequantizeLinear":
-            return starts_at_zero(self.model, node)
-        if node.op_type == "Mul" and len(set(node.inputs)) == 1:  # a square
-            return True
-        return node.op_type in _KEEPS_SIGN and self._operands_are_nonnegative(node, depth)
 
-    def _operands_are_nonnegative(self, node: Node, depth: int) -> bool:
-        """Whether no operand of a node is ever negative; constants are checked first."""
-        if any(node.number(factor, 1.0) < 0 for factor in ("alpha", "beta")):
-            return False
-        operands = sorted(_values(node), key=lambda name: name not in self.model.constants)
-        return all(self.never_negative(name, depth - 1) for name in operands)
+def cut_at_zero(model: Model, tensor: str) -> bool:
+    """Whether a Relu, or a Clip at zero, reads a tensor: directly, or after nodes that copy or pool it."""
+    waiting, seen = [tensor], {tensor}
+    while waiting:
+        for end in model.consumers.get(waiting.pop(), ()):
+            node = model.by_name[end.node]
+            if end.input or not is_default(node):
+                continue
+            if node.op_type == "Relu" or _clips_at_zero(model, node):
+                return True
+            if node.op_type in _PASSES:
+                waiting.extend({*node.outputs} - seen)
+                seen.update(node.outputs)
+    return False
 
-    def _clips_at_zero(self, node: Node) -> bool:
-        """Whether a node is a Clip whose lower bound is known and at least zero."""
-        if node.op_type != "Clip" or not is_default(node):
-            return False
-        if bound := node.input_at(1):
-            return self.never_negative(bound, 0)
-        return node.number("min", -1.0) >= 0  # an attribute before opset 11
+
+def _clips_at_zero(model: Model, node: Node) -> bool:
+    """Whether a node is a Clip whose lower bound is known and at least zero."""
+    if node.op_type != "Clip" or not is_default(node):
+        return False
+    if bound := node.input_at(1):
+        return never_negative(model, bound, 0)
+    return node.number("min", -1.0) >= 0  # an attribute before opset 11
 
 
 def starts_at_zero(model: Model, node: Node) -> bool:
@@ -496,16 +474,6 @@ def within_reach(tensor: TensorProto, owner: Model, reader: Model) -> TensorProt
         if entry.key == "location":
             entry.value = os.path.relpath(owner.path.parent / entry.value, reader.path.parent)
     return moved
-
-
-def along(values: npt.NDArray[Any], shape: tuple[int, ...], axis: int, block: int) -> npt.NDArray[Any]:
-    """Scale or zero point in a shape that broadcasts over the weight's."""
-    if values.ndim == 0 or (values.size == 1 and not block):
-        return values.reshape(())
-    if block:
-        axis %= len(shape)
-        return np.repeat(values, block, axis=axis).take(range(shape[axis]), axis=axis)
-    return values.reshape([-1 if index == axis % len(shape) else 1 for index in range(len(shape))])
 
 
 def is_constant(model: Model, tensors: tuple[str, ...]) -> bool:

@@ -5,7 +5,7 @@ Pairs are recognized by structure, never by name.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import onnx
@@ -37,21 +37,11 @@ from qdqspec.qdq.edit.raised import RAISED_FROM, RaisedInputs, raised
 from qdqspec.qdq.read.recognize import Recognition, recognize, within_reach
 from qdqspec.types import Consumer
 
-RELU_INSERTED = "a Relu was inserted"  # prefix of a note on it
-NOT_REMOVED = "not removed"  # prefix of a note on Q/DQ that is kept
-KERNELS_KEPT = "not Q/DQ, but operators that compute in integers themselves"  # prefix of a note
-_KERNEL_PREFIXES = ("ConvInteger", "DynamicQuantize", "MatMulInteger", "QLinear", "QOrdered")
-_KERNELS = frozenset(
-    {
-        "GatherBlockQuantized",
-        "MatMulBnb4",
-        "MatMulNBits",
-        "QAttention",
-        "QEmbedLayerNormalization",
-        "QGemm",
-        "QMoE",
-    }
-)
+# operators that compute in integers, by the beginnings of their types
+INTEGER_KERNELS = (
+    "ConvInteger", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "GatherBlockQuantized", "MatMulBnb4",
+    "MatMulInteger", "MatMulNBits", "QAttention", "QEmbedLayerNormalization", "QGemm", "QLinear", "QMoE", "QOrdered",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +78,7 @@ def strip_qdq(model: Model, reference: Model | None = None) -> Stripped:
 def _strip(model: Model, reference: Model | None) -> tuple[Stripped, bool]:
     """Strip as `strip_qdq` without folding; also state whether the result is the reference."""
     expected = None if reference is None else _raise_to_opset_of(model, reference)
-    work = _Stripping.of(recognize(model, expected))
+    work = _Stripping(recognize(model, expected))
     proto = work.proto()
     notes = [*work.notes()]
     if reference is not None and expected is not None:
@@ -106,7 +96,7 @@ def _strip(model: Model, reference: Model | None) -> tuple[Stripped, bool]:
 
 @dataclass(frozen=True, slots=True)
 class StrippedModel:
-    """A model, its version without Q/DQ, and the names there of the nodes that both have.
+    """A model, its version without Q/DQ, the names there of the nodes that both have, and notes on other nodes.
 
     Raising the opset of the reference made the nodes ``added`` of the model, in place of some that ``raised`` knows.
     """
@@ -135,14 +125,14 @@ def strip_with_parts(
     """
     expected = None if reference is None else _raise_to_opset_of(model, reference)
     found = recognize(model, expected, activations=activations)
-    work = _Stripping.of(found)
+    work = _Stripping(found)
     stripped = Model(work.build(), path=model.path)
     products = products_of(model) - stripped.by_name.keys()
     origins = (origin for origin, proto in work.nodes() if proto.name not in products)
     pairs = zip(origins, stripped.nodes, strict=True)
     kept = {origin.name: node for origin, node in pairs if origin is not None}
     names = {name: (_find_same_node(reference, node) or node).name for name, node in kept.items()}
-    notes = tuple(work.notes())
+    notes = tuple(work.notes_on_nodes())
     if reference is None or expected is reference:
         return StrippedModel(found, stripped, names, notes)
     only_raised = (n for n, node in kept.items() if not _find_same_node(reference, node))
@@ -158,17 +148,12 @@ def _find_same_node(model: Model | None, node: Node) -> Node | None:
     return None if found is None or found.op_type != node.op_type else found
 
 
-@dataclass(frozen=True, slots=True)
 class _Stripping:
     """Builds the model without the pairs found, and the notes."""
 
-    found: Recognition
-    biases: Mapping[str, TensorProto | None]  # before correction, by name; None if the layer had none
-
-    @classmethod
-    def of(cls, found: Recognition) -> _Stripping:
-        """With the biases that the removed pairs corrected."""
-        return cls(found, biases_before(found.model, found.removed))
+    def __init__(self, found: Recognition) -> None:
+        self.found = found
+        self.biases = biases_before(found.model, found.removed)  # by name; None if the layer had none
 
     def proto(self) -> onnx.ModelProto:
         """The model without the pairs. Weights in bodies are where their integers were."""
@@ -281,13 +266,7 @@ class _Stripping:
 
     def notes(self) -> Iterator[str]:
         """Notes for the reader."""
-        for reason, nodes in self.found.left.items():
-            yield f"{NOT_REMOVED}, {names_text(nodes)}: {reason}"
-        kept = [node for node in self.found.model.nodes if node.index not in self.found.removed]
-        kernels = [n for n in kept if n.op_type in _KERNELS or n.op_type.startswith(_KERNEL_PREFIXES)]
-        if kernels:
-            kinds = ", ".join(dict.fromkeys(node.op_type for node in kernels))
-            yield f"{KERNELS_KEPT}, {kinds}, {names_text([n.name for n in kernels])}: left as they are"
+        yield from self.notes_on_nodes()
         bodies = (body for node in self.found.model.nodes for body in graphs_inside(node.proto))
         graphs = (graph for body in bodies for graph in all_graphs(body))
         for holder in (*graphs, *self.found.model.proto.functions):
@@ -304,9 +283,20 @@ class _Stripping:
         if self.found.restorer.exact:
             nodes = [node.name for node in self.found.restorer.exact.values()]
             yield f"removed by the quantizing tool and taken from the reference, {names_text(nodes)}"
+
+    def notes_on_nodes(self) -> Iterator[str]:
+        """Notes on nodes that are kept, and on inserted ones."""
+        for reason, nodes in self.found.left.items():
+            yield f"not removed, {names_text(nodes)}: {reason}"
+        kept = [node for node in self.found.model.nodes if node.index not in self.found.removed]
+        kernels = [node for node in kept if node.op_type.startswith(INTEGER_KERNELS)]
+        if kernels:
+            kinds = ", ".join(dict.fromkeys(node.op_type for node in kernels))
+            what = "not Q/DQ, but operators that compute in integers themselves"
+            yield f"{what}, {kinds}, {names_text([n.name for n in kernels])}: left as they are"
         if self.found.restorer.relus:
             yield (
-                f"{RELU_INSERTED} where a zero point cuts off negative values, "
+                "a Relu was inserted where a zero point cuts off negative values, "
                 f"{names_text(self.found.restorer.relus.values())}: the quantizing tool may have removed one, or a "
                 "Clip; the original with `--reference` restores the removed node"
             )

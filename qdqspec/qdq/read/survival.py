@@ -32,13 +32,9 @@ from qdqspec.graph.ops import COPY_OPS, SHAPE_SOURCES
 from qdqspec.graph.save import save_model
 from qdqspec.qdq.read.found import FoundPair, find_pairs
 from qdqspec.qdq.read.recognize import is_op, is_qdq, scale_of
-from qdqspec.qdq.read.strip import strip_with_parts
+from qdqspec.qdq.read.strip import INTEGER_KERNELS, strip_with_parts
 from qdqspec.types import Consumer, Optimizer, SurvivalEvidence
 
-_KERNELS = (
-    "QLinear", "QGemm", "QAttention", "MatMulInteger", "ConvInteger", "DynamicQuantizeMatMul",
-    "DynamicQuantizeLSTM", "MatMulNBits",
-)  # fmt: skip
 _MOVES = COPY_OPS | {
     "Concat", "Max", "MaxPool", "Min", "NhwcMaxPool", "ReduceMax", "ReduceMin", "Relu", "Resize", "TopK", "Where",
 }  # fmt: skip
@@ -59,12 +55,12 @@ def check_survival(model: Path, through: Sequence[Optimizer]) -> tuple[SurvivalE
     apart = strip_with_parts(load_model(model))
     source = apart.found.model
     here = {there: name for name, there in apart.names.items()}  # node names of the model with Q/DQ
-    pairs = [(pair, here) for pair in find_pairs(apart) if not pair.unread]
-    return tuple(_run_through(name, source, model, pairs) for name in dict.fromkeys(through))
+    pairs = [pair for pair in find_pairs(apart) if not pair.unread]
+    return tuple(_run_through(name, source, model, pairs, here) for name in dict.fromkeys(through))
 
 
 def _run_through(
-    name: Optimizer, source: Model, path: Path, pairs: Iterable[tuple[FoundPair, dict[str, str]]]
+    name: Optimizer, source: Model, path: Path, pairs: Iterable[FoundPair], here: dict[str, str]
 ) -> SurvivalEvidence:
     with TemporaryFolder() as folder:
         try:
@@ -75,7 +71,7 @@ def _run_through(
         mapping = owner and hooks.declaration_of(owner).kernel_origins
         optimized = with_constant_numbers(Model(onnx.load(str(out), load_external_data=False), path=out))
         after = _After(source, optimized, mapping or hooks.default().kernel_origins)
-        results = [(pair, *after.result(pair, here)) for pair, here in pairs]
+        results = [(pair, *after.result(pair, here)) for pair in pairs]
     return SurvivalEvidence(
         optimizer=name,
         kept=sum(result == "kept" for _, result, _ in results),
@@ -166,7 +162,7 @@ class _After:
         return "kept" if any(self._has_same_scale(pair, dq) for dq in self._all_dequantizers) else "lost"
 
     def _reads_integers(self, node: Node) -> bool:
-        return node.op_type.startswith(_KERNELS) or self._moves_integers(node)
+        return node.op_type.startswith(INTEGER_KERNELS) or self._moves_integers(node)
 
     def _makes_integers(self, node: Node) -> bool:
         """Whether its result is integers too; that of a QGemm without an output scale is float."""

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent
+from yaml.events import AliasEvent
 
 from qdqspec.errors import PlacementError, StateError
 from qdqspec.graph.check import first_line
@@ -31,15 +31,12 @@ from qdqspec.qdq.scheme.relative import (
     schemes_of,
 )
 from qdqspec.qdq.space.search_space import SchemeSpace, labels_of
-from qdqspec.types import NOT_CANDIDATES, Interval, Label, Placement, Region, Trial
+from qdqspec.types import NOT_CANDIDATES, Interval, Placement, Region, Trial
 
 MOST = 32  # schemes per pattern
-MINIMUM_DISTANCE = 2  # schemes that differ in fewer sites count as duplicates
 UNPROVED = 0.02  # penalty of a ratio without confirmation by fresh builds
 GRANULARITIES: tuple[PatternGranularity, ...] = ("structure+shapes", "structure")
 _BEST_TRIALS = 64  # trials whose schemes are stored
-_STARTS = 2  # warm starts of different rank; each takes one build of the next search
-_CLOSE = 1.1  # largest ratio of a lower rank to the best for a warm start
 
 
 class Key(NamedTuple):
@@ -79,13 +76,11 @@ class PatternCache:
 
 
 def pruned(entries: Iterable[CacheEntry]) -> tuple[CacheEntry, ...]:
-    """The best entries first, without duplicates of better ones, at most `MOST`."""
-    kept: list[CacheEntry] = []
+    """The best entry of each scheme, the best first, at most `MOST`."""
+    best: dict[Scheme, CacheEntry] = {}
     for entry in sorted(entries, key=lambda entry: entry.rank):
-        is_new = all(entry.scheme.distance(better.scheme) >= MINIMUM_DISTANCE for better in kept)
-        if is_new and len(kept) < MOST:
-            kept.append(entry)
-    return tuple(kept)
+        best.setdefault(entry.scheme, entry)
+    return tuple(best.values())[:MOST]
 
 
 # ---- out of a search ----------------------------------------------------------------------------
@@ -142,21 +137,13 @@ def _make_entry(scheme: Scheme, trial: Trial, confirmed: Mapping[str, Interval])
 # ---- into a search ------------------------------------------------------------------------------
 
 
-class _RegionEntries(NamedTuple):
-    """The entries for one region, and the index of the frames that they refer to."""
-
-    frames: int
-    entries: tuple[CacheEntry, ...]
-
-
 def warm_starts(
     cache: PatternCache, regions: Sequence[Region], space: SchemeSpace, backend: str, device: str
 ) -> tuple[Placement, ...]:
-    """Placements to begin with: the best known scheme of each pattern, then the second best.
+    """Placements to begin with, of the best known scheme of each pattern; those with its shapes precede others.
 
-    Entries of this device take precedence over those of others; if it has entries for each region, only the
-    best is returned. Regions of unknown patterns stay float, and in one more placement are fully quantized.
-    Raises `StateError` if the cache has entries of other backends only.
+    Entries of this device take precedence over those of others. Regions of unknown patterns stay float, and in one
+    more placement are fully quantized. Raises `StateError` if the cache has entries of other backends only.
     """
     if cache.entries and backend not in cache.backends:
         raise StateError(
@@ -166,22 +153,21 @@ def warm_starts(
         )
     usable = _select_usable(cache, backend, device)
     frames = [Frames(space.model, regions, granularity) for granularity in GRANULARITIES]
-    known = {
-        region.id: entries
-        for region in frames[0].leaves
-        if (entries := _find_entries(usable, frames, region.id)) is not None
-    }
-    starts: dict[str, Placement] = {}
+    schemes: list[dict[str, Scheme]] = [{} for _ in frames]
+    known: set[str] = set()
+    for framed, chosen in zip(frames, schemes, strict=True):
+        for region in (region for region in framed.leaves if region.id not in known):
+            best = _find_best(usable, framed, region.id)
+            if best is not None:
+                chosen[region.id] = best
+                known.add(region.id)
+    if not known:
+        return ()
+    labels = labels_of(space, *map(placement_of, frames, schemes))
     unknown = {unit.id: unit.full for unit in space.units if frames[0].leaf_of.get(unit.id) not in known}
-    patterns = [frames[found.frames].of(region_id).pattern for region_id, found in known.items()]
-    is_own = not unknown and all(Key(backend, device, pattern) in cache.entries for pattern in patterns)
-    ranks = 1 if is_own else _STARTS
-    for rank in range(ranks if known else 0):
-        labels = _compose_labels(frames, space, known, rank)
-        for start in (space.resolve({**labels, **(unknown if rank == 0 else {})}), space.resolve(labels)):
-            if start.sites or is_own:  # an empty start records that a similar model stays float
-                starts.setdefault(start.digest, start)
-    return tuple(starts.values())
+    starts = (space.resolve({**labels, **unknown}), space.resolve(labels))
+    # an empty start records that a similar model stays float
+    return tuple({start.digest: start for start in starts if start.sites or not unknown}.values())
 
 
 def _select_usable(cache: PatternCache, backend: str, device: str) -> dict[str, tuple[CacheEntry, ...]]:
@@ -195,42 +181,19 @@ def _select_usable(cache: PatternCache, backend: str, device: str) -> dict[str, 
     return {pattern: pruned(entries) for pattern, entries in {**others, **own}.items()}
 
 
-def _find_entries(
-    usable: Mapping[str, tuple[CacheEntry, ...]], frames: Sequence[Frames], region_id: str
-) -> _RegionEntries | None:
-    """The entries for a region; those with its shapes if there are any."""
-    for index, framed in enumerate(frames):
-        frame = framed.of(region_id)
-        fitting = tuple(  # all places of the scheme exist in the region: a cache may contain any
-            entry
-            for entry in usable.get(frame.pattern, ())
-            if all(find_ends(framed, frame, site.place) is not None for site in entry.scheme.sites)
-        )
-        if fitting:
-            return _RegionEntries(index, fitting)
+def _find_best(usable: Mapping[str, tuple[CacheEntry, ...]], frames: Frames, region_id: str) -> Scheme | None:
+    """The best scheme of which all places exist in a region: a cache may contain any."""
+    frame = frames.of(region_id)
+    for entry in usable.get(frame.pattern, ()):
+        if all(find_ends(frames, frame, site.place) is not None for site in entry.scheme.sites):
+            return entry.scheme
     return None
-
-
-def _compose_labels(
-    frames: Sequence[Frames],
-    space: SchemeSpace,
-    known: Mapping[str, _RegionEntries],
-    rank: int,
-) -> dict[str, Label]:
-    """Labels of all units if each region uses its scheme of that rank, or its best if none is close."""
-    schemes: list[dict[str, Scheme]] = [{} for _ in frames]
-    for region_id, found in known.items():
-        best = found.entries[0]
-        close = [entry for entry in found.entries if entry.ratio <= _CLOSE * best.ratio]
-        schemes[found.frames][region_id] = (close[rank] if rank < len(close) else best).scheme
-    return labels_of(space, *map(placement_of, frames, schemes))
 
 
 # ---- the file -----------------------------------------------------------------------------------
 
 SCHEMA_VERSION = 1
 MOST_BYTES = 4 * 2**20  # the parser takes a second for some 200 KB
-_DEPTH = 10  # a cache has eight levels; the parser's time is quadratic in them
 _WIDE = 2**20  # characters before a line is broken: one line per scheme
 _CURE = "delete it, and let a tuning run write it anew"
 
@@ -296,26 +259,14 @@ def read_cache(path: Path) -> PatternCache:
     except UnicodeDecodeError:
         raise StateError("the pattern cache is not UTF-8 text", where=path, cure=_CURE) from None
     try:
-        _refuse_costly_yaml(text, path)
-        content = yaml.safe_load(text)
-    except StateError:
-        raise
+        content = yaml.safe_load(text)  # deep nesting is an error, aliases share what they name
+        if any(isinstance(event, AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
+            raise yaml.YAMLError("a pattern cache has no aliases")
     except Exception as error:  # noqa: BLE001 - the parser raises various other errors for invalid text
         raise StateError(
             f"the pattern cache is not YAML: {first_line(error)}", where=path, cure=_CURE
         ) from None
     return _check_content(content, path)
-
-
-def _refuse_costly_yaml(text: str, where: Path) -> None:
-    """Reject constructs that take the parser time or memory out of proportion to the file."""
-    depth = 0
-    for event in yaml.parse(text, yaml.SafeLoader):
-        depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
-        if isinstance(event, AliasEvent):
-            raise StateError("a pattern cache has no aliases", where=where, cure=_CURE)
-        if depth > _DEPTH:
-            raise StateError("this is not a pattern cache: it nests too deep", where=where, cure=_CURE)
 
 
 class _Row(BaseModel):

@@ -12,8 +12,8 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Literal, NamedTuple, TypeAlias
+from functools import cache, cached_property
+from typing import Literal, NamedTuple, TypeAlias, cast
 
 from qdqspec.errors import PlacementError
 from qdqspec.graph.model import Model, Node
@@ -24,7 +24,6 @@ from qdqspec.qdq.quantize.formats import BIAS_FORMAT
 from qdqspec.types import Consumer, Placement, Region, Site
 
 PlaceKind: TypeAlias = Literal["in", "out", "result"]
-_KINDS: dict[str, PlaceKind] = {"in": "in", "out": "out", "result": "result"}
 
 
 class PatternPlace(NamedTuple):
@@ -74,10 +73,6 @@ class Scheme:
         """Sixteen hex digits, stable over runs, machines and order of sites."""
         return hashlib.sha256(str(self).encode()).hexdigest()[:16]
 
-    def distance(self, other: Scheme) -> int:
-        """Number of sites in which two schemes differ: the size of their symmetric difference."""
-        return len(self.sites ^ other.sites)
-
 
 def parse_scheme(text: str) -> Scheme:
     """The scheme of a text from ``str``. Raises `PlacementError` quoting the word that is not a site."""
@@ -90,7 +85,7 @@ def parse_scheme(text: str) -> Scheme:
             )
         kind, node, slot, weight, fmt, axis = match.groups()
         site = RelativeSite(
-            place=PatternPlace(_KINDS[kind], int(node), int(slot)),
+            place=PatternPlace(cast("PlaceKind", kind), int(node), int(slot)),
             format=fmt,
             axis=-1 if axis is None else int(axis),
             weight=weight is not None,
@@ -121,9 +116,8 @@ class Frames:
         self.model = model
         self.regions = {region.id: region for region in regions}
         self._granularity = granularity
-        self._made: dict[str, Frame] = {}
-        self._slots: dict[tuple[str, str], tuple[int, ...]] = {}
-        self._places: dict[Consumer, tuple[str, PatternPlace]] = {}
+        self.of = cache(self._make_frame)
+        self.place = cache(self._find_place)
 
     @property
     def leaves(self) -> tuple[Region, ...]:
@@ -135,48 +129,32 @@ class Frames:
         """The leaf of each node, by name."""
         return {node: region.id for region in self.leaves for node in region.nodes}
 
-    def of(self, region_id: str) -> Frame:
+    def _make_frame(self, region_id: str) -> Frame:
         """The frame of a region."""
-        if region_id not in self._made:
-            region, by_name = self.regions[region_id], self.model.by_name
-            pattern = self._maker.make(by_name[name].index for name in region.nodes)
-            self._made[region_id] = Frame(
-                region=region,
-                pattern=pattern.digest,
-                order=pattern.order,
-                position={name: i for i, name in enumerate(pattern.order)},
-            )
-        return self._made[region_id]
+        region, by_name = self.regions[region_id], self.model.by_name
+        pattern = self._maker.make(by_name[name].index for name in region.nodes)
+        position = {name: i for i, name in enumerate(pattern.order)}
+        return Frame(region=region, pattern=pattern.digest, order=pattern.order, position=position)
 
-    def place(self, end: Consumer) -> tuple[str, PatternPlace]:
+    def _find_place(self, end: Consumer) -> tuple[str, PatternPlace]:
         """The leaf of an input, and its place there. Raises `PlacementError` if no leaf has it."""
-        if end not in self._places:
-            if end.node not in self.leaf_of:
-                raise PlacementError(f"node '{end.node}' is in no region", where=self.model.where)
-            frame = self.of(self.leaf_of[end.node])
-            # Its own slot, unless operands may be swapped.
-            slot = self._slots_of(frame, self.model.by_name[end.node]).index(end.input)
-            self._places[end] = frame.region.id, PatternPlace("in", frame.position[end.node], slot)
-        return self._places[end]
-
-    def input(self, frame: Frame, node: str, slot: int) -> int | None:
-        """The input at a canonical slot; ``None`` if the node has none there."""
-        slots = self._slots_of(frame, self.model.by_name[node])
-        return slots[slot] if slot < len(slots) else None
+        if end.node not in self.leaf_of:
+            raise PlacementError(f"node '{end.node}' is in no region", where=self.model.where)
+        frame = self.of(self.leaf_of[end.node])
+        # Its own slot, unless operands may be swapped.
+        slot = self.slots_of(frame, self.model.by_name[end.node]).index(end.input)
+        return frame.region.id, PatternPlace("in", frame.position[end.node], slot)
 
     @cached_property
     def _maker(self) -> PatternMaker:
         return PatternMaker(flow_of(self.model), self._granularity)
 
-    def _slots_of(self, frame: Frame, node: Node) -> tuple[int, ...]:
+    def slots_of(self, frame: Frame, node: Node) -> tuple[int, ...]:
         """The inputs of a node, as indexes in canonical order."""
         inputs = range(len(node.inputs))
         if not is_commutative(node, self.model.opset):
             return tuple(inputs)
-        key = frame.region.id, node.name
-        if key not in self._slots:
-            self._slots[key] = tuple(sorted(inputs, key=lambda i: (self._rank(frame, node.inputs[i]), i)))
-        return self._slots[key]
+        return tuple(sorted(inputs, key=lambda i: (self._rank(frame, node.inputs[i]), i)))
 
     def _rank(self, frame: Frame, tensor: str) -> tuple[object, ...]:
         """Sort key of an operand that is the same in all regions of the pattern: its producer, or its readers."""
@@ -190,14 +168,6 @@ class Frames:
             () if known is None or known.shape is None else tuple(-1 if d is None else d for d in known.shape)
         )
         return 1, tensor in self.model.constants, known.elem_type if known else -1, shape, tuple(readers)
-
-
-class _Numbers(NamedTuple):
-    """The properties that sites must share to be merged."""
-
-    format: str
-    axis: int
-    weight: bool
 
 
 def schemes_of(frames: Frames, placement: Placement) -> dict[str, Scheme]:
@@ -239,27 +209,25 @@ def placement_of(frames: Frames, schemes: Mapping[str, Scheme]) -> Placement:
     Edges of one tensor with equal formats become one site. If two schemes contain one edge, the reader's takes
     precedence over the producer's. Raises `PlacementError` if a scheme does not fit its region.
     """
-    edges: dict[Consumer, tuple[str, _Numbers]] = {}
+    edges: dict[Consumer, tuple[str, RelativeSite]] = {}
     for kinds in (("out", "result"), ("in",)):
         for region_id, chosen in schemes.items():
             for site in sorted(site for site in chosen.sites if site.place.kind in kinds):
                 for tensor, end in _ends(frames, frames.of(region_id), site):
-                    edges[end] = tensor, _Numbers(site.format, site.axis, site.weight)
+                    edges[end] = tensor, site
     return Placement(sites=frozenset(_merged(edges)))
 
 
-def _merged(edges: Mapping[Consumer, tuple[str, _Numbers]]) -> Iterator[Site]:
+def _merged(edges: Mapping[Consumer, tuple[str, RelativeSite]]) -> Iterator[Site]:
     """One site per tensor and format; each int32 bias has its own scale."""
     groups: dict[tuple[object, ...], list[Consumer]] = {}
-    for end, (tensor, numbers) in edges.items():
-        own = end if numbers.format == BIAS_FORMAT else None
-        groups.setdefault((tensor, numbers, own), []).append(end)
+    for end, (tensor, one) in edges.items():
+        own = end if one.format == BIAS_FORMAT else None
+        groups.setdefault((tensor, one.format, one.axis, one.weight, own), []).append(end)
     for ends in groups.values():
-        tensor, numbers = edges[ends[0]]
-        axis = None if numbers.axis < 0 else numbers.axis
-        yield Site(
-            tensor=tensor, consumers=tuple(ends), format=numbers.format, axis=axis, weight=numbers.weight
-        )
+        tensor, one = edges[ends[0]]
+        axis = None if one.axis < 0 else one.axis
+        yield Site(tensor=tensor, consumers=tuple(ends), format=one.format, axis=axis, weight=one.weight)
 
 
 def _ends(frames: Frames, frame: Frame, site: RelativeSite) -> list[tuple[str, Consumer]]:
@@ -284,7 +252,7 @@ def find_ends(frames: Frames, frame: Frame, place: PatternPlace) -> list[tuple[s
         tensor = node.outputs[place.slot] if place.slot < len(node.outputs) else ""
         wanted = place.kind == "result"
         return [(tensor, end) for end in model.ends(tensor) if end.is_output == wanted] if tensor else None
-    index = frames.input(frame, node.name, place.slot)
-    if index is None or not node.inputs[index]:
+    slots = frames.slots_of(frame, node)
+    if place.slot >= len(slots) or not node.inputs[slots[place.slot]]:
         return None
-    return [(node.inputs[index], Consumer(node.name, index))]
+    return [(node.inputs[slots[place.slot]], Consumer(node.name, slots[place.slot]))]

@@ -29,7 +29,7 @@ from qdqspec.qdq.edit.biases import biased_layer
 from qdqspec.qdq.edit.equalize import EQUALIZATIONS, Equalization, equalized, misfit_of
 from qdqspec.qdq.edit.insert import Inserted, insert_qdq
 from qdqspec.qdq.edit.pairs import misfit
-from qdqspec.qdq.quantize.corrections import rounded, rounding_steps, shift_of, weight_key
+from qdqspec.qdq.quantize.corrections import unpacked, weight_key
 from qdqspec.qdq.quantize.formats import QuantParams, number_format
 from qdqspec.qdq.quantize.scales import quantize
 from qdqspec.qdq.scheme.match import Matcher
@@ -37,6 +37,7 @@ from qdqspec.types import Consumer, PlacedPair, Placement, Site
 
 SCHEMA_VERSION = 1
 
+_STEPS, _SHIFTS = np.dtype(np.int8), np.dtype("<f4")  # of a rounding, and of a bias
 _SMALLEST, _LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 _MOST_BYTES = 256 * 2**20  # a site takes some hundred bytes; schemes are far smaller
 IMPORTED = "imported"  # as a backend: the scheme comes from a model that another tool quantized
@@ -135,9 +136,10 @@ def apply_scheme(model: Model, scheme: Path | Mapping[str, object]) -> Inserted:
             cure=f"apply it to the model it was made for, not to {model.where}",
         )
     notes += fitted.notes(is_imported=known.backend == IMPORTED)
-    placement = Placement(sites=frozenset(pair.site for pair in fitted.pairs))
     floating = frozenset(pair.site for pair in fitted.pairs if not pair.stored)
-    inserted = insert_qdq(prepared, placement, SchemeNumbers(prepared, fitted.pairs), floating=floating)
+    inserted = insert_qdq(
+        prepared, fitted.placement, SchemeNumbers(prepared, fitted.pairs), floating=floating
+    )
     return replace(inserted, notes=(*converted, *notes, *inserted.notes))
 
 
@@ -152,6 +154,11 @@ class FittedPairs:
     pairs: tuple[PlacedPair, ...]
     moved: tuple[str, ...]
     reasons: Mapping[str, str]
+
+    @property
+    def placement(self) -> Placement:
+        """The sites without numbers."""
+        return Placement(sites=frozenset(pair.site for pair in self.pairs))
 
     def notes(self, *, is_imported: bool) -> list[str]:
         """Notes for the reader."""
@@ -172,9 +179,16 @@ class FittedPairs:
 
 
 def fit_pairs(
-    model: Model, pairs: Iterable[PlacedPair], positions: Mapping[str, str] | None = None
+    model: Model,
+    pairs: Iterable[PlacedPair],
+    positions: Mapping[str, str] | None = None,
+    *,
+    with_numbers: bool = True,
 ) -> FittedPairs:
-    """The pairs as sites of a model. If two read the same input, the first one is kept."""
+    """The pairs as sites of a model. If two read the same input, the first one is kept.
+
+    Without numbers, those of a pair may be for other channels than the model has.
+    """
     matcher = Matcher(model, positions or {})
     fitted: list[PlacedPair] = []
     moved: list[str] = []
@@ -185,7 +199,7 @@ def fit_pairs(
         problems = list(found.reasons)
         for site in found.sites:
             there = replace(pair, site=site)
-            if (why := _explain_misfit(model, there)) is not None:
+            if with_numbers and (why := _explain_misfit(model, there)) is not None:
                 problems.append(why)
             elif taken.intersection(site.consumers):
                 problems.append("another site of the scheme quantizes the same input")
@@ -257,13 +271,16 @@ class SchemeNumbers:
         values = self._model.array(site.tensor).astype(np.float32, copy=False)
         nearest = quantize(values, self.params(site))
         text = self._rounding.get(weight_key(site))
-        return nearest if text is None else rounded(nearest, text)
+        if text is None:
+            return nearest
+        steps = unpacked(text, _STEPS, nearest.size).astype(np.int64).reshape(nearest.shape)
+        return np.asarray((nearest.astype(np.int64) + steps).astype(nearest.dtype))
 
     def bias_shift(self, site: Site) -> npt.NDArray[np.float32] | None:
         """The shift of the bias of the layer that reads this weight."""
         text = self._biases.get(weight_key(site), "") if site.weight else ""
         layer = biased_layer(self._model, site) if text else None
-        return None if layer is None else shift_of(text, layer.channels)
+        return None if layer is None else unpacked(text, _SHIFTS, layer.channels).astype(np.float32)
 
 
 def params_of(pair: PlacedPair, shape: Sequence[int] = ()) -> QuantParams:
@@ -302,10 +319,10 @@ def _explain_corrections(model: Model, pair: PlacedPair) -> str | None:
     checked = "its rounding"
     try:
         if pair.rounding:
-            rounding_steps(pair.rounding, prod(_find_shape(model, pair.site)))
+            unpacked(pair.rounding, _STEPS, prod(_find_shape(model, pair.site)))
         checked = "the bias of its layer"
         if layer is not None:
-            shift_of(pair.bias, layer.channels)
+            unpacked(pair.bias, _SHIFTS, layer.channels)
     except ValueError as error:
         return f"{checked} does not fit: {error}"
     return None

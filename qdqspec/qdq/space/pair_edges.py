@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import NamedTuple, TypeAlias
 
 from qdqspec._core.registry import did_you_mean
@@ -51,20 +51,6 @@ class _Choice:
     yields: bool  # whether it can output float instead
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Completion:
-    """A choice that the runtime makes itself if each of the ``places`` has a pair on one of its edges."""
-
-    choice: _Choice
-    places: tuple[frozenset[_PairEdge], ...]
-    constants: tuple[_PairEdge, ...]
-
-    def is_due(self, covered: _Covered) -> bool:
-        """Whether pairs are all around it, and a constant has none."""
-        is_around = not any(place.isdisjoint(covered) for place in self.places)
-        return is_around and not covered.issuperset(self.constants)
-
-
 class PairEdges:
     """The edges of each choice of a label for a unit, and the placement of all choices together.
 
@@ -81,57 +67,50 @@ class PairEdges:
     ) -> None:
         self._model, self._units = model, units
         self._results, self._capabilities = results, capabilities
-        self._choices: dict[tuple[str, Label], _Choice] = {}
-        self._sites: dict[tuple[_Key, frozenset[Consumer]], Site] = {}
+        self._choice = cache(self._make_choice)
+        self._site = cache(self._make_site)  # large placements compare sites by identity
 
     def placement(self, labels: Mapping[str, Label]) -> Placement:
         """The placement if each unit has its label. Raises `PlacementError` as `SchemeSpace.resolve`."""
         choices = [self._choice(unit, label) for unit, label in sorted(labels.items()) if label != "fp"]
         if self._capabilities.carriers:
             choices = self._before_floats(choices)
-        floats = self._float_products(choices)
+        floats = self.float_products({choice.unit for choice in choices})
         covered = _cover_edges(choices, floats)
-        added = {one.choice.unit: one.choice for one in self._completions if one.is_due(covered)}
+        added = {one.unit: one for one, places in self._completions if _is_completed(one, places, covered)}
         if added:
             every = {choice.unit: choice for choice in choices} | added
             choices = [every[unit] for unit in sorted(every)]
             covered = _cover_edges(choices, floats)
-        chosen = tuple((choice.unit, choice.label) for choice in choices)
-        return Placement(sites=frozenset(self._sites_of(covered)), labels=chosen)
-
-    def _sites_of(self, covered: _Covered) -> Iterator[Site]:
-        """The sites of covered edges, each made once: large placements compare sites by identity."""
         readers: defaultdict[_Key, set[Consumer]] = defaultdict(set)
         for key, end in covered:
             readers[key].add(end)
-        for key, found in readers.items():
-            ends = frozenset(found)
-            if (key, ends) not in self._sites:
-                self._sites[key, ends] = Site(
-                    tensor=key.tensor,
-                    consumers=tuple(end for end in self._model.ends(key.tensor) if end in ends),
-                    format=key.format,
-                    axis=key.axis,
-                    weight=key.owner is not None,
-                )
-            yield self._sites[key, ends]
+        sites = frozenset(self._site(key, frozenset(ends)) for key, ends in readers.items())
+        return Placement(sites=sites, labels=tuple((choice.unit, choice.label) for choice in choices))
+
+    def _make_site(self, key: _Key, ends: frozenset[Consumer]) -> Site:
+        return Site(
+            tensor=key.tensor,
+            consumers=tuple(ends),
+            format=key.format,
+            axis=key.axis,
+            weight=key.owner is not None,
+        )
 
     def _before_floats(self, choices: list[_Choice]) -> list[_Choice]:
         """The choices without those of units that quantize an edge which is to be float, and cannot omit its pair."""
-        floats = self._float_products(choices).union(*(choice.floats for choice in choices))
+        floats = self.float_products({choice.unit for choice in choices}).union(
+            *(choice.floats for choice in choices)
+        )
         kept = [choice for choice in choices if not _needs_pair(choice, floats)]
         return kept if len(kept) == len(choices) else self._before_floats(kept)  # a product may now be float
 
-    def _float_products(self, choices: Iterable[_Choice]) -> frozenset[Edge]:
-        """The edges before products of activations that no choice quantizes."""
-        quantized = {choice.unit for choice in choices} if self._products else ()
+    def float_products(self, quantized: Collection[str]) -> frozenset[Edge]:
+        """The edges before products of activations that are not in these units."""
         return frozenset(edge for unit, edges in self._products if unit not in quantized for edge in edges)
 
     @cached_property
     def _products(self) -> list[tuple[str, list[Edge]]]:
-        return list(self.products())
-
-    def products(self) -> Iterator[tuple[str, list[Edge]]]:
         """The unit of each product of activations, and the edges before it; none if pairs have one format only.
 
         A kernel would compute it from both operands as they are, and there is none for operands of two formats.
@@ -139,13 +118,15 @@ class PairEdges:
         model, carriers = self._model, self._capabilities.carriers
         forms = (form for unit in self._units.values() for form in unit.forms if "in+out" in form.kinds)
         if not carriers or len({form.choice.activation for form in forms}) < 2:
-            return
+            return []
         owner = {node: unit.id for unit in self._units.values() for node in unit.nodes}
+        found = []
         for node in model.nodes:
             if node.op_type == "MatMul" and is_default(node) and weight_input(model, node) is None:
                 own = data_edges(model, node)
                 before = [found for edge in own for found in edges_before(model, edge, carriers)]
-                yield owner.get(node.name, ""), before
+                found.append((owner.get(node.name, ""), before))
+        return found
 
     def float_edges(self, unit: Unit) -> Iterator[Edge]:
         """The edges without pairs if a unit reads floats: its own, and those from which pairs would move there."""
@@ -153,20 +134,19 @@ class PairEdges:
         own = data_edges(self._model, self._model.by_name[unit.id]) if carriers else unit.edges
         return (found for edge in own for found in edges_before(self._model, edge, carriers))
 
-    def _choice(self, name: str, label: Label) -> _Choice:
-        """A choice with its edges, made on first use."""
-        if (name, label) not in self._choices:
-            self._choices[name, label] = self._make_choice(self._offering(name, label), label)
-        return self._choices[name, label]
-
-    def _make_choice(self, unit: Unit, label: Label) -> _Choice:
+    def _make_choice(self, name: str, label: Label) -> _Choice:
+        unit = self._offering(name, label)
         form, kind = unit.form_of(label), kind_of(label)
         gives = kind == "in+out" or (kind == "activation-only" and "in+out" in form.kinds)
         fmt = form.choice.reads(kind)
         constants = [(site, "") for site in form.constants] if kind != "activation-only" else []
-        biases = [(site, unit.id) for site in form.biases] if kind == "in-only" else []
+        constants += [(site, unit.id) for site in form.biases] if kind == "in-only" else []
         reads = [self._activation(edge, fmt) for edge in unit.edges] if fmt is not None else []
-        reads += [edge for site, owner in (*constants, *biases) for edge in _list_constant_edges(site, owner)]
+        reads += [
+            (_Key(site.tensor, site.format, site.axis, owner, ""), end)
+            for site, owner in constants
+            for end in site.consumers
+        ]
         return _Choice(
             unit=unit.id,
             label=label,
@@ -192,31 +172,23 @@ class PairEdges:
         return unit
 
     @cached_property
-    def _completions(self) -> list[_Completion]:
-        """The choices ``in+out`` of units that the runtime quantizes if what they read and give is quantized."""
-        found, completes = [], self._capabilities.completes
-        for unit in self._units.values() if completes else ():
-            results = tuple(self._results(unit))
-            for form in unit.forms if results and unit.op_type in completes else ():
+    def _completions(self) -> list[tuple[_Choice, list[frozenset[_PairEdge]]]]:
+        """The choices ``in+out`` of units that the runtime quantizes if what they read and give is quantized.
+
+        With each, for each edge before and after the unit, the edges on which a pair reaches it.
+        """
+        found = []
+        model, past = self._model, self._capabilities.moved_past
+        for unit in self._units.values():
+            results = tuple(self._results(unit)) if unit.op_type in self._capabilities.completes else ()
+            for form in unit.forms if results else ():
                 label, fmt = label_of(form.choice.name, "in+out"), form.choice.activation
                 if label in form.labels and fmt is not None:
-                    found.append(
-                        _Completion(
-                            choice=self._choice(unit.id, label),
-                            places=tuple(self._places(unit, results, fmt)),
-                            constants=tuple(
-                                e for site in form.constants for e in _list_constant_edges(site, "")
-                            ),
-                        )
-                    )
+                    around = [[*edges_before(model, edge, past)] for edge in unit.edges]
+                    around += [[*edges_after(model, edge, past)] for edge in results]
+                    places = [frozenset(self._activation(edge, fmt) for edge in edges) for edges in around]
+                    found.append((self._choice(unit.id, label), places))
         return found
-
-    def _places(self, unit: Unit, results: Iterable[Edge], fmt: str) -> Iterator[frozenset[_PairEdge]]:
-        """For each edge before and after a unit, the edges on which a pair in a format reaches it."""
-        past: Collection[str] = self._capabilities.moved_past
-        before = (edges_before(self._model, edge, past) for edge in unit.edges)
-        for found in (*before, *(edges_after(self._model, edge, past) for edge in results)):
-            yield frozenset(self._activation(edge, fmt) for edge in found)
 
     def _activation(self, edge: Edge, fmt: str) -> _PairEdge:
         """An edge in an activation format; blocks are along the last axis, which products are summed over."""
@@ -227,9 +199,11 @@ class PairEdges:
         return _Key(tensor, fmt, axis, None, scope), end
 
 
-def _list_constant_edges(site: Site, owner: str) -> list[_PairEdge]:
-    """The edges of a constant in its format."""
-    return [(_Key(site.tensor, site.format, site.axis, owner, ""), end) for end in site.consumers]
+def _is_completed(choice: _Choice, places: Iterable[frozenset[_PairEdge]], covered: _Covered) -> bool:
+    """Whether each of the places has a pair, and a constant of the choice has none."""
+    if any(map(covered.isdisjoint, places)):
+        return False
+    return any(edge[0].owner is not None and edge not in covered for edge in choice.reads)
 
 
 def _cover_edges(choices: Iterable[_Choice], floats: frozenset[Edge]) -> _Covered:

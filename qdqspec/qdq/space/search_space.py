@@ -58,7 +58,7 @@ class SchemeSpace:
         outside = {n.name for n in model.nodes} - set(allowed) if allowed is not None else set()
         self._closed = frozenset(denied) | outside
         self._denied = frozenset((*denied, *self._quantized_unasked(found)))
-        self._set_units(map(self._drop_denied_outputs, found))
+        self.units = tuple(map(self._drop_denied_outputs, found))
         offered = {label for unit in self.units for label in unit.labels}
         known_labels = (label for choice in self.choices for label in choice.labels)
         # of each format; dynamic ones where a unit has one
@@ -80,23 +80,24 @@ class SchemeSpace:
                 data = node.inputs[0], Consumer(node.name, 0)
                 yield from (end.node for _, end in edges_before(model, data, past))
 
-    def _set_units(self, units: Iterable[Unit]) -> None:
-        """Set the units that have a form; index them by id (the name of their first node), and ids by node name."""
-        self.units: tuple[Unit, ...] = tuple(unit for unit in units if unit.forms)
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        """The units with a form. ``by_id`` has them by the name of their first node, ``unit_of`` their ids by node."""
+        return self._units
+
+    @units.setter
+    def units(self, units: Iterable[Unit]) -> None:
+        self._units = tuple(unit for unit in units if unit.forms)
         self.by_id = {unit.id: unit for unit in self.units}
         self.unit_of = {node: unit.id for unit in self.units for node in unit.nodes}
         self._edges = PairEdges(self.model, self.by_id, self.result_edges, self._capabilities)
 
     def _drop_denied_outputs(self, unit: Unit) -> Unit:
         """The unit without outputs that only denied nodes read, because denied nodes read floating point."""
-        if not self._denied:
-            return unit
         outputs = tuple(
             t for t in unit.outputs if any(e.node not in self._denied for e in self.model.ends(t))
         )
         out_edges = tuple(edge for edge in unit.out_edges if edge[1].node not in self._denied)
-        if (outputs, out_edges) == (unit.outputs, unit.out_edges):
-            return unit
         return with_results(unit, outputs, out_edges)
 
     @property
@@ -128,7 +129,7 @@ class SchemeSpace:
     def known(self, tensors: Collection[str]) -> SchemeSpace:
         """The same space without labels that need an activation without a calibrated range."""
         smaller = copy(self)
-        smaller._set_units(_keep_calibrated(unit, tensors) for unit in self.units)  # noqa: SLF001 - of the same class
+        smaller.units = tuple(_keep_calibrated(unit, tensors) for unit in self.units)
         return smaller
 
     def resolve(self, labels: Mapping[str, Label]) -> Placement:
@@ -166,7 +167,7 @@ class SchemeSpace:
         """The edges without pairs: before units with only a quantized weight, and before float products."""
         alone = (self.by_id[name] for name, form in quantized.items() if form.choice.activation is None)
         yield from (edge for unit in alone for edge in self._edges.float_edges(unit))
-        yield from (edge for unit, edges in self._edges.products() if unit not in quantized for edge in edges)
+        yield from self._edges.float_products(quantized)
 
     def uniform(self, wanted: Label) -> dict[str, Label]:
         """The label for each unit that offers it; the others stay ``fp``."""
@@ -220,13 +221,19 @@ def labels_of(space: SchemeSpace, *placements: Placement) -> dict[str, Label]:
 
 
 def _choose_form(unit: Unit, covered: Mapping[Consumer, str]) -> Form | None:
-    """The format that a unit's inputs are all quantized in, or the most similar one."""
-    fitting = [
-        form
-        for form in unit.forms
-        if covered.keys() >= {end for end, _ in (*_list_constants(form), *_list_activations(unit, form))}
-    ]
-    return max(fitting, key=lambda form: _rate_similarity(unit, form, covered), default=None)
+    """The format that a unit's inputs are all quantized in; of several, the most similar one.
+
+    That has most constants stored as in this format, then most activations, then most of both.
+    """
+    similar: dict[Form, tuple[int, ...]] = {}
+    for form in unit.forms:
+        fmt = form.choice.activation
+        constants = [(end, site.format) for site in form.constants for end in site.consumers]
+        activations = [] if fmt is None else [(end, fmt) for _, end in unit.edges]
+        if all(end in covered for end, _ in (*constants, *activations)):
+            same = (sum(covered[end] == stored for end, stored in ends) for ends in (constants, activations))
+            similar[form] = *same, len(constants) + len(activations)
+    return max(similar, key=similar.__getitem__, default=None)
 
 
 def _choose_label(
@@ -242,21 +249,3 @@ def _choose_label(
         wanted = "dynamic"
     kind = wanted if wanted in form.kinds else "in-only"
     return label_of(form.choice.name, kind) if kind in form.kinds else "fp"
-
-
-def _list_constants(form: Form) -> list[tuple[Consumer, str]]:
-    """The readers of a unit's constants, and the format that stores them."""
-    return [(end, site.format) for site in form.constants for end in site.consumers]
-
-
-def _list_activations(unit: Unit, form: Form) -> list[tuple[Consumer, str]]:
-    """The readers of its activations, and the format that stores them; none for weight-only formats."""
-    fmt = form.choice.activation
-    return [] if fmt is None else [(end, fmt) for _, end in unit.edges]
-
-
-def _rate_similarity(unit: Unit, form: Form, covered: Mapping[Consumer, str]) -> tuple[int, int, int]:
-    """Sort key: number of constants stored as in this format, then of activations, then their total number."""
-    ends = _list_constants(form), _list_activations(unit, form)
-    constants, activations = (sum(covered[end] == stored for end, stored in group) for group in ends)
-    return constants, activations, sum(map(len, ends))

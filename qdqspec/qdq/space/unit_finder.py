@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
+import onnx
 
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import (
+    FLOATS,
     NEVER,
     WEIGHT_INPUT,
     data_inputs,
@@ -38,6 +40,20 @@ from qdqspec.qdq.space.units import (
     weight_inputs,
 )
 from qdqspec.types import Consumer, Kind, QuantizeRules, Site
+
+UNKNOWN = "an unknown type"
+COMPUTED = "computed from shapes or constants alone"
+SIZING = "its values set the size of a tensor, which quantization would change"
+NOT_ASKED = "the spec must request it: quantize: {outputs: true}"
+OTHER_PAIRS = "the compiler needs other pairs around it"
+_FLOATS = frozenset(onnx.TensorProto.DataType.Name(kind) for kind in FLOATS)
+_RECURRENT_FLOAT = frozenset({"GRU", "RNN"})
+
+
+def type_name(model: Model, tensor: str) -> str:
+    """The element type of a tensor, for readers."""
+    known = model.elem_type(tensor)
+    return UNKNOWN if not known else str(onnx.TensorProto.DataType.Name(known))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +85,7 @@ class UnitFinder:
         self._needs_weight = NEEDS_WEIGHT | capabilities.constant_weight
         self._is_computed = cache(lambda op_type: any(self._computes(op_type, choice) for choice in choices))
         self.of_shapes = made_of_shapes(model)
-        self.sizing = setters_of_sizes(model)
+        self._sizing = setters_of_sizes(model)
 
     def find(self, allowed: Collection[str] | None) -> Iterator[Unit]:
         """The units in graph order, of ``allowed`` nodes (all if ``None``)."""
@@ -77,28 +93,37 @@ class UnitFinder:
         for node in self._model.nodes:
             if node.name in taken or (allowed is not None and node.name not in allowed):
                 continue
-            unit = self._make_unit(node)
-            if unit is not None:
+            unit = self.examine(node)
+            if not isinstance(unit, str):
                 taken.update(unit.nodes)
                 yield unit
 
-    def _make_unit(self, node: Node) -> Unit | None:
-        if node.name in self.sizing:
-            return None
-        shape = self._find_shape(node) if self._is_computed(node.op_type) else None
-        forms = tuple([form for form in self._find_forms(node, shape) if form.kinds])
+    def examine(self, node: Node) -> Unit | str:
+        """The unit of an operator, or the reason why it has no label."""
+        shape = self._find_shape(node)
+        known = None if isinstance(shape, str) or not self._is_computed(node.op_type) else shape
+        is_sizing = node.name in self._sizing
+        forms = () if is_sizing else tuple([form for form in self._find_forms(node, known) if form.kinds])
         if not forms:
-            return None
-        whole = shape is not None and any(form.choice.activation for form in forms)
+            return shape if isinstance(shape, str) else f"{node.op_type}: {self._explain_no_label(node)}"
+        whole = known is not None and any(form.choice.activation for form in forms)
         gives = any("in+out" in form.kinds for form in forms)
         return Unit(
             id=node.name,
             op_type=node.op_type,
-            nodes=tuple([n.name for n in shape.chain]) if shape and whole else (node.name,),
+            nodes=tuple([n.name for n in known.chain]) if known and whole else (node.name,),
             forms=forms,
-            edges=shape.edges if shape and whole else (),
-            outputs=shape.outputs if shape and gives else (),
+            edges=known.edges if known and whole else (),
+            outputs=known.outputs if known and gives else (),
         )
+
+    def _explain_no_label(self, node: Node) -> str:
+        """The reason why no kernel computes an operator whose operands may be integers."""
+        made = (tensor for tensor in self.chain(node)[-1].outputs if tensor)
+        reasons = [why for tensor in made if (why := self.why_float(tensor, node))]
+        if not reasons and node.op_type in self._capabilities.integer_bias:
+            return "its bias is not one constant a channel, which integer kernels need"
+        return reasons[0] if reasons else OTHER_PAIRS
 
     def _find_forms(self, node: Node, shape: _Shape | None) -> Iterator[Form]:
         """The quantized parts of an operator, format by format. An int32 bias has the scale of only one of them."""
@@ -172,38 +197,65 @@ class UnitFinder:
         """Whether the rules let units have labels of this kind."""
         return not self._allowed_kinds or kind in self._allowed_kinds
 
-    def _find_shape(self, node: Node) -> _Shape | None:
-        """The format-independent parts; ``None`` if the operator, or one of its operands, is never quantized."""
-        if is_fused_attention(node):
+    def _find_shape(self, node: Node) -> _Shape | str:
+        """The format-independent parts; or why the operator, or one of its operands, is never quantized."""
+        op_type = node.op_type
+        if not self.of_shapes.isdisjoint(node.outputs):
+            return COMPUTED
+        is_recurrent = op_type in RECURRENT and is_default(node)
+        if (is_recurrent or is_fused_attention(node)) and self._is_computed(op_type):
             return self._with_one_edge(node)
-        if node.op_type in NEVER or not is_default(node):
-            return None
-        if node.op_type in RECURRENT:
-            return self._with_one_edge(node)
-        if node.op_type in self._needs_weight and weight_input(self._model, node) is None:
-            return None
-        indexes, inputs, known = data_inputs(node), node.inputs, self._model.constants
-        for index in indexes:
-            if not is_float(self._model, inputs[index]):
-                return None
-        constants = tuple([index for index in indexes if inputs[index] in known])
-        if constants and not all(self.has_range(node, index) for index in constants):
-            return None
+        if op_type in _RECURRENT_FLOAT and self._is_computed("LSTM"):
+            return f"{op_type}: there is no integer kernel of it, as DynamicQuantizeLSTM is of LSTM"
+        if not is_default(node):
+            return f"{node.domain}:{op_type}: an operator that the backend does not know"
+        if op_type in NEVER:
+            return f"{op_type}: never quantized by itself"
+        return self._find_operands(node)
+
+    def _find_operands(self, node: Node) -> _Shape | str:
+        model, op_type = self._model, node.op_type
+        indexes, inputs = data_inputs(node), node.inputs
+        types = [type_name(model, inputs[index]) for index in indexes]
+        other = [name for name in types if name not in _FLOATS]
+        if other and UNKNOWN not in other and len(other) == len(types):
+            return f"{op_type}: no floating point input of 16 or 32 bits"
+        if node.name in self._sizing:
+            return SIZING
+        if not self._is_computed(op_type) and op_type not in self._capabilities.blocked_axes:
+            return f"{op_type}: the backend runs it in floating point only"
+        if other:
+            what = "element type not known" if UNKNOWN in other else f"an input holds {other[0]}"
+            return f"{op_type}: {what}"
+        if op_type in self._needs_weight and weight_input(model, node) is None:
+            return f"{op_type}: its weight is computed, and integer kernels need a constant one"
+        constants = tuple([index for index in indexes if inputs[index] in model.constants])
         edges = tuple([(inputs[i], Consumer(node.name, i)) for i in indexes if i not in constants])
-        if not edges or not self.of_shapes.isdisjoint(node.outputs):
-            return None
+        if not edges:
+            return f"{op_type}: all its inputs are constants"
+        if not all(self._has_range(node, index) for index in constants):
+            why = "one of its constants is empty, infinite or not a number, so that it has no scale"
+            return f"{op_type}: {why}"
         chain = tuple(self.chain(node))
-        outputs = tuple([t for t in chain[-1].outputs if self._can_quantize(t, node)])
+        outputs = tuple([t for t in chain[-1].outputs if t and not self.why_float(t, node)])
         return _Shape(chain=chain, edges=edges, constants=constants, outputs=outputs)
 
-    def _with_one_edge(self, node: Node) -> _Shape | None:
-        """An LSTM or a fused attention with constant weights: its input and these weights."""
-        if not weight_inputs(self._model, node) or not is_float(self._model, node.inputs[0]):
-            return None
+    def _with_one_edge(self, node: Node) -> _Shape | str:
+        """An LSTM or a fused attention with constant weights, its input and these weights; or why it has no kernel."""
+        is_lstm, weights = node.op_type in RECURRENT, weight_inputs(self._model, node)
+        if not weights:
+            lstm = "its weights W and R are computed from inputs, and DynamicQuantizeLSTM needs constant ones"
+            return f"{node.op_type}: {lstm if is_lstm else 'QAttention needs a constant weight, and a bias'}"
+        if not is_dynamic_linear(self._model, node):
+            lstm = "DynamicQuantizeLSTM takes float32 only, and no attribute layout"
+            other = (
+                "QAttention takes float32, equal sizes of queries, keys and values, and here no earlier ones"
+            )
+            return f"{node.op_type}: {lstm if is_lstm else other}"
         edges = ((node.inputs[0], Consumer(node.name, 0)),)
-        return _Shape(chain=(node,), edges=edges, constants=weight_inputs(self._model, node), outputs=())
+        return _Shape(chain=(node,), edges=edges, constants=weights, outputs=())
 
-    def has_range(self, node: Node, index: int) -> bool:
+    def _has_range(self, node: Node, index: int) -> bool:
         """Whether a constant has elements, and all are finite: an attention mask contains minus infinity.
 
         Weights are not read here: non-finite values in one are an error of the model, reported when it is
@@ -288,14 +340,25 @@ class UnitFinder:
             return None
         return model.by_name[ends[0].node]
 
-    def _can_quantize(self, tensor: str, head: Node) -> bool:
-        """Whether a tensor can be integer at its producer: all readers must accept that."""
-        ends = self._model.ends(tensor) if tensor else ()
-        read = (self.may_end(head) if end.is_output else reads_data(self._model, end) for end in ends)
-        accepted = bool(ends) and all(read)
-        return accepted and tensor not in self._model.captured and is_float(self._model, tensor)
+    def why_float(self, tensor: str, head: Node) -> str:
+        """The reason why a tensor cannot be integer at its producer for all its readers; empty if it can."""
+        model, ends = self._model, self._model.ends(tensor)
+        readers = [end for end in ends if not end.is_output]
+        if not is_float(model, tensor):
+            return f"its output is of {type_name(model, tensor)}"
+        if tensor in model.captured:
+            return "a body of If, Loop or Scan reads its output"
+        if not ends:
+            return "no node reads its output"
+        if any(model.by_name[end.node].is_marker for end in readers):
+            return "it makes an output of a body of If, Loop or Scan"
+        if not all(reads_data(model, end) for end in readers):
+            return "its output is read as a bound, a scale or a shape"
+        if len(readers) < len(ends) and not self._may_end(head):
+            return f"it makes a graph output, and {NOT_ASKED}"
+        return ""
 
-    def may_end(self, head: Node) -> bool:
+    def _may_end(self, head: Node) -> bool:
         """Whether a graph output of this operator, with the nodes fused into it, may be quantized.
 
         By default: if the operator is weighted and no integer kernel outputs floats. A Conv at the end of a

@@ -231,7 +231,7 @@ def test_ranges_in_bodies_are_over_all_samples_and_unexecuted_branches_are_noted
     assert found.keys() == {"gate/then_branch/u", "t"}
     assert found["gate/then_branch/u"].low < -1
     assert notes == [
-        "no values in 'gate/else_branch' on the calibration data: 2 tensors left in floating point"
+        "never produced by the calibration data, so left in floating point: 'e', 'gate/else_branch/u'"
     ]
     both = [*samples, {"x": np.float32([-5]), "c": np.array(False)}]
     found = calibrate(model, wanted, lambda: iter(both), "max", run_on_cpu, note=notes.append)

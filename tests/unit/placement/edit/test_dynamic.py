@@ -398,7 +398,7 @@ def _recurrent(op_type: str, gates: int, inputs: str = "", attributes: str = "")
         (_recurrent("GRU", 3), "GRU: there is no integer kernel of it, as DynamicQuantizeLSTM is of LSTM"),
         (
             _recurrent("LSTM", 4, attributes=", layout = 1"),
-            "LSTM: it has attribute layout 1, which DynamicQuantizeLSTM lacks",
+            "LSTM: DynamicQuantizeLSTM takes float32 only, and no attribute layout",
         ),
         (
             _recurrent("LSTM", 4, ", float[1, 16, 8] W, float[1, 16, 4] R"),

@@ -314,14 +314,14 @@ def test_bad_factors_are_rejected() -> None:
     model = residual_model()
     (change,) = branched(model)
     assert misfit_of(model, [change]) is None
-    assert "cannot be inserted" in str(misfit_of(residual_model("relu"), [change]))
-    assert "cannot be inserted" in str(misfit_of(model, [replace(change, exponents=(0,) * 9)]))
+    assert "cannot be scaled in it" in str(misfit_of(residual_model("relu"), [change]))
+    assert "cannot be scaled in it" in str(misfit_of(model, [replace(change, exponents=(0,) * 9)]))
     weight = next(one for one in model.proto.graph.initializer if list(one.dims) == [8, WIDE])
     values = numpy_helper.to_array(weight).copy()
     values[0, 0] = 3e38
     weight.CopyFrom(numpy_helper.from_array(values, weight.name))
     most = replace(change, exponents=(-10,) * 8)
-    assert "cannot be scaled exactly" in str(misfit_of(Model(model.proto), [most]))
+    assert "to be scaled exactly" in str(misfit_of(Model(model.proto), [most]))
 
 
 def prepared(
@@ -405,7 +405,7 @@ def test_a_placement_with_a_product_is_written_repeated_and_removed(work: Prepar
     again = Model(apply_scheme(model, tmp_path / "again.json").proto)
     assert diff_models(again, quantized).same
     assert not diff_models(model, quantized).skeleton.differs
-    with pytest.raises(PlacementError, match="'t0_factors' cannot be inserted in it"):
+    with pytest.raises(PlacementError, match="the channels that 't0_factors' makes cannot be scaled in it"):
         apply_scheme(residual_model("narrow"), tmp_path / "scheme.json")
 
 

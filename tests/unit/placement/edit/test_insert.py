@@ -69,7 +69,7 @@ def test_a_stored_weight_takes_the_name_and_place_of_the_float_one() -> None:
     made = inserted(Model(model.proto), WEIGHT)
     assert order(made) == ["w_DequantizeLinear", "c", "r", "a"]
     assert made.by_name["c"].inputs == ("x", "w")
-    assert list(made.initializers) == ["w_scale", "w_zero_point", "w_quantized", "after"]
+    assert list(made.initializers) == ["w_quantized", "after", "w_scale", "w_zero_point"]
     assert made.constants["w_quantized"].data_type == TensorProto.INT8
     np.testing.assert_array_equal(made.array("w_quantized").ravel(), [64, -127, 16, 127])
     assert [i.name for i in made.proto.graph.input] == ["x"]

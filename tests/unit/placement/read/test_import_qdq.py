@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from onnx import numpy_helper
 from onnx_text import parsed
 from random_models import ranges_for
 
@@ -17,7 +18,6 @@ from qdqspec.graph.model import Model, load_model
 from qdqspec.qdq.edit.insert import insert_qdq
 from qdqspec.qdq.lint import lint_model
 from qdqspec.qdq.lint.view import View
-from qdqspec.qdq.quantize.corrections import Corrections, WeightNumbers, weight_key
 from qdqspec.qdq.quantize.quantizer import Quantizer
 from qdqspec.qdq.read.diff import diff_models
 from qdqspec.qdq.read.import_qdq import Imported, import_placement, placement_for
@@ -315,9 +315,10 @@ def test_integers_of_a_weight_that_tuning_folded_a_node_into_are_kept(tmp_path: 
     nearest = Quantizer(folded, ranges_for(folded))
     moved = nearest.integer_weight(site) + lots.integers(-2, 3, (4, 2, 1, 1))
     stored = np.clip(moved, -127, 127).astype(np.int8)
-    numbers = WeightNumbers(scale=nearest.params(site).scale, integers=stored)
-    rounded = nearest.corrected(Corrections(weights={weight_key(site): numbers}))
-    quantized = Model(insert_qdq(folded, Placement(sites=frozenset([site])), rounded).proto)
+    proto = insert_qdq(folded, Placement(sites=frozenset([site])), nearest).proto
+    (integers,) = (one for one in proto.graph.initializer if one.name == f"{tensor}_quantized")
+    integers.CopyFrom(numpy_helper.from_array(stored, integers.name))
+    quantized = Model(proto)
 
     imported = import_placement(quantized, reference)
     assert imported.notes == ()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -208,14 +207,13 @@ CACHES = st.dictionaries(
 
 
 @given(st.lists(ENTRIES, max_size=60))
-def test_pruning_drops_near_duplicates_of_better_entries(entries: list[CacheEntry]) -> None:
+def test_pruning_keeps_the_best_entry_of_each_scheme(entries: list[CacheEntry]) -> None:
     kept = pruned(entries)
-    assert len(kept) <= 32
     assert [e.rank for e in kept] == sorted(e.rank for e in kept)
-    for one, other in itertools.combinations(kept, 2):
-        assert one.scheme.distance(other.scheme) >= 2
-    for lost in set(entries) - set(kept) if len(kept) < 32 else ():
-        assert any(k.rank <= lost.rank and k.scheme.distance(lost.scheme) < 2 for k in kept)
+    best = sorted(
+        min(e.rank for e in entries if e.scheme == scheme) for scheme in {e.scheme for e in entries}
+    )
+    assert [e.rank for e in kept] == best[:32]
 
 
 def test_a_confirmed_ratio_ranks_before_a_lower_unconfirmed_one() -> None:
@@ -260,7 +258,7 @@ caches:
         (b"", "the whole file"),
         (b"\xff\xfe\x00", "not UTF-8"),
         (b"a: [", "not YAML"),
-        (b"[" * 1_000_000, "nests too deep"),
+        (b"[" * 1_000_000, "recursion"),
         (b"a: &a [1]\nb: [*a, *a]", "no aliases"),
         (SOME.replace(b": 1\nc", b": 2\nc"), "schema_version"),
         (SOME.replace(b"0.5", b".nan"), "ratio"),
@@ -346,15 +344,6 @@ def test_entries_of_this_device_take_precedence(space: SchemeSpace) -> None:
     assert warm_starts(other, space.regions, space, *HERE) == (everything(space),)
     here = warm_starts(PatternCache(entries={**own.entries, **other.entries}), space.regions, space, *HERE)
     assert here == (space.resolve({}),)  # on this device the float model was fastest
-
-
-def test_a_second_best_entry_is_a_warm_start_if_its_ratio_is_close(space: SchemeSpace) -> None:
-    def starts(ratio: float, device: str) -> list[Placement]:
-        trials = [trial(1, everything(space), 0.6), trial(2, space.resolve(space.uniform("in+out")), ratio)]
-        return list(warm_starts(gather(trials, space, HERE[0], device), space.regions, space, *HERE))
-
-    assert [len(starts(ratio, "another-machine")) for ratio in (0.62, 0.9)] == [2, 1]
-    assert starts(0.62, HERE[1]) == [everything(space)]  # no second start beside one of this device
 
 
 def test_regions_of_unknown_patterns_are_float_or_fully_quantized(

@@ -17,7 +17,7 @@ from qdqspec.errors import PlacementError, StateError
 from qdqspec.graph.fold import fold_batchnorm
 from qdqspec.graph.model import Model, load_model
 from qdqspec.qdq.edit.insert import insert_qdq
-from qdqspec.qdq.quantize.corrections import Corrections, WeightNumbers, rounding_text, weight_key
+from qdqspec.qdq.quantize.corrections import Corrections, rounding_text, weight_key
 from qdqspec.qdq.quantize.quantizer import Quantizer
 from qdqspec.qdq.scheme.scheme_file import apply_scheme, read_scheme, write_scheme
 from qdqspec.types import Consumer, Placement, Site
@@ -207,18 +207,13 @@ def test_a_change_of_any_byte_is_an_error_or_is_whitespace(path: Path, place: fl
         assert known == read_scheme(path), "only whitespace between values may change"
 
 
-@given(seed=st.integers(0, 99))
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_scheme_reproduces_corrected_weights_bit_for_bit(
-    model: Model, placement: Placement, tmp_path: Path, seed: int
+    model: Model, placement: Placement, tmp_path: Path
 ) -> None:
     plain = Quantizer(model, ranges_for(model))
     (weight,) = (site for site in placement.ordered if site.weight)
-    random = np.random.default_rng(seed)
-    steps = random.integers(-2, 3, model.array(weight.tensor).shape)
-    moved = np.clip(plain.integer_weight(weight).astype(int) + steps, -127, 127)
-    own = WeightNumbers(scale=plain.params(weight).scale * np.float32(0.75), integers=moved.astype(np.int8))
-    numbers = plain.corrected(Corrections(weights={weight_key(weight): own}))
+    scale = plain.params(weight).scale * np.float32(0.75)
+    numbers = plain.corrected(Corrections(weights={weight_key(weight): scale}))
     write_scheme(tmp_path / "corrected.json", placement, numbers.placed(placement), "onnxruntime")
     again = apply_scheme(model, tmp_path / "corrected.json")
     assert again.proto == insert_qdq(model, placement, numbers).proto
