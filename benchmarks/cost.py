@@ -29,7 +29,7 @@ from qdqspec import Session
 from qdqspec.accuracy.gate import Evaluator
 from qdqspec.accuracy.rehearsal import Rehearsal
 from qdqspec.app.evidence.parity import SideBySide
-from qdqspec.app.preparation.correcting import Correcting
+from qdqspec.app.preparation import prepare
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.session.oracle import RehearsalOracle
 from qdqspec.backends import open_engines
@@ -45,7 +45,7 @@ METHODS = {
     (Bench, "compare"): "confirmation",
     (Bench, "race"): "races",
     (Prepared, "tensor_ranges"): "calibration",
-    (Correcting, "find"): "corrections",
+    (prepare, "find_case_corrections"): "corrections",
     (Evaluator, "__call__"): "all data",
     (SideBySide, "reference"): "parity",
     (SideBySide, "tuned"): "parity",

@@ -21,7 +21,7 @@ from qdqspec.app.preparation.build_logs import open_journal
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.preparation.resources import Resources
 from qdqspec.app.session.outcome import Tuned, finish
-from qdqspec.app.session.tuning import open_tuning
+from qdqspec.app.session.tuning import Tuning
 from qdqspec.backends.base import BuildOptions, Capabilities
 from qdqspec.backends.fake.cost import cost_of
 from qdqspec.backends.fake.engine import OPTIONS, FakeDevice, FakeEngine
@@ -195,7 +195,7 @@ def search(ready: Prepared, words: Mapping[str, str], seed: int) -> Outcome:
     with (
         TemporaryDirectory() as folder,
         open_journal(Path(folder), {}, []) as journal,
-        open_tuning(own_device, journal) as tuning,
+        Tuning(own_device, journal) as tuning,
     ):
         tuning.search.run()
         tuned = finish(tuning)

@@ -24,7 +24,7 @@ from qdqspec.timing.together import Together, joined
 from qdqspec.types import Clock, LayerChange, Upgrade, UpgradeState
 
 if TYPE_CHECKING:
-    from qdqspec.app.evidence.evidence import CaseWork
+    from qdqspec.app.session.work import CaseWork
 
 SAMPLES = 8  # inputs that outputs are compared on
 _LESS_DB = 1.0  # from which an SQNR that misses the limit here too is less there

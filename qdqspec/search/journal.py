@@ -13,7 +13,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from qdqspec._core.closing import Closing
 from qdqspec._core.codec import from_data, to_data
@@ -63,7 +63,7 @@ class Journal(Closing):
         self._file = os.open(path, os.O_RDWR | os.O_APPEND | getattr(os, "O_BINARY", 0))
 
     @classmethod
-    def open(cls, path: Path, header: Mapping[str, object]) -> Journal:
+    def open(cls, path: Path, header: Mapping[str, object]) -> Self:
         """Open or create the journal of the run that ``header`` describes.
 
         Raises `StateError` if the header differs or a line is damaged, `OutputError` if the file cannot be written.

@@ -389,7 +389,7 @@ def _differing(
     found: DefinitionEvidence | None, settings: Settings, model: str, data: str
 ) -> tuple[str, ...]:
     """A note on a model that the backend computes otherwise than ONNX defines it."""
-    from qdqspec.app.preparation.definition import difference_text
+    from qdqspec.app.preparation.auxiliary_runs import difference_text
 
     if found is None or found.holds:
         return ()

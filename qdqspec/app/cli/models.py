@@ -346,9 +346,8 @@ def lint(arguments: argparse.Namespace) -> int:
     most = 0 if arguments.all else 5
     texts, loads = [], {}
     for target, each in linted.items():
-        load = each.load
-        texts.append(render_findings(target, each.findings, most=most, judged=load.note))
-        loads[target] = {"runtime": load.runtime, "loaded": load.loaded, "note": load.note}
+        texts.append(render_findings(target, each.findings, most=most, judged=each.note))
+        loads[target] = {"runtime": each.runtime, "loaded": each.loaded, "note": each.note}
     answer(arguments, {**findings_to_json(found), "loads": loads}, "\n\n".join(texts))
     wanting = ("refused", "slow") if arguments.strict else ("refused",)
     return WANTING if any(f.severity in wanting for fs in found.values() for f in fs) else FINE

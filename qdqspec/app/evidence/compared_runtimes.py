@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -25,9 +25,6 @@ from qdqspec.timing.profiles import attach
 from qdqspec.timing.stats import drift
 from qdqspec.timing.together import FreshBuilds, Together, joined
 from qdqspec.types import Clock, Placement, Progress, RuntimeComparison, RuntimeModel
-
-if TYPE_CHECKING:
-    from qdqspec.app.evidence.evidence import CaseWork
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,26 +98,6 @@ def models_of(
         )
         models[own.label] = own, TimedFile.of(prepared, tuned)
     return models
-
-
-def models_of_work(work: CaseWork) -> Models:
-    """The models of a case that was searched."""
-    kept = work.find()
-    if kept.model is None:
-        return models_of(work.prepared)
-    return models_of(work.prepared, kept.model, kept.result.winner, work.parity.sqnr_db)
-
-
-def grouped(works: Iterable[CaseWork]) -> list[tuple[str, list[CaseWork]]]:
-    """The works of timed cases that differ in the backend they choose only, with the common part of their names."""
-    groups: dict[tuple[str, ...], list[CaseWork]] = {}
-    for work in works:
-        case, found = work.case, work.found
-        if case.backend is not None and found is not None and found.result.coverage is None:
-            rest = {axis: value for axis, value in case.matrix.items() if axis != "backend"}
-            name = "-".join([case.spec_name, *(str(value) for value in rest.values())])
-            groups.setdefault((str(case.spec), str(case.model), repr(rest), name), []).append(work)
-    return [(key[-1], group) for key, group in groups.items() if len({w.case.backend for w in group}) > 1]
 
 
 def compare_runtimes(

@@ -10,19 +10,18 @@ import heapq
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TypeVar
 
-from qdqspec._core.arrays import Array
 from qdqspec._core.config.settings import DEFAULT_BACKEND
-from qdqspec.accuracy.compare import power_of, sqnr_db
+from qdqspec.accuracy.compare import power_of
+from qdqspec.accuracy.compare import sqnr_db as ratio_db
 from qdqspec.accuracy.gate import MOST_DB, Evaluator
 from qdqspec.accuracy.rehearsal import Rehearsal, RehearsalRefusedError, RehearsedEngine, Subject
 from qdqspec.app.preparation.auxiliary_runs import reference_runtime
 from qdqspec.app.preparation.prepare import Prepared
-from qdqspec.backends.base import BuildOptions
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model
 from qdqspec.qdq.edit.equalize import Equalization
@@ -56,71 +55,52 @@ def culprits_of(
     limits = [limit for limit in (seconds, prepared.resources.seconds_left()) if limit is not None]
     stop = time.monotonic() + min(limits, default=math.inf)
     feeds, data = prepared.comparison_data()
-    with ExitStack() as opened:
-        try:
-            measure = _Measure(opened, prepared.base, pairs, factors, feeds, prepared.options, output)
-            found, rest = noisiest(measure.pairs, measure.power, most, stop)
-            whole = math.fsum(power for _, power in found) + rest
-            is_whole = len(found) == min(most or math.inf, len(measure.pairs))
-            return CulpritEvidence(
-                output=measure.output,
-                pairs=tuple(_measure_culprits(measure, found, whole)),
-                total=len(measure.pairs),
-                rest=rest / whole if whole else 0.0,
-                together_db=measure.together_db,
-                samples=measure.samples,
-                data=data,
-                missing="" if is_whole else "the time was over",
-            )
-        except (BackendError, RehearsalRefusedError) as error:
-            return CulpritEvidence(missing=f"{DEFAULT_BACKEND} does not compute it: {error.what}")
+    model, _ = prepared_for(prepared.base, pairs, factors=factors)
+    fitting = fit_pairs(model, pairs).pairs
+    sites = frozenset(pair.site for pair in fitting)
+    groups = _group_pairs(model, sites)
+    subject = Subject(
+        model=model,
+        sites=tuple(sites),
+        numbers=SchemeNumbers(model, fitting),
+        feeds=tuple,
+        floating=frozenset(pair.site for pair in fitting if not pair.stored),
+    )
+    try:
+        with (
+            ExitStack() as opened,
+            Rehearsal(subject, reference_runtime(opened, prepared.options)) as rehearsal,
+        ):
 
+            def engine(some: Iterable[Site]) -> RehearsedEngine:
+                return rehearsal.engine(Placement(sites=frozenset(some)))
 
-class _Measure:
-    """Measures the SQNR of any subset of a placement, by rehearsals of its pairs."""
+            evaluator = Evaluator(feeds, lambda: engine(()))
+            together = evaluator.by_output(engine(sites))
+            worst = min(together, key=together.__getitem__, default="")
+            measured = output if output is not None and output in together else worst
 
-    def __init__(
-        self,
-        opened: ExitStack,
-        model: Model,
-        pairs: Sequence[PlacedPair],
-        factors: Sequence[Equalization],
-        feeds: Iterable[Mapping[str, Array]],
-        options: BuildOptions,
-        output: str | None,
-    ) -> None:
-        prepared, _ = prepared_for(model, pairs, factors=factors)
-        fitting = fit_pairs(prepared, pairs).pairs
-        self.sites = frozenset(pair.site for pair in fitting)
-        subject = Subject(
-            model=prepared,
-            sites=tuple(self.sites),
-            numbers=SchemeNumbers(prepared, fitting),
-            feeds=tuple,
-            floating=frozenset(pair.site for pair in fitting if not pair.stored),
-        )
-        self._rehearsal = opened.enter_context(Rehearsal(subject, reference_runtime(opened, options)))
-        self._evaluator = Evaluator(feeds, lambda: self._engine(()))
-        self.pairs = _group_pairs(prepared, self.sites)
-        together = self._evaluator.by_output(self._engine(self.sites))
-        self.output = output if output in together else min(together, key=together.__getitem__, default="")
-        self.together_db = together.get(self.output, MOST_DB)
+            def sqnr_db(some: Iterable[Site]) -> float:
+                return evaluator.by_output(engine(some)).get(measured, MOST_DB)
 
-    @property
-    def samples(self) -> int:
-        """The number of inputs measured."""
-        return self._evaluator.samples
+            def power(some: Iterable[Pairs]) -> float:
+                return power_of(sqnr_db(site for pair in some for site in pair))
 
-    def sqnr_db(self, sites: Iterable[Site]) -> float:
-        """The SQNR of the model with only these sites."""
-        return self._evaluator.by_output(self._engine(sites)).get(self.output, MOST_DB)
-
-    def power(self, pairs: Iterable[Pairs]) -> float:
-        """The noise power of a group of pairs, relative to the signal."""
-        return power_of(self.sqnr_db(site for pair in pairs for site in pair))
-
-    def _engine(self, sites: Iterable[Site]) -> RehearsedEngine:
-        return self._rehearsal.engine(Placement(sites=frozenset(sites)))
+            found, rest = noisiest(groups, power, most, stop)
+            whole = math.fsum(alone for _, alone in found) + rest
+            culprits = tuple(_measure_culprits(found, whole, sites, sqnr_db))
+    except (BackendError, RehearsalRefusedError) as error:
+        return CulpritEvidence(missing=f"{DEFAULT_BACKEND} does not compute it: {error.what}")
+    return CulpritEvidence(
+        output=measured,
+        pairs=culprits,
+        total=len(groups),
+        rest=rest / whole if whole else 0.0,
+        together_db=together.get(measured, MOST_DB),
+        samples=evaluator.samples,
+        data=data,
+        missing="" if len(found) == min(most or math.inf, len(groups)) else "the time was over",
+    )
 
 
 def _group_pairs(model: Model, sites: frozenset[Site]) -> list[Pairs]:
@@ -171,7 +151,11 @@ def noisiest(
 
 
 def _measure_culprits(
-    measure: _Measure, found: Sequence[tuple[Pairs, float]], whole: float, removed: int = 3
+    found: Sequence[tuple[Pairs, float]],
+    whole: float,
+    sites: frozenset[Site],
+    sqnr_db: Callable[[Iterable[Site]], float],
+    removed: int = 3,
 ) -> Iterator[Culprit]:
     """The pairs, with their share of the ``whole`` noise.
 
@@ -180,9 +164,9 @@ def _measure_culprits(
     """
     without: set[str] = set()  # nodes; the empty name represents graph outputs
     for number, (pair, power) in enumerate(found):
-        alone_db, share = min(sqnr_db(1.0, power), MOST_DB), power / whole if whole else 0.0
+        alone_db, share = min(ratio_db(1.0, power), MOST_DB), power / whole if whole else 0.0
         without.update(end.node for end in pair[0].consumers)
-        without_db = measure.sqnr_db(_remove_readers(measure.sites, without)) if number < removed else None
+        without_db = sqnr_db(_remove_readers(sites, without)) if number < removed else None
         yield Culprit(site=pair[0], alone_db=alone_db, share=share, without_db=without_db)
 
 

@@ -42,7 +42,7 @@ def quantized_work(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KnownCandidate:
+class _Candidate:
     """A quantized candidate that was timed: ``trial`` has its accuracy, ``ratio`` its time over the reference's."""
 
     trial: Trial
@@ -50,48 +50,44 @@ class KnownCandidate:
     roles: tuple[str, ...] = ()  # in the confirmation
 
 
-def known_candidates(
+def rejected_candidates(
     trials: Sequence[Trial],
     lines: Iterable[tuple[str, Trial]],
     ratios: Mapping[str, Interval],
-    scale: float = 1.0,
-) -> list[KnownCandidate]:
-    """All quantized candidates of a search and its confirmation, by their last time, the fastest first.
-
-    ``lines`` are the trials of the confirmation by role, ``ratios`` their times. ``scale`` is the time over the
-    reference's of the model to which the ratios of other trials refer.
-    """
-    known: dict[str, KnownCandidate] = {}
-    for trial in trials:
-        if is_candidate(trial) and trial.ratio is not None:
-            ratio = scale * trial.ratio
-            candidate = KnownCandidate(trial=trial, ratio=Interval(median=ratio, low=ratio, high=ratio))
-            known.setdefault(trial.placement.digest, candidate)
-    for role, line in lines:
-        if role in ratios and line.placement.sites:
-            before = known.get(line.placement.digest, KnownCandidate(trial=line, ratio=ratios[role]))
-            known[line.placement.digest] = replace(before, ratio=ratios[role], roles=(*before.roles, role))
-    return sorted(known.values(), key=lambda candidate: candidate.ratio.median)
-
-
-def rejected_candidates(
-    known: Sequence[KnownCandidate],
     reference: tuple[LayerTime, ...],
     limits: Limits,
     ops: Mapping[str, str],
+    scale: float = 1.0,
 ) -> tuple[RejectedCandidate, ...]:
-    """The candidates that show why the ``reference`` was selected; ``known`` are all of them, the fastest first."""
+    """The candidates of a search and its confirmation that show why the reference was selected, by their last time.
+
+    ``lines`` are the trials of the confirmation by role, ``ratios`` their times. ``scale`` is the time over the
+    reference's of the model to which the ratios of other trials refer. ``reference`` are the reference's kernels.
+    """
+    by_digest: dict[str, _Candidate] = {}
+    for trial in trials:
+        if is_candidate(trial) and trial.ratio is not None:
+            ratio = scale * trial.ratio
+            candidate = _Candidate(trial=trial, ratio=Interval(median=ratio, low=ratio, high=ratio))
+            by_digest.setdefault(trial.placement.digest, candidate)
+    for role, line in lines:
+        if role in ratios and line.placement.sites:
+            before = by_digest.get(line.placement.digest, _Candidate(trial=line, ratio=ratios[role]))
+            by_digest[line.placement.digest] = replace(
+                before, ratio=ratios[role], roles=(*before.roles, role)
+            )
+    known = sorted(by_digest.values(), key=lambda candidate: candidate.ratio.median)
     within = [one for one in known if limits.admits(one.trial.placement)]
     beyond = [one for one in known if one not in within and one.ratio.median < 1]
     beyond.sort(key=lambda one: limits.figures(one.trial.placement).sqnr_db or -math.inf, reverse=True)
-    groups: dict[str, Sequence[KnownCandidate]] = {
+    groups: dict[str, Sequence[_Candidate]] = {
         "fastest candidate": known,
         "fastest candidate within the limits": [] if within[:1] == known[:1] else within,
         "most accurate faster candidate": [] if beyond[:1] == known[:1] else beyond,
         "everything quantized": [one for one in known if "everything" in one.roles],
         "placement of the given model": [one for one in known if one.trial.placement.given],
     }
-    named: dict[str, tuple[KnownCandidate, list[str]]] = {}
+    named: dict[str, tuple[_Candidate, list[str]]] = {}
     for role, group in groups.items():
         if group:
             named.setdefault(group[0].trial.placement.digest, (group[0], []))[1].append(role)
@@ -111,7 +107,7 @@ def rejected_candidates(
     )
 
 
-def _reason(one: KnownCandidate, is_within: bool, limits: Limits) -> str:
+def _reason(one: _Candidate, is_within: bool, limits: Limits) -> str:
     if not is_within:
         return missed_text(limits, one.trial.placement)
     return SLOWER if one.ratio.median >= 1 else UNPROVED

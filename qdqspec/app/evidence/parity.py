@@ -11,8 +11,7 @@ from pathlib import Path
 from qdqspec._core.arrays import Array
 from qdqspec._core.closing import Closing
 from qdqspec.accuracy.compare import SampleOutputs, compare_outputs
-from qdqspec.app.preparation.auxiliary_runs import ARITHMETIC, runner
-from qdqspec.app.preparation.definition import Definition
+from qdqspec.app.preparation.auxiliary_runs import ARITHMETIC, Definition, runner
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.preparation.resources import Resources
 from qdqspec.backends.base import Engine

@@ -1,26 +1,39 @@
-"""Single inputs on a model and its tuned model: runs one, and searches for the smallest that breaks a check."""
+"""Single inputs on a model and its tuned model: runs one, and searches for the smallest that breaks a check.
+
+Inputs that break a check are kept as files: for ``qdqspec verify``, and for Polygraphy. Polygraphy judges each sample
+alone, and a parity check all samples together. A total SQNR below a limit means that at least one sample is below it (a
+ratio of sums is never below the smallest of its ratios): the worst sample is kept.
+"""
 
 from __future__ import annotations
 
 import filecmp
+import json
 import math
+import os
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import numpy as np
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from qdqspec._core.arrays import Array, Feed
-from qdqspec.accuracy.compare import OutputComparison, Typical, compare_outputs, typical_of
+from qdqspec._core.config import hooks
+from qdqspec._core.files import write_whole
+from qdqspec._core.registry import resolve
+from qdqspec.accuracy.compare import OutputComparison, SampleOutputs, Typical, compare_outputs, typical_of
 from qdqspec.accuracy.domain import InputResult, Span, input_domains, spans_of
-from qdqspec.app.evidence.kept_inputs import FOLDER, SavedProbe, save_replay, shown, write_probe
+from qdqspec.accuracy.sources import npz_bytes, read_beside, read_members
 from qdqspec.app.evidence.parity import SideBySide, both_models
 from qdqspec.app.preparation.cached import MODEL
 from qdqspec.app.preparation.prepare import Prepared
-from qdqspec.errors import BackendError
+from qdqspec.checks.base import Check
+from qdqspec.errors import BackendError, ConfigError, DataError
 from qdqspec.graph.model import require_path
 from qdqspec.types import ParityEvidence, ParitySearch, Probe, TensorParity, TriedInput
 from qdqspec.types.requests import InputLimits, InputRequest
@@ -28,6 +41,10 @@ from qdqspec.types.requests import InputLimits, InputRequest
 if TYPE_CHECKING:
     from qdqspec.accuracy.input_search import Drawn
 
+FOLDER = "parity"  # subfolder of the case's folder: what broke a check, by the id of the check
+INPUTS, FLOAT, TUNED = "inputs.json", "float.json", "tuned.json"
+_CHECK = "check.json"  # the metadata beside the arrays
+_MOST_BYTES = 1 << 20  # largest size of the metadata
 _DATA = "tried"  # name of a probe's data in reports
 _STOPPED = 1e9  # noise assigned to an input on which the tuned model fails
 _OPTIONS = ("backend", "device", "threads")  # options that affect the result, repeated in the command if set
@@ -90,6 +107,184 @@ def _stopped(error: BackendError) -> str:
     return f"the tuned model does not run on it: {error.what}"
 
 
+def search_input(prepared: Prepared, tuned: Path, request: InputRequest, check_id: str) -> ParitySearch:
+    """Search for an input that breaks the limits; the smallest one is written to a file, which is removed before."""
+    file = prepared.output / FOLDER / f"{check_id}.npz"
+    file.unlink(missing_ok=True)
+    if tuned == require_path(prepared.given):
+        return ParitySearch(missing="the model is unchanged")
+    with both_models(prepared, tuned) as models:
+        try:
+            return _search(prepared, tuned, request, models, file)
+        except BackendError as error:
+            return ParitySearch(missing=error.what)
+
+
+def _search(
+    prepared: Prepared,
+    tuned: Path,
+    request: InputRequest,
+    models: SideBySide,
+    file: Path,
+    *,
+    samples: int = 8,
+    seen: int = 1000,
+) -> ParitySearch:
+    """Run the search, save the input found, and return the evidence.
+
+    The search starts from ``samples`` inputs of the data, which are run first: more samples vary the inputs more. The
+    ranges of the first ``seen`` inputs of the data bound the values: more inputs take longer to read.
+    """
+    # loads Hypothesis, which few cases need
+    from qdqspec.accuracy.input_search import drawn_inputs, search_inputs
+
+    data, _ = prepared.comparison_data()
+    starts = list(islice(data, samples))
+    # The data on which activations were calibrated, if known; else the data to compare on.
+    domains = input_domains(
+        prepared.given,
+        prepared.inputs,
+        prepared.options.profiles,
+        spans_of(islice(prepared.calibration or data, seen)),
+        values={name: Span(*bounds) for name, bounds in request.values.items()},
+        beyond=request.beyond,
+    )
+
+    typical = typical_of(models.reference(start) for start in starts)
+    prober = Prober(models, request.limits, typical)
+    limits = request.seconds, prepared.resources.seconds_left()
+    found = search_inputs(
+        drawn_inputs(domains, starts),
+        lambda drawn: prober.attempt(_feeds(drawn)),
+        examples=request.examples,
+        seconds=min(limit for limit in limits if limit is not None),
+        seed_number=prepared.settings.seed,
+    )
+    probe = None
+    if (smallest := found.smallest) is not None:
+        feeds = _feeds(smallest)
+        inputs = tuple(
+            TriedInput(
+                name=domain.name,
+                dtype=str(domain.dtype),
+                shape=feeds[domain.name].shape,
+                words=smallest[domain.name].words,
+                low=bounds.low,
+                high=bounds.high,
+                known_low=domain.known.low,
+                known_high=domain.known.high,
+            )
+            for domain, bounds in zip(domains, spans_of([feeds]).values(), strict=True)
+        )
+        write_probe(file, SavedProbe(feeds=feeds, params=request.limits, typical=typical, inputs=inputs))
+        command = _command(prepared, tuned, file)
+        with suppress(BackendError):  # it may be the tuned model that does not run on it
+            again = save_replay(prepared, tuned, request.limits, file.stem, feeds, models.run(feeds))
+            command = "\n".join(filter(None, (command, again)))
+        probe = prober.probe(feeds, inputs, file=_shown(file), command=command)
+    return ParitySearch(
+        tried=found.tried,
+        seconds=found.seconds,
+        late=found.late,
+        closest_db=prober.closest_db,
+        found=probe,
+        missing="" if found.tried else "the float model runs on none of the inputs",
+    )
+
+
+def _feeds(drawn: Drawn) -> dict[str, Array]:
+    return {name: each.values for name, each in drawn.items()}
+
+
+def _command(prepared: Prepared, tuned: Path, file: Path) -> str:
+    """The command that tries the input again on the same two files."""
+    beside = prepared.output / MODEL
+    if beside.is_file() and filecmp.cmp(beside, tuned, shallow=False):
+        tuned = beside  # the copy of the same file among the results, not in the cache
+    models = [_shown(prepared.reference), _shown(tuned)]
+    settings = prepared.settings
+    given = [f"--{name}={getattr(settings, name)}" for name in _OPTIONS if name in settings.origins]
+    extra = [f"--backend-option={option}" for option in settings.backend_option]
+    return shlex.join(["qdqspec", "verify", *models, "--input", _shown(file), *given, *extra])
+
+
+# ---- files for qdqspec verify -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedProbe:
+    """The content of a probe file; ``params`` is ``None`` if it holds arrays only, such as one written by hand."""
+
+    feeds: dict[str, Array]
+    params: InputLimits | None = None
+    typical: Mapping[str, Typical] = field(default_factory=dict)
+    inputs: tuple[TriedInput, ...] = ()
+
+
+def _limits(check: Any) -> InputLimits:
+    """The limits in a file: the parameters of a check. Raises ``ValueError`` if they are not."""
+    kind = str(check.get("kind")) if isinstance(check, dict) else ""
+    try:
+        params: Any = cast("Check", resolve("check", kind)).Params.model_validate(check)
+    except ConfigError as error:
+        raise ValueError(error.what) from None
+    if not hasattr(params, "broken_by"):
+        raise ValueError(f"a check of kind '{kind}' has no limits for single inputs")
+    limits: InputLimits = params
+    return limits
+
+
+class _Metadata(BaseModel):
+    """The JSON text beside the arrays."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    schema_version: Literal[1]
+    check: Annotated[Any, BeforeValidator(_limits)]
+    typical: dict[str, Typical]
+    inputs: tuple[TriedInput, ...]
+
+
+def write_probe(path: Path, kept: SavedProbe) -> None:
+    """Write the input as an .npz file that numpy can read; the first axis of each array is one sample."""
+    assert kept.params is not None
+    beside = {
+        "schema_version": 1,
+        "check": kept.params.model_dump(mode="json", exclude_none=True),
+        "typical": {name: asdict(one) for name, one in kept.typical.items()},
+        "inputs": [asdict(one) for one in kept.inputs],
+    }
+    arrays = {name: array[None] for name, array in kept.feeds.items()}
+    content = npz_bytes(arrays, {_CHECK: json.dumps(beside, indent=1)})
+    write_whole(path, content, what="the input", make_folder=True)
+
+
+def read_probe(path: Path) -> SavedProbe:
+    """Read an input: the first sample of each array. Raises `DataError` for a damaged or missing file."""
+    feeds = dict[str, Array]()
+    for name, member in read_members(path).items():
+        row = next(iter(member.rows()), None)
+        if row is None:
+            cure = "an .npz file with one array for each input, its first axis the samples, is expected"
+            raise DataError(f"array '{name}' holds no sample", where=path, cure=cure)
+        feeds[name] = row
+    text = read_beside(path, _CHECK, _MOST_BYTES)
+    if text is None:
+        return SavedProbe(feeds=feeds)
+    try:
+        read = _Metadata.model_validate_json(text)
+    except ValidationError as error:
+        raise DataError(
+            f"'{_CHECK}' in it is damaged: {error.errors(include_url=False)[0]['msg']}",
+            where=path,
+            cure="delete it and run the parity check again",
+        ) from None
+    return SavedProbe(feeds=feeds, params=read.check, typical=read.typical, inputs=read.inputs)
+
+
+# ---- files for Polygraphy -----------------------------------------------------------------------
+
+
 def replay_failure(prepared: Prepared, tuned: Path, limits: InputLimits, check_id: str) -> str:
     """Save the worst input that breaks a limit alone; the command that repeats the failure, empty if there is none."""
     feeds, _ = prepared.comparison_data()
@@ -105,104 +300,45 @@ def replay_failure(prepared: Prepared, tuned: Path, limits: InputLimits, check_i
         return save_replay(prepared, tuned, limits, check_id, worst, models.run(worst))
 
 
-def search_input(prepared: Prepared, tuned: Path, request: InputRequest, check_id: str) -> ParitySearch:
-    """Search for an input that breaks the limits; the smallest one is written to a file, which is removed before."""
-    file = prepared.output / FOLDER / f"{check_id}.npz"
-    file.unlink(missing_ok=True)
-    if tuned == require_path(prepared.given):
-        return ParitySearch(missing="the model is unchanged")
-    searcher = _InputSearcher(prepared, request)
-    with both_models(prepared, tuned) as models:
-        try:
-            return searcher.search(models, tuned, file)
-        except BackendError as error:
-            return ParitySearch(missing=error.what)
+def save_replay(
+    prepared: Prepared, tuned: Path, limits: InputLimits, check_id: str, feed: Feed, outputs: SampleOutputs
+) -> str:
+    """Write an input and the outputs of both models; the commands that repeat the comparison, one a line.
 
-
-class _InputSearcher:
-    """Draws inputs for one case.
-
-    The search starts from ``samples`` inputs of the data, which are run first: more samples vary the inputs more. The
-    ranges of the first ``seen`` inputs of the data bound the values: more inputs take longer to read.
+    The first command runs the tuned model again, if Polygraphy has a runner for the backend. The last command compares
+    the outputs; the float model's outputs come first, because Polygraphy takes them as the signal of an SNR. Empty if
+    Polygraphy knows none of the limits.
     """
-
-    def __init__(
-        self, prepared: Prepared, asked: InputRequest, *, samples: int = 8, seen: int = 1000
-    ) -> None:
-        self._prepared, self._asked = prepared, asked
-        feeds, _ = prepared.comparison_data()
-        self._samples = list(islice(feeds, samples))
-        # The data on which activations were calibrated, if known; else the data to compare on.
-        self._domains = input_domains(
-            prepared.given,
-            prepared.inputs,
-            prepared.options.profiles,
-            spans_of(islice(prepared.calibration or feeds, seen)),
-            values={name: Span(*bounds) for name, bounds in asked.values.items()},
-            beyond=asked.beyond,
-        )
-
-    def search(self, models: SideBySide, tuned: Path, file: Path) -> ParitySearch:
-        """Run the search, save the input found, and return the evidence."""
-        # loads Hypothesis, which few cases need
-        from qdqspec.accuracy.input_search import drawn_inputs, search_inputs
-
-        typical = typical_of(models.reference(sample) for sample in self._samples)
-        prober = Prober(models, self._asked.limits, typical)
-        limits = self._asked.seconds, self._prepared.resources.seconds_left()
-        found = search_inputs(
-            drawn_inputs(self._domains, self._samples),
-            lambda drawn: prober.attempt(_feeds(drawn)),
-            examples=self._asked.examples,
-            seconds=min(limit for limit in limits if limit is not None),
-            seed_number=self._prepared.settings.seed,
-        )
-        probe = None
-        if found.smallest is not None:
-            feeds, inputs = _feeds(found.smallest), tuple(self._described(found.smallest))
-            kept = SavedProbe(feeds=feeds, params=self._asked.limits, typical=typical, inputs=inputs)
-            write_probe(file, kept)
-            command = _command(self._prepared, tuned, file)
-            with suppress(BackendError):  # it may be the tuned model that does not run on it
-                outputs = models.run(feeds)
-                again = save_replay(self._prepared, tuned, self._asked.limits, file.stem, feeds, outputs)
-                command = "\n".join(filter(None, (command, again)))
-            probe = prober.probe(feeds, inputs, file=shown(file), command=command)
-        return ParitySearch(
-            tried=found.tried,
-            seconds=found.seconds,
-            late=found.late,
-            closest_db=prober.closest_db,
-            found=probe,
-            missing="" if found.tried else "the float model runs on none of the inputs",
-        )
-
-    def _described(self, drawn: Drawn) -> Iterator[TriedInput]:
-        """Descriptions of the inputs for reports."""
-        for domain, bounds in zip(self._domains, spans_of([_feeds(drawn)]).values(), strict=True):
-            yield TriedInput(
-                name=domain.name,
-                dtype=str(domain.dtype),
-                shape=drawn[domain.name].values.shape,
-                words=drawn[domain.name].words,
-                low=bounds.low,
-                high=bounds.high,
-                known_low=domain.known.low,
-                known_high=domain.known.high,
-            )
+    comparison = OutputComparison()
+    comparison.add(outputs.reference, outputs.tuned)
+    options = limits.polygraphy_words(comparison.results())
+    if not options:
+        return ""
+    folder = prepared.output / FOLDER / check_id
+    _write_replay(folder, feed, outputs)
+    compared = [["--load-outputs", _shown(folder / FLOAT), _shown(folder / TUNED), *options]]
+    runner = hooks.declaration_of(prepared.backend.name).polygraphy
+    given, made = _shown(folder / INPUTS), _shown(folder / TUNED)
+    ran = [[_shown(tuned), *runner, "--load-inputs", given, "--save-outputs", made]] if runner else []
+    return "\n".join(shlex.join(["polygraphy", "run", *command]) for command in [*ran, *compared])
 
 
-def _feeds(drawn: Drawn) -> dict[str, Array]:
-    return {name: each.values for name, each in drawn.items()}
+def _write_replay(folder: Path, feed: Feed, outputs: SampleOutputs) -> None:
+    """Write the files ``inputs.json``, ``float.json`` and ``tuned.json``."""
+    from polygraphy.comparator import RunResults
+    from polygraphy.json import save_json
+    from polygraphy.logger import G_LOGGER
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with G_LOGGER.verbosity(G_LOGGER.CRITICAL):
+        save_json([dict(feed)], str(folder / INPUTS))
+        for file, arrays in ((FLOAT, outputs.reference), (TUNED, outputs.tuned)):
+            results = RunResults()
+            results.add([dict(arrays)], runner_name=file.removesuffix(".json"))
+            results.save(str(folder / file))
 
 
-def _command(prepared: Prepared, tuned: Path, file: Path) -> str:
-    """The command that tries the input again on the same two files."""
-    beside = prepared.output / MODEL
-    if beside.is_file() and filecmp.cmp(beside, tuned, shallow=False):
-        tuned = beside  # the copy of the same file among the results, not in the cache
-    models = [shown(prepared.reference), shown(tuned)]
-    settings = prepared.settings
-    given = [f"--{name}={getattr(settings, name)}" for name in _OPTIONS if name in settings.origins]
-    extra = [f"--backend-option={option}" for option in settings.backend_option]
-    return shlex.join(["qdqspec", "verify", *models, "--input", shown(file), *given, *extra])
+def _shown(path: Path) -> str:
+    """A path relative to the current folder if below it, for messages and commands."""
+    here = Path.cwd()
+    return os.path.relpath(path, here) if path.is_relative_to(here) else str(path)

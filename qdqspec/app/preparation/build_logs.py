@@ -13,7 +13,7 @@ from qdqspec.app.preparation.cached import CORRECTIONS, JOURNAL
 from qdqspec.app.preparation.files import make_folder
 from qdqspec.errors import StateError
 from qdqspec.graph.save import write_text
-from qdqspec.search.journal import Journal
+from qdqspec.search.journal import Journal, trial_to_json
 from qdqspec.types import Trial
 
 HEADER = "trials.header.json"
@@ -21,7 +21,7 @@ LOGS = "logs"  # a folder, one file a build
 
 
 @contextmanager
-def open_journal(folder: Path, header: Mapping[str, object], notes: list[str]) -> Iterator[BuildLogs]:
+def open_journal(folder: Path, header: Mapping[str, object], notes: list[str]) -> Iterator[LoggedJournal]:
     """The journal of this run: an unfinished one with the same header, else a new one.
 
     A finished journal, one of another model, spec or device, and a damaged one, whose sound lines are reused, are
@@ -32,61 +32,42 @@ def open_journal(folder: Path, header: Mapping[str, object], notes: list[str]) -
         _set_aside(path)
         (folder / CORRECTIONS).unlink(missing_ok=True)  # a new search finds its own
     try:
-        journal = Journal.open(path, header)
+        journal = LoggedJournal.open(path, header)
     except StateError as error:
         aside = _set_aside(path)
         sound = Journal.recover(aside, path, header)
         kept = f", and its first {sound} lines are kept" if sound else ""
         name = Path(error.where or path).name
         notes.append(f"{name}: {error.what}; it was set aside as {aside.name}{kept}")
-        journal = Journal.open(path, header)
+        journal = LoggedJournal.open(path, header)
     notes.extend(journal.notes)
     with journal:
-        yield BuildLogs(journal, folder)
+        yield journal
 
 
-class BuildLogs:
-    """Writes each trial to the journal, and a readable file for each build to ``logs/``."""
+class LoggedJournal(Journal):
+    """A journal that also writes a readable file for each build to ``logs/``."""
 
-    def __init__(self, journal: Journal, folder: Path) -> None:
-        self._journal = journal
-        self._folder = folder / LOGS
-        make_folder(self._folder)
-        remove_partial(self._folder)  # the previous run may have been killed while writing
-        if not journal.trials():  # a new search: logs of an earlier one must not be taken for its own
-            for old in self._folder.glob("*.log"):
+    def __init__(self, path: Path, run: str, trials: list[Trial], notes: tuple[str, ...]) -> None:
+        self._logs = path.parent / LOGS
+        make_folder(self._logs)
+        remove_partial(self._logs)  # the previous run may have been killed while writing
+        if not trials:  # a new search: logs of an earlier one must not be taken for its own
+            for old in self._logs.glob("*.log"):
                 old.unlink()
-
-    def trials(self) -> tuple[Trial, ...]:
-        """The trials in the journal."""
-        return self._journal.trials()
+        super().__init__(path, run, trials, notes)
 
     def append(self, trial: Trial, **more: object) -> None:
         """Append a trial to the journal, then write its log."""
-        self._journal.append(trial, **more)
+        super().append(trial, **more)
         name = f"{trial.number:03d}-{trial.phase}-{trial.placement.digest}.log"
-        write_text(self._folder / name, _log_text(trial))
+        write_text(self._logs / name, _log_text(trial))
 
 
 def _log_text(trial: Trial) -> str:
-    race = trial.race
-    lines = [
-        f"trial      {trial.number} ({trial.phase})",
-        f"placement  {trial.placement.digest}, {trial.placement.pairs} activation pairs",
-        f"status     {trial.status}, built in {trial.build_seconds:.3f} s, optimized graph {trial.graph_hash or '-'}",
-        f"ratio      {'-' if trial.ratio is None else f'{trial.ratio:.4f}'} of the reference's time",
-    ]
-    if trial.sqnr_db is not None:
-        lines.append(f"accuracy   {trial.sqnr_db:.1f} dB SQNR")
-    if trial.accuracy is not None:
-        lines.append(f"metric     {trial.accuracy:.6g}")
-    if race is not None:
-        reach = "" if race.interval is None else f" [{race.interval.low:.4f}, {race.interval.high:.4f}]"
-        figures = f"{race.ratio:.4f}{reach}, {race.pairs} pairs, p = {race.p_value:.2g}"
-        lines.append(f"race       {race.verdict} against {race.opponent}: {figures}")
-    for clock, times in (("wall", trial.samples.wall_ms), ("cpu", trial.samples.cpu_ms)):
-        if times:
-            lines.append(f"{f'{clock} ms':<10} {' '.join(f'{value:.4f}' for value in times)}")
+    """The fields of the journal without placement and kernels, one a line, and the error."""
+    fields = {**trial_to_json(trial), "scheme": None, "layers": None, "error": None}
+    lines = [f"{name:<14} {json.dumps(value)}" for name, value in fields.items() if value]
     return "\n".join([*lines, *(["", trial.error] if trial.error else [])]) + "\n"
 
 

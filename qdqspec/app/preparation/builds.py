@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,6 @@ from qdqspec._core.arrays import Feed
 from qdqspec._core.config import hooks
 from qdqspec._core.temporary import TemporaryFolder
 from qdqspec.app.preparation.candidates import write_half
-from qdqspec.backends.base import Backend, BuildOptions
 from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.errors import BackendError, ModelError, StateError
 from qdqspec.graph.model import Model, load_model, require_path
@@ -29,24 +28,34 @@ if TYPE_CHECKING:
 Groups: TypeAlias = tuple[tuple[str, ...], ...]
 
 
-def fused_groups(
-    model: Model, backend: Backend, options: BuildOptions, feed: Feed, note: Callable[[str], None]
-) -> Groups:
-    """The nodes of each kernel in one build; of the model in float16 if kernels of pairs fuse like those of float16."""
+def fused_groups(prepared: Prepared) -> Groups:
+    """The nodes of each kernel of the float model, from a file or a build; none if the backend reports no kernels.
+
+    It is a build of the model in float16 if kernels of pairs fuse like those of float16.
+    """
+    model, backend, options = prepared.given, prepared.backend, prepared.options
+    if (file := prepared.case.regions.graph) is not None:
+        return groups_of_file(file, model)
 
     def groups(path: Path, feed: Feed) -> Groups:
         with closing(backend.build(path, options)) as engine:
             engine.bind(feed)
             return groups_of(engine.layers())
 
-    if backend.capabilities(options).fuses_in_half and has_floats(model):
+    found, feed = None, prepared.sample
+    if prepared.capabilities.fuses_in_half and has_floats(model):
         halves = {name: v.astype(np.float16) if v.dtype == np.float32 else v for name, v in feed.items()}
         try:
             with TemporaryFolder() as folder:
-                return groups(write_half(model, folder / "half.onnx", backend.name), halves)
+                found = groups(write_half(model, folder / "half.onnx", backend.name), halves)
         except (ModelError, BackendError) as error:
-            note(f"fusions were read from a build of the given model, not of its float16 form: {error.what}")
-    return groups(require_path(model), feed)
+            prepared.note_once(
+                f"fusions were read from a build of the given model, not of its float16 form: {error.what}"
+            )
+    found = groups(require_path(model), feed) if found is None else found
+    if not found:
+        prepared.note_once(f"{backend.name} reports no kernels: regions follow structure instead")
+    return found
 
 
 def groups_of_file(path: Path, model: Model) -> Groups:

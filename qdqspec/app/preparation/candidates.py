@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import onnx
 
 from qdqspec._core.config import hooks
-from qdqspec.app.preparation.cached import FLOAT32_FILE, REFERENCE
+from qdqspec.app.preparation.cached import FLOAT32_FILE
 from qdqspec.errors import BackendError, ModelError, PlacementError
 from qdqspec.graph.model import Model, require_path
 from qdqspec.graph.ops import has_floats
@@ -75,7 +75,10 @@ class CandidateFiles:
     def _cut(self, nodes: Nodes) -> tuple[Excerpt, Inserter, Load]:
         if self._last is None or self._last[0] != nodes:
             first = self._prepared.loads[0]
-            values = self._prepared.observed(self._excerpts.inputs(nodes), first.feeds)
+            tensors = list(self._excerpts.inputs(nodes))
+            (values,) = self._prepared.values_of(self._prepared.model, tensors, [first.feeds])
+            if missing := [tensor for tensor in tensors if tensor not in values]:
+                raise BackendError(f"no run of the model returns '{missing[0]}'")
             excerpt = self._excerpts.cut(nodes, values)
             load = replace(first, feeds={name: values[name] for name in excerpt.inputs}, share=1.0)
             inserter = Inserter(excerpt.model, self._prepared.numbers, store=self._store)
@@ -95,14 +98,6 @@ def copy_model(model: Model, path: Path) -> Path:
     own = require_path(model)
     save_model(model.proto, path, inputs=[own], base=own.parent)
     return path
-
-
-def other_references(prepared: Prepared, folder: Path) -> dict[str, Path]:
-    """Files to time beside the placements, by role: in float16, and as given if candidates are in float32."""
-    found = half_reference(prepared, folder)
-    if prepared.is_converted:
-        found["reference"] = copy_model(prepared.given, folder / REFERENCE)
-    return found
 
 
 def half_reference(prepared: Prepared, folder: Path) -> dict[str, Path]:

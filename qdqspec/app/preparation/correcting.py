@@ -1,30 +1,41 @@
-"""The corrections of a case: products with factors of channels, and what helps on calibration data."""
+"""The corrections of a case: products with factors of channels, what helps on calibration data, and limits of weights.
+
+The limits are those of int8 weights, given or found, on processors whose sums of two 8-bit products saturate.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
 
 from qdqspec._core.arrays import Feed
+from qdqspec._core.units import count_text
 from qdqspec.accuracy.corrections.equalization import WeightSteps, chosen_equalizations
 from qdqspec.accuracy.corrections.find import FoundCorrections, find_corrections, read_found
+from qdqspec.accuracy.corrections.layers import find_layers
+from qdqspec.accuracy.corrections.overflow import PairMaxima, SumLimit, observed_limits
 from qdqspec.accuracy.corrections.problem import MIN_SAMPLES, CorrectionTask, Judge, Ranges
 from qdqspec.accuracy.corrections.ranges import NARROW
 from qdqspec.accuracy.rehearsal import RehearsalRefusedError
-from qdqspec.app.preparation.auxiliary_runs import reference_runtime
+from qdqspec.app.preparation.auxiliary_runs import open_observer, reference_runtime
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model
 from qdqspec.qdq.edit.equalize import Equalization, branched, equalized, find_chains
 from qdqspec.qdq.quantize.calibrate import calibrate_with
+from qdqspec.qdq.quantize.corrections import WeightKey
+from qdqspec.qdq.quantize.quantizer import Quantizer
+from qdqspec.qdq.quantize.scales import along
 from qdqspec.qdq.space.search_space import SchemeSpace
-from qdqspec.types import Placement
+from qdqspec.types import Case, Placement, Site
 
 if TYPE_CHECKING:
     from qdqspec.app.preparation.prepare import Prepared
@@ -69,115 +80,103 @@ def scaled_branches(
     return tuple(replace(possible[chain.maker.name], exponents=change.exponents) for chain, change in chosen)
 
 
-class Correcting:
-    """Finds the corrections of a prepared case, or reads them with the equalized model and its numbers.
+def read_case_corrections(prepared: Prepared, file: Path) -> FoundCorrections | None:
+    """The corrections in a file, with the equalized model and its numbers; ``None`` if it has none of this search."""
+    known = read_found(file, prepared.journal_header)
+    if known is None or not known.equalized:
+        return known
+    names = {constant.tensor for change in known.equalized for constant in change.constants}
+    chains = find_chains(prepared.folded)
+    own = [chain for chain in chains if names.issuperset(one.tensor for one in chain.constants)]
+    model = equalized(prepared.folded, known.equalized)
+    numbers = prepared.recalibrated(model, {tensor for chain in own for tensor in chain.tensors})
+    return replace(known, model=model, numbers=numbers)
+
+
+def find_case_corrections(
+    prepared: Prepared,
+    *,
+    share: float = 0.15,
+    seconds: Mapping[str, float] = MappingProxyType({"quick": 5.0, "default": 15.0, "extensive": 60.0}),
+    margin_db: float = 3.0,
+) -> FoundCorrections:
+    """The corrections that help; none without calibration data or if the model cannot be rehearsed.
 
     They may take ``share`` of the search's time, and at most ``seconds``, by preset: more finds more in slow models.
     None are sought if everything quantized is ``margin_db`` above the SQNR limit: a larger margin seeks them more
     often, and lets selected models be quantized further.
     """
-
-    def __init__(
-        self,
-        prepared: Prepared,
-        *,
-        share: float = 0.15,
-        seconds: Mapping[str, float] = MappingProxyType({"quick": 5.0, "default": 15.0, "extensive": 60.0}),
-        margin_db: float = 3.0,
-    ) -> None:
-        self._prepared, self._case, self._space = prepared, prepared.case, prepared.space
-        minutes, most = self._case.tune.minutes, seconds[self._case.tune.preset]
-        self._seconds = most if minutes is None else min(most, share * 60 * minutes)
-        self._margin_db = margin_db
-
-    def read(self, file: Path, run: Mapping[str, object]) -> FoundCorrections | None:
-        """The corrections in a file; ``None`` if it has none of the same run."""
-        known = read_found(file, run)
-        if known is None or not known.equalized:
-            return known
-        folded = self._prepared.folded
-        names = {constant.tensor for change in known.equalized for constant in change.constants}
-        own = [c for c in find_chains(folded) if names.issuperset(one.tensor for one in c.constants)]
-        model = equalized(folded, known.equalized)
-        numbers = self._prepared.recalibrated(model, {tensor for chain in own for tensor in chain.tensors})
-        return replace(known, model=model, numbers=numbers)
-
-    def find(self) -> FoundCorrections:
-        """The corrections that help; none without calibration data or if the model cannot be rehearsed."""
-        prepared, rules = self._prepared, self._case.quantize
-        able = rules.allowed_corrections and prepared.capabilities.computes and self._space.units
-        if not able or prepared.calibration is None:
-            return FoundCorrections()
-        samples = len(prepared.calibration)
-        if samples < MIN_SAMPLES:
-            if rules.corrections != "auto":
-                prepared.note_once(
-                    f"corrections need {MIN_SAMPLES} calibration samples, and there are {samples}: none is applied"
-                )
-            return FoundCorrections()
-        if self._enough_db == -math.inf:
-            return FoundCorrections()
-        with ExitStack() as opened:
-            judge = Judge(
-                model=prepared.folded,
-                placements=judged_placements(self._space),
-                feeds=prepared.feeds,
-                runtime=reference_runtime(opened, prepared.options, prepared.backend),
-                rounds_biases=prepared.capabilities.rounds_biases,
-            )
-            try:
-                found = find_corrections(self._task(judge))
-                for name, reason in found.failures.items():
-                    prepared.note_once(f"the correction '{name}' could not be tried: {reason}")
-                return found
-            except (BackendError, RehearsalRefusedError) as error:
-                prepared.note_once(f"no corrections are applied: {error.what}")
-                return FoundCorrections()
-
-    @property
-    def _enough_db(self) -> float:
-        """The SQNR of everything quantized with which no correction is needed.
-
-        Any, unless accuracy limits the search or is its objective, or corrections are asked for by name.
-        """
-        rules, least_db = self._case.tune, self._case.tune.limits.min_sqnr_db
-        needs_all = rules.accuracy is not None or rules.objective == "pareto"
-        if needs_all or self._case.quantize.corrections != "auto":
-            return math.inf
-        return -math.inf if least_db is None else least_db + self._margin_db
-
-    def _task(self, judge: Judge) -> CorrectionTask:
-        prepared, rules = self._prepared, self._case.quantize
-        given = () if self._case.inputs.scales is None else NEED_RANGES
-        numbers = prepared.calibrated[1]
-        weights = numbers.corrections.weights  # those of a quantized model that the search starts from
-        return CorrectionTask(
+    case, tune, rules = prepared.case, prepared.case.tune, prepared.case.quantize
+    able = rules.allowed_corrections and prepared.capabilities.computes and prepared.space.units
+    enough_db = _enough_db(case, margin_db)
+    if not able or prepared.calibration is None:
+        return FoundCorrections()
+    samples = len(prepared.calibration)
+    if samples < MIN_SAMPLES and rules.corrections != "auto":
+        prepared.note_once(
+            f"corrections need {MIN_SAMPLES} calibration samples, and there are {samples}: none is applied"
+        )
+    if samples < MIN_SAMPLES or enough_db == -math.inf:
+        return FoundCorrections()
+    given = () if case.inputs.scales is None else NEED_RANGES
+    numbers = prepared.calibrated[1]
+    weights = numbers.corrections.weights  # those of a quantized model that the search starts from
+    most = seconds[tune.preset]
+    with ExitStack() as opened:
+        judge = Judge(
+            model=prepared.folded,
+            placements=judged_placements(prepared.space),
+            feeds=prepared.feeds,
+            runtime=reference_runtime(opened, prepared.options, prepared.backend),
+            rounds_biases=prepared.capabilities.rounds_biases,
+        )
+        task = CorrectionTask(
             judge=judge,
             numbers=numbers,
             sites=tuple(dict.fromkeys(site for each in judge.placements for site in each.ordered)),
-            ranges=self._ranges,
+            ranges=partial(_ranges, prepared),
             method=rules.calibration,
             observe=prepared.values_of,
             allowed=tuple(name for name in rules.allowed_corrections if name not in given),
             saturates=prepared.capabilities.reduce_range,
             fixed=frozenset((*prepared.start_scales.ranges, *(tensor for tensor, _, _ in weights))),
             recalibrated=prepared.recalibrated,
-            enough_db=self._enough_db,
-            seconds=self._seconds,
+            enough_db=enough_db,
+            seconds=most if tune.minutes is None else min(most, share * 60 * tune.minutes),
         )
+        try:
+            found = find_corrections(task)
+        except (BackendError, RehearsalRefusedError) as error:
+            prepared.note_once(f"no corrections are applied: {error.what}")
+            return FoundCorrections()
+    for name, reason in found.failures.items():
+        prepared.note_once(f"the correction '{name}' could not be tried: {reason}")
+    return found
 
-    def _ranges(self, model: Model, even: bool) -> Mapping[str, Ranges]:
-        """Ranges of all activations by the case's method and `NARROW`, of all samples or of the ``even`` ones."""
-        prepared = self._prepared
 
-        def feeds() -> Iterator[Feed]:
-            return islice(prepared.feeds(), 0, None, 2 if even else 1)
+def _enough_db(case: Case, margin_db: float) -> float:
+    """The SQNR of everything quantized with which no correction is needed.
 
-        with ExitStack() as observers:
-            run, tensors = partial(prepared.runner, observers), self._space.tensors
-            methods = {self._case.quantize.calibration, NARROW}
-            found = calibrate_with(model, tensors, feeds, methods, run, note=lambda _: None)  # noted before
-            return {str(method): ranges for method, ranges in found.items()}
+    Any, unless accuracy limits the search or is its objective, or corrections are asked for by name.
+    """
+    needs_all = case.tune.accuracy is not None or case.tune.objective == "pareto"
+    if needs_all or case.quantize.corrections != "auto":
+        return math.inf
+    least_db = case.tune.limits.min_sqnr_db
+    return -math.inf if least_db is None else least_db + margin_db
+
+
+def _ranges(prepared: Prepared, model: Model, even: bool) -> Mapping[str, Ranges]:
+    """Ranges of all activations by the case's method and `NARROW`, of all samples or of the ``even`` ones."""
+
+    def feeds() -> Iterator[Feed]:
+        return islice(prepared.feeds(), 0, None, 2 if even else 1)
+
+    with ExitStack() as observers:
+        run, tensors = partial(open_observer, prepared, observers), prepared.space.tensors
+        methods = {prepared.case.quantize.calibration, NARROW}
+        found = calibrate_with(model, tensors, feeds, methods, run, note=lambda _: None)  # noted before
+        return {str(method): ranges for method, ranges in found.items()}
 
 
 def judged_placements(space: SchemeSpace) -> tuple[Placement, ...]:
@@ -189,3 +188,93 @@ def judged_placements(space: SchemeSpace) -> tuple[Placement, ...]:
     }
     found = (space.resolve(space.everything()), space.resolve(linear))
     return tuple({placement.digest: placement for placement in found if placement.sites}.values())
+
+
+# ---- limits of int8 weights --------------------------------------------------------------------
+
+
+def find_sum_limits(prepared: Prepared, model: Model, samples: int = 16) -> Mapping[str, SumLimit]:
+    """The limits of a model's int8 weights on data, or by a proof; none without the correction ``bits``.
+
+    More ``samples`` show rarer sums, and take the time of a run each.
+    """
+    if not prepared.capabilities.reduce_range or "bits" not in prepared.case.quantize.allowed_corrections:
+        return {}
+    space, data = prepared.candidates, prepared.calibration
+    formats: dict[str, set[str]] = {}
+    for unit in space.units:
+        own = {name for form in unit.forms if (name := form.choice.activation) in ("int8", "uint8")}
+        for tensor, _ in unit.edges:
+            formats.setdefault(tensor, set()).update(own)
+    step = max(1, (0 if data is None else len(data)) // samples)
+    find_limits = partial(
+        observed_limits,
+        model,
+        _int8_weights(space),
+        observe=partial(prepared.values_of, model),
+        formats=lambda tensor: tuple(sorted(formats.get(tensor, ()))),
+    )
+    try:
+        return find_limits(islice(data or (), 0, step * samples, step))
+    except BackendError as error:
+        prepared.note_once(f"8-bit weights are used only where they are proved not to overflow: {error.what}")
+        return find_limits(())
+
+
+def note_sum_limits(numbers: Quantizer, space: SchemeSpace, note: Callable[[str], None]) -> None:
+    """Note the weights that have more than 7 bits by calibration data, and not by a proof."""
+    known = cast("Mapping[str, SumLimit]", numbers.sum_limits)  # those of `find_sum_limits`
+    sites = {site.tensor: site for site in _int8_weights(space) if site.tensor in known}
+    wide = sum(
+        bool(PairMaxima.of_any_input(known[name].layer).overflowing(numbers.integer_weight(site)).any())
+        for name, site in sites.items()
+    )
+    if wide:
+        margin = max(limit.margin for limit in known.values())
+        note(
+            f"{count_text(wide, 'int8 weight')} could overflow on this processor, whose sums of two 8-bit products "
+            f"saturate, and {'has' if wide == 1 else 'have'} more than 7 bits: no sum overflows on calibration "
+            f"data, with a margin of {margin:.0%}. Inputs that are larger than these may saturate"
+        )
+
+
+def _int8_weights(space: SchemeSpace) -> list[Site]:
+    forms = (form for unit in space.units for form in unit.forms)
+    return [site for form in forms for site in form.constants if site.format == "int8"]
+
+
+def without_overflows(
+    weights: Mapping[WeightKey, np.ndarray], numbers: Quantizer, note: Callable[[str], None]
+) -> dict[WeightKey, np.ndarray]:
+    """The scales of int8 weights, with those of ``numbers`` for channels that can overflow, where sums saturate.
+
+    Weights of which no channel keeps its scale are left out. All that change are noted.
+    """
+    kept, changed = dict[WeightKey, np.ndarray](), 0
+    for key, own in weights.items():
+        tensor, name, axis = key
+        ends = tuple(numbers.model.consumers.get(tensor, ()))
+        site = Site(tensor=tensor, consumers=ends, format=name, axis=axis, weight=True)
+        wrong = _overflowing(numbers, site, own)
+        changed += bool(wrong.any())
+        if not wrong.all():
+            kept[key] = np.where(wrong, numbers.params(site).scale, own)
+    if changed:
+        note(
+            f"{count_text(changed, 'weight')} would overflow on this processor, whose sums of 8-bit products saturate, "
+            "with the scales of the quantized model that the search starts from; channels that would get larger steps"
+        )
+    return kept
+
+
+def _overflowing(numbers: Quantizer, site: Site, scale: np.ndarray) -> np.ndarray:
+    """The scales of an int8 weight with which it can overflow; all if the layout of the kernel is unknown."""
+    if site.format != "int8":
+        return np.zeros(scale.shape, bool)
+    layer = find_layers(numbers.model, [site], recurrent=True).get(site.tensor)
+    if layer is None:
+        return np.ones(scale.shape, bool)
+    step = along(scale, layer.shape, site.axis or 0, 0)
+    integers = np.clip(np.rint(numbers.model.array(site.tensor).astype(np.float32) / step), -128, 127)
+    found = (numbers.sum_bound(site) or PairMaxima.of_any_input(layer)).overflowing(integers)
+    return found.reshape(scale.shape) if found.size == scale.size else np.full(scale.shape, found.any())

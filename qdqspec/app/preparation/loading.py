@@ -13,7 +13,7 @@ from qdqspec._core.config import hooks
 from qdqspec._core.temporary import TemporaryFolder
 from qdqspec.accuracy.data import random_feeds
 from qdqspec.accuracy.shapes import resolve_shapes, with_named_dimensions
-from qdqspec.app.preparation.definition import compared_with_definition
+from qdqspec.app.preparation.auxiliary_runs import compared_with_definition
 from qdqspec.backends.base import PLAIN, Backend, BuildOptions
 from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.errors import BackendError, BackendUnavailableError, ModelError
@@ -26,9 +26,13 @@ from qdqspec.types import DEFAULT_MIN_SQNR_DB, Finding, Inputs, InputShape, Lint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """One load of a model by a runtime, in a process of its own. ``missing`` is why there was none."""
+class Linted:
+    """The findings of a target, and one load of the model by its runtime, in a process of its own.
 
+    ``missing`` is why there was no load.
+    """
+
+    findings: tuple[Finding, ...] = ()
     runtime: str = ""  # with its version
     missing: str = ""
     refusal: Finding | None = None
@@ -48,14 +52,6 @@ class Load:
         return f"{self.runtime} {'loaded' if self.loaded else 'refused'} it"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Linted:
-    """The findings of a target, and the load of the model by its runtime."""
-
-    findings: tuple[Finding, ...]
-    load: Load
-
-
 def lint_and_load(
     model: Model,
     target: LintTarget,
@@ -72,40 +68,40 @@ def lint_and_load(
     wrong values. What the checker refuses is a note if the runtime loads it. Raises `ConfigError` for unknown targets.
     """
     found = lint_model(model, target, compute_capability=compute_capability)
-    load = load_for(model, target, options, feed) if loads else Load(missing="not asked for")
+    load = load_for(model, target, options, feed) if loads else Linted(missing="not asked for")
     refusals = [] if load.refusal is None else [load.refusal]
     if problem := type_problem(model.proto):
         node = named_node(model, problem)
         checked = replace(CHECKER, severity="note" if load.loaded else "refused", node=node, message=problem)
         refusals.insert(0, checked)
-    return Linted(findings=with_refusals(found, refusals), load=load)
+    return replace(load, findings=with_refusals(found, refusals))
 
 
 def load_for(
     model: Model, target: LintTarget, options: BuildOptions = PLAIN, feed: Mapping[str, Array] | None = None
-) -> Load:
-    """Load a model once, by the backend that a lint target belongs to."""
+) -> Linted:
+    """Load a model once, by the backend that a lint target belongs to; without findings."""
     owner, wanted = hooks.owner_of(target), target.rpartition("-")[2]
     with closing(Isolated(owner)) as backend:
         found = backend.probe(options)
         if not found.usable:
-            return Load(missing=found.why)
+            return Linted(missing=found.why)
         library, version = next(iter(found.facts.items()), (owner, ""))
         version = version.partition("-")[0]
         runtime = f"{library} {version}".strip()
         if wanted[:1].isdecimal() and not f"{version}.".startswith(f"{wanted}."):
-            return Load(missing=f"{runtime} is installed, not {wanted}")
+            return Linted(missing=f"{runtime} is installed, not {wanted}")
         options, feed = _with_inputs(model, options, feed)
         if feed is None and not options.profiles and backend.capabilities(options).needs_shapes:
-            return Load(missing=f"{runtime} needs the size of each dimension of its inputs")
+            return Linted(missing=f"{runtime} needs the size of each dimension of its inputs")
         started = time.monotonic()
         try:
             refusal = _refusal(model, backend, replace(options, state=None, hashed=False), feed)
         except BackendUnavailableError as error:
-            return Load(missing=error.what)
+            return Linted(missing=error.what)
         if refusal is not None and time.monotonic() - started >= options.build_seconds:
-            return Load(missing=f"{runtime} took longer than {options.build_seconds:g} s")
-    return Load(runtime=runtime, refusal=refusal and replace(refusal, source=f"runtime: {runtime}"))
+            return Linted(missing=f"{runtime} took longer than {options.build_seconds:g} s")
+    return Linted(runtime=runtime, refusal=refusal and replace(refusal, source=f"runtime: {runtime}"))
 
 
 def _with_inputs(

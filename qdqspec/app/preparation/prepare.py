@@ -2,37 +2,56 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 
-import onnx
-
 from qdqspec._core.arrays import Array, Feed
 from qdqspec._core.config import claim_folder, find_folder
 from qdqspec._core.units import count_text
 from qdqspec.accuracy.corrections.find import FoundCorrections, write_found
-from qdqspec.accuracy.data import shaped_by_data
+from qdqspec.accuracy.data import (
+    Dataset,
+    data_warnings,
+    feed_of_shapes,
+    open_data,
+    random_feeds,
+    shaped_by_data,
+)
 from qdqspec.accuracy.metrics import Scores
-from qdqspec.accuracy.shapes import shape_profiles
-from qdqspec.app.preparation.auxiliary_runs import Observer, open_observer, runner
-from qdqspec.app.preparation.builds import Groups, fused_groups, groups_of_file
-from qdqspec.app.preparation.cached import REFERENCE, header_of, search_key
-from qdqspec.app.preparation.case_data import CaseData
-from qdqspec.app.preparation.correcting import Correcting, scaled_branches
-from qdqspec.app.preparation.definition import (
+from qdqspec.accuracy.shapes import (
+    InputSpec,
+    input_specs,
+    resized,
+    resolve_shapes,
+    shape_profiles,
+    shapes_text,
+)
+from qdqspec.app.preparation.auxiliary_runs import (
     Definition,
     compared_with_definition,
     definition_warning,
     difference_text,
+    open_observer,
+    runner,
+)
+from qdqspec.app.preparation.builds import Groups, fused_groups
+from qdqspec.app.preparation.cached import REFERENCE, header_of, search_key
+from qdqspec.app.preparation.correcting import (
+    find_case_corrections,
+    find_sum_limits,
+    note_sum_limits,
+    read_case_corrections,
+    scaled_branches,
+    without_overflows,
 )
 from qdqspec.app.preparation.resources import Resources
 from qdqspec.app.preparation.start import KeptScales, float_form_of, kept_scales, with_float_form
-from qdqspec.app.preparation.sum_limits import find_sum_limits, note_sum_limits, without_overflows
 from qdqspec.backends.base import Capabilities, Engine
-from qdqspec.errors import BackendError, PatternError, QdqspecError
+from qdqspec.errors import PatternError, QdqspecError
 from qdqspec.graph.cautions import cautions
 from qdqspec.graph.declared import unconfirmed_outputs, with_types
 from qdqspec.graph.definition import is_quantized
@@ -53,13 +72,14 @@ from qdqspec.qdq.quantize.saturation import saturations
 from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.qdq.space.units import format_choices
 from qdqspec.spec.problems import Problem, source_lines, spec_error
-from qdqspec.types import Case, DefinitionEvidence, DeviceKey, PatternRules, Placement, Region
+from qdqspec.timing.profiles import Load
+from qdqspec.types import Case, DataSource, DefinitionEvidence, DeviceKey, PatternRules, Placement, Region
 
 
 def prepare(case: Case, resources: Resources, *, as_given: bool = False) -> Prepared:
     """Load the model of a case; a quantized one is tuned from its float form, unless it is taken ``as_given``."""
     given = given_model(case.model, case.inputs.values)
-    given = _with_true_outputs(given if as_given else with_float_form(given), case, resources)
+    given = given if as_given else with_float_form(given)
     case = replace(case, inputs=shaped_by_data(given, case.inputs))
     own = float_form_of(given)
     if own is not None and not case.tune.start_from:
@@ -67,7 +87,9 @@ def prepare(case: Case, resources: Resources, *, as_given: bool = False) -> Prep
     output = output_of(case, resources)
     profiles = shape_profiles(given, case.inputs)
     options = replace(resources.options, profiles=profiles, state=output / resources.backend.name)
-    return Prepared(case, given, replace(resources, options=options), output)
+    prepared = Prepared(case, given, replace(resources, options=options), output)
+    true = _with_true_outputs(prepared)
+    return prepared if true is given else Prepared(case, true, prepared.resources, output)
 
 
 def output_of(case: Case, resources: Resources) -> Path:
@@ -76,34 +98,40 @@ def output_of(case: Case, resources: Resources) -> Path:
     return (find_folder if settings.mode == "plan" else claim_folder)(settings, case)
 
 
-def _with_true_outputs(model: Model, case: Case, resources: Resources) -> Model:
+def _with_true_outputs(prepared: Prepared) -> Model:
     """The model, with the shapes of a run where it declares others, if the backend refuses these."""
-    if resources.settings.mode == "plan" or not unconfirmed_outputs(model):
+    model = prepared.given
+    if prepared.settings.mode == "plan" or not unconfirmed_outputs(model):
         return model
-    if not resources.backend.capabilities(resources.options).enforces_output_shapes:
+    if not prepared.capabilities.enforces_output_shapes:
         return model
     try:
-        inputs = shaped_by_data(model, case.inputs)
-        options = replace(resources.options, profiles=shape_profiles(model, inputs))
-        data = CaseData(replace(case, inputs=inputs), model, resources.settings.seed)
-        with closing(resources.backend.build(require_path(model), options)) as engine:
-            return with_true_outputs(model, engine.run(data.sample))
+        with closing(prepared.backend.build(require_path(model), prepared.options)) as engine:
+            return with_true_outputs(model, engine.run(prepared.sample))
     except QdqspecError:  # raised again when the model is run for its results
         return model
 
 
-class Prepared(CaseData):
+class Prepared:
     """A case with its model on a backend: the problem that a search solves. Attributes are computed on first access.
 
     ``given`` is the user's model, ``base`` the same in float32 if it computes in float16 and the backend has no integer
     kernels for pairs of float16 tensors, ``folded`` that with BatchNormalization folded, and with branches that have
     factors; ``model`` is the one that pairs are inserted into, with scaled constants if equalization helps.
-    ``quantized`` is the float form of a user's model with pairs. Results are written to ``output``.
+    ``quantized`` is the float form of a user's model with pairs. Results are written to ``output``. Without data there
+    are ``random_samples``: more of them cover more values, and take longer. ``warnings`` collects notes for the user.
     """
 
-    def __init__(self, case: Case, given: Model, resources: Resources, output: Path = Path()) -> None:
-        super().__init__(case, given, resources.settings.seed)
-        self.resources, self.output = resources, output
+    def __init__(
+        self,
+        case: Case,
+        given: Model,
+        resources: Resources,
+        output: Path = Path(),
+        random_samples: int = 8,
+    ) -> None:
+        self.case, self.given, self.warnings = case, given, list[str]()
+        self.resources, self.output, self._random_samples = resources, output, random_samples
         self.backend, self.options, self.settings = resources.backend, resources.options, resources.settings
         self.quantized = float_form_of(given)
         self.base = given
@@ -111,7 +139,7 @@ class Prepared(CaseData):
         if computes_in_float16(given):  # else the backend is not asked before its capabilities are needed
             self.base, note = with_integer_kernels(given, quantizes_half=self.capabilities.quantizes_half)
             self.warnings += [note] if note else []
-        self._kept: tuple[Path, Mapping[str, object], bool] | None = None  # see `keep_corrections`
+        self._kept: tuple[Path, bool] | None = None  # see `keep_corrections`
         for name, value in case.inputs.values.items():
             self.note_once(
                 f"input '{name}' is fixed to {value}: the tuned model has no such input; it is timed against the model "
@@ -120,6 +148,88 @@ class Prepared(CaseData):
         self._plain = fold_weights(self.base).model
         if case.quantize.dq_dtype is not None:
             self._plain = with_types(self._plain, case.quantize.dq_dtype)
+
+    # ---- data -------------------------------------------------------------------------------------
+
+    @cached_property
+    def inputs(self) -> dict[str, InputSpec]:
+        """Type and shape of every input in this case."""
+        inputs = self.case.inputs
+        return input_specs(self.given, resolve_shapes(self.given, inputs), inputs.profiles)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every input in the first profile."""
+        return {name: spec.shape for name, spec in self.inputs.items()}
+
+    @cached_property
+    def calibration(self) -> Dataset | None:
+        """The calibration data; ``None`` if the case has none."""
+        source = self.case.inputs.calibration
+        if source is None:
+            return None
+        data = self._opened(source, labelled=False)
+        for doubt in data_warnings(data):
+            self.note_once(f"calibration data {source.name}: {doubt}")
+        return data
+
+    @cached_property
+    def evaluation(self) -> Dataset | None:
+        """The evaluation data; ``None`` if the case has none."""
+        source = self.case.inputs.evaluation
+        return None if source is None else self._opened(source)
+
+    def _opened(self, source: DataSource, *, labelled: bool = True) -> Dataset:
+        data = open_data(source, self.inputs, fixed=self.case.inputs.values, labelled=labelled)
+        for note in data.notes:
+            self.note_once(f"{source.name}: {note}")
+        return data
+
+    def feeds(self) -> Iterator[Feed]:
+        """Calibration inputs: the user's data, else random inputs from a seed, with a warning."""
+        if self.calibration is not None:
+            return iter(self.calibration)
+        ranges, evaluation = self.case.inputs.scales, self.case.inputs.evaluation
+        vague = [word for word, given in (("scales", ranges), ("parity", evaluation)) if given is None]
+        if vague:
+            prove = "proves" if vague == ["parity"] else "prove"
+            self.note_once(
+                f"no calibration data: random inputs are used, so {' and '.join(vague)} {prove} little"
+            )
+        return iter(random_feeds(self.given, self.shapes, self.settings.seed, self._random_samples))
+
+    def calibration_data(self) -> tuple[Dataset | list[Feed], str]:
+        """Calibration inputs, and their kind: calibration or random."""
+        return (
+            (list(self.feeds()), "random") if self.calibration is None else (self.calibration, "calibration")
+        )
+
+    def comparison_data(self) -> tuple[Dataset | list[Feed], str]:
+        """The best data for comparing outputs, and its kind: evaluation, calibration or random."""
+        return self.calibration_data() if self.evaluation is None else (self.evaluation, "evaluation")
+
+    @cached_property
+    def sample(self) -> dict[str, Array]:
+        """One input, in the shapes of the first profile: the first sample that has these, if one has them."""
+        return feed_of_shapes(self.feeds, self.shapes)
+
+    @cached_property
+    def loads(self) -> tuple[Load, ...]:
+        """The inputs for timing: `sample` in the shapes of every profile, with the profile's share."""
+        profiles = self.case.inputs.profiles
+        total = math.fsum(profile.weight for profile in profiles)
+        shapes = [resolve_shapes(self.given, self.case.inputs, number) for number in range(len(profiles))]
+        return tuple(
+            Load(feeds=resized(self.sample, own), name=shapes_text(own), share=profile.weight / total)
+            for profile, own in zip(profiles, shapes, strict=True)
+        )
+
+    def note_once(self, warning: str) -> None:
+        """Add a warning unless it is already present."""
+        if warning not in self.warnings:
+            self.warnings.append(warning)
+
+    # ---- model and space --------------------------------------------------------------------------
 
     @cached_property
     def device(self) -> DeviceKey:
@@ -141,15 +251,8 @@ class Prepared(CaseData):
         """A file of the reference that outlives the session: the user's, or the copy among the results."""
         return self.output / REFERENCE if isinstance(self.given, OwnCopy) else require_path(self.given)
 
-    @cached_property
-    def key(self) -> str:
-        """The cache key of a finished search of this case."""
-        return search_key(self)
-
-    @cached_property
-    def journal_header(self) -> dict[str, object]:
-        """The header of the search's journal; a journal with another header is not resumed."""
-        return header_of(self)
+    key = cached_property(search_key)
+    journal_header = cached_property(header_of)
 
     @cached_property
     def folded(self) -> Model:
@@ -179,16 +282,8 @@ class Prepared(CaseData):
 
     @cached_property
     def fused(self) -> Groups:
-        """Nodes of each kernel of the float model, if regions follow fusions: from a file or the backend."""
-        rules = self.case.regions
-        if rules.by != "fusion":
-            return ()
-        if rules.graph is not None:
-            return groups_of_file(rules.graph, self.given)
-        groups = fused_groups(self.given, self.backend, self.options, self.sample, self.warnings.append)
-        if not groups:
-            self.warnings.append(f"{self.backend.name} reports no kernels: regions follow structure instead")
-        return groups
+        """Nodes of each kernel of the float model, if regions follow fusions."""
+        return fused_groups(self) if self.case.regions.by == "fusion" else ()
 
     @cached_property
     def candidates(self) -> SchemeSpace:
@@ -245,13 +340,6 @@ class Prepared(CaseData):
         """Builds the engines of comparisons. Kept, because those of another runtime live as long as this function."""
         return runner(self.backend, replace(self.options, hashed=False))
 
-    def observed(self, tensors: Collection[str], feed: Feed) -> dict[str, Array]:
-        """The values of these tensors in a run on ``feed``. Raises `BackendError` if they cannot be observed."""
-        (found,) = self.values_of(self.model, list(tensors), [feed])
-        if missing := [tensor for tensor in tensors if tensor not in found]:
-            raise BackendError(f"no run of the model returns '{missing[0]}'")
-        return dict(found)
-
     def values_of(
         self, model: Model, tensors: Sequence[str], feeds: Iterable[Feed]
     ) -> Iterator[Mapping[str, Array]]:
@@ -259,7 +347,7 @@ class Prepared(CaseData):
         inputs = set(model.inputs)
         observer = observe(model, [tensor for tensor in tensors if tensor not in inputs])
         with ExitStack() as observers:
-            execute = self.runner(observers, observer.proto) if observer.names else None
+            execute = open_observer(self, observers, observer.proto) if observer.names else None
             for feed in feeds:
                 found = {} if execute is None else observer.seen(execute(feed))
                 yield {**{name: feed[name] for name in tensors if name in feed}, **found}
@@ -307,7 +395,7 @@ class Prepared(CaseData):
     ) -> dict[str, TensorRange]:
         """The ranges of these tensors by the case's method, on all calibration inputs."""
         with ExitStack() as observers:
-            run, method = partial(self.runner, observers), self.case.quantize.calibration
+            run, method = partial(open_observer, self, observers), self.case.quantize.calibration
             return calibrate_with(model, tensors, self.feeds, (method,), run, note=note)[method]
 
     @cached_property
@@ -317,21 +405,20 @@ class Prepared(CaseData):
             return KeptScales()
         return kept_scales(self._plain, self.case.tune.start_from, self.note_once)
 
-    def keep_corrections(self, path: Path, run: Mapping[str, object], *, read_only: bool = False) -> None:
-        """Take the corrections from a file of the same ``run``; else find them, and write them unless ``read_only``."""
-        self._kept = path, run, read_only
+    def keep_corrections(self, path: Path, *, read_only: bool = False) -> None:
+        """Take the corrections from a file of the same search; else find them, and write them unless ``read_only``."""
+        self._kept = path, read_only
 
     @cached_property
     def corrections(self) -> FoundCorrections:
         """The corrections that help on held-out calibration data, and the gain of each."""
-        correcting = Correcting(self)
         if self._kept is None:
-            return correcting.find()
-        path, run, read_only = self._kept
-        known = correcting.read(path, run)
-        found = known or correcting.find()
+            return find_case_corrections(self)
+        path, read_only = self._kept
+        known = read_case_corrections(self, path)
+        found = known or find_case_corrections(self)
         if known is None and not read_only and (found.gains or found.untried):
-            write_found(path, run, found)  # a resumed search has the same
+            write_found(path, self.journal_header, found)  # a resumed search has the same
         return found
 
     @property
@@ -354,16 +441,6 @@ class Prepared(CaseData):
         found = self.corrections
         numbers = found.numbers or self.calibrated[1]
         return found.applied(numbers) if any(gain.taken for gain in found.gains) else numbers
-
-    def runner(self, observers: ExitStack, observer: onnx.ModelProto) -> Observer:
-        """A function that runs the observer, until ``observers`` are closed."""
-        advice = (
-            "random inputs may not suit this model: give it real ones (inputs.calibration, or --calibration)"
-        )
-        cure, note = advice if self.calibration is None else None, self.note_once
-        return open_observer(
-            observers, observer, self.given, self.backend, self.options, note=note, cure=cure
-        )
 
     @property
     def nothing(self) -> str:

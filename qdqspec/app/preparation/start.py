@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -27,7 +27,7 @@ from qdqspec.qdq.scheme.cache import read_cache
 from qdqspec.qdq.scheme.cache import warm_starts as cached_starts
 from qdqspec.qdq.scheme.match import Matcher
 from qdqspec.qdq.scheme.scheme_file import read_scheme
-from qdqspec.qdq.space.search_space import SchemeSpace, project
+from qdqspec.qdq.space.search_space import project
 from qdqspec.search.journal import read_journal
 from qdqspec.types import PlacedPair, Placement, Site
 
@@ -79,76 +79,58 @@ def warm_starts(prepared: Prepared) -> tuple[Placement, ...]:
     """
     found: dict[str, Placement] = {}
     for path in prepared.case.tune.start_from:
-        reader = _READERS.get(path.suffix.lower())
-        if reader is None:
-            raise ConfigError(
-                "tune.start_from takes pattern caches (.yaml), journals (.jsonl), schemes (.json) and Q/DQ models "
-                "(.onnx)",
-                where=path,
-                cure="name a file that a tuning run has left, or a quantized model",
-            )
-        starts = list(reader(path, prepared))
+        starts = list(_placements_in(path, prepared))
         if not starts:
             prepared.note_once(f"{path.name} contains no placement for this model")
         found |= {placement.digest: placement for placement in starts}
     return tuple(found.values())
 
 
-def _of_cache(path: Path, prepared: Prepared) -> Iterable[Placement]:
-    space = prepared.space
-    try:
-        return cached_starts(
-            read_cache(path), space.regions, space, prepared.backend.target, prepared.device.key
-        )
-    except StateError as error:
-        raise StateError(error.what, where=error.where or path, cure=error.cure) from None
+def _placements_in(path: Path, prepared: Prepared, most: int = 2) -> Iterable[Placement]:
+    """The parts of the placements in a file that the space has; those without such a part are left out.
+
+    Of a journal the ``most`` best placements, confirmed or else raced: each costs a build.
+    """
+    space, backend = prepared.space, prepared.backend.target
+    match path.suffix.lower():
+        case ".yaml" | ".yml":
+            try:
+                return cached_starts(read_cache(path), space.regions, space, backend, prepared.device.key)
+            except StateError as error:
+                raise StateError(error.what, where=error.where or path, cure=error.cure) from None
+        case ".json":
+            scheme = read_scheme(path)
+            _require_backend("scheme", scheme.backend, path, backend)
+            placements: Iterable[Placement] = [scheme.placement]
+        case ".jsonl":
+            header, trials = read_journal(path)
+            _require_backend("journal", str(header.get("backend")), path, backend)
+            confirmed = [trial for trial in trials if trial.phase == "confirm" and trial.ok]
+            raced = confirmed or [trial for trial in trials if trial.incumbent]
+            ranked = sorted(raced, key=lambda trial: (trial.ratio or 1.0, trial.number))
+            placements = islice(dict.fromkeys(trial.placement for trial in ranked), most)
+        case ".onnx":
+            fitted = placement_for(space.model, load_model(path))
+            for line in fitted.notes:
+                prepared.note_once(f"{path.name}: {line}")
+            placements = [fitted.placement]
+        case _:
+            raise ConfigError(
+                "tune.start_from takes pattern caches (.yaml), journals (.jsonl), schemes (.json) and Q/DQ models "
+                "(.onnx)",
+                where=path,
+                cure="name a file that a tuning run has left, or a quantized model",
+            )
+    return [own for placement in placements if (own := project(space, placement)).sites]
 
 
-def _of_scheme(path: Path, prepared: Prepared) -> Iterable[Placement]:
-    known = read_scheme(path)
-    _require_backend("scheme", known.backend, path, prepared)
-    return _projected([known.placement], prepared.space)
-
-
-def _of_journal(path: Path, prepared: Prepared, most: int = 2) -> Iterable[Placement]:
-    """The best placements of an earlier search, confirmed or else raced; each of ``most`` costs a build."""
-    header, trials = read_journal(path)
-    _require_backend("journal", str(header.get("backend")), path, prepared)
-    confirmed = [trial for trial in trials if trial.phase == "confirm" and trial.ok]
-    ranked = sorted(confirmed or (t for t in trials if t.incumbent), key=lambda t: (t.ratio or 1.0, t.number))
-    placements = dict.fromkeys(trial.placement for trial in ranked)
-    return _projected(islice(placements, most), prepared.space)
-
-
-def _projected(placements: Iterable[Placement], space: SchemeSpace) -> list[Placement]:
-    """The parts of placements that a space has; placements without such a part are left out."""
-    return [fitted for placement in placements if (fitted := project(space, placement)).sites]
-
-
-def _require_backend(what: str, backend: str, path: Path, prepared: Prepared) -> None:
-    here = prepared.backend.target
+def _require_backend(what: str, backend: str, path: Path, here: str) -> None:
     if backend != here:
         raise StateError(
             f"the {what} was made on {backend}, not on {here}: speed differs between backends",
             where=path,
             cure=f"start from a {path.name} that a run on {here} has left",
         )
-
-
-def _of_model(path: Path, prepared: Prepared) -> Iterable[Placement]:
-    fitted = placement_for(prepared.space.model, load_model(path))
-    for line in fitted.notes:
-        prepared.note_once(f"{path.name}: {line}")
-    return _projected([fitted.placement], prepared.space)
-
-
-_READERS: Mapping[str, Callable[[Path, Prepared], Iterable[Placement]]] = {
-    ".yaml": _of_cache,
-    ".yml": _of_cache,
-    ".json": _of_scheme,
-    ".jsonl": _of_journal,
-    ".onnx": _of_model,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,8 @@ from qdqspec._core.arrays import Array, Feed
 from qdqspec._core.temporary import TemporaryFolder
 from qdqspec.accuracy.data import feed_of_shapes, open_data, random_feeds, shaped_by_data
 from qdqspec.accuracy.shapes import input_specs, resolve_shapes
+from qdqspec.app.preparation.auxiliary_runs import SAMPLES, compared_with_definition
 from qdqspec.app.preparation.candidates import half_reference, note_float_types, plain_file
-from qdqspec.app.preparation.definition import SAMPLES, compared_with_definition
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.preparation.resources import Resources
 from qdqspec.backends.base import Backend, BuildOptions, Engine

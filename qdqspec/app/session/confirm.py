@@ -86,7 +86,10 @@ def confirm(
     """
     own, min_gain, files = _Confirmation(trials, bench, limits), limits.asked.min_gain, beside or {}
     roles = finalists(
-        trials, everything, fits=lambda trial: limits.admits(trial.placement), admits=own.admits
+        trials,
+        everything,
+        fits=lambda trial: limits.admits(trial.placement),
+        admits=lambda placement: admits(placement, bench, limits),
     )
     builds_seconds = 2 * CONFIRM_BUILDS * trials[0].build_seconds
     if not own.was_built(everything) and not deadline.allows(builds_seconds, times=2):
@@ -129,18 +132,23 @@ def _widened(ratio: RatioTest) -> RatioTest:
 
 def admits(placement: Placement, bench: Bench, limits: Limits) -> bool:
     """Whether a placement meets the constraints on all data; it is measured if a few samples do not exclude it."""
-    is_measured = measure_accuracy(placement, bench, limits, only_near=True)
-    return is_measured and limits.admits(placement)
+    return _measure_accuracy(placement, bench, limits, only_near=True) and limits.admits(placement)
 
 
-def measure_accuracy(placement: Placement, bench: Bench, limits: Limits, *, only_near: bool = False) -> bool:
-    """Measure a placement on all data once, with ``only_near`` if it is not below the SQNR limit on a few samples."""
+def _measure_accuracy(placement: Placement, bench: Bench, limits: Limits, *, only_near: bool = False) -> bool:
+    """Measure a placement on all data once, with ``only_near`` if it is not below the SQNR limit on a few samples.
+
+    False if it is not measured: it is below the limit, or it fails.
+    """
     if not limits.are_measured or not placement.sites or limits.is_known(placement):
         return True
-    with closing(bench.open(placement)) as engine, bench.several(placement, engine) as several:
-        if only_near and limits.is_below(placement, several):
-            return False
-        limits.confirm(placement, several)
+    try:
+        with closing(bench.open(placement)) as engine, bench.several(placement, engine) as several:
+            if only_near and limits.is_below(placement, several):
+                return False
+            limits.confirm(placement, several)
+    except BackendError:
+        return False
     return True
 
 
@@ -162,13 +170,6 @@ class _Confirmation:
     def was_built(self, placement: Placement) -> bool:
         """Whether the search built the placement."""
         return any(trial.placement.digest == placement.digest for trial in self.trials)
-
-    def admits(self, placement: Placement) -> bool:
-        """Whether a placement meets the constraints on all data; false if it cannot be measured."""
-        try:
-            return admits(placement, self.bench, self.limits)
-        except BackendError:
-            return False
 
     def scored(self, trial: Trial) -> Trial:
         """The trial with the task metric of its placement, if measured by now."""
@@ -199,7 +200,7 @@ class _Confirmation:
                 slower=_slower_text(timed, limits),
                 plain=plain,
             )
-            if choice.unchanged or self.admits(choice.placement):
+            if choice.unchanged or admits(choice.placement, self.bench, limits):
                 return choice
             barred.add(choice.placement.digest)
 
@@ -227,7 +228,7 @@ class _Confirmation:
             nonlocal left, started
             is_first, seconds = left == MOST_TIMES, deadline.spent - started
             faster = [r for r in able if r in ratios and ratios[r].mean.median < 1 - min_gain]
-            likely = [ratios[role] for role in faster if self.admits(able[role])]
+            likely = [ratios[role] for role in faster if admits(able[role], self.bench, self.limits)]
             tests = likely if is_first else map(_widened, likely)
             if not left or not likely or any(test.proves(min_gain) for test in tests):
                 return False
@@ -266,9 +267,7 @@ class _Confirmation:
 
     def _confirmed_db(self, placement: Placement) -> float | None:
         """The SQNR on all data; ``None`` if it cannot be measured or the task metric is below its limit."""
-        try:
-            measure_accuracy(placement, self.bench, self.limits)
-        except BackendError:
+        if not _measure_accuracy(placement, self.bench, self.limits):
             return None
         figures, least = self.limits.figures(placement), self.limits.min_accuracy
         is_below = least is not None and figures.score is not None and figures.score < least

@@ -15,7 +15,7 @@ from dataclasses import replace
 from qdqspec._core.temporary import TemporaryFolder
 from qdqspec._core.units import count_text, share_text
 from qdqspec.app.preparation.auxiliary_runs import runner
-from qdqspec.app.preparation.build_logs import BuildLogs
+from qdqspec.app.preparation.build_logs import LoggedJournal
 from qdqspec.app.preparation.candidates import CandidateFiles
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.session.outcome import Tuned
@@ -43,7 +43,7 @@ def covers(prepared: Prepared) -> bool:
     return asked == NAME
 
 
-def cover_case(prepared: Prepared, journal: BuildLogs) -> Tuned:
+def cover_case(prepared: Prepared, journal: LoggedJournal) -> Tuned:
     """The placement with the most narrow multiplications. Raises `BackendError` if the model does not build."""
     with ExitStack() as opened:
         covering = _Covering(prepared, journal, opened)
@@ -69,7 +69,7 @@ def _reason(search: CoverageSearch, coverage: Coverage, least_db: float | None) 
 class _Covering:
     """One search: its builds, that of the reference first, and the limits on accuracy."""
 
-    def __init__(self, prepared: Prepared, journal: BuildLogs, opened: ExitStack) -> None:
+    def __init__(self, prepared: Prepared, journal: LoggedJournal, opened: ExitStack) -> None:
         self.prepared, self.trials = prepared, list[Trial]()
         self._journal, self._recorded = journal, list(journal.trials())
         self._started = time.monotonic(), time.process_time()

@@ -11,10 +11,12 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 
 from qdqspec import __version__
 from qdqspec._core.config import Settings
+from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.preparation.timing import Measure
 from qdqspec.checks.base import requested
 from qdqspec.checks.baseline.compare import (
@@ -31,7 +33,7 @@ from qdqspec.checks.baseline.compare import (
 from qdqspec.checks.baseline.store import Entry, Name, Renewal, RoleTimes, baseline_file, read_baseline
 from qdqspec.errors import StateError
 from qdqspec.timing.change import Builds, BuildTimes, builds_of, change_between, ratio_interval, ratio_times
-from qdqspec.types import Case, DeviceKey, LatencyEvidence, RegressionEvidence, Samples, TimeChange
+from qdqspec.types import Case, Clock, DeviceKey, LatencyEvidence, RegressionEvidence, Samples, TimeChange
 from qdqspec.types.requests import BaselineRequest
 
 FIRST_BUILDS, FIRST_ROUNDS = 3, 24
@@ -66,7 +68,6 @@ class Gatekeeper:
     first: LatencyEvidence
     measure: Measure
     note: Callable[[str], None]
-    _close: LatencyEvidence | None = field(default=None, init=False)
     _renewals: list[Renewal] = field(default_factory=list, init=False)
 
     def gate(self) -> Gate:
@@ -123,14 +124,13 @@ class Gatekeeper:
         first = self.first
         if first.builds < FIRST_BUILDS and not ratio_times(first).alone:
             first = self.measure(FIRST_BUILDS, FIRST_ROUNDS)
-        return look(known, first, self._closely, allowed)
+        return look(known, first, lambda: self._close, allowed)
 
-    def _closely(self) -> LatencyEvidence:
+    @cached_property
+    def _close(self) -> LatencyEvidence:
         """The more precise measurement, taken once; not needed if the reference itself is selected."""
-        if self._close is None:
-            alone = ratio_times(self.first).alone
-            self._close = self.first if alone else self.measure(CLOSE_BUILDS, CLOSE_ROUNDS)
-        return self._close
+        alone = ratio_times(self.first).alone
+        return self.first if alone else self.measure(CLOSE_BUILDS, CLOSE_ROUNDS)
 
     def _compared(self, name: str, known: Entry, seen: Look, allowed: float) -> RegressionEvidence:
         command = self._command(name, "changed")
@@ -151,7 +151,7 @@ class Gatekeeper:
 
     def _written(self, name: str, file: Path, known: Entry | None, nodes: str) -> RegressionEvidence:
         """The entry to write when the run ends; several processes may have entries for one file."""
-        latency = self._closely()
+        latency = self._close
         entry = entry_from(latency, self.conditions)
         if known is not None:
             entry = entry.after(known, changes(known, self.conditions, nodes))
@@ -201,19 +201,19 @@ def damaged_baselines(case: Case, settings: Settings, device: DeviceKey) -> dict
     return {}
 
 
-def conditions_of(
-    case: Case, device: DeviceKey, model_sha256: str, nodes: str, scheme: str, latency: LatencyEvidence
-) -> Conditions:
-    """The conditions under which a ratio of this case is measured now."""
-    return Conditions(
+def gate_of(case: Case, prepared: Prepared, scheme: str, latency: LatencyEvidence, measure: Measure) -> Gate:
+    """The gate of a case whose selected model has this scheme and latency."""
+    conditions = Conditions(
         clock=latency.clock,
-        model_sha256=model_sha256,
-        nodes=nodes,
+        model_sha256=prepared.given.sha256,
+        nodes=prepared.node_digests,
         rules=rules_of(case),
         scheme=scheme,
-        environment={"qdqspec": __version__, **device.details},
+        environment={"qdqspec": __version__, **prepared.device.details},
         recorded=datetime.now(UTC).isoformat(timespec="seconds"),
     )
+    settings, device, note = prepared.settings, prepared.device, prepared.note_once
+    return Gatekeeper(case, settings, device, conditions, latency, measure, note).gate()
 
 
 def look(
@@ -254,14 +254,13 @@ def _shown(case: Case, file: Path) -> str:
 
 
 def _times(samples: Samples, builds: int) -> RoleTimes:
-    cpu_ms = builds_of(samples, "cpu", builds) if samples.cpu_ms else ()
+    """Times rounded to the nanosecond; further digits are noise and enlarge the diff."""
+
+    def rounded(clock: Clock) -> Builds:
+        return tuple(tuple(round(ms, 6) for ms in build) for build in builds_of(samples, clock, builds))
+
     return RoleTimes(
-        wall_ms=_rounded(builds_of(samples, "wall", builds)),
-        cpu_ms=_rounded(cpu_ms),
+        wall_ms=rounded("wall"),
+        cpu_ms=rounded("cpu") if samples.cpu_ms else (),
         first=_times(samples.first, builds) if samples.first else None,
     )
-
-
-def _rounded(builds: Builds) -> Builds:
-    """Times rounded to the nanosecond; further digits are noise and enlarge the diff."""
-    return tuple(tuple(round(value, 6) for value in build) for build in builds)

@@ -264,21 +264,15 @@ class RehearsalOracle:
         if known is not None and trial.ok and trial.sqnr_db is not None and not trial.subgraph:
             self.built.learn(known, trial.sqnr_db, trial.placement)
 
-    def text(self, placement: Placement) -> str:
-        """Rehearsed and measured SQNR of a placement for the reason of a choice; empty unless both are known."""
-        if not self.built.is_of(placement):
-            return ""
-        rehearsed, measured = self.built.known[placement]
-        offset = self.built.at(rehearsed)
-        return f"rehearsed {rehearsed:.1f} dB, measured {measured:.1f} dB on the same samples, offset {offset:+.1f} dB"
-
-    def refused_text(self, least_db: float | None) -> str:
+    @property
+    def refused_text(self) -> str:
         """The number of rehearsed placements expected below the limits and not built; empty for none."""
         expected = [
             self._expected(placement, db)
             for placement, db in self._known.items()
             if db is not None and not self.built.is_of(placement)
         ]
+        least_db = self.least_db
         below = [] if least_db is None else [sqnr_db for sqnr_db in expected if sqnr_db < least_db]
         texts = [] if self.metric is None else [self.metric.refused_text()]
         if below:

@@ -8,14 +8,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from qdqspec._core.units import count_text, interval_text, ratio_text
-from qdqspec.app.evidence.kernels import known_candidates, rejected_candidates
-from qdqspec.app.preparation.build_logs import BuildLogs
-from qdqspec.app.preparation.candidates import note_float_types, other_references
+from qdqspec.app.evidence.kernels import rejected_candidates
+from qdqspec.app.preparation.build_logs import LoggedJournal
+from qdqspec.app.preparation.candidates import half_reference, note_float_types
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.session.confirm import Confirmed, confirm
-from qdqspec.app.session.tuning import Tuning, open_tuning, result_of, trials_of
+from qdqspec.app.session.tuning import Tuning, result_of, trials_of
 from qdqspec.checks.rejected import why_text
 from qdqspec.errors import BackendError
+from qdqspec.graph.model import require_path
 from qdqspec.search.loop import candidates_of
 from qdqspec.search.select import is_candidate, raw_winner
 from qdqspec.types import (
@@ -48,9 +49,9 @@ class Tuned:
     intervals: Mapping[str, Interval]
 
 
-def tune_case(prepared: Prepared, journal: BuildLogs) -> Tuned:
+def tune_case(prepared: Prepared, journal: LoggedJournal) -> Tuned:
     """The whole search of a case: each trial is in the journal before the next one begins."""
-    with open_tuning(prepared, journal) as tuning:
+    with Tuning(prepared, journal) as tuning:
         tuning.search.run()  # propose, rehearse, build, race; tell the strategy
         tuning.repair()  # candidates that just missed the SQNR limit
         return finish(tuning)  # finalists, built anew and timed together
@@ -60,6 +61,9 @@ def finish(tuning: Tuning) -> Tuned:
     """Rebuild the finalists of a search, time them together, select the final model, and describe the result."""
     prepared, trials = tuning.prepared, tuple(tuning.search.trials)
     prepared.resources.report_step("confirming")
+    beside = half_reference(prepared, tuning.folder)
+    if prepared.is_converted:  # the placements are of the model in float32
+        beside["reference"] = require_path(prepared.given)
     confirmed = confirm(
         trials,
         prepared.space.resolve(prepared.space.everything()),
@@ -67,7 +71,7 @@ def finish(tuning: Tuning) -> Tuned:
         tuning.limits,
         tuning.search.deadline,
         pareto=prepared.case.tune.objective == "pareto",
-        beside=other_references(prepared, tuning.folder),
+        beside=beside,
     )
     note_float_types(prepared, confirmed.latency)
     placements = {role: trial.placement for role, trial in confirmed.lines}
@@ -97,7 +101,8 @@ def _result(tuning: Tuning, confirmed: Confirmed) -> SearchResult:
         steps=getattr(tuning.make, "steps", {}),
         untried=prepared.corrections.untried,
     )
-    reasons = (choice.reason, why_text(rejected), _rehearsed(tuning, confirmed), cut_short or ended)
+    refused = tuning.oracle.refused_text if tuning.oracle is not None and choice.unchanged else ""
+    reasons = (choice.reason, why_text(rejected), refused, cut_short or ended)
     return result_of(
         prepared,
         tuning.started,
@@ -224,10 +229,10 @@ def _rejected(tuning: Tuning, confirmed: Confirmed) -> tuple[RejectedCandidate, 
     ops = {node.name: node.op_type for node in tuning.prepared.model.nodes}
     plain = confirmed.latency.ratios.get(FLOAT32)
     scale = 1.0 if plain is None else plain.median
-    known = known_candidates(confirmed.trials, confirmed.lines, confirmed.ratios, scale)
     # the profile of a converted model is not that of the reference
     layers = confirmed.trials[0].layers if plain is None else ()
-    return rejected_candidates(known, layers, tuning.limits, ops)
+    found = confirmed.trials, confirmed.lines, confirmed.ratios
+    return rejected_candidates(*found, layers, tuning.limits, ops, scale)
 
 
 def _block_errors(tuning: Tuning) -> tuple[tuple[BlockError, ...], str]:
@@ -241,12 +246,3 @@ def _block_errors(tuning: Tuning) -> tuple[tuple[BlockError, ...], str]:
     tuning.prepared.resources.report_step("measuring the error of each block")
     deadline = tuning.search.deadline
     return tuning.oracle.block_errors(deadline.share(ERRORS_SHARE, ERRORS_SHARE * deadline.spent))
-
-
-def _rehearsed(tuning: Tuning, confirmed: Confirmed) -> str:
-    choice, least = confirmed.choice, tuning.limits.min_sqnr_db
-    if tuning.oracle is None:
-        return ""
-    if choice.unchanged:
-        return tuning.oracle.refused_text(least)
-    return "" if least is None or choice.placement.given else tuning.oracle.text(choice.placement)

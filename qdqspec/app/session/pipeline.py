@@ -9,18 +9,20 @@
                                                                                     |
                        latency, parity, accuracy, size, survival, lint > evidence > check > verdict
 
-`judge` is the whole pipeline, `tune` its part up to the winner, and `open_tuning` the part of that up to the first
-build. Each step is done once for a case; docs/architecture.md names the modules of each step. `study` runs a search
-step by step; `evidence.compared_runtimes` and `app.upgrade` compare finished searches.
+`CaseWork.judge` is the whole pipeline, `find_winner` its part up to the winner: from the cache if that passes its
+recheck, selected by digest, or searched now by `tune`, of which `Tuning` is the part up to the first build. Each step
+is done once for a case; docs/architecture.md names the modules of each step. `study` runs a search step by step;
+`evidence.compared_runtimes` and `app.upgrade` compare finished searches.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal, TypeAlias
 
-from qdqspec._core.registry import resolve
-from qdqspec._core.units import count_text, seconds_text
+from qdqspec._core.units import count_text, interval_text, metric_text, ratio_text
 from qdqspec.app.preparation.build_logs import open_journal
 from qdqspec.app.preparation.cached import (
     CORRECTIONS,
@@ -31,33 +33,59 @@ from qdqspec.app.preparation.cached import (
     REFERENCE,
     FinishedSearch,
     keep,
+    other_winner,
+    recall,
 )
-from qdqspec.app.preparation.files import refuse_own, write_patterns, write_results
+from qdqspec.app.preparation.files import (
+    make_folder,
+    refuse_own,
+    take_results,
+    write_patterns,
+    write_results,
+)
 from qdqspec.app.preparation.prepare import Prepared
+from qdqspec.app.preparation.timing import BUILDS, ROUNDS, time_tuned
 from qdqspec.app.session.covering import cover_case, covers
 from qdqspec.app.session.outcome import tune_case
-from qdqspec.checks.base import Check, needs_of
-from qdqspec.checks.verdicts import timed_out
+from qdqspec.errors import BackendError, StateError
+from qdqspec.graph.model import require_path
 from qdqspec.timing.store import Store
-from qdqspec.types import CheckSpec, LatencyEvidence, Verdict
+from qdqspec.types import LatencyEvidence, Placement
 
-if TYPE_CHECKING:
-    from qdqspec.app.evidence.evidence import CaseWork
+Outcome: TypeAlias = Literal["faster", "inconclusive", "slower", "broken", "inaccurate"]
+FIRST_BUILDS, FIRST_ROUNDS = 2, 12
+SECOND_BUILDS, SECOND_ROUNDS = 4, 48
 
 
-def judge(work: CaseWork, check: CheckSpec) -> Verdict:
-    """The verdict of a check; inconclusive if the time limit of the run left it undecided."""
-    kind = cast("Check", resolve("check", check.kind))
-    limit = seconds_text(work.resources.settings.time_limit or 0.0)
-    if work.resources.seconds_left() == 0 and work.found is None:
-        return timed_out(limit)
-    work.require(check)  # prepare and probe: its data, labels and metric can be used
-    winner = work.find()  # search and confirm: `tune`, or a cached winner that passes its recheck
-    work.gather(check)  # winner against reference
-    verdict = kind.judge(check.params, work.evidence(needs_of(check) | {"parity"}))
-    if verdict.outcome == "fail" and winner.is_cut_short:
-        return timed_out(limit, verdict)
-    return verdict
+def find_winner(
+    prepared: Prepared, store: Store, validate: Callable[[], None]
+) -> tuple[FinishedSearch, LatencyEvidence | None]:
+    """The finished search of a case, and its latency if that was measured; ``validate`` is called before a search."""
+    settings = prepared.settings
+    prepared.resources.report_step("reading the model and its data")
+    known = None if settings.no_cache else recall(store, prepared.key)
+    if known is not None:  # for other placements of this search, as another scheme
+        prepared.keep_corrections(known.folder / CORRECTIONS, read_only=True)
+    if settings.scheme is not None:
+        return _placement_of(prepared, settings.scheme, known), None
+    if settings.mode in ("measure", "verify"):
+        if known is None:
+            case, other = prepared.case, other_winner(store, prepared)
+            raise StateError(
+                f"no winner is known for {case.name} on this device, and mode '{settings.mode}' does not search"
+                f"{other and f'; {other}'}",
+                where=case.spec or case.model,
+                cure="run it once with --qdq-mode=run",
+            )
+        return known, None
+    if known is not None and not settings.retune:
+        is_kept, latency = _recheck_winner(prepared, known)
+        if is_kept:
+            take_results(known, prepared.given, prepared.output)
+            return known, latency
+    if known is not None:  # now rather than later: another process may store its own result meanwhile
+        store.discard(prepared.key)
+    return tune(prepared, store, validate)
 
 
 def tune(
@@ -74,7 +102,7 @@ def tune(
     with open_journal(output, prepared.journal_header, prepared.warnings) as journal:
         if known := len(journal.trials()):
             resources.report_wait(f"continues from {count_text(known, 'build')} in {output / JOURNAL}")
-        prepared.keep_corrections(output / CORRECTIONS, prepared.journal_header)
+        prepared.keep_corrections(output / CORRECTIONS)
         tuned = (cover_case if covers(prepared) else tune_case)(prepared, journal)
         write_results(prepared, tuned.result, tuned.raw_winner, output)
         if tuned.latency is not None:
@@ -91,3 +119,124 @@ def tune(
         for role, trial in tuned.confirmed:
             journal.append(trial, role=role)
     return found, tuned.latency
+
+
+# ---- a known winner ------------------------------------------------------------------------------
+
+
+def measure_winner(
+    prepared: Prepared, kept: FinishedSearch, builds: int = BUILDS, rounds: int = ROUNDS
+) -> LatencyEvidence:
+    """Time reference and selected model from fresh builds; raises `BackendError` if the latter does not run."""
+    if kept.model is None:
+        given = require_path(prepared.given)
+        return time_tuned(prepared, given, builds=FIRST_BUILDS, rounds=FIRST_ROUNDS)
+    measured = time_tuned(prepared, kept.model, builds, rounds)
+    if "tuned" not in measured.samples:
+        raise BackendError(
+            f"the tuned model could not be built and run again: {measured.failures['tuned']}",
+            where=kept.model,
+            cure="tune it anew with --qdq-mode=run",
+        )
+    return measured
+
+
+def _recheck_winner(prepared: Prepared, known: FinishedSearch) -> tuple[bool, LatencyEvidence | None]:
+    """Whether a cached winner is reused, and its latency. If not, a new search follows, which CI has to request."""
+    if known.model is None or known.result.coverage is not None:
+        return True, None
+    prepared.resources.report_step("timing the cached winner again")
+    outcome, latency, finding = "inaccurate", None, _inaccuracy(prepared, known.model)
+    if not finding:
+        outcome, latency, finding = _time_again(prepared, known.model)
+    if outcome == "inconclusive":
+        prepared.note_once(f"{finding}; it is kept. Measure again later, or tune again with --qdq-retune")
+    if outcome in ("faster", "inconclusive"):
+        return True, latency
+    if not prepared.settings.in_ci:
+        prepared.note_once(f"{finding}; it was tuned again")
+        prepared.resources.report_wait(f"{finding}: tuning again")  # before the search, which takes minutes
+        return False, latency
+    if outcome != "slower":
+        raise StateError(
+            f"{finding}; no search is started in CI", where=known.model, cure="tune again with --qdq-retune"
+        )
+    prepared.note_once(
+        f"{finding}; it is kept, since no search is started in CI. Tune again with --qdq-retune"
+    )
+    return True, latency
+
+
+def _inaccuracy(prepared: Prepared, tuned: Path) -> str:
+    """The reason why a cached winner fails ``tune.accuracy``, or "". A metric's code may have changed."""
+    rules, scores = prepared.case.tune.accuracy, prepared.scores
+    if rules is None:
+        return ""
+    value = scores.of_file(tuned, rules.metric, rules.output).value
+    least = rules.least(scores.of_reference(rules.metric, rules.output).value)
+    if value >= least:
+        return ""
+    return (
+        f"the cached winner has {rules.key} {metric_text(rules.metric, value)} now, less than the "
+        f"{metric_text(rules.metric, least)} that tune.accuracy requires"
+    )
+
+
+def _placement_of(prepared: Prepared, digest: str, known: FinishedSearch | None) -> FinishedSearch:
+    """The placement of a known trial whose digest begins with ``digest``, rebuilt from its labels."""
+    placements: dict[str, Placement] = {}
+    if known is not None:  # a confirmed winner may be no trial of the search
+        built = [trial.placement for trial in known.result.trials if trial.ok]
+        placements = {each.digest: each for each in (*built, known.result.winner)}
+    matches = [placement for name, placement in placements.items() if name.startswith(digest)]
+    if known is None or len(matches) != 1:
+        case = prepared.case
+        raise StateError(
+            f"several trials of {case.name} have a scheme that begins with '{digest}'"
+            if matches
+            else f"no trial of {case.name} on this device has scheme {digest}",
+            where=case.spec or case.model,
+            cure="run the case once without --qdq-scheme, and take a digest from its trials.jsonl",
+        )
+    (placement,) = matches
+    if placement.digest == known.result.winner.digest:
+        return known
+    result = replace(
+        known.result,
+        winner=placement,
+        unchanged=not placement.sites,
+        reason=f"scheme {placement.digest} was asked for",
+        provenance=replace(known.result.provenance, source="replayed"),
+    )
+    folder = prepared.output / placement.digest
+    make_folder(folder)
+    write_results(prepared, result, placement, folder)
+    return FinishedSearch(result=result, folder=folder, raw_winner=placement)
+
+
+def _time_again(prepared: Prepared, tuned: Path) -> tuple[Outcome, LatencyEvidence, str]:
+    """Measure a cached winner, twice if needed: the outcome, the last measurement, and the finding in words.
+
+    A slow period of a noisy machine must not start a search that takes minutes. So a winner is ``slower`` only if two
+    measurements from fresh builds prove that it gains less than ``min_gain``, the second with more builds and rounds.
+    It is ``faster`` if one of them proves that it gains more, and ``broken`` if it cannot be built and run any more.
+    """
+    below, min_gain = [], prepared.case.tune.min_gain
+    for builds, rounds in ((FIRST_BUILDS, FIRST_ROUNDS), (SECOND_BUILDS, SECOND_ROUNDS)):
+        latency = time_tuned(prepared, tuned, builds, rounds)
+        if "tuned" not in latency.samples:
+            finding = f"the cached winner could not be built and run again: {latency.failures['tuned']}"
+            return "broken", latency, finding
+        tested = latency.tested["tuned"]
+        if tested.proves(min_gain):
+            return "faster", latency, ""
+        below.append(tested.excludes(min_gain))
+    speedup, asked = tested.mean.inverse, f"the {100 * min_gain:g} % of tune.min_gain"
+    figures = f"{ratio_text(speedup.median)}x (95 %: {interval_text(speedup)})"
+    if all(below):
+        lost = "is slower than the reference" if speedup.high < 1 else f"gains less than {asked}"
+        finding = f"the cached winner {lost} in two measurements: {figures}"
+        return "slower", latency, finding
+    by = f" by {asked}" if min_gain else ""
+    finding = f"inconclusive: the cached winner is neither proved faster nor proved slower{by}: {figures}"
+    return "inconclusive", latency, finding

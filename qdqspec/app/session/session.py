@@ -17,19 +17,17 @@ from qdqspec._core.config.declared import check_option
 from qdqspec.accuracy.given_data import GivenFiles, is_model
 from qdqspec.accuracy.metrics import joined_metrics
 from qdqspec.app.cases import SPEC_SUFFIXES, find_case
-from qdqspec.app.evidence.compared_runtimes import compare_runtimes, grouped, models_of_work
+from qdqspec.app.evidence.compared_runtimes import Models, compare_runtimes, models_of
 from qdqspec.app.evidence.culprits import MOST, culprits_of
-from qdqspec.app.evidence.evidence import CaseWork
-from qdqspec.app.evidence.kept_inputs import read_probe
 from qdqspec.app.evidence.parity import both_models
-from qdqspec.app.evidence.probes import Prober
+from qdqspec.app.evidence.probes import Prober, read_probe
 from qdqspec.app.preparation.prepare import output_of
 from qdqspec.app.preparation.resources import Resources, lock_of, resources_of
 from qdqspec.app.session.gate import damaged_baselines
-from qdqspec.app.session.pipeline import judge
 from qdqspec.app.session.plan import Plan, plan_of
 from qdqspec.app.session.result import Result
 from qdqspec.app.session.study import AnyStrategy, Study
+from qdqspec.app.session.work import CaseWork
 from qdqspec.backends.base import Availability
 from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.checks.baseline.store import Renewal
@@ -240,7 +238,7 @@ class Session(Closing):
             work = self.work(case)
             if check.id not in work.results or check.id in work.raised:
                 with self._files.named_errors():
-                    verdict = judge(work, check)
+                    verdict = work.judge(check)
                 work.raised.discard(check.id)
                 work.add(check, verdict)
         except Exception as error:
@@ -281,8 +279,8 @@ class Session(Closing):
         """
         if self.settings.mode in ("run", "measure") and self._seconds_left() != 0:
             self._runtimes = tuple(
-                compare_runtimes(name, map(models_of_work, works), self._tell)
-                for name, works in grouped(self._works.values())
+                compare_runtimes(name, map(_models_of, works), self._tell)
+                for name, works in _grouped(self._works.values())
             )
         return self._runtimes
 
@@ -361,3 +359,23 @@ def case_key(case: Case) -> _Key:
     except OSError:  # reported when the model is loaded
         return str(case.spec), case.name, str(case.model), 0, 0, asked
     return str(case.spec), case.name, str(case.model), written.st_mtime_ns, written.st_size, asked
+
+
+def _grouped(works: Iterable[CaseWork]) -> list[tuple[str, list[CaseWork]]]:
+    """The works of timed cases that differ in the backend they choose only, with the common part of their names."""
+    groups: dict[tuple[str, ...], list[CaseWork]] = {}
+    for work in works:
+        case, found = work.case, work.found
+        if case.backend is not None and found is not None and found.result.coverage is None:
+            rest = {axis: value for axis, value in case.matrix.items() if axis != "backend"}
+            name = "-".join([case.spec_name, *(str(value) for value in rest.values())])
+            groups.setdefault((str(case.spec), str(case.model), repr(rest), name), []).append(work)
+    return [(key[-1], group) for key, group in groups.items() if len({w.case.backend for w in group}) > 1]
+
+
+def _models_of(work: CaseWork) -> Models:
+    """The models of a case that was searched."""
+    kept = work.find()
+    if kept.model is None:
+        return models_of(work.prepared)
+    return models_of(work.prepared, kept.model, kept.result.winner, work.parity.sqnr_db)

@@ -23,19 +23,18 @@ from qdqspec._core.plain_json import read_json
 from qdqspec._core.registry import names
 from qdqspec._core.temporary import TemporaryFolder
 from qdqspec.accuracy.rehearsal import RehearsedEngine
-from qdqspec.app.preparation.build_logs import HEADER, BuildLogs
+from qdqspec.app.preparation.build_logs import HEADER, LoggedJournal
 from qdqspec.app.preparation.cached import CORRECTIONS, JOURNAL
 from qdqspec.app.preparation.files import make_folder, write_placed, write_placement
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.session.covering import covers
 from qdqspec.app.session.oracle import Rehearser
 from qdqspec.app.session.outcome import Tuned, finish
-from qdqspec.app.session.tuning import MakeStrategy, named, open_tuning
+from qdqspec.app.session.tuning import MakeStrategy, Tuning, named
 from qdqspec.errors import ConfigError, StateError
 from qdqspec.graph.save import write_text
 from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.search.base import Proposal, Strategy
-from qdqspec.search.journal import Journal
 from qdqspec.search.loop import Built, Search
 from qdqspec.timing.lock import RunLock
 from qdqspec.types import Case, Label, Placement, Region, Rehearsed, Trial
@@ -85,11 +84,10 @@ class Study(Closing):
             self._folder = folder or opened.enter_context(TemporaryFolder())
             opened.enter_context(RunLock(self._folder))
             header = {**prepared.journal_header, "strategy": self._strategy}
-            self._journal = opened.enter_context(Journal.open(self._folder / JOURNAL, header))
+            self._journal = opened.enter_context(LoggedJournal.open(self._folder / JOURNAL, header))
             is_resumed = bool(self._journal.trials())
-            self._logs = BuildLogs(self._journal, self._folder)
-            prepared.keep_corrections(self._folder / CORRECTIONS, prepared.journal_header)
-            tuning = open_tuning(prepared, self._logs, make=make, name=self._strategy)
+            prepared.keep_corrections(self._folder / CORRECTIONS)
+            tuning = Tuning(prepared, self._journal, make=make, name=self._strategy)
             self._tuning = opened.enter_context(tuning)
             self._rehearser = opened.enter_context(Rehearser(prepared, prepared.calibration_data()))
             self._describe(self._folder)
@@ -169,7 +167,7 @@ class Study(Closing):
             self.evaluate({})
         tuned = finish(self._tuning)
         for role, trial in tuned.confirmed:
-            self._logs.append(trial, role=role)
+            self._journal.append(trial, role=role)
         return tuned
 
     def export(self, path: Path | str, placement: Placement | None = None) -> Path:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 import numpy as np
 
+from qdqspec._core.closing import Closing
 from qdqspec._core.deadline import Deadline
 from qdqspec._core.registry import resolve
 from qdqspec._core.temporary import TemporaryFolder
 from qdqspec._core.units import metric_text
 from qdqspec.accuracy.gate import Evaluator, Runs
-from qdqspec.app.preparation.build_logs import BuildLogs
+from qdqspec.app.preparation.build_logs import LoggedJournal
 from qdqspec.app.preparation.candidates import CandidateFiles
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.preparation.start import warm_starts
@@ -71,99 +71,101 @@ def _metric_limit(prepared: Prepared, rules: AccuracyRules) -> MetricLimit:
             raise BackendError(f"metric '{rules.metric}' gave {value} for this candidate")
         return value
 
-    _warn(prepared, rules, reference.value, steps=reference.right is not None)
+    samples, name = scores.samples, rules.metric
+    if rules.min is not None and reference.value < rules.min:
+        own, least = metric_text(name, reference.value), metric_text(name, rules.min)
+        prepared.warnings.append(
+            f"tune.accuracy: the reference itself has {name} {own}, below the limit {least}"
+        )
     return MetricLimit(
         least=rules.least(reference.value),
         rules=rules,
         reference=reference.value,
-        samples=scores.samples,
+        samples=samples,
         score=score,
     )
-
-
-def _warn(prepared: Prepared, rules: AccuracyRules, reference: float, *, steps: bool) -> None:
-    samples, name = prepared.scores.samples, rules.metric
-    if rules.min is not None and reference < rules.min:
-        own, least = metric_text(name, reference), metric_text(name, rules.min)
-        prepared.warnings.append(
-            f"tune.accuracy: the reference itself has {name} {own}, below the limit {least}"
-        )
-    if steps and rules.max_drop is not None and rules.max_drop < 1 / samples:
-        worth, most = f"{100 / samples:.2g} %", metric_text(name, rules.max_drop)
-        prepared.warnings.append(
-            f"tune.accuracy: one sample of {samples} is {worth}, so that a drop of {most} allows no loss of a sample"
-        )
 
 
 MakeStrategy: TypeAlias = Callable[[SearchSetup, np.random.Generator], Strategy]
 
 
-@contextmanager
-def open_tuning(
-    prepared: Prepared,
-    journal: BuildLogs,
-    *,
-    make: MakeStrategy | None = None,
-    name: str | None = None,
-) -> Iterator[Tuning]:
-    """Prepare the search of a case: all steps before its first build. Its processes stop at the end of the ``with``.
+class Tuning(Closing):
+    """The search of a case. It is opened by all steps before its first build, and resumes where ``journal`` ends.
 
-    It resumes where ``journal`` ends. ``make`` makes a strategy, called ``name``, that replaces the one of the case.
+    ``make`` makes a strategy, called ``name``, that replaces the one of the case. Run ``search`` whole or step by step,
+    then `repair`. Its processes stop when it is closed.
     """
-    rules, resources = prepared.case.tune, prepared.resources
-    started = time.monotonic(), time.process_time()
-    make = strategy_for(prepared, make)
-    # Separate generators, so that a resumed run, which measures less, asks for the same placements.
-    for_strategy, for_bench = np.random.default_rng(resources.settings.seed).spawn(2)
-    preload_scipy()
-    resources.report_step("calibrating")
-    trials = trials_of(rules, prepared.space, make)
-    resources.report_step("running the reference")
-    limits = limits_of(prepared)
-    deadline = deadline_of(prepared)
-    resources.report_step("looking for corrections")
-    _ = prepared.corrections  # before the loop: all candidates have the same numbers
-    with ExitStack() as opened:
-        folder = opened.enter_context(TemporaryFolder())
-        bench = opened.enter_context(closing(_bench(prepared, folder, for_bench, deadline)))
-        oracle = oracle_of(prepared, limits, deadline, opened)
-        setup = SearchSetup(
-            space=prepared.space,
-            clock=bench.clock,
-            preset=rules.preset,
-            trials=trials,
-            trials_per_region=rules.trials_per_region,
-            validate_groups=rules.validate_groups,
-            seeds=tuple(dict.fromkeys(placement for placement in warm_starts(prepared) if placement.sites)),
-            min_sqnr_db=limits.min_sqnr_db,
-            min_accuracy=limits.min_accuracy,
-            pareto=rules.objective == "pareto",
-            fused=prepared.fused,
-            accuracy=oracle,
-        )
-        search = Search(
-            make(setup, for_strategy),
-            Contest(bench, limits),
-            deadline,
-            journal,
-            case=prepared.case.name,
-            most_trials=trials,
-            confirming=CONFIRM_BUILDS * (FINALISTS + (prepared.quantized is not None)),
-            replay=journal.trials(),
-            given=given_candidate(prepared),
-            watch=resources.watch,
-        )
-        yield Tuning(
-            prepared=prepared,
-            strategy=name or rules.strategy,
-            make=make,
-            limits=limits,
-            folder=folder,
-            bench=bench,
-            oracle=oracle,
-            search=search,
-            started=started,
-        )
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        journal: LoggedJournal,
+        *,
+        make: MakeStrategy | None = None,
+        name: str | None = None,
+    ) -> None:
+        rules, resources = prepared.case.tune, prepared.resources
+        self.prepared, self.strategy = prepared, name or rules.strategy
+        self.started = time.monotonic(), time.process_time()
+        self.make = strategy_for(prepared, make)
+        # Separate generators, so that a resumed run, which measures less, asks for the same placements.
+        for_strategy, for_bench = np.random.default_rng(resources.settings.seed).spawn(2)
+        preload_scipy()
+        resources.report_step("calibrating")
+        trials = trials_of(rules, prepared.space, self.make)
+        resources.report_step("running the reference")
+        self.limits = limits = limits_of(prepared)
+        deadline = deadline_of(prepared)
+        resources.report_step("looking for corrections")
+        _ = prepared.corrections  # before the loop: all candidates have the same numbers
+        with ExitStack() as opened:
+            self.folder = opened.enter_context(TemporaryFolder())
+            self.bench = opened.enter_context(closing(_bench(prepared, self.folder, for_bench, deadline)))
+            self.oracle = oracle_of(prepared, limits, deadline, opened)
+            setup = SearchSetup(
+                space=prepared.space,
+                clock=self.bench.clock,
+                preset=rules.preset,
+                trials=trials,
+                trials_per_region=rules.trials_per_region,
+                validate_groups=rules.validate_groups,
+                seeds=tuple(dict.fromkeys(start for start in warm_starts(prepared) if start.sites)),
+                min_sqnr_db=limits.min_sqnr_db,
+                min_accuracy=limits.min_accuracy,
+                pareto=rules.objective == "pareto",
+                fused=prepared.fused,
+                accuracy=self.oracle,
+            )
+            self.search = Search(
+                self.make(setup, for_strategy),
+                Contest(self.bench, limits),
+                deadline,
+                journal,
+                case=prepared.case.name,
+                most_trials=trials,
+                confirming=CONFIRM_BUILDS * (FINALISTS + (prepared.quantized is not None)),
+                replay=journal.trials(),
+                given=given_candidate(prepared),
+                watch=resources.watch,
+            )
+            self._opened = opened.pop_all()
+
+    def close(self) -> None:
+        """Stop the processes of the search."""
+        self._opened.close()
+
+    def repair(self) -> None:
+        """Race near misses of the SQNR limit without their noisiest units, if nothing, or only a slow one, has won."""
+        limits, oracle = self.limits, self.oracle
+        if limits.min_sqnr_db is None or oracle is None or self.prepared.case.tune.objective == "pareto":
+            return
+        for placement in repaired(self.search.trials, limits, oracle, self.prepared.space):
+            if self.search.deadline.reached:
+                return
+            trial = self.search.evaluate(Proposal(placement=placement, phase="repair"))
+            oracle.learn(trial)
+            if trial.incumbent:
+                return
 
 
 def result_of(prepared: Prepared, started: tuple[float, float], **found: Any) -> SearchResult:
@@ -179,34 +181,6 @@ def result_of(prepared: Prepared, started: tuple[float, float], **found: Any) ->
         converted_from=FLOAT16 if prepared.is_converted else "",
         **found,
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tuning:
-    """A search that `open_tuning` has prepared: run ``search`` whole or step by step, then `repair`."""
-
-    prepared: Prepared
-    strategy: str
-    make: MakeStrategy
-    limits: Limits
-    folder: Path
-    bench: Bench
-    oracle: RehearsalOracle | None
-    search: Search
-    started: tuple[float, float]
-
-    def repair(self) -> None:
-        """Race near misses of the SQNR limit without their noisiest units, if nothing, or only a slow one, has won."""
-        limits, oracle = self.limits, self.oracle
-        if limits.min_sqnr_db is None or oracle is None or self.prepared.case.tune.objective == "pareto":
-            return
-        for placement in repaired(self.search.trials, limits, oracle, self.prepared.space):
-            if self.search.deadline.reached:
-                return
-            trial = self.search.evaluate(Proposal(placement=placement, phase="repair"))
-            oracle.learn(trial)
-            if trial.incumbent:
-                return
 
 
 def deadline_of(prepared: Prepared) -> Deadline:

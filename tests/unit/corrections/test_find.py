@@ -16,7 +16,6 @@ from qdqspec.accuracy.corrections import equalization
 from qdqspec.accuracy.corrections.problem import is_gain
 from qdqspec.accuracy.corrections.ranges import widened
 from qdqspec.accuracy.gate import MOST_DB, Powers
-from qdqspec.app.preparation.correcting import Correcting
 from qdqspec.app.preparation.files import write_placed, write_placement
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.session import Session
@@ -132,7 +131,7 @@ def test_a_correction_that_fails_does_not_remove_the_others(
     def fails(*_: object) -> object:
         raise BackendError("the runtime ended")
 
-    monkeypatch.setattr(Correcting, "_ranges", fails)
+    monkeypatch.setattr("qdqspec.app.preparation.correcting._ranges", fails)
     work = prepared(session, models, tmp_path, ("ranges", "bias"))
     assert [(gain.name, gain.taken) for gain in work.corrections.gains] == [("bias", True)]
     assert "the correction 'ranges' could not be tried: the runtime ended" in work.warnings
@@ -201,29 +200,29 @@ def numbers_of(work: Prepared) -> object:
 def test_a_resumed_search_has_the_corrections_of_the_first_run(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, corrections: str
 ) -> None:
-    def case() -> Prepared:
+    def case(run: str = "of this test") -> Prepared:
         with Session(root=tmp_path) as other:
             if corrections == "equalization":
-                return with_outliers(other, tmp_path, names=("equalization", "ranges"))
-            return prepared(other, models, tmp_path, ("bias",))
+                work = with_outliers(other, tmp_path, names=("equalization", "ranges"))
+            else:
+                work = prepared(other, models, tmp_path, ("bias",))
+        work.__dict__["journal_header"] = {"model": run}
+        work.keep_corrections(path)
+        return work
 
-    path, run = tmp_path / "corrections.json", {"model": "of this test"}
+    path = tmp_path / "corrections.json"
     first = case()
-    first.keep_corrections(path, run)
     expected = numbers_of(first)
     assert any(gain.taken for gain in first.corrections.gains)
 
     def fails(_: object) -> object:
         raise AssertionError("found anew")
 
-    monkeypatch.setattr(Correcting, "find", fails)
-    again = case()
-    again.keep_corrections(path, run)
-    assert numbers_of(again) == expected
-    uses = (({"model": "another"}, ""), (run, "x"))
+    monkeypatch.setattr("qdqspec.app.preparation.prepare.find_case_corrections", fails)
+    assert numbers_of(case()) == expected
+    uses = (("another", ""), ("of this test", "x"))
     for name, damaged in uses if corrections == "equalization" else ():
-        other = case()
-        other.keep_corrections(path, name)
+        other = case(name)
         path.write_text(path.read_text() + damaged)
         with pytest.raises(AssertionError, match="found anew"):
             _ = other.corrections

@@ -18,7 +18,7 @@ from refused_models import (
 )
 
 from qdqspec._core.config import hooks
-from qdqspec.app.preparation.definition import compared_with_definition
+from qdqspec.app.preparation.auxiliary_runs import compared_with_definition
 from qdqspec.app.preparation.loading import lint_and_load
 from qdqspec.backends.base import Availability, BuildOptions
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
@@ -69,7 +69,7 @@ def test_a_run_with_other_values_than_defined_is_refused(tmp_path: Path) -> None
     assert finding.id == "RUN003"
     assert finding.node == "MatMul_y"
     assert "dB against its definition at output 'y'" in finding.message
-    assert "computes other values" in lint_and_load(load_model(path), TARGET).load.note
+    assert "computes other values" in lint_and_load(load_model(path), TARGET).note
 
 
 @pytest.mark.parametrize("target", hooks.all_names("lint_targets"))
@@ -86,7 +86,7 @@ def test_a_model_that_the_runtime_loads_is_not_refused_for_the_checker(tmp_path:
     proto = small_model()
     proto.graph.output[0].type.tensor_type.shape.dim[-1].dim_value = 777
     found = lint_and_load(Model(proto), TARGET)
-    assert found.load.loaded
+    assert found.loaded
     assert [(f.id, f.severity) for f in found.findings if f.id == "ONX001"] == [("ONX001", "note")]
     assert next(f.id for f in lint_and_load(Model(proto), TARGET, loads=False).findings) == "ONX001"
 
@@ -94,7 +94,7 @@ def test_a_model_that_the_runtime_loads_is_not_refused_for_the_checker(tmp_path:
 def test_a_float_model_has_no_findings_and_names_the_runtime(models: Path) -> None:
     found = lint_and_load(load_model(models / "digits_resnet.onnx"), TARGET)
     assert found.findings == ()
-    assert found.load.note == f"onnxruntime {OnnxRuntime().probe().facts['onnxruntime']} loaded it"
+    assert found.note == f"onnxruntime {OnnxRuntime().probe().facts['onnxruntime']} loaded it"
 
 
 def test_a_model_is_not_loaded_where_the_runtime_is_missing_or_not_asked_for(
@@ -104,10 +104,10 @@ def test_a_model_is_not_loaded_where_the_runtime_is_missing_or_not_asked_for(
     missing = Availability(usable=False, why="onnxruntime is not installed")
     monkeypatch.setattr(OnnxRuntime, "probe", lambda *_: missing)
     found = lint_and_load(model, TARGET)
-    assert found.load.note == "static rules only, not loaded: onnxruntime is not installed"
+    assert found.note == "static rules only, not loaded: onnxruntime is not installed"
     assert found.findings == lint_model(model, TARGET)
     unasked = lint_and_load(model, TARGET, loads=False)
-    assert unasked.load.note == "static rules only, not loaded: not asked for"
+    assert unasked.note == "static rules only, not loaded: not asked for"
     assert unasked.findings == lint_model(model, TARGET)
 
 
@@ -115,8 +115,8 @@ def test_another_version_of_the_runtime_does_not_judge_a_target(monkeypatch: pyt
     here = Availability(usable=True, facts={"tensorrt": "11.0.1"})
     monkeypatch.setattr(TensorRt, "probe", lambda *_: here)
     model = Model(small_model())
-    assert lint_and_load(model, "tensorrt-10.9").load.missing == "tensorrt 11.0.1 is installed, not 10.9"
-    assert "is installed, not" not in lint_and_load(model, "tensorrt-11").load.missing
+    assert lint_and_load(model, "tensorrt-10.9").missing == "tensorrt 11.0.1 is installed, not 10.9"
+    assert "is installed, not" not in lint_and_load(model, "tensorrt-11").missing
 
 
 def test_a_runtime_that_needs_shapes_is_left_out_where_they_are_not_known(
@@ -126,26 +126,26 @@ def test_a_runtime_that_needs_shapes_is_left_out_where_they_are_not_known(
     proto = onnx.load(tmp_path / "pair.onnx")
     proto.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "k"
     unknown = Model(proto)
-    assert lint_and_load(unknown, TARGET).load.missing == ""
+    assert lint_and_load(unknown, TARGET).missing == ""
     able = OnnxRuntime.capabilities
     monkeypatch.setattr(OnnxRuntime, "capabilities", lambda *each: replace(able(*each), needs_shapes=True))
-    left_out = lint_and_load(unknown, TARGET).load
+    left_out = lint_and_load(unknown, TARGET)
     assert left_out.missing.endswith("needs the size of each dimension of its inputs")
     assert left_out.refusal is None
-    assert lint_and_load(batched, TARGET).load.missing == ""
+    assert lint_and_load(batched, TARGET).missing == ""
 
 
 def test_a_run_that_fails_without_optimizations_too_is_no_finding() -> None:
     """Random values may be wrong for a model."""
     model = Model(small_model())
     found = lint_and_load(model, TARGET, feed={"x": np.ones((1, 2, 8, 8), np.float32)})
-    assert found.load.loaded
+    assert found.loaded
 
 
 def test_a_build_that_takes_too_long_is_not_a_refusal(tmp_path: Path) -> None:
     model = load_model(mixed_float_types(tmp_path / "mixed.onnx"))
     found = lint_and_load(model, TARGET, options=BuildOptions(build_seconds=1e-6))
-    assert found.load.missing.endswith("took longer than 1e-06 s")
+    assert found.missing.endswith("took longer than 1e-06 s")
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from graph_text import model_of
 from random_models import ranges_for
 from written_cases import digits_case
 
+from qdqspec.app.preparation.correcting import without_overflows
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.preparation.start import kept_scales
-from qdqspec.app.preparation.sum_limits import without_overflows
 from qdqspec.app.session import Session
 from qdqspec.graph.fold import fold_weights
 from qdqspec.graph.model import Model

@@ -15,7 +15,6 @@ from arrays import arrays_of
 from qdqspec._core.registry import names
 from qdqspec.accuracy.corrections.find import FoundCorrections
 from qdqspec.accuracy.gate import SAMPLES
-from qdqspec.app.preparation.correcting import Correcting
 from qdqspec.app.report.record import record_to_json
 from qdqspec.app.report.tables import summary_table
 from qdqspec.app.session import Session, tuning
@@ -84,7 +83,7 @@ def test_the_point_selected_from_a_front_meets_the_limit(case: Case, min_sqnr_db
 def test_the_time_of_corrections_is_part_of_a_search(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     left: list[float | None] = []
 
-    def slow(_: Correcting) -> FoundCorrections:
+    def slow(_: object) -> FoundCorrections:
         time.sleep(0.1)
         return FoundCorrections()
 
@@ -93,7 +92,7 @@ def test_the_time_of_corrections_is_part_of_a_search(case: Case, monkeypatch: py
         left.append(search.deadline.left)
         return search
 
-    monkeypatch.setattr(Correcting, "find", slow)
+    monkeypatch.setattr("qdqspec.app.preparation.prepare.find_case_corrections", slow)
     monkeypatch.setattr(tuning, "Search", noted)
     tuned(replace(case, tune=replace(case.tune, minutes=1)))
     assert left[0] is not None

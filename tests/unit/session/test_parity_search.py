@@ -22,8 +22,7 @@ from written_cases import check_of, written_case
 from qdqspec._core.arrays import Array
 from qdqspec.accuracy.compare import Typical
 from qdqspec.app.cli import main
-from qdqspec.app.evidence.kept_inputs import SavedProbe, read_probe, write_probe
-from qdqspec.app.evidence.probes import search_input
+from qdqspec.app.evidence.probes import SavedProbe, read_probe, search_input, write_probe
 from qdqspec.app.session import Session
 from qdqspec.backends.base import BuildOptions, Engine
 from qdqspec.checks.base import requests_of

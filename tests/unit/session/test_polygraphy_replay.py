@@ -15,9 +15,8 @@ from graph_text import saved
 from written_cases import written_case
 
 from qdqspec._core.config import hooks
-from qdqspec.app.evidence.kept_inputs import save_replay
 from qdqspec.app.evidence.parity import both_models
-from qdqspec.app.evidence.probes import replay_failure
+from qdqspec.app.evidence.probes import replay_failure, save_replay
 from qdqspec.app.session import Session
 from qdqspec.testing.records import params_of
 from qdqspec.types import Case

@@ -24,9 +24,9 @@ from sessions import Open, change_builds, count_builds
 from written_cases import check_of
 
 from qdqspec.accuracy.corrections.find import FoundCorrections
-from qdqspec.app.preparation.correcting import Correcting
+from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.session import Session
-from qdqspec.app.session.winner import FIRST_BUILDS, SECOND_BUILDS
+from qdqspec.app.session.pipeline import FIRST_BUILDS, SECOND_BUILDS
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.backends.isolation.launch import close_idle
@@ -370,14 +370,14 @@ def interrupted(session: Session, case: Case, after: int) -> None:
 def test_an_interrupted_search_keeps_its_corrections(
     open_session: Open, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls: list[Correcting] = []
+    calls: list[Prepared] = []
     gain = CorrectionGain(name="bits", before_db=20.0, after_db=20.5, changed=3, taken=False)
 
-    def find(correcting: Correcting) -> FoundCorrections:
-        calls.append(correcting)
+    def find(prepared: Prepared) -> FoundCorrections:
+        calls.append(prepared)
         return FoundCorrections(gains=(gain,))
 
-    monkeypatch.setattr(Correcting, "find", find)
+    monkeypatch.setattr("qdqspec.app.preparation.prepare.find_case_corrections", find)
     interrupted(open_session(), case, 3)
     assert len(calls) == 1
     found = open_session().search(case)

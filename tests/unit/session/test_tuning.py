@@ -12,7 +12,6 @@ import pytest
 from written_cases import digits_case
 
 from qdqspec.accuracy.corrections.find import FoundCorrections
-from qdqspec.app.preparation.correcting import Correcting
 from qdqspec.app.session import Session
 from qdqspec.app.session.tuning import named, trials_of
 from qdqspec.search.base import Proposal
@@ -54,7 +53,7 @@ def test_a_search_resumed_after_any_trial_has_the_same_state_and_next_build(
     evaluation = models.parent / "data" / "digits_evaluation.npz"
     inputs = replace(case.inputs, evaluation=evaluation)
     case = replace(case, inputs=inputs, tune=TuneRules(trials=4, **rules))
-    monkeypatch.setattr(Correcting, "find", lambda _: FoundCorrections())
+    monkeypatch.setattr("qdqspec.app.preparation.prepare.find_case_corrections", lambda _: FoundCorrections())
     build, built = Contest.build, list[tuple[int, tuple[object, ...]]]()
 
     def noted(self: Contest, number: int, proposal: Proposal) -> Built:

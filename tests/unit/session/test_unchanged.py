@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from written_cases import normal, written_case
 
-from qdqspec.app.evidence.kernels import KnownCandidate, quantized_work, rejected_candidates
+from qdqspec.app.evidence.kernels import quantized_work, rejected_candidates
 from qdqspec.app.report.record import record_from_json, record_to_json
 from qdqspec.app.report.tables import summary_table
 from qdqspec.app.session import Session
@@ -161,20 +161,18 @@ def test_only_operators_in_narrow_kernels_are_quantized_work() -> None:
     assert (unknown.runs, unknown.nodes) == (False, ("conv", "gemm"))
 
 
-def candidate(number: int, ratio: float, db: float, layers: tuple[LayerTime, ...] = ()) -> KnownCandidate:
-    return KnownCandidate(
-        trial=replace(trial(number), ratio=ratio, sqnr_db=db, layers=layers),
-        ratio=Interval(median=ratio, low=ratio, high=ratio),
-        roles=("everything",) if number == 9 else (),
-    )
+def candidate(number: int, ratio: float, db: float, layers: tuple[LayerTime, ...] = ()) -> Trial:
+    return replace(trial(number), ratio=ratio, sqnr_db=db, layers=layers)
 
 
-def rejected(known: list[KnownCandidate], before: Sequence[LayerTime] = ()) -> Sequence[RejectedCandidate]:
-    """Those that are compared with the reference within the default limits."""
+def rejected(known: list[Trial], before: tuple[LayerTime, ...] = ()) -> Sequence[RejectedCandidate]:
+    """Those that are compared with the reference within the default limits; number 9 is everything quantized."""
     limits = Limits()
     for one in known:
-        limits.learn(one.trial)
-    return rejected_candidates(known, before, limits, OPS)
+        limits.learn(one)
+    lines = [("everything", one) for one in known if one.number == 9]
+    ratios = {role: Interval(median=one.ratio, low=one.ratio, high=one.ratio) for role, one in lines}
+    return rejected_candidates(known, lines, ratios, before, limits, OPS)
 
 
 def test_candidates_on_both_sides_of_the_limit_are_compared() -> None:

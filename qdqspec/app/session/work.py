@@ -7,8 +7,10 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
+from qdqspec._core.registry import resolve
+from qdqspec._core.units import seconds_text
 from qdqspec.accuracy.metrics import accuracy_evidence
 from qdqspec.accuracy.notes import slice_notes
 from qdqspec.app.evidence.culprits import culprits_of
@@ -21,10 +23,11 @@ from qdqspec.app.preparation.files import profiles_of
 from qdqspec.app.preparation.loading import lint_and_load
 from qdqspec.app.preparation.prepare import Prepared, output_of, prepare
 from qdqspec.app.preparation.resources import Resources
-from qdqspec.app.session.gate import Gate, Gatekeeper, conditions_of, damaged_baselines
-from qdqspec.app.session.winner import find_winner, measure_winner
-from qdqspec.checks.base import AnyRequest, requested, requests_of
+from qdqspec.app.session.gate import Gate, damaged_baselines, gate_of
+from qdqspec.app.session.pipeline import find_winner, measure_winner
+from qdqspec.checks.base import AnyRequest, Check, needs_of, requested, requests_of
 from qdqspec.checks.baseline.store import Renewal
+from qdqspec.checks.verdicts import timed_out
 from qdqspec.errors import QdqspecError, StateError
 from qdqspec.graph.model import load_model, require_path
 from qdqspec.graph.regions.folding import fold_graph
@@ -197,6 +200,20 @@ class CaseWork:
                 evidence = self.evidence(frozenset())
         return CaseRecord(evidence=evidence, results=tuple(self.results.values()))
 
+    def judge(self, check: CheckSpec) -> Verdict:
+        """The verdict of a check; inconclusive if the time limit of the run left it undecided."""
+        kind = cast("Check", resolve("check", check.kind))
+        limit = seconds_text(self.resources.settings.time_limit or 0.0)
+        if self.resources.seconds_left() == 0 and self.found is None:
+            return timed_out(limit)
+        self.require(check)  # prepare and probe: its data, labels and metric can be used
+        winner = self.find()  # search and confirm, or a cached winner that passes its recheck
+        self.gather(check)  # winner against reference
+        verdict = kind.judge(check.params, self.evidence(needs_of(check) | {"parity"}))
+        if verdict.outcome == "fail" and winner.is_cut_short:
+            return timed_out(limit, verdict)
+        return verdict
+
     def add(self, check: CheckSpec, verdict: Verdict) -> None:
         """Record the verdict of a check."""
         self.results[check.id] = CheckResult(
@@ -366,7 +383,7 @@ class CaseWork:
         }
         return {
             "lint": {target: each.findings for target, each in linted.items()},
-            "lint_loads": {target: each.load.note for target, each in linted.items()},
+            "lint_loads": {target: each.note for target, each in linted.items()},
         }
 
     @property
@@ -380,17 +397,9 @@ class CaseWork:
         elif self.latency is None:
             self._gate = Gate()
         else:
-            prepared, latency = self.prepared, self.latency
-            sha256, scheme = prepared.given.sha256, self.search.winner.digest
-            self._gate = Gatekeeper(
-                case=case,
-                settings=settings,
-                device=device,
-                conditions=conditions_of(case, device, sha256, prepared.node_digests, scheme, latency),
-                first=latency,
-                measure=partial(measure_winner, prepared, self.find()),
-                note=prepared.note_once,
-            ).gate()
+            measure = partial(measure_winner, self.prepared, self.find())
+            scheme = self.search.winner.digest
+            self._gate = gate_of(case, self.prepared, scheme, self.latency, measure)
         return self._gate
 
     @property
