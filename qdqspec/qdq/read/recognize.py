@@ -217,12 +217,6 @@ def is_qdq(node: Node) -> bool:
     return is_op(node, "QuantizeLinear") or is_op(node, "DequantizeLinear")
 
 
-# A pair after one of these that cuts off negative values acts as a Relu.
-_SIGNED_OUTPUT = frozenset(
-    {"Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Sub", "BatchNormalization", "LayerNormalization"}
-)
-
-
 @dataclass(slots=True)
 class ActivationRestorer:
     """Finds the pairs that replace an activation function, and the nodes to restore.
@@ -244,22 +238,24 @@ class ActivationRestorer:
         """Record the pair if a Relu must replace it. True if the pair cannot simply be removed."""
         tensor = quantize.inputs[0]
         producer = self.model.producer.get(tensor)
-        if producer is None or producer.op_type not in _SIGNED_OUTPUT or is_dynamic(quantize):
-            return False
-        if metadata(quantize.proto, CARRIED) is not None or not starts_at_zero(self.model, quantize):
-            return False  # a pair of ours, or one that cuts off nothing
+        if producer is None or is_qdq(producer) or is_dynamic(quantize):
+            return False  # tools remove no Relu or Clip of an input
+        if metadata(quantize.proto, CARRIED) is not None:
+            return False  # a pair of ours
         after = dequantize.outputs[0]
         # A graph output keeps its name through a pair; other tensors get the name of the tensor before it.
         known = after if after in self.model.outputs else tensor
         original = self.reference.producer.get(known) if self.reference else None
-        if original is None:
-            if self._signs.never_negative(tensor) or self._signs.cut_at_zero(tensor):
-                return False
-            self.relus[dequantize.index] = tensor
-            return True
-        if original.op_type in ("Relu", "Clip") and self._fits(original):
-            self.exact[producer.index] = original
-        return False
+        if original is not None:
+            if original.op_type in ("Relu", "Clip") and self._fits(original):
+                self.exact[producer.index] = original
+            return False
+        if not starts_at_zero(self.model, quantize):
+            return False  # it cuts off nothing that the graph shows
+        if self._signs.never_negative(tensor) or self._signs.cut_at_zero(tensor):
+            return False
+        self.relus[dequantize.index] = tensor
+        return True
 
     def constants(self) -> set[str]:
         """Constants that the restored nodes read and the model lacks: bounds of a Clip."""
@@ -288,9 +284,11 @@ _NEVER_NEGATIVE = frozenset(
 
 # Their results are never negative if no operand is: they copy, pool, add or multiply values.
 _KEEPS_SIGN = COPY_OPS | {
-    "Add", "AveragePool", "Concat", "Conv", "ConvTranspose", "Div", "Gemm", "GlobalAveragePool", "GlobalMaxPool",
-    "MatMul", "Max", "MaxPool", "Mul", "Pow", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "Sum",
+    "Add", "AveragePool", "Cast", "Concat", "Conv", "ConvTranspose", "Div", "Gemm", "GlobalAveragePool",
+    "GlobalMaxPool", "MatMul", "Max", "MaxPool", "Mul", "Pow", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum",
+    "Sum",
 }  # fmt: skip
+_UNSIGNED = (TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64, TensorProto.BOOL)
 _REDUCES = ("ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum")
 # a Relu after them cuts off the same values
 _PASSES = COPY_OPS | {"MaxPool", "QuantizeLinear", "DequantizeLinear"}
@@ -328,6 +326,8 @@ class Signs:
         if tensor in self.model.constants:
             values = self.model.array(tensor)
             return values.dtype.kind in "fiu" and bool((values >= 0).all())
+        if self.model.elem_type(tensor) in _UNSIGNED:
+            return True
         node = self.model.producer.get(tensor)
         if node is None or depth == 0 or not is_default(node):
             return False
