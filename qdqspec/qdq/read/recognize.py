@@ -61,7 +61,7 @@ class Recognition:
 
     ``removed`` are the nodes to remove, by index; ``floats`` the DequantizeLinear nodes whose weights are
     restored, by name; ``place`` the name of such a weight by the integers it replaces; ``left`` the nodes
-    that cannot be removed, by reason.
+    that cannot be removed, by reason; ``rescaled`` the tensors before removed pairs that rescale values.
     """
 
     model: Model
@@ -73,6 +73,7 @@ class Recognition:
     place: dict[str, str] = field(default_factory=dict)
     dropped: set[str] = field(default_factory=set)  # initializers
     left: dict[str, list[str]] = field(default_factory=dict)
+    rescaled: list[str] = field(default_factory=list)
     _stored: dict[str, list[str]] = field(default_factory=dict)  # integer forms of each weight
 
     def find(self) -> None:
@@ -115,6 +116,8 @@ class Recognition:
             return "changes the element type"
         if self.restorer.take(quantize, dequantize):
             return ""
+        if self._rescales(quantize, dequantize):
+            self.rescaled.append(before)
         before = self.now(before)
         if self._leaves_body(before, after):
             return "makes an output of a body out of a tensor of another graph"
@@ -125,6 +128,15 @@ class Recognition:
         else:
             return "makes a graph output out of an input or another output"
         return ""
+
+    def _rescales(self, quantize: Node, dequantize: Node) -> bool:
+        """Whether constant numbers of ONNX's own Q and DQ differ: then the pair does more than rounding."""
+        nodes = quantize, dequantize
+        if any(node.domain == DOMAIN or not is_constant(self.model, node.inputs[1:]) for node in nodes):
+            return False
+        scales = [scale_of(self.model, node) for node in nodes]
+        zeros = [self.model.array(name) if (name := node.input_at(2)) else np.zeros(1) for node in nodes]
+        return not all(_are_equal(*both) for both in (scales, zeros))
 
     def _leaves_body(self, before: str, after: str) -> bool:
         """Whether a tensor is an output of a body, and its replacement is of another graph."""
@@ -201,6 +213,12 @@ class Recognition:
         while tensor in self.alias:
             tensor = self.alias[tensor]
         return tensor
+
+
+def _are_equal(one: Array, other: Array) -> bool:
+    """Whether all values are equal, also where one array has a single one for all."""
+    fits = one.shape == other.shape or 1 in (one.size, other.size)
+    return fits and bool((one.astype(np.float64) == other.astype(np.float64)).all())
 
 
 def is_op(node: Node, op_type: str) -> bool:
@@ -357,6 +375,9 @@ class Signs:
 
 def starts_at_zero(model: Model, node: Node) -> bool:
     """Whether the smallest value that a Q or DQ represents is zero: its zero point is the lowest integer."""
+    if not node.input_at(2):  # a zero point of 0
+        integers = node.outputs[0] if is_op(node, "QuantizeLinear") else node.inputs[0]
+        return model.elem_type(integers) in _UNSIGNED
     if node.input_at(2) not in model.constants:
         return False
     zero_point = model.array(node.inputs[2])

@@ -304,6 +304,11 @@ class _Stripping:
         if self.found.restorer.exact:
             nodes = [node.name for node in self.found.restorer.exact.values()]
             yield f"removed by the quantizing tool and taken from the reference, {names_text(nodes)}"
+        if self.found.rescaled:
+            yield (
+                f"removed although they rescale values, pairs of {names_text(self.found.rescaled)}: a "
+                "DequantizeLinear has other numbers than its QuantizeLinear"
+            )
         if self.found.restorer.relus:
             yield (
                 f"{RELU_INSERTED} where a zero point cuts off negative values, "

@@ -236,6 +236,7 @@ SQUARE = "g (float[2,2] x) => (float[2,2] y)"
 
 def clipped(text: str) -> Model:
     constants = {
+        "quarter": np.array(0.25, np.float32),
         "zero": np.array(0, np.uint8), "two": np.array(2, np.uint8),
         "low": np.array(0, np.float32), "high": np.array(6, np.float32),
         "high2": np.full((2, 2), 6, np.float32), "low2": np.full((2, 2), -1, np.float32),
@@ -264,6 +265,25 @@ def test_an_activation_that_a_tool_removed_is_restored_from_the_reference(
     stripped = strip_qdq(clipped(given), reference)
     assert stripped.notes[-1] == "equal to the reference"
     assert stripped.proto == reference.proto
+
+
+@pytest.mark.parametrize(("kind", "relus"), [("", 1), ("<output_dtype = 2>", 1), ("<output_dtype = 3>", 0)])
+def test_a_pair_without_a_zero_point_clips_by_its_type(kind: str, relus: int) -> None:
+    pair = f"q = QuantizeLinear{kind}(t, s)  a = DequantizeLinear(q, s)"
+    model = parsed(f"{SQUARE} {{ t = MatMul(x, x)  {pair}  y = Neg(a) }}", 21, ir=10, **HALF)
+    assert [node.op_type for node in strip_qdq(model).proto.graph.node].count("Relu") == relus
+
+
+@pytest.mark.parametrize(
+    ("dequantize", "rescales"), [("s, two", False), ("quarter, two", True), ("s, zero", True), ("s", True)]
+)
+def test_a_removed_pair_that_rescales_values_is_reported(dequantize: str, rescales: bool) -> None:
+    """Without the pair the model computes other values."""
+    pair = f"q = QuantizeLinear(x, s, two)  a = DequantizeLinear(q, {dequantize})"
+    stripped = strip_qdq(clipped(f"{pair}  y = Neg(a)"))
+    assert ["removed although they rescale values, pairs of 1: 'x'" in n for n in stripped.notes] == [
+        True
+    ] * rescales
 
 
 def test_an_activation_that_a_tool_removed_before_a_graph_output_is_restored() -> None:
