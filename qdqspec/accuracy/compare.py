@@ -18,8 +18,10 @@ from qdqspec.types import ParityEvidence, TensorParity, TopK, WorstSlice
 Outputs: TypeAlias = Mapping[str, Array]
 _Bools: TypeAlias = npt.NDArray[np.bool_]
 _T = TypeVar("_T", bound=np.generic)
+_Name = TypeVar("_Name")
 
 _STEPS = 255  # of an 8-bit grid
+_NUMBERS = "biuf"  # kinds of arrays that have a distance
 _FEW = 16  # best classes that are found one by one
 
 
@@ -49,7 +51,8 @@ class OutputComparison:
     """Comparison of two models' outputs, sample by sample. ``tops`` requests agreement on classes too.
 
     SQNR is over all samples together; cosine and largest difference are the worst sample's. Outputs that are not floats
-    must be equal. What cannot be compared is the worst possible result, with the reason in ``note``.
+    must be equal; they have an SQNR if no output is a float. What cannot be compared is the worst possible result, with
+    the reason in ``note``.
     """
 
     def __init__(self, tops: Iterable[TopK] = (), typical: Mapping[str, Typical] | None = None) -> None:
@@ -67,7 +70,13 @@ class OutputComparison:
 
     def results(self) -> tuple[TensorParity, ...]:
         """The parity of each output, in the order of the reference's."""
-        return tuple(output.result() for output in self._outputs.values())
+        outputs, found = self._outputs.values(), [output.result() for output in self._outputs.values()]
+        if any(output.is_float for output in outputs):
+            return tuple(found)
+        return tuple(
+            replace(one, sqnr_db=-math.inf if output.note else sqnr_db(output.signal, output.noise))
+            for one, output in zip(found, outputs, strict=True)
+        )
 
     def typical(self) -> dict[str, Typical]:
         """The statistics of the reference's float outputs; values that are not finite do not count."""
@@ -219,6 +228,9 @@ class _Output:
             return
         if not self.is_float:
             self.unequal += int(np.count_nonzero(reference != tuned))
+            if reference.dtype.kind in _NUMBERS:
+                self.signal += signal_power(reference)
+                self.noise += noise_power(reference, tuned)
             return
         self._add_classes(reference, tuned)
         # Where both are the same infinity or both NaN, as in masked scores, there is nothing to compare.
@@ -303,6 +315,15 @@ def sqnr_db(signal: float, noise: float) -> float:
         return math.inf
     # As a difference, since the ratio of two powers may exceed the range of a float.
     return 10 * (math.log10(signal) - math.log10(noise)) if signal > 0 else -math.inf
+
+
+def judged(outputs: Mapping[_Name, Array]) -> dict[_Name, Array]:
+    """The outputs whose SQNR counts: floats, or all numbers of a model that has no float output.
+
+    Integers beside floats may be indices: of equal scores the least noise exchanges them.
+    """
+    floats = {name: values for name, values in outputs.items() if np.issubdtype(values.dtype, np.floating)}
+    return floats or {name: values for name, values in outputs.items() if values.dtype.kind in _NUMBERS}
 
 
 def signal_power(reference: Array) -> float:

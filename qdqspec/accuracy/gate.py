@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from qdqspec._core.arrays import Array
-from qdqspec.accuracy.compare import noise_power, power_of, require_numbers, signal_power, sqnr_db
+from qdqspec.accuracy.compare import judged, noise_power, power_of, require_numbers, signal_power, sqnr_db
 from qdqspec.types import EXACT_DB, Placement
 
 SAMPLES = 8  # the first ones, on which every candidate is measured
@@ -86,7 +86,7 @@ class Evaluator:
         return self._run(engine, self.few).worst_db
 
     def by_output(self, engine: Runs) -> dict[str, float]:
-        """The SQNR of each float output on the first samples."""
+        """The SQNR of each output that counts on the first samples."""
         return self._run(engine, self.few).by_output
 
     def near(self, engine: Runs, limit_db: float) -> tuple[float, bool]:
@@ -136,7 +136,7 @@ class Evaluator:
 
 @dataclass(slots=True)
 class Powers:
-    """Signal and noise power of each float output by sample."""
+    """Signal and noise power of each float output by sample; without one, of the others, such as images of integers."""
 
     powers: dict[Any, list[tuple[float, float]]] = field(default_factory=dict)
     samples: int = 0
@@ -144,14 +144,13 @@ class Powers:
     def add(self, expected: Mapping[Any, Array], seen: Mapping[Any, Array]) -> None:
         """Add the outputs of one sample, by name or edge. Changes this object."""
         self.samples += 1
-        for name, values in expected.items():
-            if np.issubdtype(values.dtype, np.floating):
-                powers = signal_power(values), noise_power(values, seen.get(name))
-                self.powers.setdefault(name, []).append(powers)
+        for name, values in judged(expected).items():
+            powers = signal_power(values), noise_power(values, seen.get(name))
+            self.powers.setdefault(name, []).append(powers)
 
     @property
     def by_output(self) -> dict[str, float]:
-        """The SQNR of each float output, over all samples."""
+        """The SQNR of each output that counts, over all samples."""
         return {
             name: float(np.clip(sqnr_db(*map(sum, zip(*powers, strict=True))), -MOST_DB, MOST_DB))
             for name, powers in self.powers.items()

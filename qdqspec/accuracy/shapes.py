@@ -110,9 +110,12 @@ def require_inputs(model: Model, inputs: Inputs, profile: int = 0) -> None:
 
 
 def shape_profiles(model: Model, inputs: Inputs) -> tuple[ShapeProfile, ...]:
-    """The profiles of a case including its batch, for backends that must know shapes before they build."""
+    """The profiles of a case including its batch, for backends that must know shapes before they build.
+
+    Inputs of which only the leading dimension is dynamic have the shape that `resolve_shapes` gives them.
+    """
     if inputs.batch is None:
-        return inputs.profiles
+        return tuple(_completed(model, inputs, number) for number in range(len(inputs.profiles)))
     own = resolve_shapes(model, inputs)
     fixed = {name: InputShape.of(shape) for name, shape in own.items()}
     found = []
@@ -124,6 +127,18 @@ def shape_profiles(model: Model, inputs: Inputs) -> tuple[ShapeProfile, ...]:
         }
         found.append(replace(profile, shapes={**fixed, **declared}))
     return tuple(found)
+
+
+def _completed(model: Model, inputs: Inputs, number: int) -> ShapeProfile:
+    """A profile with shapes of the dynamic inputs that it does not have, unless one has to be declared."""
+    profile = inputs.profiles[number]
+    dynamic = {name for name in model.inputs if None in (model.shape(name) or ())} - profile.shapes.keys()
+    try:
+        found = resolve_shapes(model, inputs, number) if dynamic else {}
+    except (ModelError, SpecError):
+        return profile  # reported where the shapes are needed
+    more = {name: InputShape.of(shape) for name, shape in found.items() if name in dynamic}
+    return replace(profile, shapes={**more, **profile.shapes}) if more else profile
 
 
 def resized(feeds: Mapping[str, Array], shapes: Mapping[str, Shape]) -> dict[str, Array]:

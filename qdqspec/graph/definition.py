@@ -50,9 +50,11 @@ def as_defined(model: Model) -> onnx.ModelProto:
     proto = copy_model(model.proto)
     base = None if model.path is None else model.path.parent
     known: dict[str, TensorProto] = {}
+    # runtimes refuse a new name that two graphs have
+    taken = {name for graph in all_graphs(proto.graph) for name in names_in(graph)}
     for graph in all_graphs(proto.graph):
         known |= constants_of(graph)
-        _Rewriting(graph, known, lambda tensor: array_of(tensor, base)).run()
+        _Rewriting(graph, known, lambda tensor: array_of(tensor, base), taken).run()
     return proto
 
 
@@ -66,18 +68,22 @@ def _protos(model: Model) -> Iterator[onnx.NodeProto]:
 
 
 class _Rewriting:
-    """Replaces the operators of one graph. ``known`` are the constants of this graph and of those around it."""
+    """Replaces the operators of one graph. ``known`` are the constants of this graph and of those around it.
+
+    No new name is among those ``taken``, to which it is added.
+    """
 
     def __init__(
         self,
         graph: onnx.GraphProto,
         known: Mapping[str, TensorProto],
         values: Callable[[TensorProto], np.ndarray],
+        taken: set[str],
     ) -> None:
         self._graph = graph
         self._known = known
         self._values = values
-        self._free = partial(free_name, taken=names_in(graph))
+        self._free = partial(free_name, taken=taken)
         self._made: list[onnx.NodeProto] = []
         self._constants: list[TensorProto] = []
 

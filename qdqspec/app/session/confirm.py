@@ -284,13 +284,18 @@ class _Confirmation:
 
 
 def _slower_text(trials: Sequence[Trial], limits: Limits) -> str:
-    """That all candidates within the limits are slower than the reference, with the fastest; empty if one is faster."""
-    known = {t.placement.digest: t.ratio for t in trials if is_candidate(t) and limits.admits(t.placement)}
-    ratios = [ratio for ratio in known.values() if ratio is not None]
-    if not ratios or min(ratios) < 1:
+    """That all candidates within the limits are slower than the reference, with the fastest; empty if one is faster.
+
+    If none is within the limits, that all are slower.
+    """
+    known = {t.placement: t.ratio for t in trials if is_candidate(t) and t.ratio is not None}
+    ratios = [ratio for placement, ratio in known.items() if limits.admits(placement)]
+    if not known or min(ratios or known.values()) < 1:
         return ""
+    takes = f"takes {ratio_text(min(ratios or known.values()))} of the reference's time"
+    if not ratios:
+        return f"no quantized candidate is within the limits, and none is faster: the fastest {takes}"
     within = " within the limits" if limits.are_measured else ""
-    takes = f"takes {ratio_text(min(ratios))} of the reference's time"
     if len(ratios) == 1:
         return f"the only quantized candidate{within} is slower: it {takes}"
     return f"all {len(ratios)} quantized candidates{within} are slower: the fastest {takes}"

@@ -232,7 +232,12 @@ class RehearsalOracle:
         return None if rehearsed is None else self._expected(placement, rehearsed)
 
     def rehearsed_db(self, placement: Placement) -> float | None:
-        """The SQNR of a placement at the worst output, rehearsed once; ``None`` if unknown and the time is over."""
+        """The SQNR of a placement at the worst output, rehearsed once; ``None`` if unknown and the time is over.
+
+        A model that is a candidate as it was given has numbers of its own, which no rehearsal has.
+        """
+        if placement.given:
+            return None
         if not placement.sites:
             return None if self._refused else MOST_DB
         if placement not in self._known:
@@ -244,7 +249,7 @@ class RehearsalOracle:
     def keeps_metric(self, placement: Placement) -> bool | None:
         """Whether the task metric of a placement is expected to meet its limit; ``None`` if unknown."""
         metric, seconds = self.metric, self._seconds_left
-        if metric is None or not placement.sites or seconds <= 0:
+        if metric is None or placement.given or not placement.sites or seconds <= 0:
             return None
         predicted_db = self.predicted_db(placement)
         return self._tried(

@@ -106,9 +106,10 @@ def _count_convolution(model: Model, node: Node) -> int:
 
 
 def _count_product(model: Model, node: Node) -> int:
-    left, right = (_find_dims(model, node.inputs[index]) for index in (0, _find_weight_input(node)))
-    if not left or not right:
-        return 0
+    operands = node.inputs[0], node.inputs[_find_weight_input(node)]
+    left, right = (_find_dims(model, tensor) for tensor in operands)
+    if not left or not right:  # one row at least meets a constant weight
+        return sum(prod(_find_dims(model, tensor)) for tensor in operands if tensor in model.constants)
     shared = left[0] if node.attributes.get("transA", 0) else left[-1]
     if (
         model.shape(node.outputs[0]) is None

@@ -139,6 +139,12 @@ class Quantizer:
     def _of_weight(self, site: Site) -> QuantParams:
         fmt = number_format(site.format)
         if site.format == BIAS_FORMAT:
+            if site.consumers[0] not in self.biases:
+                raise PlacementError(
+                    f"'{site.tensor}' is placed as a bias of a product that is not quantized",
+                    where=self.model.where,
+                    cure="take the site out of the placement",
+                )
             activation, weight = self.biases[site.consumers[0]]
             return bias_params(self.params(activation), self.params(weight), fmt, site.axis or 0)
         params = weight_params(self._floats(site), fmt, site.axis, reduce_range=self.reduce_range)

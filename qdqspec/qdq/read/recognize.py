@@ -60,7 +60,7 @@ class Recognition:
 
     ``removed`` are the nodes to remove, by index; ``floats`` the DequantizeLinear nodes whose weights are
     restored, by name; ``place`` the name of such a weight by the integers it replaces; ``left`` the nodes
-    that cannot be removed, by reason.
+    that cannot be removed, by reason; ``rescaled`` the tensors before removed pairs that rescale values.
     """
 
     model: Model
@@ -72,6 +72,7 @@ class Recognition:
     place: dict[str, str] = field(default_factory=dict)
     dropped: set[str] = field(default_factory=set)  # initializers
     left: dict[str, list[str]] = field(default_factory=dict)
+    rescaled: list[str] = field(default_factory=list)
     _stored: dict[str, list[str]] = field(default_factory=dict)  # integer forms of each weight
 
     def find(self) -> None:
@@ -114,6 +115,8 @@ class Recognition:
             return "changes the element type"
         if self.restorer.take(quantize, dequantize):
             return ""
+        if self._rescales(quantize, dequantize):
+            self.rescaled.append(before)
         before = self.now(before)
         if self._leaves_body(before, after):
             return "makes an output of a body out of a tensor of another graph"
@@ -124,6 +127,15 @@ class Recognition:
         else:
             return "makes a graph output out of an input or another output"
         return ""
+
+    def _rescales(self, quantize: Node, dequantize: Node) -> bool:
+        """Whether constant numbers of ONNX's own Q and DQ differ: then the pair does more than rounding."""
+        nodes = quantize, dequantize
+        if any(node.domain == DOMAIN or not is_constant(self.model, node.inputs[1:]) for node in nodes):
+            return False
+        scales = [scale_of(self.model, node) for node in nodes]
+        zeros = [self.model.array(name) if (name := node.input_at(2)) else np.zeros(1) for node in nodes]
+        return not all(_are_equal(*both) for both in (scales, zeros))
 
     def _leaves_body(self, before: str, after: str) -> bool:
         """Whether a tensor is an output of a body, and its replacement is of another graph."""
@@ -202,6 +214,12 @@ class Recognition:
         return tensor
 
 
+def _are_equal(one: Array, other: Array) -> bool:
+    """Whether all values are equal, also where one array has a single one for all."""
+    fits = one.shape == other.shape or 1 in (one.size, other.size)
+    return fits and bool((one.astype(np.float64) == other.astype(np.float64)).all())
+
+
 def is_op(node: Node, op_type: str) -> bool:
     """Whether a node is a QuantizeLinear or DequantizeLinear, or another operator with that role in a pair."""
     if node.domain == DOMAIN:
@@ -214,12 +232,6 @@ def is_op(node: Node, op_type: str) -> bool:
 def is_qdq(node: Node) -> bool:
     """Whether a node is either of the two."""
     return is_op(node, "QuantizeLinear") or is_op(node, "DequantizeLinear")
-
-
-# A pair after one of these that cuts off negative values acts as a Relu.
-_SIGNED_OUTPUT = frozenset(
-    {"Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Sub", "BatchNormalization", "LayerNormalization"}
-)
 
 
 @dataclass(slots=True)
@@ -239,22 +251,24 @@ class ActivationRestorer:
         """Record the pair if a Relu must replace it. True if the pair cannot simply be removed."""
         tensor = quantize.inputs[0]
         producer = self.model.producer.get(tensor)
-        if producer is None or producer.op_type not in _SIGNED_OUTPUT or is_dynamic(quantize):
-            return False
-        if metadata(quantize.proto, CARRIED) is not None or not starts_at_zero(self.model, quantize):
-            return False  # a pair of ours, or one that cuts off nothing
+        if producer is None or is_qdq(producer) or is_dynamic(quantize):
+            return False  # tools remove no Relu or Clip of an input
+        if metadata(quantize.proto, CARRIED) is not None:
+            return False  # a pair of ours
         after = dequantize.outputs[0]
         # A graph output keeps its name through a pair; other tensors get the name of the tensor before it.
         known = after if after in self.model.outputs else tensor
         original = self.reference.producer.get(known) if self.reference else None
-        if original is None:
-            if never_negative(self.model, tensor) or cut_at_zero(self.model, tensor):
-                return False
-            self.relus[dequantize.index] = tensor
-            return True
-        if original.op_type in ("Relu", "Clip") and self._fits(original):
-            self.exact[producer.index] = original
-        return False
+        if original is not None:
+            if original.op_type in ("Relu", "Clip") and self._fits(original):
+                self.exact[producer.index] = original
+            return False
+        if not starts_at_zero(self.model, quantize):
+            return False  # it cuts off nothing that the graph shows
+        if never_negative(self.model, tensor) or cut_at_zero(self.model, tensor):
+            return False
+        self.relus[dequantize.index] = tensor
+        return True
 
     def constants(self) -> set[str]:
         """Constants that the restored nodes read and the model lacks: bounds of a Clip."""
@@ -281,9 +295,11 @@ _NEVER_NEGATIVE = frozenset(
 
 # Their results are never negative if no operand is: they copy, pool, add or multiply values.
 _KEEPS_SIGN = COPY_OPS | {
-    "Add", "AveragePool", "Concat", "Conv", "ConvTranspose", "Div", "Gemm", "GlobalAveragePool", "GlobalMaxPool",
-    "MatMul", "Max", "MaxPool", "Mul", "Pow", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "Sum",
+    "Add", "AveragePool", "Cast", "Concat", "Conv", "ConvTranspose", "Div", "Gemm", "GlobalAveragePool",
+    "GlobalMaxPool", "MatMul", "Max", "MaxPool", "Mul", "Pow", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum",
+    "Sum",
 }  # fmt: skip
+_UNSIGNED = (TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64, TensorProto.BOOL)
 _REDUCES = ("ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum")
 # a Relu after them cuts off the same values
 _PASSES = COPY_OPS | {"MaxPool", "QuantizeLinear", "DequantizeLinear"}
@@ -294,6 +310,8 @@ def never_negative(model: Model, tensor: str, depth: int = 4) -> bool:
     if tensor in model.constants:
         values = model.array(tensor)
         return values.dtype.kind in "fiu" and bool((values >= 0).all())
+    if model.elem_type(tensor) in _UNSIGNED:
+        return True
     node = model.producer.get(tensor)
     if node is None or depth == 0 or not is_default(node):
         return False
@@ -335,6 +353,9 @@ def _clips_at_zero(model: Model, node: Node) -> bool:
 
 def starts_at_zero(model: Model, node: Node) -> bool:
     """Whether the smallest value that a Q or DQ represents is zero: its zero point is the lowest integer."""
+    if not node.input_at(2):  # a zero point of 0
+        integers = node.outputs[0] if is_op(node, "QuantizeLinear") else node.inputs[0]
+        return model.elem_type(integers) in _UNSIGNED
     if node.input_at(2) not in model.constants:
         return False
     zero_point = model.array(node.inputs[2])

@@ -283,6 +283,11 @@ class _Stripping:
         if self.found.restorer.exact:
             nodes = [node.name for node in self.found.restorer.exact.values()]
             yield f"removed by the quantizing tool and taken from the reference, {names_text(nodes)}"
+        if self.found.rescaled:
+            yield (
+                f"removed although they rescale values, pairs of {names_text(self.found.rescaled)}: a "
+                "DequantizeLinear has other numbers than its QuantizeLinear"
+            )
 
     def notes_on_nodes(self) -> Iterator[str]:
         """Notes on nodes that are kept, and on inserted ones."""

@@ -17,6 +17,7 @@ from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.graph.definition import as_defined
 from qdqspec.graph.model import Model
+from qdqspec.graph.protos import all_graphs
 from qdqspec.graph.reference import reference_outputs
 
 
@@ -187,11 +188,15 @@ def test_recurrences_have_unsigned_weights(kind: type) -> None:
 def test_operators_of_bodies_are_defined_too() -> None:
     a, b = integers(4, 16), integers(16, 3, kind=np.int8)
     model = parsed(
-        """g (uint8[4,16] a, bool c) => (int32[4,3] y) {
+        """g (uint8[4,16] a, bool c) => (int32[4,3] y, int32[4,3] z) {
             y = If (c) <then_branch = t () => (int32[4,3] p) { p = MatMulInteger(a, b) },
-                        else_branch = e () => (int32[4,3] q) { q = MatMulInteger(a, b) }> }""",
+                        else_branch = e () => (int32[4,3] q) { q = MatMulInteger(a, b) }>
+            z = MatMulInteger(a, b) }""",
         b=b,
     )
-    (found,) = outputs_of(as_defined(model), {"a": a, "c": np.array(True)})
-    np.testing.assert_array_equal(found, a.astype(np.int64) @ b.astype(np.int64))
+    for found in outputs_of(as_defined(model), {"a": a, "c": np.array(True)}):
+        np.testing.assert_array_equal(found, a.astype(np.int64) @ b.astype(np.int64))
     assert "MatMulInteger" not in str(as_defined(model))
+    graphs = all_graphs(as_defined(model).graph)
+    made = [name for graph in graphs for node in graph.node for name in node.output]
+    assert len({*made}) == len(made), "runtimes refuse a name that two graphs have"

@@ -120,6 +120,17 @@ def test_integer_and_boolean_outputs_must_be_equal(dtype: type) -> None:
     assert (other.compared, other.matches, other.note) == (False, False, "2 values differ")
 
 
+@pytest.mark.parametrize("dtype", [np.int64, np.uint8, np.bool_])
+def test_integers_have_an_sqnr_if_no_output_is_a_float(dtype: type) -> None:
+    given, changed = np.array([0, 1, 1], dtype), np.array([1, 1, 0], dtype)
+    assert parity_of((given, given)).sqnr_db == math.inf
+    assert parity_of((given, changed)).sqnr_db == pytest.approx(0)
+    assert parity_of((given, changed[:1])).sqnr_db == -math.inf
+    score = {"score": f32(1)}
+    beside = compare_outputs([({"y": given} | score, {"y": changed} | score)], "random")
+    assert beside.sqnr_db == 200.0
+
+
 def test_a_comparison_of_no_sample_is_an_error() -> None:
     with pytest.raises(DataError, match="no evaluation sample"):
         compare_outputs([], "evaluation")

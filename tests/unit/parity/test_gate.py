@@ -38,6 +38,25 @@ def test_inputs_with_infinite_values_must_have_numbers_in_each_output_in_a_sampl
         Evaluator([hidden, hidden], Softmax)
 
 
+class Pixels:
+    """A model of which all outputs are integers, brighter by ``more``."""
+
+    def __init__(self, more: int) -> None:
+        self.more = more
+
+    def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {"image": (feeds["x"] + self.more).astype(np.uint8), "text": np.array(["a"])}
+
+    def close(self) -> None:
+        pass
+
+
+def test_integers_are_judged_if_no_output_is_a_float() -> None:
+    judge = Evaluator([{"x": np.full((4, 4), 200)}], lambda: Pixels(0))
+    assert judge(Pixels(2)) == pytest.approx(40)
+    assert judge(Pixels(0)) == gate.MOST_DB
+
+
 @dataclass(slots=True)
 class Drawn:
     """An engine whose error varies between samples, with a given mean SQNR."""

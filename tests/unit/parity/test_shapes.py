@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -83,6 +84,12 @@ def test_a_batch_size_applies_to_every_profile(models: Path) -> None:
     both = shape_profiles(model, Inputs(profiles=declared, batch=4))
     assert [profile.weight for profile in both] == [0.3, 0.7]
     assert [profile.shapes for profile in both] == [alone.shapes, alone.shapes]
+
+
+@pytest.mark.parametrize(("height", "found"), [(8, {"x": InputShape.of((1, 3, 8, 8))}), ("h", {})])
+def test_a_batch_that_is_not_asked_for_is_1_in_every_profile(height: int | str, found: Any) -> None:
+    model = model_with(x=["n", 3, height, 8], k=[4])
+    assert [profile.shapes for profile in shape_profiles(model, Inputs())] == [found]
 
 
 @pytest.mark.parametrize(

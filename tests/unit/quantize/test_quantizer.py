@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import tracemalloc
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -53,6 +54,7 @@ def test_a_large_weight_is_quantized_in_little_more_than_its_own_memory() -> Non
         (weight_of("x"), PlacementError, "'x' is placed as a weight but is no constant"),
         (activation("x", "unit8"), ConfigError, "did you mean 'uint8'"),
         (weight_of("w"), ModelError, "weight 'w' holds NaN"),
+        (replace(activation("w", "int32"), weight=True), PlacementError, "product that is not quantized"),
     ],
 )
 def test_a_site_that_cannot_be_quantized_is_an_error(site: Site, error: type[Exception], said: str) -> None:

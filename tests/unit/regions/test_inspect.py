@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from graph_text import model_of
 from hypothesis import given
@@ -15,7 +16,7 @@ from onnx_text import parsed
 from qdqspec._core.registry import resolve
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.regions.folding import fold_graph
-from qdqspec.graph.regions.forecast import forecast_tuning
+from qdqspec.graph.regions.forecast import forecast_tuning, multiplications_by_node
 from qdqspec.graph.regions.inspect import (
     Body,
     Judged,
@@ -280,3 +281,14 @@ def test_the_number_of_parts_is_limited_and_every_node_is_in_one(links: int, mos
         assert math.fsum(part.reference_ms or 0.0 for part in parts) == pytest.approx(links)
     if len(parts) > 1:
         assert {maker for part in parts for maker in part.inputs} == set(range(len(parts) - 1))
+
+
+@pytest.mark.parametrize(
+    ("operator", "count"),
+    [("MatMul(t, w)", 16), ("Gemm(t, w)", 16), ("MatMul(w, t)", 16), ("MatMul(t, t)", 0)],
+)
+def test_a_product_behind_an_operator_of_unknown_results_counts_its_weight(operator: str, count: int) -> None:
+    """Without a count, a search for the most multiplications would leave the product in float."""
+    text = f"g (float[4,4] x) => (float[4,4] y) {{ t = some.Normalize(x) [product] y = {operator} }}"
+    model = parsed(text, 17, w=np.ones((4, 4), np.float32))
+    assert multiplications_by_node(model, {})["product"] == count

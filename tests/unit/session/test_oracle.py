@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -130,3 +131,14 @@ def test_no_placement_is_rehearsed_after_the_time_limit(session: Session, case: 
         errors, missing = oracle.block_errors(1e6)  # after the search, with a separate time limit
         assert errors
         assert not missing
+
+
+def test_a_model_as_it_was_given_is_not_rehearsed(
+    opened: tuple[RehearsalOracle, SchemeSpace], notes: list[str]
+) -> None:
+    """Its numbers are its own, and it may have pairs that the space has no numbers for."""
+    oracle, space = opened
+    everything = space.resolve(space.everything())
+    assert oracle.predicted_db(replace(everything, given=True)) is None
+    assert oracle.predicted_db(everything) is not None
+    assert not notes

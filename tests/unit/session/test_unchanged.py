@@ -89,6 +89,12 @@ def test_the_reason_is_that_every_candidate_is_slower_with_its_kernels(case: Cas
     assert again.rejected == search.rejected
 
 
+def test_the_reason_is_that_no_candidate_is_within_the_limits_or_faster(case: Case) -> None:
+    _, found, _ = tuned(replace(case, tune=TuneRules(trials=3, min_sqnr_db=100.0)), integer=3.0)
+    said = "no quantized candidate is within the limits, and none is faster: the fastest takes "
+    assert found.reason.startswith(said)
+
+
 # ---- a search that a limit ended -------------------------------------------------------------------
 
 

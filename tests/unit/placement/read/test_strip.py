@@ -236,7 +236,9 @@ SQUARE = "g (float[2,2] x) => (float[2,2] y)"
 
 def clipped(text: str) -> Model:
     constants = {
-        "zero": np.array(0, np.uint8), "low": np.array(0, np.float32), "high": np.array(6, np.float32),
+        "quarter": np.array(0.25, np.float32),
+        "zero": np.array(0, np.uint8), "two": np.array(2, np.uint8),
+        "low": np.array(0, np.float32), "high": np.array(6, np.float32),
         "high2": np.full((2, 2), 6, np.float32), "low2": np.full((2, 2), -1, np.float32),
         "shape": np.array([2, 2]),
     }  # fmt: skip
@@ -244,19 +246,44 @@ def clipped(text: str) -> Model:
     return net(f"{SQUARE} {{ {text} }}", **HALF, **used)
 
 
+@pytest.mark.parametrize("made", ["MatMul(x, x)", "Tanh(x)", "Transpose(x)"])
 @pytest.mark.parametrize(
-    "between", ["[act] t = Relu(m)", "[act] t = Clip(m, low, high)", ""], ids=["Relu", "Clip", "nothing"]
+    "between",
+    ["[act] t = Relu(m)", "[act] t = Clip(m, low, high)", ""],
+    ids=["Relu", "Clip", "nothing"],
 )
-def test_an_activation_that_a_tool_removed_is_restored_from_the_reference(between: str) -> None:
-    given = f"[mm] t = MatMul(x, x)  {CLIPPED}  [neg] y = Neg(a)"
+@pytest.mark.parametrize("zero", ["zero", "two"])
+def test_an_activation_that_a_tool_removed_is_restored_from_the_reference(
+    between: str, made: str, zero: str
+) -> None:
+    given = f"[first] t = {made}  {CLIPPED.replace('zero', zero)}  [neg] y = Neg(a)"
     first = "m" if between else "t"
     reference = net(
-        f"{SQUARE} {{ [mm] {first} = MatMul(x, x) {between} [neg] y = Neg(t) }}",
-        **({"low": np.float32(0), "high": np.float32(6)} if "Clip" in between else {}),
+        f"{SQUARE} {{ [first] {first} = {made} {between} [neg] y = Neg(t) }}",
+        **({"low": np.float32(-1), "high": np.float32(6)} if "Clip" in between else {}),
     )
     stripped = strip_qdq(clipped(given), reference)
     assert stripped.notes[-1] == "equal to the reference"
     assert stripped.proto == reference.proto
+
+
+@pytest.mark.parametrize(("kind", "relus"), [("", 1), ("<output_dtype = 2>", 1), ("<output_dtype = 3>", 0)])
+def test_a_pair_without_a_zero_point_clips_by_its_type(kind: str, relus: int) -> None:
+    pair = f"q = QuantizeLinear{kind}(t, s)  a = DequantizeLinear(q, s)"
+    model = parsed(f"{SQUARE} {{ t = MatMul(x, x)  {pair}  y = Neg(a) }}", 21, ir=10, **HALF)
+    assert [node.op_type for node in strip_qdq(model).proto.graph.node].count("Relu") == relus
+
+
+@pytest.mark.parametrize(
+    ("dequantize", "rescales"), [("s, two", False), ("quarter, two", True), ("s, zero", True), ("s", True)]
+)
+def test_a_removed_pair_that_rescales_values_is_reported(dequantize: str, rescales: bool) -> None:
+    """Without the pair the model computes other values."""
+    pair = f"q = QuantizeLinear(x, s, two)  a = DequantizeLinear(q, {dequantize})"
+    stripped = strip_qdq(clipped(f"{pair}  y = Neg(a)"))
+    assert ["removed although they rescale values, pairs of 1: 'x'" in n for n in stripped.notes] == [
+        True
+    ] * rescales
 
 
 def test_an_activation_that_a_tool_removed_before_a_graph_output_is_restored() -> None:
@@ -279,11 +306,13 @@ def test_an_activation_that_a_tool_removed_before_a_graph_output_is_restored() -
         ("u = Mul(x, x)  t = Add(u, u)", "y = Neg(a)"),
         ("u = Clip(x, low, high)  t = MatMul(u, high2)", "y = Neg(a)"),
         ("u = Softmax(x)  v = Transpose(u)  t = Add(v, v)", "y = Neg(a)"),
+        ("u = Cast<to = 2>(x)  t = Cast<to = 1>(u)", "y = Neg(a)"),
     ],
 )
 def test_no_relu_is_added_where_none_can_have_been_removed(before: str, after: str) -> None:
     expected = f"{before}  {after}".replace("(a", "(t")
-    assert lines(strip_qdq(clipped(f"{before}  {CLIPPED}  {after}"))) == expected.split("  ")
+    stripped = strip_qdq(clipped(f"{before}  {CLIPPED}  {after}"))
+    assert lines(stripped) == re.sub("<to = .>", "", expected).split("  ")
 
 
 @pytest.mark.parametrize(
@@ -295,6 +324,9 @@ def test_no_relu_is_added_where_none_can_have_been_removed(before: str, after: s
         "u = Relu(x)  t = MatMul(u, low2)",
         "u = Clip(x)  t = Add(u, u)",
         "u = Relu(x)  t = Gemm<alpha = -1.0>(u, u)",
+        "t = Tanh(x)",
+        "u = MatMul(x, x)  t = Transpose(u)",
+        "u = MatMul(x, x)  t = Cast<to = 1>(u)",
     ],
 )
 def test_a_relu_replaces_a_zero_point_that_clipped_where_the_tensor_may_be_negative(before: str) -> None:
