@@ -1,8 +1,9 @@
 """Finds a backend, strategy, check or report format by name.
 
-A name is looked up first as a file of a folder that holds nothing else (``checks/kinds/NAME.py``), or as a folder
-with an engine (``backends/NAME``; hyphens in a backend's name are underscores in that of its folder), then as an entry
-point of an installed package; an unknown one raises an error with the nearest known name. Listing imports nothing.
+A name is looked up first in this package: a file of a folder that holds nothing else (``checks/kinds/NAME.py``), or a
+folder with an engine (``backends/NAME``; a hyphen in the name of a backend is an underscore in that of its folder).
+Then it is an entry point of an installed package. An unknown name raises an error with the nearest known name.
+Listing imports nothing.
 """
 
 from __future__ import annotations

@@ -53,8 +53,9 @@ class Evaluator:
     An output that is not finite or of another shape counts as -200 dB. ``reference`` builds the model to compare with,
     which runs on a sample when that is needed, and again if its outputs exceed `HELD_BYTES`. At most ``samples`` of
     the ``feeds`` are used. ``few`` is the number of the first ones: more predict all data better, and each candidate
-    runs on all of them. ``seconds`` is the time that an engine above a limit may take for all data. A part of the data
-    decides if its mean is ``errors`` standard errors from the limit: fewer decide sooner, and more often wrongly.
+    runs on all of them. ``seconds`` is the time that an engine above a limit may take for all data. If all data takes
+    longer, a part of it decides as soon as its mean is ``errors`` standard errors from the limit: fewer decide sooner,
+    and more often wrongly.
     """
 
     def __init__(
@@ -190,7 +191,7 @@ class Offset:
     """The SQNR of placements minus the one expected: on all data minus on the first samples, or built minus rehearsed.
 
     ``known`` has the expected and the found SQNR of each placement of which both are known. With ``prior`` an offset of
-    zero counts as one more placement, so that a single one with an odd error does not refuse all others.
+    zero counts as one more placement, so that one unusual placement does not exclude all others.
     """
 
     prior: bool = False

@@ -114,7 +114,7 @@ def require_a_limit(params: object, *names: str) -> None:
 
 
 def longest_match(names: Iterable[str], target: str) -> str | None:
-    """The most specific match for ``target``: the longest name equal to it or to its head up to a dash.
+    """The most specific match for ``target``: the longest name that equals it, or its beginning up to a hyphen.
 
     Of ``a`` and ``a-cpu`` the second for ``a-cpu``, the first for ``a-gpu``. A backend's name matches its own targets
     only: ``a-web-wasm`` is no target of ``a`` if there is a backend ``a-web``.

@@ -40,14 +40,18 @@ class Capabilities:
     # linear operators that run ``in-only`` only if nothing is absorbed after them
     bare: frozenset[str] = _NONE
     constant_weight: frozenset[str] = _NONE  # operators, besides Conv, whose weight must be a constant
-    # operators whose float weight the runtime quantizes, beside quantized data
+    # operators whose float weight the runtime quantizes itself if their data and their result have pairs: of
+    # ``DQ > Conv > Q`` it makes an integer Conv, with a scale of its own for the weight
     completes: frozenset[str] = _NONE
-    moved_past: frozenset[str] = _NONE  # operators that the runtime moves pairs past before that
+    # operators that the runtime moves pairs across before that: of ``DQ > Reshape > Conv`` it makes
+    # ``Reshape > DQ > Conv``
+    moved_past: frozenset[str] = _NONE
     # operators whose float bias the runtime stores in steps of data scale times weight scale
     rounds_biases: frozenset[str] = _NONE
     # by operator type: axes of a weight of two dimensions along which blocks may lie
     blocked_axes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    # operators past which a pair reaches a kernel that takes floats only, or operands of one format only
+    # operators past which a pair reaches a kernel that takes floats only, or operands of one format only, such as
+    # the Transpose of ``DQ > Transpose > Softmax``
     carriers: frozenset[str] = _NONE
     # placement rules by name, in the order of their use: requirements of a compiler beyond single operators
     # (`qdqspec.qdq.space.units`)

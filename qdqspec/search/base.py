@@ -86,9 +86,9 @@ class Strategy(Protocol):
     """Ask, build, tell, until done. Deterministic for one random generator and one sequence of trials.
 
     It may have a function ``refuse(space)`` that raises `ConfigError`, asked before any data is read. It may have
-    ``steps``, a text for each phase of its trials in order: a search that a limit ended names those that it did not
-    reach. It may have ``least_gain``, the share of the time that a build must be expected to save: the reason of a
-    search that it ended states it.
+    ``steps``, a text for each phase of its trials in order: if a limit ends the search, the result names the steps that
+    were not reached. It may have ``least_gain``, the expected saving, as a share of the time, below which it stops: the
+    result states it.
     """
 
     def __init__(self, setup: SearchSetup, random: np.random.Generator) -> None: ...

@@ -127,7 +127,8 @@ def nodes_of_blocks(space: SchemeSpace, blocks: Iterable[UnitBlock]) -> dict[str
 def block_labels(space: SchemeSpace, block: UnitBlock, code: int) -> dict[str, Label]:
     """Labels of the units of one block.
 
-    Under "in+out" each unit gets its fullest label of the format; other labels apply to the units that offer them.
+    "in+out" gives each unit its fullest label of the format. Any other label goes to the units that offer it; the rest
+    stay float.
     """
     label, labels = space.labels[code], {}
     for name in block.units:
@@ -190,7 +191,7 @@ class Domains:
 
     @cached_property
     def pairs(self) -> list[tuple[int, int]]:
-        """Each two domains in order of their numbers; those with float come first."""
+        """All pairs of domains, in order of their numbers; pairs with float come first."""
         return list(itertools.combinations(range(1 + max(*self.reads, *self.makes, 1)), 2))
 
     @cached_property

@@ -35,10 +35,9 @@ RUN_ELEMENTS = 4096  # that a conversion kernel converts in the time of starting
 class KernelTimes:
     """Milliseconds of blocks by code, and of converting each edge by pair of domains.
 
-    The time of a block is the median of its profiles under a label. A label that was never measured takes a share of
-    the float time: that of measured blocks of the same operators, averaged with an assumed share that has the weight of
-    the block itself. Times are at the speed at which the reference was profiled. Conversions are measured, or estimated
-    by the size of the tensor.
+    The time of a block is the median of its profiles under a label. A label that was never measured is estimated as
+    a share of the float time: the mean share of measured blocks of the same operators and one assumed share. Times are
+    at the speed at which the reference was profiled. Conversions are measured, or estimated by the size of the tensor.
 
     ``linear_share`` is assumed of convolutions and matrix products: less makes more labels be tried.
     """
@@ -63,7 +62,10 @@ class KernelTimes:
         self._conversion_times: dict[tuple[int, int], list[float]] = {}  # by edge and pair of domains
 
     def learn(self, trial: Trial) -> None:
-        """Add a build, its kernels scaled to differ from the reference's, the first build, as the whole does."""
+        """Add a build; the first one is the reference.
+
+        Kernels' times are scaled so that their sum differs from the reference's as the time of the whole model does.
+        """
         total, scale = sum(layer.milliseconds for layer in trial.layers), 1.0
         if not self.reference_ms:
             taken = trial.samples

@@ -29,8 +29,9 @@ class Guide:
     ``limits`` has the figures of builds that the strategy was told, and those of rehearsals. Nothing is left out for
     the SQNR limit unless it ``binds``, and placements of ``always`` are built whatever their metric.
 
-    ``doubt_share`` is the safety margin in standard deviations of a prediction: compositions aim above a limit by it,
-    and candidates are built up to it below. A larger one has fewer builds that miss the limit, and slower winners. A
+    ``doubt_share`` is the safety margin in standard deviations of a prediction. Compositions aim above a limit by it:
+    with a larger one fewer of them miss the limit, and they are slower. Other candidates are built if they are
+    predicted at most this margin below the limit: with a larger one more of them are built. A
     limit is binding if everything quantized is expected within ``binding_db`` of it: a larger one rehearses more
     candidates. Placements ``bracket_db`` below one that missed the metric are not built: a smaller one has fewer
     builds, and may lose a winner.
@@ -94,10 +95,10 @@ class Guide:
         return predicted is None or predicted + self.margin_db >= least_db
 
     def keeps_metric(self, placement: Placement) -> bool:
-        """Whether a placement is not expected to miss the limit of the task metric; those of the user may always.
+        """Whether a placement is not expected to miss the limit of the task metric. The user's own are always allowed.
 
-        One with clearly more noise than a placement that missed it is expected to, whatever a rehearsal on few samples
-        shows.
+        A placement that is clearly noisier than one that missed the limit is expected to miss it too, whatever a
+        rehearsal on few samples shows.
         """
         limits, oracle = self.limits, self.oracle
         if limits.metric is None or placement in self._always:

@@ -57,9 +57,9 @@ class Limits:
 
     ``first_samples`` measures the SQNR of an engine on these; without it nothing is measured. ``all_data`` measures it
     on all data, if there is more. ``confirms_sqnr`` is set if a selected placement needs its
-    SQNR on all data. A candidate ``far_db`` below one that missed the metric is not raced: less saves more races, and
-    may lose a winner. While no placement met the metric, the search aims ``step_db`` above those that missed it: less
-    has more builds that miss it.
+    SQNR on all data. If a placement missed the metric, candidates ``far_db`` below it are not raced: a smaller value
+    saves races, and may lose a winner. While no placement met the metric, the search aims ``step_db`` above those that
+    missed it: a smaller value has more builds that miss it.
     """
 
     asked: SearchLimits = field(default_factory=SearchLimits)
@@ -239,7 +239,7 @@ class Limits:
         return sqnr_db <= self.missed_db - self.far_db
 
     def is_bracketed(self, apart_db: float) -> bool:
-        """Whether no SQNR is left to try: those that missed and met the metric are so near, or none missed it."""
+        """Whether the SQNRs that met and that missed the metric are within ``apart_db``, or none missed it."""
         kept, lost = self.scored
         return not lost or min(kept, default=0.0) - _highest_below(kept, lost) < apart_db
 

@@ -66,9 +66,9 @@ class Contest:
     """Decides which candidate is the best so far, the incumbent.
 
     A candidate wins if it was faster than the incumbent by ``eps`` in a race, was so again with both built anew, and
-    meets the ``limits`` on all data. One that the limits exclude is not raced: its ratio is that of a few runs. One
-    with the same optimized graph as another has its result. Parts of the model are raced for a gain of ``part_eps``;
-    less takes longer races.
+    meets the ``limits`` on all data. A candidate that the limits exclude is not raced: its ratio comes from a few runs.
+    A candidate with the optimized graph of an earlier one takes over its result. Parts of the model are raced for a
+    gain of ``part_eps``: a smaller value takes longer races.
     """
 
     def __init__(self, bench: Bench, limits: Limits | None = None, *, part_eps: float = 0.01) -> None:

@@ -21,9 +21,9 @@ from qdqspec.types import Trial
 class Posterior:
     """Predicts a labelling's time relative to the reference, by the ratios of ``trials``.
 
-    Its columns are one for every class under every label, one for the conversions between each two domains, and a
-    constant. ``deviation`` is that of a measured ratio. Those of the prior are relative to its mean, ``measured_doubt``
-    for times in profiles and ``assumed_doubt`` for others: with larger ones a search makes more builds.
+    The linear model has one coefficient for each class of blocks under each label, one for each pair of domains, and a
+    constant. ``deviation`` is that of a measured ratio. The deviations of the prior are relative to its mean:
+    ``measured_doubt`` for times in profiles, ``assumed_doubt`` for others. With larger ones a search makes more builds.
     """
 
     def __init__(

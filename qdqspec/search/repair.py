@@ -58,8 +58,8 @@ def repaired(
     the faster of two: the candidate without the units with the most noise for their time, and the labelling of least
     time for the allowed noise. Attempts aim higher by each of ``more_db`` until one meets the limit.
 
-    ``trials`` are those of the search, the reference first; the trial of a placement is their last one when the next
-    one is requested. There are none if the oracle predicts nothing.
+    ``trials`` are those of the search, the reference first. The caller appends the trial of each placement to them
+    before it asks for the next placement. There is no placement if the oracle predicts nothing.
     """
     won = [trial.ratio or 1.0 for trial in trials if trial.incumbent and trial.placement.sites]
     bound = min(won) * (1 - much) if won else 1 - limits.asked.min_gain

@@ -42,8 +42,8 @@ def finalists(
 ) -> dict[str, Placement]:
     """The roles to confirm: reference, winner, runner-up, everything quantized, and the model as given if it ran.
 
-    Winner and runner-up are accurate enough: ``fits`` checks a trial's known values, ``admits`` measures a placement
-    and is called for ``most`` race winners, the last first, and ``most`` of the fastest: more take longer, and find a
+    Winner and runner-up are accurate enough: ``fits`` checks a trial's known values, ``admits`` measures a placement.
+    It is called for the last ``most`` race winners, and the ``most`` fastest candidates: more take longer, and find a
     winner where many miss the limits on all data. Everything quantized, even if it was not built, and a quantized model
     as given are confirmed for comparison.
     """

@@ -26,7 +26,7 @@ class Stepwise:
     """
 
     def __init__(self, steps: Steps[None], setup: SearchSetup) -> None:
-        """``steps`` runs to its first proposals: a subclass sets its own attributes before."""
+        """The generator ``steps`` starts here: a subclass sets its own attributes before it calls this."""
         self.eps = 0.01
         self.setup = setup
         self.space = setup.space

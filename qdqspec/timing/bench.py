@@ -49,7 +49,8 @@ Extract: TypeAlias = Callable[[Placement, Nodes], tuple[Path, Load]]
 class DriftMonitor:
     """Looks at the reference and the incumbent of one search from time to time.
 
-    A measurement of some seconds is made in one state of the machine, which changes the ratio (docs/decisions/0006).
+    The state of the machine changes within minutes, and the ratio with it; a short measurement sees one state only
+    (docs/decisions/0006).
     Between two looks ``apart`` times the duration of a look passes, and ``least_seconds``: more looks know the
     variation better, and leave less time to search. A look has ``rounds`` pairs of turns.
     """

@@ -1,8 +1,8 @@
 """Races: sequential Wilcoxon signed-rank tests on interleaved runs of two open engines.
 
 Two builds timed one after the other are ranked wrongly in up to 83 % of cases on a shared machine; interleaved, in a
-few per cent. So a challenger is timed in pairs with the incumbent, in random order inside each pair, and accepted at
-the end of a round, the rounds growing, as soon as the rank test allows. It is rejected as soon as the same test
+few per cent. So a challenger is timed in pairs with the incumbent, in random order inside each pair. It wins after 6,
+12, 24 or 48 pairs, at the first of these where the rank test proves the gain. It is rejected as soon as the same test
 excludes a significant gain. Stopping early can miss a gain, but never claims a false one.
 """
 

@@ -325,7 +325,8 @@ class GraphPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """All evidence of a case that its checks judge. Parts that were not requested are ``None``.
+    """All evidence of a case that its checks judge. Parts that were not requested are empty, or
+    ``None``.
 
     ``skipped`` is why the case could not run here; the other parts are empty then.
     """

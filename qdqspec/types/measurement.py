@@ -142,7 +142,8 @@ class Trial:
     layers: tuple[LayerTime, ...] = ()
     race: Race | None = None
     incumbent: bool = False  # true if it became the incumbent
-    ratio: float | None = None  # median over the reference's, at screening
+    # time over the reference's: by its race with the incumbent, or by a few runs if it was not raced
+    ratio: float | None = None
     subgraph: tuple[str, ...] = ()  # the nodes it was built of, if not the whole model
     sqnr_db: float | None = None  # of the worst output on the first samples, if accuracy is constrained
     accuracy: float | None = None  # a task metric on all evaluation data, if it was computed
@@ -221,8 +222,8 @@ class AccuracyBound:
 FLOAT32 = "float32"  # role of the model without pairs where candidates are converted to float32
 GIVEN = "given"  # phase and role of the model as it was given, if it is quantized
 
-# Phases whose builds are not candidates: they repeat one, quantize one block to measure its error, build a part of the
-# model, or have no corrections yet.
+# Phases whose builds are not candidates: they repeat one, quantize one block to measure its error, or build a part of
+# the model.
 NOT_CANDIDATES = ("confirm", "noise", "commit", "sensitivity", "isolated")
 
 
@@ -381,7 +382,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockError:
-    """The error of one block, a unit of the search, under a label with all others in floating point.
+    """The error of one unit of the search under a label, with all others in floating point.
 
     ``sqnr_db`` is that of the worst guiding tensor.
     """

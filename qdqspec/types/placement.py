@@ -58,7 +58,7 @@ class Site:
 class Placement:
     """The Q/DQ pairs of a whole model. Equal sites are the same placement, whatever the labels.
 
-    ``labels`` holds the label of each block, for strategies that work on blocks. ``given`` marks the pairs of a model
+    ``labels`` holds the label of each unit that is not in float, by the unit's id. ``given`` marks the pairs of a model
     that is a candidate as it was given, with its own numbers.
     """
 

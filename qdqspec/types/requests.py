@@ -47,7 +47,7 @@ class SurvivalRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildRequest:
-    """A build of the tuned model by a backend, or that of the case, for a target: ``Evidence.builds[key]``."""
+    """Whether a backend (default: that of the case) builds the tuned model for a target: ``Evidence.builds[key]``."""
 
     kind: ClassVar[EvidenceKind] = "builds"
     backend: str = ""
@@ -96,8 +96,8 @@ class ParityRequest:
     """The outputs compared with ``top``, and the errors of quantization and runtime separately: ``Evidence.parity``.
 
     ``culpable`` selects the output whose error is attributed to Q/DQ pairs (``Evidence.culprits``), if any.
-    ``limits_slices`` is whether slices of outputs have a limit: without one, those far below are noted. If the data
-    breaks ``limits``, the worst input is kept in files of Polygraphy: ``Evidence.replays[key]``.
+    ``limits_slices`` is whether slices of outputs have a limit. If no check has one, very bad slices are noted. If the
+    data breaks ``limits``, the worst input is kept in files of Polygraphy: ``Evidence.replays[key]``.
     """
 
     kind: ClassVar[EvidenceKind] = "parity"

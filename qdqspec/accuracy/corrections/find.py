@@ -60,7 +60,8 @@ class FoundCorrections:
 def find_corrections(task: CorrectionTask) -> FoundCorrections:
     """Try each allowed correction in turn, until the first placement has enough SQNR or the time is up.
 
-    Only equalization is tried while all outputs are meaningless: they do not represent placements that can be selected.
+    If all placements are below 10 dB, only equalization is tried: such outputs tell nothing about placements that can
+    be selected.
     A correction for which the runtime fails is not used. Raises `BackendError` if that is before the first one, and
     `RehearsalRefusedError` if the model cannot be rehearsed.
     """

@@ -1,4 +1,4 @@
-"""What corrections are found for, and what each returns: a problem with better numbers, and how that is judged.
+"""The data types of corrections: the task, the problem that each correction improves, and the judge of its error.
 
 The error is rehearsed at the guiding tensors, on samples that were not used to find the correction.
 """
@@ -43,7 +43,7 @@ class Judge:
     feeds: Callable[[], Iterable[Feed]]
     runtime: Runtime
     samples: int = 12
-    rounds_biases: frozenset[str] = frozenset()  # as in `qdqspec.backends.base.Capabilities`
+    rounds_biases: frozenset[str] = frozenset()  # as in `qdqspec.qdq.capabilities.Capabilities`
     _known: dict[int, Values] = field(default_factory=dict, init=False)  # outputs of the float model
 
     def part(self, part: Literal["fit", "held-out"], samples: int | None = None) -> Iterator[Feed]:

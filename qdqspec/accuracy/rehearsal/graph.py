@@ -159,8 +159,8 @@ class SwitchGraph:
 
     ``nodes`` are those of the flat form of the model (`graph.flat`), so that pairs inside bodies have switches too.
     Weights are references to ``store``: models must be saved in its folder. Biases of the ops ``rounds_biases`` are
-    rounded where the weight is quantized (`qdqspec.backends.base.Capabilities`). Raises `PlacementError` if a pair does
-    not fit, `ModelError` if the opset cannot be raised.
+    rounded where the weight is quantized (`qdqspec.qdq.capabilities.Capabilities`). Raises `PlacementError` if a pair
+    does not fit, `ModelError` if the opset cannot be raised.
     """
 
     def __init__(

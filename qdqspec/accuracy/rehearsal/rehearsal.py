@@ -45,7 +45,10 @@ class RehearsalRefusedError(QdqspecError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
-    """The reference runtime: ``exact`` does not optimize, ``fast`` may round otherwise; ``processes`` run at once."""
+    """The reference runtime. ``exact`` does not optimize; ``fast`` does, and may round differently.
+
+    ``processes`` is the number of engines that run at once.
+    """
 
     exact: Callable[[Path], Engine]
     fast: Callable[[Path], Engine]
@@ -57,7 +60,7 @@ class Subject:
     """The inputs of a rehearsal: a model, all pairs that placements may have with their numbers, and data.
 
     ``feeds`` is called for each pass over the data. Weights at the sites ``floating`` are quantized when the model
-    runs, and not stored as integers. ``rounds_biases``: see `qdqspec.backends.base.Capabilities`.
+    runs, and not stored as integers. ``rounds_biases``: see `qdqspec.qdq.capabilities.Capabilities`.
     """
 
     model: Model

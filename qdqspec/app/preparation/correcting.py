@@ -49,8 +49,8 @@ def scaled_branches(
     """The branches whose factors reduce the estimated error of the linear operators behind by ``least_gain``.
 
     A product takes time, so that less is not worth it. The estimate uses ``samples``: more of them show rarer values,
-    and take the time of a run each. There are none beside scales that the user or a quantized model of ``start_from``
-    gives, which are those of the model as it is.
+    and take the time of a run each. If the user or ``start_from`` gives scales, there are no branches: such scales fit
+    the unchanged model only.
     """
     case, data = prepared.case, prepared.calibration
     if "equalization" not in case.quantize.allowed_corrections or data is None or len(data) < MIN_SAMPLES:

@@ -115,11 +115,15 @@ def _with_true_outputs(prepared: Prepared) -> Model:
 class Prepared:
     """A case with its model on a backend: the problem that a search solves. Attributes are computed on first access.
 
-    ``given`` is the user's model, ``base`` the same in float32 if it computes in float16 and the backend has no integer
-    kernels for pairs of float16 tensors, ``folded`` that with BatchNormalization folded, and with branches that have
-    factors; ``model`` is the one that pairs are inserted into, with scaled constants if equalization helps.
-    ``quantized`` is the float form of a user's model with pairs. Results are written to ``output``. Without data there
-    are ``random_samples``: more of them cover more values, and take longer. ``warnings`` collects notes for the user.
+    Its models, each made from the one before:
+
+    - ``given``: the user's model. ``quantized`` is its float form, if it has pairs.
+    - ``base``: in float32, if it computes in float16 and the backend has no integer kernels for float16 pairs.
+    - ``folded``: BatchNormalization folded, and branches that have factors.
+    - ``model``: constants scaled, if equalization helps. Pairs are inserted here.
+
+    Results are written to ``output``. Without data there are ``random_samples``: more of them cover more values, and
+    take longer. ``warnings`` collects notes for the user.
     """
 
     def __init__(

@@ -35,10 +35,12 @@ from qdqspec.types import (
 )
 
 PRECISE = 1.06  # high over low end of an interval with which a confirmation may end early
-MOST_TIMES = 4  # that the finalists are built and timed once more where that does not decide
-APART_SECONDS = 4.0  # between these, so that the state of the machine may differ
+MOST_TIMES = 4  # repetitions of the confirmation, at most, while the result is undecided
+APART_SECONDS = 4.0  # between repetitions, so that the state of the machine may differ
 SPARE_SECONDS = 30.0  # that repetitions may take in a search without a time limit
-EARLY = 1.4  # width of an interval, in widths of the one that decides, that ends a confirmation early (decision 7)
+EARLY = (
+    1.4  # a confirmation ends early if it still decides with an interval wider by this factor (decision 7)
+)
 FINALISTS = 4  # reference, winner, runner-up and everything quantized
 FRONT = 8  # placements of a Pareto front that are rebuilt and timed together
 

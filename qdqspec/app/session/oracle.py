@@ -168,17 +168,17 @@ class RehearsedMetric:
 class RehearsalOracle:
     """Predicts the SQNR that a search will measure: rehearsed on the first samples, plus two offsets.
 
-    ``built`` is the offset of builds, the effect of the backend; ``difference`` is that of all data. A placement nearer
-    to the limit ``least_db`` than the largest known difference, and than ``near_db``, is rehearsed on all data, or on
-    as much of it as shows that it is below the limit. If the model cannot be rehearsed, every answer is ``None`` and
-    ``note`` receives the reason.
+    ``built`` is the offset of builds, the effect of the backend; ``difference`` is that of all data. A placement near
+    the limit ``least_db`` is rehearsed on all data, or on as much of it as shows that it is below the limit. Near is
+    closer than the largest known difference, and than ``near_db``. If the model cannot be rehearsed, every answer is
+    ``None`` and ``note`` receives the reason.
 
     ``left`` gives the seconds that the search has left to choose and build candidates; ``unlimited_seconds`` count as
-    left of a search without a limit. Nothing new is rehearsed once they are over. ``noise_share`` of them may go to the
-    sensitivity analysis, which else measures up to ``most_together`` neighbouring pairs together, so that compositions
-    miss the limit more often; with a quarter of that, and at most ``noise_seconds``, it uses all samples.
-    ``placement_share`` may go to one placement on all data: with less time, less data is used. ``all_data_share`` is
-    for all such placements, so that time for builds remains.
+    left of a search without a limit. Nothing new is rehearsed once they are over. The sensitivity analysis may take
+    ``noise_share`` of them. If single pairs take longer, up to ``most_together`` neighbouring pairs are measured
+    together; compositions then miss the limit more often. If half of that share, and ``noise_seconds``, is enough for
+    all samples, all are used. ``placement_share`` may go to one placement on all data: with less time, less data is
+    used. ``all_data_share`` is for all such placements, so that time for builds remains.
     """
 
     rehearser: Rehearser

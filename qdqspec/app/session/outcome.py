@@ -32,7 +32,9 @@ from qdqspec.types import (
     TuneRules,
 )
 
-ERRORS_SHARE = 0.1  # of the time of a search, for the error of single blocks that it did not need
+ERRORS_SHARE = (
+    0.1  # of the search's time, for the errors of single blocks if the search has not measured them
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

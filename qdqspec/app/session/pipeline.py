@@ -9,10 +9,10 @@
                                                                                     |
                        latency, parity, accuracy, size, survival, lint > evidence > check > verdict
 
-`CaseWork.judge` is the whole pipeline, `find_winner` its part up to the winner: from the cache if that passes its
-recheck, selected by digest, or searched now by `tune`, of which `Tuning` is the part up to the first build. Each step
-is done once for a case; docs/architecture.md names the modules of each step. `study` runs a search step by step;
-`evidence.compared_runtimes` and `app.upgrade` compare finished searches.
+`CaseWork.judge` (`work.py`) is the whole pipeline. `find_winner` is its part up to the winner, which comes from the
+cache if that passes its recheck, from a digest, or from a search now: `tune`. `Tuning` prepares a search, up to its
+first build. Each step is done once for a case; docs/architecture.md names the modules of each step. `study` runs a
+search step by step; `evidence.compared_runtimes` and `app.upgrade` compare finished searches.
 """
 
 from __future__ import annotations

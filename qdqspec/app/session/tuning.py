@@ -39,7 +39,7 @@ from qdqspec.types import GIVEN, TIMED_TRIALS, TRIALS, AccuracyRules, Placement,
 def limits_of(prepared: Prepared, *, all_data_share: float = 0.05) -> Limits:
     """The limits of a case's search; builds and runs the reference if there are any.
 
-    ``all_data_share`` of the time may go to one candidate on all data: with less, less data decides.
+    ``all_data_share`` of the time may go to one candidate on all data: a smaller share means that fewer samples decide.
     """
     asked = prepared.case.tune
     measures_db = asked.objective == "pareto" or asked.limits.min_sqnr_db is not None

@@ -1,4 +1,4 @@
-"""The work of one case: all evidence about it, each part computed once."""
+"""`CaseWork`: runs the search of one case once, collects the evidence that its checks need, and judges them."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Units of placement: regions of a model and the patterns they share."""
+"""Regions of a model, the patches in which users and strategies place pairs, and the patterns that regions share."""

@@ -1,4 +1,4 @@
-"""Finds the regions of a model, which are its units of placement.
+"""Finds the regions of a model: groups of neighbouring operators that a placement treats alike.
 
 By structure: the program structure tree of the data flow gives chains of operators and, between two links of
 a chain, the branches there. A chain is cut into units, each of which begins with an anchor (Conv, MatMul,

@@ -1,1 +1,1 @@
-"""The search space: units of operators with their labels, and the pairs of each choice. Imports no other part."""
+"""The search space: units of operators with their labels, and the pairs of each choice."""

@@ -1,10 +1,12 @@
 """Which pairs follow from labels: the edges that each choice reads quantized, makes quantized, or needs in float.
 
 A pair can be inserted on an edge (a tensor and its reader) in one format. If two formats meet on an edge, the reader's
-pair is inserted: its kernel requires it, and the producer outputs float on that edge. A reader with only its weight
-quantized reads floats if the producer can output floats; for some runtimes a producer that cannot stays float, and no
-pair is before operators that pairs move past to that reader. A unit whose weight the runtime would quantize itself,
-because its inputs and results have pairs, is ``in+out``.
+pair is inserted: its kernel requires it, and the producer outputs float on that edge.
+
+A reader with only its weight quantized reads floats if the producer can output floats. Some runtimes need that: there
+a producer that can output integers only stays in float, and no pair is put before operators that the runtime would
+move pairs past to that reader. A unit whose weight the runtime would quantize itself, because its inputs and results
+have pairs, is ``in+out``.
 """
 
 from __future__ import annotations

@@ -66,9 +66,9 @@ class SchemeSpace:
         self.labels: tuple[Label, ...] = ("fp", *named)
 
     def _quantized_unasked(self, units: Iterable[Unit]) -> Iterator[str]:
-        """The closed nodes that the runtime would quantize, as units read what they give, and those before them.
+        """The excluded nodes that the runtime would quantize, because all readers of their results have pairs.
 
-        These are the operators that a pair would be moved past.
+        The operators before them that a pair would be moved past are included.
         """
         model, completes, past = self.model, self._capabilities.completes, self._capabilities.moved_past
         nodes = [n for name in self._closed if (n := model.by_name[name]).op_type in completes]

@@ -218,7 +218,7 @@ def data_edges(model: Model, node: Node) -> list[Edge]:
 
 
 def edges_before(model: Model, edge: Edge, moved_past: Collection[str]) -> Iterator[Edge]:
-    """The edge, and those before operators that pairs are moved past until they are on it."""
+    """This edge, and all earlier edges from which the runtime would move a pair to it."""
     waiting, known = [edge], {edge}
     while waiting:
         yield (edge := waiting.pop())

@@ -11,7 +11,12 @@ from qdqspec.types import Placement
 if TYPE_CHECKING:
     from qdqspec.search.strategies.attribution import Attribution
 
-SHARES = (0.0, 0.5, 1.0, 2.0)  # weights of conversions: fewer find less where conversions are estimated badly
+SHARES = (
+    0.0,
+    0.5,
+    1.0,
+    2.0,
+)  # weights of conversions: more help where the times of conversions are estimated badly
 
 
 def compose(search: Attribution) -> Steps[None]:

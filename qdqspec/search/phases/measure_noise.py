@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def measure_noise(search: Attribution) -> Steps[None]:
-    """Give the search the noise of blocks; for a front, build labellings of least time at rising prices of it."""
+    """Give the search the noise of each block; for a front, build the fastest labellings for 12 prices of noise."""
     is_due = search.setup.pareto or search.is_exceeded
     if not is_due or search.energy.noise is not None:
         return

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 def uniform(search: Attribution, *, least_db: float = -100.0) -> Steps[None]:
-    """Build all, for their profiles; under a binding limit also those that miss it and cannot win.
+    """Build all of them for the times of their kernels, even if they miss a binding limit and cannot win.
 
-    Then those below ``least_db`` are not built: outputs of another shape count as -200 dB.
+    Under a limit, those below ``least_db`` are not built: outputs of another shape count as -200 dB.
     """
-    if any(trial.phase not in ("pure", "seed") for trial in search.trials):
+    if any(trial.phase != "pure" for trial in search.trials):
         return  # each other build has told more than these would
     placements = [each for each in map(search.space.resolve, pure_labels(search.space)) if each.sites]
     if search.guide.is_limited:

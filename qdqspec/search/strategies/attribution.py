@@ -29,7 +29,7 @@ class Attribution(Stepwise):
 
     - `uniform` leaves profiles of each unit under each label, among neighbours that have it too.
     - `measure_noise` leaves `energy.noise`, if a front is sought or the limit was exceeded.
-    - `compose` leaves no labelling of least energy, within the limit if the noise is known, that by its energy saves
+    - `compose` leaves no composition, within the limit if the noise is known, that the energy expects to save
       `least_gain` of the incumbent's time.
     - `flip` leaves no change of a single block that is expected to save `least_gain` of the incumbent's time.
 
