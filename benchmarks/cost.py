@@ -26,7 +26,7 @@ from typing import Any
 from tabulate import tabulate
 
 from qdqspec import Session
-from qdqspec.accuracy.gate import Evaluator
+from qdqspec.accuracy.evaluator import Evaluator
 from qdqspec.accuracy.rehearsal import Rehearsal
 from qdqspec.app.evidence.parity import SideBySide
 from qdqspec.app.preparation import prepare
@@ -41,7 +41,7 @@ KINDS = (
     "races", "confirmation", "builds",
 )  # fmt: skip
 METHODS = {
-    (Bench, "measure_noise"): "noise",
+    (Bench, "measure_variation"): "noise",
     (Bench, "compare"): "confirmation",
     (Bench, "race"): "races",
     (Prepared, "tensor_ranges"): "calibration",

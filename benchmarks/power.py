@@ -92,7 +92,7 @@ def raced(folder: Path, seed: int, words: dict[str, str], share: float) -> tuple
     bench = bench_of(folder, seed, words, share)
     device = bench.backend
     contest = Contest(bench)
-    contest.measure_noise(contested(contest, "reference"))
+    contest.measure_variation(contested(contest, "reference"))
     before = device.runs
     return contested(contest, "tuned").incumbent, device.runs - before, before
 

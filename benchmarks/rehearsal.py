@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from tabulate import tabulate
 
-from qdqspec.accuracy.gate import SAMPLES, Evaluator
+from qdqspec.accuracy.evaluator import SAMPLES, Evaluator
 from qdqspec.accuracy.rehearsal import (
     Rehearsal,
     Runtime,

@@ -52,7 +52,7 @@ def wins(
 ) -> tuple[bool, float]:
     """Whether a challenger becomes the incumbent, and the ``eps`` that was measured before."""
     contest = Contest(bench_of(folder, seed, words, memory, ratio))
-    contest.measure_noise(contested(contest, "reference"))
+    contest.measure_variation(contested(contest, "reference"))
     return contested(contest, "tuned").incumbent, contest.eps
 
 

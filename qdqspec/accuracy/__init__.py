@@ -1,7 +1,7 @@
 """How near a quantized model is to the float model. Its parts load alone.
 
 - `data`, `sources`, `given_data`, `shapes`: samples. `metrics`: task metrics on labelled samples.
-- `compare`: outputs side by side. `gate`: the SQNR of engines on one data set, and who computes it.
+- `compare`: outputs side by side. `evaluator`: the SQNR of engines on one data set.
 - `rehearsal`: the accuracy of any placement, computed with one graph that has a switch for every pair.
 - `corrections`: better scales and integers at the same placement.
 - `domain`, `input_search`: the smallest input that breaks a limit.

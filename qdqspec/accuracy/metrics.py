@@ -25,7 +25,7 @@ from qdqspec._core.registry import did_you_mean
 from qdqspec._core.units import count_text
 from qdqspec.accuracy.compare import best_classes
 from qdqspec.accuracy.data import Dataset
-from qdqspec.accuracy.gate import Runs, outputs_of
+from qdqspec.accuracy.evaluator import Runs, outputs_of
 from qdqspec.backends.base import Engine
 from qdqspec.errors import ConfigError, DataError, QdqspecError
 from qdqspec.graph.declared import allows

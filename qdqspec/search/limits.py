@@ -10,11 +10,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from qdqspec.accuracy.gate import Evaluator, Offset, Runs
-from qdqspec.types import AccuracyBound, AccuracyRules, Placement, SearchLimits, Trial
+from qdqspec.accuracy.evaluator import Evaluator, Offset, Runs
+from qdqspec.types import NO_PAIRS, AccuracyBound, AccuracyRules, Placement, SearchLimits, Trial
 
 NEAR_DB = 6.0  # from the SQNR limit, within which candidates are measured on all data before a race
-NO_PLACEMENT = Placement(sites=frozenset())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +75,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         if self.metric is not None:
-            self.known.setdefault(NO_PLACEMENT.digest, Figures(score=self.metric.reference))
+            self.known.setdefault(NO_PAIRS.digest, Figures(score=self.metric.reference))
 
     @property
     def are_measured(self) -> bool:
@@ -214,7 +213,7 @@ class Limits:
         """
         least, built, kept, lost = self.min_accuracy, set[str](), list[float](), list[float]()
         for digest, each in self.known.items():
-            if least is None or each.score is None or each.few_db is None or digest == NO_PLACEMENT.digest:
+            if least is None or each.score is None or each.few_db is None or digest == NO_PAIRS.digest:
                 continue
             built.add(digest)
             (kept if each.score >= least else lost).append(each.few_db)
@@ -260,7 +259,7 @@ class Limits:
         if self.metric is None:
             return None
         scores = {d: each.score for d, each in self.known.items() if each.score is not None}
-        others = [score for digest, score in scores.items() if digest != NO_PLACEMENT.digest]
+        others = [score for digest, score in scores.items() if digest != NO_PAIRS.digest]
         return AccuracyBound(
             metric=self.metric.rules.key,
             least=self.metric.least,

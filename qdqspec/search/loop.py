@@ -16,14 +16,14 @@ import numpy as np
 
 from qdqspec._core.deadline import Deadline
 from qdqspec._core.units import count_text
-from qdqspec.accuracy.gate import Runs
+from qdqspec.accuracy.evaluator import Runs
 from qdqspec.backends.base import Engine
 from qdqspec.errors import BackendError, PlacementError
 from qdqspec.search.base import Proposal, Strategy
-from qdqspec.search.limits import NO_PLACEMENT, Limits
-from qdqspec.timing.bench import FLOAT, FLOOR_EPS, Bench
+from qdqspec.search.limits import Limits
+from qdqspec.timing.bench import FLOOR_EPS, Bench
 from qdqspec.timing.race import both_of, profiled, warmed
-from qdqspec.types import NOT_CANDIDATES, Placement, Progress, Race, Samples, Trial
+from qdqspec.types import NO_PAIRS, NOT_CANDIDATES, Placement, Progress, Race, Samples, Trial
 
 Watch = Callable[[Progress], None]
 _Key: TypeAlias = tuple[str, tuple[str, ...]]
@@ -76,7 +76,7 @@ class Contest:
         self.best: float | None = None  # the incumbent's time over the reference's
         self.limits = limits or Limits()
         self._bench, self._part_eps = bench, part_eps
-        self._incumbent = FLOAT
+        self._incumbent = NO_PAIRS
         self._reference_seconds = 0.0  # that its build took
         self._seen: dict[str, Trial] = {}  # by hash of the optimized graph
 
@@ -118,9 +118,9 @@ class Contest:
         if trial.incumbent:
             self._replace_incumbent(trial)
 
-    def measure_noise(self, reference: Trial, seconds: float | None = None) -> Samples:
-        """Set ``eps`` by the variation between builds; see `Bench.measure_noise`."""
-        self.eps, samples = self._bench.measure_noise(reference, seconds)
+    def measure_variation(self, reference: Trial, seconds: float | None = None) -> Samples:
+        """Set ``eps`` by the variation between builds; see `Bench.measure_variation`."""
+        self.eps, samples = self._bench.measure_variation(reference, seconds)
         return samples
 
     def _of_whole(self, built: Built) -> Trial:
@@ -207,7 +207,7 @@ class Contest:
                 bench.keep(placement, engine, nodes)
                 trial = replace(trial, samples=screened, ratio=1.0)
             else:
-                outcome, ours, theirs = bench.race(engine, FLOAT, self._part_eps, nodes)
+                outcome, ours, theirs = bench.race(engine, NO_PAIRS, self._part_eps, nodes)
                 trial = replace(trial, samples=ours, rival=theirs, race=outcome, ratio=outcome.ratio)
             layers = profiled(engine, screened.median_ms(bench.clock)) if built.profile else ()
         return replace(trial, layers=layers)
@@ -236,8 +236,8 @@ class Search:
     of builds. ``replay`` are trials of an earlier run: while the strategy asks for the same placements in the same
     order, they are used and nothing is built. The reference is always built first; then ``given``, a proposal that is
     not the strategy's. ``confirming`` is the number of builds after the search: once a candidate has won, their time is
-    reserved. ``noise_share`` of the time limit may go to the variation between builds: with less it is known less well,
-    and races are decided for larger gains.
+    reserved. ``variation_share`` of the time limit may go to the variation between builds: with less time it is known
+    less well, and only larger gains win a race.
     """
 
     def __init__(
@@ -253,13 +253,13 @@ class Search:
         replay: Sequence[Trial] = (),
         given: Proposal | None = None,
         watch: Watch | None = None,
-        noise_share: float = 0.05,
+        variation_share: float = 0.05,
     ) -> None:
         self.trials: list[Trial] = []
         self.strategy, self.contest, self.deadline = strategy, contest, deadline
-        self._most_trials, self._confirming, self._noise_share = most_trials, confirming, noise_share
+        self._most_trials, self._confirming, self._variation_share = most_trials, confirming, variation_share
         self._given, self._log, self._case, self._watch = given, log, case, watch
-        self._noise = next((t for t in reversed(replay) if t.phase == "noise"), None)
+        self._variation = next((t for t in reversed(replay) if t.phase == "noise"), None)
         self._recorded = deque(t for t in replay if t.phase not in _REPEATS and (t.ok or t.number > 0))
         self._held: list[Proposal] = []  # asked of the strategy and not yet returned
         self._awaited: set[_Key] = set()  # returned and not yet told
@@ -393,7 +393,7 @@ class Search:
 
     def _begin(self, proposal: Proposal) -> None:
         if not self.trials and (proposal.placement.sites or proposal.subgraph):
-            self.evaluate(Proposal(placement=NO_PLACEMENT, phase=OWN, profile=True))
+            self.evaluate(Proposal(placement=NO_PAIRS, phase=OWN, profile=True))
 
     def _recall(self, proposal: Proposal) -> Trial | None:
         """The recorded trial of a proposal; after the first mismatch none are used."""
@@ -414,7 +414,7 @@ class Search:
         if not self.trials:
             if trial.number == 0 and not trial.ok:
                 raise BackendError(f"the model does not run without any Q/DQ: {trial.error}")
-            self._find_noise(trial)
+            self._find_variation(trial)
         trial = replace(trial, eps=self.contest.eps)
         self.trials.append(trial)
         if trial.incumbent and trial.placement.sites:
@@ -423,13 +423,15 @@ class Search:
         self._report()
         return trial
 
-    def _find_noise(self, reference: Trial) -> None:
+    def _find_variation(self, reference: Trial) -> None:
         """Set the variation between builds, from an earlier run if recorded, else measured now."""
-        known, limit = self._noise, self.deadline.seconds
+        known, limit = self._variation, self.deadline.seconds
         if known is not None and known.eps is not None:
             self.contest.eps = known.eps
             return
-        samples = self.contest.measure_noise(reference, None if limit is None else self._noise_share * limit)
+        samples = self.contest.measure_variation(
+            reference, None if limit is None else self._variation_share * limit
+        )
         noise = Trial(number=0, phase="noise", placement=reference.placement, samples=samples)
         self._log.append(replace(noise, eps=self.contest.eps))
 

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 
 from qdqspec._core.arrays import Floats
-from qdqspec.accuracy.gate import Runs
+from qdqspec.accuracy.evaluator import Runs
 from qdqspec.backends.base import PLAIN, Backend, BuildOptions, Engine
 from qdqspec.backends.memory import HasMemory, has_memory
 from qdqspec.backends.open_engines import Engines
@@ -25,6 +25,7 @@ from qdqspec.timing.race import MOST_RUNS, Turn, profiled, race, settle, warmed
 from qdqspec.timing.stats import Deviation, RatioEstimate, build_deviation, drift, log_ratios, time_deviation
 from qdqspec.timing.together import FreshBuilds, IsSettled, Together, joined, merged
 from qdqspec.types import (
+    NO_PAIRS,
     Clock,
     Interval,
     LatencyEvidence,
@@ -39,7 +40,6 @@ from qdqspec.types import (
 CONFIRM_BUILDS = 3
 CONFIRM_ROUNDS = 24
 FLOOR_EPS = 0.01  # smallest significant difference: one per cent
-FLOAT = Placement(sites=frozenset())
 
 Nodes: TypeAlias = tuple[str, ...]  # of a part of the model; none for the whole
 Extract: TypeAlias = Callable[[Placement, Nodes], tuple[Path, Load]]
@@ -235,7 +235,7 @@ class Bench:
             return same, Samples(), Samples()
         return race(engine, rival, opponent.digest, clock=self.clock, eps=eps, random=self.random)
 
-    def measure_noise(
+    def measure_variation(
         self,
         reference: Trial,
         seconds: float | None = None,
@@ -335,7 +335,7 @@ class Bench:
         held = self._kept.get(False)
         if self.looks is not None and held is not None and held[0].sites:
             with self.exclusive():
-                self.looks.take_if_due(held[2], partial(self.open, FLOAT), build_seconds)
+                self.looks.take_if_due(held[2], partial(self.open, NO_PAIRS), build_seconds)
 
     def close(self) -> None:
         """Close all open engines."""

@@ -97,6 +97,9 @@ class Placement:
         return sum(not site.weight for site in self.sites)
 
 
+NO_PAIRS = Placement(sites=frozenset())  # of the float model, the reference
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Region:
     """A set of nodes with a boundary. ``nodes`` are node names in graph order, all levels below included."""

@@ -10,7 +10,7 @@ import numpy as np
 import onnxruntime
 
 from qdqspec.accuracy.compare import sqnr_db
-from qdqspec.accuracy.gate import MOST_DB
+from qdqspec.accuracy.evaluator import MOST_DB
 from qdqspec.accuracy.rehearsal import Rehearsal, Runtime, Sensitivities, Subject
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime

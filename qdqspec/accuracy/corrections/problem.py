@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from qdqspec._core.arrays import Array, Feed
-from qdqspec.accuracy.gate import Powers
+from qdqspec.accuracy.evaluator import Powers
 from qdqspec.accuracy.rehearsal import Rehearsal, Runtime, Subject
 from qdqspec.accuracy.rehearsal.graph import Values
 from qdqspec.graph.model import Model

@@ -14,7 +14,7 @@ from qdqspec._core.arrays import Array, Feed
 from qdqspec._core.closing import Closing
 from qdqspec._core.temporary import TemporaryFolder
 from qdqspec.accuracy.compare import OutputComparison
-from qdqspec.accuracy.gate import HELD_BYTES, SAMPLES
+from qdqspec.accuracy.evaluator import HELD_BYTES, SAMPLES
 from qdqspec.accuracy.rehearsal.graph import (
     SwitchedModel,
     Switches,

@@ -17,7 +17,7 @@ import numpy as np
 
 from qdqspec._core.arrays import Feed, Floats
 from qdqspec.accuracy.compare import noise_power, signal_power
-from qdqspec.accuracy.gate import SAMPLES
+from qdqspec.accuracy.evaluator import SAMPLES
 from qdqspec.accuracy.rehearsal.graph import SwitchedModel, Switches, SwitchStates, is_foreign, labelled_sites
 from qdqspec.accuracy.rehearsal.rehearsal import Rehearsal, RehearsalRefusedError
 from qdqspec.backends.open_engines import Engines

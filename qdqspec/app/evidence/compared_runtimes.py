@@ -20,11 +20,10 @@ from qdqspec.app.preparation.timing import BUILDS, ROUNDS, clock_for
 from qdqspec.backends.base import Backend, BuildOptions, Engine
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import require_path
-from qdqspec.timing.bench import FLOAT
 from qdqspec.timing.profiles import attach
 from qdqspec.timing.stats import drift
 from qdqspec.timing.together import FreshBuilds, Together, joined
-from qdqspec.types import Clock, Placement, Progress, RuntimeComparison, RuntimeModel
+from qdqspec.types import NO_PAIRS, Clock, Placement, Progress, RuntimeComparison, RuntimeModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +79,10 @@ Models: TypeAlias = dict[str, tuple[RuntimeModel, TimedFile]]  # by label
 
 
 def models_of(
-    prepared: Prepared, tuned: Path | None = None, placement: Placement = FLOAT, sqnr_db: float | None = None
+    prepared: Prepared,
+    tuned: Path | None = None,
+    placement: Placement = NO_PAIRS,
+    sqnr_db: float | None = None,
 ) -> Models:
     """The float model of a case on its runtime and, unless that was selected, the tuned one; without times."""
     name, backend = prepared.case.name, prepared.backend

@@ -18,7 +18,7 @@ from typing import TypeVar
 from qdqspec._core.config.settings import DEFAULT_BACKEND
 from qdqspec.accuracy.compare import power_of
 from qdqspec.accuracy.compare import sqnr_db as ratio_db
-from qdqspec.accuracy.gate import MOST_DB, Evaluator
+from qdqspec.accuracy.evaluator import MOST_DB, Evaluator
 from qdqspec.accuracy.rehearsal import Rehearsal, RehearsalRefusedError, RehearsedEngine, Subject
 from qdqspec.app.preparation.auxiliary_runs import reference_runtime
 from qdqspec.app.preparation.prepare import Prepared

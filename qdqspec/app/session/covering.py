@@ -23,10 +23,9 @@ from qdqspec.app.session.tuning import deadline_of, given_candidate, limits_of, 
 from qdqspec.errors import BackendError, ConfigError, PlacementError
 from qdqspec.graph.regions.forecast import multiplications_by_node
 from qdqspec.search.coverage import CoverageSearch
-from qdqspec.types import GIVEN, TIMED_TRIALS, Coverage, Placement, SearchResult, Trial
+from qdqspec.types import GIVEN, NO_PAIRS, TIMED_TRIALS, Coverage, Placement, SearchResult, Trial
 
 NAME = "coverage"  # the objective, the strategy in results, and the phase in the journal
-_FLOAT = Placement(sites=frozenset())
 
 
 def covers(prepared: Prepared) -> bool:
@@ -47,7 +46,7 @@ def cover_case(prepared: Prepared, journal: LoggedJournal) -> Tuned:
     """The placement with the most narrow multiplications. Raises `BackendError` if the model does not build."""
     with ExitStack() as opened:
         covering = _Covering(prepared, journal, opened)
-        reference = covering.build(_FLOAT)
+        reference = covering.build(NO_PAIRS)
         if not reference.ok:
             raise BackendError(f"the model does not build without any Q/DQ: {reference.error}")
         search = covering.search()

@@ -15,7 +15,7 @@ import numpy as np
 from qdqspec._core.arrays import Feed
 from qdqspec._core.closing import Closing
 from qdqspec._core.units import count_text, metric_text, seconds_text
-from qdqspec.accuracy.gate import MOST_DB, Evaluator, Offset
+from qdqspec.accuracy.evaluator import MOST_DB, Evaluator, Offset
 from qdqspec.accuracy.metrics import Score, Scores
 from qdqspec.accuracy.rehearsal import (
     Rehearsal,
@@ -30,9 +30,8 @@ from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.errors import BackendError, DataError, PlacementError
 from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.search.limits import MetricLimit
-from qdqspec.types import EXACT_DB, BlockError, LabelNoise, Placement, Site, Trial
+from qdqspec.types import EXACT_DB, NO_PAIRS, BlockError, LabelNoise, Placement, Site, Trial
 
-NO_PAIRS = Placement(sites=frozenset())
 # Runs of the rehearsal per switch in a sensitivity analysis, on all samples and on one. It runs half of the graph on
 # average, optimized, and on all samples only the switches with a large error.
 RUNS_A_SWITCH, RUNS_ON_ONE_SAMPLE = 1.5, 0.4

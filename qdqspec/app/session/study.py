@@ -37,7 +37,7 @@ from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.search.base import Proposal, Strategy
 from qdqspec.search.loop import Built, Search
 from qdqspec.timing.lock import RunLock
-from qdqspec.types import Case, Label, Placement, Region, Rehearsed, Trial
+from qdqspec.types import NO_PAIRS, Case, Label, Placement, Region, Rehearsed, Trial
 
 if TYPE_CHECKING:
     from qdqspec.app.session import Session
@@ -173,7 +173,7 @@ class Study(Closing):
     def export(self, path: Path | str, placement: Placement | None = None) -> Path:
         """Write a placement, by default the best: a model, or with the suffix ``.json`` its scheme."""
         target, best = Path(path).absolute(), self.best
-        chosen = placement or (best.placement if best else Placement(sites=frozenset()))
+        chosen = placement or (best.placement if best else NO_PAIRS)
         make_folder(target.parent)
         write = write_placed if target.suffix == ".json" else write_placement
         write(self._prepared, chosen, target)

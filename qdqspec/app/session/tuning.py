@@ -16,7 +16,7 @@ from qdqspec._core.deadline import Deadline
 from qdqspec._core.registry import resolve
 from qdqspec._core.temporary import TemporaryFolder
 from qdqspec._core.units import metric_text
-from qdqspec.accuracy.gate import Evaluator, Runs
+from qdqspec.accuracy.evaluator import Evaluator, Runs
 from qdqspec.app.preparation.build_logs import LoggedJournal
 from qdqspec.app.preparation.candidates import CandidateFiles
 from qdqspec.app.preparation.prepare import Prepared

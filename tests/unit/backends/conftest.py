@@ -70,7 +70,7 @@ def model(tmp_path: Path) -> Path:
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two builds and a few rounds, for tests that do not look at times."""
-    monkeypatch.setitem(bench.Bench.measure_noise.__kwdefaults__, "plans", ((2, 4),))
+    monkeypatch.setitem(bench.Bench.measure_variation.__kwdefaults__, "plans", ((2, 4),))
     for name, fewer in (("builds", 2), ("rounds", 6)):
         monkeypatch.setitem(bench.Bench.compare.__kwdefaults__, name, fewer)
 

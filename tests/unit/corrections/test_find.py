@@ -15,7 +15,7 @@ from written_cases import digits_case, normal, written_case
 from qdqspec.accuracy.corrections import equalization
 from qdqspec.accuracy.corrections.problem import is_gain
 from qdqspec.accuracy.corrections.ranges import widened
-from qdqspec.accuracy.gate import MOST_DB, Powers
+from qdqspec.accuracy.evaluator import MOST_DB, Powers
 from qdqspec.app.preparation.files import write_placed, write_placement
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.session import Session

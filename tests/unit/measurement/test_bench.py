@@ -54,7 +54,7 @@ def test_the_smallest_significant_difference_is_bounded(deviation: float, eps: f
 @pytest.mark.parametrize(("seconds", "builds"), [(1e6, BUILDS), (1e-9, 0)])
 def test_the_measurement_of_noise_has_a_time_limit(make_lab: MakeLab, seconds: float, builds: int) -> None:
     lab = make_lab({"fake.build_noise": "0.03"})
-    eps, _ = bench_of(lab).measure_noise(MADE, seconds)
+    eps, _ = bench_of(lab).measure_variation(MADE, seconds)
     assert len(lab.built) == builds
     assert eps == 0.05 or builds
 
@@ -126,7 +126,7 @@ def test_builds_for_noise_and_confirmation_share_no_cache(make_lab: MakeLab) -> 
     assert arena.trial(1, placement("fast"), "p").incumbent
     assert not any(lab.fresh)
     searched = len(lab.fresh)
-    arena.measure_noise(MADE)
+    arena.measure_variation(MADE)
     arena.bench.compare(roles(reference="reference", tuned="fast"), rounds=2)
     assert all(lab.fresh[searched:])
     assert lab.hashed == [not fresh for fresh in lab.fresh]
@@ -158,7 +158,7 @@ def test_a_reference_that_fails_is_an_error_with_the_reason(make_lab: MakeLab, s
     with pytest.raises(BackendError, match=f"again: reference fails in {stage}"):
         bench_of(lab).compare(roles(reference="reference", tuned="fast"), rounds=6)
     with pytest.raises(BackendError, match="not again: reference fails"):
-        bench_of(lab).measure_noise(MADE)
+        bench_of(lab).measure_variation(MADE)
     assert not lab.open
 
 
@@ -192,7 +192,7 @@ def no_memory(_engines: object, _more: int) -> bool:
 def test_at_most_two_engines_are_open(make_lab: MakeLab, memory_is_known: bool) -> None:
     lab = crowded(make_lab(fast=Candidate(scale=0.5), slow=Candidate(scale=1.5)))
     arena = started(lab, memory=no_memory) if memory_is_known else started(lab)
-    samples = arena.measure_noise(MADE)
+    samples = arena.measure_variation(MADE)
     assert lab.open == []  # the incumbent was closed
     assert samples.notes == (NOTE,)
     assert len(samples.on("cpu")) == len(samples.wall_ms) == BUILDS * ROUNDS
@@ -216,7 +216,7 @@ def test_memory_for_one_engine_only_is_one_error_with_the_reason(make_lab: MakeL
     with pytest.raises(BackendError, match=r"could not be built and run again: .*out of memory"):
         bench_of(lab).compare(roles(reference="reference", tuned="fast"), rounds=6)
     with pytest.raises(BackendError, match=r"not again: .*out of memory"):
-        bench_of(lab).measure_noise(MADE)
+        bench_of(lab).measure_variation(MADE)
     assert not lab.open
 
 
@@ -248,7 +248,7 @@ def test_no_engine_stays_open_after_an_interrupt(make_lab: MakeLab, stage: str, 
 
     lab.candidates["reference"].fails = interrupt
     with pytest.raises(KeyboardInterrupt):
-        bench_of(lab, memory=no_memory).measure_noise(MADE)
+        bench_of(lab, memory=no_memory).measure_variation(MADE)
     assert not lab.open
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qdqspec.accuracy.gate import Runs
+from qdqspec.accuracy.evaluator import Runs
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.open_engines import Engines
 from qdqspec.errors import BackendError, OutputError
@@ -182,7 +182,7 @@ def test_a_candidate_of_equal_speed_rarely_wins_and_one_ten_per_cent_faster_near
     for seed in range(seeds):
         lab = make_lab({"fake.seed": str(seed)}, other=Candidate(scale=scale))
         arena = started(lab, seed)
-        arena.measure_noise(known(REFERENCE, 1.0))
+        arena.measure_variation(known(REFERENCE, 1.0))
         won.append(arena.trial(1, placement("other"), "p").incumbent)
         assert len(lab.open) == 1
     assert least <= np.mean(won) <= most

@@ -77,7 +77,7 @@ class Contest:
         self.recalled.append(NAME_OF[trial.placement.digest])
         self.best = trial.ratio if trial.incumbent else self.best
 
-    def measure_noise(self, reference: Trial, seconds: float | None = None) -> Samples:
+    def measure_variation(self, reference: Trial, seconds: float | None = None) -> Samples:
         self.built.append("noise")
         self.eps = 0.03
         return NOISE

@@ -51,7 +51,7 @@ class Device:
         if trial.incumbent:
             self.best, self._oracle._best = trial.ratio, self._oracle.cost(trial.placement)
 
-    def measure_noise(self, reference: Trial, seconds: float | None = None) -> Samples:
+    def measure_variation(self, reference: Trial, seconds: float | None = None) -> Samples:
         self.eps = 0.02
         return Samples(wall_ms=(1.0, 1.1), cpu_ms=(1.0, 1.1))
 

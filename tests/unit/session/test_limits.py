@@ -14,7 +14,7 @@ from arrays import arrays_of
 
 from qdqspec._core.registry import names
 from qdqspec.accuracy.corrections.find import FoundCorrections
-from qdqspec.accuracy.gate import SAMPLES
+from qdqspec.accuracy.evaluator import SAMPLES
 from qdqspec.app.report.record import record_to_json
 from qdqspec.app.report.tables import summary_table
 from qdqspec.app.session import Session, tuning

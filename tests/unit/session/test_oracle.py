@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from chains import SHAPE
 
-from qdqspec.accuracy.gate import FIRST_DOUBT_DB, SAMPLES, Evaluator
+from qdqspec.accuracy.evaluator import FIRST_DOUBT_DB, SAMPLES, Evaluator
 from qdqspec.accuracy.rehearsal import RehearsedEngine
 from qdqspec.app.session import Session
 from qdqspec.app.session.oracle import RehearsalOracle, Rehearser

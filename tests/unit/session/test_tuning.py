@@ -69,7 +69,7 @@ def test_a_search_resumed_after_any_trial_has_the_same_state_and_next_build(
         stops.append((proposal.phase, proposal.placement.digest, *state_of(self)))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Contest, "measure_noise", steady)
+    monkeypatch.setattr(Contest, "measure_variation", steady)
     with Session(root=tmp_path, no_cache=True) as session, monkeypatch.context() as patched:
         journal = session.output(case) / "trials.jsonl"
         patched.setattr(Contest, "build", noted)

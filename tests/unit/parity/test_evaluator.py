@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from qdqspec.accuracy import gate
-from qdqspec.accuracy.gate import FIRST_DOUBT_DB, MOST_DOUBT_DB, SAMPLES, Evaluator, Offset
+from qdqspec.accuracy.evaluator import FIRST_DOUBT_DB, MOST_DB, MOST_DOUBT_DB, SAMPLES, Evaluator, Offset
 from qdqspec.errors import DataError
 from qdqspec.types import Placement, Site
 
@@ -54,7 +53,7 @@ class Pixels:
 def test_integers_are_judged_if_no_output_is_a_float() -> None:
     judge = Evaluator([{"x": np.full((4, 4), 200)}], lambda: Pixels(0))
     assert judge(Pixels(2)) == pytest.approx(40)
-    assert judge(Pixels(0)) == gate.MOST_DB
+    assert judge(Pixels(0)) == MOST_DB
 
 
 @dataclass(slots=True)
@@ -125,7 +124,7 @@ def test_the_reference_is_run_once_on_each_sample_that_is_needed(monkeypatch: py
     data(Drawn(30))
     data(Drawn(25))
     assert reference.runs == COUNT
-    monkeypatch.setattr(gate, "HELD_BYTES", 0)
+    monkeypatch.setattr("qdqspec.accuracy.evaluator.HELD_BYTES", 0)
     again = evaluator(reference)
     assert again(Drawn(25)) == data(Drawn(25))
     assert reference.runs == 2 * COUNT + SAMPLES
