@@ -16,7 +16,7 @@ with defaults in brackets:
   Q/DQ is not a candidate.
 - ``fake.raise``, ``fake.crash``, ``fake.hang``, ``fake.oom``: the stage ``build``, ``run``, ``bind``, ``time`` or
   ``layers`` at which the device raises, ends by a segmentation fault, sleeps for ever or runs out of memory. Meant
-  for child processes: the crash is a real one.
+  for child processes: the crash is a real one. ``fake.fault_rate``: share of candidates with that fault (1).
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ class FakeOptions:
     scale: float = _number(1.0)
     integer: float = _number(1.0)
     fail_rate: float = _number(0.0)
+    fault_rate: float = _number(1.0)
     raise_: str = _stage()
     crash: str = _stage()
     hang: str = _stage()
@@ -118,6 +119,8 @@ class FakeDevice:
         words = OPTIONS.of(options.extra)
         loaded = load_model(model)
         cost = cost_of(loaded, words.seed, words.scale, words.integer)
+        if fraction(words.seed, "faulty", cost.structure) >= words.fault_rate:
+            words = replace(words, raise_="", crash="", hang="", oom="")
         break_down(words, "build")
         is_candidate = any(node.op_type in QDQ_OPS for node in loaded.nodes)
         if is_candidate and fraction(words.seed, "refused", cost.structure) < words.fail_rate:
