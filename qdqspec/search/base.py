@@ -18,13 +18,15 @@ class Proposal:
 
     A proposal that is not ``timed`` is only run for its accuracy; one with a ``subgraph`` is built of these nodes only,
     and raced against the same nodes in float. Neither is a candidate or counts in the budget; their phases are among
-    `qdqspec.types.NOT_CANDIDATES`.
+    `qdqspec.types.NOT_CANDIDATES`. One that ``informs`` is built for the times of its kernels, even if it is expected
+    to miss a limit.
     """
 
     placement: Placement
     phase: str
     profile: bool = False
     timed: bool = True
+    informs: bool = False
     subgraph: tuple[str, ...] = ()
 
 

@@ -88,8 +88,8 @@ class Stepwise:
         return is_unasked
 
     def _may_be_built(self, proposal: Proposal) -> bool:
-        """Whether a proposal is no candidate, or not expected to miss the metric's limit, by builds so far too."""
-        is_candidate = proposal.timed and not proposal.subgraph
+        """Whether a proposal is not built to win, or not expected to miss the metric's limit, by builds so far too."""
+        is_candidate = proposal.timed and not proposal.subgraph and not proposal.informs
         return not is_candidate or self.guide.keeps_metric(proposal.placement)
 
     def first_proposals(self) -> list[Proposal]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from qdqspec.search.base import profiled
+from qdqspec.search.base import Proposal
 from qdqspec.search.blocks import pure_labels
 from qdqspec.search.stepwise import Steps
 
@@ -24,6 +24,10 @@ def uniform(search: Attribution, *, least_db: float = -100.0) -> Steps[None]:
     if any(trial.phase != "pure" for trial in search.trials):
         return  # each other build has told more than these would
     placements = [each for each in map(search.space.resolve, pure_labels(search.space)) if each.sites]
+    if placements:
+        search.guide.keeps_metric(
+            placements[0]
+        )  # a rehearsal tells whether the limit of the metric is binding
     if search.guide.is_limited:
         placements = [each for each in placements if search.guide.admits(each, least_db)]
-    yield [profiled(placement, "pure") for placement in placements]
+    yield [Proposal(placement=each, phase="pure", profile=True, informs=True) for each in placements]

@@ -146,9 +146,12 @@ def scored_by(make: type[Strategy], *, seeds: tuple[Placement, ...] = ()) -> tup
 
 
 @pytest.mark.parametrize("make", STRATEGIES)
-def test_no_strategy_builds_a_placement_predicted_to_miss_the_metric(make: type[Strategy]) -> None:
+def test_placements_predicted_to_miss_the_metric_are_built_only_for_the_times_of_their_kernels(
+    make: type[Strategy],
+) -> None:
     oracle, trials = scored_by(make)
-    built = [t for t in trials if t.placement.sites and t.phase not in NOT_CANDIDATES]
+    informing = "pure" if make is Attribution else ""
+    built = [t for t in trials if t.placement.sites and t.phase not in (*NOT_CANDIDATES, informing)]
     assert built
     assert all(oracle.keeps_metric(trial.placement) for trial in built)
 

@@ -79,14 +79,14 @@ def digits(models: Path, tmp_path: Path) -> Case:
 
 
 def test_few_builds_of_a_trained_model_miss_the_metric(digits: Case, tmp_path: Path) -> None:
-    """Each build is scored without the package: at most one in five misses the limit."""
+    """Builds that may win are scored without the package: at most one in five misses the limit."""
     evaluation = digits.inputs.evaluation
     assert evaluation is not None
     with Session(root=tmp_path, no_cache=True) as session, session.study(digits) as study:
         found = {
             trial.placement.digest: top1(study.export(tmp_path / "built.onnx", trial.placement), evaluation)
             for trial in study
-            if trial.ok and trial.placement.sites and trial.phase not in NOT_CANDIDATES
+            if trial.ok and trial.placement.sites and trial.phase not in (*NOT_CANDIDATES, "pure")
         }
         everything = study.space.resolve(study.space.everything())
         all_quantized = top1(study.export(tmp_path / "all.onnx", everything), evaluation)
