@@ -7,7 +7,7 @@ import random
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from onnx import TensorProto
 from onnx_text import outputs_of, parsed
@@ -49,9 +49,16 @@ def assert_alike(half: Model) -> Model:
     return converted
 
 
+def casts_to_integers(model: Model) -> bool:
+    """Whether values are cut off to integers: the least difference before it is one behind it."""
+    kinds = (model.elem_type(node.outputs[0]) for node in model.nodes if node.op_type == "Cast")
+    return any(kind not in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE) for kind in kinds)
+
+
 @given(onnx_models())
 def test_the_float32_form_of_any_model_computes_the_same(proto: onnx.ModelProto) -> None:
     half = Model(in_float16(proto))
+    assume(not casts_to_integers(half))
     onnx.checker.check_model(half.proto, full_check=True)
     converted = assert_alike(half)
     assert [node.name for node in half.nodes if not node.is_marker] == [
