@@ -369,7 +369,7 @@ def _step_text(outputs: Sequence[TensorParity]) -> Callable[[TensorParity], str]
 def gains_table(gains: Sequence[CorrectionGain]) -> Table:
     """The SQNR before and after each correction, with everything quantized."""
     return Table.of(
-        "Corrections (SQNR before the final operators, everything quantized, held-out calibration data)",
+        "Corrections (SQNR of everything quantized, on held-out calibration data)",
         gains,
         Column("correction", lambda gain: plain(gain.name, 30)),
         Column("before dB", lambda gain: db_text(gain.before_db), RIGHT),
