@@ -27,6 +27,7 @@ from qdqspec.types import Case, Data, Inputs, Loader
 if TYPE_CHECKING:
     import onnx
 
+_DATA = ("calibration", "evaluation")  # arguments
 _WHOLE = "0.npz"  # the file of arrays that hold all samples
 _FORMS = "give a path, {input: array} with samples along the first axis, or an iterable of {input: array}, one a sample"
 InMemory: TypeAlias = "Mapping[str, Any] | Iterable[Mapping[str, Any]]"
@@ -106,13 +107,10 @@ class GivenFiles:
         return replace(inputs, **found)
 
     def asked(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments of a case with files in place of data in memory."""
-        return {
-            word: self.data(value, word)
-            if word in ("calibration", "evaluation") and _is_data(value)
-            else value
-            for word, value in asked.items()
-        }
+        """The arguments of a case with files in place of data in memory; data that is ``None`` is not given."""
+        given = {word: value for word, value in asked.items() if word not in _DATA or value is not None}
+        data = {word: self.data(given[word], word) for word in _DATA if _is_data(given.get(word, ""))}
+        return given | data
 
     @contextmanager
     def named_errors(self) -> Iterator[None]:

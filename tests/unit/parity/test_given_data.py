@@ -56,6 +56,14 @@ def test_samples_of_several_lengths_are_one_feed_each(form):
     np.testing.assert_array_equal(data.require_labels(), [1, 2, 3])
 
 
+def test_data_that_is_none_is_not_given():
+    files = GivenFiles()
+    assert files.asked({"calibration": None, "evaluation": "data.npz", "seed": None}) == {
+        "evaluation": "data.npz",
+        "seed": None,
+    }
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
