@@ -23,7 +23,7 @@ from hypothesis.errors import Unsatisfiable
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from qdqspec._core.arrays import Array, Feed
-from qdqspec.accuracy.domain import InputDomain, InputResult, Span
+from qdqspec.accuracy.shapes import InputDomain, InputResult, Span
 
 T = TypeVar("T")
 

@@ -9,19 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from qdqspec._core.arrays import Array, Floats
 from qdqspec.accuracy.corrections.layers import LinearLayer, find_layers
-from qdqspec.accuracy.corrections.problem import CorrectionTask, IsOver, Problem
 from qdqspec.qdq.edit.biases import biased_layer
 from qdqspec.qdq.quantize.corrections import weight_key
 from qdqspec.qdq.quantize.formats import QuantParams, number_format
 from qdqspec.qdq.quantize.scales import dequantize, quantize
 from qdqspec.types import Consumer, Site
+
+if TYPE_CHECKING:
+    from qdqspec.accuracy.corrections.find import CorrectionTask, IsOver, Problem
 
 
 class Means(NamedTuple):

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from qdqspec._core.arrays import Array, Floats
-from qdqspec.accuracy.corrections.problem import CorrectionTask, IsOver, Problem
 from qdqspec.graph.model import Model
 from qdqspec.qdq.edit.equalize import (
     Absorber,
@@ -28,6 +28,9 @@ from qdqspec.qdq.edit.equalize import (
     find_chains,
     products_of,
 )
+
+if TYPE_CHECKING:
+    from qdqspec.accuracy.corrections.find import CorrectionTask, IsOver, Problem
 
 MOST = 10  # the largest exponent
 _STEPS = 255  # of an activation

@@ -9,8 +9,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import model_validator
 
 from qdqspec._core.units import metric_text, percent_text, plain, share_text, texts_apart
-from qdqspec.checks.base import CheckParams, require_a_limit
-from qdqspec.checks.verdicts import LimitResult, unmeasured, verdict_of_limits
+from qdqspec.checks.base import CheckParams, LimitResult, require_a_limit, unmeasured, verdict_of_limits
 from qdqspec.spec.fields import MetricLimits
 from qdqspec.types import SLACK, AccuracyEvidence, Evidence, EvidenceKind, Interval, Section, Verdict
 from qdqspec.types.requests import Request, ScoreRequest

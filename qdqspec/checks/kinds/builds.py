@@ -7,8 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 
 from qdqspec._core.units import count_text, plain, share_text
-from qdqspec.checks.base import CheckParams, as_list
-from qdqspec.checks.verdicts import unmeasured, verdict
+from qdqspec.checks.base import CheckParams, as_list, unmeasured, verdict
 from qdqspec.spec.fields import Fraction
 from qdqspec.spec.kinds import BackendName
 from qdqspec.types import BuildEvidence, Evidence, EvidenceKind, Section, Verdict

@@ -21,8 +21,8 @@ from qdqspec._core.units import (
     plain,
     ratio_text,
 )
-from qdqspec.checks.base import CheckParams, Whole, longest_match
-from qdqspec.checks.verdicts import faster_advice, unmeasured, untimed, verdict
+from qdqspec.checks.base import CheckParams, Whole, longest_match, unmeasured, untimed, verdict
+from qdqspec.checks.rejected import faster_advice
 from qdqspec.spec.fields import Number, Positive
 from qdqspec.types import (
     Clock,

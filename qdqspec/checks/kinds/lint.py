@@ -7,8 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 
 from qdqspec._core.units import count_text, plain
-from qdqspec.checks.base import CheckParams, Switch, as_list
-from qdqspec.checks.verdicts import WIDTH, unmeasured, verdict
+from qdqspec.checks.base import WIDTH, CheckParams, Switch, as_list, unmeasured, verdict
 from qdqspec.spec.kinds import LintTargetName
 from qdqspec.types import Evidence, EvidenceKind, Finding, LintTarget, Section, Verdict
 from qdqspec.types.requests import LintRequest, Request

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from qdqspec._core.units import count_text, db_text, pair_text, plain, seconds_text, share_text, texts_apart
 from qdqspec.accuracy.notes import NAME_WIDTH, slice_notes, slice_text
-from qdqspec.checks.base import CheckParams
+from qdqspec.checks.base import WIDTH, CheckParams, is_unchanged, unmeasured, verdict
 from qdqspec.checks.parity_params import (
     AGREEMENT,
     LIMITS,
@@ -21,7 +21,6 @@ from qdqspec.checks.parity_params import (
     broken,
     value_of,
 )
-from qdqspec.checks.verdicts import WIDTH, is_unchanged, unmeasured, verdict
 from qdqspec.types import (
     CulpritEvidence,
     Evidence,

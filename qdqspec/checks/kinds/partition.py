@@ -9,8 +9,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from qdqspec._core.units import count_text, plain
-from qdqspec.checks.base import CheckParams, Whole, require_a_limit
-from qdqspec.checks.verdicts import unmeasured, verdict
+from qdqspec.checks.base import CheckParams, Whole, require_a_limit, unmeasured, verdict
 from qdqspec.types import Evidence, EvidenceKind, Section, Verdict
 from qdqspec.types.requests import BuildRequest, Request
 

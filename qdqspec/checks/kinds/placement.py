@@ -9,8 +9,15 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from qdqspec._core.registry import did_you_mean
 from qdqspec._core.units import count_text, plain
-from qdqspec.checks.base import CheckParams, Whole, require_a_limit
-from qdqspec.checks.verdicts import LimitResult, is_unchanged, unmeasured, verdict
+from qdqspec.checks.base import (
+    CheckParams,
+    LimitResult,
+    Whole,
+    is_unchanged,
+    require_a_limit,
+    unmeasured,
+    verdict,
+)
 from qdqspec.types import Evidence, EvidenceKind, Section, Verdict
 
 Entry = Annotated[str, Field(min_length=1)]

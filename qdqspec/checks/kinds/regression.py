@@ -7,9 +7,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from qdqspec._core.units import percent_text, plain, share_text
-from qdqspec.checks.base import CheckParams
-from qdqspec.checks.baseline.compare import conditions_effect, is_stale, judge_change
-from qdqspec.checks.verdicts import WIDTH, untimed, verdict
+from qdqspec.checks.base import WIDTH, CheckParams, untimed, verdict
+from qdqspec.checks.baselines import conditions_effect, is_stale, judge_change
 from qdqspec.spec.fields import Fraction
 from qdqspec.types import (
     Evidence,

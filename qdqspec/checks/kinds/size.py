@@ -7,8 +7,15 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from qdqspec._core.units import ratio_text, size_text
-from qdqspec.checks.base import ByteSize, CheckParams, require_a_limit
-from qdqspec.checks.verdicts import LimitResult, is_unchanged, unmeasured, verdict_of_limits
+from qdqspec.checks.base import (
+    ByteSize,
+    CheckParams,
+    LimitResult,
+    is_unchanged,
+    require_a_limit,
+    unmeasured,
+    verdict_of_limits,
+)
 from qdqspec.spec.fields import Positive
 from qdqspec.types import Evidence, EvidenceKind, Verdict
 

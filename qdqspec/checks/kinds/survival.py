@@ -7,8 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, field_validator
 
 from qdqspec._core.units import count_text, plain
-from qdqspec.checks.base import CheckParams
-from qdqspec.checks.verdicts import is_unchanged, unmeasured, verdict
+from qdqspec.checks.base import CheckParams, is_unchanged, unmeasured, verdict
 from qdqspec.spec.kinds import OptimizerName
 from qdqspec.types import Evidence, EvidenceKind, Optimizer, Outcome, Section, SurvivalEvidence, Verdict
 from qdqspec.types.requests import Request, SurvivalRequest

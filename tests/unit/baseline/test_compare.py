@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from qdqspec.checks.baseline.compare import Conditions, differences, rules_of, why_incomparable
-from qdqspec.checks.baseline.store import Entry, RoleTimes
+from qdqspec.checks.baselines import Conditions, Entry, RoleTimes, differences, rules_of, why_incomparable
 from qdqspec.types import (
     Case,
     Inputs,

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from qdqspec.checks.baseline.compare import figures_elsewhere, history_of
-from qdqspec.checks.baseline.store import (
+from qdqspec.checks.baselines import (
     Baseline,
     Entry,
     RoleTimes,
     baseline_file,
+    figures_elsewhere,
     find_baselines,
+    history_of,
     read_baseline,
     update_baseline,
 )

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sample_evidence import sample_culprits, sample_lint, sample_parity_search
 
 from qdqspec.checks.kinds.accuracy import drop_interval
-from qdqspec.checks.verdicts import faster_advice
+from qdqspec.checks.rejected import faster_advice
 from qdqspec.testing.records import alone_case, cached_case, check_named, faster_case, params_of
 from qdqspec.types import (
     AccuracyEvidence,

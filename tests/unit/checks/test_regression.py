@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqspec.checks.baseline.compare import is_stale, judge_change
+from qdqspec.checks.baselines import is_stale, judge_change
 from qdqspec.testing.records import check_named, faster_case, params_of, sample_regression
 from qdqspec.types import Evidence, Interval, RegressionEvidence, TimeChange, Verdict
 

@@ -18,8 +18,7 @@ from qdqspec.app.report.record import case_from_json, case_to_json, record_to_js
 from qdqspec.app.report.tables import summary_table
 from qdqspec.app.report.write import format_named
 from qdqspec.app.session import Session
-from qdqspec.checks.base import CheckParams, baseline_entries
-from qdqspec.checks.verdicts import unmeasured, verdict
+from qdqspec.checks.base import CheckParams, baseline_entries, unmeasured, verdict
 from qdqspec.errors import ConfigError, DataError
 from qdqspec.spec.load import load_spec
 from qdqspec.types import Case, CheckSpec, Evidence, EvidenceKind, Section, TuneRules, Verdict

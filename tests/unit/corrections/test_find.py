@@ -13,7 +13,7 @@ from graph_text import model_of
 from written_cases import digits_case, normal, written_case
 
 from qdqspec.accuracy.corrections import equalization
-from qdqspec.accuracy.corrections.problem import is_gain
+from qdqspec.accuracy.corrections.find import is_gain
 from qdqspec.accuracy.corrections.ranges import widened
 from qdqspec.accuracy.evaluator import MOST_DB, Powers
 from qdqspec.app.preparation.files import write_placed, write_placement

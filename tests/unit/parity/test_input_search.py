@@ -12,16 +12,16 @@ import onnx
 import pytest
 from hypothesis import given
 
-from qdqspec.accuracy.domain import (
+from qdqspec.accuracy.input_search import Drawn, InputSearch, drawn_inputs, search_inputs
+from qdqspec.accuracy.shapes import (
     AxisRange,
     InputDomain,
     InputResult,
+    InputSpec,
     Span,
     input_domains,
     spans_of,
 )
-from qdqspec.accuracy.input_search import Drawn, InputSearch, drawn_inputs, search_inputs
-from qdqspec.accuracy.shapes import InputSpec
 from qdqspec.errors import SpecError
 from qdqspec.graph.model import Model
 from qdqspec.types import InputShape, ShapeProfile
@@ -155,7 +155,7 @@ def test_attempts_without_a_result_are_not_counted() -> None:
 def test_the_search_prints_nothing_and_writes_no_file(tmp_path: Path) -> None:
     code = """
 import numpy as np, local_module
-from qdqspec.accuracy.domain import AxisRange, InputDomain, InputResult, Span
+from qdqspec.accuracy.shapes import AxisRange, InputDomain, InputResult, Span
 from qdqspec.accuracy.input_search import drawn_inputs, search_inputs
 axes = (AxisRange(least=1, most=4, name='n'),)
 x = InputDomain(name='x', dtype=np.dtype(np.float32), shapes=(axes,), known=Span(0, 1), tried=Span(-1, 2))

@@ -11,7 +11,8 @@ from onnx import numpy_helper
 from random_models import ranges_for
 from rehearsing import built_outputs, rehearsal_of
 
-from qdqspec.accuracy.rehearsal import RehearsalRefusedError, sites_of
+from qdqspec.accuracy.rehearsal import RehearsalRefusedError
+from qdqspec.accuracy.switches import sites_of
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.errors import PlacementError
 from qdqspec.graph.model import Model, load_model

@@ -85,7 +85,7 @@ def test_near_the_limit_all_data_is_rehearsed(session: Session, case: Case, proj
 def test_an_oracle_without_enough_memory_returns_nothing_with_a_note(
     opened: tuple[RehearsalOracle, SchemeSpace], notes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qdqspec.accuracy.rehearsal.rehearsal.bytes_left", lambda: 16)
+    monkeypatch.setattr("qdqspec.accuracy.rehearsal.bytes_left", lambda: 16)
     oracle, space = opened
     assert oracle.predicted_db(space.resolve(space.everything())) is None
     assert oracle.noise() is None
