@@ -190,14 +190,15 @@ def verdict_of_limits(
 
 def raised(error: Exception) -> Verdict:
     """The verdict of a check whose data, metric or backend raised an error."""
-    ours = isinstance(error, QdqspecError)
-    what = error.what if isinstance(error, QdqspecError) else f"{type(error).__name__}: {error}"
+    kind, what, cure = f"{type(error).__name__}: ", str(error), ""
+    if isinstance(error, QdqspecError):
+        kind, what, cure = "", error.what, error.cure or ""
     text = "\n".join(plain(line, _LONGEST) for line in str(error).splitlines() if line.strip())
     return verdict(
         "fail",
-        f"not judged: {plain(what, _LONGEST)}",
-        Section(title=ERROR_TITLE, text=text if ours else f"{type(error).__name__}: {text}"),
-        advice=(error.cure or "") if isinstance(error, QdqspecError) else "",
+        f"not judged: {plain(kind + what, _LONGEST)}",
+        Section(title=ERROR_TITLE, text=kind + text),
+        advice=cure,
     )
 
 

@@ -69,10 +69,6 @@ class RoleTimes(_Part):
         """The samples on a clock."""
         return self.cpu_ms if clock == "cpu" else self.wall_ms
 
-    def is_paired(self, clock: Clock) -> bool:
-        """Whether each sample has a first run, or none has one."""
-        return self.first is None or [*map(len, self.first.on(clock))] == [*map(len, self.on(clock))]
-
     def between(self, clock: Clock) -> Times:
         """Sample by sample, the geometric mean of both conditions; of runs in a row where ``first`` is missing."""
         if self.first is None:
@@ -121,8 +117,10 @@ class Entry(Figure):
         lengths = {len(build) for builds in times for build in builds}
         if len(times) != 2 or not all(times) or len(lengths) != 1 or 0 in lengths:
             raise ValueError("tuned and reference need samples on the gating clock, equally many a build")
-        if not all(role.is_paired(self.clock) for role in self.samples.values()):
-            raise ValueError("each sample needs a first run, or none has one")
+        for role in self.samples.values():
+            first = role.on(self.clock) if role.first is None else role.first.on(self.clock)
+            if [*map(len, first)] != [*map(len, role.on(self.clock))]:
+                raise ValueError("each sample needs a first run, or none has one")
         if (rounds := max(sum(map(len, builds)) for builds in times)) > _MOST_ROUNDS:
             raise ValueError(f"{rounds:,} samples of a model are more than {_MOST_ROUNDS:,}")
         return self
@@ -239,7 +237,14 @@ def update_baseline(
             used = {entry.model_sha256 for checks in kept.values() for entry in checks.values()}
             digests = {sha256: text for sha256, text in {**known.models, **(models or {})}.items() if text}
             digests = {sha256: text for sha256, text in digests.items() if sha256 in used}
-            text = _text(Baseline(device=known.device, cases=kept, models=digests))
+            new = Baseline(device=known.device, cases=kept, models=digests)
+            data = new.model_dump(mode="json")
+            for case, check in new.names():
+                entry = data["cases"][case][check]
+                entry[_SUM] = _sum(new.device, (case, check), entry)
+            text = json.dumps(data, indent=1, sort_keys=True, allow_nan=False) + "\n"
+            # JSON strings contain no line break, so the pattern matches arrays of numbers only.
+            text = re.sub(r"\[\n[-+.\deE,\s]*\]", lambda found: re.sub(r"\s+", " ", found[0]), text)
             write_whole(path, text, what="the baseline", make_folder=True)
         else:
             with explained("the baseline", path, "make the folder writable"):
@@ -261,16 +266,6 @@ def _alone(path: Path) -> Iterator[None]:
         ) from None
 
 
-def _text(baseline: Baseline) -> str:
-    data = baseline.model_dump(mode="json")
-    for case, check in baseline.names():
-        entry = data["cases"][case][check]
-        entry[_SUM] = _sum(baseline.device, (case, check), entry)
-    text = json.dumps(data, indent=1, sort_keys=True, allow_nan=False)
-    # JSON strings contain no line break, so the pattern matches arrays of numbers only.
-    return re.sub(r"\[\n[-+.\deE,\s]*\]", lambda found: re.sub(r"\s+", " ", found[0]), text) + "\n"
-
-
 def obsolete_entries(folder: Path, used: Collection[Name]) -> tuple[tuple[Path, Name], ...]:
     """Entries below a spec's baseline folder, for any device, that are not ``used``; a damaged file has none."""
     found: list[tuple[Path, Name]] = []
@@ -281,10 +276,6 @@ def obsolete_entries(folder: Path, used: Collection[Name]) -> tuple[tuple[Path, 
             continue
         found += [(file, name) for name in (known.names() if known else ()) if name not in used]
     return tuple(found)
-
-
-USUAL_DRIFT = 0.05  # of the reference's time between runs, which leaves ratios alone
-CONDITIONS_SHARE = 0.5  # of what is more, by which a ratio may change
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -369,14 +360,16 @@ def judge_change(change: TimeChange, allowed: float) -> Outcome:
     return "fail" if change.builds.low > most and change.ranks.low > most else "inconclusive"
 
 
-def conditions_effect(change: TimeChange) -> float:
+def conditions_effect(change: TimeChange, *, usual_drift: float = 0.05, share: float = 0.5) -> float:
     """The factor by which a ratio may change since the reference ran in other conditions; 1 if it did not.
 
     Other work on the machine slows the faster model more: where it made a float network 22 to 50 % slower, the ratio
-    of the tuned one grew by up to a third of that (docs/how-to/baselines.md).
+    of the tuned one grew by up to a third of that (docs/how-to/baselines.md). A change of the reference's time by
+    ``usual_drift`` has no effect on ratios, and a larger one changes them by ``share`` of the rest: larger numbers
+    decide less often, and smaller ones fail models for the conditions.
     """
     drift = max(change.reference, 1 / change.reference) - 1
-    return 1 + CONDITIONS_SHARE * max(0.0, drift - USUAL_DRIFT)
+    return 1 + share * max(0.0, drift - usual_drift)
 
 
 def is_stale(change: TimeChange, allowed: float) -> bool:
@@ -385,12 +378,12 @@ def is_stale(change: TimeChange, allowed: float) -> bool:
     return change.builds.high < least and change.ranks.high < least
 
 
-# The present and past figures of the baselines of a spec.
-
-
 def history_of(entry: Entry, device: str) -> tuple[BaselineFigure, ...]:
     """The past figures of an entry, the oldest first, and its present one."""
-    return tuple(_figure(figure, device) for figure in (*entry.history, entry))
+    return tuple(
+        BaselineFigure(device=device, ratio=each.ratio, recorded=each.recorded, changed=each.changed)
+        for each in (*entry.history, entry)
+    )
 
 
 def figures_elsewhere(file: Path, name: Name) -> tuple[BaselineFigure, ...]:
@@ -400,9 +393,5 @@ def figures_elsewhere(file: Path, name: Name) -> tuple[BaselineFigure, ...]:
         with suppress(StateError):  # reported in a run on that device
             known = read_baseline(other)
             if known is not None and (entry := known.entry(name)) is not None:
-                found.append(_figure(entry, known.device))
+                found.append(history_of(entry, known.device)[-1])
     return tuple(found)
-
-
-def _figure(figure: Figure, device: str) -> BaselineFigure:
-    return BaselineFigure(device=device, ratio=figure.ratio, recorded=figure.recorded, changed=figure.changed)
