@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from itertools import chain, islice, tee
 from math import prod
 from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
 
@@ -108,8 +107,17 @@ class Rehearsal(Closing):
         with ExitStack() as opened:
             self.folder = opened.enter_context(TemporaryFolder())
             self.switches = Switches(site for site in subject.sites if not is_foreign(site))
+            floating = {(s.tensor, s.format, s.axis, end) for s in subject.floating for end in s.consumers}
+            singles = frozenset(
+                switch
+                for switch in self.switches
+                if (switch.tensor, switch.format, switch.axis, switch.consumers[0]) in floating
+            )
+            base = subject.model.path.parent if subject.model.path else None
             try:
-                self.graph = self._graph()
+                store = WeightStore(self.folder, base=base)
+                maker = PairMaker(subject.model, subject.numbers, floating=singles, store=store)
+                self.graph = SwitchGraph(subject.model, self.switches, maker, store, subject.rounds_biases)
                 self._processes = self._allowed_processes()
                 self._model = self.graph.whole(dict.fromkeys((*self.outputs_edges, *self.guiding_edges)))
                 self._engines = self.load(self._model, "whole", runtime.exact)
@@ -163,7 +171,7 @@ class Rehearsal(Closing):
         return self._engines.seconds
 
     def load(self, model: SwitchedModel, name: str, build: Callable[[Path], Engine]) -> Engines:
-        """The engines of a model of `graph`: as many as the processor and the memory allow."""
+        """The engines of a model with switches: as many as the processor and the memory allow."""
         path = self.folder / f"{name}.onnx"
         save_model(model.proto, path)
         return Engines(lambda: build(path), self._processes)
@@ -171,14 +179,6 @@ class Rehearsal(Closing):
     def close(self) -> None:
         """Close the session. Closing twice is harmless."""
         self._opened.close()
-
-    def _graph(self) -> SwitchGraph:
-        subject = self.subject
-        base = subject.model.path.parent if subject.model.path else None
-        store = WeightStore(self.folder, base=base)
-        singles = frozenset(switch for switch in self.switches if _is_floating(switch, subject.floating))
-        maker = PairMaker(subject.model, subject.numbers, floating=singles, store=store)
-        return SwitchGraph(subject.model, self.switches, maker, store, subject.rounds_biases)
 
     def _allowed_processes(self) -> int:
         """The number of engines whose weights fit into half of the free memory. Raises if not even those of one do."""
@@ -231,26 +231,24 @@ def guiding_outputs(model: Model) -> dict[str, tuple[Edge, ...]]:
     far as a limit on its output can hold: the rehearsed SQNR of random placements deviates from the sum of single
     noises by 1.6 dB (SqueezeNet) and .4 dB (a face detector) there, and by 2.8 and .9 dB before.
     """
-    return {name: _edges_before(model, name) for name in dict.fromkeys(model.outputs)}
-
-
-def _edges_before(model: Model, output: str) -> tuple[Edge, ...]:
-    """The edges with floats before the trailing operators of an output; its own without one that selects."""
-    end = (output, model.output_ends[output])
-    found, seen, pending, selects = dict[Edge, None](), set[str](), [end], False
-    while pending:
-        edge = pending.pop()
-        tensor = edge[0]
-        node = None if tensor in model.constants else model.producer.get(tensor)
-        operands = () if node is None else _operands(model, node)
-        if node is None or not operands:
-            found[edge] = None
-        elif tensor not in seen:
-            seen.add(tensor)
-            selects |= is_default(node) and node.op_type in SELECTING
-            pending += [(node.inputs[index], Consumer(node.name, index)) for index in operands]
-    real = (edge for edge in found if model.elem_type(edge[0]) in FLOATS and edge[0] not in model.constants)
-    return (tuple(real) if selects else ()) or (end,)
+    guides = {}
+    for output in dict.fromkeys(model.outputs):
+        end = (output, model.output_ends[output])
+        found, seen, pending, selects = dict[Edge, None](), set[str](), [end], False
+        while pending:
+            edge = pending.pop()
+            tensor = edge[0]
+            node = None if tensor in model.constants else model.producer.get(tensor)
+            operands = () if node is None else _operands(model, node)
+            if node is None or not operands:
+                found[edge] = None
+            elif tensor not in seen:
+                seen.add(tensor)
+                selects |= is_default(node) and node.op_type in SELECTING
+                pending += [(node.inputs[index], Consumer(node.name, index)) for index in operands]
+        real = (one for one in found if model.elem_type(one[0]) in FLOATS and one[0] not in model.constants)
+        guides[output] = (tuple(real) if selects else ()) or (end,)
+    return guides
 
 
 def _operands(model: Model, node: Node) -> tuple[int, ...]:
@@ -262,17 +260,6 @@ def _operands(model: Model, node: Node) -> tuple[int, ...]:
         chosen = (0, 1) if node.op_type.startswith("Gather") else (0,)
         return tuple(i for i in chosen if i < len(node.inputs) and node.inputs[i] not in model.constants)
     return ()
-
-
-def _is_floating(switch: Site, floating: frozenset[Site]) -> bool:
-    key = (switch.tensor, switch.format, switch.axis)
-    return any(
-        key == (site.tensor, site.format, site.axis) and set(switch.consumers) <= set(site.consumers)
-        for site in floating
-    )
-
-
-_Group: TypeAlias = tuple[int, ...]  # the numbers of switches that are on together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,7 +300,11 @@ def find_sensitivities(
     less well. More ``segments`` run less of the graph for each switch, and build more models. Raises
     `RehearsalRefusedError` if no guiding tensor is floating-point.
     """
-    edges = _guiding_floats(rehearsal)
+    sample = next(iter(rehearsal.references()), None)
+    if sample is None:
+        raise BackendError("there is no sample to measure sensitivities on")
+    floats = {edge for edge, value in sample[1].items() if np.issubdtype(value.dtype, np.floating)}
+    edges = [edge for edge in rehearsal.guiding_edges if edge in floats]
     if not edges:
         raise RehearsalRefusedError(
             "no output of the model, or tensor before it, is floating-point",
@@ -336,21 +327,18 @@ def find_sensitivities(
                 settings = np.zeros((1 + len(measured), count), np.bool_)  # the first without any pair
                 for setting, number in zip(settings[1:], measured, strict=True):
                     setting[list(groups[number])] = True
-                powers[:, measured] += _powers(model, engines, feed, settings)
+                each = model.run_each(engines, ((setting, feed) for setting in settings))
+                reference = next(each)
+                signal = [signal_power(value) for value in reference.values()]
+                power = [
+                    [noise_power(value, seen.get(edge)) for edge, value in reference.items()] for seen in each
+                ]
+                powers[:, measured] += np.array([[signal] * len(power), power])
         for group, own in zip(groups, _ratio(powers), strict=True):
             noise[np.ix_(group, behind)] = own / len(group)
     return Sensitivities(
         switches=rehearsal.switches, guides=tuple(tensor for tensor, _ in edges), noise=noise
     )
-
-
-def _powers(model: SwitchedModel, engines: Engines, feed: Feed, settings: SwitchStates) -> Floats:
-    """The power of the signal and of the noise on one sample, by setting after the first and output."""
-    each = model.run_each(engines, ((setting, feed) for setting in settings))
-    reference = next(each)
-    signal = [signal_power(value) for value in reference.values()]
-    noise = [[noise_power(value, seen.get(edge)) for edge, value in reference.items()] for seen in each]
-    return np.array([[signal] * len(noise), noise])
 
 
 def _ratio(powers: Floats) -> Floats:
@@ -368,8 +356,8 @@ def _noisiest(powers: Floats, share: float) -> list[int]:
     return sorted(falling[: 1 + int(np.sum(shares < share))].tolist())
 
 
-def _groups(rehearsal: Rehearsal, numbers: Iterable[int], together: int) -> list[_Group]:
-    """The switches to measure, so many neighbours of one kind ``together``, without those that count as exact."""
+def _groups(rehearsal: Rehearsal, numbers: Iterable[int], together: int) -> list[tuple[int, ...]]:
+    """The numbers of switches to measure ``together``, neighbours of one kind, without those that count as exact."""
     model, alike = rehearsal.subject.model, dict[tuple[str, bool, bool], list[int]]()
 
     def place(number: int) -> tuple[int, int]:
@@ -417,16 +405,3 @@ def _segments(rehearsal: Rehearsal, count: int) -> Iterator[tuple[int, int]]:
         if best is not None and np.isfinite(sizes[best]):
             cuts.append(best)
     yield from zip(cuts, [*cuts[1:], len(graph.nodes) + 1], strict=True)
-
-
-def _guiding_floats(rehearsal: Rehearsal) -> list[Edge]:
-    """The guiding edges that hold floats, determined on the first input."""
-    first = next(iter(rehearsal.references()), None)
-    if first is None:
-        raise BackendError("there is no sample to measure sensitivities on")
-    _, values = first
-    return [
-        edge
-        for edge in rehearsal.guiding_edges
-        if edge in values and np.issubdtype(values[edge].dtype, np.floating)
-    ]

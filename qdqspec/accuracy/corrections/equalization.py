@@ -9,7 +9,7 @@ the factors that it has by the other samples.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -159,26 +159,27 @@ def _chosen(
     return _candidates(every)[int(np.argmin(noise))].astype(np.int64)
 
 
-def _candidates(layers: Sequence[_Layer]) -> list[Floats]:
-    """Exponents to try, in the same order for any samples; none if no channel has values and weights."""
+def _candidates(
+    layers: Sequence[_Layer],
+    shares: Sequence[float] = (0.25, 0.5, 0.75, 1.0),
+    limits: Sequence[int] = (1, 2, 3, 4),
+) -> list[Floats]:
+    """Exponents to try, in the same order for any samples; none if no channel has values and weights.
+
+    They move ``shares`` of the ranges into the weights, or limit ranges to so many powers of two below the largest:
+    more of either find better factors, and take the time of an estimate each.
+    """
     ranges = np.max([np.maximum(layer.high, -layer.low) for layer in layers], axis=0)
     columns = np.max([layer.largest.max(axis=0) for layer in layers], axis=0)
     is_used = (ranges > 0) & (columns > 0)
     if not is_used.any():
         return []
-    return [
-        np.clip(np.rint(np.where(is_used, wanted, 0.0)), -MOST, MOST)
-        for wanted in _options(np.log2(ranges + _TINY), np.log2(columns + _TINY), is_used)
-    ]
-
-
-def _options(ranges: Floats, columns: Floats, is_used: npt.NDArray[np.bool_]) -> Iterator[Floats]:
-    """Exponents before they are rounded, from binary logarithms: by shares, and by limits below the largest range."""
-    for share in (0.25, 0.5, 0.75, 1.0):
-        wanted = (1 - share) * columns - share * ranges
-        yield wanted - np.median(wanted[is_used])
-    for limit in (1, 2, 3, 4):
-        yield np.minimum(ranges[is_used].max() - limit - ranges, 0.0)
+    ranges, columns, wanted = np.log2(ranges + _TINY), np.log2(columns + _TINY), list[Floats]()
+    for share in shares:
+        exponents = (1 - share) * columns - share * ranges
+        wanted.append(exponents - np.median(exponents[is_used]))
+    wanted += [np.minimum(ranges[is_used].max() - limit - ranges, 0.0) for limit in limits]
+    return [np.clip(np.rint(np.where(is_used, exponents, 0.0)), -MOST, MOST) for exponents in wanted]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
