@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from qdqspec.accuracy.evaluator import FIRST_DOUBT_DB, MOST_DB, MOST_DOUBT_DB, SAMPLES, Evaluator, Offset
+from qdqspec.accuracy.evaluator import MOST_DB, SAMPLES, Evaluator, Offset
 from qdqspec.errors import DataError
 from qdqspec.types import Placement, Site
 
@@ -158,7 +158,7 @@ def test_the_offset_of_a_placement_is_its_own_if_that_is_known() -> None:
 
 def test_the_deviation_of_an_offset_is_bounded() -> None:
     offset = Offset(prior=True)
-    assert offset.doubt_db == FIRST_DOUBT_DB
+    assert offset.doubt_db == offset.first_doubt_db
     for name, error in (("a", -8.0), ("b", 8.0)):
         offset.learn(24.0, 24.0 + error, placement_of(name))
-    assert offset.doubt_db == MOST_DOUBT_DB
+    assert offset.doubt_db == max(offset.doubts_db)
