@@ -270,9 +270,8 @@ def _of_own(name: str, metric: Metric, outputs: Batches, labels: Array, output: 
     )
     given = labels.view()
     given.flags.writeable = False  # the same labels are used again
-    result: object
     try:
-        result = metric(gathered, given)
+        result: object = metric(gathered, given)
     except Exception as error:  # any error of the caller's code is reported by its name and position
         what = f"metric '{name}' raised {type(error).__name__}: {error}"
         raise DataError(what, where=raising_line(error, metric), cure=cure) from error
