@@ -321,11 +321,6 @@ def test_the_advice_depends_on_the_evidence(kind: str, evidence: Evidence, value
     assert advice in judge(kind, evidence, **values).advice
 
 
-def test_the_numbers_of_a_partition() -> None:
-    numbers = judge("partition", MIXED, max_cpu_nodes=0).numbers
-    assert numbers == {"cpu_nodes": 1, "partitions": 2, "integer_nodes": 2}
-
-
 def test_the_most_specific_budget_applies_that_of_the_device_first() -> None:
     table = {"onnxruntime": 0.5, "onnxruntime-cpu": 2, "any": 0.1}
     of_devices = {**table, "*avx512*": 0.7, "*avx512*onnxruntime-1*": 3}

@@ -114,17 +114,11 @@ def test_a_user_metric_receives_all_outputs_and_labels_at_once() -> None:
 
 def test_a_user_metric_with_an_output_receives_only_that_output() -> None:
     assert own(lambda outputs, _: len(outputs), output="y").value == 1
-    with pytest.raises(DataError, match="no output 'x'"):
-        own(recall, output="x")
 
 
-def test_a_user_metric_cannot_write_to_the_labels() -> None:
-    def metric(outputs, labels):
-        labels[0] = 9
-        return 1.0
-
-    with pytest.raises(DataError, match="metric 'mine' raised ValueError: assignment destination"):
-        own(metric)
+def writes(_, labels) -> float:
+    labels[0] = 9
+    return 1.0
 
 
 def test_an_error_of_a_user_metric_is_reported_with_its_place() -> None:
@@ -138,8 +132,14 @@ def test_an_error_of_a_user_metric_is_reported_with_its_place() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "description"), [(None, "None"), ("good", "'good'"), (np.ones(2), r"shape \[2\]")]
+    ("metric", "problem"),
+    [
+        (writes, "metric 'mine' raised ValueError: assignment destination"),
+        (lambda *_: None, "metric 'mine' gave None, and one number is wanted"),
+        (lambda *_: "good", "metric 'mine' gave 'good'"),
+        (lambda *_: np.ones(2), r"metric 'mine' gave an array of shape \[2\]"),
+    ],
 )
-def test_a_user_metric_must_return_one_number(value, description: str) -> None:
-    with pytest.raises(DataError, match=f"metric 'mine' gave .*{description}.*one number is wanted"):
-        own(lambda *_: value)
+def test_a_user_metric_must_return_one_number_and_not_write_to_the_labels(metric, problem: str) -> None:
+    with pytest.raises(DataError, match=problem):
+        own(metric)

@@ -56,23 +56,25 @@ def test_the_range_of_shapes_has_those_of_evaluation_data_too(tmp_path: Path) ->
     assert profile.shapes == {"audio": InputShape(min=(1, 8), opt=(1, 8), max=(1, 16))}
 
 
-def test_an_unknown_rank_must_be_declared() -> None:
-    model = model_with(x=None)
-    with pytest.raises(ModelError, match="input 'x' has no known rank"):
-        resolve_shapes(model, Inputs())
-    assert resolve_shapes(model, declared(x=(2, 3))) == {"x": (2, 3)}
+@pytest.mark.parametrize(
+    ("dims", "asked", "problem"),
+    [
+        (None, Inputs(), "input 'x' has no known rank"),
+        ([1, 4], Inputs(batch=8), "fixes the first dimension of 'x' at 1"),
+        (["n", 4], declared(x=(1, 5)), r"declared with shape \[1, 5\], but the model has \[\?, 4\]"),
+        (["n", 4], declared(x=(1, 4, 1)), r"declared with shape \[1, 4, 1\], but the model has \[\?, 4\]"),
+    ],
+)
+def test_shapes_that_are_unknown_or_contradict_the_model_are_an_error(
+    dims: list[int | str | None] | None, asked: Inputs, problem: str
+) -> None:
+    with pytest.raises(ModelError, match=problem):
+        resolve_shapes(model_with(x=dims), asked)
 
 
-def test_a_batch_that_no_input_can_take_is_an_error() -> None:
-    with pytest.raises(ModelError, match="fixes the first dimension of 'x' at 1"):
-        resolve_shapes(model_with(x=[1, 4]), Inputs(batch=8))
+def test_a_declared_rank_and_the_own_batch_of_a_model_are_taken() -> None:
+    assert resolve_shapes(model_with(x=None), declared(x=(2, 3))) == {"x": (2, 3)}
     assert resolve_shapes(model_with(x=[1, 4]), Inputs(batch=1)) == {"x": (1, 4)}
-
-
-@pytest.mark.parametrize("shape", [(1, 5), (1, 4, 1)])
-def test_a_declared_shape_may_not_contradict_the_model(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ModelError, match=r"declared with shape \[.*\], but the model has \[\?, 4\]"):
-        resolve_shapes(model_with(x=["n", 4]), declared(x=shape))
 
 
 def test_a_batch_size_applies_to_every_profile(models: Path) -> None:
