@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from onnx import numpy_helper
 
 from qdqspec.accuracy.data import Dataset, data_warnings, open_data, random_feeds
 from qdqspec.accuracy.shapes import InputSpec, input_specs
-from qdqspec.accuracy.sources import read_members
 from qdqspec.errors import DataError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.types import InputShape
@@ -230,13 +228,6 @@ def test_an_array_for_no_input_is_ignored_with_a_note(saved: Callable[..., Path]
     np.testing.assert_array_equal(together(data), images(2))
     with pytest.raises(DataError, match=r"no array 'labels' \(did you mean 'lables'\?\)"):
         data.require_labels()
-
-
-def test_an_archive_without_arrays_is_an_error(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "d.npz", "w") as archive:
-        archive.writestr("readme.txt", "hello")
-    with pytest.raises(DataError, match="holds no array"):
-        read_members(tmp_path / "d.npz")
 
 
 def test_an_array_with_a_wrong_checksum_is_an_error(saved: Callable[..., Path]) -> None:
