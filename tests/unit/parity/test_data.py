@@ -208,17 +208,21 @@ def test_a_token_outside_the_table_names_file_array_sample_and_value(
         list(open_data(saved(ids=ids), specs))
 
 
-def test_unequal_sample_counts_are_listed(saved: Callable[..., Path]) -> None:
-    inputs = IMAGE | {"z": IMAGE["x"]}
-    with pytest.raises(DataError, match="unequal numbers of samples: 'x' 2, 'z' 3"):
-        open_data(saved(x=images(2), z=images(3)), inputs)
-
-
-def test_a_missing_file_and_an_empty_folder_are_errors_with_the_path(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="there is no such data file"):
-        open_data(tmp_path / "nowhere.npz", IMAGE)
-    with pytest.raises(DataError, match=r"holds no \.npz or \.npy file"):
-        open_data(tmp_path, IMAGE)
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("nowhere.npz", "there is no such data file"),
+        ("empty", r"holds no \.npz or \.npy file"),
+        ("data.npz", "unequal numbers of samples: 'x' 2, 'z' 3"),
+    ],
+)
+def test_missing_files_and_unequal_numbers_of_samples_are_errors(
+    saved: Callable[..., Path], tmp_path: Path, name: str, problem: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    saved(x=images(2), z=images(3))
+    with pytest.raises(DataError, match=problem):
+        open_data(tmp_path / name, IMAGE | {"z": IMAGE["x"]})
 
 
 def test_an_array_for_no_input_is_ignored_with_a_note(saved: Callable[..., Path]) -> None:

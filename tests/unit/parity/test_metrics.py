@@ -18,18 +18,28 @@ def test_top1_gives_the_correct_samples_of_all_batches() -> None:
     assert found.right.tolist() == [True, False, True]
 
 
-def test_a_metric_reads_the_named_output() -> None:
-    batch = {"other": SCORES[:, ::-1], "y": SCORES}
-    assert evaluate("top1", [batch], np.array([1, 0, 2]), output="y").value == 1
-    assert evaluate("top1", [batch], np.array([1, 2, 0])).value == 1
+RISING = np.arange(10, dtype=np.float32)[None]
+MISSING = np.where(np.arange(6).reshape(2, 3) == 3, np.float32(9), np.float32(np.nan))
+TOKENS = np.array([[[3, 1], [1, 3]], [[3, 1], [3, 1]]], np.float32)
 
 
-def test_top_k_accepts_the_k_highest_and_never_nan() -> None:
-    scores = np.arange(10, dtype=np.float32)[None]
-    assert [evaluate("top5", [{"y": scores}], np.array([n])).value for n in (5, 4)] == [1, 0]
-    assert evaluate("top1", [{"y": SCORES[:, :, None, None]}], np.array([1, 0, 2])).value == 1
-    missing = np.where(np.arange(6).reshape(2, 3) == 3, np.float32(9), np.float32(np.nan))
-    assert evaluate("top1", [{"y": missing}], np.array([0, 0])).value == 0
+@pytest.mark.parametrize(
+    ("metric", "batch", "labels", "value"),
+    [
+        ("top1", {"other": SCORES[:, ::-1], "y": SCORES}, [1, 0, 2], 1),  # the named output
+        ("top5", {"y": RISING}, [5], 1),
+        ("top5", {"y": RISING}, [4], 0),
+        ("top1", {"y": SCORES[:, :, None, None]}, [1, 0, 2], 1),
+        ("top1", {"y": MISSING}, [0, 0], 0),  # NaN is wrong
+        ("top1", {"y": TOKENS}, [[0, 0], [0, -100]], 2 / 3),  # of the labels that are not negative
+    ],
+)
+def test_top_k_accepts_the_k_highest(metric: str, batch: dict, labels: list, value: float) -> None:
+    assert evaluate(metric, [batch], np.array(labels), output="y").value == pytest.approx(value)
+
+
+def test_without_a_name_the_first_output_is_scored() -> None:
+    assert evaluate("top1", [{"other": SCORES[:, ::-1], "y": SCORES}], np.array([1, 2, 0])).value == 1
 
 
 @pytest.mark.parametrize(
@@ -59,12 +69,6 @@ def test_an_unknown_metric_is_an_error_that_lists_the_known_ones(name: str) -> N
         evaluate(name, [{"y": SCORES}], np.array([1, 0, 2]), own={"recall": recall})
     assert "known: recall, top1, top5, miou" in (caught.value.cure or "")
     assert "qdq_metrics" in (caught.value.cure or "")
-
-
-def test_top1_of_tokens_is_the_share_of_labels_that_are_not_negative() -> None:
-    scores = np.array([[[3, 1], [1, 3]], [[3, 1], [3, 1]]], np.float32)
-    found = evaluate("top1", [{"y": scores}], np.array([[0, 0], [0, -100]]))
-    assert (found.value, found.samples, found.right) == (2 / 3, 2, None)
 
 
 @pytest.mark.parametrize(

@@ -27,12 +27,21 @@ def declared(batch: int | None = None, **shapes: tuple[int, ...]) -> Inputs:
     return Inputs(profiles=(profile,), batch=batch)
 
 
-def test_a_dynamic_leading_dimension_is_one_unless_declared_or_batched(models: Path) -> None:
-    model = load_model(models / "digits_resnet.onnx")
-    assert resolve_shapes(model, Inputs()) == {"input": (1, 1, 16, 16)}
-    assert resolve_shapes(model, Inputs(batch=8)) == {"input": (8, 1, 16, 16)}
-    assert resolve_shapes(model, declared(input=(4, 1, 16, 16))) == {"input": (4, 1, 16, 16)}
-    assert resolve_shapes(model, declared(batch=2, input=(4, 1, 16, 16))) == {"input": (2, 1, 16, 16)}
+@pytest.mark.parametrize(
+    ("dims", "asked", "shape"),
+    [
+        (["n", 1, 16, 16], Inputs(), (1, 1, 16, 16)),  # a dynamic leading dimension is 1
+        (["n", 1, 16, 16], Inputs(batch=8), (8, 1, 16, 16)),
+        (["n", 1, 16, 16], declared(x=(4, 1, 16, 16)), (4, 1, 16, 16)),
+        (["n", 1, 16, 16], declared(batch=2, x=(4, 1, 16, 16)), (2, 1, 16, 16)),
+        (None, declared(x=(2, 3)), (2, 3)),
+        ([1, 4], Inputs(batch=1), (1, 4)),
+    ],
+)
+def test_shapes_are_those_of_the_model_the_case_and_the_batch(
+    dims: list[int | str | None] | None, asked: Inputs, shape: tuple[int, ...]
+) -> None:
+    assert resolve_shapes(model_with(x=dims), asked) == {"x": shape}
 
 
 def test_samples_of_several_lengths_give_a_range_of_shapes(tmp_path: Path) -> None:
@@ -70,11 +79,6 @@ def test_shapes_that_are_unknown_or_contradict_the_model_are_an_error(
 ) -> None:
     with pytest.raises(ModelError, match=problem):
         resolve_shapes(model_with(x=dims), asked)
-
-
-def test_a_declared_rank_and_the_own_batch_of_a_model_are_taken() -> None:
-    assert resolve_shapes(model_with(x=None), declared(x=(2, 3))) == {"x": (2, 3)}
-    assert resolve_shapes(model_with(x=[1, 4]), Inputs(batch=1)) == {"x": (1, 4)}
 
 
 def test_a_batch_size_applies_to_every_profile(models: Path) -> None:
