@@ -41,14 +41,6 @@ def together(data: Dataset) -> np.ndarray:
     return np.concatenate([feed["x"] for feed in data])
 
 
-def test_feeds_are_the_rows_with_a_batch_axis(saved: Callable[..., Path]) -> None:
-    data = open_data(saved(x=images(5)), IMAGE)
-    assert (len(data), data.samples, data.notes, data.random) == (5, 5, (), False)
-    assert [feed["x"].shape for feed in data] == [(1, 2, 3)] * 5
-    np.testing.assert_array_equal(together(data), images(5))
-    np.testing.assert_array_equal(together(data), images(5))  # a second pass yields the same rows
-
-
 def lengths(batch: int = 1) -> dict[str, InputSpec]:
     span = InputShape(min=(1, 2, 0), opt=(1, 2, 3), max=(1, 2, 9))
     shape, own = (batch, 2, 3), (None, 2, None)
