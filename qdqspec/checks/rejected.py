@@ -119,15 +119,15 @@ def _faster_below_limit(search: SearchResult) -> int:
     return sum(db is not None and least is not None and db < least for db in found.values())
 
 
-FAR = 1.5  # asked over found: more candidates of the same space do not close such a gap
+def faster_advice(evidence: Evidence, otherwise: str, *, gap: float = 1.0, far: float = 1.5) -> str:
+    """Advice on how the model may become faster by the factor ``gap`` it lacks; ``otherwise`` ends the sentence.
 
-
-def faster_advice(evidence: Evidence, otherwise: str, *, gap: float = 1.0) -> str:
-    """Advice on how the model may become faster by the factor ``gap`` it lacks; ``otherwise`` ends the sentence."""
+    More candidates of the same space do not close a gap of ``far`` and more.
+    """
     search = evidence.search
     if search is None:
         return f"Tune the model again, or {otherwise}."
-    if gap >= FAR:
+    if gap >= far:
         unchanged = f"The model is unchanged ({plain(search.reason)}). " if search.unchanged else ""
         return (
             f"{unchanged}It would have to be {gap:.1f}x faster still; other placements rarely gain so much. "
