@@ -349,13 +349,6 @@ def test_the_advice_names_the_sqnr_limit_that_faster_candidates_miss():
         assert ("ower tune.min_sqnr_db (1 faster candidate below it)" in found) == named
 
 
-def test_the_failed_check_of_an_unchanged_model_lists_its_candidates():
-    sections = judge("speedup", ALONE, min=1.2).sections
-    (listed,) = [section for section in sections if section.title == "Candidates that were not selected"]
-    assert [row[0] for row in listed.rows] == ["fastest candidate", "everything quantized"]
-    assert "2 kernels with quantized inputs run in float (HardSwish)" in listed.text
-
-
 def test_errors_of_the_runtime_are_not_attributed_to_pairs() -> None:
     evidence = replace(in_steps(40.0, 15.1), culprits=sample_culprits())
     verdict = judge("parity", evidence, min_sqnr_db=20)
