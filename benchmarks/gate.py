@@ -33,8 +33,7 @@ from qdqspec.app.session.gate import (
 from qdqspec.backends.base import BuildOptions, Engine
 from qdqspec.backends.fake.engine import OPTIONS, FakeDevice, FakeEngine
 from qdqspec.backends.memory import HasMemory, has_memory
-from qdqspec.checks.baseline.compare import Conditions, is_stale, judge_change
-from qdqspec.checks.baseline.store import Entry
+from qdqspec.checks.baselines import Conditions, Entry, is_stale, judge_change
 from qdqspec.timing.bench import Bench
 from qdqspec.timing.profiles import Load
 from qdqspec.types import Placement, Site

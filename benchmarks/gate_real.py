@@ -21,7 +21,7 @@ from qdqspec.app.session import Session
 from qdqspec.app.session.gate import CLOSE_BUILDS
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.isolation.isolated import Isolated
-from qdqspec.checks.baseline.store import Entry
+from qdqspec.checks.baselines import Entry
 from qdqspec.timing.bench import Bench
 from qdqspec.timing.profiles import Load
 from qdqspec.types import Case, TuneRules

@@ -22,14 +22,8 @@ import numpy as np
 from tabulate import tabulate
 
 from qdqspec.accuracy.evaluator import SAMPLES, Evaluator
-from qdqspec.accuracy.rehearsal import (
-    Rehearsal,
-    Runtime,
-    Sensitivities,
-    Subject,
-    find_sensitivities,
-    sites_of,
-)
+from qdqspec.accuracy.rehearsal import Rehearsal, Runtime, Sensitivities, Subject, find_sensitivities
+from qdqspec.accuracy.switches import sites_of
 from qdqspec.app.preparation.auxiliary_runs import unfused
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.session import Session

@@ -22,7 +22,7 @@ from typing import Any
 import onnx
 
 from qdqspec.app.report.record import case_from_json, read_record
-from qdqspec.checks.baseline.store import read_baseline
+from qdqspec.checks.baselines import read_baseline
 from qdqspec.errors import QdqspecError
 from qdqspec.qdq.scheme.cache import read_cache
 from qdqspec.qdq.scheme.scheme_file import read_scheme

@@ -1,8 +1,8 @@
 """How near a quantized model is to the float model. Its parts load alone.
 
-- `data`, `sources`, `given_data`, `shapes`: samples. `metrics`: task metrics on labelled samples.
+- `data`, `sources`, `given_data`: samples. `shapes`: the inputs of a case. `metrics`: task metrics on labelled samples.
 - `compare`: outputs side by side. `evaluator`: the SQNR of engines on one data set.
-- `rehearsal`: the accuracy of any placement, computed with one graph that has a switch for every pair.
+- `rehearsal`: the accuracy of any placement, computed with one graph that has a switch for every pair (`switches`).
 - `corrections`: better scales and integers at the same placement.
-- `domain`, `input_search`: the smallest input that breaks a limit.
+- `input_search`: the smallest input that breaks a limit.
 """

@@ -58,19 +58,19 @@ class OutputComparison:
     def __init__(self, tops: Iterable[TopK] = (), typical: Mapping[str, Typical] | None = None) -> None:
         self._tops = tuple(tops)
         self._typical = typical or {}
-        self._outputs: dict[str, _Output] = {}
+        self.outputs: dict[str, _Output] = {}
 
     def add(self, reference: Outputs, tuned: Outputs) -> None:
         """Add one sample."""
         for name, value in reference.items():
-            if name not in self._outputs:
+            if name not in self.outputs:
                 typical = self._typical.get(name, Typical())
-                self._outputs[name] = _Output(name, self._tops, typical)
-            self._outputs[name].add(np.asarray(value), tuned.get(name))
+                self.outputs[name] = _Output(name, self._tops, typical)
+            self.outputs[name].add(np.asarray(value), tuned.get(name))
 
     def results(self) -> tuple[TensorParity, ...]:
         """The parity of each output, in the order of the reference's."""
-        outputs, found = self._outputs.values(), [output.result() for output in self._outputs.values()]
+        outputs, found = self.outputs.values(), [output.result() for output in self.outputs.values()]
         if any(output.is_float for output in outputs):
             return tuple(found)
         return tuple(
@@ -78,23 +78,19 @@ class OutputComparison:
             for one, output in zip(found, outputs, strict=True)
         )
 
-    def typical(self) -> dict[str, Typical]:
-        """The statistics of the reference's float outputs; values that are not finite do not count."""
-        return {
-            name: Typical(
-                power=out.signal / max(out.values, 1), low=out.low, high=out.high, finite=not out.is_odd
-            )
-            for name, out in self._outputs.items()
-            if out.is_float
-        }
-
 
 def typical_of(runs: Iterable[Outputs]) -> dict[str, Typical]:
-    """The statistics of each float output over all runs."""
+    """The statistics of each float output over all runs; values that are not finite do not count."""
     comparison = OutputComparison()
     for outputs in runs:
         comparison.add(outputs, outputs)
-    return comparison.typical()
+    return {
+        name: Typical(
+            power=out.signal / max(out.values, 1), low=out.low, high=out.high, finite=not out.is_odd
+        )
+        for name, out in comparison.outputs.items()
+        if out.is_float
+    }
 
 
 def compare_outputs(
@@ -202,9 +198,8 @@ class _Output:
     name: str
     tops: tuple[TopK, ...]
     typical: Typical
-    classes: dict[str, list[int]] = field(
-        default_factory=dict
-    )  # by `TopK.key`: common ones, and all compared
+    # by `TopK.key`: common ones, and all compared
+    classes: dict[str, list[int]] = field(default_factory=dict)
     slices: SliceComparison = field(default_factory=SliceComparison)
     values: int = 0
     is_float: bool = True
@@ -232,35 +227,26 @@ class _Output:
                 self.signal += signal_power(reference)
                 self.noise += noise_power(reference, tuned)
             return
-        self._add_classes(reference, tuned)
-        # Where both are the same infinity or both NaN, as in masked scores, there is nothing to compare.
-        finite = np.isfinite(reference)
-        if not finite.all():
-            reference, tuned = (np.where(finite, values, 0) for values in (reference, tuned))
-        self._add_floats(reference.astype(np.float64), tuned.astype(np.float64), finite)
-
-    def _add_classes(self, reference: Array, tuned: Array) -> None:
         for top in self.tops:
             axis = class_axis(reference.shape, top)
             if axis is not None:
                 counts = self.classes.setdefault(top.key, [0, 0])
                 counts[0] += in_common(reference, tuned, top.k, axis)
                 counts[1] += reference.size // reference.shape[axis] * top.k
-
-    def _add_floats(self, reference: Floats, tuned: Floats, finite: _Bools) -> None:
-        """Add one sample, with zeros for values that are not finite."""
-        difference = reference - tuned
-        self.slices.add(reference, difference, finite)
+        # Where both are the same infinity or both NaN, as in masked scores, there is nothing to compare.
+        finite = np.isfinite(reference)
+        own, other = (np.where(finite, values, 0).astype(np.float64) for values in (reference, tuned))
+        difference = own - other
+        self.slices.add(own, difference, finite)
         self.is_odd = self.is_odd or not finite.all()
-        if not finite.any():
-            return
-        self.values += int(np.count_nonzero(finite))
-        self.signal += _square_sum(reference)
-        self.noise += _square_sum(difference)
-        self.max_abs = max(self.max_abs, float(np.abs(difference).max()))
-        self.low = min(self.low, float(reference.min()))
-        self.high = max(self.high, float(reference.max()))
-        self.cosine = min(self.cosine, _cosine(reference.ravel(), tuned.ravel()))
+        if finite.any():
+            self.values += int(np.count_nonzero(finite))
+            self.signal += _square_sum(own)
+            self.noise += _square_sum(difference)
+            self.max_abs = max(self.max_abs, float(np.abs(difference).max()))
+            self.low = min(self.low, float(own.min()))
+            self.high = max(self.high, float(own.max()))
+            self.cosine = min(self.cosine, _cosine(own.ravel(), other.ravel()))
 
     def result(self) -> TensorParity:
         """The parity over all samples added."""

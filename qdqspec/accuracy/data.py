@@ -131,7 +131,13 @@ def open_data(
     )
     if not columns:
         raise DataError("the model has no inputs, so it needs no data", where=path)
-    _check_counts(path, columns)
+    if empty := [column.name for column in columns if not column.rows]:
+        raise DataError(f"array '{empty[0]}' has no samples", where=path, cure="give it at least one")
+    stacked = {column.rows for column in columns if column.stacked}
+    if len(set(map(len, columns))) > 1 or len(stacked) > 1:
+        listed = ", ".join(f"'{column.name}' {column.rows}" for column in columns)
+        what = f"arrays have unequal numbers of samples: {listed}"
+        raise DataError(what, where=path, cure="give every array one entry a sample")
     rows, batch = columns[0].rows, columns[0].group
     known = {*inputs, LABELS, *fixed}
     ignored = tuple(dict.fromkeys(name for members in files for name in members if name not in known))
@@ -141,7 +147,12 @@ def open_data(
             f"{count_text(rows, 'sample')} do not fill batches of {batch}: the last one is filled up with "
             f"{count_text(batch - rest, 'repeated sample')}"
         )
-    notes += [note for column in columns for note in column.notes()]
+    for column in columns:
+        if np.issubdtype(column.spec.dtype, np.floating):
+            notes += [
+                f"array '{column.name}' is {dtype} and is given to the model as {column.spec.dtype}, unscaled"
+                for dtype in sorted({str(m.dtype) for m in column.members if m.dtype.kind in "iu"})
+            ]
     for name in ignored:
         near = did_you_mean(name, sorted(known))
         notes.append(f"array '{name}' is no input of the model and is not used{near}")
@@ -168,9 +179,17 @@ def data_warnings(data: Dataset) -> Iterator[str]:
     if data.samples == 1:
         yield "it is a single sample, and ranges taken from one sample clip others"
     for column in data._columns:  # noqa: SLF001 - of this module
-        value = column.only_value()
-        if value is not None:
-            yield f"every value of '{column.name}' is {value:g}, so that no range can be taken from it"
+        if not np.issubdtype(column.spec.dtype, np.floating) or not column.spec.shape:
+            continue
+        first: Array | None = None
+        for row in chain.from_iterable(member.rows() for member in column.members):
+            first = row.flat[:1] if first is None else first
+            if row.size == 0 or not bool((row == first).all()):
+                break
+        else:
+            if first is not None:
+                value = float(first[0])
+                yield f"every value of '{column.name}' is {value:g}, so that no range can be taken from it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,24 +219,6 @@ class _Column:
         rows = islice(chain.from_iterable(every), len(self) * self.group)
         while group := tuple(islice(rows, self.group)):
             yield np.stack(group) if self.stacked else group[0]
-
-    def only_value(self) -> float | None:
-        """The only value in a floating-point input; ``None`` if values differ. Reads up to the first other value."""
-        if not np.issubdtype(self.spec.dtype, np.floating) or not self.spec.shape:
-            return None
-        rows = chain.from_iterable(member.rows() for member in self.members)
-        seen: Array | None = None
-        for row in rows:
-            seen = row.flat[:1] if seen is None else seen
-            if row.size == 0 or not bool((row == seen).all()):
-                return None
-        return None if seen is None else float(seen[0])
-
-    def notes(self) -> Iterator[str]:
-        if not np.issubdtype(self.spec.dtype, np.floating):
-            return
-        for dtype in sorted({str(m.dtype) for m in self.members if m.dtype.kind in "iu"}):
-            yield f"array '{self.name}' is {dtype} and is given to the model as {self.spec.dtype}, unscaled"
 
     def _rows(self, member: Member) -> Iterator[Array]:
         for index, row in enumerate(member.rows()):
@@ -281,10 +282,22 @@ def _wrong_shape(
 ) -> DataError:
     if spec is not None:
         sample = member.shape[1:]
-        shape = (*spec.shape[:1], *sample) if spec.is_stacked(sample) else sample
-        if spec.own is not None and allows(spec.own, shape):
-            return _out_of_range(name, spec, member, shape)
-    samples, whole = (
+        whole = (*spec.shape[:1], *sample) if spec.is_stacked(sample) else sample
+        if spec.own is not None and allows(spec.own, whole):  # the model takes it, but not this case
+            spans = spec.ranges or (InputShape.of(spec.shape),)
+            texts = [
+                f"{list(span.min)} to {list(span.max)}" if span.min != span.max else str(list(span.min))
+                for span in spans
+            ]
+            low = [min(sizes) for sizes in zip(whole, spec.shape, strict=True)]
+            high = [max(sizes) for sizes in zip(whole, spec.shape, strict=True)]
+            return DataError(
+                f"array '{name}' has a sample of shape {list(whole)}, where the case has {' or '.join(texts)}",
+                where=member.file,
+                cure=f"declare a range that has all samples, as inputs: {{shapes: {{{name}: {{min: {low}, "
+                f"opt: {list(spec.shape)}, max: {high}}}}}}} in a spec (--min-shapes, --opt-shapes and --max-shapes)",
+            )
+    one, several = (
         ", ".join("?" if dim is None else str(dim) for dim in ("N", *shape)) for shape in (takes[1:], takes)
     )
     return DataError(
@@ -293,42 +306,9 @@ def _wrong_shape(
         where=member.file,
         cure="change `size`, `layout` or `colors` of the images, or the shape of the input"
         if member.is_image
-        else f"give N samples as [{samples}], which are stacked, or N whole inputs as [{whole}]; the same form in "
+        else f"give N samples as [{one}], which are stacked, or N whole inputs as [{several}]; the same form in "
         "every file",
     )
-
-
-def _out_of_range(name: str, spec: InputSpec, member: Member, whole: Shape) -> DataError:
-    """The error for a sample that the model takes, but not this case."""
-    spans = spec.ranges or (InputShape.of(spec.shape),)
-    texts = [
-        f"{list(span.min)} to {list(span.max)}" if span.min != span.max else str(list(span.min))
-        for span in spans
-    ]
-    low = [min(sizes) for sizes in zip(whole, spec.shape, strict=True)]
-    high = [max(sizes) for sizes in zip(whole, spec.shape, strict=True)]
-    return DataError(
-        f"array '{name}' has a sample of shape {list(whole)}, where the case has {' or '.join(texts)}",
-        where=member.file,
-        cure=f"declare a range that has all samples, as inputs: {{shapes: {{{name}: {{min: {low}, "
-        f"opt: {list(spec.shape)}, max: {high}}}}}}} in a spec (--min-shapes, --opt-shapes and --max-shapes)",
-    )
-
-
-def _check_counts(path: Path, columns: tuple[_Column, ...]) -> None:
-    """Raise `DataError` unless all arrays have equal numbers of samples and feeds."""
-    counts = {column.name: column.rows for column in columns}
-    if not all(counts.values()):
-        empty = next(name for name, rows in counts.items() if not rows)
-        raise DataError(f"array '{empty}' has no samples", where=path, cure="give it at least one")
-    feeds, stacked = set(map(len, columns)), {column.rows for column in columns if column.stacked}
-    if len(feeds) > 1 or len(stacked) > 1:
-        listed = ", ".join(f"'{name}' {rows}" for name, rows in counts.items())
-        raise DataError(
-            f"arrays have unequal numbers of samples: {listed}",
-            where=path,
-            cure="give every array one entry a sample",
-        )
 
 
 def _labels(path: Path, files: list[Arrays], inputs: Mapping[str, InputSpec], rows: int) -> Array | None:
@@ -351,10 +331,6 @@ def _labels(path: Path, files: list[Arrays], inputs: Mapping[str, InputSpec], ro
     return np.array(list(chain.from_iterable(member.rows() for member in members)))
 
 
-# upper bound of integers, unless the model indicates an index range: suits masks and segment numbers
-_FEW = 2
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomFeeds:
     """The same seeded inputs in each pass; ``random`` is always true."""
@@ -375,8 +351,13 @@ class RandomFeeds:
 
     def __iter__(self) -> Iterator[dict[str, Array]]:
         for number in range(self.samples):
-            random = np.random.default_rng((self.seed, number))
-            yield {name: _draw(random, spec, bounds) for name, (spec, bounds) in self._inputs.items()}
+            random, feed = np.random.default_rng((self.seed, number)), dict[str, Array]()
+            for name, (spec, bounds) in self._inputs.items():
+                if np.issubdtype(spec.dtype, np.integer) or spec.dtype == np.bool_:
+                    feed[name] = random.integers(*bounds, spec.shape).astype(spec.dtype)
+                else:
+                    feed[name] = random.standard_normal(spec.shape).astype(spec.dtype)
+            yield feed
 
 
 def random_feeds(model: Model, shapes: Mapping[str, Shape], seed: int, count: int) -> RandomFeeds:
@@ -385,29 +366,17 @@ def random_feeds(model: Model, shapes: Mapping[str, Shape], seed: int, count: in
     Integers that index rows of a table (Gather) span the table, and those that a DequantizeLinear reads span their
     type, up to 16 bits; others are 0 or 1. ``shapes`` come from `resolve_shapes`.
     """
-    specs = input_specs(model, shapes)
-    inputs = {name: (spec, _integer_bounds(model, name, spec)) for name, spec in specs.items()}
+    inputs: dict[str, tuple[InputSpec, tuple[int, int]]] = {}
+    for name, spec in input_specs(model, shapes).items():
+        readers = {model.by_name[end.node].op_type for end in model.consumers.get(name, ())}
+        if readers == {"DequantizeLinear"} and np.issubdtype(spec.dtype, np.integer):
+            limits, widest = np.iinfo(str(spec.dtype)), np.iinfo(np.int16)
+            inputs[name] = spec, (max(limits.min, widest.min), min(limits.max, widest.max) + 1)
+            continue
+        sizes = []
+        for node in lookups(model, name):
+            shape = model.shape(node.inputs[0])
+            size = None if shape is None else shape[node.number("axis", 0)]
+            sizes.append(size or 1)  # 1 is the only safe limit if it is not known
+        inputs[name] = spec, (0, min(sizes, default=2))
     return RandomFeeds(seed=seed, samples=count, _inputs=inputs)
-
-
-def _draw(random: np.random.Generator, spec: InputSpec, bounds: tuple[int, int]) -> Array:
-    if np.issubdtype(spec.dtype, np.integer):
-        return random.integers(*bounds, spec.shape).astype(spec.dtype)
-    if spec.dtype == np.bool_:
-        return random.integers(0, 2, spec.shape).astype(np.bool_)
-    return random.standard_normal(spec.shape).astype(spec.dtype)
-
-
-def _integer_bounds(model: Model, name: str, spec: InputSpec) -> tuple[int, int]:
-    """The smallest value, and a value above the largest: of an index the size of the smallest table that it indexes."""
-    readers = {model.by_name[end.node].op_type for end in model.consumers.get(name, ())}
-    if readers == {"DequantizeLinear"} and np.issubdtype(spec.dtype, np.integer):
-        limits = np.iinfo(str(spec.dtype))
-        widest = np.iinfo(np.int16)
-        return max(limits.min, widest.min), min(limits.max, widest.max) + 1
-    sizes = []
-    for node in lookups(model, name):
-        shape = model.shape(node.inputs[0])
-        size = None if shape is None else shape[node.number("axis", 0)]
-        sizes.append(size or 1)  # 1 is the only safe limit if it is not known
-    return 0, min(sizes, default=_FEW)

@@ -21,11 +21,6 @@ from qdqspec.types import EXACT_DB, Placement
 
 SAMPLES = 8  # the first ones, on which every candidate is measured
 HELD_BYTES = 64 << 20  # of the outputs of the reference
-DECIDED_DB = 0.5  # an SQNR nearer to a limit is not decided by a part of the data
-SMALL_DB = 2.0  # of an offset: placements need not be measured on all data one by one
-NEAREST = 5  # placements with the most similar SQNR, from which an offset is estimated
-FIRST_DOUBT_DB = 0.5  # the deviation of an offset that is known of fewer than two placements
-LEAST_DOUBT_DB, MOST_DOUBT_DB = 0.1, 2.0  # bounds of the deviation: few placements do not show it
 MOST_DB = EXACT_DB  # finite value for equal outputs: JSON has no infinity
 
 
@@ -167,12 +162,13 @@ class Powers:
         others = {name: powers[:sample] + powers[sample + 1 :] for name, powers in self.powers.items()}
         return Powers(others, self.samples - 1)
 
-    def is_decided(self, limit_db: float, errors: float, *, above: bool) -> bool:
+    def is_decided(self, limit_db: float, errors: float, *, above: bool, near_db: float = 0.5) -> bool:
         """Whether these samples show that the worst output's SQNR over all is below a limit, or that it is above.
 
-        The mean over samples is so many standard errors from the limit then.
+        The mean over samples is so many standard errors from the limit then, and the SQNR is not within ``near_db`` of
+        it: a smaller distance decides sooner, and more often wrongly.
         """
-        if abs(self.worst_db - limit_db) < DECIDED_DB:
+        if abs(self.worst_db - limit_db) < near_db:
             return False
         beyond = []  # the bounds of the mean of each output's noise that is more than the limit allows
         for powers in self.powers.values():
@@ -192,9 +188,19 @@ class Offset:
 
     ``known`` has the expected and the found SQNR of each placement of which both are known. With ``prior`` an offset of
     zero counts as one more placement, so that one unusual placement does not exclude all others.
+
+    An offset is estimated from the ``nearest`` placements, those with the most similar SQNR: fewer follow it more
+    closely, and a single one of them changes it more. If all are up to ``small_db``, placements need not be measured
+    on all data one by one. Its deviation is ``first_doubt_db`` while it is known of fewer than two placements, and at
+    least and at most ``doubts_db``, because few placements do not show it: more doubt builds candidates that miss the
+    limit, less of it excludes some that keep it.
     """
 
     prior: bool = False
+    nearest: int = 5
+    small_db: float = 2.0
+    first_doubt_db: float = 0.5
+    doubts_db: tuple[float, float] = (0.1, 2.0)
     known: dict[Placement, tuple[float, float]] = field(default_factory=dict)
 
     def learn(self, expected_db: float, found_db: float, placement: Placement) -> None:
@@ -206,7 +212,7 @@ class Offset:
         if placement is not None and placement in self.known:
             own, found = self.known[placement]
             return found - own
-        near = sorted(self.known.values(), key=lambda pair: abs(pair[0] - expected_db))[:NEAREST]
+        near = sorted(self.known.values(), key=lambda pair: abs(pair[0] - expected_db))[: self.nearest]
         offsets = [found - own for own, found in near] + [0.0] * (self.prior or not near)
         return float(np.median(offsets))
 
@@ -222,12 +228,12 @@ class Offset:
     @property
     def is_small(self) -> bool:
         """Whether offsets are known and all small."""
-        return self.most_db <= SMALL_DB
+        return self.most_db <= self.small_db
 
     @property
     def doubt_db(self) -> float:
         """The standard deviation of the SQNR of a placement that the offset does not explain, within bounds."""
         if len(self.known) < 2:
-            return FIRST_DOUBT_DB
+            return self.first_doubt_db
         errors = [found - own - self.at(own) for own, found in self.known.values()]
-        return float(np.clip(np.std(errors[-2 * NEAREST :]), LEAST_DOUBT_DB, MOST_DOUBT_DB))
+        return float(np.clip(np.std(errors[-2 * self.nearest :]), *self.doubts_db))

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, cast
 
 import numpy as np
 
@@ -59,7 +59,13 @@ class GivenFiles:
             except DataError:  # lists of samples of several shapes are no arrays
                 if not all(isinstance(value, Sized) for value in given.values()):
                     raise
-                given = _feeds_in(given, name)
+            counts = {key: len(value) for key, value in given.items()}
+            if len(set(counts.values())) > 1:
+                listed = ", ".join(f"'{key}' {count}" for key, count in counts.items())
+                what = f"lists have unequal numbers of samples: {listed}"
+                raise DataError(what, where=name, cure=_FORMS)
+            lists, count = given, next(iter(counts.values()))
+            given = ({key: value[row] for key, value in lists.items()} for row in range(count))
         feeds: object = given
         if not isinstance(feeds, Iterable) or hasattr(feeds, "__array__"):
             raise DataError(f"this is no data but {type(feeds).__name__}", where=name, cure=_FORMS)
@@ -85,20 +91,23 @@ class GivenFiles:
     def loaded_inputs(self, inputs: Inputs, loaders: Mapping[str, Loader]) -> Inputs:
         """The inputs with folders in place of data loaders; those of entry points are used after ``loaders``."""
         found: dict[str, Any] = {}
-        for word in ("calibration", "evaluation"):
+        for word in _DATA:
             source = getattr(inputs, word)
             if not isinstance(source, Data) or not source.loader:
                 continue
             name = source.loader
-            load = loaders.get(name) or _installed(name)
+            points = importlib.metadata.entry_points(group="qdqspec.data")
+            load, point = loaders.get(name), next((point for point in points if point.name == name), None)
+            if load is None and point is not None:
+                load = cast(
+                    "Loader", registry.loaded(point, "data loader")
+                )  # its call shows what is no loader
             if load is not None:  # else reported, with the remedy, when the data is opened
                 try:
                     found[word] = replace(source, loader="", path=self.data(load(), name))
                 except QdqspecError:
                     raise
-                except (
-                    Exception
-                ) as error:  # any error of the caller's code is reported by its name and position
+                except Exception as error:  # of the caller's code, reported by its name and position
                     raise DataError(
                         f"data loader '{name}' raised {type(error).__name__}: {error}",
                         where=raising_line(error, load),
@@ -108,9 +117,15 @@ class GivenFiles:
 
     def asked(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments of a case with files in place of data in memory; data that is ``None`` is not given."""
-        given = {word: value for word, value in asked.items() if word not in _DATA or value is not None}
-        data = {word: self.data(given[word], word) for word in _DATA if _is_data(given.get(word, ""))}
-        return given | data
+        found = {word: value for word, value in asked.items() if word not in _DATA or value is not None}
+        for word in [word for word in _DATA if word in found]:
+            value = found[word]
+            is_table = isinstance(value, Mapping) and bool(set(value) & {"arrays", "images", "loader"})
+            if is_table and not any(hasattr(each, "__array__") for each in value.values()):
+                continue  # a table of a spec
+            if not isinstance(value, str | os.PathLike):
+                found[word] = self.data(value, word)
+        return found
 
     @contextmanager
     def named_errors(self) -> Iterator[None]:
@@ -137,31 +152,6 @@ class GivenFiles:
 def is_model(given: object) -> TypeGuard[onnx.ModelProto]:
     """Whether it is a model in memory."""
     return type(given).__name__ == "ModelProto"
-
-
-def _is_data(value: object) -> bool:
-    """Whether an argument is data in memory: neither a path nor a table of a spec."""
-    if isinstance(value, str | os.PathLike):
-        return False
-    if not isinstance(value, Mapping) or not set(value) & {"arrays", "images", "loader"}:
-        return True
-    return any(hasattr(each, "__array__") for each in value.values())
-
-
-def _installed(name: str) -> Loader | None:
-    points = importlib.metadata.entry_points(group="qdqspec.data")
-    point = next((point for point in points if point.name == name), None)
-    # its call reports what is no loader
-    return None if point is None else registry.loaded(point, "data loader")  # type: ignore[return-value]
-
-
-def _feeds_in(given: Mapping[str, Any], name: str) -> Iterator[Mapping[str, Any]]:
-    """The feeds in lists of samples. Raises `DataError` if their lengths differ."""
-    counts = {key: len(value) for key, value in given.items()}
-    if len(set(counts.values())) > 1:
-        listed = ", ".join(f"'{key}' {count}" for key, count in counts.items())
-        raise DataError(f"lists have unequal numbers of samples: {listed}", where=name, cure=_FORMS)
-    return ({key: value[row] for key, value in given.items()} for row in range(next(iter(counts.values()))))
 
 
 def _arrays(given: Mapping[str, Any], name: str) -> dict[str, np.ndarray[Any, Any]]:

@@ -23,7 +23,7 @@ from hypothesis.errors import Unsatisfiable
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from qdqspec._core.arrays import Array, Feed
-from qdqspec.accuracy.domain import InputDomain, InputResult, Span
+from qdqspec.accuracy.shapes import InputDomain, InputResult, Span
 
 T = TypeVar("T")
 
@@ -59,22 +59,16 @@ def drawn_inputs(draw: DrawFn, domains: Sequence[InputDomain], samples: Sequence
     found: Drawn = {}
     together = None
     for domain in domains:
-        shape, own = _shape(draw, domain, profile, lengths), [sample[domain.name] for sample in samples]
+        axes, own = domain.shapes[profile], [sample[domain.name] for sample in samples]
+        for axis in axes:  # axes of one name are equally long
+            if axis.name not in lengths:
+                lengths[axis.name] = axis.least + _below(draw, axis.most - axis.least + 1)
+        shape = tuple(min(max(lengths[axis.name], axis.least), axis.most) for axis in axes)
         drawn = _input(draw, domain, shape, own, together, is_beyond=is_beyond)
         if is_together and not found:
             together = drawn.sample
         found[domain.name] = drawn
     return found
-
-
-def _shape(draw: DrawFn, domain: InputDomain, profile: int, lengths: dict[str, int]) -> tuple[int, ...]:
-    """A shape of the profile. Axes of one name are equally long: ``lengths`` stores the drawn lengths."""
-    shape = []
-    for axis in domain.shapes[profile]:
-        if axis.name not in lengths:
-            lengths[axis.name] = axis.least + _below(draw, axis.most - axis.least + 1)
-        shape.append(min(max(lengths[axis.name], axis.least), axis.most))
-    return tuple(shape)
 
 
 @np.errstate(over="ignore", invalid="ignore")
@@ -181,7 +175,9 @@ def search_inputs(
 
     ``attempt`` returns ``None`` for an invalid input. One seed gives the same inputs.
     """
-    searcher = _InputSearcher(attempt, seconds, clock)
+    started, is_late = clock(), False
+    answers: dict[bytes, InputResult | None] = {}
+    smallest: Drawn | None = None
 
     @seed(seed_number)
     @settings(  # independent of Hypothesis' profiles, without its database and output
@@ -197,54 +193,28 @@ def search_inputs(
     )
     @given(strategy)
     def try_input(drawn: Drawn) -> None:
-        searcher.try_input(drawn)
-
-    with suppress(_BrokenError, _Late, Unsatisfiable):
-        try_input()
-    return searcher.result()
-
-
-def _digest(drawn: Drawn) -> bytes:
-    digest = hashlib.blake2b()
-    for each in drawn.values():
-        digest.update(repr(each.values.shape).encode() + each.values.tobytes())
-    return digest.digest()
-
-
-class _InputSearcher:
-    """Answers Hypothesis, and caches the answers."""
-
-    def __init__(
-        self, attempt: Callable[[Drawn], InputResult | None], seconds: float, clock: Callable[[], float]
-    ) -> None:
-        self._attempt, self._clock, self._seconds = attempt, clock, seconds
-        self._started = clock()
-        self._answers: dict[bytes, InputResult | None] = {}
-        self._smallest: Drawn | None = None
-        self._late = False
-
-    def try_input(self, drawn: Drawn) -> None:
-        key = _digest(drawn)
-        is_new = key not in self._answers
+        nonlocal is_late, smallest
+        digest = hashlib.blake2b()
+        for each in drawn.values():
+            digest.update(repr(each.values.shape).encode() + each.values.tobytes())
+        key = digest.digest()
+        is_new = key not in answers
         if is_new:
-            if self._clock() >= self._started + self._seconds:
-                self._late = True
-                if self._smallest is None:
+            if clock() >= started + seconds:
+                is_late = True
+                if smallest is None:
                     raise _Late
                 return  # while shrinking, an untried input does not count
-            self._answers[key] = self._attempt(drawn)
-        answer = self._answers[key]
+            answers[key] = attempt(drawn)
+        answer = answers[key]
         if answer is None or not (is_new or answer.broken):
             reject()  # one drawn again does not count as an example
         target(answer.noise, label="noise")
         if answer.broken:
-            self._smallest = drawn  # Hypothesis ends with the smallest
+            smallest = drawn  # Hypothesis ends with the smallest
             raise _BrokenError
 
-    def result(self) -> InputSearch:
-        return InputSearch(
-            tried=sum(answer is not None for answer in self._answers.values()),
-            seconds=self._clock() - self._started,
-            smallest=self._smallest,
-            late=self._late,
-        )
+    with suppress(_BrokenError, _Late, Unsatisfiable):
+        try_input()
+    tried = sum(answer is not None for answer in answers.values())
+    return InputSearch(tried=tried, seconds=clock() - started, smallest=smallest, late=is_late)

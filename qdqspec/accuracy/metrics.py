@@ -212,19 +212,14 @@ def evaluate(
         return _of_own(name, own[name], outputs, labels, output)
     tally = tally_named(name)
     assert tally is not None  # require_metric has verified it
-    return _counted(tally, outputs, labels, output)
-
-
-def _counted(tally: Tally, outputs: Batches, labels: Array, output: str | None) -> Score:
-    """Score batch by batch, so that outputs need not be in memory together."""
     tally.require(labels)
     done = 0
-    for batch in outputs:
-        name = _named(batch, next(iter(batch)) if output is None else output)
-        scores = batch[name]
+    for batch in outputs:  # so that outputs need not be in memory together
+        scored = _named(batch, next(iter(batch)) if output is None else output)
+        scores = batch[scored]
         if scores.ndim < 2:
             raise DataError(
-                f"output '{name}' has shape {list(scores.shape)}, which are no class scores a sample",
+                f"output '{scored}' has shape {list(scores.shape)}, which are no class scores a sample",
                 cure="name the output with the scores",
             )
         chosen = labels[done : done + len(scores)]
@@ -254,52 +249,45 @@ def _of_own(name: str, metric: Metric, outputs: Batches, labels: Array, output: 
     for batch in outputs:
         for one in batch if output is None else (_named(batch, output),):
             parts.setdefault(one, []).append(batch[one])
-    gathered = {one: _joined(values, len(labels)) for one, values in parts.items()}
+    gathered: dict[str, Array] = {}
+    for one, values in parts.items():
+        shapes = {(value.shape[1:], value.dtype) for value in values if value.ndim}
+        if len(shapes) == 1 and all(v.ndim for v in values) and sum(map(len, values)) == len(labels):
+            gathered[one] = np.concatenate(values)
+        else:  # the first axis does not count samples: an array of arrays, one for each feed
+            gathered[one] = np.empty(len(values), dtype=object)
+            for index, value in enumerate(values):
+                gathered[one][index] = value
+    shapes_text = ", ".join(
+        f"{one} {len(values)} arrays, the first {list(values[0].shape)}"
+        if values.dtype == object and len(values)  # an array for each feed
+        else f"{one} {list(values.shape)}"
+        for one, values in gathered.items()
+    )
+    cure = (
+        f"it is called with outputs by name ({shapes_text}) and labels {list(labels.shape)}, and must return one "
+        "number"
+    )
     given = labels.view()
     given.flags.writeable = False  # the same labels are used again
     try:
-        value: object = metric(gathered, given)
+        result: object = metric(gathered, given)
     except Exception as error:  # any error of the caller's code is reported by its name and position
-        raise DataError(
-            f"metric '{name}' raised {type(error).__name__}: {error}",
-            where=raising_line(error, metric),
-            cure=_called(gathered, labels),
-        ) from error
-    if isinstance(value, np.ndarray) and value.ndim == 0:
-        value = value.item()
-    if isinstance(value, numbers.Real):
-        return Score(value=float(value), samples=len(labels))
-    kind = f"an array of shape {list(value.shape)}" if isinstance(value, np.ndarray) else repr(value)[:40]
-    raise DataError(f"metric '{name}' gave {kind}, and one number is wanted", cure=_called(gathered, labels))
-
-
-def _joined(values: list[Array], samples: int) -> Array:
-    """Concatenated along the first axis if that counts samples, else an array of arrays, one for each feed."""
-    shapes = {(value.shape[1:], value.dtype) for value in values if value.ndim}
-    if len(shapes) == 1 and all(v.ndim for v in values) and sum(map(len, values)) == samples:
-        return np.concatenate(values)
-    apart = np.empty(len(values), dtype=object)
-    for index, value in enumerate(values):
-        apart[index] = value
-    return apart
+        what = f"metric '{name}' raised {type(error).__name__}: {error}"
+        raise DataError(what, where=raising_line(error, metric), cure=cure) from error
+    if isinstance(result, np.ndarray) and result.ndim == 0:
+        result = result.item()
+    if isinstance(result, numbers.Real):
+        return Score(value=float(result), samples=len(labels))
+    kind = f"an array of shape {list(result.shape)}" if isinstance(result, np.ndarray) else repr(result)[:40]
+    raise DataError(f"metric '{name}' gave {kind}, and one number is wanted", cure=cure)
 
 
 def raising_line(error: Exception, function: Callable[..., object]) -> str | None:
     """The last executed line in the file of a function that the caller wrote."""
     own = getattr(getattr(function, "__code__", None), "co_filename", None)
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if own is None or f.filename == own]
-    return f"{frames[-1].filename}:{frames[-1].lineno}" if own is not None and frames else None
-
-
-def _called(outputs: Mapping[str, Array], labels: Array) -> str:
-    """The arguments of a metric, for messages to its author."""
-    shapes = ", ".join(
-        f"{name} {len(values)} arrays, the first {list(values[0].shape)}"
-        if values.dtype == object and len(values)  # an array for each feed
-        else f"{name} {list(values.shape)}"
-        for name, values in outputs.items()
-    )
-    return f"it is called with outputs by name ({shapes}) and labels {list(labels.shape)}, and must return one number"
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == own]
+    return f"{own}:{lines[-1]}" if lines else None
 
 
 @dataclass
@@ -373,7 +361,16 @@ class Scores:
         used = [first[output]] if output in first else [*first.values()]
         every = chain([first], runs)
         if all(value.ndim and len(value) == data.batch for value in used):
-            return _first_samples(every, data.samples, data.batch), data.samples
+
+            def without_padding() -> Iterator[Mapping[str, Array]]:
+                for number, found in enumerate(every):
+                    left = min(data.batch, data.samples - number * data.batch)
+                    yield {
+                        name: value[:left] if value.ndim and len(value) == data.batch else value
+                        for name, value in found.items()
+                    }
+
+            return without_padding(), data.samples
         if data.samples < data.batch:
             raise DataError(
                 f"{count_text(data.samples, 'sample')} do not fill a batch of {data.batch}, and the outputs are not "
@@ -425,18 +422,6 @@ class Scores:
             lines = source_lines(spec.read_text(encoding="utf-8", errors="replace"))
             line = next((number for number, text in enumerate(lines, 1) if metric in text), None)
         return str(spec) if line is None else f"{spec}:{line}"
-
-
-def _first_samples(
-    outputs: Iterable[Mapping[str, Array]], samples: int, batch: int
-) -> Iterator[Mapping[str, Array]]:
-    """The outputs of the first ``samples`` samples, without the padding of the last batch."""
-    for number, found in enumerate(outputs):
-        left = min(batch, samples - number * batch)
-        yield {
-            name: value[:left] if value.ndim and len(value) == batch else value
-            for name, value in found.items()
-        }
 
 
 def accuracy_evidence(metric: str, reference: Score, tuned: Score) -> AccuracyEvidence:

@@ -1,10 +1,12 @@
-"""The shapes and types of a model's inputs in one case."""
+"""The shapes and types of a model's inputs in one case, and the domain in which a search looks for inputs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 import onnx
@@ -69,10 +71,24 @@ def resolve_shapes(model: Model, inputs: Inputs, profile: int = 0) -> dict[str, 
     """
     declared, batch = inputs.profiles[profile].opt(), inputs.batch
     require_inputs(model, inputs, profile)
+    own: dict[str, tuple[int | None, ...]] = {}
     for name in model.inputs:
         _require_numbers(model, name)
-    own = {name: _own_shape(model, name, declared.get(name)) for name in model.inputs}
-    _check_batch(model, own, batch)
+        if (dims := model.shape(name)) is not None:
+            own[name] = tuple(None if dim is not None and dim < 0 else dim for dim in dims)
+        elif name in declared:
+            own[name] = (None,) * len(declared[name])
+        else:
+            cure = f"declare it in the spec: inputs: {{shapes: {{{name}: <a full shape>}}}}"
+            raise ModelError(f"input '{name}' has no known rank", where=model.where, cure=cure)
+    first = {name: shape[0] for name, shape in own.items() if shape}
+    if batch is not None and not any(dim in (None, batch) for dim in first.values()):
+        fixed = ", ".join(f"'{name}' at {dim}" for name, dim in first.items())
+        raise ModelError(
+            f"batch {batch} is asked for, but the model fixes the first dimension of {fixed or 'no input'}",
+            where=model.where,
+            cure="export the model with a dynamic batch, or take `batch` out of the matrix",
+        )
     wanted = {}
     for name, dims in own.items():
         wanted[name] = list(declared.get(name, dims))
@@ -81,10 +97,22 @@ def resolve_shapes(model: Model, inputs: Inputs, profile: int = 0) -> dict[str, 
         elif name not in declared and len(dims) > 1 and dims[0] is None:
             wanted[name][0] = 1
     _require_sizes(model, wanted)
-    return {
-        name: _allowed(model, name, own[name], tuple(dim for dim in dims if dim is not None))
-        for name, dims in wanted.items()
-    }
+    found = {name: tuple(dim for dim in dims if dim is not None) for name, dims in wanted.items()}
+    for name, shape in found.items():
+        if not allows(own[name], shape):
+            raise ModelError(
+                f"input '{name}' is declared with shape {list(shape)}, but the model has {shape_text(own[name])}",
+                where=model.where,
+                cure="declare in `inputs.shapes` (--shapes) a shape that the model accepts",
+            )
+        size = prod(shape) * _dtype(model, name).itemsize
+        if size > _LARGEST:
+            raise ModelError(
+                f"input '{name}' of shape {list(shape)} takes {size:,} bytes, more than {_LARGEST:,}",
+                where=model.where,
+                cure="declare a smaller shape, or export the model with one",
+            )
+    return found
 
 
 def with_named_dimensions(model: Model, inputs: Inputs) -> Inputs:
@@ -94,7 +122,29 @@ def with_named_dimensions(model: Model, inputs: Inputs) -> Inputs:
     the leading dimension of an input of rank two or more.
     """
     named = {name: named_dims(model, name) for name in model.inputs if model.shape(name)}
-    return replace(inputs, profiles=tuple(_with_named(profile, named) for profile in inputs.profiles))
+    profiles = []
+    for profile in inputs.profiles:
+        spans: dict[int | str | None, InputShape] = {}  # of one dimension, by its name
+        for name, span in profile.shapes.items():
+            for axis, dim in enumerate(named.get(name, ())[: len(span.opt)]):
+                if isinstance(dim, str):
+                    spans.setdefault(dim, _each(lambda dims, axis=axis: dims[axis : axis + 1], span))
+        declared = set(spans)
+        for dims in named.values():
+            if len(dims) > 1 and isinstance(dims[0], str):
+                spans.setdefault(dims[0], InputShape.of((1,)))
+        spans |= {
+            dim: InputShape.of((dim,)) for dims in named.values() for dim in dims if isinstance(dim, int)
+        }
+        found = {
+            name: _each(lambda *ones: sum(ones, ()), *(spans[dim] for dim in dims))
+            for name, dims in named.items()
+            if name not in profile.shapes
+            and all(dim in spans for dim in dims)
+            and (declared.intersection(dims) or (len(dims) == 1 and isinstance(dims[0], str)))
+        }
+        profiles.append(replace(profile, shapes={**profile.shapes, **found}))
+    return replace(inputs, profiles=tuple(profiles))
 
 
 def require_inputs(model: Model, inputs: Inputs, profile: int = 0) -> None:
@@ -114,11 +164,21 @@ def shape_profiles(model: Model, inputs: Inputs) -> tuple[ShapeProfile, ...]:
 
     Inputs of which only the leading dimension is dynamic have the shape that `resolve_shapes` gives them.
     """
+    found = []
     if inputs.batch is None:
-        return tuple(_completed(model, inputs, number) for number in range(len(inputs.profiles)))
+        for number, profile in enumerate(inputs.profiles):
+            dynamic = {
+                name for name in model.inputs if None in (model.shape(name) or ())
+            } - profile.shapes.keys()
+            try:
+                shapes = resolve_shapes(model, inputs, number) if dynamic else {}
+            except (ModelError, SpecError):  # reported where the shapes are needed
+                shapes = {}
+            more = {name: InputShape.of(shape) for name, shape in shapes.items() if name in dynamic}
+            found.append(replace(profile, shapes={**more, **profile.shapes}))
+        return tuple(found)
     own = resolve_shapes(model, inputs)
     fixed = {name: InputShape.of(shape) for name, shape in own.items()}
-    found = []
     for profile in inputs.profiles:  # declared ranges with the first dimension as resolved
         declared = {
             name: _each(lambda dims, first=own[name][:1]: (*first, *dims[1:]), span)
@@ -127,18 +187,6 @@ def shape_profiles(model: Model, inputs: Inputs) -> tuple[ShapeProfile, ...]:
         }
         found.append(replace(profile, shapes={**fixed, **declared}))
     return tuple(found)
-
-
-def _completed(model: Model, inputs: Inputs, number: int) -> ShapeProfile:
-    """A profile with shapes of the dynamic inputs that it does not have, unless one has to be declared."""
-    profile = inputs.profiles[number]
-    dynamic = {name for name in model.inputs if None in (model.shape(name) or ())} - profile.shapes.keys()
-    try:
-        found = resolve_shapes(model, inputs, number) if dynamic else {}
-    except (ModelError, SpecError):
-        return profile  # reported where the shapes are needed
-    more = {name: InputShape.of(shape) for name, shape in found.items() if name in dynamic}
-    return replace(profile, shapes={**more, **profile.shapes}) if more else profile
 
 
 def resized(feeds: Mapping[str, Array], shapes: Mapping[str, Shape]) -> dict[str, Array]:
@@ -161,26 +209,21 @@ def input_specs(
     model: Model, shapes: Mapping[str, Shape], profiles: Sequence[ShapeProfile] = ()
 ) -> dict[str, InputSpec]:
     """Dtype and shapes of each model input. Raises `ModelError` for an input that is not a numeric tensor."""
-    return {
-        name: InputSpec(
+    found = {}
+    for name in model.inputs:
+        rows = [
+            model.constants[node.inputs[0]].dims[node.number("axis", 0)]
+            for node in lookups(model, name)
+            if node.inputs[0] in model.constants and not node.scope  # a body may not run
+        ]
+        found[name] = InputSpec(
             dtype=_dtype(model, name),
             shape=tuple(shapes[name]),
-            rows=_rows(model, name),
+            rows=min(rows, default=None),
             ranges=tuple(profile.shapes[name] for profile in profiles if name in profile.shapes),
             own=model.shape(name),
         )
-        for name in model.inputs
-    }
-
-
-def _rows(model: Model, name: str) -> int | None:
-    """The rows of the smallest constant table; without those in bodies, which may not run."""
-    found = [
-        model.constants[node.inputs[0]].dims[node.number("axis", 0)]
-        for node in lookups(model, name)
-        if node.inputs[0] in model.constants and not node.scope
-    ]
-    return min(found, default=None)
+    return found
 
 
 def lookups(model: Model, name: str) -> Iterator[Node]:
@@ -203,56 +246,12 @@ def named_dims(model: Model, name: str) -> tuple[int | str | None, ...]:
     return tuple(dim.dim_value if dim.dim_value > 0 else dim.dim_param or None for dim in dims)
 
 
-def _with_named(profile: ShapeProfile, named: Mapping[str, tuple[int | str | None, ...]]) -> ShapeProfile:
-    spans: dict[int | str | None, InputShape] = {}  # of one dimension, by its name
-    for name, span in profile.shapes.items():
-        for axis, dim in enumerate(named.get(name, ())[: len(span.opt)]):
-            if isinstance(dim, str):
-                spans.setdefault(dim, _each(lambda dims, axis=axis: dims[axis : axis + 1], span))
-    declared = set(spans)
-    for dims in named.values():
-        if len(dims) > 1 and isinstance(dims[0], str):
-            spans.setdefault(dims[0], InputShape.of((1,)))
-    spans |= {dim: InputShape.of((dim,)) for dims in named.values() for dim in dims if isinstance(dim, int)}
-    found = {
-        name: _each(lambda *ones: sum(ones, ()), *(spans[dim] for dim in dims))
-        for name, dims in named.items()
-        if name not in profile.shapes
-        and all(dim in spans for dim in dims)
-        and (declared.intersection(dims) or (len(dims) == 1 and isinstance(dims[0], str)))
-    }
-    return replace(profile, shapes={**profile.shapes, **found}) if found else profile
-
-
 def _each(change: Callable[..., Shape], *spans: InputShape) -> InputShape:
     """The smallest, usual and largest shape, each changed from those of the spans."""
     return InputShape(
         min=change(*(span.min for span in spans)),
         opt=change(*(span.opt for span in spans)),
         max=change(*(span.max for span in spans)),
-    )
-
-
-def _own_shape(model: Model, name: str, declared: Shape | None) -> tuple[int | None, ...]:
-    own = model.shape(name)
-    if own is not None:
-        return tuple(None if dim is not None and dim < 0 else dim for dim in own)
-    if declared is not None:
-        return (None,) * len(declared)
-    cure = f"declare it in the spec: inputs: {{shapes: {{{name}: <a full shape>}}}}"
-    raise ModelError(f"input '{name}' has no known rank", where=model.where, cure=cure)
-
-
-def _check_batch(model: Model, own: Mapping[str, tuple[int | None, ...]], batch: int | None) -> None:
-    """Verify that a batch applies to an input: one with a dynamic first dimension, or with that value."""
-    first = {name: shape[0] for name, shape in own.items() if shape}
-    if batch is None or any(dim in (None, batch) for dim in first.values()):
-        return
-    fixed = ", ".join(f"'{name}' at {dim}" for name, dim in first.items())
-    raise ModelError(
-        f"batch {batch} is asked for, but the model fixes the first dimension of {fixed or 'no input'}",
-        where=model.where,
-        cure="export the model with a dynamic batch, or take `batch` out of the matrix",
     )
 
 
@@ -275,24 +274,6 @@ def _require_sizes(model: Model, wanted: Mapping[str, Sequence[int | None]]) -> 
     )
 
 
-def _allowed(model: Model, name: str, own: tuple[int | None, ...], shape: Shape) -> Shape:
-    """The shape. Raises `ModelError` if the model does not take it, or if the array would be too large."""
-    if not allows(own, shape):
-        raise ModelError(
-            f"input '{name}' is declared with shape {list(shape)}, but the model has {shape_text(own)}",
-            where=model.where,
-            cure="declare in `inputs.shapes` (--shapes) a shape that the model accepts",
-        )
-    size = prod(shape) * _dtype(model, name).itemsize
-    if size > _LARGEST:
-        raise ModelError(
-            f"input '{name}' of shape {list(shape)} takes {size:,} bytes, more than {_LARGEST:,}",
-            where=model.where,
-            cure="declare a smaller shape, or export the model with one",
-        )
-    return shape
-
-
 def _dtype(model: Model, name: str) -> np.dtype[np.generic]:
     return onnx.helper.tensor_dtype_to_np_dtype(_require_numbers(model, name))
 
@@ -310,3 +291,113 @@ def _require_numbers(model: Model, name: str) -> int:
         where=model.where,
         cure="cut the part that reads it off the model",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """All values from ``low`` to ``high``."""
+
+    low: float
+    high: float
+
+    def __contains__(self, value: float) -> bool:
+        return self.low <= value <= self.high
+
+    def nearest(self, value: float) -> float:
+        """The value, or the nearest bound."""
+        return min(max(value, self.low), self.high)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AxisRange:
+    """One dimension: from ``least`` to ``most``. Axes of one ``name`` are equally long."""
+
+    least: int
+    most: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputDomain:
+    """One input: its ``shapes`` by profile, the range ``known`` from data, and the range to be ``tried``."""
+
+    name: str
+    dtype: np.dtype[np.generic]
+    shapes: tuple[tuple[AxisRange, ...], ...]
+    known: Span
+    tried: Span
+
+    @property
+    def is_float(self) -> bool:
+        """Whether it takes floating-point values, and not integers or truth values."""
+        return bool(np.issubdtype(self.dtype, np.floating))
+
+    @property
+    def smallest(self) -> float:
+        """The smallest number above zero of floating-point values."""
+        return float(np.nextafter(np.zeros((), self.dtype), 1))
+
+
+def input_domains(
+    model: Model,
+    specs: Mapping[str, InputSpec],
+    profiles: Iterable[ShapeProfile],
+    known: Mapping[str, Span],
+    *,
+    values: Mapping[str, Span],
+    beyond: float,
+) -> tuple[InputDomain, ...]:
+    """The domain of each input: ``profiles`` give the shapes, ``known`` the ranges seen in data.
+
+    ``values`` are the ranges allowed by a spec. Without one, integers, which may be indices, stay within the known
+    range, and floats extend it ``beyond`` times. Raises `SpecError` for a name in ``values`` that is not an input.
+    """
+    if unknown := [name for name in values if name not in specs]:
+        near = did_you_mean(unknown[0], [*specs])
+        raise SpecError(
+            f"`search.values` names '{unknown[0]}', which is no input of the model{near}",
+            where=model.where,
+            cure=f"its inputs: {', '.join(specs)}",
+        )
+    shaped, found = tuple(profiles), []
+    for name, spec in specs.items():
+        wide = known[name]
+        if np.issubdtype(spec.dtype, np.floating):
+            largest = float(np.finfo(spec.dtype).max)  # type: ignore[type-var]  # it is one of floats
+            middle, half = (wide.low + wide.high) / 2, (wide.high - wide.low) / 2 * beyond
+            wide = Span(max(middle - half, -largest), min(middle + half, largest))
+        shapes, dims = [], dict(enumerate(named_dims(model, name)))
+        for profile in shaped:
+            span, axes = profile.shapes.get(name) or InputShape.of(spec.shape), []
+            for index, (low, high) in enumerate(zip(span.min, span.max, strict=True)):
+                own = dims.get(index)
+                # axes without a name are equally long if they are declared with the same bounds
+                axis = own if isinstance(own, str) else f"{index} {low} {high}"
+                axes.append(AxisRange(least=low, most=high, name=axis))
+            shapes.append(tuple(axes))
+        tried = values.get(name) or wide
+        found.append(
+            InputDomain(name=name, dtype=spec.dtype, shapes=tuple(shapes), known=known[name], tried=tried)
+        )
+    return tuple(found)
+
+
+def spans_of(feeds: Iterable[Mapping[str, Array]]) -> dict[str, Span]:
+    """The smallest and the largest finite value of each input in all feeds; zero twice if an input has none."""
+    found: dict[str, Span] = {}
+    for feed in feeds:
+        for name, array in feed.items():
+            old = found.get(name, Span(math.inf, -math.inf))
+            values = array[np.isfinite(array)]
+            if values.size:
+                low, high = float(values.min()), float(values.max())
+                old = Span(min(old.low, low), max(old.high, high))
+            found[name] = old
+    return {name: span if span.low <= span.high else Span(0.0, 0.0) for name, span in found.items()}
+
+
+class InputResult(NamedTuple):
+    """Messages of the limits that an input breaks, and its noise, which the search maximizes."""
+
+    broken: tuple[str, ...]
+    noise: float

@@ -12,11 +12,11 @@ import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, TypeAlias
+from typing import IO, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -25,10 +25,6 @@ from qdqspec._core.arrays import Array
 from qdqspec._core.registry import did_you_mean
 from qdqspec.errors import DataError
 from qdqspec.types import Data, DataSource, ImageRules
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
 
 IMAGE_SUFFIXES = frozenset({
     ".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".webp", ".avif", ".jp2", ".ppm", ".pgm", ".tif", ".tiff",
@@ -67,31 +63,28 @@ Arrays: TypeAlias = dict[str, Member]  # by the name of the input, or `LABELS`
 def _image(file: Path, name: str, rules: ImageRules) -> Member:
     """One image as an array of one sample: float32, or uint8 if the pixels are not changed."""
     channels, (height, width) = 1 if rules.colors == "gray" else 3, rules.size
+    is_plain = rules.scale == 1 and set(rules.mean) == {0.0} and set(rules.std) == {1.0}
+
+    def samples(_: Member) -> Iterator[Array]:
+        pixels = _pixels(file, rules)
+        sample: Array = pixels[..., ::-1] if rules.colors == "bgr" else pixels
+        if not is_plain:
+            mean, std = np.array(rules.mean, np.float32), np.array(rules.std, np.float32)
+            sample = (sample.astype(np.float32) * np.float32(rules.scale) - mean) / std
+        yield np.ascontiguousarray(sample if rules.layout == "nhwc" else np.moveaxis(sample, -1, 0))
+
     return Member(
         file=file,
         name=name,
         shape=(1, channels, height, width) if rules.layout == "nchw" else (1, height, width, channels),
-        dtype=np.dtype(np.uint8 if _is_plain(rules) else np.float32),
-        read=lambda _: iter([_transformed(_pixels(file, rules), rules)]),
+        dtype=np.dtype(np.uint8 if is_plain else np.float32),
+        read=samples,
         is_image=True,
     )
 
 
-def _transformed(pixels: npt.NDArray[np.uint8], rules: ImageRules) -> Array:
-    if rules.colors == "bgr":
-        pixels = pixels[..., ::-1]
-    sample: Array = pixels
-    if not _is_plain(rules):
-        mean, std = np.array(rules.mean, np.float32), np.array(rules.std, np.float32)
-        sample = (pixels.astype(np.float32) * np.float32(rules.scale) - mean) / std
-    return np.ascontiguousarray(sample if rules.layout == "nhwc" else np.moveaxis(sample, -1, 0))
-
-
-def _is_plain(rules: ImageRules) -> bool:
-    return rules.scale == 1 and set(rules.mean) == {0.0} and set(rules.std) == {1.0}
-
-
 def _pixels(file: Path, rules: ImageRules) -> npt.NDArray[np.uint8]:
+    """The pixels [row, column, channel], scaled to ``resize`` or to cover ``size``, and cut from the centre."""
     try:
         from PIL import Image, ImageOps
     except ImportError:
@@ -103,37 +96,24 @@ def _pixels(file: Path, rules: ImageRules) -> npt.NDArray[np.uint8]:
     try:
         with Image.open(file) as opened:
             # An EXIF orientation is the intended one, which every viewer applies.
-            image = _in_bytes(ImageOps.exif_transpose(opened)).convert(_MODES[rules.colors])
+            image = ImageOps.exif_transpose(opened)
+            if image.mode.startswith("I;16"):  # Pillow's own conversion clips these at 255
+                image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+            elif image.mode in ("I", "F"):
+                raise ValueError(f"its pixels of mode {image.mode} have no known range")
+            image = image.convert(_MODES[rules.colors])
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(f"the image cannot be read ({error})", where=file, cure="take it out") from None
-    pixels = np.asarray(_fitted(image, rules), dtype=np.uint8)
-    return pixels[..., None] if pixels.ndim == 2 else pixels
-
-
-def _in_bytes(image: Image) -> Image:
-    """The image with 8 bits a channel. Pillow's own conversion of 16 bits clips them at 255."""
-    from PIL import Image as Pillow
-
-    if image.mode.startswith("I;16"):
-        return Pillow.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    if image.mode in ("I", "F"):
-        raise ValueError(f"its pixels of mode {image.mode} have no known range")
-    return image
-
-
-def _fitted(image: Image, rules: ImageRules) -> Image:
-    """Scaled so that it covers ``size``, or to ``resize``, and cut from the centre."""
-    from PIL import Image as Pillow
-
     height, width = rules.size
     if rules.resize is None:
         factor = max(width / image.width, height / image.height)
     else:
         factor = rules.resize / min(image.width, image.height)
     scaled = max(round(image.width * factor), width), max(round(image.height * factor), height)
-    image = image.resize(scaled, Pillow.Resampling.BILINEAR)
+    image = image.resize(scaled, Image.Resampling.BILINEAR)
     left, top = (image.width - width) // 2, (image.height - height) // 2
-    return image.crop((left, top, left + width, top + height))
+    pixels = np.asarray(image.crop((left, top, left + width, top + height)), dtype=np.uint8)
+    return pixels[..., None] if pixels.ndim == 2 else pixels
 
 
 _HOW = "write it with numpy.savez(path, input_name=array), one array per model input"
@@ -152,7 +132,12 @@ def _stored_rows(member: Member) -> Iterator[Array]:
         return np.frombuffer(data, member.dtype)
 
     count, size = member.shape[0], member.row_bytes
-    with _reading(member.file, member.name), _opened(member) as stream:
+    with _reading(member.file, member.name), ExitStack() as opened:
+        if member.is_npy:
+            stream: IO[bytes] = opened.enter_context(member.file.open("rb"))
+        else:
+            archive = opened.enter_context(zipfile.ZipFile(member.file))
+            stream = opened.enter_context(archive.open(f"{member.name}.npy"))
         _, is_fortran, _ = _header(stream, member.file, member.name)
         if is_fortran:
             whole = read(size * count, 0).reshape(member.shape, order="F")
@@ -160,16 +145,6 @@ def _stored_rows(member: Member) -> Iterator[Array]:
             return
         for row in range(count):
             yield read(size, row).reshape(member.shape[1:])
-
-
-@contextmanager
-def _opened(member: Member) -> Iterator[IO[bytes]]:
-    if member.is_npy:
-        with member.file.open("rb") as stream:
-            yield stream
-    else:
-        with zipfile.ZipFile(member.file) as archive, archive.open(f"{member.name}.npy") as inside:
-            yield inside
 
 
 def read_members(file: Path) -> Arrays:
@@ -349,7 +324,14 @@ def read_arrays(source: DataSource, names: Collection[str]) -> list[Arrays]:
         raise DataError("it is an image, and no transform is given", where=image, cure=_ADVICE)
     else:
         found = _arrays(files, names, mapped)
-    found = [_renamed(arrays, mapped) for arrays in found]
+    taken = set(mapped.values())
+    for number, arrays in enumerate(found):
+        if missing := sorted(taken - set(arrays)):
+            what = f"`names` refers to array '{missing[0]}', which is not there"
+            file = next(iter(arrays.values())).file
+            raise DataError(what, where=file, cure=f"its arrays: {', '.join(arrays)}")
+        others = {name: member for name, member in arrays.items() if name not in taken}
+        found[number] = {**others, **{name: arrays[array] for name, array in mapped.items()}}
     if isinstance(source, Data) and source.labels is not None:
         found[0][LABELS] = _labels(source.labels)
         for arrays in found[1:]:
@@ -365,18 +347,15 @@ def _of_folder(path: Path, *, is_image: bool) -> list[Path]:
             return wanted
     if not is_image and any(_is_image(file) for file in files):
         raise DataError("this folder holds images, and no transform is given", where=path, cure=_ADVICE)
-    if form := _glob_below(path, is_image=is_image):
-        raise DataError("its files are in folders of it", where=path, cure=f"name them with a glob: {form}")
-    what = f"this folder holds no {'image' if is_image else '.npz or .npy file'}"
-    raise DataError(what, where=path, cure="put the samples there")
-
-
-def _glob_below(path: Path, *, is_image: bool) -> str | None:
-    """A form of data with the files in folders of a folder; ``None`` if there are none."""
-    suffixes = {file.suffix.lower() for file in path.rglob("*") if file.is_file()}
-    if not is_image and (found := [suffix for suffix in (".npz", ".npy") if suffix in suffixes]):
-        return f"{path}/**/*{found[0]}"
-    return f"{{images: '{path}/**/*', size: 224}}" if suffixes & IMAGE_SUFFIXES else None
+    below = {file.suffix.lower() for file in path.rglob("*") if file.is_file()}
+    if not is_image and (arrays := [suffix for suffix in (".npz", ".npy") if suffix in below]):
+        glob_below = f"{path}/**/*{arrays[0]}"
+    elif below & IMAGE_SUFFIXES:
+        glob_below = f"{{images: '{path}/**/*', size: 224}}"
+    else:
+        what = f"this folder holds no {'image' if is_image else '.npz or .npy file'}"
+        raise DataError(what, where=path, cure="put the samples there")
+    raise DataError("its files are in folders of it", where=path, cure=f"name them with a glob: {glob_below}")
 
 
 def _is_image(file: Path) -> bool:
@@ -398,17 +377,6 @@ def _arrays(files: Sequence[Path], names: Collection[str], mapped: Mapping[str, 
             parts[0][LABELS] = read_npy(file, LABELS)
         return [*found, *parts]
     return [*found, {file.stem: read_npy(file, file.stem) for file in single}]
-
-
-def _renamed(arrays: Arrays, mapped: Mapping[str, str]) -> Arrays:
-    """The arrays under the names of the inputs that they are for."""
-    taken = set(mapped.values())
-    if missing := sorted(taken - set(arrays)):
-        what = f"`names` refers to array '{missing[0]}', which is not there"
-        file = next(iter(arrays.values())).file
-        raise DataError(what, where=file, cure=f"its arrays: {', '.join(arrays)}")
-    others = {name: member for name, member in arrays.items() if name not in taken}
-    return {**others, **{name: arrays[array] for name, array in mapped.items()}}
 
 
 def _labels(file: Path) -> Member:

@@ -8,8 +8,15 @@
 
 from __future__ import annotations
 
-from qdqspec.checks.base import ByteSize, Check, CheckParams, RequestingCheck, require_a_limit
-from qdqspec.checks.verdicts import unmeasured, verdict
+from qdqspec.checks.base import (
+    ByteSize,
+    Check,
+    CheckParams,
+    RequestingCheck,
+    require_a_limit,
+    unmeasured,
+    verdict,
+)
 from qdqspec.types import Evidence, Section, Verdict
 from qdqspec.types.requests import FigureRequest, ScoreRequest
 

@@ -1,16 +1,29 @@
-"""The interface of a check: typed parameters in the spec, the evidence that it requests, and a verdict."""
+"""The interface of a check: typed parameters in the spec, the evidence that it requests, and parts of verdicts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Annotated, Any, ClassVar, Protocol, TypeVar, cast
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, NamedTuple, Protocol, TypeVar, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from qdqspec._core.config.hooks import owner_of
 from qdqspec._core.registry import resolve
+from qdqspec._core.units import plain
+from qdqspec.errors import QdqspecError
 from qdqspec.spec.fields import Number
-from qdqspec.types import Case, CheckSpec, Evidence, EvidenceKind, Severity, Verdict
+from qdqspec.types import (
+    ERROR_TITLE,
+    Case,
+    CheckSpec,
+    Evidence,
+    EvidenceKind,
+    Outcome,
+    Section,
+    Severity,
+    Verdict,
+)
 from qdqspec.types.requests import BaselineRequest, Request, ScoreRequest
 
 AnyRequest = TypeVar("AnyRequest")
@@ -126,3 +139,95 @@ def longest_match(names: Iterable[str], target: str) -> str | None:
         if target == name or (target.startswith(f"{name}-") and len(name) >= len(owner))
     ]
     return max(fits, key=len) if fits else None
+
+
+_LONGEST = 400  # characters of a line of an error's text
+WIDTH = 79  # a headline is a summary line of pytest and a heading of reports
+
+
+def verdict(
+    outcome: Outcome,
+    headline: str,
+    *sections: Section,
+    numbers: Mapping[str, float] | None = None,
+    advice: str = "",
+    command: str = "",
+) -> Verdict:
+    """A verdict with the headline cut to one line; numbers that are not finite are omitted."""
+    finite = {name: float(value) for name, value in (numbers or {}).items() if math.isfinite(value)}
+    return Verdict(
+        outcome=outcome,
+        headline=plain(headline, WIDTH),
+        sections=sections,
+        numbers=finite,
+        advice="" if outcome == "pass" else advice,
+        command=command,
+    )
+
+
+class LimitResult(NamedTuple):
+    """A limit of a check that was compared: the headline, whether it holds, and its table row without the verdict."""
+
+    headline: str
+    holds: bool
+    row: tuple[str, ...]
+
+
+def verdict_of_limits(
+    limits: Sequence[LimitResult], *sections: Section, numbers: Mapping[str, float], advice: str
+) -> Verdict:
+    """Pass if each limit holds. The headline states the first broken limit, else the first limit."""
+    broken = [limit for limit in limits if not limit.holds]
+    budget = Section(
+        title="Budget",
+        headers=("metric", "value", "budget", "verdict"),
+        rows=tuple((*limit.row, "pass" if limit.holds else "fail") for limit in limits),
+    )
+    decisive = broken[0] if broken else limits[0]
+    outcome: Outcome = "fail" if broken else "pass"
+    return verdict(outcome, decisive.headline, budget, *sections, numbers=numbers, advice=advice)
+
+
+def raised(error: Exception) -> Verdict:
+    """The verdict of a check whose data, metric or backend raised an error."""
+    kind, what, cure = f"{type(error).__name__}: ", str(error), ""
+    if isinstance(error, QdqspecError):
+        kind, what, cure = "", error.what, error.cure or ""
+    text = "\n".join(plain(line, _LONGEST) for line in str(error).splitlines() if line.strip())
+    return verdict(
+        "fail",
+        f"not judged: {plain(kind + what, _LONGEST)}",
+        Section(title=ERROR_TITLE, text=kind + text),
+        advice=cure,
+    )
+
+
+def timed_out(limit: str, known: Verdict | None = None) -> Verdict:
+    """The verdict of a check that was not decided within the run's time limit; ``known`` is its state at the limit."""
+    return verdict(
+        "inconclusive",
+        f"not decided within the time limit of {limit}",
+        *(() if known is None else (Section(title="Known by then", text=known.headline), *known.sections)),
+        numbers={} if known is None else known.numbers,
+        advice="Run it again: it continues where this run stopped. Or raise --qdq-time-limit.",
+    )
+
+
+def unmeasured(what: str, advice: str) -> Verdict:
+    """The verdict of a check whose evidence is missing."""
+    return verdict("inconclusive", f"{what}: nothing to judge", advice=advice)
+
+
+def untimed(what: str, evidence: Evidence) -> Verdict:
+    """The verdict of a check of times in a run that takes none."""
+    if evidence.status == "untimed":
+        return unmeasured(
+            f"no {what}: selected by coverage, not timed",
+            "Time it on a machine with the device: tune with --start-from this scheme, or --qdq-mode=measure.",
+        )
+    return unmeasured(f"no {what} was measured, as in mode 'verify'", "Run without --qdq-mode=verify.")
+
+
+def is_unchanged(evidence: Evidence) -> bool:
+    """Whether the search selected the reference itself."""
+    return evidence.search is not None and evidence.search.unchanged

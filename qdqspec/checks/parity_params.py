@@ -213,7 +213,11 @@ class ParityParams(CheckParams, ParityLimits):
         """
         chosen = {out.name: out for out in self.chosen(outputs) if out.compared}
         sqnr, cosine = dict.fromkeys(chosen, self.min_sqnr_db), dict.fromkeys(chosen, self.min_cosine)
-        most = {name: self._most_difference(out) for name, out in chosen.items()}
+        most: dict[str, float | None] = {}
+        for name, out in chosen.items():
+            steps = self.max_steps
+            of_steps = None if steps is None or not out.max_steps else steps * out.max_abs / out.max_steps
+            most[name] = min((each for each in (self.max_abs, of_steps) if each is not None), default=None)
         names, words = list[str](), list[str]()
         for name, option, others, limits in (
             ("snr", "--snr-threshold", f":{-_WORST:g}", sqnr),
@@ -227,12 +231,6 @@ class ParityParams(CheckParams, ParityLimits):
         exact = ["--rtol", "0", "--check-error-stat", "max"] if "simple" in names else []
         return ["--compare", *names, *words, *exact] if names else []
 
-    def _most_difference(self, out: TensorParity) -> float | None:
-        """The largest difference that an output may have by `max_abs` and `max_steps`."""
-        steps = self.max_steps
-        of_steps = None if steps is None or not out.max_steps else steps * out.max_abs / out.max_steps
-        return min((most for most in (self.max_abs, of_steps) if most is not None), default=None)
-
     @property
     def _leading(self) -> Limit | None:
         return next((limit for limit in LIMITS if getattr(self, limit.param) is not None), None)
@@ -243,18 +241,14 @@ class ParityParams(CheckParams, ParityLimits):
         return TopK(k=self.top_k, axis=self.class_axis)
 
     def chosen(self, outputs: tuple[TensorParity, ...]) -> list[TensorParity]:
-        """The outputs that the check applies to, the worst first."""
+        """The outputs that the check applies to, the worst first: unequal ones and those with NaN, then by SQNR."""
         globs = self.outputs or ("*",)
         named = (out for out in outputs if any(fnmatchcase(out.name, glob) for glob in globs))
-        return sorted(named, key=_error_order)
+        return sorted(
+            named, key=lambda out: out.sqnr_db if out.matches and not math.isnan(out.sqnr_db) else -math.inf
+        )
 
     def asks(self, limit: Limit) -> bool:
         """Whether any of its limits is this one."""
         every = (self, self.quantization, self.runtime)
         return any(limits and getattr(limits, limit.param) is not None for limits in every)
-
-
-def _error_order(out: TensorParity) -> tuple[bool, float]:
-    """Sort key, the worst output first: unequal outputs and outputs with NaN, then by SQNR."""
-    lost = math.isnan(out.sqnr_db) or not out.matches
-    return not lost, 0.0 if lost else out.sqnr_db

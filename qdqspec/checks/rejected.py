@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qdqspec._core.units import count_text, db_text, interval_text, list_text, ms_text, plain, ratio_text
-from qdqspec.types import KernelComparison, RejectedCandidate, SearchResult, Section
+from qdqspec.types import Evidence, KernelComparison, RejectedCandidate, SearchResult, Section
 
 SLOWER, UNPROVED = "slower", "gain not proved"  # reasons of candidates within the limits
 HEADERS = {  # and whether the column is of numbers
@@ -105,3 +105,46 @@ def unfused_text(kernels: KernelComparison) -> str:
         what = "kernel with quantized inputs runs" if left == 1 else "kernels with quantized inputs run"
         parts.append(f"{left} {what} in float ({plain(ops)}): no integer kernel for these types")
     return ", ".join(parts)
+
+
+def _faster_below_limit(search: SearchResult) -> int:
+    """The number of candidates that are faster than the selected model, and below the SQNR limit."""
+    least = search.limits.min_sqnr_db
+    own = next((trial for trial in search.trials if trial.placement == search.winner), None)
+    bound = 1.0 if search.unchanged or own is None or own.ratio is None else own.ratio
+    faster = [t for t in search.trials if t.ok and not t.subgraph and t.ratio is not None and t.ratio < bound]
+    found = {t.placement.digest: t.sqnr_db if t.all_data_db is None else t.all_data_db for t in faster}
+    # everything quantized may have been timed by the confirmation alone
+    found |= {one.placement: one.sqnr_db for one in search.rejected if one.ratio.median < bound}
+    return sum(db is not None and least is not None and db < least for db in found.values())
+
+
+def faster_advice(evidence: Evidence, otherwise: str, *, gap: float = 1.0, far: float = 1.5) -> str:
+    """Advice on how the model may become faster by the factor ``gap`` it lacks; ``otherwise`` ends the sentence.
+
+    More candidates of the same space do not close a gap of ``far`` and more.
+    """
+    search = evidence.search
+    if search is None:
+        return f"Tune the model again, or {otherwise}."
+    if gap >= far:
+        unchanged = f"The model is unchanged ({plain(search.reason)}). " if search.unchanged else ""
+        return (
+            f"{unchanged}It would have to be {gap:.1f}x faster still; other placements rarely gain so much. "
+            f"`qdqspec explain` shows the time of each layer. Use another backend, device or number format, or "
+            f"{otherwise}."
+        )
+    tried = f"{count_text(search.built, 'candidate')} built, {search.failed} failed"
+    rules = evidence.case.patterns
+    ways = ["allow more patterns"] if rules.allow or rules.deny or rules.exclude else []
+    if below := _faster_below_limit(search):
+        ways.append(f"lower tune.min_sqnr_db ({count_text(below, 'faster candidate')} below it)")
+    if search.ended_by:  # else more builds would not be used
+        limits = {"build": "tune.trials", "run": "--qdq-time-limit"}
+        name = next((name for word, name in limits.items() if word in search.ended_by), "tune.minutes")
+        ways.append(f"raise {name}" if search.unchanged else f"raise {name} ({tried})")
+    advice = f"{', '.join(ways or ['use another number format'])}, or {otherwise}."
+    advice = advice[0].upper() + advice[1:]
+    return (
+        f"The model is unchanged ({plain(search.reason)}; {tried}). {advice}" if search.unchanged else advice
+    )

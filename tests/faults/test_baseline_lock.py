@@ -6,12 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from qdqspec.checks.baseline.store import read_baseline
+from qdqspec.checks.baselines import read_baseline
 
 RENEWING = """
 import sys
 from pathlib import Path
-from qdqspec.checks.baseline.store import Entry, RoleTimes, update_baseline
+from qdqspec.checks.baselines import Entry, RoleTimes, update_baseline
 from qdqspec.types import Interval
 entry = Entry(
     ratio=Interval(median=0.5, low=0.4, high=0.6),

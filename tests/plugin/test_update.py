@@ -7,7 +7,7 @@ import json
 import pytest
 from baseline_entries import entry_of
 
-from qdqspec.checks.baseline.store import read_baseline, update_baseline
+from qdqspec.checks.baselines import read_baseline, update_baseline
 
 SPEC = """\
 qdqspec: 1
@@ -24,7 +24,7 @@ import os
 import pytest
 from pathlib import Path
 from fake_session import FakeSession
-from qdqspec.checks.baseline.store import Entry, Renewal, baseline_file, read_baseline
+from qdqspec.checks.baselines import Entry, Renewal, baseline_file, read_baseline
 from qdqspec.types import DeviceKey
 
 ENTRY = Path(__file__).with_name("entry.json").read_text()

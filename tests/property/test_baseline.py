@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqspec.checks.baseline.store import Baseline, Entry, RoleTimes, read_baseline, update_baseline
+from qdqspec.checks.baselines import Baseline, Entry, RoleTimes, read_baseline, update_baseline
 from qdqspec.errors import StateError
 from qdqspec.types import Interval
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qdqspec.checks.baseline.store import Entry, RoleTimes
+from qdqspec.checks.baselines import Entry, RoleTimes
 from qdqspec.types import Interval
 
 

@@ -27,8 +27,16 @@ from qdqspec.app.report.write import format_named
 from qdqspec.app.session.study import _read as read_study
 from qdqspec.backends.tensorrt.layers import parse_layers, read_profile, read_times
 from qdqspec.backends.trtexec.log import read_log
-from qdqspec.checks.baseline.compare import Conditions, differences, judge_change, why_incomparable
-from qdqspec.checks.baseline.store import Entry, RoleTimes, read_baseline, update_baseline
+from qdqspec.checks.baselines import (
+    Conditions,
+    Entry,
+    RoleTimes,
+    differences,
+    judge_change,
+    read_baseline,
+    update_baseline,
+    why_incomparable,
+)
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.regions.expressions import parse
 from qdqspec.qdq.scheme.cache import read_cache

@@ -9,19 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from qdqspec._core.arrays import Array, Floats
 from qdqspec.accuracy.corrections.layers import LinearLayer, find_layers
-from qdqspec.accuracy.corrections.problem import CorrectionTask, IsOver, Problem
 from qdqspec.qdq.edit.biases import biased_layer
 from qdqspec.qdq.quantize.corrections import weight_key
 from qdqspec.qdq.quantize.formats import QuantParams, number_format
 from qdqspec.qdq.quantize.scales import dequantize, quantize
 from qdqspec.types import Consumer, Site
+
+if TYPE_CHECKING:
+    from qdqspec.accuracy.corrections.find import CorrectionTask, IsOver, Problem
 
 
 class Means(NamedTuple):
@@ -43,10 +45,20 @@ def correct_biases(task: CorrectionTask, problem: Problem, is_over: IsOver, samp
         if is_able and biased is not None and all(other.tensor != biased.bias for other in task.sites):
             of_layer.setdefault(site.tensor, []).append(site)
     chosen = [layers[name] for name in of_layer]
+    by_end = {
+        (site.tensor, end): site for site in reversed(task.sites) if not site.weight for end in site.consumers
+    }
+    pairs: dict[str, QuantParams] = {}  # of the quantized inputs, the first format of several
+    for layer in chosen:
+        pair = by_end.get((layer.source, Consumer(layer.node.name, 0)))
+        if pair is not None and not (
+            number_format(pair.format).dynamic or number_format(pair.format).at_run_time
+        ):
+            pairs[layer.weight] = numbers.params(pair)
     sources = list(dict.fromkeys(layer.source for layer in chosen))
     observed = task.observe(model, sources, islice(problem.judge.feeds(), samples))
     biases = dict(numbers.corrections.biases)
-    for layer, fit, held_out in observed_means(chosen, observed, _pairs(task, problem, chosen), is_over):
+    for layer, fit, held_out in observed_means(chosen, observed, pairs, is_over):
         weight = model.array(layer.weight)
         for site in of_layer[layer.weight]:
             integers = numbers.integer_weight(site)
@@ -57,19 +69,6 @@ def correct_biases(task: CorrectionTask, problem: Problem, is_over: IsOver, samp
         return problem
     other = problem.with_numbers(replace(numbers.corrections, biases=biases))
     return problem.choose("bias", other, len(biases))
-
-
-def _pairs(task: CorrectionTask, problem: Problem, layers: Iterable[LinearLayer]) -> dict[str, QuantParams]:
-    """The parameters of each layer's quantized input, by its weight; the first format of several."""
-    sites = [site for site in reversed(task.sites) if not site.weight]
-    by_end = {(site.tensor, end): site for site in sites for end in site.consumers}
-    found: dict[str, QuantParams] = {}
-    for layer in layers:
-        site = by_end.get((layer.source, Consumer(layer.node.name, 0)))
-        fmt = None if site is None else number_format(site.format)
-        if site is not None and fmt is not None and not (fmt.dynamic or fmt.at_run_time):
-            found[layer.weight] = problem.numbers.params(site)
-    return found
 
 
 def observed_means(

@@ -9,14 +9,14 @@ the factors that it has by the other samples.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from qdqspec._core.arrays import Array, Floats
-from qdqspec.accuracy.corrections.problem import CorrectionTask, IsOver, Problem
 from qdqspec.graph.model import Model
 from qdqspec.qdq.edit.equalize import (
     Absorber,
@@ -29,7 +29,9 @@ from qdqspec.qdq.edit.equalize import (
     products_of,
 )
 
-MOST = 10  # the largest exponent
+if TYPE_CHECKING:
+    from qdqspec.accuracy.corrections.find import CorrectionTask, IsOver, Problem
+
 _STEPS = 255  # of an activation
 _TINY = 1e-30
 
@@ -82,11 +84,13 @@ def chosen_equalizations(
     observed: Callable[[Sequence[str]], Iterable[Mapping[str, Array]]],
     least_gain: float = 0.1,
     rounds: int = 4,
+    most: int = 10,
 ) -> list[tuple[Chain, Equalization]]:
     """The chains whose estimated noise some factors reduce by the share ``least_gain`` and more, with these.
 
     ``observed`` gives the values of tensors. Where a weight has one scale, its channels depend on those of the chains
-    before and behind: more ``rounds`` over all chains find better factors, and take longer.
+    before and behind: more ``rounds`` over all chains find better factors, and take longer. Exponents are at most
+    ``most``: larger ones equalize channels that have hardly any values too, and leave less of the range of floats.
     """
     if not chains:
         return []
@@ -95,10 +99,26 @@ def chosen_equalizations(
     scaling = ScaledValues(model)
     exponents = [np.zeros(chain.channels, np.int64) for chain in chains]
     are_tied = any(a.weight.tensor not in weights.per_channel for chain in chains for a in chain.absorbers)
+    observed_chains = [
+        (chain, own)
+        for chain, own in zip(chains, exponents, strict=True)
+        if all(absorber.source in statistics for absorber in chain.absorbers)
+    ]
     for _ in range(rounds if are_tied else 1):
-        for chain, own in zip(chains, exponents, strict=True):
-            more = _chosen(chain, own, statistics, weights, scaling, least_gain)
-            if more is not None and np.abs(own + more).max() <= MOST and scaling.add(chain.by(more)):
+        for chain, own in observed_chains:
+            even, judged, every = (
+                [
+                    _Layer.of(a, statistics[a.source][part], own, chain, weights, scaling)
+                    for a in chain.absorbers
+                ]
+                for part in range(3)
+            )
+            noise = [sum(layer.noise(added) for layer in judged) for added in _candidates(even, most)]
+            least = sum(layer.noise(np.zeros(chain.channels)) for layer in judged) * (1 - least_gain)
+            if not noise or min(noise) >= least:
+                continue
+            more = _candidates(every, most)[int(np.argmin(noise))].astype(np.int64)
+            if np.abs(own + more).max() <= most and scaling.add(chain.by(more)):
                 own += more
     together = ScaledValues(model)
     changes = [(chain, chain.by(own)) for chain, own in zip(chains, exponents, strict=True) if own.any()]
@@ -130,52 +150,28 @@ def _statistics(chains: Iterable[Chain], observed: Iterable[Mapping[str, Array]]
     return {source: parts for source, parts in found.items() if parts[:, 3].all()}
 
 
-def _chosen(
-    chain: Chain,
-    before: npt.NDArray[np.int64],
-    statistics: Mapping[str, Floats],
-    weights: WeightSteps,
-    scaling: ScaledValues,
-    least_gain: float,
-) -> npt.NDArray[np.int64] | None:
-    """The best exponents on top of those ``before``; ``None`` if none reduces the estimated noise enough."""
-    if not all(absorber.source in statistics for absorber in chain.absorbers):
-        return None
+def _candidates(
+    layers: Sequence[_Layer],
+    most: int,
+    shares: Sequence[float] = (0.25, 0.5, 0.75, 1.0),
+    limits: Sequence[int] = (1, 2, 3, 4),
+) -> list[Floats]:
+    """Exponents to try, in the same order for any samples; none if no channel has values and weights.
 
-    def layers(part: int) -> list[_Layer]:
-        return [
-            _Layer.of(a, statistics[a.source][part], before, chain, weights, scaling) for a in chain.absorbers
-        ]
-
-    even, judged, every = (layers(part) for part in range(3))
-    by_even = _candidates(even)
-    least = sum(layer.noise(np.zeros(chain.channels)) for layer in judged) * (1 - least_gain)
-    noise = [sum(layer.noise(exponents) for layer in judged) for exponents in by_even]
-    if not noise or min(noise) >= least:
-        return None
-    return _candidates(every)[int(np.argmin(noise))].astype(np.int64)
-
-
-def _candidates(layers: Sequence[_Layer]) -> list[Floats]:
-    """Exponents to try, in the same order for any samples; none if no channel has values and weights."""
+    They move ``shares`` of the ranges into the weights, or limit ranges to so many powers of two below the largest:
+    more of either find better factors, and take the time of an estimate each.
+    """
     ranges = np.max([np.maximum(layer.high, -layer.low) for layer in layers], axis=0)
     columns = np.max([layer.largest.max(axis=0) for layer in layers], axis=0)
     is_used = (ranges > 0) & (columns > 0)
     if not is_used.any():
         return []
-    return [
-        np.clip(np.rint(np.where(is_used, wanted, 0.0)), -MOST, MOST)
-        for wanted in _options(np.log2(ranges + _TINY), np.log2(columns + _TINY), is_used)
-    ]
-
-
-def _options(ranges: Floats, columns: Floats, is_used: npt.NDArray[np.bool_]) -> Iterator[Floats]:
-    """Exponents before they are rounded, from binary logarithms: by shares, and by limits below the largest range."""
-    for share in (0.25, 0.5, 0.75, 1.0):
-        wanted = (1 - share) * columns - share * ranges
-        yield wanted - np.median(wanted[is_used])
-    for limit in (1, 2, 3, 4):
-        yield np.minimum(ranges[is_used].max() - limit - ranges, 0.0)
+    ranges, columns, wanted = np.log2(ranges + _TINY), np.log2(columns + _TINY), list[Floats]()
+    for share in shares:
+        exponents = (1 - share) * columns - share * ranges
+        wanted.append(exponents - np.median(exponents[is_used]))
+    wanted += [np.minimum(ranges[is_used].max() - limit - ranges, 0.0) for limit in limits]
+    return [np.clip(np.rint(np.where(is_used, exponents, 0.0)), -most, most) for exponents in wanted]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

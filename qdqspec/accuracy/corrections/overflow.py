@@ -187,9 +187,17 @@ def observed_limits(
         for weight, layer in layers.items():
             value = values.get(layer.source)
             if value is not None and value.size:
-                parts = _runs(layer, value) if np.isfinite(value).all() else ()
-                runs[weight] += [InputMaxima.of(rows) for rows in parts]
-                lost |= set() if parts else {weight}
+                parts: list[_Floats] = []  # inputs that a run of a kernel quantizes together
+                if layer.node.op_type == "LSTM" and layer.source == layer.node.outputs[0]:
+                    # Hidden states (step, direction, batch, state): each step is a run.
+                    if value.ndim == 4 and value.shape[1] == layer.groups:
+                        parts = list(value.astype(np.float32).transpose(0, 2, 1, 3))
+                elif (rows := layer.rows(value)) is not None:
+                    parts = [rows]
+                if not parts or not np.isfinite(value).all():
+                    lost.add(weight)
+                else:
+                    runs[weight] += map(InputMaxima.of, parts)
     return {
         weight: SumLimit(
             layer=layer,
@@ -200,13 +208,3 @@ def observed_limits(
         )
         for weight, layer in layers.items()
     }
-
-
-def _runs(layer: LinearLayer, value: Array) -> Sequence[_Floats]:
-    """Inputs as (row, group, channel) by run of a kernel, which quantizes them together; none for another shape."""
-    if layer.node.op_type == "LSTM" and layer.source == layer.node.outputs[0]:
-        # Hidden states (step, direction, batch, state): those of one step are quantized together.
-        is_fitting = value.ndim == 4 and value.shape[1] == layer.groups
-        return list(value.astype(np.float32).transpose(0, 2, 1, 3)) if is_fitting else ()
-    rows = layer.rows(value)
-    return () if rows is None else [rows]

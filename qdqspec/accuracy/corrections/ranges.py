@@ -8,13 +8,16 @@ grows by the factor of the margin only. Narrower are ranges without the rarest v
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from qdqspec.accuracy.corrections.problem import CorrectionTask, IsOver, Problem, Ranges, is_gain
 from qdqspec.graph.model import Model
 from qdqspec.graph.ops import copies_values, is_default, is_nearest
 from qdqspec.qdq.quantize.corrections import Corrections
 from qdqspec.qdq.quantize.ranges import TensorRange, tie_ranges
 from qdqspec.types import Method
+
+if TYPE_CHECKING:
+    from qdqspec.accuracy.corrections.find import CorrectionTask, IsOver, Problem, Ranges
 
 NARROW: Method = "percentile"  # the best method on SqueezeNet, the second best on a face detector
 _BOUNDED = frozenset({"Clip", "HardSigmoid", "Sigmoid", "Softmax", "Softsign", "Tanh"})
@@ -37,7 +40,7 @@ def choose_ranges(task: CorrectionTask, problem: Problem, is_over: IsOver, margi
         if is_over():
             break
         other = problem.with_numbers(corrections(by_even[method], factor))
-        if is_gain(other.errors, best.errors):
+        if other.gains_over(best):
             best, chosen = other, (method, factor)
     if best is before:
         return problem

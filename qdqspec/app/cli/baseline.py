@@ -19,7 +19,7 @@ from qdqspec.app.cli.output import FINE, WANTING, answer, complain
 from qdqspec.errors import ConfigError, StateError
 
 if TYPE_CHECKING:
-    from qdqspec.checks.baseline.store import Entry, Figure, Name
+    from qdqspec.checks.baselines import Entry, Figure, Name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ def baseline(arguments: argparse.Namespace) -> int:
 
 
 def _find_files(paths: list[Path]) -> Iterator[Path]:
-    from qdqspec.checks.baseline.store import FOLDER, find_baselines
+    from qdqspec.checks.baselines import FOLDER, find_baselines
 
     for path in paths:
         if is_spec(path) and path.is_file():
@@ -79,7 +79,7 @@ def _find_files(paths: list[Path]) -> Iterator[Path]:
 
 
 def _read_entries(file: Path, settings: Settings) -> Iterator[Kept]:
-    from qdqspec.checks.baseline.store import read_baseline
+    from qdqspec.checks.baselines import read_baseline
 
     known = read_baseline(file)
     if known is None:
@@ -95,7 +95,7 @@ def _read_entries(file: Path, settings: Settings) -> Iterator[Kept]:
 def _entries_asked_for(file: Path, settings: Settings) -> frozenset[Name] | None:
     """The entries used by the spec of a baseline: none if it is gone, ``None`` if only Python can determine it."""
     from qdqspec.checks.base import baseline_entries
-    from qdqspec.checks.baseline.store import FOLDER
+    from qdqspec.checks.baselines import FOLDER
 
     if file.absolute().parent.parent.name != FOLDER:
         return None
@@ -107,7 +107,7 @@ def _entries_asked_for(file: Path, settings: Settings) -> frozenset[Name] | None
 
 
 def _prune(obsolete: list[Kept]) -> None:
-    from qdqspec.checks.baseline.store import update_baseline
+    from qdqspec.checks.baselines import update_baseline
 
     for file in sorted({kept.file for kept in obsolete}):
         update_baseline(file, "", {}, [kept.name for kept in obsolete if kept.file == file])

@@ -17,7 +17,7 @@ from qdqspec._core.config import Settings
 from qdqspec._core.config.declared import check_option
 from qdqspec._core.registry import resolve
 from qdqspec.checks.base import Check, requested
-from qdqspec.checks.baseline.store import FOLDER
+from qdqspec.checks.baselines import FOLDER
 from qdqspec.errors import ConfigError, DataError, ModelError
 from qdqspec.graph.model import load_model
 from qdqspec.types import Case, CheckSpec, Data, DataSource

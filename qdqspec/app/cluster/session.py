@@ -29,7 +29,7 @@ from qdqspec.app.report.record import record_from_json
 from qdqspec.app.session import Session
 from qdqspec.app.session.session import case_key
 from qdqspec.backends.base import Availability
-from qdqspec.checks.baseline.store import Renewal
+from qdqspec.checks.baselines import Renewal
 from qdqspec.errors import ConfigError, QdqspecError
 from qdqspec.timing.lock import RunLock
 from qdqspec.timing.store import MANIFEST

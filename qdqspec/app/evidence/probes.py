@@ -27,7 +27,7 @@ from qdqspec._core.config import hooks
 from qdqspec._core.files import write_whole
 from qdqspec._core.registry import resolve
 from qdqspec.accuracy.compare import OutputComparison, SampleOutputs, Typical, compare_outputs, typical_of
-from qdqspec.accuracy.domain import InputResult, Span, input_domains, spans_of
+from qdqspec.accuracy.shapes import InputResult, Span, input_domains, spans_of
 from qdqspec.accuracy.sources import npz_bytes, read_beside, read_members
 from qdqspec.app.evidence.parity import SideBySide, both_models
 from qdqspec.app.preparation.cached import MODEL

@@ -61,7 +61,7 @@ def receive(config: pytest.Config, worker_output: dict[str, Any]) -> None:
         state.received.append(record_from_json(json.loads(sent["record"])))
         state.annotations += sent["annotations"]
     if sent["renewals"]:
-        from qdqspec.checks.baseline.store import Renewal
+        from qdqspec.checks.baselines import Renewal
 
         state.renewals += [from_data(Renewal, data) for data in sent["renewals"]]
 

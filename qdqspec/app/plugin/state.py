@@ -14,7 +14,7 @@ from qdqspec.types import Case, CaseRecord, Evidence, RunRecord
 
 if TYPE_CHECKING:
     from qdqspec.app.session import Session
-    from qdqspec.checks.baseline.store import Name, Renewal
+    from qdqspec.checks.baselines import Name, Renewal
 
 CaseName: TypeAlias = tuple[str, str]  # of a spec and a case
 

@@ -26,7 +26,7 @@ from qdqspec.errors import QdqspecError
 from qdqspec.types import RunRecord
 
 if TYPE_CHECKING:
-    from qdqspec.checks.baseline.store import Name, Renewal
+    from qdqspec.checks.baselines import Name, Renewal
 
 
 def header(config: pytest.Config, items: Sequence[pytest.Item]) -> str | None:
@@ -84,7 +84,7 @@ def find_obsolete(config: pytest.Config, selected: Sequence[CheckItem]) -> None:
         folder = spec.parent / "__baselines__" / cases[0].spec_name
         if counts[spec] == sum(len(case.checks) for case in cases) and folder.is_dir():
             from qdqspec.checks.base import baseline_entries
-            from qdqspec.checks.baseline.store import obsolete_entries
+            from qdqspec.checks.baselines import obsolete_entries
 
             state_of(config).obsolete.update(obsolete_entries(folder, baseline_entries(cases)))
 
@@ -96,7 +96,7 @@ def write_baselines(config: pytest.Config) -> None:
     dropping = bool(state.obsolete) and settings_of(config).update == "all"
     devices = {file: "" for file, _ in state.obsolete} if dropping else {}
     for file, device in sorted((devices | {new.file: new.device for new in renewals}).items()):
-        from qdqspec.checks.baseline.store import update_baseline
+        from qdqspec.checks.baselines import update_baseline
 
         put = [renewal for renewal in renewals if renewal.file == file]
         dropped = sorted(name for other, name in state.obsolete if other == file) if dropping else []

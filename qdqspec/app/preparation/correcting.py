@@ -20,10 +20,17 @@ import numpy as np
 from qdqspec._core.arrays import Feed
 from qdqspec._core.units import count_text
 from qdqspec.accuracy.corrections.equalization import WeightSteps, chosen_equalizations
-from qdqspec.accuracy.corrections.find import FoundCorrections, find_corrections, read_found
+from qdqspec.accuracy.corrections.find import (
+    MIN_SAMPLES,
+    CorrectionTask,
+    FoundCorrections,
+    Judge,
+    Ranges,
+    find_corrections,
+    read_found,
+)
 from qdqspec.accuracy.corrections.layers import find_layers
 from qdqspec.accuracy.corrections.overflow import PairMaxima, SumLimit, observed_limits
-from qdqspec.accuracy.corrections.problem import MIN_SAMPLES, CorrectionTask, Judge, Ranges
 from qdqspec.accuracy.corrections.ranges import NARROW
 from qdqspec.accuracy.rehearsal import RehearsalRefusedError
 from qdqspec.app.preparation.auxiliary_runs import open_observer, reference_runtime

@@ -19,18 +19,23 @@ from qdqspec._core.config import Settings
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.preparation.timing import Measure
 from qdqspec.checks.base import requested
-from qdqspec.checks.baseline.compare import (
+from qdqspec.checks.baselines import (
     Conditions,
+    Entry,
+    Name,
+    Renewal,
+    RoleTimes,
+    baseline_file,
     changes,
     differences,
     figures_elsewhere,
     history_of,
     is_stale,
     judge_change,
+    read_baseline,
     rules_of,
     why_incomparable,
 )
-from qdqspec.checks.baseline.store import Entry, Name, Renewal, RoleTimes, baseline_file, read_baseline
 from qdqspec.errors import StateError
 from qdqspec.timing.change import Builds, BuildTimes, builds_of, change_between, ratio_interval, ratio_times
 from qdqspec.types import Case, Clock, DeviceKey, LatencyEvidence, RegressionEvidence, Samples, TimeChange

@@ -23,8 +23,8 @@ from qdqspec.accuracy.rehearsal import (
     RehearsedEngine,
     Subject,
     find_sensitivities,
-    sites_of,
 )
+from qdqspec.accuracy.switches import sites_of
 from qdqspec.app.preparation.auxiliary_runs import reference_runtime
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.errors import BackendError, DataError, PlacementError

@@ -30,8 +30,8 @@ from qdqspec.app.session.study import AnyStrategy, Study
 from qdqspec.app.session.work import CaseWork
 from qdqspec.backends.base import Availability
 from qdqspec.backends.isolation.isolated import Isolated
-from qdqspec.checks.baseline.store import Renewal
-from qdqspec.checks.verdicts import raised
+from qdqspec.checks.base import raised
+from qdqspec.checks.baselines import Renewal
 from qdqspec.errors import ConfigError, StateError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.qdq.read.import_qdq import import_placement

@@ -25,9 +25,8 @@ from qdqspec.app.preparation.prepare import Prepared, output_of, prepare
 from qdqspec.app.preparation.resources import Resources
 from qdqspec.app.session.gate import Gate, damaged_baselines, gate_of
 from qdqspec.app.session.pipeline import find_winner, measure_winner
-from qdqspec.checks.base import AnyRequest, Check, needs_of, requested, requests_of
-from qdqspec.checks.baseline.store import Renewal
-from qdqspec.checks.verdicts import timed_out
+from qdqspec.checks.base import AnyRequest, Check, needs_of, requested, requests_of, timed_out
+from qdqspec.checks.baselines import Renewal
 from qdqspec.errors import QdqspecError, StateError
 from qdqspec.graph.model import load_model, require_path
 from qdqspec.graph.regions.folding import fold_graph

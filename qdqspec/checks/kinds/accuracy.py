@@ -9,8 +9,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import model_validator
 
 from qdqspec._core.units import metric_text, percent_text, plain, share_text, texts_apart
-from qdqspec.checks.base import CheckParams, require_a_limit
-from qdqspec.checks.verdicts import LimitResult, unmeasured, verdict_of_limits
+from qdqspec.checks.base import CheckParams, LimitResult, require_a_limit, unmeasured, verdict_of_limits
 from qdqspec.spec.fields import MetricLimits
 from qdqspec.types import SLACK, AccuracyEvidence, Evidence, EvidenceKind, Interval, Section, Verdict
 from qdqspec.types.requests import Request, ScoreRequest
@@ -55,6 +54,16 @@ class AccuracyCheck:
                 f"no {plain(params.evidence_key, 40)} was measured",
                 "Give labelled data in inputs.evaluation: one array per input, and one with the labels.",
             )
+        if params.min is not None and measured.reference < params.min - SLACK:
+            own = metric_text(params.metric, measured.reference)
+            advice = f"The reference itself has {own}: lower the minimum, or give a max_drop against it."
+        else:
+            is_held = evidence.search is not None and evidence.search.accuracy is not None
+            first = "Exclude" if is_held else "Give the search the same limit (tune.accuracy), exclude"
+            advice = (
+                f"{first} the most sensitive nodes (patterns.nodes.exclude), try another quantize.calibration, or "
+                "accept a lower limit."
+            )
         return verdict_of_limits(
             _limits(params, measured),
             _measured(params, measured),
@@ -64,20 +73,8 @@ class AccuracyCheck:
                 "drop": measured.reference - measured.tuned,
                 "samples": measured.samples,
             },
-            advice=_advice(params, measured, evidence),
+            advice=advice,
         )
-
-
-def _advice(params: AccuracyParams, measured: AccuracyEvidence, evidence: Evidence) -> str:
-    if params.min is not None and measured.reference < params.min - SLACK:
-        own = metric_text(params.metric, measured.reference)
-        return f"The reference itself has {own}: lower the minimum, or give a max_drop against it."
-    is_held = evidence.search is not None and evidence.search.accuracy is not None
-    first = "Exclude" if is_held else "Give the search the same limit (tune.accuracy), exclude"
-    return (
-        f"{first} the most sensitive nodes (patterns.nodes.exclude), try another quantize.calibration, or accept a "
-        "lower limit."
-    )
 
 
 def _limits(params: AccuracyParams, measured: AccuracyEvidence) -> list[LimitResult]:
@@ -118,6 +115,7 @@ def _measured(params: AccuracyParams, measured: AccuracyEvidence) -> Section:
         ("reference", metric_text(params.metric, measured.reference)),
         ("tuned", metric_text(params.metric, measured.tuned)),
     ]
+    resolution = ""
     if measured.lost is not None and measured.gained is not None:
         drop = drop_interval(measured.lost, measured.gained, measured.samples)
         facts += [
@@ -125,23 +123,17 @@ def _measured(params: AccuracyParams, measured: AccuracyEvidence) -> Section:
             ("became right", str(measured.gained)),
             ("drop on similar data (95 %)", f"{percent_text(drop.low)} to {percent_text(drop.high)}"),
         ]
+        step = 1 / measured.samples
+        resolution = f"One sample of {measured.samples} is {100 * step:.2g} %"
+        if params.max_drop is not None and params.max_drop < step - SLACK:
+            resolution += f": within {share_text(params.max_drop)} no sample may be lost"
+        resolution += "."
     return Section(
         title=f"Measured on {measured.samples} samples",
         headers=tuple(name for name, _ in facts),
         rows=(tuple(value for _, value in facts),),
-        text=_resolution(params, measured),
+        text=resolution,
     )
-
-
-def _resolution(params: AccuracyParams, measured: AccuracyEvidence) -> str:
-    """The change of the metric per sample, if the metric counts samples."""
-    if measured.lost is None:
-        return ""
-    step = 1 / measured.samples
-    sentence = f"One sample of {measured.samples} is {100 * step:.2g} %"
-    if params.max_drop is not None and params.max_drop < step - SLACK:
-        return f"{sentence}: within {share_text(params.max_drop)} no sample may be lost."
-    return f"{sentence}."
 
 
 check = AccuracyCheck()

@@ -7,8 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 
 from qdqspec._core.units import count_text, plain, share_text
-from qdqspec.checks.base import CheckParams, as_list
-from qdqspec.checks.verdicts import unmeasured, verdict
+from qdqspec.checks.base import CheckParams, as_list, unmeasured, verdict
 from qdqspec.spec.fields import Fraction
 from qdqspec.spec.kinds import BackendName
 from qdqspec.types import BuildEvidence, Evidence, EvidenceKind, Section, Verdict
@@ -18,7 +17,6 @@ _ADVICE = (
     "Allow more operators or a lower SQNR, or lower min_8bit. `qdqspec explain` names the kernels in float."
 )
 _SHOWN = 600  # characters of the backend's reason
-
 
 Names = Annotated[tuple[str, ...], BeforeValidator(as_list, json_schema_input_type=str | list[str])]
 
@@ -66,11 +64,34 @@ class BuildsCheck:
             )
         wrong = [build for build in builds if _problem_text(params, build)]
         decisive = min(wrong or builds, key=lambda build: (not build.refused, build.share or 0.0))
+        counted = [build for build in builds if build.share is not None]
+        least = min(counted, key=lambda build: build.share or 0.0, default=None)
+        targets = ", ".join(build.target for build in builds if build.target)
+        narrow = f", {least.narrow} of {least.heavy} heavy kernels in 8 bits" if least else ""
+        built = f"builds{f' for {targets}' if targets else f' with {params.backend}'}{narrow}; nothing ran"
+        rows = tuple(
+            (
+                build.target or "-",
+                "refused" if build.refused else "built",
+                "" if build.refused else str(build.kernels),
+                "" if build.share is None else f"{build.narrow} of {build.heavy}",
+            )
+            for build in builds
+        )
         return verdict(
             "fail" if wrong else "pass",
-            _problem_text(params, decisive) or _headline_text(params, builds),
-            *_build_sections(builds),
-            numbers={f"8bit.{build.target}": build.share for build in builds if build.share is not None},
+            _problem_text(params, decisive) or built,
+            Section(
+                title=f"Builds ({count_text(len(builds), 'build')})",
+                headers=("for", "result", "kernels", "in 8 bits"),
+                rows=rows,
+            ),
+            *(
+                Section(title=f"Refusal for {one.target or one.backend}", text=plain(one.refused, _SHOWN))
+                for one in builds
+                if one.refused
+            ),
+            numbers={f"8bit.{build.target}": build.share for build in counted if build.share is not None},
             advice=decisive.cure or _ADVICE,
         )
 
@@ -88,36 +109,6 @@ def _problem_text(params: BuildsParams, build: BuildEvidence) -> str:
         return ""
     least = share_text(params.min_8bit)
     return f"only {build.narrow} of {build.heavy} heavy kernels compute in 8 bits{at}; asked {least}"
-
-
-def _headline_text(params: BuildsParams, builds: list[BuildEvidence]) -> str:
-    targets = ", ".join(build.target for build in builds if build.target)
-    counts = [build for build in builds if build.share is not None]
-    least = min(counts, key=lambda build: build.share or 0.0, default=None)
-    narrow = f", {least.narrow} of {least.heavy} heavy kernels in 8 bits" if least else ""
-    return f"builds{f' for {targets}' if targets else f' with {params.backend}'}{narrow}; nothing ran"
-
-
-def _build_sections(builds: list[BuildEvidence]) -> tuple[Section, ...]:
-    rows = tuple(
-        (
-            build.target or "-",
-            "refused" if build.refused else "built",
-            "" if build.refused else str(build.kernels),
-            "" if build.share is None else f"{build.narrow} of {build.heavy}",
-        )
-        for build in builds
-    )
-    reasons = [
-        Section(title=f"Refusal for {build.target or build.backend}", text=plain(build.refused, _SHOWN))
-        for build in builds
-        if build.refused
-    ]
-    counted = count_text(len(builds), "build")
-    return (
-        Section(title=f"Builds ({counted})", headers=("for", "result", "kernels", "in 8 bits"), rows=rows),
-        *reasons,
-    )
 
 
 check = BuildsCheck()

@@ -21,8 +21,8 @@ from qdqspec._core.units import (
     plain,
     ratio_text,
 )
-from qdqspec.checks.base import CheckParams, Whole, longest_match
-from qdqspec.checks.verdicts import faster_advice, unmeasured, untimed, verdict
+from qdqspec.checks.base import CheckParams, Whole, longest_match, unmeasured, untimed, verdict
+from qdqspec.checks.rejected import faster_advice
 from qdqspec.spec.fields import Number, Positive
 from qdqspec.types import (
     Clock,
@@ -116,9 +116,17 @@ class LatencyCheck:
         latency = evidence.latency
         if latency is None or not latency.samples.get("tuned"):
             return untimed("latency", evidence)
+        target = plain(evidence.target)
         budget = budget_for(params.max_ms, evidence.target, evidence.device.key, params.percentile)
         if budget is None:
-            return _no_budget(params, evidence)
+            known = ", ".join(plain(name) for name in params.max_ms)
+            text = f"max_ms names {known}; this run is on {target} ({plain(evidence.device.key)})."
+            return verdict(
+                "inconclusive",
+                f"no budget for {plain(evidence.target, 30)} in max_ms",
+                Section(title="Budget", text=text),
+                advice=f"Add '{target}: <milliseconds>' (or '{ANY}: <milliseconds>') to max_ms.",
+            )
         count = max(len(latency.profiles), 1)
         if params.profile is not None and params.profile >= count:
             return unmeasured(
@@ -137,7 +145,36 @@ class LatencyCheck:
         if params.profile is not None and latency.profiles:
             where = f" at {plain(latency.profiles[params.profile].name, 40)}"
         limits = [_Limit.of(percent, allowed, runs, where) for percent, allowed in sorted(budget.items())]
-        return _verdict(limits, evidence, latency, clock)
+        order = ("pass", "inconclusive", "fail")
+        worst = max(limits, key=lambda limit: (order.index(limit.outcome), limit.over))
+        advice = faster_advice(evidence, "raise the budget", gap=worst.value / worst.allowed)
+        if worst.outcome == "inconclusive":
+            needed = (
+                f"takes at least {math.ceil(100 / (100 - worst.percent))} runs" if worst.percent < 100 else ""
+            )
+            enough = f"a p{worst.percent:g} {needed}" if needed else "no number of runs is enough"
+            advice = (
+                f"One slow run of {worst.runs} decides the result; {enough}. Use a lower percentile, or raise the "
+                "budget."
+            )
+        return verdict(
+            worst.outcome,
+            worst.headline,
+            Section(
+                title="Budget",
+                headers=("metric", "value", "budget", "difference", "clock", "target", "verdict"),
+                rows=tuple((f"{one.name} ms", *one.texts, clock, target, one.outcome) for one in limits),
+            ),
+            measured_section(latency, clock),
+            numbers={
+                "value_ms": worst.value,
+                "budget_ms": worst.allowed,
+                "over": worst.over,
+                "percentile": worst.percent,
+                **{f"p{limit.percent:g}_ms": limit.value for limit in limits},
+            },
+            advice=advice,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,70 +203,19 @@ class _Limit:
         return self.value / self.allowed - 1
 
     @property
-    def excess(self) -> str:
-        """The excess as text; a factor if it is ten times the budget or more."""
-        return percent_text(self.over) if self.over < 9 else f"{self.over + 1:.0f}x"
+    def texts(self) -> tuple[str, str, str]:
+        """Value, budget and excess; a factor if it is ten times the budget or more."""
+        excess = percent_text(self.over) if self.over < 9 else f"{self.over + 1:.0f}x"
+        return (*ms_texts_apart(self.value, self.allowed), excess)
 
     @property
     def headline(self) -> str:
         """The verdict on this percentile alone."""
-        shown, allowed = ms_texts_apart(self.value, self.allowed)
+        shown, allowed, excess = self.texts
         if self.outcome == "inconclusive":
             return f"{self.name} {shown} ms of {self.runs} runs: too few to judge against budget {allowed} ms"
         sign = "<=" if self.outcome == "pass" else ">"
-        return f"{self.name} {shown} ms {sign} budget {allowed} ms ({self.excess})"
-
-    def row(self, clock: Clock, target: str) -> tuple[str, ...]:
-        """Its row of the budget table."""
-        shown, allowed = ms_texts_apart(self.value, self.allowed)
-        return (f"{self.name} ms", shown, allowed, self.excess, clock, target, self.outcome)
-
-
-_WORST: dict[Outcome, int] = {"fail": 2, "inconclusive": 1, "pass": 0}
-
-
-def _verdict(limits: list[_Limit], evidence: Evidence, latency: LatencyEvidence, clock: Clock) -> Verdict:
-    worst = max(limits, key=lambda limit: (_WORST[limit.outcome], limit.over))
-    return verdict(
-        worst.outcome,
-        worst.headline,
-        Section(
-            title="Budget",
-            headers=("metric", "value", "budget", "difference", "clock", "target", "verdict"),
-            rows=tuple(limit.row(clock, plain(evidence.target)) for limit in limits),
-        ),
-        measured_section(latency, clock),
-        numbers={
-            "value_ms": worst.value,
-            "budget_ms": worst.allowed,
-            "over": worst.over,
-            "percentile": worst.percent,
-            **{f"p{limit.percent:g}_ms": limit.value for limit in limits},
-        },
-        advice=_advice(worst, evidence),
-    )
-
-
-def _advice(worst: _Limit, evidence: Evidence) -> str:
-    if worst.outcome == "inconclusive":
-        needed = math.ceil(100 / (100 - worst.percent)) if worst.percent < 100 else 0
-        enough = (
-            f"a p{worst.percent:g} takes at least {needed} runs" if needed else "no number of runs is enough"
-        )
-        start = f"One slow run of {worst.runs} decides the result; {enough}."
-        return f"{start} Use a lower percentile, or raise the budget."
-    return faster_advice(evidence, "raise the budget", gap=worst.value / worst.allowed)
-
-
-def _no_budget(params: LatencyParams, evidence: Evidence) -> Verdict:
-    known = ", ".join(plain(name) for name in params.max_ms)
-    target, device = plain(evidence.target), plain(evidence.device.key)
-    return verdict(
-        "inconclusive",
-        f"no budget for {plain(evidence.target, 30)} in max_ms",
-        Section(title="Budget", text=f"max_ms names {known}; this run is on {target} ({device})."),
-        advice=f"Add '{target}: <milliseconds>' (or '{ANY}: <milliseconds>') to max_ms.",
-    )
+        return f"{self.name} {shown} ms {sign} budget {allowed} ms ({excess})"
 
 
 def measured_section(latency: LatencyEvidence, clock: Clock) -> Section:

@@ -7,14 +7,12 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 
 from qdqspec._core.units import count_text, plain
-from qdqspec.checks.base import CheckParams, Switch, as_list
-from qdqspec.checks.verdicts import WIDTH, unmeasured, verdict
+from qdqspec.checks.base import WIDTH, CheckParams, Switch, as_list, unmeasured, verdict
 from qdqspec.spec.kinds import LintTargetName
-from qdqspec.types import Evidence, EvidenceKind, Finding, LintTarget, Section, Verdict
+from qdqspec.types import Evidence, EvidenceKind, Section, Verdict
 from qdqspec.types.requests import LintRequest, Request
 
 _SHOWN = 20  # findings in the table; `qdqspec lint` lists them all
-
 
 Targets = Annotated[
     tuple[LintTargetName, ...],
@@ -62,47 +60,38 @@ class LintCheck:
             for finding in evidence.lint[target]
             if finding.id not in params.ignore
         ]
-        notes = ((target, plain(evidence.lint_loads.get(target, ""))) for target in params.target)
-        rows = tuple(row for row in notes if row[1])
-        loads = [Section(title="Loads", headers=("target", "runtime"), rows=rows)] if rows else []
         severities = ("refused", "slow") if params.strict else ("refused",)
         wrong = [(target, finding) for target, finding in found if finding.severity in severities]
+        headline, advice = f"nothing {' or '.join(severities)}: {', '.join(params.target)}", ""
+        if wrong:
+            target, first = wrong[0]
+            effect = f"{target} {'refuses' if first.severity == 'refused' else 'is slow with'}"
+            sentence = f"{effect} {plain(first.node, 30) or 'the model'}: {plain(first.message)}"
+            tail = f" ({first.id})" + (f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else "")
+            headline = f"{plain(sentence, WIDTH - len(tail))}{tail}"
+            advice = f"{first.id}: {first.title}. To cure it: {first.cure}. `qdqspec lint` lists all."
+        listed = wrong or found
+        findings: list[tuple[str, ...]] = [
+            (target, f.id, f.severity, plain(f.node) or "(the model)", plain(f.message, 60))
+            for target, f in listed[:_SHOWN]
+        ]
+        if len(listed) > _SHOWN:
+            findings.append(("", "", "", f"and {count_text(len(listed) - _SHOWN, 'more finding')}", ""))
+        loads = [(target, plain(evidence.lint_loads.get(target, ""))) for target in params.target]
+        tables = (
+            ("Findings", ("target", "rule", "severity", "node", "what"), tuple(findings)),
+            ("Loads", ("target", "runtime"), tuple(row for row in loads if row[1])),
+        )
         return verdict(
             "fail" if wrong else "pass",
-            _headline_text(params, wrong),
-            *_findings_section(wrong or found),
-            *loads,
+            headline,
+            *(Section(title=title, headers=headers, rows=rows) for title, headers, rows in tables if rows),
             numbers={
                 severity: sum(f.severity == severity for _, f in found)
                 for severity in ("refused", "slow", "note")
             },
-            advice="".join(
-                f"{first.id}: {first.title}. To cure it: {first.cure}. `qdqspec lint` lists all."
-                for _, first in wrong[:1]
-            ),
+            advice=advice,
         )
-
-
-def _headline_text(params: LintParams, wrong: list[tuple[LintTarget, Finding]]) -> str:
-    if not wrong:
-        return f"nothing {'refused or slow' if params.strict else 'refused'}: {', '.join(params.target)}"
-    target, first = wrong[0]
-    more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-    effect = f"{target} {'refuses' if first.severity == 'refused' else 'is slow with'}"
-    tail = f" ({first.id}){more}"
-    sentence = f"{effect} {plain(first.node, 30) or 'the model'}: {plain(first.message)}"
-    return f"{plain(sentence, WIDTH - len(tail))}{tail}"
-
-
-def _findings_section(found: list[tuple[LintTarget, Finding]]) -> tuple[Section, ...]:
-    rows: list[tuple[str, ...]] = [
-        (target, f.id, f.severity, plain(f.node) or "(the model)", plain(f.message, 60))
-        for target, f in found[:_SHOWN]
-    ]
-    if len(found) > _SHOWN:
-        rows.append(("", "", "", f"and {count_text(len(found) - _SHOWN, 'more finding')}", ""))
-    headers = ("target", "rule", "severity", "node", "what")
-    return (Section(title="Findings", headers=headers, rows=tuple(rows)),) if rows else ()
 
 
 check = LintCheck()

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from qdqspec._core.units import count_text, db_text, pair_text, plain, seconds_text, share_text, texts_apart
 from qdqspec.accuracy.notes import NAME_WIDTH, slice_notes, slice_text
-from qdqspec.checks.base import CheckParams
+from qdqspec.checks.base import WIDTH, CheckParams, is_unchanged, unmeasured, verdict
 from qdqspec.checks.parity_params import (
     AGREEMENT,
     LIMITS,
@@ -21,7 +21,6 @@ from qdqspec.checks.parity_params import (
     broken,
     value_of,
 )
-from qdqspec.checks.verdicts import WIDTH, is_unchanged, unmeasured, verdict
 from qdqspec.types import (
     CulpritEvidence,
     Evidence,
@@ -78,12 +77,26 @@ class ParityCheck:
             return unmeasured("no output has a name given in outputs", f"The model's outputs: {known}.")
         failures = _find_failures(params, parity)
         searched = evidence.parity_search.get(params.evidence_key) if params.search is not None else None
-        if not failures:
-            why = _judge_unmeasured(params, parity, judged) or _judge_missing_search(params, evidence)
-            if why is not None:
-                return why
+        # failures on the data take precedence over failures that a search found
+        outcome: Outcome = "fail"
+        if failures:
+            first = failures[0]
+            headline, advice = first.words, _advice(first.output, first.step, evidence.culprits)
+        elif (missing := _judge_unmeasured(params, evidence, parity, judged)) is not None:
+            return missing
+        elif searched is not None and searched.found is not None:
+            headline, advice = (
+                f"for an input found: {searched.found.broken[0]}",
+                search_advice(searched.found),
+            )
+        else:
+            tried = f"; {searched.tried} inputs tried" if searched is not None and searched.tried else ""
+            outcome, headline, advice = "pass", _pass_headline(params, judged) + tried, ""
         replay = evidence.replays.get(params.evidence_key, "")
-        outcome, headline, advised = _conclude(params, evidence, judged, failures, searched)
+        top, steps = params.top.key, dict[str, float]()
+        for step, outputs in (("quantization", parity.quantization), ("runtime", parity.runtime)):
+            if outputs:
+                steps[f"{step}_sqnr_db"] = _worst_value(LIMITS[0], params.chosen(outputs), top)
         return verdict(
             outcome,
             headline,
@@ -96,41 +109,13 @@ class ParityCheck:
             *(probe_sections(searched.found) if searched and searched.found else ()),
             *([Section(title="The worst input with Polygraphy", text=replay)] if replay else []),
             numbers={
-                **_collect_numbers(params, parity, judged),
+                **{limit.fact: _worst_value(limit, judged, top) for limit in _choose_columns(params)},
+                **steps,
+                "samples": parity.samples,
                 "inputs_tried": searched.tried if searched else math.nan,
             },
-            advice=advised,
+            advice=advice,
         )
-
-
-def _conclude(
-    params: ParityParams,
-    evidence: Evidence,
-    judged: list[TensorParity],
-    failures: list[_Failure],
-    searched: ParitySearch | None,
-) -> tuple[Outcome, str, str]:
-    """Outcome, headline and advice: failures on the data take precedence over failures that a search found."""
-    if failures:
-        first = failures[0]
-        return "fail", first.words, advice(first.output, first.step, evidence.culprits)
-    if searched is not None and searched.found is not None:
-        return "fail", f"for an input found: {searched.found.broken[0]}", search_advice(searched.found)
-    tried = f"; {searched.tried} inputs tried" if searched is not None and searched.tried else ""
-    return "pass", _pass_headline(params, judged) + tried, ""
-
-
-def _judge_missing_search(params: ParityParams, evidence: Evidence) -> Verdict | None:
-    """The verdict if a search was requested and could not be made."""
-    if params.search is None or is_unchanged(evidence):
-        return None
-    searched = evidence.parity_search.get(params.evidence_key)
-    if searched is not None and searched.tried:
-        return None
-    why = f": {plain(searched.missing)}" if searched is not None and searched.missing else ""
-    return unmeasured(
-        "no input could be searched", f"The data breaks no limit, and no other input was tried{why}."
-    )
 
 
 def culpable_output(params: ParityParams, parity: ParityEvidence) -> str | None:
@@ -156,7 +141,7 @@ def _find_failures(params: ParityParams, parity: ParityEvidence) -> list[_Failur
     """Each exceeded limit: limits of the total difference first, then limits of the two steps."""
     top, found = params.top.key, []
     for out in params.chosen(parity.outputs):
-        step = error_source(parity, out.name)
+        step = _error_source(parity, out.name)
         for words in broken(params, out, top):
             longer = f"{words}, by {step}" if step else words
             found.append(_Failure(out.name, longer if len(longer) <= WIDTH else words, step))
@@ -172,9 +157,9 @@ def _find_failures(params: ParityParams, parity: ParityEvidence) -> list[_Failur
 
 
 def _judge_unmeasured(
-    params: ParityParams, parity: ParityEvidence, judged: list[TensorParity]
+    params: ParityParams, evidence: Evidence, parity: ParityEvidence, judged: list[TensorParity]
 ) -> Verdict | None:
-    """The verdict if something requested could not be measured."""
+    """The verdict if something requested could not be measured, or no input be searched."""
     if (params.quantization or params.runtime) and not parity.quantization and parity.undivided:
         return unmeasured(
             "quantization and runtime errors were not measured separately",
@@ -190,6 +175,12 @@ def _judge_unmeasured(
             f"no output has more than {params.top_k} classes",
             "Name the output with the scores in outputs, and their axis in class_axis.",
         )
+    searched = evidence.parity_search.get(params.evidence_key)
+    if params.search is not None and not is_unchanged(evidence) and not (searched and searched.tried):
+        why = f": {plain(searched.missing)}" if searched is not None and searched.missing else ""
+        return unmeasured(
+            "no input could be searched", f"The data breaks no limit, and no other input was tried{why}."
+        )
     return None
 
 
@@ -204,18 +195,6 @@ def _worst_value(limit: Limit, judged: list[TensorParity], top: str) -> float:
     if not known or any(math.isnan(value) for value in known):
         return math.nan
     return min(known) if limit.floor else max(known)
-
-
-def _collect_numbers(
-    params: ParityParams, parity: ParityEvidence, judged: list[TensorParity]
-) -> dict[str, float]:
-    """The worst value of each fact; also the SQNR of the two steps."""
-    top = params.top.key
-    found = {limit.fact: _worst_value(limit, judged, top) for limit in _choose_columns(params)}
-    for step, outputs in (("quantization", parity.quantization), ("runtime", parity.runtime)):
-        if outputs:
-            found[f"{step}_sqnr_db"] = _worst_value(LIMITS[0], params.chosen(outputs), top)
-    return {**found, "samples": parity.samples}
 
 
 def _pass_headline(params: ParityParams, judged: list[TensorParity]) -> str:
@@ -272,14 +251,12 @@ def slice_sections(outputs: Iterable[TensorParity]) -> tuple[Section, ...]:
     return (Section(title="Slices far below their output", text=text),) if text else ()
 
 
-def error_source(parity: ParityEvidence, output: str) -> str:
+def _error_source(parity: ParityEvidence, output: str) -> str:
     """``quantization``, ``the runtime``, or both; empty if they were not measured separately."""
     noise = _noise(parity, output)
-    if noise is None:
+    if noise is None or max(noise) == 0:
         return ""
     quantization, runtime = noise
-    if max(quantization, runtime) == 0:
-        return ""
     if quantization >= _BOTH * runtime:
         return QUANTIZATION
     return RUNTIME if runtime >= _BOTH * quantization else "quantization and runtime"
@@ -288,9 +265,9 @@ def error_source(parity: ParityEvidence, output: str) -> str:
 def steps_table(parity: ParityEvidence, output: str) -> tuple[Section, ...]:
     """The steps from the float model to the backend's result, for one output, with the error of each."""
     noise = _noise(parity, output)
-    if noise is None and not parity.undivided:
-        return ()
     if noise is None:
+        if not parity.undivided:
+            return ()
         title = "Quantization error and runtime error were not measured separately"
         return (Section(title=title, text=plain(parity.undivided, 200)),)
     rows, whole = [], sum(noise)
@@ -345,8 +322,11 @@ def culprits_table(found: CulpritEvidence | None) -> tuple[Section, ...]:
     )
 
 
-def advice(output: str, step: str, culprits: CulpritEvidence | None = None) -> str:
-    """Advice for an output, by the step and the pairs that cause its error."""
+def _advice(output: str, step: str, culprits: CulpritEvidence | None) -> str:
+    """Advice for an output, by the step and the pairs that cause its error.
+
+    Nodes to exclude are readers of the noisiest pairs if that helps, else those before the output.
+    """
     name = plain(output, NAME_WIDTH)
     if step == RUNTIME:
         return (
@@ -355,43 +335,41 @@ def advice(output: str, step: str, culprits: CulpritEvidence | None = None) -> s
             f"`qdqspec lint` what may saturate. Exclude these nodes (patterns.nodes.exclude), or reduce the "
             f"runtime's optimizations (--qdq-backend-option)."
         )
-    where = " in its Q/DQ arithmetic, before any runtime" if step == QUANTIZATION else ""
-    return (
-        f"Output '{name}' has the largest difference{where}. {_which_nodes(culprits)}, "
-        "set tune.min_sqnr_db, try another quantize.calibration, or relax the limit."
-    )
-
-
-def _which_nodes(culprits: CulpritEvidence | None) -> str:
-    """The nodes to exclude: readers of the noisiest pairs if that helps, else the nodes before the output."""
     found = culprits.pairs[:_CULPRITS] if culprits is not None else ()
     gains = [culprit.without_db for culprit in found if culprit.without_db is not None]
     if culprits is None or not gains or max(gains) < culprits.together_db + _HELPS_DB:
         spread = "The noise is not caused by a few pairs: exclude" if gains else "Exclude"
-        return (
+        cure = (
             f"{spread} layers before it (patterns.nodes.exclude; qdqspec explain CASE --culprits lists pairs)"
         )
-    worst = found[: gains.index(max(gains)) + 1]
-    nodes = dict.fromkeys(plain(node, _NODE_WIDTH) for culprit in worst for node in culprit.nodes)
-    named = list(nodes)[:_NAMED] + [f"{len(nodes) - _NAMED} more"] * (len(nodes) > _NAMED)
-    where = [f"exclude {', '.join(named)} (patterns.nodes.exclude)"] if nodes else []
-    where += ["leave graph outputs in float (quantize.outputs)"] if any(c.makes_output for c in worst) else []
-    return f"For {max(gains):.1f} dB {' and '.join(where)}"
+    else:
+        worst = found[: gains.index(max(gains)) + 1]
+        nodes = dict.fromkeys(plain(node, _NODE_WIDTH) for culprit in worst for node in culprit.nodes)
+        named = list(nodes)[:_NAMED] + [f"{len(nodes) - _NAMED} more"] * (len(nodes) > _NAMED)
+        ways = [f"exclude {', '.join(named)} (patterns.nodes.exclude)"] if nodes else []
+        if any(culprit.makes_output for culprit in worst):
+            ways.append("leave graph outputs in float (quantize.outputs)")
+        cure = f"For {max(gains):.1f} dB {' and '.join(ways)}"
+    where = " in its Q/DQ arithmetic, before any runtime" if step == QUANTIZATION else ""
+    return (
+        f"Output '{name}' has the largest difference{where}. {cure}, "
+        "set tune.min_sqnr_db, try another quantize.calibration, or relax the limit."
+    )
 
 
 def _noise(parity: ParityEvidence, output: str) -> tuple[float, float] | None:
     """Error power over signal power of the two steps, if both are known; infinite if incomparable."""
-    steps = _named(parity.quantization, output), _named(parity.runtime, output)
-    if any(out is None or not out.compared for out in steps):
-        return None
-    quantization, runtime = (_power(out) for out in steps if out is not None)
+    powers = []
+    for out in (_named(parity.quantization, output), _named(parity.runtime, output)):
+        if out is None or not out.compared:
+            return None
+        if not out.matches or not out.sqnr_db > -math.inf:  # also true for NaN
+            powers.append(math.inf)
+        else:
+            within = max(-_MOST_DB, min(out.sqnr_db, _MOST_DB))
+            powers.append(0.0 if out.sqnr_db == math.inf else 10.0 ** (-within / 10))
+    quantization, runtime = powers
     return quantization, runtime
-
-
-def _power(out: TensorParity) -> float:
-    if not out.matches or not out.sqnr_db > -math.inf:  # also true for NaN
-        return math.inf
-    return 0.0 if out.sqnr_db == math.inf else 10.0 ** (-max(-_MOST_DB, min(out.sqnr_db, _MOST_DB)) / 10)
 
 
 def _named(outputs: tuple[TensorParity, ...], name: str) -> TensorParity | None:
@@ -410,7 +388,25 @@ def noise_shares(parity: ParityEvidence) -> dict[str, Any] | None:
 
 def probe_sections(probe: Probe) -> tuple[Section, ...]:
     """An input, its outputs, the origin of the difference, and how to reproduce it."""
-    found = [_inputs_section(probe)] if probe.inputs else []
+    found = []
+    if probe.inputs:
+        rows = tuple(
+            (
+                plain(one.name, NAME_WIDTH),
+                f"{one.dtype} [{', '.join(map(str, one.shape))}]",
+                plain(one.words, _WORDS_WIDTH),
+                f"{one.low:.5g} to {one.high:.5g}",
+                _range_text(one),
+            )
+            for one in probe.inputs
+        )
+        found.append(
+            Section(
+                title=f"The input ({count_text(len(rows), 'array')})",
+                headers=("input", "type", "values", "range", "in the calibration data"),
+                rows=rows,
+            )
+        )
     found += comparison_sections(probe.parity, "Outputs for this input, worst first")
     if probe.command:
         found.append(
@@ -444,32 +440,10 @@ def _search_text(found: ParitySearch) -> str:
         f"{count_text(found.tried, 'input')} tried in {seconds_text(found.seconds)}{over}, beside the data."
     )
     if found.found is None:
-        text += " None broke a limit."
-        return (
-            f"{text} The smallest SQNR was {db_text(found.closest_db)} dB."
-            if math.isfinite(found.closest_db)
-            else text
-        )
+        closest = f" The smallest SQNR was {db_text(found.closest_db)} dB."
+        return f"{text} None broke a limit.{closest if math.isfinite(found.closest_db) else ''}"
     where = "within" if found.found.within else "beyond"
     return f"{text} The smallest that breaks a limit is {where} the range of the calibration data."
-
-
-def _inputs_section(probe: Probe) -> Section:
-    rows = tuple(
-        (
-            plain(one.name, NAME_WIDTH),
-            f"{one.dtype} [{', '.join(map(str, one.shape))}]",
-            plain(one.words, _WORDS_WIDTH),
-            f"{one.low:.5g} to {one.high:.5g}",
-            _range_text(one),
-        )
-        for one in probe.inputs
-    )
-    return Section(
-        title=f"The input ({count_text(len(rows), 'array')})",
-        headers=("input", "type", "values", "range", "in the calibration data"),
-        rows=rows,
-    )
 
 
 def _range_text(one: TriedInput) -> str:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from qdqspec._core.units import count_text, plain
-from qdqspec.checks.base import CheckParams, Whole, require_a_limit
-from qdqspec.checks.verdicts import unmeasured, verdict
+from qdqspec.checks.base import CheckParams, Whole, require_a_limit, unmeasured, verdict
 from qdqspec.types import Evidence, EvidenceKind, Section, Verdict
 from qdqspec.types.requests import BuildRequest, Request
 
-CPU = "cpu"
 _LISTED = 20  # most nodes on the CPU that are named
 _ADVICE = "Change the pairs around the nodes that are listed, or leave these nodes in float; `qdqspec lint` says why."
 
@@ -57,9 +55,9 @@ class PartitionCheck:
             cure = plain(build.missing) if build is not None else ""
             what = f"backend {evidence.backend} does not tell where nodes run"
             return unmeasured(what, cure or "Use a backend whose runtime has several places.")
-        away = {layer.name: layer.op_type for layer in build.layers if layer.place == CPU}
-        parts = len({layer.place for layer in build.layers} - {"", CPU})
-        nodes = {node for each in build.layers if each.integer and each.place != CPU for node in each.nodes}
+        away = {layer.name: layer.op_type for layer in build.layers if layer.place == "cpu"}
+        parts = len({layer.place for layer in build.layers} - {"", "cpu"})
+        nodes = {node for each in build.layers if each.integer and each.place != "cpu" for node in each.nodes}
         integers = Counter(op_type for node, op_type in build.ops.items() if node in nodes)
         on_cpu, on_device = count_text(len(away), "node"), count_text(parts, "part")
         broken = [f"refused: {plain(build.refused, 300)}"] if build.refused else []
@@ -74,28 +72,23 @@ class PartitionCheck:
             broken.append(f"{on_cpu} on the CPU, more than {params.max_cpu_nodes}")
         if params.max_partitions is not None and parts > params.max_partitions:
             broken.append(f"{on_device} on the device, more than {params.max_partitions}")
+        cpu, rows = Counter(away.values()), []
+        for op in sorted(ops.keys() - {"QuantizeLinear", "DequantizeLinear"}):
+            counts = (integers[op], max(0, ops[op] - integers[op] - cpu[op]), cpu[op])
+            rows.append((op, *map(str, counts)))
+        headers = ("operator", "integers", "float or fused", "CPU")
+        sections = [Section(title="Nodes by place and type", headers=headers, rows=tuple(rows))]
+        if away:
+            listed = [f"{op} {plain(name, 80)}" for name, op in away.items()][:_LISTED]
+            sections.append(Section(title="Nodes on the CPU", text="\n".join(listed)))
+        kept = f"{on_cpu} on the CPU, {on_device}, {integers.total()} nodes in integers"
         return verdict(
             "fail" if broken else "pass",
-            broken[0]
-            if broken
-            else f"{on_cpu} on the CPU, {on_device}, {integers.total()} nodes in integers",
-            *_sections(ops, away, integers),
+            broken[0] if broken else kept,
+            *sections,
             numbers={"cpu_nodes": len(away), "partitions": parts, "integer_nodes": integers.total()},
             advice=build.cure or _ADVICE,
         )
-
-
-def _sections(ops: Counter[str], away: Mapping[str, str], integers: Counter[str]) -> Iterator[Section]:
-    """Each operator by place, and the nodes on the CPU by name."""
-    cpu, rows = Counter(away.values()), []
-    for op in sorted(ops.keys() - {"QuantizeLinear", "DequantizeLinear"}):
-        counts = (integers[op], max(0, ops[op] - integers[op] - cpu[op]), cpu[op])
-        rows.append((op, *map(str, counts)))
-    headers = ("operator", "integers", "float or fused", "CPU")
-    yield Section(title="Nodes by place and type", headers=headers, rows=tuple(rows))
-    if away:
-        listed = [f"{op} {plain(name, 80)}" for name, op in away.items()][:_LISTED]
-        yield Section(title="Nodes on the CPU", text="\n".join(listed))
 
 
 check = PartitionCheck()

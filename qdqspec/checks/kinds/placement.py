@@ -9,14 +9,21 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from qdqspec._core.registry import did_you_mean
 from qdqspec._core.units import count_text, plain
-from qdqspec.checks.base import CheckParams, Whole, require_a_limit
-from qdqspec.checks.verdicts import LimitResult, is_unchanged, unmeasured, verdict
+from qdqspec.checks.base import (
+    CheckParams,
+    LimitResult,
+    Whole,
+    is_unchanged,
+    require_a_limit,
+    unmeasured,
+    verdict,
+)
 from qdqspec.types import Evidence, EvidenceKind, Section, Verdict
 
 Entry = Annotated[str, Field(min_length=1)]
 
 
-def _least(value: object) -> object:
+def _require_number_or_all(value: object) -> object:
     if isinstance(value, str) and value != "all":
         raise ValueError(f"'{value}' is not a number of nodes, or 'all'")
     return value
@@ -30,7 +37,9 @@ def _as_list(value: object) -> object:
 Least: TypeAlias = Annotated[
     Annotated[Whole, Field(ge=1), Tag("number")] | Annotated[Literal["all"], Tag("all")],
     Discriminator(lambda value: "all" if value == "all" else "number"),
-    BeforeValidator(_least, json_schema_input_type=Annotated[int, Field(ge=1)] | Literal["all"]),
+    BeforeValidator(
+        _require_number_or_all, json_schema_input_type=Annotated[int, Field(ge=1)] | Literal["all"]
+    ),
 ]
 Counted: TypeAlias = Annotated[dict[Entry, Least], Field(min_length=1)]
 Needed: TypeAlias = Annotated[
@@ -84,11 +93,20 @@ class PlacementCheck:
         """Pass if each entry and both counts hold. Weight pairs count for entries, not for the counts."""
         if (params.require or params.forbid) and not evidence.node_ops:
             return unmeasured("the model's nodes are not known", "Run the case again, so that it is tuned.")
-        rules = [*_judge_entries(params, evidence), *_judge_counts(params, evidence)]
+        pairs = sum(not pair.site.weight for pair in evidence.pairs)
+        counted = count_text(pairs, "activation pair")
+        rules = _judge_entries(params, evidence)
+        if (most := params.max_pairs) is not None:
+            rules.append(
+                LimitResult(f"{counted} > {most} allowed", pairs <= most, (f"max_pairs {most}", counted))
+            )
+        if (least := params.min_pairs) is not None:
+            rules.append(
+                LimitResult(f"{counted} < {least} asked", pairs >= least, (f"min_pairs {least}", counted))
+            )
         broken = [rule for rule in rules if not rule.holds]
-        pairs = _count_pairs(evidence)
         alone = ", unchanged" if is_unchanged(evidence) else ""
-        headline = f"{count_text(pairs, 'activation pair')}{alone}: {count_text(len(rules), 'rule')} held"
+        headline = f"{counted}{alone}: {count_text(len(rules), 'rule')} held"
         if broken:
             more = f" (and {count_text(len(broken) - 1, 'more rule')})" if len(broken) > 1 else ""
             headline = f"{broken[0].headline}{more}"
@@ -125,19 +143,6 @@ def _judge_entries(params: PlacementParams, evidence: Evidence) -> list[LimitRes
     return rules
 
 
-def _judge_counts(params: PlacementParams, evidence: Evidence) -> list[LimitResult]:
-    pairs = _count_pairs(evidence)
-    found = count_text(pairs, "activation pair")
-    rules = []
-    if params.max_pairs is not None:
-        words = f"{found} > {params.max_pairs} allowed"
-        rules.append(LimitResult(words, pairs <= params.max_pairs, (f"max_pairs {params.max_pairs}", found)))
-    if params.min_pairs is not None:
-        words = f"{found} < {params.min_pairs} asked"
-        rules.append(LimitResult(words, pairs >= params.min_pairs, (f"min_pairs {params.min_pairs}", found)))
-    return rules
-
-
 def _match_nodes(entry: str, evidence: Evidence) -> list[str]:
     """The nodes of the model whose op type is the entry, or whose name the glob matches."""
     return [
@@ -147,10 +152,6 @@ def _match_nodes(entry: str, evidence: Evidence) -> list[str]:
 
 def _found_text(hit: list[str], nodes: list[str]) -> str:
     return f"{len(hit)} of {count_text(len(nodes), 'node')} quantized" if nodes else "no such node"
-
-
-def _count_pairs(evidence: Evidence) -> int:
-    return sum(not pair.site.weight for pair in evidence.pairs)
 
 
 def _advice(params: PlacementParams, evidence: Evidence, broken: list[LimitResult]) -> str:

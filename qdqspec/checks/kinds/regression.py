@@ -7,9 +7,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from qdqspec._core.units import percent_text, plain, share_text
-from qdqspec.checks.base import CheckParams
-from qdqspec.checks.baseline.compare import conditions_effect, is_stale, judge_change
-from qdqspec.checks.verdicts import WIDTH, untimed, verdict
+from qdqspec.checks.base import WIDTH, CheckParams, untimed, verdict
+from qdqspec.checks.baselines import conditions_effect, is_stale, judge_change
 from qdqspec.spec.fields import Fraction
 from qdqspec.types import (
     Evidence,
@@ -24,7 +23,6 @@ from qdqspec.types import (
 from qdqspec.types.requests import BaselineRequest, Request
 
 ENTRY = "regression"  # the baseline entry of checks without an id
-_EQUAL = "as fast"
 _LONG = 30  # characters of a file's name
 _REASON_WIDTH = WIDTH - len("the baseline is not comparable: ")
 
@@ -60,105 +58,100 @@ class RegressionCheck:
         if found is None:
             return untimed("ratio", evidence)
         if found.state == "written":
-            return _report_written(found)
-        return _judge_change(params, evidence, found)
+            new = _ratio_text(found.ratio.median) if found.ratio else "unknown"
+            headline = f"baseline written: tuned / reference {new}"
+            if found.baseline is not None and found.ratio is not None:
+                old = found.baseline.median
+                moved = f"{_ratio_text(old)} to {new} ({percent_text(found.ratio.median / old - 1)})"
+                headline = f"baseline renewed: tuned / reference {moved}"
+            return verdict("pass", headline, numbers={"ratio": found.ratio.median} if found.ratio else {})
+        change, baseline, ratio = found.change, found.baseline, found.ratio
+        if change is None or baseline is None or ratio is None:
+            return _judge_without_baseline(found, evidence)
+        outcome = judge_change(change, params.max)
+        headline, advice = _conclude(params, evidence, found, change, outcome)
+        ranks = change.ranks
+        growth = (
+            percent_text(change.builds.median - 1),
+            _bounds_text(change.builds),
+            _bounds_text(ranks) if ranks.low > 0 and ranks.high < float("inf") else "too few rounds",
+            f"at most {percent_text(params.max)}",
+            outcome,
+        )
+        recorded = plain(found.recorded)
+        taken = "measured twice, the second time more precisely" if found.looks > 1 else "measured once"
+        sections = [
+            Section(
+                title="Budget",
+                headers=("change", "95 % interval over builds", "99 % by rank test", "allowed", "verdict"),
+                rows=(growth,),
+            ),
+            Section(
+                title=f"Tuned over reference ({found.builds} builds each, interleaved, {taken})",
+                headers=("run", "ratio", "95 % interval", "recorded"),
+                rows=(
+                    ("baseline", _ratio_text(baseline.median), _ratio_bounds(baseline), recorded),
+                    ("this run", _ratio_text(ratio.median), _ratio_bounds(ratio), "now"),
+                ),
+            ),
+        ]
+        if found.notes:
+            sections.append(Section(title="Also different", text="\n".join(map(plain, found.notes))))
+        if is_stale(change, params.max):
+            sections.append(Section(title="Stale baseline", text=f"Renew it: {found.command}"))
+        return verdict(
+            outcome,
+            headline,
+            *sections,
+            numbers={
+                "ratio": ratio.median,
+                "baseline": baseline.median,
+                "change": change.builds.median - 1,
+                "low": change.builds.low - 1,
+                "high": change.builds.high - 1,
+                "max": params.max,
+                "p_value": change.p_value,
+                "reference": change.reference - 1,
+                "looks": float(found.looks),
+            },
+            advice=advice,
+        )
 
 
-def _judge_change(params: RegressionParams, evidence: Evidence, found: RegressionEvidence) -> Verdict:
-    change, baseline, ratio = found.change, found.baseline, found.ratio
-    if change is None or baseline is None or ratio is None:
-        return _judge_without_baseline(found, evidence)
-    outcome = judge_change(change, params.max)
-    stale = is_stale(change, params.max)
-    numbers = {
-        "ratio": ratio.median,
-        "baseline": baseline.median,
-        "change": change.builds.median - 1,
-        "low": change.builds.low - 1,
-        "high": change.builds.high - 1,
-        "max": params.max,
-        "p_value": change.p_value,
-        "reference": change.reference - 1,
-        "looks": float(found.looks),
-    }
-    sections = [_budget_section(change, params, outcome), _ratio_section(found, baseline, ratio)]
-    if found.notes:
-        sections.append(Section(title="Also different", text="\n".join(map(plain, found.notes))))
-    if stale:
-        sections.append(Section(title="Stale baseline", text=f"Renew it: {found.command}"))
-    return verdict(
-        outcome,
-        _headline(change, params.max, outcome, stale=stale),
-        *sections,
-        numbers=numbers,
-        advice=_advice(found, outcome, evidence),
-    )
-
-
-def _headline(change: TimeChange, allowed: float, outcome: Outcome, *, stale: bool) -> str:
-    moved, bounds, most = _change_text(change.builds.median), _bounds_text(change.builds), share_text(allowed)
-    against = f"{moved} {'as' if moved == _EQUAL else 'than'} the baseline (95 %: {bounds})"
-    if stale:
-        return f"{against}: it is stale"
+def _conclude(
+    params: RegressionParams,
+    evidence: Evidence,
+    found: RegressionEvidence,
+    change: TimeChange,
+    outcome: Outcome,
+) -> tuple[str, str]:
+    """Headline and advice for a change."""
+    share, allowed = share_text(abs(change.builds.median - 1)), f"allowed {share_text(params.max)}"
+    is_equal, bounds = share == share_text(0), f"95 %: {_bounds_text(change.builds)}"
+    moved = "as fast" if is_equal else f"{share} {'faster' if change.builds.median < 1 else 'slower'}"
+    against = f"{moved} {'as' if is_equal else 'than'} the baseline ({bounds})"
+    if is_stale(change, params.max):
+        return f"{against}: it is stale", ""
     if outcome == "inconclusive" and conditions_effect(change) > 1:
-        return f"{moved}, but the reference took {percent_text(change.reference - 1)} too: other conditions"
-    if outcome == "inconclusive":
-        return f"{moved} (95 %: {bounds}): too noisy to tell from the allowed {most}"
-    return f"{against}, allowed {most}"
-
-
-def _advice(found: RegressionEvidence, outcome: Outcome, evidence: Evidence) -> str:
-    if outcome == "inconclusive" and found.change is not None and conditions_effect(found.change) > 1:
-        return (
+        other = f"the reference took {percent_text(change.reference - 1)} too: other conditions"
+        return f"{moved}, but {other}", (
             "Measure again without other work on the machine: conditions that change the time of the float "
             "model this much change that of the faster model more."
         )
     if outcome == "inconclusive":
-        return "Measure again on a quieter machine, or raise the allowance: the interval contains it."
-    if outcome == "fail" and evidence.search is not None and evidence.search.unchanged:
-        return (
+        advice = "Measure again on a quieter machine, or raise the allowance: the interval contains it."
+        return f"{moved} ({bounds}): too noisy to tell from the {allowed}", advice
+    advice = f"Find the cause of the slowdown; if it is intended, renew the baseline and commit it: {found.command}"
+    if evidence.search is not None and evidence.search.unchanged:
+        advice = (
             f"The float model is selected now ({plain(evidence.search.reason)}). If this is intended, renew the "
             f"baseline and commit it: {found.command}"
         )
-    return f"Find the cause of the slowdown; if it is intended, renew the baseline and commit it: {found.command}"
-
-
-def _change_text(ratio: float) -> str:
-    """``9.8 % slower``, ``0.4 % faster``."""
-    share = share_text(abs(ratio - 1))
-    return _EQUAL if share == share_text(0) else f"{share} {'faster' if ratio < 1 else 'slower'}"
+    return f"{against}, {allowed}", advice
 
 
 def _bounds_text(change: Interval) -> str:
     return f"{percent_text(change.low - 1)} to {percent_text(change.high - 1)}"
-
-
-def _ratio_section(found: RegressionEvidence, baseline: Interval, ratio: Interval) -> Section:
-    taken = "measured twice, the second time more precisely" if found.looks > 1 else "measured once"
-    return Section(
-        title=f"Tuned over reference ({found.builds} builds each, interleaved, {taken})",
-        headers=("run", "ratio", "95 % interval", "recorded"),
-        rows=(
-            ("baseline", _ratio_text(baseline.median), _ratio_bounds(baseline), plain(found.recorded)),
-            ("this run", _ratio_text(ratio.median), _ratio_bounds(ratio), "now"),
-        ),
-    )
-
-
-def _budget_section(change: TimeChange, params: RegressionParams, outcome: Outcome) -> Section:
-    ranks = change.ranks
-    row = (
-        percent_text(change.builds.median - 1),
-        _bounds_text(change.builds),
-        _bounds_text(ranks) if ranks.low > 0 and ranks.high < float("inf") else "too few rounds",
-        f"at most {percent_text(params.max)}",
-        outcome,
-    )
-    return Section(
-        title="Budget",
-        headers=("change", "95 % interval over builds", "99 % by rank test", "allowed", "verdict"),
-        rows=(row,),
-    )
 
 
 def _ratio_text(value: float) -> str:
@@ -171,32 +164,18 @@ def _ratio_bounds(interval: Interval) -> str:
     return f"{_ratio_text(interval.low)} to {_ratio_text(interval.high)}"
 
 
-def _report_written(found: RegressionEvidence) -> Verdict:
-    new = _ratio_text(found.ratio.median) if found.ratio else "unknown"
-    headline = f"baseline written: tuned / reference {new}"
-    if found.baseline is not None and found.ratio is not None:
-        old, moved = found.baseline.median, percent_text(found.ratio.median / found.baseline.median - 1)
-        headline = f"baseline renewed: tuned / reference {_ratio_text(old)} to {new} ({moved})"
-    numbers = {"ratio": found.ratio.median} if found.ratio else {}
-    return verdict("pass", headline, numbers=numbers)
-
-
-def _shorten_reason(reason: str) -> str:
-    """As much of a reason as the headline has room for: at least the rule that differs."""
-    rule, is_rule, values = reason.partition(" was ")
-    _, _, nodes = values.partition(": ")  # of the model: the nodes that changed
-    shorter = [f"{rule}: {text}" for text in (nodes, nodes.partition(":")[0]) if text]
-    texts = (reason, *shorter, f"{rule} differs" if is_rule else reason)
-    return next((text for text in texts if len(text) < _REASON_WIDTH), texts[-1])
-
-
 def _judge_without_baseline(found: RegressionEvidence, evidence: Evidence) -> Verdict:
     """The verdict without a baseline, or with one that is not comparable."""
     file = plain(found.file.rpartition("/")[2])  # named after the device: a long one is in the table only
-    unlike = _shorten_reason(found.reason)
+    # As much of the reason as the headline has room for: at least the rule that differs.
+    rule, is_rule, values = found.reason.partition(" was ")
+    _, _, nodes = values.partition(": ")  # of the model: the nodes that changed
+    shorter = [f"{rule}: {text}" for text in (nodes, nodes.partition(":")[0]) if text]
+    reasons = (found.reason, *shorter, f"{rule} differs" if is_rule else found.reason)
+    reason = next((text for text in reasons if len(text) < _REASON_WIDTH), reasons[-1])
     comparison = {
         "missing": "no baseline of this check on this device",
-        "unlike": f"the baseline is not comparable: {plain(unlike)}",
+        "unlike": f"the baseline is not comparable: {plain(reason)}",
         "damaged": f"damaged baseline{f' {file}' if len(file) < _LONG else ''}: {plain(found.reason)}",
         "off": "baselines are off in this run",
     }.get(found.state, found.reason)

@@ -7,8 +7,15 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from qdqspec._core.units import ratio_text, size_text
-from qdqspec.checks.base import ByteSize, CheckParams, require_a_limit
-from qdqspec.checks.verdicts import LimitResult, is_unchanged, unmeasured, verdict_of_limits
+from qdqspec.checks.base import (
+    ByteSize,
+    CheckParams,
+    LimitResult,
+    is_unchanged,
+    require_a_limit,
+    unmeasured,
+    verdict_of_limits,
+)
 from qdqspec.spec.fields import Positive
 from qdqspec.types import Evidence, EvidenceKind, Verdict
 
@@ -46,34 +53,23 @@ class SizeCheck:
             if is_unchanged(evidence)
             else "Allow more weighted ops (Conv, MatMul, Gemm), whose weights are stored in 8 bits, or raise the limit."
         )
+        ratio, of_reference = tuned / reference, " of the reference's size"
+        limits = []
+        for name, value, most, text, exact, what in (
+            ("size", tuned, params.max_bytes, size_text, "{} B", ""),
+            ("of the reference", ratio, params.max_ratio, ratio_text, "{:.5f}", of_reference),
+        ):
+            if most is not None:
+                shown, allowed = text(value), text(most)
+                if shown == allowed and value != most:
+                    shown, allowed = exact.format(value), exact.format(most)
+                words = f"{shown}{what} {'<=' if value <= most else '>'} budget {allowed}"
+                limits.append(LimitResult(words, value <= most, (name, shown, allowed)))
         return verdict_of_limits(
-            _limits(params, tuned, reference),
-            numbers={"tuned_bytes": tuned, "reference_bytes": reference, "ratio": tuned / reference},
+            limits,
+            numbers={"tuned_bytes": tuned, "reference_bytes": reference, "ratio": ratio},
             advice=advice,
         )
-
-
-def _limits(params: SizeParams, tuned: int, reference: int) -> list[LimitResult]:
-    rows = (
-        ("size", tuned, params.max_bytes, size_text, "{} B", ""),
-        (
-            "of the reference",
-            tuned / reference,
-            params.max_ratio,
-            ratio_text,
-            "{:.5f}",
-            " of the reference's size",
-        ),
-    )
-    found = []
-    for name, value, most, text, exact, what in rows:
-        if most is not None:
-            shown, allowed = text(value), text(most)
-            if shown == allowed and value != most:
-                shown, allowed = exact.format(value), exact.format(most)
-            words = f"{shown}{what} {'<=' if value <= most else '>'} budget {allowed}"
-            found.append(LimitResult(words, value <= most, (name, shown, allowed)))
-    return found
 
 
 check = SizeCheck()

@@ -7,10 +7,9 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from qdqspec._core.units import at_least_text, at_most_text, interval_text, ratio_text
-from qdqspec.checks.base import CheckParams
+from qdqspec.checks.base import CheckParams, is_unchanged, untimed, verdict
 from qdqspec.checks.kinds.latency import measured_section
-from qdqspec.checks.rejected import candidates_section
-from qdqspec.checks.verdicts import faster_advice, is_unchanged, untimed, verdict
+from qdqspec.checks.rejected import candidates_section, faster_advice
 from qdqspec.spec.fields import Positive
 from qdqspec.types import Evidence, EvidenceKind, Interval, LatencyEvidence, Outcome, Section, Verdict
 

@@ -7,10 +7,9 @@ from typing import ClassVar, Literal
 from pydantic import Field, field_validator
 
 from qdqspec._core.units import count_text, plain
-from qdqspec.checks.base import CheckParams
-from qdqspec.checks.verdicts import is_unchanged, unmeasured, verdict
+from qdqspec.checks.base import CheckParams, is_unchanged, unmeasured, verdict
 from qdqspec.spec.kinds import OptimizerName
-from qdqspec.types import Evidence, EvidenceKind, Optimizer, Outcome, Section, SurvivalEvidence, Verdict
+from qdqspec.types import Evidence, EvidenceKind, Optimizer, Outcome, Section, Verdict
 from qdqspec.types.requests import Request, SurvivalRequest
 
 _SHOWN = 12  # lost pairs that a verdict names
@@ -58,64 +57,40 @@ class SurvivalCheck:
             return unmeasured(f"{missing} was not run", "Run the case again, so that it is tuned.")
         lost = [result for result in found if result.lost]
         untried = [result for result in found if result.error]
-        outcome, headline, advice = _report_kept(evidence, found)
+        outcome: Outcome = "pass"
+        pairs, advice = max(result.pairs for result in found), ""
+        alone = " (unchanged)" if is_unchanged(evidence) and not pairs else ""
+        kept = f"all {count_text(pairs, 'pair')}" if pairs > 1 else count_text(pairs, "pair")
+        headline = f"{kept}{alone} survived {count_text(len(found), 'optimizer')}"
         if lost:
-            outcome, headline, advice = _report_lost(lost)
+            first, more = lost[0], f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+            words = f"{first.optimizer}{more} lost {len(first.lost)} of {count_text(first.pairs, 'pair')}"
+            outcome, advice = "fail", _LOST_ADVICE
+            headline = f"{words}, first {plain(first.lost[0], 76 - len(words) - 8)}"
         elif untried:
-            outcome, headline, advice = _report_untried(untried[0])
+            optimizer, why, cure = untried[0].optimizer, plain(untried[0].error), untried[0].cure
+            outcome, advice = "inconclusive", f"To get it: {cure}" if cure else f"Its message: {why}"
+            headline = f"not run through {optimizer}: {why}"
+        rows = []
+        for result in found:
+            counts = (result.pairs, result.kept, result.integer, len(result.lost))
+            judged = "inconclusive" if result.error else "fail" if result.lost else "pass"
+            rows.append((result.optimizer, *("" if result.error else str(count) for count in counts), judged))
+        headers = ("optimizer", "pairs", "still Q/DQ", "in integer kernels", "lost", "verdict")
+        sections = [Section(title="Survival", headers=headers, rows=tuple(rows))]
+        for result in lost:
+            names = [(plain(name, 100),) for name in result.lost[:_SHOWN]]
+            if len(result.lost) > _SHOWN:
+                names.append((f"and {len(result.lost) - _SHOWN} more",))
+            title = f"Lost in {result.optimizer}"
+            sections.append(Section(title=title, headers=("tensor > readers",), rows=tuple(names)))
         return verdict(
             outcome,
             headline,
-            _counts_section(found),
-            *map(_lost_section, lost),
+            *sections,
             numbers={f"lost {result.optimizer}": len(result.lost) for result in found if not result.error},
             advice=advice,
         )
-
-
-def _report_lost(lost: list[SurvivalEvidence]) -> tuple[Outcome, str, str]:
-    first = lost[0]
-    more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
-    words = f"{first.optimizer}{more} lost {len(first.lost)} of {count_text(first.pairs, 'pair')}"
-    return (
-        "fail",
-        f"{words}, first {plain(first.lost[0], 76 - len(words) - 8)}",
-        _LOST_ADVICE,
-    )
-
-
-def _report_untried(first: SurvivalEvidence) -> tuple[Outcome, str, str]:
-    why = plain(first.error)
-    advice = f"To get it: {first.cure}" if first.cure else f"Its message: {why}"
-    return "inconclusive", f"not run through {first.optimizer}: {why}", advice
-
-
-def _report_kept(evidence: Evidence, found: list[SurvivalEvidence]) -> tuple[Outcome, str, str]:
-    pairs = max(result.pairs for result in found)
-    alone = " (unchanged)" if is_unchanged(evidence) and not pairs else ""
-    count = "both" if pairs == 2 else f"all {pairs}" if pairs > 1 else str(pairs)
-    noun = "pair" if pairs == 1 else "pairs"
-    return "pass", f"{count} {noun}{alone} survived {count_text(len(found), 'optimizer')}", ""
-
-
-def _counts_section(found: list[SurvivalEvidence]) -> Section:
-    rows = []
-    for result in found:
-        counts = (result.pairs, result.kept, result.integer, len(result.lost))
-        outcome = "inconclusive" if result.error else "fail" if result.lost else "pass"
-        rows.append((result.optimizer, *("" if result.error else str(count) for count in counts), outcome))
-    return Section(
-        title="Survival",
-        headers=("optimizer", "pairs", "still Q/DQ", "in integer kernels", "lost", "verdict"),
-        rows=tuple(rows),
-    )
-
-
-def _lost_section(result: SurvivalEvidence) -> Section:
-    rows = [(plain(name, 100),) for name in result.lost[:_SHOWN]]
-    if len(result.lost) > _SHOWN:
-        rows.append((f"and {len(result.lost) - _SHOWN} more",))
-    return Section(title=f"Lost in {result.optimizer}", headers=("tensor > readers",), rows=tuple(rows))
 
 
 check = SurvivalCheck()

@@ -14,19 +14,14 @@ from qdqspec.testing.records import params_of
         ("latency", {"max_ms": float("inf")}, "finite"),
         ("latency", {"max_ms": {"onnxrutime-cpu": 3}}, r"no backend, .*\(did you mean 'onnxruntime'\?\)"),
         ("latency", {"max_ms": {"any": {"p101": 3}}}, "'p101' is no percentile"),
-        ("latency", {"max_ms": 1, "percentile": 101}, "less than or equal to 100"),
-        ("speedup", {"min": 0}, "greater than 0"),
         ("parity", {"min_sqnr_db": "25"}, "valid number"),
         ("placement", {}, "nothing to check"),
         ("survival", {"through": []}, "nothing to check"),
         ("accuracy", {"min": 97}, "top1 is a share, and 97 of it is no valid limit: write 97% or 0.97"),
         ("parity", {}, "nothing to check"),
-        ("parity", {"min_cosine": 2}, "less than or equal to 1"),
         ("parity", {"runtime": {"outputs": ["x"]}}, "Extra inputs"),
         ("parity", {"min_agreement": 1, "search": 9}, "nothing to search for"),
-        ("parity", {"min_cosine": 1, "search": {"beyond": 0.5}}, "greater than or equal to 1"),
         ("parity", {"min_cosine": 1, "search": {"values": {"x": [1, 0]}}}, "no range"),
-        ("accuracy", {"metric": "top1"}, "nothing to check"),
         ("accuracy", {"min": "high%"}, "not a percentage"),
         ("placement", {"require": {"Conv": "many"}}, "a number of nodes, or 'all'"),
         ("placement", {"min_pairs": 3, "max_pairs": 2}, "min_pairs 3 is above max_pairs 2"),
@@ -37,7 +32,6 @@ from qdqspec.testing.records import params_of
         ("size", {"max_bytes": "1e999MiB"}, "is not a size such as 4MiB"),
         ("partition", {}, "nothing to check"),
         ("regression", {"max": "-1%"}, "max"),
-        ("regression", {"max": "much%"}, "max"),
     ],
 )
 def test_checks_without_a_limit_or_with_an_impossible_one_are_refused(
@@ -52,13 +46,9 @@ def test_percentages_and_sizes_are_parsed() -> None:
     assert params_of("size", max_bytes="4MiB").max_bytes == 4 * 2**20
 
 
-def test_a_search_of_one_number_is_its_number_of_examples() -> None:
-    short, long = (params_of("parity", max_abs=1, search=search) for search in (30, {"examples": 30}))
-    assert short == long
-    assert short.evidence_key == long.evidence_key
-    other = params_of("parity", max_abs=1, search={"examples": 30, "values": {"x": [0, 1]}}, id="mine")
-    assert other.evidence_key != long.evidence_key
-    assert (
-        params_of("parity", max_abs=1, search=30, id="mine", severity="warn").evidence_key
-        == long.evidence_key
-    )
+def test_checks_with_equal_limits_share_a_search() -> None:
+    def key(search: object, **words: object) -> str:
+        return params_of("parity", max_abs=1, search=search, **words).evidence_key  # type: ignore[attr-defined]
+
+    assert key(30) == key({"examples": 30}) == key(30, id="mine", severity="warn")
+    assert key(30) != key({"examples": 30, "values": {"x": [0, 1]}})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from baseline_entries import entry_of
 
-from qdqspec.checks.baseline.store import read_baseline, update_baseline
+from qdqspec.checks.baselines import read_baseline, update_baseline
 from qdqspec.types import Interval
 
 SPEC = """\

@@ -12,7 +12,7 @@ import pytest
 from baseline_entries import entry_of
 
 import qdqspec.app.cli as cli
-from qdqspec.checks.baseline.store import update_baseline
+from qdqspec.checks.baselines import update_baseline
 from qdqspec.timing.store import Store, cache_key
 
 SPEC = "qdqspec: 1\nmodel: net.onnx\ntune: {trials: 1}\nchecks:\n  - {kind: size, max_ratio: MOST}\n"

@@ -13,9 +13,9 @@ from graph_text import model_of
 from written_cases import digits_case, normal, written_case
 
 from qdqspec.accuracy.corrections import equalization
-from qdqspec.accuracy.corrections.problem import is_gain
+from qdqspec.accuracy.corrections.find import is_gain
 from qdqspec.accuracy.corrections.ranges import widened
-from qdqspec.accuracy.evaluator import MOST_DB, Powers
+from qdqspec.accuracy.evaluator import Powers
 from qdqspec.app.preparation.files import write_placed, write_placement
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.session import Session
@@ -226,13 +226,3 @@ def test_a_resumed_search_has_the_corrections_of_the_first_run(
         path.write_text(path.read_text() + damaged)
         with pytest.raises(AssertionError, match="found anew"):
             _ = other.corrections
-
-
-def test_values_that_cannot_be_compared_have_infinite_noise() -> None:
-    """A decoder's loop ends by its data: with quantized weights its output may have another length."""
-    powers, expected = Powers(), {"y": np.ones((1, 3, 4), np.float32), "label": np.array([3])}
-    powers.add(expected, expected)
-    powers.add(expected, {"y": np.ones((1, 2, 4), np.float32), "label": np.array([0])})
-    assert powers.powers == {"y": [(12.0, 0.0), (12.0, np.inf)]}
-    assert powers.worst_db == -MOST_DB
-    assert not is_gain([powers], [powers])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import onnxruntime
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from linear_models import layer_of, linear_model
@@ -45,19 +44,6 @@ def test_means_of_windows_times_weights_are_means_of_the_outputs(data: st.DataOb
     found = np.einsum("goc,gc->go", layer.matrix(weight), means).reshape(-1)
     expected = outputs(model, x).mean(axis=(0, *range(2, rank + 2)))
     np.testing.assert_allclose(found, expected, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("op", "transposed", "shape"), [("MatMul", 0, (2, 5, 4)), ("Gemm", 0, (5, 4)), ("Gemm", 1, (5, 4))]
-)
-def test_rows_times_weights_are_a_product(op: str, transposed: int, shape: tuple[int, ...]) -> None:
-    weight = np.random.default_rng(0).standard_normal((3, 4) if transposed else (4, 3)).astype(np.float32)
-    model = linear_model(op, weight, len(shape), **({"transB": transposed} if op == "Gemm" else {}))
-    x = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
-    layer = layer_of(model)
-    rows = layer.rows(x)
-    found = rows[:, 0] @ layer.matrix(weight)[0].T
-    np.testing.assert_allclose(found, outputs(model, x).reshape(-1, 3), atol=1e-5)
 
 
 def test_inputs_of_another_shape_have_no_rows() -> None:

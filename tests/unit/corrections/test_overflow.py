@@ -181,17 +181,6 @@ def test_weights_have_8_bits_where_data_permits_it(session: Session, models: Pat
 
 
 @pytest.mark.usefixtures("saturates")
-def test_a_proof_limits_weights_without_data(session: Session, models: Path, tmp_path: Path) -> None:
-    work = prepared(session, models, tmp_path, data=False)
-    assert max(largest(work)) > 63
-    for site in work.space.resolve(work.space.everything()).ordered:
-        if site.weight and site.format == "int8":
-            layer = work.calibrated[1].sum_limits[site.tensor].layer
-            assert not PairMaxima.of_any_input(layer).overflowing(work.numbers.integer_weight(site)).any()
-    assert not any("could overflow" in text for text in work.warnings)
-
-
-@pytest.mark.usefixtures("saturates")
 def test_scales_of_a_start_are_kept_where_data_permits(
     session: Session, models: Path, tmp_path: Path
 ) -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from onnx import numpy_helper
 
 from qdqspec.accuracy.data import Dataset, data_warnings, open_data, random_feeds
 from qdqspec.accuracy.shapes import InputSpec, input_specs
-from qdqspec.accuracy.sources import read_members
 from qdqspec.errors import DataError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.types import InputShape
@@ -43,38 +41,38 @@ def together(data: Dataset) -> np.ndarray:
     return np.concatenate([feed["x"] for feed in data])
 
 
-def test_feeds_are_the_rows_with_a_batch_axis(saved: Callable[..., Path]) -> None:
-    data = open_data(saved(x=images(5)), IMAGE)
-    assert (len(data), data.samples, data.notes, data.random) == (5, 5, (), False)
-    assert [feed["x"].shape for feed in data] == [(1, 2, 3)] * 5
-    np.testing.assert_array_equal(together(data), images(5))
-    np.testing.assert_array_equal(together(data), images(5))  # a second pass yields the same rows
-
-
 def lengths(batch: int = 1) -> dict[str, InputSpec]:
     span = InputShape(min=(1, 2, 0), opt=(1, 2, 3), max=(1, 2, 9))
     shape, own = (batch, 2, 3), (None, 2, None)
     return {"x": InputSpec(dtype=np.dtype(np.float32), shape=shape, ranges=(span,), own=own)}
 
 
-def test_samples_of_several_lengths_are_no_batch(tmp_path: Path) -> None:
-    for number, length in enumerate((3, 5)):
+@pytest.mark.parametrize(
+    ("batch", "samples", "problem", "cure"),
+    [
+        (2, (3, 5), r"shapes \[2, 3\] and \[2, 5\], and a batch of 2", "batch of 1"),
+        (1, (12,), r"a sample of shape \[1, 2, 12\], where the case has", "max: [1, 2, 12]}}"),
+    ],
+)
+def test_lengths_that_the_case_does_not_have_are_an_error_with_the_cure(
+    tmp_path: Path, batch: int, samples: tuple[int, ...], problem: str, cure: str
+) -> None:
+    for number, length in enumerate(samples):
         np.savez(tmp_path / f"{number}.npz", x=np.zeros((4, 2, length), np.float32))
-    with pytest.raises(DataError, match=r"shapes \[2, 3\] and \[2, 5\], and a batch of 2") as caught:
-        open_data(tmp_path, lengths(batch=2))
-    assert "batch of 1" in (caught.value.cure or "")
+    with pytest.raises(DataError, match=problem) as caught:
+        open_data(tmp_path, lengths(batch))
+    assert cure in (caught.value.cure or "")
 
 
-def test_a_sample_outside_the_declared_range_names_a_range_that_has_it(saved: Callable[..., Path]) -> None:
-    with pytest.raises(DataError, match=r"a sample of shape \[1, 2, 12\], where the case has") as caught:
-        open_data(saved(x=np.zeros((1, 2, 12), np.float32)), lengths())
-    assert "{x: {min: [1, 2, 3], opt: [1, 2, 3], max: [1, 2, 12]}}" in (caught.value.cure or "")
-
-
-def test_the_last_batch_is_filled_up_from_the_beginning(saved: Callable[..., Path]) -> None:
-    data = open_data(saved(x=images(7), labels=np.arange(7)), batch_of(3))
+def test_files_are_read_in_order_of_name_and_the_last_batch_is_filled_up_from_the_beginning(
+    tmp_path: Path,
+) -> None:
+    np.savez(tmp_path / "b.npz", x=images(3, first=4), labels=np.array([4, 5, 6]))
+    np.savez(tmp_path / "a.npz", x=images(4), labels=np.arange(4))
+    data = open_data(tmp_path, batch_of(3))
     assert (len(data), data.samples, data.batch) == (3, 7, 3)
-    np.testing.assert_array_equal(together(data), images(7)[[0, 1, 2, 3, 4, 5, 6, 0, 1]])
+    for _ in range(2):  # a second pass yields the same rows
+        np.testing.assert_array_equal(together(data), images(7)[[0, 1, 2, 3, 4, 5, 6, 0, 1]])
     np.testing.assert_array_equal(data.require_labels(), np.arange(7))
     (note,) = data.notes
     assert note.startswith("7 samples do not fill batches of 3: the last one is filled up with 2 repeated")
@@ -99,15 +97,6 @@ def test_calibration_data_of_zeros_or_one_sample_is_reported(
     found = list(data_warnings(open_data(saved(**arrays), inputs)))
     assert len(found) == len(warnings)
     assert all(text.startswith(part) for text, part in zip(found, warnings, strict=True))
-
-
-def test_a_folder_is_read_in_order_of_name_and_batches_span_files(tmp_path: Path) -> None:
-    np.savez(tmp_path / "b.npz", x=images(3, first=3), labels=np.array([3, 4, 5]))
-    np.savez(tmp_path / "a.npz", x=images(3), labels=np.array([0, 1, 2]))
-    data = open_data(tmp_path, batch_of(2))
-    assert len(data) == 3
-    np.testing.assert_array_equal(together(data), images(6))
-    np.testing.assert_array_equal(data.require_labels(), np.arange(6))
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int64, np.float64, np.float16, ">f4"])
@@ -161,8 +150,6 @@ WRONG = [
     ),
     ({"x": images(2).astype(complex)}, "array 'x' is complex128, and the model takes float32"),
     ({"x": np.float32(1)}, "array 'x' is a single number"),
-    ({"x": np.array([{}, {}], object)}, "array 'x' holds pickled objects"),
-    ({"x": images(2), "labels": np.arange(3)}, "3 labels for 2 samples"),
 ]
 
 
@@ -209,17 +196,21 @@ def test_a_token_outside_the_table_names_file_array_sample_and_value(
         list(open_data(saved(ids=ids), specs))
 
 
-def test_unequal_sample_counts_are_listed(saved: Callable[..., Path]) -> None:
-    inputs = IMAGE | {"z": IMAGE["x"]}
-    with pytest.raises(DataError, match="unequal numbers of samples: 'x' 2, 'z' 3"):
-        open_data(saved(x=images(2), z=images(3)), inputs)
-
-
-def test_a_missing_file_and_an_empty_folder_are_errors_with_the_path(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="there is no such data file"):
-        open_data(tmp_path / "nowhere.npz", IMAGE)
-    with pytest.raises(DataError, match=r"holds no \.npz or \.npy file"):
-        open_data(tmp_path, IMAGE)
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("nowhere.npz", "there is no such data file"),
+        ("empty", r"holds no \.npz or \.npy file"),
+        ("data.npz", "unequal numbers of samples: 'x' 2, 'z' 3"),
+    ],
+)
+def test_missing_files_and_unequal_numbers_of_samples_are_errors(
+    saved: Callable[..., Path], tmp_path: Path, name: str, problem: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    saved(x=images(2), z=images(3))
+    with pytest.raises(DataError, match=problem):
+        open_data(tmp_path / name, IMAGE | {"z": IMAGE["x"]})
 
 
 def test_an_array_for_no_input_is_ignored_with_a_note(saved: Callable[..., Path]) -> None:
@@ -229,13 +220,6 @@ def test_an_array_for_no_input_is_ignored_with_a_note(saved: Callable[..., Path]
     np.testing.assert_array_equal(together(data), images(2))
     with pytest.raises(DataError, match=r"no array 'labels' \(did you mean 'lables'\?\)"):
         data.require_labels()
-
-
-def test_an_archive_without_arrays_is_an_error(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "d.npz", "w") as archive:
-        archive.writestr("readme.txt", "hello")
-    with pytest.raises(DataError, match="holds no array"):
-        read_members(tmp_path / "d.npz")
 
 
 def test_an_array_with_a_wrong_checksum_is_an_error(saved: Callable[..., Path]) -> None:

@@ -113,29 +113,18 @@ def entry_point(monkeypatch):
     return install
 
 
-def test_a_loader_function_is_called_once(tmp_path):
-    calls = []
-
-    def load():
-        calls.append(1)
-        return ({"x": row} for row in ROWS)
-
-    files = GivenFiles()
-    case = files.loaded(case_of(tmp_path, "mine"), {"mine": load})
-    for _ in range(2):
-        np.testing.assert_array_equal(values(case.inputs.calibration), ROWS)
-    assert len(calls) == 1
-
-
 def load_installed():
     return {"x": ROWS}
 
 
-def test_a_loader_of_an_entry_point_is_found(tmp_path, entry_point):
+def test_a_loader_is_called_once_and_that_of_an_entry_point_is_found(tmp_path, entry_point):
     entry_point(f"{__name__}:load_installed")
-    files = GivenFiles()
-    case = files.loaded(case_of(tmp_path, "theirs"), {})
-    np.testing.assert_array_equal(values(case.inputs.calibration), ROWS)
+    calls = iter([[{"x": row} for row in ROWS]])
+    for name, loaders in (("mine", {"mine": lambda: next(calls)}), ("theirs", {})):
+        files = GivenFiles()
+        case = files.loaded(case_of(tmp_path, name), loaders)
+        for _ in range(2):
+            np.testing.assert_array_equal(values(case.inputs.calibration), ROWS)
 
 
 def raises():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from qdqspec.accuracy.metrics import evaluate
-from qdqspec.errors import ConfigError, DataError
+from qdqspec.errors import DataError
 
 SCORES = np.array([[0.1, 0.7, 0.2], [0.5, 0.3, 0.2], [0.0, 0.1, 0.9]], np.float32)
 
@@ -18,18 +18,28 @@ def test_top1_gives_the_correct_samples_of_all_batches() -> None:
     assert found.right.tolist() == [True, False, True]
 
 
-def test_a_metric_reads_the_named_output() -> None:
-    batch = {"other": SCORES[:, ::-1], "y": SCORES}
-    assert evaluate("top1", [batch], np.array([1, 0, 2]), output="y").value == 1
-    assert evaluate("top1", [batch], np.array([1, 2, 0])).value == 1
+RISING = np.arange(10, dtype=np.float32)[None]
+MISSING = np.where(np.arange(6).reshape(2, 3) == 3, np.float32(9), np.float32(np.nan))
+TOKENS = np.array([[[3, 1], [1, 3]], [[3, 1], [3, 1]]], np.float32)
 
 
-def test_top_k_accepts_the_k_highest_and_never_nan() -> None:
-    scores = np.arange(10, dtype=np.float32)[None]
-    assert [evaluate("top5", [{"y": scores}], np.array([n])).value for n in (5, 4)] == [1, 0]
-    assert evaluate("top1", [{"y": SCORES[:, :, None, None]}], np.array([1, 0, 2])).value == 1
-    missing = np.where(np.arange(6).reshape(2, 3) == 3, np.float32(9), np.float32(np.nan))
-    assert evaluate("top1", [{"y": missing}], np.array([0, 0])).value == 0
+@pytest.mark.parametrize(
+    ("metric", "batch", "labels", "value"),
+    [
+        ("top1", {"other": SCORES[:, ::-1], "y": SCORES}, [1, 0, 2], 1),  # the named output
+        ("top5", {"y": RISING}, [5], 1),
+        ("top5", {"y": RISING}, [4], 0),
+        ("top1", {"y": SCORES[:, :, None, None]}, [1, 0, 2], 1),
+        ("top1", {"y": MISSING}, [0, 0], 0),  # NaN is wrong
+        ("top1", {"y": TOKENS}, [[0, 0], [0, -100]], 2 / 3),  # of the labels that are not negative
+    ],
+)
+def test_top_k_accepts_the_k_highest(metric: str, batch: dict, labels: list, value: float) -> None:
+    assert evaluate(metric, [batch], np.array(labels), output="y").value == pytest.approx(value)
+
+
+def test_without_a_name_the_first_output_is_scored() -> None:
+    assert evaluate("top1", [{"other": SCORES[:, ::-1], "y": SCORES}], np.array([1, 2, 0])).value == 1
 
 
 @pytest.mark.parametrize(
@@ -51,20 +61,6 @@ def test_outputs_that_cannot_be_scored_are_reported(
 ) -> None:
     with pytest.raises(DataError, match=problem):
         evaluate(metric, [{"y": SCORES}], np.array(labels), output=output)
-
-
-@pytest.mark.parametrize("name", ["top-1", "top0", "iou"])
-def test_an_unknown_metric_is_an_error_that_lists_the_known_ones(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"unknown metric '{name}'") as caught:
-        evaluate(name, [{"y": SCORES}], np.array([1, 0, 2]), own={"recall": recall})
-    assert "known: recall, top1, top5, miou" in (caught.value.cure or "")
-    assert "qdq_metrics" in (caught.value.cure or "")
-
-
-def test_top1_of_tokens_is_the_share_of_labels_that_are_not_negative() -> None:
-    scores = np.array([[[3, 1], [1, 3]], [[3, 1], [3, 1]]], np.float32)
-    found = evaluate("top1", [{"y": scores}], np.array([[0, 0], [0, -100]]))
-    assert (found.value, found.samples, found.right) == (2 / 3, 2, None)
 
 
 @pytest.mark.parametrize(
@@ -114,17 +110,11 @@ def test_a_user_metric_receives_all_outputs_and_labels_at_once() -> None:
 
 def test_a_user_metric_with_an_output_receives_only_that_output() -> None:
     assert own(lambda outputs, _: len(outputs), output="y").value == 1
-    with pytest.raises(DataError, match="no output 'x'"):
-        own(recall, output="x")
 
 
-def test_a_user_metric_cannot_write_to_the_labels() -> None:
-    def metric(outputs, labels):
-        labels[0] = 9
-        return 1.0
-
-    with pytest.raises(DataError, match="metric 'mine' raised ValueError: assignment destination"):
-        own(metric)
+def writes(_, labels) -> float:
+    labels[0] = 9
+    return 1.0
 
 
 def test_an_error_of_a_user_metric_is_reported_with_its_place() -> None:
@@ -138,8 +128,14 @@ def test_an_error_of_a_user_metric_is_reported_with_its_place() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "description"), [(None, "None"), ("good", "'good'"), (np.ones(2), r"shape \[2\]")]
+    ("metric", "problem"),
+    [
+        (writes, "metric 'mine' raised ValueError: assignment destination"),
+        (lambda *_: None, "metric 'mine' gave None, and one number is wanted"),
+        (lambda *_: "good", "metric 'mine' gave 'good'"),
+        (lambda *_: np.ones(2), r"metric 'mine' gave an array of shape \[2\]"),
+    ],
 )
-def test_a_user_metric_must_return_one_number(value, description: str) -> None:
-    with pytest.raises(DataError, match=f"metric 'mine' gave .*{description}.*one number is wanted"):
-        own(lambda *_: value)
+def test_a_user_metric_must_return_one_number_and_not_write_to_the_labels(metric, problem: str) -> None:
+    with pytest.raises(DataError, match=problem):
+        own(metric)

@@ -125,6 +125,8 @@ def test_an_image_is_cropped_at_the_centre_and_normalized(photo: Path) -> None:
     np.testing.assert_allclose(sample[0], np.broadcast_to(red, (4, 6)), rtol=1e-6)
     np.testing.assert_allclose(sample[1][:, 0], np.arange(2, 6) / 255, rtol=1e-6)
     np.testing.assert_allclose(sample[2], 200 / 255 / 2, rtol=1e-6)
+    (rgb,), (bgr,) = pictures(photo), pictures(photo, colors="bgr")
+    np.testing.assert_array_equal(bgr, rgb[::-1])
 
 
 @pytest.mark.parametrize(
@@ -143,34 +145,6 @@ def test_layout_channels_and_pixels_without_scaling(
     assert (feed["image"].shape, feed["image"].dtype) == (shape, dtype)
 
 
-def test_images_of_another_shape_are_an_error_that_names_the_keys_to_change(photo: Path) -> None:
-    with pytest.raises(DataError, match=r"shape \[3, 8, 6\], where the model takes") as caught:
-        open_data(Data(path=photo, images=ImageRules(size=(8, 6))), PICTURE)
-    assert "`size`, `layout` or `colors`" in str(caught.value.cure)
-
-
-def test_bgr_reverses_the_channels(photo: Path) -> None:
-    (rgb,) = pictures(photo)
-    (bgr,) = pictures(photo, colors="bgr")
-    np.testing.assert_array_equal(bgr, rgb[::-1])
-    assert not np.array_equal(bgr, rgb)
-
-
-def test_images_without_a_transform_are_an_error_that_shows_one(photo: Path) -> None:
-    for source in (photo, photo.parent):
-        with pytest.raises(DataError, match="no transform is given") as caught:
-            open_data(source, PICTURE)
-        assert "{images: 'photos/*.jpg', size: 224}" in str(caught.value.cure)
-
-
-def test_a_file_that_is_no_image_is_named(tmp_path: Path) -> None:
-    Image.new("RGB", (6, 4)).save(tmp_path / "a.png")
-    (tmp_path / "b.jpg").write_bytes(b"no image")
-    with pytest.raises(DataError, match=r"b\.jpg: the image cannot be read") as caught:
-        pictures(tmp_path)
-    assert caught.value.cure == "take it out"
-
-
 @pytest.mark.parametrize("mode", ["PNG", "TIFF"])
 def test_pixels_of_16_bits_keep_their_brightness(tmp_path: Path, mode: str) -> None:
     levels = np.tile(np.arange(6, dtype=np.uint16) * 12_800, (4, 1))
@@ -178,14 +152,6 @@ def test_pixels_of_16_bits_keep_their_brightness(tmp_path: Path, mode: str) -> N
     (tmp_path / "x.img").rename(tmp_path / "x.tif")
     (sample,) = pictures(tmp_path / "x.tif", scale=1.0)
     np.testing.assert_array_equal(sample, np.broadcast_to(levels // 256, (3, 4, 6)))
-
-
-def test_pixels_without_a_known_range_are_an_error(tmp_path: Path) -> None:
-    """Floats from 0 to 1 would become a black image."""
-    Image.fromarray(np.full((4, 6), 0.5, np.float32)).save(tmp_path / "depth.tiff")
-    why = r"depth\.tiff: the image cannot be read \(its pixels of mode F have no known"
-    with pytest.raises(DataError, match=why):
-        pictures(tmp_path)
 
 
 def test_the_orientation_of_a_photo_is_applied(tmp_path: Path) -> None:
@@ -199,9 +165,41 @@ def test_the_orientation_of_a_photo_is_applied(tmp_path: Path) -> None:
     assert sample[:, :, -1].min() > 0.9
 
 
-def test_images_for_a_model_with_two_inputs_are_an_error(photo: Path) -> None:
-    with pytest.raises(DataError, match="images are data for one input, and the model has 2"):
-        open_data(Data(path=photo, images=ImageRules(size=(4, 6))), TWO)
+FITTED = ImageRules(size=(4, 6))
+
+
+@pytest.mark.parametrize(
+    ("name", "rules", "inputs", "problem", "cure"),
+    [
+        (
+            "photo.png",
+            ImageRules(size=(8, 6)),
+            PICTURE,
+            r"shape \[3, 8, 6\], where the model",
+            "`size`, `layout` or",
+        ),
+        ("photo.png", None, PICTURE, "no transform is given", "{images: 'photos/*.jpg', size: 224}"),
+        (".", None, PICTURE, "no transform is given", "{images: 'photos/*.jpg', size: 224}"),
+        ("photo.png", FITTED, TWO, "images are data for one input, and the model has 2", "inputs.values"),
+        ("b.jpg", FITTED, PICTURE, r"b\.jpg: the image cannot be read", "take it out"),
+        # floats from 0 to 1 would become a black image
+        (
+            "depth.tiff",
+            FITTED,
+            PICTURE,
+            r"depth\.tiff: .* \(its pixels of mode F have no known",
+            "take it out",
+        ),
+    ],
+)
+def test_images_that_cannot_be_the_input_are_an_error_with_the_cure(
+    photo: Path, name: str, rules: ImageRules | None, inputs: dict, problem: str, cure: str
+) -> None:
+    (photo.parent / "b.jpg").write_bytes(b"no image")
+    Image.fromarray(np.full((4, 6), 0.5, np.float32)).save(photo.parent / "depth.tiff")
+    with pytest.raises(DataError, match=problem) as caught:
+        list(open_data(Data(path=photo.parent / name, images=rules), inputs))
+    assert cure in str(caught.value.cure)
 
 
 def test_the_digest_depends_on_content_and_transform(photo: Path, tmp_path: Path) -> None:

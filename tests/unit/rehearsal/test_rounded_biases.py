@@ -12,7 +12,7 @@ import pytest
 from onnx import numpy_helper
 from rehearsing import rehearsal_of
 
-from qdqspec.accuracy.rehearsal import sites_of
+from qdqspec.accuracy.switches import sites_of
 from qdqspec.backends.onnxruntime import ops
 from qdqspec.graph.model import Model
 from qdqspec.graph.save import save_model

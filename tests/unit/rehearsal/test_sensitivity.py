@@ -11,7 +11,8 @@ from onnx import numpy_helper
 from random_models import ranges_for
 from rehearsing import rehearsal_of, summed_db, summed_noise
 
-from qdqspec.accuracy.rehearsal import Rehearsal, RehearsalRefusedError, find_sensitivities, sites_of
+from qdqspec.accuracy.rehearsal import Rehearsal, RehearsalRefusedError, find_sensitivities
+from qdqspec.accuracy.switches import sites_of
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.graph.model import Model, load_model
 from qdqspec.qdq.quantize.quantizer import Quantizer

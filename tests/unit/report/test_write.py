@@ -8,7 +8,7 @@ import pytest
 
 from qdqspec.app.report.tables import summary_table
 from qdqspec.app.report.write import annotation_lines, format_named, write_reports
-from qdqspec.checks.verdicts import raised
+from qdqspec.checks.base import raised
 from qdqspec.errors import ConfigError, DataError, OutputError
 from qdqspec.testing.records import faster_case, sample_run
 from qdqspec.types import Evidence

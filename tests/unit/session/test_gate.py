@@ -13,8 +13,7 @@ from written_cases import check_of
 
 from qdqspec._core.config import Settings
 from qdqspec.app.session.gate import CLOSE_BUILDS, CLOSE_ROUNDS, FIRST_BUILDS, FIRST_ROUNDS, Gate, Gatekeeper
-from qdqspec.checks.baseline.compare import Conditions, rules_of
-from qdqspec.checks.baseline.store import update_baseline
+from qdqspec.checks.baselines import Conditions, rules_of, update_baseline
 from qdqspec.checks.kinds.regression import check as regression_check
 from qdqspec.testing.records import faster_case
 from qdqspec.types import Case, DeviceKey, Interval, LatencyEvidence, RegressionEvidence, Samples, Verdict

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from chains import SHAPE
 
-from qdqspec.accuracy.evaluator import FIRST_DOUBT_DB, SAMPLES, Evaluator
+from qdqspec.accuracy.evaluator import SAMPLES, Evaluator, Offset
 from qdqspec.accuracy.rehearsal import RehearsedEngine
 from qdqspec.app.session import Session
 from qdqspec.app.session.oracle import RehearsalOracle, Rehearser
@@ -55,7 +55,7 @@ def test_predictions_include_the_offset_of_builds_and_the_difference_of_all_data
     everything = space.resolve(space.everything())
     rehearsed = oracle.predicted_db(everything)
     assert rehearsed is not None
-    assert oracle.doubt_db == FIRST_DOUBT_DB
+    assert oracle.doubt_db == Offset().first_doubt_db
     oracle.learn(trial(everything, rehearsed - 2))
     assert oracle.predicted_db(everything) == pytest.approx(rehearsed - 1)  # half of the offset of one build
     oracle.difference.learn(rehearsed - 2, rehearsed - 3, everything)
@@ -85,7 +85,7 @@ def test_near_the_limit_all_data_is_rehearsed(session: Session, case: Case, proj
 def test_an_oracle_without_enough_memory_returns_nothing_with_a_note(
     opened: tuple[RehearsalOracle, SchemeSpace], notes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qdqspec.accuracy.rehearsal.rehearsal.bytes_left", lambda: 16)
+    monkeypatch.setattr("qdqspec.accuracy.rehearsal.bytes_left", lambda: 16)
     oracle, space = opened
     assert oracle.predicted_db(space.resolve(space.everything())) is None
     assert oracle.noise() is None

@@ -6,6 +6,9 @@ readable. The input is not trusted: any bytes give a baseline or one clear error
 
 An entry is obsolete if no check of its spec uses it. The spec decides, not the run: the entry of a check that is
 skipped on this machine is still in use.
+
+The facts that determine a model's speed must be equal in a run that is compared: model, quantization rules, shapes,
+clock. The device is the file's name. Versions, processor frequencies and the like are reported only.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
@@ -25,10 +28,11 @@ from filelock import FileLock, Timeout
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from qdqspec._core.files import explained, write_whole
+from qdqspec._core.node_digests import changes_text
 from qdqspec._core.plain_json import content_sum, read_json
 from qdqspec._core.temporary import shared_folder
 from qdqspec.errors import OutputError, StateError
-from qdqspec.types import Case, Clock, DeviceKey, Interval
+from qdqspec.types import BaselineFigure, Case, Clock, DeviceKey, Interval, Outcome, TimeChange
 
 FOLDER = "__baselines__"
 SCHEMA_VERSION: Final = 1
@@ -64,10 +68,6 @@ class RoleTimes(_Part):
     def on(self, clock: Clock) -> Times:
         """The samples on a clock."""
         return self.cpu_ms if clock == "cpu" else self.wall_ms
-
-    def is_paired(self, clock: Clock) -> bool:
-        """Whether each sample has a first run, or none has one."""
-        return self.first is None or [*map(len, self.first.on(clock))] == [*map(len, self.on(clock))]
 
     def between(self, clock: Clock) -> Times:
         """Sample by sample, the geometric mean of both conditions; of runs in a row where ``first`` is missing."""
@@ -117,8 +117,10 @@ class Entry(Figure):
         lengths = {len(build) for builds in times for build in builds}
         if len(times) != 2 or not all(times) or len(lengths) != 1 or 0 in lengths:
             raise ValueError("tuned and reference need samples on the gating clock, equally many a build")
-        if not all(role.is_paired(self.clock) for role in self.samples.values()):
-            raise ValueError("each sample needs a first run, or none has one")
+        for role in self.samples.values():
+            first = role.on(self.clock) if role.first is None else role.first.on(self.clock)
+            if [*map(len, first)] != [*map(len, role.on(self.clock))]:
+                raise ValueError("each sample needs a first run, or none has one")
         if (rounds := max(sum(map(len, builds)) for builds in times)) > _MOST_ROUNDS:
             raise ValueError(f"{rounds:,} samples of a model are more than {_MOST_ROUNDS:,}")
         return self
@@ -190,8 +192,7 @@ def read_baseline(path: Path) -> Baseline | None:
         raise StateError(f"this is not a baseline: {error}", where=path, cure=_RENEW) from None
     for case, check in known.names():
         written = content["cases"][case][check]
-        # An entry without a checksum is of an earlier version, or written by hand. A later version writes
-        # one.
+        # An entry without a checksum is written by hand. A later version writes one.
         signed = _SUM in written or written.keys() - Entry.model_fields.keys()
         if signed and written.get(_SUM) != _sum(known.device, (case, check), written):
             raise StateError(
@@ -235,7 +236,14 @@ def update_baseline(
             used = {entry.model_sha256 for checks in kept.values() for entry in checks.values()}
             digests = {sha256: text for sha256, text in {**known.models, **(models or {})}.items() if text}
             digests = {sha256: text for sha256, text in digests.items() if sha256 in used}
-            text = _text(Baseline(device=known.device, cases=kept, models=digests))
+            new = Baseline(device=known.device, cases=kept, models=digests)
+            data = new.model_dump(mode="json")
+            for case, check in new.names():
+                entry = data["cases"][case][check]
+                entry[_SUM] = _sum(new.device, (case, check), entry)
+            text = json.dumps(data, indent=1, sort_keys=True, allow_nan=False) + "\n"
+            # JSON strings contain no line break, so the pattern matches arrays of numbers only.
+            text = re.sub(r"\[\n[-+.\deE,\s]*\]", lambda found: re.sub(r"\s+", " ", found[0]), text)
             write_whole(path, text, what="the baseline", make_folder=True)
         else:
             with explained("the baseline", path, "make the folder writable"):
@@ -257,16 +265,6 @@ def _alone(path: Path) -> Iterator[None]:
         ) from None
 
 
-def _text(baseline: Baseline) -> str:
-    data = baseline.model_dump(mode="json")
-    for case, check in baseline.names():
-        entry = data["cases"][case][check]
-        entry[_SUM] = _sum(baseline.device, (case, check), entry)
-    text = json.dumps(data, indent=1, sort_keys=True, allow_nan=False)
-    # JSON strings contain no line break, so the pattern matches arrays of numbers only.
-    return re.sub(r"\[\n[-+.\deE,\s]*\]", lambda found: re.sub(r"\s+", " ", found[0]), text) + "\n"
-
-
 def obsolete_entries(folder: Path, used: Collection[Name]) -> tuple[tuple[Path, Name], ...]:
     """Entries below a spec's baseline folder, for any device, that are not ``used``; a damaged file has none."""
     found: list[tuple[Path, Name]] = []
@@ -276,4 +274,123 @@ def obsolete_entries(folder: Path, used: Collection[Name]) -> tuple[tuple[Path, 
         except StateError:
             continue
         found += [(file, name) for name in (known.names() if known else ()) if name not in used]
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """The conditions of a run's ratio, measured at an ISO 8601 time; ``nodes`` are those of `_core.node_digests`."""
+
+    clock: Clock
+    model_sha256: str
+    nodes: str = ""
+    rules: Mapping[str, Any]
+    scheme: str
+    environment: Mapping[str, str]
+    recorded: str = ""
+
+
+def rules_of(case: Case) -> dict[str, Any]:
+    """The rules of a case that its ratio depends on, as JSON values by flat names, without the search budget."""
+    quantize, patterns, inputs = case.quantize, case.patterns, case.inputs
+    shapes = [
+        {name: [list(shape.min), list(shape.opt), list(shape.max)] for name, shape in profile.shapes.items()}
+        for profile in inputs.profiles
+    ]
+    return {
+        "quantize.format": quantize.format,
+        "quantize.calibration": quantize.calibration,
+        "quantize.weights": quantize.weights,
+        "quantize.activations": quantize.activations,
+        "quantize.outputs": quantize.outputs,
+        "patterns.allow": sorted(patterns.allow),
+        "patterns.deny": sorted(patterns.deny),
+        "patterns.include": sorted(patterns.include),
+        "patterns.exclude": sorted(patterns.exclude),
+        "inputs.shapes": shapes,
+        "inputs.weights": [profile.weight for profile in inputs.profiles],
+        "inputs.batch": inputs.batch,
+        "tune.min_sqnr_db": case.tune.limits.min_sqnr_db,
+        "tune.accuracy": None if (rules := case.tune.accuracy) is None else asdict(rules),
+    }
+
+
+def why_incomparable(entry: Entry, now: Conditions, nodes: str = "") -> str:
+    """The reason why entry and run are not comparable, or nothing; ``nodes`` are the digests of the entry's model."""
+    return next(_unlike(entry, now, nodes), "")
+
+
+def _unlike(entry: Entry, now: Conditions, nodes: str) -> Iterator[str]:
+    known = {"model": entry.model_sha256[:12], "clock": entry.clock, **entry.rules}
+    found = {"model": now.model_sha256[:12], "clock": now.clock, **now.rules}
+    for name in ("model", "clock", *sorted(entry.rules.keys() & now.rules.keys())):
+        if known[name] != found[name]:
+            what = changes_text(nodes, now.nodes) if name == "model" else ""
+            values = f"{name} was {_value_text(known[name])}, is {_value_text(found[name])}"
+            yield f"{values}: {what}" if what else values
+
+
+def differences(entry: Entry, now: Conditions) -> tuple[str, ...]:
+    """Other differences, which may explain a change but do not prevent a comparison."""
+    notes = [] if entry.scheme == now.scheme else [f"placement: was {entry.scheme}, is {now.scheme}"]
+    for name in sorted(entry.environment.keys() | now.environment.keys()):
+        old, new = entry.environment.get(name, "unknown"), now.environment.get(name, "unknown")
+        if old != new:
+            notes.append(f"{name}: was {old}, is {new}")
+    return tuple(notes)
+
+
+def changes(entry: Entry, now: Conditions, nodes: str = "") -> tuple[str, ...]:
+    """All differences that may explain why an entry was renewed."""
+    return (*_unlike(entry, now, nodes), *differences(entry, now))
+
+
+def _value_text(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "empty"
+    return "unset" if value is None else str(value)
+
+
+def judge_change(change: TimeChange, allowed: float) -> Outcome:
+    """Fail if the intervals over builds and by ranks both exclude the allowance and the effect of other conditions."""
+    if change.builds.high <= 1 + allowed:
+        return "pass"
+    most = (1 + allowed) * conditions_effect(change)
+    return "fail" if change.builds.low > most and change.ranks.low > most else "inconclusive"
+
+
+def conditions_effect(change: TimeChange, *, usual_drift: float = 0.05, share: float = 0.5) -> float:
+    """The factor by which a ratio may change since the reference ran in other conditions; 1 if it did not.
+
+    Other work on the machine slows the faster model more: where it made a float network 22 to 50 % slower, the ratio
+    of the tuned one grew by up to a third of that (docs/how-to/baselines.md). A change of the reference's time by
+    ``usual_drift`` has no effect on ratios, and a larger one changes them by ``share`` of the rest: larger numbers
+    decide less often, and smaller ones fail models for the conditions.
+    """
+    drift = max(change.reference, 1 / change.reference) - 1
+    return 1 + share * max(0.0, drift - usual_drift)
+
+
+def is_stale(change: TimeChange, allowed: float) -> bool:
+    """Whether the model became faster by more than the allowance, so that the baseline would hide a later loss."""
+    least = 1 / ((1 + allowed) * conditions_effect(change))
+    return change.builds.high < least and change.ranks.high < least
+
+
+def history_of(entry: Entry, device: str) -> tuple[BaselineFigure, ...]:
+    """The past figures of an entry, the oldest first, and its present one."""
+    return tuple(
+        BaselineFigure(device=device, ratio=each.ratio, recorded=each.recorded, changed=each.changed)
+        for each in (*entry.history, entry)
+    )
+
+
+def figures_elsewhere(file: Path, name: Name) -> tuple[BaselineFigure, ...]:
+    """The figures of the same check on other devices, from the files beside this one, sorted."""
+    found = []
+    for other in sorted(set(file.parent.glob("*.json")) - {file}):
+        with suppress(StateError):  # reported in a run on that device
+            known = read_baseline(other)
+            if known is not None and (entry := known.entry(name)) is not None:
+                found.append(history_of(entry, known.device)[-1])
     return tuple(found)

@@ -1,27 +1,34 @@
-"""Rehearsal: the accuracy of placements without builds, from one session in which every Q/DQ pair has a switch."""
+"""Rehearsal: the accuracy of placements without builds, from one session in which every Q/DQ pair has a switch.
+
+The sensitivity analysis measures the noise of every single pair. A pair changes nothing before it, so that only the
+part of the graph after it is run: the model is cut into segments, the float model's values at each cut are stored, and
+only the pairs of one segment have switches.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import chain, islice, tee
+from math import prod
 from pathlib import Path
 
 import numpy as np
 
-from qdqspec._core.arrays import Array, Feed
+from qdqspec._core.arrays import Array, Feed, Floats
 from qdqspec._core.closing import Closing
 from qdqspec._core.temporary import TemporaryFolder
-from qdqspec.accuracy.compare import OutputComparison
+from qdqspec.accuracy.compare import OutputComparison, noise_power, signal_power
 from qdqspec.accuracy.evaluator import HELD_BYTES, SAMPLES
-from qdqspec.accuracy.rehearsal.graph import (
+from qdqspec.accuracy.switches import (
     SwitchedModel,
     Switches,
     SwitchGraph,
     SwitchStates,
     Values,
     is_foreign,
+    labelled_sites,
 )
 from qdqspec.backends.base import Engine
 from qdqspec.backends.memory import bytes_left
@@ -32,8 +39,10 @@ from qdqspec.graph.ops import FLOATS, copies_values, is_default
 from qdqspec.graph.save import save_model
 from qdqspec.graph.weights import WeightStore
 from qdqspec.qdq.edit.pairs import PairMaker, QuantSource
+from qdqspec.qdq.quantize.formats import BIAS_FORMAT
+from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.qdq.space.units import Edge
-from qdqspec.types import Consumer, Placement, Rehearsed, Site
+from qdqspec.types import Consumer, LabelNoise, Placement, Rehearsed, Site
 
 # Operators that select, with their operands that are data.
 SELECTING = {"ArgMax": (0,), "ArgMin": (0,), "Hardmax": (0,), "NonMaxSuppression": (0, 1), "TopK": (0,)}
@@ -98,8 +107,17 @@ class Rehearsal(Closing):
         with ExitStack() as opened:
             self.folder = opened.enter_context(TemporaryFolder())
             self.switches = Switches(site for site in subject.sites if not is_foreign(site))
+            floating = {(s.tensor, s.format, s.axis, end) for s in subject.floating for end in s.consumers}
+            singles = frozenset(
+                switch
+                for switch in self.switches
+                if (switch.tensor, switch.format, switch.axis, switch.consumers[0]) in floating
+            )
+            base = subject.model.path.parent if subject.model.path else None
             try:
-                self.graph = self._graph()
+                store = WeightStore(self.folder, base=base)
+                maker = PairMaker(subject.model, subject.numbers, floating=singles, store=store)
+                self.graph = SwitchGraph(subject.model, self.switches, maker, store, subject.rounds_biases)
                 self._processes = self._allowed_processes()
                 self._model = self.graph.whole(dict.fromkeys((*self.outputs_edges, *self.guiding_edges)))
                 self._engines = self.load(self._model, "whole", runtime.exact)
@@ -153,7 +171,7 @@ class Rehearsal(Closing):
         return self._engines.seconds
 
     def load(self, model: SwitchedModel, name: str, build: Callable[[Path], Engine]) -> Engines:
-        """The engines of a model of `graph`: as many as the processor and the memory allow."""
+        """The engines of a model with switches: as many as the processor and the memory allow."""
         path = self.folder / f"{name}.onnx"
         save_model(model.proto, path)
         return Engines(lambda: build(path), self._processes)
@@ -161,14 +179,6 @@ class Rehearsal(Closing):
     def close(self) -> None:
         """Close the session. Closing twice is harmless."""
         self._opened.close()
-
-    def _graph(self) -> SwitchGraph:
-        subject = self.subject
-        base = subject.model.path.parent if subject.model.path else None
-        store = WeightStore(self.folder, base=base)
-        singles = frozenset(switch for switch in self.switches if _is_floating(switch, subject.floating))
-        maker = PairMaker(subject.model, subject.numbers, floating=singles, store=store)
-        return SwitchGraph(subject.model, self.switches, maker, store, subject.rounds_biases)
 
     def _allowed_processes(self) -> int:
         """The number of engines whose weights fit into half of the free memory. Raises if not even those of one do."""
@@ -221,26 +231,24 @@ def guiding_outputs(model: Model) -> dict[str, tuple[Edge, ...]]:
     far as a limit on its output can hold: the rehearsed SQNR of random placements deviates from the sum of single
     noises by 1.6 dB (SqueezeNet) and .4 dB (a face detector) there, and by 2.8 and .9 dB before.
     """
-    return {name: _edges_before(model, name) for name in dict.fromkeys(model.outputs)}
-
-
-def _edges_before(model: Model, output: str) -> tuple[Edge, ...]:
-    """The edges with floats before the trailing operators of an output; its own without one that selects."""
-    end = (output, model.output_ends[output])
-    found, seen, pending, selects = dict[Edge, None](), set[str](), [end], False
-    while pending:
-        edge = pending.pop()
-        tensor = edge[0]
-        node = None if tensor in model.constants else model.producer.get(tensor)
-        operands = () if node is None else _operands(model, node)
-        if node is None or not operands:
-            found[edge] = None
-        elif tensor not in seen:
-            seen.add(tensor)
-            selects |= is_default(node) and node.op_type in SELECTING
-            pending += [(node.inputs[index], Consumer(node.name, index)) for index in operands]
-    real = (edge for edge in found if model.elem_type(edge[0]) in FLOATS and edge[0] not in model.constants)
-    return (tuple(real) if selects else ()) or (end,)
+    guides = {}
+    for output in dict.fromkeys(model.outputs):
+        end = (output, model.output_ends[output])
+        found, seen, pending, selects = dict[Edge, None](), set[str](), [end], False
+        while pending:
+            edge = pending.pop()
+            tensor = edge[0]
+            node = None if tensor in model.constants else model.producer.get(tensor)
+            operands = () if node is None else _operands(model, node)
+            if node is None or not operands:
+                found[edge] = None
+            elif tensor not in seen:
+                seen.add(tensor)
+                selects |= is_default(node) and node.op_type in SELECTING
+                pending += [(node.inputs[index], Consumer(node.name, index)) for index in operands]
+        real = (one for one in found if model.elem_type(one[0]) in FLOATS and one[0] not in model.constants)
+        guides[output] = (tuple(real) if selects else ()) or (end,)
+    return guides
 
 
 def _operands(model: Model, node: Node) -> tuple[int, ...]:
@@ -254,9 +262,146 @@ def _operands(model: Model, node: Node) -> tuple[int, ...]:
     return ()
 
 
-def _is_floating(switch: Site, floating: frozenset[Site]) -> bool:
-    key = (switch.tensor, switch.format, switch.axis)
-    return any(
-        key == (site.tensor, site.format, site.axis) and set(switch.consumers) <= set(site.consumers)
-        for site in floating
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sensitivities:
+    """The noise power over signal power of each switch alone, at each guiding tensor: ``noise`` by switch and guide.
+
+    An int32 bias counts as exact, since its step is the product of two scales, and so does a weight of one element.
+    """
+
+    switches: Switches
+    guides: tuple[str, ...]
+    noise: Floats
+
+    def by_label(self, space: SchemeSpace) -> LabelNoise:
+        """The noise of each (unit, label) that can be rehearsed, each switch at its worst guide."""
+        parts = {
+            choice: tuple(dict.fromkeys(number for site in sites for number in self.switches.numbers(site)))
+            for choice, sites in labelled_sites(space).items()
+            if not any(map(is_foreign, sites))
+        }
+        return LabelNoise(tuple(self.noise.max(axis=1, initial=0.0).tolist()), parts)
+
+
+def find_sensitivities(
+    rehearsal: Rehearsal,
+    *,
+    samples: int = SAMPLES,
+    first: int = 2,
+    noise_share: float = 0.95,
+    together: int = 1,
+    segments: int = 6,
+) -> Sensitivities:
+    """Measure every switch alone, on at most so many samples.
+
+    Each is measured on the ``first`` samples, and on the others those that cause the ``noise_share`` of the noise of
+    their segment: a larger share takes longer, and tells more of pairs with little noise. ``together`` measures so many
+    neighbouring switches of one kind at once, which get equal parts of their noise: fewer runs, and noise that is known
+    less well. More ``segments`` run less of the graph for each switch, and build more models. Raises
+    `RehearsalRefusedError` if no guiding tensor is floating-point.
+    """
+    sample = next(iter(rehearsal.references()), None)
+    if sample is None:
+        raise BackendError("there is no sample to measure sensitivities on")
+    floats = {edge for edge, value in sample[1].items() if np.issubdtype(value.dtype, np.floating)}
+    edges = [edge for edge in rehearsal.guiding_edges if edge in floats]
+    if not edges:
+        raise RehearsalRefusedError(
+            "no output of the model, or tensor before it, is floating-point",
+            where=rehearsal.subject.model.where,
+        )
+    graph, count = rehearsal.graph, len(rehearsal.switches)
+    noise = np.zeros((count, len(edges)))
+    for low, high in _segments(rehearsal, segments):
+        behind = [number for number, edge in enumerate(edges) if graph.is_behind(edge, low)]
+        model = graph.part(low, high, [edges[number] for number in behind])
+        groups = _groups(rehearsal, model.numbers, together)
+        if not groups or not behind:
+            continue
+        powers = np.zeros((2, len(groups), len(behind)))  # of the signal, and of the noise
+        measured = list(range(len(groups)))
+        with closing(rehearsal.load(model, f"from{low}", rehearsal.runtime.fast)) as engines:
+            for index, feed in enumerate(islice(_fed(rehearsal, low), samples)):
+                if index == first:
+                    measured = _noisiest(_ratio(powers).max(axis=1), noise_share)
+                settings = np.zeros((1 + len(measured), count), np.bool_)  # the first without any pair
+                for setting, number in zip(settings[1:], measured, strict=True):
+                    setting[list(groups[number])] = True
+                each = model.run_each(engines, ((setting, feed) for setting in settings))
+                reference = next(each)
+                signal = [signal_power(value) for value in reference.values()]
+                power = [
+                    [noise_power(value, seen.get(edge)) for edge, value in reference.items()] for seen in each
+                ]
+                powers[:, measured] += np.array([[signal] * len(power), power])
+        for group, own in zip(groups, _ratio(powers), strict=True):
+            noise[np.ix_(group, behind)] = own / len(group)
+    return Sensitivities(
+        switches=rehearsal.switches, guides=tuple(tensor for tensor, _ in edges), noise=noise
     )
+
+
+def _ratio(powers: Floats) -> Floats:
+    """Noise over signal; infinite for noise without a signal."""
+    signal, noise = powers
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(noise == 0, 0.0, noise / signal)
+
+
+def _noisiest(powers: Floats, share: float) -> list[int]:
+    """The fewest numbers of groups that cause a share of the noise, and at least one."""
+    falling = np.argsort(-powers, kind="stable")
+    with np.errstate(invalid="ignore"):
+        shares = np.cumsum(powers[falling]) / powers.sum()
+    return sorted(falling[: 1 + int(np.sum(shares < share))].tolist())
+
+
+def _groups(rehearsal: Rehearsal, numbers: Iterable[int], together: int) -> list[tuple[int, ...]]:
+    """The numbers of switches to measure ``together``, neighbours of one kind, without those that count as exact."""
+    model, alike = rehearsal.subject.model, dict[tuple[str, bool, bool], list[int]]()
+
+    def place(number: int) -> tuple[int, int]:
+        site = rehearsal.switches[number]
+        return rehearsal.graph.place((site.tensor, site.consumers[0])), number
+
+    for number in sorted(numbers, key=place):
+        site = rehearsal.switches[number]
+        is_scalar = site.weight and prod(dim or 1 for dim in model.shape(site.tensor) or (0,)) == 1
+        if site.format != BIAS_FORMAT and not is_scalar:
+            alike.setdefault((site.format, site.weight, site.axis is None), []).append(number)
+    return [
+        tuple(several[start : start + together])
+        for several in alike.values()
+        for start in range(0, len(several), together)
+    ]
+
+
+def _fed(rehearsal: Rehearsal, index: int) -> Iterator[Feed]:
+    """Each input with the float model's values before the node of that index."""
+    graph = rehearsal.graph
+    live = graph.live(index) if index else ()
+    if not live:
+        yield from rehearsal.feeds()
+        return
+    model = graph.head(index, live)
+    with closing(rehearsal.load(model, f"until{index}", rehearsal.runtime.fast)) as engines:
+        for feed in rehearsal.feeds():
+            yield {**feed, **engines.run({name: feed[name] for name in model.inputs if name in feed})}
+
+
+def _segments(rehearsal: Rehearsal, count: int) -> Iterator[tuple[int, int]]:
+    """Ranges of places with about equal numbers of switches, cut where the least data passes between nodes."""
+    graph = rehearsal.graph
+    places = sorted(graph.place(edge) for edge in rehearsal.switches.by_edge())
+    if not places:
+        return
+    sizes = graph.live_sizes()
+    cuts = [0]
+    for part in range(1, count):
+        near, width = len(places) * part / count, len(places) / (4 * count)
+        band = places[int(near - width)], places[min(int(near + width), len(places) - 1)]
+        options = range(max(band[0], cuts[-1] + 1), min(band[1] + 1, len(graph.nodes)))
+        best = min(options, key=lambda index: sizes[index], default=None)
+        if best is not None and np.isfinite(sizes[best]):
+            cuts.append(best)
+    yield from zip(cuts, [*cuts[1:], len(graph.nodes) + 1], strict=True)

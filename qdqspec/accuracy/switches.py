@@ -137,12 +137,14 @@ class SwitchedModel:
         The states cover all switches, also those that the model lacks. Inputs with a default value may be absent from
         a feed. Outputs that are not arrays are omitted.
         """
-        for found in engines.run_each(self._given(setting, feed) for setting, feed in runs):
-            yield {edge: found[name] for edge, name in self.names.items() if name in found}
+        inputs = self.inputs
 
-    def _given(self, setting: SwitchStates, feed: Feed) -> Feed:
-        given = {name: feed[name] for name in self.inputs if name in feed}
-        return {**given, self.input: setting[list(self.numbers)]} if self.input else given
+        def given(setting: SwitchStates, feed: Feed) -> Feed:
+            found = {name: feed[name] for name in inputs if name in feed}
+            return {**found, self.input: setting[list(self.numbers)]} if self.input else found
+
+        for found in engines.run_each(given(setting, feed) for setting, feed in runs):
+            yield {edge: found[name] for edge, name in self.names.items() if name in found}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +184,13 @@ class SwitchGraph:
         self._base = flat_form(raise_opset(light, opset) if raised else light)
         self.nodes: tuple[onnx.NodeProto, ...] = tuple(self._base.graph.node)
         self._raised = RaisedInputs(model, self.nodes, is_raised=raised)
-        self._inputs = {edge: self._places(edge) for edge in self._edges}
+        # the inputs of each consumer after the opset was raised; of a graph output, a place after all nodes
+        self._inputs: dict[Edge, list[_Input]] = {
+            (tensor, end): [(len(self.nodes), 0)]
+            if end.is_output
+            else self._raised.of(tensor, end, [end], "rehearsed", "build the placement and measure it")
+            for tensor, end in self._edges
+        }
         self._at = {edge: min(index for index, _ in inputs) for edge, inputs in self._inputs.items()}
         self._biased = {n: bias for n in range(len(self._pairs)) if (bias := self._bias_of(n)) is not None}
 
@@ -240,8 +248,12 @@ class SwitchGraph:
     ) -> SwitchedModel:
         numbers = tuple(number for edge in edges for number in self._edges[edge])
         graph_nodes = list(self._switched(nodes, edges))
-        if numbers:
-            graph_nodes.insert(0, self._split(numbers))
+        if numbers:  # the input of the switches, split into the condition of each
+            conditions = [self._name(number, "condition") for number in numbers]
+            split = helper.make_node("Split", [_SWITCHES], conditions, axis=0)
+            if opset_of(self._base) >= _SPLIT_TAKES_NUMBER:
+                split.attribute.append(helper.make_attribute("num_outputs", len(numbers)))
+            graph_nodes.insert(0, split)
         constants = [c for number in numbers for c in self._constants(number)]
         read = {name for node in graph_nodes for name in (*node.input, *names_read_inside(node))}
         read |= set(names.values())
@@ -253,8 +265,7 @@ class SwitchGraph:
         proto.graph.input.extend(i for i in self._base.graph.input if i.name in read)
         proto.graph.input.extend(self._info(name) for name in live)
         if numbers:
-            count = [len(numbers)]
-            info = helper.make_tensor_value_info(_SWITCHES, TensorProto.BOOL, count)
+            info = helper.make_tensor_value_info(_SWITCHES, TensorProto.BOOL, [len(numbers)])
             proto.graph.input.append(info)
         wanted = dict.fromkeys((value, edge[0]) for edge, value in names.items())
         proto.graph.output.extend(self._info(value, of=tensor) for value, tensor in wanted)
@@ -277,7 +288,15 @@ class SwitchGraph:
         for index in nodes:
             own = by_place.pop(index, ())
             yield from map(self._switch, own)
-            yield _reading(self.nodes[index], instead.get(index, {}))
+            node = self.nodes[index]
+            if index in instead:
+                node = copied(node)
+                for number, name in sorted(instead[index].items()):
+                    if number == len(node.input):  # the layer has no bias of its own
+                        node.input.append(name)
+                    else:
+                        node.input[number] = name
+            yield node
         for left in by_place.values():  # switches before graph outputs
             yield from map(self._switch, left)
 
@@ -293,7 +312,13 @@ class SwitchGraph:
         sources = [tensor, *(bias.otherwise for bias in biases[:1])]
         nodes = [_identity(source, name) for source, name in zip(sources, off, strict=True)]
         for index, number in reversed(list(enumerate(numbers))):
-            made = self._pair_nodes(number, tensor)
+            made = []
+            for template in self._pairs[number].nodes:
+                node = copied(template)
+                node.name = self._name(number, template.name)
+                for names in (node.input, node.output):
+                    refill(names, [tensor if name == _SOURCE else self._name(number, name) for name in names])
+                made.append(node)
             on = [self._name(number, self._pairs[number].output)]
             if biases:
                 on.append(self._name(number, "bias:then"))
@@ -332,34 +357,19 @@ class SwitchGraph:
 
     def _bias_of(self, number: int) -> _Bias | None:
         """The bias of the layer that reads a weight, if it is another one while the pair is on."""
-        site, pair = self._switches[number], self._pairs[number]
-        data = self._scaled_input(site) if site.weight else None
+        site, pair, end = self._switches[number], self._pairs[number], self._switches[number].consumers[0]
+        node = None if end.is_output else self._model.by_name[end.node]
+        data = None
+        if node is not None and site.weight and node.op_type in self._rounds_biases:
+            # the pair, with one scale, on the data of the layer, whose bias is rounded with both scales
+            inputs = self._edges.get((node.inputs[0], Consumer(node.name, 0)), ())
+            scaled = (n for n in inputs if self._pairs[n].constants and self._switches[n].axis is None)
+            data = None if number_format(site.format).block else next(scaled, None)
         if pair.bias is not None:
             on, off = self._name(number, "bias:on"), self._name(number, "bias:off")
             return _Bias(value=on, otherwise=off if pair.bias.is_added else pair.bias.value.name, data=data)
-        own = "" if data is None else self._model.by_name[site.consumers[0].node].input_at(BIAS_INPUT)
+        own = "" if data is None or node is None else node.input_at(BIAS_INPUT)
         return _Bias(value=own, otherwise=own, data=data) if own in self._model.constants else None
-
-    def _scaled_input(self, site: Site) -> int | None:
-        """The pair, with one scale, on the data of the layer that reads a weight, if its bias is rounded with it."""
-        end = site.consumers[0]
-        node = None if end.is_output else self._model.by_name[end.node]
-        if node is None or node.op_type not in self._rounds_biases or number_format(site.format).block:
-            return None
-        numbers = self._edges.get((node.inputs[0], Consumer(node.name, 0)), ())
-        scaled = (n for n in numbers if self._pairs[n].constants and self._switches[n].axis is None)
-        return next(scaled, None)
-
-    def _pair_nodes(self, number: int, tensor: str) -> list[onnx.NodeProto]:
-        """The nodes of a pair on a tensor, with names of its own."""
-        nodes = []
-        for made in self._pairs[number].nodes:
-            node = copied(made)
-            node.name = self._name(number, made.name)
-            for names in (node.input, node.output):
-                refill(names, [tensor if name == _SOURCE else self._name(number, name) for name in names])
-            nodes.append(node)
-        return nodes
 
     def _constants(self, number: int) -> Iterable[TensorProto]:
         pair = self._pairs[number]
@@ -373,21 +383,6 @@ class SwitchGraph:
             if pair.bias.is_added:
                 yield numpy_helper.from_array(np.zeros_like(value), self._name(number, "bias:off"))
 
-    def _split(self, numbers: Sequence[int]) -> onnx.NodeProto:
-        """A Split of the input of the switches into the condition of each."""
-        conditions = [self._name(number, "condition") for number in numbers]
-        split = helper.make_node("Split", [_SWITCHES], conditions, axis=0)
-        if opset_of(self._base) >= _SPLIT_TAKES_NUMBER:
-            split.attribute.append(helper.make_attribute("num_outputs", len(numbers)))
-        return split
-
-    def _places(self, edge: Edge) -> list[_Input]:
-        """The inputs of the consumer after the opset was raised; for a graph output, a place after all nodes."""
-        tensor, end = edge
-        if end.is_output:
-            return [(len(self.nodes), 0)]
-        return self._raised.of(tensor, end, [end], "rehearsed", "build the placement and measure it")
-
     def _value(self, edge: Edge) -> str:
         return self._name(self._edges[edge][0], "value")
 
@@ -399,19 +394,6 @@ class SwitchGraph:
         if known is None:
             return onnx.ValueInfoProto(name=name)
         return helper.make_tensor_value_info(name, known, None)
-
-
-def _reading(node: onnx.NodeProto, instead: Mapping[int, str]) -> onnx.NodeProto:
-    """The node with these tensors at these inputs."""
-    if not instead:
-        return node
-    changed = copied(node)
-    for index, name in sorted(instead.items()):
-        if index == len(changed.input):
-            changed.input.append(name)
-        else:
-            changed.input[index] = name
-    return changed
 
 
 def _identity(source: str, name: str) -> onnx.NodeProto:

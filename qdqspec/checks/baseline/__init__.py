@@ -1,1 +1,0 @@
-"""Committed baselines of earlier measurements."""
