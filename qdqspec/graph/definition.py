@@ -1,8 +1,8 @@
-"""The model that ONNX defines an integer model to be: integer operators in the operators that define them.
+"""What ONNX defines a model to compute: by its reference implementation, and by operators that define integer ones.
 
 A runtime computes QLinearConv and similar operators with kernels that may saturate, also without any optimization.
-Here such an operator is replaced by float operators on dequantized operands, which compute its result exactly but for
-the rounding of float32. Operators with a recurrence or of domain ``com.microsoft`` only (DynamicQuantizeLSTM,
+`as_defined` replaces such an operator by float operators on dequantized operands, which compute its result exactly but
+for the rounding of float32. Operators with a recurrence or of domain ``com.microsoft`` only (DynamicQuantizeLSTM,
 QAttention) stay; their int8 weights become the same numbers in uint8, for which kernels do not saturate.
 
 Source: https://onnx.ai/onnx/operators; for domain ``com.microsoft``, the document ContribOperators.md of its runtime.
@@ -10,15 +10,16 @@ Source: https://onnx.ai/onnx/operators; for domain ``com.microsoft``, the docume
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TypeAlias
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqspec.graph.dynamic_kernels import constants_of
+from qdqspec._core.arrays import Array
 from qdqspec.graph.flat import free_name, names_in
 from qdqspec.graph.model import QDQ_OPS, Model
 from qdqspec.graph.protos import (
@@ -26,18 +27,62 @@ from qdqspec.graph.protos import (
     DEFAULT_DOMAINS,
     all_graphs,
     attribute_of,
+    constants_of,
     copied,
     copy_model,
+    opset_of,
     padded_inputs,
     refill,
 )
-from qdqspec.graph.weights import array_of
+from qdqspec.graph.storage import array_of
+from qdqspec.graph.trt import meanings
+
+if TYPE_CHECKING:
+    from onnx.reference import ReferenceEvaluator
 
 Attributes: TypeAlias = Iterable[onnx.AttributeProto]
 
 # Inputs of operators that stay: each weight and its zero point.
 _WEIGHTS = {"DynamicQuantizeLSTM": ((1, 9), (2, 11)), "QAttention": ((1, 7),)}
-_SHIFT = 128  # from int8 to uint8
+_KNOWS_DEQUANTIZE = 19  # onnx 1.23 has no version of DequantizeLinear for lower opsets
+
+
+def reference_outputs(model: Path, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    """The outputs of a model file by name, computed slowly, operator by operator, as ONNX defines them."""
+    evaluator = evaluator_of(onnx.load(str(model)))
+    values = evaluator.run(None, dict(feeds))
+    return {name: np.asarray(value) for name, value in zip(evaluator.output_names, values, strict=True)}
+
+
+def evaluator_of(proto: onnx.ModelProto) -> ReferenceEvaluator:
+    """The reference implementation of a model, with the operators of `qdqspec.graph.trt` and old DequantizeLinear."""
+    from onnx.reference import ReferenceEvaluator  # imported late: it takes as long as all of onnx
+    from onnx.reference.op_run import OpRun
+
+    class DequantizeLinear(OpRun):
+        """Of opsets 10 and 13. The evaluator finds it by name, and passes later attributes as well."""
+
+        op_domain = ""
+
+        def _run(self, x, scale, zero_point=None, axis=1, **later):  # type: ignore[no-untyped-def]  # noqa: ARG002 - its seam
+            shape = (
+                [-1 if axis % x.ndim == index else 1 for index in range(x.ndim)]
+                if scale.size > 1
+                else scale.shape
+            )
+            zero = 0 if zero_point is None else zero_point.astype(np.int64).reshape(shape)
+            return ((x.astype(np.int64) - zero).astype(scale.dtype) * scale.reshape(shape),)
+
+    foreign = [*meanings(proto)]
+    if foreign:
+        proto = copy_model(proto)
+        proto.functions.extend(foreign)
+    return ReferenceEvaluator(
+        proto, new_ops=[DequantizeLinear] if opset_of(proto) < _KNOWS_DEQUANTIZE else []
+    )
+
+
+# ---- integer operators ---------------------------------------------------------------------------
 
 
 def as_defined(model: Model) -> onnx.ModelProto:
@@ -45,7 +90,7 @@ def as_defined(model: Model) -> onnx.ModelProto:
 
     Operators with scales of another type than float32, or with scales for each row of a product, stay.
     """
-    if not any(map(_definition_of, _protos(model))):
+    if not any(_definition_of(node.proto) for node in model.nodes):
         return model.proto
     proto = copy_model(model.proto)
     base = None if model.path is None else model.path.parent
@@ -60,11 +105,7 @@ def as_defined(model: Model) -> onnx.ModelProto:
 
 def is_quantized(model: Model) -> bool:
     """Whether a model has Q/DQ nodes or operators that compute in integers."""
-    return any(node.op_type in QDQ_OPS or _definition_of(node) is not None for node in _protos(model))
-
-
-def _protos(model: Model) -> Iterator[onnx.NodeProto]:
-    return (node.proto for node in model.nodes)
+    return any(node.op_type in QDQ_OPS or _definition_of(node.proto) for node in model.nodes)
 
 
 class _Rewriting:
@@ -177,9 +218,9 @@ class _Rewriting:
             if weight is None or weight.data_type != TensorProto.INT8 or (given[zero_place] and zero is None):
                 continue
             changed.input.extend([""] * (zero_place + 1 - len(changed.input)))
-            changed.input[place] = self._constant(_unsigned(self._values(weight)))
             zeros = np.zeros((), np.int8) if zero is None else self._values(zero)
-            changed.input[zero_place] = self._constant(_unsigned(zeros))
+            for input_, values in ((place, self._values(weight)), (zero_place, zeros)):
+                changed.input[input_] = self._constant((values.astype(np.int16) + 128).astype(np.uint8))
         self._made.append(changed)
         return True
 
@@ -262,7 +303,3 @@ def _definition_of(node: onnx.NodeProto) -> _Define | None:
     if node.domain in DEFAULT_DOMAINS:
         return _STANDARD.get(node.op_type)
     return _OF_RUNTIME.get(node.op_type) if node.domain == CONTRIBUTED else None
-
-
-def _unsigned(values: np.ndarray) -> np.ndarray:
-    return (values.astype(np.int16) + _SHIFT).astype(np.uint8)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import base64
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -34,6 +34,7 @@ from qdqspec.graph.ops import is_default, is_fused_attention
 from qdqspec.graph.protos import (
     CONTRIBUTED,
     attribute_of,
+    constants_of,
     copied,
     copy_model,
     metadata,
@@ -41,7 +42,6 @@ from qdqspec.graph.protos import (
     padded_inputs,
     refill,
     trimmed_inputs,
-    values_of_constants,
 )
 
 QUANTIZE = "DynamicQuantizeLinear"
@@ -68,11 +68,6 @@ def with_kernels(flat: onnx.ModelProto) -> onnx.ModelProto:
 def encoded(message: onnx.NodeProto | TensorProto) -> str:
     """A node or tensor as text for the metadata of a node."""
     return base64.b64encode(message.SerializeToString(deterministic=True)).decode("ascii")
-
-
-def constants_of(graph: onnx.GraphProto) -> Mapping[str, TensorProto]:
-    """The initializers, and the outputs of Constant nodes."""
-    return {t.name: t for t in graph.initializer} | dict(values_of_constants(graph.node))
 
 
 class _Lowering:

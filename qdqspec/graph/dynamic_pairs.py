@@ -25,7 +25,6 @@ from qdqspec.graph.dynamic_kernels import (
     LSTM_INPUTS,
     QUANTIZE,
     REPLACED,
-    constants_of,
 )
 from qdqspec.graph.flat import free_name, names_in, scopes_of
 from qdqspec.graph.model import Model
@@ -33,6 +32,7 @@ from qdqspec.graph.ops import is_default
 from qdqspec.graph.protos import (
     CONTRIBUTED,
     attribute_of,
+    constants_of,
     copied,
     copy_model,
     metadata,

@@ -20,8 +20,7 @@ from qdqspec._core.arrays import Array
 from qdqspec.graph.flat import Scope, Scopes, bodies_of, find_scopes
 from qdqspec.graph.model import Model
 from qdqspec.graph.ops import is_constant_node
-from qdqspec.graph.opset import IR_WITH_FREE_INITIALIZERS
-from qdqspec.graph.protos import copy_model, refill
+from qdqspec.graph.protos import IR_WITH_FREE_INITIALIZERS, copy_model, refill
 
 _SCAN_SINCE = 9  # before, a Scan had a batch axis and other attributes
 

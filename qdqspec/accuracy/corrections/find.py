@@ -19,7 +19,7 @@ from qdqspec.accuracy.corrections.problem import USABLE_DB, CorrectionTask, IsOv
 from qdqspec.accuracy.corrections.ranges import choose_ranges
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model
-from qdqspec.graph.save import write_text
+from qdqspec.graph.storage import write_text
 from qdqspec.qdq.edit.equalize import EQUALIZATIONS, Equalization
 from qdqspec.qdq.quantize.corrections import WeightKey
 from qdqspec.qdq.quantize.quantizer import Quantizer

@@ -9,7 +9,7 @@ from odd import ODD_MODELS
 from onnx_text import parsed
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
-from qdqspec.graph.cautions import cautions
+from qdqspec.graph.given import cautions
 from qdqspec.graph.model import Model, load_model
 from qdqspec.qdq.read.strip import strip_qdq
 

@@ -9,7 +9,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx_text import parsed
 
 from qdqspec._core.node_digests import changes_text
-from qdqspec.graph.digests import digests_of
+from qdqspec.graph.given import digests_of
 from qdqspec.graph.model import Model
 
 NETWORK = """g (float[n,4,8,8] x) => (float[n,4,8,8] y) {

@@ -10,7 +10,8 @@ import pytest
 from onnx_text import outputs_of, parsed
 
 from qdqspec.errors import SpecError
-from qdqspec.graph.given import fix_inputs, fixed_arrays, given_model, inlined
+from qdqspec.graph.given import fixed_arrays, given_model
+from qdqspec.graph.inlining import fix_inputs, inlined
 from qdqspec.graph.model import Model
 
 X = np.array([[1.0, -2.0], [3.0, -4.0]], np.float32)

@@ -14,8 +14,9 @@ from onnx_text import parsed
 
 from qdqspec.errors import ModelError
 from qdqspec.graph import ops
+from qdqspec.graph.conversion import raise_opset
 from qdqspec.graph.model import Model, Node
-from qdqspec.graph.opset import opset_of, raise_opset
+from qdqspec.graph.protos import opset_of
 
 
 @pytest.mark.parametrize("name", ["digits_resnet", "squeezenet10", "ultraface_rfb320"])

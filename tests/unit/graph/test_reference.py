@@ -15,10 +15,9 @@ from onnx_text import outputs_of, parsed
 from qdqspec._core.arrays import Array
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
-from qdqspec.graph.definition import as_defined
+from qdqspec.graph.definition import as_defined, reference_outputs
 from qdqspec.graph.model import Model
 from qdqspec.graph.protos import all_graphs
-from qdqspec.graph.reference import reference_outputs
 
 
 def both(

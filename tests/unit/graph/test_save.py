@@ -17,9 +17,7 @@ from qdqspec.errors import ModelError, OutputError
 from qdqspec.graph import model as graph_model
 from qdqspec.graph.model import load_model
 from qdqspec.graph.protos import map_tensors
-from qdqspec.graph.save import save_model, write_text
-from qdqspec.graph.weights import WeightStore, array_of
-from qdqspec.graph.wire import read_light
+from qdqspec.graph.storage import WeightStore, array_of, read_light, save_model, write_text
 
 
 @pytest.fixture

@@ -15,8 +15,7 @@ from random_models import onnx_models, random_inputs
 
 from qdqspec.backends.onnxruntime import backend
 from qdqspec.errors import ModelError
-from qdqspec.graph.declared import with_types
-from qdqspec.graph.float32 import computes_in_float16, in_float32, is_converted
+from qdqspec.graph.conversion import computes_in_float16, in_float32, is_converted, with_types
 from qdqspec.graph.model import Model
 from qdqspec.graph.unify import assumed, unified
 from qdqspec.qdq.space.search_space import SchemeSpace
