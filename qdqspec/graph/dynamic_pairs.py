@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -59,15 +59,15 @@ def with_pairs(model: Model, reference: Model | None = None) -> Model:
     A kernel that is used otherwise, with computed weights for example, is unchanged. The ``reference``, the model
     before quantization, shows where another tool split a Gemm.
     """
-    if not any(n.op_type in _KERNELS or _is_gather(model, n.proto) or _is_sum(n.proto) for n in model.nodes):
+    for node in model.nodes:
+        table = model.constants.get(node.inputs[0]) if node.op_type == "Gather" else None
+        is_stored = table is not None and table.data_type in _STORED
+        if node.op_type in _KERNELS or _is_sum(node.proto) or is_stored:
+            break
+    else:
         return model
     proto = _Raising(model.flat, reference, model.shape).proto()
     return model if proto is model.flat else Model(proto, path=model.path)
-
-
-def _is_gather(model: Model, node: onnx.NodeProto) -> bool:
-    constant = model.constants.get(node.input[0]) if node.op_type == "Gather" else None
-    return constant is not None and constant.data_type in _STORED
 
 
 def _is_sum(node: onnx.NodeProto) -> bool:
@@ -135,17 +135,13 @@ class _Raising:
             for t in self._flat.graph.initializer
             if t.name in read or t.name not in touched
         )
-        unused = self._find_unused_domain(kept)
-        refill(proto.opset_import, [o for o in proto.opset_import if o.domain != unused])
-        return proto
-
-    def _find_unused_domain(self, nodes: Iterable[onnx.NodeProto]) -> str | None:
-        """The domain that was imported for the kernels alone."""
-        kernels = [node for i in self._instead for node in (self._nodes[i],) if node.domain == CONTRIBUTED]
+        kernels = [self._nodes[i] for i in self._instead if self._nodes[i].domain == CONTRIBUTED]
         foreign = all(metadata(node, REPLACED) is None for node in kernels)
         ours = any(metadata(node, IMPORTS) is not None for node in kernels)
-        others = any(node.domain == CONTRIBUTED for node in nodes)
-        return CONTRIBUTED if kernels and (foreign or ours) and not others else None
+        if kernels and (foreign or ours) and all(node.domain != CONTRIBUTED for node in kept):
+            # the domain was imported for the kernels alone
+            refill(proto.opset_import, [o for o in proto.opset_import if o.domain != CONTRIBUTED])
+        return proto
 
     def _raise_node(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         if node.op_type == "MatMulInteger" and is_default(node):
@@ -212,22 +208,18 @@ class _Raising:
             return None
         plain = {"alpha": 1.0, "beta": 1.0, "transA": 0}
         same = all(attribute_of(found.proto, name, value) == value for name, value in plain.items())
-        has_bias = len(found.inputs) > len("AB") and bool(found.inputs[2])
-        fits = (
-            same and has_bias == (last.op_type == "Add") and (not has_bias or found.inputs[2] in last.input)
-        )
-        return found.proto if fits else None
+        bias = found.input_at(2)
+        fits = bool(bias) == (last.op_type == "Add") and (not bias or bias in last.input)
+        return found.proto if same and fits else None
 
     def _prefer_original(self, node: onnx.NodeProto) -> onnx.NodeProto:
         """The reference's node, if it is equal except for its weight, its name and the order of attributes."""
         found = None if self._reference is None else self._reference.producer.get(node.output[0])
         if found is None or found.op_type != node.op_type or len(found.inputs) != len(node.input):
             return node
-        others = zip(found.inputs, node.input, strict=True)
-        attributes = (sorted(a.SerializeToString() for a in n.attribute) for n in (found.proto, node))
-        is_same = (
-            all(one == other or not other for one, other in others) and len(set(map(tuple, attributes))) == 1
-        )
+        own, other = (sorted(a.SerializeToString() for a in n.attribute) for n in (node, found.proto))
+        inputs = zip(found.inputs, node.input, strict=True)
+        is_same = own == other and all(one == mine or not mine for one, mine in inputs)
         return found.proto if is_same else node
 
     def _transpose(self, stored: str, perm: list[int]) -> None:
@@ -284,9 +276,8 @@ class _Raising:
         # a node for a constant that the tool did not see as one
         maker = self._find_quantizer(node.input[1], *node.input[3:4])
         weight = self._constants.get(node.input[1] if maker is None else maker.input[0])
-        is_single = (
-            list(self._constants[scale].dims) in ([], [1]) if scale in self._constants else bool(maker)
-        )
+        known = self._constants.get(scale)
+        is_single = bool(maker) if known is None else list(known.dims) in ([], [1])
         if weight is None or not is_single or (maker is not None and numbers != list(maker.output)):
             return []
         bias = None
@@ -329,30 +320,25 @@ class _Raising:
             before = helper.make_node("LSTM", inputs, list(node.output), node.name.removesuffix("_quant"))
             before.attribute.extend(node.attribute)
         weights = []
-        for index, (stored, transposed) in enumerate(found):
-            scale, zero = numbers[2 * index : 2 * index + 2]
-            weights.append(
-                self._rows(str(stored), scale, zero, before.input[1 + index], transposed=transposed)
-            )
+        for index, (found_weight, is_transposed) in enumerate(found):
+            stored, (scale, zero) = str(found_weight), numbers[2 * index : 2 * index + 2]
+            if not is_transposed:
+                self._transpose(stored, _TRANSPOSED)
+            directions, rows, depth = (self._changed.get(stored) or self._constants[stored]).dims
+            shape: tuple[int, ...] = (directions,)
+            axis, block, blocks = 0, 0, 1
+            if (
+                len(self._constants[scale].dims) > 1
+            ):  # one for each row; of two directions, only blocks are these
+                shape, axis = (rows,), 1
+                if directions > 1:
+                    shape, axis, block, blocks = (directions, rows, 1), 2, _ROW_BLOCK, -(-depth // _ROW_BLOCK)
+            for name in (scale, zero):
+                values = numpy_helper.to_array(self._constants[name]).reshape(shape)
+                values = np.repeat(values, blocks, axis=-1) if blocks > 1 else values
+                self._changed[name] = numpy_helper.from_array(np.array(values, order="C"), name)
+            weights.append(self._dequantize([stored, scale, zero], axis, before.input[1 + index], block))
         return self._feed_operator(before, None, weights)
-
-    def _rows(self, stored: str, scale: str, zero: str, carried: str, *, transposed: bool) -> onnx.NodeProto:
-        """The dequantized weight of an LSTM, in the shape of ONNX's operator."""
-        if not transposed:
-            self._transpose(stored, _TRANSPOSED)
-        directions, rows, depth = (self._changed.get(stored) or self._constants[stored]).dims
-        shape: tuple[int, ...] = (directions,)
-        axis = block = 0
-        blocks = 1
-        if len(self._constants[scale].dims) > 1:  # one for each row; of two directions, only blocks are these
-            shape, axis = (rows,), 1
-            if directions > 1:
-                shape, axis, block, blocks = (directions, rows, 1), 2, _ROW_BLOCK, -(-depth // _ROW_BLOCK)
-        for name in (scale, zero):
-            values = numpy_helper.to_array(self._constants[name]).reshape(shape)
-            values = np.repeat(values, blocks, axis=-1) if blocks > 1 else values
-            self._changed[name] = numpy_helper.from_array(np.array(values, order="C"), name)
-        return self._dequantize([stored, scale, zero], axis, carried, block)
 
     # ---- QAttention -------------------------------------------------------------------------------
 
@@ -371,9 +357,8 @@ class _Raising:
             before.attribute.extend(node.attribute)
             before = self._prefer_original(before)
         axis = None if list(self._constants[scale].dims) in ([], [1]) else 1
-        return self._feed_operator(
-            before, quantize, [self._dequantize([stored, scale, zero], axis, before.input[1])]
-        )
+        weight = self._dequantize([stored, scale, zero], axis, before.input[1])
+        return self._feed_operator(before, quantize, [weight])
 
     # ---- Gather -----------------------------------------------------------------------------------
 
@@ -390,26 +375,21 @@ class _Raising:
             return []
         axis = None
         if any(list(self._constants[name].dims) not in ([], [1]) for name in numbers):
-            axis = self._find_table_axis(node, attribute_of(after, "axis", 1))
-            if axis is None:
+            indices, rank = self._shape(node.input[1]), len(self._constants[node.input[0]].dims)
+            if indices is None:
                 return []
+            # in the place of this axis of the table, the result has the axes of the indices
+            first = attribute_of(node, "axis", 0) % rank
+            axis = attribute_of(after, "axis", 1) % (rank - 1 + len(indices))
+            if first <= axis < first + len(indices):
+                return []
+            axis -= len(indices) - 1 if axis >= first else 0
         self._removed.add(readers[0])
         weight = self._dequantize([node.input[0], *numbers], axis, "")
         gather = copied(node)
         gather.name = node.name.removesuffix("_quant")
         gather.input[0], gather.output[0] = weight.output[0], after.output[0]
-        return [*self._pop_made(), gather]
-
-    def _find_table_axis(self, gather: onnx.NodeProto, axis: int) -> int | None:
-        """The axis of a Gather's table that is an axis of its result; ``None`` for one of the indices, or unknown."""
-        indices, rank = self._shape(gather.input[1]), len(self._constants[gather.input[0]].dims)
-        if indices is None:
-            return None
-        first = attribute_of(gather, "axis", 0) % rank  # in its place the result has the axes of the indices
-        axis %= rank - 1 + len(indices)
-        if axis < first:
-            return axis
-        return axis - len(indices) + 1 if axis >= first + len(indices) else None
+        return self._with_pairs(gather)
 
     # ---- pairs ------------------------------------------------------------------------------------
 
@@ -429,12 +409,12 @@ class _Raising:
         node.input[0] = dequantize.output[0]
         for index, weight in enumerate(weights, start=1):
             node.input[index] = weight.output[0]
-        return [*self._pop_made(), node]
+        return self._with_pairs(node)
 
-    def _pop_made(self) -> list[onnx.NodeProto]:
-        """The nodes of pairs that were made for the current operator."""
+    def _with_pairs(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        """The nodes of pairs that were made for the current operator, and the operator."""
         made, self._made = self._made, []
-        return made
+        return [*made, node]
 
     def _dequantize(
         self, inputs: list[str], axis: int | None, carried: str, block: int = 0
