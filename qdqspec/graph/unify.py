@@ -24,7 +24,7 @@ _Formal = tuple[tuple[str, bool, frozenset[str]], ...]
 
 
 # Operators that optimizers for transformers write: the numbers of first inputs and outputs, which are of one type.
-# Source: the schemas of the runtime that defines them, with which tests/unit/graph/test_unify.py compares this.
+# Source: the schemas of the runtime that defines them, in its document ContribOperators.md.
 _CONTRIBUTED: Mapping[str, tuple[int, int]] = {
     "Attention": (3, 1),
     "BiasGelu": (2, 1),

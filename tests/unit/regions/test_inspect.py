@@ -111,61 +111,38 @@ def test_bodies_are_listed_and_functions_are_not_quantized():
 
 def test_long_names_of_bodies_are_shortened_in_text_and_complete_in_json():
     model, regions, bodies = nested("deep_" * 20)
-    found = inspect_model(model, regions, judged(model, "Conv"), bodies=bodies)
+    found = inspect_model(model, regions, bodies=bodies)
     table = render_text(found).partition("Bodies of If, Loop and Scan")[2].partition("\n\n")[0]
     names = [line.split()[3] for line in table.splitlines()[3:] if line.startswith("body")]
     assert max(map(len, names)) == 60
-    for body, name in zip(bodies, names, strict=False):
-        head, tail = name.split("...")
-        assert body.name.startswith(head)
-        assert body.name.endswith(tail)
+    assert all(body.name.startswith(name.split("...")[0]) for body, name in zip(bodies, names, strict=False))
     assert {body["name"] for body in to_json(found)["bodies"]} == {body.name for body in bodies}
 
 
-TEXT = """net (float[batch,steps,64] x, float[batch,?] z) => (float[batch,steps,128] y) {
-  h = MatMul(x, w)  y = Relu(h) }"""
-
-
-@pytest.fixture
-def forecast_model() -> Model:
-    return parsed(TEXT, w=(64, 128))
-
-
-def test_dynamic_dimensions_are_assumed_as_one_and_listed(forecast_model: Model) -> None:
-    found = forecast_tuning(forecast_model, 10)
+def test_dynamic_dimensions_are_given_or_assumed_as_one_and_listed() -> None:
+    text = """net (float[batch,steps,64] x, float[batch,?] z) => (float[batch,steps,128] y) {
+        h = MatMul(x, w)  y = Relu(h) }"""
+    model = parsed(text, w=(64, 128))
+    found = forecast_tuning(model, 10)
     assert found.macs == 64 * 128
     assert found.assumed == ("'batch'", "'steps'", "dimension 1 of input 'z'")
     assert forecast_line(found).endswith(
         "multiplications (unknown sizes taken as 1: 'batch', 'steps', dimension 1 of input 'z'); nothing was built; "
         "calibration before it, and the timing of its finalists and the comparison of outputs after it, come on top"
     )
-
-
-def test_given_shapes_set_dimensions_of_the_same_name(forecast_model: Model) -> None:
-    found = forecast_tuning(forecast_model, 10, {"x": (4, 50, 64)})
+    # dimensions of the same name have the same size
+    found = forecast_tuning(model, 10, {"x": (4, 50, 64)})
     assert found.macs == 4 * 50 * 64 * 128
     assert found.assumed == ("dimension 1 of input 'z'",)
-    assert forecast_tuning(forecast_model, 10, {"x": (4, 50, 64), "z": (4, 2)}).assumed == ()
-    forecast_model.proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1  # as Paddle2ONNX writes
-    assert forecast_tuning(forecast_model, 10, {"x": (4, 50, 64)}).macs == found.macs
-
-
-@pytest.mark.parametrize(("kind", "gates"), [("LSTM", 4), ("GRU", 3), ("RNN", 1)])
-@pytest.mark.parametrize(("direction", "directions"), [("forward", 1), ("bidirectional", 2)])
-def test_recurrent_layers_count_each_step(kind: str, gates: int, direction: str, directions: int) -> None:
-    forecast_model = parsed(
-        f"""net (float[steps,batch,16] x) => (float[steps,{directions},batch,8] y) {{
-        y = {kind}<direction = "{direction}", hidden_size = 8>(x, w, r) }}""",
-        w=(directions, gates * 8, 16),
-        r=(directions, gates * 8, 8),
-    )
-    found = forecast_tuning(forecast_model, 10, {"x": (20, 3, 16)})
-    assert found.macs == 20 * 3 * directions * gates * 8 * (16 + 8)
+    assert forecast_tuning(model, 10, {"x": (4, 50, 64), "z": (4, 2)}).assumed == ()
+    model.proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1  # as Paddle2ONNX writes
+    assert forecast_tuning(model, 10, {"x": (4, 50, 64)}).macs == found.macs
 
 
 _SCALES = "float s, uint8 z, float[12] t, uint8[12] u, float v, uint8 p"
 _IMAGE, _CONV = ("uint8[n,4,8,8] q", (2, 4, 8, 8)), 2 * 6 * 6 * 12 * 4 * 3 * 3
 _ROWS, _PRODUCT = ("uint8[n,5] q", (2, 5)), 2 * 5 * 12
+_STEPS, _STEP = ("float[steps,batch,16] q", (20, 3, 16)), 20 * 3 * 8 * (16 + 8)
 
 
 @pytest.mark.parametrize(
@@ -185,13 +162,24 @@ _ROWS, _PRODUCT = ("uint8[n,5] q", (2, 5)), 2 * 5 * 12
             ("float[n,7,32] q", (2, 7, 32)),
             2 * 7 * 32 * 24,
         ),
+        # each step of each sample meets the weights of all gates and directions
+        *(
+            (
+                f'y = {op}<direction = "{way}", hidden_size = 8>(q, w, r)',
+                f"float[{n},{g * 8},8] r, float[{n},{g * 8},16]",
+                _STEPS,
+                n * g * _STEP,
+            )
+            for op, g in (("LSTM", 4), ("GRU", 3), ("RNN", 1))
+            for way, n in (("forward", 1), ("bidirectional", 2))
+        ),
     ],
 )
-def test_products_of_integers_are_counted(
+def test_multiplications_are_counted(
     node: str, weight: str, left: tuple[str, tuple[int, ...]], macs: int
 ) -> None:
-    forecast_model = parsed(f"net ({left[0]}, {weight} w, {_SCALES}) => (y) {{ {node} }}")
-    assert forecast_tuning(forecast_model, 10, {"q": left[1]}).macs == macs
+    model = parsed(f"net ({left[0]}, {weight} w, {_SCALES}) => (y) {{ {node} }}")
+    assert forecast_tuning(model, 10, {"q": left[1]}).macs == macs
 
 
 def chain(links: int) -> Model:
