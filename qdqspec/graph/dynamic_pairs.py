@@ -46,7 +46,6 @@ _STORED = frozenset({
     TensorProto.INT8, TensorProto.UINT8, TensorProto.INT16, TensorProto.UINT16, TensorProto.INT4, TensorProto.UINT4,
 })  # fmt: skip
 _KERNELS = frozenset({"ConvInteger", "MatMulInteger", ATTENTION, LSTM})
-_CONVERTED = ("Cast", "Mul", "Add")  # behind a product of integers: to float, with the scales, and a bias
 _TRANSPOSED = [0, 2, 1]
 # Size of the blocks in which a weight of two directions has a scale for each row: all blocks of a row have the same
 # scale. It is the largest of a format of integers, so that a row has few.
@@ -166,9 +165,9 @@ class _Raising:
     def _product(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         """MatMul or Gemm on dequantized operands, in the place of the first node of the chain."""
         quantize = self._find_quantizer(node.input[0], *node.input[2:3])
-        steps = self._follow_chain(node, *_CONVERTED)
+        steps = self._follow_chain(node)
         stored, is_transposed = self._find_stored(node.input[1], [1, 0])
-        if quantize is None or stored is None or len(steps) < len(("Cast", "Mul")):
+        if quantize is None or stored is None or len(steps) < 2:
             return []
         scale = self._find_weight_scale(steps, quantize.output[1])
         if scale not in self._constants:
@@ -181,9 +180,7 @@ class _Raising:
         if before is None and len(steps) > count:
             count, before = 3, self._find_original(node, quantize, steps[2])
         if before is None:
-            count, name = 2, node.name.removesuffix("_quant")
-            before = helper.make_node("MatMul", [quantize.input[0], ""], list(steps[1].output), name=name)
-            before = self._prefer_original(before)
+            count, before = 2, self._guess_original("MatMul", [quantize.input[0], ""], steps[1], node)
         if attribute_of(before, "transB", 0) and not is_transposed:
             self._transpose(stored, [1, 0])
         elif is_transposed and not attribute_of(before, "transB", 0):
@@ -212,14 +209,23 @@ class _Raising:
         fits = bool(bias) == (last.op_type == "Add") and (not bias or bias in last.input)
         return found.proto if same and fits else None
 
-    def _prefer_original(self, node: onnx.NodeProto) -> onnx.NodeProto:
-        """The reference's node, if it is equal except for its weight, its name and the order of attributes."""
+    def _guess_original(
+        self, op_type: str, inputs: list[str], last: onnx.NodeProto, kernel: onnx.NodeProto, domain: str = ""
+    ) -> onnx.NodeProto:
+        """The operator that a kernel of another tool computes, up to the ``last`` node; weights have no name here.
+
+        It is the reference's node, if that is equal except for its weights, its name and the order of attributes.
+        """
+        node = helper.make_node(
+            op_type, inputs, last.output, kernel.name.removesuffix("_quant"), domain=domain
+        )
+        node.attribute.extend(kernel.attribute)
         found = None if self._reference is None else self._reference.producer.get(node.output[0])
-        if found is None or found.op_type != node.op_type or len(found.inputs) != len(node.input):
+        if found is None or found.op_type != op_type or len(found.inputs) != len(inputs):
             return node
         own, other = (sorted(a.SerializeToString() for a in n.attribute) for n in (node, found.proto))
-        inputs = zip(found.inputs, node.input, strict=True)
-        is_same = own == other and all(one == mine or not mine for one, mine in inputs)
+        same = zip(found.inputs, inputs, strict=True)
+        is_same = own == other and all(one == mine or not mine for one, mine in same)
         return found.proto if is_same else node
 
     def _transpose(self, stored: str, perm: list[int]) -> None:
@@ -233,10 +239,10 @@ class _Raising:
             return None
         return found if [found.output[0], found.output[2]] == [tensor, zero_point] else None
 
-    def _follow_chain(self, node: onnx.NodeProto, *op_types: str) -> list[onnx.NodeProto]:
-        """Nodes of these types behind a node, each the only reader of the one before; a Cast is one to float32."""
+    def _follow_chain(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        """The nodes behind a product of integers, each the only reader of the one before: to float, scales, a bias."""
         steps: list[onnx.NodeProto] = []
-        for op_type in op_types:
+        for op_type in ("Cast", "Mul", "Add"):
             tensor = (steps[-1] if steps else node).output[0]
             readers = self._readers.get(tensor, ())
             follower = self._nodes[readers[0]] if len(readers) == 1 and tensor not in self._outputs else None
@@ -268,8 +274,8 @@ class _Raising:
     def _convolution(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         """Conv on dequantized operands with the bias that was split off, in place of the first node of the chain."""
         quantize = self._find_quantizer(node.input[0], *node.input[2:3])
-        steps = self._follow_chain(node, *_CONVERTED)
-        if quantize is None or len(steps) < len(("Cast", "Mul")):
+        steps = self._follow_chain(node)
+        if quantize is None or len(steps) < 2:
             return []
         scale = self._find_weight_scale(steps, quantize.output[1])
         numbers = [node.input[1], scale, *node.input[3:4]]
@@ -282,14 +288,11 @@ class _Raising:
             return []
         bias = None
         has_own_sum = self._reference is not None and steps[1].output[0] in self._reference.producer
-        if len(steps) == len(_CONVERTED) and not has_own_sum:
+        if len(steps) > 2 and not has_own_sum:
             bias = self._find_bias(self._find_other_operand(steps[2], steps[1].output[0]), list(weight.dims))
         steps = steps if bias else steps[:2]
         inputs = [quantize.input[0], "", *([bias] if bias else [])]
-        name = node.name.removesuffix("_quant")
-        before = helper.make_node("Conv", inputs, list(steps[-1].output), name)
-        before.attribute.extend(node.attribute)
-        before = self._prefer_original(before)
+        before = self._guess_original("Conv", inputs, steps[-1], node)
         self._removed.update(self._producer[step.output[0]] for step in steps)
         return self._feed_operator(before, quantize, [self._dequantize(numbers, None, before.input[1])])
 
@@ -317,8 +320,7 @@ class _Raising:
         before = _read_replaced(node, node)
         if before is None:
             inputs = trimmed_inputs([node.input[0], "", "", *node.input[3:LSTM_INPUTS]], least=3)
-            before = helper.make_node("LSTM", inputs, list(node.output), node.name.removesuffix("_quant"))
-            before.attribute.extend(node.attribute)
+            before = self._guess_original("LSTM", inputs, node, node)
         weights = []
         for index, (found_weight, is_transposed) in enumerate(found):
             stored, (scale, zero) = str(found_weight), numbers[2 * index : 2 * index + 2]
@@ -352,10 +354,7 @@ class _Raising:
         before = _read_replaced(node, node)
         if before is None:
             inputs = trimmed_inputs([quantize.input[0], "", bias, mask, past])
-            name = node.name.removesuffix("_quant")
-            before = helper.make_node("Attention", inputs, list(node.output), name, domain=CONTRIBUTED)
-            before.attribute.extend(node.attribute)
-            before = self._prefer_original(before)
+            before = self._guess_original("Attention", inputs, node, node, CONTRIBUTED)
         axis = None if list(self._constants[scale].dims) in ([], [1]) else 1
         weight = self._dequantize([stored, scale, zero], axis, before.input[1])
         return self._feed_operator(before, quantize, [weight])

@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import chain, count
 from typing import TypeAlias
 
@@ -83,16 +82,6 @@ class Scopes:
     def bodies(self) -> tuple[Scope, ...]:
         """The graphs below the main graph."""
         return self.all[1:]
-
-    @cached_property
-    def of_tensor(self) -> Mapping[str, tuple[Scope, str]]:
-        """The graph that defines a tensor, and the tensor's name there, by its unique name."""
-        return {unique: (s, local) for s in self.all for local, unique in s.tensors.items()}
-
-    @cached_property
-    def of_node(self) -> Mapping[str, tuple[Scope, int]]:
-        """The graph of a node, and the node's index there, by its unique name."""
-        return {name: (s, index) for s in self.all for index, name in enumerate(s.names)}
 
 
 def find_scopes(proto: onnx.ModelProto) -> Scopes:

@@ -358,7 +358,7 @@ class ExpressionMatcher:
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self._defaults = cache(self._schema_defaults)
+        self._versions = {o.domain: o.version for o in model.proto.opset_import}
 
     @cached_property
     def readers(self) -> tuple[tuple[int, ...], ...]:
@@ -378,26 +378,27 @@ class ExpressionMatcher:
             return False
         for name, value in op.attributes:
             own = (attribute for attribute in node.proto.attribute if attribute.name == name)
-            found = next(own, None) or self._defaults(node.domain, node.op_type).get(name)
-            if found is None or not _is_value(found, value):
+            version = self._versions.get(node.domain, self._model.opset)
+            found = next(own, None) or _defaults(node.op_type, version, node.domain).get(name)
+            if found is None:
+                return False
+            if found.type != onnx.AttributeProto.FLOAT:
+                if attribute_text(found) != f"{name}={value}":
+                    return False
+                continue
+            try:  # A float32 written in decimal: 0.1 is stored as 0.100000001.
+                if not math.isclose(found.f, float(value), rel_tol=1e-6):
+                    return False
+            except ValueError:
                 return False
         return True
 
-    def _schema_defaults(self, domain: str, op_type: str) -> dict[str, onnx.AttributeProto]:
-        """Attribute defaults of an operator's schema; empty for operators that onnx does not define."""
-        versions = {o.domain: o.version for o in self._model.proto.opset_import}
-        try:
-            schema = onnx.defs.get_schema(op_type, versions.get(domain, self._model.opset), domain)
-        except onnx.defs.SchemaError:
-            return {}
-        return {name: a.default_value for name, a in schema.attributes.items() if a.default_value.name}
 
-
-def _is_value(attribute: onnx.AttributeProto, value: str) -> bool:
-    if attribute.type == onnx.AttributeProto.FLOAT:
-        try:
-            # A float32 written in decimal: 0.1 is stored as 0.100000001.
-            return math.isclose(attribute.f, float(value), rel_tol=1e-6)
-        except ValueError:
-            return False
-    return attribute_text(attribute) == f"{attribute.name}={value}"
+@cache
+def _defaults(op_type: str, version: int, domain: str) -> dict[str, onnx.AttributeProto]:
+    """Attribute defaults of an operator's schema; empty for operators that onnx does not define."""
+    try:
+        schema = onnx.defs.get_schema(op_type, version, domain)
+    except onnx.defs.SchemaError:
+        return {}
+    return {name: a.default_value for name, a in schema.attributes.items() if a.default_value.name}

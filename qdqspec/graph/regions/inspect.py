@@ -273,8 +273,12 @@ def render_text(
 
 
 def _write_summary(inspection: Inspection) -> str:
+    counts = ", ".join(
+        count_text(count, noun, "leaves" if noun == "leaf" else "")
+        for noun, count in {"node": inspection.nodes, **_count_regions(inspection)}.items()
+    )
     lines = [
-        f"{inspection.model}: {count_text(inspection.nodes, 'node')}, {_write_counts(inspection)}",
+        f"{inspection.model}: {counts}",
         f"coverage: {_count_covered(inspection)} of {inspection.nodes} nodes are in exactly one leaf",
     ]
     if inspection.quantizable is not None and inspection.judged is not None:
@@ -285,11 +289,6 @@ def _write_summary(inspection: Inspection) -> str:
     if inspection.forecast is not None:
         lines.append(forecast_line(inspection.forecast))
     return "\n".join(lines)
-
-
-def _write_counts(inspection: Inspection) -> str:
-    counts = _count_regions(inspection).items()
-    return ", ".join(count_text(count, noun, "leaves" if noun == "leaf" else "") for noun, count in counts)
 
 
 def _write_tree(inspection: Inspection, verbose: bool, most: int, include_all: bool) -> str:

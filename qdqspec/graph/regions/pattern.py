@@ -24,7 +24,7 @@ from typing import Literal, TypeAlias
 
 import onnx
 
-from qdqspec.graph.model import Model, Node, TensorType
+from qdqspec.graph.model import TensorType
 from qdqspec.graph.ops import COMMUTATIVE, is_commutative
 from qdqspec.graph.protos import attribute_of
 from qdqspec.graph.regions.flow import (
@@ -189,7 +189,11 @@ class NodeFacts:
 
 def _find_facts(flow: Flow, with_shapes: bool) -> dict[int, NodeFacts]:
     model = flow.model
-    texts = {known: _write_type(known, with_shapes) for known in set(model.types.values())}
+    texts: dict[TensorType, str] = {}
+    for known in set(model.types.values()):
+        dims = "x".join("?" if dim is None else str(dim) for dim in known.shape or ())
+        name = onnx.TensorProto.DataType.Name(known.elem_type)
+        texts[known] = f"{name}[{dims}]" if with_shapes and known.shape is not None else name
     types = {tensor: texts[known] for tensor, known in model.types.items()} | {"": _ABSENT}
     readers = dict(flow.readers)
     for tensor in model.outputs:
@@ -200,8 +204,13 @@ def _find_facts(flow: Flow, with_shapes: bool) -> dict[int, NodeFacts]:
     for index in flow.order:
         node = model.nodes[index]
         own, data = flow.own[index], set(flow.reads[index])
-        if not with_shapes and _is_depthwise(model, node):
-            own = _GROUPS.sub(b"group=each", own)
+        groups = attribute_of(node.proto, "group", 1)
+        if not with_shapes and groups > 1 and node.op_type in ("Conv", "ConvTranspose"):
+            # the number of groups of a depthwise convolution is a shape: it has one per channel
+            weight = model.shape(node.input_at(1)) or ()
+            axis, width = (0, groups) if node.op_type == "ConvTranspose" else (1, 1)
+            if len(weight) > axis and weight[axis] == width:
+                own = _GROUPS.sub(b"group=each", own)
         is_loose = node.op_type in COMMUTATIVE and is_commutative(node, model.opset)
         slots = [(0 if is_loose else slot, tensor) for slot, tensor in enumerate(node.inputs)]
         if index in flow.bodied:
@@ -216,23 +225,6 @@ def _find_facts(flow: Flow, with_shapes: bool) -> dict[int, NodeFacts]:
             makes=tuple((tensor, readers.get(tensor, ())) for tensor in node.outputs),
         )
     return found
-
-
-def _is_depthwise(model: Model, node: Node) -> bool:
-    """Whether a convolution has one group per channel. Shapes, if asked for, give the number of groups."""
-    if node.op_type not in ("Conv", "ConvTranspose") or len(node.inputs) < 2:
-        return False
-    weight = model.shape(node.inputs[1]) or ()
-    groups = attribute_of(node.proto, "group", 1)
-    axis, width = (0, groups) if node.op_type == "ConvTranspose" else (1, 1)
-    return groups > 1 and len(weight) > axis and weight[axis] == width
-
-
-def _write_type(known: TensorType, with_shapes: bool) -> str:
-    name: str = onnx.TensorProto.DataType.Name(known.elem_type)
-    if not with_shapes or known.shape is None:
-        return name
-    return f"{name}[{'x'.join('?' if d is None else str(d) for d in known.shape)}]"
 
 
 Colors: TypeAlias = list[bytes]

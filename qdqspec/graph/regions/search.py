@@ -200,7 +200,10 @@ def find_regions(
     inside: dict[str, list[Block]] = {}
     for path, graph in flow.graphs().items():
         blocks = _blocks_of_names(graph, rules.max_nodes) if rules.by == "names" else []
-        blocks = blocks or _blocks_of_structure(graph, rules.max_nodes)
+        if not blocks:
+            whole = Composite(_Builder(graph, _list_searched(graph), rules.max_nodes).root())
+            _dissolve(whole, rules.max_nodes, graph.linked)
+            blocks = whole.children
         if rules.by in ("manual", "fusion"):
             blocks = _blocks_of_groups(graph, groups, _list_leaves(blocks))
         _settle(graph, list(_list_leaves(blocks)))
@@ -218,13 +221,6 @@ def _nest_bodies(flow: Flow, inside: Mapping[str, list[Block]], path: str) -> li
             found = [_nest_bodies(flow, inside, end.scope) for end in bodies[owner.name]]
             blocks += [Composite(body) for body in found if body]
     return blocks
-
-
-def _blocks_of_structure(flow: Flow, max_nodes: int) -> list[Block]:
-    """The blocks below the root, in topological order."""
-    root = Composite(_Builder(flow, _list_searched(flow), max_nodes).root())
-    _dissolve(root, max_nodes, flow.linked)
-    return root.children
 
 
 def _list_searched(flow: Flow) -> list[int]:
@@ -264,11 +260,7 @@ class _Builder:
     def __init__(self, flow: Flow, searched: Sequence[int], limit: int) -> None:
         self._flow = flow
         self._limit = limit
-        self._index = [
-            -1,
-            *searched,
-            -1,
-        ]  # of the node of each vertex: the first is the entry, the last the exit
+        self._index = [-1, *searched, -1]  # of the node of each vertex, without entry and exit
         self._ops = [flow.model.nodes[index].op_type if index >= 0 else "" for index in self._index]
         self._chains = _chains(flow, searched)
         self._slots_of: dict[int, dict[str, int]] = {}
