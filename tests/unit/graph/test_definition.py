@@ -74,18 +74,26 @@ def is_within_one_step(seen: Array, expected: Array) -> bool:
     return bool(difference.max() <= 1 and (difference > 0).mean() < 0.01)
 
 
-@pytest.mark.parametrize(("per_channel", "bias"), [(False, True), (True, False)])
-def test_qlinear_conv(per_channel: bool, bias: bool) -> None:
-    many = (8,) if per_channel else ()
-    constants = {"xs": np.float32(0.02), "xz": np.uint8(120), "w": integers(8, 3, 3, 3, kind=np.int8)}
-    constants |= {"ws": scales(*many), "wz": np.zeros(many, np.int8)}
-    constants |= {"ys": np.float32(0.09), "yz": np.uint8(128)}
-    constants |= {"b": integers(8, kind=np.int16).astype(np.int32)} if bias else {}
+QLINEAR = {"xs": np.float32(0.02), "xz": np.uint8(120), "w": integers(8, 3, 3, 3, kind=np.int8)}
+STEPS = {"ys": np.float32(0.09), "yz": np.uint8(128)}
+BIAS = {"b": integers(8, kind=np.int16).astype(np.int32)}
+
+
+@pytest.mark.parametrize(
+    ("op", "attributes", "constants"),
+    [
+        ("QLinearConv", "strides = [2, 1], ", {**QLINEAR, "ws": scales(), "wz": np.int8(0), **STEPS, **BIAS}),
+        ("QLinearConv", "", {**QLINEAR, "ws": scales(8), "wz": np.zeros(8, np.int8), **STEPS}),
+        ("ConvInteger", "", {"w": QLINEAR["w"], "xz": np.uint8(100)}),  # pads with the zero point
+    ],
+)
+def test_convolutions_of_integers(op: str, attributes: str, constants: dict[str, object]) -> None:
     a = integers(2, 6, 9, 9)
-    attributes = "group = 2, pads = [1, 1, 1, 1], strides = [2, 1]"
-    model = one_node("QLinearConv", "uint8[n,c,h,w]", a, constants, attributes)
+    output = "int32[n,c,h,w]" if op == "ConvInteger" else "uint8[n,c,h,w]"
+    model = one_node(op, output, a, constants, f"{attributes}group = 2, pads = [1, 1, 1, 1]")
     (expected,) = ReferenceEvaluator(model.proto).run(None, {"a": a})
-    assert is_within_one_step(defined(model, a), expected)
+    found = defined(model, a)
+    assert np.array_equal(found, expected) if op == "ConvInteger" else is_within_one_step(found, expected)
 
 
 @pytest.mark.parametrize("kind", [np.int8, np.uint8])
@@ -98,13 +106,6 @@ def test_qlinear_matmul(kind: type, per_column: bool) -> None:
     product = ((a.astype(np.float64) - 3) * 0.02) @ ((b.astype(np.float64) - 4) * scale)
     steps = np.clip(np.rint(product / 0.1) + 99, 0, 255)
     assert is_within_one_step(defined(one_node("QLinearMatMul", "uint8[n,k,m]", a, constants), a), steps)
-
-
-def test_conv_integer_pads_with_the_zero_point() -> None:
-    a, constants = integers(1, 4, 6, 6), {"w": integers(5, 4, 3, 3, kind=np.int8), "xz": np.uint8(100)}
-    model = one_node("ConvInteger", "int32[n,c,h,w]", a, constants, "pads = [1, 1, 1, 1]")
-    (expected,) = ReferenceEvaluator(model.proto).run(None, {"a": a})
-    np.testing.assert_array_equal(defined(model, a), expected)
 
 
 @pytest.mark.parametrize("bias", [False, True])

@@ -165,7 +165,7 @@ g (float[n,4] x, bool c) => (float[n,4] y) <float[4] w = {1.0, 2.0, 3.0, 4.0}> {
 CALL = {"x": np.float32([[1, -2, 3, -4]]), "c": np.array(True)}
 
 
-def test_calls_are_replaced_with_unique_names_in_bodies_too() -> None:
+def test_calls_are_replaced_with_unique_names_in_bodies_too(tmp_path: Path) -> None:
     proto = onnx.parser.parse_model(TEXT)
     flat = inlined(proto)
     onnx.checker.check_model(flat, full_check=True)
@@ -178,7 +178,10 @@ def test_calls_are_replaced_with_unique_names_in_bodies_too() -> None:
         "call_b/leak", "call_b/inner/sig", "call_b/inner/Mul#1",
     ]  # fmt: skip
     assert plain[6] == "If#6/then_branch/f#0/leak"
-    assert [node.name for node in Model(inlined(proto)).nodes] == names
+    onnx.save(proto, tmp_path / "calls.onnx")
+    model = given_model(tmp_path / "calls.onnx", {})
+    assert [node.name for node in model.nodes] == names
+    assert model.notes == ("2 local functions are inlined in a copy of the model",)
     assert flat.graph.initializer == proto.graph.initializer
     np.testing.assert_array_equal(outputs_of(flat, CALL)[0], outputs_of(proto, CALL)[0])
 
@@ -191,13 +194,6 @@ def test_functions_of_a_runtime_or_of_another_opset_version_are_not_inlined() ->
     assert [f.name for f in flat.functions] == ["h"]
     assert [node.name for node in flat.graph.node][:2] == ["call_a/leak", "call_a/inner"]
     assert flat.graph.node[1].op_type == "h"
-
-
-def test_a_case_tunes_the_inlined_copy_with_a_note(tmp_path: Path) -> None:
-    onnx.save(onnx.parser.parse_model(TEXT), tmp_path / "calls.onnx")
-    model = given_model(tmp_path / "calls.onnx", {})
-    assert model.notes == ("2 local functions are inlined in a copy of the model",)
-    assert model.where == str(tmp_path / "calls.onnx")
 
 
 ODD = {odd.name: odd for odd in ODD_MODELS}

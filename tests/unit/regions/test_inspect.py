@@ -59,21 +59,21 @@ def test_long_lists_are_truncated_and_regions_with_nothing_to_quantize_omitted_i
     assert len(to_json(found)["regions"]) == len(found.regions)
 
 
-NESTED = """g (float[1,4,8,8] x, bool c) => (float[1,4,8,8] y) {{
+NESTED = """g (float[1,4,8,8] x, bool c) => (float[1,4,8,8] y) {
     [pre] a = Conv(x, w)
-    [{name}] y = If (c) <
-        then_branch = t () => (float[1,4,8,8] p) {{ [conv] q = Conv(a, w)
-            [again] p = If (c) <then_branch = u () => (float[1,4,8,8] r) {{ [relu] r = Relu(q) }},
-                                else_branch = v () => (float[1,4,8,8] s) {{ [neg] s = Neg(a) }}> }},
-        else_branch = e () => (float[1,4,8,8] z) {{ [call] z = local.twice(a) }}
+    [choose] y = If (c) <
+        then_branch = t () => (float[1,4,8,8] p) { [conv] q = Conv(a, w)
+            [again] p = If (c) <then_branch = u () => (float[1,4,8,8] r) { [relu] r = Relu(q) },
+                                else_branch = v () => (float[1,4,8,8] s) { [neg] s = Neg(a) }> },
+        else_branch = e () => (float[1,4,8,8] z) { [call] z = local.twice(a) }
     >
-}}
-<domain: "local", opset_import: ["": 17]> twice (f) => (h) {{ [add] h = Add(f, f) }}"""
+}
+<domain: "local", opset_import: ["": 17]> twice (f) => (h) { [add] h = Add(f, f) }"""
 
 
-def nested(name: str = "choose") -> tuple[Model, tuple[Region, ...], tuple[Body, ...]]:
+def nested() -> tuple[Model, tuple[Region, ...], tuple[Body, ...]]:
     """A model with bodies in bodies and a local function, its regions, and its bodies."""
-    model = parsed(NESTED.format(name=name), w=(4, 4, 1, 1))
+    model = parsed(NESTED, w=(4, 4, 1, 1))
     regions = find_regions(model)
     return model, regions, find_bodies(model, regions, find_regions)
 
@@ -107,16 +107,6 @@ def test_bodies_are_listed_and_functions_are_not_quantized():
     placed = {body["name"]: body["placed"] for body in to_json(found)["bodies"]}
     assert [name for name, is_placed in placed.items() if not is_placed] == ["local:twice"]
     assert "and 4 more" in render_text(found, lines=1)
-
-
-def test_long_names_of_bodies_are_shortened_in_text_and_complete_in_json():
-    model, regions, bodies = nested("deep_" * 20)
-    found = inspect_model(model, regions, bodies=bodies)
-    table = render_text(found).partition("Bodies of If, Loop and Scan")[2].partition("\n\n")[0]
-    names = [line.split()[3] for line in table.splitlines()[3:] if line.startswith("body")]
-    assert max(map(len, names)) == 60
-    assert all(body.name.startswith(name.split("...")[0]) for body, name in zip(bodies, names, strict=False))
-    assert {body["name"] for body in to_json(found)["bodies"]} == {body.name for body in bodies}
 
 
 def test_dynamic_dimensions_are_given_or_assumed_as_one_and_listed() -> None:

@@ -307,7 +307,7 @@ def test_the_error_of_an_invalid_expression_marks_the_position(text, column, wha
     assert str(caught.value).splitlines()[-1] == "  " + " " * (column - 1) + "^"
 
 
-def test_allowed_nodes_combine_all_rules(model):
+def test_allowed_nodes_combine_all_rules_and_unmatched_ones_are_reported(model):
     def names(**rules: tuple[str, ...]) -> list[str]:
         return sorted(allowed_nodes(model, PatternRules(**rules)))
 
@@ -317,9 +317,6 @@ def test_allowed_nodes_combine_all_rules(model):
     assert names(allow=("Conv",), exclude=("*#0",)) == ["Conv#3", "Conv#5"]
     assert names(include=("Relu*", "Clip*"), deny=("Clip",)) == ["Relu#2", "Relu#7"]
     assert names(include=("relu*",)) == []
-
-
-def test_unmatched_rules_are_reported_with_their_text(model):
     rules = PatternRules(allow=("Conv", "Gemm"), deny=("Softmax",), include=("*",), exclude=("/head/*",))
     assert unmatched(model, rules) == ("Gemm", "Softmax", "/head/*")
 
