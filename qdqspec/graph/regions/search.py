@@ -16,6 +16,7 @@ import ast
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cache
 from itertools import groupby
 from typing import TypeAlias
 
@@ -201,7 +202,7 @@ def find_regions(
     for path, graph in flow.graphs().items():
         blocks = _blocks_of_names(graph, rules.max_nodes) if rules.by == "names" else []
         if not blocks:
-            whole = Composite(_Builder(graph, _list_searched(graph), rules.max_nodes).root())
+            whole = Composite(_blocks_of_structure(graph, _list_searched(graph), rules.max_nodes))
             _dissolve(whole, rules.max_nodes, graph.linked)
             blocks = whole.children
         if rules.by in ("manual", "fusion"):
@@ -254,88 +255,73 @@ def _chains(flow: Flow, searched: Sequence[int]) -> Chains:
     return structure_tree(tree.parent, successors)
 
 
-class _Builder:
-    """Makes blocks of chains, the innermost first."""
+def _blocks_of_structure(flow: Flow, searched: Sequence[int], limit: int) -> list[Block]:
+    """The blocks of the outermost chain of the program structure tree; blocks of inner chains are made first."""
+    index_of = [-1, *searched, -1]  # the node of each vertex, without entry and exit
+    ops = [flow.model.nodes[index].op_type if index >= 0 else "" for index in index_of]
+    chains = _chains(flow, searched)
+    between: dict[int, list[Block]] = {}  # blocks between a vertex and the next of its chain
 
-    def __init__(self, flow: Flow, searched: Sequence[int], limit: int) -> None:
-        self._flow = flow
-        self._limit = limit
-        self._index = [-1, *searched, -1]  # of the node of each vertex, without entry and exit
-        self._ops = [flow.model.nodes[index].op_type if index >= 0 else "" for index in self._index]
-        self._chains = _chains(flow, searched)
-        self._slots_of: dict[int, dict[str, int]] = {}
-        self._between: dict[int, list[Block]] = {}  # blocks between a vertex and the next of its chain
+    @cache  # each branch of a large join asks for it
+    def slots(index: int) -> dict[str, int]:
+        """The slot at which a node reads each tensor."""
+        reads = flow.reads[index]
+        return dict(zip(reversed(reads), range(len(reads) - 1, -1, -1), strict=True))
 
-    def root(self) -> list[Block]:
-        """The blocks of the outermost chain."""
-        # A chain begins before the chains inside it, so in this order the inner ones are ready.
-        for vertex in sorted(self._chains.inside, reverse=True):
-            # by depth, operators and consumers, so that the order is equal in each layer of a model
-            heads = sorted(self._chains.inside[vertex], key=self._character)
-            self._between[vertex] = [block for head in heads for block in self._chain(head)]
-        return self._chain(0)
-
-    def _character(self, head: int) -> tuple[int, list[bytes], list[tuple[bytes, int]], int]:
+    def character(head: int) -> tuple[int, list[bytes], list[tuple[bytes, int]], int]:
+        """Depth, operators and consumers of a chain, so that branches have equal orders in each layer of a model."""
         operators: list[bytes] = []
         vertex = last = head
-        while self._ops[vertex] and len(operators) < self._limit:
+        while ops[vertex] and len(operators) < limit:
             last = vertex
-            operators.append(self._flow.own[self._index[vertex]])
-            vertex = self._chains.following[vertex]
-        fed = [
-            (self._flow.own[c], self._slots(c)[tensor])
-            for tensor in self._flow.model.nodes[self._index[last]].outputs
-            for c in self._flow.readers.get(tensor, ())
-        ]
-        return self._flow.depth[self._index[head]], operators, sorted(fed), head
+            operators.append(flow.own[index_of[vertex]])
+            vertex = chains.following[vertex]
+        made = flow.model.nodes[index_of[last]].outputs
+        fed = [(flow.own[c], slots(c)[tensor]) for tensor in made for c in flow.readers.get(tensor, ())]
+        return flow.depth[index_of[head]], operators, sorted(fed), head
 
-    def _slots(self, index: int) -> dict[str, int]:
-        """The slot at which a node reads each tensor. Cached: each branch of a large join asks for it."""
-        if index not in self._slots_of:
-            reads = self._flow.reads[index]
-            self._slots_of[index] = dict(zip(reversed(reads), range(len(reads) - 1, -1, -1), strict=True))
-        return self._slots_of[index]
-
-    def _chain(self, head: int) -> list[Block]:
+    def chain(head: int) -> list[Block]:
         blocks: list[Block] = []
         branches: list[Block] = []
         unit: list[int] = []
         vertex = head
         while vertex >= 0:
-            if unit and self._ops[vertex] in _STARTERS:
-                blocks += self._unit(branches, unit)
+            if unit and ops[vertex] in _STARTERS:
+                blocks += _close_unit(flow, branches, unit, limit)
                 branches, unit = [], []
-            if self._index[vertex] >= 0:
-                unit.append(self._index[vertex])
-            inside = self._between.pop(vertex, [])
+            if index_of[vertex] >= 0:
+                unit.append(index_of[vertex])
+            inside = between.pop(vertex, [])
             size = sum([block.size for block in inside])
-            if inside and _all_light(inside) and size + len(unit) <= self._limit:
+            if inside and _all_light(inside) and size + len(unit) <= limit:
                 # The inside of a decomposed LayerNormalization or Gelu does not begin a unit.
                 unit += _list_nodes(inside)
             elif inside:
-                blocks += self._unit(branches, unit)
+                blocks += _close_unit(flow, branches, unit, limit)
                 branches, unit = inside, []
-            vertex = self._chains.following[vertex]
-        blocks += self._unit(branches, unit)
-        return _join_tiny(_pack_run(blocks, self._limit), self._limit, self._flow.linked)
+            vertex = chains.following[vertex]
+        blocks += _close_unit(flow, branches, unit, limit)
+        return _join_tiny(_pack_run(blocks, limit), limit, flow.linked)
 
-    def _unit(self, branches: list[Block], unit: list[int]) -> list[Block]:
-        """One leaf for a branching and the run after it if they fit, else a composite.
+    # A chain begins before the chains inside it, so in this order the inner ones are ready.
+    for vertex in sorted(chains.inside, reverse=True):
+        heads = sorted(chains.inside[vertex], key=character)
+        between[vertex] = [block for head in heads for block in chain(head)]
+    return chain(0)
 
-        A run without a branching is a leaf.
-        """
-        light = self._flow.is_light(unit)
-        tail: list[Block] = [Leaf(unit, light=light)] if unit else []
-        if not branches:
-            return tail
-        room = self._limit - sum([block.size for block in branches])
-        if (len(unit) > room and len(unit) - room <= _TINY) or room < min(len(unit), 1):
-            parts = [*branches, *_pack_run(tail, self._limit)]
-            return [Composite(_join_tiny(parts, self._limit, self._flow.linked))]
-        closed = Leaf(_list_nodes(branches) + unit[:room], closed=True, light=light and _all_light(branches))
-        return (
-            [closed, *_pack_run([Leaf(unit[room:], light=light)], self._limit)] if unit[room:] else [closed]
-        )
+
+def _close_unit(flow: Flow, branches: list[Block], unit: list[int], limit: int) -> list[Block]:
+    """One leaf for a branching and the run after it if they fit, else a composite; a run alone is a leaf."""
+    light = flow.is_light(unit)
+    tail: list[Block] = [Leaf(unit, light=light)] if unit else []
+    if not branches:
+        return tail
+    room = limit - sum([block.size for block in branches])
+    if (len(unit) > room and len(unit) - room <= _TINY) or room < min(len(unit), 1):
+        return [Composite(_join_tiny([*branches, *_pack_run(tail, limit)], limit, flow.linked))]
+    closed = Leaf(_list_nodes(branches) + unit[:room], closed=True, light=light and _all_light(branches))
+    rest = [Leaf(unit[room:], light=light)] if unit[room:] else []
+    return [closed, *_pack_run(rest, limit)]
 
 
 def _all_light(blocks: Sequence[Block]) -> bool:
@@ -401,23 +387,21 @@ def _settle(flow: Flow, found: Sequence[Leaf]) -> None:
         for index in leaf.nodes:
             del home[index]
         leaf.nodes.clear()
+
+    def adopt(index: int, neighbours: Sequence[int]) -> None:
+        leaf = next((home[n] for n in neighbours if n in home), None)
+        if index not in home and leaf is not None:
+            home[index] = leaf
+            leaf.nodes.append(index)
+
     for index in reversed(flow.order):
-        _adopt(flow.consumers[index], index, home)
+        adopt(index, flow.consumers[index])
     for index in flow.order:
-        _adopt(flow.producers[index], index, home)
+        adopt(index, flow.producers[index])
     for index in flow.order:  # in a part of the graph without a leaf
         if index not in home:
             home[index] = next(leaf for leaf in found if leaf.nodes)
             home[index].nodes.append(index)
-
-
-def _adopt(neighbours: Sequence[int], index: int, home: dict[int, Leaf]) -> None:
-    if index in home:
-        return
-    leaf = next((home[n] for n in neighbours if n in home), None)
-    if leaf is not None:
-        home[index] = leaf
-        leaf.nodes.append(index)
 
 
 def _prune(blocks: Sequence[Block]) -> list[Block]:
