@@ -28,7 +28,6 @@ from qdqspec.graph.model import TensorType
 from qdqspec.graph.ops import COMMUTATIVE, is_commutative
 from qdqspec.graph.protos import attribute_of
 from qdqspec.graph.regions.flow import (
-    Chains,
     DominatorTree,
     Flow,
     short_hash,
@@ -121,49 +120,44 @@ class PatternMaker:
             return f"{len(op_types)} nodes: {shown}" + (", ..." if len(common) > 5 else "")
         local = {index: i for i, index in enumerate(chosen)}
         feeds = [[local[p] for p in self._flow.producers[i] if p in local] for i in chosen]
-        return _Writer(op_types, feeds).write()
+        return _write_chains(op_types, feeds)
 
 
-class _Writer:
-    """Writes a pattern as text: ``Conv > Relu > (Conv | Conv > Relu) > Add``.
+def _write_chains(op_types: Sequence[str], feeds: Sequence[Sequence[int]]) -> str:
+    """The operators as text: ``Conv > Relu > (Conv | Conv > Relu) > Add``.
 
-    Operators are in topological order; ``feeds`` lists for each the positions of its producers.
+    They are in topological order; ``feeds`` lists for each the positions of its producers.
     """
+    last = len(feeds) + 1
+    successors: list[list[int]] = [[] for _ in range(last + 1)]
+    tree = DominatorTree()
+    for here, row in enumerate(feeds, start=1):
+        tree.add([p + 1 for p in row])
+        for producer in row:
+            successors[producer + 1].append(here)
+        if not row:
+            successors[0].append(here)
+    ends = [vertex for vertex in range(1, last) if not successors[vertex]]
+    for vertex in ends:
+        successors[vertex] = [last]
+    tree.add(ends)
+    chains = structure_tree(tree.parent, successors)
 
-    def __init__(self, op_types: Sequence[str], feeds: Sequence[Sequence[int]]) -> None:
-        self._ops = op_types
-        last = len(feeds) + 1
-        self._successors: list[list[int]] = [[] for _ in range(last + 1)]
-        tree = DominatorTree()
-        for here, row in enumerate(feeds, start=1):
-            tree.add([p + 1 for p in row])
-            for producer in row:
-                self._successors[producer + 1].append(here)
-            if not row:
-                self._successors[0].append(here)
-        ends = [vertex for vertex in range(1, last) if not self._successors[vertex]]
-        for vertex in ends:
-            self._successors[vertex] = [last]
-        tree.add(ends)
-        self._chains: Chains = structure_tree(tree.parent, self._successors)
-
-    def write(self) -> str:
-        """The text of the whole pattern."""
-        is_one_fork = self._chains.following[0] == len(self._ops) + 1
-        return self._chain(0).removeprefix("(").removesuffix(")") if is_one_fork else self._chain(0)
-
-    def _chain(self, vertex: int) -> str:
+    def write(vertex: int) -> str:
         parts = []
         while vertex >= 0:
-            if 0 < vertex <= len(self._ops):
-                parts.append(self._ops[vertex - 1])
-            after = self._chains.following[vertex]
-            if branches := self._chains.inside.get(vertex):
-                texts = sorted(map(self._chain, branches))  # so that equal patterns have equal texts
-                texts += ["skip"] if vertex > 0 and after in self._successors[vertex] else []
+            if 0 < vertex < last:
+                parts.append(op_types[vertex - 1])
+            after = chains.following[vertex]
+            if branches := chains.inside.get(vertex):
+                texts = sorted(map(write, branches))  # so that equal patterns have equal texts
+                texts += ["skip"] if vertex > 0 and after in successors[vertex] else []
                 parts.append(f"({' | '.join(texts)})" if len(texts) > 1 or vertex == 0 else texts[0])
             vertex = after
         return " > ".join(parts)
+
+    is_one_fork = chains.following[0] == last
+    return write(0).removeprefix("(").removesuffix(")") if is_one_fork else write(0)
 
 
 UNKNOWN = "?"  # an unknown type
