@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -26,13 +26,12 @@ from qdqspec.graph.dynamic_kernels import (
     QUANTIZE,
     REPLACED,
 )
-from qdqspec.graph.flat import free_name, names_in, scopes_of
+from qdqspec.graph.flat import free_name, names_in
 from qdqspec.graph.model import Model
 from qdqspec.graph.ops import is_default
 from qdqspec.graph.protos import (
     CONTRIBUTED,
     attribute_of,
-    constants_of,
     copied,
     copy_model,
     metadata,
@@ -42,10 +41,7 @@ from qdqspec.graph.protos import (
     trimmed_inputs,
 )
 
-_STORED = frozenset({
-    TensorProto.INT8, TensorProto.UINT8, TensorProto.INT16, TensorProto.UINT16, TensorProto.INT4, TensorProto.UINT4,
-})  # fmt: skip
-_KERNELS = frozenset({"ConvInteger", "MatMulInteger", ATTENTION, LSTM})
+_READ = frozenset({"ConvInteger", "MatMulInteger", ATTENTION, LSTM, "Gather", "Sum"})
 _TRANSPOSED = [0, 2, 1]
 # Size of the blocks in which a weight of two directions has a scale for each row: all blocks of a row have the same
 # scale. It is the largest of a format of integers, so that a row has few.
@@ -58,68 +54,49 @@ def with_pairs(model: Model, reference: Model | None = None) -> Model:
     A kernel that is used otherwise, with computed weights for example, is unchanged. The ``reference``, the model
     before quantization, shows where another tool split a Gemm.
     """
-    for node in model.nodes:
-        table = model.constants.get(node.inputs[0]) if node.op_type == "Gather" else None
-        is_stored = table is not None and table.data_type in _STORED
-        if node.op_type in _KERNELS or _is_sum(node.proto) or is_stored:
-            break
-    else:
+    if not any(node.op_type in _READ for node in model.nodes):
         return model
-    proto = _Raising(model.flat, reference, model.shape).proto()
+    proto = _Raising(model, reference).proto()
     return model if proto is model.flat else Model(proto, path=model.path)
-
-
-def _is_sum(node: onnx.NodeProto) -> bool:
-    """Whether it was an Add before kernels were written."""
-    return node.op_type == "Sum" and metadata(node, REPLACED) is not None
 
 
 class _Raising:
     """Examines every node; replacements are recorded in ``_instead`` and ``_removed``, by the index of the node."""
 
-    def __init__(
-        self,
-        flat: onnx.ModelProto,
-        reference: Model | None,
-        shape: Callable[[str], tuple[int | None, ...] | None],
-    ) -> None:
-        self._flat = flat
+    def __init__(self, model: Model, reference: Model | None) -> None:
+        self._model = model
         self._reference = reference
-        self._shape = shape
-        self._nodes = flat.graph.node
-        self._free = partial(free_name, taken=names_in(flat.graph))
-        self._producer = {name: i for i, node in enumerate(self._nodes) for name in node.output if name}
-        self._readers: dict[str, list[int]] = {}
-        for index, node in enumerate(self._nodes):
-            for name in {*node.input, *names_read_inside(node)}:
-                self._readers.setdefault(name, []).append(index)
-        self._outputs = {output.name for output in flat.graph.output}
-        self._constants = constants_of(flat.graph)
+        self._constants = model.constants
+        self._free = partial(free_name, taken=names_in(model.flat.graph))
+        self._readers: dict[str, list[onnx.NodeProto]] = {}
+        for node in model.nodes:
+            for name in {*node.proto.input, *names_read_inside(node.proto)}:
+                self._readers.setdefault(name, []).append(node.proto)
         self._instead: dict[int, list[onnx.NodeProto]] = {}
         self._removed: set[int] = set()
         self._changed: dict[str, TensorProto] = {}  # initializers
-        self._scopes = list(scopes_of(self._nodes))
         self._made: list[onnx.NodeProto] = []
         self._scope = ""  # of the node that is looked at
         self._known: dict[tuple[str, ...], onnx.NodeProto] = {}  # by scope and inputs: halves of pairs so far
 
     def proto(self) -> onnx.ModelProto:
-        for index, node in enumerate(self._nodes):
-            self._scope = self._scopes[index]
+        flat = self._model.flat
+        for node in self._model.nodes:
+            self._scope = node.scope
             if node.op_type in (QUANTIZE, "DequantizeLinear") and is_default(node):
-                self._known.setdefault((self._scope, *node.input), node)
-            new = self._raise_node(node)
-            if new:
-                self._instead[index] = new
+                self._known.setdefault((self._scope, *node.inputs), node.proto)
+            if new := self._raise_node(node.proto):
+                self._instead[node.index] = new
         if not self._instead:
-            return self._flat
+            return flat
+        old = [self._model.nodes[i].proto for i in (*self._instead, *self._removed)]
         nodes = [
             new
-            for i, node in enumerate(self._nodes)
-            for new in self._instead.get(i, () if i in self._removed else (node,))
+            for node in self._model.nodes
+            for new in self._instead.get(node.index, () if node.index in self._removed else (node.proto,))
         ]
-        touched = {name for i in (*self._removed, *self._instead) for name in self._nodes[i].input}
-        read = set(self._outputs)
+        touched = {name for node in old for name in node.input}
+        read = {*self._model.outputs}
         kept = list[onnx.NodeProto]()
         for node in reversed(nodes):
             if touched.isdisjoint(node.output) or not read.isdisjoint(node.output):
@@ -127,14 +104,11 @@ class _Raising:
                 read.update((*node.input, *names_read_inside(node)))
             else:  # only the kernels read it: products of scales, transposed weights, biases in integers
                 touched.update(node.input)
-        proto = copy_model(self._flat, but={"node", "initializer"})
+        proto = copy_model(flat, but={"node", "initializer"})
         proto.graph.node.extend(reversed(kept))
-        proto.graph.initializer.extend(
-            self._changed.get(t.name, t)
-            for t in self._flat.graph.initializer
-            if t.name in read or t.name not in touched
-        )
-        kernels = [self._nodes[i] for i in self._instead if self._nodes[i].domain == CONTRIBUTED]
+        weights = (t for t in flat.graph.initializer if t.name in read or t.name not in touched)
+        proto.graph.initializer.extend(self._changed.get(t.name, t) for t in weights)
+        kernels = [node for node in old if node.domain == CONTRIBUTED]
         foreign = all(metadata(node, REPLACED) is None for node in kernels)
         ours = any(metadata(node, IMPORTS) is not None for node in kernels)
         if kernels and (foreign or ours) and all(node.domain != CONTRIBUTED for node in kept):
@@ -151,7 +125,9 @@ class _Raising:
             return self._lstm(node)
         if node.op_type == ATTENTION and node.domain == CONTRIBUTED:
             return self._attention(node)
-        if _is_sum(node):
+        if (
+            node.op_type == "Sum" and metadata(node, REPLACED) is not None
+        ):  # an Add before kernels were written
             add = copied(node)
             add.op_type = "Add"
             refill(add.metadata_props, [prop for prop in node.metadata_props if prop.key != REPLACED])
@@ -185,7 +161,7 @@ class _Raising:
             self._transpose(stored, [1, 0])
         elif is_transposed and not attribute_of(before, "transB", 0):
             return []
-        self._removed.update(self._producer[step.output[0]] for step in steps[:count])
+        self._removed.update(self._model.producer[step.output[0]].index for step in steps[:count])
         axis = None if is_single else int(not attribute_of(before, "transB", 0))
         weight = self._dequantize([stored, scale, *node.input[3:4]], axis, before.input[1])
         return self._feed_operator(before, quantize, [weight])
@@ -243,9 +219,7 @@ class _Raising:
         """The nodes behind a product of integers, each the only reader of the one before: to float, scales, a bias."""
         steps: list[onnx.NodeProto] = []
         for op_type in ("Cast", "Mul", "Add"):
-            tensor = (steps[-1] if steps else node).output[0]
-            readers = self._readers.get(tensor, ())
-            follower = self._nodes[readers[0]] if len(readers) == 1 and tensor not in self._outputs else None
+            follower = self._find_only_reader((steps[-1] if steps else node).output[0])
             if follower is None or follower.op_type != op_type or not is_default(follower):
                 break
             if op_type == "Cast" and attribute_of(follower, "to", 0) != TensorProto.FLOAT:
@@ -293,7 +267,7 @@ class _Raising:
         steps = steps if bias else steps[:2]
         inputs = [quantize.input[0], "", *([bias] if bias else [])]
         before = self._guess_original("Conv", inputs, steps[-1], node)
-        self._removed.update(self._producer[step.output[0]] for step in steps)
+        self._removed.update(self._model.producer[step.output[0]].index for step in steps)
         return self._feed_operator(before, quantize, [self._dequantize(numbers, None, before.input[1])])
 
     def _find_bias(self, tensor: str | None, weight: list[int]) -> str | None:
@@ -363,18 +337,15 @@ class _Raising:
 
     def _gather(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         """A Gather of dequantized values in the place of the DequantizeLinear of gathered integers."""
-        readers = self._readers.get(node.output[0], ())
-        if len(readers) != 1 or node.output[0] in self._outputs:
+        after = self._find_only_reader(node.output[0])
+        if after is None or after.op_type != "DequantizeLinear" or after.input[0] != node.output[0]:
             return []
-        after = self._nodes[readers[0]]
         numbers = list(after.input[1:])
-        if after.op_type != "DequantizeLinear" or after.input[0] != node.output[0]:
-            return []
         if not all(name in self._constants for name in numbers) or attribute_of(after, "block_size", 0):
             return []
         axis = None
         if any(list(self._constants[name].dims) not in ([], [1]) for name in numbers):
-            indices, rank = self._shape(node.input[1]), len(self._constants[node.input[0]].dims)
+            indices, rank = self._model.shape(node.input[1]), len(self._constants[node.input[0]].dims)
             if indices is None:
                 return []
             # in the place of this axis of the table, the result has the axes of the indices
@@ -383,7 +354,7 @@ class _Raising:
             if first <= axis < first + len(indices):
                 return []
             axis -= len(indices) - 1 if axis >= first else 0
-        self._removed.add(readers[0])
+        self._removed.add(self._model.producer[after.output[0]].index)
         weight = self._dequantize([node.input[0], *numbers], axis, "")
         gather = copied(node)
         gather.name = node.name.removesuffix("_quant")
@@ -439,8 +410,12 @@ class _Raising:
         return node
 
     def _find_maker(self, tensor: str) -> onnx.NodeProto | None:
-        index = self._producer.get(tensor)
-        return None if index is None else self._nodes[index]
+        found = self._model.producer.get(tensor)
+        return None if found is None else found.proto
+
+    def _find_only_reader(self, tensor: str) -> onnx.NodeProto | None:
+        readers = self._readers.get(tensor, ())
+        return readers[0] if len(readers) == 1 and tensor not in self._model.outputs else None
 
     def _find_other_operand(self, node: onnx.NodeProto, tensor: str) -> str | None:
         """The other operand of a node with two."""

@@ -93,7 +93,6 @@ class _Lifting:
     def __init__(self, model: Model, proto: onnx.ModelProto, scopes: Scopes) -> None:
         self.lifted: dict[str, list[_Flat]] = {}  # by the path of the graph that they were passed to
         self._model = model
-        self._scopes = scopes
         self._taken = {name for scope in scopes.all for pair in scope.tensors.items() for name in pair}
         self._flat, self._empty = self._make_name("flat"), self._make_name("empty")
         proto.ir_version = max(proto.ir_version, IR_WITH_FREE_INITIALIZERS)
