@@ -105,15 +105,12 @@ TWO = """g (bool yes, float[4] x) => (float[4] y)
 }"""
 
 
-def bytes_of(proto: onnx.ModelProto) -> bytes:
-    return proto.SerializeToString(deterministic=True)
-
-
 @given(onnx_models(repeated_names=True))
 def test_any_model_is_equal_byte_for_byte_after_conversion_back(proto: onnx.ModelProto) -> None:
     flat = opened(proto)
     assert is_flat(flat)
-    assert bytes_of(closed(flat)) == bytes_of(proto)
+    before, after = (each.SerializeToString(deterministic=True) for each in (proto, closed(flat)))
+    assert after == before
     assert Model(flat).proto == proto
 
 

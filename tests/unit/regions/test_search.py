@@ -24,8 +24,8 @@ from qdqspec.types import Case, LayerTime, PatternRules, RegionRules
 from tests.support.patterns import canonical
 
 
-def model_of(body: str, *, result: str = "y", result_shape: str = "") -> Model:
-    return parsed(f"g (float[1,4,8,8] x) => (float{result_shape} {result}) {{ {body} }}", w=(4, 4, 1, 1))
+def model_of(body: str, result: str = "y") -> Model:
+    return parsed(f"g (float[1,4,8,8] x) => (float {result}) {{ {body} }}", w=(4, 4, 1, 1))
 
 
 FORK = """{0}a = Conv({1}, w) {0}b = Relu({0}a) {0}c = Conv({0}b, w) {0}d = Relu({0}c)
@@ -43,7 +43,7 @@ def test_large_branchings_are_composites_of_their_branches():
 
 def test_long_sequences_are_cut_into_equal_parts_at_anchors():
     links = "".join(f"c{i} = Conv({f'r{i - 1}' if i else 'x'}, w) r{i} = Relu(c{i})" for i in range(12))
-    regions = find_regions(model_of(links, result="r11"))
+    regions = find_regions(model_of(links, "r11"))
     assert [len(r.nodes) for r in regions if r.type == "LEAF"] == [8, 8, 8]
 
 
@@ -85,16 +85,18 @@ def test_tensors_read_inside_a_body_are_inputs_of_its_owner():
 def test_regions_given_by_kernels_or_by_globs():
     """Nodes in none of them are grouped by structure, and names that the backend made are skipped."""
     model = model_of("a = Conv(x, w) b = Relu(a) c = Conv(b, w) y = Relu(c)")
-    kernels = [["Conv#0", "Relu#1"], ["made_by_backend"]]
-    regions = find_regions(model, RegionRules(by="fusion"), groups=kernels)
+    assert find_regions(model, RegionRules(by="names")) == find_regions(model), "no module names"
+    kernels = [("Conv#0", "Relu#1"), ("Relu#1", "made_by_backend"), ("Relu#1",), ()]
+    layers = [LayerTime(name="k", op_type="K", milliseconds=1.0, nodes=nodes) for nodes in kernels]
+    layers.append(LayerTime(name="c", op_type="C", milliseconds=1.0, nodes=("Conv#2",), boundary=True))
+    groups = groups_of(layers)
+    assert groups == (("Conv#0", "Relu#1"), ("made_by_backend",)), "a node belongs to its first kernel"
+    regions = find_regions(model, RegionRules(by="fusion"), groups=groups)
     assert [r.nodes for r in regions if r.type == "LEAF"] == [("Conv#0", "Relu#1"), ("Conv#2", "Relu#3")]
     regions = find_regions(model, RegionRules(by="manual", manual=(("Relu#1", "Conv#2"),)))
     assert ("Relu#1", "Conv#2") in [r.nodes for r in regions]
     with pytest.raises(SpecError, match=r"'Rely#1'\] matches no node \(did you mean 'Relu#1'\?\)"):
         find_regions(model, RegionRules(by="manual", manual=(("Rely#1",),)))
-    assert find_regions(model, RegionRules(by="names")) == find_regions(model), (
-        "its nodes have no module names"
-    )
 
 
 @pytest.mark.parametrize("source", ["path", "metadata"])
@@ -112,15 +114,6 @@ def test_regions_by_names_follow_the_module_names(source):
     shape = [(r.type, len(r.nodes), r.parent) for r in regions if r.type != "ROOT"]
     # Two of three modules are more than half of the model, so that level is omitted.
     assert shape == [("LEAF", 2, "r0")] * 3
-
-
-def layer(*nodes, boundary=False):
-    return LayerTime(name="k", op_type="K", milliseconds=1.0, nodes=nodes, boundary=boundary)
-
-
-def test_a_node_belongs_to_the_first_kernel_that_names_it():
-    layers = [layer("a", "b"), layer("b", "c"), layer("c"), layer("d", boundary=True), layer()]
-    assert groups_of(layers) == (("a", "b"), ("c",))
 
 
 def test_regions_by_the_kernels_of_onnx_runtime(tmp_path, models):
