@@ -347,12 +347,6 @@ class _Body:
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     leave: onnx.NodeProto | None = None
 
-    @property
-    def prefix(self) -> str:
-        """The prefix of the names of its nodes."""
-        path = path_of(self.enter)
-        return f"{path}/" if path else ""
-
     def listed(self, name: str) -> dict[str, str]:
         """Pairs of names that the marker has as an attribute."""
         texts = [text.decode() for text in attribute_of(self.enter, name, onnx.TensorProto()).string_data]
@@ -406,8 +400,8 @@ class _Closing:
                     main.enter = node  # a part of a model has none
                 continue
             for name in {*node.input, *names_read_inside(node)}:
-                around = {id(one) for one in self._readers.get(name, body).chain()}
-                self._readers[name] = next(one for one in body.chain() if id(one) in around)
+                around = {*self._readers.get(name, body).chain()}
+                self._readers[name] = next(one for one in body.chain() if one in around)
             if node.domain == MARKERS:
                 body.leave = node
                 self._bodies.append(body)
@@ -418,26 +412,24 @@ class _Closing:
             self._readers[value.name] = main
         self._bodies.append(main)
 
-    def _sort_by_home(self, messages: Iterable[_Named], kind: str) -> dict[int, list[_Named]]:
+    def _sort_by_home(self, messages: Iterable[_Named], kind: str) -> dict[_Body, list[_Named]]:
         """Tensors or types by the graph that they belong to; only the first of each name."""
         homes = {unique: body for body in self._bodies for unique in body.listed(kind)}
-        found: dict[int, list[_Named]] = {id(body): [] for body in self._bodies}
-        main = self._bodies[-1]
-        seen: set[str] = set()
+        found: dict[_Body, list[_Named]] = {body: [] for body in self._bodies}
+        first: dict[str, _Named] = {}
         for message in messages:
-            if message.name in seen:
-                continue
-            seen.add(message.name)
-            before = self._replaced.get(message.name, message.name)
-            home = homes.get(before) or self._readers.get(message.name, main)
-            found[id(home)].append(message)
+            first.setdefault(message.name, message)
+        for name, message in first.items():
+            home = homes.get(self._replaced.get(name, name)) or self._readers.get(name, self._bodies[-1])
+            found[home].append(message)
         return found
 
     def _fill(self, graph: onnx.GraphProto, body: _Body) -> None:
         graph.node.extend(map(self._node, body.nodes))
         # original names of nodes, with ``=`` in front; none where numbering gives the name of the flat form
         original = body.listed("nodes")
-        unique = [node.name.removeprefix(body.prefix) for node in body.nodes]
+        prefix = f"{path}/" if (path := path_of(body.enter)) else ""
+        unique = [node.name.removeprefix(prefix) for node in body.nodes]
         own = [original.get(node.name, f"={name}") for node, name in zip(body.nodes, unique, strict=True)]
         kinds = (node.op_type for node in body.nodes)
         bare = [onnx.NodeProto(name=name[1:], op_type=kind) for name, kind in zip(own, kinds, strict=True)]
@@ -447,7 +439,7 @@ class _Closing:
             if now == wanted and not name:
                 node.ClearField("name")
         for field_of, messages in ((graph.initializer, self._initializers), (graph.value_info, self._infos)):
-            for message in messages[id(body)]:
+            for message in messages[body]:
                 field_of.add().CopyFrom(message)
                 field_of[-1].name = self._now(message.name)
 
