@@ -124,7 +124,9 @@ def test_equal_bytes_are_stored_once_and_aligned_also_in_the_file_of_an_earlier_
     size = store.path.stat().st_size
     assert size == int(place(second)["offset"]) + 2000
     assert (again.name, again.dims, again.data_type) == ("c", [500], TensorProto.FLOAT)
-    assert place(WeightStore(tmp_path).externalize(floats("a", 500))) == place(first)
+    resumed = WeightStore(tmp_path)
+    assert place(resumed.externalize(floats("a", 500))) == place(first)
+    assert place(resumed.externalize(floats("b", 500, start=1))) == place(second)
     assert int(place(WeightStore(tmp_path).externalize(floats("z", start=9)))["offset"]) >= size
     assert store.path.read_bytes()[:2000] == floats("a", 500).raw_data
 
