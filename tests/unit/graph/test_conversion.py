@@ -165,7 +165,11 @@ def test_operators_with_types_of_their_own_are_converted(body: str, more: str) -
     assert_alike(model)
 
 
-def test_a_default_value_of_an_input_and_bfloat16_keep_their_type() -> None:
+def test_a_default_value_of_an_input_and_bfloat16_keep_their_type_and_stored_float16_is_not_converted() -> (
+    None
+):
+    body = "v = Cast<to = 1>(w)  m = MatMul(x, v)  y = Relu(m)"
+    assert not computes_in_float16(half_model(body, "(float[2, 4] x) => (float[2, 4] y)"))
     model = half_model("y = MatMul(x, w)", "(float16[2, 4] x, float16[4, 4] w) => (float16[2, 4] y)")
     converted = in_float32(model)
     assert {tensor.data_type for tensor in converted.proto.graph.initializer} == {TensorProto.FLOAT16}
@@ -192,12 +196,7 @@ def test_an_unknown_operator_and_an_input_that_is_no_tensor_are_refused(text: st
         in_float32(parsed(f"g {text}", 19))
 
 
-def test_float16_that_is_only_stored_is_no_computation() -> None:
-    body = "v = Cast<to = 1>(w)  m = MatMul(x, v)  y = Relu(m)"
-    assert not computes_in_float16(half_model(body, "(float[2, 4] x) => (float[2, 4] y)"))
-
-
-F, I64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
+F, I64 = TensorProto.FLOAT, TensorProto.INT64
 
 
 def model(body: str, **constants: object) -> Model:

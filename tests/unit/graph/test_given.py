@@ -20,17 +20,13 @@ from qdqspec.graph.model import Model
 X = np.array([[1.0, -2.0], [3.0, -4.0]], np.float32)
 
 
-def model_of(text: str, ir: int = 8) -> Model:
-    return parsed(f"g {text}", ir=ir)
-
-
 def fixed(model: Model, **values: object) -> onnx.ModelProto:
     proto = fix_inputs(model, fixed_arrays(model, values))
     onnx.checker.check_model(proto, full_check=True)
     return proto
 
 
-RATES = """(float[n,2] x, int64 rate) => (float[n,2] y) <int64 wide = {16000}, float[2] w = {2.0, 4.0}> {
+RATES = """g (float[n,2] x, int64 rate) => (float[n,2] y) <int64 wide = {16000}, float[2] w = {2.0, 4.0}> {
   is_wide = Equal(rate, wide)
   [gate] y = If (is_wide) <
     then_branch = yes () => (float[n,2] t) {
@@ -49,7 +45,7 @@ RATES = """(float[n,2] x, int64 rate) => (float[n,2] y) <int64 wide = {16000}, f
 
 @pytest.mark.parametrize("rate", [16000, 8000])
 def test_the_executed_branch_remains_with_its_names(rate: int) -> None:
-    model = model_of(RATES)
+    model = parsed(RATES)
     proto = fixed(model, rate=rate)
     assert [value.name for value in proto.graph.input] == ["x"]
     kinds = ["Mul", "Abs"] if rate == 16000 else ["Div", "Relu"]
@@ -68,7 +64,7 @@ def test_names_that_exist_in_the_graph_are_prefixed_with_the_path_of_the_branch(
       >
       y = Relu(v)  z = Abs(v)
     }"""
-    model = model_of(text)
+    model = parsed(f"g {text}")
     proto = fixed(model, c=True)
     assert [node.name for node in proto.graph.node][:2] == ["neg", "gate/then_branch/neg"]
     assert proto.graph.node[1].output == ["gate/then_branch/z"]
@@ -84,7 +80,7 @@ def test_one_tensor_may_be_several_outputs_of_the_branch() -> None:
         else_branch = no () => (e, e2) { e = Abs(x)  e2 = Abs(e) }
       >
     }"""
-    model = model_of(text)
+    model = parsed(f"g {text}")
     branch = next(a.g for a in model.proto.graph.node[0].attribute if a.name == "then_branch")
     del branch.node[1]
     branch.output[1].name = "t"
@@ -94,7 +90,7 @@ def test_one_tensor_may_be_several_outputs_of_the_branch() -> None:
 
 
 def test_in_an_old_ir_version_a_constant_replaces_the_input() -> None:
-    model = model_of("(float[2] x, float[2] g) => (float[2] y) { y = Mul(x, g) }", ir=3)
+    model = parsed("g (float[2] x, float[2] g) => (float[2] y) { y = Mul(x, g) }", ir=3)
     (found,) = outputs_of(fixed(model, g=[2.0, 3.0]), {"x": np.float32([1, 1])})
     assert found.tolist() == [2, 3]
 
@@ -111,7 +107,7 @@ def test_in_an_old_ir_version_a_constant_replaces_the_input() -> None:
 )
 def test_values_that_the_input_cannot_have_are_refused(values: dict[str, object], message: str) -> None:
     with pytest.raises(SpecError, match=message):
-        fixed_arrays(model_of(RATES), values)
+        fixed_arrays(parsed(RATES), values)
 
 
 TWO_WEIGHTS = "(float[1,2] x, float[2,2] w, float[2] b) => (float[1,2] y) { t = MatMul(x, w) y = Add(t, b) }"

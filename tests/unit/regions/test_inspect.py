@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -172,11 +173,8 @@ def test_multiplications_are_counted(
     assert forecast_tuning(model, 10, {"q": left[1]}).macs == macs
 
 
-def chain(links: int) -> Model:
-    """Convolutions, each followed by a Relu."""
-    body = "".join(f"c{i} = Conv (r{i - 1}, w) r{i} = Relu (c{i}) " for i in range(1, links + 1))
-    text = f"(float[1, 4, 8, 8] r0) => (float[1, 4, 8, 8] r{links}) {{ {body} }}"
-    return model_of(text, w=(4, 4, 1, 1))
+def kernel(milliseconds: float, *nodes: str, **more: Any) -> LayerTime:
+    return LayerTime(name="k", op_type="K", milliseconds=milliseconds, nodes=nodes, **more)
 
 
 def residual() -> Model:
@@ -193,10 +191,7 @@ def pair(tensor: str, reader: str, number_format: str = "uint8", *, weight: bool
 
 
 def test_a_small_model_has_a_part_for_each_kernel_and_edges_between_them():
-    layers = [
-        LayerTime(name="k0", op_type="FusedConv", milliseconds=2.0, nodes=("a", "b")),
-        LayerTime(name="k1", op_type="FusedConv", milliseconds=1.0, nodes=("c", "d", "y")),
-    ]
+    layers = [kernel(2.0, "a", "b"), kernel(1.0, "c", "d", "y")]
     parts = fold_graph(residual(), find_regions(residual()), reference=layers)
     assert [(part.name, part.ops, part.inputs) for part in parts] == [
         ("a", {"Conv": 1, "Relu": 1}, ()),
@@ -215,10 +210,10 @@ def test_nodes_that_compute_constants_are_excluded():
 
 def test_parts_have_formats_errors_and_times_with_conversions():
     tuned = [
-        LayerTime(name="q", op_type="QuantizeLinear", milliseconds=0.5, tensors=("b",), boundary=True),
-        LayerTime(name="k0", op_type="FusedConv", milliseconds=2.0, nodes=("a", "b")),
-        LayerTime(name="k1", op_type="QLinearConv", milliseconds=0.7, nodes=("c", "d"), integer=True),
-        LayerTime(name="k2", op_type="Relu", milliseconds=0.1, nodes=("y",)),
+        kernel(0.5, tensors=("b",), boundary=True),
+        kernel(2.0, "a", "b"),
+        kernel(0.7, "c", "d", integer=True),
+        kernel(0.1, "y"),
     ]
     errors = [
         BlockError(block="c", label="in+out", sqnr_db=20.0),
@@ -235,11 +230,10 @@ def test_parts_have_formats_errors_and_times_with_conversions():
 
 @given(st.integers(1, 40), st.integers(1, 30), st.booleans())
 def test_the_number_of_parts_is_limited_and_every_node_is_in_one(links: int, most: int, profiled: bool):
-    model = chain(links)
-    kernels = [
-        LayerTime(name=f"k{i}", op_type="FusedConv", milliseconds=1.0, nodes=(f"c{i}", f"r{i}"))
-        for i in range(1, links + 1)
-    ]
+    body = "".join(f"c{i} = Conv (r{i - 1}, w) r{i} = Relu (c{i}) " for i in range(1, links + 1))
+    text = f"(float[1, 4, 8, 8] r0) => (float[1, 4, 8, 8] r{links}) {{ {body} }}"
+    model = model_of(text, w=(4, 4, 1, 1))
+    kernels = [kernel(1.0, f"c{i}", f"r{i}") for i in range(1, links + 1)]
     parts = fold_graph(model, find_regions(model), reference=kernels if profiled else (), most=most)
     assert 1 <= len(parts) <= most
     assert sum(sum(part.ops.values()) for part in parts) == 2 * links
