@@ -165,9 +165,7 @@ def test_operators_with_types_of_their_own_are_converted(body: str, more: str) -
     assert_alike(model)
 
 
-def test_a_default_value_of_an_input_and_bfloat16_keep_their_type_and_stored_float16_is_not_converted() -> (
-    None
-):
+def test_stored_float16_default_values_of_inputs_and_bfloat16_are_not_converted() -> None:
     body = "v = Cast<to = 1>(w)  m = MatMul(x, v)  y = Relu(m)"
     assert not computes_in_float16(half_model(body, "(float[2, 4] x) => (float[2, 4] y)"))
     model = half_model("y = MatMul(x, w)", "(float16[2, 4] x, float16[4, 4] w) => (float16[2, 4] y)")
