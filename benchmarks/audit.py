@@ -37,7 +37,7 @@ from qdqspec.errors import QdqspecError
 from qdqspec.graph.fold import fold_weights
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.regions.search import find_regions
-from qdqspec.graph.save import save_model
+from qdqspec.graph.storage import save_model
 from qdqspec.qdq.edit.insert import insert_qdq
 from qdqspec.qdq.quantize.formats import BIAS_FORMAT
 from qdqspec.qdq.quantize.quantizer import Quantizer

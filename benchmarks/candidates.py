@@ -27,8 +27,7 @@ from tabulate import tabulate
 
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.graph.model import Model, load_model
-from qdqspec.graph.save import save_model
-from qdqspec.graph.weights import WeightStore
+from qdqspec.graph.storage import WeightStore, save_model
 from qdqspec.qdq.edit.insert import Inserter
 from qdqspec.qdq.quantize.quantizer import Quantizer
 from qdqspec.qdq.space.search_space import SchemeSpace

@@ -28,8 +28,7 @@ from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.graph.fold import fold_weights
 from qdqspec.graph.model import load_model
 from qdqspec.graph.observe import observe
-from qdqspec.graph.save import save_model
-from qdqspec.graph.weights import WeightStore
+from qdqspec.graph.storage import WeightStore, save_model
 from qdqspec.qdq.edit.insert import Inserter
 from qdqspec.qdq.quantize.quantizer import Quantizer
 from qdqspec.qdq.space.search_space import SchemeSpace

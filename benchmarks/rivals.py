@@ -20,7 +20,7 @@ from independent import reason_of
 from real_data import RealModel
 
 from qdqspec.graph.model import load_model
-from qdqspec.graph.save import save_model
+from qdqspec.graph.storage import save_model
 from qdqspec.qdq.read.import_qdq import import_placement
 from qdqspec.qdq.scheme.scheme_file import IMPORTED, apply_scheme, write_scheme
 from qdqspec.types import PlacedPair, Placement

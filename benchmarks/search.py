@@ -158,7 +158,7 @@ def _ratios(work: CaseWork, session: Session, static: Path | None) -> tuple[dict
         files["static"] = static
     if everything.digest != work.search.winner.digest:
         files["everything"] = work.prepared.output / "everything.onnx"
-        from qdqspec.graph.save import save_model
+        from qdqspec.graph.storage import save_model
         from qdqspec.qdq.edit.insert import insert_qdq
 
         inserted = insert_qdq(work.prepared.model, everything, work.prepared.numbers)

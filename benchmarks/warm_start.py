@@ -36,7 +36,7 @@ from qdqspec.app.preparation.files import write_patterns
 from qdqspec.app.preparation.timing import time_files
 from qdqspec.app.session import Session
 from qdqspec.app.session.work import CaseWork
-from qdqspec.graph.save import save_model
+from qdqspec.graph.storage import save_model
 from qdqspec.qdq.edit.insert import insert_qdq
 from qdqspec.types import NOT_CANDIDATES, Case, SearchResult, Trial
 

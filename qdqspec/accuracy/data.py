@@ -24,9 +24,8 @@ from qdqspec.accuracy.sources import (
     read_arrays,
 )
 from qdqspec.errors import DataError
-from qdqspec.graph.declared import allows, shape_text
 from qdqspec.graph.given import is_faithful
-from qdqspec.graph.model import Model
+from qdqspec.graph.model import Model, allows, shape_text
 from qdqspec.types import DataSource, Inputs, InputShape
 
 _MOST_LABELS = 1 << 31  # bytes; labels are held in memory

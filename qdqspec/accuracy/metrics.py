@@ -28,7 +28,7 @@ from qdqspec.accuracy.data import Dataset
 from qdqspec.accuracy.evaluator import Runs, outputs_of
 from qdqspec.backends.base import Engine
 from qdqspec.errors import ConfigError, DataError, QdqspecError
-from qdqspec.graph.declared import allows
+from qdqspec.graph.model import allows
 from qdqspec.spec.problems import source_lines
 from qdqspec.types import AccuracyEvidence, Case, Metric
 

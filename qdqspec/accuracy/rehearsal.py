@@ -36,8 +36,7 @@ from qdqspec.backends.open_engines import Engines
 from qdqspec.errors import BackendError, ModelError, PlacementError, QdqspecError
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import FLOATS, copies_values, is_default
-from qdqspec.graph.save import save_model
-from qdqspec.graph.weights import WeightStore
+from qdqspec.graph.storage import WeightStore, save_model
 from qdqspec.qdq.edit.pairs import PairMaker, QuantSource
 from qdqspec.qdq.quantize.formats import BIAS_FORMAT
 from qdqspec.qdq.space.search_space import SchemeSpace

@@ -15,11 +15,20 @@ from onnx import TensorProto, helper, numpy_helper
 from qdqspec._core.arrays import Array, Feed, Floats
 from qdqspec.backends.open_engines import Engines
 from qdqspec.errors import PlacementError
+from qdqspec.graph.conversion import raise_opset
 from qdqspec.graph.flat import closed, flat_form, scopes_of
 from qdqspec.graph.model import Model
-from qdqspec.graph.opset import IR_WITH_FREE_INITIALIZERS, opset_of, raise_opset
-from qdqspec.graph.protos import copied, copy_model, map_tensors, names_read_inside, refill, size_of
-from qdqspec.graph.weights import WeightStore
+from qdqspec.graph.protos import (
+    IR_WITH_FREE_INITIALIZERS,
+    copied,
+    copy_model,
+    map_tensors,
+    names_read_inside,
+    opset_of,
+    refill,
+    size_of,
+)
+from qdqspec.graph.storage import WeightStore
 from qdqspec.qdq.edit.biases import BIAS_INPUT
 from qdqspec.qdq.edit.pairs import Pair, PairMaker
 from qdqspec.qdq.edit.raised import RaisedInputs

@@ -29,8 +29,7 @@ from qdqspec.errors import BackendError, StateError
 from qdqspec.graph.flat import ENTER, LEAVE, MARKERS, closed, path_of
 from qdqspec.graph.model import QDQ_OPS, Model
 from qdqspec.graph.protos import all_graphs, copied, copy_model, names_read_inside
-from qdqspec.graph.save import save_model, write_text
-from qdqspec.graph.weights import with_own_bytes
+from qdqspec.graph.storage import save_model, with_own_bytes, write_text
 from qdqspec.types import Inputs, InputShape, ShapeProfile
 
 MODEL, PROGRAM = "reduced.onnx", "reproduce.py"

@@ -8,6 +8,6 @@ from __future__ import annotations
 
 from qdqspec.graph.model import Model, Node, load_model
 from qdqspec.graph.regions.search import find_regions
-from qdqspec.graph.save import save_model
+from qdqspec.graph.storage import save_model
 
 __all__ = ["Model", "Node", "find_regions", "load_model", "save_model"]

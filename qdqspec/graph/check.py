@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Iterable, Iterator
-from itertools import chain
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -26,43 +25,39 @@ DEEPEST_CALLS = 100  # nesting depth of function calls
 # Bits of an element, by name, for types that numpy stores in one byte each.
 _NARROW = {"INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4, "INT2": 2, "UINT2": 2}
 _AGAIN = "export the model again"
-
-
-def require_file(path: Path) -> None:
-    """Raise `ModelError` if the file does not exist or cannot be read to its end."""
-    if path.is_dir():
-        raise ModelError("this is a folder, not a model file", where=path, cure="name the .onnx file in it")
-    if not path.exists():
-        raise ModelError("there is no such model file", where=path, cure="check the path")
-    if not path.is_file():
-        raise ModelError("this is a device or a pipe, not a model file", where=path, cure="name a file")
+_INLINE = "export the model without local functions, or with fewer"
 
 
 def check_model(proto: onnx.ModelProto, path: Path) -> None:
     """Raise `ModelError` naming the file and the first problem of the model."""
     if not proto.graph.node:
         raise ModelError("the model has no nodes", where=path, cure=_AGAIN)
-    _check_texts(proto, path)
+    # protobuf returns names that are not UTF-8 as bytes
+    bad = next((text for text in _list_texts(proto) if not isinstance(text, str)), None)
+    if bad is not None:
+        raise ModelError(f"a name in the model is not text: {bad!r:.60}", where=path, cure=_AGAIN)
     _check_calls(proto, path)
-    own = False
+    is_own_data = False
     for tensor in tensors(proto):
         _check_type(tensor, path)
         if is_external(tensor):
-            own |= _check_place(tensor, path) == path
+            is_own_data |= _check_data(tensor, path) == path
         elif tensor.HasField("raw_data"):
             _check_length(len(tensor.raw_data), tensor, path)
     checked: onnx.ModelProto | str = str(path)
     # The checker would read a whole large file twice to see weights whose length is already verified, and it rejects
     # outputs without a declared shape, which runtimes accept and exporters write.
-    if own or _without_shape(proto):
-        checked = _without_values(proto)
+    if is_own_data or _without_shape(proto):
+        checked = copy_model(proto, but={"initializer"})
+        for tensor in proto.graph.initializer:
+            empty = TensorProto(name=tensor.name, data_type=tensor.data_type, dims=[0], raw_data=b"")
+            checked.graph.initializer.append(empty if is_external(tensor) else tensor)
         for end in _without_shape(checked):
             end.type.tensor_type.shape.SetInParent()
     try:
         onnx.checker.check_model(checked)
     except Exception as error:  # noqa: BLE001 - any C++ exception, also with messages that are not UTF-8
-        what = f"the model is not valid ONNX: {first_line(error)}"
-        raise ModelError(what, where=path, cure=_AGAIN) from None
+        raise _invalid(first_line(error), path) from None
 
 
 def type_problem(proto: onnx.ModelProto) -> str:
@@ -88,33 +83,16 @@ def first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
-def _without_values(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with empty tensors in place of initializers stored in files."""
-    light = copy_model(proto, but={"initializer"})
-    for tensor in proto.graph.initializer:
-        if is_external(tensor):
-            light.graph.initializer.add(name=tensor.name, data_type=tensor.data_type, dims=[0], raw_data=b"")
-        else:
-            light.graph.initializer.append(tensor)
-    return light
+def _invalid(what: str, path: Path) -> ModelError:
+    return ModelError(f"the model is not valid ONNX: {what}", where=path, cure=_AGAIN)
 
 
 def _without_shape(proto: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
     """The inputs and outputs of the main graph that have a tensor type and no shape."""
-    ends = chain(proto.graph.input, proto.graph.output)
+    ends = (*proto.graph.input, *proto.graph.output)
     return [
         end for end in ends if end.type.HasField("tensor_type") and not end.type.tensor_type.HasField("shape")
     ]
-
-
-# ---- names ---------------------------------------------------------------------------------------
-
-
-def _check_texts(proto: onnx.ModelProto, path: Path) -> None:
-    """Reject names that are not UTF-8: protobuf returns them as bytes."""
-    bad = next((text for text in _list_texts(proto) if not isinstance(text, str)), None)
-    if bad is not None:
-        raise ModelError(f"a name in the model is not text: {bad!r:.60}", where=path, cure=_AGAIN)
 
 
 def _list_texts(message: Any) -> Iterator[str]:
@@ -136,8 +114,6 @@ def _list_texts(message: Any) -> Iterator[str]:
 
 def _check_calls(proto: onnx.ModelProto, path: Path) -> None:
     """Limit the expansion of local functions: calling each other twice, thirty deep, gives 10**9 nodes."""
-    if not proto.functions:
-        return
     called = {(f.domain, f.name): _calls(f.node) for f in proto.functions}
     sizes: dict[tuple[str, str], int] = {}
     depth = 0
@@ -152,16 +128,11 @@ def _check_calls(proto: onnx.ModelProto, path: Path) -> None:
         sizes |= ready
         depth += 1
         if depth > DEEPEST_CALLS:
-            raise ModelError(
-                f"its local functions call each other more than {DEEPEST_CALLS} deep",
-                where=path,
-                cure=_INLINE,
-            )
-    if (total := sum(sizes.get(name, 1) for name in _calls(proto.graph.node))) > MOST_CALLS:
+            what = f"its local functions call each other more than {DEEPEST_CALLS} deep"
+            raise ModelError(what, where=path, cure=_INLINE)
+    total = sum(sizes.get(name, 1) for name in _calls(proto.graph.node)) if called else 0
+    if total > MOST_CALLS:
         raise ModelError(f"its local functions expand to {total:,} nodes", where=path, cure=_INLINE)
-
-
-_INLINE = "export the model without local functions, or with fewer"
 
 
 def _calls(nodes: Iterable[onnx.NodeProto]) -> list[tuple[str, str]]:
@@ -178,19 +149,15 @@ def _calls(nodes: Iterable[onnx.NodeProto]) -> list[tuple[str, str]]:
 
 
 def _check_type(tensor: TensorProto, path: Path) -> None:
-    known = tensor.data_type in {*TensorProto.DataType.values()} - {TensorProto.UNDEFINED}
-    if known and all(dim >= 0 for dim in tensor.dims) and not (_is_text(tensor) and is_external(tensor)):
-        return
-    what = f"dimensions {list(tensor.dims)[:8]}" if known else f"the unknown type {tensor.data_type}"
-    if known and _is_text(tensor):
+    what = ""
+    if tensor.data_type not in {*TensorProto.DataType.values()} - {TensorProto.UNDEFINED}:
+        what = f"the unknown type {tensor.data_type}"
+    elif tensor.data_type == TensorProto.STRING and is_external(tensor):
         what = "text in external data"
-    raise ModelError(
-        f"the model is not valid ONNX: tensor '{tensor.name}' has {what}", where=path, cure=_AGAIN
-    )
-
-
-def _is_text(tensor: TensorProto) -> bool:
-    return tensor.data_type == TensorProto.STRING
+    elif any(dim < 0 for dim in tensor.dims):
+        what = f"dimensions {list(tensor.dims)[:8]}"
+    if what:
+        raise _invalid(f"tensor '{tensor.name}' has {what}", path)
 
 
 def _place(tensor: TensorProto, path: Path) -> tuple[Path, dict[str, str]]:
@@ -219,16 +186,21 @@ def _place(tensor: TensorProto, path: Path) -> tuple[Path, dict[str, str]]:
     return file, entries
 
 
-def _check_place(tensor: TensorProto, path: Path) -> Path:
+def _check_data(tensor: TensorProto, path: Path) -> Path:
     """Verify that a tensor's file has the bytes that its shape needs; return the file."""
     file, entries = _place(tensor, path)
-    offset, length = (_whole_number(entries, key, tensor, path) for key in ("offset", "length"))
-    needed = _needed(tensor)
-    if length is not None:
-        _check_length(length, tensor, path)
-    if (offset or 0) + needed > file.stat().st_size:
+    numbers: dict[str, int] = {}
+    for key in entries.keys() & {"offset", "length"}:
+        text = entries[key]
+        if not (text.isascii() and text.isdecimal() and len(text) <= 18):
+            raise _invalid(f"the {key} of tensor '{tensor.name}' is {text!r:.40}", path)
+        numbers[key] = int(text)
+    if "length" in numbers:
+        _check_length(numbers["length"], tensor, path)
+    offset, needed = numbers.get("offset", 0), _needed(tensor)
+    if offset + needed > file.stat().st_size:
         raise ModelError(
-            f"the external data of tensor '{tensor.name}' ends before its {needed} bytes from {offset or 0} on",
+            f"the external data of tensor '{tensor.name}' ends before its {needed} bytes from {offset} on",
             where=file,
             cure="copy the file again",
         )
@@ -236,25 +208,8 @@ def _check_place(tensor: TensorProto, path: Path) -> Path:
 
 
 def _check_length(length: int, tensor: TensorProto, path: Path) -> None:
-    if not _is_text(tensor) and length != (needed := _needed(tensor)):
-        raise ModelError(
-            f"the model is not valid ONNX: tensor '{tensor.name}' has {length} bytes, and its shape needs {needed}",
-            where=path,
-            cure=_AGAIN,
-        )
-
-
-def _whole_number(entries: dict[str, str], key: str, tensor: TensorProto, path: Path) -> int | None:
-    text = entries.get(key)
-    if text is None:
-        return None
-    if not (text.isascii() and text.isdecimal() and len(text) <= 18):
-        raise ModelError(
-            f"the model is not valid ONNX: the {key} of tensor '{tensor.name}' is {text!r:.40}",
-            where=path,
-            cure=_AGAIN,
-        )
-    return int(text)
+    if tensor.data_type != TensorProto.STRING and length != (needed := _needed(tensor)):
+        raise _invalid(f"tensor '{tensor.name}' has {length} bytes, and its shape needs {needed}", path)
 
 
 def _needed(tensor: TensorProto) -> int:

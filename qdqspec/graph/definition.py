@@ -1,8 +1,8 @@
-"""The model that ONNX defines an integer model to be: integer operators in the operators that define them.
+"""What ONNX defines a model to compute: by its reference implementation, and by operators that define integer ones.
 
 A runtime computes QLinearConv and similar operators with kernels that may saturate, also without any optimization.
-Here such an operator is replaced by float operators on dequantized operands, which compute its result exactly but for
-the rounding of float32. Operators with a recurrence or of domain ``com.microsoft`` only (DynamicQuantizeLSTM,
+`as_defined` replaces such an operator by float operators on dequantized operands, which compute its result exactly but
+for the rounding of float32. Operators with a recurrence or of domain ``com.microsoft`` only (DynamicQuantizeLSTM,
 QAttention) stay; their int8 weights become the same numbers in uint8, for which kernels do not saturate.
 
 Source: https://onnx.ai/onnx/operators; for domain ``com.microsoft``, the document ContribOperators.md of its runtime.
@@ -10,15 +10,16 @@ Source: https://onnx.ai/onnx/operators; for domain ``com.microsoft``, the docume
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import TypeAlias
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqspec.graph.dynamic_kernels import constants_of
+from qdqspec._core.arrays import Array
 from qdqspec.graph.flat import free_name, names_in
 from qdqspec.graph.model import QDQ_OPS, Model
 from qdqspec.graph.protos import (
@@ -26,18 +27,71 @@ from qdqspec.graph.protos import (
     DEFAULT_DOMAINS,
     all_graphs,
     attribute_of,
+    constants_of,
     copied,
     copy_model,
+    opset_of,
     padded_inputs,
     refill,
 )
-from qdqspec.graph.weights import array_of
+from qdqspec.graph.storage import array_of
+from qdqspec.graph.trt import meanings
 
-Attributes: TypeAlias = Iterable[onnx.AttributeProto]
+if TYPE_CHECKING:
+    from onnx.reference import ReferenceEvaluator
 
 # Inputs of operators that stay: each weight and its zero point.
 _WEIGHTS = {"DynamicQuantizeLSTM": ((1, 9), (2, 11)), "QAttention": ((1, 7),)}
-_SHIFT = 128  # from int8 to uint8
+# Inputs of products by role. The bias of MatMul is float, that of Conv and Gemm integers of scale a_scale * b_scale.
+_PRODUCTS = {
+    "ConvInteger": "a b a_zero b_zero",
+    "MatMulInteger": "a b a_zero b_zero",
+    "QLinearConv": "a a_scale a_zero b b_scale b_zero y_scale y_zero bias",
+    "QLinearMatMul": "a a_scale a_zero b b_scale b_zero y_scale y_zero",
+    "DynamicQuantizeMatMul": "a b b_scale b_zero bias",
+    "MatMulIntegerToFloat": "a b a_scale b_scale a_zero b_zero bias",
+    "QGemm": "a a_scale a_zero b b_scale b_zero bias y_scale y_zero",
+}
+_STANDARD = frozenset({"ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul"})
+_KNOWS_DEQUANTIZE = 19  # onnx 1.23 has no version of DequantizeLinear for lower opsets
+
+
+def reference_outputs(model: Path, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    """The outputs of a model file by name, computed slowly, operator by operator, as ONNX defines them."""
+    evaluator = evaluator_of(onnx.load(str(model)))
+    values = evaluator.run(None, dict(feeds))
+    return {name: np.asarray(value) for name, value in zip(evaluator.output_names, values, strict=True)}
+
+
+def evaluator_of(proto: onnx.ModelProto) -> ReferenceEvaluator:
+    """The reference implementation of a model, with the operators of `qdqspec.graph.trt` and old DequantizeLinear."""
+    from onnx.reference import ReferenceEvaluator  # imported late: it takes as long as all of onnx
+    from onnx.reference.op_run import OpRun
+
+    class DequantizeLinear(OpRun):
+        """Of opsets 10 and 13. The evaluator finds it by name, and passes later attributes as well."""
+
+        op_domain = ""
+
+        def _run(self, x, scale, zero_point=None, axis=1, **later):  # type: ignore[no-untyped-def]  # noqa: ARG002 - its seam
+            shape = (
+                [-1 if axis % x.ndim == index else 1 for index in range(x.ndim)]
+                if scale.size > 1
+                else scale.shape
+            )
+            zero = 0 if zero_point is None else zero_point.astype(np.int64).reshape(shape)
+            return ((x.astype(np.int64) - zero).astype(scale.dtype) * scale.reshape(shape),)
+
+    foreign = [*meanings(proto)]
+    if foreign:
+        proto = copy_model(proto)
+        proto.functions.extend(foreign)
+    return ReferenceEvaluator(
+        proto, new_ops=[DequantizeLinear] if opset_of(proto) < _KNOWS_DEQUANTIZE else []
+    )
+
+
+# ---- integer operators ---------------------------------------------------------------------------
 
 
 def as_defined(model: Model) -> onnx.ModelProto:
@@ -45,7 +99,7 @@ def as_defined(model: Model) -> onnx.ModelProto:
 
     Operators with scales of another type than float32, or with scales for each row of a product, stay.
     """
-    if not any(map(_definition_of, _protos(model))):
+    if not any(_is_defined(node.proto) for node in model.nodes):
         return model.proto
     proto = copy_model(model.proto)
     base = None if model.path is None else model.path.parent
@@ -54,17 +108,20 @@ def as_defined(model: Model) -> onnx.ModelProto:
     taken = {name for graph in all_graphs(proto.graph) for name in names_in(graph)}
     for graph in all_graphs(proto.graph):
         known |= constants_of(graph)
-        _Rewriting(graph, known, lambda tensor: array_of(tensor, base), taken).run()
+        _Rewriting(graph, known, base, taken).run()
     return proto
 
 
 def is_quantized(model: Model) -> bool:
     """Whether a model has Q/DQ nodes or operators that compute in integers."""
-    return any(node.op_type in QDQ_OPS or _definition_of(node) is not None for node in _protos(model))
+    return any(node.op_type in QDQ_OPS or _is_defined(node.proto) for node in model.nodes)
 
 
-def _protos(model: Model) -> Iterator[onnx.NodeProto]:
-    return (node.proto for node in model.nodes)
+def _is_defined(node: onnx.NodeProto) -> bool:
+    """Whether it is an operator that `as_defined` changes."""
+    if node.domain in DEFAULT_DOMAINS:
+        return node.op_type in _STANDARD
+    return node.domain == CONTRIBUTED and node.op_type in (_PRODUCTS.keys() | _WEIGHTS.keys()) - _STANDARD
 
 
 class _Rewriting:
@@ -74,101 +131,29 @@ class _Rewriting:
     """
 
     def __init__(
-        self,
-        graph: onnx.GraphProto,
-        known: Mapping[str, TensorProto],
-        values: Callable[[TensorProto], np.ndarray],
-        taken: set[str],
+        self, graph: onnx.GraphProto, known: Mapping[str, TensorProto], base: Path | None, taken: set[str]
     ) -> None:
         self._graph = graph
         self._known = known
-        self._values = values
+        self._base = base
         self._free = partial(free_name, taken=taken)
-        self._made: list[onnx.NodeProto] = []
+        self._made: list[onnx.NodeProto] = []  # for the current operator
         self._constants: list[TensorProto] = []
 
     def run(self) -> None:
         nodes: list[onnx.NodeProto] = []
         for node in self._graph.node:
-            define = _definition_of(node)
             self._made = []
-            is_defined = define is not None and self._has_plain_scales(node) and define(self, node)
-            nodes += self._made if is_defined else [copied(node)]
+            if _is_defined(node) and self._has_plain_scales(node):
+                if node.op_type in _WEIGHTS:
+                    self._keep_with_unsigned_weights(node)
+                else:
+                    self._define_product(node)
+            nodes += self._made or [copied(node)]
         refill(self._graph.node, nodes)
         self._graph.initializer.extend(self._constants)
 
-    # ---- the operators: each returns whether it was replaced -----------------------------------------
-
-    def qlinear_conv(self, node: onnx.NodeProto) -> bool:
-        """QLinearConv: x, scale, zero; w, scale, zero; scale, zero of y; bias of scale x_scale * w_scale."""
-        x, xs, xz, w, ws, wz, ys, yz, bias = padded_inputs(node, 9)
-        per_channel = self._rank_of(w) is not None
-        if not per_channel and self._is_vector(ws):
-            return False
-        weight = self._dequantized(w, self._column(ws, w), self._column(wz, w))
-        operands = [self._dequantized(x, xs, xz), weight]
-        if bias:
-            product = self._add("Mul", [xs, ws])
-            operands.append(self._add("Mul", [self._float(bias), product]))
-        result = self._add("Conv", operands, node.attribute)
-        return self._finish("QuantizeLinear", [result, ys, yz], node)
-
-    def qlinear_matmul(self, node: onnx.NodeProto) -> bool:
-        """QLinearMatMul: a, scale, zero; b, scale, zero; scale, zero of y."""
-        a, a_scale, a_zero, b, b_scale, b_zero, ys, yz = padded_inputs(node, 8)
-        if self._is_vector(a_scale) or self._is_vector(ys):
-            return False
-        operands = [self._dequantized(a, a_scale, a_zero), self._dequantized(b, b_scale, b_zero)]
-        result = self._add("MatMul", operands)
-        return self._finish("QuantizeLinear", [result, ys, yz], node)
-
-    def qgemm(self, node: onnx.NodeProto) -> bool:
-        """QGemm: a, scale, zero; b, scale, zero; bias of scale alpha * a_scale * b_scale; scale, zero of y."""
-        a, a_scale, a_zero, b, b_scale, b_zero, c, ys, yz = padded_inputs(node, 9)
-        turned = attribute_of(node, "transB", 0)
-        columns = (self._column(name, b) if turned else name for name in (b_scale, b_zero))
-        operands = [self._dequantized(a, a_scale, a_zero), self._dequantized(b, *columns)]
-        attributes = [each for each in node.attribute if each.name != "alpha"]
-        alpha = self._constant(np.float32(attribute_of(node, "alpha", 1.0)))
-        operands[0] = self._add("Mul", [operands[0], alpha])
-        if c:
-            product = self._add("Mul", [self._add("Mul", [a_scale, alpha]), b_scale])
-            operands.append(self._add("Mul", [self._float(c), product]))
-        if not ys:
-            return self._finish("Gemm", operands, node, attributes)
-        result = self._add("Gemm", operands, attributes)
-        return self._finish("QuantizeLinear", [result, ys, yz], node)
-
-    def matmul_integer(self, node: onnx.NodeProto) -> bool:
-        """MatMulInteger: a, b, and their zero points; int32."""
-        a, b, a_zero, b_zero = padded_inputs(node, 4)
-        if self._is_vector(a_zero):
-            return False
-        result = self._add("MatMul", [self._dequantized(a, "", a_zero), self._dequantized(b, "", b_zero)])
-        return self._finish("Cast", [result], node, [helper.make_attribute("to", TensorProto.INT32)])
-
-    def conv_integer(self, node: onnx.NodeProto) -> bool:
-        """ConvInteger: x, w, and their zero points; int32."""
-        x, w, x_zero, w_zero = padded_inputs(node, 4)
-        operands = [self._dequantized(x, "", x_zero), self._dequantized(w, "", self._column(w_zero, w))]
-        result = self._add("Conv", operands, node.attribute)
-        return self._finish("Cast", [result], node, [helper.make_attribute("to", TensorProto.INT32)])
-
-    def matmul_integer_to_float(self, node: onnx.NodeProto) -> bool:
-        """MatMulIntegerToFloat: a, b, their scales, their zero points, bias."""
-        a, b, a_scale, b_scale, a_zero, b_zero, bias = padded_inputs(node, 7)
-        if self._is_vector(a_scale):
-            return False
-        return self._product(node, self._dequantized(a, a_scale, a_zero), b, b_scale, b_zero, bias)
-
-    def dynamic_quantize_matmul(self, node: onnx.NodeProto) -> bool:
-        """DynamicQuantizeMatMul: a in float, b, its scale and zero point, bias."""
-        a, b, b_scale, b_zero, bias = padded_inputs(node, 5)
-        found = [self._free(f"{node.output[0]}/{part}") for part in ("integers", "scale", "zero")]
-        self._made.append(helper.make_node("DynamicQuantizeLinear", [a], found))
-        return self._product(node, self._dequantized(*found), b, b_scale, b_zero, bias)
-
-    def with_unsigned_weights(self, node: onnx.NodeProto) -> bool:
+    def _keep_with_unsigned_weights(self, node: onnx.NodeProto) -> None:
         """An operator that stays, with uint8 weights in the place of int8 ones."""
         changed = copied(node)
         for place, zero_place in _WEIGHTS[node.op_type]:
@@ -177,19 +162,47 @@ class _Rewriting:
             if weight is None or weight.data_type != TensorProto.INT8 or (given[zero_place] and zero is None):
                 continue
             changed.input.extend([""] * (zero_place + 1 - len(changed.input)))
-            changed.input[place] = self._constant(_unsigned(self._values(weight)))
-            zeros = np.zeros((), np.int8) if zero is None else self._values(zero)
-            changed.input[zero_place] = self._constant(_unsigned(zeros))
+            zeros = np.zeros((), np.int8) if zero is None else array_of(zero, self._base)
+            for input_, values in ((place, array_of(weight, self._base)), (zero_place, zeros)):
+                changed.input[input_] = self._constant((values.astype(np.int16) + 128).astype(np.uint8))
         self._made.append(changed)
-        return True
 
-    # ---- parts ----------------------------------------------------------------------------------------
-
-    def _product(self, node: onnx.NodeProto, a: str, b: str, b_scale: str, b_zero: str, bias: str) -> bool:
-        operands = [a, self._dequantized(b, b_scale, b_zero)]
-        if not bias:
-            return self._finish("MatMul", operands, node)
-        return self._finish("Add", [self._add("MatMul", operands), bias], node)
+    def _define_product(self, node: onnx.NodeProto) -> None:
+        """Dequantize both operands, multiply in float, and quantize; nothing if scales are for each row."""
+        roles = _PRODUCTS[node.op_type].split()
+        given = dict(zip(roles, padded_inputs(node, len(roles)), strict=True))
+        a, b, bias = given["a"], given["b"], given.get("bias", "")
+        a_scale, a_zero, b_scale, b_zero, y_scale = (
+            given.get(role, "") for role in ("a_scale", "a_zero", "b_scale", "b_zero", "y_scale")
+        )
+        kind = "Conv" if "Conv" in node.op_type else "Gemm" if "Gemm" in node.op_type else "MatMul"
+        by_rows = kind == "Conv" or attribute_of(node, "transB", 0) == 1  # output channels are axis 0 of b
+        if any(map(self._is_vector, (a_scale, a_zero, y_scale))):
+            return
+        if by_rows and b not in self._known and any(map(self._is_vector, (b_scale, b_zero))):
+            return
+        if node.op_type == "DynamicQuantizeMatMul":
+            found = [self._free(f"{node.output[0]}/{part}") for part in ("integers", "scale", "zero")]
+            self._made.append(helper.make_node("DynamicQuantizeLinear", [a], found))
+            a, a_scale, a_zero = found
+        left = self._dequantized(a, a_scale, a_zero)
+        if kind == "Gemm":
+            alpha = self._constant(np.float32(attribute_of(node, "alpha", 1.0)))
+            left = self._add("Mul", [left, alpha])
+            a_scale = self._add("Mul", [a_scale, alpha]) if bias else a_scale
+        columns = (self._column(name, b) if by_rows else name for name in (b_scale, b_zero))
+        operands = [left, self._dequantized(b, *columns)]
+        if bias and kind != "MatMul":  # integers of scale a_scale * b_scale
+            operands.append(self._add("Mul", [self._float(bias), self._add("Mul", [a_scale, b_scale])]))
+        result = self._add(kind, operands, [each for each in node.attribute if each.name != "alpha"])
+        if bias and kind == "MatMul":
+            self._add("Add", [result, bias])
+        if y_scale:
+            self._add("QuantizeLinear", [result, y_scale, *filter(None, [given["y_zero"]])])
+        elif node.op_type in ("ConvInteger", "MatMulInteger"):
+            self._add("Cast", [result], [helper.make_attribute("to", TensorProto.INT32)])
+        self._made[-1].name = node.name
+        refill(self._made[-1].output, node.output)
 
     def _dequantized(self, tensor: str, scale: str, zero: str) -> str:
         """The float values of integers, by operators of every opset: a scale may be for each column of a product."""
@@ -203,13 +216,10 @@ class _Rewriting:
 
     def _column(self, tensor: str, weight: str) -> str:
         """A scale or zero point for each output channel, so that it applies to the first axis of the weight."""
-        rank = self._rank_of(weight)
-        if not tensor or rank is None or not self._is_vector(tensor):
+        if weight not in self._known or not self._is_vector(tensor):
             return tensor
-        return self._add("Reshape", [tensor, self._constant(np.array([-1, *[1] * (rank - 1)], np.int64))])
-
-    def _rank_of(self, tensor: str) -> int | None:
-        return len(self._known[tensor].dims) if tensor in self._known else None
+        ones = [1] * (len(self._known[weight].dims) - 1)
+        return self._add("Reshape", [tensor, self._constant(np.array([-1, *ones], np.int64))])
 
     def _is_vector(self, tensor: str) -> bool:
         """Whether a scale or zero point is a constant with several values."""
@@ -225,44 +235,11 @@ class _Rewriting:
         self._constants.append(numpy_helper.from_array(np.asarray(value), name))
         return name
 
-    def _add(self, op_type: str, inputs: Sequence[str], attributes: Attributes = ()) -> str:
+    def _add(
+        self, op_type: str, inputs: Sequence[str], attributes: Iterable[onnx.AttributeProto] = ()
+    ) -> str:
         output = self._free(f"defined/{op_type}")
         made = helper.make_node(op_type, inputs, [output], output)
         made.attribute.extend(attributes)
         self._made.append(made)
         return output
-
-    def _finish(
-        self, op_type: str, inputs: Sequence[str], node: onnx.NodeProto, attributes: Attributes = ()
-    ) -> bool:
-        """The last node of a definition, with the output and the name of the operator."""
-        made = helper.make_node(op_type, [*filter(None, inputs)], list(node.output), node.name)
-        made.attribute.extend(attributes)
-        self._made.append(made)
-        return True
-
-
-_Define: TypeAlias = Callable[[_Rewriting, onnx.NodeProto], bool]
-_STANDARD: Mapping[str, _Define] = {
-    "ConvInteger": _Rewriting.conv_integer,
-    "MatMulInteger": _Rewriting.matmul_integer,
-    "QLinearConv": _Rewriting.qlinear_conv,
-    "QLinearMatMul": _Rewriting.qlinear_matmul,
-}
-_OF_RUNTIME: Mapping[str, _Define] = {
-    "DynamicQuantizeLSTM": _Rewriting.with_unsigned_weights,
-    "DynamicQuantizeMatMul": _Rewriting.dynamic_quantize_matmul,
-    "MatMulIntegerToFloat": _Rewriting.matmul_integer_to_float,
-    "QAttention": _Rewriting.with_unsigned_weights,
-    "QGemm": _Rewriting.qgemm,
-}
-
-
-def _definition_of(node: onnx.NodeProto) -> _Define | None:
-    if node.domain in DEFAULT_DOMAINS:
-        return _STANDARD.get(node.op_type)
-    return _OF_RUNTIME.get(node.op_type) if node.domain == CONTRIBUTED else None
-
-
-def _unsigned(values: np.ndarray) -> np.ndarray:
-    return (values.astype(np.int16) + _SHIFT).astype(np.uint8)

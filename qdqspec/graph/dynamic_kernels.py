@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import base64
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -34,6 +34,7 @@ from qdqspec.graph.ops import is_default, is_fused_attention
 from qdqspec.graph.protos import (
     CONTRIBUTED,
     attribute_of,
+    constants_of,
     copied,
     copy_model,
     metadata,
@@ -41,7 +42,6 @@ from qdqspec.graph.protos import (
     padded_inputs,
     refill,
     trimmed_inputs,
-    values_of_constants,
 )
 
 QUANTIZE = "DynamicQuantizeLinear"
@@ -70,12 +70,9 @@ def encoded(message: onnx.NodeProto | TensorProto) -> str:
     return base64.b64encode(message.SerializeToString(deterministic=True)).decode("ascii")
 
 
-def constants_of(graph: onnx.GraphProto) -> Mapping[str, TensorProto]:
-    """The initializers, and the outputs of Constant nodes."""
-    return {t.name: t for t in graph.initializer} | dict(values_of_constants(graph.node))
-
-
 class _Lowering:
+    """Replaces operators one by one; new initializers are in ``_added``."""
+
     def __init__(self, flat: onnx.ModelProto) -> None:
         self._flat = flat
         graph = flat.graph
@@ -93,14 +90,22 @@ class _Lowering:
         nodes = [new for node in self._flat.graph.node for new in self._lower_node(node)]
         if not self._unread:
             return self._flat
-        nodes = self._sweep_pairs(nodes)
-        read = {name for node in nodes for name in (*node.input, *names_read_inside(node))}
-        read |= {output.name for output in self._flat.graph.output}
+        outputs = {output.name for output in self._flat.graph.output}
+        reads = Counter(name for node in nodes for name in (*node.input, *names_read_inside(node)))
+        kept: list[onnx.NodeProto] = []
+        for node in reversed(nodes):
+            is_pair = node.op_type in ("DequantizeLinear", QUANTIZE) and is_default(node)
+            if is_pair and not any(reads[name] or name in outputs for name in node.output):
+                reads.subtract(node.input)
+                self._unread.update(node.input)
+            else:
+                kept.append(node)
         proto = copy_model(self._flat, but={"node", "initializer"})
-        proto.graph.node.extend(nodes)
-        kept = (t for t in self._flat.graph.initializer if t.name in read or t.name not in self._unread)
-        proto.graph.initializer.extend((*kept, *self._added))
-        if CONTRIBUTED not in self._imports and any(node.domain == CONTRIBUTED for node in nodes):
+        proto.graph.node.extend(reversed(kept))
+        read = {*outputs, *(+reads)}
+        weights = (t for t in self._flat.graph.initializer if t.name in read or t.name not in self._unread)
+        proto.graph.initializer.extend((*weights, *self._added))
+        if CONTRIBUTED not in self._imports and any(node.domain == CONTRIBUTED for node in kept):
             proto.opset_import.append(helper.make_opsetid(CONTRIBUTED, 1))
         return proto
 
@@ -111,17 +116,21 @@ class _Lowering:
             found.metadata_props.add(key=REPLACED, value=encoded(node))
             return (found,)
         is_known = is_default(node) and node.op_type in (*_LINEAR, "LSTM")
-        pair = self._find_dynamic_pair(node) if is_known or is_fused_attention(node) else None
-        if pair is None:
+        if not is_known and not is_fused_attention(node):
+            return (node,)
+        after = self._producer.get(node.input[0])
+        is_pair = after is not None and after.op_type == "DequantizeLinear"
+        pair = self._producer.get(after.input[0]) if after is not None and is_pair else None
+        weights = [self._find_weight(node, index) for index in ((1, 2) if node.op_type == "LSTM" else (1,))]
+        known = [weight for weight in weights if weight is not None]
+        if pair is None or pair.op_type != QUANTIZE or len(known) < len(weights):
             return (node,)
         if is_fused_attention(node):
-            weight = self._find_weight(node, 1)
-            return (node,) if weight is None else self._attention(node, pair, weight)
+            return self._attention(node, pair, known[0])
         if node.op_type == "LSTM":
-            weights = [self._find_weight(node, index) for index in (1, 2)]
-            fits = all(weight is not None and self._rows(weight) for weight in weights)
-            return self._lstm(node, pair) if fits and not attribute_of(node, "layout", 0) else (node,)
-        return self._make_linear(node, pair) if self._fits_linear(node) else (node,)
+            fits = all(map(self._rows, known)) and not attribute_of(node, "layout", 0)
+            return self._lstm(node, pair, known) if fits else (node,)
+        return self._linear(node, pair, known[0]) if self._fits_linear(node, known[0]) else (node,)
 
     def _is_fused_slowly(self, node: onnx.NodeProto) -> bool:
         """Whether it adds two computed float tensors for a normalization."""
@@ -131,14 +140,6 @@ class _Lowering:
         return not any(name in self._constants for name in node.input) and not any(
             maker is not None and maker.op_type == "DequantizeLinear" for maker in makers
         )
-
-    def _find_dynamic_pair(self, node: onnx.NodeProto) -> onnx.NodeProto | None:
-        """The DynamicQuantizeLinear behind the first operand."""
-        after = self._producer.get(node.input[0])
-        if after is None or after.op_type != "DequantizeLinear":
-            return None
-        found = self._producer.get(after.input[0])
-        return found if found is not None and found.op_type == QUANTIZE else None
 
     def _find_weight(self, node: onnx.NodeProto, index: int) -> onnx.NodeProto | None:
         """The DequantizeLinear of stored 8-bit integers, with one scale a tensor or channel, of LSTM also in blocks."""
@@ -150,10 +151,9 @@ class _Lowering:
         known = all(name in self._constants for name in found.input if name)
         return found if known and self._constants[found.input[0]].data_type in _INTEGERS else None
 
-    def _fits_linear(self, node: onnx.NodeProto) -> bool:
-        weight = self._find_weight(node, 1)
-        if weight is None:
-            return False
+    # ---- MatMul and Gemm --------------------------------------------------------------------------
+
+    def _fits_linear(self, node: onnx.NodeProto, weight: onnx.NodeProto) -> bool:
         dims = self._constants[weight.input[0]].dims
         channels = len(dims) - 1
         if node.op_type == "Gemm":
@@ -161,29 +161,12 @@ class _Lowering:
             if not plain or attribute_of(node, "transA", 0):
                 return False
             channels = 0 if attribute_of(node, "transB", 0) else 1
-        scales = self._constants[weight.input[1]]
-        single = int(np.prod(scales.dims)) == 1
-        return single or (len(dims) == 2 and attribute_of(weight, "axis", 1) in (channels, channels - 2))
+        is_single = int(np.prod(self._constants[weight.input[1]].dims)) == 1
+        return is_single or (len(dims) == 2 and attribute_of(weight, "axis", 1) in (channels, channels - 2))
 
-    def _rows(self, weight: onnx.NodeProto) -> tuple[int, ...]:
-        """The shape of the kernel's scales: one a direction, or one a direction and row; empty for another one."""
-        directions, rows, _ = self._constants[weight.input[0]].dims
-        if attribute_of(weight, "block_size", 0):
-            return (directions, rows) if self._has_equal_blocks(weight) else ()
-        count, axis = int(np.prod(self._constants[weight.input[1]].dims)), attribute_of(weight, "axis", 1)
-        if count == 1 or (axis == 0 and count == directions):
-            return (directions,)
-        return (1, rows) if (directions, axis, count) == (1, 1, rows) else ()
-
-    def _has_equal_blocks(self, weight: onnx.NodeProto) -> bool:
-        """Whether blocks along the last axis have the same scale and zero point in each row."""
-        if attribute_of(weight, "axis", 1) not in (2, -1):
-            return False
-        numbers = (numpy_helper.to_array(self._constants[name]) for name in weight.input[1:])
-        return all((values == values[..., :1]).all() for values in numbers)
-
-    def _make_linear(self, node: onnx.NodeProto, pair: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
-        weight = self._producer[node.input[1]]
+    def _linear(
+        self, node: onnx.NodeProto, pair: onnx.NodeProto, weight: onnx.NodeProto
+    ) -> Iterator[onnx.NodeProto]:
         integers, scale = weight.input[0], weight.input[1]
         if node.op_type == "Gemm" and attribute_of(node, "transB", 0):
             yield self._node("Transpose", node, "_weight", [integers], perm=[1, 0])
@@ -195,24 +178,50 @@ class _Lowering:
         yield self._node("Cast", node, "_cast", [self._last], to=TensorProto.FLOAT)
         real = self._last
         yield self._node("Mul", node, "_scale", [pair.output[1], scale])
-        bias = node.input[2] if node.op_type == "Gemm" and len(node.input) > 2 else ""
-        result = self._node("Mul", node, "_scaled", [real, self._last])
-        last = result
-        yield result
-        if bias:
-            last = self._node("Add", node, "_bias", [result.output[0], bias])
+        last = self._node("Mul", node, "_scaled", [real, self._last])
+        if bias := node.input[2] if node.op_type == "Gemm" and len(node.input) > 2 else "":
             yield last
+            last = self._node("Add", node, "_bias", [self._last, bias])
         last.output[0] = node.output[0]
+        yield last
         self._unread.update((node.input[0], node.input[1], *weight.input))
 
-    def _lstm(self, node: onnx.NodeProto, pair: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
-        numbers: list[str] = []
+    # ---- LSTM and Attention -----------------------------------------------------------------------
+
+    def _rows(self, weight: onnx.NodeProto) -> tuple[int, ...]:
+        """The shape of the kernel's scales: one a direction, or one a direction and row; empty for another one."""
+        directions, rows, _ = self._constants[weight.input[0]].dims
+        axis = attribute_of(weight, "axis", 1)
+        if attribute_of(weight, "block_size", 0):
+            numbers = (numpy_helper.to_array(self._constants[name]) for name in weight.input[1:])
+            equal = axis in (2, -1) and all((values == values[..., :1]).all() for values in numbers)
+            return (directions, rows) if equal else ()
+        count = int(np.prod(self._constants[weight.input[1]].dims))
+        if count == 1 or (axis == 0 and count == directions):
+            return (directions,)
+        return (1, rows) if (directions, axis, count) == (1, 1, rows) else ()
+
+    def _lstm(
+        self, node: onnx.NodeProto, pair: onnx.NodeProto, weights: Sequence[onnx.NodeProto]
+    ) -> Iterator[onnx.NodeProto]:
         stored: list[str] = []
-        weights = tuple(self._producer[node.input[index]] for index in (1, 2))
+        numbers: list[str] = []  # scales and zero points as the kernel takes them
         for part, weight in zip(("W", "R"), weights, strict=True):
             yield self._node("Transpose", node, f"_{part}", [weight.input[0]], perm=[0, 2, 1])
             stored.append(self._last)
-            numbers += self._make_lstm_numbers(node, weight, part)
+            shape = self._rows(weight)
+            kind = helper.tensor_dtype_to_np_dtype(self._constants[weight.input[0]].data_type)
+            arrays = [numpy_helper.to_array(self._constants[name]) for name in weight.input[1:3] if name]
+            scale, zero = arrays if len(arrays) > 1 else (arrays[0], np.zeros((), kind))
+            for values, what in ((scale, "scale"), (zero, "zero_point")):
+                if attribute_of(weight, "block_size", 0) and values.ndim:
+                    values = values[..., :1]  # blocks of a row have one
+                name = self._free(f"{node.name or node.output[0]}_{part}_{what}")
+                full = (
+                    np.broadcast_to(values.reshape(-1), shape) if values.size == 1 else values.reshape(shape)
+                )
+                self._added.append(numpy_helper.from_array(np.array(full, order="C"), name))
+                numbers.append(name)
         others = [*node.input[3:], *[""] * (LSTM_INPUTS - len(node.input))]
         kernel = self._node(LSTM, node, "", [pair.input[0], *stored, *others, *numbers], domain=CONTRIBUTED)
         refill(kernel.output, node.output)
@@ -237,22 +246,7 @@ class _Lowering:
         yield kernel
         self._unread.update((*node.input[:2], *weight.input))
 
-    def _make_lstm_numbers(self, node: onnx.NodeProto, weight: onnx.NodeProto, part: str) -> list[str]:
-        """Scales and zero points as the kernel takes them."""
-        shape = self._rows(weight)
-        scale = numpy_helper.to_array(self._constants[weight.input[1]])
-        kind = helper.tensor_dtype_to_np_dtype(self._constants[weight.input[0]].data_type)
-        given = weight.input[2:3]
-        zero = numpy_helper.to_array(self._constants[given[0]]) if given else np.zeros((), kind)
-        names = []
-        if attribute_of(weight, "block_size", 0):
-            scale, zero = (values[..., :1] if values.ndim else values for values in (scale, zero))
-        for values, what in ((scale, "scale"), (zero, "zero_point")):
-            name = self._free(f"{node.name or node.output[0]}_{part}_{what}")
-            values = np.broadcast_to(values.reshape(-1), shape) if values.size == 1 else values.reshape(shape)
-            self._added.append(numpy_helper.from_array(np.array(values, order="C"), name))
-            names.append(name)
-        return names
+    # ---- nodes ------------------------------------------------------------------------------------
 
     def _node(
         self, op_type: str, origin: onnx.NodeProto, part: str, inputs: list[str], **more: Any
@@ -275,17 +269,3 @@ class _Lowering:
         for index, weight in enumerate(weights, start=1):
             original.input[index] = metadata(weight, CARRIED) or weight.output[0]  # the float weight
         kernel.metadata_props.add(key=REPLACED, value=encoded(original))
-
-    def _sweep_pairs(self, nodes: list[onnx.NodeProto]) -> list[onnx.NodeProto]:
-        """The nodes less the pairs that nothing reads any more."""
-        outputs = {output.name for output in self._flat.graph.output}
-        read = Counter(name for node in nodes for name in (*node.input, *names_read_inside(node)))
-        kept = []
-        for node in reversed(nodes):
-            is_pair = node.op_type in ("DequantizeLinear", QUANTIZE) and is_default(node)
-            if is_pair and not any(read[name] or name in outputs for name in node.output):
-                read.subtract(node.input)
-                self._unread.update(node.input)
-                continue
-            kept.append(node)
-        return kept[::-1]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -25,9 +25,8 @@ from qdqspec.graph.dynamic_kernels import (
     LSTM_INPUTS,
     QUANTIZE,
     REPLACED,
-    constants_of,
 )
-from qdqspec.graph.flat import free_name, names_in, scopes_of
+from qdqspec.graph.flat import free_name, names_in
 from qdqspec.graph.model import Model
 from qdqspec.graph.ops import is_default
 from qdqspec.graph.protos import (
@@ -42,11 +41,7 @@ from qdqspec.graph.protos import (
     trimmed_inputs,
 )
 
-_STORED = frozenset({
-    TensorProto.INT8, TensorProto.UINT8, TensorProto.INT16, TensorProto.UINT16, TensorProto.INT4, TensorProto.UINT4,
-})  # fmt: skip
-_KERNELS = frozenset({"ConvInteger", "MatMulInteger", ATTENTION, LSTM})
-_CONVERTED = ("Cast", "Mul", "Add")  # behind a product of integers: to float, with the scales, and a bias
+_READ = frozenset({"ConvInteger", "MatMulInteger", ATTENTION, LSTM, "Gather", "Sum"})
 _TRANSPOSED = [0, 2, 1]
 # Size of the blocks in which a weight of two directions has a scale for each row: all blocks of a row have the same
 # scale. It is the largest of a format of integers, so that a row has few.
@@ -59,68 +54,49 @@ def with_pairs(model: Model, reference: Model | None = None) -> Model:
     A kernel that is used otherwise, with computed weights for example, is unchanged. The ``reference``, the model
     before quantization, shows where another tool split a Gemm.
     """
-    if not any(n.op_type in _KERNELS or _is_gather(model, n.proto) or _is_sum(n.proto) for n in model.nodes):
+    if not any(node.op_type in _READ for node in model.nodes):
         return model
-    proto = _Raising(model.flat, reference, model.shape).proto()
+    proto = _Raising(model, reference).proto()
     return model if proto is model.flat else Model(proto, path=model.path)
-
-
-def _is_gather(model: Model, node: onnx.NodeProto) -> bool:
-    constant = model.constants.get(node.input[0]) if node.op_type == "Gather" else None
-    return constant is not None and constant.data_type in _STORED
-
-
-def _is_sum(node: onnx.NodeProto) -> bool:
-    """Whether it was an Add before kernels were written."""
-    return node.op_type == "Sum" and metadata(node, REPLACED) is not None
 
 
 class _Raising:
     """Examines every node; replacements are recorded in ``_instead`` and ``_removed``, by the index of the node."""
 
-    def __init__(
-        self,
-        flat: onnx.ModelProto,
-        reference: Model | None,
-        shape: Callable[[str], tuple[int | None, ...] | None],
-    ) -> None:
-        self._flat = flat
+    def __init__(self, model: Model, reference: Model | None) -> None:
+        self._model = model
         self._reference = reference
-        self._shape = shape
-        self._nodes = flat.graph.node
-        self._free = partial(free_name, taken=names_in(flat.graph))
-        self._producer = {name: i for i, node in enumerate(self._nodes) for name in node.output if name}
-        self._readers: dict[str, list[int]] = {}
-        for index, node in enumerate(self._nodes):
-            for name in {*node.input, *names_read_inside(node)}:
-                self._readers.setdefault(name, []).append(index)
-        self._outputs = {output.name for output in flat.graph.output}
-        self._constants = constants_of(flat.graph)
+        self._constants = model.constants
+        self._free = partial(free_name, taken=names_in(model.flat.graph))
+        self._readers: dict[str, list[onnx.NodeProto]] = {}
+        for node in model.nodes:
+            for name in {*node.proto.input, *names_read_inside(node.proto)}:
+                self._readers.setdefault(name, []).append(node.proto)
         self._instead: dict[int, list[onnx.NodeProto]] = {}
         self._removed: set[int] = set()
         self._changed: dict[str, TensorProto] = {}  # initializers
-        self._scopes = list(scopes_of(self._nodes))
         self._made: list[onnx.NodeProto] = []
         self._scope = ""  # of the node that is looked at
         self._known: dict[tuple[str, ...], onnx.NodeProto] = {}  # by scope and inputs: halves of pairs so far
 
     def proto(self) -> onnx.ModelProto:
-        for index, node in enumerate(self._nodes):
-            self._scope = self._scopes[index]
+        flat = self._model.flat
+        for node in self._model.nodes:
+            self._scope = node.scope
             if node.op_type in (QUANTIZE, "DequantizeLinear") and is_default(node):
-                self._known.setdefault((self._scope, *node.input), node)
-            new = self._raise_node(node)
-            if new:
-                self._instead[index] = new
+                self._known.setdefault((self._scope, *node.inputs), node.proto)
+            if new := self._raise_node(node.proto):
+                self._instead[node.index] = new
         if not self._instead:
-            return self._flat
+            return flat
+        old = [self._model.nodes[i].proto for i in (*self._instead, *self._removed)]
         nodes = [
             new
-            for i, node in enumerate(self._nodes)
-            for new in self._instead.get(i, () if i in self._removed else (node,))
+            for node in self._model.nodes
+            for new in self._instead.get(node.index, () if node.index in self._removed else (node.proto,))
         ]
-        touched = {name for i in (*self._removed, *self._instead) for name in self._nodes[i].input}
-        read = set(self._outputs)
+        touched = {name for node in old for name in node.input}
+        read = {*self._model.outputs}
         kept = list[onnx.NodeProto]()
         for node in reversed(nodes):
             if touched.isdisjoint(node.output) or not read.isdisjoint(node.output):
@@ -128,24 +104,17 @@ class _Raising:
                 read.update((*node.input, *names_read_inside(node)))
             else:  # only the kernels read it: products of scales, transposed weights, biases in integers
                 touched.update(node.input)
-        proto = copy_model(self._flat, but={"node", "initializer"})
+        proto = copy_model(flat, but={"node", "initializer"})
         proto.graph.node.extend(reversed(kept))
-        proto.graph.initializer.extend(
-            self._changed.get(t.name, t)
-            for t in self._flat.graph.initializer
-            if t.name in read or t.name not in touched
-        )
-        unused = self._find_unused_domain(kept)
-        refill(proto.opset_import, [o for o in proto.opset_import if o.domain != unused])
-        return proto
-
-    def _find_unused_domain(self, nodes: Iterable[onnx.NodeProto]) -> str | None:
-        """The domain that was imported for the kernels alone."""
-        kernels = [node for i in self._instead for node in (self._nodes[i],) if node.domain == CONTRIBUTED]
+        weights = (t for t in flat.graph.initializer if t.name in read or t.name not in touched)
+        proto.graph.initializer.extend(self._changed.get(t.name, t) for t in weights)
+        kernels = [node for node in old if node.domain == CONTRIBUTED]
         foreign = all(metadata(node, REPLACED) is None for node in kernels)
         ours = any(metadata(node, IMPORTS) is not None for node in kernels)
-        others = any(node.domain == CONTRIBUTED for node in nodes)
-        return CONTRIBUTED if kernels and (foreign or ours) and not others else None
+        if kernels and (foreign or ours) and all(node.domain != CONTRIBUTED for node in kept):
+            # the domain was imported for the kernels alone
+            refill(proto.opset_import, [o for o in proto.opset_import if o.domain != CONTRIBUTED])
+        return proto
 
     def _raise_node(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         if node.op_type == "MatMulInteger" and is_default(node):
@@ -156,7 +125,9 @@ class _Raising:
             return self._lstm(node)
         if node.op_type == ATTENTION and node.domain == CONTRIBUTED:
             return self._attention(node)
-        if _is_sum(node):
+        if (
+            node.op_type == "Sum" and metadata(node, REPLACED) is not None
+        ):  # an Add before kernels were written
             add = copied(node)
             add.op_type = "Add"
             refill(add.metadata_props, [prop for prop in node.metadata_props if prop.key != REPLACED])
@@ -170,9 +141,9 @@ class _Raising:
     def _product(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         """MatMul or Gemm on dequantized operands, in the place of the first node of the chain."""
         quantize = self._find_quantizer(node.input[0], *node.input[2:3])
-        steps = self._follow_chain(node, *_CONVERTED)
+        steps = self._follow_chain(node)
         stored, is_transposed = self._find_stored(node.input[1], [1, 0])
-        if quantize is None or stored is None or len(steps) < len(("Cast", "Mul")):
+        if quantize is None or stored is None or len(steps) < 2:
             return []
         scale = self._find_weight_scale(steps, quantize.output[1])
         if scale not in self._constants:
@@ -185,14 +156,12 @@ class _Raising:
         if before is None and len(steps) > count:
             count, before = 3, self._find_original(node, quantize, steps[2])
         if before is None:
-            count, name = 2, node.name.removesuffix("_quant")
-            before = helper.make_node("MatMul", [quantize.input[0], ""], list(steps[1].output), name=name)
-            before = self._prefer_original(before)
+            count, before = 2, self._guess_original("MatMul", [quantize.input[0], ""], steps[1], node)
         if attribute_of(before, "transB", 0) and not is_transposed:
             self._transpose(stored, [1, 0])
         elif is_transposed and not attribute_of(before, "transB", 0):
             return []
-        self._removed.update(self._producer[step.output[0]] for step in steps[:count])
+        self._removed.update(self._model.producer[step.output[0]].index for step in steps[:count])
         axis = None if is_single else int(not attribute_of(before, "transB", 0))
         weight = self._dequantize([stored, scale, *node.input[3:4]], axis, before.input[1])
         return self._feed_operator(before, quantize, [weight])
@@ -212,22 +181,27 @@ class _Raising:
             return None
         plain = {"alpha": 1.0, "beta": 1.0, "transA": 0}
         same = all(attribute_of(found.proto, name, value) == value for name, value in plain.items())
-        has_bias = len(found.inputs) > len("AB") and bool(found.inputs[2])
-        fits = (
-            same and has_bias == (last.op_type == "Add") and (not has_bias or found.inputs[2] in last.input)
-        )
-        return found.proto if fits else None
+        bias = found.input_at(2)
+        fits = bool(bias) == (last.op_type == "Add") and (not bias or bias in last.input)
+        return found.proto if same and fits else None
 
-    def _prefer_original(self, node: onnx.NodeProto) -> onnx.NodeProto:
-        """The reference's node, if it is equal except for its weight, its name and the order of attributes."""
-        found = None if self._reference is None else self._reference.producer.get(node.output[0])
-        if found is None or found.op_type != node.op_type or len(found.inputs) != len(node.input):
-            return node
-        others = zip(found.inputs, node.input, strict=True)
-        attributes = (sorted(a.SerializeToString() for a in n.attribute) for n in (found.proto, node))
-        is_same = (
-            all(one == other or not other for one, other in others) and len(set(map(tuple, attributes))) == 1
+    def _guess_original(
+        self, op_type: str, inputs: list[str], last: onnx.NodeProto, kernel: onnx.NodeProto, domain: str = ""
+    ) -> onnx.NodeProto:
+        """The operator that a kernel of another tool computes, up to the ``last`` node; weights have no name here.
+
+        It is the reference's node, if that is equal except for its weights, its name and the order of attributes.
+        """
+        node = helper.make_node(
+            op_type, inputs, last.output, kernel.name.removesuffix("_quant"), domain=domain
         )
+        node.attribute.extend(kernel.attribute)
+        found = None if self._reference is None else self._reference.producer.get(node.output[0])
+        if found is None or found.op_type != op_type or len(found.inputs) != len(inputs):
+            return node
+        own, other = (sorted(a.SerializeToString() for a in n.attribute) for n in (node, found.proto))
+        same = zip(found.inputs, inputs, strict=True)
+        is_same = own == other and all(one == mine or not mine for one, mine in same)
         return found.proto if is_same else node
 
     def _transpose(self, stored: str, perm: list[int]) -> None:
@@ -241,13 +215,11 @@ class _Raising:
             return None
         return found if [found.output[0], found.output[2]] == [tensor, zero_point] else None
 
-    def _follow_chain(self, node: onnx.NodeProto, *op_types: str) -> list[onnx.NodeProto]:
-        """Nodes of these types behind a node, each the only reader of the one before; a Cast is one to float32."""
+    def _follow_chain(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        """The nodes behind a product of integers, each the only reader of the one before: to float, scales, a bias."""
         steps: list[onnx.NodeProto] = []
-        for op_type in op_types:
-            tensor = (steps[-1] if steps else node).output[0]
-            readers = self._readers.get(tensor, ())
-            follower = self._nodes[readers[0]] if len(readers) == 1 and tensor not in self._outputs else None
+        for op_type in ("Cast", "Mul", "Add"):
+            follower = self._find_only_reader((steps[-1] if steps else node).output[0])
             if follower is None or follower.op_type != op_type or not is_default(follower):
                 break
             if op_type == "Cast" and attribute_of(follower, "to", 0) != TensorProto.FLOAT:
@@ -276,30 +248,26 @@ class _Raising:
     def _convolution(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         """Conv on dequantized operands with the bias that was split off, in place of the first node of the chain."""
         quantize = self._find_quantizer(node.input[0], *node.input[2:3])
-        steps = self._follow_chain(node, *_CONVERTED)
-        if quantize is None or len(steps) < len(("Cast", "Mul")):
+        steps = self._follow_chain(node)
+        if quantize is None or len(steps) < 2:
             return []
         scale = self._find_weight_scale(steps, quantize.output[1])
         numbers = [node.input[1], scale, *node.input[3:4]]
         # a node for a constant that the tool did not see as one
         maker = self._find_quantizer(node.input[1], *node.input[3:4])
         weight = self._constants.get(node.input[1] if maker is None else maker.input[0])
-        is_single = (
-            list(self._constants[scale].dims) in ([], [1]) if scale in self._constants else bool(maker)
-        )
+        known = self._constants.get(scale)
+        is_single = bool(maker) if known is None else list(known.dims) in ([], [1])
         if weight is None or not is_single or (maker is not None and numbers != list(maker.output)):
             return []
         bias = None
         has_own_sum = self._reference is not None and steps[1].output[0] in self._reference.producer
-        if len(steps) == len(_CONVERTED) and not has_own_sum:
+        if len(steps) > 2 and not has_own_sum:
             bias = self._find_bias(self._find_other_operand(steps[2], steps[1].output[0]), list(weight.dims))
         steps = steps if bias else steps[:2]
         inputs = [quantize.input[0], "", *([bias] if bias else [])]
-        name = node.name.removesuffix("_quant")
-        before = helper.make_node("Conv", inputs, list(steps[-1].output), name)
-        before.attribute.extend(node.attribute)
-        before = self._prefer_original(before)
-        self._removed.update(self._producer[step.output[0]] for step in steps)
+        before = self._guess_original("Conv", inputs, steps[-1], node)
+        self._removed.update(self._model.producer[step.output[0]].index for step in steps)
         return self._feed_operator(before, quantize, [self._dequantize(numbers, None, before.input[1])])
 
     def _find_bias(self, tensor: str | None, weight: list[int]) -> str | None:
@@ -326,33 +294,27 @@ class _Raising:
         before = _read_replaced(node, node)
         if before is None:
             inputs = trimmed_inputs([node.input[0], "", "", *node.input[3:LSTM_INPUTS]], least=3)
-            before = helper.make_node("LSTM", inputs, list(node.output), node.name.removesuffix("_quant"))
-            before.attribute.extend(node.attribute)
+            before = self._guess_original("LSTM", inputs, node, node)
         weights = []
-        for index, (stored, transposed) in enumerate(found):
-            scale, zero = numbers[2 * index : 2 * index + 2]
-            weights.append(
-                self._rows(str(stored), scale, zero, before.input[1 + index], transposed=transposed)
-            )
+        for index, (found_weight, is_transposed) in enumerate(found):
+            stored, (scale, zero) = str(found_weight), numbers[2 * index : 2 * index + 2]
+            if not is_transposed:
+                self._transpose(stored, _TRANSPOSED)
+            directions, rows, depth = (self._changed.get(stored) or self._constants[stored]).dims
+            shape: tuple[int, ...] = (directions,)
+            axis, block, blocks = 0, 0, 1
+            if (
+                len(self._constants[scale].dims) > 1
+            ):  # one for each row; of two directions, only blocks are these
+                shape, axis = (rows,), 1
+                if directions > 1:
+                    shape, axis, block, blocks = (directions, rows, 1), 2, _ROW_BLOCK, -(-depth // _ROW_BLOCK)
+            for name in (scale, zero):
+                values = numpy_helper.to_array(self._constants[name]).reshape(shape)
+                values = np.repeat(values, blocks, axis=-1) if blocks > 1 else values
+                self._changed[name] = numpy_helper.from_array(np.array(values, order="C"), name)
+            weights.append(self._dequantize([stored, scale, zero], axis, before.input[1 + index], block))
         return self._feed_operator(before, None, weights)
-
-    def _rows(self, stored: str, scale: str, zero: str, carried: str, *, transposed: bool) -> onnx.NodeProto:
-        """The dequantized weight of an LSTM, in the shape of ONNX's operator."""
-        if not transposed:
-            self._transpose(stored, _TRANSPOSED)
-        directions, rows, depth = (self._changed.get(stored) or self._constants[stored]).dims
-        shape: tuple[int, ...] = (directions,)
-        axis = block = 0
-        blocks = 1
-        if len(self._constants[scale].dims) > 1:  # one for each row; of two directions, only blocks are these
-            shape, axis = (rows,), 1
-            if directions > 1:
-                shape, axis, block, blocks = (directions, rows, 1), 2, _ROW_BLOCK, -(-depth // _ROW_BLOCK)
-        for name in (scale, zero):
-            values = numpy_helper.to_array(self._constants[name]).reshape(shape)
-            values = np.repeat(values, blocks, axis=-1) if blocks > 1 else values
-            self._changed[name] = numpy_helper.from_array(np.array(values, order="C"), name)
-        return self._dequantize([stored, scale, zero], axis, carried, block)
 
     # ---- QAttention -------------------------------------------------------------------------------
 
@@ -366,50 +328,38 @@ class _Raising:
         before = _read_replaced(node, node)
         if before is None:
             inputs = trimmed_inputs([quantize.input[0], "", bias, mask, past])
-            name = node.name.removesuffix("_quant")
-            before = helper.make_node("Attention", inputs, list(node.output), name, domain=CONTRIBUTED)
-            before.attribute.extend(node.attribute)
-            before = self._prefer_original(before)
+            before = self._guess_original("Attention", inputs, node, node, CONTRIBUTED)
         axis = None if list(self._constants[scale].dims) in ([], [1]) else 1
-        return self._feed_operator(
-            before, quantize, [self._dequantize([stored, scale, zero], axis, before.input[1])]
-        )
+        weight = self._dequantize([stored, scale, zero], axis, before.input[1])
+        return self._feed_operator(before, quantize, [weight])
 
     # ---- Gather -----------------------------------------------------------------------------------
 
     def _gather(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         """A Gather of dequantized values in the place of the DequantizeLinear of gathered integers."""
-        readers = self._readers.get(node.output[0], ())
-        if len(readers) != 1 or node.output[0] in self._outputs:
+        after = self._find_only_reader(node.output[0])
+        if after is None or after.op_type != "DequantizeLinear" or after.input[0] != node.output[0]:
             return []
-        after = self._nodes[readers[0]]
         numbers = list(after.input[1:])
-        if after.op_type != "DequantizeLinear" or after.input[0] != node.output[0]:
-            return []
         if not all(name in self._constants for name in numbers) or attribute_of(after, "block_size", 0):
             return []
         axis = None
         if any(list(self._constants[name].dims) not in ([], [1]) for name in numbers):
-            axis = self._find_table_axis(node, attribute_of(after, "axis", 1))
-            if axis is None:
+            indices, rank = self._model.shape(node.input[1]), len(self._constants[node.input[0]].dims)
+            if indices is None:
                 return []
-        self._removed.add(readers[0])
+            # in the place of this axis of the table, the result has the axes of the indices
+            first = attribute_of(node, "axis", 0) % rank
+            axis = attribute_of(after, "axis", 1) % (rank - 1 + len(indices))
+            if first <= axis < first + len(indices):
+                return []
+            axis -= len(indices) - 1 if axis >= first else 0
+        self._removed.add(self._model.producer[after.output[0]].index)
         weight = self._dequantize([node.input[0], *numbers], axis, "")
         gather = copied(node)
         gather.name = node.name.removesuffix("_quant")
         gather.input[0], gather.output[0] = weight.output[0], after.output[0]
-        return [*self._pop_made(), gather]
-
-    def _find_table_axis(self, gather: onnx.NodeProto, axis: int) -> int | None:
-        """The axis of a Gather's table that is an axis of its result; ``None`` for one of the indices, or unknown."""
-        indices, rank = self._shape(gather.input[1]), len(self._constants[gather.input[0]].dims)
-        if indices is None:
-            return None
-        first = attribute_of(gather, "axis", 0) % rank  # in its place the result has the axes of the indices
-        axis %= rank - 1 + len(indices)
-        if axis < first:
-            return axis
-        return axis - len(indices) + 1 if axis >= first + len(indices) else None
+        return self._with_pairs(gather)
 
     # ---- pairs ------------------------------------------------------------------------------------
 
@@ -429,12 +379,12 @@ class _Raising:
         node.input[0] = dequantize.output[0]
         for index, weight in enumerate(weights, start=1):
             node.input[index] = weight.output[0]
-        return [*self._pop_made(), node]
+        return self._with_pairs(node)
 
-    def _pop_made(self) -> list[onnx.NodeProto]:
-        """The nodes of pairs that were made for the current operator."""
+    def _with_pairs(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        """The nodes of pairs that were made for the current operator, and the operator."""
         made, self._made = self._made, []
-        return made
+        return [*made, node]
 
     def _dequantize(
         self, inputs: list[str], axis: int | None, carried: str, block: int = 0
@@ -460,8 +410,12 @@ class _Raising:
         return node
 
     def _find_maker(self, tensor: str) -> onnx.NodeProto | None:
-        index = self._producer.get(tensor)
-        return None if index is None else self._nodes[index]
+        found = self._model.producer.get(tensor)
+        return None if found is None else found.proto
+
+    def _find_only_reader(self, tensor: str) -> onnx.NodeProto | None:
+        readers = self._readers.get(tensor, ())
+        return readers[0] if len(readers) == 1 and tensor not in self._model.outputs else None
 
     def _find_other_operand(self, node: onnx.NodeProto, tensor: str) -> str | None:
         """The other operand of a node with two."""

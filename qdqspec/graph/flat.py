@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import chain, count
 from typing import TypeAlias
 
@@ -58,11 +57,6 @@ class Scope:
     owner: str = ""
     attribute: str = ""
 
-    @property
-    def chain(self) -> tuple[Scope, ...]:
-        """The main graph, then the bodies around this one, then itself."""
-        return (*(() if self.parent is None else self.parent.chain), self)
-
     def unique(self, tensor: str) -> str:
         """The unique name of a tensor that a node of this graph reads or makes; an undefined one keeps its name."""
         scope: Scope | None = self
@@ -89,31 +83,64 @@ class Scopes:
         """The graphs below the main graph."""
         return self.all[1:]
 
-    @cached_property
-    def of_tensor(self) -> Mapping[str, tuple[Scope, str]]:
-        """The graph that defines a tensor, and the tensor's name there, by its unique name."""
-        return {unique: (s, local) for s in self.all for local, unique in s.tensors.items()}
-
-    @cached_property
-    def of_node(self) -> Mapping[str, tuple[Scope, int]]:
-        """The graph of a node, and the node's index there, by its unique name."""
-        return {name: (s, index) for s in self.all for index, name in enumerate(s.names)}
-
 
 def find_scopes(proto: onnx.ModelProto) -> Scopes:
     """All graphs of a model with unique names for their nodes and tensors, in one pass over the nodes."""
-    names = tuple(unique_node_names(proto.graph.node))
-    inside = [(index, body) for index, node in enumerate(proto.graph.node) for body in bodies_of(node)]
-    if not inside:
-        own = {name: name for name in defined_in(proto.graph)}
-        return Scopes((Scope(path="", graph=proto.graph, names=names, tensors=own),))
-    return Scopes(tuple(_Namer(proto.graph, names).scopes()))
+    main = Scope(
+        path="",
+        graph=proto.graph,
+        names=tuple(unique_node_names(proto.graph.node)),
+        tensors={name: name for name in defined_in(proto.graph)},
+    )
+    bodies = [*_list_bodies_below(proto.graph)]
+    times = Counter(main.tensors.keys())
+    for body in bodies:
+        times.update(defined_in(body))
+    tensors = set(times)  # unique names assigned, and all own names
+    paths: set[str] = set()  # with all prefixes of names of nodes, so that no body's path is one
+
+    def reserve(names: Iterable[str]) -> None:
+        for name in names:
+            parts = name.split("/")
+            paths.update("/".join(parts[:i]) for i in range(1, len(parts) + 1))
+
+    if bodies:
+        reserve(main.names)
+    found: list[Scope] = []
+    pending = [main]
+    while pending:
+        outer = pending.pop()
+        found.append(outer)
+        inside: list[Scope] = []
+        for owner, node in zip(outer.names, outer.graph.node, strict=True):
+            for attribute, graph in bodies_of(node):
+                path = free_name(f"{owner}/{attribute}", paths)
+                names = tuple(f"{path}/{name}" for name in unique_node_names(graph.node))
+                reserve(names)
+                unique = {
+                    name: name if times[name] == 1 else free_name(f"{path}/{name}", tensors)
+                    for name in defined_in(graph)
+                }
+                inside.append(
+                    Scope(
+                        path=path,
+                        graph=graph,
+                        names=names,
+                        tensors=unique,
+                        parent=outer,
+                        owner=owner,
+                        attribute=attribute,
+                    )
+                )
+        pending.extend(reversed(inside))
+    return Scopes(tuple(found))
 
 
-def has_bodies(proto: onnx.ModelProto) -> bool:
-    """Whether a model has a graph below the main graph."""
-    owners = (node for node in proto.graph.node if node.op_type in _OWNERS)
-    return any(True for node in owners for _ in bodies_of(node))
+def _list_bodies_below(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    for node in graph.node:
+        for _, body in bodies_of(node):
+            yield body
+            yield from _list_bodies_below(body)
 
 
 def bodies_of(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
@@ -153,62 +180,6 @@ def defined_in(graph: onnx.GraphProto) -> Iterator[str]:
     yield from dict.fromkeys((*given, *sparse, *made))
 
 
-class _Namer:
-    """Names the graphs of a model that has bodies."""
-
-    def __init__(self, graph: onnx.GraphProto, names: tuple[str, ...]) -> None:
-        self._main = Scope(path="", graph=graph, names=names, tensors={n: n for n in defined_in(graph)})
-        self._times = Counter(self._main.tensors.keys())
-        for body in _list_bodies_below(graph):
-            self._times.update(defined_in(body))
-        self._tensors = set(self._times)  # unique names assigned, and all own names
-        self._paths: set[str] = set()
-        self._take(names)
-
-    def scopes(self) -> Iterator[Scope]:
-        pending = [self._main]
-        while pending:
-            scope = pending.pop()
-            yield scope
-            inside = [
-                self._body(scope, name, attribute, graph)
-                for name, node in zip(scope.names, scope.graph.node, strict=True)
-                for attribute, graph in bodies_of(node)
-            ]
-            pending.extend(reversed(inside))
-
-    def _body(self, outer: Scope, owner: str, attribute: str, graph: onnx.GraphProto) -> Scope:
-        path = free_name(f"{owner}/{attribute}", self._paths)
-        names = tuple(f"{path}/{name}" for name in unique_node_names(graph.node))
-        self._take(names)
-        tensors = {
-            name: name if self._times[name] == 1 else free_name(f"{path}/{name}", self._tensors)
-            for name in defined_in(graph)
-        }
-        return Scope(
-            path=path,
-            graph=graph,
-            names=names,
-            tensors=tensors,
-            parent=outer,
-            owner=owner,
-            attribute=attribute,
-        )
-
-    def _take(self, names: Iterable[str]) -> None:
-        """Reserve names, so that no body's path is a node's name or a prefix of one."""
-        for name in names:
-            parts = name.split("/")
-            self._paths.update("/".join(parts[:i]) for i in range(1, len(parts) + 1))
-
-
-def _list_bodies_below(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    for node in graph.node:
-        for _, body in bodies_of(node):
-            yield body
-            yield from _list_bodies_below(body)
-
-
 def numbered_name(first: str, taken: Container[str]) -> str:
     """The name, or if it is in ``taken`` with the first free number: ``x~1``."""
     variants = chain([first], (f"{first}~{number}" for number in count(1)))
@@ -236,7 +207,7 @@ _MOVED = ("node", "initializer", "value_info")  # fields of graphs that are in t
 
 def flat_form(proto: onnx.ModelProto) -> onnx.ModelProto:
     """The flat form of a model with bodies; a model without bodies is returned unchanged."""
-    return opened(proto) if has_bodies(proto) else proto
+    return opened(proto) if any(True for _ in _list_bodies_below(proto.graph)) else proto
 
 
 def scopes_of(flat: Iterable[onnx.NodeProto]) -> Iterator[str]:
@@ -255,14 +226,105 @@ def is_flat(proto: onnx.ModelProto) -> bool:
     return any(node.domain == MARKERS for node in proto.graph.node)
 
 
+def path_of(enter: onnx.NodeProto) -> str:
+    """The path of the graph that begins with this marker."""
+    return attribute_of(enter, "path", b"").decode()
+
+
+# ---- to the flat form ----------------------------------------------------------------------------
+
+
 def opened(proto: onnx.ModelProto) -> onnx.ModelProto:
     """The flat form of a model, in which each node has a name."""
     flat = copy_model(proto, but=_MOVED)
+    graph = flat.graph
     scopes = find_scopes(proto)
     inside = {(scope.owner, scope.attribute): scope for scope in scopes.bodies}
     taken = {name for scope in scopes.all for name in (*scope.names, *scope.tensors.values(), scope.path)}
-    _Opening(flat.graph, inside, taken).write(scopes.main)
+
+    def write(scope: Scope) -> str:
+        """Append a graph; return the tensor that its owner reads."""
+        enter = _make_enter(scope, taken)
+        graph.node.append(enter)
+        for tensor in scope.graph.initializer:
+            graph.initializer.add().CopyFrom(tensor)
+            graph.initializer[-1].name = scope.unique(tensor.name)
+        for value in scope.graph.value_info:
+            graph.value_info.add().CopyFrom(value)
+            graph.value_info[-1].name = scope.unique(value.name)
+        for name, node in zip(scope.names, scope.graph.node, strict=True):
+            tokens = {attribute: write(inside[name, attribute]) for attribute, _ in bodies_of(node)}
+            graph.node.append(_flat_node(node, name, scope, tokens))
+        if scope.parent is None:
+            return ""
+        skeleton = onnx.GraphProto()
+        copy_fields(scope.graph, skeleton, but=_MOVED)
+        token = free_name(f"{scope.path}/outputs", taken)
+        results = [*(scope.unique(value.name) for value in scope.graph.output), enter.output[-1]]
+        leave = helper.make_node(LEAVE, results, [token], name=scope.path, domain=MARKERS)
+        # stored as bytes, so that it is not seen as a body
+        body = skeleton.SerializeToString(deterministic=True)
+        leave.attribute.append(helper.make_attribute("attribute", scope.attribute))
+        leave.attribute.append(helper.make_attribute("body", body))
+        graph.node.append(leave)
+        return token
+
+    write(scopes.main)
     return flat
+
+
+def _make_enter(scope: Scope, taken: set[str]) -> onnx.NodeProto:
+    """The marker that begins a graph, with the names that the flat form changes."""
+    prefix = f"{scope.path}/" if scope.path else ""
+    nodes = zip(scope.names, scope.graph.node, strict=True)
+    # own names with ``=`` in front; a node without a name differs from one with an empty name
+    own = ((name, node, f"={node.name}" if node.HasField("name") else "") for name, node in nodes)
+    renamed = [(name, text) for name, node, text in own if name != prefix + node.name]
+    tensors = [(unique, local) for local, unique in scope.tensors.items() if unique != local]
+    inputs = scope.graph.input if scope.parent is not None else ()
+    name = free_name(f"{prefix}inputs", taken)
+    return helper.make_node(
+        ENTER,
+        [],
+        [*(scope.unique(value.name) for value in inputs), name],  # at least one output
+        name=name,
+        domain=MARKERS,
+        path=scope.path,
+        nodes=_write_names(renamed),
+        tensors=_write_names(tensors),
+        initializers=_write_names([(scope.unique(t.name), t.name) for t in scope.graph.initializer]),
+        value_info=_write_names([(scope.unique(v.name), v.name) for v in scope.graph.value_info]),
+    )
+
+
+def _flat_node(node: onnx.NodeProto, name: str, scope: Scope, inside: Mapping[str, str]) -> onnx.NodeProto:
+    flat = onnx.NodeProto()
+    if inside:
+        copy_fields(node, flat, but={"attribute"})
+        for attribute in node.attribute:
+            if attribute.name in inside:  # in place of a body: the operators in it except pairs, as text
+                kinds = (inner.op_type for inner in attribute.g.node if inner.op_type not in QDQ_OPS)
+                flat.attribute.append(helper.make_attribute(attribute.name, ",".join(kinds)))
+            else:
+                flat.attribute.append(attribute)
+    else:
+        flat.CopyFrom(node)
+    flat.name = name
+    reads = {*node.input, *node.output, *names_read_inside(flat)}
+    names = {local: unique for local in reads if local and (unique := scope.unique(local)) != local}
+    if names:
+        rename_tensors(flat, lambda local: names.get(local, local))
+    flat.input.extend(inside.values())
+    return flat
+
+
+def _write_names(pairs: Iterable[tuple[str, str]]) -> onnx.TensorProto:
+    """Pairs of names as an attribute; a tensor, because an empty list has no type."""
+    texts = [text.encode() for pair in pairs for text in pair]
+    return onnx.TensorProto(data_type=onnx.TensorProto.STRING, dims=[len(texts)], string_data=texts)
+
+
+# ---- and back ------------------------------------------------------------------------------------
 
 
 def closed(flat: onnx.ModelProto, replaced: Mapping[str, str] | None = None) -> onnx.ModelProto:
@@ -276,107 +338,6 @@ def closed(flat: onnx.ModelProto, replaced: Mapping[str, str] | None = None) -> 
     return proto
 
 
-def path_of(enter: onnx.NodeProto) -> str:
-    """The path of the graph that begins with this marker."""
-    return attribute_of(enter, "path", b"").decode()
-
-
-# ---- to the flat form ----------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class _Opening:
-    graph: onnx.GraphProto
-    scopes: Mapping[tuple[str, str], Scope]
-    taken: set[str]  # names of nodes and tensors
-
-    def write(self, scope: Scope) -> str:
-        """Append a graph; return the tensor that its owner reads."""
-        self.graph.node.append(self._enter(scope))
-        begin = self.graph.node[-1].output[-1]
-        for tensor in scope.graph.initializer:
-            self.graph.initializer.add().CopyFrom(tensor)
-            self.graph.initializer[-1].name = scope.unique(tensor.name)
-        for value in scope.graph.value_info:
-            self.graph.value_info.add().CopyFrom(value)
-            self.graph.value_info[-1].name = scope.unique(value.name)
-        for name, node in zip(scope.names, scope.graph.node, strict=True):
-            inside = {body: self.write(self.scopes[name, body]) for body, _ in bodies_of(node)}
-            self.graph.node.append(_flat_node(node, name, scope, inside))
-        return self._leave(scope, begin) if scope.parent is not None else ""
-
-    def _enter(self, scope: Scope) -> onnx.NodeProto:
-        prefix = f"{scope.path}/" if scope.path else ""
-        nodes = zip(scope.names, scope.graph.node, strict=True)
-        # own names with ``=`` in front; a node without a name differs from one with an empty name
-        own = ((name, node, f"={node.name}" if node.HasField("name") else "") for name, node in nodes)
-        renamed = [(name, text) for name, node, text in own if name != prefix + node.name]
-        tensors = [(unique, local) for local, unique in scope.tensors.items() if unique != local]
-        inputs = scope.graph.input if scope.parent is not None else ()
-        name = free_name(f"{prefix}inputs", self.taken)
-        return helper.make_node(
-            ENTER,
-            [],
-            [*(scope.unique(value.name) for value in inputs), name],  # at least one output
-            name=name,
-            domain=MARKERS,
-            path=scope.path,
-            nodes=_write_names(renamed),
-            tensors=_write_names(tensors),
-            initializers=_write_names([(scope.unique(t.name), t.name) for t in scope.graph.initializer]),
-            value_info=_write_names([(scope.unique(v.name), v.name) for v in scope.graph.value_info]),
-        )
-
-    def _leave(self, scope: Scope, begin: str) -> str:
-        skeleton = onnx.GraphProto()
-        copy_fields(scope.graph, skeleton, but=_MOVED)
-        token = free_name(f"{scope.path}/outputs", self.taken)
-        leave = helper.make_node(
-            LEAVE,
-            [*(scope.unique(value.name) for value in scope.graph.output), begin],
-            [token],
-            name=scope.path,
-            domain=MARKERS,
-            attribute=scope.attribute,
-            body=skeleton.SerializeToString(
-                deterministic=True
-            ),  # stored as bytes, so that it is not seen as a body
-        )
-        self.graph.node.append(leave)
-        return token
-
-
-def _flat_node(node: onnx.NodeProto, name: str, scope: Scope, inside: Mapping[str, str]) -> onnx.NodeProto:
-    flat = onnx.NodeProto()
-    if inside:
-        copy_fields(node, flat, but={"attribute"})
-        flat.attribute.extend(_replace_body(a) if a.name in inside else a for a in node.attribute)
-    else:
-        flat.CopyFrom(node)
-    flat.name = name
-    reads = {*node.input, *node.output, *names_read_inside(flat)}
-    names = {local: unique for local in reads if local and (unique := scope.unique(local)) != local}
-    if names:
-        rename_tensors(flat, lambda local: names.get(local, local))
-    flat.input.extend(inside.values())
-    return flat
-
-
-def _replace_body(attribute: onnx.AttributeProto) -> onnx.AttributeProto:
-    """An attribute in place of a body: the operators in it except pairs, as text."""
-    kinds = (node.op_type for node in attribute.g.node if node.op_type not in QDQ_OPS)
-    return helper.make_attribute(attribute.name, ",".join(kinds))
-
-
-def _write_names(pairs: Iterable[tuple[str, str]]) -> onnx.TensorProto:
-    """Pairs of names as an attribute; a tensor, because an empty list has no type."""
-    texts = [text.encode() for pair in pairs for text in pair]
-    return onnx.TensorProto(data_type=onnx.TensorProto.STRING, dims=[len(texts)], string_data=texts)
-
-
-# ---- and back ------------------------------------------------------------------------------------
-
-
 @dataclass(slots=True, eq=False)
 class _Body:
     """One graph of the flat form: its markers, and the nodes between them without those of inner bodies."""
@@ -385,12 +346,6 @@ class _Body:
     parent: _Body | None
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     leave: onnx.NodeProto | None = None
-
-    @property
-    def prefix(self) -> str:
-        """The prefix of the names of its nodes."""
-        path = path_of(self.enter)
-        return f"{path}/" if path else ""
 
     def listed(self, name: str) -> dict[str, str]:
         """Pairs of names that the marker has as an attribute."""
@@ -413,9 +368,14 @@ class _Closing:
         self._finished: dict[str, tuple[str, onnx.GraphProto]] = {}  # by the tensor that represents a body
         self._readers: dict[str, _Body] = {}  # the innermost graph that contains all readers, by tensor
         self._read()
-        self._local = self._restore_names()
-        self._initializers = self._sort_by_home(flat.initializer, self._find_homes("initializers"))
-        self._infos = self._sort_by_home(flat.value_info, self._find_homes("value_info"))
+        # original names of tensors by their unique ones, unless only one graph defines the name now
+        local = {unique: name for body in self._bodies for unique, name in body.listed("tensors").items()}
+        made = {name for node in flat.node for name in node.output}
+        made.update(named.name for named in (*flat.initializer, *flat.input))
+        times = Counter(local.get(name, name) for name in made)
+        self._local = {unique: name for unique, name in local.items() if times[name] > 1}
+        self._initializers = self._sort_by_home(flat.initializer, "initializers")
+        self._infos = self._sort_by_home(flat.value_info, "value_info")
 
     def write(self, main: onnx.GraphProto) -> None:
         """Build all graphs; ``main`` becomes the main graph."""
@@ -440,9 +400,8 @@ class _Closing:
                     main.enter = node  # a part of a model has none
                 continue
             for name in {*node.input, *names_read_inside(node)}:
-                self._readers[name] = (
-                    _find_common_body(self._readers[name], body) if name in self._readers else body
-                )
+                around = {*self._readers.get(name, body).chain()}
+                self._readers[name] = next(one for one in body.chain() if one in around)
             if node.domain == MARKERS:
                 body.leave = node
                 self._bodies.append(body)
@@ -453,43 +412,34 @@ class _Closing:
             self._readers[value.name] = main
         self._bodies.append(main)
 
-    def _restore_names(self) -> dict[str, str]:
-        """Original names of tensors by their unique ones, unless only one graph defines the name now."""
-        local = {unique: name for body in self._bodies for unique, name in body.listed("tensors").items()}
-        made = {name for node in self._flat.node for name in node.output}
-        made.update(tensor.name for tensor in self._flat.initializer)
-        made.update(value.name for value in self._flat.input)
-        times = Counter(local.get(name, name) for name in made)
-        return {unique: name for unique, name in local.items() if times[name] > 1}
-
-    def _find_homes(self, kind: str) -> dict[str, _Body]:
-        return {unique: body for body in self._bodies for unique in body.listed(kind)}
-
-    def _sort_by_home(
-        self, messages: Iterable[_Named], homes: Mapping[str, _Body]
-    ) -> dict[int, list[_Named]]:
+    def _sort_by_home(self, messages: Iterable[_Named], kind: str) -> dict[_Body, list[_Named]]:
         """Tensors or types by the graph that they belong to; only the first of each name."""
-        found: dict[int, list[_Named]] = {id(body): [] for body in self._bodies}
-        main = self._bodies[-1]
-        seen: set[str] = set()
+        homes = {unique: body for body in self._bodies for unique in body.listed(kind)}
+        found: dict[_Body, list[_Named]] = {body: [] for body in self._bodies}
+        first: dict[str, _Named] = {}
         for message in messages:
-            if message.name in seen:
-                continue
-            seen.add(message.name)
-            before = self._replaced.get(message.name, message.name)
-            home = homes.get(before) or self._readers.get(message.name, main)
-            found[id(home)].append(message)
+            first.setdefault(message.name, message)
+        for name, message in first.items():
+            home = homes.get(self._replaced.get(name, name)) or self._readers.get(name, self._bodies[-1])
+            found[home].append(message)
         return found
 
     def _fill(self, graph: onnx.GraphProto, body: _Body) -> None:
         graph.node.extend(map(self._node, body.nodes))
-        for node, name in zip(graph.node, self._restore_node_names(body), strict=True):
-            if name is None:
+        # original names of nodes, with ``=`` in front; none where numbering gives the name of the flat form
+        original = body.listed("nodes")
+        prefix = f"{path}/" if (path := path_of(body.enter)) else ""
+        unique = [node.name.removeprefix(prefix) for node in body.nodes]
+        own = [original.get(node.name, f"={name}") for node, name in zip(body.nodes, unique, strict=True)]
+        kinds = (node.op_type for node in body.nodes)
+        bare = [onnx.NodeProto(name=name[1:], op_type=kind) for name, kind in zip(own, kinds, strict=True)]
+        numbered = unique_node_names(bare)
+        for node, name, now, wanted in zip(graph.node, own, numbered, unique, strict=True):
+            node.name = name[1:] if now == wanted else wanted
+            if now == wanted and not name:
                 node.ClearField("name")
-            else:
-                node.name = name
         for field_of, messages in ((graph.initializer, self._initializers), (graph.value_info, self._infos)):
-            for message in messages[id(body)]:
+            for message in messages[body]:
                 field_of.add().CopyFrom(message)
                 field_of[-1].name = self._now(message.name)
 
@@ -498,12 +448,7 @@ class _Closing:
 
     def _node(self, flat: onnx.NodeProto) -> onnx.NodeProto:
         node = copied(flat)
-        inside = {
-            name: graph
-            for token in flat.input
-            if token in self._finished
-            for name, graph in [self._finished[token]]
-        }
+        inside = dict(self._finished[token] for token in flat.input if token in self._finished)
         if inside:
             refill(node.input, [name for name in flat.input if name not in self._finished])
         if not self._local.keys().isdisjoint({*node.input, *node.output, *names_read_inside(node)}):
@@ -516,21 +461,5 @@ class _Closing:
                 attribute.g.CopyFrom(inside[name])
         return node
 
-    def _restore_node_names(self, body: _Body) -> list[str | None]:
-        """Original names of the nodes of a graph; ``None`` where numbering gives the name of the flat form."""
-        original = body.listed("nodes")
-        unique = [node.name.removeprefix(body.prefix) for node in body.nodes]
-        own = [original.get(node.name, f"={name}") for node, name in zip(body.nodes, unique, strict=True)]
-        kinds = (node.op_type for node in body.nodes)
-        bare = [onnx.NodeProto(name=n[1:], op_type=kind) for n, kind in zip(own, kinds, strict=True)]
-        found = zip(own, unique_node_names(bare), unique, strict=True)
-        return [(name[1:] if name else None) if now == wanted else wanted for name, now, wanted in found]
-
 
 _Named: TypeAlias = onnx.TensorProto | onnx.ValueInfoProto
-
-
-def _find_common_body(one: _Body, other: _Body) -> _Body:
-    """The innermost graph around both."""
-    around = {id(body) for body in one.chain()}
-    return next(body for body in other.chain() if id(body) in around)

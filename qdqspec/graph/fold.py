@@ -10,12 +10,13 @@ but not for an integer weight with a DequantizeLinear, so it must be done before
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper, shape_inference
 
@@ -176,6 +177,7 @@ class _Folding:
         return tuple(size for size in shape if size is not None)
 
     def _evaluate(self, node: Node) -> dict[str, Array] | None:
+        """The results of a node; ``None`` if they are too large, or the reference cannot compute them."""
         shape = self._static_shape(node)
         if shape is not None:
             start, end = node.number("start", 0), node.number("end", len(shape))
@@ -187,12 +189,29 @@ class _Folding:
             if name
         }
         proto = _isolate(self._model, node, inputs)
-        size = _measure_outputs(proto)
+        inferred = onnx.ModelProto()
+        with suppress(Exception):  # inference raises various classes: then the size is unknown
+            inferred = shape_inference.infer_shapes(proto, strict_mode=True, data_prop=True)
+        size = sum(map(_measure, inferred.graph.output)) if inferred.graph.output else math.nan
         allowed = max(self._limit, sum(value.nbytes for value in inputs.values()))
-        if (size is None and node.op_type not in _BOUNDED) or (size or 0) > allowed:
+        if size > allowed or (math.isnan(size) and node.op_type not in _BOUNDED):
             self.too_large.append(node.name)
             return None
-        return _compute(proto, inputs)
+        from onnx.reference import ReferenceEvaluator  # imported late: it takes as long as all of onnx
+
+        names = [output.name for output in proto.graph.output]
+        try:
+            with np.errstate(all="ignore"):
+                results = ReferenceEvaluator(proto).run(
+                    None, {i.name: inputs[i.name] for i in proto.graph.input}
+                )
+        except Exception:  # noqa: BLE001 - an operator that it cannot compute is kept
+            return None
+        if not all(isinstance(result, np.ndarray | np.generic) for result in results):
+            return None
+        found = {name: np.asarray(result) for name, result in zip(names, results, strict=True)}
+        fits = all(_is_of_type(found[output.name], output.type) for output in inferred.graph.output)
+        return found if fits else None
 
     def _remove_unused(self) -> None:
         """Add the nodes whose results only removed nodes read. Q/DQ is never removed."""
@@ -247,46 +266,21 @@ def _isolate(model: Model, node: Node, inputs: Mapping[str, Array]) -> onnx.Mode
     return helper.make_model(graph, opset_imports=list(model.proto.opset_import), ir_version=10)
 
 
-def _measure_outputs(proto: onnx.ModelProto) -> int | None:
-    """Bytes of all results, before any is computed; ``None`` if inference cannot determine them."""
-    try:
-        inferred = shape_inference.infer_shapes(proto, strict_mode=True, data_prop=True)
-    except Exception:  # noqa: BLE001 - inference raises various classes: then the size is unknown
-        return None
-    total = 0
-    for info in inferred.graph.output:
-        kind = info.type.tensor_type
-        if not kind.elem_type or not kind.HasField("shape"):
-            return None
-        if not all(dim.HasField("dim_value") for dim in kind.shape.dim):
-            return None
-        dims = [dim.dim_value for dim in kind.shape.dim]
-        total += size_of(TensorProto(data_type=kind.elem_type, dims=dims))
-    return total
+def _measure(output: onnx.ValueInfoProto) -> float:
+    """Bytes of a tensor before it is computed; NaN if inference cannot determine them."""
+    kind = output.type.tensor_type
+    dims = kind.shape.dim
+    if not kind.elem_type or not kind.HasField("shape") or not all(d.HasField("dim_value") for d in dims):
+        return math.nan
+    return size_of(TensorProto(data_type=kind.elem_type, dims=[dim.dim_value for dim in dims]))
 
 
-def _compute(proto: onnx.ModelProto, inputs: Mapping[str, Array]) -> dict[str, Array] | None:
-    """The results of the reference implementation; ``None`` if it fails or gives another type."""
-    from onnx.reference import ReferenceEvaluator  # imported late: it takes as long as all of onnx
-
-    feeds = {i.name: inputs[i.name] for i in proto.graph.input}
-    names = [o.name for o in proto.graph.output]
-    try:
-        with np.errstate(all="ignore"):
-            results = ReferenceEvaluator(proto).run(None, feeds)
-    except Exception:  # noqa: BLE001 - an operator that it cannot compute is kept
-        return None
-    if not all(isinstance(result, np.ndarray | np.generic) for result in results):
-        return None
-    inferred = shape_inference.infer_shapes(proto, data_prop=True)
-    for output, result in zip(inferred.graph.output, results, strict=True):
-        value, kind = np.asarray(result), output.type.tensor_type
-        if value.dtype == object or helper.np_dtype_to_tensor_dtype(value.dtype) != kind.elem_type:
-            return None
-        known = [dim.dim_value for dim in kind.shape.dim if dim.HasField("dim_value")]
-        if kind.HasField("shape") and len(known) == len(kind.shape.dim) and list(value.shape) != known:
-            return None
-    return {name: np.asarray(result) for name, result in zip(names, results, strict=True)}
+def _is_of_type(value: Array, wanted: onnx.TypeProto) -> bool:
+    kind = wanted.tensor_type
+    if value.dtype == object or helper.np_dtype_to_tensor_dtype(value.dtype) != kind.elem_type:
+        return False
+    dims = [dim.dim_value if dim.HasField("dim_value") else None for dim in kind.shape.dim]
+    return not kind.HasField("shape") or None in dims or list(value.shape) == dims
 
 
 # Inputs of operators that may be weights, or biases.
@@ -320,20 +314,6 @@ class Folded:
 
 def fold_weights(model: Model) -> Folded:
     """Compute weights and biases that depend on constants only, and fold BatchNormalization."""
-    needed = _find_computed_weights(model)
-    weights = FoldedConstants(model=model)
-    if needed:
-        weights = fold_constants(model, only=needed, limit_bytes=_MOST_BYTES)
-    folded = fold_batchnorm(weights.model)
-    if weights.model is model:
-        return folded
-    nodes = weights.model.by_name
-    removed = tuple(model.producer[nodes[name].outputs[0]].name for name in folded.removed)
-    return Folded(folded.model, removed, (*weights.folded, *weights.unused))
-
-
-def _find_computed_weights(model: Model) -> frozenset[str]:
-    """The inputs that `_WEIGHTS` names which nodes compute from constants."""
     made, needed = set[str](), set[str]()
     for node in model.nodes:  # in graph order
         names = [name for name in node.inputs if name]
@@ -343,7 +323,15 @@ def _find_computed_weights(model: Model) -> frozenset[str]:
         elif is_plain and node.op_type in _WEIGHTS:
             read = (node.input_at(index) for index in _WEIGHTS[node.op_type])
             needed.update(name for name in read if name in made)
-    return frozenset(needed)
+    weights = FoldedConstants(model=model)
+    if needed:
+        weights = fold_constants(model, only=needed, limit_bytes=_MOST_BYTES)
+    folded = fold_batchnorm(weights.model)
+    if weights.model is model:
+        return folded
+    nodes = weights.model.by_name
+    removed = tuple(model.producer[nodes[name].outputs[0]].name for name in folded.removed)
+    return Folded(folded.model, removed, (*weights.folded, *weights.unused))
 
 
 def folded_like(model: Model, other: Model) -> Folded | None:
@@ -361,8 +349,13 @@ def fold_batchnorm(model: Model) -> Folded:
     folds = list(_find_normalizations(model))
     if not folds:
         return Folded(model, ())
-    removed = {norm.index for _, norm in folds}
-    unread = _find_unread(model, folds)
+    convs, removed = {conv.index for conv, _ in folds}, {norm.index for _, norm in folds}
+    read = {*model.outputs, *model.subgraph_reads}
+    for node in model.nodes:
+        if node.index not in removed:
+            read.update(node.inputs[:1] if node.index in convs else node.inputs)
+    # the old parameters that have no reader any more
+    unread = {name for conv, norm in folds for name in (*conv.inputs[1:], *norm.inputs[1:])} - read
     removed |= {model.producer[name].index for name in unread & model.producer.keys()}  # Constant nodes
     taken = {*model.types, *model.consumers, *model.subgraph_reads}
     proto = copy_model(model.flat, but={"node", "initializer", "input"})
@@ -403,32 +396,20 @@ def _find_normalizations(model: Model) -> Iterator[tuple[Node, Node]]:
 
 
 def _fold_values(model: Model, conv: Node, norm: Node) -> tuple[Array, Array]:
+    """The weight, whose output channels are multiplied, and the bias.
+
+    Output channels are axis 0 of Conv [M, C/g, ...], and groups by axis 1 of ConvTranspose [C, M/g, ...].
+    """
     gamma, beta, mean, variance = (model.array(name).astype(np.float64) for name in norm.inputs[1:5])
     factor = gamma / np.sqrt(variance + norm.number("epsilon", 1e-5))
     weight = model.array(conv.inputs[1])
     had = conv.input_at(2)
     bias = model.array(had).astype(np.float64) if had else np.zeros_like(mean)
-    scaled = _scale_channels(weight.astype(np.float64), factor, conv)
-    return scaled.astype(weight.dtype), ((bias - mean) * factor + beta).astype(weight.dtype)
-
-
-def _scale_channels(weight: npt.NDArray[np.float64], factor: npt.NDArray[np.float64], conv: Node) -> Array:
-    """Multiply each output channel: axis 0 of Conv [M, C/g, ...], groups by axis 1 of ConvTranspose [C, M/g, ...]."""
     rest = (1,) * (weight.ndim - 2)
     if conv.op_type == "Conv":
-        return weight * factor.reshape(-1, 1, *rest)
-    groups = conv.number("group", 1)
-    split = weight.reshape(groups, -1, *weight.shape[1:])
-    return (split * factor.reshape(groups, 1, -1, *rest)).reshape(weight.shape)
-
-
-def _find_unread(model: Model, folds: Sequence[tuple[Node, Node]]) -> set[str]:
-    """The old parameters that have no reader any more."""
-    old = {name for conv, norm in folds for name in (*conv.inputs[1:], *norm.inputs[1:])}
-    convs = {conv.index for conv, _ in folds}
-    removed = {norm.index for _, norm in folds}
-    read = {*model.outputs, *model.subgraph_reads}
-    for node in model.nodes:
-        if node.index not in removed:
-            read.update(node.inputs[:1] if node.index in convs else node.inputs)
-    return old - read
+        scaled = weight.astype(np.float64) * factor.reshape(-1, 1, *rest)
+    else:
+        groups = conv.number("group", 1)
+        split = weight.astype(np.float64).reshape(groups, -1, *weight.shape[1:])
+        scaled = (split * factor.reshape(groups, 1, -1, *rest)).reshape(weight.shape)
+    return scaled.astype(weight.dtype), ((bias - mean) * factor + beta).astype(weight.dtype)

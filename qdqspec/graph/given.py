@@ -1,41 +1,31 @@
-"""The input model: the user's model, or a changed copy of it, such as one with its local functions inlined.
+"""The user's model: corrected copies of it, cautions about it, and digests of its nodes.
 
-Inputs can be fixed to values: constants are folded, and an If on a constant becomes its taken branch.
+A copy is made where runtimes would refuse the model, compute it slowly, or misjudge it: local functions are inlined,
+weights that are inputs become constants, wrong declarations of shapes are corrected, inputs are fixed to values.
 """
 
 from __future__ import annotations
 
-import copy
 import hashlib
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, inliner, numpy_helper
+from onnx import TensorProto, helper
 
 from qdqspec._core.arrays import Array
+from qdqspec._core.node_digests import NodeDigest, pack
 from qdqspec._core.registry import did_you_mean
 from qdqspec._core.temporary import TemporaryFolder
-from qdqspec._core.units import count_text
+from qdqspec._core.units import count_text, list_text
 from qdqspec.errors import SpecError
-from qdqspec.graph.declared import allows, contradictions, redeclared, shape_text
-from qdqspec.graph.flat import bodies_of, free_name, unique_node_names
-from qdqspec.graph.fold import fold_constants
-from qdqspec.graph.model import Model, load_model
-from qdqspec.graph.ops import is_default
-from qdqspec.graph.opset import IR_WITH_FREE_INITIALIZERS, free_initializers
-from qdqspec.graph.protos import (
-    all_graphs,
-    copy_model,
-    graphs_inside,
-    is_external,
-    refill,
-    values_of_constants,
-)
-from qdqspec.graph.save import save_model
+from qdqspec.graph.inlining import fix_inputs, inlined
+from qdqspec.graph.model import QDQ_OPS, Model, Node, allows, load_model, shape_text
+from qdqspec.graph.ops import RANDOM, is_constant_node, is_default, is_fused_attention
+from qdqspec.graph.protos import IR_WITH_FREE_INITIALIZERS, copy_model, refill, without_weights
+from qdqspec.graph.storage import save_model, tensor_bytes
 from qdqspec.types import FixedValue
 
 
@@ -47,7 +37,7 @@ class OwnCopy(Model):
         origin: Model,
         proto: onnx.ModelProto,
         *,
-        sha256: str,
+        sha256: str = "",
         fixed: Mapping[str, Array] | None = None,
         notes: Sequence[str] = (),
     ) -> None:
@@ -57,7 +47,7 @@ class OwnCopy(Model):
         self._folder = TemporaryFolder()
         path = self._folder.path / (origin.path.name if origin.path else "model.onnx")
         save_model(proto, path, base=None if origin.path is None else origin.path.parent)
-        super().__init__(load_model(path).proto, path=path, sha256=sha256)
+        super().__init__(load_model(path).proto, path=path, sha256=sha256 or origin.sha256)
 
     @property
     def where(self) -> str:
@@ -80,24 +70,20 @@ def given_model(path: Path, values: Mapping[str, FixedValue]) -> Model:
 
     Raises `SpecError` for a value that is not valid for its input. The hash is over the user's model and the values.
     """
-    loaded = _separate_dimensions(_fix_weights(_inline_calls(load_model(path))))
+    model = load_model(path)
+    proto = inlined(model.proto)
+    if proto is not model.proto:
+        count = len(model.proto.functions) - len(proto.functions)
+        are = f"{count_text(count, 'local function')} {'is' if count == 1 else 'are'}"
+        model = OwnCopy(model, proto, notes=[f"{are} inlined in a copy of the model"])
+    model = _separate_dimensions(_fix_weights(model))
     if not values:
-        return loaded
-    fixed = fixed_arrays(loaded, values)
-    digest = hashlib.sha256(loaded.sha256.encode())
+        return model
+    fixed = fixed_arrays(model, values)
+    digest = hashlib.sha256(model.sha256.encode())
     for name, value in sorted(fixed.items()):
         digest.update(f" {name} {value.dtype} {value.shape} ".encode() + value.tobytes())
-    return OwnCopy(loaded, fix_inputs(loaded, fixed), sha256=digest.hexdigest(), fixed=fixed)
-
-
-def _inline_calls(model: Model) -> Model:
-    proto = inlined(model.proto)
-    if proto is model.proto:
-        return model
-    count = len(model.proto.functions) - len(proto.functions)
-    inlined_text = f"{count_text(count, 'local function')} {'is' if count == 1 else 'are'} inlined"
-    notes = [f"{inlined_text} in a copy of the model"]
-    return OwnCopy(model, proto, sha256=model.sha256, notes=notes)
+    return OwnCopy(model, fix_inputs(model, fixed), sha256=digest.hexdigest(), fixed=fixed)
 
 
 def _fix_weights(model: Model) -> Model:
@@ -116,7 +102,7 @@ def _fix_weights(model: Model) -> Model:
         "the weights are graph inputs too, which a runtime does not optimize; they are constants in a copy of the "
         "model, which is the reference, and the model as given may be slower"
     )
-    return OwnCopy(model, proto, sha256=model.sha256, notes=[note])
+    return OwnCopy(model, proto, notes=[note])
 
 
 def _separate_dimensions(model: Model) -> Model:
@@ -124,36 +110,16 @@ def _separate_dimensions(model: Model) -> Model:
 
     Equal names state equal sizes. Compilers refuse to build such a model for other sizes.
     """
-    ports = [*model.proto.graph.input, *model.proto.graph.output, *model.proto.graph.value_info]
-    places = [
-        (number, index)
-        for number, port in enumerate(ports)
-        for index, dim in enumerate(port.type.tensor_type.shape.dim)
-        if dim.dim_param == "?"
-    ]
-    if sum(number < len(model.proto.graph.input) for number, _ in places) < 2:
+    named = [d for port in model.proto.graph.input for d in port.type.tensor_type.shape.dim]
+    if sum(dim.dim_param == "?" for dim in named) < 2:
         return model
     proto = copy_model(model.proto)
-    ports = [*proto.graph.input, *proto.graph.output, *proto.graph.value_info]
-    for number, index in places:
-        ports[number].type.tensor_type.shape.dim[index].ClearField("dim_param")
+    for port in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info):
+        for dim in port.type.tensor_type.shape.dim:
+            if dim.dim_param == "?":
+                dim.ClearField("dim_param")
     note = "several dimensions have the name '?', which would make them equal; they have no name in a copy of the model"
-    return OwnCopy(model, proto, sha256=model.sha256, notes=[note])
-
-
-def with_true_outputs(model: Model, outputs: Mapping[str, Array]) -> Model:
-    """The model, or a copy if the declared shape of an output differs from that of a run."""
-    shapes = {name: value.shape for name, value in outputs.items() if hasattr(value, "shape")}
-    wrong = contradictions(model, shapes)
-    if not wrong:
-        return model
-    return OwnCopy(
-        model,
-        redeclared(model.proto, {name: shapes[name] for name in wrong}),
-        sha256=model.sha256,
-        fixed=fixed_in(model),
-        notes=[f"output '{name}': {why}; corrected in a copy of the model" for name, why in wrong.items()],
-    )
+    return OwnCopy(model, proto, notes=[note])
 
 
 def fixed_in(model: Model) -> Mapping[str, Array]:
@@ -161,136 +127,38 @@ def fixed_in(model: Model) -> Mapping[str, Array]:
     return model.fixed if isinstance(model, OwnCopy) else {}
 
 
-# Domains whose operators a runtime has kernels for: their functions are definitions for other runtimes.
-_RUNTIMES = ("ai.onnx.", "com.microsoft.", "trt.")
-_TOKEN = re.compile(r"^<(\d+)>")
-_Key: TypeAlias = tuple[str, str, str]  # domain, name and overload of a function
-
-
-def inlined(proto: onnx.ModelProto, *, kept: tuple[str, ...] = _RUNTIMES) -> onnx.ModelProto:
-    """A copy with local functions inlined; the model itself if it has none.
-
-    Functions whose domain begins with one of ``kept`` stay calls, by default those in the domain of a runtime, as do
-    those of operator sets in another version than the model's. A node of a function is named ``<call>/<node>``.
-    """
-    imports = {(o.domain or "ai.onnx", o.version) for o in proto.opset_import}
-    called = [
-        function
-        for function in proto.functions
-        if function.domain
-        and not f"{function.domain}.".startswith(kept)
-        and all((o.domain or "ai.onnx", o.version) in imports for o in function.opset_import)
-    ]
-    if not called:
-        return proto
-    light = copy_model(proto, but={"initializer"})
-    refill(light.functions, ())
-    naming = _Naming(light, called)
-    copied = copy_model(inliner.inline_local_functions(light))
-    naming.restore(copied)
-    copied.functions.extend(f for f in proto.functions if f not in called)
-    refill(copied.graph.initializer, proto.graph.initializer)
-    return copied
-
-
-class _Naming:
-    """Gives each call its own copy of the function, with nodes named by a number: ``<17>``.
-
-    The inliner appends to names; `restore` replaces the leading number by the full name.
-    """
-
-    def __init__(self, proto: onnx.ModelProto, functions: Iterable[onnx.FunctionProto]) -> None:
-        self._names: list[str] = []
-        self._functions = {(f.domain, f.name, f.overload): f for f in functions}
-        self._copies: list[onnx.FunctionProto] = []
-        for graph in all_graphs(proto.graph):
-            for node, name in zip(graph.node, unique_node_names(graph.node), strict=True):
-                self._call(node, name, ())
-        proto.functions.extend(self._copies)
-
-    def restore(self, proto: onnx.ModelProto) -> None:
-        """Restore the names of the nodes of a model."""
-        for graph in all_graphs(proto.graph):
-            for node in graph.node:
-                if found := _TOKEN.match(node.name):
-                    node.name = self._names[int(found[1])]
-
-    def _call(self, node: onnx.NodeProto, path: str, within: tuple[_Key, ...]) -> None:
-        """Replace the function of a call by a copy; other nodes are unchanged."""
-        called = (node.domain, node.op_type, node.overload)
-        if called not in self._functions or called in within:
-            return
-        clone = copy.deepcopy(self._functions[called])
-        node.op_type = clone.name = f"{clone.name}#{len(self._copies)}"
-        node.overload = clone.overload = ""
-        self._copies.append(clone)
-        for inner, name in zip(clone.node, unique_node_names(clone.node), strict=True):
-            self._call(inner, f"{path}/{name}", (*within, called))
-            self._name(inner, f"{path}/{name}")
-            for body in graphs_inside(inner):
-                for graph in all_graphs(body):
-                    for below, own in zip(graph.node, unique_node_names(graph.node), strict=True):
-                        self._call(below, own, (*within, called))
-                        self._name(below, own)
-
-    def _name(self, node: onnx.NodeProto, name: str) -> None:
-        node.name = f"<{len(self._names)}>"
-        self._names.append(name)
-
-
-# ---- fixed inputs ------------------------------------------------------------------------------
-
-_TAKEN = {True: "then_branch", False: "else_branch"}
-
-
 def fixed_arrays(model: Model, values: Mapping[str, FixedValue]) -> dict[str, Array]:
     """The values as arrays for the inputs of the model. Raises `SpecError` for a value that is not valid."""
-    return {name: _convert_value(model, name, value) for name, value in values.items()}
-
-
-def fix_inputs(model: Model, values: Mapping[str, Array]) -> onnx.ModelProto:
-    """The model without these inputs, specialized to their values; Q and DQ are never folded.
-
-    Tensors of a taken branch keep their names if the surrounding graph has no such names. If the value
-    decides nothing, the input is a constant and the rest of the model is unchanged.
-    """
-    proto = copy_model(model.proto)
-    free_initializers(proto)
-    refill(proto.graph.input, [i for i in proto.graph.input if i.name not in values])
-    proto.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in values.items())
-    while True:
-        proto = copy_model(fold_constants(Model(proto, path=model.path)).model.proto)
-        if not _inline_constant_ifs(proto.graph, {}):
-            return proto
-
-
-def _convert_value(model: Model, name: str, value: FixedValue) -> Array:
-    if name not in model.inputs:
-        raise SpecError(
-            f"`inputs.values` names '{name}', which is no input of the model{did_you_mean(name, model.inputs)}",
-            where=model.where,
-            cure=f"its inputs: {', '.join(model.inputs)}",
-        )
-    elem_type, shape = model.elem_type(name), model.shape(name)
-    given = np.asarray(value)
-    if not elem_type or elem_type == TensorProto.STRING:
-        raise SpecError(f"input '{name}' holds no numbers, so no value can be given to it", where=model.where)
-    dtype = helper.tensor_dtype_to_np_dtype(elem_type)
-    with np.errstate(all="ignore"):
-        cast = given.astype(dtype)
-    if (given.dtype == np.bool_) != (dtype == np.bool_) or not is_faithful(given, cast):
-        raise SpecError(
-            f"the value of input '{name}' is {value!r:.60}, and the model takes {dtype}",
-            where=model.where,
-            cure=f"give `inputs.values` a value that {dtype} holds",
-        )
-    if shape is not None and not allows(shape, cast.shape):
-        raise SpecError(
-            f"the value of input '{name}' has shape {list(cast.shape)}, and the model takes {shape_text(shape)}",
-            where=model.where,
-            cure="write a scalar as 16000, an input of one element as [16000]",
-        )
-    return cast
+    found: dict[str, Array] = {}
+    for name, value in values.items():
+        if name not in model.inputs:
+            raise SpecError(
+                f"`inputs.values` names '{name}', which is no input of the model{did_you_mean(name, model.inputs)}",
+                where=model.where,
+                cure=f"its inputs: {', '.join(model.inputs)}",
+            )
+        elem_type, shape = model.elem_type(name), model.shape(name)
+        given = np.asarray(value)
+        if not elem_type or elem_type == TensorProto.STRING:
+            raise SpecError(
+                f"input '{name}' holds no numbers, so no value can be given to it", where=model.where
+            )
+        dtype = helper.tensor_dtype_to_np_dtype(elem_type)
+        with np.errstate(all="ignore"):
+            cast = found[name] = given.astype(dtype)
+        if (given.dtype == np.bool_) != (dtype == np.bool_) or not is_faithful(given, cast):
+            raise SpecError(
+                f"the value of input '{name}' is {value!r:.60}, and the model takes {dtype}",
+                where=model.where,
+                cure=f"give `inputs.values` a value that {dtype} holds",
+            )
+        if shape is not None and not allows(shape, cast.shape):
+            raise SpecError(
+                f"the value of input '{name}' has shape {list(cast.shape)}, and the model takes {shape_text(shape)}",
+                where=model.where,
+                cure="write a scalar as 16000, an input of one element as [16000]",
+            )
+    return found
 
 
 def is_faithful(given: Array, cast: Array) -> bool:
@@ -300,107 +168,170 @@ def is_faithful(given: Array, cast: Array) -> bool:
     return bool((np.isfinite(cast) | np.isinf(given)).all())
 
 
-# ---- branches ------------------------------------------------------------------------------------
+# ---- declared shapes of outputs ------------------------------------------------------------------
 
 
-def _inline_constant_ifs(graph: onnx.GraphProto, around: Mapping[str, TensorProto]) -> bool:
-    """Replace each If of a graph and its bodies whose condition is constant; return whether there was one."""
-    constants = {**around, **_find_constants(graph)}
-    found = False
-    while (taken := _find_constant_if(graph, constants)) is not None:
-        number, attribute = taken
-        owner = graph.node[number]
-        path = f"{list(unique_node_names(graph.node))[number]}/{attribute}"
-        branch = next(body for key, body in bodies_of(owner) if key == attribute)
-        inlined = _inline_branch(graph, owner, branch, path)
-        refill(graph.node, [*graph.node[:number], *inlined, *graph.node[number + 1 :]])
-        constants |= _find_constants(graph)
-        found = True
-    for node in graph.node:
-        for _, body in bodies_of(node):
-            found |= _inline_constant_ifs(body, constants)
-    return found
+def unconfirmed_outputs(model: Model) -> tuple[str, ...]:
+    """Outputs whose declared shape does not follow from the model and may be wrong.
+
+    A runtime may accept a model with a wrong shape and only warn in its log; a run with preallocated outputs, as for
+    timing, then fails.
+    """
+    light = without_weights(model.proto)
+    for output in light.graph.output:
+        output.type.tensor_type.ClearField("shape")
+    known = Model(light)
+    return tuple(
+        output.name
+        for output in model.proto.graph.output
+        if (declared := _read_declared(output)) is not None
+        and ((shape := known.shape(output.name)) is None or not allows(declared, shape))
+    )
 
 
-def _find_constant_if(graph: onnx.GraphProto, constants: Mapping[str, TensorProto]) -> tuple[int, str] | None:
-    """The index of the first If on a constant, and the branch that it takes."""
-    for number, node in enumerate(graph.node):
-        is_if = node.op_type == "If" and is_default(node)
-        tensor = constants.get(node.input[0]) if is_if else None
-        if tensor is not None and not is_external(tensor):
-            value = numpy_helper.to_array(tensor)
-            if value.size == 1:
-                return number, _TAKEN[bool(value.reshape(-1)[0])]
-    return None
+def with_true_outputs(model: Model, outputs: Mapping[str, Array]) -> Model:
+    """The model, or a copy if the declared shape of an output differs from that of a run.
+
+    Such an output is declared with the rank of the run's; a dimension with another declared size is unknown.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    notes: list[str] = []
+    for output in model.proto.graph.output:
+        declared, shape = _read_declared(output), getattr(outputs.get(output.name), "shape", None)
+        if declared is not None and shape is not None and not allows(declared, shape):
+            shapes[output.name] = shape
+            why = f"{shape_text(declared)} is declared, {list(shape)} is computed"
+            notes.append(f"output '{output.name}': {why}; corrected in a copy of the model")
+    if not shapes:
+        return model
+    proto = copy_model(model.proto)
+    for output in (output for output in proto.graph.output if output.name in shapes):
+        shape, before = shapes[output.name], onnx.TensorShapeProto()
+        before.CopyFrom(output.type.tensor_type.shape)
+        output.type.tensor_type.ClearField("shape")
+        output.type.tensor_type.shape.SetInParent()
+        for number, size in enumerate(shape):
+            dim = output.type.tensor_type.shape.dim.add()
+            if len(before.dim) == len(shape) and before.dim[number].dim_value in (0, size):
+                dim.CopyFrom(before.dim[number])
+    return OwnCopy(model, proto, fixed=fixed_in(model), notes=notes)
 
 
-def _find_constants(graph: onnx.GraphProto) -> dict[str, TensorProto]:
-    replaced = {value.name for value in graph.input}  # by the caller's feed
-    found = {tensor.name: tensor for tensor in graph.initializer if tensor.name not in replaced}
-    return found | dict(values_of_constants(graph.node))
+def _read_declared(output: onnx.ValueInfoProto) -> tuple[int | None, ...] | None:
+    kind = output.type.tensor_type
+    if not output.type.HasField("tensor_type") or not kind.HasField("shape"):
+        return None
+    return tuple(dim.dim_value if dim.dim_value > 0 else None for dim in kind.shape.dim)
 
 
-def _inline_branch(
-    graph: onnx.GraphProto, owner: onnx.NodeProto, given: onnx.GraphProto, path: str
-) -> list[onnx.NodeProto]:
-    """The nodes of a branch as nodes of the graph; its weights become the graph's."""
-    branch = copy.deepcopy(given)
-    now, alike = _choose_names(graph, owner, branch, path)
-    taken = {node.name for node in graph.node if node is not owner}
-    for part in all_graphs(branch):
-        _rename(part, now)
-    for node in branch.node:
-        if node.name and node.name in taken:
-            node.name = f"{path}/{node.name}"
-    graph.initializer.extend(branch.initializer)
-    graph.sparse_initializer.extend(branch.sparse_initializer)
-    graph.value_info.extend(v for v in branch.value_info if v.name not in owner.output)
-    copies = [helper.make_node("Identity", [source], [name], name=f"{path}/{name}") for name, source in alike]
-    return [*branch.node, *copies]
+# ---- cautions ------------------------------------------------------------------------------------
+
+_INTEGER = frozenset({"ConvInteger", "MatMulInteger"})
+# of domain com.microsoft
+_DYNAMIC = frozenset({"DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "MatMulIntegerToFloat", "QAttention"})
+_TRAINS = 2  # index of Dropout's input `training_mode`
 
 
-def _choose_names(
-    graph: onnx.GraphProto, owner: onnx.NodeProto, branch: onnx.GraphProto, path: str
-) -> tuple[dict[str, str], list[tuple[str, str]]]:
-    """Names in the graph for tensors of a branch, and outputs of the If that are copies of another tensor."""
-    made = [name for node in branch.node for name in node.output if name]
-    own = [*made, *(t.name for t in branch.initializer), *(t.values.name for t in branch.sparse_initializer)]
-    given = [output.name for output in branch.output]
-    now: dict[str, str] = {}
-    alike: list[tuple[str, str]] = []
-    for name, source in zip(owner.output, given, strict=False):
-        if name and source in made and source not in now:
-            now[source] = name
-        elif name:
-            alike.append((name, source))
-    taken = set(_list_names(graph, but=owner)) | set(owner.output)
-    for name in own:
-        if name not in now:
-            now[name] = free_name(f"{path}/{name}" if name in taken else name, taken)
-    return now, [(name, now.get(source, source)) for name, source in alike]
+def cautions(model: Model) -> Iterator[str]:
+    """Properties that make measurements unreliable, each a sentence with advice; none for an ordinary model."""
+    if random := random_nodes(model):
+        yield (
+            f"its outputs are random ({_listed(random)}): comparing them proves little; export it for inference, or "
+            "if an input scales the random numbers, give data where it is 0"
+        )
+    if present := [node.name for node in model.nodes if node.op_type in QDQ_OPS]:
+        yield (
+            f"it contains Q/DQ already ({_listed(present)}): it is part of the reference, and further pairs are "
+            "tried around it; to search from the float model: qdqspec strip"
+        )
+    # products of integers whose ranges are found at run time, as `quantize_dynamic` writes them
+    if dynamic := [n.name for n in model.nodes if n.op_type in (_INTEGER if is_default(n) else _DYNAMIC)]:
+        yield (
+            f"integer operators with ranges found at run time are in it already ({_listed(dynamic)}): they are part of "
+            "the reference and of each candidate, and pairs are tried on other operators only; to search from the "
+            "float model: qdqspec strip"
+        )
+    if fused := [node.name for node in model.nodes if is_fused_attention(node)]:
+        yield (
+            f"an optimizer has fused its attentions ({_listed(fused)}): the model before that step gives the search "
+            "more choices, and may become faster"
+        )
+    kinds = {output.name: output.type for output in model.proto.graph.output}
+    unseen = [
+        name
+        for name, kind in kinds.items()
+        if kind.HasField("value")
+        and (not kind.HasField("tensor_type") or kind.tensor_type.elem_type == TensorProto.STRING)
+    ]
+    if unseen:
+        yield f"outputs that are no tensors of numbers are not compared: {_listed(unseen)}"
 
 
-def _list_names(graph: onnx.GraphProto, *, but: onnx.NodeProto) -> Iterator[str]:
-    """All names that a graph and the bodies in it define or read, except inside one node."""
-    yield from _list_given(graph)
-    for node in graph.node:
-        yield from (*node.input, *node.output)
-        if node is not but:
-            for _, body in bodies_of(node):
-                for part in all_graphs(body):
-                    yield from _list_given(part)
-                    yield from (name for inner in part.node for name in (*inner.input, *inner.output))
+def random_nodes(model: Model) -> list[str]:
+    """The names of nodes that draw random numbers in each run."""
+
+    def is_random(node: Node) -> bool:
+        if not is_default(node) or node.op_type != "Dropout":
+            return is_default(node) and node.op_type in RANDOM
+        mode = node.input_at(_TRAINS)  # decides since opset 12, and a computed one may change
+        return bool(mode) and (mode not in model.constants or bool(model.array(mode).any()))
+
+    return [node.name for node in model.nodes if is_random(node)]
 
 
-def _list_given(graph: onnx.GraphProto) -> Iterable[str]:
-    return [value.name for value in (*graph.input, *graph.output, *graph.initializer)]
+def _listed(names: list[str]) -> str:
+    return list_text([f"'{name}'" for name in names], 3)
 
 
-def _rename(graph: onnx.GraphProto, now: Mapping[str, str]) -> None:
-    for node in graph.node:
-        refill(node.input, [now.get(name, name) for name in node.input])
-        refill(node.output, [now.get(name, name) for name in node.output])
-    for named in (*graph.input, *graph.initializer, *graph.output, *graph.value_info):
-        named.name = now.get(named.name, named.name)
-    for sparse in graph.sparse_initializer:
-        sparse.values.name = now.get(sparse.values.name, sparse.values.name)
+# ---- digests -------------------------------------------------------------------------------------
+
+
+def digests_of(model: Model) -> str:
+    """Digests of operator sets, inputs, nodes in order, and outputs as one text, for messages about a changed model.
+
+    See `qdqspec._core.node_digests`. Reads all weights.
+    """
+    base = model.path.parent if model.path else None
+    makers: dict[str, tuple[int, int]] = {}
+    rows: list[NodeDigest] = []
+
+    @cache
+    def constant(tensor: str) -> str:
+        proto = model.constants[tensor]
+        return f"={_digest(f'{proto.data_type} {list(proto.dims)}'.encode(), tensor_bytes(proto, base))}"
+
+    def source(tensor: str) -> str:
+        """The constant, or the number of rows between this one and the producer, and the output if not the first."""
+        if tensor in model.constants:
+            return constant(tensor)
+        if tensor not in makers:
+            return ""
+        maker, output = makers[tensor]
+        return f"{len(rows) - maker}.{output}" if output else str(len(rows) - maker)
+
+    def add(name: str, op_type: str, attributes: str, inputs: Sequence[str] = ()) -> None:
+        rows.append(NodeDigest(name, op_type, attributes, tuple(map(source, inputs))))
+
+    for opset in model.proto.opset_import:
+        add(opset.domain or "ai.onnx", "operator set", str(opset.version))
+    for port in model.flat.graph.input:
+        if port.name not in model.initializers:
+            makers[port.name] = len(rows), 0
+            add(port.name, "input", _digest(port.type.SerializeToString(deterministic=True)))
+    for node in model.nodes:
+        if is_constant_node(node):
+            continue
+        attributes = sorted(each.SerializeToString(deterministic=True) for each in node.proto.attribute)
+        made = {tensor: (len(rows), index) for index, tensor in enumerate(node.outputs) if tensor}
+        add(node.name, node.op_type, _digest(node.domain.encode(), *attributes), node.inputs)
+        makers |= made
+    for port in model.flat.graph.output:
+        add(port.name, "output", "", [port.name])
+    return pack(rows)
+
+
+def _digest(*parts: bytes) -> str:
+    found = hashlib.blake2b(digest_size=3)
+    for part in parts:
+        found.update(len(part).to_bytes(8, "little") + part)
+    return found.hexdigest()

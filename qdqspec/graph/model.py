@@ -19,7 +19,7 @@ import onnx
 from onnx import shape_inference
 
 from qdqspec.errors import ModelError
-from qdqspec.graph.check import check_model, external_files, first_line, require_file
+from qdqspec.graph.check import check_model, external_files, first_line
 from qdqspec.graph.flat import (
     LEAVE,
     MARKERS,
@@ -31,12 +31,10 @@ from qdqspec.graph.flat import (
     scopes_of,
     unique_node_names,
 )
-from qdqspec.graph.opset import opset_of
-from qdqspec.graph.protos import names_read_inside, values_of_constants, without_weights
+from qdqspec.graph.protos import names_read_inside, opset_of, values_of_constants, without_weights
+from qdqspec.graph.storage import LARGE, array_of, read_light
 from qdqspec.graph.trt import meanings
 from qdqspec.graph.unify import unified
-from qdqspec.graph.weights import array_of
-from qdqspec.graph.wire import LARGE, read_light
 from qdqspec.types import Consumer
 
 __all__ = ["QDQ_OPS", "Model", "Node", "TensorType", "load_model"]
@@ -249,7 +247,10 @@ class Model:
         """Inferred element types and shapes of the tensors, also by `unified`; unknown tensors are missing."""
         found: dict[str, TensorType] = {}
         one = cache(TensorType)  # a model has thousands of tensors and few types
-        light = _infer_types(self)
+        light = without_weights(self.proto)  # which saves memory and avoids the 2 GB limit
+        light.functions.extend(meanings(light))
+        with suppress(Exception):  # inference is best effort: unknown tensors are not offered
+            light = shape_inference.infer_shapes(light, data_prop=True)
         for scope in find_scopes(light).all if self.has_bodies else (None,):
             graph = light.graph if scope is None else scope.graph
             unique = str if scope is None else scope.unique
@@ -258,7 +259,9 @@ class Model:
             for info in (*graph.input, *graph.output, *graph.value_info):
                 kind = info.type.tensor_type
                 if info.type.HasField("tensor_type"):
-                    found.setdefault(unique(info.name), one(kind.elem_type, _read_shape(kind)))
+                    dims = (d.dim_value if d.HasField("dim_value") else None for d in kind.shape.dim)
+                    shape = tuple(dims) if kind.HasField("shape") else None
+                    found.setdefault(unique(info.name), one(kind.elem_type, shape))
         for name, tensor in self.constants.items():
             found.setdefault(name, one(tensor.data_type, tuple(tensor.dims)))
         known = {name: type_.elem_type for name, type_ in found.items() if type_.elem_type}
@@ -284,12 +287,19 @@ def load_model(path: Path | str) -> Model:
 
     Raises `ModelError` naming the file if it is missing, not ONNX, invalid, or lacks external data: see
     `qdqspec.graph.check`. External data stays on disk: tensors keep their references. So do the weights of a
-    file of 64 MiB and more, which then refer to the file itself: see `qdqspec.graph.wire`.
+    file of 64 MiB and more, which then refer to the file itself: see `qdqspec.graph.storage`.
     """
     path = Path(path).absolute()
     digest = hashlib.sha256()
     try:
-        require_file(path)
+        if path.is_dir():
+            raise ModelError(
+                "this is a folder, not a model file", where=path, cure="name the .onnx file in it"
+            )
+        if not path.exists():
+            raise ModelError("there is no such model file", where=path, cure="check the path")
+        if not path.is_file():
+            raise ModelError("this is a device or a pipe, not a model file", where=path, cure="name a file")
         proto = None
         if path.stat().st_size >= LARGE:
             with suppress(ValueError):  # onnx reports the problem in more detail
@@ -331,20 +341,14 @@ def _make_nodes(protos: Sequence[onnx.NodeProto]) -> Iterator[Node]:
         yield Node(index, name, proto.op_type, proto.domain, inputs, outputs, proto, scope)
 
 
-def _read_shape(proto: onnx.TypeProto.Tensor) -> tuple[int | None, ...] | None:
-    if not proto.HasField("shape"):
-        return None
-    return tuple(d.dim_value if d.HasField("dim_value") else None for d in proto.shape.dim)
+def allows(declared: Sequence[int | None], shape: Sequence[int | None]) -> bool:
+    """Whether a shape agrees with a declaration, in which ``None`` is any size."""
+    return len(declared) == len(shape) and all(d in (None, s) for d, s in zip(declared, shape, strict=True))
 
 
-def _infer_types(model: Model) -> onnx.ModelProto:
-    """Shape inference on a copy without big weights, which saves memory and avoids the 2 GB limit."""
-    light = without_weights(model.proto)
-    light.functions.extend(meanings(light))
-    try:
-        return shape_inference.infer_shapes(light, data_prop=True)
-    except Exception:  # noqa: BLE001 - inference is best effort: unknown tensors are not offered
-        return light
+def shape_text(declared: Sequence[int | None]) -> str:
+    """``[1, ?, 3]``: a question mark for each unknown size."""
+    return "[" + ", ".join("?" if dim is None else str(dim) for dim in declared) + "]"
 
 
 def require_path(model: Model) -> Path:

@@ -17,13 +17,10 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from qdqspec._core.arrays import Array
-from qdqspec.graph.flat import Scope, Scopes, bodies_of, find_scopes
+from qdqspec.graph.flat import Scope, Scopes, bodies_of, find_scopes, free_name
 from qdqspec.graph.model import Model
 from qdqspec.graph.ops import is_constant_node
-from qdqspec.graph.opset import IR_WITH_FREE_INITIALIZERS
-from qdqspec.graph.protos import copy_model, refill
-
-_SCAN_SINCE = 9  # before, a Scan had a batch axis and other attributes
+from qdqspec.graph.protos import IR_WITH_FREE_INITIALIZERS, copy_model, refill
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +48,11 @@ def observe(model: Model, tensors: Iterable[str]) -> Observer:
     for scope, copied in zip(reversed(scopes.bodies), reversed(graphs.bodies), strict=True):
         work.lift(copied, [name for name in _list_made(scope) if scope.tensors[name] in wanted])
     names = {name: name for name in _list_made(scopes.main) if name in wanted}
-    proto.graph.output.extend(_make_output(model, name) for name in names)
+    for name in names:  # without shapes: a wrong inferred shape of a dynamic model would only cause warnings
+        known = model.elem_type(name)
+        without_type = onnx.ValueInfoProto(name=name)
+        typed = without_type if known is None else helper.make_tensor_value_info(name, known, None)
+        proto.graph.output.append(typed)
     inner = work.lifted.get("", ())
     proto.graph.output.extend(_make_flat_value(flat.name) for flat in inner)
     names |= {flat.name: flat.tensor for flat in inner}
@@ -61,23 +62,13 @@ def observe(model: Model, tensors: Iterable[str]) -> Observer:
 
 def _list_made(scope: Scope) -> Iterator[str]:
     """The tensors that a graph computes, by its own names: results of non-constant nodes, and a body's inputs."""
-    given = {
-        value.name
-        for value in (*scope.graph.initializer, *(s.values for s in scope.graph.sparse_initializer))
-    }
+    sparse = (tensor.values for tensor in scope.graph.sparse_initializer)
+    given = {tensor.name for tensor in (*scope.graph.initializer, *sparse)}
     if scope.parent is not None:
         yield from (value.name for value in scope.graph.input if value.name not in given)
     for node in scope.graph.node:
         if not is_constant_node(node):
             yield from (name for name in node.output if name)
-
-
-def _make_output(model: Model, name: str) -> onnx.ValueInfoProto:
-    """An output without a shape: a wrong inferred shape of a dynamic model would only cause warnings."""
-    known = model.elem_type(name)
-    if known is None:
-        return onnx.ValueInfoProto(name=name)
-    return helper.make_tensor_value_info(name, known, None)
 
 
 def _make_flat_value(name: str) -> onnx.ValueInfoProto:
@@ -102,9 +93,7 @@ class _Lifting:
     def __init__(self, model: Model, proto: onnx.ModelProto, scopes: Scopes) -> None:
         self.lifted: dict[str, list[_Flat]] = {}  # by the path of the graph that they were passed to
         self._model = model
-        self._scopes = scopes
-        self._taken = {name for scope in scopes.all for name in scope.tensors} | scopes.of_tensor.keys()
-        self._count = 0
+        self._taken = {name for scope in scopes.all for pair in scope.tensors.items() for name in pair}
         self._flat, self._empty = self._make_name("flat"), self._make_name("empty")
         proto.ir_version = max(proto.ir_version, IR_WITH_FREE_INITIALIZERS)
 
@@ -112,18 +101,15 @@ class _Lifting:
         """Initializers of the main graph that the new nodes read; none if no body is observed."""
         if not any(self.lifted.values()):
             return []
-        values: dict[str, Array] = {
-            self._flat: np.array([-1], np.int64),
-            self._empty: np.zeros(0, np.float32),
-        }
-        return [numpy_helper.from_array(value, name) for name, value in values.items()]
+        flat, empty = np.array([-1], np.int64), np.zeros(0, np.float32)
+        return [numpy_helper.from_array(flat, self._flat), numpy_helper.from_array(empty, self._empty)]
 
     def lift(self, scope: Scope, own: list[str]) -> None:
         """Pass these tensors of a body, and those of its inner bodies, to the graph around it."""
         assert scope.parent is not None
-        node = scope.parent.graph.node[self._scopes.of_node[scope.owner][1]]
+        node = scope.parent.graph.node[scope.parent.names.index(scope.owner)]
         outer = self.lifted.setdefault(scope.parent.path, [])
-        if node.op_type == "Scan" and self._model.opset < _SCAN_SINCE:
+        if node.op_type == "Scan" and self._model.opset < 9:  # a Scan had a batch axis and other attributes
             return
         for flat in [*(self._flatten(scope, name) for name in own), *self.lifted.get(scope.path, ())]:
             if node.op_type == "If":
@@ -186,8 +172,4 @@ class _Lifting:
 
     def _make_name(self, what: str) -> str:
         """A name that no graph of the model uses."""
-        while True:
-            self._count += 1
-            name = f"observed_{what}_{self._count}"
-            if name not in self._taken:
-                return name
+        return free_name(f"observed_{what}", self._taken)

@@ -1,4 +1,4 @@
-"""Copies models field by field, without copying weights.
+"""Reads, changes and copies ONNX messages: models, graphs, nodes, tensors.
 
 Protobuf offers only deep copies, and a deep copy of a model copies its weights. The copies made here share
 nothing with their source but contain only the requested fields.
@@ -15,12 +15,20 @@ from onnx import TensorProto, external_data_helper
 
 DEFAULT_DOMAINS = ("", "ai.onnx")  # of ONNX's own operators
 CONTRIBUTED = "com.microsoft"  # the domain of operators that optimizers write
+IR_WITH_FREE_INITIALIZERS = 4  # before, each initializer had to be a graph input as well
 
 Message: TypeAlias = onnx.ModelProto | onnx.GraphProto
 MessageT = TypeVar("MessageT", onnx.NodeProto, TensorProto, onnx.ModelProto)
 ValueT = TypeVar("ValueT")
 _SMALL = 1024  # elements: constants that inference and adapters of operators may need (axes, shapes, bounds)
 _TYPES = onnx.AttributeProto
+# attributes of Constant: the field with the value, and its type
+_CONSTANTS = {
+    "value_float": ("f", TensorProto.FLOAT),
+    "value_floats": ("floats", TensorProto.FLOAT),
+    "value_int": ("i", TensorProto.INT64),
+    "value_ints": ("ints", TensorProto.INT64),
+}
 # attributes that hold neither tensors nor graphs
 _PLAIN = frozenset({_TYPES.INT, _TYPES.FLOAT, _TYPES.STRING, _TYPES.INTS, _TYPES.FLOATS, _TYPES.STRINGS})
 
@@ -59,6 +67,23 @@ def without_weights(proto: onnx.ModelProto) -> onnx.ModelProto:
                 onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
             )
     return light
+
+
+def opset_of(proto: onnx.ModelProto) -> int:
+    """The version of the default operator set; 1 if none is imported, as in ONNX."""
+    return max((int(o.version) for o in proto.opset_import if o.domain in DEFAULT_DOMAINS), default=1)
+
+
+def free_initializers(proto: onnx.ModelProto) -> None:
+    """Raise the IR version to at least 4, where initializers need not be graph inputs. Changes ``proto``.
+
+    Inputs that have an initializer are removed then: from IR version 4 on, a caller may replace them, so that a runtime
+    would no longer fold them or fuse the operators that read them.
+    """
+    if proto.ir_version < IR_WITH_FREE_INITIALIZERS:
+        proto.ir_version = IR_WITH_FREE_INITIALIZERS
+        constants = {tensor.name for tensor in proto.graph.initializer}
+        refill(proto.graph.input, [i for i in proto.graph.input if i.name not in constants])
 
 
 def copied(message: MessageT) -> MessageT:
@@ -143,27 +168,21 @@ def all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 def values_of_constants(nodes: Iterable[onnx.NodeProto]) -> Iterator[tuple[str, TensorProto]]:
     """The tensors that ``Constant`` nodes make, with their values; those of strings and sparse ones are left out."""
     for node in nodes:
-        if node.op_type == "Constant" and node.domain in DEFAULT_DOMAINS:
-            for attribute in node.attribute:
-                if (tensor := _value(attribute)) is not None:
-                    yield node.output[0], tensor
+        if node.op_type != "Constant" or node.domain not in DEFAULT_DOMAINS:
+            continue
+        for attribute in node.attribute:
+            if attribute.name == "value":
+                yield node.output[0], attribute.t
+            elif attribute.name in _CONSTANTS:
+                field, kind = _CONSTANTS[attribute.name]
+                value = getattr(attribute, field)
+                dims = [len(value)] if field.endswith("s") else []
+                yield node.output[0], onnx.helper.make_tensor("", kind, dims, value if dims else [value])
 
 
-def _value(attribute: onnx.AttributeProto) -> TensorProto | None:
-    """The tensor that an attribute of a ``Constant`` node gives; ``None`` for one that gives no numbers."""
-    kind, name = attribute.type, attribute.name
-    if kind == _TYPES.TENSOR and name == "value":
-        return attribute.t
-    if (kind, name) == (_TYPES.FLOAT, "value_float"):
-        return TensorProto(data_type=TensorProto.FLOAT, float_data=[attribute.f])
-    if (kind, name) == (_TYPES.FLOATS, "value_floats"):
-        values = attribute.floats
-        return TensorProto(data_type=TensorProto.FLOAT, dims=[len(values)], float_data=values)
-    if (kind, name) == (_TYPES.INT, "value_int"):
-        return TensorProto(data_type=TensorProto.INT64, int64_data=[attribute.i])
-    if (kind, name) == (_TYPES.INTS, "value_ints"):
-        return TensorProto(data_type=TensorProto.INT64, dims=[len(attribute.ints)], int64_data=attribute.ints)
-    return None
+def constants_of(graph: onnx.GraphProto) -> dict[str, TensorProto]:
+    """The initializers, and the outputs of Constant nodes."""
+    return {t.name: t for t in graph.initializer} | dict(values_of_constants(graph.node))
 
 
 def with_value(node: onnx.NodeProto, value: TensorProto) -> onnx.NodeProto:
@@ -180,28 +199,32 @@ def is_external(tensor: TensorProto) -> bool:
     return bool(external_data_helper.uses_external_data(tensor))
 
 
-def refer(tensor: TensorProto, location: str, offset: int, length: int) -> TensorProto:
-    """Let a tensor without values refer to bytes of a file; returns the tensor."""
-    tensor.data_location = TensorProto.EXTERNAL
-    for key, value in (("location", location), ("offset", str(offset)), ("length", str(length))):
-        tensor.external_data.add(key=key, value=value)
-    return tensor
-
-
 def tensors(proto: onnx.ModelProto) -> Iterator[TensorProto]:
     """All tensors of a model: initializers and attribute values, also in bodies and functions."""
     yield from proto.graph.initializer
-    yield from tensors_in_nodes(proto.graph.node)
-    for function in proto.functions:
-        yield from tensors_in_nodes(function.node)
+    for holder in (proto.graph, *proto.functions):
+        yield from _tensors_in_nodes(holder.node)
+
+
+def _tensors_in_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[TensorProto]:
+    """Attribute values of nodes, and all tensors of their bodies."""
+    for node in nodes:
+        for attribute in node.attribute[:]:  # see `attribute_of`
+            if attribute.type in _PLAIN:
+                continue
+            if attribute.HasField("t"):
+                yield attribute.t
+            yield from attribute.tensors
+            for graph in (*((attribute.g,) if attribute.HasField("g") else ()), *attribute.graphs):
+                yield from graph.initializer
+                yield from _tensors_in_nodes(graph.node)
 
 
 def map_tensors(proto: onnx.ModelProto, change: Callable[[TensorProto], TensorProto]) -> onnx.ModelProto:
     """A copy in which ``change`` is applied to each tensor; it returns its argument for no change."""
     copied = copy_model(proto, but={"initializer"})
+    inner = [*tensors(copied)]
     copied.graph.initializer.extend(change(tensor) for tensor in proto.graph.initializer)
-    inner = [*tensors_in_nodes(copied.graph.node)]
-    inner += [tensor for function in copied.functions for tensor in tensors_in_nodes(function.node)]
     for tensor in inner:
         changed = change(tensor)
         if changed is not tensor:
@@ -214,17 +237,3 @@ def size_of(tensor: TensorProto) -> int:
     if tensor.data_type == TensorProto.STRING:
         return sum(len(text) for text in tensor.string_data)
     return int(prod(tensor.dims)) * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
-
-
-def tensors_in_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[TensorProto]:
-    """Attribute values of nodes, and all tensors of their bodies."""
-    for node in nodes:
-        for attribute in node.attribute[:]:  # see `attribute_of`
-            if attribute.type in _PLAIN:
-                continue
-            if attribute.HasField("t"):
-                yield attribute.t
-            yield from attribute.tensors
-            for graph in (*((attribute.g,) if attribute.HasField("g") else ()), *attribute.graphs):
-                yield from graph.initializer
-                yield from tensors_in_nodes(graph.node)

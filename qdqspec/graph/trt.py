@@ -21,7 +21,6 @@ page "Quantization Schemes" (round half to even, saturate); E8M0 is rounded up, 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -124,12 +123,7 @@ def meanings(proto: onnx.ModelProto) -> Iterator[onnx.FunctionProto]:
     """
     given = {function.name for function in proto.functions if function.domain == DOMAIN}
     used = {node.op_type for node in proto.graph.node if is_pair_op(node)}
-    return (_meaning(name) for name in sorted(used - given))
-
-
-@cache
-def _meaning(name: str) -> onnx.FunctionProto:
-    return onnx.parser.parse_function(_MEANINGS[name])
+    return (onnx.parser.parse_function(_MEANINGS[name]) for name in sorted(used - given))
 
 
 def as_e8m0(scale: npt.NDArray[np.floating]) -> npt.NDArray[np.uint8]:

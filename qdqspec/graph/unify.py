@@ -24,7 +24,7 @@ _Formal = tuple[tuple[str, bool, frozenset[str]], ...]
 
 
 # Operators that optimizers for transformers write: the numbers of first inputs and outputs, which are of one type.
-# Source: the schemas of the runtime that defines them, with which tests/unit/graph/test_unify.py compares this.
+# Source: the schemas of the runtime that defines them, in its document ContribOperators.md.
 _CONTRIBUTED: Mapping[str, tuple[int, int]] = {
     "Attention": (3, 1),
     "BiasGelu": (2, 1),
@@ -130,18 +130,15 @@ def _read_schema(op_type: str, opset: int) -> tuple[_Formal, _Formal] | None:
         constraint.type_param_str: frozenset(constraint.allowed_type_strs)
         for constraint in schema.type_constraints
     }
-    return _read_parameters(schema.inputs, variables), _read_parameters(schema.outputs, variables)
 
-
-def _read_parameters(
-    parameters: Sequence[defs.OpSchema.FormalParameter], variables: Mapping[str, frozenset[str]]
-) -> _Formal:
-    variadic = defs.OpSchema.FormalParameterOption.Variadic
-    return tuple(
-        (
-            p.type_str if p.type_str in variables and p.is_homogeneous else "",
-            p.option == variadic,
-            variables.get(p.type_str, frozenset({p.type_str})),
+    def read(parameters: Sequence[defs.OpSchema.FormalParameter]) -> _Formal:
+        return tuple(
+            (
+                p.type_str if p.type_str in variables and p.is_homogeneous else "",
+                p.option == defs.OpSchema.FormalParameterOption.Variadic,
+                variables.get(p.type_str, frozenset({p.type_str})),
+            )
+            for p in parameters
         )
-        for p in parameters
-    )
+
+    return read(schema.inputs), read(schema.outputs)

@@ -21,7 +21,7 @@ from qdqspec.backends.tensorrt_rtx.options import compute_capability
 from qdqspec.errors import BackendError
 from qdqspec.graph.given import given_model
 from qdqspec.graph.model import load_model
-from qdqspec.graph.save import save_model
+from qdqspec.graph.storage import save_model
 from qdqspec.qdq.edit.insert import Inserter
 from qdqspec.qdq.lint import lint_model
 from qdqspec.qdq.space.search_space import SchemeSpace

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from onnx_text import parsed
 
+from qdqspec.graph.definition import evaluator_of
 from qdqspec.graph.model import Model
-from qdqspec.graph.reference import evaluator_of
 from qdqspec.qdq.edit.insert import insert_qdq
 from qdqspec.qdq.lint import lint_model
 from qdqspec.qdq.quantize.formats import FORMATS

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from random_models import placed_models, random_inputs, ranges_for, run_unoptimized
 
 from qdqspec.graph.model import Model
-from qdqspec.graph.save import save_model
-from qdqspec.graph.weights import WeightStore
+from qdqspec.graph.storage import WeightStore, save_model
 from qdqspec.qdq.edit.insert import Inserter, insert_qdq
 from qdqspec.qdq.quantize.formats import BIAS_FORMAT, FORMATS
 from qdqspec.qdq.quantize.quantizer import Quantizer

@@ -12,8 +12,8 @@ from hypothesis.extra import numpy as hnp
 from onnx.reference import ReferenceEvaluator
 from onnx_text import parsed
 
+from qdqspec.graph.definition import evaluator_of
 from qdqspec.graph.model import Model
-from qdqspec.graph.reference import evaluator_of
 from qdqspec.qdq.edit.insert import insert_qdq
 from qdqspec.qdq.quantize.formats import BIAS_FORMAT, BLOCK_SIZES, FORMATS, NumberFormat
 from qdqspec.qdq.quantize.quantizer import Quantizer

@@ -27,7 +27,7 @@ from qdqspec.accuracy.rehearsal import Rehearsal, Runtime, Subject
 from qdqspec.accuracy.switches import Values
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model
-from qdqspec.graph.save import write_text
+from qdqspec.graph.storage import write_text
 from qdqspec.qdq.edit.equalize import EQUALIZATIONS, Equalization
 from qdqspec.qdq.quantize.corrections import Corrections, WeightKey
 from qdqspec.qdq.quantize.quantizer import Quantizer

@@ -304,7 +304,7 @@ def _float_model(model: Model, original: Path | None) -> Iterator[Path]:
     """The file of the float form of a quantized model: the original, or a temporary copy without its pairs."""
     from qdqspec._core.temporary import TemporaryFolder
     from qdqspec.graph.model import require_path
-    from qdqspec.graph.save import save_model
+    from qdqspec.graph.storage import save_model
     from qdqspec.qdq.read.strip import strip_qdq
 
     if original is not None:
@@ -318,7 +318,7 @@ def _float_model(model: Model, original: Path | None) -> Iterator[Path]:
 
 def _conversion(reference: Path, tuned: Path) -> tuple[str, ...]:
     """A note on a tuned model that was converted from the float16 of its reference to float32."""
-    from qdqspec.graph.float32 import computes_in_float16, is_converted
+    from qdqspec.graph.conversion import computes_in_float16, is_converted
     from qdqspec.graph.model import load_model
 
     if not (reference.is_file() and tuned.is_file() and is_converted(load_model(tuned))):

@@ -175,7 +175,7 @@ def _find_named(files: Sequence[Path], pattern: re.Pattern[str]) -> Path | None:
 
 
 def _input_text(model: Model, name: str) -> str:
-    from qdqspec.graph.declared import shape_text
+    from qdqspec.graph.model import shape_text
 
     shape = model.shape(name)
     return name if shape is None else f"{name} {shape_text(shape)}"

@@ -78,7 +78,7 @@ def init(arguments: argparse.Namespace) -> int:
     An existing file is never overwritten.
     """
     from qdqspec.accuracy.data import shaped_by_data
-    from qdqspec.graph.cautions import cautions
+    from qdqspec.graph.given import cautions
     from qdqspec.graph.model import load_model
 
     settings = settings_from(arguments)
@@ -250,7 +250,7 @@ def _shape_text(one: InputDraft) -> str:
 
 def _possible_formats(model: Model, capabilities: Capabilities) -> list[str]:
     """The backend's formats that some operator of the model can have."""
-    from qdqspec.graph.float32 import with_integer_kernels
+    from qdqspec.graph.conversion import with_integer_kernels
     from qdqspec.graph.fold import fold_weights
     from qdqspec.qdq.space.search_space import SchemeSpace
 
@@ -273,8 +273,7 @@ def _choose_denied_op(model: Model, found: Judged) -> str:
 def _state_facts(
     model: Model, found: Judged, target: str, shapes: Mapping[str, Sequence[int]]
 ) -> Iterator[str]:
-    from qdqspec.graph.regions.forecast import forecast_tuning
-    from qdqspec.graph.regions.inspect import forecast_line
+    from qdqspec.graph.regions.forecast import forecast_line, forecast_tuning
 
     ops = Counter(node.op_type for node in model.nodes if not node.is_marker)
     yield f"opset {model.opset}, {ops.total()} nodes: {_counts_text(ops)}"

@@ -107,7 +107,7 @@ def inspect(arguments: argparse.Namespace) -> int:
 def judged(model: Model, settings: Settings) -> Judged:
     """The operators that the backend may quantize, from its table if the backend does not work on this machine."""
     from qdqspec.backends.base import BuildOptions, backend_named
-    from qdqspec.graph.float32 import with_integer_kernels
+    from qdqspec.graph.conversion import with_integer_kernels
     from qdqspec.qdq.space.judging import judge
 
     backend, options = backend_named(settings.backend), BuildOptions.of(settings)
@@ -152,7 +152,7 @@ def _write(
     """Write what was ``made`` of a model, and conclude with the warnings of ONNX's checker about it."""
     from qdqspec.graph.check import type_problem
     from qdqspec.graph.model import load_model, require_path
-    from qdqspec.graph.save import save_model
+    from qdqspec.graph.storage import save_model
 
     save_model(made, arguments.output, inputs=inputs, base=require_path(model).parent)
     try:

@@ -126,7 +126,7 @@ def _model_file(arguments: argparse.Namespace, *, single: bool) -> Path | None:
 def _write_model(record: RunRecord, path: Path) -> None:
     """Copy the selected model of the only case to a file, with its external data."""
     from qdqspec.graph.model import load_model
-    from qdqspec.graph.save import save_model
+    from qdqspec.graph.storage import save_model
 
     (case,) = record.cases
     assert case.evidence.output is not None
@@ -170,7 +170,7 @@ def _claim_named(folder: Path, case: Case) -> None:
 
 
 def _print_plans(cases: list[Case], session: Session, arguments: argparse.Namespace) -> int:
-    from qdqspec.graph.regions.inspect import forecast_to_json
+    from qdqspec.graph.regions.forecast import forecast_to_json
 
     plans = {case.name: session.planned(case) for case in cases}
     listed = [

@@ -24,11 +24,11 @@ from qdqspec.backends.base import Backend, BuildOptions, Engine
 from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.backends.open_engines import engines_at_once
 from qdqspec.errors import BackendError, QdqspecError
-from qdqspec.graph.cautions import random_nodes
 from qdqspec.graph.definition import as_defined
+from qdqspec.graph.given import random_nodes
 from qdqspec.graph.model import Model, require_path
 from qdqspec.graph.observe import observe
-from qdqspec.graph.save import save_model
+from qdqspec.graph.storage import save_model
 from qdqspec.types import DEFAULT_MIN_SQNR_DB, DEFINED_DB, EXACT_DB, DefinitionEvidence
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from qdqspec._core.files import explained, remove_partial
 from qdqspec.app.preparation.cached import CORRECTIONS, JOURNAL
 from qdqspec.app.preparation.files import make_folder
 from qdqspec.errors import StateError
-from qdqspec.graph.save import write_text
+from qdqspec.graph.storage import write_text
 from qdqspec.search.journal import Journal, trial_to_json
 from qdqspec.types import Trial
 

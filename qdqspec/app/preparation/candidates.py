@@ -15,8 +15,7 @@ from qdqspec.app.preparation.cached import FLOAT32_FILE
 from qdqspec.errors import BackendError, ModelError, PlacementError
 from qdqspec.graph.model import Model, require_path
 from qdqspec.graph.ops import has_floats
-from qdqspec.graph.save import save_model
-from qdqspec.graph.weights import WeightStore
+from qdqspec.graph.storage import WeightStore, save_model
 from qdqspec.qdq.edit.excerpt import Excerpt, Excerpts
 from qdqspec.qdq.edit.insert import Inserter
 from qdqspec.timing.profiles import Load

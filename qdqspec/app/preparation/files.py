@@ -29,9 +29,7 @@ from qdqspec.app.preparation.candidates import copy_model
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.errors import OutputError
 from qdqspec.graph.model import Model, require_path
-from qdqspec.graph.save import refuse_overwriting, save_model, write_text
-from qdqspec.graph.weights import WeightStore
-from qdqspec.graph.wire import LARGE
+from qdqspec.graph.storage import LARGE, WeightStore, refuse_overwriting, save_model, write_text
 from qdqspec.qdq.edit.equalize import branches_of, equalized
 from qdqspec.qdq.edit.insert import Inserter
 from qdqspec.qdq.scheme.cache import gather, write_cache

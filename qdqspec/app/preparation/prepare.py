@@ -52,13 +52,18 @@ from qdqspec.app.preparation.resources import Resources
 from qdqspec.app.preparation.start import KeptScales, float_form_of, kept_scales, with_float_form
 from qdqspec.backends.base import Capabilities, Engine
 from qdqspec.errors import PatternError, QdqspecError
-from qdqspec.graph.cautions import cautions
-from qdqspec.graph.declared import unconfirmed_outputs, with_types
+from qdqspec.graph.conversion import computes_in_float16, with_integer_kernels, with_types
 from qdqspec.graph.definition import is_quantized
-from qdqspec.graph.digests import digests_of
-from qdqspec.graph.float32 import computes_in_float16, with_integer_kernels
 from qdqspec.graph.fold import fold_weights
-from qdqspec.graph.given import OwnCopy, fixed_in, given_model, with_true_outputs
+from qdqspec.graph.given import (
+    OwnCopy,
+    cautions,
+    digests_of,
+    fixed_in,
+    given_model,
+    unconfirmed_outputs,
+    with_true_outputs,
+)
 from qdqspec.graph.model import Model, require_path
 from qdqspec.graph.observe import observe
 from qdqspec.graph.regions.expressions import allowed_nodes, denied_nodes, parse, require_matches, unmatched

@@ -8,9 +8,8 @@ from qdqspec._core.units import count_text, seconds_text
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.session.confirm import most_builds
 from qdqspec.app.session.tuning import strategy_for, trials_of
-from qdqspec.graph.float32 import FLOAT16
-from qdqspec.graph.regions.forecast import Forecast, forecast_tuning
-from qdqspec.graph.regions.inspect import forecast_line
+from qdqspec.graph.conversion import FLOAT16
+from qdqspec.graph.regions.forecast import Forecast, forecast_line, forecast_tuning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ from qdqspec.app.preparation.timing import clock_for
 from qdqspec.app.session.confirm import FINALISTS
 from qdqspec.app.session.oracle import RehearsalOracle, RehearsedMetric, Rehearser
 from qdqspec.errors import BackendError, DataError, PlacementError
-from qdqspec.graph.float32 import FLOAT16
+from qdqspec.graph.conversion import FLOAT16
 from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.search.base import Proposal, SearchSetup, Strategy, profiled
 from qdqspec.search.limits import Limits, MetricLimit

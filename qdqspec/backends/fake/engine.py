@@ -171,7 +171,7 @@ class FakeEngine:
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Compute the outputs with the ONNX reference implementation."""
-        from qdqspec.graph.reference import reference_outputs
+        from qdqspec.graph.definition import reference_outputs
 
         break_down(self._words, "run")
         self._check(feeds)

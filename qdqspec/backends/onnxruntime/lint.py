@@ -15,8 +15,8 @@ from onnx import TensorProto
 from packaging.version import Version
 
 from qdqspec.backends.onnxruntime.ops import ABSORBED, BLOCKED_AXES, LABELS, MOVING
+from qdqspec.graph.conversion import computes_in_float16
 from qdqspec.graph.dynamic_pairs import with_pairs
-from qdqspec.graph.float32 import computes_in_float16
 from qdqspec.graph.model import Node
 from qdqspec.graph.ops import is_constant_node
 from qdqspec.qdq.lint import rules

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache, cached_property
@@ -54,118 +54,30 @@ class Op:
     attributes: tuple[tuple[str, str], ...] = ()
 
 
-class _Piece(NamedTuple):
-    """The states that a part of the expression begins and ends with."""
-
-    first: frozenset[int]
-    last: frozenset[int]
-    may_be_empty: bool
-
-
-class _Automaton:
-    """The position automaton of an expression, built part by part. States are indexes of its operators."""
-
-    def __init__(self) -> None:
-        self.whole = _Piece(frozenset(), frozenset(), may_be_empty=True)
-        self._ops: list[Op] = []
-        self._follow: list[set[int]] = []
-
-    def operator(self, op: Op) -> _Piece:
-        """One operator."""
-        self._ops.append(op)
-        self._follow.append(set())
-        only = frozenset({len(self._ops) - 1})
-        return _Piece(only, only, may_be_empty=False)
-
-    def choice(self, pieces: Sequence[_Piece]) -> _Piece:
-        """One of several parts."""
-        first, last = (
-            frozenset().union(*ends) for ends in ((p.first for p in pieces), (p.last for p in pieces))
-        )
-        return _Piece(first, last, any(piece.may_be_empty for piece in pieces))
-
-    def sequence(self, pieces: Sequence[_Piece]) -> _Piece:
-        """Parts that follow each other along data edges."""
-        first, last, may_be_empty = pieces[0]
-        for piece in pieces[1:]:
-            self._link(last, piece.first)
-            first = first | piece.first if may_be_empty else first
-            last = last | piece.last if piece.may_be_empty else piece.last
-            may_be_empty = may_be_empty and piece.may_be_empty
-        return _Piece(first, last, may_be_empty)
-
-    def repeat(self, piece: _Piece, *, many: bool) -> _Piece:
-        """A part that is optional and, if ``many``, repeatable."""
-        if many:
-            self._link(piece.last, piece.first)
-        return piece._replace(may_be_empty=True)
-
-    def _link(self, ends: Iterable[int], beginnings: frozenset[int]) -> None:
-        for state in ends:
-            self._follow[state] |= beginnings
-
-    def matched(self, consumers: Sequence[Sequence[int]], fits: Callable[[Op, int], bool]) -> set[int]:
-        """The nodes on any match.
-
-        ``consumers`` lists by node the nodes that read it; ``fits`` is whether a node has an operator.
-        """
-        # state and node: the pairs that it was reached from
-        reached: dict[tuple[int, int], list[tuple[int, int]]] = {}
-        starts = ((state, node) for node in range(len(consumers)) for state in self.whole.first)
-        pending = [(state, node) for state, node in starts if fits(self._ops[state], node)]
-        reached.update({spot: [] for spot in pending})
-        while pending:
-            spot = state, node = pending.pop()
-            for follower in self._follow[state]:
-                for reader in consumers[node]:
-                    after = follower, reader
-                    if after in reached:
-                        reached[after].append(spot)
-                    elif fits(self._ops[follower], reader):
-                        reached[after] = [spot]
-                        pending.append(after)
-        useful = {spot for spot in reached if spot[0] in self.whole.last}
-        pending = list(useful)
-        while pending:
-            for before in reached[pending.pop()]:
-                if before not in useful:
-                    useful.add(before)
-                    pending.append(before)
-        return {node for _, node in useful}
-
-
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """A parsed expression: the ``automaton`` of its structure, or a glob over node names (``name``)."""
+    """A parsed expression: a position automaton, or a glob over node names (``name``).
+
+    States are indexes of its operators ``ops``; ``follow`` lists by state the states that may come next.
+    """
 
     text: str
-    automaton: _Automaton | None = None
     name: str = ""
-
-
-class _Token(NamedTuple):
-    kind: str
-    text: str
-    start: int
-
-
-_TOKEN = re.compile(
-    r"(?P<space>\s+)|(?P<word>[A-Za-z_][\w.:-]*)|(?P<mark>[>()|?*\[\],=])|(?P<value>[-+.\w]+)|(?P<bad>.)",
-    re.DOTALL,
-)
-_NODE_NAME = re.compile(r"[^\s>()|,=]*")
+    ops: tuple[Op, ...] = ()
+    follow: tuple[frozenset[int], ...] = ()
+    first: frozenset[int] = frozenset()
+    last: frozenset[int] = frozenset()
 
 
 def parse(text: str) -> Expression:
     """Parse an expression. Raises `PatternError`, with a caret under the column of the problem."""
     if len(text) > LONGEST:
         raise PatternError(f"longer than {LONGEST} characters", text=text[:LONGEST], column=LONGEST)
-    stripped = text.strip()
-    if _is_node_name(stripped):
-        return Expression(text, name=stripped)
-    automaton = _Automaton()
-    automaton.whole = _Parser(text, automaton).whole()
-    return Expression(text, automaton)
+    if _is_node_name(text.strip()):
+        return Expression(text, name=text.strip())
+    parser = _Parser(text, [], [])
+    first, last, _ = parser.whole()
+    return Expression(text, "", tuple(parser.ops), tuple(map(frozenset, parser.follow)), first, last)
 
 
 def _is_node_name(text: str) -> bool:
@@ -185,18 +97,46 @@ def known_ops() -> frozenset[str]:
     return frozenset(schema.name for schema in onnx.defs.get_all_schemas())
 
 
+class _Token(NamedTuple):
+    kind: str
+    text: str
+    start: int
+
+
+class _Piece(NamedTuple):
+    """The states that a part of the expression begins and ends with."""
+
+    first: frozenset[int]
+    last: frozenset[int]
+    may_be_empty: bool
+
+
+_TOKEN = re.compile(
+    r"(?P<space>\s+)|(?P<word>[A-Za-z_][\w.:-]*)|(?P<mark>[>()|?*\[\],=])|(?P<value>[-+.\w]+)|(?P<bad>.)",
+    re.DOTALL,
+)
+_NODE_NAME = re.compile(r"[^\s>()|,=]*")
 ParsedT = TypeVar("ParsedT")
 
 
 class _Parser:
-    """Recursive descent over one text."""
+    """Recursive descent over one text. The states of the automaton are appended to ``ops`` and ``follow``."""
 
-    def __init__(self, text: str, automaton: _Automaton) -> None:
+    def __init__(self, text: str, ops: list[Op], follow: list[set[int]]) -> None:
+        self.ops = ops
+        self.follow = follow
         self._text = text
-        self._automaton = automaton
-        self._tokens = list(self._scan())
         self._at = 0
         self._depth = 0
+        self._tokens: list[_Token] = []
+        for match in _TOKEN.finditer(text):
+            kind = match.lastgroup
+            if kind == "bad":
+                raise self._error(f"did not expect {match.group()!r} here", match.start())
+            if kind != "space":
+                mark = match.group() if kind == "mark" else str(kind)
+                self._tokens.append(_Token(mark, match.group(), match.start()))
+        self._tokens.append(_Token("end", "the end", len(text)))
 
     def whole(self) -> _Piece:
         """Parse the whole text as one expression."""
@@ -205,51 +145,31 @@ class _Parser:
             raise self._error(f"did not expect {self._token.text!r} here")
         return part
 
-    def _scan(self) -> Iterator[_Token]:
-        for match in _TOKEN.finditer(self._text):
-            kind = match.lastgroup
-            if kind == "bad":
-                raise self._error(f"did not expect {match.group()!r} here", match.start())
-            if kind != "space":
-                yield _Token(match.group() if kind == "mark" else str(kind), match.group(), match.start())
-        yield _Token("end", "the end", len(self._text))
-
-    @property
-    def _token(self) -> _Token:
-        return self._tokens[self._at]
-
-    def _take(self, kind: str) -> bool:
-        if self._token.kind == kind:
-            self._at += 1
-            return True
-        return False
-
-    def _need(self, kind: str, what: str) -> _Token:
-        token = self._token
-        if not self._take(kind):
-            raise self._error(
-                f"expected {what}, not {token.text!r}" if token.kind != "end" else f"expected {what}"
-            )
-        return token
-
     def _choice(self) -> _Piece:
-        return self._automaton.choice(self._listed("|", self._sequence))
+        pieces = self._listed("|", self._sequence)
+        first = frozenset[int]().union(*(piece.first for piece in pieces))
+        last = frozenset[int]().union(*(piece.last for piece in pieces))
+        return _Piece(first, last, any(piece.may_be_empty for piece in pieces))
 
     def _sequence(self) -> _Piece:
-        return self._automaton.sequence(self._listed(">", self._item))
-
-    def _listed(self, mark: str, parse: Callable[[], ParsedT]) -> tuple[ParsedT, ...]:
-        """One or more parts with a mark between them."""
-        parts = [parse()]
-        while self._take(mark):
-            parts.append(parse())
-        return tuple(parts)
+        """Parts that follow each other along data edges."""
+        pieces = self._listed(">", self._item)
+        first, last, may_be_empty = pieces[0]
+        for piece in pieces[1:]:
+            self._link(last, piece.first)
+            first = first | piece.first if may_be_empty else first
+            last = last | piece.last if piece.may_be_empty else piece.last
+            may_be_empty = may_be_empty and piece.may_be_empty
+        return _Piece(first, last, may_be_empty)
 
     def _item(self) -> _Piece:
         part = self._group() if self._token.kind == "(" else self._operator()
         if self._take("?"):
-            return self._automaton.repeat(part, many=False)
-        return self._automaton.repeat(part, many=True) if self._take("*") else part
+            return part._replace(may_be_empty=True)
+        if self._take("*"):
+            self._link(part.last, part.first)
+            return part._replace(may_be_empty=True)
+        return part
 
     def _group(self) -> _Piece:
         opened = self._need("(", "'('")
@@ -263,22 +183,23 @@ class _Parser:
         return part
 
     def _operator(self) -> _Piece:
-        if self._take("*"):
-            return self._automaton.operator(Op("*"))
-        token = self._need("word", "an operator")
-        if token.text in BUILT_INS:
-            return _Parser(BUILT_INS[token.text], self._automaton).whole()
-        if ":" not in token.text and token.text not in known_ops():
-            near = did_you_mean(token.text, sorted({*known_ops(), *BUILT_INS}))
-            raise self._error(f"unknown operator '{token.text}'{near}", token.start)
-        return self._automaton.operator(Op(token.text, self._attributes()))
-
-    def _attributes(self) -> tuple[tuple[str, str], ...]:
-        if not self._take("["):
-            return ()
-        found = self._listed(",", self._attribute)
-        self._need("]", "']'")
-        return tuple(sorted(found))
+        op = Op("*")
+        if not self._take("*"):
+            token = self._need("word", "an operator")
+            if token.text in BUILT_INS:
+                return _Parser(BUILT_INS[token.text], self.ops, self.follow).whole()
+            if ":" not in token.text and token.text not in known_ops():
+                near = did_you_mean(token.text, sorted({*known_ops(), *BUILT_INS}))
+                raise self._error(f"unknown operator '{token.text}'{near}", token.start)
+            attributes: tuple[tuple[str, str], ...] = ()
+            if self._take("["):
+                attributes = tuple(sorted(self._listed(",", self._attribute)))
+                self._need("]", "']'")
+            op = Op(token.text, attributes)
+        self.ops.append(op)
+        self.follow.append(set())
+        only = frozenset({len(self.ops) - 1})
+        return _Piece(only, only, may_be_empty=False)
 
     def _attribute(self) -> tuple[str, str]:
         name = self._need("word", "an attribute name").text
@@ -296,6 +217,34 @@ class _Parser:
         self._at += 1
         return token.text
 
+    def _link(self, ends: Iterable[int], beginnings: frozenset[int]) -> None:
+        for state in ends:
+            self.follow[state] |= beginnings
+
+    def _listed(self, mark: str, parse: Callable[[], ParsedT]) -> list[ParsedT]:
+        """One or more parts with a mark between them."""
+        parts = [parse()]
+        while self._take(mark):
+            parts.append(parse())
+        return parts
+
+    @property
+    def _token(self) -> _Token:
+        return self._tokens[self._at]
+
+    def _take(self, kind: str) -> bool:
+        if self._token.kind == kind:
+            self._at += 1
+            return True
+        return False
+
+    def _need(self, kind: str, what: str) -> _Token:
+        token = self._token
+        if not self._take(kind):
+            instead = f", not {token.text!r}" if token.kind != "end" else ""
+            raise self._error(f"expected {what}{instead}")
+        return token
+
     def _error(self, what: str, start: int | None = None) -> PatternError:
         at = self._token.start if start is None else start
         return PatternError(what, text=self._text, column=at + 1)
@@ -305,12 +254,33 @@ def matched_nodes(expression: Expression, model: Model) -> frozenset[str]:
     """The names of all nodes on a match. Linear in the graph for any expression."""
     if expression.name:
         return frozenset(n.name for n in model.nodes if fnmatchcase(n.name, expression.name))
-    assert expression.automaton is not None
     matcher = ExpressionMatcher(model)
-    found = expression.automaton.matched(
-        matcher.readers, lambda op, node: matcher.fits(op, model.nodes[node])
-    )
-    return frozenset(model.nodes[index].name for index in found)
+
+    def fits(state: int, node: int) -> bool:
+        return matcher.fits(expression.ops[state], model.nodes[node])
+
+    # state and node: the pairs that it was reached from
+    starts = ((state, node.index) for node in model.nodes for state in expression.first)
+    pending = [spot for spot in starts if fits(*spot)]
+    reached: dict[tuple[int, int], list[tuple[int, int]]] = {spot: [] for spot in pending}
+    while pending:
+        spot = state, node = pending.pop()
+        for follower in expression.follow[state]:
+            for reader in matcher.readers[node]:
+                after = follower, reader
+                if after in reached:
+                    reached[after].append(spot)
+                elif fits(*after):
+                    reached[after] = [spot]
+                    pending.append(after)
+    useful = {spot for spot in reached if spot[0] in expression.last}
+    pending = list(useful)
+    while pending:
+        for before in reached[pending.pop()]:
+            if before not in useful:
+                useful.add(before)
+                pending.append(before)
+    return frozenset(model.nodes[node].name for _, node in useful)
 
 
 def allowed_nodes(model: Model, rules: PatternRules) -> frozenset[str]:
@@ -388,7 +358,7 @@ class ExpressionMatcher:
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self._defaults = cache(self._schema_defaults)
+        self._versions = {o.domain: o.version for o in model.proto.opset_import}
 
     @cached_property
     def readers(self) -> tuple[tuple[int, ...], ...]:
@@ -406,28 +376,29 @@ class ExpressionMatcher:
             return False
         if op.op_type not in ("*", node.op_type, f"{node.domain}:{node.op_type}"):
             return False
-        return all(self._has(node, name, value) for name, value in op.attributes)
+        for name, value in op.attributes:
+            own = (attribute for attribute in node.proto.attribute if attribute.name == name)
+            version = self._versions.get(node.domain, self._model.opset)
+            found = next(own, None) or _defaults(node.op_type, version, node.domain).get(name)
+            if found is None:
+                return False
+            if found.type != onnx.AttributeProto.FLOAT:
+                if attribute_text(found) != f"{name}={value}":
+                    return False
+                continue
+            try:  # A float32 written in decimal: 0.1 is stored as 0.100000001.
+                if not math.isclose(found.f, float(value), rel_tol=1e-6):
+                    return False
+            except ValueError:
+                return False
+        return True
 
-    def _has(self, node: Node, name: str, value: str) -> bool:
-        own = (attribute for attribute in node.proto.attribute if attribute.name == name)
-        found = next(own, None) or self._defaults(node.domain, node.op_type).get(name)
-        return found is not None and _is_value(found, value)
 
-    def _schema_defaults(self, domain: str, op_type: str) -> dict[str, onnx.AttributeProto]:
-        """Attribute defaults of an operator's schema; empty for operators that onnx does not define."""
-        versions = {o.domain: o.version for o in self._model.proto.opset_import}
-        try:
-            schema = onnx.defs.get_schema(op_type, versions.get(domain, self._model.opset), domain)
-        except onnx.defs.SchemaError:
-            return {}
-        return {name: a.default_value for name, a in schema.attributes.items() if a.default_value.name}
-
-
-def _is_value(attribute: onnx.AttributeProto, value: str) -> bool:
-    if attribute.type == onnx.AttributeProto.FLOAT:
-        try:
-            # A float32 written in decimal: 0.1 is stored as 0.100000001.
-            return math.isclose(attribute.f, float(value), rel_tol=1e-6)
-        except ValueError:
-            return False
-    return attribute_text(attribute) == f"{attribute.name}={value}"
+@cache
+def _defaults(op_type: str, version: int, domain: str) -> dict[str, onnx.AttributeProto]:
+    """Attribute defaults of an operator's schema; empty for operators that onnx does not define."""
+    try:
+        schema = onnx.defs.get_schema(op_type, version, domain)
+    except onnx.defs.SchemaError:
+        return {}
+    return {name: a.default_value for name, a in schema.attributes.items() if a.default_value.name}

@@ -1,4 +1,4 @@
-"""The data flow of a model's graphs, in an order that depends on structure alone.
+"""The data flow of a model's graphs, in an order that depends on structure alone, and the dominators of a graph.
 
 ``Constant`` nodes count as initializers and do not appear. Each body of an If, Loop or Scan is a separate
 graph: tensors that it reads from outside are inputs of its nodes, and also of the node that owns the body.
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import onnx
 
-from qdqspec.graph.model import Model, Node
+from qdqspec.graph.model import Model
 from qdqspec.graph.ops import ANCHORS, SHAPE_SOURCES, is_constant_node
 from qdqspec.graph.protos import copied
 
@@ -88,50 +88,56 @@ class Flow:
 def flow_of(model: Model) -> Flow:
     """Read the data flow of a model. Linear in nodes and edges, except for one sort."""
     own, bodied = _write_own_texts(model)
-    made_by = {t: n.index for n in model.nodes if own[n.index] for t in n.outputs if t}
-    given = [t for n in model.nodes if n.is_marker for t in n.outputs] if model.has_bodies else []
-    known = made_by.keys() | {*model.inputs, *given}
-    captures = _find_captures(model, bodied)
-    reads = tuple(
-        [() if not own[n.index] else _list_reads(n, known, captures.get(n.index)) for n in model.nodes]
-    )
-    producers = tuple([tuple(dict.fromkeys([made_by[t] for t in row if t in made_by])) for row in reads])
-    depth = _measure_depths(producers)
-    inside = _keep_within_graphs(model, producers)
-    order = _sort_canonically(model, own, depth, _invert_edges(range(len(reads)), inside))
+    nodes = model.nodes
+    made_by = {t: n.index for n in nodes if own[n.index] for t in n.outputs if t}
+    fed = {
+        *model.inputs,
+        *(t for n in nodes if n.is_marker for t in n.outputs),
+    }  # no node makes them, and they vary
+    # the tensors that the bodies of a node read; tensors made inside may be included
+    captures = {index: nodes[index].body_reads for index in bodied}
+    for owner, inside in model.nodes_inside.items():
+        made = {tensor for node in inside for tensor in node.outputs}
+        read = {tensor for node in inside for tensor in node.inputs}
+        captures[model.by_name[owner].index] = frozenset(read - made)
+    reads: list[tuple[str, ...]] = []
+    producers: list[tuple[int, ...]] = []
+    depth: list[int] = []
+    for node in nodes:
+        tensors = [*node.inputs, *sorted(captures.get(node.index, ()))] if own[node.index] else []
+        reads.append(tuple([t for t in tensors if t in made_by or t in fed]))
+        feeding = dict.fromkeys([made_by[t] for t in reads[-1] if t in made_by])
+        depth.append(max([depth[p] + 1 for p in feeding], default=0))
+        producers.append(tuple([p for p in feeding if nodes[p].scope == node.scope]))
+    order = _sort_canonically(model, own, depth, _invert_edges(range(len(reads)), producers))
+    carried: set[int] = set()
+    varying = set(fed)
+    readers: defaultdict[str, list[int]] = defaultdict(list)
+    for index in order:
+        node = nodes[index]
+        is_fixed = node.op_type in SHAPE_SOURCES or varying.isdisjoint(reads[index])
+        if is_fixed and node.op_type not in ANCHORS:
+            carried.add(index)
+        else:
+            varying.update([tensor for tensor in node.outputs if tensor])
+        for tensor in reads[index]:
+            if nodes[made_by.get(tensor, index)].scope == node.scope:
+                readers[tensor].append(index)
     return Flow(
         model=model,
         order=order,
-        reads=reads,
-        producers=inside,
-        consumers=_invert_edges(order, inside),
-        carried=_find_carried(model, order, reads, {*model.inputs, *given}),
+        reads=tuple(reads),
+        producers=tuple(producers),
+        consumers=_invert_edges(order, producers),
+        carried=frozenset(carried),
         bodied=bodied,
-        depth=depth,
+        depth=tuple(depth),
         own=own,
-        readers=_find_readers(model, order, reads, made_by),
+        readers={tensor: tuple(indices) for tensor, indices in readers.items()},
         given_by={
             t: model.by_name[n].index for n, ends in model.bodies.items() for e in ends for t in e.inputs[:-1]
         },
     )
-
-
-def _find_captures(model: Model, bodied: Iterable[int]) -> dict[int, frozenset[str]]:
-    """The tensors that the bodies of a node read, by the node's index. Tensors made inside may be included."""
-    found = {index: model.nodes[index].body_reads for index in bodied}
-    for owner, inside in model.nodes_inside.items():
-        made = {tensor for node in inside for tensor in node.outputs}
-        read = {tensor for node in inside for tensor in node.inputs}
-        found[model.by_name[owner].index] = frozenset(read - made)
-    return found
-
-
-def _keep_within_graphs(model: Model, producers: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
-    """The producers that are in the same graph."""
-    if not model.has_bodies:
-        return producers
-    scopes = [node.scope for node in model.nodes]
-    return tuple(tuple(p for p in row if scopes[p] == scopes[index]) for index, row in enumerate(producers))
 
 
 def _invert_edges(order: Iterable[int], producers: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
@@ -165,47 +171,6 @@ def attribute_text(attribute: onnx.AttributeProto) -> str:
     else:
         value = hashlib.blake2b(attribute.SerializeToString(deterministic=True), digest_size=8).hexdigest()
     return f"{attribute.name}={value}"
-
-
-def _list_reads(node: Node, known: Collection[str], captured: Collection[str] | None) -> tuple[str, ...]:
-    tensors = [t for t in node.inputs if t in known]
-    if captured is not None:
-        tensors += sorted(t for t in captured if t in known)
-    return tuple(tensors)
-
-
-def _find_carried(
-    model: Model, order: Iterable[int], reads: Sequence[Sequence[str]], fed: set[str]
-) -> frozenset[int]:
-    """The nodes computed from shapes or constants alone. ``fed`` are the tensors that no node makes and that vary."""
-    carried: set[int] = set()
-    varying = set(fed)
-    for index in order:
-        node = model.nodes[index]
-        if node.op_type in ANCHORS or not (node.op_type in SHAPE_SOURCES or varying.isdisjoint(reads[index])):
-            varying.update([tensor for tensor in node.outputs if tensor])
-        else:
-            carried.add(index)
-    return frozenset(carried)
-
-
-def _find_readers(
-    model: Model, order: Iterable[int], reads: Sequence[Sequence[str]], made_by: dict[str, int]
-) -> dict[str, tuple[int, ...]]:
-    found: defaultdict[str, list[int]] = defaultdict(list)
-    nodes = model.nodes
-    for index in order:
-        for tensor in reads[index]:
-            if not model.has_bodies or nodes[made_by.get(tensor, index)].scope == nodes[index].scope:
-                found[tensor].append(index)
-    return {tensor: tuple(indices) for tensor, indices in found.items()}
-
-
-def _measure_depths(producers: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    depth: list[int] = []
-    for feeding in producers:
-        depth.append(max([depth[p] + 1 for p in feeding], default=0))
-    return tuple(depth)
 
 
 def _sort_canonically(
@@ -260,3 +225,80 @@ def _write_own_texts(model: Model) -> tuple[tuple[bytes, ...], frozenset[int]]:
 def short_hash(data: bytes) -> bytes:
     """Eight-byte hash."""
     return hashlib.blake2b(data, digest_size=8).digest()
+
+
+# ---- dominators ----------------------------------------------------------------------------------
+
+
+class DominatorTree:
+    """A dominator tree that grows by one vertex at a time, in topological order. Vertex 0 is the entry.
+
+    In an acyclic graph the immediate dominator of a vertex is the nearest common ancestor of its predecessors in
+    the dominator tree built so far, so one pass in topological order is exact, without iteration.
+    """
+
+    def __init__(self) -> None:
+        self.parent = [0]
+        self._depth = [0]
+
+    def add(self, predecessors: Sequence[int]) -> int:
+        """Add the next vertex; return its immediate dominator (the entry if it has no predecessor)."""
+        dominator = self.meet(predecessors)
+        self.parent.append(dominator)
+        self._depth.append(self._depth[dominator] + 1)
+        return dominator
+
+    def meet(self, vertices: Iterable[int]) -> int:
+        """The nearest common dominator of the vertices."""
+        parent, depth = self.parent, self._depth
+        found = -1
+        for vertex in vertices:
+            found = vertex if found < 0 else found
+            while found != vertex:
+                if depth[found] < depth[vertex]:
+                    found, vertex = vertex, found
+                found = parent[found]
+        return max(found, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Chains:
+    """The program structure tree of an acyclic graph, as chains.
+
+    ``following[a] == b`` where ``a`` immediately dominates ``b`` and ``b`` immediately post-dominates ``a``;
+    such links form disjoint chains. ``inside[a]`` are the heads of the chains strictly between ``a`` and
+    ``following[a]``. -1 means none.
+    """
+
+    following: tuple[int, ...]
+    inside: dict[int, list[int]]
+
+
+def structure_tree(dominator: Sequence[int], successors: Sequence[Iterable[int]]) -> Chains:
+    """Nest all single-entry single-exit regions (Johnson, Pearson, Pingali, PLDI 1994), in linear time.
+
+    ``dominator`` is the immediate dominator of each vertex; the last vertex is the exit. The parent of a chain is the
+    link from the nearest dominator of its head that has one to the end of that link. No other region can be smaller:
+    in an acyclic graph, each vertex that ``a`` dominates and that is not reachable through ``following[a]`` lies
+    before it.
+    """
+    size = len(dominator)
+    reverse = DominatorTree()
+    for vertex in range(size - 2, -1, -1):
+        reverse.add([size - 1 - successor for successor in successors[vertex]])
+    post_dominator = [size - 1 - p for p in reversed(reverse.parent)]
+    following, preceding = [-1] * size, [-1] * size
+    for vertex in range(1, size):
+        above = dominator[vertex]
+        if post_dominator[above] == vertex:
+            following[above], preceding[vertex] = vertex, above
+    container = [-1] * size
+    inside: dict[int, list[int]] = {}
+    for vertex in range(1, size):
+        above = dominator[vertex]
+        if preceding[vertex] >= 0:
+            container[vertex] = container[above]
+            continue
+        container[vertex] = above if following[above] >= 0 else container[above]
+        inside.setdefault(container[vertex], []).append(vertex)
+    return Chains(tuple(following), inside)

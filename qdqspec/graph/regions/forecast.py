@@ -1,4 +1,4 @@
-"""Estimates how long tuning a model may take, without building it.
+"""Estimates how long tuning a model may take, without building it, from its multiplications, nodes and weights.
 
 The estimate is a rough guide for planning. A build costs a fixed time per node and per byte of weights; a run
 costs a fixed time per multiplication, computed from the shapes, and per node. The constants were measured
@@ -7,10 +7,12 @@ with the default backend on one core of an x86-64 server, each model in its own 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
+from qdqspec._core.units import list_text, plain, seconds_text
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.protos import size_of, without_weights
 
@@ -21,6 +23,14 @@ _RUN_S_PER_MAC = 1 / 50e9
 _RUN_S_PER_NODE = 2e-6
 _RUNS = 80  # of a candidate and its rival: warm-up, profile, screening, and a race, which is usually short
 _EITHER_WAY = 3  # factor by which machines and races differ, in both directions
+
+_CONVOLUTIONS = frozenset({"Conv", "ConvInteger", "ConvTranspose", "QLinearConv"})
+_PRODUCTS = frozenset({
+    "DynamicQuantizeMatMul", "Gemm", "MatMul", "MatMulInteger", "MatMulIntegerToFloat", "QGemm", "QLinearMatMul",
+})  # fmt: skip
+_RECURRENCES = frozenset({"DynamicQuantizeLSTM", "GRU", "LSTM", "RNN"})
+# the scale and zero point of the left operand precede the right one
+_QUANTIZED = frozenset({"QGemm", "QLinearConv", "QLinearMatMul"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +52,7 @@ def forecast_tuning(model: Model, builds: int, shapes: Mapping[str, Sequence[int
     """
     weights = sum(map(size_of, model.constants.values()))
     known, assumed = _fix_shapes(model, shapes or {})
-    macs = sum(multiplications(known, node) for node in model.nodes)
+    macs = sum(_count_multiplications(known, node) for node in model.nodes)
     nodes = len(model.nodes)
     build_s = _START_S + _BUILD_S_PER_NODE * nodes + _BUILD_S_PER_BYTE * weights
     run_s = _RUN_S_PER_NODE * nodes + _RUN_S_PER_MAC * macs
@@ -56,10 +66,36 @@ def forecast_tuning(model: Model, builds: int, shapes: Mapping[str, Sequence[int
     )
 
 
+def forecast_line(guess: Forecast) -> str:
+    """The estimated time of a search, as a sentence."""
+    low, high = (seconds_text(seconds) for seconds in (guess.low_s, guess.high_s))
+    names = list_text([plain(name) for name in guess.assumed], 4)
+    assumed = f" (unknown sizes taken as 1: {names})" if names else ""
+    macs = f"{guess.macs / 1e6:,.0f} million" if guess.macs >= 1e6 else "less than a million"
+    return (
+        f"the search may take {low} to {high}: {guess.builds} builds, estimated from node count, weights and "
+        f"{macs} multiplications{assumed}; nothing was built; calibration before it, and the "
+        "timing of its finalists and the comparison of outputs after it, come on top"
+    )
+
+
+def forecast_to_json(guess: Forecast | None) -> dict[str, Any] | None:
+    """The estimated time of tuning as data."""
+    if guess is None:
+        return None
+    return {
+        "builds": guess.builds,
+        "low_seconds": round(guess.low_s, 1),
+        "high_seconds": round(guess.high_s, 1),
+        "multiplications": guess.macs,
+        "assumed": list(guess.assumed),
+    }
+
+
 def multiplications_by_node(model: Model, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
     """The multiplications of each node for one input, at these shapes of the model's inputs."""
     known, _ = _fix_shapes(model, shapes)
-    return {node.name: multiplications(known, node) for node in model.nodes}
+    return {node.name: _count_multiplications(known, node) for node in model.nodes}
 
 
 def _fix_shapes(model: Model, shapes: Mapping[str, Sequence[int]]) -> tuple[Model, tuple[str, ...]]:
@@ -92,56 +128,29 @@ def _fix_shapes(model: Model, shapes: Mapping[str, Sequence[int]]) -> tuple[Mode
     return Model(light, path=model.path), tuple(assumed)
 
 
-def multiplications(model: Model, node: Node) -> int:
+def _count_multiplications(model: Model, node: Node) -> int:
     """Multiply-accumulate operations of a node for one input; 0 for operators that mainly move data."""
-    count = _COUNTS.get(node.op_type)
-    return count(model, node) if count is not None and len(node.inputs) > 1 else 0
 
+    def dims(tensor: str) -> list[int]:
+        return [1 if size is None else size for size in model.shape(tensor) or ()]
 
-def _count_convolution(model: Model, node: Node) -> int:
-    weight = _find_dims(model, node.inputs[_find_weight_input(node)])
-    # Transposed or not, each weight meets each position of the smaller image.
-    moved = _find_dims(model, node.inputs[0] if node.op_type == "ConvTranspose" else node.outputs[0])
-    return prod(weight) * prod(moved[2:]) * (moved[0] if moved else 1)
-
-
-def _count_product(model: Model, node: Node) -> int:
-    operands = node.inputs[0], node.inputs[_find_weight_input(node)]
-    left, right = (_find_dims(model, tensor) for tensor in operands)
-    if not left or not right:  # one row at least meets a constant weight
-        return sum(prod(_find_dims(model, tensor)) for tensor in operands if tensor in model.constants)
-    shared = left[0] if node.attributes.get("transA", 0) else left[-1]
-    if (
-        model.shape(node.outputs[0]) is None
-    ):  # operators of other domains: the right operand counts as a matrix
-        return prod(left) * prod(right) // max(shared, 1)
-    return prod(_find_dims(model, node.outputs[0])) * shared
-
-
-def _count_recurrence(model: Model, node: Node) -> int:
-    # The weights of all directions and gates meet each step of each sample, in either layout.
-    weights = sum(prod(_find_dims(model, tensor)) for tensor in node.inputs[1:3])
-    return prod(_find_dims(model, node.inputs[0])[:2]) * weights
-
-
-def _count_blocked_product(model: Model, node: Node) -> int:
-    return prod(_find_dims(model, node.inputs[0])) * int(node.number("N", 0))
-
-
-def _find_weight_input(node: Node) -> int:
-    """The index of the right operand; in some operators the scale and zero point of the left one precede it."""
-    return 3 if node.op_type in _QUANTIZED else 1
-
-
-_QUANTIZED = frozenset({"QGemm", "QLinearConv", "QLinearMatMul"})
-_COUNTS: dict[str, Callable[[Model, Node], int]] = {
-    **dict.fromkeys(("Conv", "ConvInteger", "ConvTranspose", "QLinearConv"), _count_convolution),
-    **dict.fromkeys(("Gemm", "MatMul", "MatMulInteger", "QGemm", "QLinearMatMul"), _count_product),
-    **dict.fromkeys(("DynamicQuantizeMatMul", "MatMulIntegerToFloat"), _count_product),
-    "MatMulNBits": _count_blocked_product,
-    **dict.fromkeys(("LSTM", "GRU", "RNN", "DynamicQuantizeLSTM"), _count_recurrence),
-}
-
-
-def _find_dims(model: Model, tensor: str) -> list[int]:
-    return [1 if size is None else size for size in model.shape(tensor) or ()]
+    if len(node.inputs) < 2:
+        return 0
+    left = dims(node.inputs[0])
+    operand = node.inputs[3 if node.op_type in _QUANTIZED else 1]
+    right = dims(operand)
+    if node.op_type in _CONVOLUTIONS:
+        # Transposed or not, each weight meets each position of the smaller image.
+        image = left if node.op_type == "ConvTranspose" else dims(node.outputs[0])
+        return prod(right) * prod(image[2:]) * (image[0] if image else 1)
+    if node.op_type in _PRODUCTS:
+        if not left or not right:  # one row at least meets a constant weight
+            return sum(prod(dims(name)) for name in (node.inputs[0], operand) if name in model.constants)
+        shared = left[0] if node.attributes.get("transA", 0) else left[-1]
+        if model.shape(node.outputs[0]) is None:  # of other domains: the right operand counts as a matrix
+            return prod(left) * prod(right) // max(shared, 1)
+        return prod(dims(node.outputs[0])) * shared
+    if node.op_type in _RECURRENCES:
+        # The weights of all directions and gates meet each step of each sample, in either layout.
+        return prod(left[:2]) * sum(prod(dims(tensor)) for tensor in node.inputs[1:3])
+    return prod(left) * int(node.number("N", 0)) if node.op_type == "MatMulNBits" else 0

@@ -17,18 +17,22 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, TypeAlias
 
 import onnx
 
-from qdqspec.graph.model import Model, Node, TensorType
+from qdqspec.graph.model import TensorType
 from qdqspec.graph.ops import COMMUTATIVE, is_commutative
 from qdqspec.graph.protos import attribute_of
-from qdqspec.graph.regions.dominators import Chains, DominatorTree, post_dominators, structure_tree
-from qdqspec.graph.regions.flow import Flow, short_hash
+from qdqspec.graph.regions.flow import (
+    DominatorTree,
+    Flow,
+    short_hash,
+    structure_tree,
+)
 
 PatternGranularity: TypeAlias = Literal["structure", "structure+shapes"]
 VERSION = "p1"
@@ -57,9 +61,8 @@ class PatternMaker:
         self.place = {index: i for i, index in enumerate(flow.order)}
         self._flow = flow
         self._facts = _find_facts(flow, granularity == "structure+shapes")
-        self._solved: dict[
-            tuple[object, ...], tuple[list[int], str, str]
-        ] = {}  # most blocks of a model repeat
+        # most blocks of a model repeat
+        self._solved: dict[tuple[object, ...], tuple[list[int], str, str]] = {}
 
     def make(self, indices: Iterable[int]) -> Pattern:
         """The pattern of nodes given by index. Equal digests mean isomorphic; isomorphic sets have equal digests.
@@ -73,9 +76,24 @@ class PatternMaker:
         facts = [self._facts[index] for index in members]
         made = {tensor for one in facts for tensor, _ in one.makes}
         outside = Counter(tensor for one in facts for _, _, tensor in one.ends if tensor not in made)
-        labels, edges = _labels_and_edges(
-            facts, inside, [name for name, count in outside.items() if count > 1]
-        )
+        # the vertices of a labelled graph: the outside tensors that several inputs share, then the nodes
+        shared = [name for name, count in outside.items() if count > 1]
+        source = {tensor: (vertex, 0) for vertex, tensor in enumerate(shared)}
+        labels, edges = [""] * len(shared), [list[InEdge]() for _ in shared]
+        for one in facts:
+            row, inputs = [], [*one.constants]
+            for slot, known, tensor in one.ends:
+                if tensor in source:
+                    vertex, output = source[tensor]
+                    row.append((slot, vertex, output))
+                    if vertex < len(shared):
+                        labels[vertex] = f"outside {known}"
+                else:
+                    inputs.append(f"{slot}:{known}")
+            source |= {tensor: (len(labels), output) for output, (tensor, _) in enumerate(one.makes)}
+            signs = "".join("." if inside.issuperset(readers) else "o" for _, readers in one.makes)
+            labels.append(f"{one.label}({','.join(sorted(inputs))})>{signs}")
+            edges.append(row)
         key = tuple(labels), tuple(map(tuple, edges))
         if key not in self._solved:
             order, certificate = canonical_order(LabelledGraph(labels, edges))
@@ -92,99 +110,54 @@ class PatternMaker:
         )
 
     def _text(self, members: Sequence[int]) -> str:
-        """The text without carried nodes, which would hide the operators that matter."""
+        """The text without carried nodes, which would hide the operators that matter; counts of many operators."""
         carried, nodes = self._flow.carried, self._flow.model.nodes
         chosen = [i for i in members if i not in carried] or members
         op_types = [nodes[i].op_type for i in chosen]
         if len(chosen) > LONGEST:
-            return counted_text(op_types)
+            common = sorted(Counter(op_types).items(), key=lambda item: (-item[1], item[0]))
+            shown = ", ".join(f"{count} {op}" for op, count in common[:5])
+            return f"{len(op_types)} nodes: {shown}" + (", ..." if len(common) > 5 else "")
         local = {index: i for i, index in enumerate(chosen)}
         feeds = [[local[p] for p in self._flow.producers[i] if p in local] for i in chosen]
-        return _Writer(op_types, feeds).write()
+        return _write_chains(op_types, feeds)
 
 
-def _labels_and_edges(
-    facts: Iterable[NodeFacts], inside: Collection[int], shared: Sequence[str]
-) -> tuple[list[str], list[list[InEdge]]]:
-    """The vertices of a labelled graph: the outside tensors that several inputs share, then the nodes."""
-    inside = frozenset(inside)
-    source = {tensor: (vertex, 0) for vertex, tensor in enumerate(shared)}
-    labels, edges = [""] * len(shared), [list[InEdge]() for _ in shared]
-    for one in facts:
-        row, inputs = [], [*one.constants]
-        for slot, known, tensor in one.ends:
-            if tensor in source:
-                vertex, output = source[tensor]
-                row.append((slot, vertex, output))
-                if vertex < len(shared):
-                    labels[vertex] = f"outside {known}"
-            else:
-                inputs.append(f"{slot}:{known}")
-        source |= {tensor: (len(labels), output) for output, (tensor, _) in enumerate(one.makes)}
-        signs = "".join("." if inside.issuperset(readers) else "o" for _, readers in one.makes)
-        labels.append(f"{one.label}({','.join(sorted(inputs))})>{signs}")
-        edges.append(row)
-    return labels, edges
+def _write_chains(op_types: Sequence[str], feeds: Sequence[Sequence[int]]) -> str:
+    """The operators as text: ``Conv > Relu > (Conv | Conv > Relu) > Add``.
 
-
-def counted_text(op_types: Sequence[str]) -> str:
-    """Counts of operators by type: ``120 nodes: 40 Conv, 40 Relu, ...``."""
-    common = sorted(Counter(op_types).items(), key=lambda item: (-item[1], item[0]))
-    shown = ", ".join(f"{count} {op}" for op, count in common[:5])
-    return f"{len(op_types)} nodes: {shown}" + (", ..." if len(common) > 5 else "")
-
-
-class _Writer:
-    """Writes a pattern as text: ``Conv > Relu > (Conv | Conv > Relu) > Add``.
-
-    Operators are in topological order; ``feeds`` lists for each the positions of its producers.
+    They are in topological order; ``feeds`` lists for each the positions of its producers.
     """
-
-    def __init__(self, op_types: Sequence[str], feeds: Sequence[Sequence[int]]) -> None:
-        self._ops = op_types
-        self._successors = _successors(feeds)
-        tree = DominatorTree()
-        for row in feeds:
-            tree.add([p + 1 for p in row])
-        last = len(feeds) + 1
-        tree.add([v for v in range(1, last) if self._successors[v] == [last]])
-        self._chains: Chains = structure_tree(tree.parent, post_dominators(self._successors))
-
-    def write(self) -> str:
-        """The text of the whole pattern."""
-        is_one_fork = self._chains.following[0] == len(self._ops) + 1
-        return self._chain(0).removeprefix("(").removesuffix(")") if is_one_fork else self._chain(0)
-
-    def _chain(self, vertex: int) -> str:
-        parts = []
-        while vertex >= 0:
-            if 0 < vertex <= len(self._ops):
-                parts.append(self._ops[vertex - 1])
-            if branches := self._chains.inside.get(vertex):
-                parts.append(self._fork(vertex, branches))
-            vertex = self._chains.following[vertex]
-        return " > ".join(parts)
-
-    def _fork(self, vertex: int, heads: Sequence[int]) -> str:
-        """The branches sorted by text, so that equal patterns have equal texts."""
-        texts = sorted(self._chain(head) for head in heads)
-        is_skipped = vertex > 0 and self._chains.following[vertex] in self._successors[vertex]
-        if is_skipped:
-            texts.append("skip")
-        return f"({' | '.join(texts)})" if len(texts) > 1 or vertex == 0 else texts[0]
-
-
-def _successors(feeds: Sequence[Sequence[int]]) -> list[list[int]]:
     last = len(feeds) + 1
     successors: list[list[int]] = [[] for _ in range(last + 1)]
+    tree = DominatorTree()
     for here, row in enumerate(feeds, start=1):
+        tree.add([p + 1 for p in row])
         for producer in row:
             successors[producer + 1].append(here)
         if not row:
             successors[0].append(here)
-    for vertex in range(1, last):
-        successors[vertex] = successors[vertex] or [last]
-    return successors
+    ends = [vertex for vertex in range(1, last) if not successors[vertex]]
+    for vertex in ends:
+        successors[vertex] = [last]
+    tree.add(ends)
+    chains = structure_tree(tree.parent, successors)
+
+    def write(vertex: int) -> str:
+        parts = []
+        while vertex >= 0:
+            if 0 < vertex < last:
+                parts.append(op_types[vertex - 1])
+            after = chains.following[vertex]
+            if branches := chains.inside.get(vertex):
+                texts = sorted(map(write, branches))  # so that equal patterns have equal texts
+                texts += ["skip"] if vertex > 0 and after in successors[vertex] else []
+                parts.append(f"({' | '.join(texts)})" if len(texts) > 1 or vertex == 0 else texts[0])
+            vertex = after
+        return " > ".join(parts)
+
+    is_one_fork = chains.following[0] == last
+    return write(0).removeprefix("(").removesuffix(")") if is_one_fork else write(0)
 
 
 UNKNOWN = "?"  # an unknown type
@@ -209,7 +182,13 @@ class NodeFacts:
 
 
 def _find_facts(flow: Flow, with_shapes: bool) -> dict[int, NodeFacts]:
-    model, types = flow.model, _write_types(flow.model, with_shapes)
+    model = flow.model
+    texts: dict[TensorType, str] = {}
+    for known in set(model.types.values()):
+        dims = "x".join("?" if dim is None else str(dim) for dim in known.shape or ())
+        name = onnx.TensorProto.DataType.Name(known.elem_type)
+        texts[known] = f"{name}[{dims}]" if with_shapes and known.shape is not None else name
+    types = {tensor: texts[known] for tensor, known in model.types.items()} | {"": _ABSENT}
     readers = dict(flow.readers)
     for tensor in model.outputs:
         readers[tensor] = (*readers.get(tensor, ()), _RESULT)
@@ -219,8 +198,13 @@ def _find_facts(flow: Flow, with_shapes: bool) -> dict[int, NodeFacts]:
     for index in flow.order:
         node = model.nodes[index]
         own, data = flow.own[index], set(flow.reads[index])
-        if not with_shapes and _is_depthwise(model, node):
-            own = _GROUPS.sub(b"group=each", own)
+        groups = attribute_of(node.proto, "group", 1)
+        if not with_shapes and groups > 1 and node.op_type in ("Conv", "ConvTranspose"):
+            # the number of groups of a depthwise convolution is a shape: it has one per channel
+            weight = model.shape(node.input_at(1)) or ()
+            axis, width = (0, groups) if node.op_type == "ConvTranspose" else (1, 1)
+            if len(weight) > axis and weight[axis] == width:
+                own = _GROUPS.sub(b"group=each", own)
         is_loose = node.op_type in COMMUTATIVE and is_commutative(node, model.opset)
         slots = [(0 if is_loose else slot, tensor) for slot, tensor in enumerate(node.inputs)]
         if index in flow.bodied:
@@ -237,32 +221,7 @@ def _find_facts(flow: Flow, with_shapes: bool) -> dict[int, NodeFacts]:
     return found
 
 
-def _is_depthwise(model: Model, node: Node) -> bool:
-    """Whether a convolution has one group per channel. Shapes, if asked for, give the number of groups."""
-    if node.op_type not in ("Conv", "ConvTranspose") or len(node.inputs) < 2:
-        return False
-    weight = model.shape(node.inputs[1]) or ()
-    groups = attribute_of(node.proto, "group", 1)
-    axis, width = (0, groups) if node.op_type == "ConvTranspose" else (1, 1)
-    return groups > 1 and len(weight) > axis and weight[axis] == width
-
-
-def _write_types(model: Model, with_shapes: bool) -> dict[str, str]:
-    """Tensor types as text, by tensor name; unknown ones are missing."""
-    texts = {known: _write_type(known, with_shapes) for known in set(model.types.values())}
-    return {tensor: texts[known] for tensor, known in model.types.items()} | {"": _ABSENT}
-
-
-def _write_type(known: TensorType, with_shapes: bool) -> str:
-    name: str = onnx.TensorProto.DataType.Name(known.elem_type)
-    if not with_shapes or known.shape is None:
-        return name
-    return f"{name}[{'x'.join('?' if d is None else str(d) for d in known.shape)}]"
-
-
 Colors: TypeAlias = list[bytes]
-EFFORT = 50_000  # ties times vertices; beyond that, tied vertices are ordered as they are listed, all at once
-
 
 # an input: its slot, the vertex that produces it, the index of the output
 InEdge: TypeAlias = tuple[int, int, int]
@@ -293,28 +252,33 @@ class LabelledGraph:
         return down
 
 
-def canonical_order(graph: LabelledGraph) -> tuple[list[int], str]:
+def canonical_order(graph: LabelledGraph, *, effort: int = 50_000) -> tuple[list[int], str]:
     """Vertices in canonical order, and the certificate: the whole graph written in that order.
 
-    Graphs with equal certificates are isomorphic.
+    Graphs with equal certificates are isomorphic. If ties times vertices exceed the ``effort``, tied vertices are
+    ordered as they are listed, all at once.
     """
     hashes = {label: short_hash(label.encode()) for label in set(graph.labels)}
     colors = _refine(graph, [hashes[label] for label in graph.labels])
     ties = len(colors) - len(set(colors))
-    at_once = None if ties * len(colors) > EFFORT else 1
-    while tied := _find_smallest_cell(colors):
-        for number, vertex in enumerate(tied[:at_once], start=1):
+    at_once = None if ties * len(colors) > effort else 1
+    while True:
+        classes: dict[bytes, list[int]] = {}
+        for vertex, color in enumerate(colors):
+            classes.setdefault(color, []).append(vertex)
+        tied = [(len(members), color) for color, members in classes.items() if len(members) > 1]
+        if not tied:
+            break
+        for number, vertex in enumerate(classes[min(tied)[1]][:at_once], start=1):
             colors[vertex] = short_hash(colors[vertex] + b"\0chosen" * number)
         colors = _refine(graph, colors)
-    return _write_in_order(graph, sorted(range(len(colors)), key=lambda v: (graph.depth[v], colors[v])))
-
-
-def _find_smallest_cell(colors: Colors) -> list[int]:
-    classes: dict[bytes, list[int]] = {}
-    for vertex, color in enumerate(colors):
-        classes.setdefault(color, []).append(vertex)
-    ties = [(len(members), color) for color, members in classes.items() if len(members) > 1]
-    return classes[min(ties)[1]] if ties else []
+    order = sorted(range(len(colors)), key=lambda v: (graph.depth[v], colors[v]))
+    place = {vertex: i for i, vertex in enumerate(order)}
+    rows = []
+    for vertex in order:
+        feeds = sorted([(slot, place[feeding], output) for slot, feeding, output in graph.edges[vertex]])
+        rows.append(f"{graph.labels[vertex]}<{feeds}")
+    return order, "\n".join(rows)
 
 
 def _refine(graph: LabelledGraph, colors: Colors) -> Colors:
@@ -346,14 +310,3 @@ def _sweep(edges: Tagged, order: Iterable[int], colors: Colors) -> Colors:
             parts = b"\0".join([parts, *sorted([tag + fresh[end] for tag, end in row])])
         fresh[vertex] = short_hash(parts)
     return fresh
-
-
-def _write_in_order(graph: LabelledGraph, order: list[int]) -> tuple[list[int], str]:
-    place = [0] * len(order)
-    for i, vertex in enumerate(order):
-        place[vertex] = i
-    rows = []
-    for vertex in order:
-        ends = sorted([(slot, place[feeding], output) for slot, feeding, output in graph.edges[vertex]])
-        rows.append(f"{graph.labels[vertex]}<{ends}")
-    return order, "\n".join(rows)

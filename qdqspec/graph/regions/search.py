@@ -16,6 +16,7 @@ import ast
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cache
 from itertools import groupby
 from typing import TypeAlias
 
@@ -24,14 +25,11 @@ from qdqspec.errors import SpecError
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import ANCHORS, MOVING_OPS, POOLS
 from qdqspec.graph.protos import metadata
-from qdqspec.graph.regions.dominators import Chains, DominatorTree, post_dominators, structure_tree
-from qdqspec.graph.regions.flow import Flow, flow_of
+from qdqspec.graph.regions.flow import Chains, DominatorTree, Flow, flow_of, structure_tree
 from qdqspec.graph.regions.pattern import PatternMaker
 from qdqspec.types import LayerTime, Region, RegionRules
 
 _TINY = 2  # nodes of the largest leaf that joins a neighbour, if both fit within the limit
-
-_SHARE = 0.5
 
 
 @dataclass(slots=True)
@@ -86,9 +84,8 @@ def _list_nodes(blocks: Iterable[Block]) -> list[int]:
 def _dissolve(root: Composite, limit: int, linked: Linked) -> None:
     """Replace composites that make up nearly all of their parent by their children, below ``root``, in place.
 
-    Such a level carries no information. Without it, each level holds at most `_SHARE` of the nodes of the
-    level above, so that all levels together hold at most 1 / (1 - _SHARE) times the nodes, however deep they
-    nest.
+    Such a level carries no information. Without it, each composite holds at most half of the nodes of its parent, so
+    that all levels together hold at most twice the nodes, however deep they nest.
     """
     pending = [root]
     while pending:
@@ -97,7 +94,7 @@ def _dissolve(root: Composite, limit: int, linked: Linked) -> None:
         waiting = composite.children[::-1]
         while waiting:
             block = waiting.pop()
-            if isinstance(block, Composite) and block.size > _SHARE * composite.size:
+            if isinstance(block, Composite) and 2 * block.size > composite.size:
                 waiting.extend(reversed(block.children))
             else:
                 kept.append(block)
@@ -106,13 +103,30 @@ def _dissolve(root: Composite, limit: int, linked: Linked) -> None:
 
 
 def _pack_run(blocks: Sequence[Block], limit: int) -> list[Block]:
-    """Merge consecutive leaves up to ``limit`` nodes, and cut longer ones."""
+    """Cut runs of leaves into leaves of at most ``limit`` nodes of about equal size, at unit borders where possible."""
     if len(blocks) == 1 and blocks[0].size <= limit:
         return list(blocks)
     packed: list[Block] = []
     for is_open, group in groupby(blocks, key=lambda b: isinstance(b, Leaf) and not b.closed):
-        run = list(group)
-        packed += _fill([b for b in run if isinstance(b, Leaf)], limit) if is_open else run
+        if not is_open:
+            packed += group
+            continue
+        run = [block for block in group if isinstance(block, Leaf)]
+        pieces: list[list[int]] = []
+        for nodes in (leaf.nodes for leaf in run if leaf.nodes):
+            count = -(-len(nodes) // limit)
+            step = -(-len(nodes) // count)
+            pieces += [nodes[i : i + step] for i in range(0, len(nodes), step)]
+        total = sum(map(len, pieces))
+        goal = total / -(-total // limit)
+        filled: list[list[int]] = [[]]
+        for piece in pieces:
+            # Exceed the goal only where that is closer to it than stopping before it.
+            now = len(filled[-1])
+            if now and (now + len(piece) > limit or now + len(piece) - goal > goal - now):
+                filled.append([])
+            filled[-1] += piece
+        packed += [Leaf(nodes, light=all(leaf.light for leaf in run)) for nodes in filled]
     return packed
 
 
@@ -126,42 +140,22 @@ def _join_tiny(blocks: Sequence[Block], limit: int, linked: Linked) -> list[Bloc
     joined: list[Block] = []  # last block first
     for block in reversed(blocks):
         after = joined[-1] if joined else None
-        if isinstance(after, Leaf) and isinstance(block, Leaf) and _may_join(block, after, limit, linked):
+        if (
+            isinstance(after, Leaf)
+            and isinstance(block, Leaf)
+            and block.size + after.size <= limit
+            and min(block.size, after.size) <= _TINY
+            and (
+                not (block.closed or after.closed)
+                or any(leaf.light and leaf.size <= _TINY for leaf in (block, after))
+            )
+            and linked(block.nodes, after.nodes)
+        ):
             whole = block.nodes + after.nodes
             joined[-1] = Leaf(whole, closed=block.closed or after.closed, light=block.light and after.light)
         else:
             joined.append(block)
     return joined[::-1]
-
-
-def _may_join(a: Leaf, b: Leaf, limit: int, linked: Linked) -> bool:
-    if a.size + b.size > limit or min(a.size, b.size) > _TINY:
-        return False
-    if (a.closed or b.closed) and not any(leaf.light and leaf.size <= _TINY for leaf in (a, b)):
-        return False
-    return linked(a.nodes, b.nodes)
-
-
-def _fill(run: Sequence[Leaf], limit: int) -> list[Block]:
-    """Cut a run into leaves of about equal size, at unit borders where units are small enough."""
-    pieces = [piece for leaf in run for piece in _cut(leaf.nodes, limit)]
-    total = sum(map(len, pieces))
-    count = -(-total // limit)
-    goal = total / count
-    filled: list[list[int]] = [[]]
-    for piece in pieces:
-        # Exceed the goal only where that is closer to it than stopping before it.
-        now = len(filled[-1])
-        if now and (now + len(piece) > limit or now + len(piece) - goal > goal - now):
-            filled.append([])
-        filled[-1] += piece
-    return [Leaf(nodes, light=all(leaf.light for leaf in run)) for nodes in filled]
-
-
-def _cut(nodes: list[int], limit: int) -> list[list[int]]:
-    count = -(-len(nodes) // limit)
-    size = -(-len(nodes) // max(count, 1))
-    return [nodes[i : i + size] for i in range(0, len(nodes), size)]
 
 
 DEFAULT_RULES = RegionRules()
@@ -206,20 +200,17 @@ def find_regions(
         groups = _groups_of_globs(flow, rules.manual)
     inside: dict[str, list[Block]] = {}
     for path, graph in flow.graphs().items():
-        inside[path] = _find_blocks(graph, rules, groups)
-        _settle(graph, list(_list_leaves(inside[path])))
+        blocks = _blocks_of_names(graph, rules.max_nodes) if rules.by == "names" else []
+        if not blocks:
+            whole = Composite(_blocks_of_structure(graph, _list_searched(graph), rules.max_nodes))
+            _dissolve(whole, rules.max_nodes, graph.linked)
+            blocks = whole.children
+        if rules.by in ("manual", "fusion"):
+            blocks = _blocks_of_groups(graph, groups, _list_leaves(blocks))
+        _settle(graph, list(_list_leaves(blocks)))
+        inside[path] = blocks
     root = Composite(_prune(_nest_bodies(flow, inside, "")))
     return tuple(_make_regions(root, "r0", None, flow, PatternMaker(flow))) if root.children else ()
-
-
-def _find_blocks(flow: Flow, rules: RegionRules, groups: Sequence[Sequence[str]]) -> list[Block]:
-    """The blocks of one graph."""
-    if rules.by == "names":
-        return _blocks_of_names(flow, rules.max_nodes) or _blocks_of_structure(flow, rules.max_nodes)
-    blocks = _blocks_of_structure(flow, rules.max_nodes)
-    if rules.by in ("manual", "fusion"):
-        return _blocks_of_groups(flow, groups, list(_list_leaves(blocks)))
-    return blocks
 
 
 def _nest_bodies(flow: Flow, inside: Mapping[str, list[Block]], path: str) -> list[Block]:
@@ -233,12 +224,9 @@ def _nest_bodies(flow: Flow, inside: Mapping[str, list[Block]], path: str) -> li
     return blocks
 
 
-def _blocks_of_structure(flow: Flow, max_nodes: int) -> list[Block]:
-    """The blocks below the root, in topological order."""
-    searched = [i for i in flow.order if i not in flow.carried] or list(flow.order)
-    root = Composite(_Builder(flow, searched, max_nodes).root())
-    _dissolve(root, max_nodes, flow.linked)
-    return root.children
+def _list_searched(flow: Flow) -> list[int]:
+    """The nodes that form regions; `_settle` adds the other ones."""
+    return [i for i in flow.order if i not in flow.carried] or list(flow.order)
 
 
 def _chains(flow: Flow, searched: Sequence[int]) -> Chains:
@@ -264,103 +252,83 @@ def _chains(flow: Flow, searched: Sequence[int]) -> Chains:
         if not successors[here] or not results.isdisjoint(flow.model.nodes[index].outputs):
             successors[here].append(last)
     tree.add([here for here in range(1, last) if successors[here][-1] == last])
-    return structure_tree(tree.parent, post_dominators(successors))
+    return structure_tree(tree.parent, successors)
 
 
-class _Builder:
-    """Makes blocks of chains, the innermost first."""
+def _blocks_of_structure(flow: Flow, searched: Sequence[int], limit: int) -> list[Block]:
+    """The blocks of the outermost chain of the program structure tree; blocks of inner chains are made first."""
+    index_of = [-1, *searched, -1]  # the node of each vertex, without entry and exit
+    ops = [flow.model.nodes[index].op_type if index >= 0 else "" for index in index_of]
+    chains = _chains(flow, searched)
+    between: dict[int, list[Block]] = {}  # blocks between a vertex and the next of its chain
 
-    def __init__(self, flow: Flow, searched: Sequence[int], limit: int) -> None:
-        self._flow = flow
-        self._limit = limit
-        self._index = [-1, *searched, -1]  # of the node of each vertex
-        self._ops = [flow.model.nodes[index].op_type if index >= 0 else "" for index in self._index]
-        self._chains = _chains(flow, searched)
-        self._slots_of: dict[int, dict[str, int]] = {}
-        self._between: dict[int, list[Block]] = {}  # blocks between a vertex and the next of its chain
+    @cache  # each branch of a large join asks for it
+    def slots(index: int) -> dict[str, int]:
+        """The slot at which a node reads each tensor."""
+        reads = flow.reads[index]
+        return dict(zip(reversed(reads), range(len(reads) - 1, -1, -1), strict=True))
 
-    def root(self) -> list[Block]:
-        """The blocks of the outermost chain."""
-        # A chain begins before the chains inside it, so in this order the inner ones are ready.
-        for vertex in sorted(self._chains.inside, reverse=True):
-            blocks: list[Block] = []
-            # by depth, operators and consumers, so that the order is equal in each layer of a model
-            for head in sorted(self._chains.inside[vertex], key=self._character):
-                blocks += self._chain(head)
-            self._between[vertex] = blocks
-        return self._chain(0)
-
-    def _character(self, head: int) -> tuple[int, list[bytes], list[tuple[bytes, int]], int]:
+    def character(head: int) -> tuple[int, list[bytes], list[tuple[bytes, int]], int]:
+        """Depth, operators and consumers of a chain, so that branches have equal orders in each layer of a model."""
         operators: list[bytes] = []
         vertex = last = head
-        while self._ops[vertex] and len(operators) < self._limit:
+        while ops[vertex] and len(operators) < limit:
             last = vertex
-            operators.append(self._flow.own[self._index[vertex]])
-            vertex = self._chains.following[vertex]
-        fed = [
-            (self._flow.own[c], self._slots(c)[tensor])
-            for tensor in self._flow.model.nodes[self._index[last]].outputs
-            for c in self._flow.readers.get(tensor, ())
-        ]
-        return self._flow.depth[self._index[head]], operators, sorted(fed), head
+            operators.append(flow.own[index_of[vertex]])
+            vertex = chains.following[vertex]
+        made = flow.model.nodes[index_of[last]].outputs
+        fed = [(flow.own[c], slots(c)[tensor]) for tensor in made for c in flow.readers.get(tensor, ())]
+        return flow.depth[index_of[head]], operators, sorted(fed), head
 
-    def _slots(self, index: int) -> dict[str, int]:
-        """The slot at which a node reads each tensor. Cached: each branch of a large join asks for it."""
-        if index not in self._slots_of:
-            reads = self._flow.reads[index]
-            self._slots_of[index] = dict(zip(reversed(reads), range(len(reads) - 1, -1, -1), strict=True))
-        return self._slots_of[index]
-
-    def _chain(self, head: int) -> list[Block]:
+    def chain(head: int) -> list[Block]:
         blocks: list[Block] = []
         branches: list[Block] = []
         unit: list[int] = []
         vertex = head
         while vertex >= 0:
-            if unit and self._ops[vertex] in _STARTERS:
-                blocks += self._unit(branches, unit)
+            if unit and ops[vertex] in _STARTERS:
+                blocks += _close_unit(flow, branches, unit, limit)
                 branches, unit = [], []
-            if self._index[vertex] >= 0:
-                unit.append(self._index[vertex])
-            inside = self._between.pop(vertex, [])
-            if inside and _all_light(inside) and _size(inside) + len(unit) <= self._limit:
+            if index_of[vertex] >= 0:
+                unit.append(index_of[vertex])
+            inside = between.pop(vertex, [])
+            size = sum([block.size for block in inside])
+            if inside and _all_light(inside) and size + len(unit) <= limit:
                 # The inside of a decomposed LayerNormalization or Gelu does not begin a unit.
                 unit += _list_nodes(inside)
             elif inside:
-                blocks += self._unit(branches, unit)
+                blocks += _close_unit(flow, branches, unit, limit)
                 branches, unit = inside, []
-            vertex = self._chains.following[vertex]
-        blocks += self._unit(branches, unit)
-        return _join_tiny(_pack_run(blocks, self._limit), self._limit, self._flow.linked)
+            vertex = chains.following[vertex]
+        blocks += _close_unit(flow, branches, unit, limit)
+        return _join_tiny(_pack_run(blocks, limit), limit, flow.linked)
 
-    def _unit(self, branches: list[Block], unit: list[int]) -> list[Block]:
-        """One leaf for a branching and the run after it if they fit, else a composite.
+    # A chain begins before the chains inside it, so in this order the inner ones are ready.
+    for vertex in sorted(chains.inside, reverse=True):
+        heads = sorted(chains.inside[vertex], key=character)
+        between[vertex] = [block for head in heads for block in chain(head)]
+    return chain(0)
 
-        A run without a branching is a leaf.
-        """
-        light = self._flow.is_light(unit)
-        tail: list[Block] = [Leaf(unit, light=light)] if unit else []
-        if not branches:
-            return tail
-        room = self._limit - _size(branches)
-        if (len(unit) > room and len(unit) - room <= _TINY) or room < min(len(unit), 1):
-            parts = [*branches, *_pack_run(tail, self._limit)]
-            return [Composite(_join_tiny(parts, self._limit, self._flow.linked))]
-        closed = Leaf(_list_nodes(branches) + unit[:room], closed=True, light=light and _all_light(branches))
-        return (
-            [closed, *_pack_run([Leaf(unit[room:], light=light)], self._limit)] if unit[room:] else [closed]
-        )
+
+def _close_unit(flow: Flow, branches: list[Block], unit: list[int], limit: int) -> list[Block]:
+    """One leaf for a branching and the run after it if they fit, else a composite; a run alone is a leaf."""
+    light = flow.is_light(unit)
+    tail: list[Block] = [Leaf(unit, light=light)] if unit else []
+    if not branches:
+        return tail
+    room = limit - sum([block.size for block in branches])
+    if (len(unit) > room and len(unit) - room <= _TINY) or room < min(len(unit), 1):
+        return [Composite(_join_tiny([*branches, *_pack_run(tail, limit)], limit, flow.linked))]
+    closed = Leaf(_list_nodes(branches) + unit[:room], closed=True, light=light and _all_light(branches))
+    rest = [Leaf(unit[room:], light=light)] if unit[room:] else []
+    return [closed, *_pack_run(rest, limit)]
 
 
 def _all_light(blocks: Sequence[Block]) -> bool:
     return all(isinstance(block, Leaf) and block.light for block in blocks)
 
 
-def _size(blocks: Sequence[Block]) -> int:
-    return sum([block.size for block in blocks])
-
-
-# Regions given from outside: globs of a spec, or groups of nodes fused by a backend.
+# ---- regions given from outside: globs of a spec, or groups of nodes fused by a backend ------------
 
 
 def _groups_of_globs(flow: Flow, globs: Sequence[Sequence[str]]) -> list[list[str]]:
@@ -419,23 +387,21 @@ def _settle(flow: Flow, found: Sequence[Leaf]) -> None:
         for index in leaf.nodes:
             del home[index]
         leaf.nodes.clear()
+
+    def adopt(index: int, neighbours: Sequence[int]) -> None:
+        leaf = next((home[n] for n in neighbours if n in home), None)
+        if index not in home and leaf is not None:
+            home[index] = leaf
+            leaf.nodes.append(index)
+
     for index in reversed(flow.order):
-        _adopt(flow.consumers[index], index, home)
+        adopt(index, flow.consumers[index])
     for index in flow.order:
-        _adopt(flow.producers[index], index, home)
+        adopt(index, flow.producers[index])
     for index in flow.order:  # in a part of the graph without a leaf
         if index not in home:
             home[index] = next(leaf for leaf in found if leaf.nodes)
             home[index].nodes.append(index)
-
-
-def _adopt(neighbours: Sequence[int], index: int, home: dict[int, Leaf]) -> None:
-    if index in home:
-        return
-    leaf = next((home[n] for n in neighbours if n in home), None)
-    if leaf is not None:
-        home[index] = leaf
-        leaf.nodes.append(index)
 
 
 def _prune(blocks: Sequence[Block]) -> list[Block]:
@@ -473,6 +439,8 @@ def _make_regions(
         yield from _make_regions(child, child_name, name, flow, patterns)
 
 
+# ---- regions by module names ----------------------------------------------------------------------
+
 _DEEPEST = 50  # levels; names are user input and recursion depth follows them
 _SCOPES_KEY = "pkg.torch.onnx.name_scopes"
 
@@ -483,8 +451,7 @@ def _blocks_of_names(flow: Flow, max_nodes: int) -> list[Block]:
     A module of at most ``max_nodes`` nodes is a leaf, a larger one a composite. Nodes without a module name
     belong to the root.
     """
-    searched = [i for i in flow.order if i not in flow.carried] or list(flow.order)
-    paths = {index: _find_scope(flow.model.nodes[index]) for index in searched}
+    paths = {index: _find_scope(flow.model.nodes[index]) for index in _list_searched(flow)}
     if 2 * sum(map(bool, paths.values())) < len(paths):
         return []
     whole = Composite(_blocks_in_module(paths, 0, max_nodes, flow))
@@ -493,14 +460,13 @@ def _blocks_of_names(flow: Flow, max_nodes: int) -> list[Block]:
 
 
 def _find_scope(node: Node) -> tuple[str, ...]:
-    """The modules that contain a node, outermost first; empty if unknown."""
-    if (listed := metadata(node.proto, _SCOPES_KEY)) is not None:
-        return _parse_scopes(listed)
-    return tuple(part for part in node.name.split("/")[:-1] if part)[:_DEEPEST]
+    """The modules that contain a node, outermost first; empty if unknown.
 
-
-def _parse_scopes(text: str) -> tuple[str, ...]:
-    """The modules in a list of dotted names ending with the operator: ['', 'layer1', 'layer1.0', 'conv2d']."""
+    The metadata are a list of dotted names ending with the operator: ['', 'layer1', 'layer1.0', 'conv2d'].
+    """
+    text = metadata(node.proto, _SCOPES_KEY)
+    if text is None:
+        return tuple(part for part in node.name.split("/")[:-1] if part)[:_DEEPEST]
     try:
         names = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):

@@ -20,8 +20,8 @@ from qdqspec.errors import PlacementError
 from qdqspec.graph.dynamic_kernels import with_kernels
 from qdqspec.graph.flat import closed, flat_form, scopes_of
 from qdqspec.graph.model import Model
-from qdqspec.graph.opset import IR_WITH_FREE_INITIALIZERS
 from qdqspec.graph.protos import (
+    IR_WITH_FREE_INITIALIZERS,
     copied,
     map_tensors,
     names_read_inside,
@@ -29,8 +29,8 @@ from qdqspec.graph.protos import (
     rename_tensors,
     with_value,
 )
+from qdqspec.graph.storage import WeightStore
 from qdqspec.graph.trt import DOMAIN, VERSION, is_pair_op
-from qdqspec.graph.weights import WeightStore
 from qdqspec.qdq.edit.pairs import Pair, PairMaker, QuantSource, makes_output
 from qdqspec.qdq.edit.raised import RaisedInputs, raised, version_text
 from qdqspec.qdq.quantize.formats import RUN_TIME

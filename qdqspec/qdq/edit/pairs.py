@@ -18,6 +18,7 @@ from qdqspec.graph.dynamic_kernels import CARRIED, QUANTIZE
 from qdqspec.graph.flat import names_in, numbered_name
 from qdqspec.graph.model import Model
 from qdqspec.graph.protos import all_graphs, copied
+from qdqspec.graph.storage import WeightStore
 from qdqspec.graph.trt import (
     DOMAIN,
     FP4_DYNAMIC,
@@ -27,7 +28,6 @@ from qdqspec.graph.trt import (
     PAIR_OPS,
     as_e8m0,
 )
-from qdqspec.graph.weights import WeightStore
 from qdqspec.qdq.edit.biases import BIAS, CorrectedBias, biased_layer, corrected_bias
 from qdqspec.qdq.quantize.formats import BIAS_FORMAT, NumberFormat, QuantParams, number_format
 from qdqspec.qdq.quantize.scales import REALS, in_type_of

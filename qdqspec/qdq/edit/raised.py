@@ -8,8 +8,9 @@ from functools import cached_property
 import onnx
 
 from qdqspec.errors import PlacementError
+from qdqspec.graph.conversion import raise_opset
 from qdqspec.graph.model import Model
-from qdqspec.graph.opset import opset_of, raise_opset
+from qdqspec.graph.protos import opset_of
 from qdqspec.types import Consumer
 
 RAISED_FROM = "qdqspec.raised_from"  # model metadata: original opset and IR version

@@ -164,7 +164,7 @@ def lint_model(
             f"unknown lint target '{target}'{did_you_mean(target, known)}", cure=f"known: {', '.join(known)}"
         )
     if model.proto.functions:
-        from qdqspec.graph.given import inlined  # with the inliner, which few models need
+        from qdqspec.graph.inlining import inlined
 
         model = Model(inlined(model.proto, kept=()), path=model.path)
     found = _findings(View(model, target, compute_capability))

@@ -26,7 +26,7 @@ from qdqspec._core.config import hooks
 from qdqspec._core.plain_json import parse_json
 from qdqspec._core.units import list_text
 from qdqspec.errors import DataError
-from qdqspec.graph.float32 import is_converted
+from qdqspec.graph.conversion import is_converted
 from qdqspec.graph.model import Model
 from qdqspec.graph.observe import observe
 from qdqspec.graph.ops import copies_values

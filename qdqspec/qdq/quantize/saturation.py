@@ -20,7 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 from qdqspec._core.arrays import Array, Floats
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import FLOATS, SHAPE_SOURCES, copies_values, is_default, is_nearest
-from qdqspec.graph.opset import IR_WITH_FREE_INITIALIZERS
+from qdqspec.graph.protos import IR_WITH_FREE_INITIALIZERS
 from qdqspec.qdq.quantize.ranges import TensorRange, tied_groups
 
 TOLERANCE = 1 / 32  # of the change by one step where the function is steepest
@@ -139,7 +139,7 @@ class _Function:
 
         No constant has more ``dimensions``.
         """
-        from qdqspec.graph.reference import evaluator_of  # imported late: it takes as long as all of onnx
+        from qdqspec.graph.definition import evaluator_of  # imported late: it takes as long as all of onnx
 
         values = grid.reshape(-1, *[1] * dimensions)
         inputs = [helper.make_tensor_value_info(t, TensorProto.FLOAT, values.shape) for t in self.group]

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from qdqspec._core.arrays import Array
 from qdqspec._core.units import count_text, list_text, plain
-from qdqspec.graph.float32 import converted_like
+from qdqspec.graph.conversion import converted_like
 from qdqspec.graph.model import Model
 from qdqspec.qdq.edit.equalize import ScaledConstant, equalizations_of, scaled
 from qdqspec.qdq.quantize.scales import along

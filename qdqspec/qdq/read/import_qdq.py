@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from qdqspec._core.units import count_text, names_text
-from qdqspec.graph.float32 import converted_like, is_converted
+from qdqspec.graph.conversion import converted_like, is_converted
 from qdqspec.graph.fold import folded_like
 from qdqspec.graph.model import Model
 from qdqspec.graph.trt import DOMAIN

@@ -12,11 +12,10 @@ import onnx
 from onnx import TensorProto
 
 from qdqspec._core.units import names_text
+from qdqspec.graph.conversion import converted_like, raise_opset
 from qdqspec.graph.flat import closed
-from qdqspec.graph.float32 import converted_like
 from qdqspec.graph.fold import folded_like
 from qdqspec.graph.model import QDQ_OPS, Model, Node
-from qdqspec.graph.opset import opset_of, raise_opset
 from qdqspec.graph.protos import (
     all_graphs,
     copied,
@@ -25,12 +24,13 @@ from qdqspec.graph.protos import (
     map_tensors,
     metadata,
     names_read_inside,
+    opset_of,
     refill,
     rename_tensors,
     with_value,
 )
+from qdqspec.graph.storage import tensor_bytes
 from qdqspec.graph.trt import DOMAIN, is_pair_op
-from qdqspec.graph.weights import tensor_bytes
 from qdqspec.qdq.edit.biases import BIAS_INPUT, biases_before
 from qdqspec.qdq.edit.equalize import products_of, restored
 from qdqspec.qdq.edit.raised import RAISED_FROM, RaisedInputs, raised

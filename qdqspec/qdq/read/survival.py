@@ -29,7 +29,7 @@ from qdqspec.graph.flat import LEAVE, MARKERS
 from qdqspec.graph.fold import fold_constants, with_constant_numbers
 from qdqspec.graph.model import Model, Node, load_model
 from qdqspec.graph.ops import COPY_OPS, SHAPE_SOURCES
-from qdqspec.graph.save import save_model
+from qdqspec.graph.storage import save_model
 from qdqspec.qdq.read.found import FoundPair, find_pairs
 from qdqspec.qdq.read.recognize import is_op, is_qdq, scale_of
 from qdqspec.qdq.read.strip import INTEGER_KERNELS, strip_with_parts

@@ -21,7 +21,7 @@ from yaml.events import AliasEvent
 from qdqspec.errors import PlacementError, StateError
 from qdqspec.graph.check import first_line
 from qdqspec.graph.regions.pattern import PatternGranularity
-from qdqspec.graph.save import write_text
+from qdqspec.graph.storage import write_text
 from qdqspec.qdq.scheme.relative import (
     Frames,
     Scheme,

@@ -20,11 +20,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from qdqspec._core.plain_json import TooLargeError, content_sum, read_json
 from qdqspec._core.units import names_text
 from qdqspec.errors import ConfigError, PlacementError, StateError
-from qdqspec.graph.declared import with_types
-from qdqspec.graph.float32 import FLOAT16, computes_in_float16, in_float32
+from qdqspec.graph.conversion import FLOAT16, computes_in_float16, in_float32, with_types
 from qdqspec.graph.fold import fold_weights
 from qdqspec.graph.model import Model
-from qdqspec.graph.save import write_text
+from qdqspec.graph.storage import write_text
 from qdqspec.qdq.edit.biases import biased_layer
 from qdqspec.qdq.edit.equalize import EQUALIZATIONS, Equalization, equalized, misfit_of
 from qdqspec.qdq.edit.insert import Inserted, insert_qdq

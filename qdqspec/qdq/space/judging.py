@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from qdqspec.graph.float32 import with_integer_kernels
+from qdqspec.graph.conversion import with_integer_kernels
 from qdqspec.graph.fold import fold_weights
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import CONTROL, is_constant_node, is_float

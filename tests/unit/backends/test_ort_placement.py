@@ -16,7 +16,7 @@ from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.graph.model import Model
-from qdqspec.graph.save import save_model
+from qdqspec.graph.storage import save_model
 from qdqspec.qdq.edit.insert import Inserter
 from qdqspec.qdq.quantize.quantizer import Quantizer
 from qdqspec.qdq.quantize.ranges import TensorRange

@@ -21,7 +21,7 @@ from qdqspec.accuracy.data import open_data, shaped_by_data
 from qdqspec.accuracy.shapes import input_specs, require_inputs, resolve_shapes
 from qdqspec.app.cases import load_cases
 from qdqspec.backends.fake import engine as fake
-from qdqspec.graph.cautions import cautions
+from qdqspec.graph.given import cautions
 from qdqspec.graph.model import load_model
 
 FAKE = ("--backend", "fake")

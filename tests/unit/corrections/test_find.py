@@ -21,7 +21,7 @@ from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.session import Session
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model, load_model
-from qdqspec.graph.save import save_model
+from qdqspec.graph.storage import save_model
 from qdqspec.qdq.edit.insert import insert_qdq
 from qdqspec.qdq.quantize.ranges import TensorRange
 from qdqspec.qdq.read.strip import strip_qdq

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from onnx import helper
 
 from qdqspec.app.session import Session
+from qdqspec.graph.definition import evaluator_of
 from qdqspec.graph.model import Model
-from qdqspec.graph.reference import evaluator_of
-from qdqspec.graph.save import save_model
+from qdqspec.graph.storage import save_model
 from qdqspec.qdq.edit.insert import insert_qdq
 from qdqspec.qdq.quantize.quantizer import Quantizer
 from qdqspec.qdq.quantize.ranges import TensorRange, tie_ranges

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,16 +17,8 @@ from onnx_text import parsed
 from qdqspec._core.registry import resolve
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.regions.folding import fold_graph
-from qdqspec.graph.regions.forecast import forecast_tuning, multiplications_by_node
-from qdqspec.graph.regions.inspect import (
-    Body,
-    Judged,
-    find_bodies,
-    forecast_line,
-    inspect_model,
-    render_text,
-    to_json,
-)
+from qdqspec.graph.regions.forecast import forecast_line, forecast_tuning, multiplications_by_node
+from qdqspec.graph.regions.inspect import Body, Judged, find_bodies, inspect_model, render_text, to_json
 from qdqspec.graph.regions.search import find_regions
 from qdqspec.qdq.space.judging import judge
 from qdqspec.types import BlockError, Consumer, LayerTime, PlacedPair, Region, Site
@@ -67,21 +60,21 @@ def test_long_lists_are_truncated_and_regions_with_nothing_to_quantize_omitted_i
     assert len(to_json(found)["regions"]) == len(found.regions)
 
 
-NESTED = """g (float[1,4,8,8] x, bool c) => (float[1,4,8,8] y) {{
+NESTED = """g (float[1,4,8,8] x, bool c) => (float[1,4,8,8] y) {
     [pre] a = Conv(x, w)
-    [{name}] y = If (c) <
-        then_branch = t () => (float[1,4,8,8] p) {{ [conv] q = Conv(a, w)
-            [again] p = If (c) <then_branch = u () => (float[1,4,8,8] r) {{ [relu] r = Relu(q) }},
-                                else_branch = v () => (float[1,4,8,8] s) {{ [neg] s = Neg(a) }}> }},
-        else_branch = e () => (float[1,4,8,8] z) {{ [call] z = local.twice(a) }}
+    [choose] y = If (c) <
+        then_branch = t () => (float[1,4,8,8] p) { [conv] q = Conv(a, w)
+            [again] p = If (c) <then_branch = u () => (float[1,4,8,8] r) { [relu] r = Relu(q) },
+                                else_branch = v () => (float[1,4,8,8] s) { [neg] s = Neg(a) }> },
+        else_branch = e () => (float[1,4,8,8] z) { [call] z = local.twice(a) }
     >
-}}
-<domain: "local", opset_import: ["": 17]> twice (f) => (h) {{ [add] h = Add(f, f) }}"""
+}
+<domain: "local", opset_import: ["": 17]> twice (f) => (h) { [add] h = Add(f, f) }"""
 
 
-def nested(name: str = "choose") -> tuple[Model, tuple[Region, ...], tuple[Body, ...]]:
+def nested() -> tuple[Model, tuple[Region, ...], tuple[Body, ...]]:
     """A model with bodies in bodies and a local function, its regions, and its bodies."""
-    model = parsed(NESTED.format(name=name), w=(4, 4, 1, 1))
+    model = parsed(NESTED, w=(4, 4, 1, 1))
     regions = find_regions(model)
     return model, regions, find_bodies(model, regions, find_regions)
 
@@ -117,63 +110,30 @@ def test_bodies_are_listed_and_functions_are_not_quantized():
     assert "and 4 more" in render_text(found, lines=1)
 
 
-def test_long_names_of_bodies_are_shortened_in_text_and_complete_in_json():
-    model, regions, bodies = nested("deep_" * 20)
-    found = inspect_model(model, regions, judged(model, "Conv"), bodies=bodies)
-    table = render_text(found).partition("Bodies of If, Loop and Scan")[2].partition("\n\n")[0]
-    names = [line.split()[3] for line in table.splitlines()[3:] if line.startswith("body")]
-    assert max(map(len, names)) == 60
-    for body, name in zip(bodies, names, strict=False):
-        head, tail = name.split("...")
-        assert body.name.startswith(head)
-        assert body.name.endswith(tail)
-    assert {body["name"] for body in to_json(found)["bodies"]} == {body.name for body in bodies}
-
-
-TEXT = """net (float[batch,steps,64] x, float[batch,?] z) => (float[batch,steps,128] y) {
-  h = MatMul(x, w)  y = Relu(h) }"""
-
-
-@pytest.fixture
-def forecast_model() -> Model:
-    return parsed(TEXT, w=(64, 128))
-
-
-def test_dynamic_dimensions_are_assumed_as_one_and_listed(forecast_model: Model) -> None:
-    found = forecast_tuning(forecast_model, 10)
+def test_dynamic_dimensions_are_given_or_assumed_as_one_and_listed() -> None:
+    text = """net (float[batch,steps,64] x, float[batch,?] z) => (float[batch,steps,128] y) {
+        h = MatMul(x, w)  y = Relu(h) }"""
+    model = parsed(text, w=(64, 128))
+    found = forecast_tuning(model, 10)
     assert found.macs == 64 * 128
     assert found.assumed == ("'batch'", "'steps'", "dimension 1 of input 'z'")
     assert forecast_line(found).endswith(
         "multiplications (unknown sizes taken as 1: 'batch', 'steps', dimension 1 of input 'z'); nothing was built; "
         "calibration before it, and the timing of its finalists and the comparison of outputs after it, come on top"
     )
-
-
-def test_given_shapes_set_dimensions_of_the_same_name(forecast_model: Model) -> None:
-    found = forecast_tuning(forecast_model, 10, {"x": (4, 50, 64)})
+    # dimensions of the same name have the same size
+    found = forecast_tuning(model, 10, {"x": (4, 50, 64)})
     assert found.macs == 4 * 50 * 64 * 128
     assert found.assumed == ("dimension 1 of input 'z'",)
-    assert forecast_tuning(forecast_model, 10, {"x": (4, 50, 64), "z": (4, 2)}).assumed == ()
-    forecast_model.proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1  # as Paddle2ONNX writes
-    assert forecast_tuning(forecast_model, 10, {"x": (4, 50, 64)}).macs == found.macs
-
-
-@pytest.mark.parametrize(("kind", "gates"), [("LSTM", 4), ("GRU", 3), ("RNN", 1)])
-@pytest.mark.parametrize(("direction", "directions"), [("forward", 1), ("bidirectional", 2)])
-def test_recurrent_layers_count_each_step(kind: str, gates: int, direction: str, directions: int) -> None:
-    forecast_model = parsed(
-        f"""net (float[steps,batch,16] x) => (float[steps,{directions},batch,8] y) {{
-        y = {kind}<direction = "{direction}", hidden_size = 8>(x, w, r) }}""",
-        w=(directions, gates * 8, 16),
-        r=(directions, gates * 8, 8),
-    )
-    found = forecast_tuning(forecast_model, 10, {"x": (20, 3, 16)})
-    assert found.macs == 20 * 3 * directions * gates * 8 * (16 + 8)
+    assert forecast_tuning(model, 10, {"x": (4, 50, 64), "z": (4, 2)}).assumed == ()
+    model.proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1  # as Paddle2ONNX writes
+    assert forecast_tuning(model, 10, {"x": (4, 50, 64)}).macs == found.macs
 
 
 _SCALES = "float s, uint8 z, float[12] t, uint8[12] u, float v, uint8 p"
 _IMAGE, _CONV = ("uint8[n,4,8,8] q", (2, 4, 8, 8)), 2 * 6 * 6 * 12 * 4 * 3 * 3
 _ROWS, _PRODUCT = ("uint8[n,5] q", (2, 5)), 2 * 5 * 12
+_STEPS, _STEP = ("float[steps,batch,16] q", (20, 3, 16)), 20 * 3 * 8 * (16 + 8)
 
 
 @pytest.mark.parametrize(
@@ -193,20 +153,28 @@ _ROWS, _PRODUCT = ("uint8[n,5] q", (2, 5)), 2 * 5 * 12
             ("float[n,7,32] q", (2, 7, 32)),
             2 * 7 * 32 * 24,
         ),
+        # each step of each sample meets the weights of all gates and directions
+        *(
+            (
+                f'y = {op}<direction = "{way}", hidden_size = 8>(q, w, r)',
+                f"float[{n},{g * 8},8] r, float[{n},{g * 8},16]",
+                _STEPS,
+                n * g * _STEP,
+            )
+            for op, g in (("LSTM", 4), ("GRU", 3), ("RNN", 1))
+            for way, n in (("forward", 1), ("bidirectional", 2))
+        ),
     ],
 )
-def test_products_of_integers_are_counted(
+def test_multiplications_are_counted(
     node: str, weight: str, left: tuple[str, tuple[int, ...]], macs: int
 ) -> None:
-    forecast_model = parsed(f"net ({left[0]}, {weight} w, {_SCALES}) => (y) {{ {node} }}")
-    assert forecast_tuning(forecast_model, 10, {"q": left[1]}).macs == macs
+    model = parsed(f"net ({left[0]}, {weight} w, {_SCALES}) => (y) {{ {node} }}")
+    assert forecast_tuning(model, 10, {"q": left[1]}).macs == macs
 
 
-def chain(links: int) -> Model:
-    """Convolutions, each followed by a Relu."""
-    body = "".join(f"c{i} = Conv (r{i - 1}, w) r{i} = Relu (c{i}) " for i in range(1, links + 1))
-    text = f"(float[1, 4, 8, 8] r0) => (float[1, 4, 8, 8] r{links}) {{ {body} }}"
-    return model_of(text, w=(4, 4, 1, 1))
+def kernel(milliseconds: float, *nodes: str, **more: Any) -> LayerTime:
+    return LayerTime(name="k", op_type="K", milliseconds=milliseconds, nodes=nodes, **more)
 
 
 def residual() -> Model:
@@ -223,10 +191,7 @@ def pair(tensor: str, reader: str, number_format: str = "uint8", *, weight: bool
 
 
 def test_a_small_model_has_a_part_for_each_kernel_and_edges_between_them():
-    layers = [
-        LayerTime(name="k0", op_type="FusedConv", milliseconds=2.0, nodes=("a", "b")),
-        LayerTime(name="k1", op_type="FusedConv", milliseconds=1.0, nodes=("c", "d", "y")),
-    ]
+    layers = [kernel(2.0, "a", "b"), kernel(1.0, "c", "d", "y")]
     parts = fold_graph(residual(), find_regions(residual()), reference=layers)
     assert [(part.name, part.ops, part.inputs) for part in parts] == [
         ("a", {"Conv": 1, "Relu": 1}, ()),
@@ -245,10 +210,10 @@ def test_nodes_that_compute_constants_are_excluded():
 
 def test_parts_have_formats_errors_and_times_with_conversions():
     tuned = [
-        LayerTime(name="q", op_type="QuantizeLinear", milliseconds=0.5, tensors=("b",), boundary=True),
-        LayerTime(name="k0", op_type="FusedConv", milliseconds=2.0, nodes=("a", "b")),
-        LayerTime(name="k1", op_type="QLinearConv", milliseconds=0.7, nodes=("c", "d"), integer=True),
-        LayerTime(name="k2", op_type="Relu", milliseconds=0.1, nodes=("y",)),
+        kernel(0.5, tensors=("b",), boundary=True),
+        kernel(2.0, "a", "b"),
+        kernel(0.7, "c", "d", integer=True),
+        kernel(0.1, "y"),
     ]
     errors = [
         BlockError(block="c", label="in+out", sqnr_db=20.0),
@@ -265,11 +230,10 @@ def test_parts_have_formats_errors_and_times_with_conversions():
 
 @given(st.integers(1, 40), st.integers(1, 30), st.booleans())
 def test_the_number_of_parts_is_limited_and_every_node_is_in_one(links: int, most: int, profiled: bool):
-    model = chain(links)
-    kernels = [
-        LayerTime(name=f"k{i}", op_type="FusedConv", milliseconds=1.0, nodes=(f"c{i}", f"r{i}"))
-        for i in range(1, links + 1)
-    ]
+    body = "".join(f"c{i} = Conv (r{i - 1}, w) r{i} = Relu (c{i}) " for i in range(1, links + 1))
+    text = f"(float[1, 4, 8, 8] r0) => (float[1, 4, 8, 8] r{links}) {{ {body} }}"
+    model = model_of(text, w=(4, 4, 1, 1))
+    kernels = [kernel(1.0, f"c{i}", f"r{i}") for i in range(1, links + 1)]
     parts = fold_graph(model, find_regions(model), reference=kernels if profiled else (), most=most)
     assert 1 <= len(parts) <= most
     assert sum(sum(part.ops.values()) for part in parts) == 2 * links

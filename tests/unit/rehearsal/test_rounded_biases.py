@@ -15,7 +15,7 @@ from rehearsing import rehearsal_of
 from qdqspec.accuracy.switches import sites_of
 from qdqspec.backends.onnxruntime import ops
 from qdqspec.graph.model import Model
-from qdqspec.graph.save import save_model
+from qdqspec.graph.storage import save_model
 from qdqspec.qdq.edit.insert import insert_qdq
 from qdqspec.qdq.quantize.corrections import Corrections, weight_key
 from qdqspec.qdq.quantize.quantizer import Quantizer

@@ -22,9 +22,9 @@ from qdqspec.app.report.record import case_to_json
 from qdqspec.app.session import Session
 from qdqspec.app.session.study import Study
 from qdqspec.backends.onnxruntime.optimize import everything, half_model
-from qdqspec.graph.float32 import computes_in_float16, is_converted, with_integer_kernels
+from qdqspec.graph.conversion import computes_in_float16, is_converted, with_integer_kernels
+from qdqspec.graph.definition import reference_outputs
 from qdqspec.graph.model import Model, load_model
-from qdqspec.graph.reference import reference_outputs
 from qdqspec.qdq.read.diff import diff_models
 from qdqspec.qdq.read.import_qdq import import_placement
 from qdqspec.qdq.read.strip import strip_qdq

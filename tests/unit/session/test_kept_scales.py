@@ -18,7 +18,7 @@ from qdqspec.app.preparation.start import kept_scales
 from qdqspec.app.session import Session
 from qdqspec.graph.fold import fold_weights
 from qdqspec.graph.model import Model
-from qdqspec.graph.save import save_model
+from qdqspec.graph.storage import save_model
 from qdqspec.qdq.edit.insert import insert_qdq
 from qdqspec.qdq.quantize.corrections import weight_key
 from qdqspec.qdq.quantize.quantizer import Quantizer

@@ -15,7 +15,7 @@ from qdqspec.errors import ConfigError, ModelError, StateError
 from qdqspec.graph.fold import fold_batchnorm
 from qdqspec.graph.model import load_model
 from qdqspec.graph.regions.search import find_regions
-from qdqspec.graph.save import save_model
+from qdqspec.graph.storage import save_model
 from qdqspec.qdq.edit.insert import insert_qdq
 from qdqspec.qdq.quantize.quantizer import Quantizer
 from qdqspec.qdq.scheme.cache import gather, write_cache

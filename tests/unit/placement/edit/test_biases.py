@@ -14,7 +14,7 @@ from onnx_text import parsed
 from rehearsing import built_outputs, rehearsal_of
 
 from qdqspec.graph.model import Model, load_model
-from qdqspec.graph.save import save_model
+from qdqspec.graph.storage import save_model
 from qdqspec.qdq.edit.biases import biased_layer
 from qdqspec.qdq.edit.insert import insert_qdq
 from qdqspec.qdq.quantize.corrections import Corrections, weight_key

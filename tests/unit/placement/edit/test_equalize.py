@@ -22,7 +22,7 @@ from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.session import Session
 from qdqspec.errors import PlacementError, StateError
 from qdqspec.graph.model import Model, load_model
-from qdqspec.graph.save import save_model
+from qdqspec.graph.storage import save_model
 from qdqspec.qdq.edit.branches import find_branches
 from qdqspec.qdq.edit.equalize import (
     EQUALIZED,

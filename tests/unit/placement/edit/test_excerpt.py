@@ -15,8 +15,7 @@ from random_models import random_inputs, ranges_for
 from qdqspec.backends.onnxruntime import backend
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.observe import observe
-from qdqspec.graph.save import save_model
-from qdqspec.graph.weights import WeightStore
+from qdqspec.graph.storage import WeightStore, save_model
 from qdqspec.qdq.edit.excerpt import Excerpt, Excerpts
 from qdqspec.qdq.edit.insert import Inserter
 from qdqspec.qdq.quantize.quantizer import Quantizer

@@ -9,9 +9,9 @@ from onnx import TensorProto, helper
 from onnx_text import parsed
 
 from qdqspec.backends.base import Capabilities
+from qdqspec.graph.definition import evaluator_of
 from qdqspec.graph.fold import fold_constants
 from qdqspec.graph.model import Model
-from qdqspec.graph.reference import evaluator_of
 from qdqspec.qdq.edit.pairs import misfit
 from qdqspec.qdq.read.diff import diff_models, render_text
 from qdqspec.qdq.read.import_qdq import import_placement

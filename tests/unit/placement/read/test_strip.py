@@ -15,7 +15,7 @@ from random_models import ranges_for
 
 from qdqspec.graph.fold import fold_weights
 from qdqspec.graph.model import Model, load_model
-from qdqspec.graph.save import save_model
+from qdqspec.graph.storage import save_model
 from qdqspec.qdq.edit.insert import insert_qdq
 from qdqspec.qdq.quantize.quantizer import Quantizer
 from qdqspec.qdq.quantize.ranges import TensorRange

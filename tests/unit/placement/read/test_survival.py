@@ -12,7 +12,7 @@ from onnx_text import parsed
 
 from qdqspec.errors import BackendError, ModelError
 from qdqspec.graph.model import load_model
-from qdqspec.graph.save import save_model
+from qdqspec.graph.storage import save_model
 from qdqspec.qdq.read import survival
 from qdqspec.qdq.read.strip import strip_qdq
 from qdqspec.qdq.read.survival import check_survival

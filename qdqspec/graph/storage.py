@@ -1,0 +1,318 @@
+"""Model files: read without their weights, written atomically, and a file of weights that many models refer to.
+
+A search writes dozens of candidates of one model. Their weights are in one file beside them, as ONNX external data, so
+that a candidate takes a few kilobytes. ONNX also lets a tensor refer to bytes of the model file itself: `read_light`
+reads a model of any size as its graph, and its weights are read on demand, by any code that supports external data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+import onnx
+from onnx import TensorProto, numpy_helper
+from onnx.helper import tensor_dtype_to_np_dtype
+
+from qdqspec._core.arrays import Array
+from qdqspec._core.files import explained, partial_folder, unwritable, write_whole
+from qdqspec.errors import ModelError, OutputError
+from qdqspec.graph.protos import is_external, map_tensors, size_of, tensors
+
+INLINE_LIMIT = 1_900_000_000  # bytes of a model: protobuf is limited to 2 GiB
+LARGE = 64 * 2**20  # bytes of a model file from which its weights stay on disk
+WEIGHTS = "weights.bin"  # default name of a file of weights
+_ALIGNMENT = 64  # bytes: a cache line, and wide enough for any vector load from a memory map
+_LEFT_IN_FILE = 2**16  # bytes of an initializer from which `read_light` leaves it in the file
+
+# Shape inference reads shapes and axes, and that of a runtime may fail if these are external data ("Cannot parse
+# data from external tensors"). They are 32 or 64 bits wide, and weights never are.
+_INLINE = frozenset({TensorProto.STRING, TensorProto.BOOL, TensorProto.INT32, TensorProto.INT64})
+
+
+def save_model(
+    model: onnx.ModelProto,
+    path: Path,
+    *,
+    inputs: Sequence[Path] = (),
+    base: Path | None = None,
+    limit_bytes: int = INLINE_LIMIT,
+) -> None:
+    """Write a model atomically.
+
+    ``inputs`` are files of the user that must not be overwritten. With ``base``, external data is read from
+    that folder and included; without it, references are kept. A model of ``limit_bytes`` or more
+    keeps its weights in ``<name>.data`` beside it. Raises `OutputError` if it cannot be written.
+    """
+    path = Path(path).absolute()
+    data = path.with_name(path.name + ".data")
+    refuse_overwriting(path, inputs)
+    outside = [t for t in tensors(model) if is_external(t)] if base is not None else []
+    # tensor by tensor: protobuf computes no size above 2 GiB
+    size = sum(map(external_length, outside)) + sum(tensor.ByteSize() for tensor in tensors(model))
+    is_large = size >= limit_bytes
+    if is_large:
+        entries = (entry for tensor in outside for entry in tensor.external_data)
+        names = {entry.value for entry in entries if entry.key == "location"}
+        refuse_overwriting(data, (*inputs, *((base or Path()) / name for name in sorted(names))))
+    _require_space(path)
+    with explained("the file", path), partial_folder(path.parent) as folder:
+        if is_large:
+            store = WeightStore(folder, base=base, file_name=data.name)
+            model = map_tensors(
+                model, lambda t: t if base is None and is_external(t) else store.externalize(t)
+            )
+        elif outside:
+            model = map_tensors(model, lambda t: with_own_bytes(t, base))
+        with (folder / path.name).open("wb") as file:
+            file.write(model.SerializeToString(deterministic=True))
+        if (folder / data.name).exists():
+            # An old model must never be read with new weights: for a moment no model exists.
+            path.unlink(missing_ok=True)
+            (folder / data.name).replace(data)
+        (folder / path.name).replace(path)
+
+
+def write_text(path: Path, text: str, *, inputs: Sequence[Path] = ()) -> None:
+    """Write a text file atomically. Raises `OutputError` as `save_model` does."""
+    path = Path(path).absolute()
+    refuse_overwriting(path, inputs)
+    _require_space(path)
+    write_whole(path, text)
+
+
+def refuse_overwriting(path: Path, inputs: Sequence[Path]) -> None:
+    """Raise `OutputError` if ``path`` is one of ``inputs``, by any name or link."""
+    for given in inputs:
+        same = path.resolve() == given.resolve()
+        if same or (path.exists() and given.exists() and path.samefile(given)):
+            raise OutputError(
+                f"the output would overwrite the input {given}",
+                where=path,
+                cure="choose another name with -o",
+            )
+
+
+def _require_space(path: Path) -> None:
+    if not path.parent.is_dir():
+        raise OutputError("there is no such folder to write to", where=path.parent, cure="make it first")
+    if path.is_dir():
+        raise OutputError("this is a folder, not a file to write", where=path, cure="name a file in it")
+
+
+# ---- weights beside a model ----------------------------------------------------------------------
+
+
+class WeightStore:
+    """A file of tensor bytes in ``folder`` that models saved there refer to. It only grows.
+
+    Equal bytes are stored once. A file of an earlier run is kept, since models may refer to it, and bytes at
+    its beginning that equal those to write are not written again. ``base`` is the folder that external data
+    of the tensors given is relative to. Only one writer at a time.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        base: Path | None = None,
+        threshold_bytes: int = 1024,
+        file_name: str = WEIGHTS,
+    ) -> None:
+        self.path = folder / file_name
+        self._base = base
+        self._threshold = threshold_bytes
+        self._places: dict[bytes, int] = {}  # offsets by digest of the bytes
+        self._cursor = 0
+        try:
+            self.path.touch()
+        except OSError as error:
+            raise unwritable("the weights' file", self.path, error) from None
+
+    def externalize(self, tensor: TensorProto) -> TensorProto:
+        """The same tensor with its bytes in the file; small ones and those of shape types are returned inline.
+
+        External data elsewhere is copied. Raises `OutputError` if it cannot be written.
+        """
+        if tensor.data_type in _INLINE or size_of(tensor) < self._threshold:
+            return with_own_bytes(tensor, self._base)
+        data = tensor_bytes(tensor, self._base)
+        digest = hashlib.blake2b(data, digest_size=20).digest()
+        if digest not in self._places:
+            try:
+                with self.path.open("r+b") as file:
+                    file.seek(self._cursor)
+                    if file.read(len(data)) != data:
+                        self._cursor = _align(file.seek(0, 2))
+                        file.seek(self._cursor)
+                        file.write(data)
+            except OSError as error:
+                raise unwritable("the weights' file", self.path, error) from None
+            self._places[digest] = self._cursor
+            self._cursor = _align(self._cursor + len(data))
+        return _refer(_bare(tensor), self.path.name, self._places[digest], len(data))
+
+
+def _align(offset: int) -> int:
+    return -(-offset // _ALIGNMENT) * _ALIGNMENT
+
+
+def tensor_bytes(tensor: TensorProto, base: Path | None = None) -> bytes:
+    """A tensor's elements in ONNX's raw format; external ones are read from the folder ``base``."""
+    if is_external(tensor):
+        return _external_bytes(tensor, base)
+    if tensor.HasField("raw_data"):
+        return bytes(tensor.raw_data)
+    return bytes(numpy_helper.from_array(numpy_helper.to_array(tensor)).raw_data)
+
+
+def with_own_bytes(tensor: TensorProto, base: Path | None) -> TensorProto:
+    """The same tensor with its bytes included; external ones are read from the folder ``base``."""
+    if not is_external(tensor):
+        return tensor
+    own = _bare(tensor)
+    own.raw_data = _external_bytes(tensor, base)
+    return own
+
+
+def array_of(tensor: TensorProto, base: Path | None) -> Array:
+    """A tensor's value, which must not be changed; external data is read from the folder ``base``, without copies."""
+    if is_external(tensor):
+        kind = tensor_dtype_to_np_dtype(tensor.data_type)
+        if kind.isbuiltin == 1:  # numpy's own types; others may have several elements in a byte
+            return np.frombuffer(_external_bytes(tensor, base), kind).reshape(tensor.dims)
+    return numpy_helper.to_array(with_own_bytes(tensor, base))
+
+
+def external_length(tensor: TensorProto) -> int:
+    """The number of bytes of a tensor's external data."""
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    return int(entries["length"]) if "length" in entries else size_of(tensor)
+
+
+def _external_bytes(tensor: TensorProto, base: Path | None) -> bytes:
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    path, length = (base or Path()) / entries["location"], external_length(tensor)
+    try:
+        with path.open("rb") as file:
+            file.seek(int(entries.get("offset", 0)))
+            found: bytes = file.read(length)
+    except OSError as error:
+        raise ModelError(
+            f"the external data of tensor '{tensor.name}' cannot be read: {error.strerror}",
+            where=path,
+            cure="put the file back beside its model",
+        ) from None
+    if len(found) < length:
+        raise ModelError(
+            f"the external data of tensor '{tensor.name}' ends after {len(found)} of {length} bytes",
+            where=path,
+            cure="copy the file again",
+        )
+    return found
+
+
+def _bare(tensor: TensorProto) -> TensorProto:
+    """The tensor without its values."""
+    found = TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+    if tensor.HasField("doc_string"):
+        found.doc_string = tensor.doc_string
+    found.metadata_props.extend(tensor.metadata_props)
+    return found
+
+
+def _refer(tensor: TensorProto, location: str, offset: int, length: int) -> TensorProto:
+    """Let a tensor without values refer to bytes of a file; returns the tensor."""
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", location), ("offset", str(offset)), ("length", str(length))):
+        tensor.external_data.add(key=key, value=value)
+    return tensor
+
+
+# ---- a model without its weights -----------------------------------------------------------------
+
+
+class _Field(NamedTuple):
+    """One field of a protobuf message: its number, its start, the start of its content, and its end."""
+
+    number: int
+    start: int
+    content: int
+    end: int
+
+    @property
+    def is_big(self) -> bool:
+        """Whether the content is left in the file, if it holds values of a tensor."""
+        return self.end - self.content >= _LEFT_IN_FILE
+
+
+def read_light(path: Path) -> onnx.ModelProto:
+    """A model whose large initializers, if they are raw bytes, refer to ``path`` itself.
+
+    Raises `ValueError` if the bytes are not a message, and protobuf's error if they are not a model.
+    """
+    proto = onnx.ModelProto()
+    with path.open("rb") as file:
+
+        def merge(message: onnx.ModelProto | onnx.GraphProto | TensorProto, start: int, end: int) -> None:
+            file.seek(start)
+            message.MergeFromString(file.read(end - start))
+
+        for field in _read_fields(file, 0, path.stat().st_size):
+            if field.number != onnx.ModelProto.GRAPH_FIELD_NUMBER:
+                merge(proto, field.start, field.end)
+                continue
+            proto.graph.SetInParent()
+            begin = field.content  # start of the fields skipped and not yet read
+            for inner in _read_fields(file, field.content, field.end):
+                if inner.number != onnx.GraphProto.INITIALIZER_FIELD_NUMBER or not inner.is_big:
+                    continue
+                merge(proto.graph, begin, inner.start)
+                tensor = proto.graph.initializer.add()
+                for part in _read_fields(file, inner.content, inner.end):
+                    if part.number == TensorProto.RAW_DATA_FIELD_NUMBER and part.is_big:
+                        _refer(tensor, path.name, part.content, part.end - part.content)
+                    else:
+                        merge(tensor, part.start, part.end)
+                begin = inner.end
+            merge(proto.graph, begin, field.end)
+    return proto
+
+
+def _read_fields(file: BinaryIO, start: int, end: int) -> Iterator[_Field]:
+    """The fields between two positions of a file, of which only the headers are read.
+
+    A message is a sequence of its fields, and a repeated field is one field per element. Source: protobuf.dev,
+    "Encoding".
+    """
+    while start < end:
+        file.seek(start)
+        window = file.read(min(24, end - start))  # a tag and a length have at most ten bytes each
+        tag, at = _read_varint(window, 0)
+        number, kind = tag >> 3, tag & 7
+        if kind == 2:
+            size, at = _read_varint(window, at)
+        elif kind == 0:
+            size = _read_varint(window, at)[1] - at
+        elif kind in (1, 5):
+            size = 8 if kind == 1 else 4
+        else:
+            raise ValueError(f"wire type {kind} at byte {start}")
+        content = start + at
+        if content + size > end:
+            raise ValueError(f"field {number} at byte {start} ends behind its message")
+        yield _Field(number, start, content, content + size)
+        start = content + size
+
+
+def _read_varint(window: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    for place in range(at, min(at + 10, len(window))):
+        value |= (window[place] & 127) << shift
+        if window[place] < 128:
+            return value, place + 1
+        shift += 7
+    raise ValueError("a number that does not end")
