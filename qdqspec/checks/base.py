@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Protocol, TypeVar, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from qdqspec._core.config.hooks import owner_of
+from qdqspec._core.hooks import owner_of
 from qdqspec._core.registry import resolve
 from qdqspec.spec.fields import Number
 from qdqspec.types import Case, CheckSpec, Evidence, EvidenceKind, Severity, Verdict

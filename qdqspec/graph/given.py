@@ -17,8 +17,8 @@ import onnx
 from onnx import TensorProto, helper, inliner, numpy_helper
 
 from qdqspec._core.arrays import Array
+from qdqspec._core.files import TemporaryFolder
 from qdqspec._core.registry import did_you_mean
-from qdqspec._core.temporary import TemporaryFolder
 from qdqspec._core.units import count_text
 from qdqspec.errors import SpecError
 from qdqspec.graph.declared import allows, contradictions, redeclared, shape_text

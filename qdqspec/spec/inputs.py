@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
-from qdqspec._core.codec import record_of
+from qdqspec._core.records import record_of
 from qdqspec.spec.fields import Count, Listed, Positive, SpecSection, Words
 from qdqspec.spec.paths import DataPath, SpecPath
 from qdqspec.types import Data, DataSource, ImageRules, Inputs, InputShape, ShapeProfile

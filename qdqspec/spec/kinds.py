@@ -14,8 +14,7 @@ from pydantic import AfterValidator, BaseModel, GetCoreSchemaHandler, GetJsonSch
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, ValidationError, core_schema
 
-from qdqspec._core import registry
-from qdqspec._core.config import hooks
+from qdqspec._core import hooks, registry
 from qdqspec.spec.fields import is_id, slug
 from qdqspec.types.words import OPTIMIZERS
 

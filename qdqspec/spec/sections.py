@@ -14,8 +14,8 @@ from typing import Annotated, Literal, Self, TypeAlias, get_args
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from qdqspec._core.codec import record_of
-from qdqspec._core.config.declared import duration
+from qdqspec._core.options import duration
+from qdqspec._core.records import record_of
 from qdqspec.spec.fields import (
     Activations,
     Correction,

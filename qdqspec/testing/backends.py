@@ -6,7 +6,7 @@
             return MyBackend()
 
 It builds one small model (Conv, Relu, pooling, Gemm) without and with Q/DQ pairs, and calls each hook that the
-backend's package declares (`qdqspec._core.config.hooks`); no test depends on timing.
+backend's package declares (`qdqspec._core.hooks`); no test depends on timing.
 """
 
 from __future__ import annotations
@@ -27,11 +27,10 @@ import onnx.parser
 import pytest
 from onnx import TensorProto, numpy_helper
 
-from qdqspec._core import registry
+from qdqspec._core import hooks, registry
 from qdqspec._core.arrays import Array
-from qdqspec._core.config import hooks
-from qdqspec._core.config.declared import ARGUMENTS, LIBRARIES, PATH
-from qdqspec._core.config.settings import DEFAULT_BACKEND
+from qdqspec._core.options import ARGUMENTS, LIBRARIES, PATH
+from qdqspec._core.registry import DEFAULT_BACKEND
 from qdqspec.backends.base import Backend, BuildOptions, Engine
 from qdqspec.errors import BackendError, BackendUnavailableError, ConfigError, ModelError, QdqspecError
 from qdqspec.graph.model import Model, load_model

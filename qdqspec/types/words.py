@@ -30,7 +30,7 @@ EvidenceKind: TypeAlias = Literal[
     "builds",
     "figures",
 ]
-LintTarget: TypeAlias = str  # a lint target that a backend declares, see `qdqspec._core.config.hooks`
+LintTarget: TypeAlias = str  # a lint target that a backend declares, see `qdqspec._core.hooks`
 FindingSeverity: TypeAlias = Literal["refused", "slow", "note"]
 Optimizer: TypeAlias = str  # one of `OPTIMIZERS`, or one that a backend declares
 RegionType: TypeAlias = Literal["LEAF", "COMPOSITE", "ROOT"]

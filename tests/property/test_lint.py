@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from random_models import placed_models, ranges_for
 
-from qdqspec._core.config.hooks import all_names
+from qdqspec._core.hooks import all_names
 from qdqspec.graph.model import Model
 from qdqspec.qdq.edit.insert import insert_qdq
 from qdqspec.qdq.lint import lint_model, rules_for

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqspec._core.deadline import Deadline
-from qdqspec._core.progress import Heartbeat, ProgressBar, bar_texts, can_draw, heartbeat_line
+from qdqspec._core.progress import Deadline, Heartbeat, ProgressBar, bar_texts, can_draw, heartbeat_line
 from qdqspec._core.units import (
     at_least_text,
     at_most_text,

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from qdqspec._core.codec import from_data
-from qdqspec._core.plain_json import content_sum, read_json
+from qdqspec._core.records import content_sum, from_data, read_json
 from qdqspec.accuracy.corrections.bias import correct_biases
 from qdqspec.accuracy.corrections.equalization import equalize
 from qdqspec.accuracy.corrections.problem import USABLE_DB, CorrectionTask, IsOver, Problem, Ranges

@@ -15,17 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from qdqspec._core import registry
-from qdqspec._core.config import (
-    Settings,
-    claim_folder,
-    find_folder,
-    find_root,
-    hooks,
-    list_settings,
-    load_settings,
-)
-from qdqspec._core.config.declared import duration
+from qdqspec._core import hooks, registry
+from qdqspec._core.config import Settings, claim_folder, find_folder, find_root, list_settings, load_settings
+from qdqspec._core.options import duration
 from qdqspec.errors import ConfigError
 from qdqspec.graph.model import Model
 from qdqspec.qdq.read.survival import run_optimizer
@@ -301,7 +293,7 @@ def test_only_the_suffix_of_a_spec_is_not_part_of_its_name(case, spec: str, name
 
 
 PACKAGE = """
-from qdqspec._core.config.hooks import Declaration
+from qdqspec._core.hooks import Declaration
 
 declaration = Declaration(
     targets=("qdq_mine", "qdq_mine-small"),

@@ -17,9 +17,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqspec._core.files import copy_whole, create_file, partial_folder, write_whole
-from qdqspec._core.plain_json import TooLargeError, parse_json, read_json
-from qdqspec._core.temporary import TemporaryFolder, shared_folder
+from qdqspec._core.files import (
+    TemporaryFolder,
+    copy_whole,
+    create_file,
+    partial_folder,
+    shared_folder,
+    write_whole,
+)
+from qdqspec._core.records import TooLargeError, parse_json, read_json
 from qdqspec.errors import OutputError
 
 KILLED_WHILE_WRITING = """
@@ -117,7 +123,7 @@ def test_a_writer_removes_abandoned_files_and_keeps_those_possibly_in_use(tmp_pa
 
 HOLDER = """
 import sys
-from qdqspec._core.temporary import TemporaryFolder
+from qdqspec._core.files import TemporaryFolder
 with TemporaryFolder() as folder:
     (folder / "weights.bin").write_bytes(b"x" * 1000)
     print(folder, flush=True)

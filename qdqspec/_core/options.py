@@ -281,9 +281,3 @@ def check_option(
         declared.value(word, value)
     except ConfigError as error:
         raise ConfigError(f"{origin}: {error.what}", where=error.where, cure=error.cure) from None
-
-
-def require_plugins(backend: str, origin: str) -> None:
-    """Raise `ConfigError` if plugin libraries are given to a backend that loads none."""
-    if "plugins" not in {option.word for option in options_of(backend).options}:
-        raise ConfigError(f"{origin}: backend {backend} loads no plugin libraries", cure="leave it out")
