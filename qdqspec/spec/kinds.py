@@ -16,7 +16,7 @@ from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, Val
 
 from qdqspec._core import hooks, registry
 from qdqspec.spec.fields import is_id, slug
-from qdqspec.types.words import OPTIMIZERS
+from qdqspec.types import OPTIMIZERS
 
 
 def params_of(kind: str) -> type[BaseModel]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeAlias
 
-from qdqspec.types.parity import ParityEvidence, TensorParity, TopK
-from qdqspec.types.words import EvidenceKind, LintTarget, Optimizer
+from qdqspec.types.evidence import EvidenceKind, LintTarget, Optimizer
+from qdqspec.types.measurement import ParityEvidence, TensorParity, TopK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
