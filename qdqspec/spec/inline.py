@@ -17,11 +17,9 @@ from pydantic import Field, ValidationError
 
 from qdqspec._core.registry import did_you_mean
 from qdqspec.errors import ConfigError
-from qdqspec.spec.fields import SpecSection
+from qdqspec.spec.fields import SpecPath, SpecSection
 from qdqspec.spec.inputs import InputsSection
-from qdqspec.spec.messages import error_without_file
-from qdqspec.spec.paths import SpecPath
-from qdqspec.spec.reader import Loc
+from qdqspec.spec.problems import Loc, error_without_file
 from qdqspec.spec.sections import PatternsSection, QuantizeSection, RegionsSection, TuneSection
 from qdqspec.types import (
     Case,

@@ -10,8 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, mod
 from pydantic_core import PydanticCustomError
 
 from qdqspec._core.records import record_of
-from qdqspec.spec.fields import Count, Listed, Positive, SpecSection, Words
-from qdqspec.spec.paths import DataPath, SpecPath
+from qdqspec.spec.fields import Count, DataPath, Listed, Positive, SpecPath, SpecSection, Words
 from qdqspec.types import Data, DataSource, ImageRules, Inputs, InputShape, ShapeProfile
 
 

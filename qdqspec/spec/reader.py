@@ -18,12 +18,10 @@ import yaml
 from yaml import Event, Mark, MarkedYAMLError, YAMLError, events
 from yaml.reader import ReaderError
 
-from qdqspec.spec.problems import Problem, source_lines
+from qdqspec.spec.problems import Loc, Problem, source_lines
 
-Loc: TypeAlias = tuple[str | int, ...]
 Plain: TypeAlias = "dict[str, Plain] | list[Plain] | str | int | float | bool"
 
-MAX_BYTES = 1_000_000
 MAX_DEPTH = 50
 MAX_ALIASES = 20
 MAX_NODES = 20_000

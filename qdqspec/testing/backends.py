@@ -323,7 +323,7 @@ class BackendContract:
     def test_declares_without_loading_a_runtime(self, backend: Backend, declared: hooks.Declaration) -> None:
         """Specs are validated against the declaration when pytest collects: it loads neither numpy nor onnx."""
         program = (
-            "import sys; from qdqspec._core.config import hooks; "
+            "import sys; from qdqspec._core import hooks; "
             f"hooks.declaration_of({backend.name!r}); "
             "print(*({'numpy', 'onnx'} & set(sys.modules)))"
         )

@@ -34,7 +34,7 @@ from qdqspec.graph.regions.expressions import parse
 from qdqspec.qdq.scheme.cache import read_cache
 from qdqspec.qdq.scheme.scheme_file import apply_scheme, read_scheme, write_scheme
 from qdqspec.search.journal import Journal
-from qdqspec.spec.load import load_spec
+from qdqspec.spec.models import load_spec
 from qdqspec.testing.backends import small_model
 from qdqspec.testing.records import sample_run
 from qdqspec.timing.change import BuildTimes, change_between

@@ -21,7 +21,7 @@ from qdqspec.app.session import Session
 from qdqspec.checks.base import CheckParams, baseline_entries
 from qdqspec.checks.verdicts import unmeasured, verdict
 from qdqspec.errors import ConfigError, DataError
-from qdqspec.spec.load import load_spec
+from qdqspec.spec.models import load_spec
 from qdqspec.types import Case, CheckSpec, Evidence, EvidenceKind, Section, TuneRules, Verdict
 from qdqspec.types.requests import (
     BaselineRequest,
