@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypedDict
 
@@ -115,7 +114,7 @@ class BareSpec(SpecSection):
     tune: TuneSection = TuneSection()
 
 
-_ACCURACY = ("metric", "min", "max_drop")
+_ACCURACY = ("metric", "min", "max_drop")  # options inside ``accuracy``
 # The location of each option in a spec.
 _PLACES = {
     "name": ("name",),
@@ -201,8 +200,15 @@ def _validate(data: dict[str, Any], asked: Mapping[str, Any], written: Callable[
     try:
         bare = BareSpec.model_validate(data)
     except ValidationError as error:
-        name = partial(_find_word, asked=asked, written=written)
-        raise error_without_file(error, BareSpec, data, name=name) from None
+
+        def find_word(loc: Loc) -> str | None:
+            """The option that set a location of the spec, as the caller writes it."""
+            exact = (word for word in asked if loc[: len(_PLACES[word])] == _PLACES[word])
+            below = (word for word in asked if _PLACES[word][: len(loc)] == loc)
+            word = next(chain(exact, below), None)
+            return None if word is None else written(word)
+
+        raise error_without_file(error, BareSpec, data, name=find_word) from None
     if bare.tune.accuracy is not None and bare.inputs.evaluation is None:
         word = written(next(word for word in (*_ACCURACY, "accuracy") if word in asked))
         raise ConfigError(
@@ -210,15 +216,6 @@ def _validate(data: dict[str, Any], asked: Mapping[str, Any], written: Callable[
             cure=f"add {written('evaluation')}: an .npz with the model's inputs and 'labels'",
         )
     return bare
-
-
-def _find_word(loc: Loc, *, asked: Mapping[str, Any], written: Callable[[str], str]) -> str | None:
-    """The option that set a location of the spec, as the caller writes it."""
-    places = {word: _PLACES[word] for word in asked}
-    exact = (word for word, place in places.items() if loc[: len(place)] == place)
-    below = (word for word, place in places.items() if place[: len(loc)] == loc)
-    word = next(chain(exact, below), None)
-    return None if word is None else written(word)
 
 
 def _make_case(bare: BareSpec) -> Case:

@@ -41,10 +41,6 @@ class ShapeSection(SpecSection):
             raise PydanticCustomError("shape", "not min <= opt <= max in every dimension")
         return self
 
-    def record(self) -> InputShape:
-        """The three shapes as a record; missing bounds equal ``opt``."""
-        return InputShape(min=self.min or self.opt, opt=self.opt, max=self.max or self.opt)
-
 
 ShortShape: TypeAlias = Annotated[
     ShapeSection, BeforeValidator(_shape, json_schema_input_type=Dims | ShapeSection)
@@ -136,7 +132,10 @@ class InputsSection(SpecSection):
         profiles = []
         for profile in self.shapes:
             weights = [shape.weight for shape in profile.values() if shape.weight is not None]
-            shapes = {name: shape.record() for name, shape in profile.items()}
+            shapes = {
+                name: InputShape(min=shape.min or shape.opt, opt=shape.opt, max=shape.max or shape.opt)
+                for name, shape in profile.items()
+            }
             profiles.append(ShapeProfile(shapes=shapes, weight=weights[0] if weights else 1.0))
         return Inputs(
             profiles=tuple(profiles) or (ShapeProfile(),),

@@ -21,7 +21,6 @@ Loc: TypeAlias = tuple[str | int, ...]
 MAX_PROBLEMS = 20
 MAX_MESSAGE = 200  # characters; keys, tags and values in it may be long
 _MAX_WIDTH = 100  # of a source line; a longer one is cut around the caret
-_LINE_BREAK = re.compile(r"\r\n|\n|\r")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +40,7 @@ class Problem:
 
 def source_lines(text: str) -> list[str]:
     """The lines as the YAML reader counts them; ``str.splitlines`` knows more kinds of line break."""
-    return _LINE_BREAK.split(text)
+    return re.split(r"\r\n|\n|\r", text)
 
 
 def excerpt(path: Path, line: int, column: int | None = None) -> str:
@@ -66,14 +65,17 @@ def numbered(
 ) -> list[str]:
     """Source lines around ``line``, each with its number, and a line with a caret if a column is given."""
     line = min(max(line, 1), len(lines))
-    shown = range(max(line - 1, 1), min(line + after, len(lines)) + 1)
-    gutter = len(str(shown[-1])) + 3
+    last = min(line + after, len(lines))
+    gutter = len(str(last)) + 3
     long, start = len(lines[line - 1]), 0
     if long > _MAX_WIDTH:  # cut so that the column is visible
         start = max(0, min((column or 1) - _MAX_WIDTH // 2, long - _MAX_WIDTH))
     rows = []
-    for number in shown:
-        rows.append(f"{number:>{gutter}} | {_visible(lines[number - 1], start)}".rstrip())
+    for number in range(max(line - 1, 1), last + 1):
+        # one column per character, so that the caret is at the right position
+        cut = lines[number - 1][start : start + _MAX_WIDTH]
+        shown = "".join(ch if ch.isprintable() else " " if ch == "\t" else "?" for ch in cut)
+        rows.append(f"{number:>{gutter}} | {shown}".rstrip())
         if number == line and column is not None:
             indent = " " * (column - 1 - start)
             room = min(len(lines[line - 1].rstrip()), start + _MAX_WIDTH) - column + 1
@@ -99,15 +101,7 @@ def spec_error(problems: Sequence[Problem], lines: Sequence[str], name: str) -> 
     return error
 
 
-def _visible(line: str, start: int) -> str:
-    """The line with one column per character, so that the caret is at the right position."""
-    cut = line[start : start + _MAX_WIDTH]
-    return "".join(ch if ch.isprintable() else " " if ch == "\t" else "?" for ch in cut)
-
-
 # ---- errors of pydantic --------------------------------------------------------------------------
-
-_MAX_SHOWN = 60  # characters of a value in a message
 
 # pydantic's terms, and those of YAML.
 _WORDS = (
@@ -121,7 +115,6 @@ _WORDS = (
     (r" after validation", ""),
     (r", unable to parse string as an? \w+", ""),
 )
-_SUBJECTS = ("Input", "Tuple", "List", "Dictionary", "String", "Value")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,24 +156,23 @@ def error_without_file(
 
 
 def _make_finding(details: ErrorDetails, model: type[BaseModel], data: object) -> SpecProblem:
+    """The problem; of an invalid word, the nearest valid one is the hint, and all of them are the note."""
     loc: Loc = details["loc"]
     kind, value, context = details["type"], details["input"], details.get("ctx", {})
+    expected = re.findall(r"'([^']*)'", str(context.get("expected")))
+    message, word, known, what = details["msg"], context.get("name", ""), context.get("known"), "names"
     if kind == "extra_forbidden":
-        message = f"unknown key '{loc[-1]}' in {_write_place(loc[:-1], data)}"
-        return _make_choice(loc, message, loc[-1], _find_keys(loc, model, data), "keys")
-    if kind == "missing":
-        return SpecProblem(loc=loc, message=f"'{loc[-1]}' is missing in {_write_place(loc[:-1], data)}")
-    known = re.findall(r"'([^']*)'", str(context.get("expected")))
-    if kind == "literal_error" and len(known) > 1:
-        message = f"{_write_value(value)} is not a value of '{_find_key(loc, data)}'"
-        return _make_choice(loc, message, value, known, "values")
-    if "known" in context:
-        return _make_choice(loc, details["msg"], context.get("name", ""), context["known"], "names")
-    return SpecProblem(loc=loc, message=_write_message(details, data), hint=context.get("hint", ""))
-
-
-def _make_choice(loc: Loc, message: str, word: object, known: Sequence[str], what: str) -> SpecProblem:
-    """A finding about an invalid word: the nearest valid one as hint, all of them as note."""
+        message, word = f"unknown key '{loc[-1]}' in {_write_place(loc[:-1], data)}", loc[-1]
+        known, what = _find_keys(loc, model, data), "keys"
+    elif kind == "missing":
+        message = f"'{loc[-1]}' is missing in {_write_place(loc[:-1], data)}"
+    elif kind == "literal_error" and len(expected) > 1:
+        message, word = f"{_write_value(value)} is not a value of '{_find_key(loc, data)}'", value
+        known, what = expected, "values"
+    elif known is None:
+        message = _write_message(details, data)
+    if known is None:
+        return SpecProblem(loc=loc, message=message, hint=context.get("hint", ""))
     near = registry.did_you_mean(str(word), list(known)).strip(" ()")
     note = f"valid {what}: {', '.join(known)}"
     return SpecProblem(loc=loc, message=message, at_key=what == "keys", hint=near, note=note)
@@ -189,7 +181,7 @@ def _make_choice(loc: Loc, message: str, word: object, known: Sequence[str], wha
 def _write_message(details: ErrorDetails, data: object) -> str:
     text = details["msg"].removeprefix("Value error, ")
     subject, should, rest = text.partition(" should ")
-    if subject not in _SUBJECTS or not should:
+    if subject not in ("Input", "Tuple", "List", "Dictionary", "String", "Value") or not should:
         return text
     for pydantic_word, our_word in _WORDS:
         rest = re.sub(pydantic_word, our_word, rest)
@@ -263,5 +255,5 @@ def _write_value(value: object) -> str:
     if isinstance(value, list | tuple | set):
         return "a list"
     text = str(value).lower() if isinstance(value, bool | None) else str(value)
-    text = plain(text, _MAX_SHOWN)
+    text = plain(text, 60)
     return f"'{text}'" if isinstance(value, str) else text
