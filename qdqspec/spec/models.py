@@ -45,7 +45,7 @@ from qdqspec.spec.fields import (
 from qdqspec.spec.inputs import InputsSection
 from qdqspec.spec.kinds import BackendName, Checks, StrategyName, check_ids, needs_labels, refused
 from qdqspec.spec.problems import Loc, Problem, error_without_file, findings, source_lines, spec_error
-from qdqspec.spec.reader import read_yaml
+from qdqspec.spec.reader import Document
 from qdqspec.spec.sections import (
     PatternsSection,
     QuantizeSection,
@@ -384,7 +384,7 @@ def load_spec(path: Path, *, root: Path | None = None, allow_paths: Sequence[Pat
     path = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow links
     within = Path(os.path.abspath(root or Path.cwd()))  # noqa: PTH100 - as the path itself
     name = path.relative_to(within).as_posix() if path.is_relative_to(within) else str(path)
-    document = read_yaml(_read_text(path, name))
+    document = Document(_read_text(path, name))
     problems, data = [*document.problems], document.data
     if data or not problems:
         if "qdqspec" not in data:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from qdqspec import load_spec
 from qdqspec.errors import SpecError
 from qdqspec.spec.problems import Problem, numbered, source_lines, spec_error
-from qdqspec.spec.reader import MAX_ALIASES, MAX_NODES, read_yaml
+from qdqspec.spec.reader import MAX_ALIASES, MAX_NODES, Document
 
 
 @pytest.mark.parametrize(
@@ -29,16 +29,16 @@ from qdqspec.spec.reader import MAX_ALIASES, MAX_NODES, read_yaml
     ],
 )
 def test_scalars_are_read_by_the_rules_of_yaml_1_2(text: str, value: object) -> None:
-    document = read_yaml(f"a: {text}\n")
+    document = Document(f"a: {text}\n")
     assert not document.problems
     assert document.data == {"a": value}
     assert type(document.data["a"]) is type(value)
 
 
 def test_keys_are_read_as_text_and_aliases_as_their_anchor() -> None:
-    document = read_yaml("{1: &x [1, 2], on: *x, 2.0: c, null: d}")
+    document = Document("{1: &x [1, 2], on: *x, 2.0: c, null: d}")
     assert document.data == {"1": [1, 2], "on": [1, 2], "2.0": "c", "null": "d"}
-    assert document.problems == ()
+    assert not document.problems
 
 
 @pytest.mark.parametrize(
@@ -71,13 +71,13 @@ def test_keys_are_read_as_text_and_aliases_as_their_anchor() -> None:
     ],
 )
 def test_invalid_yaml_is_a_problem_with_its_position(text: str, line: int, column: int, message: str) -> None:
-    (problem,) = read_yaml(text).problems
+    (problem,) = Document(text).problems
     assert (problem.line, problem.column) == (line, column)
     assert message in problem.message
 
 
 def test_all_problems_of_the_yaml_are_found_and_the_first_value_is_kept() -> None:
-    document = read_yaml("a: 1\na: {x: !t 2, x: 3}\nb:\n")
+    document = Document("a: 1\na: {x: !t 2, x: 3}\nb:\n")
     assert [p.line for p in document.problems] == [2, 2, 2, 3]
     assert document.data == {"a": 1}
 
@@ -96,7 +96,7 @@ def test_all_problems_of_the_yaml_are_found_and_the_first_value_is_kept() -> Non
 def test_the_position_of_a_problem_is_that_of_the_value_or_of_the_key(
     loc: tuple[str | int, ...], at_key: bool, position: tuple[int, int, int]
 ) -> None:
-    document = read_yaml("top:\n  - {name: x, list: [1, 22]}\n")
+    document = Document("top:\n  - {name: x, list: [1, 22]}\n")
     at = document.problem(loc, "m", at_key=at_key)
     assert (at.line, at.column, at.width) == position
     assert document.line(("nowhere",)) == 1
