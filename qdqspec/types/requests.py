@@ -87,10 +87,6 @@ class InputLimits(Protocol):
         """The parameters as JSON data, with the ``kind`` of the check that reads them."""
 
 
-def _no_output(_: ParityEvidence) -> None:
-    return None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParityRequest:
     """The outputs compared with ``top``, and the errors of quantization and runtime separately: ``Evidence.parity``.
@@ -102,7 +98,7 @@ class ParityRequest:
 
     kind: ClassVar[EvidenceKind] = "parity"
     top: TopK = field(default_factory=TopK)
-    culpable: Callable[[ParityEvidence], str | None] = _no_output
+    culpable: Callable[[ParityEvidence], str | None] = lambda _: None
     limits_slices: bool = False
     key: str = ""
     limits: InputLimits | None = None
