@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import gc
-import json
 import os
 import signal
 import subprocess
@@ -14,8 +13,6 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from qdqspec._core.files import (
     TemporaryFolder,
@@ -205,13 +202,3 @@ def test_a_file_above_the_limits_is_not_read(tmp_path: Path) -> None:
         read_json(tmp_path / "a.json", most_bytes=5)
     with pytest.raises(TooLargeError, match="more than 5,000,000 parts"):
         parse_json(b"[" + b"[]," * 5_000_001 + b"[]]")
-
-
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-    )
-)  # fmt: skip
-def test_values_are_equal_after_writing_and_reading(value: object) -> None:
-    assert parse_json(json.dumps(value).encode()) == value
