@@ -23,9 +23,9 @@ from qdqspec._core.options import (
     BACKEND,
     BACKEND_OPTION,
     PATH,
+    SWITCH,
     TEXT,
     TIME,
-    TRUTH,
     ValueType,
     check_option,
     one_of,
@@ -76,7 +76,7 @@ class Option:
 
 def _option(default: Any, type_: ValueType, metavar: str, text: str, command_line: str = "") -> Any:
     """A field of `Settings` that is an option; it is repeatable if the default is a tuple."""
-    kind = "many" if isinstance(default, tuple) else "switch" if type_ is TRUTH else "one"
+    kind = "many" if isinstance(default, tuple) else "switch" if type_ is SWITCH else "one"
     words = {"type": type_, "metavar": metavar, "help": text, "kind": kind, "command_line": command_line}
     return field(default=default, metadata=words)
 
@@ -107,8 +107,8 @@ class Settings:
         "DIR",
         "Folder of the cache of finished searches (default: .qdqspec/cache).",
     )
-    no_cache: bool = _option(False, TRUTH, "", "Neither read nor write the cache.")
-    retune: bool = _option(False, TRUTH, "", "Search again although a winner is cached, and replace it.")
+    no_cache: bool = _option(False, SWITCH, "", "Neither read nor write the cache.")
+    retune: bool = _option(False, SWITCH, "", "Search again although a winner is cached, and replace it.")
     seed: int = _option(0, whole(0), "N", "Seed of search and random inputs (default: 0).")
     threads: int = _option(1, whole(1), "N", "Number of threads for inference (default: 1).")
     jobs: int = _option(
@@ -198,7 +198,7 @@ class Settings:
         "Certificates of the cluster (default: .qdqspec/cluster).",
         REMOTE_CODE,
     )
-    update_in_ci: bool = _option(False, TRUTH, "", "Allow --qdq-update in CI.")
+    update_in_ci: bool = _option(False, SWITCH, "", "Allow --qdq-update in CI.")
     layout: Literal["spec/case", "case", ""] = "spec/case"
     in_ci: bool = False
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)

@@ -25,7 +25,6 @@ Plain: TypeAlias = "dict[str, Plain] | list[Plain] | str | int | float | bool"
 MAX_DEPTH = 50
 MAX_ALIASES = 20
 MAX_NODES = 20_000
-_MAX_DIGITS = 40  # of a number; Python refuses to convert more than 4,300
 
 # Plain scalars of YAML 1.2 (core schema, section 10.3.2); digits may be grouped by underscores.
 _NULL = frozenset({"", "~", "null", "Null", "NULL"})
@@ -88,8 +87,6 @@ class Document:
         start = self._next()
         if not isinstance(start, events.DocumentStartEvent):
             self._stop(None, "the file is empty", hint="a spec begins with 'qdqspec: 1'")
-        if start.version not in (None, (1, 2)):
-            self._note(start, "a spec is YAML 1.2", hint="remove the %YAML directive")
         first = self._next()
         data = self._value(first, ())
         self._next()
@@ -117,12 +114,8 @@ class Document:
             self._note(event, f"explicit tag '{tag}'", hint="a spec is plain data; remove the tag")
         before = self._nodes
         if isinstance(event, events.ScalarEvent):
-            value = str(event.value)
-            if event.implicit[0]:  # neither quoted nor a block of text
-                if len(value) > _MAX_DIGITS and not value.strip("+-.0123456789eE_"):
-                    self._note(event, f"a number of more than {_MAX_DIGITS} digits")
-                else:
-                    value = _read_scalar(value)
+            # text if it is quoted or a block of text
+            value = _read_scalar(str(event.value)) if event.implicit[0] else str(event.value)
         elif len(loc) >= MAX_DEPTH:
             self._stop(event, f"nested more than {MAX_DEPTH} deep")
         elif isinstance(event, events.MappingStartEvent):
@@ -214,7 +207,7 @@ def _read_scalar(text: str) -> Plain | None:
         return None
     if text in _BOOL:
         return _BOOL[text]
-    if len(text) > _MAX_DIGITS:
+    if len(text) > 40:  # Python refuses to convert more than 4,300 digits
         return text
     digits = text.replace("_", "")
     if _INT.fullmatch(text):

@@ -70,7 +70,7 @@ def test_switches_and_lists_in_the_environment_are_parsed(tmp_path, word, value)
     [
         ("[tool.qdqspec]\nbackent = 'x'\n", "unknown key 'backent' (did you mean 'backend'?)"),
         ("[tool.qdqspec]\nthreads = 0\n", "threads: '0' does not fit: a whole number of at least 1"),
-        ("[tool.qdqspec]\nno-cache = 3\n", "no-cache: '3' does not fit: true or false"),
+        ("[tool.qdqspec]\nno-cache = 3\n", "no-cache: '3' does not fit: on or off"),
         (
             "[tool.qdqspec]\nreport = ['~nobody.md']\n",
             "report: '~nobody.md' does not fit: there is no home folder",

@@ -26,6 +26,7 @@ from qdqspec.spec.reader import MAX_ALIASES, MAX_NODES, Document
         ("1:30", "1:30"),
         ('"1"', "1"),
         (".inf", math.inf),
+        ("9" * 5000, "9" * 5000),
     ],
 )
 def test_scalars_are_read_by_the_rules_of_yaml_1_2(text: str, value: object) -> None:
@@ -53,11 +54,9 @@ def test_keys_are_read_as_text_and_aliases_as_their_anchor() -> None:
         ("a: *b\n", 1, 4, "alias '*b' has no anchor before it"),
         ("? [a]\n: 1\n", 1, 3, "a key is a plain word, not a list, mapping or alias"),
         ("&k a: 1\n", 1, 1, "a key has neither tag nor anchor"),
-        ("%YAML 1.1\n---\na: yes\n", 1, 1, "a spec is YAML 1.2"),
         ("- a\n", 1, 1, "a spec is a mapping of keys to values"),
         ("", 1, 1, "the file is empty"),
         ("a: 1\nb: 2 # \x00\n", 2, 8, "character U+0000 is not allowed in YAML"),
-        ("a: " + "9" * 41, 1, 4, "a number of more than 40 digits"),
         ("a: b: c\n", 1, 5, "not valid YAML: mapping values are not allowed here"),
         ("a: [1,\n", 2, 1, "not valid YAML: while parsing a flow"),
         ("a: " + "[" * 51 + "]" * 51, 1, 53, "nested more than 50 deep"),
