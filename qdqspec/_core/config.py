@@ -325,10 +325,7 @@ def load_settings(
     given["backend_option"] = (*given.get("backend_option", ()), *own)
     origins = {key: setting.origin for key, setting in found.items()}
     settings = Settings(root=root, in_ci=in_ci, origins=origins, **given)
-    words = (
-        {option.word for option in options_of(settings.backend).options} if settings.plugin else {"plugins"}
-    )
-    if "plugins" not in words:
+    if settings.plugin and "plugins" not in (option.word for option in options_of(settings.backend).options):
         what = f"{origins['plugin']}: backend {settings.backend} loads no plugin libraries"
         raise ConfigError(what, cure="leave it out")
     return settings

@@ -72,6 +72,8 @@ AXES = {
 MAX_CASES = 256  # of one spec
 MAX_COMBINATIONS = 4096  # before exclude, so that expansion is fast
 
+Value: TypeAlias = str | int
+Choice: TypeAlias = dict[str, Value]
 _T = TypeVar("_T")
 
 
@@ -160,10 +162,6 @@ class MatrixSection(SpecSection):
                 raise ValueError(f"two cases of the matrix are called '{name}'")
             named[name] = choice
         return named
-
-
-Value: TypeAlias = str | int
-Choice: TypeAlias = dict[str, Value]
 
 
 def chosen(section: ChoiceSection | MatrixSection) -> dict[str, Any]:
