@@ -34,12 +34,10 @@ class Interpreter(Protocol):
     @property
     def python(self) -> Path:
         """Its executable."""
-        ...
 
     @property
     def variables(self) -> Mapping[str, str]:
         """Environment variables that it needs."""
-        ...
 
 
 def python_command(

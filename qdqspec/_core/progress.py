@@ -89,11 +89,9 @@ class Display(Protocol):
 
     def update(self, progress: Progress) -> None:
         """Show the newest state."""
-        ...
 
     def close(self) -> None:
         """Remove the display."""
-        ...
 
 
 def _parts(progress: Progress, *, counts: bool = True) -> list[str]:

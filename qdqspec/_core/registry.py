@@ -90,9 +90,5 @@ def loaded(point: importlib.metadata.EntryPoint, what: str) -> object:
 def did_you_mean(word: str, known: tuple[str, ...] | list[str]) -> str:
     """`` (did you mean 'x'?)`` if a similar name is known, else empty."""
     folded, typed = {name.casefold(): name for name in known}, word.casefold()
-    close = difflib.get_close_matches(typed, folded, cutoff=0.6)
-    # of equally similar names, one with the same first letter, which is rarely wrong
-    likeness = {
-        name: (difflib.SequenceMatcher(None, name, typed).ratio(), name[:1] == typed[:1]) for name in close
-    }
-    return f" (did you mean '{folded[max(close, key=likeness.__getitem__)]}'?)" if close else ""
+    close = difflib.get_close_matches(typed, folded, n=1)
+    return f" (did you mean '{folded[close[0]]}'?)" if close else ""
