@@ -55,11 +55,12 @@ def refusal(path: Path, **where: object) -> SpecError:
 
 
 # ---- valid specs ---------------------------------------------------------------------------------
-def test_the_case_of_a_minimal_spec(write: Write, tmp_path: Path) -> None:
-    case = the_case(write(HEAD + CHECKS))
+def test_a_minimal_spec_with_a_byte_order_mark_and_crlf_line_ends(write: Write, tmp_path: Path) -> None:
+    path = write("")
+    path.write_bytes(("\ufeff" + HEAD + CHECKS).replace("\n", "\r\n").encode())
+    case = the_case(path)
     assert (case.id, case.name, case.line) == ("default", "a::default", 1)
-    assert case.model == tmp_path / "specs" / "m.onnx"
-    assert case.spec == tmp_path / "specs" / "a.qdq.yaml"
+    assert (case.spec, case.model) == (path, tmp_path / "specs" / "m.onnx")
     (check,) = case.checks
     assert (check.id, check.kind, check.severity, check.line) == ("speedup", "speedup", "error", 4)
     assert check.params.min == 1.2
@@ -135,14 +136,6 @@ xfail: {reason: not yet, strict: false}
     assert skipping.unless == {"backend": "tensorrt", "compute_capability": ">=8.9"}
 
 
-def test_a_spec_with_several_shape_profiles(write: Write) -> None:
-    shapes = "[{x: [1]}, {x: {opt: [8], max: [9], weight: 2}}]"
-    first, second = the_case(write(f"{HEAD}inputs: {{shapes: {shapes}}}\n{CHECKS}")).inputs.profiles
-    assert (first.opt(), first.weight) == ({"x": (1,)}, 1.0)
-    assert second.shapes["x"] == InputShape(min=(8,), opt=(8,), max=(9,))
-    assert second.weight == 2.0
-
-
 @pytest.mark.parametrize(
     ("key", "found", "value"),
     [
@@ -154,6 +147,14 @@ def test_a_spec_with_several_shape_profiles(write: Write) -> None:
             ("bits", "ranges"),
         ),
         ("tune: {minutes: 0.5}", lambda c: c.tune.minutes, 0.5),
+        (
+            "inputs: {shapes: [{x: [1]}, {x: {opt: [8], max: [9], weight: 2}}]}",
+            lambda c: c.inputs.profiles,
+            (
+                ShapeProfile(shapes={"x": InputShape.of((1,))}),
+                ShapeProfile(shapes={"x": InputShape(min=(8,), opt=(8,), max=(9,))}, weight=2.0),
+            ),
+        ),
         ("tune: {minutes: 1.5 h}", lambda c: c.tune.minutes, 90),
         (
             "inputs: {values: {sr: 16000, gain: [[1, 2.5], [0, 1]], on: true}}",
@@ -184,12 +185,6 @@ def test_default_ids_of_checks_are_distinct(write: Write) -> None:
     case = the_case(write(HEAD + text))
     assert [check.id for check in case.checks] == ["speedup", "speedup-2", "fast", "speedup-4"]
     assert [check.line for check in case.checks] == [4, 5, 6, 7]
-
-
-def test_a_byte_order_mark_and_crlf_line_ends_are_accepted(tmp_path: Path) -> None:
-    path = tmp_path / "crlf.qdq.yaml"
-    path.write_bytes(("\ufeff" + HEAD + CHECKS).replace("\n", "\r\n").encode())
-    assert load_spec(path).cases()[0].checks[0].line == 4
 
 
 class _Params(CheckParams):
