@@ -15,7 +15,6 @@ import errno
 import hashlib
 import os
 import platform
-import secrets
 import shutil
 import tempfile
 import time
@@ -191,7 +190,7 @@ class TemporaryFolder:
         from filelock import FileLock, Timeout
 
         home = shared_folder("runs")
-        self.path = home / secrets.token_hex(8)
+        self.path = home / os.urandom(8).hex()
         with explained("the temporary folder", home, _CURE):
             for found in home.glob("*.lock"):  # of runs that were killed
                 abandoned = FileLock(found, thread_local=False)

@@ -20,7 +20,7 @@ from qdqspec.graph.float32 import computes_in_float16, in_float32, is_converted
 from qdqspec.graph.model import Model
 from qdqspec.graph.unify import assumed, unified
 from qdqspec.qdq.space.search_space import SchemeSpace
-from tests.support.half_models import in_float16
+from tests.support.changed_models import in_float16
 
 PORTS = "(float16[2, 4] x) => (float16[2, 4] y)"
 
