@@ -33,11 +33,6 @@ def params_of(kind: str) -> type[BaseModel]:
     return params
 
 
-def needs_labels(kind: str) -> bool:
-    """Whether checks of a kind judge by a task metric, which needs evaluation data."""
-    return "accuracy" in getattr(registry.resolve("check", kind), "needs", ())
-
-
 def unknown_name(what: str, name: object, known: tuple[str, ...]) -> PydanticCustomError:
     """The error for a name that is not registered; message and hints are created when it is displayed."""
     return PydanticCustomError(

@@ -26,7 +26,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from qdqspec._core.registry import did_you_mean
+from qdqspec._core import registry
 from qdqspec.errors import SpecError
 from qdqspec.spec.fields import (
     MAX_BYTES,
@@ -43,8 +43,16 @@ from qdqspec.spec.fields import (
     slug,
 )
 from qdqspec.spec.inputs import InputsSection
-from qdqspec.spec.kinds import BackendName, Checks, StrategyName, check_ids, needs_labels, refused
-from qdqspec.spec.problems import Loc, Problem, error_without_file, findings, source_lines, spec_error
+from qdqspec.spec.kinds import BackendName, Checks, StrategyName, check_ids, refused
+from qdqspec.spec.problems import (
+    Loc,
+    Problem,
+    SpecProblem,
+    error_without_file,
+    findings,
+    source_lines,
+    spec_error,
+)
 from qdqspec.spec.reader import Document
 from qdqspec.spec.sections import (
     PatternsSection,
@@ -256,7 +264,7 @@ class Spec(SpecSection):
             asking: dict[Loc, str] = {
                 ("checks", n): f"check '{entry.kind}'"
                 for n, entry in enumerate(spec.checks)
-                if needs_labels(entry.kind)
+                if "accuracy" in getattr(registry.resolve("check", entry.kind), "needs", ())
             }
             if spec.tune.accuracy is not None:
                 asking["tune", "accuracy"] = "'tune.accuracy'"
@@ -386,17 +394,13 @@ def load_spec(path: Path, *, root: Path | None = None, allow_paths: Sequence[Pat
     problems, data = [*document.problems], document.data
     if data or not problems:
         if "qdqspec" not in data:
-            message = "'qdqspec' is missing in the spec"
-            problems.append(document.problem((), message, hint="add 'qdqspec: 1' as the first line"))
+            hint = "add 'qdqspec: 1' as the first line"
+            problem = SpecProblem(loc=(), message="'qdqspec' is missing in the spec", hint=hint)
+            problems.append(document.locate(problem))
         try:
             spec = Spec.model_validate(data, context=path_rules(path, root, allow_paths))
         except ValidationError as error:
-            problems += [
-                document.problem(
-                    found.loc, found.message, at_key=found.at_key, hint=found.hint, note=found.note
-                )
-                for found in findings(error, Spec, data)
-            ]
+            problems += map(document.locate, findings(error, Spec, data))
     if problems:
         raise spec_error(problems, document.lines, name)
     lines = tuple(document.line(("checks", n)) for n in range(len(spec.checks)))
@@ -413,7 +417,7 @@ def _read_text(path: Path, name: str) -> str:
             raise SpecError(f"a spec has at most {MAX_BYTES:,} bytes, not {status.st_size:,}", where=name)
         data = path.read_bytes()
     except OSError as error:
-        near = did_you_mean(path.name, [other.name for other in path.parent.glob("*.y*ml")])
+        near = registry.did_you_mean(path.name, [other.name for other in path.parent.glob("*.y*ml")])
         raise SpecError(
             f"cannot read the spec: {error.strerror}{near}", where=name, cure="check the path"
         ) from None

@@ -18,7 +18,7 @@ import yaml
 from yaml import Event, Mark, MarkedYAMLError, YAMLError, events
 from yaml.reader import ReaderError
 
-from qdqspec.spec.problems import Loc, Problem, source_lines
+from qdqspec.spec.problems import Loc, Problem, SpecProblem, source_lines
 
 Plain: TypeAlias = "dict[str, Plain] | list[Plain] | str | int | float | bool"
 
@@ -64,23 +64,21 @@ class Document:
         marks = self._keys.get(loc) or self._values.get(loc)
         return 1 if marks is None else int(marks[0].line) + 1
 
-    def problem(
-        self, loc: Loc, message: str, *, at_key: bool = False, hint: str = "", note: str = ""
-    ) -> Problem:
-        """A problem at the key or value of ``loc``.
+    def locate(self, found: SpecProblem) -> Problem:
+        """The problem at the key or value of its location.
 
-        Parts of ``loc`` that the file does not have (a missing key, a default, a short form) are skipped, so
+        Parts of the location that the file does not have (a missing key, a default, a short form) are skipped, so
         that the nearest text in the file is underlined.
         """
         here: Loc = ()
-        for part in loc:
+        for part in found.loc:
             here = (*here, part) if (*here, part) in self._values else here
         value: Any = self.data
         for part in here:
             value = value[part]
-        at_key = at_key or (here[-1:] != loc[-1:] and isinstance(value, Mapping | list))
+        at_key = found.at_key or (here[-1:] != found.loc[-1:] and isinstance(value, Mapping | list))
         marks = (self._keys.get(here) if at_key else None) or self._values.get(here)
-        return _make_problem(marks, message, hint=hint, note=note)
+        return _make_problem(marks, found.message, hint=found.hint, note=found.note)
 
     def _read(self) -> None:
         self._next()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from qdqspec import load_spec
 from qdqspec.errors import SpecError
-from qdqspec.spec.problems import Problem, numbered, source_lines, spec_error
+from qdqspec.spec.problems import Problem, SpecProblem, numbered, source_lines, spec_error
 from qdqspec.spec.reader import MAX_ALIASES, MAX_NODES, Document
 
 
@@ -96,7 +96,7 @@ def test_the_position_of_a_problem_is_that_of_the_value_or_of_the_key(
     loc: tuple[str | int, ...], at_key: bool, position: tuple[int, int, int]
 ) -> None:
     document = Document("top:\n  - {name: x, list: [1, 22]}\n")
-    at = document.problem(loc, "m", at_key=at_key)
+    at = document.locate(SpecProblem(loc=loc, message="m", at_key=at_key))
     assert (at.line, at.column, at.width) == position
     assert document.line(("nowhere",)) == 1
 
