@@ -144,7 +144,7 @@ _PLACES = {
 
 def inline_case(model: PathLike, asked: Mapping[str, Any]) -> Case:
     """The case of a model and options. Raises `ConfigError` for an unknown option, `SpecError` with other problems."""
-    return _make_case(_validate({"model": os.fspath(model)}, asked, str))
+    return _make_case({"model": os.fspath(model)}, asked, str)
 
 
 def with_words(case: Case, asked: Mapping[str, Any], *, written: Callable[[str], str] = str) -> Case:
@@ -158,7 +158,7 @@ def with_words(case: Case, asked: Mapping[str, Any], *, written: Callable[[str],
     if case.tune.accuracy is not None:
         limits = {name: value for name, value in asdict(case.tune.accuracy).items() if value is not None}
         _put(own, ("tune", "accuracy"), limits)
-    found = _make_case(_validate(own, asked, written))
+    found = _make_case(own, asked, written)
     fields: dict[str, dict[str, Any]] = {}
     for word in asked:
         place = _PLACES[word]
@@ -181,8 +181,8 @@ def data_source(given: object, word: str) -> DataSource:
     return source
 
 
-def _validate(data: dict[str, Any], asked: Mapping[str, Any], written: Callable[[str], str]) -> BareSpec:
-    """The spec of ``data`` and the options on top of it."""
+def _make_case(data: dict[str, Any], asked: Mapping[str, Any], written: Callable[[str], str]) -> Case:
+    """The case of a spec's ``data`` with the options on top of it."""
     for word, value in asked.items():
         if word not in _PLACES:
             known = sorted(_PLACES)
@@ -215,10 +215,6 @@ def _validate(data: dict[str, Any], asked: Mapping[str, Any], written: Callable[
             f"{word}: a task metric is measured on evaluation data, and none is given",
             cure=f"add {written('evaluation')}: an .npz with the model's inputs and 'labels'",
         )
-    return bare
-
-
-def _make_case(bare: BareSpec) -> Case:
     return Case(
         id=bare.name,
         model=bare.model,
