@@ -104,7 +104,7 @@ class Audit:
         return OK if sorted(leaves) == sorted(everything) else "nodes without a leaf"
 
     def same(self) -> str:
-        from reorder import renamed_and_reordered
+        from changed_models import renamed_and_reordered
 
         regions = find_regions(self.given)
         if find_regions(load_model(self.path)) != regions:

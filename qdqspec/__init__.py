@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from qdqspec.app.session.result import Result
     from qdqspec.app.session.study import Study
     from qdqspec.errors import QdqspecError
-    from qdqspec.spec.load import load_spec
-    from qdqspec.spec.models import Spec
+    from qdqspec.spec.models import Spec, load_spec
 
 __version__ = "0.1.0"
 
@@ -28,7 +27,7 @@ _HOME = {
     "compare": "qdqspec.app.api",
     "find_culprits": "qdqspec.app.api",
     "find_regions": "qdqspec.app.api",
-    "load_spec": "qdqspec.spec.load",
+    "load_spec": "qdqspec.spec.models",
     "measure": "qdqspec.app.api",
     "render": "qdqspec.app.api",
     "tune": "qdqspec.app.api",

@@ -16,9 +16,8 @@ from typing import Any
 from python_page import python_names
 from verbs_page import verb_fields
 
-from qdqspec._core import registry
-from qdqspec._core.config import hooks
-from qdqspec._core.config.options import OPTIONS
+from qdqspec._core import hooks, registry
+from qdqspec._core.config import OPTIONS
 from qdqspec.app import cli
 from qdqspec.app.report.record import RunPart
 from qdqspec.backends.base import backend_named

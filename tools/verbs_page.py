@@ -17,8 +17,8 @@ from typing import Any
 
 import onnx
 
-from qdqspec._core.codec import to_data
 from qdqspec._core.config import Settings
+from qdqspec._core.records import to_data
 from qdqspec.app.cli import cluster, main
 from qdqspec.app.cli.output import IMPOSSIBLE
 from qdqspec.app.cluster.inventory import WorkerInfo, announce

@@ -1,8 +1,12 @@
-"""Atomic writing of files, and removal of incomplete files of killed runs.
+"""Files that are written completely or not at all, and temporary folders that are removed even after a killed run.
 
 A file is written under a temporary name in the same folder and then renamed, so that no process, and no run
 after a kill, reads an incomplete file. A kill leaves a hidden file ``.qdqspec-*.part``, which the next writer
 in that folder removes.
+
+All temporary folders of a user are in one folder, each beside a lock file that its process holds. The system releases
+the lock when the process ends, in any way; the next run that needs a folder removes those that are not
+locked. No clock is used.
 """
 
 from __future__ import annotations
@@ -14,18 +18,23 @@ import platform
 import shutil
 import tempfile
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
 
 from qdqspec.errors import OutputError
 
-SHARED = "qdqspec-"  # prefix of a user's folder for temporary files
+if TYPE_CHECKING:
+    from filelock import FileLock
+
 RESULT = "result.json"  # of a case; written last: if it exists, the files beside it are complete
 
 _PREFIX, _SUFFIX = ".qdqspec-", ".part"
-_ABANDONED = 2 * 86400.0  # seconds; exceeds the time of any write and the error of clocks
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_SHARED = "qdqspec-"  # prefix of a user's folder for temporary files
+_CURE = "set TMPDIR to another folder"
 
 
 def write_whole(
@@ -92,12 +101,12 @@ def remove_partial(folder: Path) -> None:
     """Remove incomplete files that killed runs left in a folder.
 
     These are files named after a process of this machine that has ended, whatever their age; if the process
-    may be another machine's, files older than two days.
+    may be another machine's, files older than two days, which exceeds the time of any write and the error of clocks.
     """
     with suppress(OSError):
         for left in folder.glob(f"{_PREFIX}*{_SUFFIX}"):
             runs = _process_runs(left.name)
-            if runs is False or (runs is None and time.time() - left.stat().st_mtime > _ABANDONED):
+            if runs is False or (runs is None and time.time() - left.stat().st_mtime > 2 * 86400):
                 shutil.rmtree(left, ignore_errors=True)
 
 
@@ -135,8 +144,8 @@ def explained(what: str, path: Path, cure: str = "choose another folder") -> Ite
 def unwritable(what: str, path: Path, error: OSError, cure: str = "choose another folder") -> OutputError:
     """The error of a file that cannot be written. On a full disk the cure begins with freeing space."""
     reason = error.strerror or str(error) or type(error).__name__
-    if any(path.is_relative_to(home) for home in Path(tempfile.gettempdir()).glob(f"{SHARED}*")):
-        cure = "set TMPDIR to another folder"
+    if any(path.is_relative_to(home) for home in Path(tempfile.gettempdir()).glob(f"{_SHARED}*")):
+        cure = _CURE
     if is_full(error):
         cure = f"free some space or {cure}"
     return OutputError(f"{what} cannot be written: {reason}", where=path, cure=cure)
@@ -144,10 +153,83 @@ def unwritable(what: str, path: Path, error: OSError, cure: str = "choose anothe
 
 def is_full(error: BaseException) -> bool:
     """Whether an error means that a disk, a quota or a limit on files is exhausted."""
-    return isinstance(error, OSError) and error.errno in _FULL
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def file_digest(path: Path) -> str:
     """The SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# ---- temporary folders ---------------------------------------------------------------------------
+
+
+class Closing:
+    """A base for classes with a method ``close``, which releases their resources: ``with`` calls it."""
+
+    __slots__ = ()
+
+    def close(self) -> None:
+        """Release the resources of the object."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class TemporaryFolder:
+    """A folder of this process, removed when closed or collected, or by the next run. Raises `OutputError`."""
+
+    def __init__(self) -> None:
+        from filelock import FileLock, Timeout
+
+        home = shared_folder("runs")
+        self.path = home / os.urandom(8).hex()
+        with explained("the temporary folder", home, _CURE):
+            for found in home.glob("*.lock"):  # of runs that were killed
+                abandoned = FileLock(found, thread_local=False)
+                with suppress(Timeout, OSError):
+                    abandoned.acquire(timeout=0)
+                    _remove(found.with_suffix(""), abandoned)
+            lock = FileLock(self.path.with_suffix(".lock"), thread_local=False)
+            lock.acquire()  # before the folder exists, so that no process finds it abandoned
+            self._close = weakref.finalize(self, _remove, self.path, lock)
+            self.path.mkdir(mode=0o700)
+
+    def close(self) -> None:
+        """Remove the folder with its content. May be called twice."""
+        self._close()
+
+    def __enter__(self) -> Path:
+        return self.path
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def shared_folder(name: str) -> Path:
+    """A folder that all processes of this user share, such as one for locks. Raises `OutputError`."""
+    user = os.getuid() if hasattr(os, "getuid") else os.environ.get("USERNAME", "user")
+    own = Path(tempfile.gettempdir()) / f"{_SHARED}{user}"
+    with explained("the temporary folder", own, _CURE):
+        own.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Names here are predictable, and others may write to the parent.
+        if hasattr(os, "getuid") and own.lstat().st_uid != os.getuid():
+            raise PermissionError("its folder belongs to another user")
+        (own / name).mkdir(exist_ok=True)
+    return own / name
+
+
+def _remove(path: Path, lock: FileLock) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+    with suppress(OSError):  # while the lock is held, so that it cannot be a new folder's
+        Path(lock.lock_file).unlink()
+    lock.release()

@@ -9,15 +9,13 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from qdqspec._core.units import count_text, plain
 
 _LARGEST = 64 << 20  # bytes of the decompressed text
-_SHOWN = 5  # nodes that a message names
-_KINDS = {"input": "type", "operator set": "version"}
 _Key: TypeAlias = tuple[str, str]  # operator and name, by which rows of two models are compared
 
 
@@ -71,20 +69,17 @@ def changes_text(before: str, after: str) -> str:
 
     Empty if one of the digests is missing.
     """
-    old, new = _unpack(before), _unpack(after)
-    return _text_of_difference(old, new) if old and new else ""
-
-
-def _text_of_difference(old: Sequence[NodeDigest], new: Sequence[NodeDigest]) -> str:
-    before, after = ({row.key: row for row in rows} for rows in (old, new))
-    both = before.keys() & after.keys()
-    makers = [dict(zip((row.key for row in rows), _find_makers(rows), strict=True)) for rows in (old, new)]
+    models = _unpack(before), _unpack(after)
+    if not all(models):
+        return ""
+    old, new = ({row.key: row for row in rows} for rows in models)
+    both = old.keys() & new.keys()
+    makers = [_find_makers(rows) for rows in models]
     names, values = [], set()
-    for key, now in after.items():
-        if key not in both:
-            continue
-        was = before[key]
-        reasons = [_KINDS.get(now.op_type, "attributes")] if was.attributes != now.attributes else []
+    for key in (key for key in new if key in both):
+        was, now = old[key], new[key]
+        kinds = {"input": "type", "operator set": "version"}
+        reasons = [kinds.get(now.op_type, "attributes")] if was.attributes != now.attributes else []
         if was.constants != now.constants:
             reasons.append("weights")
             values |= set(zip(was.constants, now.constants, strict=False))
@@ -94,12 +89,12 @@ def _text_of_difference(old: Sequence[NodeDigest], new: Sequence[NodeDigest]) ->
         if len(was.sources) != len(now.sources) or (is_moved and was.constants == now.constants):
             reasons.append("inputs")
         names += [f"{now} ({', '.join(reasons)})"] if reasons else []
-    names += [f"+ {row}" for key, row in after.items() if key not in both]
-    names += [f"- {row}" for key, row in before.items() if key not in both]
+    names += [f"+ {row}" for key, row in new.items() if key not in both]
+    names += [f"- {row}" for key, row in old.items() if key not in both]
     parts = []
     if names:
-        more = f", and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
-        parts.append(f"{count_text(len(names), 'node')} changed: {', '.join(names[:_SHOWN])}{more}")
+        more = f", and {len(names) - 5:,} more" if len(names) > 5 else ""
+        parts.append(f"{count_text(len(names), 'node')} changed: {', '.join(names[:5])}{more}")
     # a constant that several nodes read counts once
     if constants := sum(was != now for was, now in values):
         parts.append(f"{count_text(constants, 'constant')} changed")
@@ -107,12 +102,14 @@ def _text_of_difference(old: Sequence[NodeDigest], new: Sequence[NodeDigest]) ->
     return "; ".join(parts) or same
 
 
-def _find_makers(rows: Sequence[NodeDigest]) -> Iterator[list[tuple[_Key, str] | None]]:
+def _find_makers(rows: Sequence[NodeDigest]) -> dict[_Key, list[tuple[_Key, str] | None]]:
     """For each row and each of its inputs, the row that makes it and the output; ``None`` for a constant."""
+    makers = {}
     for number, row in enumerate(rows):
         found: list[tuple[_Key, str] | None] = []
         for source in row.sources:
             distance, _, output = source.partition(".")
             is_made = distance.isdecimal() and int(distance) <= number
             found.append((rows[number - int(distance)].key, output) if is_made else None)
-        yield found
+        makers[row.key] = found
+    return makers

@@ -15,9 +15,6 @@ from typing import IO, Protocol
 
 from qdqspec.errors import BackendUnavailableError
 
-_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux' prctl
-_WORKERS = "PYTEST_XDIST_WORKER_COUNT"  # processes of one test run
-
 
 def usable_cores() -> int:
     """The number of processor cores that this process may use."""
@@ -28,7 +25,7 @@ def usable_cores() -> int:
 
 def own_cores() -> int:
     """The part of the usable cores that is left for this process beside the other processes of its test run."""
-    return max(1, usable_cores() // int(os.environ.get(_WORKERS, "1")))
+    return max(1, usable_cores() // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
 
 
 class Interpreter(Protocol):
@@ -37,12 +34,10 @@ class Interpreter(Protocol):
     @property
     def python(self) -> Path:
         """Its executable."""
-        ...
 
     @property
     def variables(self) -> Mapping[str, str]:
         """Environment variables that it needs."""
-        ...
 
 
 def python_command(
@@ -108,5 +103,5 @@ def ending_with_parent() -> Callable[[], None] | None:
     """A function that lets Linux kill its process when the parent ends; ``None`` on other systems."""
     if sys.platform != "linux":
         return None
-    libc = ctypes.CDLL(None)
-    return lambda: libc.prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+    libc, death_signal = ctypes.CDLL(None), 1  # PR_SET_PDEATHSIG
+    return lambda: libc.prctl(death_signal, signal.SIGKILL, 0, 0, 0)

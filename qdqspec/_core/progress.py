@@ -1,4 +1,4 @@
-"""Shows the progress of a search as one line or as a live bar. Imports rich only for drawing.
+"""The end of a search, and its progress as one line or as a live bar. Imports rich only for drawing.
 
 Drawing happens inside the callback, between two measurements and never from a separate thread: a redraw
 during a timed run would be measured too.
@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from qdqspec._core.units import plain, seconds_text, wrapped
@@ -21,7 +22,61 @@ if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
 HEARTBEAT_SECONDS = 60.0
-STEP_SECONDS = 5.0
+_BAR_WIDTH = 16
+
+
+@dataclass(slots=True, kw_only=True)
+class Deadline:
+    """Ends after ``seconds``, or when ``run_left`` is 0, whichever comes first; without both, never.
+
+    ``waited`` are the seconds that this process has spent waiting for other runs on the device: they do not count
+    towards ``seconds``. ``run_left`` are the seconds left of the time limit of the run, in which they do. ``reserved``
+    seconds are kept back for the steps after the search, at most half of ``seconds``.
+    """
+
+    seconds: float | None = None
+    waited: Callable[[], float] = lambda: 0.0
+    run_left: Callable[[], float | None] = lambda: None
+    clock: Callable[[], float] = time.monotonic
+    reserved: float = 0.0
+    started: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.started = self.clock() - self.waited()
+
+    @property
+    def spent(self) -> float:
+        """Seconds since the start, without those spent waiting."""
+        return self.clock() - self.waited() - self.started
+
+    @property
+    def left(self) -> float | None:
+        """Seconds left, without those reserved; ``None`` without a limit."""
+        limits = [seconds for seconds in (self._own_left, self.run_left()) if seconds is not None]
+        return max(0.0, min(limits)) if limits else None
+
+    @property
+    def reached(self) -> str:
+        """The limit that is reached, as text; empty before."""
+        own = self._own_left
+        if self.seconds is not None and own is not None and own <= 0:
+            return f"its limit of {seconds_text(self.seconds)}"
+        return "the time limit of the run" if self.run_left() == 0 else ""
+
+    def share(self, part: float, otherwise: float) -> float:
+        """Seconds for a step: a ``part`` of the limit, or ``otherwise`` without a limit; at most what is left."""
+        wanted = otherwise if self.seconds is None else part * self.seconds
+        return wanted if self.left is None else min(wanted, self.left)
+
+    def allows(self, seconds: float, *, times: float = 1.0) -> bool:
+        """Whether a step of ``seconds`` ends before ``times`` the time limit of the case."""
+        return self.seconds is None or self.spent + seconds <= times * self.seconds
+
+    @property
+    def _own_left(self) -> float | None:
+        if self.seconds is None:
+            return None
+        return self.seconds - min(self.reserved, self.seconds / 2) - self.spent
 
 
 def can_draw(*, is_terminal: bool, environment: Mapping[str, str] = os.environ) -> bool:
@@ -34,48 +89,36 @@ class Display(Protocol):
 
     def update(self, progress: Progress) -> None:
         """Show the newest state."""
-        ...
 
     def close(self) -> None:
         """Remove the display."""
-        ...
 
 
-def tally(progress: Progress) -> str:
-    """``best 1.42x, 3 kept, 8 dropped, 1 no difference, 4 min left``."""
-    parts = [f"best {1 / progress.best:.2f}x"] if progress.best else []
-    parts += [f"{progress.kept} kept, {progress.dropped} dropped, {progress.undecided} no difference"]
-    parts += [f"{progress.failed} failed"] if progress.failed else []
-    return ", ".join([*parts, *_left(progress)])
-
-
-def _left(progress: Progress) -> list[str]:
+def _parts(progress: Progress, *, counts: bool = True) -> list[str]:
+    """``12 of 60``, ``best 1.42x``, ``3 kept, 8 dropped, 1 no difference``, ``4 min left``: what is known of these."""
+    parts = []
+    if progress.total:
+        parts += [f"{progress.done} of {progress.total}"]
+        parts += [f"best {1 / progress.best:.2f}x"] if progress.best else []
+        if counts:
+            parts += [f"{progress.kept} kept, {progress.dropped} dropped, {progress.undecided} no difference"]
+            parts += [f"{progress.failed} failed"] if progress.failed else []
     left = progress.seconds_left or 0
-    return [f"{seconds_text(left, rough=True)} left"] if round(left) else []
+    return parts + ([f"{seconds_text(left, rough=True)} left"] if round(left) else [])
 
 
 def bar_texts(progress: Progress, width: int) -> tuple[str, str]:
     """The texts before and after the bar, at most ``width`` characters together: the case's name is cut first."""
-    doing = progress.doing or progress.phase
-    if not progress.total:
-        after = "".join(_left(progress))
-    elif width >= _WIDE:
-        after = f"{progress.done} of {progress.total}, {tally(progress)}"
-    else:
-        best = [f"best {1 / progress.best:.2f}x"] if progress.best else []
-        after = ", ".join([f"{progress.done} of {progress.total}", *best, *_left(progress)])
+    doing, after = progress.doing or progress.phase, ", ".join(_parts(progress, counts=width >= 90))
     return f"{plain(progress.case, max(width - len(doing) - len(after) - 1, 8))} {doing}", after
-
-
-_WIDE = 90  # characters without the bar
 
 
 def heartbeat_line(progress: Progress) -> str:
     """The line that a run without a terminal prints every minute, and the line of a wait or a step."""
-    doing = progress.waiting or progress.doing or progress.phase
-    if progress.waiting or not progress.total:
-        return f"[qdqspec] {progress.case}: {', '.join([doing, *_left(progress)])}"
-    return f"[qdqspec] {progress.case}: {doing}, trial {progress.done} of {progress.total}, {tally(progress)}"
+    doing, parts = progress.waiting or progress.doing or progress.phase, _parts(progress)
+    if progress.total:
+        parts[0] = f"trial {parts[0]}"
+    return f"[qdqspec] {progress.case}: {', '.join([doing, *parts])}"
 
 
 class Heartbeat:
@@ -98,7 +141,7 @@ class Heartbeat:
         if line != before and (progress.waiting or (is_step and before is None)):
             pause = 0.0
         else:
-            pause = STEP_SECONDS if is_step and line != before else HEARTBEAT_SECONDS
+            pause = 5.0 if is_step and line != before else HEARTBEAT_SECONDS
         if self._clock() - self._last >= pause:
             self._last, self._lines[progress.case] = self._clock(), line
             self._write(line)
@@ -141,7 +184,20 @@ class ProgressBar:
             return
         with self._terminal():
             if self._drawn is None:
-                self._drawn = _rich_progress(self._file, colored=self._colored)
+                from rich.console import Console
+                from rich.progress import BarColumn, TextColumn
+                from rich.progress import Progress as RichProgress
+
+                self._drawn = RichProgress(
+                    TextColumn("{task.description}", markup=False),
+                    BarColumn(bar_width=_BAR_WIDTH),
+                    TextColumn("{task.fields[after]}", markup=False),
+                    console=Console(file=self._file, no_color=None if self._colored else True),
+                    auto_refresh=False,
+                    transient=True,
+                    redirect_stdout=False,
+                    redirect_stderr=False,
+                )
                 self._drawn.add_task("", total=1, after="")
                 self._drawn.start()
             before, after = bar_texts(progress, self._drawn.console.width - _BAR_WIDTH - 3)
@@ -155,23 +211,3 @@ class ProgressBar:
             with self._terminal():
                 self._drawn.stop()
             self._drawn = None
-
-
-_BAR_WIDTH = 16
-
-
-def _rich_progress(file: TextIO | None, *, colored: bool) -> RichProgress:
-    from rich.console import Console
-    from rich.progress import BarColumn, TextColumn
-    from rich.progress import Progress as RichProgress
-
-    return RichProgress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=_BAR_WIDTH),
-        TextColumn("{task.fields[after]}", markup=False),
-        console=Console(file=file, no_color=None if colored else True),
-        auto_refresh=False,
-        transient=True,
-        redirect_stdout=False,
-        redirect_stderr=False,
-    )

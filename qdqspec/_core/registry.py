@@ -20,6 +20,8 @@ from qdqspec.errors import ConfigError
 
 RegistryKind: TypeAlias = Literal["backend", "strategy", "check", "format"]
 
+DEFAULT_BACKEND = "onnxruntime"  # which is also the reference: it computes a model as ONNX defines it
+
 # Package (module path below qdqspec), entry-point group, and the attribute that a module defines.
 _PLACES: dict[RegistryKind, tuple[str, str, str]] = {
     "backend": ("backends", "qdqspec.backends", "backend"),
@@ -88,9 +90,5 @@ def loaded(point: importlib.metadata.EntryPoint, what: str) -> object:
 def did_you_mean(word: str, known: tuple[str, ...] | list[str]) -> str:
     """`` (did you mean 'x'?)`` if a similar name is known, else empty."""
     folded, typed = {name.casefold(): name for name in known}, word.casefold()
-
-    def likeness(name: str) -> tuple[float, bool]:  # the first letter is rarely the wrong one
-        return difflib.SequenceMatcher(None, name, typed).ratio(), name[:1] == typed[:1]
-
-    close = difflib.get_close_matches(typed, folded, cutoff=0.6)
-    return f" (did you mean '{folded[max(close, key=likeness)]}'?)" if close else ""
+    close = difflib.get_close_matches(typed, folded, n=1)
+    return f" (did you mean '{folded[close[0]]}'?)" if close else ""

@@ -99,25 +99,6 @@ def share_text(fraction: float) -> str:
     return f"{100 * fraction:.1f} %"
 
 
-def fraction(value: object) -> object:
-    """``5%`` as 0.05; other types are returned unchanged. Raises ``ValueError`` for other text with a percent sign."""
-    if not isinstance(value, str) or not value.strip().endswith("%"):
-        return value
-    try:
-        return float(value.strip()[:-1]) / 100
-    except ValueError:
-        raise ValueError(f"'{value}' is not a percentage such as 5%") from None
-
-
-def refuse_more_than_all(metric: str, **limits: float | None) -> None:
-    """Raise ``ValueError`` for a limit of a share beyond 1, such as 97 meant as 97 %, or a ``max_drop`` of 1."""
-    for name, limit in limits.items():
-        if limit is not None and is_share(metric) and (limit > 1 or (limit == 1 and name == "max_drop")):
-            raise ValueError(
-                f"{metric} is a share, and {limit:g} of it is no valid limit: write {limit:g}% or {limit / 100:g}"
-            )
-
-
 def is_share(metric: str) -> bool:
     """Whether a task metric is between 0 and 1, and is written in per cent."""
     return _SHARE.fullmatch(metric.partition(":")[0]) is not None

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, cast
 import numpy as np
 
 from qdqspec._core import registry
-from qdqspec._core.files import write_whole
-from qdqspec._core.temporary import TemporaryFolder
+from qdqspec._core.files import TemporaryFolder, write_whole
 from qdqspec.accuracy.metrics import raising_line
 from qdqspec.accuracy.sources import LABELS, npz_bytes
 from qdqspec.errors import DataError, QdqspecError

@@ -17,8 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from qdqspec._core.arrays import Array, Feed, Floats
-from qdqspec._core.closing import Closing
-from qdqspec._core.temporary import TemporaryFolder
+from qdqspec._core.files import Closing, TemporaryFolder
 from qdqspec.accuracy.compare import OutputComparison, noise_power, signal_power
 from qdqspec.accuracy.evaluator import HELD_BYTES, SAMPLES
 from qdqspec.accuracy.switches import (

@@ -20,9 +20,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from qdqspec._core import hooks
 from qdqspec._core.arrays import Array
-from qdqspec._core.config import hooks
-from qdqspec._core.temporary import TemporaryFolder
+from qdqspec._core.files import TemporaryFolder
 from qdqspec.accuracy.shapes import resolve_shapes
 from qdqspec.backends.base import Backend, BuildOptions
 from qdqspec.errors import BackendError, StateError

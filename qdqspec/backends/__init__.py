@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from qdqspec._core.config.declared import BackendOptions
-from qdqspec._core.config.hooks import Declaration, attributes_of
+from qdqspec._core.hooks import Declaration, attributes_of
+from qdqspec._core.options import BackendOptions
 
 if TYPE_CHECKING:
     from qdqspec.backends.base import (

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from qdqspec._core.arrays import Array as Array
 from qdqspec._core.config import Settings
-from qdqspec._core.config.declared import BackendOptions
+from qdqspec._core.options import BackendOptions
 from qdqspec._core.registry import resolve
 from qdqspec.errors import BackendUnavailableError
 from qdqspec.qdq.capabilities import Capabilities as Capabilities
@@ -58,7 +58,7 @@ class Availability:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """An engine as the runtime's own tools export it to files (`qdqspec._core.config.hooks.Declaration.exported`)."""
+    """An engine as the runtime's own tools export it to files (`qdqspec._core.hooks.Declaration.exported`)."""
 
     layers: tuple[LayerTime, ...]
     has_times: bool  # whether the layers have measured times

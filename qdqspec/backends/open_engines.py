@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from queue import LifoQueue
 
 from qdqspec._core.arrays import Array, Feed
-from qdqspec._core.closing import Closing
+from qdqspec._core.files import Closing
 from qdqspec._core.programs import own_cores
 from qdqspec.backends.base import Engine
 from qdqspec.errors import BackendError

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple, Protocol, TypeVar, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from qdqspec._core.config.hooks import owner_of
+from qdqspec._core.hooks import owner_of
 from qdqspec._core.registry import resolve
 from qdqspec._core.units import plain
 from qdqspec.errors import QdqspecError

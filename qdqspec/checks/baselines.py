@@ -27,10 +27,9 @@ from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 from filelock import FileLock, Timeout
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from qdqspec._core.files import explained, write_whole
+from qdqspec._core.files import explained, shared_folder, write_whole
 from qdqspec._core.node_digests import changes_text
-from qdqspec._core.plain_json import content_sum, read_json
-from qdqspec._core.temporary import shared_folder
+from qdqspec._core.records import content_sum, read_json
 from qdqspec.errors import OutputError, StateError
 from qdqspec.types import BaselineFigure, Case, Clock, DeviceKey, Interval, Outcome, TimeChange
 

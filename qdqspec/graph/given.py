@@ -16,9 +16,9 @@ import onnx
 from onnx import TensorProto, helper
 
 from qdqspec._core.arrays import Array
+from qdqspec._core.files import TemporaryFolder
 from qdqspec._core.node_digests import NodeDigest, pack
 from qdqspec._core.registry import did_you_mean
-from qdqspec._core.temporary import TemporaryFolder
 from qdqspec._core.units import count_text, list_text
 from qdqspec.errors import SpecError
 from qdqspec.graph.inlining import fix_inputs, inlined

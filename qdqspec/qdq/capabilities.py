@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from qdqspec._core.config.hooks import Hook
+from qdqspec._core.hooks import Hook
 from qdqspec.types import Kind
 
 _NONE = frozenset[str]()

@@ -15,11 +15,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from qdqspec._core.closing import Closing
-from qdqspec._core.codec import from_data, to_data
-from qdqspec._core.files import unwritable, write_whole
+from qdqspec._core.files import Closing, unwritable, write_whole
 from qdqspec._core.node_digests import changes_text
-from qdqspec._core.plain_json import content_sum
+from qdqspec._core.records import content_sum, from_data, to_data
 from qdqspec.errors import OutputError, StateError
 from qdqspec.types import Trial, kind_of
 

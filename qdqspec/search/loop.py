@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from qdqspec._core.deadline import Deadline
+from qdqspec._core.progress import Deadline
 from qdqspec._core.units import count_text
 from qdqspec.accuracy.evaluator import Runs
 from qdqspec.backends.base import Engine

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from qdqspec.spec.load import load_spec
-from qdqspec.spec.models import Spec
+from qdqspec.spec.models import Spec, load_spec
 
 __all__ = ["Spec", "load_spec"]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypedDict
 
@@ -17,11 +16,9 @@ from pydantic import Field, ValidationError
 
 from qdqspec._core.registry import did_you_mean
 from qdqspec.errors import ConfigError
-from qdqspec.spec.fields import SpecSection
+from qdqspec.spec.fields import SpecPath, SpecSection
 from qdqspec.spec.inputs import InputsSection
-from qdqspec.spec.messages import error_without_file
-from qdqspec.spec.paths import SpecPath
-from qdqspec.spec.reader import Loc
+from qdqspec.spec.problems import Loc, error_without_file
 from qdqspec.spec.sections import PatternsSection, QuantizeSection, RegionsSection, TuneSection
 from qdqspec.types import (
     Case,
@@ -117,7 +114,7 @@ class BareSpec(SpecSection):
     tune: TuneSection = TuneSection()
 
 
-_ACCURACY = ("metric", "min", "max_drop")
+_ACCURACY = ("metric", "min", "max_drop")  # options inside ``accuracy``
 # The location of each option in a spec.
 _PLACES = {
     "name": ("name",),
@@ -147,7 +144,7 @@ _PLACES = {
 
 def inline_case(model: PathLike, asked: Mapping[str, Any]) -> Case:
     """The case of a model and options. Raises `ConfigError` for an unknown option, `SpecError` with other problems."""
-    return _make_case(_validate({"model": os.fspath(model)}, asked, str))
+    return _make_case({"model": os.fspath(model)}, asked, str)
 
 
 def with_words(case: Case, asked: Mapping[str, Any], *, written: Callable[[str], str] = str) -> Case:
@@ -161,7 +158,7 @@ def with_words(case: Case, asked: Mapping[str, Any], *, written: Callable[[str],
     if case.tune.accuracy is not None:
         limits = {name: value for name, value in asdict(case.tune.accuracy).items() if value is not None}
         _put(own, ("tune", "accuracy"), limits)
-    found = _make_case(_validate(own, asked, written))
+    found = _make_case(own, asked, written)
     fields: dict[str, dict[str, Any]] = {}
     for word in asked:
         place = _PLACES[word]
@@ -184,8 +181,8 @@ def data_source(given: object, word: str) -> DataSource:
     return source
 
 
-def _validate(data: dict[str, Any], asked: Mapping[str, Any], written: Callable[[str], str]) -> BareSpec:
-    """The spec of ``data`` and the options on top of it."""
+def _make_case(data: dict[str, Any], asked: Mapping[str, Any], written: Callable[[str], str]) -> Case:
+    """The case of a spec's ``data`` with the options on top of it."""
     for word, value in asked.items():
         if word not in _PLACES:
             known = sorted(_PLACES)
@@ -203,27 +200,21 @@ def _validate(data: dict[str, Any], asked: Mapping[str, Any], written: Callable[
     try:
         bare = BareSpec.model_validate(data)
     except ValidationError as error:
-        name = partial(_find_word, asked=asked, written=written)
-        raise error_without_file(error, BareSpec, data, name=name) from None
+
+        def find_word(loc: Loc) -> str | None:
+            """The option that set a location of the spec, as the caller writes it."""
+            exact = (word for word in asked if loc[: len(_PLACES[word])] == _PLACES[word])
+            below = (word for word in asked if _PLACES[word][: len(loc)] == loc)
+            word = next(chain(exact, below), None)
+            return None if word is None else written(word)
+
+        raise error_without_file(error, BareSpec, data, name=find_word) from None
     if bare.tune.accuracy is not None and bare.inputs.evaluation is None:
         word = written(next(word for word in (*_ACCURACY, "accuracy") if word in asked))
         raise ConfigError(
             f"{word}: a task metric is measured on evaluation data, and none is given",
             cure=f"add {written('evaluation')}: an .npz with the model's inputs and 'labels'",
         )
-    return bare
-
-
-def _find_word(loc: Loc, *, asked: Mapping[str, Any], written: Callable[[str], str]) -> str | None:
-    """The option that set a location of the spec, as the caller writes it."""
-    places = {word: _PLACES[word] for word in asked}
-    exact = (word for word, place in places.items() if loc[: len(place)] == place)
-    below = (word for word, place in places.items() if place[: len(loc)] == loc)
-    word = next(chain(exact, below), None)
-    return None if word is None else written(word)
-
-
-def _make_case(bare: BareSpec) -> Case:
     return Case(
         id=bare.name,
         model=bare.model,

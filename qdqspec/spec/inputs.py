@@ -9,9 +9,8 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
-from qdqspec._core.codec import record_of
-from qdqspec.spec.fields import Count, Listed, Positive, SpecSection, Words
-from qdqspec.spec.paths import DataPath, SpecPath
+from qdqspec._core.records import record_of
+from qdqspec.spec.fields import Count, DataPath, Listed, Positive, SpecPath, SpecSection, Words
 from qdqspec.types import Data, DataSource, ImageRules, Inputs, InputShape, ShapeProfile
 
 
@@ -41,10 +40,6 @@ class ShapeSection(SpecSection):
         if any(not a <= b <= c for a, b, c in zip(low, self.opt, high, strict=True)):
             raise PydanticCustomError("shape", "not min <= opt <= max in every dimension")
         return self
-
-    def record(self) -> InputShape:
-        """The three shapes as a record; missing bounds equal ``opt``."""
-        return InputShape(min=self.min or self.opt, opt=self.opt, max=self.max or self.opt)
 
 
 ShortShape: TypeAlias = Annotated[
@@ -137,7 +132,10 @@ class InputsSection(SpecSection):
         profiles = []
         for profile in self.shapes:
             weights = [shape.weight for shape in profile.values() if shape.weight is not None]
-            shapes = {name: shape.record() for name, shape in profile.items()}
+            shapes = {
+                name: InputShape(min=shape.min or shape.opt, opt=shape.opt, max=shape.max or shape.opt)
+                for name, shape in profile.items()
+            }
             profiles.append(ShapeProfile(shapes=shapes, weight=weights[0] if weights else 1.0))
         return Inputs(
             profiles=tuple(profiles) or (ShapeProfile(),),

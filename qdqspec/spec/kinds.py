@@ -10,14 +10,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationInfo
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    GetPydanticSchema,
+    ValidationInfo,
+)
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, ValidationError, core_schema
 
-from qdqspec._core import registry
-from qdqspec._core.config import hooks
+from qdqspec._core import hooks, registry
 from qdqspec.spec.fields import is_id, slug
-from qdqspec.types.words import OPTIMIZERS
+from qdqspec.types import OPTIMIZERS
 
 
 def params_of(kind: str) -> type[BaseModel]:
@@ -25,11 +31,6 @@ def params_of(kind: str) -> type[BaseModel]:
     check = registry.resolve("check", kind)
     params: type[BaseModel] = check.Params  # type: ignore[attr-defined]  # resolve() promises no more than object
     return params
-
-
-def needs_labels(kind: str) -> bool:
-    """Whether checks of a kind judge by a task metric, which needs evaluation data."""
-    return "accuracy" in getattr(registry.resolve("check", kind), "needs", ())
 
 
 def unknown_name(what: str, name: object, known: tuple[str, ...]) -> PydanticCustomError:
@@ -56,7 +57,15 @@ class CheckEntry:
         cls, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
         """One alternative for each registered kind."""
-        return {"oneOf": [_kind_schema(kind, handler) for kind in registry.names("check")]}
+        choices = []
+        for kind in registry.names("check"):
+            reference = handler(params_of(kind).__pydantic_core_schema__)
+            found = dict(handler.resolve_ref_schema(reference))
+            properties = {"kind": {"title": "Kind"}, **found.get("properties", {})}
+            properties["kind"] = {**properties["kind"], "const": kind}
+            required = ["kind", *(name for name in found.get("required", []) if name != "kind")]
+            choices.append({**found, "properties": properties, "required": required})
+        return {"oneOf": choices}
 
 
 def _entry(value: object, info: ValidationInfo) -> CheckEntry:
@@ -85,15 +94,6 @@ def refused(errors: Mapping[tuple[int | str, ...], PydanticCustomError]) -> Vali
     """Errors with their locations below the value that is validated; pydantic prepends its own location."""
     details = [InitErrorDetails(type=error, loc=loc, input=None) for loc, error in errors.items()]
     return ValidationError.from_exception_data("checks", details)
-
-
-def _kind_schema(kind: str, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-    reference = handler(params_of(kind).__pydantic_core_schema__)
-    schema = dict(handler.resolve_ref_schema(reference))
-    properties = {"kind": {"const": kind, "title": "Kind"}, **schema.get("properties", {})}
-    properties["kind"] = {**properties["kind"], "const": kind}
-    required = ["kind", *(name for name in schema.get("required", []) if name != "kind")]
-    return {**schema, "properties": properties, "required": required}
 
 
 def check_ids(entries: tuple[CheckEntry, ...]) -> tuple[str, ...]:
@@ -135,39 +135,30 @@ def _backend(name: str) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Names:
+def _one_of(
+    what: str, known: Callable[[], tuple[str, ...]], is_known: Callable[[str], bool]
+) -> GetPydanticSchema:
     """Accepts the ``known`` names; ``is_known`` tests one of them without importing what declares the others."""
 
-    what: str
-    known: Callable[[], tuple[str, ...]]
-    is_known: Callable[[str], bool]
-
-    def check(self, name: str) -> str:
-        """The name, if it is valid."""
-        if self.is_known(name):
+    def check(name: str) -> str:
+        if is_known(name):
             return name
-        raise unknown_name(self.what, name, self.known())
+        raise unknown_name(what, name, known())
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Text that `check` accepts."""
-        return core_schema.no_info_after_validator_function(self.check, handler(source))
-
-    def __get_pydantic_json_schema__(
-        self, schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
-        """The names as an enumeration."""
-        return {**handler(schema), "enum": list(self.known())}
+    return GetPydanticSchema(
+        lambda source, handler: core_schema.no_info_after_validator_function(check, handler(source)),
+        lambda schema, handler: {**handler(schema), "enum": list(known())},
+    )
 
 
-def _registered(kind: registry.RegistryKind) -> _Names:
+def _registered(kind: registry.RegistryKind) -> GetPydanticSchema:
     """The names of a registry kind: of a backend without a variant, even if this machine lacks it."""
-    return _Names(kind, lambda: registry.names(kind), lambda name: name in registry.names(kind))
+    return _one_of(kind, lambda: registry.names(kind), lambda name: name in registry.names(kind))
 
 
-def _declared(names: hooks.DeclaredNames, what: str, *others: str) -> _Names:
+def _declared(names: hooks.DeclaredNames, what: str, *others: str) -> GetPydanticSchema:
     """The names that backends declare, and ``others``."""
-    return _Names(
+    return _one_of(
         what,
         lambda: (*others, *hooks.all_names(names)),
         lambda name: name in others or hooks.declares(names, name),

@@ -1,13 +1,22 @@
-"""The spec as a pydantic model, the same from a file and from Python, and its cases."""
+"""The spec as a pydantic model, the same from a file and from Python; its matrix, and its cases.
+
+`load_spec` reads a file and reports all its problems at once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import math
+import os
+import stat
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar
 
 from pydantic import (
+    AfterValidator,
     Field,
     ModelWrapValidatorHandler,
     PrivateAttr,
@@ -17,13 +26,34 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from qdqspec.spec.fields import Listed, Reason, SpecSection, Words
+from qdqspec._core import registry
+from qdqspec.errors import SpecError
+from qdqspec.spec.fields import (
+    MAX_BYTES,
+    Activations,
+    Count,
+    Formats,
+    Listed,
+    PathRules,
+    Reason,
+    SpecPath,
+    SpecSection,
+    Words,
+    path_rules,
+    slug,
+)
 from qdqspec.spec.inputs import InputsSection
-from qdqspec.spec.kinds import BackendName, CheckEntry, Checks, check_ids, needs_labels, refused
-from qdqspec.spec.matrix import AXES, Choice, MatrixSection
-from qdqspec.spec.messages import error_without_file
-from qdqspec.spec.paths import PathRules, SpecPath
-from qdqspec.spec.reader import Loc
+from qdqspec.spec.kinds import BackendName, Checks, StrategyName, check_ids, refused
+from qdqspec.spec.problems import (
+    Loc,
+    Problem,
+    SpecProblem,
+    error_without_file,
+    findings,
+    source_lines,
+    spec_error,
+)
+from qdqspec.spec.reader import Document
 from qdqspec.spec.sections import (
     PatternsSection,
     QuantizeSection,
@@ -31,9 +61,154 @@ from qdqspec.spec.sections import (
     SkipUnlessSection,
     TuneSection,
     Xfail,
-    skip_rules,
 )
-from qdqspec.types import Case, CheckSpec
+from qdqspec.types import Case, CheckSpec, Granularity, Method, Preset, SkipRules
+
+# The record of a case, and its field, that each axis replaces; "" is the case itself. The order is that of the parts
+# of an id, independent of the order in the file: a reordered matrix keeps its baselines.
+AXES = {
+    "quant": ("quantize", "format"),
+    "batch": ("inputs", "batch"),
+    "calibration": ("quantize", "calibration"),
+    "weights": ("quantize", "weights"),
+    "activations": ("quantize", "activations"),
+    "strategy": ("tune", "strategy"),
+    "preset": ("tune", "preset"),
+    "backend": ("", "backend"),
+}
+
+MAX_CASES = 256  # of one spec
+MAX_COMBINATIONS = 4096  # before exclude, so that expansion is fast
+
+Value: TypeAlias = str | int
+Choice: TypeAlias = dict[str, Value]
+_T = TypeVar("_T")
+
+
+def _distinct(values: tuple[_T, ...]) -> tuple[_T, ...]:
+    if not values:
+        raise PydanticCustomError("axis", "an axis without a value")
+    for value, count in Counter(values).items():
+        if count > 1:
+            raise PydanticCustomError("axis", "'{value}' occurs twice on one axis", {"value": str(value)})
+    return values
+
+
+# Not min_length: pydantic counts valid items, so an invalid value would also be reported as an empty axis.
+Axis: TypeAlias = Annotated[
+    tuple[_T, ...], Field(strict=False, json_schema_extra={"minItems": 1}), AfterValidator(_distinct)
+]
+
+
+class ChoiceSection(SpecSection):
+    """Values of some axes."""
+
+    quant: Formats | None = None
+    batch: Count | None = None
+    calibration: Method | None = None
+    weights: Granularity | None = None
+    activations: Activations | None = None
+    strategy: StrategyName | None = None
+    preset: Preset | None = None
+    backend: BackendName | None = None
+
+    @model_validator(mode="after")
+    def _not_empty(self) -> Self:
+        if not chosen(self):
+            raise PydanticCustomError("axis", "no axis is named here", {"known": tuple(AXES)})
+        return self
+
+
+class MatrixSection(SpecSection):
+    """One case for each combination of the axes' values; a value replaces the rule of its axis."""
+
+    quant: Axis[Formats] | None = Field(
+        default=None, description="Replaces quantize.format; a nested list is one case with several formats."
+    )
+    batch: Axis[Count] | None = Field(
+        default=None, description="Replaces the first dimension of every input."
+    )
+    calibration: Axis[Method] | None = Field(default=None, description="Replaces quantize.calibration.")
+    weights: Axis[Granularity] | None = Field(default=None, description="Replaces quantize.weights.")
+    activations: Axis[Activations] | None = Field(default=None, description="Replaces quantize.activations.")
+    strategy: Axis[StrategyName] | None = Field(default=None, description="Replaces tune.strategy.")
+    preset: Axis[Preset] | None = Field(default=None, description="Replaces tune.preset.")
+    backend: Axis[BackendName] | None = Field(
+        default=None,
+        description="The backend of the case, in place of that of the run; all are timed together.",
+    )
+    exclude: Listed[ChoiceSection] = Field(
+        default=(), max_length=MAX_CASES, description="Combinations to exclude."
+    )
+    include: Listed[ChoiceSection] = Field(
+        default=(), max_length=MAX_CASES, description="Values to add, or further combinations."
+    )
+
+    @model_validator(mode="after")
+    def _can_be_named(self) -> Self:
+        self.cases()
+        return self
+
+    def cases(self) -> dict[str, Choice]:
+        """The values that each case chooses, by case id. Raises ``ValueError`` for no case, too many or equal ids.
+
+        ``int8-b8`` is such an id: words unchanged, numbers with the first letter of their axis.
+        """
+        choices = combinations(chosen(self), [*map(chosen, self.exclude)], [*map(chosen, self.include)])
+        if not choices:
+            raise ValueError("the matrix excludes every case")
+        if len(choices) > MAX_CASES:
+            raise ValueError(f"the matrix gives more than {MAX_CASES} cases")
+        named: dict[str, Choice] = {}
+        for choice in choices:
+            parts = (
+                f"{axis[0]}{value}" if isinstance(value, int) else slug(value)
+                for axis, value in choice.items()
+            )
+            name = "-".join(parts)
+            if name in named:
+                raise ValueError(f"two cases of the matrix are called '{name}'")
+            named[name] = choice
+        return named
+
+
+def chosen(section: ChoiceSection | MatrixSection) -> dict[str, Any]:
+    """The values given, in the order of the axes: one for each axis, or several in a matrix."""
+    return {axis: getattr(section, axis) for axis in AXES if getattr(section, axis) is not None}
+
+
+def combinations(
+    axes: Mapping[str, Sequence[Value]],
+    exclude: Sequence[Mapping[str, Value]] = (),
+    include: Sequence[Mapping[str, Value]] = (),
+) -> tuple[Choice, ...]:
+    """All choices of one value per axis, without the excluded, with the included added.
+
+    The rules are those of GitHub Actions: an entry of ``exclude`` removes all combinations that have all its
+    values; an entry of ``include`` extends all combinations of the axes whose own values it does not change,
+    and becomes a separate combination if there are none.
+
+    Raises ``ValueError`` above `MAX_COMBINATIONS`, before ``exclude`` is applied.
+    """
+    if math.prod(len(values) for values in axes.values()) > MAX_COMBINATIONS:
+        raise ValueError(f"the matrix has more than {MAX_COMBINATIONS:,} combinations before exclude")
+    every = (dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()) if axes)
+    kept = (choice for choice in every if not any(entry.items() <= choice.items() for entry in exclude))
+    originals = list(itertools.islice(kept, MAX_CASES + 1))
+    extended = [dict(choice) for choice in originals]
+    added: list[Choice] = []
+    for entry in include:
+        fits = False
+        for choice, changed in zip(originals, extended, strict=True):
+            if all(choice.get(axis, value) == value for axis, value in entry.items()):
+                changed.update(entry)
+                fits = True
+        if not fits:
+            added.append(dict(entry))
+    return tuple({axis: choice[axis] for axis in AXES if axis in choice} for choice in (*extended, *added))
+
+
+# ---- the spec ------------------------------------------------------------------------------------
 
 
 class Spec(SpecSection):
@@ -83,10 +258,25 @@ class Spec(SpecSection):
     def _one_family_of_errors(
         cls, value: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo
     ) -> Self:
-        """Outside a file, convert pydantic's error to `SpecError`."""
+        """Require evaluation data where it is needed; outside a file, convert pydantic's error to `SpecError`."""
         try:
             spec = handler(value)
-            require_evaluation(spec.inputs, spec.tune, spec.checks)
+            asking: dict[Loc, str] = {
+                ("checks", n): f"check '{entry.kind}'"
+                for n, entry in enumerate(spec.checks)
+                if "accuracy" in getattr(registry.resolve("check", entry.kind), "needs", ())
+            }
+            if spec.tune.accuracy is not None:
+                asking["tune", "accuracy"] = "'tune.accuracy'"
+            if asking and spec.inputs.evaluation is None:
+                text = "{what} needs inputs.evaluation, which is not given"
+                hint = "add inputs: {evaluation: data.npz}, with the model's inputs and 'labels'"
+                raise refused(
+                    {
+                        loc: PydanticCustomError("evaluation", text, {"what": what, "hint": hint})
+                        for loc, what in asking.items()
+                    }
+                )
             return spec
         except ValidationError as error:
             if isinstance(info.context, PathRules) and info.context.from_file:
@@ -100,7 +290,9 @@ class Spec(SpecSection):
 
     def cases(self) -> tuple[Case, ...]:
         """One case for each combination of the matrix, in its order, with all checks; ``default`` without a matrix."""
-        choices = {"default": Choice()} if self.matrix is None else self.matrix.cases()
+        entries = zip(
+            check_ids(self.checks), self.checks, self._check_lines or itertools.repeat(1), strict=False
+        )
         plain = Case(
             id="default",
             model=self.model,
@@ -114,60 +306,41 @@ class Spec(SpecSection):
             regions=self.regions.rules(),
             quantize=self.quantize.rules(),
             tune=self.tune.rules(),
-            checks=_make_checks(self.checks, self._check_lines),
-            skipping=skip_rules(self.skip, self.skip_unless, self.xfail),
+            checks=tuple(
+                CheckSpec(
+                    id=name,
+                    kind=entry.kind,
+                    params=entry.params,
+                    severity=getattr(entry.params, "severity", "error"),
+                    line=line,
+                )
+                for name, entry, line in entries
+            ),
+            skipping=SkipRules(
+                skip=self.skip,
+                unless={name: value for name, value in self.skip_unless or () if value is not None},
+                xfail=None if self.xfail is None else self.xfail.reason,
+                xfail_strict=self.xfail is None or self.xfail.strict,
+            ),
         )
-        return tuple(_apply_choice(plain, name, choice) for name, choice in choices.items())
+        if self.matrix is None:
+            return (plain,)
+        cases = []
+        for name, choice in self.matrix.cases().items():
+            changed: dict[str, Any] = {}
+            for axis, value in choice.items():
+                record, field = AXES[axis]
+                if record:
+                    changed[record] = replace(changed.get(record, getattr(plain, record)), **{field: value})
+                else:
+                    changed[field] = value
+            cases.append(replace(plain, id=name, matrix=choice, **changed))
+        return tuple(cases)
 
     def located(self, source: Path, case_line: int, check_lines: tuple[int, ...]) -> Self:
         """Set the file and the lines (from 1) at which cases and checks are reported."""
         self._source, self._case_line, self._check_lines = source, case_line, check_lines
         return self
-
-
-def require_evaluation(inputs: InputsSection, tune: TuneSection, checks: Sequence[CheckEntry]) -> None:
-    """Raise pydantic's ``ValidationError`` at each place that needs evaluation data, if there is none."""
-    if inputs.evaluation is not None:
-        return
-    asking: dict[Loc, str] = {
-        ("checks", n): f"check '{entry.kind}'" for n, entry in enumerate(checks) if needs_labels(entry.kind)
-    }
-    if tune.accuracy is not None:
-        asking["tune", "accuracy"] = "'tune.accuracy'"
-    text = "{what} needs inputs.evaluation, which is not given"
-    hint = "add inputs: {evaluation: data.npz}, with the model's inputs and 'labels'"
-    errors = {
-        loc: PydanticCustomError("evaluation", text, {"what": what, "hint": hint})
-        for loc, what in asking.items()
-    }
-    if errors:
-        raise refused(errors)
-
-
-def _make_checks(checks: tuple[CheckEntry, ...], lines: tuple[int, ...]) -> tuple[CheckSpec, ...]:
-    ids = check_ids(checks)
-    return tuple(
-        CheckSpec(
-            id=name,
-            kind=entry.kind,
-            params=entry.params,
-            severity=getattr(entry.params, "severity", "error"),
-            line=line,
-        )
-        for name, entry, line in zip(ids, checks, lines or (1,) * len(ids), strict=True)
-    )
-
-
-def _apply_choice(plain: Case, name: str, choice: Choice) -> Case:
-    """The case with the chosen values in place of its rules."""
-    changed: dict[str, Any] = {}
-    for axis, value in choice.items():
-        record, field = AXES[axis]
-        if not record:
-            changed[field] = value
-            continue
-        changed[record] = replace(changed.get(record, getattr(plain, record)), **{field: value})
-    return replace(plain, id=name, matrix=choice, **changed)
 
 
 def spec_schema() -> dict[str, Any]:
@@ -202,3 +375,56 @@ def _simplify(node: Any) -> Any:
     if len(choices) == 1:
         return {**choices[0], **kept}
     return {**kept, "anyOf": choices} if choices else kept
+
+
+# ---- files ---------------------------------------------------------------------------------------
+
+
+def load_spec(path: Path, *, root: Path | None = None, allow_paths: Sequence[Path] = ()) -> Spec:
+    """Read and validate a spec file. Raises `SpecError` with each problem at its line and column.
+
+    Paths in the spec are relative to its folder. They must be inside ``root`` (by default the working
+    directory), the spec's own folder or one of ``allow_paths``. Messages name the file relative to ``root``.
+    Models and data need not exist yet; ``allow_file`` and ``deny_file`` must.
+    """
+    path = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow links
+    within = Path(os.path.abspath(root or Path.cwd()))  # noqa: PTH100 - as the path itself
+    name = path.relative_to(within).as_posix() if path.is_relative_to(within) else str(path)
+    document = Document(_read_text(path, name))
+    problems, data = [*document.problems], document.data
+    if data or not problems:
+        if "qdqspec" not in data:
+            hint = "add 'qdqspec: 1' as the first line"
+            problem = SpecProblem(loc=(), message="'qdqspec' is missing in the spec", hint=hint)
+            problems.append(document.locate(problem))
+        try:
+            spec = Spec.model_validate(data, context=path_rules(path, root, allow_paths))
+        except ValidationError as error:
+            problems += map(document.locate, findings(error, Spec, data))
+    if problems:
+        raise spec_error(problems, document.lines, name)
+    lines = tuple(document.line(("checks", n)) for n in range(len(spec.checks)))
+    return spec.located(path, document.line(("matrix",)), lines)
+
+
+def _read_text(path: Path, name: str) -> str:
+    """The file as text. Raises if it is not a readable, small UTF-8 file."""
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise SpecError("a spec is a file, this is something else", where=name)
+        if status.st_size > MAX_BYTES:
+            raise SpecError(f"a spec has at most {MAX_BYTES:,} bytes, not {status.st_size:,}", where=name)
+        data = path.read_bytes()
+    except OSError as error:
+        near = registry.did_you_mean(path.name, [other.name for other in path.parent.glob("*.y*ml")])
+        raise SpecError(
+            f"cannot read the spec: {error.strerror}{near}", where=name, cure="check the path"
+        ) from None
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        before = source_lines(data[: error.start].decode("utf-8-sig", errors="replace"))
+        problem = Problem(line=len(before), column=len(before[-1]) + 1, message="the file is not UTF-8 text")
+        lines = source_lines(data.decode("utf-8", errors="replace"))
+        raise spec_error([problem], lines, name) from None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NoReturn, TypeAlias
 
@@ -18,16 +18,13 @@ import yaml
 from yaml import Event, Mark, MarkedYAMLError, YAMLError, events
 from yaml.reader import ReaderError
 
-from qdqspec.spec.problems import Problem, source_lines
+from qdqspec.spec.problems import Loc, Problem, SpecProblem, source_lines
 
-Loc: TypeAlias = tuple[str | int, ...]
 Plain: TypeAlias = "dict[str, Plain] | list[Plain] | str | int | float | bool"
 
-MAX_BYTES = 1_000_000
 MAX_DEPTH = 50
 MAX_ALIASES = 20
 MAX_NODES = 20_000
-_MAX_DIGITS = 40  # of a number; Python refuses to convert more than 4,300
 
 # Plain scalars of YAML 1.2 (core schema, section 10.3.2); digits may be grouped by underscores.
 _NULL = frozenset({"", "~", "null", "Null", "NULL"})
@@ -37,84 +34,57 @@ _FLOAT = re.compile(r"[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)(?:[eE][-+]?
 _SPECIAL = re.compile(r"([-+]?)\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Document:
-    """The data of a file with the position of each key and value; ``problems`` are those of the YAML itself."""
-
-    data: dict[str, Plain]
-    lines: list[str]
-    problems: tuple[Problem, ...]
-    keys: dict[Loc, tuple[Mark, Mark]] = field(default_factory=dict)
-    values: dict[Loc, tuple[Mark, Mark]] = field(default_factory=dict)
-
-    def line(self, loc: Loc) -> int:
-        """The line of a key or list item, counted from 1."""
-        marks = self.keys.get(loc) or self.values.get(loc)
-        return 1 if marks is None else int(marks[0].line) + 1
-
-    def problem(
-        self, loc: Loc, message: str, *, at_key: bool = False, hint: str = "", note: str = ""
-    ) -> Problem:
-        """A problem at the key or value of ``loc``.
-
-        Parts of ``loc`` that the file does not have (a missing key, a default, a short form) are skipped, so
-        that the nearest text in the file is underlined.
-        """
-        here: Loc = ()
-        for part in loc:
-            here = (*here, part) if (*here, part) in self.values else here
-        value: Any = self.data
-        for part in here:
-            value = value[part]
-        at_key = at_key or (here[-1:] != loc[-1:] and isinstance(value, Mapping | list))
-        marks = (self.keys.get(here) if at_key else None) or self.values.get(here)
-        return _make_problem(marks, message, hint=hint, note=note)
-
-
-def read_yaml(text: str) -> Document:
-    """Read one YAML document whose top is a mapping; problems are listed, not raised."""
-    return _Reader(text).read()
-
-
 class _StopReading(Exception):  # noqa: N818 - control flow inside this module, never an error of a user
     """The rest of the text cannot be interpreted."""
 
 
-class _Reader:
-    """Turns the parser's events into plain data, positions by location, and problems."""
+class Document:
+    """One YAML document whose top is a mapping: its ``data``, and the position of each key and value.
+
+    ``problems`` of the YAML itself are listed, not raised; the data are empty if one of them stopped the reading.
+    """
 
     def __init__(self, text: str) -> None:
+        self.data: dict[str, Plain] = {}
+        self.lines = source_lines(text)
         self.problems: list[Problem] = []
-        self.keys: dict[Loc, tuple[Mark, Mark]] = {}
-        self.values: dict[Loc, tuple[Mark, Mark]] = {}
+        self._keys: dict[Loc, tuple[Mark, Mark]] = {}
+        self._values: dict[Loc, tuple[Mark, Mark]] = {}
         self._text = text
         self._events: Iterator[Any] = yaml.parse(text, yaml.SafeLoader)
         self._anchors: dict[str, tuple[Plain | None, int]] = {}
         self._last: Mark | None = None  # where the last event ended
         self._aliases = 0
         self._nodes = 0
+        with suppress(_StopReading):
+            self._read()
 
-    def read(self) -> Document:
-        """The document; its data are empty if a problem stopped the reading."""
-        try:
-            data = self._document()
-        except _StopReading:
-            data = {}
-        return Document(
-            data=data,
-            lines=source_lines(self._text),
-            problems=tuple(self.problems),
-            keys=self.keys,
-            values=self.values,
-        )
+    def line(self, loc: Loc) -> int:
+        """The line of a key or list item, counted from 1."""
+        marks = self._keys.get(loc) or self._values.get(loc)
+        return 1 if marks is None else int(marks[0].line) + 1
 
-    def _document(self) -> dict[str, Plain]:
+    def locate(self, found: SpecProblem) -> Problem:
+        """The problem at the key or value of its location.
+
+        Parts of the location that the file does not have (a missing key, a default, a short form) are skipped, so
+        that the nearest text in the file is underlined.
+        """
+        here: Loc = ()
+        for part in found.loc:
+            here = (*here, part) if (*here, part) in self._values else here
+        value: Any = self.data
+        for part in here:
+            value = value[part]
+        at_key = found.at_key or (here[-1:] != found.loc[-1:] and isinstance(value, Mapping | list))
+        marks = (self._keys.get(here) if at_key else None) or self._values.get(here)
+        return _make_problem(marks, found.message, hint=found.hint, note=found.note)
+
+    def _read(self) -> None:
         self._next()
         start = self._next()
         if not isinstance(start, events.DocumentStartEvent):
             self._stop(None, "the file is empty", hint="a spec begins with 'qdqspec: 1'")
-        if start.version not in (None, (1, 2)):
-            self._note(start, "a spec is YAML 1.2", hint="remove the %YAML directive")
         first = self._next()
         data = self._value(first, ())
         self._next()
@@ -123,19 +93,27 @@ class _Reader:
             self._stop(rest, "a second document begins here", hint="one spec a file")
         if not isinstance(data, dict):
             self._stop(first, "a spec is a mapping of keys to values", hint="it begins with 'qdqspec: 1'")
-        return data
+        self.data = data
 
     def _value(self, event: Any, loc: Loc) -> Plain | None:
-        self.values[loc] = (event.start_mark, event.end_mark)
+        self._values[loc] = (event.start_mark, event.end_mark)
         self._count(event, 1)
         if isinstance(event, events.AliasEvent):
-            return self._alias(event)
+            self._aliases += 1
+            if self._aliases > MAX_ALIASES:
+                self._stop(event, f"more than {MAX_ALIASES} aliases")
+            if event.anchor not in self._anchors:
+                self._stop(event, f"alias '*{event.anchor}' has no anchor before it")
+            value, nodes = self._anchors[event.anchor]
+            self._count(event, nodes)
+            return value
         if event.tag is not None:
             tag = event.tag.replace("tag:yaml.org,2002:", "!!")
             self._note(event, f"explicit tag '{tag}'", hint="a spec is plain data; remove the tag")
         before = self._nodes
         if isinstance(event, events.ScalarEvent):
-            value = self._scalar(event)
+            # text if it is quoted or a block of text
+            value = _read_scalar(str(event.value)) if event.implicit[0] else str(event.value)
         elif len(loc) >= MAX_DEPTH:
             self._stop(event, f"nested more than {MAX_DEPTH} deep")
         elif isinstance(event, events.MappingStartEvent):
@@ -147,32 +125,29 @@ class _Reader:
         return value
 
     def _mapping(self, loc: Loc) -> Plain:
+        """A mapping with keys of text, as an ONNX input may be named ``1`` or ``on``."""
         found: dict[str, Plain] = {}
         while not isinstance(event := self._next(), events.MappingEndEvent):
-            key = self._key(event)
+            if not isinstance(event, events.ScalarEvent):
+                self._stop(event, "a key is a plain word, not a list, mapping or alias")
+            if event.tag is not None or event.anchor is not None:
+                self._note(event, "a key has neither tag nor anchor", hint="a spec is plain data")
+            key = str(event.value)
             here = (*loc, key)
-            again = here in self.keys
+            again = here in self._keys
             if again:
-                first = self.keys[here][0].line + 1
+                first = self._keys[here][0].line + 1
                 self._note(event, f"duplicate key '{key}'", hint=f"first on line {first}")
                 # read but discarded; keys are text, so this location does not exist
                 here = (*loc, event.start_mark.index)
-            self.keys[here] = (event.start_mark, event.end_mark)
+            self._keys[here] = (event.start_mark, event.end_mark)
             value = self._value(self._next(), here)
             if value is None:
                 self._note(event, f"'{key}' has no value", hint="give one, or remove the key")
             elif not again:
                 found[key] = value
-        self.values[loc] = (self.values[loc][0], event.end_mark)
+        self._values[loc] = (self._values[loc][0], event.end_mark)
         return found
-
-    def _key(self, event: Any) -> str:
-        """A key, always text: an ONNX input may be named ``1`` or ``on``."""
-        if not isinstance(event, events.ScalarEvent):
-            self._stop(event, "a key is a plain word, not a list, mapping or alias")
-        if event.tag is not None or event.anchor is not None:
-            self._note(event, "a key has neither tag nor anchor", hint="a spec is plain data")
-        return str(event.value)
 
     def _sequence(self, loc: Loc) -> Plain:
         found: list[Plain] = []
@@ -182,27 +157,8 @@ class _Reader:
                 self._note(event, "a list entry has no value", hint="give one, or remove the entry")
             else:
                 found.append(value)
-        self.values[loc] = (self.values[loc][0], event.end_mark)
+        self._values[loc] = (self._values[loc][0], event.end_mark)
         return found
-
-    def _scalar(self, event: Any) -> Plain | None:
-        text = str(event.value)
-        if not event.implicit[0]:  # quoted, or a block of text
-            return text
-        if len(text) > _MAX_DIGITS and not text.strip("+-.0123456789eE_"):
-            self._note(event, f"a number of more than {_MAX_DIGITS} digits")
-            return text
-        return _read_scalar(text)
-
-    def _alias(self, event: Any) -> Plain | None:
-        self._aliases += 1
-        if self._aliases > MAX_ALIASES:
-            self._stop(event, f"more than {MAX_ALIASES} aliases")
-        if event.anchor not in self._anchors:
-            self._stop(event, f"alias '*{event.anchor}' has no anchor before it")
-        value, nodes = self._anchors[event.anchor]
-        self._count(event, nodes)
-        return value
 
     def _count(self, event: Event, nodes: int) -> None:
         self._nodes += nodes
@@ -216,7 +172,14 @@ class _Reader:
             self._last = event.end_mark
             return event
         except MarkedYAMLError as error:
-            self.problems.append(_make_syntax_problem(error))
+            # where the parser stopped, and where the construct it was reading began
+            mark, began, hint = error.problem_mark or error.context_mark, error.context_mark, ""
+            if "'\\t'" in (error.problem or ""):
+                hint = "indent with spaces"
+            elif mark is not None and began is not None and began.line < mark.line:
+                hint = f"begun on line {began.line + 1}"
+            reason = ": ".join(part for part in (error.context, error.problem) if part)
+            self.problems.append(_make_problem((mark, mark), f"not valid YAML: {reason}", hint=hint))
         except ReaderError as error:
             before = source_lines(self._text[: error.position])
             message = f"character U+{ord(self._text[error.position]):04X} is not allowed in YAML"
@@ -242,7 +205,7 @@ def _read_scalar(text: str) -> Plain | None:
         return None
     if text in _BOOL:
         return _BOOL[text]
-    if len(text) > _MAX_DIGITS:
+    if len(text) > 40:  # Python refuses to convert more than 4,300 digits
         return text
     digits = text.replace("_", "")
     if _INT.fullmatch(text):
@@ -251,18 +214,6 @@ def _read_scalar(text: str) -> Plain | None:
         return float(digits)
     special = _SPECIAL.fullmatch(text)
     return text if special is None else float(text.replace(".", ""))
-
-
-def _make_syntax_problem(error: MarkedYAMLError) -> Problem:
-    """The position where the parser stopped, and where the construct it was reading began."""
-    mark, began = error.problem_mark or error.context_mark, error.context_mark
-    hint = ""
-    if "'\\t'" in (error.problem or ""):
-        hint = "indent with spaces"
-    elif mark is not None and began is not None and began.line < mark.line:
-        hint = f"begun on line {began.line + 1}"
-    reason = ": ".join(part for part in (error.context, error.problem) if part)
-    return _make_problem((mark, mark), f"not valid YAML: {reason}", hint=hint)
 
 
 def _make_problem(

@@ -14,8 +14,8 @@ from typing import Annotated, Literal, Self, TypeAlias, get_args
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from qdqspec._core.codec import record_of
-from qdqspec._core.config.declared import duration
+from qdqspec._core.options import duration
+from qdqspec._core.records import record_of
 from qdqspec.spec.fields import (
     Activations,
     Correction,
@@ -25,13 +25,14 @@ from qdqspec.spec.fields import (
     LabelKind,
     Listed,
     MetricLimits,
+    NamesFile,
     Positive,
     Reason,
+    SpecPath,
     SpecSection,
     Words,
 )
 from qdqspec.spec.kinds import StrategyName, Target
-from qdqspec.spec.paths import NamesFile, SpecPath
 from qdqspec.types import (
     AccuracyRules,
     ClockChoice,
@@ -44,7 +45,6 @@ from qdqspec.types import (
     RealType,
     RegionRules,
     RegionSource,
-    SkipRules,
     StartScales,
     TuneRules,
 )
@@ -314,12 +314,10 @@ class TuneSection(SpecSection):
 
 # ---- skip, skip_unless, xfail -------------------------------------------------------------------
 
-_COMPARISON = re.compile(r"(>=|<=|==|>|<) ?\d{1,3}(\.\d{1,3})?")
-
 
 def _comparison(value: object) -> str:
     text = str(value)
-    if not isinstance(value, str) or _COMPARISON.fullmatch(text) is None:
+    if not isinstance(value, str) or not re.fullmatch(r"(>=|<=|==|>|<) ?\d{1,3}(\.\d{1,3})?", text):
         raise PydanticCustomError("comparison", "{text} is not a comparison such as '>=8.9'", {"text": text})
     return text
 
@@ -331,10 +329,6 @@ class SkipUnlessSection(SpecSection):
     compute_capability: Annotated[str, BeforeValidator(_comparison, json_schema_input_type=str)] | None = (
         Field(default=None, description="Compute capability of the GPU, as a comparison: '>=8.9'.")
     )
-
-    def rules(self) -> dict[str, str]:
-        """The conditions given."""
-        return {name: value for name, value in self if value is not None}
 
 
 def _reason(value: object) -> object:
@@ -352,13 +346,3 @@ class XfailSection(SpecSection):
 Xfail: TypeAlias = Annotated[
     XfailSection, BeforeValidator(_reason, json_schema_input_type=Words | XfailSection)
 ]
-
-
-def skip_rules(skip: str | None, unless: SkipUnlessSection | None, xfail: XfailSection | None) -> SkipRules:
-    """The three keys as one frozen record."""
-    return SkipRules(
-        skip=skip,
-        unless={} if unless is None else unless.rules(),
-        xfail=None if xfail is None else xfail.reason,
-        xfail_strict=True if xfail is None else xfail.strict,
-    )

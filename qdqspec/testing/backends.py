@@ -6,7 +6,7 @@
             return MyBackend()
 
 It builds one small model (Conv, Relu, pooling, Gemm) without and with Q/DQ pairs, and calls each hook that the
-backend's package declares (`qdqspec._core.config.hooks`); no test depends on timing.
+backend's package declares (`qdqspec._core.hooks`); no test depends on timing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import onnx
@@ -27,11 +27,10 @@ import onnx.parser
 import pytest
 from onnx import TensorProto, numpy_helper
 
-from qdqspec._core import registry
+from qdqspec._core import hooks, registry
 from qdqspec._core.arrays import Array
-from qdqspec._core.config import hooks
-from qdqspec._core.config.declared import ARGUMENTS, LIBRARIES, PATH
-from qdqspec._core.config.settings import DEFAULT_BACKEND
+from qdqspec._core.options import ARGUMENTS, LIBRARIES, PATH
+from qdqspec._core.registry import DEFAULT_BACKEND
 from qdqspec.backends.base import Backend, BuildOptions, Engine
 from qdqspec.errors import BackendError, BackendUnavailableError, ConfigError, ModelError, QdqspecError
 from qdqspec.graph.model import Model, load_model
@@ -56,50 +55,47 @@ def small_model(
     no processor's products saturate, and activations as uint8 with any zero point or as int8 with none, as
     the runtime requires.
     """
-    before, after, read = "", "", ("x", "w", "r")
-    if quantized:
-        before, after = _pair("x", "act") + _pair("w", "weight", "<axis = 0>"), _pair("r", "relu")
-        read = "x_dq", "w_dq", "r_dq"
-    model: onnx.ModelProto = onnx.parser.parse_model(_MODEL.format(before, after, *read))
+    pairs, read = {"before": "", "after": ""}, ("x", "w", "r")
     random = np.random.default_rng(0)
-    weights = {"w": (4, 3, 3, 3), "b": (4,), "fc": (4, 5), "fc_b": (5,)}
-    values = {name: random.uniform(-1, 1, shape).astype(np.float32) for name, shape in weights.items()}
+    shapes = {"w": (4, 3, 3, 3), "b": (4,), "fc": (4, 5), "fc_b": (5,)}
+    values: dict[str, Array] = {
+        name: random.uniform(-1, 1, shape).astype(np.float32) for name, shape in shapes.items()
+    }
+    if quantized:
+        pairs = {"before": _pair("x") + _pair("w", "<axis = 0>"), "after": _pair("r")}
+        read = "x_dq", "w_dq", "r_dq"
+        signed = activations == "int8"
+        values |= {
+            "x_scale": np.array(2 / 255, np.float32),
+            "x_zero": np.array(0, np.int8) if signed else np.array(128, np.uint8),
+            "w_scale": np.full(4, 1 / 63, np.float32),
+            "w_zero": np.zeros(4, np.int8),
+            "r_scale": np.array(8 / 127 if signed else 8 / 255, np.float32),
+            "r_zero": np.array(0, np.int8 if signed else np.uint8),
+        }
+    model: onnx.ModelProto = onnx.parser.parse_model(_MODEL.format(*read, **pairs))
     model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in values.items())
-    model.graph.initializer.extend(_quantization_constants(activations) if quantized else ())
     return model
 
 
 _MODEL = """<ir_version: 9, opset_import: ["": 19]>
 small (float[1,3,8,8] x) => (float[1,5] y) {{
-    {0}
-    [conv] c = Conv<pads = [1, 1, 1, 1]>({2}, {3}, b)
+    {before}
+    [conv] c = Conv<pads = [1, 1, 1, 1]>({0}, {1}, b)
     [relu] r = Relu(c)
-    {1}
-    [pool] p = GlobalAveragePool({4})
+    {after}
+    [pool] p = GlobalAveragePool({2})
     [flatten] f = Flatten(p)
     [gemm] y = Gemm(f, fc, fc_b)
 }}"""
 
 
-def _pair(tensor: str, kind: str, axis: str = "") -> str:
-    numbers = f"{kind}_scale, {kind}_zero"
+def _pair(tensor: str, axis: str = "") -> str:
+    numbers = f"{tensor}_scale, {tensor}_zero"
     return (
         f"[{tensor}_quantize] {tensor}_q = QuantizeLinear{axis}({tensor}, {numbers})\n"
         f"[{tensor}_dequantize] {tensor}_dq = DequantizeLinear{axis}({tensor}_q, {numbers})\n"
     )
-
-
-def _quantization_constants(activations: Literal["uint8", "int8"]) -> list[onnx.TensorProto]:
-    signed = activations == "int8"
-    values: dict[str, Array] = {
-        "act_scale": np.array(2 / 255, np.float32),
-        "act_zero": np.array(0, np.int8) if signed else np.array(128, np.uint8),
-        "weight_scale": np.full(4, 1 / 63, np.float32),
-        "weight_zero": np.zeros(4, np.int8),
-        "relu_scale": np.array(8 / 127 if signed else 8 / 255, np.float32),
-        "relu_zero": np.array(0, np.int8 if signed else np.uint8),
-    }
-    return [numpy_helper.from_array(value, name) for name, value in values.items()]
 
 
 class BackendContract:
@@ -129,6 +125,14 @@ class BackendContract:
         return {"x": np.random.default_rng(1).uniform(-1, 1, _INPUT).astype(np.float32)}
 
     @pytest.fixture
+    def usable(self, backend: Backend, options: BuildOptions) -> Backend:
+        """The backend; skips a test of one that is not usable on this machine."""
+        availability = backend.probe(options)
+        if not availability.usable:
+            pytest.skip(f"{backend.name}: {availability.why}; {availability.install}")
+        return backend
+
+    @pytest.fixture
     def running(self, backend: Backend, options: BuildOptions) -> None:
         """Skips a test of a backend that only builds on this machine."""
         if not backend.capabilities(options).runs:
@@ -142,23 +146,20 @@ class BackendContract:
 
     @pytest.fixture
     def build(
-        self, backend: Backend, options: BuildOptions, tmp_path: Path
+        self, usable: Backend, options: BuildOptions, tmp_path: Path
     ) -> Iterator[Callable[[onnx.ModelProto], Engine]]:
-        """Builds models from files, and closes their engines. Skips if the backend is not usable.
+        """Builds models from files, and closes their engines.
 
         The builds share a state folder, as the builds of a search do: without it, compilers that choose kernels by
         timing may choose differently each time.
         """
-        availability = backend.probe(options)
-        if not availability.usable:
-            pytest.skip(f"{backend.name}: {availability.why}; {availability.install}")
         engines: list[Engine] = []
         shared = options if options.state else replace(options, state=tmp_path / "state")
 
         def build(model: onnx.ModelProto) -> Engine:
             path = tmp_path / f"model-{len(engines)}.onnx"
             onnx.save(model, path)
-            engines.append(backend.build(path, shared))
+            engines.append(usable.build(path, shared))
             return engines[-1]
 
         yield build
@@ -190,13 +191,11 @@ class BackendContract:
         with pytest.raises(ConfigError, match="no-such-word"):
             declared.read({f"{backend.name}.no-such-word": "1"})
 
-    def test_device_key_is_a_stable_file_name(self, backend: Backend, options: BuildOptions) -> None:
+    def test_device_key_is_a_stable_file_name(self, usable: Backend, options: BuildOptions) -> None:
         """The key is usable as a file name: baselines are named after it."""
-        if not backend.probe(options).usable:
-            pytest.skip(f"{backend.name} is not usable here")
-        key = backend.device(options).key
+        key = usable.device(options).key
         assert re.fullmatch(r"[a-z0-9][a-z0-9._-]*", key)
-        assert backend.device(options).key == key
+        assert usable.device(options).key == key
 
     def test_capabilities_use_known_words(self, backend: Backend, options: BuildOptions) -> None:
         """Formats have stored types; labels are labels of the search, with ``fp`` implied."""
@@ -286,16 +285,14 @@ class BackendContract:
         assert build(model(True)).graph_hash != float_hash
 
     def test_names_a_file_it_cannot_read(
-        self, backend: Backend, options: BuildOptions, tmp_path: Path
+        self, usable: Backend, options: BuildOptions, tmp_path: Path
     ) -> None:
         """Garbage and missing files raise an error of one line that names the file."""
-        if not backend.probe(options).usable:
-            pytest.skip(f"{backend.name} is not usable here")
         garbage = tmp_path / "garbage.onnx"
         garbage.write_bytes(b"not a model")
         for path in (garbage, tmp_path / "missing.onnx"):
             with pytest.raises((BackendError, ModelError)) as caught:
-                backend.build(path, options)
+                usable.build(path, options)
             assert caught.value.where == str(path)
             assert "\n" not in caught.value.what
 
@@ -324,7 +321,7 @@ class BackendContract:
     def test_declares_without_loading_a_runtime(self, backend: Backend, declared: hooks.Declaration) -> None:
         """Specs are validated against the declaration when pytest collects: it loads neither numpy nor onnx."""
         program = (
-            "import sys; from qdqspec._core.config import hooks; "
+            "import sys; from qdqspec._core import hooks; "
             f"hooks.declaration_of({backend.name!r}); "
             "print(*({'numpy', 'onnx'} & set(sys.modules)))"
         )
@@ -347,23 +344,15 @@ class BackendContract:
         assert all(option.startswith("--") and text for option, text in declared.equivalents.items())
         assert declared.lint_targets or not declared.lint_package
 
+    @pytest.mark.usefixtures("usable")
     def test_a_program_runs_the_model(
-        self,
-        backend: Backend,
-        options: BuildOptions,
-        declared: hooks.Declaration,
-        feeds: dict[str, Array],
-        tmp_path: Path,
+        self, options: BuildOptions, declared: hooks.Declaration, feeds: dict[str, Array], tmp_path: Path
     ) -> None:
         """Without qdqspec, the rest of a program builds the file ``MODEL`` and runs it on ``FEEDS``."""
-        if not declared.program:
-            pytest.skip("no program is declared")
-        if not backend.probe(options).usable:
-            pytest.skip(f"{backend.name} is not usable here")
+        rest: str = _hook(declared, "program")(options)
         onnx.save(small_model(), tmp_path / "model.onnx")
         np.savez(tmp_path / "feeds.npz", **feeds)  # type: ignore[arg-type]  # numpy's stub has another keyword
         head = "import numpy\nMODEL, FEEDS = 'model.onnx', dict(numpy.load('feeds.npz'))\n"
-        rest: str = hooks.load(declared.program)(options)
         assert "qdqspec" not in rest
         done = subprocess.run(
             [sys.executable, "-c", head + rest], cwd=tmp_path, capture_output=True, text=True, check=False
@@ -374,17 +363,13 @@ class BackendContract:
         self, options: BuildOptions, declared: hooks.Declaration, tmp_path: Path
     ) -> None:
         """The shell command that builds and times a candidate contains the name of its file."""
-        if not declared.replay:
-            pytest.skip("no tool of the runtime is declared")
         onnx.save(small_model(), tmp_path / "model.onnx")
-        command = hooks.load(declared.replay)(load_model(tmp_path / "model.onnx"), "candidate.onnx", options)
+        command = _hook(declared, "replay")(load_model(tmp_path / "model.onnx"), "candidate.onnx", options)
         assert any("candidate.onnx" in word for word in shlex.split(command))
 
     def test_data_that_are_no_calibration_cache_are_not_read(self, declared: hooks.Declaration) -> None:
         """No ranges are read from data in another format: another backend may read them."""
-        if not declared.ranges:
-            pytest.skip("no calibration caches are read")
-        assert hooks.load(declared.ranges)(b'{"tensor": 6.0}') is None
+        assert _hook(declared, "ranges")(b'{"tensor": 6.0}') is None
 
     def test_placement_rules_take_the_units_of_a_model(self, backend: Backend, options: BuildOptions) -> None:
         """Each returns units of the model: it may move or remove pairs, and adds no unit."""
@@ -436,11 +421,9 @@ class BackendContract:
 
     def test_converts_to_float16(self, declared: hooks.Declaration, tmp_path: Path) -> None:
         """No weight stays float32; nodes keep their names; inputs and outputs keep their types if asked."""
-        if not declared.float16:
-            pytest.skip("no conversion to float16 is declared")
         path = tmp_path / "model.onnx"
         onnx.save(small_model(), path)
-        convert, model = hooks.load(declared.float16), load_model(path)
+        convert, model = _hook(declared, "float16"), load_model(path)
         for keep_io, elem_type in ((False, TensorProto.FLOAT16), (True, TensorProto.FLOAT)):
             half = convert(model, path, keep_io=keep_io)
             assert TensorProto.FLOAT not in {tensor.data_type for tensor in half.graph.initializer}
@@ -457,11 +440,17 @@ class BackendContract:
 
     def test_exported_engines_are_read_or_refused(self, declared: hooks.Declaration, tmp_path: Path) -> None:
         """A missing file and one in another format raise a `QdqspecError` that names it."""
-        if not declared.exported:
-            pytest.skip("no exported engines are read")
-        garbage = tmp_path / "engine.json"
+        read, garbage = _hook(declared, "exported"), tmp_path / "engine.json"
         garbage.write_text("{")
         for path in (garbage, tmp_path / "missing.json"):
             with pytest.raises(QdqspecError) as caught:
-                hooks.load(declared.exported)([path], None)
+                read([path], None)
             assert caught.value.where == str(path)
+
+
+def _hook(declared: hooks.Declaration, name: str) -> Any:
+    """The function that a backend declares under a name; skips if there is none."""
+    hook = getattr(declared, name)
+    if not hook:
+        pytest.skip(f"no hook '{name}' is declared")
+    return hooks.load(hook)

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from qdqspec._core.config.settings import DEFAULT_BACKEND
-from qdqspec._core.registry import resolve
+from qdqspec._core.registry import DEFAULT_BACKEND, resolve
 from qdqspec.checks.base import Check, CheckParams
 from qdqspec.types import (
     EXACT_DB,

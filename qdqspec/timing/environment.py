@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from qdqspec._core.codec import from_data, to_data
+from qdqspec._core.files import TemporaryFolder
 from qdqspec._core.programs import python_command
-from qdqspec._core.temporary import TemporaryFolder
+from qdqspec._core.records import from_data, to_data
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.isolation.worker import options_from_json, options_to_json
 from qdqspec.errors import BackendUnavailableError, ConfigError

@@ -15,8 +15,7 @@ from typing import Self
 
 from filelock import FileLock, Timeout
 
-from qdqspec._core.files import remove_partial, unwritable
-from qdqspec._core.temporary import shared_folder
+from qdqspec._core.files import remove_partial, shared_folder, unwritable
 from qdqspec.errors import OutputError, StateError
 
 _PATIENCE = 0.5  # seconds of waiting for a device that are not reported

@@ -22,6 +22,7 @@ from typing import Any
 from filelock import FileLock
 
 from qdqspec._core.files import (
+    TemporaryFolder,
     explained,
     file_digest,
     is_full,
@@ -30,8 +31,7 @@ from qdqspec._core.files import (
     replace_file,
     unwritable,
 )
-from qdqspec._core.plain_json import content_sum, parse_json
-from qdqspec._core.temporary import TemporaryFolder
+from qdqspec._core.records import content_sum, parse_json
 from qdqspec.errors import StateError
 
 MANIFEST = "entry.json"

@@ -9,7 +9,4 @@ from __future__ import annotations
 from qdqspec.types.case import *  # noqa: F403 - this package is the sum of its modules
 from qdqspec.types.evidence import *  # noqa: F403
 from qdqspec.types.measurement import *  # noqa: F403
-from qdqspec.types.parity import *  # noqa: F403
-from qdqspec.types.placement import *  # noqa: F403
-from qdqspec.types.runtimes import *  # noqa: F403
-from qdqspec.types.words import *  # noqa: F403
+from qdqspec.types.search import *  # noqa: F403

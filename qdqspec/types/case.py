@@ -1,35 +1,35 @@
-"""Records of a case: one model, with all rules of its spec."""
+"""Records of a case: one model with all rules of its spec, and placements of Q/DQ pairs in the model."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
-from qdqspec.types.words import (
-    ClockChoice,
-    Granularity,
-    Kind,
-    Method,
-    Objective,
-    Preset,
-    RealType,
-    RegionSource,
-    Severity,
-    StartScales,
-)
-
+Method: TypeAlias = Literal["max", "percentile", "entropy", "mse", "mean"]  # of calibration
+Granularity: TypeAlias = Literal["per-channel", "per-tensor"]  # of the scales of weights
+RealType: TypeAlias = Literal["float32", "float16", "bfloat16"]
+StartScales: TypeAlias = Literal["keep", "recalibrate"]  # of quantized models that a search starts from
+RegionSource: TypeAlias = Literal["structure", "names", "fusion", "manual"]
+Preset: TypeAlias = Literal["quick", "default", "extensive"]
+Objective: TypeAlias = Literal["latency", "coverage", "pareto"]
+ClockChoice: TypeAlias = Literal["auto", "cpu", "wall"]
+Severity: TypeAlias = Literal["error", "warn"]
+Kind: TypeAlias = Literal["fp", "in+out", "in-only", "dynamic", "weight-only", "activation-only"]
+Label: TypeAlias = str  # a kind, prefixed with the format if it is not the case's first: "int4:in-only"
+LABELS: tuple[Kind, ...] = ("fp", "in+out", "in-only", "dynamic")
+HALVES: tuple[Kind, ...] = ("weight-only", "activation-only")  # few kernels use these; on request
 # A task metric of the caller: outputs by name, then labels, all samples at once; returns a number, higher is
 # better. An output whose first axis does not count samples is an array of arrays, one for each feed.
 Metric: TypeAlias = Callable[[Mapping[str, Any], Any], float]
-
 FixedValue: TypeAlias = bool | int | float | tuple[Any, ...]  # a number, or nested rows of them
-
 SLACK = 1e-9  # tolerance of metric limits
 DEFAULT_MIN_SQNR_DB = 20.0  # below it outputs change visibly: at 13 dB most texts of a text recognizer do
-# Changes of ranges and weights that reduce the error of a placement at no cost in time, in the order
-# of use.
+# Changes of ranges and weights that reduce the error of a placement at no cost in time, in the order of use.
 CORRECTIONS = ("bits", "equalization", "bias", "ranges")
 TRIALS = {"quick": 12, "default": 40, "extensive": 120}  # search builds a preset allows
 TIMED_TRIALS = {"quick": 12, "default": 100, "extensive": 300}  # the same if a time limit is set
@@ -99,7 +99,6 @@ class Data:
 
 
 DataSource: TypeAlias = Path | Data  # a path: of a file, a folder or a glob of .npz or .npy files
-
 # Makes the feeds of a data loader: a mapping from input names (and ``labels``) to arrays for each sample.
 Loader: TypeAlias = Callable[[], Iterable[Mapping[str, Any]]]
 
@@ -324,3 +323,120 @@ class Case:
     def name(self) -> str:
         """The name in tables: ``squeezenet::default``."""
         return f"{self.spec_name}::{self.id}"
+
+
+# ---- placements ----------------------------------------------------------------------------------
+
+RegionType: TypeAlias = Literal["LEAF", "COMPOSITE", "ROOT"]
+
+
+def label_of(number_format: str, kind: Kind) -> Label:
+    """``int4:in-only``; the kind alone if the format is ``""``, the case's first."""
+    return f"{number_format}:{kind}" if number_format and kind != "fp" else kind
+
+
+def format_of(label: Label) -> str:
+    """The format of a label; ``""`` for the case's first one, and for float."""
+    return label.rpartition(":")[0]
+
+
+def kind_of(label: Label) -> Kind:
+    """The kind of a label. Raises ``ValueError`` if it is unknown."""
+    kind = label.rpartition(":")[2]
+    for known in (*LABELS, *HALVES):
+        if kind == known:
+            return known
+    raise ValueError(f"unknown label {label!r}")
+
+
+class Consumer(NamedTuple):
+    """The end of an edge: input ``input`` of node ``node``; of no node (``""``), the graph output of that number.
+
+    No node has an empty name: unnamed nodes are called ``OpType#n``.
+    """
+
+    node: str
+    input: int
+
+    @property
+    def is_output(self) -> bool:
+        """Whether this is a graph output."""
+        return not self.node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """One Q/DQ pair: a tensor, the consumers that read it quantized, and the number format.
+
+    ``axis`` is set if scales are per channel (weights). ``weight`` marks a constant tensor. Tensor and node
+    names are those of the model without Q/DQ. ``row`` is the site as a line of JSON.
+    """
+
+    tensor: str
+    consumers: tuple[Consumer, ...]
+    format: str
+    axis: int | None = None
+    weight: bool = False
+    row: str = field(default="", init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        ends = tuple(sorted(Consumer(*c) for c in self.consumers))
+        row = json.dumps([self.tensor, [list(c) for c in ends], self.format, self.axis, self.weight])
+        object.__setattr__(self, "consumers", ends)
+        object.__setattr__(self, "row", row)
+
+    def __hash__(self) -> int:
+        """Hash of the row, which Python caches: placements hold tens of thousands of sites."""
+        return hash(self.row)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """The Q/DQ pairs of a whole model. Equal sites are the same placement, whatever the labels.
+
+    ``labels`` holds the label of each unit that is not in float, by the unit's id. ``given`` marks the pairs of a model
+    that is a candidate as it was given, with its own numbers. ``digest`` has sixteen hex digits, stable over runs,
+    machines and order of sites.
+    """
+
+    sites: frozenset[Site]
+    labels: tuple[tuple[str, Label], ...] = field(default=(), compare=False)
+    given: bool = False
+    ordered: tuple[Site, ...] = field(default=(), init=False, repr=False, compare=False)  # canonical
+    digest: str = field(default="", init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        ordered = tuple(sorted(self.sites, key=attrgetter("row")))
+        rows = "\n".join([*(["given"] if self.given else ()), *(site.row for site in ordered)])
+        object.__setattr__(self, "ordered", ordered)
+        object.__setattr__(self, "digest", hashlib.sha256(rows.encode()).hexdigest()[:16])
+
+    @classmethod
+    def of_digest(cls, digest: str) -> Placement:
+        """A placement of which only the digest is known, as in a record."""
+        placement = cls(sites=frozenset())
+        object.__setattr__(placement, "digest", digest)
+        return placement
+
+    @property
+    def pairs(self) -> int:
+        """Number of activation Q/DQ pairs; weight sites are not counted."""
+        return sum(not site.weight for site in self.sites)
+
+
+NO_PAIRS = Placement(sites=frozenset())  # of the float model, the reference
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Region:
+    """A set of nodes with a boundary. ``nodes`` are node names in graph order, all levels below included."""
+
+    id: str
+    type: RegionType
+    parent: str | None
+    children: tuple[str, ...]
+    nodes: tuple[str, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    pattern: str  # digest of the canonical form, with a version prefix
+    pattern_text: str = ""

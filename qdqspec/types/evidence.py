@@ -7,13 +7,39 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from qdqspec.types.case import Case, ShapeProfile
-from qdqspec.types.measurement import DeviceKey, Interval, LayerTime, Provenance, Samples, SearchResult
-from qdqspec.types.parity import CulpritEvidence, ParityEvidence, ParitySearch
-from qdqspec.types.placement import Site
-from qdqspec.types.runtimes import RuntimeComparison
-from qdqspec.types.words import Clock, FindingSeverity, LintTarget, Optimizer, Outcome, Severity, Status
+from qdqspec.types.case import Case, Severity, ShapeProfile, Site
+from qdqspec.types.measurement import (
+    Clock,
+    CulpritEvidence,
+    DeviceKey,
+    Interval,
+    LayerTime,
+    ParityEvidence,
+    ParitySearch,
+    Provenance,
+    RuntimeComparison,
+    Samples,
+)
+from qdqspec.types.search import SearchResult
 
+Outcome: TypeAlias = Literal["pass", "fail", "inconclusive"]
+Status: TypeAlias = Literal["tuned", "untimed", "unchanged", "skipped", "not run"]  # of a case
+EvidenceKind: TypeAlias = Literal[
+    "latency",
+    "parity",
+    "accuracy",
+    "placement",
+    "size",
+    "survival",
+    "regression",
+    "lint",
+    "builds",
+    "figures",
+]
+LintTarget: TypeAlias = str  # a lint target that a backend declares, see `qdqspec._core.hooks`
+FindingSeverity: TypeAlias = Literal["refused", "slow", "note"]
+Optimizer: TypeAlias = str  # one of `OPTIMIZERS`, or one that a backend declares
+OPTIMIZERS = ("constant-folding", "onnxslim", "onnxscript")  # that belong to no backend
 BaselineState: TypeAlias = Literal["compared", "written", "missing", "unlike", "damaged", "off"]
 
 

@@ -1,20 +1,24 @@
-"""Records of measurements: samples, layer times, races, trials, the search, and the computed errors of a rehearsal."""
+"""Records of measurements: times, differences of outputs from a reference, and comparisons of runtimes.
+
+Two versions of a runtime are compared by an upgrade check. The float and the tuned model are timed interleaved under
+each.
+"""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeAlias
 
-from qdqspec.types.case import SearchLimits
-from qdqspec.types.parity import TensorParity
-from qdqspec.types.placement import Placement
-from qdqspec.types.words import Clock
+from qdqspec.types.case import Site
 
+Clock: TypeAlias = Literal["cpu", "wall"]
 # Prefix of a note on an engine whose runs are launched one by one, not as a CUDA graph.
 NOT_CAPTURED = "not recorded as a CUDA graph"
+EXACT_DB = 200.0  # the SQNR of equal outputs as a finite number
+DEFINED_DB = 40.0  # least SQNR of a run against ONNX's definition: below, its outputs are not relied on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,52 +116,6 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Race:
-    """A challenger against the incumbent, in interleaved pairs. ``ratio`` is challenger over incumbent.
-
-    ``interval`` is that of the signed ranks of the pairs, for these builds; ``None`` for fewer than six.
-    """
-
-    opponent: str
-    ratio: float
-    p_value: float
-    pairs: int
-    verdict: Literal["faster", "slower", "no difference", "same graph"]
-    interval: Interval | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
-    """One candidate: its placement, whether it was built, and its measurements. A failure is data, not an exception."""
-
-    number: int
-    phase: str
-    placement: Placement
-    status: Literal["ok", "failed"] = "ok"
-    error: str | None = None
-    samples: Samples = Samples()
-    rival: Samples = Samples()  # of its opponent in the race, pair by pair with its own
-    build_seconds: float = 0.0
-    graph_hash: str = ""
-    layers: tuple[LayerTime, ...] = ()
-    race: Race | None = None
-    incumbent: bool = False  # true if it became the incumbent
-    # time over the reference's: by its race with the incumbent, or by a few runs if it was not raced
-    ratio: float | None = None
-    subgraph: tuple[str, ...] = ()  # the nodes it was built of, if not the whole model
-    sqnr_db: float | None = None  # of the worst output on the first samples, if accuracy is constrained
-    accuracy: float | None = None  # a task metric on all evaluation data, if it was computed
-    all_data_db: float | None = None  # the same SQNR on all data, where ``sqnr_db`` is of the first samples
-    is_part: bool = False  # whether that is a part of all data that decided whether the limit is met
-    eps: float | None = None  # the smallest share of time that counts, once builds were compared
-
-    @property
-    def ok(self) -> bool:
-        """Whether it was built and timed."""
-        return self.status == "ok"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceKey:
     """The key of baselines and caches for a device (``key``), and facts that are only recorded (``details``)."""
 
@@ -183,285 +141,361 @@ class Provenance:
         return words.get(self.source, self.source)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FrontPoint:
-    """A Pareto-optimal placement, by its digest: no other one is better in both measured latency and accuracy.
-
-    ``pairs`` is the number of activations it quantizes, ``ratio`` its time over the reference's, from fresh builds;
-    ``sqnr_db`` is that of its worst output, ``accuracy`` the constrained task metric, if there is one.
-    """
-
-    placement: str
-    pairs: int
-    ratio: Interval
-    sqnr_db: float
-    accuracy: float | None = None
+# ---- outputs -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AccuracyBound:
-    """The accuracy constraint of a search on a task metric: the selected model was scored and reached ``least``.
+class WorstSlice:
+    """The slice of an output along an axis that has the lowest SQNR, over all samples."""
 
-    ``selected`` is the value of the selected model, and ``shipped`` the same, by its earlier name; ``best``
-    is the best of all quantized candidates that were scored; ``scored`` is their number, each on all ``samples``.
-    """
-
-    metric: str
-    least: float
-    reference: float
-    shipped: float
-    best: float | None
-    scored: int
-    samples: int
-    selected: float = math.nan
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "selected", self.shipped)
-
-
-FLOAT32 = "float32"  # role of the model without pairs where candidates are converted to float32
-GIVEN = "given"  # phase and role of the model as it was given, if it is quantized
-
-# Phases whose builds are not candidates: they repeat one, quantize one block to measure its error, or build a part of
-# the model.
-NOT_CANDIDATES = ("confirm", "noise", "commit", "sensitivity", "isolated")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Coverage:
-    """The coverage of a placement that was selected without timing: multiplications of one inference.
-
-    ``quantized`` of ``multiplications`` are in units with a narrow format. ``sqnr_db`` is the SQNR expected by a
-    rehearsal, if it was limited. ``conversions`` are the kernels that only convert, of ``kernels``, as the backend
-    lists them; both are 0 if it lists none. ``refused`` are the units that it did not build, or computes in floating
-    point, with its reason.
-    """
-
-    multiplications: int
-    quantized: int
-    sqnr_db: float | None = None
-    kernels: int = 0
-    conversions: int = 0
-    refused: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def share(self) -> float:
-        """The share of the multiplications in narrow formats."""
-        return self.quantized / self.multiplications if self.multiplications else 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlaceChange:
-    """Kernels of the same nodes, or the conversions before them: milliseconds in the profiles of two models."""
-
-    place: str
-    reference_ms: float
-    tuned_ms: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelComparison:
-    """The kernels of a candidate beside those of the reference, each from one profile.
-
-    ``reference_ms`` and ``tuned_ms`` are the sums of all layers. Of their difference, ``conversions_ms`` are Q, DQ and
-    conversions, ``slower_ms`` the kernels that take longer than in the reference and ``faster_ms`` the others;
-    ``slower`` and ``faster`` are the places with the largest differences. ``unfused`` Q and DQ are kernels of their
-    own. ``left_in_float`` counts, by operator, the kernels that read quantized inputs and compute in float.
-    """
-
-    kernels: int
-    integer: int
-    unfused: int
-    left_in_float: Mapping[str, int]
-    reference_ms: float
-    tuned_ms: float
-    conversions_ms: float
-    slower_ms: float
-    faster_ms: float
-    slower: tuple[PlaceChange, ...] = ()
-    faster: tuple[PlaceChange, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RejectedCandidate:
-    """A quantized candidate of a search that selected the reference, and why it was not selected.
-
-    ``role`` names it: the fastest candidate, the fastest candidate within the limits, the most accurate faster
-    candidate, everything quantized.
-    ``ratio`` is its time over the reference's, from the confirmation if ``is_confirmed``, else from one race, without
-    an interval. ``kernels`` is ``None`` if it has no profile.
-    """
-
-    role: str
-    placement: str
-    pairs: int
-    ratio: Interval
-    is_confirmed: bool
-    sqnr_db: float | None
-    accuracy: float | None
-    reason: str
-    kernels: KernelComparison | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchResult:
-    """The result of a search. ``unchanged`` is true if the reference itself is selected; ``reason`` states why.
-
-    ``float_runs`` is the search's cost: how many runs of the reference its duration is worth. ``ended_by`` is the
-    limit that ended it, as text; empty if its strategy was done. Of a search that a limit ended, ``cut_short``
-    states what it did not try and how to continue; of another, ``ended`` states why it ended. ``rejected`` are
-    candidates that were not selected, if the result is unchanged. A search with a ``coverage`` timed nothing.
-    If candidates were ``converted_from`` another float type, the first of the ``trials`` is the converted model
-    without pairs, to whose time the ratios of trials refer.
-    """
-
-    winner: Placement
-    trials: tuple[Trial, ...]
-    unchanged: bool
-    reason: str
-    strategy: str
-    seconds: float
-    cpu_seconds: float
-    eps: float
-    blocks: int
-    regions: int
-    patterns: int
-    float_runs: float | None = None
-    ended_by: str = ""
-    cut_short: str = ""
-    ended: str = ""
-    rejected: tuple[RejectedCandidate, ...] = ()
-    front: tuple[FrontPoint, ...] = ()  # of a search for latency and accuracy: fastest first
-    accuracy: AccuracyBound | None = None  # if a task metric was a constraint
-    limits: SearchLimits = field(default_factory=SearchLimits)
-    errors: tuple[BlockError, ...] = ()  # of single blocks, worst first
-    errors_missing: str = ""  # why there are no errors of single blocks
-    corrections: tuple[CorrectionGain, ...] = ()  # those tried before the search
-    coverage: Coverage | None = None
-    converted_from: str = ""  # the float type of the reference, if candidates were converted to float32
-    provenance: Provenance = Provenance()
-
-    @property
-    def built(self) -> int:
-        """Search builds that succeeded; those of `NOT_CANDIDATES` are not counted."""
-        return sum(t.ok for t in self.trials if t.phase not in NOT_CANDIDATES)
-
-    @property
-    def failed(self) -> int:
-        """Search builds that failed."""
-        return sum(not t.ok for t in self.trials if t.phase not in NOT_CANDIDATES)
-
-    @property
-    def total(self) -> int:
-        """Search builds, failed ones too; those of `NOT_CANDIDATES` are not counted."""
-        return self.built + self.failed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """The progress of a search, for progress bars and heartbeat lines. ``best`` is the ratio to the reference.
-
-    One is reported after each trial, with ``doing`` empty, and one at the beginning of each step, which ``doing``
-    names. ``total`` is 0 outside the search. ``waiting`` is the reason of a wait; other fields are unknown then.
-    """
-
-    case: str
-    phase: str
-    done: int
-    total: int
-    best: float | None = None
-    kept: int = 0
-    dropped: int = 0
-    undecided: int = 0
-    failed: int = 0
-    seconds: float = 0.0
-    seconds_left: float | None = None
-    waiting: str = ""
-    doing: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockError:
-    """The error of one unit of the search under a label, with all others in floating point.
-
-    ``sqnr_db`` is that of the worst guiding tensor.
-    """
-
-    block: str
-    label: str
+    axis: int
+    index: int
     sqnr_db: float
 
 
-@dataclass(frozen=True, slots=True)
-class LabelNoise(Mapping[tuple[str, str], float]):
-    """Noise power over signal power of each (unit, label) alone, and of the parts that it consists of.
-
-    ``powers`` is by part, a Q/DQ pair on one edge; ``parts`` has the numbers of those of each (unit, label). Labels of
-    neighbouring units share the parts of the tensor between them, whose noise is there once.
-    """
-
-    powers: Sequence[float]
-    parts: Mapping[tuple[str, str], tuple[int, ...]]
-
-    def __getitem__(self, key: tuple[str, str]) -> float:
-        return self.power_of(self.parts[key])
-
-    def power_of(self, parts: Iterable[int]) -> float:
-        """The noise of several parts together."""
-        return math.fsum(self.powers[part] for part in parts)
-
-    def __iter__(self) -> Iterator[tuple[str, str]]:
-        return iter(self.parts)
-
-    def __len__(self) -> int:
-        return len(self.parts)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CorrectionGain:
-    """The gain of a correction with everything quantized: the SQNR at the worst guiding tensor on held-out samples.
+class TensorParity:
+    """Difference of one output from the reference's.
 
-    ``changed`` are the ranges, weights, biases or groups of channels that it changes. One that is not ``taken`` does
-    not help enough.
+    ``sqnr_db`` is ten times the log of signal power over noise power (infinite if equal), ``max_abs`` the
+    largest absolute difference, ``max_steps`` the same in steps of an 8-bit grid over the reference's range.
+    ``agreement`` is the share of the reference's best classes that are also its own, by `TopK.key`, if it has
+    that many classes. ``is_single`` is true if each sample has one number, whose cosine is always 1 or -1: tables leave
+    it out. ``worst_slice`` is the slice with the lowest SQNR; ``None`` if no slice has enough values and signal.
     """
 
     name: str
-    before_db: float
-    after_db: float
-    changed: int
-    taken: bool
+    sqnr_db: float
+    cosine: float
+    max_abs: float
+    max_steps: float
+    compared: bool = True  # false if the output is not a float tensor and was compared for equality
+    matches: bool = True
+    note: str = ""  # why it could not be compared, or did not match
+    agreement: Mapping[str, float] = field(default_factory=dict)  # by `TopK.key`
+    is_single: bool = False
+    worst_slice: WorstSlice | None = None
+
+    @property
+    def slice_sqnr_db(self) -> float | None:
+        """The SQNR of the worst slice."""
+        return None if self.worst_slice is None else self.worst_slice.sqnr_db
+
+    def far_slice(self, far_db: float = 20.0) -> WorstSlice | None:
+        """The worst slice if its SQNR is ``far_db`` below that of the whole, and below ``far_db``; else ``None``.
+
+        With a smaller distance, outputs are reported whose slices differ only in the power of their signal.
+        """
+        found = self.worst_slice if self.compared and self.matches else None
+        is_far = found is not None and found.sqnr_db <= min(self.sqnr_db - far_db, far_db)
+        return found if is_far else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rehearsed:
-    """The error of a placement against the float model over ``samples`` inputs, computed as ONNX defines Q/DQ.
+class TopK:
+    """Parameters of the agreement: how many of the ``k`` best classes two outputs share.
 
-    ``outputs`` are the graph outputs. ``guiding`` are the tensors before trailing operators that select, such as an
-    ArgMax, where errors of single pairs are additive. ``accuracy`` is the task metric of the case's constraint.
+    Classes are along ``axis``; if it is ``None``, along the last axis longer than one, but never the first of
+    several, which counts samples.
+    """
+
+    k: int = 1
+    axis: int | None = None
+
+    @property
+    def key(self) -> str:
+        """``top5``, or ``top5 on axis 1``."""
+        return f"top{self.k}" if self.axis is None else f"top{self.k} on axis {self.axis}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DefinitionEvidence:
+    """The given model as the backend runs it, compared with its definition in ONNX on the first samples.
+
+    ``sqnr_db`` is that of the worst float ``output``, finite. ``node`` is the first node whose output differs so much;
+    empty if it is not known.
+    """
+
+    sqnr_db: float
+    output: str
+    samples: int
+    node: str = ""
+
+    @property
+    def holds(self) -> bool:
+        """Whether the backend computes what ONNX defines, but for rounding."""
+        return self.sqnr_db >= DEFINED_DB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParityEvidence:
+    """Parity of the tuned model with the reference, over ``samples`` inputs.
+
+    ``outputs`` compare the float model with the tuned one, both as the backend runs them. The two steps between:
+    ``quantization`` compares the float model with the tuned one computed as ONNX defines it, ``runtime`` this
+    arithmetic with the result of the backend; ``undivided`` is why both are empty. ``computed_by`` is the runtime that
+    computed both models as ONNX defines them, if the backend runs nothing on this machine. If the given model's
+    ``definition`` in ONNX does not hold, it is in place of the float model above.
     """
 
     outputs: tuple[TensorParity, ...]
-    guiding: tuple[TensorParity, ...]
     samples: int
-    data: str = ""  # "evaluation", "calibration" or "random"
-    accuracy: float | None = None
+    data: str  # "evaluation", "calibration" or "random"
+    quantization: tuple[TensorParity, ...] = ()
+    runtime: tuple[TensorParity, ...] = ()
+    undivided: str = ""
+    computed_by: str = ""
+    definition: DefinitionEvidence | None = None
 
     @property
     def sqnr_db(self) -> float:
-        """The worst graph output's SQNR in dB."""
-        return min((one.sqnr_db for one in self.outputs), default=math.inf)
-
-    @property
-    def guiding_db(self) -> float:
-        """The worst guiding tensor's SQNR in dB."""
-        return min((one.sqnr_db for one in self.guiding), default=math.inf)
+        """The worst output's SQNR in dB, a finite number: 200 if all outputs are equal."""
+        worst = min((o.sqnr_db for o in self.outputs), default=EXACT_DB)
+        return max(-EXACT_DB, min(EXACT_DB, worst))
 
     @property
     def cosine(self) -> float:
-        """The worst graph output's cosine similarity."""
-        return min((one.cosine for one in self.outputs), default=1.0)
+        """The worst output's cosine similarity."""
+        return min((o.cosine for o in self.outputs), default=1.0)
 
     @property
     def max_abs(self) -> float:
-        """The largest absolute difference of any graph output."""
-        return max((one.max_abs for one in self.outputs), default=0.0)
+        """The worst output's largest absolute difference."""
+        return max((o.max_abs for o in self.outputs), default=0.0)
+
+    @property
+    def max_steps(self) -> float:
+        """The worst output's largest difference in quantization steps."""
+        return max((o.max_steps for o in self.outputs), default=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Culprit:
+    """One Q/DQ pair and its error.
+
+    ``alone_db`` is the SQNR with this pair only, ``share`` its part of the error of all pairs. ``without_db``, known
+    for the worst pairs only, is the SQNR if all that its readers, and those of the worse pairs, read stays in float.
+    """
+
+    site: Site
+    alone_db: float
+    share: float
+    without_db: float | None = None
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes that read the pair: excluding them from quantization removes the pair."""
+        return tuple(dict.fromkeys(end.node for end in self.site.consumers if not end.is_output))
+
+    @property
+    def makes_output(self) -> bool:
+        """Whether the pair quantizes a graph output."""
+        return any(end.is_output for end in self.site.consumers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CulpritEvidence:
+    """The error of single Q/DQ pairs at one output, the worst first, over a few samples of ``data``.
+
+    ``together_db`` is the SQNR with all ``total`` pairs, ``rest`` the part of the error of pairs not listed. All is
+    computed as ONNX defines the operators: it shows quantization, not the runtime. ``missing`` is why pairs are not
+    listed.
+    """
+
+    output: str = ""
+    pairs: tuple[Culprit, ...] = ()
+    total: int = 0
+    rest: float = 0.0
+    together_db: float = math.inf
+    samples: int = 0
+    data: str = ""
+    missing: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TriedInput:
+    """One input of a model in a search: its values in words, their bounds, and the bounds seen in data."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    words: str
+    low: float
+    high: float
+    known_low: float
+    known_high: float
+
+    @property
+    def within(self) -> bool:
+        """Whether all its values are in the range seen in data."""
+        return self.known_low <= self.low and self.high <= self.known_high
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """One input that was tried alone, and messages of the limits it breaks, if any.
+
+    ``parity`` is that of this input; it has no outputs if the tuned model does not run on it. ``file`` holds
+    the input, and ``command`` tries it again: one command a line.
+    """
+
+    inputs: tuple[TriedInput, ...]
+    broken: tuple[str, ...]
+    parity: ParityEvidence
+    file: str = ""
+    command: str = ""
+
+    @property
+    def within(self) -> bool:
+        """Whether all of it is in the range seen in data."""
+        return all(one.within for one in self.inputs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParitySearch:
+    """A search for an input that breaks a parity check: ``tried`` different ones in ``seconds``.
+
+    ``late`` is whether the time ended first. ``closest_db`` is the smallest SQNR of inputs that did not break it,
+    ``found`` the smallest input that does. ``missing`` is why nothing was tried.
+    """
+
+    tried: int = 0
+    seconds: float = 0.0
+    late: bool = False
+    closest_db: float = math.inf
+    found: Probe | None = None
+    missing: str = ""
+
+
+# ---- runtimes ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeModel:
+    """The float or the tuned model of one case, on the runtime of that case.
+
+    ``ratio`` is its time over that of the reference, the fastest float model; ``to_winner`` over that of the winner.
+    ``limit_db`` is set if its SQNR is below that limit, so that it cannot win. ``failure`` is why it was not timed.
+    """
+
+    case: str
+    backend: str
+    target: str
+    model: Literal["float", "tuned"]
+    scheme: str = ""  # digest of the placement
+    pairs: int = 0
+    median_ms: float | None = None
+    ratio: Interval | None = None
+    to_winner: Interval | None = None
+    samples: Samples = field(default_factory=Samples)
+    sqnr_db: float | None = None
+    limit_db: float | None = None
+    failure: str = ""
+
+    @property
+    def label(self) -> str:
+        """Backend and model: unique within a comparison."""
+        return f"{self.backend} {self.model}"
+
+    @property
+    def may_win(self) -> bool:
+        """Whether it was timed and is accurate enough."""
+        return self.ratio is not None and self.limit_db is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeComparison:
+    """The models of cases that differ in the runtime only, timed in one interleaved run of fresh builds.
+
+    ``name`` is the common part of the cases' names. ``reference`` is the label of the fastest float model, ``winner``
+    that of the fastest model that is accurate enough.
+    """
+
+    name: str
+    clock: Clock
+    builds: int
+    models: tuple[RuntimeModel, ...]
+    reference: str
+    winner: str
+    drift: float = 0.0
+    seconds: float = 0.0
+
+    def named(self, label: str) -> RuntimeModel:
+        """The model with that label."""
+        return next(model for model in self.models if model.label == label)
+
+    @property
+    def tied(self) -> tuple[RuntimeModel, ...]:
+        """Models that may win and are not proved slower than the winner."""
+        return tuple(
+            model
+            for model in self.models
+            if model.label != self.winner
+            and model.may_win
+            and model.to_winner is not None
+            and model.to_winner.low <= 1
+        )
+
+
+LayerChangeKind: TypeAlias = Literal["time", "precision", "fusion"]
+UpgradeState: TypeAlias = Literal["ok", "slower", "slower than float", "less accurate", "failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerChange:
+    """Kernels that compute the same ONNX nodes and differ between two versions, with their milliseconds.
+
+    ``tensors`` are tensors that the kernels only convert. ``kinds`` states the kinds of differences; ``before``
+    and ``after`` describe the kernels: operators, nodes, precision.
+    """
+
+    nodes: tuple[str, ...]
+    tensors: tuple[str, ...]
+    kinds: tuple[LayerChangeKind, ...]
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+    before_ms: float
+    after_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upgrade:
+    """A tuned model under both versions, timed interleaved; ``here`` is the present one, ``there`` the other.
+
+    ``change`` is the tuned model's time there over here, ``float_change`` that of the float model. ``ratio_here`` and
+    ``ratio_there`` are the tuned model's time over the float model's, each under one version. SQNRs are those of the
+    tuned model's outputs against the float model's here.
+    """
+
+    case: str
+    backend: str
+    state: UpgradeState
+    reason: str = ""
+    clock: Clock = "cpu"
+    here_ms: float | None = None
+    there_ms: float | None = None
+    change: Interval | None = None
+    float_change: Interval | None = None
+    ratio_here: Interval | None = None
+    ratio_there: Interval | None = None
+    sqnr_here_db: float | None = None
+    sqnr_there_db: float | None = None
+    layers: tuple[LayerChange, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpgradeCheck:
+    """All cases of an upgrade check. ``allowed`` is the share that a tuned model may be slower.
+
+    ``here`` and ``there`` are facts of both environments, such as versions, by backend.
+    """
+
+    allowed: float
+    here: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    there: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    cases: tuple[Upgrade, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        """Whether every tuned model runs there, fast and accurate enough."""
+        return all(case.state == "ok" for case in self.cases)

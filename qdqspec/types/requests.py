@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeAlias
 
-from qdqspec.types.parity import ParityEvidence, TensorParity, TopK
-from qdqspec.types.words import EvidenceKind, LintTarget, Optimizer
+from qdqspec.types.evidence import EvidenceKind, LintTarget, Optimizer
+from qdqspec.types.measurement import ParityEvidence, TensorParity, TopK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,10 +87,6 @@ class InputLimits(Protocol):
         """The parameters as JSON data, with the ``kind`` of the check that reads them."""
 
 
-def _no_output(_: ParityEvidence) -> None:
-    return None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParityRequest:
     """The outputs compared with ``top``, and the errors of quantization and runtime separately: ``Evidence.parity``.
@@ -102,7 +98,7 @@ class ParityRequest:
 
     kind: ClassVar[EvidenceKind] = "parity"
     top: TopK = field(default_factory=TopK)
-    culpable: Callable[[ParityEvidence], str | None] = _no_output
+    culpable: Callable[[ParityEvidence], str | None] = lambda _: None
     limits_slices: bool = False
     key: str = ""
     limits: InputLimits | None = None

@@ -22,7 +22,7 @@ NEVER_CALLED = re.compile(
 TALKS_TO_CHILDREN = {
     "backends/onnxruntime_web/node.py",
     "backends/isolation/launch.py",
-    "_core/wire.py",
+    "_core/arrays.py",
     "backends/isolation/worker.py",
 }  # over private sockets
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from openvino_installed import require_openvino
+from installed import require_openvino
 
 from qdqspec.backends.base import Backend
 from qdqspec.backends.isolation.isolated import Isolated

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 from chains import SHAPE, chain_model
+from sessions import Open, quiet_session
 
 from qdqspec.app.session import Session
-from qdqspec.backends.base import BuildOptions
 from qdqspec.types import Case, Inputs, Progress, TuneRules
-
-Open = Callable[..., Session]
-QUIET = {"fake.run_noise": "0.005", "fake.wall_noise": "0.01", "fake.build_noise": "0.002"}
 
 
 @pytest.fixture
@@ -41,17 +39,10 @@ def case(project: Path) -> Case:
 @pytest.fixture
 def open_session(tmp_path: Path) -> Iterator[Open]:
     """Opens sessions by backend options and settings: ``open_session({"fake.crash": "time"}, no_cache=True)``."""
-    sessions: list[Session] = []
-
-    def open_it(words: dict[str, str] | None = None, **settings) -> Session:
-        session = Session(**{"backend": "fake", "root": tmp_path / "root", **settings})
-        session._options = BuildOptions(extra={**QUIET, **(words or {})})
-        sessions.append(session)
-        return session
-
-    yield open_it
-    for session in sessions:
-        session.close()
+    with ExitStack() as stack:
+        yield lambda words=None, **settings: stack.enter_context(
+            quiet_session(tmp_path / "root", words, **settings)
+        )
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -156,20 +155,3 @@ def test_a_damaged_line_of_the_journal_drops_only_it_and_later_ones(open_session
     assert f"its first {len(lines) - 1} lines are kept" in warning_text
     assert journal.read_bytes().startswith(b"".join(lines[:-1]))
     assert (journal.parent / "trials.previous.jsonl").read_bytes() == b"".join(spoilt)
-
-
-def test_a_search_resumed_from_a_truncated_journal_has_the_same_winner(open_session, case, interrupt) -> None:
-    whole = open_session(output=Path("whole"), no_cache=True).search(case)
-    session = open_session()
-    interrupt(session, case, 3)
-    journal = session.output(case) / JOURNAL
-    raw = journal.read_bytes()
-    complete = b"".join(raw.splitlines(keepends=True)[:-1])
-    journal.write_bytes(raw[:-100])
-    evidence = open_session().evidence(case, frozenset())
-    assert any("were half a line" in warning for warning in evidence.warnings)
-    assert journal.read_bytes().startswith(complete)
-    assert evidence.search is not None
-    assert evidence.search.winner == whole.winner
-    numbers = [json.loads(line)["trial"] for line in journal.read_text().splitlines() if line]
-    assert sorted(set(numbers)) == list(range(max(numbers) + 1))

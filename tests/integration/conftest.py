@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
-from rtx_installed import require_rtx
+from installed import require_rtx
 
 from qdqspec.backends.isolation.isolated import Isolated
 

@@ -17,7 +17,7 @@ import qdqspec.app.session
 # Pytester unloads modules that its runs have loaded first; numpy cannot be loaded twice, and the others take up to
 # one second in each test.
 import qdqspec.backends.base
-import qdqspec.spec.load  # noqa: F401
+import qdqspec.spec.models  # noqa: F401
 
 SPEC = """\
 qdqspec: 1

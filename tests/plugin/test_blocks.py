@@ -20,7 +20,7 @@ import yaml
 
 from qdqspec.app.cli import parsers
 from qdqspec.qdq.scheme.scheme_file import read_scheme
-from qdqspec.spec.load import load_spec
+from qdqspec.spec.models import load_spec
 
 ROOT = Path(__file__).parents[2]
 PAGES = [

@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 from qdqspec.app.cli import main
-from qdqspec.spec.load import load_spec
+from qdqspec.spec.models import load_spec
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -9,45 +9,34 @@ import numpy as np
 import onnx
 from hypothesis import given
 from hypothesis import strategies as st
-from random_models import placed_models, random_inputs, ranges_for, run_unoptimized
+from random_models import MODES, placed_models, quantized_model, random_inputs, ranges_for, run_unoptimized
 
 from qdqspec.graph.fold import QUANTIZING, fold_constants
 from qdqspec.graph.model import Model
-from qdqspec.qdq.edit.insert import insert_qdq
 from qdqspec.qdq.quantize.formats import BIAS_FORMAT
 from qdqspec.qdq.quantize.quantizer import Quantizer
 from qdqspec.qdq.read.diff import diff_models
 from qdqspec.qdq.read.import_qdq import import_placement
 from qdqspec.types import Consumer, Placement, Site
-from tests.support.weights import floating
 
 Drawn = tuple[Model, Placement]
 
 ROUNDED_APART = 0.05  # share of an output's values
 INTEGERS = (onnx.TensorProto.INT32, onnx.TensorProto.INT64)  # a Cast to one of these types truncates
 
-MODES = st.sampled_from(("integer", "float"))
-
-
-def quantized(drawn: Drawn, mode: str = "integer") -> Model:
-    model, placement = drawn
-    return Model(insert_qdq(model, placement, numbers(model), floating=floating(placement.sites, mode)).proto)
-
-
-def numbers(model: Model) -> Quantizer:
-    return Quantizer(model, ranges_for(model))
-
 
 @given(placed_models(activations=("uint8", "int8", "int16"), weights=("int8", "uint16")), MODES)
 def test_import_returns_the_inserted_placement_and_pairs(drawn: Drawn, mode: str) -> None:
     model, placement = drawn
-    imported = import_placement(quantized(drawn, mode), model)
+    imported = import_placement(quantized_model(*drawn, mode), model)
 
     def is_stored(site: Site) -> bool:  # as an activation counts; constants without dimensions stay float
         has_dims = site.weight and bool(model.constants[site.tensor].dims)
         return not site.weight or site.format == BIAS_FORMAT or (mode == "integer" and has_dims)
 
-    expected = (replace(p, stored=is_stored(p.site)) for p in numbers(model).placed(placement))
+    expected = (
+        replace(p, stored=is_stored(p.site)) for p in Quantizer(model, ranges_for(model)).placed(placement)
+    )
     assert imported.placement == placement
     assert imported.placement.digest == placement.digest
     assert set(imported.pairs) == set(expected)
@@ -58,8 +47,8 @@ def test_import_returns_the_inserted_placement_and_pairs(drawn: Drawn, mode: str
 def test_diff_with_the_original_has_only_the_pairs(drawn: Drawn, mode: str) -> None:
     model, placement = drawn
     for found, side, sites in (
-        (diff_models(model, quantized(drawn, mode)), "added", placement.sites),
-        (diff_models(quantized(drawn, mode), model), "removed", placement.sites),
+        (diff_models(model, quantized_model(*drawn, mode)), "added", placement.sites),
+        (diff_models(quantized_model(*drawn, mode), model), "removed", placement.sites),
     ):
         assert not found.skeleton.differs, found.skeleton
         assert {(p.tensor, frozenset(p.readers)) for p in getattr(found, side)} == {
@@ -76,7 +65,7 @@ def reader_of(tensor: str, end: Consumer) -> str:
 def foldable(draw: st.DrawFn) -> onnx.ModelProto:
     """A model with or without Q/DQ, of which one input may be replaced by a constant."""
     drawn = draw(placed_models(odd=False))
-    proto = (quantized(drawn) if draw(st.booleans()) else drawn[0]).proto
+    proto = (quantized_model(*drawn) if draw(st.booleans()) else drawn[0]).proto
     values = random_inputs(drawn[0], seed=draw(st.integers(0, 9)))
     if draw(st.booleans()):
         name = draw(st.sampled_from(sorted(values)))

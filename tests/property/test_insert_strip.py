@@ -9,7 +9,15 @@ import numpy as np
 import onnx
 from hypothesis import given
 from hypothesis import strategies as st
-from random_models import placed_models, random_inputs, ranges_for, run_unoptimized
+from random_models import (
+    MODES,
+    bytes_of,
+    placed_models,
+    quantized_model,
+    random_inputs,
+    ranges_for,
+    run_unoptimized,
+)
 
 from qdqspec.graph.model import Model
 from qdqspec.graph.storage import WeightStore, save_model
@@ -19,19 +27,12 @@ from qdqspec.qdq.quantize.quantizer import Quantizer
 from qdqspec.qdq.read.strip import strip_qdq
 from qdqspec.qdq.scheme.scheme_file import apply_scheme, read_scheme, write_scheme
 from qdqspec.types import Placement
-from tests.support.weights import floating
 
 Drawn = tuple[Model, Placement]
-
-MODES = st.sampled_from(("integer", "float"))
 
 
 def quantizer(model: Model) -> Quantizer:
     return Quantizer(model, ranges_for(model))
-
-
-def bytes_of(proto: onnx.ModelProto) -> bytes:
-    return proto.SerializeToString(deterministic=True)
 
 
 @given(placed_models(), MODES)
@@ -39,8 +40,7 @@ def test_strip_without_a_reference_restores_all_but_values_of_integer_weights(
     drawn: Drawn, mode: str
 ) -> None:
     model, placement = drawn
-    inserted = insert_qdq(model, placement, quantizer(model), floating=floating(placement.sites, mode))
-    stripped = Model(strip_qdq(Model(inserted.proto)).proto)
+    stripped = Model(strip_qdq(quantized_model(model, placement, mode)).proto)
     if mode == "float":
         assert bytes_of(stripped.proto) == bytes_of(model.proto)
         return
@@ -72,11 +72,11 @@ def test_strip_with_the_reference_restores_a_model_of_any_format_and_its_opset(
     drawn: Drawn, mode: str
 ) -> None:
     model, placement = drawn
-    inserted = insert_qdq(model, placement, quantizer(model), floating=floating(placement.sites, mode))
+    inserted = quantized_model(model, placement, mode)
     onnx.checker.check_model(inserted.proto, full_check=True)
     needed = [FORMATS[site.format].opset for site in placement.sites]
-    assert Model(inserted.proto).opset == max([model.opset, *needed])
-    assert bytes_of(strip_qdq(Model(inserted.proto), model).proto) == bytes_of(model.proto)
+    assert inserted.opset == max([model.opset, *needed])
+    assert bytes_of(strip_qdq(inserted, model).proto) == bytes_of(model.proto)
 
 
 @given(placed_models(odd=False))

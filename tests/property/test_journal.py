@@ -1,14 +1,15 @@
-"""The journal after an interruption at any byte: complete lines are kept and the search continues."""
+"""The journal after an interruption or a change at any byte: complete lines are kept and the search continues."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from qdqspec.errors import QdqspecError
+from qdqspec.errors import QdqspecError, StateError
 from qdqspec.search.journal import Journal, read_journal, trial_from_json, trial_to_json
 from qdqspec.types import LABELS, Interval, LayerTime, Placement, Race, Samples, Site, Trial
 
@@ -93,3 +94,39 @@ def test_reading_a_journal_without_locking_does_not_change_it(noise: bytes, name
             refusal = error
         assert refusal is None or (folder in str(refusal) and refusal.cure)
         assert {file.name: file.read_bytes() for file in Path(folder).iterdir()} == before
+
+
+@given(st.lists(trials, min_size=3, max_size=3), st.data())
+def test_a_changed_line_is_an_error_and_lines_before_it_are_recovered_byte_for_byte(
+    written: list[Trial], data: st.DataObject
+) -> None:
+    with TemporaryDirectory() as folder:
+        path, target = Path(folder) / "trials.jsonl", Path(folder) / "other.jsonl"
+        with Journal.open(path, HEADER) as journal:
+            for trial in written:
+                journal.append(trial)
+        lines = path.read_bytes().splitlines(keepends=True)
+        number = data.draw(st.integers(0, 2), label="line")
+        place = data.draw(st.integers(0, len(lines[number]) - 2), label="place")
+        changed = lines[number][place] ^ data.draw(st.sampled_from([1, 4, 32, 128]), label="change")
+        damaged = lines[number][:place] + bytes([changed]) + lines[number][place + 1 :]
+        path.write_bytes(b"".join([*lines[:number], damaged, *lines[number + 1 :]]))
+        with pytest.raises(StateError, match=rf"jsonl:{number + 1}: .*(damaged|another run)"):
+            Journal.open(path, HEADER)
+        assert Journal.recover(path, target, HEADER) == number
+        assert target.read_bytes() == b"".join(lines[:number])
+        with Journal.open(target, HEADER) as journal:
+            assert journal.trials() == tuple(written[:number])
+        assert Journal.recover(path, target, {**HEADER, "seed": 1}) == 0
+
+
+@pytest.mark.parametrize("end", [-40, -1, 0], ids=["truncated", "joined with the next", "empty"])
+def test_a_damaged_line_between_others_is_an_error(tmp_path: Path, end: int) -> None:
+    path = tmp_path / "trials.jsonl"
+    with Journal.open(path, HEADER) as journal:
+        for number in range(3):
+            journal.append(Trial(number=number, phase="pure", placement=Placement(sites=frozenset())))
+    first, second, third = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first + second[:end] + (b"" if end == -1 else b"\n") + third)
+    with pytest.raises(StateError, match=r"jsonl:2: this line of the journal is damaged"):
+        Journal.open(path, HEADER)

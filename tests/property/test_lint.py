@@ -8,17 +8,14 @@ from pathlib import Path
 import onnx
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from random_models import placed_models, ranges_for
+from random_models import MODES, placed_models, quantized_model
 
-from qdqspec._core.config.hooks import all_names
+from qdqspec._core.hooks import all_names
 from qdqspec.graph.model import Model
-from qdqspec.qdq.edit.insert import insert_qdq
 from qdqspec.qdq.lint import lint_model, rules_for
 from qdqspec.qdq.lint.rules import render_findings
 from qdqspec.qdq.quantize.formats import BIAS_FORMAT, FORMATS
-from qdqspec.qdq.quantize.quantizer import Quantizer
 from qdqspec.types import Placement
-from tests.support.weights import floating
 
 TARGETS = all_names("lint_targets")
 STORED = [name for name, fmt in FORMATS.items() if name != BIAS_FORMAT and not fmt.at_run_time]
@@ -28,17 +25,13 @@ HELD = [name for name, fmt in FORMATS.items() if name != BIAS_FORMAT and not fmt
 @given(
     target=st.sampled_from(TARGETS),
     drawn=placed_models(activations=HELD, weights=STORED),
-    mode=st.sampled_from(("integer", "float")),
+    mode=MODES,
 )
 def test_lint_of_any_quantized_model_is_deterministic_and_uses_known_rules(
     target: str, drawn: tuple[Model, Placement], mode: str
 ) -> None:
     model, placement = drawn
-    quantized = Model(
-        insert_qdq(
-            model, placement, Quantizer(model, ranges_for(model)), floating=floating(placement.sites, mode)
-        ).proto
-    )
+    quantized = quantized_model(model, placement, mode)
     found = lint_model(quantized, target)
     assert found == lint_model(quantized, target)
     assert {finding.id for finding in found} <= {rule.id for rule in rules_for(target)}

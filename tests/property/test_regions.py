@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+from changed_models import renamed_and_reordered
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx_text import parsed
 from random_models import onnx_models
-from reorder import renamed_and_reordered
 
 from qdqspec.graph.model import Model
 from qdqspec.graph.regions.expressions import matched_nodes, parse

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
+from changed_models import renamed_and_reordered
 from hypothesis import given
 from hypothesis import strategies as st
 from random_models import onnx_models, placements
-from reorder import renamed_and_reordered
 
 from qdqspec.backends.onnxruntime import backend
 from qdqspec.graph.model import Model

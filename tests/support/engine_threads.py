@@ -8,8 +8,8 @@ from __future__ import annotations
 import socket
 import threading
 
-from qdqspec._core.temporary import TemporaryFolder
-from qdqspec._core.wire import FrameStream
+from qdqspec._core.arrays import FrameStream
+from qdqspec._core.files import TemporaryFolder
 from qdqspec.backends.base import backend_named
 from qdqspec.backends.isolation.launch import Child, engine_folder
 from qdqspec.backends.isolation.worker import Service

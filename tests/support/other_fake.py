@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from qdqspec._core import registry
-from qdqspec._core.config.declared import BackendOptions
-from qdqspec._core.config.hooks import Declaration
+from qdqspec._core.hooks import Declaration
+from qdqspec._core.options import BackendOptions
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.fake.engine import FakeDevice, FakeEngine
 from qdqspec.types import DeviceKey

@@ -20,9 +20,14 @@ from onnx import TensorProto
 
 from qdqspec.graph.model import Model
 from qdqspec.graph.ops import reads_data
+from qdqspec.qdq.edit.insert import insert_qdq
 from qdqspec.qdq.quantize.formats import number_format
+from qdqspec.qdq.quantize.quantizer import Quantizer
 from qdqspec.qdq.quantize.ranges import TensorRange
 from qdqspec.types import Consumer, Placement, Site
+from tests.support.weights import floating
+
+MODES = st.sampled_from(("integer", "float"))  # of inserting weights
 
 
 @st.composite
@@ -109,6 +114,17 @@ def random_inputs(model: Model, seed: int = 0) -> dict[str, npt.NDArray[np.float
     random = np.random.default_rng(seed)
     shapes = {name: [d or 1 for d in model.shape(name) or ()] for name in model.inputs}
     return {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def bytes_of(proto: onnx.ModelProto) -> bytes:
+    """The model as bytes that are the same for equal models."""
+    return proto.SerializeToString(deterministic=True)
+
+
+def quantized_model(model: Model, placement: Placement, mode: str = "integer") -> Model:
+    """The model with the pairs of a placement, its weights stored as integers or left ``float``."""
+    numbers, floats = Quantizer(model, ranges_for(model)), floating(placement.sites, mode)
+    return Model(insert_qdq(model, placement, numbers, floating=floats).proto)
 
 
 def _by_graph(model: Model, ends: tuple[Consumer, ...]) -> list[tuple[Consumer, ...]]:

@@ -42,7 +42,7 @@ from qdqspec.graph.regions.expressions import parse
 from qdqspec.qdq.scheme.cache import read_cache
 from qdqspec.qdq.scheme.scheme_file import apply_scheme, read_scheme, write_scheme
 from qdqspec.search.journal import Journal
-from qdqspec.spec.load import load_spec
+from qdqspec.spec.models import load_spec
 from qdqspec.testing.backends import small_model
 from qdqspec.testing.records import sample_run
 from qdqspec.timing.change import BuildTimes, change_between
@@ -64,10 +64,6 @@ class Reader:
 # ---- seeds ---------------------------------------------------------------------------------------
 
 
-def _specs() -> list[bytes]:
-    return [path.read_bytes() for path in sorted((ROOT / "specs").glob("*.qdq.yaml"))]
-
-
 def _made(write: Callable[[Path], None], name: str) -> list[bytes]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / name
@@ -84,10 +80,6 @@ PAIRS = (
     PlacedPair(site=SITES[1], scale=(0.01, 0.02, 0.03, 0.04), zero_point=(0, 0, 0, 0)),
 )
 PLACEMENT = Placement(sites=frozenset(SITES))
-
-
-def _scheme(path: Path) -> None:
-    write_scheme(path, PLACEMENT, PAIRS, "onnxruntime-cpu")
 
 
 def _journal(path: Path) -> None:
@@ -114,12 +106,8 @@ def _baseline(path: Path) -> None:
     update_baseline(path, "a-cpu", {("default", "regression"): entry, ("other", "own"): entry})
 
 
-def _records() -> list[bytes]:
-    return [json.dumps(record_to_json(sample_run())).encode()]
-
-
-def _results() -> list[bytes]:
-    return [json.dumps(case_to_json(case)).encode() for case in sample_run().cases]
+def _written(*data: object) -> list[bytes]:
+    return [json.dumps(one).encode() for one in data]
 
 
 PATTERNS = b"""\
@@ -197,10 +185,6 @@ def _file(name: str, read: Callable[[Path], object]) -> Callable[[bytes, Path], 
     return give
 
 
-def _read_spec(path: Path) -> object:
-    return load_spec(path, root=path.parent).cases()
-
-
 def _read_journal(path: Path) -> object:
     path.with_name("trials.header.json").unlink(missing_ok=True)
     with Journal.open(path, HEADER) as journal:
@@ -240,16 +224,12 @@ def _show_record(path: Path) -> object:
     return shown, comparison_text(compared), json.dumps(comparison_to_json(compared, 0.05))
 
 
-def _explain_case(path: Path) -> object:
-    (path.parent / "trials.jsonl").write_bytes(b"")
-    return case_from_json(_loaded(path))
-
-
-def _loaded(path: Path) -> object:
+def _read_case(path: Path) -> object:
     try:
-        return json.loads(path.read_bytes())
+        data = json.loads(path.read_bytes())
     except (ValueError, RecursionError):
-        return None
+        data = None
+    return case_from_json(data)
 
 
 def _read_arrays(path: Path) -> object:
@@ -267,27 +247,32 @@ def _text(read: Callable[[str], object]) -> Callable[[bytes, Path], object]:
     return lambda data, folder: read(data.decode("utf-8", errors="replace"))
 
 
-def _read_settings(path: Path) -> object:
-    return load_settings(path.parent, environ={})
-
-
-def _read_study(path: Path) -> object:
-    return read_study(path.parent)
-
-
 READERS: dict[str, Reader] = {
-    "spec": Reader(read=_file("a.qdq.yaml", _read_spec), seeds=_specs),
+    "spec": Reader(
+        read=_file("a.qdq.yaml", lambda path: load_spec(path, root=path.parent).cases()),
+        seeds=lambda: [path.read_bytes() for path in sorted((ROOT / "specs").glob("*.qdq.yaml"))],
+    ),
     "expression": Reader(read=_text(parse), seeds=lambda: EXPRESSIONS),
     "journal": Reader(
         read=_file("trials.jsonl", _read_journal), seeds=lambda: _made(_journal, "trials.jsonl")
     ),
-    "scheme": Reader(read=_file("scheme.json", _use_scheme), seeds=lambda: _made(_scheme, "scheme.json")),
+    "scheme": Reader(
+        read=_file("scheme.json", _use_scheme),
+        seeds=lambda: _made(lambda path: write_scheme(path, PLACEMENT, PAIRS, "onnxruntime-cpu"), "s.json"),
+    ),
     "baseline": Reader(read=_file("b.json", _compare_baseline), seeds=lambda: _made(_baseline, "b.json")),
-    "run record": Reader(read=_file("run.json", _show_record), seeds=_records),
-    "result": Reader(read=_file("result.json", _explain_case), seeds=_results),
+    "run record": Reader(
+        read=_file("run.json", _show_record), seeds=lambda: _written(record_to_json(sample_run()))
+    ),
+    "result": Reader(
+        read=_file("result.json", _read_case), seeds=lambda: _written(*map(case_to_json, sample_run().cases))
+    ),
     "pattern cache": Reader(read=_file("patterns.yaml", read_cache), seeds=lambda: (PATTERNS,)),
-    "configuration": Reader(read=_file("pyproject.toml", _read_settings), seeds=lambda: (SETTINGS,)),
-    "study": Reader(read=_file("study.json", _read_study), seeds=lambda: (STUDY,)),
+    "configuration": Reader(
+        read=_file("pyproject.toml", lambda path: load_settings(path.parent, environ={})),
+        seeds=lambda: (SETTINGS,),
+    ),
+    "study": Reader(read=_file("study.json", lambda path: read_study(path.parent)), seeds=lambda: (STUDY,)),
     "arrays": Reader(read=_file("data.npz", _read_arrays), seeds=_arrays),
     "model": Reader(read=_file("model.onnx", _read_model), seeds=_models),
     "layer information": Reader(

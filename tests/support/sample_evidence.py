@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from qdqspec._core.config.settings import DEFAULT_BACKEND
+from qdqspec._core.registry import DEFAULT_BACKEND
 from qdqspec.testing.records import sample_pairs, sample_parity
 from qdqspec.types import (
     BuildEvidence,

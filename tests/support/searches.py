@@ -7,12 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
-from onnx import TensorProto, helper, numpy_helper
+from onnx_text import parsed
 
 from qdqspec._core.arrays import Floats
 from qdqspec.accuracy.compare import power_of
 from qdqspec.backends.base import Capabilities
-from qdqspec.graph.model import Model
 from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.search.base import Proposal
 from qdqspec.search.blocks import Codes, pure_labels
@@ -30,24 +29,19 @@ def residual_space(*formats: str) -> SchemeSpace:
     """
     formats = formats or ("int8",)
     shapes = {"w1": (8, 4, 3, 3), "w2": (8, 8, 3, 3), "fc1": (8, 16), "fc2": (16, 4)}
-    nodes = [
-        helper.make_node("Conv", ["x", "w1"], ["a"], "conv1", pads=[1, 1, 1, 1]),
-        helper.make_node("Relu", ["a"], ["b"], "relu"),
-        helper.make_node("Conv", ["b", "w2"], ["c"], "conv2", pads=[1, 1, 1, 1]),
-        helper.make_node("Add", ["b", "c"], ["d"], "add"),
-        helper.make_node("GlobalAveragePool", ["d"], ["e"], "pool"),
-        helper.make_node("Flatten", ["e"], ["f"], "flatten"),
-        helper.make_node("Gemm", ["f", "fc1"], ["g"], "gemm1"),
-        helper.make_node("Gemm", ["g", "fc2"], ["y"], "gemm2"),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "residual",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (1, 4, 8, 8))],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, (1, 4))],
-        [numpy_helper.from_array(np.ones(shape, np.float32), name) for name, shape in shapes.items()],
+    model = parsed(
+        """residual (float[1,4,8,8] x) => (float[1,4] y) {
+            [conv1] a = Conv<pads = [1,1,1,1]>(x, w1)
+            [relu] b = Relu(a)
+            [conv2] c = Conv<pads = [1,1,1,1]>(b, w2)
+            [add] d = Add(b, c)
+            [pool] e = GlobalAveragePool(d)
+            [flatten] f = Flatten(e)
+            [gemm1] g = Gemm(f, fc1)
+            [gemm2] y = Gemm(g, fc2)
+        }""",
+        **{name: np.ones(shape, np.float32) for name, shape in shapes.items()},
     )
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     capabilities = Capabilities(
         formats=formats,
         labels={
@@ -58,7 +52,7 @@ def residual_space(*formats: str) -> SchemeSpace:
         weights={name: name for name in formats},
         absorbs=frozenset({"Relu"}),
     )
-    return SchemeSpace(Model(proto), capabilities, rules=QuantizeRules(format="+".join(formats)))
+    return SchemeSpace(model, capabilities, rules=QuantizeRules(format="+".join(formats)))
 
 
 def kernel(*nodes: str, ms: float = 1.0) -> LayerTime:

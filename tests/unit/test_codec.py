@@ -12,8 +12,8 @@ from threading import Thread
 import numpy as np
 import pytest
 
-from qdqspec._core.codec import from_data, to_data
-from qdqspec._core.wire import FrameStream, WireClosedError
+from qdqspec._core.arrays import FrameStream, WireClosedError
+from qdqspec._core.records import from_data, to_data
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqspec._core.deadline import Deadline
-from qdqspec._core.progress import Heartbeat, ProgressBar, bar_texts, can_draw, heartbeat_line
+from qdqspec._core.progress import Deadline, Heartbeat, ProgressBar, bar_texts, can_draw, heartbeat_line
 from qdqspec._core.units import (
     at_least_text,
     at_most_text,
@@ -117,23 +116,23 @@ def test_the_log_does_not_repeat_lines_of_concurrent_cases() -> None:
     assert lines[2:] == ["[qdqspec] b: waits for a measurement"]
 
 
-def test_without_a_limit_nothing_ends() -> None:
-    deadline = Deadline()
-    assert deadline.left is None
-    assert deadline.reached == ""
-    assert deadline.allows(1e9)
-    assert deadline.share(0.1, otherwise=7.0) == 7.0
-
-
-def test_a_limit_is_reached_after_its_seconds() -> None:
-    now = [0.0]
-    deadline = Deadline(seconds=90.0, clock=lambda: now[0])
-    now[0] = 60.0
-    assert (deadline.left, deadline.reached) == (30.0, "")
-    assert (deadline.share(0.1, otherwise=7.0), deadline.share(0.5, otherwise=7.0)) == (9.0, 30.0)
-    assert (deadline.allows(31.0), deadline.allows(31.0, times=2)) == (False, True)
-    now[0] = 90.0
-    assert (deadline.left, deadline.reached) == (0.0, "its limit of 1 min 30 s")
+@pytest.mark.parametrize(
+    ("words", "now", "left", "reached"),
+    [
+        ({}, 1e9, None, ""),
+        ({"seconds": 90.0}, 60.0, 30.0, ""),
+        ({"seconds": 90.0}, 90.0, 0.0, "its limit of 1 min 30 s"),
+        ({"seconds": 10.0, "run_left": lambda: 5.0}, 0.0, 5.0, ""),
+        ({"seconds": 10.0, "run_left": lambda: 0.0}, 0.0, 0.0, "the time limit of the run"),
+        ({"seconds": 40.0, "reserved": 10.0}, 0.0, 30.0, ""),
+        ({"seconds": 40.0, "reserved": 100.0}, 0.0, 20.0, ""),  # at most half of it
+    ],
+)
+def test_the_time_left_is_that_of_the_next_limit(words: dict, now: float, left: float, reached: str) -> None:
+    clock = [0.0]
+    deadline = Deadline(clock=lambda: clock[0], **words)
+    clock[0] = now
+    assert (deadline.left, deadline.reached) == (left, reached)
 
 
 def test_time_spent_waiting_does_not_count() -> None:
@@ -143,19 +142,13 @@ def test_time_spent_waiting_does_not_count() -> None:
     assert (deadline.spent, deadline.left) == (7.0, 3.0)
 
 
-@pytest.mark.parametrize(
-    ("run_left", "left", "reached"), [(5.0, 5.0, ""), (0.0, 0.0, "the time limit of the run")]
-)
-def test_the_limit_of_the_run_counts_too(run_left: float, left: float, reached: str) -> None:
-    deadline = Deadline(seconds=10.0, clock=lambda: 0.0, run_left=lambda: run_left)
-    assert (deadline.left, deadline.reached) == (left, reached)
-
-
-@pytest.mark.parametrize(("reserved", "left"), [(0.0, 40.0), (10.0, 30.0), (100.0, 20.0)])
-def test_at_most_half_of_the_limit_is_reserved(reserved: float, left: float) -> None:
-    deadline = Deadline(seconds=40.0, clock=lambda: 0.0)
-    deadline.reserved = reserved
-    assert deadline.left == left
+def test_a_step_has_a_share_of_the_limit_and_at_most_the_time_left() -> None:
+    now = [0.0]
+    endless, deadline = Deadline(), Deadline(seconds=90.0, clock=lambda: now[0])
+    now[0] = 60.0
+    assert [one.share(0.1, otherwise=7.0) for one in (endless, deadline)] == [7.0, 9.0]
+    assert deadline.share(0.5, otherwise=7.0) == 30.0
+    assert (endless.allows(1e9), deadline.allows(31.0), deadline.allows(31.0, times=2)) == (True, False, True)
 
 
 @given(st.floats(1e-4, 1e5), st.floats(-1e-3, 1e-3))

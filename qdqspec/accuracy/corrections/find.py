@@ -17,8 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qdqspec._core.arrays import Array, Feed
-from qdqspec._core.codec import from_data
-from qdqspec._core.plain_json import content_sum, read_json
+from qdqspec._core.records import content_sum, from_data, read_json
 from qdqspec.accuracy.corrections.bias import correct_biases
 from qdqspec.accuracy.corrections.equalization import equalize
 from qdqspec.accuracy.corrections.ranges import choose_ranges

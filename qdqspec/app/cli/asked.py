@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from qdqspec._core.config import hooks
+from qdqspec._core import hooks
 from qdqspec.app.cli.arguments import (
     ArgumentGroup,
     Joined,

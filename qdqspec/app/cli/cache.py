@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qdqspec._core.config import declared
+from qdqspec._core.options import duration
 from qdqspec._core.units import count_text, seconds_text, size_text
 from qdqspec.app.cli.arguments import argument, settings_from, verb
 from qdqspec.app.cli.output import FINE, WANTING, answer, complain
@@ -21,7 +21,7 @@ _MONTH = 30 * 86400.0  # seconds
 
 def _age(text: str) -> float:
     try:
-        return declared.duration(text)
+        return duration(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

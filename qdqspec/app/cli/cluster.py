@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qdqspec._core import registry
-from qdqspec._core.codec import to_data
-from qdqspec._core.config.options import BUILD_OPTIONS
+from qdqspec._core.config import BUILD_OPTIONS
+from qdqspec._core.records import to_data
 from qdqspec._core.units import count_text, size_text
 from qdqspec.app.cli.arguments import argument, settings_from, verb
 from qdqspec.app.cli.output import FINE, answer, complain, end_on_sigterm, note

@@ -12,8 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qdqspec._core.config import find_folder
-from qdqspec._core.config.options import BUILD_OPTIONS
+from qdqspec._core.config import BUILD_OPTIONS, find_folder
 from qdqspec._core.files import RESULT
 from qdqspec._core.units import proved_text
 from qdqspec.app.cases import find_case, is_spec
@@ -149,7 +148,7 @@ def _require_text(path: Path) -> None:
 
 def _from_exported(name: str, files: Sequence[Path]) -> ExplainedEngine:
     """The engine in files of a runtime's tool; of the first backend that can read them."""
-    from qdqspec._core.config import hooks
+    from qdqspec._core import hooks
     from qdqspec.timing.explained import ExplainedEngine
 
     refusal: BackendError | None = None
@@ -302,7 +301,7 @@ def _from_model(
 @contextmanager
 def _float_model(model: Model, original: Path | None) -> Iterator[Path]:
     """The file of the float form of a quantized model: the original, or a temporary copy without its pairs."""
-    from qdqspec._core.temporary import TemporaryFolder
+    from qdqspec._core.files import TemporaryFolder
     from qdqspec.graph.model import require_path
     from qdqspec.graph.storage import save_model
     from qdqspec.qdq.read.strip import strip_qdq

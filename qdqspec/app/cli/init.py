@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from qdqspec import __version__
 from qdqspec._core.config import Settings, flags_given
-from qdqspec._core.config.hooks import declaration_of
 from qdqspec._core.files import create_file, unwritable
+from qdqspec._core.hooks import declaration_of
 from qdqspec._core.units import plain
 from qdqspec.app.cases import SPEC_SUFFIXES
 from qdqspec.app.cli.arguments import MODEL, argument, output, settings_from, verb

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from qdqspec._core import registry
-from qdqspec._core.config import OPTIONS, list_settings, options_of
-from qdqspec._core.config.settings import DEFAULT_BACKEND
+from qdqspec._core.config import OPTIONS, list_settings
+from qdqspec._core.options import options_of
+from qdqspec._core.registry import DEFAULT_BACKEND
 from qdqspec._core.units import without_passwords
 from qdqspec.app.cli.arguments import settings_from, verb
 from qdqspec.app.cli.output import FINE, IMPOSSIBLE, answer

@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qdqspec._core.config import hooks
-from qdqspec._core.config.options import BUILD_OPTIONS
-from qdqspec._core.config.settings import DEFAULT_BACKEND
+from qdqspec._core import hooks
+from qdqspec._core.config import BUILD_OPTIONS
+from qdqspec._core.registry import DEFAULT_BACKEND
 from qdqspec._core.units import count_text
 from qdqspec.app.cli.arguments import (
     MODEL,

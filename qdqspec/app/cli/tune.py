@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qdqspec._core import registry
-from qdqspec._core.config import Settings, find_folder, note_owner, other_owner
-from qdqspec._core.config.options import BUILD_OPTIONS
+from qdqspec._core.config import BUILD_OPTIONS, Settings, find_folder, note_owner, other_owner
 from qdqspec._core.files import RESULT, explained
 from qdqspec._core.progress import Display, Heartbeat, ProgressBar, can_draw
 from qdqspec.app.cases import find_cases

@@ -7,8 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qdqspec._core.config import find_folder
-from qdqspec._core.config.options import BUILD_OPTIONS
+from qdqspec._core.config import BUILD_OPTIONS, find_folder
 from qdqspec.app.cases import find_case, is_spec
 from qdqspec.app.cli.arguments import (
     ArgumentGroup,

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from qdqspec._core.codec import from_data, to_data
 from qdqspec._core.config import Settings
 from qdqspec._core.files import replace_file
+from qdqspec._core.records import from_data, to_data
 from qdqspec.app.cluster.request import unpack
 from qdqspec.errors import QdqspecError
 

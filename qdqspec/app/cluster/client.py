@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from qdqspec import __version__
-from qdqspec._core.codec import from_data
+from qdqspec._core.records import from_data
 from qdqspec.app.cluster.address import Address
 from qdqspec.app.cluster.inventory import Device, WorkerInfo
 from qdqspec.app.cluster.worker import run_case

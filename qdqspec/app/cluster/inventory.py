@@ -9,8 +9,8 @@ from typing import Any
 
 from qdqspec import __version__
 from qdqspec._core import registry
-from qdqspec._core.codec import from_data
 from qdqspec._core.config import Settings
+from qdqspec._core.records import from_data
 from qdqspec.app.preparation.resources import resources_of
 from qdqspec.errors import QdqspecError
 

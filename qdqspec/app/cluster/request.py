@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
-from qdqspec._core.codec import from_data, to_data
 from qdqspec._core.config import Settings
-from qdqspec._core.config.declared import check_option
+from qdqspec._core.options import check_option
+from qdqspec._core.records import from_data, to_data
 from qdqspec._core.registry import resolve
 from qdqspec.checks.base import Check, requested
 from qdqspec.checks.baselines import FOLDER

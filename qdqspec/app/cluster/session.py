@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from qdqspec._core.codec import from_data
 from qdqspec._core.config import Settings, claim_folder
 from qdqspec._core.files import write_whole
+from qdqspec._core.records import from_data
 from qdqspec.app.cluster.address import Address, require_distributed
 from qdqspec.app.cluster.case_process import Answer
 from qdqspec.app.cluster.client import Cluster

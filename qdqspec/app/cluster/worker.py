@@ -13,10 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qdqspec._core.codec import to_data
 from qdqspec._core.config import Settings
 from qdqspec._core.files import replace_file
 from qdqspec._core.programs import end_program, python_command
+from qdqspec._core.records import to_data
 from qdqspec.app.cluster.address import Address
 from qdqspec.app.cluster.case_process import ANSWER, LOG, REQUEST, Answer, Failure
 from qdqspec.app.cluster.inventory import ANNOUNCED, Announcement, announce

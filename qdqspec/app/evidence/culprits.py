@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TypeVar
 
-from qdqspec._core.config.settings import DEFAULT_BACKEND
+from qdqspec._core.registry import DEFAULT_BACKEND
 from qdqspec.accuracy.compare import power_of
 from qdqspec.accuracy.compare import sqnr_db as ratio_db
 from qdqspec.accuracy.evaluator import MOST_DB, Evaluator

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from qdqspec._core.arrays import Array
-from qdqspec._core.closing import Closing
+from qdqspec._core.files import Closing
 from qdqspec.accuracy.compare import SampleOutputs, compare_outputs
 from qdqspec.app.preparation.auxiliary_runs import ARITHMETIC, Definition, runner
 from qdqspec.app.preparation.prepare import Prepared

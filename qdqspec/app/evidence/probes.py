@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
+from qdqspec._core import hooks
 from qdqspec._core.arrays import Array, Feed
-from qdqspec._core.config import hooks
 from qdqspec._core.files import write_whole
 from qdqspec._core.registry import resolve
 from qdqspec.accuracy.compare import OutputComparison, SampleOutputs, Typical, compare_outputs, typical_of

@@ -109,7 +109,7 @@ def _cases_of_module(names: dict[str, object], path: Path) -> list[Case]:
 
 def _refuse_far_paths(case: Case, path: Path, settings: Settings) -> None:
     """Apply the path restrictions of YAML specs to a spec in Python."""
-    from qdqspec.spec.paths import CURE, LEADS_OUT, path_rules
+    from qdqspec.spec.fields import CURE, LEADS_OUT, path_rules
 
     rules = path_rules(path, settings.root, settings.allow_path)
     named: list[Path | None] = [case.model, case.inputs.scales, case.regions.graph]

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from qdqspec._core.codec import from_data, to_data
 from qdqspec._core.config import Settings
+from qdqspec._core.records import from_data, to_data
 from qdqspec.app.cases import find_specs, is_spec, load_cases
 from qdqspec.app.plugin.options import settings_of
 from qdqspec.app.plugin.state import state_of

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx
 
+from qdqspec._core import hooks
 from qdqspec._core.arrays import Array, Feed, Reduction
-from qdqspec._core.config import hooks
-from qdqspec._core.config.settings import DEFAULT_BACKEND
-from qdqspec._core.temporary import TemporaryFolder
+from qdqspec._core.files import TemporaryFolder
+from qdqspec._core.registry import DEFAULT_BACKEND
 from qdqspec._core.units import count_text
 from qdqspec.accuracy.compare import noise_power, signal_power, sqnr_db
 from qdqspec.accuracy.rehearsal import Runtime

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from qdqspec._core import hooks
 from qdqspec._core.arrays import Feed
-from qdqspec._core.config import hooks
-from qdqspec._core.temporary import TemporaryFolder
+from qdqspec._core.files import TemporaryFolder
 from qdqspec.app.preparation.candidates import write_half
 from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.errors import BackendError, ModelError, StateError

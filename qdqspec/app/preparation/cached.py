@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qdqspec import __version__
-from qdqspec._core.codec import from_data, to_data
 from qdqspec._core.node_digests import changes_text
+from qdqspec._core.records import from_data, to_data
 from qdqspec.accuracy.sources import all_files
 from qdqspec.search.journal import trial_from_json, trial_to_json
 from qdqspec.timing.store import Store, cache_key

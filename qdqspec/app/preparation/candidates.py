@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import onnx
 
-from qdqspec._core.config import hooks
+from qdqspec._core import hooks
 from qdqspec.app.preparation.cached import FLOAT32_FILE
 from qdqspec.errors import BackendError, ModelError, PlacementError
 from qdqspec.graph.model import Model, require_path

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from qdqspec._core.config import hooks
+from qdqspec._core import hooks
 from qdqspec._core.files import RESULT, explained, partial_folder
 from qdqspec.app.preparation.cached import (
     FLOAT32_FILE,

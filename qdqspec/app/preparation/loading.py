@@ -8,9 +8,9 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from qdqspec._core import hooks
 from qdqspec._core.arrays import Array
-from qdqspec._core.config import hooks
-from qdqspec._core.temporary import TemporaryFolder
+from qdqspec._core.files import TemporaryFolder
 from qdqspec.accuracy.data import random_feeds
 from qdqspec.accuracy.shapes import resolve_shapes, with_named_dimensions
 from qdqspec.app.preparation.auxiliary_runs import compared_with_definition

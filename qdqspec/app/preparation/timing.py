@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 
 from qdqspec._core.arrays import Array, Feed
-from qdqspec._core.temporary import TemporaryFolder
+from qdqspec._core.files import TemporaryFolder
 from qdqspec.accuracy.data import feed_of_shapes, open_data, random_feeds, shaped_by_data
 from qdqspec.accuracy.shapes import input_specs, resolve_shapes
 from qdqspec.app.preparation.auxiliary_runs import SAMPLES, compared_with_definition

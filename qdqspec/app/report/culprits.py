@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from qdqspec._core.codec import to_data
+from qdqspec._core.records import to_data
 from qdqspec._core.units import count_text, pair_text, plain, share_text
 from qdqspec.app.report.tables import RIGHT, Column, Table, known
 from qdqspec.types import CulpritEvidence

@@ -28,9 +28,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, cast,
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, computed_field, create_model
 from pydantic import Field as ModelField
 
-from qdqspec._core.codec import record_of
 from qdqspec._core.files import RESULT
-from qdqspec._core.plain_json import read_json
+from qdqspec._core.records import read_json, record_of
 from qdqspec.app.report.tables import spec_path
 from qdqspec.errors import StateError
 from qdqspec.types import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from qdqspec._core.codec import to_data
+from qdqspec._core.records import to_data
 from qdqspec._core.units import count_text, db_text, interval_text, list_text, ms_text, plain, ratio_text
 from qdqspec.app.report.facts import LONG
 from qdqspec.app.report.tables import RIGHT, Column, Table, known, median_text

@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from qdqspec._core.deadline import Deadline
+from qdqspec._core.progress import Deadline
 from qdqspec._core.units import ratio_text
 from qdqspec.errors import BackendError
 from qdqspec.search.limits import Limits

@@ -12,7 +12,7 @@ import time
 from contextlib import ExitStack, closing
 from dataclasses import replace
 
-from qdqspec._core.temporary import TemporaryFolder
+from qdqspec._core.files import TemporaryFolder
 from qdqspec._core.units import count_text, share_text
 from qdqspec.app.preparation.auxiliary_runs import runner
 from qdqspec.app.preparation.build_logs import LoggedJournal

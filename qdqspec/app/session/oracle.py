@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 
 from qdqspec._core.arrays import Feed
-from qdqspec._core.closing import Closing
+from qdqspec._core.files import Closing
 from qdqspec._core.units import count_text, metric_text, seconds_text
 from qdqspec.accuracy.evaluator import MOST_DB, Evaluator, Offset
 from qdqspec.accuracy.metrics import Score, Scores

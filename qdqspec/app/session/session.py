@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Unpack, cast
 
 from qdqspec import __version__
-from qdqspec._core.closing import Closing
 from qdqspec._core.config import Settings
-from qdqspec._core.config.declared import check_option
+from qdqspec._core.files import Closing
+from qdqspec._core.options import check_option
 from qdqspec.accuracy.given_data import GivenFiles, is_model
 from qdqspec.accuracy.metrics import joined_metrics
 from qdqspec.app.cases import SPEC_SUFFIXES, find_case

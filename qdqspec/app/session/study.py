@@ -15,13 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeAlias, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from qdqspec._core.closing import Closing
-from qdqspec._core.codec import from_data, to_data
-from qdqspec._core.config.settings import DEFAULT_BACKEND
-from qdqspec._core.files import copy_whole, explained
-from qdqspec._core.plain_json import read_json
-from qdqspec._core.registry import names
-from qdqspec._core.temporary import TemporaryFolder
+from qdqspec._core.files import Closing, TemporaryFolder, copy_whole, explained
+from qdqspec._core.records import from_data, read_json, to_data
+from qdqspec._core.registry import DEFAULT_BACKEND, names
 from qdqspec.accuracy.rehearsal import RehearsedEngine
 from qdqspec.app.preparation.build_logs import HEADER, LoggedJournal
 from qdqspec.app.preparation.cached import CORRECTIONS, JOURNAL

@@ -11,10 +11,9 @@ from typing import Any, TypeAlias, cast
 
 import numpy as np
 
-from qdqspec._core.closing import Closing
-from qdqspec._core.deadline import Deadline
+from qdqspec._core.files import Closing, TemporaryFolder
+from qdqspec._core.progress import Deadline
 from qdqspec._core.registry import resolve
-from qdqspec._core.temporary import TemporaryFolder
 from qdqspec._core.units import metric_text
 from qdqspec.accuracy.evaluator import Evaluator, Runs
 from qdqspec.app.preparation.build_logs import LoggedJournal

@@ -33,7 +33,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from qdqspec._core.arrays import Array
-from qdqspec._core.config.declared import NUMBER, declare, one_of, option, whole
+from qdqspec._core.options import NUMBER, declare, one_of, option, whole
 from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities
 from qdqspec.errors import BackendError
 from qdqspec.types import DeviceKey, LayerTime, Samples

@@ -16,13 +16,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from qdqspec import errors
-from qdqspec._core.arrays import Array, Reduction
-from qdqspec._core.closing import Closing
-from qdqspec._core.codec import from_data
-from qdqspec._core.config import options_of
+from qdqspec._core.arrays import Array, Header, Reduction, WireClosedError
+from qdqspec._core.files import Closing
+from qdqspec._core.options import options_of
 from qdqspec._core.programs import Interpreter
+from qdqspec._core.records import from_data
 from qdqspec._core.units import signal_text
-from qdqspec._core.wire import Header, WireClosedError
 from qdqspec.backends.base import PLAIN, Availability, Backend, BuildOptions, Capabilities, backend_named
 from qdqspec.backends.isolation import launch
 from qdqspec.backends.isolation.worker import options_to_json

@@ -25,10 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qdqspec._core.files import explained
+from qdqspec._core.arrays import FrameStream
+from qdqspec._core.files import TemporaryFolder, explained, shared_folder
 from qdqspec._core.programs import Interpreter, python_command
-from qdqspec._core.temporary import TemporaryFolder, shared_folder
-from qdqspec._core.wire import FrameStream
 from qdqspec.backends.isolation.worker import CONTROL_LIMIT, LOG
 from qdqspec.errors import BackendError
 

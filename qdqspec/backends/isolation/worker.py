@@ -28,10 +28,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from qdqspec._core.arrays import REDUCTIONS, Array
-from qdqspec._core.codec import to_data
+from qdqspec._core.arrays import REDUCTIONS, Array, FrameStream, Header, WireClosedError, is_transferable
 from qdqspec._core.programs import ending_with_parent
-from qdqspec._core.wire import FrameStream, Header, WireClosedError, is_transferable
+from qdqspec._core.records import to_data
 from qdqspec.backends.base import Backend, BuildOptions, Engine, backend_named
 from qdqspec.errors import BackendError, QdqspecError
 from qdqspec.types import InputShape, ShapeProfile

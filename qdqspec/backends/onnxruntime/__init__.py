@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from qdqspec._core.config.hooks import Declaration, attributes_of
+from qdqspec._core.hooks import Declaration, attributes_of
 
 # Read when onnxruntime is first imported: without it, 1.31 starts a telemetry thread on Linux too, which sends events
 # over the network, and with which the process must not be forked.

@@ -23,7 +23,7 @@ import numpy as np
 import onnx
 
 from qdqspec._core.arrays import Array
-from qdqspec._core.config.declared import declare, one_of, option, plugin_libraries
+from qdqspec._core.options import declare, one_of, option, plugin_libraries
 from qdqspec.backends import _cpu, _engine
 from qdqspec.backends._source import read_source
 from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities

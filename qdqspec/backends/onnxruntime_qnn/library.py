@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from qdqspec._core.config.declared import declare, one_of, option
-from qdqspec._core.temporary import TemporaryFolder
+from qdqspec._core.files import TemporaryFolder
+from qdqspec._core.options import declare, one_of, option
 from qdqspec.backends._engine import import_library, one_line
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.onnxruntime_qnn.graph import Kernel, read_kernels

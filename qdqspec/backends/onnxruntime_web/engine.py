@@ -11,9 +11,8 @@ import numpy as np
 import onnx
 from onnx import external_data_helper
 
-from qdqspec._core.arrays import Array
-from qdqspec._core.config.declared import declare, one_of, option
-from qdqspec._core.wire import Header
+from qdqspec._core.arrays import Array, Header
+from qdqspec._core.options import declare, one_of, option
 from qdqspec.backends import _cpu
 from qdqspec.backends._engine import TimedEngine, check_names, profile_warmup
 from qdqspec.backends._source import read_given, read_source

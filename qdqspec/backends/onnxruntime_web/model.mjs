@@ -1,6 +1,6 @@
 // Serves one model with onnxruntime-web: what is the same in Node (worker.mjs) and in a page (page.html).
 //
-// Frames are those of qdqspec/_core/wire.py: the length of a JSON header (4 bytes, little-endian), the header, then the bytes
+// Frames are those of qdqspec/_core/arrays.py: the length of a JSON header (4 bytes, little-endian), the header, then the bytes
 // of the tensors that its `arrays` lists as [name, dtype, shape].
 
 const ARRAYS = {

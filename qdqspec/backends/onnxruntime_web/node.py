@@ -13,10 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
-from qdqspec._core.arrays import Array
+from qdqspec._core.arrays import Array, FrameStream, Header, WireClosedError
+from qdqspec._core.files import TemporaryFolder
 from qdqspec._core.programs import end_of_log, start_program
-from qdqspec._core.temporary import TemporaryFolder
-from qdqspec._core.wire import FrameStream, Header, WireClosedError
 from qdqspec.backends.onnxruntime import engine
 from qdqspec.backends.onnxruntime_web.install import HERE, NODE, require_node, require_package
 from qdqspec.errors import BackendError

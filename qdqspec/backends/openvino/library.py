@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qdqspec._core.config.declared import declare, one_of, option, plugin_libraries
+from qdqspec._core.options import declare, one_of, option, plugin_libraries
 from qdqspec.backends._engine import import_library
 from qdqspec.backends.base import BuildOptions
 from qdqspec.errors import BackendError, BackendUnavailableError

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
-from qdqspec._core.codec import from_data, to_data
 from qdqspec._core.programs import python_command
+from qdqspec._core.records import from_data, to_data
 from qdqspec._core.units import signal_text
 from qdqspec.backends._cpu import slug_from_text
 from qdqspec.backends._nvidia import cuda

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qdqspec._core.arrays import Array, Shape
-from qdqspec._core.config.declared import BackendOptions
+from qdqspec._core.options import BackendOptions
 from qdqspec.backends._engine import BoundEngine, require_file
 from qdqspec.backends._nvidia import cuda
 from qdqspec.backends._nvidia.smi import GpuWatch

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Sequence
 from pathlib import Path
 
-from qdqspec._core.plain_json import parse_json
+from qdqspec._core.records import parse_json
 from qdqspec.backends.base import Exported
 from qdqspec.backends.tensorrt.layers import parse_layers, read_times
 from qdqspec.errors import BackendError, StateError

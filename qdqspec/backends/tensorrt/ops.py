@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from math import prod
 
-from qdqspec._core.config.hooks import Hook
+from qdqspec._core.hooks import Hook
 from qdqspec.backends.base import Capabilities
 from qdqspec.graph.ops import COPY_OPS
 from qdqspec.types import Kind

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
-from qdqspec._core.config.declared import PATH, SWITCH, TEXT, declare, one_of, option, plugin_libraries, whole
+from qdqspec._core.options import PATH, SWITCH, TEXT, declare, one_of, option, plugin_libraries, whole
 
 Tiling: TypeAlias = Literal["none", "fast", "moderate", "full"]
 Hardware: TypeAlias = Literal["none", "ampere-plus", "same-compute-capability"]

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from qdqspec._core.config.hooks import Hook
+from qdqspec._core.hooks import Hook
 from qdqspec.backends.base import Capabilities
 from qdqspec.backends.tensorrt import ops
 from qdqspec.types import Kind

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from qdqspec._core.config.declared import ValueType, declare, option
+from qdqspec._core.options import ValueType, declare, option
 from qdqspec._core.registry import did_you_mean
 from qdqspec.backends.tensorrt.options import TimingOptions
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qdqspec._core.config.hooks import Declaration, attributes_of
+from qdqspec._core.hooks import Declaration, attributes_of
 
 declaration = Declaration(
     targets=("trtexec",),

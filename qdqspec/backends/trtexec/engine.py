@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from qdqspec._core.arrays import Array
-from qdqspec._core.config.declared import ARGUMENTS, LIBRARIES, PATH, declare, option, plugin_libraries, whole
-from qdqspec._core.temporary import TemporaryFolder
+from qdqspec._core.files import TemporaryFolder
+from qdqspec._core.options import ARGUMENTS, LIBRARIES, PATH, declare, option, plugin_libraries, whole
 from qdqspec.backends._cpu import major_minor, slug_from_text
 from qdqspec.backends._engine import BoundEngine
 from qdqspec.backends._nvidia.smi import capability_of, gpu_facts

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 import onnx
 from tabulate import tabulate
 
-from qdqspec._core.codec import to_data
+from qdqspec._core.records import to_data
 from qdqspec._core.units import count_text, list_text, plain
 from qdqspec.graph.flat import free_name
 from qdqspec.graph.model import Model

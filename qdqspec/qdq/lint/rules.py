@@ -11,8 +11,7 @@ from typing import Any, TypeAlias
 
 from packaging.version import Version
 
-from qdqspec._core import registry
-from qdqspec._core.config import hooks
+from qdqspec._core import hooks, registry
 from qdqspec._core.registry import did_you_mean
 from qdqspec._core.units import count_text, plain
 from qdqspec.errors import ConfigError

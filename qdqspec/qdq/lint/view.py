@@ -12,7 +12,7 @@ import numpy.typing as npt
 from onnx import TensorProto
 from packaging.version import Version
 
-from qdqspec._core.config.hooks import declaration_of, owner_of
+from qdqspec._core.hooks import declaration_of, owner_of
 from qdqspec.graph.dynamic_kernels import QUANTIZE
 from qdqspec.graph.fold import with_constant_numbers
 from qdqspec.graph.model import QDQ_OPS, Model, Node

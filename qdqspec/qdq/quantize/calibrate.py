@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
+from qdqspec._core import hooks
 from qdqspec._core.arrays import LOST_SHARE, REDUCTIONS, Array, Feed, Floats, Reduction
-from qdqspec._core.config import hooks
-from qdqspec._core.plain_json import parse_json
+from qdqspec._core.records import parse_json
 from qdqspec._core.units import list_text
 from qdqspec.errors import DataError
 from qdqspec.graph.conversion import is_converted

@@ -22,8 +22,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from qdqspec._core.config import hooks
-from qdqspec._core.temporary import TemporaryFolder
+from qdqspec._core import hooks
+from qdqspec._core.files import TemporaryFolder
 from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.graph.flat import LEAVE, MARKERS
 from qdqspec.graph.fold import fold_constants, with_constant_numbers

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from qdqspec._core.plain_json import TooLargeError, content_sum, read_json
+from qdqspec._core.records import TooLargeError, content_sum, read_json
 from qdqspec._core.units import names_text
 from qdqspec.errors import ConfigError, PlacementError, StateError
 from qdqspec.graph.conversion import FLOAT16, computes_in_float16, in_float32, with_types

@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from onnx import TensorProto
 
-from qdqspec._core.config import hooks
+from qdqspec._core import hooks
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import WEIGHT_INPUT, data_inputs, is_fused_attention
 from qdqspec.qdq.capabilities import Capabilities

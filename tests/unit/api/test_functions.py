@@ -7,10 +7,9 @@ import pkgutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import pytest
-from onnx_text import parsed
+from chains import chain_model
 
 import qdqspec
 from qdqspec import QdqspecError, Spec, compare, measure, render, tune, verify
@@ -18,9 +17,6 @@ from qdqspec._core.units import at_least_text
 from qdqspec.errors import BackendError, ConfigError, ModelError, StateError
 
 pytestmark = pytest.mark.usefixtures("engine_threads")
-TEXT = """net (float[1,8,12,12] x) => (float[1,8,12,12] y) {
-  a = Conv<pads = [1, 1, 1, 1]>(x, w)  b = Relu(a)  c = Conv<pads = [1, 1, 1, 1]>(b, w)
-  d = Add(b, c)  y = Conv<pads = [1, 1, 1, 1]>(d, w) }"""
 SPEC = """qdqspec: 1
 model: net.onnx
 tune: {trials: 5}
@@ -34,8 +30,7 @@ checks:
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    weight = np.random.default_rng(0).normal(0, 0.2, (8, 8, 3, 3)).astype(np.float32)
-    onnx.save(parsed(TEXT, 19, w=weight).proto, tmp_path / "net.onnx")
+    onnx.save(chain_model(), tmp_path / "net.onnx")
     return tmp_path / "net.onnx"
 
 

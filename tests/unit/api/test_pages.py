@@ -13,22 +13,25 @@ import pytest
 from arrays import arrays_of
 
 ROOT = Path(__file__).parents[3]
-PAGE = ROOT / "docs" / "how-to" / "python.md"
+PYTHON, ACCURACY = (ROOT / "docs" / "how-to" / name for name in ("python.md", "accuracy.md"))
 SAMPLES = 16
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
 
 
 @pytest.mark.usefixtures("engine_threads")
 def test_the_blocks_of_the_page_run(
     tmp_path: Path, models: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    assert len(blocks) >= 8
+    assert len(blocks(PYTHON, "python")) >= 8
     shutil.copy(models / "digits_resnet.onnx", tmp_path)
     calibration = arrays_of(ROOT / "specs" / "data" / "digits_calibration.npz")
     # Few samples, since each call repeats the calibration.
     few = {name: values[:SAMPLES] for name, values in calibration.items()}
     np.savez(tmp_path / "digits_calibration.npz", **few)
-    (tmp_path / "page.py").write_text("\n".join(blocks), encoding="utf-8")
+    (tmp_path / "page.py").write_text("\n".join(blocks(PYTHON, "python")), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("QDQSPEC_BACKEND", "fake")
     runpy.run_path("page.py")
@@ -36,13 +39,6 @@ def test_the_blocks_of_the_page_run(
     written = {path.name for path in (tmp_path / "tuned").iterdir()}
     assert {"reference.onnx", "tuned.onnx", "tuned_raw.onnx", "scheme.json", "trials.jsonl"} <= written
     assert {path.name for path in tmp_path.iterdir()} >= {"best.onnx", "report.html", "run.json", "study"}
-
-
-ACCURACY = (ROOT / "docs" / "how-to" / "accuracy.md").read_text(encoding="utf-8")
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", ACCURACY, re.DOTALL)
 
 
 @pytest.fixture
@@ -56,7 +52,7 @@ def folder(tmp_path: Path, models: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 
 @pytest.mark.usefixtures("engine_threads")
 def test_the_python_of_the_page_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "page.py").write_text("\n".join(blocks("python")), encoding="utf-8")
+    (folder / "page.py").write_text("\n".join(blocks(ACCURACY, "python")), encoding="utf-8")
     runpy.run_path("page.py")
     reference, least, shipped, *_ = capsys.readouterr().out.split()
     assert float(least) == pytest.approx(float(reference) - 0.05)
@@ -67,9 +63,9 @@ def test_the_python_of_the_page_runs(folder: Path, capsys: pytest.CaptureFixture
 def test_the_search_of_the_page_meets_its_accuracy_constraint(
     folder: Path, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (held,) = (block for block in blocks("yaml") if "tune:" in block)
+    (held,) = (block for block in blocks(ACCURACY, "yaml") if "tune:" in block)
     (folder / "a.qdq.yaml").write_text(held, encoding="utf-8")
-    (folder / "conftest.py").write_text(blocks("python")[0], encoding="utf-8")
+    (folder / "conftest.py").write_text(blocks(ACCURACY, "python")[0], encoding="utf-8")
     monkeypatch.chdir(folder)
     words = ("-q", "a.qdq.yaml", "--qdq-json=run.json", "-p", "no:cacheprovider")
     assert pytester.runpytest_inprocess(*words).ret == 0

@@ -13,7 +13,7 @@ import onnx
 import pytest
 from graph_text import model_of
 
-from qdqspec._core.config.hooks import Declaration
+from qdqspec._core.hooks import Declaration
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "how-to" / "backend.md"

@@ -13,7 +13,7 @@ from graph_text import kernels, saved
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.fake.engine import FakeDevice, FakeEngine
 from qdqspec.errors import BackendError
-from tests.support.fake_times import true_ms
+from tests.support.stand_ins import true_ms
 
 QUIET = {"run_noise": "0", "wall_noise": "0", "build_noise": "0"}
 

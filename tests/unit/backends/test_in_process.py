@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from openvino_installed import require_openvino
+from installed import require_openvino
 
 from qdqspec.backends.base import BuildOptions, backend_named
 from qdqspec.errors import BackendError, BackendUnavailableError

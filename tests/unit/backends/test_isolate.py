@@ -22,9 +22,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from processes import processes_with, wait_until
 
-from qdqspec._core.arrays import REDUCTIONS
+from qdqspec._core.arrays import REDUCTIONS, FrameStream
 from qdqspec._core.config import Settings
-from qdqspec._core.wire import FrameStream
 from qdqspec.backends.base import BuildOptions, Capabilities
 from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.backends.isolation import worker

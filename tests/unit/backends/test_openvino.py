@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from openvino_installed import require_openvino
+from installed import require_openvino
 
 from qdqspec.app.cli import main
 from qdqspec.backends.base import BuildOptions

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from installed import require_openvino
 from onnx.reference import ReferenceEvaluator
-from openvino_installed import require_openvino
 from operator_models import IMAGE, MATRIX, ONE, RANDOM, Graph, conv, indices, layers_of, runs_in_integers
 
 from qdqspec.backends.base import BuildOptions

@@ -17,8 +17,8 @@ import numpy as np
 import onnx
 import pytest
 from graph_text import saved
+from installed import require_web
 from processes import processes_with, runs, wait_until
-from web_installed import require_web
 
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.onnxruntime_web import install

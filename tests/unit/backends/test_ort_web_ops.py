@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from installed import require_web
 from onnx.reference import ReferenceEvaluator
 from operator_models import IMAGE, MATRIX, ONE, Graph, layers_of
-from web_installed import require_web
 
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.onnxruntime import ops as table

@@ -19,7 +19,7 @@ import onnx
 import onnx.parser
 import pytest
 from graph_text import saved
-from rtx_installed import require_rtx
+from installed import require_rtx
 
 from qdqspec.app.session import Session
 from qdqspec.backends.base import Backend, BuildOptions

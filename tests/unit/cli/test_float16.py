@@ -7,7 +7,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from tests.support.half_models import in_float16
+from tests.support.changed_models import in_float16
 
 TEXT = """<ir_version: 8, opset_import: ["": 17]> g (float[4,16] x) => (float[4,16] y) {
     a = MatMul(x, w)  b = Relu(a)  y = MatMul(b, w) }"""

@@ -12,7 +12,7 @@ from pathlib import Path
 import onnx
 import other_fake
 import pytest
-from simulated_times import simulate_times
+from stand_ins import simulate_times
 
 from qdqspec.app.cli import _parsed
 from qdqspec.app.cli.asked import GROUPS

@@ -21,7 +21,7 @@ from qdqspec.graph.conversion import computes_in_float16, in_float32, is_convert
 from qdqspec.graph.model import Model
 from qdqspec.graph.protos import opset_of
 from qdqspec.graph.unify import assumed, unified
-from tests.support.half_models import in_float16
+from tests.support.changed_models import in_float16
 
 
 @pytest.mark.parametrize("name", ["digits_resnet", "ultraface_rfb320"])

@@ -9,7 +9,7 @@ import pytest
 from lint_page import render_rules
 from trt_corpus import parse
 
-from qdqspec._core.config.hooks import all_names
+from qdqspec._core.hooks import all_names
 from qdqspec.graph.model import load_model
 from qdqspec.qdq.lint import lint_model
 from qdqspec.qdq.lint.rules import render_findings

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from openvino_installed import require_openvino
+from installed import require_openvino
 from operator_models import IMAGE, MATRIX, Graph, conv, layers_of, runs_in_integers
 
 from qdqspec.backends.openvino.engine import OpenVino

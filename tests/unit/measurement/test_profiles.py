@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqspec._core.codec import from_data, to_data
+from qdqspec._core.records import from_data, to_data
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.fake.engine import FakeDevice, FakeEngine
 from qdqspec.errors import BackendError

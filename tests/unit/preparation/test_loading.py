@@ -17,7 +17,7 @@ from refused_models import (
     pair_that_no_build_takes,
 )
 
-from qdqspec._core.config import hooks
+from qdqspec._core import hooks
 from qdqspec.app.preparation.auxiliary_runs import compared_with_definition
 from qdqspec.app.preparation.loading import lint_and_load
 from qdqspec.backends.base import Availability, BuildOptions

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from qdqspec._core.deadline import Deadline
+from qdqspec._core.progress import Deadline
 from qdqspec.errors import BackendError
 from qdqspec.search.base import Proposal
 from qdqspec.search.loop import Built, Search

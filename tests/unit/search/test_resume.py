@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from qdqspec._core.deadline import Deadline
+from qdqspec._core.progress import Deadline
 from qdqspec._core.registry import names, resolve
 from qdqspec.search.base import Proposal, SearchSetup
 from qdqspec.search.journal import trial_from_json, trial_to_json

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from chains import SHAPE, chain_model
 from sessions import Open, quiet_session
-from simulated_times import simulate_times
+from stand_ins import simulate_times
 
 from qdqspec.app.session import Session
 from qdqspec.types import Case, Inputs, TuneRules

@@ -14,7 +14,7 @@ from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.errors import BackendError
 from qdqspec.timing.lock import DeviceLock
 from qdqspec.types import Case, TuneRules
-from tests.support.fake_times import true_ms
+from tests.support.stand_ins import true_ms
 
 RULES = TuneRules(trials=3, min_sqnr_db="none")
 

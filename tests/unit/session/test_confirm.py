@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lab import known
 
-from qdqspec._core.deadline import Deadline
+from qdqspec._core.progress import Deadline
 from qdqspec._core.units import proved_text
 from qdqspec.app.session.confirm import APART_SECONDS, MOST_TIMES, confirm
 from qdqspec.search.limits import Limits

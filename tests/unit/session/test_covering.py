@@ -10,7 +10,7 @@ from typing import Any
 
 import onnx
 import pytest
-from rtx_installed import require_rtx
+from installed import require_rtx
 from written_cases import check_of, digits_case
 
 from qdqspec.app.report.charts import layers_chart, search_chart

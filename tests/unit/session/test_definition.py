@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from arrays import arrays_of
-from doubling import Doubling
 from graph_text import saved
 from refused_models import integers_with_other_values
+from stand_ins import Doubling
 
 from qdqspec._core.arrays import Array
 from qdqspec.app.cli import main

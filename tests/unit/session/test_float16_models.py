@@ -31,7 +31,7 @@ from qdqspec.qdq.read.strip import strip_qdq
 from qdqspec.qdq.scheme.scheme_file import apply_scheme, read_scheme, write_scheme
 from qdqspec.types import Case, CaseRecord, Interval, LatencyEvidence, RatioTest, TuneRules
 from tests.support.arrays import arrays_of
-from tests.support.half_models import in_float16
+from tests.support.changed_models import in_float16
 
 MODELS = {
     "convolutions": """g (float[1,16,16,16] x) => (float[1,16] y) {

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from arrays import arrays_of
-from narrow import within_7_bits
-from runs_models import RunsModels
+from changed_models import within_7_bits
+from stand_ins import RunsModels
 from written_cases import check_of, normal, written_case
 
 from qdqspec import verify

@@ -16,7 +16,7 @@ from graph_text import saved
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from runs_models import RunsModels
+from stand_ins import RunsModels
 from written_cases import check_of, written_case
 
 from qdqspec._core.arrays import Array

@@ -14,7 +14,7 @@ import pytest
 from graph_text import saved
 from written_cases import written_case
 
-from qdqspec._core.config import hooks
+from qdqspec._core import hooks
 from qdqspec.app.evidence.parity import both_models
 from qdqspec.app.evidence.probes import replay_failure, save_replay
 from qdqspec.app.session import Session

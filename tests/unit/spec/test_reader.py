@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from qdqspec import load_spec
 from qdqspec.errors import SpecError
-from qdqspec.spec.problems import Problem, numbered, source_lines, spec_error
-from qdqspec.spec.reader import MAX_ALIASES, MAX_NODES, read_yaml
+from qdqspec.spec.problems import Problem, SpecProblem, numbered, source_lines, spec_error
+from qdqspec.spec.reader import MAX_ALIASES, MAX_NODES, Document
 
 
 @pytest.mark.parametrize(
@@ -26,19 +26,20 @@ from qdqspec.spec.reader import MAX_ALIASES, MAX_NODES, read_yaml
         ("1:30", "1:30"),
         ('"1"', "1"),
         (".inf", math.inf),
+        ("9" * 5000, "9" * 5000),
     ],
 )
 def test_scalars_are_read_by_the_rules_of_yaml_1_2(text: str, value: object) -> None:
-    document = read_yaml(f"a: {text}\n")
+    document = Document(f"a: {text}\n")
     assert not document.problems
     assert document.data == {"a": value}
     assert type(document.data["a"]) is type(value)
 
 
 def test_keys_are_read_as_text_and_aliases_as_their_anchor() -> None:
-    document = read_yaml("{1: &x [1, 2], on: *x, 2.0: c, null: d}")
+    document = Document("{1: &x [1, 2], on: *x, 2.0: c, null: d}")
     assert document.data == {"1": [1, 2], "on": [1, 2], "2.0": "c", "null": "d"}
-    assert document.problems == ()
+    assert not document.problems
 
 
 @pytest.mark.parametrize(
@@ -53,11 +54,9 @@ def test_keys_are_read_as_text_and_aliases_as_their_anchor() -> None:
         ("a: *b\n", 1, 4, "alias '*b' has no anchor before it"),
         ("? [a]\n: 1\n", 1, 3, "a key is a plain word, not a list, mapping or alias"),
         ("&k a: 1\n", 1, 1, "a key has neither tag nor anchor"),
-        ("%YAML 1.1\n---\na: yes\n", 1, 1, "a spec is YAML 1.2"),
         ("- a\n", 1, 1, "a spec is a mapping of keys to values"),
         ("", 1, 1, "the file is empty"),
         ("a: 1\nb: 2 # \x00\n", 2, 8, "character U+0000 is not allowed in YAML"),
-        ("a: " + "9" * 41, 1, 4, "a number of more than 40 digits"),
         ("a: b: c\n", 1, 5, "not valid YAML: mapping values are not allowed here"),
         ("a: [1,\n", 2, 1, "not valid YAML: while parsing a flow"),
         ("a: " + "[" * 51 + "]" * 51, 1, 53, "nested more than 50 deep"),
@@ -71,13 +70,13 @@ def test_keys_are_read_as_text_and_aliases_as_their_anchor() -> None:
     ],
 )
 def test_invalid_yaml_is_a_problem_with_its_position(text: str, line: int, column: int, message: str) -> None:
-    (problem,) = read_yaml(text).problems
+    (problem,) = Document(text).problems
     assert (problem.line, problem.column) == (line, column)
     assert message in problem.message
 
 
 def test_all_problems_of_the_yaml_are_found_and_the_first_value_is_kept() -> None:
-    document = read_yaml("a: 1\na: {x: !t 2, x: 3}\nb:\n")
+    document = Document("a: 1\na: {x: !t 2, x: 3}\nb:\n")
     assert [p.line for p in document.problems] == [2, 2, 2, 3]
     assert document.data == {"a": 1}
 
@@ -96,8 +95,8 @@ def test_all_problems_of_the_yaml_are_found_and_the_first_value_is_kept() -> Non
 def test_the_position_of_a_problem_is_that_of_the_value_or_of_the_key(
     loc: tuple[str | int, ...], at_key: bool, position: tuple[int, int, int]
 ) -> None:
-    document = read_yaml("top:\n  - {name: x, list: [1, 22]}\n")
-    at = document.problem(loc, "m", at_key=at_key)
+    document = Document("top:\n  - {name: x, list: [1, 22]}\n")
+    at = document.locate(SpecProblem(loc=loc, message="m", at_key=at_key))
     assert (at.line, at.column, at.width) == position
     assert document.line(("nowhere",)) == 1
 

@@ -11,7 +11,7 @@ import pytest
 from onnx_text import outputs_of, parsed
 from random_models import ranges_for
 
-from qdqspec._core.codec import from_data, to_data
+from qdqspec._core.records import from_data, to_data
 from qdqspec.backends.base import Capabilities
 from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime

@@ -96,15 +96,12 @@ def _number(value: object) -> float:
     return number
 
 
-def _yes_or_no(expects: str, on: tuple[str, ...], off: tuple[str, ...]) -> ValueType:
-    """The type of values that are a word for true or for false, in upper or lower case."""
-
-    def read(value: object) -> bool:
-        if str(value).lower() not in (*on, *off):
-            raise ValueError(f"{expects} is expected")
-        return str(value).lower() in on
-
-    return ValueType(expects=expects, read=read)
+def _switch(value: object) -> bool:
+    """A word for true or for false, in upper or lower case."""
+    word = str(value).lower()
+    if word not in ("1", "true", "on", "yes", "0", "false", "off", "no", ""):
+        raise ValueError("on or off is expected")
+    return word in ("1", "true", "on", "yes")
 
 
 def _libraries(value: object) -> tuple[Path, ...]:
@@ -123,8 +120,7 @@ def _backend_option(value: object) -> str:
 
 
 NUMBER = ValueType(expects="a number", read=_number)
-SWITCH = _yes_or_no("on or off", ("1", "true", "on", "yes"), ("0", "false", "off", "no"))
-TRUTH = _yes_or_no("true or false", ("1", "true", "yes"), ("0", "false", "no", ""))
+SWITCH = ValueType(expects="on or off", read=_switch)
 TEXT = ValueType(expects="text", read=word)
 PATH = ValueType(expects="a file", read=path)
 TIME = ValueType(expects="a time with its unit", read=duration)
@@ -281,9 +277,3 @@ def check_option(
         declared.value(word, value)
     except ConfigError as error:
         raise ConfigError(f"{origin}: {error.what}", where=error.where, cure=error.cure) from None
-
-
-def require_plugins(backend: str, origin: str) -> None:
-    """Raise `ConfigError` if plugin libraries are given to a backend that loads none."""
-    if "plugins" not in {option.word for option in options_of(backend).options}:
-        raise ConfigError(f"{origin}: backend {backend} loads no plugin libraries", cure="leave it out")

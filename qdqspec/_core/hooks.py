@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from qdqspec._core import registry
-from qdqspec._core.config.settings import DEFAULT_BACKEND
+from qdqspec._core.registry import DEFAULT_BACKEND
 from qdqspec.errors import ConfigError
 
 DeclaredNames: TypeAlias = Literal["targets", "lint_targets", "optimizers"]  # fields of `Declaration`

@@ -1,13 +1,20 @@
-"""Converts records to JSON data and back, without loss: one codec for the journal, the cache and messages of children.
+"""Converts records to JSON data and back, without loss, and reads untrusted JSON strictly.
 
 A record is a dataclass whose fields are records, pydantic models, numbers, texts, paths, or tuples, sets and mappings
-of these.
+of these. The journal, the cache and messages of child processes consist of records.
+
+Any bytes give data or a ``ValueError``. Input that Python's own reader accepts and other readers do not
+(duplicate keys, NaN, numbers out of range, unpaired surrogates, unlimited nesting) is rejected here.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
+import math
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
@@ -19,7 +26,9 @@ if TYPE_CHECKING:
 _Record = TypeVar("_Record")
 
 _ADAPTERS: dict[Any, TypeAdapter[Any]] = {}  # the validator of each kind of record
+_MOST_PARTS = 5_000_000  # objects and lists: each takes some twenty times the memory of its text
 _AS_IS = frozenset({str, int, float, bool, type(None)})
+_HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")  # some of which are unpaired surrogates
 
 
 def to_data(value: object) -> Any:
@@ -67,3 +76,59 @@ def record_of(kind: type[_Record], named: Iterable[tuple[str, Any]], **more: Any
     """A record of the ``named`` values that it has fields for, such as those of a pydantic model, and of ``more``."""
     names = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]  # a record is a dataclass
     return kind(**{name: value for name, value in named if name in names} | more)
+
+
+class TooLargeError(ValueError):
+    """The text is larger than any valid one."""
+
+
+def read_json(path: Path, *, most_bytes: int) -> Any:
+    """The content of a JSON file. Raises ``ValueError`` stating the problem, ``OSError`` if it cannot be read."""
+    size = path.stat().st_size
+    if size > most_bytes:
+        raise TooLargeError(f"it has {size:,} bytes, and at most {most_bytes:,} are expected")
+    return parse_json(path.read_bytes())
+
+
+def parse_json(data: bytes) -> Any:
+    """The value of a JSON text in UTF-8. Raises ``ValueError`` stating the problem."""
+    if data.count(b"{") + data.count(b"[") > _MOST_PARTS:
+        raise TooLargeError(f"it has more than {_MOST_PARTS:,} parts")
+    try:
+        found = json.loads(
+            data.decode("utf-8-sig"),
+            object_pairs_hook=_object,
+            parse_constant=_finite,
+            parse_float=_finite,
+        )
+    except UnicodeDecodeError:
+        raise ValueError("it is not UTF-8 text") from None
+    except RecursionError:
+        raise ValueError("it nests too deep") from None
+    if _HALF_PAIR.search(data):
+        try:
+            json.dumps(found, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise ValueError("a text in it is no Unicode") from None
+    return found
+
+
+def content_sum(content: object) -> str:
+    """A checksum of JSON data, sixteen hexadecimal digits, independent of key order and white space."""
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        ((again, _),) = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"the key {again!r:.40} occurs twice")
+    return found
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text:.20} is no number of JSON or too large")
+    return value
