@@ -108,7 +108,7 @@ def _mebibytes(pid: int, entry: str) -> float:
 def within(room: float, words: list[str], *, seen: bool) -> int:
     """Run the command line in this process with a limit in GiB on the memory of engines."""
     from qdqspec.app.cli import main as command_line
-    from qdqspec.timing import memory
+    from qdqspec.backends import memory
 
     def bytes_left(*_: Path) -> int:
         return int((room * 1024 - sum(_held().values())) * 2**20)
