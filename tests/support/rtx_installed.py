@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qdqspec.backends.tensorrt.api import RTX
-from qdqspec.backends.tensorrt.device import look
+from qdqspec.backends.tensorrt.device import RTX, look
 
 
 def require_rtx() -> None:

@@ -1,15 +1,15 @@
-"""The backend of ONNX Runtime on the CPU.
+"""The backend of ONNX Runtime on the CPU, its engine, and the models that it writes.
 
 ``onnxruntime`` itself is imported inside functions, so that importing this module is fast.
 
 Options are ``onnxruntime.WORD=VALUE``. ``optimization`` is the level of graph optimization: ``all`` (ONNX Runtime's
 default), ``extended``, ``basic``, or ``off``, with which every QuantizeLinear and DequantizeLinear is computed as the
-ONNX standard defines it and all other operators in floating point.
-"""
+ONNX standard defines it and all other operators in floating point."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import logging
 import re
 import tempfile
 from collections.abc import Mapping
@@ -25,16 +25,18 @@ import onnx
 from qdqspec._core.arrays import Array
 from qdqspec._core.config.declared import declare, one_of, option, plugin_libraries
 from qdqspec.backends import _cpu, _engine
+from qdqspec.backends._engine import one_line
 from qdqspec.backends._source import read_source
 from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities
 from qdqspec.backends.onnxruntime import ops
 from qdqspec.backends.onnxruntime.layers import graph_hash, layer_times, map_kernels, parse_profile
-from qdqspec.errors import BackendError
+from qdqspec.errors import BackendError, ModelError
+from qdqspec.graph.flat import unique_node_names
+from qdqspec.graph.model import Model
 from qdqspec.types import DeviceKey, LayerTime, Samples
 
 if TYPE_CHECKING:
     import onnxruntime as ort
-
 
 AS_DEFINED = "off"
 FULL = "all"
@@ -179,7 +181,7 @@ class OnnxRuntime:
         return replace(
             ops.capabilities(_blocked_formats()),
             reduce_range=ops.overflows(_cpu.detect()),
-            rules={"copies-read-in-bodies": "qdqspec.backends.onnxruntime.placement:copies_read_in_bodies"},
+            rules={"copies-read-in-bodies": "qdqspec.backends.onnxruntime.ops:copies_read_in_bodies"},
             enforces_output_shapes=True,  # if it is given the memory of the outputs
         )
 
@@ -336,3 +338,67 @@ def _session_options(options: BuildOptions) -> ort.SessionOptions:
 
 
 backend = OnnxRuntime
+
+
+# ---- models that ONNX Runtime writes ---------------------------------------------------------------
+
+
+def optimize(model: Path, folder: Path, *, level: str) -> Path:
+    """Write the optimized model of the CPU provider into ``folder``, and return the file.
+
+    Raises `BackendError` with ONNX Runtime's reason, `BackendUnavailableError` if it is not installed.
+    """
+    out = folder / f"{level}.onnx"
+    options = BuildOptions(extra={"onnxruntime.optimization": level})
+    open_session(model, options, optimized=out, failure="ONNX Runtime could not optimize the model")
+    return out
+
+
+basic = partial(optimize, level="basic")
+extended = partial(optimize, level="extended")
+everything = partial(optimize, level="all")
+
+
+_CONVERTER = "onnxruntime.transformers.float16"
+
+
+def half_model(model: Model, path: Path, *, keep_io: bool = False) -> onnx.ModelProto:
+    """The network of a file in float16; every node has its name in ``model``.
+
+    Inputs and outputs are float16 too, or keep their types, with casts, if ``keep_io`` is set.
+    All weights are loaded into memory. Raises `ModelError` if the converter's result cannot be used.
+    """
+    proto = onnx.load(str(path))
+    for node, name in zip(proto.graph.node, [*unique_node_names(proto.graph.node)], strict=True):
+        node.name = name
+    try:
+        from onnxruntime.transformers.float16 import convert_float_to_float16
+
+        logging.getLogger(_CONVERTER).setLevel(logging.ERROR)  # it warns of every value that float16 rounds
+        converted: onnx.ModelProto = convert_float_to_float16(
+            proto, keep_io_types=keep_io, disable_shape_infer=bool(model.external_files())
+        )
+    except Exception as error:  # noqa: BLE001 - a converter for all models fails in many ways
+        why = one_line(error, 200)
+        raise ModelError(f"it cannot be converted to float16: {why}", where=path) from None
+    ordered = _in_order(converted.graph)
+    del converted.graph.node[:]
+    converted.graph.node.extend(ordered)
+    return converted
+
+
+def _in_order(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+    """The nodes in topological order, otherwise unchanged: the converter appends the casts it adds."""
+    producer = {out: index for index, node in enumerate(graph.node) for out in node.output if out}
+    placed: dict[int, None] = {}
+    for start in range(len(graph.node)):
+        waiting = [start]
+        while waiting:
+            index = waiting[-1]
+            makers = (producer.get(name, index) for name in graph.node[index].input)
+            before = [i for i in makers if i not in placed and i != index]
+            if before and index not in placed:
+                waiting.extend(before)
+            else:
+                placed[waiting.pop()] = None
+    return [graph.node[index] for index in placed]

@@ -1,32 +1,285 @@
 """The backend `onnxruntime-qnn`, and its engine: Qualcomm's NPU as its own emulator computes it on x86-64.
 
-The emulator tells what the compiler accepts, which nodes leave the NPU, which of the others run in integers, and the
-outputs. It tells no time: its cycles are the clock of the machine it runs on. That it computes as a device does was not
-verified on one. What runs in integers was measured by the types of its compiled graphs (QAIRT 2.51.0):
+ONNX Runtime's plugin for QNN has the emulator, of one architecture a process. It reports what the compiler accepts,
+which nodes leave the NPU, which of the others run in integers, and the outputs. It reports no time: its cycles are the
+clock of the machine it runs on. That it computes as a device does was not verified on one. What runs in integers was
+measured by the types of its compiled graphs (onnxruntime-qnn 2.7.0, QAIRT 2.51.0):
 
 - Activations are uint8 with any zero point on both sides of an operator: with another type on one side it runs in
   float, and signed symmetric activations break Softmax (-40 dB on a whole model).
 - Weights are int8 with zero point 0, per channel for convolutions.
 - A LayerNormalization stays float: in integers it costs 5 dB more than its pairs, and with a bias of int32 beside
   activations of another type than its scale it leaves the NPU.
-"""
+
+The library takes any number of a chip, and any text, without a message: it then computes as for its default, or leaves
+all nodes to the CPU. Nothing is retried on the CPU here."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import hashlib
+import importlib.metadata
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from qdqspec._core.arrays import Array
+from qdqspec._core.config.declared import declare, one_of, option
+from qdqspec._core.temporary import TemporaryFolder
 from qdqspec.backends._cpu import major_minor
-from qdqspec.backends._engine import BoundEngine, cannot_run, check_names, refusals_of
+from qdqspec.backends._engine import (
+    BoundEngine,
+    cannot_run,
+    check_names,
+    import_library,
+    one_line,
+    refusals_of,
+)
 from qdqspec.backends._source import PAIRS, Source, read_given
 from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities
-from qdqspec.backends.onnxruntime_qnn.graph import Kernel, hash_of
-from qdqspec.backends.onnxruntime_qnn.library import CHOOSE, INSTALL, OPTIONS, PLUGIN, open_session, versions
 from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.graph.model import Model
 from qdqspec.types import DeviceKey, LayerTime, Samples
+
+
+class Chip(NamedTuple):
+    """A chip: its number in QNN, and the architecture of its NPU."""
+
+    model: int
+    arch: int
+
+
+# Source: ExecuTorch's qc_schema.py. Each was tried here: the plugin places all nodes of a quantized network on it.
+CHIPS: dict[str, Chip] = {
+    "sm8350": Chip(30, 68), "sm8450": Chip(36, 69), "sm8550": Chip(43, 73), "sm8635": Chip(68, 73),
+    "sm8650": Chip(57, 75), "sm8735": Chip(85, 79), "sm8750": Chip(69, 79), "sm8850": Chip(87, 81),
+    "sa8255": Chip(52, 73), "sa8295": Chip(39, 68), "sc8380xp": Chip(60, 73), "ssg2115p": Chip(46, 73),
+    "ssg2125p": Chip(58, 73), "sxr1230p": Chip(45, 73),
+}  # fmt: skip
+CHOOSE = f"set onnxruntime-qnn.soc to one of {', '.join(CHIPS)}"
+_NO_TIMES = (
+    "an emulator has no power or performance to set: it times nothing",
+    "leave it out, and time on a device",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QnnOptions:
+    """The options after ``onnxruntime-qnn.`` in the configuration."""
+
+    soc: str = option(one_of(*CHIPS), "The chip whose NPU is emulated (required).", "", shown="none")
+    io: str = option(one_of("cpu", "npu"), "Where inputs are quantized and outputs dequantized.", "cpu")
+    fallback: str = option(
+        one_of("cpu", "none"), "Where nodes run that the NPU does not take; `none`: the build fails.", "cpu"
+    )
+
+    @property
+    def chip(self) -> Chip:
+        """The chip. Raises `BackendUnavailableError` if none was chosen."""
+        if not self.soc:
+            raise BackendUnavailableError("no chip is chosen for the emulator", cure=CHOOSE)
+        return CHIPS[self.soc]
+
+
+OPTIONS = declare(
+    "onnxruntime-qnn",
+    QnnOptions,
+    refused={
+        **dict.fromkeys(("htp-performance-mode", "vtcm-mb", "profiling-level"), _NO_TIMES),
+        "htp-arch": ("it is that of the chip", CHOOSE),
+        "soc-model": ("a number that the library does not know is taken silently", CHOOSE),
+    },
+)
+
+
+INSTALL = "pip install 'qdqspec[qnn]'"
+PLUGIN = "QNNExecutionProvider"
+_opened: list[int] = []  # the architecture of this process
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """A session, its kernels on the NPU, and names and types of the nodes that stay on the CPU."""
+
+    session: Any
+    kernels: tuple[Kernel, ...]
+    on_cpu: tuple[tuple[str, str], ...]
+
+
+def versions() -> dict[str, str]:
+    """The versions of plugin, SDK and ONNX Runtime. Raises `BackendUnavailableError` if one cannot be used."""
+    runtime, plugin = (import_library(module, INSTALL) for module in ("onnxruntime", "onnxruntime_qnn"))
+    sdk = import_library("onnxruntime_qnn.build_and_package_info", INSTALL).qnn_version
+    if not Path(plugin.get_qnn_htp_path()).is_file():
+        raise BackendUnavailableError("this wheel of onnxruntime-qnn has no emulator", cure=INSTALL)
+    version = importlib.metadata.version("onnxruntime-qnn")
+    return {"onnxruntime-qnn": version, "qairt": str(sdk), "onnxruntime": runtime.__version__}
+
+
+def open_session(model: Path, source: Model, options: BuildOptions) -> Opened:
+    """Compile a model for the chip of the options. Raises `BackendError` with the compiler's reason on one line.
+
+    QNN compiles static shapes only: a dimension without a size would leave the whole model to the CPU, silently.
+    """
+    import onnxruntime as ort
+    import onnxruntime_qnn
+
+    words = OPTIONS.of(options.extra)
+    chip = words.chip
+    if _opened and _opened[0] != chip.arch:
+        # Measured: sessions of v68 and v73 open together fail when they run, and are retried on the CPU.
+        raise BackendError(
+            f"a process emulates one architecture: this one has v{_opened[0]}, not v{chip.arch}",
+            where=model,
+            cure="run the other chip in a process of its own",
+        )
+    asked = ort.SessionOptions()
+    asked.log_severity_level = 3
+    asked.intra_op_num_threads = options.threads
+    asked.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    for name, size in _sizes(source, options).items():
+        asked.add_free_dimension_override_by_name(name, size)
+    with TemporaryFolder() as folder:
+        settings = {
+            "backend_path": onnxruntime_qnn.get_qnn_htp_path(),
+            "soc_model": str(chip.model),
+            "offload_graph_io_quantization": str(int(words.io == "cpu")),
+            "dump_json_qnn_graph": "1",
+            "json_qnn_graph_dir": str(folder),
+        }
+        try:
+            asked.add_provider_for_devices([_device()], settings)
+            session = ort.InferenceSession(str(model), asked)
+        except Exception as error:  # noqa: BLE001 - ONNX Runtime's exceptions share no public base class
+            cure = "leave the node that the message names in float; `qdqspec reduce` finds the smallest such model"
+            what = f"QNN could not build the model: {one_line(error)}"
+            raise BackendError(what, where=model, cure=cure) from None
+        session.disable_fallback()
+        _opened[:] = [chip.arch]
+        kernels = read_kernels(folder)
+    parts = session.get_provider_graph_assignment_info()
+    on_cpu = tuple((n.name, n.op_type) for part in parts if part.ep_name != PLUGIN for n in part.get_nodes())
+    return Opened(session=session, kernels=kernels, on_cpu=on_cpu)
+
+
+def _device() -> Any:
+    """The plugin's device; the plugin is registered on first use."""
+    import onnxruntime as ort
+    import onnxruntime_qnn
+
+    if all(device.ep_name != PLUGIN for device in ort.get_ep_devices()):
+        ort.register_execution_provider_library(PLUGIN, onnxruntime_qnn.get_library_path())
+    return next(device for device in ort.get_ep_devices() if device.ep_name == PLUGIN)
+
+
+def _sizes(source: Model, options: BuildOptions) -> dict[str, int]:
+    """The sizes of the model's named dimensions. Raises `BackendError` for a dimension without one size."""
+    found: dict[str, int] = {}
+    for value in source.proto.graph.input:
+        if value.name in source.constants:
+            continue
+        dims = value.type.tensor_type.shape.dim
+        shapes = [profile.shapes[value.name] for profile in options.profiles if value.name in profile.shapes]
+        sizes = {tuple(bound) for shape in shapes for bound in (shape.min, shape.opt, shape.max)}
+        (given,) = sizes if len(sizes) == 1 else ((0,) * len(dims),)
+        for index, dim in enumerate(dims):
+            if dim.HasField("dim_value"):
+                continue
+            size = given[index] if index < len(given) else 0
+            if not size or not dim.dim_param or found.get(dim.dim_param, size) != size:
+                raise BackendError(
+                    f"dimension {index} of input '{value.name}' has no fixed size: all nodes would run on the CPU",
+                    where=source.path,
+                    cure=f"give one shape, as inputs: {{shapes: {{{value.name}: [...]}}}}, or export a fixed one",
+                )
+            found[dim.dim_param] = size
+    return found
+
+
+# ---- the compiled graph ----------------------------------------------------------------------------
+
+_TYPES = {  # the number of a type of QNN, as qdqspec names it; fixed-point types are quantized
+    0x0008: "int8", 0x0016: "int16", 0x0032: "int32", 0x0064: "int64", 0x0108: "uint8", 0x0116: "uint16",
+    0x0132: "uint32", 0x0216: "float16", 0x0232: "float32", 0x0308: "int8", 0x0316: "int16", 0x0332: "int32",
+    0x0408: "uint8", 0x0416: "uint16", 0x0432: "uint32", 0x0508: "bool", 0x0304: "int4", 0x0404: "uint4",
+}  # fmt: skip
+_FIXED = range(0x0300, 0x0500)
+_CONVERTS = frozenset({"Cast", "Convert", "Dequantize", "Quantize", "Transpose"})
+_SUFFIX = re.compile(r"(?:_token_\d+|/duplicated|_(?:nhwc|transpose)\w*)+$")
+
+
+class Kernel(NamedTuple):
+    """An operator of a compiled graph; ``part`` counts the graphs, into which nodes on the CPU divide a model."""
+
+    name: str
+    op_type: str
+    part: int
+    reads: tuple[str, ...]  # types of its inputs and of its outputs
+    gives: tuple[str, ...]
+    is_integer: bool
+    data: str  # the tensor that it reads
+    made: str  # the tensor that it makes
+    constants: str  # digest of its quantization parameters
+
+    @property
+    def node(self) -> str:
+        """The name of the ONNX node, without what ONNX Runtime added."""
+        return _SUFFIX.sub("", self.name)
+
+    @property
+    def converts(self) -> bool:
+        """Whether it only converts values, or their layout."""
+        return self.op_type in _CONVERTS
+
+    @property
+    def precision(self) -> str:
+        """The types of its data and of its results: ``uint8``, ``float32 > uint8``."""
+        data, results = self.reads[:1], self.gives[:1]
+        return " > ".join(dict.fromkeys((*data, *results)))
+
+
+def read_kernels(folder: Path) -> tuple[Kernel, ...]:
+    """The operators of all graphs that one build wrote."""
+    files = sorted(file for file in folder.glob("*.json") if not file.stem.endswith("_tensor_log"))
+    graphs = [json.loads(file.read_text(encoding="utf-8"))["graph"] for file in files]
+    return tuple(
+        _kernel(name, node, graph, part)
+        for part, graph in enumerate(graphs)
+        for name, node in graph["nodes"].items()
+    )
+
+
+def _kernel(name: str, node: dict[str, Any], graph: dict[str, Any], part: int) -> Kernel:
+    sides = node["input_names"], node["output_names"]
+    read, given = ([graph["tensors"].get(tensor, {}) for tensor in side] for side in sides)
+    data = [int(tensor.get("data_type", 0)) for tensor in (*read[:1], *given)]
+    parameters = [[tensor.get("dims"), tensor.get("quant_params")] for tensor in (*read, *given)]
+    return Kernel(
+        name=name,
+        op_type=node["type"],
+        part=part,
+        reads=_names(read),
+        gives=_names(given),
+        is_integer=bool(data) and all(number in _FIXED for number in data),
+        data=_SUFFIX.sub("", next(iter(node["input_names"]), "")),
+        made=_SUFFIX.sub("", next(iter(node["output_names"]), "")),
+        constants=hashlib.sha256(json.dumps(parameters, sort_keys=True).encode()).hexdigest()[:16],
+    )
+
+
+def _names(tensors: Iterable[dict[str, Any]]) -> tuple[str, ...]:
+    return tuple(_TYPES.get(number := int(tensor.get("data_type", 0)), hex(number)) for tensor in tensors)
+
+
+def hash_of(kernels: Iterable[Kernel]) -> str:
+    """A digest of the compiled graph, the same in each build: contexts that QNN saves differ from build to build."""
+    rows = sorted(repr(tuple(kernel)) for kernel in kernels)
+    return hashlib.sha256("\n".join(rows).encode()).hexdigest()
+
+
+# ---- the backend and its engine --------------------------------------------------------------------
 
 CPU, NPU = "cpu", "npu"
 _LISTED = 20  # most nodes that an error names

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 from onnx import TensorProto
 
-from qdqspec.backends.openvino.ops import ABSORBED, LABELS
+from qdqspec.backends.openvino.engine import ABSORBED, LABELS
 from qdqspec.graph.model import Node
 from qdqspec.qdq.lint import rules
 from qdqspec.qdq.lint.rules import Hit

@@ -1,4 +1,8 @@
-"""Builds a TensorRT engine from an ONNX file. TensorRT logs the reason of a failure, which every error here quotes.
+"""The options of TensorRT, ``tensorrt.WORD=VALUE``, and builds of an engine from an ONNX file.
+
+Numbers of enum members changed between the major versions (``STRONGLY_TYPED`` from 1 to 0, where 1 is now another
+flag), and members and whole attributes were removed: this package uses no numbers, and accesses a name that is not in
+every version with `optional`. TensorRT logs the reason of a failure, which every error here quotes.
 
 Optimization profiles are made of the shapes of a spec; kernels are selected for a profile's optimum shapes. A dynamic
 dimension without a given shape is an error: trtexec uses 1 for it, which measures another shape than intended.
@@ -16,20 +20,85 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from qdqspec._core.arrays import Shape
+from qdqspec._core.config.declared import PATH, SWITCH, TEXT, declare, one_of, option, plugin_libraries, whole
 from qdqspec._core.registry import did_you_mean
-from qdqspec.backends.tensorrt.api import network_flags, optional, required
 from qdqspec.backends.tensorrt.cache import Shared
 from qdqspec.backends.tensorrt.log import Log, plainly, refusals
-from qdqspec.backends.tensorrt.options import TensorRtOptions
 from qdqspec.errors import BackendError
 from qdqspec.types import InputShape, ShapeProfile
 
 if TYPE_CHECKING:
     import tensorrt as trt
 
+Tiling: TypeAlias = Literal["none", "fast", "moderate", "full"]
+Hardware: TypeAlias = Literal["none", "ampere-plus", "same-compute-capability"]
+
+_NO_TIMING_CACHE = " (0 takes the first kernel that works and does not use the timing cache)"
+_OWN = "TensorRT's"  # default, which TensorRT has if the value is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimingOptions:
+    """Options that all products with TensorRT's API have."""
+
+    plugins: tuple[Path, ...] = plugin_libraries()
+    cuda_graph: bool = option(SWITCH, "Whether runs are timed as CUDA graphs where possible.", True)
+    warmup_ms: int = option(whole(0), "How long an idle engine runs before it is timed.", 100)
+    verbose: bool = option(SWITCH, "Whether the whole log of the compiler goes to the build's.", False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorRtOptions(TimingOptions):
+    """Options of building and timing."""
+
+    opt_level: int | None = option(
+        whole(1, 5, _NO_TIMING_CACHE), "Builder optimization level.", shown=f"{_OWN} (3)"
+    )
+    workspace: int | None = option(
+        whole(1), "MiB that kernels may use as scratch memory.", shown="all available memory"
+    )
+    avg_timing: int = option(whole(1), "How often the builder times each kernel.", 8)  # as trtexec
+    max_tactics: int | None = option(whole(1), "How many kernels it considers a layer at most.", shown=_OWN)
+    tiling: Tiling | None = option(one_of(*get_args(Tiling)), "Tiling optimization.", shown="none")
+    aux_streams: int | None = option(whole(0), "Streams an engine may use besides its own.", shown=_OWN)
+    tf32: bool = option(SWITCH, "Whether float32 may be computed as TF32.", True)
+    sparse: bool = option(SWITCH, "Whether kernels for sparse weights may be chosen.", False)
+    hardware: Hardware = option(
+        one_of(*get_args(Hardware)), "Other GPUs on which the engine must run.", "none"
+    )
+    version_compatible: bool = option(
+        SWITCH, "Whether the engine must run in later versions of TensorRT.", False
+    )
+    build_route: str | None = option(
+        TEXT,
+        "TensorRT 11's compiler knobs, -name=value separated by spaces.",
+        shown="the compiler's",
+        in_files=False,
+    )
+    timing_cache: Path | None = option(
+        PATH,
+        "A timing cache that builds read and extend, kept across runs.",
+        shown="one in the run's folder",
+        in_files=False,
+    )
+
+
+# In a strongly typed network the model determines all types, and TensorRT 11 has no other kind.
+_TYPED = (
+    "networks are built strongly typed, in the types the model has",
+    "convert the model itself to that type, for example to float16",
+)
+OPTIONS = declare(
+    "tensorrt",
+    TensorRtOptions,
+    refused=dict.fromkeys(("fp16", "bf16", "int8", "fp8", "int4", "fp4", "best"), _TYPED),
+)
+
+
+# ---- builds --------------------------------------------------------------------------------------
 
 _MIB = 1 << 20
 _ROUTE = "build_route"  # of IBuilderConfig, since 11
@@ -335,3 +404,30 @@ def exports_creators(library: Path) -> bool:
 def trtexec_option(library: Path) -> str:
     """The option of trtexec for a library: ``--dynamicPlugins`` for the registry, ``--staticPlugins`` for others."""
     return f"--{'dynamic' if exports_creators(library) else 'static'}Plugins={library}"
+
+
+# ---- names that differ between versions ------------------------------------------------------------
+
+
+def optional(owner: object, name: str) -> Any:
+    """An attribute or enum member that some versions do not have; ``None`` in those."""
+    return getattr(owner, name, None)
+
+
+def required(owner: object, name: str, wanted_by: str) -> Any:
+    """The same for an attribute that the user requested: an error if it is missing."""
+    found = optional(owner, name)
+    if found is None:
+        raise BackendError(
+            f"{wanted_by} cannot be used: this version of TensorRT has no {name}",
+            cure="leave the option out, or install the version it is for",
+        )
+    return found
+
+
+def network_flags() -> int:
+    """The flags of a strongly typed network. TensorRT 11 has only this kind, and later versions may drop the flag."""
+    import tensorrt as trt
+
+    member = optional(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")
+    return 0 if member is None else 1 << int(member)

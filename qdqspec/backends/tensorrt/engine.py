@@ -1,7 +1,7 @@
 """TensorRT 10.9 to 11.4 through its Python API.
 
 Neither the constructor nor `capabilities` imports TensorRT or initializes CUDA in this process: see
-`qdqspec.backends.tensorrt.device`. Options begin with ``tensorrt.``: see `qdqspec.backends.tensorrt.options`.
+`qdqspec.backends.tensorrt.device`. Options begin with ``tensorrt.``: see `qdqspec.backends.tensorrt.build`.
 ``docs/tensorrt.md`` lists tested and untested properties.
 """
 
@@ -22,19 +22,17 @@ from typing import TYPE_CHECKING, Any
 from qdqspec._core.arrays import Array, Shape
 from qdqspec._core.config.declared import BackendOptions
 from qdqspec.backends._engine import BoundEngine, require_file
-from qdqspec.backends._nvidia import cuda
-from qdqspec.backends._nvidia.smi import GpuWatch
 from qdqspec.backends._source import read_source
 from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities, Engine
-from qdqspec.backends.tensorrt.api import TENSORRT, parts
-from qdqspec.backends.tensorrt.build import BuiltEngine, build_engine
+from qdqspec.backends.tensorrt import cuda
+from qdqspec.backends.tensorrt.build import OPTIONS, BuiltEngine, TimingOptions, build_engine
 from qdqspec.backends.tensorrt.cache import Shared
-from qdqspec.backends.tensorrt.device import DeviceState, look
+from qdqspec.backends.tensorrt.device import TENSORRT, DeviceState, look, parts
 from qdqspec.backends.tensorrt.layers import parse_layers
 from qdqspec.backends.tensorrt.log import open_log, refusals
 from qdqspec.backends.tensorrt.ops import capabilities
-from qdqspec.backends.tensorrt.options import OPTIONS, TimingOptions
 from qdqspec.backends.tensorrt.run import Bound, Execution, check_feeds, ports_of
+from qdqspec.backends.tensorrt.smi import GpuWatch
 from qdqspec.errors import BackendUnavailableError
 from qdqspec.types import NOT_CAPTURED, DeviceKey, LayerTime, Samples
 

@@ -17,9 +17,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from qdqspec._core.arrays import Array, Shape
-from qdqspec.backends._nvidia.cuda import CudaError, DeviceBuffer, Graph, HostBuffer, Stream, download, upload
-from qdqspec.backends.tensorrt.api import numpy_dtype
 from qdqspec.backends.tensorrt.build import choose_profile
+from qdqspec.backends.tensorrt.cuda import (
+    CudaError,
+    DeviceBuffer,
+    Graph,
+    HostBuffer,
+    Stream,
+    download,
+    upload,
+)
 from qdqspec.backends.tensorrt.log import Log, refusals
 from qdqspec.errors import BackendError
 
@@ -27,6 +34,12 @@ if TYPE_CHECKING:
     import tensorrt as trt
 
 _CANNOT_RUN = "the model could not be run"
+
+# TensorRT's name of an element type, and numpy's. `trt.nptype` has none for the last two.
+_NUMPY = {
+    "FLOAT": "float32", "HALF": "float16", "INT8": "int8", "INT32": "int32", "BOOL": "bool", "UINT8": "uint8",
+    "INT64": "int64", "BF16": "bfloat16", "FP8": "float8_e4m3fn",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +68,20 @@ def ports_of(engine: trt.ICudaEngine) -> tuple[Port, ...]:
         )
         for name in names
     )
+
+
+def numpy_dtype(dtype: trt.DataType, tensor: str) -> np.dtype[np.generic]:
+    """The numpy type of a tensor's elements on the host; raises `BackendError` for packed ones."""
+    import ml_dtypes  # types that are not part of numpy
+
+    name = _NUMPY.get(dtype.name)
+    if name is None:
+        raise BackendError(
+            f"tensor '{tensor}' has elements of type {dtype.name}, which cannot be exchanged with numpy",
+            cure="end the model with a type that numpy knows",
+        )
+    found: np.dtype[np.generic] = np.dtype(getattr(ml_dtypes, name, name))
+    return found
 
 
 def check_feeds(ports: tuple[Port, ...], feeds: Mapping[str, Array], model: Path) -> None:

@@ -16,20 +16,25 @@ from typing import TYPE_CHECKING, NoReturn
 from qdqspec._core.arrays import Array
 from qdqspec._core.files import write_whole
 from qdqspec.backends._cpu import slug_from_text
-from qdqspec.backends._nvidia import cuda
 from qdqspec.backends._source import read_source
 from qdqspec.backends.base import PLAIN, BuildOptions, Capabilities, Engine
-from qdqspec.backends.tensorrt.api import RTX
+from qdqspec.backends.tensorrt import cuda
 from qdqspec.backends.tensorrt.build import BuiltEngine
 from qdqspec.backends.tensorrt.cache import Shared
-from qdqspec.backends.tensorrt.device import DeviceState, look
+from qdqspec.backends.tensorrt.device import RTX, DeviceState, look
 from qdqspec.backends.tensorrt.engine import TensorRt, TensorRtEngine
 from qdqspec.backends.tensorrt.layers import kernel_list_hash, parse_layers
 from qdqspec.backends.tensorrt.log import open_log
 from qdqspec.backends.tensorrt.run import Execution
-from qdqspec.backends.tensorrt_rtx.compiler import CURRENT, Compiled, compile_model
+from qdqspec.backends.tensorrt_rtx.compiler import (
+    CURRENT,
+    DEFAULT,
+    OPTIONS,
+    Compiled,
+    compile_model,
+    compute_capability,
+)
 from qdqspec.backends.tensorrt_rtx.ops import capabilities
-from qdqspec.backends.tensorrt_rtx.options import DEFAULT, OPTIONS, compute_capability
 from qdqspec.errors import BackendError
 from qdqspec.types import LayerTime, Samples
 

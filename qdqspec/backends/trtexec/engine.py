@@ -18,15 +18,14 @@ from qdqspec._core.config.declared import ARGUMENTS, LIBRARIES, PATH, declare, o
 from qdqspec._core.temporary import TemporaryFolder
 from qdqspec.backends._cpu import major_minor, slug_from_text
 from qdqspec.backends._engine import BoundEngine
-from qdqspec.backends._nvidia.smi import capability_of, gpu_facts
 from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities
 from qdqspec.backends.tensorrt.build import trtexec_option
 from qdqspec.backends.tensorrt.cache import seal, set_aside_damaged
 from qdqspec.backends.tensorrt.layers import parse_layers, read_times
 from qdqspec.backends.tensorrt.ops import capabilities, formats_for
+from qdqspec.backends.tensorrt.smi import capability_of, gpu_facts
 from qdqspec.backends.trtexec import process
-from qdqspec.backends.trtexec.log import Report
-from qdqspec.backends.trtexec.process import Tool
+from qdqspec.backends.trtexec.process import Report, Tool
 from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.types import DeviceKey, LayerTime, Samples

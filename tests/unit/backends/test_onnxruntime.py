@@ -13,8 +13,7 @@ from graph_text import saved
 from refused_models import pad_that_no_run_survives
 
 from qdqspec.backends.base import BuildOptions
-from qdqspec.backends.onnxruntime.engine import OnnxRuntime, OnnxRuntimeEngine, cure_for, plainly
-from qdqspec.backends.onnxruntime.optimize import half_model
+from qdqspec.backends.onnxruntime.engine import OnnxRuntime, OnnxRuntimeEngine, cure_for, half_model, plainly
 from qdqspec.errors import BackendError, ConfigError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.ops import has_floats

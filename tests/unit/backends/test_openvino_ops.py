@@ -14,7 +14,7 @@ from openvino_installed import require_openvino
 from operator_models import IMAGE, MATRIX, ONE, RANDOM, Graph, conv, indices, layers_of, runs_in_integers
 
 from qdqspec.backends.base import BuildOptions
-from qdqspec.backends.openvino import ops as table
+from qdqspec.backends.openvino import engine as table
 from qdqspec.backends.openvino.engine import OpenVino
 
 

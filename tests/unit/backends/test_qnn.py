@@ -17,7 +17,7 @@ from onnx import numpy_helper
 
 from qdqspec.backends.base import Backend, BuildOptions
 from qdqspec.backends.isolation.isolated import Isolated
-from qdqspec.backends.onnxruntime_qnn.library import CHIPS, OPTIONS
+from qdqspec.backends.onnxruntime_qnn.engine import CHIPS, OPTIONS
 from qdqspec.errors import BackendError, ConfigError
 from qdqspec.graph.model import load_model
 from qdqspec.qdq.lint import lint_model

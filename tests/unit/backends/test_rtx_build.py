@@ -25,9 +25,8 @@ from qdqspec.app.session import Session
 from qdqspec.backends.base import Backend, BuildOptions
 from qdqspec.backends.isolation.isolated import Isolated, IsolatedEngine
 from qdqspec.backends.tensorrt.device import DeviceState
-from qdqspec.backends.tensorrt_rtx.compiler import CURRENT
+from qdqspec.backends.tensorrt_rtx.compiler import CAPABILITIES, CURRENT, OPTIONS
 from qdqspec.backends.tensorrt_rtx.engine import TensorRtRtx, built_for
-from qdqspec.backends.tensorrt_rtx.options import CAPABILITIES, OPTIONS
 from qdqspec.errors import BackendError, ConfigError
 from qdqspec.testing.backends import BackendContract, small_model
 from qdqspec.types import Case, Inputs, InputShape, ShapeProfile

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from qdqspec.backends._nvidia import cuda
 from qdqspec.backends.base import BuildOptions
+from qdqspec.backends.tensorrt import cuda
 from qdqspec.backends.tensorrt import device as trt_device
-from qdqspec.backends.tensorrt.api import TENSORRT
+from qdqspec.backends.tensorrt.device import TENSORRT
 from qdqspec.backends.tensorrt.engine import TensorRt
 from qdqspec.backends.tensorrt.ops import formats_for, lacking
 from qdqspec.errors import BackendError, BackendUnavailableError

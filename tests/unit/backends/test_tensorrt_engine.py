@@ -19,10 +19,10 @@ import pytest
 from graph_text import saved
 
 from qdqspec.backends.base import BuildOptions
+from qdqspec.backends.tensorrt.build import OPTIONS
 from qdqspec.backends.tensorrt.cache import Shared
 from qdqspec.backends.tensorrt.engine import TensorRt, TensorRtEngine, graph_hash
 from qdqspec.backends.tensorrt.log import Log, refusals
-from qdqspec.backends.tensorrt.options import OPTIONS
 from qdqspec.errors import BackendError, ConfigError
 from qdqspec.testing.backends import small_model
 from qdqspec.types import InputShape, ShapeProfile
@@ -362,7 +362,7 @@ def test_a_run_that_is_shorter_than_its_launch_is_noted(opened: Open, fail: Fail
 def test_throttling_and_changed_clock_rates_are_noted(
     opened: Open, tmp_path: Path, put_nvidia_smi: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ):
-    from qdqspec.backends._nvidia import smi as gpu_state
+    from qdqspec.backends.tensorrt import smi as gpu_state
 
     monkeypatch.setattr(gpu_state, "_EVERY", 0.0)
     state = {"clocks.sm": "1980", "clocks.mem": "2619", "temperature.gpu": "45", "power.draw": "[N/A]"}

@@ -15,7 +15,7 @@ from trt_surface import ROOT
 from qdqspec.app.session import Session
 from qdqspec.backends.base import Backend, BuildOptions
 from qdqspec.backends.isolation.isolated import Isolated
-from qdqspec.backends.memory import has_memory
+from qdqspec.backends.open_engines import has_memory
 from qdqspec.backends.tensorrt.engine import TensorRt
 from qdqspec.testing.backends import BackendContract
 from qdqspec.types import Case, Inputs, TuneRules

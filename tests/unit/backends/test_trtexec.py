@@ -15,7 +15,7 @@ from processes import runs, wait_until
 from qdqspec.backends.base import Backend, BuildOptions
 from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.backends.trtexec.engine import Trtexec
-from qdqspec.backends.trtexec.log import FATAL, NOTES, read_log
+from qdqspec.backends.trtexec.process import FATAL, NOTES, read_log
 from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.testing.backends import BackendContract
 from qdqspec.types import InputShape, ShapeProfile
